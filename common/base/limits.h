@@ -5,27 +5,27 @@
 #ifndef FORGE_COMMON_BASE_LIMITS_H
 #define FORGE_COMMON_BASE_LIMITS_H
 
-#define FG_LIMIT_HTTP_HEADER_BYTES   (64u * 1024u)
-#define FG_LIMIT_HTTP_HEADER_COUNT   100u
-#define FG_LIMIT_HTTP_BODY_BYTES     (8u * 1024u * 1024u)
-#define FG_LIMIT_HTTP_CONNECTIONS    4096u
-#define FG_LIMIT_HTTP_HEADER_MS      10000u
-#define FG_LIMIT_HTTP_BODY_MS        30000u
-#define FG_LIMIT_HTTP_IDLE_MS        75000u
-#define FG_LIMIT_STREAM_BYTES        (256u * 1024u) /* unread output of one event stream */
-#define FG_LIMIT_STREAM_STALL_MS     30000u
-#define FG_LIMIT_FRAME_BYTES         (8u * 1024u * 1024u) /* one bus frame */
-#define FG_LIMIT_FRAME_ARENA_BYTES   (64u * 1024u * 1024u)
-#define FG_LIMIT_BUS_QUEUE           4096u /* frames towards one peer */
-#define FG_LIMIT_JSON_DEPTH          64u
-#define FG_LIMIT_STOP_STRINGS        16u
-#define FG_LIMIT_STOP_BYTES          1024u
-#define FG_LIMIT_QUEUED_REQUESTS     1024u
-#define FG_LIMIT_LIVE_REQUESTS       4096u
-#define FG_LIMIT_WORKERS             256u
-#define FG_LIMIT_NAME_BYTES          64u
-#define FG_LIMIT_CONTEXT_TOKENS      (1u << 20)
-#define FG_LIMIT_BLOCKS              (1u << 22)
-#define FG_LIMIT_MESSAGES            10000u
+#define FG_LIMIT_HTTP_HEADER_BYTES (64u * 1024u)
+#define FG_LIMIT_HTTP_HEADER_COUNT 100u
+#define FG_LIMIT_HTTP_BODY_BYTES   (8u * 1024u * 1024u)
+#define FG_LIMIT_HTTP_CONNECTIONS  4096u
+#define FG_LIMIT_HTTP_HEADER_MS    10000u
+#define FG_LIMIT_HTTP_BODY_MS      30000u
+#define FG_LIMIT_HTTP_IDLE_MS      75000u
+#define FG_LIMIT_STREAM_BYTES      (256u * 1024u) /* unread output of one event stream */
+#define FG_LIMIT_STREAM_STALL_MS   30000u
+#define FG_LIMIT_FRAME_BYTES       (8u * 1024u * 1024u) /* one bus frame */
+#define FG_LIMIT_FRAME_ARENA_BYTES (64u * 1024u * 1024u)
+#define FG_LIMIT_BUS_QUEUE         4096u /* frames towards one peer */
+#define FG_LIMIT_JSON_DEPTH        64u
+#define FG_LIMIT_STOP_STRINGS      16u
+#define FG_LIMIT_STOP_BYTES        1024u
+#define FG_LIMIT_QUEUED_REQUESTS   1024u
+#define FG_LIMIT_LIVE_REQUESTS     4096u
+#define FG_LIMIT_WORKERS           256u
+#define FG_LIMIT_NAME_BYTES        64u
+#define FG_LIMIT_CONTEXT_TOKENS    (1u << 20)
+#define FG_LIMIT_BLOCKS            (1u << 22)
+#define FG_LIMIT_MESSAGES          10000u
 
 #endif

@@ -6,7 +6,13 @@
 
 #include "common/base/status.h"
 
-typedef enum fg_log_level { FG_LOG_DEBUG, FG_LOG_INFO, FG_LOG_WARN, FG_LOG_ERROR, FG_LOG_OFF } fg_log_level;
+typedef enum fg_log_level {
+    FG_LOG_DEBUG,
+    FG_LOG_INFO,
+    FG_LOG_WARN,
+    FG_LOG_ERROR,
+    FG_LOG_OFF
+} fg_log_level;
 
 void fg_log_set_level(fg_log_level level);
 /* Who speaks: the worker's name, put in front of each line as `proc=`. Copied. */

@@ -48,13 +48,13 @@ void fg_plain_register(fg_plain_test *test);
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
-#define cr_assert_eq(a, b, ...)      cr_assert((a) == (b), ##__VA_ARGS__)
-#define cr_assert_neq(a, b, ...)     cr_assert((a) != (b), ##__VA_ARGS__)
-#define cr_assert_str_eq(a, b, ...)  cr_assert(strcmp((a), (b)) == 0, ##__VA_ARGS__)
-#define cr_assert_not_null(a, ...)   cr_assert((a) != NULL, ##__VA_ARGS__)
-#define cr_assert_null(a, ...)       cr_assert((a) == NULL, ##__VA_ARGS__)
-#define cr_log_info(...)             (fprintf(stderr, __VA_ARGS__), (void)fputc('\n', stderr))
-#define cr_skip(...)                 return
+#define cr_assert_eq(a, b, ...)     cr_assert((a) == (b), ##__VA_ARGS__)
+#define cr_assert_neq(a, b, ...)    cr_assert((a) != (b), ##__VA_ARGS__)
+#define cr_assert_str_eq(a, b, ...) cr_assert(strcmp((a), (b)) == 0, ##__VA_ARGS__)
+#define cr_assert_not_null(a, ...)  cr_assert((a) != NULL, ##__VA_ARGS__)
+#define cr_assert_null(a, ...)      cr_assert((a) == NULL, ##__VA_ARGS__)
+#define cr_log_info(...)            (fprintf(stderr, __VA_ARGS__), (void)fputc('\n', stderr))
+#define cr_skip(...)                return
 
 #endif
 #endif

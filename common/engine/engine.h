@@ -1,0 +1,97 @@
+/*
+ * engine - executes one step value: forward, sampling, block digests. Knows no requests and decides
+ * nothing. The loop thread calls every function here; the work happens on the engine's own thread,
+ * which calls `on_done` (from that thread) when a step has ended, so that the loop wakes and polls.
+ *
+ * At most one step is in flight. What a step points to stays untouched by the caller until polled.
+ */
+#ifndef FORGE_COMMON_ENGINE_ENGINE_H
+#define FORGE_COMMON_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/kv/layout.h"
+#include "common/model/hparams.h"
+#include "common/model/sampler.h"
+#include "common/model/weights.h"
+
+typedef struct fg_engine fg_engine;
+
+/* One sequence's part of a step: `token_count` tokens at positions first_position.. are run, their K
+ * and V written to the slots that block_ids name, attending to everything before. */
+typedef struct fg_step_seq {
+    const uint32_t *tokens;
+    uint32_t token_count;
+    uint32_t first_position;
+    const uint32_t *block_ids; /* covers first_position + token_count slots */
+    uint32_t block_count;
+    bool sample;      /* choose the token after the last one */
+    bool want_digest; /* also the digest of that logits row */
+    uint32_t choice;
+    fg_sampling sampling;
+    uint32_t token_out;  /* filled when sample */
+    uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
+} fg_step_seq;
+
+/* A block whose digest is wanted, computed after the step's sequences have run. */
+typedef struct fg_step_digest {
+    uint32_t block_id;
+    uint64_t digest_out; /* fg_hash64(block bytes, seed 0) */
+} fg_step_digest;
+
+typedef struct fg_step {
+    fg_step_seq *seqs;
+    uint32_t seq_count;
+    fg_step_digest *digests;
+    uint32_t digest_count;
+    uint64_t compute_ns_out;
+} fg_step;
+
+typedef struct fg_engine_limits {
+    uint32_t step_tokens_max; /* sum of token_count over a step */
+    uint32_t step_seqs_max;
+    uint32_t context_max; /* tokens of one sequence */
+} fg_engine_limits;
+
+typedef struct fg_engine_options {
+    const fg_weights *weights; /* borrowed until close */
+    const fg_hparams *hparams; /* copied */
+    fg_kv_layout layout;
+    void *arena; /* KV blocks, block b at arena + b * layout.block_bytes; borrowed until close */
+    uint32_t block_count;
+    fg_engine_limits limits;
+    uint32_t thread_count;
+    const char *cpu_isa;        /* "auto", "plain", "avx2", ... */
+    void (*on_done)(void *ctx); /* called from the engine thread */
+    void *ctx;
+} fg_engine_options;
+
+/* The real thing: engine_model.c. */
+fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **engine_out,
+                               fg_error *err);
+void fg_engine_close(fg_engine *engine);
+
+/* Starts a step; FG_AGAIN while one is in flight, FG_BAD_INPUT when it breaks the limits or a token
+ * id or block id is out of range (checked here, before anything is computed). */
+fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
+/* True once the step given to begin has ended; its *_out fields are then filled. */
+bool fg_engine_poll(fg_engine *engine);
+
+/* "cpu/avx2/k1/kv-f16/tp1": a request's bits are equal inside one class. */
+const char *fg_engine_numerics_class(const fg_engine *engine);
+
+/* For back ends (engine_model.c, engine_sim.c): the first member of their struct. */
+typedef struct fg_engine_ops {
+    fg_status (*begin)(fg_engine *engine, fg_step *step, fg_error *err);
+    bool (*poll)(fg_engine *engine);
+    void (*close)(fg_engine *engine);
+} fg_engine_ops;
+struct fg_engine {
+    const fg_engine_ops *ops;
+    char numerics_class[64];
+};
+
+#endif

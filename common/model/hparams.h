@@ -1,0 +1,36 @@
+/*
+ * hparams - one row of numbers that configures the generic forward for a model. Pure values.
+ */
+#ifndef FORGE_COMMON_MODEL_HPARAMS_H
+#define FORGE_COMMON_MODEL_HPARAMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/model/weights.h"
+
+typedef struct fg_hparams {
+    char architecture[32];
+    char name[96];
+    uint32_t layer_count;
+    uint32_t embedding_length;
+    uint32_t head_count;
+    uint32_t kv_head_count;
+    uint32_t head_dim;
+    uint32_t ffn_length;
+    uint32_t vocab_size;
+    uint32_t context_length; /* tokens the model was trained for */
+    uint32_t rope_dims;      /* leading dims of a head that are rotated */
+    bool rope_interleaved;   /* pairs (2i, 2i+1), GGUF's `llama`; false: halves */
+    float rope_theta;
+    float norm_epsilon;
+    bool tied_output;        /* no output.weight: the embedding is the head */
+    const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
+} fg_hparams;
+
+/* Reads and checks the metadata and every tensor's presence, type and shape for the architecture.
+ * FG_BAD_INPUT names the key or tensor that does not fit. */
+fg_status fg_hparams_read(const fg_weights *weights, fg_hparams *hparams_out, fg_error *err);
+
+#endif

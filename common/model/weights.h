@@ -1,0 +1,79 @@
+/*
+ * weights - a model file, mapped and checked. Read-only after open; any thread may read.
+ *
+ * Everything that a file claims (counts, sizes, offsets, types) is checked against the file's real
+ * size before use; a file that does not fit is refused with one line.
+ */
+#ifndef FORGE_COMMON_MODEL_WEIGHTS_H
+#define FORGE_COMMON_MODEL_WEIGHTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+
+typedef struct fg_weights fg_weights;
+
+typedef struct fg_tensor {
+    const char *name;
+    uint32_t type; /* fg_dtype */
+    uint32_t dim_count;
+    uint64_t dims[4]; /* dims[0] is contiguous; unused ones are 1 */
+    const void *data; /* into the mapping */
+    uint64_t size_bytes;
+} fg_tensor;
+
+typedef enum fg_meta_type {
+    FG_META_U8,
+    FG_META_I8,
+    FG_META_U16,
+    FG_META_I16,
+    FG_META_U32,
+    FG_META_I32,
+    FG_META_F32,
+    FG_META_BOOL,
+    FG_META_STRING,
+    FG_META_ARRAY,
+    FG_META_U64,
+    FG_META_I64,
+    FG_META_F64
+} fg_meta_type; /* GGUF's numbers */
+
+/* Maps the file at `path` (GGUF v3). FG_BAD_INPUT with one clear line when it is refused. */
+fg_status fg_weights_open(const char *path, fg_weights **weights_out, fg_error *err);
+/* The same over bytes in memory, borrowed until close (tests, fuzzing). */
+fg_status fg_weights_open_memory(const void *bytes, size_t size_bytes, fg_weights **weights_out,
+                                 fg_error *err);
+void fg_weights_close(fg_weights *weights);
+
+const fg_tensor *fg_weights_find(const fg_weights *weights, const char *name); /* NULL: absent */
+uint64_t fg_weights_tensor_count(const fg_weights *weights);
+const fg_tensor *fg_weights_tensor(const fg_weights *weights, uint64_t index);
+uint64_t fg_weights_size_bytes(const fg_weights *weights);
+
+/* Typed metadata. False (and *out untouched) when absent or of another kind; integers of any width
+ * are accepted where the value fits. */
+bool fg_weights_get_u32(const fg_weights *weights, const char *key, uint32_t *out);
+bool fg_weights_get_f32(const fg_weights *weights, const char *key, float *out);
+bool fg_weights_get_bool(const fg_weights *weights, const char *key, bool *out);
+/* Strings are not NUL-terminated; valid until close. */
+bool fg_weights_get_string(const fg_weights *weights, const char *key, const char **text_out,
+                           size_t *length_out);
+/* Arrays of strings, and of integers or floats (read one item at a time, O(1)). */
+bool fg_weights_get_array(const fg_weights *weights, const char *key, fg_meta_type *type_out,
+                          uint64_t *count_out);
+bool fg_weights_array_string(const fg_weights *weights, const char *key, uint64_t index,
+                             const char **text_out, size_t *length_out);
+bool fg_weights_array_i64(const fg_weights *weights, const char *key, uint64_t index, int64_t *out);
+bool fg_weights_array_f32(const fg_weights *weights, const char *key, uint64_t index, float *out);
+
+/* Digest of what a request's answer depends on: hyper-parameters, tensor table and contents (sampled
+ * pages of large tensors, so that opening stays fast). Equal files give equal fingerprints. */
+fg_digest128 fg_weights_fingerprint(const fg_weights *weights);
+
+/* Reference dequantiser: `count` elements (a multiple of the type's block) of `type` to floats. */
+void fg_dequant(uint32_t type, const void *source, float *out, uint64_t count);
+
+#endif

@@ -1,0 +1,31 @@
+/*
+ * request - one request after parsing: what dispatch, the workers and the renderers need, whatever the
+ * outside format was. Built by api, owned by the stream that answers it.
+ */
+#ifndef FORGE_ROUTER_REQUEST_H
+#define FORGE_ROUTER_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/arena.h"
+#include "proto/wire.h"
+
+typedef enum fg_api_kind { FG_API_CHAT, FG_API_COMPLETION } fg_api_kind;
+
+typedef struct fg_request {
+    fg_api_kind kind;
+    fg_arena *arena; /* everything below lives here */
+    const uint32_t *tokens;
+    uint32_t token_count;
+    fg_wire_sampling params;  /* max_tokens resolved, seed drawn */
+    const char *const *stops; /* stop strings */
+    const size_t *stop_lengths;
+    size_t stop_count;
+    bool stream;
+    bool include_usage;
+    const char *model; /* as the client named it */
+} fg_request;
+
+#endif
