@@ -16,11 +16,12 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
-#include "common/net/bus.h"
+#include "common/base/hash.h"
 #include "proto/wire.h"
+#include "router/admit.h"
+#include "router/registry.h"
 
 typedef struct fg_dispatch fg_dispatch;
-typedef struct fg_obs_metrics fg_obs_metrics;
 
 /* What the owner of a request hears. After on_end the request id is dead. Never called from inside
  * fg_dispatch_start or fg_dispatch_cancel. */
@@ -46,12 +47,52 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
  * `reason` is FG_FINISH_CANCELLED or FG_FINISH_STOP, for the books. */
 void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason);
 
+typedef struct fg_dispatch_options {
+    fg_clock clock;
+    fg_digest128 fingerprint;  /* of the served model */
+    uint64_t router_epoch;     /* random; request ids and attempts are unique under it */
+    uint32_t lease_ms;         /* a worker silent for longer is lost */
+    fg_admit_limits limits;
+    const char *const *wait_for_prefill; /* names that must have joined once before ready; borrowed */
+    uint32_t wait_for_prefill_count;
+    const char *const *wait_for_decode;
+    uint32_t wait_for_decode_count;
+    /* Frames to workers; bus handles as given to on_up. */
+    fg_status (*send)(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes);
+    void (*drop)(void *ctx, uint32_t peer);
+    void *ctx;
+} fg_dispatch_options;
+
+fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **dispatch_out,
+                             fg_error *err);
+/* Requests in flight are dropped without a word to their sinks. */
+void fg_dispatch_destroy(fg_dispatch *dispatch);
+
+/* The bus's events. */
+void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identity);
+void fg_dispatch_on_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,
+                          size_t size_bytes);
+void fg_dispatch_on_down(fg_dispatch *dispatch, uint32_t peer);
+/* Deadlines, leases, the queue: every 10..50 ms. */
+void fg_dispatch_tick(fg_dispatch *dispatch);
+
 /* True when a request would succeed now: every phase has a worker. */
 bool fg_dispatch_ready(const fg_dispatch *dispatch);
 /* Largest prompt + output, in tokens, that some worker pair can hold; 0 without workers. */
 uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch);
 /* Seconds for Retry-After when start answered FG_AGAIN. */
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch);
+typedef struct fg_dispatch_stats {
+    uint32_t queued, live; /* live counts the queued ones too */
+    uint64_t started, finished, failed, cancelled, retried;
+    uint64_t workers_lost, frames_refused, stale_dropped, refused_joins;
+    uint64_t pushed_blocks, pushed_bytes, push_retries;
+} fg_dispatch_stats;
+void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out);
+const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch);
+/* Recounts what is counted as it goes; aborts on a difference (simulator, tests). */
+void fg_dispatch_check(const fg_dispatch *dispatch);
+
 /* Appends the JSON object of GET /debug/state. */
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out);
 

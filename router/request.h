@@ -25,7 +25,12 @@ typedef struct fg_request {
     size_t stop_count;
     bool stream;
     bool include_usage;
-    const char *model; /* as the client named it */
+    bool return_token_ids;   /* choices[].token_ids */
+    bool logits_digest;      /* choices[].forge; params.want_digests is the same wish */
+    const char *model;       /* as the client named it, or the served name */
+    const char *id;          /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
+    const char *fingerprint; /* system_fingerprint; NULL: null */
+    int64_t created_s;       /* seconds since 1970 */
 } fg_request;
 
 #endif

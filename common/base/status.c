@@ -44,7 +44,7 @@ void fg_assert_failed(const char *file, int line, const char *condition, const c
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, "forge: bug at %s:%d: %s %s\n", file, line, condition, text);
+    fprintf(stderr, "forge: bug at %s:%d: %s%s\n", file, line, condition, text);
     fflush(stderr);
     abort();
 }

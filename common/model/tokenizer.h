@@ -18,14 +18,26 @@ typedef struct fg_tokenizer fg_tokenizer;
 fg_status fg_tokenizer_open(const fg_weights *weights, fg_tokenizer **tokenizer_out, fg_error *err);
 void fg_tokenizer_close(fg_tokenizer *tokenizer);
 
+/* A range of a text, in bytes. */
+typedef struct fg_text_span {
+    size_t start;
+    size_t length;
+} fg_text_span;
+
 typedef struct fg_encode_options {
-    bool add_bos;       /* put BOS in front where the model asks for one */
+    bool add_bos;       /* put BOS in front where the model asks for one and the text has none */
     bool parse_special; /* "<|im_start|>" in the text becomes the special token (templates only) */
+    /* Ranges (ascending, apart, inside the text; borrowed) where parse_special does not hold: what
+     * a user wrote. They are encoded jointly with the ordinary text around them. */
+    const fg_text_span *plain;
+    size_t plain_count;
 } fg_encode_options;
 
-/* Encodes `text` (any bytes; invalid UTF-8 is encoded byte by byte or as the model's unknown token,
- * never refused). Appends at most `capacity` ids; FG_BAD_INPUT when more are needed.
- * An empty text with add_bos gives BOS where the model has one, even if its add_bos flag is off. */
+/* Encodes `text` (any bytes; a byte that is not valid UTF-8 becomes its byte token or the model's
+ * unknown token, and is left out only where there is neither; never refused). User-defined tokens
+ * are found in any text. Writes at most `capacity` ids; FG_BAD_INPUT when more are needed, FG_AGAIN
+ * when out of memory. An empty text with add_bos gives BOS where the model has one, even if its
+ * add_bos flag is off. */
 fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, size_t length,
                               fg_encode_options options, uint32_t *ids_out, size_t capacity,
                               size_t *count_out, fg_error *err);
@@ -42,7 +54,8 @@ uint32_t fg_tokenizer_bos(const fg_tokenizer *tokenizer);
 uint32_t fg_tokenizer_eos(const fg_tokenizer *tokenizer);
 /* True for every token that ends generation (EOS, EOT, <|im_end|>, ...). */
 bool fg_tokenizer_is_end(const fg_tokenizer *tokenizer, uint32_t id);
-/* Finds a token by its exact text; FG_TOKEN_NONE when absent. */
+/* Finds a token by the exact bytes that it stands for (" hello", "<|im_end|>"); FG_TOKEN_NONE when
+ * absent. */
 uint32_t fg_tokenizer_find(const fg_tokenizer *tokenizer, const char *text, size_t length);
 
 /* Incremental decoding of one choice: holds back bytes of an unfinished character. Embeddable. */
@@ -54,13 +67,15 @@ typedef struct fg_detok {
 
 /* `strip_leading_space`: SPM models, when the output is a text of its own (not a continuation). */
 void fg_detok_init(fg_detok *detok, bool strip_leading_space);
-/* Appends to out (capacity bytes, at least piece length + 8) only whole characters; invalid bytes
- * come out as U+FFFD. Returns bytes written. */
+/* Writes to out only whole characters; each invalid byte or cut-off character comes out as U+FFFD.
+ * `capacity` of fg_tokenizer_piece_max() + 8 bytes is always enough, a smaller buffer is a bug of the
+ * caller. Ids outside of the vocabulary give nothing. Returns bytes written. */
 size_t fg_detok_push(fg_detok *detok, const fg_tokenizer *tokenizer, uint32_t id, char *out,
                      size_t capacity);
 /* What is still pending at the end, as U+FFFD (at most 16 bytes). */
 size_t fg_detok_finish(fg_detok *detok, char *out, size_t capacity);
-/* Longest piece in bytes, for sizing buffers. */
+/* The most bytes that one token can come out as (three times its longest text, because of U+FFFD),
+ * for sizing buffers. */
 size_t fg_tokenizer_piece_max(const fg_tokenizer *tokenizer);
 
 #endif

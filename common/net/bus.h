@@ -17,7 +17,8 @@ struct fg_loop;
 typedef struct fg_bus fg_bus;
 
 typedef struct fg_bus_events {
-    /* Server: the first frame of a new identity is about to be delivered. Client: connected. */
+    /* Server: the first frame of a new identity is about to be delivered. Handles are the smallest free
+     * numbers, below FG_LIMIT_WORKERS. Client: connected, and the server answers to this identity. */
     void (*on_up)(void *ctx, uint32_t peer, const char *identity);
     /* One whole frame, at most FG_LIMIT_FRAME_BYTES; valid during the call. */
     void (*on_frame)(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes);
@@ -27,11 +28,15 @@ typedef struct fg_bus_events {
     void *ctx;
 } fg_bus_events;
 
-/* FG_AGAIN: that peer's queue is full. FG_PEER_LOST: no such peer. Copies the bytes. */
+/* FG_AGAIN: that peer's queue is full. FG_PEER_LOST: no such peer. FG_BAD_INPUT: empty, or larger than
+ * FG_LIMIT_FRAME_BYTES. Copies the bytes, never blocks. */
 fg_status fg_bus_send(fg_bus *bus, uint32_t peer, const void *bytes, size_t size_bytes);
 /* Server: forgets a peer; later frames of its identity come as a new on_up. */
 void fg_bus_drop(fg_bus *bus, uint32_t peer);
+/* May be called from a callback; no callback follows. NULL is fine. */
 void fg_bus_close(fg_bus *bus);
+/* Frames refused on arrival: no valid identity, several parts, empty, no room for one more peer. */
+uint64_t fg_bus_dropped(const fg_bus *bus);
 /* Server: the endpoint really bound ("tcp://127.0.0.1:39021"). */
 const char *fg_bus_endpoint(const fg_bus *bus);
 
@@ -59,7 +64,9 @@ fg_status fg_bus_listen_mem(fg_bus_hub *hub, const fg_bus_events *events, fg_bus
                             fg_error *err);
 fg_status fg_bus_connect_mem(fg_bus_hub *hub, const char *identity, const fg_bus_events *events,
                              fg_bus **bus_out, fg_error *err);
-/* Cuts one client off: both ends see on_down (deferred like frames); queued frames are lost. */
+/* Cuts one client off: both ends see on_down (deferred like frames); queued frames are lost. After its
+ * on_down the client comes back by itself (another on_up, deferred too). A client that is closed sends
+ * what it had queued, then the server sees on_down. */
 void fg_bus_hub_cut(fg_bus_hub *hub, const char *identity);
 
 #endif

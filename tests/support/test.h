@@ -12,8 +12,6 @@
 #include <criterion/criterion.h>
 #include <criterion/logging.h>
 
-#define cr_skip(...) cr_skip_test(__VA_ARGS__)
-
 #else
 
 #include <stdio.h>

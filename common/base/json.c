@@ -1,0 +1,195 @@
+#include "common/base/json.h"
+
+#include <pthread.h>
+
+#include <jansson.h>
+
+#include "common/base/limits.h"
+#include "common/base/mem.h"
+
+struct fg_json {
+    json_t *root;
+};
+
+static pthread_once_t alloc_once = PTHREAD_ONCE_INIT;
+
+static void set_allocator(void)
+{
+    json_set_alloc_funcs(fg_mem_alloc, fg_mem_free);
+}
+
+static const json_t *value_of(const fg_json_node *node)
+{
+    return (const json_t *)node;
+}
+
+/* Nesting is counted before parsing: jansson's own limit (2048, recursive) is not ours. Brackets are
+ * balanced by the parser later; here only their depth matters. */
+static fg_status check_depth(const char *text, size_t length, fg_error *err)
+{
+    size_t depth = 0;
+    bool in_string = false;
+    for (size_t at = 0; at < length; at++) {
+        char c = text[at];
+        if (in_string) {
+            if (c == '\\') {
+                at++;
+            } else if (c == '"') {
+                in_string = false;
+            }
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            depth++;
+            if (depth > FG_LIMIT_JSON_DEPTH) {
+                return fg_fail(err, FG_BAD_INPUT,
+                               "JSON nested deeper than %u levels at position %zu",
+                               FG_LIMIT_JSON_DEPTH, at);
+            }
+        } else if ((c == ']' || c == '}') && depth > 0) {
+            depth--;
+        }
+    }
+    return FG_OK;
+}
+
+fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_error *err)
+{
+    pthread_once(&alloc_once, set_allocator);
+    fg_status status = check_depth(text, length, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_json *json = fg_mem_alloc(sizeof *json);
+    if (json == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for JSON");
+    }
+    json_error_t error = { .line = -1 };
+    json->root = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    if (json->root == NULL) {
+        fg_mem_free(json);
+        enum json_error_code code = json_error_code(&error);
+        /* jansson reports some failed allocations without a code of their own. */
+        if (code == json_error_out_of_memory || code == json_error_unknown) {
+            return fg_fail(err, FG_AGAIN, "out of memory for JSON");
+        }
+        return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
+                       error.line, error.column, error.position);
+    }
+    *json_out = json;
+    return FG_OK;
+}
+
+void fg_json_destroy(fg_json *json)
+{
+    if (json != NULL) {
+        json_decref(json->root);
+        fg_mem_free(json);
+    }
+}
+
+const fg_json_node *fg_json_root(const fg_json *json)
+{
+    return (const fg_json_node *)json->root;
+}
+
+fg_json_type fg_json_type_of(const fg_json_node *node)
+{
+    if (node == NULL) {
+        return FG_JSON_ABSENT;
+    }
+    switch (json_typeof(value_of(node))) {
+    case JSON_OBJECT:
+        return FG_JSON_OBJECT;
+    case JSON_ARRAY:
+        return FG_JSON_ARRAY;
+    case JSON_STRING:
+        return FG_JSON_STRING;
+    case JSON_INTEGER:
+        return FG_JSON_INTEGER;
+    case JSON_REAL:
+        return FG_JSON_REAL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return FG_JSON_BOOL;
+    case JSON_NULL:
+        return FG_JSON_NULL;
+    }
+    return FG_JSON_ABSENT;
+}
+
+const char *fg_json_type_name(fg_json_type type)
+{
+    static const char *const names[] = { "absent",  "object", "array",   "string",
+                                         "integer", "number", "boolean", "null" };
+    return names[type];
+}
+
+const fg_json_node *fg_json_get(const fg_json_node *object, const char *key)
+{
+    return (const fg_json_node *)json_object_get(value_of(object), key);
+}
+
+size_t fg_json_size(const fg_json_node *node)
+{
+    if (fg_json_is(node, FG_JSON_ARRAY)) {
+        return json_array_size(value_of(node));
+    }
+    return json_object_size(value_of(node));
+}
+
+const fg_json_node *fg_json_at(const fg_json_node *array, size_t index)
+{
+    return (const fg_json_node *)json_array_get(value_of(array), index);
+}
+
+const fg_json_node *fg_json_next(const fg_json_node *object, void **cursor, const char **key_out)
+{
+    if (!fg_json_is(object, FG_JSON_OBJECT)) {
+        return NULL;
+    }
+    /* jansson takes a mutable object although walking changes nothing. */
+    json_t *mutable = (json_t *)(uintptr_t)object;
+    *cursor = *cursor == NULL ? json_object_iter(mutable) : json_object_iter_next(mutable, *cursor);
+    if (*cursor == NULL) {
+        return NULL;
+    }
+    *key_out = json_object_iter_key(*cursor);
+    return (const fg_json_node *)json_object_iter_value(*cursor);
+}
+
+const char *fg_json_string(const fg_json_node *node, size_t *length_out)
+{
+    const char *text = json_string_value(value_of(node));
+    if (text != NULL && length_out != NULL) {
+        *length_out = json_string_length(value_of(node));
+    }
+    return text;
+}
+
+bool fg_json_integer(const fg_json_node *node, int64_t *value_out)
+{
+    if (!fg_json_is(node, FG_JSON_INTEGER)) {
+        return false;
+    }
+    *value_out = (int64_t)json_integer_value(value_of(node));
+    return true;
+}
+
+bool fg_json_number(const fg_json_node *node, double *value_out)
+{
+    if (!fg_json_is(node, FG_JSON_INTEGER) && !fg_json_is(node, FG_JSON_REAL)) {
+        return false;
+    }
+    *value_out = json_number_value(value_of(node));
+    return true;
+}
+
+bool fg_json_bool(const fg_json_node *node, bool *value_out)
+{
+    if (!fg_json_is(node, FG_JSON_BOOL)) {
+        return false;
+    }
+    *value_out = json_typeof(value_of(node)) == JSON_TRUE;
+    return true;
+}

@@ -1,0 +1,285 @@
+#include "common/conf/options.h"
+
+#include "common/base/dtype.h"
+#include "common/base/log.h"
+
+#define AT(member) .offset = offsetof(fg_serve_config, member)
+
+static const fg_conf_choice modes[] = {
+    { "standalone", FG_MODE_STANDALONE }, { "router", FG_MODE_ROUTER },
+    { "prefill", FG_MODE_PREFILL },       { "decode", FG_MODE_DECODE },
+    { "scheduler", FG_MODE_ROUTER },      { NULL, 0 },
+};
+static const fg_conf_choice transports[] = {
+    { "auto", FG_KV_AUTO }, { "shm", FG_KV_SHM }, { "tcp", FG_KV_TCP }, { NULL, 0 }
+};
+static const fg_conf_choice instruction_sets[] = {
+    { "auto", FG_ISA_AUTO }, { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 }, { NULL, 0 }
+};
+static const fg_conf_choice kv_types[] = { { "f16", FG_F16 }, { "f32", FG_F32 }, { NULL, 0 } };
+static const fg_conf_choice levels[] = {
+    { "debug", FG_LOG_DEBUG },
+    { "info", FG_LOG_INFO },
+    { "warn", FG_LOG_WARN },
+    { "error", FG_LOG_ERROR },
+    { NULL, 0 },
+};
+
+static const char basics[] = "What runs";
+static const char door[] = "The HTTP door";
+static const char cluster[] = "The cluster";
+static const char memory[] = "Memory and speed";
+static const char other[] = "Logs and safety";
+static const char door_roles[] = "standalone and router";
+static const char worker_roles[] = "prefill and decode";
+static const char engine_roles[] = "standalone, prefill and decode";
+
+static const fg_option options[] = {
+    { .name = "model",
+      .type = FG_OPTION_STRING,
+      .group = basics,
+      .value_name = "FILE",
+      AT(model),
+      .help =
+          "The model, a GGUF file. Every process of a cluster is given the same file: the router "
+          "reads its tokenizer, the workers its weights." },
+    { .name = "mode",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "standalone",
+      .choices = modes,
+      .group = basics,
+      AT(mode),
+      .help =
+          "What this process is: everything in one (standalone), the front door that places "
+          "requests (router), or a worker that computes prompts (prefill) or answers (decode)." },
+    { .name = "served-model-name",
+      .type = FG_OPTION_STRING,
+      .group = basics,
+      .roles = door_roles,
+      .value_name = "NAME",
+      AT(served_model_name),
+      .help = "The model's name in the API. Without it, the name in the model file." },
+    { .name = "name",
+      .type = FG_OPTION_STRING,
+      .group = basics,
+      .value_name = "NAME",
+      AT(name),
+      .help = "This process's name in logs, metrics and on the bus; unique in the cluster. Without "
+              "it, made from mode and process id." },
+
+    { .name = "host",
+      .type = FG_OPTION_STRING,
+      .default_text = "127.0.0.1",
+      .group = door,
+      AT(host),
+      .value_name = "HOST",
+      .help = "Where to listen for HTTP. An address beyond loopback needs --insecure-network." },
+    { .name = "port",
+      .type = FG_OPTION_PORT,
+      .default_text = "8080",
+      .group = door,
+      .roles = door_roles,
+      AT(port),
+      .help = "The HTTP port; 0 picks a free one and says which." },
+    { .name = "status-port",
+      .type = FG_OPTION_PORT,
+      .default_text = "none",
+      .min = -1,
+      .max = 65535,
+      .group = door,
+      .roles = worker_roles,
+      AT(status_port),
+      .help = "Gives a worker /live, /health and /metrics on this port; 0 picks a free one." },
+    { .name = "queue-limit",
+      .type = FG_OPTION_U32,
+      .default_text = "256",
+      .min = 1,
+      .max = FG_LIMIT_QUEUED_REQUESTS,
+      .group = door,
+      .roles = door_roles,
+      AT(queue_limit),
+      .help =
+          "Requests that may wait for a place; the next one is answered 429 with Retry-After." },
+    { .name = "max-tokens-default",
+      .type = FG_OPTION_U32,
+      .default_text = "512",
+      .min = 1,
+      .max = FG_LIMIT_CONTEXT_TOKENS,
+      .group = door,
+      .roles = door_roles,
+      AT(max_tokens_default),
+      .help = "The longest answer, in tokens, of a request that names no limit of its own." },
+    { .name = "drain-seconds",
+      .type = FG_OPTION_U32,
+      .default_text = "10",
+      .min = 0,
+      .max = 3600,
+      .group = door,
+      AT(drain_seconds),
+      .help = "After SIGTERM, how long running requests may take to finish." },
+
+    { .name = "control",
+      .type = FG_OPTION_ADDRESS,
+      .default_text = "tcp://127.0.0.1:8090",
+      .group = cluster,
+      .roles = "router",
+      AT(control),
+      .help = "Where the router listens for its workers (ZeroMQ); port 0 picks a free one." },
+    { .name = "router",
+      .alias = "scheduler",
+      .type = FG_OPTION_ADDRESS,
+      .default_text = "tcp://127.0.0.1:8090",
+      .group = cluster,
+      .roles = worker_roles,
+      AT(router),
+      .help = "The router's --control address." },
+    { .name = "prefill",
+      .type = FG_OPTION_NAMES,
+      .group = cluster,
+      .roles = "router",
+      AT(prefill),
+      .help =
+          "Prefill workers that the router waits for before it is ready, by --name, separated by "
+          "commas. Without it, any one will do." },
+    { .name = "decode",
+      .type = FG_OPTION_NAMES,
+      .group = cluster,
+      .roles = "router",
+      AT(decode),
+      .help = "Decode workers that the router waits for, likewise." },
+    { .name = "lease-ms",
+      .type = FG_OPTION_U32,
+      .default_text = "2000",
+      .min = 100,
+      .max = 600000,
+      .group = cluster,
+      .roles = "router",
+      AT(lease_ms),
+      .help =
+          "A worker that is silent for so long, in milliseconds, counts as dead and its requests "
+          "end." },
+    { .name = "kv-transport",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = transports,
+      .group = cluster,
+      .roles = worker_roles,
+      AT(kv_transport),
+      .help =
+          "How KV blocks travel from prefill to decode: shared memory on one host (shm), TCP, or "
+          "the better of those that both sides have (auto)." },
+    { .name = "link-host",
+      .type = FG_OPTION_STRING,
+      .default_text = "127.0.0.1",
+      .group = cluster,
+      .roles = worker_roles,
+      .value_name = "HOST",
+      AT(link_host),
+      .help = "The interface address that KV transfers over TCP use." },
+
+    { .name = "threads",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = 1024,
+      .group = memory,
+      .roles = engine_roles,
+      AT(threads),
+      .help = "Compute threads; 0 uses all cores. Never give the processes of one machine more "
+              "threads together than it has cores." },
+    { .name = "max-seqs",
+      .type = FG_OPTION_U32,
+      .default_text = "64",
+      .min = 1,
+      .max = FG_LIMIT_LIVE_REQUESTS,
+      .group = memory,
+      .roles = engine_roles,
+      AT(max_seqs),
+      .help = "Requests that may run at once." },
+    { .name = "kv-blocks",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_BLOCKS,
+      .group = memory,
+      .roles = engine_roles,
+      AT(kv_blocks),
+      .help = "KV cache size in blocks of 16 tokens; 0 takes what free memory allows, the "
+              "container's limit respected." },
+    { .name = "context-max",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_CONTEXT_TOKENS,
+      .group = memory,
+      .roles = engine_roles,
+      AT(context_max),
+      .help = "Longest prompt and answer together, in tokens; 0 means the model's own limit." },
+    { .name = "prefill-chunk-size",
+      .type = FG_OPTION_U32,
+      .default_text = "512",
+      .min = 1,
+      .max = 65536,
+      .group = memory,
+      .roles = engine_roles,
+      AT(prefill_chunk_size),
+      .help = "Longest piece of a prompt that one step computes. Smaller pieces disturb running "
+              "answers less; the answer does not depend on it." },
+    { .name = "max-batch-tokens",
+      .type = FG_OPTION_U32,
+      .default_text = "4096",
+      .min = 1,
+      .max = 65536,
+      .group = memory,
+      .roles = engine_roles,
+      AT(max_batch_tokens),
+      .help = "Most tokens, prompt pieces and answers together, in one step." },
+    { .name = "kv-dtype",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "f16",
+      .choices = kv_types,
+      .group = memory,
+      .roles = engine_roles,
+      AT(kv_dtype),
+      .help = "Number type of the KV cache. Both sides of a hand-over need the same." },
+    { .name = "cpu-isa",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = instruction_sets,
+      .group = memory,
+      .roles = engine_roles,
+      AT(cpu_isa),
+      .help = "Instruction set of the kernels: the best this processor has (auto), plain C, or "
+              "AVX2." },
+
+    { .name = "log-level",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "info",
+      .choices = levels,
+      .group = other,
+      AT(log_level),
+      .help = "The least important lines that are logged." },
+    { .name = "insecure-network",
+      .type = FG_OPTION_BOOL,
+      .default_text = "false",
+      .group = other,
+      AT(insecure_network),
+      .help = "Allows listening beyond loopback although nothing is encrypted or authenticated "
+              "yet." },
+};
+
+/* Read by the tests and by the scripts of deploy/, not by this program. */
+static const char *const known_environment[] = { "FORGE_CORPUS", "FORGE_MODELS", NULL };
+
+const fg_conf_spec fg_serve_spec = {
+    .command = "forge serve",
+    .intro = "Serves a model over an OpenAI-compatible HTTP API.\n\n"
+             "  forge serve --model FILE                          one process, "
+             "http://127.0.0.1:8080\n"
+             "  forge serve --model FILE --mode router            a cluster: the front door,\n"
+             "  forge serve --model FILE --mode prefill --name p0   a worker for prompts,\n"
+             "  forge serve --model FILE --mode decode --name d0    a worker for answers",
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+    .known_environment = known_environment,
+};

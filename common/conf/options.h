@@ -1,0 +1,54 @@
+/*
+ * options - the flags of `forge serve`, in every mode. docs/CONFIG.md is made from this table.
+ */
+#ifndef FORGE_COMMON_CONF_OPTIONS_H
+#define FORGE_COMMON_CONF_OPTIONS_H
+
+#include "common/conf/conf.h"
+
+typedef enum fg_mode {
+    FG_MODE_STANDALONE,
+    FG_MODE_ROUTER,
+    FG_MODE_PREFILL,
+    FG_MODE_DECODE
+} fg_mode;
+typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
+typedef enum fg_cpu_isa { FG_ISA_AUTO, FG_ISA_PLAIN, FG_ISA_AVX2 } fg_cpu_isa;
+
+typedef struct fg_serve_config {
+    const char *model;             /* NULL: not given */
+    int mode;                      /* fg_mode */
+    const char *served_model_name; /* NULL: from the model file */
+    const char *name;              /* NULL: made from mode and pid */
+
+    const char *host;
+    int32_t port;
+    int32_t status_port; /* -1: none */
+    uint32_t queue_limit;
+    uint32_t max_tokens_default;
+    uint32_t drain_seconds;
+
+    fg_conf_address control;
+    fg_conf_address router;
+    fg_conf_names prefill;
+    fg_conf_names decode;
+    uint32_t lease_ms;
+    int kv_transport; /* fg_kv_transport */
+    const char *link_host;
+
+    uint32_t threads; /* 0: all cores */
+    uint32_t max_seqs;
+    uint32_t kv_blocks;   /* 0: from free memory */
+    uint32_t context_max; /* 0: the model's */
+    uint32_t prefill_chunk_size;
+    uint32_t max_batch_tokens;
+    int kv_dtype; /* fg_dtype: FG_F16 or FG_F32 */
+    int cpu_isa;  /* fg_cpu_isa */
+
+    int log_level; /* fg_log_level */
+    bool insecure_network;
+} fg_serve_config;
+
+extern const fg_conf_spec fg_serve_spec;
+
+#endif

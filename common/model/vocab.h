@@ -1,0 +1,96 @@
+/*
+ * vocab - the tables of a tokenizer: token texts, kinds, look-up by text, merge ranks, the special
+ * tokens in order. Part of tokenizer (its files only). Filled once by fg_vocab_load, then read-only.
+ *
+ * Texts are kept as the bytes that a token stands for: byte-level BPE's alphabet is undone, SPM's
+ * U+2581 is a space and <0x0A> is one byte. Control and unknown tokens keep their names.
+ */
+#ifndef FORGE_COMMON_MODEL_VOCAB_H
+#define FORGE_COMMON_MODEL_VOCAB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/model/pretokenize.h"
+#include "common/model/tokenizer.h"
+#include "common/model/weights.h"
+
+typedef enum fg_token_kind { /* GGUF's numbers of tokenizer.ggml.token_type */
+    FG_TOKEN_NORMAL = 1,
+    FG_TOKEN_UNKNOWN = 2,
+    FG_TOKEN_CONTROL = 3,
+    FG_TOKEN_USER_DEFINED = 4,
+    FG_TOKEN_UNUSED = 5,
+    FG_TOKEN_BYTE = 6,
+} fg_token_kind;
+
+/* One merge of byte-level BPE: `left` then `right` become `merged`; lower ranks merge first. */
+typedef struct fg_merge_slot {
+    uint32_t left, right; /* left FG_TOKEN_NONE: empty slot */
+    uint32_t rank;
+    uint32_t merged;
+} fg_merge_slot;
+
+/* Tokens found by their text inside running text, sorted by bytes. */
+typedef struct fg_special_set {
+    uint32_t *ids;
+    uint32_t count;
+    bool first[256]; /* some member starts with this byte */
+} fg_special_set;
+
+typedef struct fg_vocab {
+    bool spm;
+    fg_pretokenizer pre;
+    bool add_bos;
+    bool add_space_prefix;
+    bool ignore_merges;    /* a word that is a token is taken as it is */
+    bool splits_at_spaces; /* SPM: no token continues over the start of a run of spaces */
+    bool may_drop;         /* some byte has neither a token nor an unknown token to stand for it */
+    uint32_t size;
+    uint32_t bos, eos, unknown;
+    uint32_t byte_ids[256];
+    size_t piece_max; /* longest text, in bytes */
+
+    char *bytes;
+    uint32_t *offsets; /* size + 1: token i is bytes[offsets[i] .. offsets[i + 1]) */
+    uint8_t *kinds;    /* fg_token_kind */
+    bool *ends;        /* ends generation */
+    float *scores;     /* SPM only */
+
+    uint32_t *text_slots; /* open addressing, FG_TOKEN_NONE: empty */
+    uint32_t text_mask;
+    fg_merge_slot *merge_slots;
+    uint32_t merge_mask;
+    fg_special_set controls; /* control, unknown */
+    fg_special_set defined;  /* user-defined */
+} fg_vocab;
+
+fg_status fg_vocab_load(fg_vocab *vocab, const fg_weights *weights, fg_error *err);
+void fg_vocab_deinit(fg_vocab *vocab);
+
+static inline const char *fg_vocab_text(const fg_vocab *vocab, uint32_t id, size_t *length_out)
+{
+    *length_out = vocab->offsets[id + 1] - vocab->offsets[id];
+    return vocab->bytes + vocab->offsets[id];
+}
+
+/* The ordinary (normal or user-defined) token with exactly this text, or FG_TOKEN_NONE. */
+uint32_t fg_vocab_find(const fg_vocab *vocab, const char *text, size_t length);
+/* The merge of two tokens, or NULL. */
+const fg_merge_slot *fg_vocab_merge(const fg_vocab *vocab, uint32_t left, uint32_t right);
+/* The longest member of `set` that `text` starts with, or FG_TOKEN_NONE. */
+uint32_t fg_vocab_match(const fg_vocab *vocab, const fg_special_set *set, const char *text,
+                        size_t length, size_t *length_out);
+
+/* Building parts, each in its own file. */
+bool fg_vocab_is_end_name(const char *text, size_t length);
+fg_status fg_vocab_build_text_table(fg_vocab *vocab, fg_error *err);
+fg_status fg_vocab_build_merges(fg_vocab *vocab, const fg_weights *weights, fg_error *err);
+fg_status fg_vocab_build_specials(fg_vocab *vocab, fg_error *err);
+/* Undoes byte-level BPE's alphabet into `out` (as long as `text`); SIZE_MAX when `text` has a
+ * character outside of it. */
+size_t fg_byte_level_decode(const char *text, size_t length, char *out);
+
+#endif

@@ -1,0 +1,627 @@
+/*
+ * ZeroMQ ROUTER (server) and DEALER (client) on the libuv loop.
+ *
+ * ZMQ_FD is edge-like: it says "look again", and looking or sending takes the hint away. So the watches
+ * only wake the loop; a hook drains both sockets before every sleep and keeps the loop awake while
+ * ZMQ_EVENTS still shows input.
+ *
+ * Who went away is read from the socket monitor (it names a file descriptor within a millisecond of the
+ * peer's death) and from the descriptor that each message came by. A lost peer's last frames may still
+ * lie in the socket, so it is `ending` until everything that had arrived is delivered.
+ *
+ * An empty frame is the bus's own greeting and no application frame. A client sends one first on every
+ * connection and says on_up when the server has answered it. Without HANDOVER the ROUTER leaves a client
+ * that comes back before its old connection was cleaned up connected but mute, for ever; a client whose
+ * greeting stays unanswered connects again.
+ */
+#include "common/net/bus.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <zmq.h>
+
+#include "common/base/fault.h"
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/base/mem.h"
+#include "common/net/bus_internal.h"
+#include "common/net/loop.h"
+
+enum {
+    DRAIN_MAX = 256, /* frames a turn: HTTP and timers get their share of the loop */
+    ENDPOINT_MAX = 256,
+    MONITOR_EVENTS = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED,
+    HEARTBEAT_MS = 300,
+    HEARTBEAT_TIMEOUT_MS = 1500,
+    HANDSHAKE_MS = 2000,
+    RECONNECT_MS = 50,
+    RECONNECT_MAX_MS = 500,
+    GREETING_MS = 1000, /* an unanswered greeting: connect again */
+    LINGER_MS = 100,    /* the last frames of an orderly end; a stalled peer costs no more than this */
+};
+
+typedef struct zmq_peer {
+    char identity[FG_BUS_IDENTITY_MAX + 1]; /* "" : this slot is free */
+    size_t length;
+    uint64_t hash;
+    int fd; /* of its connection, -1 unknown */
+    bool ending;
+} zmq_peer;
+
+typedef struct zmq_bus {
+    fg_bus base;
+    fg_loop *loop;
+    void *context;
+    void *socket;
+    void *monitor;
+    fg_watch *socket_watch;
+    fg_watch *monitor_watch;
+    fg_hook *hook;
+    char endpoint[ENDPOINT_MAX];
+    bool is_server;
+    bool delivering; /* inside the hook: close only marks */
+    bool closed;
+    /* server */
+    zmq_peer *peers; /* FG_LIMIT_WORKERS */
+    uint32_t peers_top; /* slots ever used */
+    bool some_ending;
+    /* client */
+    fg_timer *greeting_timer; /* runs from the handshake to the server's greeting */
+    bool up;
+    bool ending;
+} zmq_bus;
+
+static fg_status zmq_status(int rc, const char *what, fg_error *err)
+{
+    if (rc >= 0) {
+        return FG_OK;
+    }
+    int code = zmq_errno();
+    fg_status status = FG_BROKEN;
+    if (code == ENOMEM || code == EMFILE) {
+        status = FG_AGAIN;
+    } else if (code == EINVAL || code == EADDRINUSE || code == EADDRNOTAVAIL || code == ENODEV ||
+               code == EPROTONOSUPPORT || code == EACCES || code == ENOENT || code == ENAMETOOLONG) {
+        status = FG_BAD_INPUT; /* an endpoint from the configuration */
+    }
+    return fg_fail(err, status, "%s: %s", what, zmq_strerror(code));
+}
+
+/* --- peers of a server --- */
+
+static zmq_peer *find_peer(zmq_bus *bus, const char *identity, size_t length, uint64_t hash)
+{
+    for (uint32_t i = 0; i < bus->peers_top; i++) {
+        zmq_peer *peer = &bus->peers[i];
+        if (peer->hash == hash && peer->length == length && length > 0 &&
+            memcmp(peer->identity, identity, length) == 0) {
+            return peer;
+        }
+    }
+    return NULL;
+}
+
+static zmq_peer *add_peer(zmq_bus *bus, const char *identity, size_t length, uint64_t hash, int fd)
+{
+    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+        zmq_peer *peer = &bus->peers[i];
+        if (peer->length == 0) {
+            *peer = (zmq_peer){ .length = length, .hash = hash, .fd = fd };
+            memcpy(peer->identity, identity, length);
+            bus->peers_top = i + 1 > bus->peers_top ? i + 1 : bus->peers_top;
+            return peer;
+        }
+    }
+    return NULL;
+}
+
+static void forget_peer(zmq_peer *peer)
+{
+    *peer = (zmq_peer){ .fd = -1 };
+}
+
+static void end_peer(zmq_bus *bus, zmq_peer *peer)
+{
+    uint32_t handle = (uint32_t)(peer - bus->peers);
+    forget_peer(peer);
+    bus->base.events.on_down(bus->base.events.ctx, handle);
+}
+
+/* --- the client's connection --- */
+
+static fg_status send_greeting(zmq_bus *bus)
+{
+    return zmq_status(zmq_send(bus->socket, "", 0, ZMQ_DONTWAIT), "greeting", NULL);
+}
+
+/* Leaves the connection with what was queued for it, and makes a fresh one. */
+static void connect_again(zmq_bus *bus)
+{
+    fg_timer_close(bus->greeting_timer);
+    bus->greeting_timer = NULL;
+    zmq_disconnect(bus->socket, bus->endpoint);
+    if (zmq_connect(bus->socket, bus->endpoint) == 0) {
+        send_greeting(bus);
+    }
+}
+
+static void greeting_unanswered(void *ctx)
+{
+    connect_again(ctx);
+}
+
+static void end_connection(zmq_bus *bus)
+{
+    bus->ending = false;
+    connect_again(bus);
+    if (bus->up) {
+        bus->up = false;
+        bus->base.events.on_down(bus->base.events.ctx, 0);
+    }
+}
+
+/* --- the monitor --- */
+
+static void note_disconnect(zmq_bus *bus, int fd)
+{
+    if (!bus->is_server) {
+        bus->ending = true;
+        return;
+    }
+    for (uint32_t i = 0; i < bus->peers_top; i++) {
+        if (bus->peers[i].length > 0 && bus->peers[i].fd == fd) {
+            bus->peers[i].ending = true;
+            bus->some_ending = true;
+        }
+    }
+}
+
+static void note_handshake(zmq_bus *bus)
+{
+    if (!bus->is_server && bus->greeting_timer == NULL) {
+        /* Without memory for the timer only the cure of a mute connection is lost. */
+        (void)fg_timer_start(bus->loop, GREETING_MS, 0, greeting_unanswered, bus,
+                             &bus->greeting_timer);
+    }
+}
+
+/* Reads the monitor dry. An event is two parts: {uint16 event, uint32 value}, then the address. */
+static void read_monitor(zmq_bus *bus)
+{
+    for (;;) {
+        unsigned char head[6];
+        char address[ENDPOINT_MAX];
+        int size = zmq_recv(bus->monitor, head, sizeof head, ZMQ_DONTWAIT);
+        if (size < 0) {
+            return;
+        }
+        (void)zmq_recv(bus->monitor, address, sizeof address, ZMQ_DONTWAIT);
+        uint16_t event;
+        int32_t value;
+        memcpy(&event, head, sizeof event);
+        memcpy(&value, head + sizeof event, sizeof value);
+        if (event == ZMQ_EVENT_DISCONNECTED) {
+            note_disconnect(bus, value);
+        } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
+            note_handshake(bus);
+        }
+    }
+}
+
+/* --- frames --- */
+
+/* The descriptor that a message came by; -1 when unknown. */
+static int source_fd(zmq_msg_t *message)
+{
+    return zmq_msg_get(message, ZMQ_SRCFD);
+}
+
+/* Takes the rest of a message that has more parts than it may have. */
+static void skip_parts(zmq_bus *bus)
+{
+    int more = 1;
+    while (more) {
+        zmq_msg_t part;
+        zmq_msg_init(&part);
+        more = zmq_msg_recv(&part, bus->socket, ZMQ_DONTWAIT) >= 0 && zmq_msg_more(&part);
+        zmq_msg_close(&part);
+    }
+}
+
+static fg_status send_to(zmq_bus *bus, const zmq_peer *peer, const void *bytes, size_t size_bytes)
+{
+    if (zmq_send(bus->socket, peer->identity, peer->length, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0) {
+        return zmq_errno() == EAGAIN ? FG_AGAIN : FG_PEER_LOST;
+    }
+    /* The ROUTER has found room for the whole message before it took the identity. */
+    return zmq_send(bus->socket, bytes, size_bytes, ZMQ_DONTWAIT) < 0 ? FG_PEER_LOST : FG_OK;
+}
+
+/* A client begins a new connection. An older one of this identity has ended, or the ROUTER would not
+ * have let this frame through; the monitor has said so already. */
+static void on_greeting(zmq_bus *bus, const char *identity, size_t length, uint64_t hash)
+{
+    read_monitor(bus);
+    zmq_peer *old = find_peer(bus, identity, length, hash);
+    if (old != NULL && old->ending) {
+        end_peer(bus, old);
+        if (bus->closed) {
+            return;
+        }
+    }
+    zmq_peer reply = { .length = length };
+    memcpy(reply.identity, identity, length);
+    (void)send_to(bus, &reply, "", 0);
+}
+
+static void on_server_frame(zmq_bus *bus, const char *identity, size_t length, zmq_msg_t *body)
+{
+    uint64_t hash = fg_hash64(identity, length, 0);
+    if (zmq_msg_size(body) == 0) {
+        on_greeting(bus, identity, length, hash);
+        return;
+    }
+    zmq_peer *peer = find_peer(bus, identity, length, hash);
+    if (peer != NULL && peer->ending && source_fd(body) != peer->fd) {
+        end_peer(bus, peer); /* came back without a greeting */
+        peer = NULL;
+    }
+    if (peer == NULL && !bus->closed) {
+        /* Descriptors are used again: whoever had this one has ended, and the monitor knows. */
+        read_monitor(bus);
+        peer = add_peer(bus, identity, length, hash, source_fd(body));
+        if (peer == NULL) {
+            fg_bus_count_dropped(&bus->base, "too many peers");
+            return;
+        }
+        char name[FG_BUS_IDENTITY_MAX + 1];
+        memcpy(name, peer->identity, sizeof name);
+        bus->base.events.on_up(bus->base.events.ctx, (uint32_t)(peer - bus->peers), name);
+    }
+    /* on_up may have dropped the peer or closed the bus. */
+    if (!bus->closed && peer->length > 0) {
+        bus->base.events.on_frame(bus->base.events.ctx, (uint32_t)(peer - bus->peers),
+                                  zmq_msg_data(body), zmq_msg_size(body));
+    }
+}
+
+static void on_client_frame(zmq_bus *bus, zmq_msg_t *body)
+{
+    if (zmq_msg_size(body) > 0) {
+        bus->base.events.on_frame(bus->base.events.ctx, 0, zmq_msg_data(body), zmq_msg_size(body));
+        return;
+    }
+    fg_timer_close(bus->greeting_timer);
+    bus->greeting_timer = NULL;
+    if (!bus->up) {
+        bus->up = true;
+        bus->base.events.on_up(bus->base.events.ctx, 0, bus->endpoint);
+    }
+}
+
+/* Takes one message. False: none is there. */
+static bool read_frame(zmq_bus *bus)
+{
+    zmq_msg_t identity, body;
+    bool valid = true;
+    zmq_msg_init(&identity);
+    zmq_msg_init(&body);
+    if (bus->is_server) {
+        if (zmq_msg_recv(&identity, bus->socket, ZMQ_DONTWAIT) < 0) {
+            return false;
+        }
+        valid = zmq_msg_more(&identity) &&
+                fg_bus_identity_valid(zmq_msg_data(&identity), zmq_msg_size(&identity));
+    }
+    if (!bus->is_server || zmq_msg_more(&identity)) {
+        if (zmq_msg_recv(&body, bus->socket, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close(&identity);
+            return false;
+        }
+        if (zmq_msg_more(&body)) {
+            skip_parts(bus);
+            valid = false;
+        }
+    }
+    if (!valid) {
+        fg_bus_count_dropped(&bus->base, "no valid identity or several parts");
+    } else if (bus->is_server) {
+        on_server_frame(bus, zmq_msg_data(&identity), zmq_msg_size(&identity), &body);
+    } else {
+        on_client_frame(bus, &body);
+    }
+    zmq_msg_close(&identity);
+    zmq_msg_close(&body);
+    return true;
+}
+
+/* Everything that the lost had sent is delivered. */
+static void end_lost(zmq_bus *bus)
+{
+    if (!bus->is_server) {
+        if (bus->ending) {
+            end_connection(bus);
+        }
+        return;
+    }
+    bus->some_ending = false;
+    for (uint32_t i = 0; i < bus->peers_top && !bus->closed; i++) {
+        if (bus->peers[i].length > 0 && bus->peers[i].ending) {
+            end_peer(bus, &bus->peers[i]);
+        }
+    }
+}
+
+static void destroy(zmq_bus *bus)
+{
+    if (bus->socket != NULL) {
+        int linger = LINGER_MS;
+        zmq_setsockopt(bus->socket, ZMQ_LINGER, &linger, sizeof linger);
+        zmq_close(bus->socket);
+    }
+    if (bus->monitor != NULL) {
+        zmq_close(bus->monitor);
+    }
+    if (bus->context != NULL) {
+        zmq_ctx_term(bus->context);
+    }
+    fg_mem_free(bus->peers);
+    fg_mem_free(bus);
+}
+
+static bool has_input(void *socket)
+{
+    int events = 0;
+    size_t size = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN);
+}
+
+static bool before_sleep(void *ctx)
+{
+    zmq_bus *bus = ctx;
+    bus->delivering = true;
+    if (has_input(bus->monitor)) {
+        read_monitor(bus);
+    }
+    bool dry = !has_input(bus->socket);
+    for (int i = 0; i < DRAIN_MAX && !dry && !bus->closed; i++) {
+        dry = !read_frame(bus);
+    }
+    if (dry && !bus->closed && (bus->some_ending || bus->ending)) {
+        end_lost(bus);
+    }
+    bus->delivering = false;
+    if (bus->closed) {
+        destroy(bus);
+        return false;
+    }
+    /* Looking, receiving and sending all take the descriptor's hint away: only ZMQ_EVENTS tells. */
+    return has_input(bus->socket) || has_input(bus->monitor);
+}
+
+static void woken(void *ctx)
+{
+    /* The loop is awake now; before_sleep runs before it sleeps again. */
+}
+
+/* --- the calls of bus.h --- */
+
+static fg_status zmq_bus_send(fg_bus *base, uint32_t peer, const void *bytes, size_t size_bytes)
+{
+    zmq_bus *bus = (zmq_bus *)base;
+    if (bus->is_server) {
+        if (peer >= bus->peers_top || bus->peers[peer].length == 0 || bus->peers[peer].ending) {
+            return FG_PEER_LOST;
+        }
+        return send_to(bus, &bus->peers[peer], bytes, size_bytes);
+    }
+    if (peer != 0) {
+        return FG_PEER_LOST;
+    }
+    return zmq_send(bus->socket, bytes, size_bytes, ZMQ_DONTWAIT) < 0 ? FG_AGAIN : FG_OK;
+}
+
+static void zmq_bus_drop(fg_bus *base, uint32_t peer)
+{
+    zmq_bus *bus = (zmq_bus *)base;
+    if (bus->is_server && peer < bus->peers_top) {
+        forget_peer(&bus->peers[peer]);
+    }
+}
+
+static void zmq_bus_close(fg_bus *base)
+{
+    zmq_bus *bus = (zmq_bus *)base;
+    FG_ASSERT(!bus->closed);
+    bus->closed = true;
+    fg_hook_close(bus->hook);
+    fg_watch_close(bus->socket_watch);
+    fg_watch_close(bus->monitor_watch);
+    fg_timer_close(bus->greeting_timer);
+    if (!bus->delivering) {
+        destroy(bus);
+    }
+}
+
+static const char *zmq_bus_endpoint(const fg_bus *base)
+{
+    return ((const zmq_bus *)base)->endpoint;
+}
+
+static const fg_bus_ops zmq_ops = { zmq_bus_send, zmq_bus_drop, zmq_bus_close, zmq_bus_endpoint };
+
+/* --- construction --- */
+
+static fg_status set_options(zmq_bus *bus, const char *endpoint, const char *identity, fg_error *err)
+{
+    const struct {
+        int option;
+        int value;
+    } options[] = {
+        { ZMQ_LINGER, 0 },
+        { ZMQ_SNDHWM, FG_LIMIT_BUS_QUEUE },
+        { ZMQ_RCVHWM, FG_LIMIT_BUS_QUEUE },
+        { ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS },
+        { ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS },
+        { ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS },
+        { ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS },
+        { ZMQ_RECONNECT_IVL, RECONNECT_MS },
+        { ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS },
+        { ZMQ_IPV6, strchr(endpoint, '[') != NULL },
+    };
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (zmq_setsockopt(bus->socket, options[i].option, &options[i].value, sizeof(int)) != 0) {
+            return zmq_status(-1, "socket option", err);
+        }
+    }
+    /* Without a bound one hostile frame could announce any size. */
+    int64_t frame_max = FG_LIMIT_FRAME_BYTES;
+    if (zmq_setsockopt(bus->socket, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max) != 0) {
+        return zmq_status(-1, "socket option", err);
+    }
+    if (bus->is_server) {
+        /* Mandatory: an unknown or full peer is an error, not a silent loss. HANDOVER stays off: nobody
+         * takes over the name of a live peer. */
+        int mandatory = 1;
+        return zmq_status(
+            zmq_setsockopt(bus->socket, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory),
+            "socket option", err);
+    }
+    return zmq_status(zmq_setsockopt(bus->socket, ZMQ_ROUTING_ID, identity, strlen(identity)),
+                      "socket identity", err);
+}
+
+static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *identity,
+                              fg_error *err)
+{
+    bus->context = fg_fault_hit() ? NULL : zmq_ctx_new();
+    if (bus->context == NULL) {
+        return fg_fail(err, FG_AGAIN, "bus: no memory for a context");
+    }
+    bus->socket =
+        fg_fault_hit() ? NULL : zmq_socket(bus->context, bus->is_server ? ZMQ_ROUTER : ZMQ_DEALER);
+    if (bus->socket == NULL) {
+        return fg_fail(err, FG_AGAIN, "bus: no socket");
+    }
+    fg_status status = set_options(bus, endpoint, identity, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = zmq_status(zmq_socket_monitor(bus->socket, "inproc://monitor", MONITOR_EVENTS),
+                        "socket monitor", err);
+    if (status != FG_OK) {
+        return status;
+    }
+    bus->monitor = fg_fault_hit() ? NULL : zmq_socket(bus->context, ZMQ_PAIR);
+    if (bus->monitor == NULL) {
+        return fg_fail(err, FG_AGAIN, "bus: no monitor socket");
+    }
+    /* No high-water mark: a full monitor would block ZeroMQ's own thread. */
+    int none = 0;
+    zmq_setsockopt(bus->monitor, ZMQ_RCVHWM, &none, sizeof none);
+    zmq_setsockopt(bus->monitor, ZMQ_LINGER, &none, sizeof none);
+    return zmq_status(zmq_connect(bus->monitor, "inproc://monitor"), "socket monitor", err);
+}
+
+static fg_status watch_socket(zmq_bus *bus, void *socket, fg_watch **watch_out, fg_error *err)
+{
+    int fd = -1;
+    size_t size = sizeof fd;
+    if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0) {
+        return zmq_status(-1, "socket descriptor", err);
+    }
+    fg_status status = fg_watch_start(bus->loop, fd, woken, bus, watch_out);
+    return status == FG_OK ? FG_OK : fg_fail(err, status, "bus: cannot watch a socket");
+}
+
+static fg_status attach(zmq_bus *bus, fg_error *err)
+{
+    fg_status status = watch_socket(bus, bus->socket, &bus->socket_watch, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = watch_socket(bus, bus->monitor, &bus->monitor_watch, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = fg_hook_start(bus->loop, before_sleep, bus, &bus->hook);
+    return status == FG_OK ? FG_OK : fg_fail(err, status, "bus: out of memory");
+}
+
+static fg_status bind_endpoint(zmq_bus *bus, const char *endpoint, fg_error *err)
+{
+    char what[ENDPOINT_MAX + 16];
+    snprintf(what, sizeof what, "bind %s", endpoint);
+    fg_status status = zmq_status(zmq_bind(bus->socket, endpoint), what, err);
+    size_t size = sizeof bus->endpoint;
+    if (status == FG_OK) {
+        status = zmq_status(zmq_getsockopt(bus->socket, ZMQ_LAST_ENDPOINT, bus->endpoint, &size),
+                            "bound endpoint", err);
+    }
+    return status;
+}
+
+static fg_status connect_endpoint(zmq_bus *bus, const char *endpoint, fg_error *err)
+{
+    char what[ENDPOINT_MAX + 16];
+    snprintf(what, sizeof what, "connect %s", endpoint);
+    snprintf(bus->endpoint, sizeof bus->endpoint, "%s", endpoint);
+    fg_status status = zmq_status(zmq_connect(bus->socket, endpoint), what, err);
+    return status == FG_OK ? send_greeting(bus) : status;
+}
+
+static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *identity,
+                          const fg_bus_events *events, fg_bus **bus_out, fg_error *err)
+{
+    if (strlen(endpoint) >= ENDPOINT_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "bus: endpoint longer than %d bytes", ENDPOINT_MAX - 1);
+    }
+    if (identity != NULL && !fg_bus_identity_valid(identity, strlen(identity))) {
+        return fg_fail(err, FG_BAD_INPUT, "bus: identity must be 1 to %d printable characters",
+                       FG_BUS_IDENTITY_MAX);
+    }
+    zmq_bus *bus = fg_mem_alloc(sizeof *bus);
+    if (bus == NULL) {
+        return fg_fail(err, FG_AGAIN, "bus: out of memory");
+    }
+    bus->base.ops = &zmq_ops;
+    bus->base.events = *events;
+    bus->loop = loop;
+    bus->is_server = identity == NULL;
+    fg_status status = FG_OK;
+    if (bus->is_server) {
+        bus->peers = fg_mem_array(FG_LIMIT_WORKERS, sizeof *bus->peers);
+        status = bus->peers == NULL ? fg_fail(err, FG_AGAIN, "bus: out of memory") : FG_OK;
+    }
+    if (status == FG_OK) {
+        status = open_sockets(bus, endpoint, identity, err);
+    }
+    if (status == FG_OK) {
+        status = attach(bus, err);
+    }
+    if (status == FG_OK) {
+        status = bus->is_server ? bind_endpoint(bus, endpoint, err)
+                                : connect_endpoint(bus, endpoint, err);
+    }
+    if (status != FG_OK) {
+        zmq_bus_close(&bus->base);
+        return status;
+    }
+    *bus_out = &bus->base;
+    return FG_OK;
+}
+
+fg_status fg_bus_listen_zmq(fg_loop *loop, const char *endpoint, const fg_bus_events *events,
+                            fg_bus **bus_out, fg_error *err)
+{
+    return open_bus(loop, endpoint, NULL, events, bus_out, err);
+}
+
+fg_status fg_bus_connect_zmq(fg_loop *loop, const char *endpoint, const char *identity,
+                             const fg_bus_events *events, fg_bus **bus_out, fg_error *err)
+{
+    return open_bus(loop, endpoint, identity, events, bus_out, err);
+}

@@ -1,0 +1,96 @@
+/*
+ * seq - one live sequence of a worker: its tokens, its blocks, where it stands. Owned by the loop
+ * thread; made by worker.c, moved along by worker.c and the two hand-over policies.
+ *
+ *   WAITING -> RUNNING -> gone                          one worker for both
+ *   WAITING -> RUNNING -> HANDING -> gone               prefill: computed, pushed, accepted by decode
+ *   EXPECTING -> CHECKING -> RUNNING -> gone            decode: reserved, arrived, digests right
+ *   any -> CLOSING -> gone                              ended, but a step, writer or reader goes on
+ *
+ * Moves: fg_worker_plan admits (WAITING to RUNNING); prefill_on_computed (to HANDING);
+ * decode_on_commit (to CHECKING); decode_on_checked (to RUNNING, or back to EXPECTING after a NACK);
+ * fg_worker_end (to CLOSING or gone).
+ */
+#ifndef FORGE_COMMON_WORKER_SEQ_H
+#define FORGE_COMMON_WORKER_SEQ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/arena.h"
+#include "proto/wire.h"
+
+typedef enum fg_seq_state {
+    FG_SEQ_WAITING,
+    FG_SEQ_RUNNING,
+    FG_SEQ_EXPECTING,
+    FG_SEQ_CHECKING,
+    FG_SEQ_HANDING,
+    FG_SEQ_CLOSING,
+} fg_seq_state;
+
+/* Which end of a ticket this sequence is. */
+typedef enum fg_seq_side { FG_SIDE_NONE, FG_SIDE_SENDER, FG_SIDE_RECEIVER } fg_seq_side;
+
+typedef struct fg_seq {
+    struct fg_seq *next, *previous; /* in one of the worker's lists */
+    struct fg_seq_list *list;
+    fg_arena *arena; /* this struct and its arrays */
+
+    uint64_t request;
+    uint32_t attempt;
+    fg_seq_state state;
+    bool in_step; /* the engine works on it now: its blocks stay */
+    fg_finish finish; /* set when the last token was chosen; the sequence ends with the step */
+    fg_wire_sampling params;
+
+    uint32_t *tokens; /* prompt, then what was generated; room for token_max */
+    uint32_t prompt_count, token_count, token_max;
+    uint32_t computed; /* leading tokens whose KV is in the blocks */
+    uint32_t *blocks;
+    uint32_t block_count, block_max;
+    uint32_t promised; /* blocks set aside in the pool and not yet taken */
+    bool given;        /* its references are gone; only pins may be left */
+
+    fg_seq_side side;
+    bool ticket_open; /* the link may still write or read the pinned blocks */
+    bool aborting;    /* sender: on_drained is on its way; receiver: on_fenced is */
+    uint64_t ticket;
+    uint32_t peer;           /* the link's index */
+    uint32_t ticket_blocks;  /* how many of `blocks` the ticket names, from the first */
+    uint32_t *target_blocks; /* sender: where they go */
+    uint64_t *digests;       /* one per ticket block: computed (sender), announced (receiver) */
+    uint32_t digested;       /* leading ticket blocks whose digest is known (sender), checked (receiver) */
+    uint32_t pushed;         /* sender: leading blocks handed to the link */
+    uint32_t *bad;           /* indices of blocks that arrived damaged, or must be pushed again */
+    uint32_t bad_count;
+    bool committed; /* sender: commit sent, verdict awaited */
+    uint32_t retries;
+    uint32_t first_token; /* sender and receiver: chosen by the last prompt row */
+    uint64_t first_digest;
+
+    uint64_t queued_ns, started_ns, computed_ns;
+} fg_seq;
+
+typedef struct fg_seq_list {
+    fg_seq *first, *last;
+    uint32_t count;
+} fg_seq_list;
+
+void fg_seq_append(fg_seq_list *list, fg_seq *seq);
+void fg_seq_unlink(fg_seq *seq);
+
+/* A sequence for `prompt_count` tokens and room for max_tokens more; NULL when out of memory. */
+fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt,
+                      uint32_t prompt_count, const fg_wire_sampling *params, uint32_t block_size);
+void fg_seq_destroy(fg_seq *seq);
+/* Gives a sequence that will travel (or arrive) room for the ticket's arrays. False: out of memory. */
+bool fg_seq_open_ticket(fg_seq *seq, fg_seq_side side, uint32_t peer, uint64_t ticket,
+                        uint32_t block_count);
+
+static inline uint32_t fg_seq_generated(const fg_seq *seq)
+{
+    return seq->token_count - seq->prompt_count;
+}
+
+#endif

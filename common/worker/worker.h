@@ -1,0 +1,132 @@
+/*
+ * worker - what every worker does, whatever its role: joins a router and renews its lease, owns the
+ * live sequences, the pool and the plans, feeds the engine one step after the other, and reports.
+ * Owned by the loop thread. Time comes in through fg_worker_tick, messages through the on_* calls, so
+ * the same code runs in a process and in the simulator.
+ *
+ * A role is a policy: the hand-over hooks (prefill-worker, decode-worker) decide what happens to a
+ * sequence that came with a ticket; a sequence without one is prefilled and decoded here.
+ *
+ * What always holds: a sequence ends exactly once; its blocks are given back when no step, no writer
+ * and no reader uses them any more; after the connection to the router was lost, nothing of the old
+ * connection lives on (the epoch grows and the worker joins as a stranger).
+ */
+#ifndef FORGE_COMMON_WORKER_WORKER_H
+#define FORGE_COMMON_WORKER_WORKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "common/engine/engine.h"
+#include "common/kv/layout.h"
+#include "common/kv/pool.h"
+#include "common/link/link.h"
+#include "common/sched/sched.h"
+#include "common/worker/seq.h"
+#include "proto/wire.h"
+
+typedef struct fg_worker fg_worker;
+
+/* The two hand-over policies plug in here; either may be absent (NULL members). */
+typedef struct fg_handover {
+    /* RESERVE has come in: hold blocks and answer with TICKET. */
+    void (*on_reserve)(fg_worker *worker, const fg_msg *msg);
+    /* A sender's sequence has advanced: blocks up to seq->digested are complete and digested. */
+    void (*on_computed)(fg_worker *worker, fg_seq *seq);
+    /* The link has room again, or time has passed: push on. */
+    void (*on_pump)(fg_worker *worker, fg_seq *seq);
+    /* All ticket blocks of a CHECKING sequence were digested; seq->bad lists those that differ. */
+    void (*on_checked)(fg_worker *worker, fg_seq *seq);
+    /* The link's news for the sequence of that ticket. */
+    void (*on_commit)(fg_worker *worker, fg_seq *seq, const fg_link_commit *commit);
+    void (*on_answer)(fg_worker *worker, fg_seq *seq, const uint32_t *bad, uint32_t bad_count);
+} fg_handover;
+
+typedef struct fg_worker_options {
+    const char *name;
+    uint64_t epoch; /* of the first connection; grows with each later one */
+    uint32_t roles; /* FG_ROLE_* */
+    fg_clock clock;
+    fg_engine *engine; /* borrowed */
+    fg_link *link;     /* borrowed; NULL: sequences with tickets are refused */
+    fg_kv_layout layout;
+    uint32_t block_count;
+    uint32_t context_max; /* tokens of one sequence */
+    uint32_t vocab_size;
+    fg_sched_limits limits;
+    fg_digest128 fingerprint; /* of the model */
+    uint64_t pid;
+    const fg_handover *prefill; /* policies, borrowed; NULL where the role is absent */
+    const fg_handover *decode;
+    bool (*is_end)(void *ctx, uint32_t token);
+    /* One frame to the router. FG_AGAIN: its queue is full. */
+    fg_status (*send)(void *ctx, const void *bytes, size_t size_bytes);
+    /* Connect again, as identity name#epoch; called outside of any other call of this header's
+     * except fg_worker_tick. */
+    void (*reconnect)(void *ctx, uint64_t epoch);
+    void *ctx;
+} fg_worker_options;
+
+fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_out, fg_error *err);
+/* The engine must be idle or closed; sequences in flight are abandoned. */
+void fg_worker_destroy(fg_worker *worker);
+
+/* Who calls what: the bus, the engine's wake-up, a timer (every 10..50 ms), the link. */
+void fg_worker_on_up(fg_worker *worker);
+void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes);
+void fg_worker_on_down(fg_worker *worker);
+void fg_worker_on_engine(fg_worker *worker);
+void fg_worker_tick(fg_worker *worker);
+/* The link's callbacks, ctx being the worker; give these to the link's options. */
+fg_link_events fg_worker_link_events(fg_worker *worker);
+/* The link is opened after the worker's address is known: set it before the first on_up. */
+void fg_worker_set_link(fg_worker *worker, fg_link *link);
+
+/* Tells the router to place nothing new here; fg_worker_idle is true when all has ended. */
+void fg_worker_drain(fg_worker *worker);
+bool fg_worker_idle(const fg_worker *worker);
+bool fg_worker_joined(const fg_worker *worker);
+/* Every sequence that is not CLOSING ends with an error to the router (shutdown past its deadline). */
+void fg_worker_abort_all(fg_worker *worker, const char *why);
+
+typedef struct fg_worker_stats {
+    fg_pool_stats pool;
+    uint32_t running, waiting, closing;
+    uint64_t steps, busy_ns, prompt_tokens, generated_tokens;
+    uint64_t frames_refused, stale_dropped;
+} fg_worker_stats;
+void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);
+/* Counters against a full recount: pool, lists, promises. Aborts on a difference (simulator, tests). */
+void fg_worker_check(const fg_worker *worker);
+
+/* --- for the hand-over policies --- */
+
+fg_pool *fg_worker_pool(fg_worker *worker);
+fg_link *fg_worker_link(fg_worker *worker);
+const fg_worker_options *fg_worker_config(const fg_worker *worker);
+uint64_t fg_worker_now_ns(const fg_worker *worker);
+void fg_worker_send(fg_worker *worker, const fg_msg *msg);
+/* The link's index of a peer that PEER has introduced; FG_LINK_PEER_NONE when unknown. */
+uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t epoch);
+/* A new sequence from a message's fields; NULL (and DONE with an error was sent) when it can never
+ * fit or memory is short. */
+fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
+                          uint32_t token_count, const fg_wire_sampling *params);
+/* Pins the ticket's blocks and makes the sequence findable by its ticket. */
+void fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq);
+/* The ticket is closed: unpins; the sequence is not found by it any more. */
+void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq);
+void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
+/* Ends a sequence: sends DONE (unless finish is CANCELLED), gives its blocks back as soon as nothing
+ * uses them. */
+void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);
+/* A ticket id that this worker never used before. */
+uint64_t fg_worker_next_ticket(fg_worker *worker);
+/* Live sequences that hold or will hold a decode slot. */
+uint32_t fg_worker_slots_used(const fg_worker *worker);
+/* The answer to a RESERVE that cannot be met now. */
+void fg_worker_send_busy(fg_worker *worker, uint64_t request, uint32_t attempt);
+
+#endif

@@ -1,0 +1,84 @@
+#include "kernels/cpu/avx2.h"
+#include "kernels/cpu/avx2_math.h"
+#include "kernels/cpu/plain.h"
+
+/* The largest of eight lanes; maximum does not depend on order. */
+static float largest(__m256 v)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ss(m, _mm_movehdup_ps(m));
+    return _mm_cvtss_f32(m);
+}
+
+static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *quants, float *scales)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    /* packs works inside each half of a register; this puts the eight words back in order. */
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
+        const float *x = values + (size_t)g * FG_QUANT_GROUP;
+        __m256 v[4];
+        __m256 peaks = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(x + 8 * i);
+            peaks = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), peaks);
+        }
+        float peak = largest(peaks);
+        bool zero = !(peak >= FG_CPU_QUANT_TINY);
+        float scale = zero ? 0.0f : peak / 127.0f;
+        __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127.0f / peak);
+        __m256i q[4];
+        for (int i = 0; i < 4; i++) {
+            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+        }
+        __m256i sums =
+            _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+        int32_t parts[8];
+        _mm256_storeu_si256((__m256i *)parts, sums);
+        int32_t sum = 0;
+        for (int i = 0; i < 8; i++) {
+            sum += parts[i];
+        }
+        __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+        bytes = _mm256_permutevar8x32_epi32(bytes, order);
+        _mm256_storeu_si256((__m256i *)(quants + (size_t)g * FG_QUANT_GROUP), bytes);
+        scales[8 * (size_t)g] = scale;
+        scales[8 * (size_t)g + 4] = scale * (float)sum;
+    }
+}
+
+static void avx2_rmsnorm_row(const float *in, const float *weight, uint32_t columns, float epsilon,
+                             float *out)
+{
+    if (columns % 8 != 0) {
+        fg_cpu_plain_rmsnorm_row(in, weight, columns, epsilon, out);
+        return;
+    }
+    __m256 lanes = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < columns; i += 8) {
+        __m256 x = _mm256_loadu_ps(in + i);
+        lanes = _mm256_fmadd_ps(x, x, lanes);
+    }
+    float mean = fg_avx2_fold(lanes) / (float)columns;
+    __m256 factor = _mm256_set1_ps(1.0f / __builtin_sqrtf(mean + epsilon));
+    for (uint32_t i = 0; i < columns; i += 8) {
+        __m256 x = _mm256_mul_ps(_mm256_loadu_ps(in + i), factor);
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(x, _mm256_loadu_ps(weight + i)));
+    }
+}
+
+static void avx2_swiglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_swiglu(gate, up, count, out);
+}
+
+const fg_cpu_kernels fg_cpu_avx2 = {
+    .name = "avx2",
+    .quantize_row = avx2_quantize_row,
+    .linear = fg_cpu_avx2_linear,
+    .rmsnorm_row = avx2_rmsnorm_row,
+    .swiglu = avx2_swiglu,
+    .attend = fg_cpu_avx2_attend,
+};

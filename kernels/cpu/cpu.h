@@ -1,0 +1,62 @@
+/*
+ * cpu - what the files of the CPU back end share: the device struct, and the table of row kernels
+ * that each instruction set fills. Every table gives the same bits (tests/unit/kernels compares
+ * them); the plain one is the oracle and compiles for any processor.
+ */
+#ifndef FORGE_KERNELS_CPU_CPU_H
+#define FORGE_KERNELS_CPU_CPU_H
+
+#include "common/base/dtype.h"
+#include "common/base/team.h"
+#include "kernels/ops.h"
+
+/* One (row, group of query heads that share a KV head) of attention. */
+typedef struct fg_cpu_attend {
+    const fg_paged_kv *kv;
+    const uint32_t *block_ids;
+    uint32_t slot_count; /* position + 1 */
+    uint32_t kv_head;
+    uint32_t head_count; /* query heads in this call */
+    const float *q;      /* [head_count][head_dim] */
+    float scale;
+    float *out; /* [head_count][head_dim] */
+} fg_cpu_attend;
+
+typedef struct fg_cpu_kernels {
+    const char *name;
+    /* `scales` points at this row's lane; group g's scale is scales[8 * g], its sum scales[8 * g + 4]. */
+    void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants, float *scales);
+    /* Outputs first .. first + count - 1 of one product, for all rows. */
+    void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
+                   uint32_t count);
+    void (*rmsnorm_row)(const float *in, const float *weight, uint32_t columns, float epsilon,
+                        float *out);
+    void (*swiglu)(const float *gate, const float *up, size_t count, float *out);
+    void (*attend)(const fg_cpu_attend *args);
+} fg_cpu_kernels;
+
+extern const fg_cpu_kernels fg_cpu_plain;
+#if defined(__x86_64__)
+extern const fg_cpu_kernels fg_cpu_avx2;
+#endif
+
+struct fg_device {
+    const fg_cpu_kernels *kernels;
+    fg_team *team;
+};
+
+struct fg_device_stream {
+    fg_device *device;
+    uint64_t sequence; /* operations given so far; all of them have ended */
+};
+
+/* Address of a slot's first K or V element: `offset` is the layer's and head's place in a block. */
+static inline const uint8_t *fg_cpu_slot(const fg_paged_kv *kv, const uint32_t *block_ids,
+                                         size_t offset, uint32_t slot)
+{
+    size_t element_bytes = fg_dtype_block_bytes(kv->dtype);
+    return (const uint8_t *)kv->arena + block_ids[slot / kv->block_size] * kv->block_bytes + offset +
+           (size_t)(slot % kv->block_size) * kv->head_dim * element_bytes;
+}
+
+#endif

@@ -1,0 +1,263 @@
+/*
+ * The operations of ops.h on the CPU: each divides its work into pieces and lets the team's members
+ * take them. Pieces are whole outputs, rows or heads, so the division never shows in a result.
+ */
+#include "kernels/ops.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/unpack.h"
+
+/* Below this many touched elements the caller works alone: a fork costs more than it saves. */
+enum { ALONE_ELEMENTS = 8192 };
+
+/* Rows first .. first + count - 1 of an operation. */
+typedef void (*rows_fn)(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count);
+
+typedef struct rows_job {
+    fg_device_stream *stream;
+    rows_fn run;
+    const void *args;
+    uint32_t rows;
+    uint32_t rows_per_piece;
+    fg_team_queue queue;
+} rows_job;
+
+static void rows_member(void *ctx, uint32_t member, uint32_t member_count)
+{
+    rows_job *job = ctx;
+    uint32_t piece;
+    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
+        uint32_t first = piece * job->rows_per_piece;
+        uint32_t left = job->rows - first;
+        job->run(job->stream, job->args, first,
+                 left < job->rows_per_piece ? left : job->rows_per_piece);
+    }
+}
+
+/* Runs `run` over all rows; `row_elements` says how heavy a row is. */
+static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elements, rows_fn run,
+                      const void *args)
+{
+    fg_team *team = stream->device->team;
+    uint32_t members = fg_team_size(team);
+    stream->sequence++;
+    if (members == 1 || rows < 2 || rows * row_elements < ALONE_ELEMENTS) {
+        run(stream, args, 0, rows);
+        return;
+    }
+    uint32_t per_piece = rows / (members * 4);
+    rows_job job = { .stream = stream,
+                     .run = run,
+                     .args = args,
+                     .rows = rows,
+                     .rows_per_piece = per_piece == 0 ? 1 : per_piece };
+    job.queue.count = (rows + job.rows_per_piece - 1) / job.rows_per_piece;
+    fg_team_run(team, rows_member, &job);
+}
+
+bool fg_op_linear_is_quantized(uint32_t type)
+{
+    return fg_dtype_block_count(type) > 1;
+}
+
+static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const fg_activations *a = args;
+    size_t group_count = a->columns / FG_QUANT_GROUP;
+    for (uint32_t row = first; row < first + count; row++) {
+        size_t at = (size_t)row * a->columns;
+        float *scales = a->scales + row / FG_QUANT_ROWS * group_count * 8 + row % FG_QUANT_ROWS;
+        stream->device->kernels->quantize_row(a->values + at, a->columns, a->quants + at, scales);
+    }
+}
+
+void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows)
+{
+    over_rows(stream, rows, activations->columns, quantize_rows, activations);
+}
+
+/* Outputs per piece of a product: a multiple of every tile width. */
+enum { LINEAR_STEP = 16, LINEARS_MAX = 8 };
+
+typedef struct linear_job {
+    const fg_cpu_kernels *kernels;
+    const fg_linear *linears;
+    uint32_t linear_count;
+    const fg_activations *in;
+    uint32_t rows;
+    uint32_t per_piece;               /* outputs */
+    uint32_t first_piece[LINEARS_MAX]; /* of each product */
+    fg_team_queue queue;
+} linear_job;
+
+static void linear_member(void *ctx, uint32_t member, uint32_t member_count)
+{
+    linear_job *job = ctx;
+    uint32_t piece;
+    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
+        uint32_t index = job->linear_count - 1;
+        while (job->first_piece[index] > piece) {
+            index--;
+        }
+        const fg_linear *linear = &job->linears[index];
+        uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
+        uint32_t left = linear->weight.outputs - first;
+        job->kernels->linear(linear, job->in, job->rows, first,
+                             left < job->per_piece ? left : job->per_piece);
+    }
+}
+
+void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                  const fg_activations *in, uint32_t rows)
+{
+    FG_ASSERT(linear_count <= LINEARS_MAX);
+    fg_team *team = stream->device->team;
+    uint32_t members = fg_team_size(team);
+    uint64_t outputs = 0;
+    for (uint32_t i = 0; i < linear_count; i++) {
+        outputs += linears[i].weight.outputs;
+    }
+    linear_job job = { .kernels = stream->device->kernels,
+                       .linears = linears,
+                       .linear_count = linear_count,
+                       .in = in,
+                       .rows = rows };
+    /* About four pieces per member, so that members end together. */
+    uint64_t share = members == 1 ? outputs : outputs / (4 * (uint64_t)members);
+    job.per_piece = (uint32_t)(share / LINEAR_STEP + 1) * LINEAR_STEP;
+    for (uint32_t i = 0; i < linear_count; i++) {
+        job.first_piece[i] = job.queue.count;
+        job.queue.count += (linears[i].weight.outputs + job.per_piece - 1) / job.per_piece;
+    }
+    stream->sequence++;
+    if (outputs * in->columns * rows < ALONE_ELEMENTS) {
+        linear_member(&job, 0, 1);
+    } else {
+        fg_team_run(team, linear_member, &job);
+    }
+}
+
+typedef struct embed_args {
+    const fg_matrix *table;
+    const uint32_t *tokens;
+    float *out;
+} embed_args;
+
+static void embed_row(const fg_matrix *table, uint32_t token, float *out)
+{
+    size_t row_bytes = (size_t)(table->columns / fg_dtype_block_count(table->type)) *
+                       fg_dtype_block_bytes(table->type);
+    const uint8_t *row = (const uint8_t *)table->data + token * row_bytes;
+    if (!fg_op_linear_is_quantized(table->type)) {
+        for (uint32_t i = 0; i < table->columns; i++) {
+            out[i] = fg_cpu_float_at(table->type, row, i);
+        }
+        return;
+    }
+    float factor = fg_cpu_minimum_factor(table->type);
+    for (uint32_t g = 0; g < table->columns / FG_QUANT_GROUP; g++) {
+        fg_cpu_group group;
+        fg_cpu_unpack(table->type, row, g, &group);
+        for (uint32_t i = 0; i < FG_QUANT_GROUP; i++) {
+            float d = group.d * (float)group.scale[i / 16];
+            float value = d * (float)group.q[i];
+            out[g * FG_QUANT_GROUP + i] = factor != 0.0f ? value + factor * group.minimum : value;
+        }
+    }
+}
+
+static void embed_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const embed_args *embed = args;
+    for (uint32_t row = first; row < first + count; row++) {
+        embed_row(embed->table, embed->tokens[row],
+                  embed->out + (size_t)row * embed->table->columns);
+    }
+}
+
+void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                 uint32_t rows, float *out)
+{
+    embed_args args = { .table = table, .tokens = tokens, .out = out };
+    over_rows(stream, rows, table->columns, embed_rows, &args);
+}
+
+static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const fg_rmsnorm *norm = args;
+    for (uint32_t row = first; row < first + count; row++) {
+        size_t source = norm->row_ids == NULL ? row : norm->row_ids[row];
+        stream->device->kernels->rmsnorm_row(norm->in + source * norm->columns, norm->weight,
+                                             norm->columns, norm->epsilon,
+                                             norm->out + (size_t)row * norm->columns);
+    }
+}
+
+void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
+{
+    over_rows(stream, rows, args->columns, rmsnorm_rows, args);
+}
+
+typedef struct swiglu_args {
+    const float *gate;
+    const float *up;
+    uint32_t columns;
+    float *out;
+} swiglu_args;
+
+static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const swiglu_args *swiglu = args;
+    size_t at = (size_t)first * swiglu->columns;
+    stream->device->kernels->swiglu(swiglu->gate + at, swiglu->up + at,
+                                    (size_t)count * swiglu->columns, swiglu->out + at);
+}
+
+void fg_op_swiglu(fg_device_stream *stream, const float *gate, const float *up, uint32_t rows,
+                  uint32_t columns, float *out)
+{
+    swiglu_args args = { .gate = gate, .up = up, .columns = columns, .out = out };
+    over_rows(stream, rows, columns, swiglu_rows, &args);
+}
+
+typedef struct attend_args {
+    const fg_paged_kv *kv;
+    const fg_attend *attend;
+} attend_args;
+
+/* A "row" of this job is one (row, KV head): its query heads read the same K and V. */
+static void attend_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const fg_paged_kv *kv = ((const attend_args *)args)->kv;
+    const fg_attend *attend = ((const attend_args *)args)->attend;
+    uint32_t group = attend->head_count / kv->kv_head_count;
+    for (uint32_t unit = first; unit < first + count; unit++) {
+        uint32_t row = unit / kv->kv_head_count;
+        uint32_t kv_head = unit % kv->kv_head_count;
+        size_t at = ((size_t)row * attend->head_count + (size_t)kv_head * group) * kv->head_dim;
+        fg_cpu_attend part = { .kv = kv,
+                               .block_ids = attend->kv_rows[row].block_ids,
+                               .slot_count = attend->kv_rows[row].position + 1,
+                               .kv_head = kv_head,
+                               .head_count = group,
+                               .q = attend->q + at,
+                               .scale = attend->scale,
+                               .out = attend->out + at };
+        stream->device->kernels->attend(&part);
+    }
+}
+
+void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                  uint32_t rows)
+{
+    attend_args job = { .kv = kv, .attend = args };
+    uint32_t longest = 0;
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t slots = args->kv_rows[row].position + 1;
+        longest = slots > longest ? slots : longest;
+    }
+    over_rows(stream, rows * kv->kv_head_count, (size_t)longest * kv->head_dim, attend_rows, &job);
+}

@@ -1,0 +1,122 @@
+/*
+ * Rotary position embedding, and the step that puts K and V into their slots. One version for all
+ * processors: it touches each number once.
+ */
+#include "kernels/ops.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/fmath.h"
+#include "kernels/cpu/cpu.h"
+
+static double double_from_bits(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ln of a normal float, by ln m = 2 artanh((m - 1) / (m + 1)), m in [1, 2): 40 terms reach 1e-19. */
+static double log_of(float x)
+{
+    uint32_t bits = fg_f32_bits(x);
+    int exponent = (int)(bits >> 23) - 127;
+    double m = (double)fg_f32_from_bits((bits & 0x007FFFFFu) | 0x3F800000u);
+    double s = (m - 1.0) / (m + 1.0);
+    double sum = 0.0;
+    for (int k = 39; k >= 0; k--) {
+        sum = sum * (s * s) + 1.0 / (2 * k + 1);
+    }
+    return 2.0 * s * sum + (double)exponent * 0x1.62e42fefa39efp-1;
+}
+
+/* e^-y for y in [0, 700]: halved until the series is short, then squared back. */
+static double exp_minus(double y)
+{
+    int n = (int)(y * 0x1.71547652b82fep+0);
+    double r = (y - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
+    double sum = 1.0;
+    for (int k = 22; k >= 1; k--) {
+        sum = 1.0 - sum * r / k;
+    }
+    return sum * double_from_bits((uint64_t)(1023 - n) << 52);
+}
+
+void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count,
+                         double *frequencies_out)
+{
+    double log_theta = log_of(theta);
+    for (uint32_t i = 0; i < pair_count; i++) {
+        double frequency = exp_minus(log_theta * i / pair_count);
+        frequencies_out[i] = divisors == NULL ? frequency : frequency / (double)divisors[i];
+    }
+}
+
+void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                      const double *frequencies, uint32_t pair_count, float *table)
+{
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t pair = 0; pair < pair_count; pair++) {
+            double sine;
+            double cosine;
+            fg_sincos((double)positions[row] * frequencies[pair], &sine, &cosine);
+            *table++ = (float)cosine;
+            *table++ = (float)sine;
+        }
+    }
+    stream->sequence++;
+}
+
+static void rotate_heads(const fg_rope_store *args, uint32_t row, uint32_t head_count,
+                         uint32_t head_dim, float *heads)
+{
+    const float *turns = args->table + (size_t)row * args->pair_count * 2;
+    uint32_t step = args->interleaved ? 2 : 1;
+    uint32_t other = args->interleaved ? 1 : args->pair_count;
+    for (uint32_t head = 0; head < head_count; head++) {
+        float *x = heads + ((size_t)row * head_count + head) * head_dim;
+        for (uint32_t pair = 0; pair < args->pair_count; pair++) {
+            float cosine = turns[2 * pair];
+            float sine = turns[2 * pair + 1];
+            float a = x[pair * step];
+            float b = x[pair * step + other];
+            x[pair * step] = a * cosine - b * sine;
+            x[pair * step + other] = a * sine + b * cosine;
+        }
+    }
+}
+
+static void store_heads(const fg_paged_kv *kv, const fg_kv_row *at, size_t offset,
+                        const float *heads)
+{
+    for (uint32_t head = 0; head < kv->kv_head_count; head++) {
+        const float *source = heads + (size_t)head * kv->head_dim;
+        uint8_t *slot = (uint8_t *)kv->arena +
+                        at->block_ids[at->position / kv->block_size] * kv->block_bytes + offset +
+                        head * kv->head_bytes +
+                        (size_t)(at->position % kv->block_size) * kv->head_dim *
+                            fg_dtype_block_bytes(kv->dtype);
+        if (kv->dtype == FG_F32) {
+            memcpy(slot, source, kv->head_dim * sizeof(float));
+            continue;
+        }
+        for (uint32_t d = 0; d < kv->head_dim; d++) {
+            uint16_t half = fg_f16_from_f32(source[d]);
+            memcpy(slot + 2 * (size_t)d, &half, sizeof half);
+        }
+    }
+}
+
+void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
+                      uint32_t rows)
+{
+    size_t kv_columns = (size_t)kv->kv_head_count * kv->head_dim;
+    for (uint32_t row = 0; row < rows; row++) {
+        rotate_heads(args, row, args->head_count, kv->head_dim, args->q);
+        rotate_heads(args, row, kv->kv_head_count, kv->head_dim, args->k);
+        store_heads(kv, &args->kv_rows[row], kv->key_offset, args->k + row * kv_columns);
+        store_heads(kv, &args->kv_rows[row], kv->value_offset, args->v + row * kv_columns);
+    }
+    stream->sequence++;
+}

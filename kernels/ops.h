@@ -1,0 +1,165 @@
+/*
+ * ops - the operations of a forward pass: one contract for every back end. Each takes the stream it
+ * runs in; tensors are row-major, `rows` counts tokens, all sizes in elements unless they say bytes.
+ *
+ * Numerics (docs/ARCHITECTURE.md, "the numerics contract"): what a row becomes is a pure function of
+ * that row, its weights and, in attention, the slots at or before its position. The number of rows,
+ * the threads and the instruction set never show. Two reductions are used everywhere:
+ *
+ *   lanes(i): element i of a sum goes to lane i % 8 by one fused multiply-add, in rising order of i;
+ *   fold(v): ((v0 + v4) + (v2 + v6)) + ((v1 + v5) + (v3 + v7)).
+ *
+ * Sizes are the engine's to check when it opens: the operations trust them.
+ */
+#ifndef FORGE_KERNELS_OPS_H
+#define FORGE_KERNELS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Activations are quantised in groups of 32 columns; the scales of four rows lie together. */
+enum { FG_QUANT_GROUP = 32, FG_QUANT_ROWS = 4 };
+
+/* A weight matrix: `outputs` rows of `columns` elements of `type` (fg_dtype), each row a whole number
+ * of the type's blocks, rows adjacent. */
+typedef struct fg_matrix {
+    const void *data;
+    uint32_t type;
+    uint32_t outputs;
+    uint32_t columns;
+} fg_matrix;
+
+/*
+ * Rows as a matrix product reads them: floats, and for quantised weights also bytes with scales.
+ *   values [rows][columns] float
+ *   quants [rows][columns] int8, |q| <= 127, value = scale * q
+ *   scales [ceil(rows / 4)][columns / 32][2][4] float: per group the scales of four rows, then
+ *          their scale * sum(q), which multiplies the minimum of weight types that have one
+ */
+typedef struct fg_activations {
+    float *values;
+    int8_t *quants;
+    float *scales;
+    uint32_t columns;
+} fg_activations;
+
+/* Bytes of `scales` for `rows` rows. */
+static inline size_t fg_activations_scales_bytes(uint32_t rows, uint32_t columns)
+{
+    size_t quads = ((size_t)rows + FG_QUANT_ROWS - 1) / FG_QUANT_ROWS;
+    return quads * (columns / FG_QUANT_GROUP) * 2 * FG_QUANT_ROWS * sizeof(float);
+}
+
+/* True when products with this weight type read `quants` and `scales` instead of `values`. */
+bool fg_op_linear_is_quantized(uint32_t type);
+
+/* quants and scales from values. Per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to
+ * even on ties; a group of zeros has scale 0. */
+void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows);
+
+/* out[row][o] (= or +=) sum over k of weight[o][k] * in[row][k].
+ *   float types: lanes(k) over float products, then fold; columns need not be a multiple of 8.
+ *   quantised types: per group of 32 in order, lane l holds the exact integer sum of elements
+ *   4l..4l+3 and is added by fma with d * scale; minima by one fma per group; then fold. */
+typedef struct fg_linear {
+    fg_matrix weight;
+    float *out;
+    uint32_t out_stride;
+    bool accumulate;
+} fg_linear;
+/* Several products of the same rows, done as one. */
+void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                  const fg_activations *in, uint32_t rows);
+
+/* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. */
+void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                 uint32_t rows, float *out);
+
+/* out[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] : row]. */
+typedef struct fg_rmsnorm {
+    const float *in;
+    const uint32_t *row_ids; /* NULL: rows in order */
+    const float *weight;     /* [columns] */
+    uint32_t columns;
+    float epsilon;
+    float *out;
+} fg_rmsnorm;
+void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
+
+/* out[row][c] = silu(gate[row][c]) * up[row][c]; out may be gate. */
+void fg_op_swiglu(fg_device_stream *stream, const float *gate, const float *up, uint32_t rows,
+                  uint32_t columns, float *out);
+
+/* frequencies_out[i] = theta^(-2i / (2 * pair_count)) / divisors[i] in double, on the host, for
+ * fg_op_rope_table; divisors may be NULL. */
+void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count,
+                         double *frequencies_out);
+
+/* table[row][pair] = {cos, sin} of positions[row] * frequencies[pair], the angle in double. */
+void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                      const double *frequencies, uint32_t pair_count, float *table);
+
+/* The paged KV of one layer as attention sees it. Slot s of a sequence lies in block
+ * block_ids[s / block_size] of its table, [head][slot][dim] from key_offset and value_offset on. */
+typedef struct fg_paged_kv {
+    void *arena;
+    size_t block_bytes;
+    size_t key_offset;   /* of this layer's K inside a block */
+    size_t value_offset; /* of this layer's V */
+    size_t head_bytes;   /* from one KV head to the next */
+    uint32_t block_size; /* slots */
+    uint32_t dtype;      /* FG_F16 or FG_F32 */
+    uint32_t kv_head_count;
+    uint32_t head_dim;
+} fg_paged_kv;
+
+/* One row of a ragged batch: its position, and its sequence's block table. */
+typedef struct fg_kv_row {
+    const uint32_t *block_ids;
+    uint32_t position;
+} fg_kv_row;
+
+/* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots.
+ *   q [row][head_count][head_dim], k and v [row][kv_head_count][head_dim]
+ *   pairs: interleaved (2i, 2i+1), else (i, i + pair_count); dims beyond 2 * pair_count stay. */
+typedef struct fg_rope_store {
+    float *q;
+    float *k;
+    const float *v;
+    const fg_kv_row *kv_rows;
+    const float *table; /* of fg_op_rope_table */
+    uint32_t pair_count;
+    uint32_t head_count;
+    bool interleaved;
+} fg_rope_store;
+void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
+                      uint32_t rows);
+
+/* Slots per piece of attention's online softmax: pieces begin at multiples of this. */
+enum { FG_ATTEND_PIECE = 16 };
+
+/* out[row][head] = softmax(q . K * scale) V over slots 0 .. position, K and V read as stored. Pieces
+ * of 16 slots in rising order; in each: scores by lanes and fold, the running maximum, sum and
+ * output rescaled once, then added to slot by slot. head_count is a multiple of kv_head_count;
+ * head h reads KV head h / (head_count / kv_head_count). */
+typedef struct fg_attend {
+    const float *q;
+    const fg_kv_row *kv_rows;
+    uint32_t head_count;
+    float scale;
+    float *out; /* [row][head_count][head_dim] */
+} fg_attend;
+void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                  uint32_t rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,122 @@
+#include "prefill-worker/prefill.h"
+
+#include <string.h>
+
+#include "common/base/log.h"
+
+enum {
+    PUSH_BLOCKS_MAX = 64, /* per call of the link, so that one sequence does not fill its queue */
+    RETRIES_MAX = 3,
+};
+
+static void fail(fg_worker *worker, fg_seq *seq, const char *why)
+{
+    fg_worker_end(worker, seq, FG_FINISH_ERROR, why);
+}
+
+/* Pushes again what the receiver found damaged. False: not all of it yet, or the sequence has ended. */
+static bool push_bad(fg_worker *worker, fg_seq *seq)
+{
+    while (seq->bad_count > 0) {
+        uint32_t index = seq->bad[seq->bad_count - 1];
+        fg_status status =
+            fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, index,
+                         seq->blocks + index, seq->target_blocks + index, 1);
+        if (status == FG_AGAIN) {
+            return false;
+        }
+        if (status != FG_OK) {
+            fail(worker, seq, "the decode worker was lost");
+            return false;
+        }
+        seq->bad_count--;
+    }
+    return true;
+}
+
+static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
+{
+    if (!seq->ticket_open || seq->aborting || seq->committed) {
+        return;
+    }
+    while (seq->pushed < seq->digested) {
+        uint32_t count = seq->digested - seq->pushed;
+        count = count < PUSH_BLOCKS_MAX ? count : PUSH_BLOCKS_MAX;
+        fg_status status = fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, seq->pushed,
+                                        seq->blocks + seq->pushed,
+                                        seq->target_blocks + seq->pushed, count);
+        if (status == FG_AGAIN) {
+            return; /* the next tick tries again */
+        }
+        if (status != FG_OK) {
+            fail(worker, seq, "the decode worker was lost");
+            return;
+        }
+        seq->pushed += count;
+    }
+    if (seq->state != FG_SEQ_HANDING || seq->pushed < seq->ticket_blocks ||
+        !push_bad(worker, seq)) {
+        return;
+    }
+    fg_link_commit commit = { .ticket = seq->ticket,
+                              .block_count = seq->ticket_blocks,
+                              .digests = seq->digests,
+                              .first_token = seq->first_token,
+                              .first_digest = seq->first_digest };
+    fg_status status = fg_link_commit_ticket(fg_worker_link(worker), seq->peer, &commit);
+    if (status == FG_OK) {
+        seq->committed = true;
+    } else if (status != FG_AGAIN) {
+        fail(worker, seq, "the decode worker was lost");
+    }
+}
+
+static void prefill_on_computed(fg_worker *worker, fg_seq *seq)
+{
+    if (seq->computed == seq->prompt_count) {
+        fg_worker_set_state(worker, seq, FG_SEQ_HANDING);
+    }
+    prefill_on_pump(worker, seq);
+}
+
+static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *bad,
+                              uint32_t bad_count)
+{
+    if (bad_count == 0) {
+        fg_msg msg = { .kind = FG_MSG_PUSHED, .request = seq->request, .attempt = seq->attempt };
+        msg.pushed.blocks = seq->ticket_blocks;
+        msg.pushed.bytes = (uint64_t)seq->ticket_blocks * fg_worker_config(worker)->layout.block_bytes;
+        msg.pushed.transport = fg_link_transport(fg_worker_link(worker), seq->peer);
+        msg.pushed.exposed_ns = fg_worker_now_ns(worker) - seq->computed_ns;
+        msg.pushed.retries = seq->retries;
+        fg_worker_send(worker, &msg);
+        fg_worker_release_ticket(worker, seq);
+        fg_worker_end(worker, seq, FG_FINISH_HANDED_OVER, "");
+        return;
+    }
+    seq->retries++;
+    fg_warn("prefill", "event=push_again req=%llx bad_blocks=%u try=%u",
+            (unsigned long long)seq->request, bad_count, seq->retries);
+    if (seq->retries > RETRIES_MAX) {
+        fail(worker, seq, "KV blocks arrived damaged again and again");
+        return;
+    }
+    for (uint32_t i = 0; i < bad_count; i++) {
+        if (bad[i] >= seq->ticket_blocks || bad_count > seq->ticket_blocks) {
+            fail(worker, seq, "the decode worker named blocks that were never sent");
+            return;
+        }
+        seq->bad[i] = bad[i];
+    }
+    seq->bad_count = bad_count;
+    seq->committed = false;
+    prefill_on_pump(worker, seq);
+}
+
+const fg_handover *fg_prefill_policy(void)
+{
+    static const fg_handover policy = { .on_computed = prefill_on_computed,
+                                        .on_pump = prefill_on_pump,
+                                        .on_answer = prefill_on_answer };
+    return &policy;
+}

@@ -1,0 +1,266 @@
+#include "proto/wire_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/limits.h"
+
+enum {
+    CLASS_BYTES_MAX = 128,     /* numerics class, transport */
+    LINK_RECORD_MAX = 1 << 16, /* a UCX worker address is 38..2000 bytes */
+    STEP_TOKENS_MAX = 1 << 16, /* of one decode step */
+    SHAPE_MAX = 1 << 16,       /* layers, heads, head size, block size */
+    CHOICES_MAX = 1024,
+    LEASE_MS_MAX = 3600 * 1000,
+};
+
+static fg_status too_large(const char *field, uint64_t value, fg_error *err)
+{
+    return fg_fail(err, FG_BAD_INPUT, "field %s is out of range: %llu", field,
+                   (unsigned long long)value);
+}
+
+typedef struct bound {
+    const char *field;
+    uint64_t value;
+    uint64_t max;
+} bound;
+
+static fg_status check_bounds(const bound *bounds, size_t count, fg_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (bounds[i].value > bounds[i].max) {
+            return too_large(bounds[i].field, bounds[i].value, err);
+        }
+    }
+    return FG_OK;
+}
+
+/* A peer's name is also a bus identity ("name#epoch") and a metric label. */
+static fg_status check_name(const char *field, const char *name, fg_error *err)
+{
+    size_t length = name == NULL ? 0 : strlen(name);
+    bool fine = length > 0 && length <= FG_LIMIT_NAME_BYTES;
+    for (size_t i = 0; fine && i < length; i++) {
+        fine = name[i] > 0x20 && name[i] < 0x7F && name[i] != '#';
+    }
+    if (!fine) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "field %s is not a name: 1 to %u printable characters without '#'", field,
+                       FG_LIMIT_NAME_BYTES);
+    }
+    return FG_OK;
+}
+
+static fg_status check_word(const char *field, const char *word, fg_error *err)
+{
+    size_t length = word == NULL ? 0 : strlen(word);
+    bool fine = length <= CLASS_BYTES_MAX;
+    for (size_t i = 0; fine && i < length; i++) {
+        fine = word[i] >= 0x20 && word[i] < 0x7F;
+    }
+    return fine ? FG_OK
+                : fg_fail(err, FG_BAD_INPUT, "field %s is not up to %d printable characters", field,
+                          CLASS_BYTES_MAX);
+}
+
+static fg_status check_record(const char *field, const void *record, size_t size_bytes,
+                              fg_error *err)
+{
+    if (size_bytes > LINK_RECORD_MAX || (size_bytes > 0 && record == NULL)) {
+        return too_large(field, size_bytes, err);
+    }
+    return FG_OK;
+}
+
+static fg_status check_hello(const fg_wire_hello *hello, fg_error *err)
+{
+    const bound bounds[] = {
+        { "hello.layer_count", hello->layer_count, SHAPE_MAX },
+        { "hello.kv_head_count", hello->kv_head_count, SHAPE_MAX },
+        { "hello.head_dim", hello->head_dim, SHAPE_MAX },
+        { "hello.block_size", hello->block_size, SHAPE_MAX },
+        { "hello.block_count", hello->block_count, FG_LIMIT_BLOCKS },
+        { "hello.max_seqs", hello->max_seqs, FG_LIMIT_LIVE_REQUESTS },
+        { "hello.context_max", hello->context_max, FG_LIMIT_CONTEXT_TOKENS },
+    };
+    fg_status status = check_name("hello.self.name", hello->self.name, err);
+    if (status == FG_OK && hello->protocol != FG_PROTOCOL_VERSION) {
+        return FG_OK; /* nothing else of it is known, and nothing else was read */
+    }
+    if (status == FG_OK &&
+        (hello->roles == 0 || (hello->roles & ~(uint32_t)(FG_ROLE_PREFILL | FG_ROLE_DECODE)))) {
+        status = too_large("hello.roles", hello->roles, err);
+    }
+    if (status == FG_OK && fg_dtype_block_count(hello->kv_dtype) == 0) {
+        status = too_large("hello.kv_dtype", hello->kv_dtype, err);
+    }
+    if (status == FG_OK) {
+        status = check_word("hello.numerics_class", hello->numerics_class, err);
+    }
+    if (status == FG_OK) {
+        status = check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+    }
+    if (status == FG_OK) {
+        status =
+            check_record("hello.link_record", hello->link_record, hello->link_record_bytes, err);
+    }
+    return status;
+}
+
+static fg_status check_load(const fg_wire_load *load, fg_error *err)
+{
+    const bound bounds[] = {
+        { "load.total", load->total, FG_LIMIT_BLOCKS },
+        { "load.free", load->free, FG_LIMIT_BLOCKS },
+        { "load.cached", load->cached, FG_LIMIT_BLOCKS },
+        { "load.held", load->held, FG_LIMIT_BLOCKS },
+        { "load.pinned", load->pinned, FG_LIMIT_BLOCKS },
+        { "load.quarantined", load->quarantined, FG_LIMIT_BLOCKS },
+    };
+    return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+}
+
+static fg_status check_fraction(const char *field, float value, float max, fg_error *err)
+{
+    if (!isfinite(value) || value < 0.0f || value > max) {
+        return fg_fail(err, FG_BAD_INPUT, "field %s is out of range: %g", field, (double)value);
+    }
+    return FG_OK;
+}
+
+static fg_status check_work(const uint32_t *tokens, uint32_t token_count,
+                            const fg_wire_sampling *sampling, fg_error *err)
+{
+    if (token_count == 0 || token_count > FG_LIMIT_CONTEXT_TOKENS || tokens == NULL) {
+        return too_large("tokens (count)", token_count, err);
+    }
+    fg_status status = check_fraction("sampling.temperature", sampling->temperature, 1e6f, err);
+    if (status == FG_OK) {
+        status = check_fraction("sampling.top_p", sampling->top_p, 1.0f, err);
+    }
+    if (status == FG_OK) {
+        status = check_fraction("sampling.min_p", sampling->min_p, 1.0f, err);
+    }
+    if (status == FG_OK && sampling->max_tokens > FG_LIMIT_CONTEXT_TOKENS) {
+        status = too_large("sampling.max_tokens", sampling->max_tokens, err);
+    }
+    return status;
+}
+
+static fg_status check_blocks(const uint32_t *blocks, uint32_t block_count, uint32_t first_block,
+                              fg_error *err)
+{
+    if (block_count > FG_LIMIT_BLOCKS || (block_count > 0 && blocks == NULL)) {
+        return too_large("blocks (count)", block_count, err);
+    }
+    if (first_block > FG_LIMIT_BLOCKS) {
+        return too_large("first_block", first_block, err);
+    }
+    for (uint32_t i = 0; i < block_count; i++) {
+        if (blocks[i] >= FG_LIMIT_BLOCKS) {
+            return too_large("blocks", blocks[i], err);
+        }
+    }
+    return FG_OK;
+}
+
+static fg_status check_prefill(const fg_msg *msg, fg_error *err)
+{
+    fg_status status =
+        check_work(msg->prefill.tokens, msg->prefill.token_count, &msg->prefill.sampling, err);
+    if (status == FG_OK && msg->prefill.has_ticket) {
+        status = check_name("prefill.target.name", msg->prefill.target.name, err);
+    }
+    if (status == FG_OK) {
+        status = check_blocks(msg->prefill.blocks, msg->prefill.block_count,
+                              msg->prefill.first_block, err);
+    }
+    return status;
+}
+
+static fg_status check_pushed(const fg_msg *msg, fg_error *err)
+{
+    if (msg->pushed.blocks > FG_LIMIT_BLOCKS) {
+        return too_large("pushed.blocks", msg->pushed.blocks, err);
+    }
+    return check_word("pushed.transport", msg->pushed.transport, err);
+}
+
+static fg_status check_tokens(const fg_msg *msg, fg_error *err)
+{
+    if (msg->tokens.count > STEP_TOKENS_MAX ||
+        (msg->tokens.count > 0 && msg->tokens.tokens == NULL)) {
+        return too_large("tokens (count)", msg->tokens.count, err);
+    }
+    for (uint32_t i = 0; i < msg->tokens.count; i++) {
+        const fg_wire_token *token = &msg->tokens.tokens[i];
+        if (token->choice > CHOICES_MAX) {
+            return too_large("tokens.choice", token->choice, err);
+        }
+        if (token->index > FG_LIMIT_CONTEXT_TOKENS) {
+            return too_large("tokens.index", token->index, err);
+        }
+    }
+    return FG_OK;
+}
+
+fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
+{
+    fg_status status;
+    switch (msg->kind) {
+    case FG_MSG_HELLO:
+        return check_hello(&msg->hello, err);
+    case FG_MSG_WELCOME:
+        if (msg->welcome.lease_ms == 0 || msg->welcome.lease_ms > LEASE_MS_MAX) {
+            return too_large("welcome.lease_ms", msg->welcome.lease_ms, err);
+        }
+        return FG_OK;
+    case FG_MSG_LOAD:
+        return check_load(&msg->load, err);
+    case FG_MSG_PEER:
+        status = check_name("peer.peer.name", msg->peer.peer.name, err);
+        return status != FG_OK ? status
+                               : check_record("peer.link_record", msg->peer.link_record,
+                                              msg->peer.link_record_bytes, err);
+    case FG_MSG_PEER_LOST:
+        return check_name("peer_lost.peer.name", msg->peer_lost.peer.name, err);
+    case FG_MSG_RESERVE:
+        status = check_name("reserve.writer.name", msg->reserve.writer.name, err);
+        return status != FG_OK ? status
+                               : check_work(msg->reserve.tokens, msg->reserve.token_count,
+                                            &msg->reserve.sampling, err);
+    case FG_MSG_TICKET:
+        return check_blocks(msg->ticket.blocks, msg->ticket.block_count, msg->ticket.first_block,
+                            err);
+    case FG_MSG_PREFILL:
+        return check_prefill(msg, err);
+    case FG_MSG_FIRST:
+        return msg->first.choice > CHOICES_MAX ? too_large("first.choice", msg->first.choice, err)
+                                               : FG_OK;
+    case FG_MSG_PUSHED:
+        return check_pushed(msg, err);
+    case FG_MSG_TOKENS:
+        return check_tokens(msg, err);
+    case FG_MSG_DONE:
+        if (msg->done.finish <= FG_FINISH_NONE || msg->done.finish > FG_FINISH_HANDED_OVER) {
+            return too_large("done.finish", msg->done.finish, err);
+        }
+        return FG_OK;
+    case FG_MSG_REFUSE:
+    case FG_MSG_CANCEL:
+    case FG_MSG_DRAIN:
+        return FG_OK;
+    }
+    return too_large("kind", msg->kind, err);
+}
+
+const char *fg_msg_name(fg_msg_kind kind)
+{
+    static const char *const names[] = { "none",   "hello",   "welcome",   "refuse",
+                                         "load",   "peer",    "peer_lost", "reserve",
+                                         "ticket", "prefill", "first",     "pushed",
+                                         "tokens", "done",    "cancel",    "drain" };
+    return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
+}

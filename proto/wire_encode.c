@@ -1,0 +1,350 @@
+#include "proto/wire_internal.h"
+
+#include <string.h>
+
+#include "common/base/limits.h"
+#include "common/base/utf8.h"
+#include "forge.pb-c.h"
+
+/* Every message that can be a body, so that encoding needs no heap: one lives on the stack. */
+typedef union body {
+    Forge__Wire__Hello hello;
+    Forge__Wire__Welcome welcome;
+    Forge__Wire__Refuse refuse;
+    Forge__Wire__Load load;
+    Forge__Wire__PeerRecord peer;
+    Forge__Wire__PeerLost peer_lost;
+    Forge__Wire__Reserve reserve;
+    Forge__Wire__Ticket ticket;
+    Forge__Wire__Prefill prefill;
+    Forge__Wire__First first;
+    Forge__Wire__Pushed pushed;
+    Forge__Wire__Tokens tokens;
+    Forge__Wire__Done done;
+    Forge__Wire__Cancel cancel;
+    Forge__Wire__Drain drain;
+} body;
+
+typedef struct builder {
+    Forge__Wire__Frame frame;
+    body body;
+    Forge__Wire__Peer peer;
+    Forge__Wire__Sampling sampling;
+} builder;
+
+/* protobuf-c's structs hold mutable pointers, also for packing, which only reads. */
+static void *unconst(const void *pointer)
+{
+    return (void *)(uintptr_t)pointer;
+}
+
+static ProtobufCBinaryData binary(const void *bytes, size_t size_bytes)
+{
+    return (ProtobufCBinaryData){ .len = size_bytes, .data = unconst(bytes) };
+}
+
+static ProtobufCBinaryData text_of(const char *text)
+{
+    return binary(text, text == NULL ? 0 : strlen(text));
+}
+
+/* A text for people is cut at the limit, between two characters, rather than refused. */
+static ProtobufCBinaryData prose_of(const char *text)
+{
+    ProtobufCBinaryData data = text_of(text);
+    if (data.len > WIRE_TEXT_MAX) {
+        data.len = WIRE_TEXT_MAX;
+        while (data.len > WIRE_TEXT_MAX - 4 && (text[data.len] & 0xC0) == 0x80) {
+            data.len--;
+        }
+    }
+    return data;
+}
+
+static Forge__Wire__Peer *peer_of(builder *b, const fg_wire_peer *peer)
+{
+    forge__wire__peer__init(&b->peer);
+    b->peer.name = text_of(peer->name);
+    b->peer.epoch = peer->epoch;
+    return &b->peer;
+}
+
+static Forge__Wire__Sampling *sampling_of(builder *b, const fg_wire_sampling *sampling)
+{
+    Forge__Wire__Sampling *to = &b->sampling;
+    forge__wire__sampling__init(to);
+    to->temperature = sampling->temperature;
+    to->top_p = sampling->top_p;
+    to->min_p = sampling->min_p;
+    to->top_k = sampling->top_k;
+    to->seed = sampling->seed;
+    to->max_tokens = sampling->max_tokens;
+    to->ignore_eos = sampling->ignore_eos;
+    to->want_digests = sampling->want_digests;
+    return to;
+}
+
+static void fill_hello(builder *b, const fg_wire_hello *hello)
+{
+    Forge__Wire__Hello *to = &b->body.hello;
+    forge__wire__hello__init(to);
+    b->frame.version = hello->protocol;
+    to->self = peer_of(b, &hello->self);
+    to->roles = hello->roles;
+    to->pid = hello->pid;
+    to->fingerprint_low = hello->fingerprint_low;
+    to->fingerprint_high = hello->fingerprint_high;
+    to->numerics_class = text_of(hello->numerics_class);
+    to->layer_count = hello->layer_count;
+    to->kv_head_count = hello->kv_head_count;
+    to->head_dim = hello->head_dim;
+    to->block_size = hello->block_size;
+    to->kv_dtype = hello->kv_dtype;
+    to->block_count = hello->block_count;
+    to->max_seqs = hello->max_seqs;
+    to->context_max = hello->context_max;
+    to->link_record = binary(hello->link_record, hello->link_record_bytes);
+    b->frame.hello = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_HELLO;
+}
+
+static void fill_load(builder *b, const fg_wire_load *load)
+{
+    Forge__Wire__Load *to = &b->body.load;
+    forge__wire__load__init(to);
+    to->total = load->total;
+    to->free = load->free;
+    to->cached = load->cached;
+    to->held = load->held;
+    to->pinned = load->pinned;
+    to->quarantined = load->quarantined;
+    to->running = load->running;
+    to->waiting = load->waiting;
+    to->steps = load->steps;
+    to->busy_ns = load->busy_ns;
+    to->sequence = load->sequence;
+    b->frame.load = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_LOAD;
+}
+
+static void fill_join(builder *b, const fg_msg *msg)
+{
+    Forge__Wire__Frame *frame = &b->frame;
+    switch (msg->kind) {
+    case FG_MSG_WELCOME:
+        frame->welcome = &b->body.welcome;
+        forge__wire__welcome__init(frame->welcome);
+        frame->welcome->router_epoch = msg->welcome.router_epoch;
+        frame->welcome->lease_ms = msg->welcome.lease_ms;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_WELCOME;
+        break;
+    case FG_MSG_REFUSE:
+        frame->refuse = &b->body.refuse;
+        forge__wire__refuse__init(frame->refuse);
+        frame->refuse->reason = prose_of(msg->refuse.reason);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_REFUSE;
+        break;
+    case FG_MSG_PEER:
+        frame->peer = &b->body.peer;
+        forge__wire__peer_record__init(frame->peer);
+        frame->peer->peer = peer_of(b, &msg->peer.peer);
+        frame->peer->pid = msg->peer.pid;
+        frame->peer->link_record = binary(msg->peer.link_record, msg->peer.link_record_bytes);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_PEER;
+        break;
+    case FG_MSG_PEER_LOST:
+        frame->peer_lost = &b->body.peer_lost;
+        forge__wire__peer_lost__init(frame->peer_lost);
+        frame->peer_lost->peer = peer_of(b, &msg->peer_lost.peer);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_PEER_LOST;
+        break;
+    default:
+        FG_ASSERT(msg->kind == FG_MSG_DRAIN, "kind %d", (int)msg->kind);
+        frame->drain = &b->body.drain;
+        forge__wire__drain__init(frame->drain);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_DRAIN;
+        break;
+    }
+}
+
+static void fill_prefill(builder *b, const fg_msg *msg)
+{
+    Forge__Wire__Prefill *to = &b->body.prefill;
+    forge__wire__prefill__init(to);
+    to->tokens = unconst(msg->prefill.tokens);
+    to->n_tokens = msg->prefill.token_count;
+    to->sampling = sampling_of(b, &msg->prefill.sampling);
+    to->has_ticket = msg->prefill.has_ticket;
+    if (msg->prefill.has_ticket) {
+        to->target = peer_of(b, &msg->prefill.target);
+        to->ticket = msg->prefill.ticket;
+        to->first_block = msg->prefill.first_block;
+        to->blocks = unconst(msg->prefill.blocks);
+        to->n_blocks = msg->prefill.block_count;
+    }
+    b->frame.prefill = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_PREFILL;
+}
+
+static void fill_placing(builder *b, const fg_msg *msg)
+{
+    Forge__Wire__Frame *frame = &b->frame;
+    switch (msg->kind) {
+    case FG_MSG_RESERVE:
+        frame->reserve = &b->body.reserve;
+        forge__wire__reserve__init(frame->reserve);
+        frame->reserve->writer = peer_of(b, &msg->reserve.writer);
+        frame->reserve->tokens = unconst(msg->reserve.tokens);
+        frame->reserve->n_tokens = msg->reserve.token_count;
+        frame->reserve->sampling = sampling_of(b, &msg->reserve.sampling);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_RESERVE;
+        break;
+    case FG_MSG_TICKET:
+        frame->ticket = &b->body.ticket;
+        forge__wire__ticket__init(frame->ticket);
+        frame->ticket->granted = msg->ticket.granted;
+        frame->ticket->ticket = msg->ticket.ticket;
+        frame->ticket->first_block = msg->ticket.first_block;
+        frame->ticket->blocks = unconst(msg->ticket.blocks);
+        frame->ticket->n_blocks = msg->ticket.block_count;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_TICKET;
+        break;
+    default:
+        fill_prefill(b, msg);
+        break;
+    }
+}
+
+static void fill_progress(builder *b, const fg_msg *msg)
+{
+    Forge__Wire__Frame *frame = &b->frame;
+    switch (msg->kind) {
+    case FG_MSG_FIRST:
+        frame->first = &b->body.first;
+        forge__wire__first__init(frame->first);
+        frame->first->choice = msg->first.choice;
+        frame->first->id = msg->first.id;
+        frame->first->digest = msg->first.digest;
+        frame->first->queue_ns = msg->first.queue_ns;
+        frame->first->compute_ns = msg->first.compute_ns;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_FIRST;
+        break;
+    case FG_MSG_PUSHED:
+        frame->pushed = &b->body.pushed;
+        forge__wire__pushed__init(frame->pushed);
+        frame->pushed->blocks = msg->pushed.blocks;
+        frame->pushed->bytes = msg->pushed.bytes;
+        frame->pushed->transport = text_of(msg->pushed.transport);
+        frame->pushed->exposed_ns = msg->pushed.exposed_ns;
+        frame->pushed->retries = msg->pushed.retries;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_PUSHED;
+        break;
+    case FG_MSG_DONE:
+        frame->done = &b->body.done;
+        forge__wire__done__init(frame->done);
+        frame->done->finish = (uint32_t)msg->done.finish;
+        frame->done->text = prose_of(msg->done.text);
+        frame->done->generated = msg->done.generated;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_DONE;
+        break;
+    default:
+        FG_ASSERT(msg->kind == FG_MSG_CANCEL, "kind %d", (int)msg->kind);
+        frame->cancel = &b->body.cancel;
+        forge__wire__cancel__init(frame->cancel);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_CANCEL;
+        break;
+    }
+}
+
+/* Points the columns into `scratch`, which holds TOKEN_COLUMNS_BYTES for each token. */
+enum { TOKEN_COLUMNS_BYTES = 2 * 8 + 4 * 4 };
+
+static void fill_tokens(builder *b, const fg_msg *msg, unsigned char *scratch)
+{
+    Forge__Wire__Tokens *to = &b->body.tokens;
+    size_t count = msg->tokens.count;
+    bool has_digests = false;
+    forge__wire__tokens__init(to);
+    to->n_request = to->n_attempt = to->n_choice = to->n_index = to->n_id = count;
+    to->request = (uint64_t *)(void *)scratch;
+    to->digest = to->request + count;
+    to->attempt = (uint32_t *)(void *)(to->digest + count);
+    to->choice = to->attempt + count;
+    to->index = to->choice + count;
+    to->id = to->index + count;
+    for (size_t i = 0; i < count; i++) {
+        const fg_wire_token *token = &msg->tokens.tokens[i];
+        to->request[i] = token->request;
+        to->attempt[i] = token->attempt;
+        to->choice[i] = token->choice;
+        to->index[i] = token->index;
+        to->id[i] = token->id;
+        to->digest[i] = token->digest;
+        has_digests = has_digests || token->digest != 0;
+    }
+    to->n_digest = has_digests ? count : 0;
+    b->frame.tokens = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_TOKENS;
+}
+
+static void fill_body(builder *b, const fg_msg *msg)
+{
+    switch (msg->kind) {
+    case FG_MSG_HELLO:
+        fill_hello(b, &msg->hello);
+        break;
+    case FG_MSG_LOAD:
+        fill_load(b, &msg->load);
+        break;
+    case FG_MSG_RESERVE:
+    case FG_MSG_TICKET:
+    case FG_MSG_PREFILL:
+        fill_placing(b, msg);
+        break;
+    case FG_MSG_FIRST:
+    case FG_MSG_PUSHED:
+    case FG_MSG_DONE:
+    case FG_MSG_CANCEL:
+        fill_progress(b, msg);
+        break;
+    default:
+        fill_join(b, msg);
+        break;
+    }
+}
+
+bool fg_wire_encode(const fg_msg *msg, fg_buf *out)
+{
+    fg_error err = { 0 };
+    builder b;
+    fg_status status = fg_wire_check(msg, &err);
+    FG_ASSERT(status == FG_OK, "%s: %s", fg_msg_name(msg->kind), err.text);
+    forge__wire__frame__init(&b.frame);
+    b.frame.version = FG_PROTOCOL_VERSION;
+    b.frame.request = msg->request;
+    b.frame.attempt = msg->attempt;
+    if (msg->kind == FG_MSG_TOKENS) {
+        /* The columns stand behind the frame in the same buffer: no heap once it has grown. A packed
+         * token takes at most 10 + 8 + 4 * 5 bytes. */
+        size_t count = msg->tokens.count;
+        size_t frame_max = 64 + count * 38;
+        char *place = fg_buf_reserve(out, frame_max + 16 + count * TOKEN_COLUMNS_BYTES);
+        if (place == NULL) {
+            return false;
+        }
+        uintptr_t columns = ((uintptr_t)place + frame_max + 15) & ~(uintptr_t)15;
+        fill_tokens(&b, msg, (unsigned char *)columns);
+    } else {
+        fill_body(&b, msg);
+    }
+    size_t size_bytes = protobuf_c_message_get_packed_size(&b.frame.base);
+    FG_ASSERT(size_bytes <= FG_LIMIT_FRAME_BYTES, "a frame of %zu bytes", size_bytes);
+    char *place = fg_buf_reserve(out, size_bytes);
+    if (place == NULL) {
+        return false;
+    }
+    protobuf_c_message_pack(&b.frame.base, (uint8_t *)place);
+    out->size += size_bytes;
+    out->data[out->size] = '\0';
+    return true;
+}

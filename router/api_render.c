@@ -1,0 +1,237 @@
+#include "router/api.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/hash.h"
+
+uint64_t fg_api_roll_digest(uint64_t rolling, uint64_t row_digest)
+{
+    unsigned char bytes[16];
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (unsigned char)(rolling >> (8 * i));
+        bytes[8 + i] = (unsigned char)(row_digest >> (8 * i));
+    }
+    return fg_hash64(bytes, sizeof bytes, 0);
+}
+
+const char *fg_api_finish_name(fg_finish finish)
+{
+    FG_ASSERT(finish == FG_FINISH_STOP || finish == FG_FINISH_LENGTH, "no client sees this end");
+    return finish == FG_FINISH_STOP ? "stop" : "length";
+}
+
+static const char *type_of_status(int http_status)
+{
+    switch (http_status) {
+    case 404:
+        return "not_found_error";
+    case 429:
+        return "rate_limit_error";
+    default:
+        return http_status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+fg_status fg_api_refuse(fg_api_error *error_out, fg_status status, int http_status,
+                        const char *param, const char *code, const char *format, ...)
+{
+    error_out->http_status = http_status;
+    error_out->type = type_of_status(http_status);
+    error_out->code = code;
+    snprintf(error_out->param, sizeof error_out->param, "%s", param == NULL ? "" : param);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error_out->text, sizeof error_out->text, format, args);
+    va_end(args);
+    return status;
+}
+
+static void put_string(fg_buf *out, const char *text, size_t length)
+{
+    fg_buf_putc(out, '"');
+    fg_buf_json_escape(out, text, length);
+    fg_buf_putc(out, '"');
+}
+
+static void put_string_or_null(fg_buf *out, const char *text)
+{
+    if (text == NULL) {
+        fg_buf_append(out, "null", 4);
+    } else {
+        put_string(out, text, strlen(text));
+    }
+}
+
+/* Everything in front of `choices`, which all shapes of an answer share. */
+static void put_head(fg_buf *out, const fg_request *request, const char *object)
+{
+    fg_buf_puts(out, "{\"id\":");
+    put_string_or_null(out, request->id);
+    fg_buf_printf(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", object,
+                  request->created_s);
+    put_string_or_null(out, request->model);
+    fg_buf_puts(out, ",\"system_fingerprint\":");
+    put_string_or_null(out, request->fingerprint);
+}
+
+static void put_ids(fg_buf *out, const fg_api_piece *piece)
+{
+    fg_buf_puts(out, "\"token_ids\":[");
+    for (size_t i = 0; i < piece->token_count; i++) {
+        fg_buf_printf(out, i == 0 ? "%" PRIu32 : ",%" PRIu32, piece->ids[i]);
+    }
+    fg_buf_putc(out, ']');
+}
+
+/* What a client asked for beyond OpenAI's shapes, at the end of a choice. */
+static void put_extras(fg_buf *out, const fg_request *request, const fg_api_piece *piece)
+{
+    if (request->return_token_ids) {
+        fg_buf_putc(out, ',');
+        put_ids(out, piece);
+    }
+    if (request->logits_digest) {
+        fg_buf_puts(out, ",\"forge\":{");
+        put_ids(out, piece);
+        fg_buf_puts(out, ",\"digests\":[");
+        for (size_t i = 0; i < piece->token_count; i++) {
+            fg_buf_printf(out, i == 0 ? "\"%016" PRIx64 "\"" : ",\"%016" PRIx64 "\"",
+                          piece->digests[i]);
+        }
+        fg_buf_printf(out, "],\"rolling\":\"%016" PRIx64 "\"}", piece->rolling_digest);
+    }
+}
+
+static void put_finish(fg_buf *out, fg_finish finish)
+{
+    if (finish == FG_FINISH_NONE) {
+        fg_buf_puts(out, ",\"logprobs\":null,\"finish_reason\":null");
+    } else {
+        fg_buf_printf(out, ",\"logprobs\":null,\"finish_reason\":\"%s\"",
+                      fg_api_finish_name(finish));
+    }
+}
+
+static void put_usage(fg_buf *out, const fg_request *request, uint32_t completion_tokens)
+{
+    fg_buf_printf(out,
+                  ",\"usage\":{\"prompt_tokens\":%" PRIu32 ",\"completion_tokens\":%" PRIu32
+                  ",\"total_tokens\":%" PRIu64 ",\"prompt_tokens_details\":{\"cached_tokens\":0}}",
+                  request->token_count, completion_tokens,
+                  (uint64_t)request->token_count + completion_tokens);
+}
+
+void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_piece *answer,
+                          fg_finish finish, uint32_t completion_tokens)
+{
+    bool chat = request->kind == FG_API_CHAT;
+    put_head(out, request, chat ? "chat.completion" : "text_completion");
+    fg_buf_puts(out, chat ? ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
+                            "\"content\":"
+                          : ",\"choices\":[{\"index\":0,\"text\":");
+    put_string(out, answer->text, answer->text_length);
+    if (chat) {
+        fg_buf_puts(out, ",\"refusal\":null}");
+    }
+    put_finish(out, finish);
+    put_extras(out, request, answer);
+    fg_buf_puts(out, "}]");
+    put_usage(out, request, completion_tokens);
+    fg_buf_putc(out, '}');
+}
+
+void fg_api_render_error(fg_buf *out, const fg_api_error *error)
+{
+    fg_buf_puts(out, "{\"error\":{\"message\":");
+    put_string(out, error->text, strlen(error->text));
+    fg_buf_puts(out, ",\"type\":");
+    put_string_or_null(out, error->type);
+    fg_buf_puts(out, ",\"param\":");
+    put_string_or_null(out, error->param[0] == '\0' ? NULL : error->param);
+    fg_buf_puts(out, ",\"code\":");
+    put_string_or_null(out, error->code);
+    fg_buf_puts(out, "}}");
+}
+
+void fg_api_render_model(fg_buf *out, const fg_api_server *server, int64_t created_s)
+{
+    fg_buf_puts(out, "{\"id\":");
+    put_string_or_null(out, server->model_name);
+    fg_buf_printf(out,
+                  ",\"object\":\"model\",\"created\":%" PRId64
+                  ",\"owned_by\":\"forge\",\"max_model_len\":%" PRIu32 "}",
+                  created_s, server->context_max);
+}
+
+void fg_api_render_models(fg_buf *out, const fg_api_server *server, int64_t created_s)
+{
+    fg_buf_puts(out, "{\"object\":\"list\",\"data\":[");
+    fg_api_render_model(out, server, created_s);
+    fg_buf_puts(out, "]}");
+}
+
+static void begin_event(fg_buf *out, const fg_request *request)
+{
+    fg_buf_puts(out, "data: ");
+    put_head(out, request,
+             request->kind == FG_API_CHAT ? "chat.completion.chunk" : "text_completion");
+}
+
+/* Chunks before the usage chunk say `usage: null`, and only where a usage chunk will come: some
+ * clients stumble over either where it was not asked for. */
+static void end_event(fg_buf *out, const fg_request *request)
+{
+    fg_buf_puts(out, request->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+void fg_api_event_role(fg_buf *out, const fg_request *request)
+{
+    begin_event(out, request);
+    fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":"
+                     "\"\"},\"logprobs\":null,\"finish_reason\":null}]");
+    end_event(out, request);
+}
+
+void fg_api_event_piece(fg_buf *out, const fg_request *request, const fg_api_piece *piece,
+                        fg_finish finish)
+{
+    begin_event(out, request);
+    if (request->kind == FG_API_CHAT) {
+        fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":{");
+        if (piece->text_length > 0) {
+            fg_buf_puts(out, "\"content\":");
+            put_string(out, piece->text, piece->text_length);
+        }
+        fg_buf_putc(out, '}');
+    } else {
+        fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
+        put_string(out, piece->text, piece->text_length);
+    }
+    put_finish(out, finish);
+    put_extras(out, request, piece);
+    fg_buf_puts(out, "}]");
+    end_event(out, request);
+}
+
+void fg_api_event_usage(fg_buf *out, const fg_request *request, uint32_t completion_tokens)
+{
+    begin_event(out, request);
+    fg_buf_puts(out, ",\"choices\":[]");
+    put_usage(out, request, completion_tokens);
+    fg_buf_puts(out, "}\n\n");
+}
+
+void fg_api_event_error(fg_buf *out, const fg_api_error *error)
+{
+    fg_buf_puts(out, "data: ");
+    fg_api_render_error(out, error);
+    fg_buf_puts(out, "\n\n");
+}
+
+void fg_api_event_done(fg_buf *out)
+{
+    fg_buf_puts(out, "data: [DONE]\n\n");
+}

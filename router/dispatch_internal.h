@@ -1,0 +1,91 @@
+/*
+ * dispatch_internal - what dispatch.c (requests), dispatch_workers.c (workers and their messages) and
+ * dispatch_state.c (what people see) share. Private to router.
+ */
+#ifndef FORGE_ROUTER_DISPATCH_INTERNAL_H
+#define FORGE_ROUTER_DISPATCH_INTERNAL_H
+
+#include "common/base/arena.h"
+#include "common/base/map.h"
+#include "common/obs/life.h"
+#include "router/dispatch.h"
+#include "router/journal.h"
+#include "router/placement.h"
+
+enum { FG_RECENT_MAX = 64, FG_TRANSPORT_BYTES = 32 };
+
+/* What happened to a request, kept after its end for GET /debug/state. */
+typedef struct fg_job_record {
+    uint64_t id;
+    char prefill[FG_LIMIT_NAME_BYTES + 1];
+    char decode[FG_LIMIT_NAME_BYTES + 1];
+    char transport[FG_TRANSPORT_BYTES];
+    uint32_t kv_blocks, push_retries;
+    uint64_t kv_bytes;
+    uint32_t prompt_tokens, completion_tokens;
+    uint64_t created_ns, placed_ns, first_ns, second_ns, last_ns;
+    uint64_t prefill_queue_ns, prefill_compute_ns, push_exposed_ns;
+    uint32_t attempts;
+    fg_finish finish;
+} fg_job_record;
+
+typedef struct fg_job {
+    struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
+    struct fg_job *queue_next;
+    bool in_queue;
+    uint64_t id;
+    uint32_t attempt;
+    fg_life life;
+    fg_dispatch_job input;
+    fg_journal *journal;
+    fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
+    uint32_t need_blocks;            /* booked at `decode` */
+    bool done_known;                 /* the last worker has ended it; tokens may still be missing */
+    fg_finish done_finish;
+    uint32_t done_generated;
+    uint64_t deadline_ns; /* of the present state */
+    fg_job_record record;
+} fg_job;
+
+struct fg_dispatch {
+    fg_dispatch_options options;
+    fg_registry *registry;
+    fg_map *by_id;
+    fg_job *jobs, *jobs_last;
+    fg_job *queue, *queue_last;
+    uint64_t queued_tokens;
+    uint64_t next_id;
+    bool was_complete; /* every awaited worker has joined once */
+    fg_buf out;
+    fg_arena *inbox;
+    fg_dispatch_stats stats;
+    fg_job_record recent[FG_RECENT_MAX];
+    uint32_t recent_count; /* ever; the newest is at (recent_count - 1) % FG_RECENT_MAX */
+    fg_place_worker *snapshot;
+    double ended_rate; /* per second, smoothed */
+    uint64_t ended_seen, rate_at_ns;
+};
+
+/* dispatch.c */
+uint64_t fg_dispatch_now(const fg_dispatch *dispatch);
+void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state);
+/* Places what can be placed, from the queue's head. */
+void fg_dispatch_pump(fg_dispatch *dispatch);
+/* The request is over: tells workers still on it, the books, and (unless silent) its owner. */
+void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
+                     const char *text, bool silent);
+/* Takes the job from its workers (they are told to drop it) and puts it at the queue's head for
+ * another attempt; ends it when tokens were seen or attempts are used up. */
+void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text);
+/* Back to the queue's head without a new attempt: the decode worker was full after all. */
+void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
+/* Gives tokens that are in order to the owner; ends the job when all have come. */
+void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
+void fg_dispatch_release_prefill(fg_job *job);
+void fg_dispatch_release_decode(fg_job *job);
+
+/* dispatch_workers.c */
+fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
+void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why);
+
+#endif

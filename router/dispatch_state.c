@@ -1,0 +1,108 @@
+#include "router/dispatch_internal.h"
+
+#include <string.h>
+
+static double ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0.0;
+}
+
+static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, fg_buf *out)
+{
+    fg_buf_puts(out, "{\"name\":\"");
+    fg_buf_json_escape(out, w->name, strlen(w->name));
+    fg_buf_printf(out,
+                  "\",\"role\":\"%s\",\"epoch\":%llu,\"pid\":%llu,"
+                  "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
+                  "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
+                  "\"busy_ms\":%.1f,\"draining\":%s,\"silent_ms\":%.0f}",
+                  w->roles == FG_ROLE_PREFILL  ? "prefill"
+                  : w->roles == FG_ROLE_DECODE ? "decode"
+                                               : "both",
+                  (unsigned long long)w->epoch, (unsigned long long)w->pid, w->load.total,
+                  w->load.free, w->load.cached, w->load.held, w->load.pinned, w->load.quarantined,
+                  w->load.running, w->load.waiting, (unsigned long long)w->load.steps,
+                  (double)w->load.busy_ns / 1e6, w->draining ? "true" : "false",
+                  ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
+}
+
+static const char *finish_name(fg_finish finish)
+{
+    switch (finish) {
+    case FG_FINISH_STOP:
+        return "stop";
+    case FG_FINISH_LENGTH:
+        return "length";
+    case FG_FINISH_CANCELLED:
+        return "cancelled";
+    default:
+        return "error";
+    }
+}
+
+static void render_record(const fg_job_record *r, fg_buf *out)
+{
+    /* Mean time between tokens, from the first; the hand-over gap is first to second. */
+    double itl = r->completion_tokens > 1
+                     ? ms_between(r->first_ns, r->last_ns) / (r->completion_tokens - 1)
+                     : 0.0;
+    fg_buf_printf(out,
+                  "{\"id\":\"%016llx\",\"prefill\":\"%s\",\"decode\":\"%s\",\"kv_blocks\":%u,"
+                  "\"kv_bytes\":%llu,\"transport\":\"",
+                  (unsigned long long)r->id, r->prefill, r->decode, r->kv_blocks,
+                  (unsigned long long)r->kv_bytes);
+    fg_buf_json_escape(out, r->transport, strlen(r->transport));
+    fg_buf_printf(out,
+                  "\",\"push_retries\":%u,\"push_exposed_ms\":%.3f,\"queue_ms\":%.3f,"
+                  "\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
+                  "\"handover_gap_ms\":%.3f,\"itl_ms\":%.3f,\"e2e_ms\":%.3f,"
+                  "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"attempts\":%u,"
+                  "\"finish\":\"%s\"}",
+                  r->push_retries, (double)r->push_exposed_ns / 1e6,
+                  ms_between(r->created_ns, r->placed_ns), (double)r->prefill_queue_ns / 1e6,
+                  (double)r->prefill_compute_ns / 1e6, ms_between(r->created_ns, r->first_ns),
+                  ms_between(r->first_ns, r->second_ns), itl,
+                  ms_between(r->created_ns, r->last_ns), r->prompt_tokens, r->completion_tokens,
+                  r->attempts, finish_name(r->finish));
+}
+
+bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
+{
+    fg_buf_puts(out, "{\"workers\":[");
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        fg_buf_puts(out, i > 0 ? "," : "");
+        render_worker(dispatch, fg_registry_at(dispatch->registry, i), out);
+    }
+    fg_buf_puts(out, "],\"requests\":[");
+    for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
+        fg_buf_printf(out,
+                      "%s{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
+                      "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u}",
+                      job == dispatch->jobs ? "" : ",", (unsigned long long)job->id,
+                      fg_life_name(fg_life_now(&job->life)),
+                      ms_between(job->record.created_ns, fg_dispatch_now(dispatch)), job->attempt,
+                      job->prefill != NULL ? job->prefill->name : "",
+                      job->decode != NULL ? job->decode->name : "",
+                      fg_journal_count(job->journal));
+    }
+    fg_buf_puts(out, "],\"recent\":[");
+    uint32_t kept =
+        dispatch->recent_count < FG_RECENT_MAX ? dispatch->recent_count : FG_RECENT_MAX;
+    for (uint32_t i = 0; i < kept; i++) {
+        fg_buf_puts(out, i > 0 ? "," : "");
+        render_record(&dispatch->recent[(dispatch->recent_count - 1 - i) % FG_RECENT_MAX], out);
+    }
+    const fg_dispatch_stats *s = &dispatch->stats;
+    fg_buf_printf(out,
+                  "],\"counters\":{\"started\":%llu,\"finished\":%llu,\"failed\":%llu,"
+                  "\"cancelled\":%llu,\"retried\":%llu,\"workers_lost\":%llu,"
+                  "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
+                  "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
+                  (unsigned long long)s->started, (unsigned long long)s->finished,
+                  (unsigned long long)s->failed, (unsigned long long)s->cancelled,
+                  (unsigned long long)s->retried, (unsigned long long)s->workers_lost,
+                  (unsigned long long)s->frames_refused, (unsigned long long)s->stale_dropped,
+                  (unsigned long long)s->refused_joins, (unsigned long long)s->pushed_blocks,
+                  (unsigned long long)s->pushed_bytes, (unsigned long long)s->push_retries);
+    return !out->failed;
+}

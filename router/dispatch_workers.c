@@ -1,0 +1,321 @@
+#include "router/dispatch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/log.h"
+
+fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
+{
+    fg_buf_clear(&dispatch->out);
+    if (!fg_wire_encode(msg, &dispatch->out)) {
+        return FG_BAD_INPUT;
+    }
+    return dispatch->options.send(dispatch->options.ctx, worker->peer, dispatch->out.data,
+                                  dispatch->out.size);
+}
+
+static void refuse(fg_dispatch *dispatch, uint32_t peer, const char *reason)
+{
+    fg_msg msg = { .kind = FG_MSG_REFUSE };
+    msg.refuse.reason = reason;
+    fg_buf_clear(&dispatch->out);
+    if (fg_wire_encode(&msg, &dispatch->out)) {
+        dispatch->options.send(dispatch->options.ctx, peer, dispatch->out.data,
+                               dispatch->out.size);
+    }
+    dispatch->options.drop(dispatch->options.ctx, peer);
+}
+
+/* ---- joining and leaving ---- */
+
+static void introduce(fg_dispatch *dispatch, fg_reg_worker *to, const fg_reg_worker *about)
+{
+    if (about->link_record_bytes == 0 || to->link_record_bytes == 0) {
+        return;
+    }
+    fg_msg msg = { .kind = FG_MSG_PEER };
+    msg.peer.peer = (fg_wire_peer){ .name = about->name, .epoch = about->epoch };
+    msg.peer.pid = about->pid;
+    msg.peer.link_record = about->link_record;
+    msg.peer.link_record_bytes = about->link_record_bytes;
+    fg_dispatch_send(dispatch, to, &msg);
+}
+
+static const char *role_name(uint32_t roles)
+{
+    return roles == FG_ROLE_PREFILL  ? "prefill"
+           : roles == FG_ROLE_DECODE ? "decode"
+                                     : "both";
+}
+
+static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
+{
+    fg_error err;
+    fg_reg_worker *worker;
+    fg_status status = fg_registry_join(dispatch->registry, hello, peer, fg_dispatch_now(dispatch),
+                                        &worker, &err);
+    if (status != FG_OK) {
+        dispatch->stats.refused_joins++;
+        fg_warn("registry", "event=refused worker=%s why=\"%s\"", hello->self.name, err.text);
+        refuse(dispatch, peer, err.text);
+        return;
+    }
+    fg_info("registry", "event=joined worker=%s role=%s pid=%llu blocks=%u class=%s", worker->name,
+            role_name(worker->roles), (unsigned long long)worker->pid, worker->block_count,
+            hello->numerics_class);
+    fg_msg msg = { .kind = FG_MSG_WELCOME };
+    msg.welcome.router_epoch = dispatch->options.router_epoch;
+    msg.welcome.lease_ms = dispatch->options.lease_ms;
+    fg_dispatch_send(dispatch, worker, &msg);
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        fg_reg_worker *other = fg_registry_at(dispatch->registry, i);
+        if (other != worker) {
+            introduce(dispatch, worker, other);
+            introduce(dispatch, other, worker);
+        }
+    }
+}
+
+/* The first job that a lost worker still has, or NULL. */
+static fg_job *job_of(const fg_dispatch *dispatch, const fg_reg_worker *worker)
+{
+    for (fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
+        if (job->prefill == worker || job->decode == worker) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why)
+{
+    fg_warn("registry", "event=lost worker=%s pid=%llu why=\"%s\"", worker->name,
+            (unsigned long long)worker->pid, why);
+    dispatch->stats.workers_lost++;
+    fg_msg msg = { .kind = FG_MSG_PEER_LOST };
+    msg.peer_lost.peer = (fg_wire_peer){ .name = worker->name, .epoch = worker->epoch };
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        fg_reg_worker *other = fg_registry_at(dispatch->registry, i);
+        if (other != worker) {
+            fg_dispatch_send(dispatch, other, &msg);
+        }
+    }
+    char text[160];
+    snprintf(text, sizeof text, "worker %s was lost while it worked on this request", worker->name);
+    fg_job *job;
+    while ((job = job_of(dispatch, worker)) != NULL) {
+        if (job->prefill == worker) {
+            fg_dispatch_release_prefill(job);
+        }
+        if (job->decode == worker) {
+            fg_dispatch_release_decode(job);
+        }
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, text);
+    }
+    uint32_t peer = worker->peer;
+    fg_registry_remove(dispatch->registry, worker);
+    dispatch->options.drop(dispatch->options.ctx, peer);
+    fg_dispatch_pump(dispatch);
+}
+
+void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identity)
+{
+    /* A bus handle may have been given away again: nobody joined is behind a fresh one. */
+    fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
+    if (worker != NULL) {
+        fg_dispatch_lose(dispatch, worker, "its connection was replaced");
+    }
+}
+
+void fg_dispatch_on_down(fg_dispatch *dispatch, uint32_t peer)
+{
+    fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
+    if (worker != NULL) {
+        fg_dispatch_lose(dispatch, worker, "its connection ended");
+    }
+}
+
+/* ---- messages about requests ---- */
+
+/* The job that a worker's message is about; NULL (and counted) when it is stale or not its business. */
+static fg_job *find_job(fg_dispatch *dispatch, const fg_reg_worker *worker, uint64_t request,
+                        uint32_t attempt)
+{
+    fg_job *job = fg_map_get(dispatch->by_id, request);
+    if (job == NULL || job->attempt != attempt ||
+        (job->prefill != worker && job->decode != worker)) {
+        dispatch->stats.stale_dropped++;
+        return NULL;
+    }
+    return job;
+}
+
+static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
+{
+    fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    if (job == NULL || job->decode != worker || fg_life_now(&job->life) != FG_LIFE_RESERVED) {
+        return;
+    }
+    if (!msg->ticket.granted) {
+        worker->full = true;
+        fg_dispatch_requeue(dispatch, job);
+        return;
+    }
+    fg_msg out = { .kind = FG_MSG_PREFILL, .request = job->id, .attempt = job->attempt };
+    out.prefill.tokens = job->input.tokens;
+    out.prefill.token_count = job->input.token_count;
+    out.prefill.sampling = job->input.params;
+    out.prefill.has_ticket = true;
+    out.prefill.target = (fg_wire_peer){ .name = worker->name, .epoch = worker->epoch };
+    out.prefill.ticket = msg->ticket.ticket;
+    out.prefill.first_block = msg->ticket.first_block;
+    out.prefill.blocks = msg->ticket.blocks;
+    out.prefill.block_count = msg->ticket.block_count;
+    if (fg_dispatch_send(dispatch, job->prefill, &out) != FG_OK) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "the prefill worker does not answer");
+        return;
+    }
+    fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
+}
+
+static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+{
+    fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    if (job == NULL || job->prefill != worker ||
+        fg_life_now(&job->life) != FG_LIFE_PREFILLING ||
+        !fg_journal_append(job->journal, 0, msg->first.id, msg->first.digest)) {
+        return;
+    }
+    job->record.prefill_queue_ns = msg->first.queue_ns;
+    job->record.prefill_compute_ns = msg->first.compute_ns;
+    fg_dispatch_set_state(dispatch, job,
+                          job->prefill == job->decode ? FG_LIFE_DECODING : FG_LIFE_TRANSFERRING);
+    fg_dispatch_deliver(dispatch, job);
+}
+
+static void on_pushed(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+{
+    fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    dispatch->stats.pushed_blocks += msg->pushed.blocks;
+    dispatch->stats.pushed_bytes += msg->pushed.bytes;
+    dispatch->stats.push_retries += msg->pushed.retries;
+    if (job == NULL || job->prefill != worker) {
+        return;
+    }
+    job->record.kv_blocks = msg->pushed.blocks;
+    job->record.kv_bytes = msg->pushed.bytes;
+    job->record.push_exposed_ns = msg->pushed.exposed_ns;
+    job->record.push_retries = msg->pushed.retries;
+    snprintf(job->record.transport, sizeof job->record.transport, "%s", msg->pushed.transport);
+    if (fg_life_now(&job->life) == FG_LIFE_TRANSFERRING) {
+        fg_dispatch_set_state(dispatch, job, FG_LIFE_DECODING);
+    }
+}
+
+static void on_tokens(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+{
+    for (uint32_t i = 0; i < msg->tokens.count; i++) {
+        const fg_wire_token *token = &msg->tokens.tokens[i];
+        fg_job *job = find_job(dispatch, worker, token->request, token->attempt);
+        if (job == NULL || job->decode != worker) {
+            continue;
+        }
+        if (!fg_journal_append(job->journal, token->index, token->id, token->digest)) {
+            dispatch->stats.stale_dropped++;
+            continue;
+        }
+        fg_dispatch_deliver(dispatch, job);
+    }
+}
+
+static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+{
+    fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    if (job == NULL) {
+        return;
+    }
+    bool was_decode = job->decode == worker;
+    if (job->prefill == worker) {
+        fg_dispatch_release_prefill(job);
+    }
+    if (was_decode) {
+        fg_dispatch_release_decode(job);
+    }
+    if (msg->done.finish == FG_FINISH_ERROR) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST,
+                          msg->done.text[0] != '\0' ? msg->done.text : "a worker failed");
+        return;
+    }
+    if (msg->done.finish != FG_FINISH_STOP && msg->done.finish != FG_FINISH_LENGTH) {
+        return; /* handed over: the decode worker goes on */
+    }
+    job->done_known = true;
+    job->done_finish = msg->done.finish;
+    job->done_generated = msg->done.generated;
+    fg_dispatch_deliver(dispatch, job);
+}
+
+static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
+{
+    switch (msg->kind) {
+    case FG_MSG_HELLO:
+        break; /* a doubled one */
+    case FG_MSG_LOAD:
+        fg_registry_update(worker, &msg->load);
+        break;
+    case FG_MSG_DRAIN:
+        fg_info("registry", "event=draining worker=%s", worker->name);
+        worker->draining = true;
+        break;
+    case FG_MSG_TICKET:
+        on_ticket(dispatch, worker, msg);
+        break;
+    case FG_MSG_FIRST:
+        on_first(dispatch, worker, msg);
+        break;
+    case FG_MSG_PUSHED:
+        on_pushed(dispatch, worker, msg);
+        break;
+    case FG_MSG_TOKENS:
+        on_tokens(dispatch, worker, msg);
+        break;
+    case FG_MSG_DONE:
+        on_done(dispatch, worker, msg);
+        break;
+    default:
+        dispatch->stats.frames_refused++;
+        break;
+    }
+    /* A LOAD may have made room, a DONE did. */
+    fg_dispatch_pump(dispatch);
+}
+
+void fg_dispatch_on_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,
+                          size_t size_bytes)
+{
+    fg_error err;
+    fg_msg msg;
+    fg_arena_reset(dispatch->inbox);
+    fg_status status = fg_wire_decode(bytes, size_bytes, dispatch->inbox, &msg, &err);
+    fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
+    if (status != FG_OK) {
+        dispatch->stats.frames_refused++;
+        fg_warn("dispatch", "event=frame_refused worker=%s why=\"%s\"",
+                worker != NULL ? worker->name : "unknown", err.text);
+        if (worker == NULL) {
+            dispatch->options.drop(dispatch->options.ctx, peer);
+        }
+        return;
+    }
+    if (worker != NULL) {
+        fg_registry_seen(worker, fg_dispatch_now(dispatch));
+        on_joined_message(dispatch, worker, &msg);
+    } else if (msg.kind == FG_MSG_HELLO) {
+        on_hello(dispatch, peer, &msg.hello);
+        fg_dispatch_pump(dispatch);
+    } else {
+        dispatch->stats.stale_dropped++;
+        refuse(dispatch, peer, "not a member any more: its lease ran out; join again");
+    }
+}

@@ -1,0 +1,400 @@
+#include "router/front.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "common/base/buf.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/obs/metrics.h"
+#include "router/api.h"
+#include "router/meter.h"
+#include "router/stream.h"
+
+enum { MAX_TOKENS_DEFAULT = 512, RETRY_MS = 20 };
+
+struct fg_front {
+    fg_front_options options;
+    char *model_name;
+    char *fingerprint;
+    int64_t started_s;
+    bool draining;
+    fg_http_server *http;
+    fg_streams *streams;
+    fg_meter *meter;
+    fg_wake *wake;   /* streams have news: written once per turn, not from dispatch's callbacks */
+    fg_timer *retry; /* runs only while a reader is too slow */
+    fg_buf page;     /* bodies of the small routes */
+};
+
+typedef void (*route_fn)(fg_front *front, fg_http_exchange *exchange,
+                         const fg_http_request *request, const char *route);
+
+static int64_t unix_time(const fg_front *front)
+{
+    return front->options.unix_time == NULL
+               ? (int64_t)time(NULL)
+               : front->options.unix_time(front->options.unix_time_ctx);
+}
+
+/* The context that a request may use now: the model's, or less where the workers hold less. */
+static fg_api_server api_server(const fg_front *front)
+{
+    uint32_t held = fg_dispatch_context_max(front->options.dispatch);
+    uint32_t context_max = front->options.context_max;
+    return (fg_api_server){
+        .tokenizer = front->options.tokenizer,
+        .chat = front->options.chat,
+        .model_name = front->model_name,
+        .fingerprint = front->fingerprint,
+        .context_max = held != 0 && held < context_max ? held : context_max,
+        .max_tokens_default = front->options.max_tokens_default,
+    };
+}
+
+static void reply_page(fg_front *front, fg_http_exchange *exchange, const char *route,
+                       const char *content_type)
+{
+    if (front->page.failed) {
+        fg_api_error error;
+        fg_api_refuse(&error, FG_AGAIN, 503, NULL, NULL, "out of memory");
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    fg_meter_http(front->meter, route, 200);
+    fg_http_reply(exchange, 200, content_type, front->page.data == NULL ? "" : front->page.data,
+                  front->page.size);
+}
+
+/* A missing content type is taken for JSON, as other servers do; another one is refused. */
+static bool is_json(const fg_http_exchange *exchange)
+{
+    static const char json[] = "application/json";
+    const char *type = fg_http_header(exchange, "content-type");
+    if (type == NULL) {
+        return true;
+    }
+    size_t length = strcspn(type, "; \t");
+    return length == sizeof json - 1 && strncasecmp(type, json, length) == 0;
+}
+
+/* Draws the answer's name: 128 random bits, so that no client can guess another's. */
+static void draw_id(fg_front *front, fg_api_kind kind, char *out, size_t capacity)
+{
+    uint64_t high = fg_rng_next(&front->options.rng);
+    uint64_t low = fg_rng_next(&front->options.rng);
+    snprintf(out, capacity, "%s-%016" PRIx64 "%016" PRIx64,
+             kind == FG_API_CHAT ? "chatcmpl" : "cmpl", high, low);
+}
+
+static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
+                             const fg_http_request *http, const char *route, fg_api_kind kind,
+                             const fg_api_call *call, fg_api_error *error_out)
+{
+    if (!is_json(exchange)) {
+        return fg_api_refuse(error_out, FG_BAD_INPUT, 415, NULL, NULL,
+                             "the content type must be application/json");
+    }
+    if (front->draining) {
+        return fg_api_refuse(error_out, FG_PEER_LOST, 503, NULL, "no_worker",
+                             "the server is shutting down");
+    }
+    fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
+    if (arena == NULL) {
+        return fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
+    }
+    fg_request request;
+    fg_api_server server = api_server(front);
+    fg_status status =
+        fg_api_parse(&server, kind, http->body, http->body_bytes, call, arena, &request, error_out);
+    if (status == FG_OK) {
+        status = fg_stream_open(front->streams, exchange, route, &request, error_out);
+    }
+    if (status != FG_OK) {
+        fg_arena_destroy(arena);
+    }
+    return status;
+}
+
+static void complete(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
+                     const char *route, fg_api_kind kind)
+{
+    char id[48];
+    draw_id(front, kind, id, sizeof id);
+    fg_http_add_header(exchange, "x-request-id", id);
+    fg_api_call call = {
+        .id = id,
+        .created_s = unix_time(front),
+        .seed = fg_rng_next(&front->options.rng),
+    };
+    fg_api_error error;
+    fg_status status = open_stream(front, exchange, http, route, kind, &call, &error);
+    if (status != FG_OK) {
+        fg_debug("front", "req=%s refused=%d param=%s cause=\"%s\"", id, error.http_status,
+                 error.param, error.text);
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+    }
+}
+
+static void chat_completions(fg_front *front, fg_http_exchange *exchange,
+                             const fg_http_request *request, const char *route)
+{
+    complete(front, exchange, request, route, FG_API_CHAT);
+}
+
+static void completions(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                        const char *route)
+{
+    complete(front, exchange, request, route, FG_API_COMPLETION);
+}
+
+static void models(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                   const char *route)
+{
+    fg_api_server server = api_server(front);
+    fg_buf_clear(&front->page);
+    fg_api_render_models(&front->page, &server, front->started_s);
+    reply_page(front, exchange, route, "application/json");
+}
+
+static void one_model(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                      const char *route)
+{
+    const char *name = request->path + strlen(route);
+    if (strcmp(name, front->model_name) != 0) {
+        fg_api_error error;
+        fg_api_refuse(&error, FG_BAD_INPUT, 404, "model", "model_not_found",
+                      "the model '%.128s' does not exist", name);
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    fg_api_server server = api_server(front);
+    fg_buf_clear(&front->page);
+    fg_api_render_model(&front->page, &server, front->started_s);
+    reply_page(front, exchange, route, "application/json");
+}
+
+static void health(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                   const char *route)
+{
+    if (front->draining || !fg_dispatch_ready(front->options.dispatch)) {
+        fg_api_error error;
+        fg_api_refuse(&error, FG_PEER_LOST, 503, NULL, "no_worker",
+                      front->draining ? "the server is shutting down"
+                                      : "no worker is ready for every phase of a request");
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    fg_buf_clear(&front->page);
+    fg_buf_puts(&front->page, "{\"status\":\"ok\"}");
+    reply_page(front, exchange, route, "application/json");
+}
+
+static void live(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                 const char *route)
+{
+    fg_buf_clear(&front->page);
+    fg_buf_puts(&front->page, "{\"status\":\"ok\"}");
+    reply_page(front, exchange, route, "application/json");
+}
+
+static void metrics(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                    const char *route)
+{
+    fg_buf_clear(&front->page);
+    if (front->options.metrics != NULL) {
+        fg_obs_metrics_render(front->options.metrics, &front->page);
+    }
+    reply_page(front, exchange, route, "text/plain; version=0.0.4; charset=utf-8");
+}
+
+static void debug_state(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                        const char *route)
+{
+    fg_buf_clear(&front->page);
+    fg_dispatch_render_state(front->options.dispatch, &front->page);
+    reply_page(front, exchange, route, "application/json");
+}
+
+static const struct route {
+    const char *path;
+    bool prefix; /* what follows is a name */
+    bool post;   /* else GET and HEAD */
+    route_fn fn;
+} routes[] = {
+    { "/v1/chat/completions", false, true, chat_completions },
+    { "/v1/completions", false, true, completions },
+    { "/v1/models", false, false, models },
+    { "/v1/models/", true, false, one_model },
+    { "/health", false, false, health },
+    { "/live", false, false, live },
+    { "/metrics", false, false, metrics },
+    { "/debug/state", false, false, debug_state },
+};
+
+static const struct route *find_route(const char *path)
+{
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        size_t length = strlen(routes[i].path);
+        if (strncmp(path, routes[i].path, length) == 0 &&
+            (routes[i].prefix ? path[length] != '\0' : path[length] == '\0')) {
+            return &routes[i];
+        }
+    }
+    return NULL;
+}
+
+static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
+{
+    fg_front *front = ctx;
+    const struct route *route = find_route(request->path);
+    fg_api_error error;
+    if (route == NULL) {
+        fg_api_refuse(&error, FG_BAD_INPUT, 404, NULL, NULL, "no such route: %.16s %.128s",
+                      request->method, request->path);
+        fg_stream_reply_error(front->streams, exchange, "other", &error);
+        return;
+    }
+    bool allowed =
+        route->post ? strcmp(request->method, "POST") == 0
+                    : strcmp(request->method, "GET") == 0 || strcmp(request->method, "HEAD") == 0;
+    if (!allowed) {
+        fg_http_add_header(exchange, "allow", route->post ? "POST" : "GET, HEAD");
+        fg_api_refuse(&error, FG_BAD_INPUT, 405, NULL, NULL, "%.16s is not allowed here",
+                      request->method);
+        fg_stream_reply_error(front->streams, exchange, route->path, &error);
+        return;
+    }
+    route->fn(front, exchange, request, route->path);
+}
+
+static void on_gone(void *ctx, fg_http_exchange *exchange)
+{
+    fg_front *front = ctx;
+    fg_stream_gone(front->streams, exchange);
+}
+
+static void on_retry(void *ctx)
+{
+    fg_front *front = ctx;
+    fg_streams_retry(front->streams);
+    if (!fg_streams_blocked(front->streams)) {
+        fg_timer_close(front->retry);
+        front->retry = NULL;
+    }
+}
+
+/* The next turn of the loop after some stream had news. */
+static void on_wake(void *ctx)
+{
+    fg_front *front = ctx;
+    fg_streams_flush(front->streams);
+    if (fg_streams_blocked(front->streams) && front->retry == NULL &&
+        fg_timer_start(front->options.loop, RETRY_MS, RETRY_MS, on_retry, front, &front->retry) !=
+            FG_OK) {
+        fg_warn("front", "cause=\"no memory for the retry timer\"");
+    }
+}
+
+static void on_news(void *ctx)
+{
+    fg_front *front = ctx;
+    fg_wake_send(front->wake);
+}
+
+static fg_status start(fg_front *front, fg_error *err)
+{
+    front->model_name = fg_mem_strdup(front->options.served_model_name);
+    if (front->options.system_fingerprint != NULL) {
+        front->fingerprint = fg_mem_strdup(front->options.system_fingerprint);
+    }
+    if (front->model_name == NULL ||
+        (front->options.system_fingerprint != NULL && front->fingerprint == NULL)) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the front");
+    }
+    fg_status status = FG_OK;
+    if (front->options.metrics != NULL) {
+        status = fg_meter_create(front->options.metrics, &front->meter, err);
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_streams_options stream_options = {
+        .tokenizer = front->options.tokenizer,
+        .dispatch = front->options.dispatch,
+        .meter = front->meter,
+        .clock = front->options.clock,
+        .on_news = on_news,
+        .ctx = front,
+    };
+    status = fg_streams_create(&stream_options, &front->streams, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = fg_wake_create(front->options.loop, on_wake, front, &front->wake);
+    if (status != FG_OK) {
+        return fg_fail(err, status, "out of memory for the front");
+    }
+    fg_http_handler handler = { .on_request = on_request, .on_gone = on_gone, .ctx = front };
+    return fg_http_listen(front->options.loop, front->options.host, front->options.port,
+                          front->options.http_limits, &handler, &front->http, err);
+}
+
+fg_status fg_front_create(const fg_front_options *options, fg_front **front_out, fg_error *err)
+{
+    fg_front *front = fg_mem_alloc(sizeof *front);
+    if (front == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the front");
+    }
+    front->options = *options;
+    if (front->options.max_tokens_default == 0) {
+        front->options.max_tokens_default = MAX_TOKENS_DEFAULT;
+    }
+    front->started_s = unix_time(front);
+    fg_status status = start(front, err);
+    if (status != FG_OK) {
+        fg_front_destroy(front);
+        return status;
+    }
+    *front_out = front;
+    return FG_OK;
+}
+
+void fg_front_destroy(fg_front *front)
+{
+    if (front == NULL) {
+        return;
+    }
+    if (front->http != NULL) {
+        fg_http_close(front->http);
+    }
+    fg_timer_close(front->retry);
+    if (front->wake != NULL) {
+        fg_wake_close(front->wake);
+    }
+    fg_streams_destroy(front->streams);
+    fg_meter_destroy(front->meter);
+    fg_buf_deinit(&front->page);
+    fg_mem_free(front->model_name);
+    fg_mem_free(front->fingerprint);
+    fg_mem_free(front);
+}
+
+uint16_t fg_front_port(const fg_front *front)
+{
+    return fg_http_port(front->http);
+}
+
+void fg_front_drain(fg_front *front)
+{
+    front->draining = true;
+    fg_http_drain(front->http);
+}
+
+uint32_t fg_front_busy_count(const fg_front *front)
+{
+    return fg_http_exchange_count(front->http);
+}

@@ -1,0 +1,56 @@
+#include "router/journal.h"
+
+#include "common/base/mem.h"
+
+typedef struct entry {
+    uint64_t digest;
+    uint32_t id;
+    bool filled;
+} entry;
+
+struct fg_journal {
+    uint32_t token_max;
+    uint32_t read;
+    entry entries[];
+};
+
+fg_journal *fg_journal_begin(uint32_t token_max)
+{
+    fg_journal *journal = fg_mem_alloc(sizeof *journal + (size_t)token_max * sizeof(entry));
+    if (journal != NULL) {
+        journal->token_max = token_max;
+    }
+    return journal;
+}
+
+void fg_journal_end(fg_journal *journal)
+{
+    fg_mem_free(journal);
+}
+
+bool fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_t digest)
+{
+    if (index >= journal->token_max || journal->entries[index].filled) {
+        return false;
+    }
+    journal->entries[index] = (entry){ .digest = digest, .id = id, .filled = true };
+    return true;
+}
+
+bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
+                     uint64_t *digest_out)
+{
+    if (journal->read == journal->token_max || !journal->entries[journal->read].filled) {
+        return false;
+    }
+    const entry *e = &journal->entries[journal->read];
+    *index_out = journal->read++;
+    *id_out = e->id;
+    *digest_out = e->digest;
+    return true;
+}
+
+uint32_t fg_journal_count(const fg_journal *journal)
+{
+    return journal->read;
+}

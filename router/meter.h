@@ -1,0 +1,29 @@
+/*
+ * meter - what the router's outside counts: requests, tokens and waiting times, under names that stay.
+ * Owned by the loop thread. Every call takes NULL and then does nothing.
+ */
+#ifndef FORGE_ROUTER_METER_H
+#define FORGE_ROUTER_METER_H
+
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "proto/wire.h"
+
+typedef struct fg_obs_metrics fg_obs_metrics;
+typedef struct fg_meter fg_meter;
+
+/* Registers the series; `metrics` outlives the meter. */
+fg_status fg_meter_create(fg_obs_metrics *metrics, fg_meter **meter_out, fg_error *err);
+void fg_meter_destroy(fg_meter *meter);
+
+/* One HTTP answer. `route` is one of a fixed set of constants, never the client's own path. */
+void fg_meter_http(fg_meter *meter, const char *route, int http_status);
+/* A request began (its prompt was accepted), and ended in whatever way. */
+void fg_meter_begin(fg_meter *meter, uint32_t prompt_tokens);
+void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns);
+/* Its first token after `wait_ns`; a later token `gap_ns` after the one before. */
+void fg_meter_first_token(fg_meter *meter, uint64_t wait_ns);
+void fg_meter_next_token(fg_meter *meter, uint64_t gap_ns);
+
+#endif

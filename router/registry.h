@@ -1,0 +1,65 @@
+/*
+ * registry - who is alive: role, epoch, fingerprint, load. Owned by the loop thread. No I/O, no clock:
+ * time is an argument.
+ *
+ * A worker is known from join (its HELLO was accepted) to remove. Its lease is renewed by every frame;
+ * fg_registry_expired finds one whose lease has run out.
+ */
+#ifndef FORGE_ROUTER_REGISTRY_H
+#define FORGE_ROUTER_REGISTRY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "proto/wire.h"
+
+typedef struct fg_registry fg_registry;
+
+typedef struct fg_reg_worker {
+    char name[FG_LIMIT_NAME_BYTES + 1];
+    uint64_t epoch;
+    uint32_t peer; /* the bus's handle */
+    uint32_t roles;
+    uint64_t pid;
+    uint32_t block_size, block_count, max_seqs, context_max;
+    void *link_record;
+    size_t link_record_bytes;
+    fg_wire_load load; /* as last reported */
+    uint64_t joined_ns, seen_ns;
+    bool draining;
+    /* What this router has placed there and not yet seen the end of: ahead of the reports. */
+    uint32_t prefills, decodes;
+    uint64_t prefill_tokens;
+    uint32_t decode_blocks;
+    bool full; /* answered a RESERVE with "busy"; cleared by its next report */
+} fg_reg_worker;
+
+typedef struct fg_registry_options {
+    fg_digest128 fingerprint; /* of the model that this router serves */
+    uint64_t lease_ns;
+} fg_registry_options;
+
+fg_status fg_registry_create(const fg_registry_options *options, fg_registry **registry_out,
+                             fg_error *err);
+void fg_registry_destroy(fg_registry *registry);
+
+/* FG_BAD_INPUT: refused, `err` says why in words for the operator. */
+fg_status fg_registry_join(fg_registry *registry, const fg_wire_hello *hello, uint32_t peer,
+                           uint64_t now_ns, fg_reg_worker **worker_out, fg_error *err);
+void fg_registry_remove(fg_registry *registry, fg_reg_worker *worker);
+/* Any frame renews; a LOAD report replaces the numbers unless it is older than the known one. */
+void fg_registry_seen(fg_reg_worker *worker, uint64_t now_ns);
+void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load);
+/* A worker whose lease has run out, or NULL. */
+fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns);
+
+fg_reg_worker *fg_registry_by_peer(const fg_registry *registry, uint32_t peer);
+fg_reg_worker *fg_registry_by_name(const fg_registry *registry, const char *name);
+/* Workers 0 .. count-1, in order of joining; the order changes with remove. */
+uint32_t fg_registry_count(const fg_registry *registry);
+fg_reg_worker *fg_registry_at(const fg_registry *registry, uint32_t index);
+
+#endif

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""One request, one answer: 50 mixed requests give the same token ids and the same logits, bit for
+bit, alone and in a full batch, whatever the chunk size, the thread count, the shape of the cluster
+and the KV transport."""
+from _forge import Suite, answer_of, assert_same, run_all, served_model, story_requests
+
+# name, flags and shape; every one runs all requests at once and is compared with "alone"
+SHAPES = [
+    ("batch", dict(standalone=True)),
+    ("chunk 1", dict(standalone=True, flags=["--prefill-chunk-size", 1])),
+    ("chunk 7", dict(standalone=True, flags=["--prefill-chunk-size", 7])),
+    ("chunk 64", dict(standalone=True, flags=["--prefill-chunk-size", 64])),
+    ("chunk 512", dict(standalone=True, flags=["--prefill-chunk-size", 512])),
+    ("2 threads", dict(standalone=True, threads=2)),
+    ("2 threads, chunk 7", dict(standalone=True, threads=2, flags=["--prefill-chunk-size", 7])),
+    ("1P+1D shm", dict(prefill=1, decode=1, transport="shm")),
+    ("1P+1D tcp", dict(prefill=1, decode=1, transport="tcp")),
+    ("2P+2D shm", dict(prefill=2, decode=2, transport="shm")),
+    ("2P+2D tcp", dict(prefill=2, decode=2, transport="tcp")),
+    ("2P+2D shm, chunk 7", dict(prefill=2, decode=2, transport="shm",
+                                flags=["--prefill-chunk-size", 7])),
+    ("2P+2D tcp, 2 threads", dict(prefill=2, decode=2, transport="tcp", threads=2)),
+]
+# SmolLM2 is a thousand times the work: the shapes that exercise quantised kernels and real blocks.
+REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D tcp"]
+
+
+def alone(suite, model, requests):
+    with suite.cluster(model=model, standalone=True) as cluster:
+        name = served_model(cluster)
+        for request in requests:
+            request["model"] = name
+        return [answer_of(cluster.port, request) for request in requests]
+
+
+def in_shape(suite, model, requests, want, shape):
+    with suite.cluster(model=model, **shape) as cluster:
+        have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
+        assert_same(requests, want, have, "differ from those given alone")
+        cluster.wait_at_rest()
+
+
+def family(suite, label, model, requests, shapes):
+    want = []
+    suite.case(f"{label}: alone, one after the other",
+               lambda: want.extend(alone(suite, model(), requests)))
+    for name, shape in shapes:
+        if want:
+            suite.case(f"{label}: {name}", in_shape, suite, model(), requests, want, shape)
+
+
+def real_requests(rng):
+    prompts = ["Why is the sky blue?", "The capital of France is", "def fibonacci(n):",
+               "Water boils at", "My favourite season is autumn because " * 12,
+               "List three colours: red,"]
+    requests = [{"model": "any", "prompt": prompt, "max_tokens": 20, "temperature": 0}
+                for prompt in prompts]
+    for request in requests[1::2]:
+        request.update(temperature=0.9, top_p=0.95, seed=rng.randrange(1 << 31))
+    return requests
+
+
+def main():
+    suite = Suite(__doc__, requests=(50, "how many story requests"))
+    family(suite, "stories260K", suite.stories,
+           story_requests(suite.random, suite.options.requests), SHAPES)
+    shapes = [s for s in SHAPES if s[0] in REAL_SHAPES]
+    family(suite, "SmolLM2", suite.smollm2, real_requests(suite.random),
+           shapes if suite.options.full else shapes[-1:])
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Top-1 agreement with llama.cpp (PyPI package xllamacpp) on SmolLM2.
+
+Forge writes 64 greedy tokens after each of 24 prompts; llama.cpp is asked at every one of those
+prefixes which token it would choose. Both round activations to 8 bits, but not in the same order,
+so two tokens that are almost equally likely may change places. Every disagreement must be such a
+near tie: llama.cpp itself gives Forge's token nearly the same log-probability as its own.
+"""
+# needs: numpy gguf xllamacpp
+# needs-model
+import json
+import math
+import os
+import pathlib
+import urllib.request
+
+from _forge import Suite
+from numpy_reference import STEPS, forge_logits
+from gguf import GGUFReader
+
+NEAR_TIE_NATS = 0.25
+PROBS = 20
+
+
+class Llama:
+    """llama.cpp's server inside this process."""
+
+    def __init__(self, path):
+        import xllamacpp
+        params = xllamacpp.CommonParams()
+        params.model.path = path
+        params.n_ctx = 1024
+        params.n_parallel = 1
+        params.cpuparams.n_threads = os.cpu_count()
+        params.verbosity = 0
+        self.server = xllamacpp.Server(params)
+        self.url = self.server.listening_address
+
+    def next_token(self, ids):
+        """The likeliest tokens after `ids`: a list of (id, log-probability), best first."""
+        body = {"prompt": ids, "n_predict": 1, "n_probs": PROBS, "temperature": 0,
+                "cache_prompt": True}
+        request = urllib.request.Request(self.url + "/completion", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            parsed = json.load(answer)
+        choice = parsed["completion_probabilities"][0]
+        return [(entry["id"], entry["logprob"]) for entry in choice["top_logprobs"]]
+
+
+def agreement(suite):
+    path = suite.smollm2()
+    prompts = json.loads((pathlib.Path(__file__).parent / "smollm2_prompts.json")
+                         .read_text(encoding="utf-8"))
+    reader = GGUFReader(path)
+    vocabulary = int(next(t for t in reader.tensors if t.name == "token_embd.weight").shape[1])
+    tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts], vocabulary)
+    llama = Llama(path)
+    same, ties, wrong = 0, [], []
+    for prompt, answer in zip(prompts, tokens.tolist()):
+        for step, token in enumerate(answer):
+            likeliest = llama.next_token(prompt["ids"] + answer[:step])
+            if likeliest[0][0] == token:
+                same += 1
+                continue
+            margin = likeliest[0][1] - dict(likeliest).get(token, -math.inf)
+            place = f"{prompt['prompt'][:24]!r} step {step}: margin {margin:.3f} nat"
+            (ties if margin <= NEAR_TIE_NATS else wrong).append((margin, place))
+    total = len(prompts) * STEPS
+    for _margin, place in sorted(ties + wrong, reverse=True):
+        print(f"  disagree: {place}")
+    assert not wrong, f"{len(wrong)} of {total} choices differ and are no near tie: {wrong[:3]}"
+    return f"{same} of {total} equal, {len(ties)} near ties, the widest {max(ties, default=(0, ''))[0]:.3f} nat"
+
+
+def main():
+    suite = Suite(__doc__)
+    suite.case("top-1 agreement on SmolLM2", agreement, suite)
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+/*
+ * tokenize_tool - the text half of common/model for test programs in other languages.
+ *
+ *   tokenize_tool MODEL encode    texts in, a line of ids out for each; special tokens not parsed
+ *   tokenize_tool MODEL special   the same with special tokens parsed
+ *   tokenize_tool MODEL decode    texts in, encoded and decoded again out
+ *   tokenize_tool MODEL chat      conversations in, the rendered text and its ids out
+ *   tokenize_tool MODEL template  template texts in, for each one "chatml" and its system message, or
+ *                                 "other" (MODEL is not read)
+ *
+ * A text is a 32-bit little-endian length and its bytes, on both sides. A conversation is a text
+ * ("1" or "0": with generation prompt or not), then a text with the number of messages, then for each
+ * a role and a content. Exit 2: bad use or a refused model.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/mem.h"
+#include "common/model/chat.h"
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+
+enum { TEXT_BYTES_MAX = 1 << 26, MESSAGES_MAX = 256 };
+
+static void die(const char *what)
+{
+    fprintf(stderr, "tokenize_tool: %s\n", what);
+    exit(2);
+}
+
+/* The next text from standard input, or NULL at its end. Caller owns. */
+static char *read_text(size_t *length_out)
+{
+    unsigned char head[4];
+    if (fread(head, 1, 4, stdin) != 4) {
+        return NULL;
+    }
+    size_t length = (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
+                    (size_t)head[3] << 24;
+    char *text = length > TEXT_BYTES_MAX ? NULL : fg_mem_alloc(length + 1);
+    if (text == NULL || fread(text, 1, length, stdin) != length) {
+        die("cut-off input");
+    }
+    *length_out = length;
+    return text;
+}
+
+static void write_text(const char *text, size_t length)
+{
+    unsigned char head[4] = { (unsigned char)length, (unsigned char)(length >> 8),
+                              (unsigned char)(length >> 16), (unsigned char)(length >> 24) };
+    fwrite(head, 1, 4, stdout);
+    fwrite(text, 1, length, stdout);
+}
+
+static void print_ids(const uint32_t *ids, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        printf(i == 0 ? "%u" : " %u", ids[i]);
+    }
+    putchar('\n');
+}
+
+static void decode_ids(const fg_tokenizer *tokenizer, const uint32_t *ids, size_t count)
+{
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    fg_detok detok;
+    fg_detok_init(&detok, true);
+    size_t room = fg_tokenizer_piece_max(tokenizer) + 8;
+    for (size_t i = 0; i < count; i++) {
+        char *place = fg_buf_reserve(&out, room);
+        out.size += fg_detok_push(&detok, tokenizer, ids[i], place, room);
+    }
+    char *place = fg_buf_reserve(&out, 16);
+    out.size += fg_detok_finish(&detok, place, 16);
+    write_text(out.data, out.size);
+    fg_buf_deinit(&out);
+}
+
+static void run_texts(const fg_tokenizer *tokenizer, bool special, bool decode)
+{
+    char *text;
+    size_t length;
+    fg_error err;
+    while ((text = read_text(&length)) != NULL) {
+        size_t capacity = 3 * length + 8;
+        uint32_t *ids = fg_mem_array(capacity, sizeof(*ids));
+        size_t count;
+        fg_encode_options options = { .parse_special = special };
+        if (ids == NULL || fg_tokenizer_encode(tokenizer, text, length, options, ids, capacity,
+                                               &count, &err) != FG_OK) {
+            die(ids == NULL ? "out of memory" : err.text);
+        }
+        if (decode) {
+            decode_ids(tokenizer, ids, count);
+        } else {
+            print_ids(ids, count);
+        }
+        fg_mem_free(ids);
+        fg_mem_free(text);
+    }
+}
+
+static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
+{
+    char *flag;
+    size_t length;
+    fg_error err;
+    while ((flag = read_text(&length)) != NULL) {
+        char *number = read_text(&length);
+        unsigned long count = number == NULL ? MESSAGES_MAX + 1 : strtoul(number, NULL, 10);
+        if (count > MESSAGES_MAX) {
+            die("bad conversation");
+        }
+        fg_chat_message messages[MESSAGES_MAX];
+        for (unsigned long i = 0; i < count; i++) {
+            messages[i].role = read_text(&messages[i].role_length);
+            messages[i].content = read_text(&messages[i].content_length);
+        }
+        fg_buf out;
+        fg_buf_init(&out, 0);
+        static uint32_t ids[1 << 16];
+        size_t id_count;
+        if (fg_chat_render(chat, messages, count, flag[0] == '1', &out, &err) != FG_OK ||
+            fg_chat_encode(chat, tokenizer, messages, count, flag[0] == '1', ids, 1 << 16,
+                           &id_count, &err) != FG_OK) {
+            die(err.text);
+        }
+        write_text(out.size == 0 ? "" : out.data, out.size);
+        print_ids(ids, id_count);
+        fg_buf_deinit(&out);
+        for (unsigned long i = 0; i < count; i++) {
+            free((void *)messages[i].role);
+            free((void *)messages[i].content);
+        }
+        fg_mem_free(number);
+        fg_mem_free(flag);
+    }
+}
+
+static void run_templates(void)
+{
+    char *text;
+    size_t length;
+    while ((text = read_text(&length)) != NULL) {
+        fg_buf plain;
+        fg_buf_init(&plain, 0);
+        const char *system = NULL;
+        size_t system_length = 0;
+        bool known = fg_chat_template_plain(text, length, &plain) && plain.size > 0 &&
+                     fg_chat_template_is_chatml(plain.data, plain.size, &system, &system_length);
+        write_text(known ? "chatml" : "other", known ? 6 : 5);
+        write_text(system == NULL ? "" : system, system_length);
+        fg_buf_deinit(&plain);
+        fg_mem_free(text);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        die("usage: tokenize_tool MODEL encode|special|decode|chat|template");
+    }
+    const char *mode = argv[2];
+    if (strcmp(mode, "template") == 0) {
+        run_templates();
+        return 0;
+    }
+    fg_weights *weights = NULL;
+    fg_tokenizer *tokenizer = NULL;
+    fg_chat *chat = NULL;
+    fg_error err;
+    if (fg_weights_open(argv[1], &weights, &err) != FG_OK ||
+        fg_tokenizer_open(weights, &tokenizer, &err) != FG_OK ||
+        fg_chat_open(weights, &chat, &err) != FG_OK) {
+        die(err.text);
+    }
+    fg_weights_close(weights);
+    if (strcmp(mode, "chat") == 0) {
+        run_chat(tokenizer, chat);
+    } else {
+        run_texts(tokenizer, strcmp(mode, "special") == 0, strcmp(mode, "decode") == 0);
+    }
+    fg_chat_close(chat);
+    fg_tokenizer_close(tokenizer);
+    return 0;
+}

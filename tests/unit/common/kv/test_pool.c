@@ -1,0 +1,179 @@
+#include "common/kv/pool.h"
+
+#include "common/base/fault.h"
+#include "common/base/rng.h"
+#include "tests/support/test.h"
+
+static fg_pool *make_pool(uint32_t total)
+{
+    fg_pool *pool = NULL;
+    fg_error err;
+    cr_assert_eq(fg_pool_create(total, &pool, &err), FG_OK);
+    return pool;
+}
+
+static fg_pool_stats stats_of(const fg_pool *pool)
+{
+    fg_pool_stats stats;
+    fg_pool_check(pool);
+    fg_pool_stats_get(pool, &stats);
+    return stats;
+}
+
+static const struct {
+    const char *name;
+    uint32_t total, take;
+    fg_status want;
+} take_cases[] = {
+    { "exactly all", 4, 4, FG_OK },
+    { "one too many", 4, 5, FG_AGAIN },
+    { "none", 4, 0, FG_OK },
+    { "the largest number", 4, UINT32_MAX, FG_AGAIN },
+};
+
+Test(pool, take_is_all_or_nothing)
+{
+    for (size_t i = 0; i < sizeof take_cases / sizeof *take_cases; i++) {
+        fg_pool *pool = make_pool(take_cases[i].total);
+        uint32_t ids[8];
+        cr_assert_eq(fg_pool_take(pool, take_cases[i].take, ids), take_cases[i].want, "%s",
+                     take_cases[i].name);
+        uint32_t left = take_cases[i].want == FG_OK ? take_cases[i].total - take_cases[i].take
+                                                    : take_cases[i].total;
+        cr_assert_eq(stats_of(pool).free, left, "%s", take_cases[i].name);
+        fg_pool_destroy(pool, true);
+    }
+}
+
+Test(pool, refuses_sizes_out_of_range)
+{
+    fg_pool *pool = NULL;
+    fg_error err;
+    cr_assert_eq(fg_pool_create(0, &pool, &err), FG_BAD_INPUT);
+    cr_assert_eq(fg_pool_create(UINT32_MAX, &pool, &err), FG_BAD_INPUT);
+    cr_assert_null(pool);
+}
+
+Test(pool, freed_last_is_taken_first)
+{
+    fg_pool *pool = make_pool(4);
+    uint32_t ids[4], again;
+    fg_pool_take(pool, 4, ids);
+    fg_pool_unref(pool, ids[1]);
+    fg_pool_unref(pool, ids[2]);
+    fg_pool_take(pool, 1, &again);
+    cr_assert_eq(again, ids[2]);
+    fg_pool_destroy(pool, true);
+}
+
+Test(pool, a_pinned_block_is_quarantined_until_its_writer_stopped)
+{
+    fg_pool *pool = make_pool(2);
+    uint32_t id, other;
+    fg_pool_take(pool, 1, &id);
+    uint32_t generation = fg_pool_generation(pool, id);
+    fg_pool_pin(pool, id);
+    cr_assert_eq(stats_of(pool).pinned, 1u);
+    fg_pool_unref(pool, id);
+    cr_assert_eq(stats_of(pool).quarantined, 1u);
+    cr_assert_eq(stats_of(pool).free, 1u);
+    cr_assert_eq(fg_pool_take(pool, 2, (uint32_t[2]){ 0 }), FG_AGAIN);
+    cr_assert_eq(fg_pool_take(pool, 1, &other), FG_OK);
+    cr_assert_neq(other, id);
+    fg_pool_unpin(pool, id);
+    cr_assert_eq(stats_of(pool).free, 1u);
+    cr_assert_eq(fg_pool_generation(pool, id), generation + 1);
+    fg_pool_destroy(pool, true);
+}
+
+Test(pool, shared_blocks_are_free_after_the_last_reference)
+{
+    fg_pool *pool = make_pool(1);
+    uint32_t id;
+    fg_pool_take(pool, 1, &id);
+    fg_pool_ref(pool, id);
+    fg_pool_unref(pool, id);
+    cr_assert_eq(stats_of(pool).held, 1u);
+    fg_pool_unref(pool, id);
+    cr_assert_eq(stats_of(pool).free, 1u);
+    fg_pool_destroy(pool, false);
+}
+
+Test(pool, a_promise_is_kept)
+{
+    fg_pool *pool = make_pool(4);
+    uint32_t ids[4];
+    cr_assert_eq(fg_pool_promise(pool, 3), FG_OK);
+    cr_assert_eq(fg_pool_take(pool, 2, ids), FG_AGAIN);
+    cr_assert_eq(fg_pool_take(pool, 1, ids), FG_OK);
+    cr_assert_eq(fg_pool_promise(pool, 1), FG_AGAIN);
+    fg_pool_take_promised(pool, 2, ids + 1);
+    fg_pool_unpromise(pool, 1);
+    cr_assert_eq(fg_pool_promise(pool, 1), FG_OK);
+    cr_assert_eq(stats_of(pool).promised, 1u);
+    fg_pool_destroy(pool, true);
+}
+
+/* Random operations against a plain model: no block lost, none in two hands, counters right. */
+Test(pool, counters_equal_a_recount_after_any_sequence_of_operations)
+{
+    enum { TOTAL = 32, STEPS = 20000 };
+    fg_rng rng = { .state = 20261121 };
+    cr_log_info("seed %llu", (unsigned long long)rng.state);
+    fg_pool *pool = make_pool(TOTAL);
+    uint32_t refs[TOTAL] = { 0 }, pins[TOTAL] = { 0 };
+    for (int step = 0; step < STEPS; step++) {
+        uint32_t id = (uint32_t)fg_rng_below(&rng, TOTAL);
+        switch (fg_rng_below(&rng, 5)) {
+        case 0:
+            if (fg_pool_take(pool, 1, &id) == FG_OK) {
+                cr_assert(refs[id] == 0 && pins[id] == 0, "block %u was in use", id);
+                refs[id] = 1;
+            }
+            break;
+        case 1:
+            if (refs[id] > 0) {
+                fg_pool_ref(pool, id);
+                refs[id]++;
+            }
+            break;
+        case 2:
+            if (refs[id] > 0) {
+                fg_pool_unref(pool, id);
+                refs[id]--;
+            }
+            break;
+        case 3:
+            if (refs[id] > 0) {
+                fg_pool_pin(pool, id);
+                pins[id]++;
+            }
+            break;
+        default:
+            if (pins[id] > 0) {
+                fg_pool_unpin(pool, id);
+                pins[id]--;
+            }
+            break;
+        }
+        fg_pool_stats stats = stats_of(pool);
+        cr_assert_eq(stats.free + stats.cached + stats.held + stats.pinned + stats.quarantined,
+                     stats.total);
+    }
+    fg_pool_destroy(pool, true);
+}
+
+static bool create_and_destroy(void *ctx)
+{
+    fg_pool *pool = NULL;
+    if (fg_pool_create(16, &pool, NULL) != FG_OK) {
+        return false;
+    }
+    fg_pool_destroy(pool, false);
+    return true;
+}
+
+Test(pool, survives_each_failed_allocation)
+{
+    cr_assert_eq(fg_fault_each(create_and_destroy, NULL), 3);
+}

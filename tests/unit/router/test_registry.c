@@ -1,0 +1,203 @@
+#include "router/registry.h"
+
+#include <string.h>
+
+#include "common/base/fault.h"
+#include "router/admit.h"
+#include "router/journal.h"
+#include "tests/support/test.h"
+
+static fg_wire_hello hello_of(const char *name, uint64_t epoch)
+{
+    return (fg_wire_hello){ .protocol = FG_PROTOCOL_VERSION,
+                            .self = { .name = name, .epoch = epoch },
+                            .roles = FG_ROLE_DECODE,
+                            .fingerprint_low = 1,
+                            .fingerprint_high = 2,
+                            .numerics_class = "cpu/k1",
+                            .layer_count = 2,
+                            .kv_head_count = 2,
+                            .head_dim = 16,
+                            .block_size = 16,
+                            .kv_dtype = 1,
+                            .block_count = 10,
+                            .max_seqs = 4,
+                            .context_max = 100,
+                            .link_record = "record",
+                            .link_record_bytes = 6 };
+}
+
+static fg_registry *make_registry(void)
+{
+    fg_registry_options options = { .fingerprint = { 1, 2 }, .lease_ns = 1000 };
+    fg_registry *registry = NULL;
+    cr_assert_eq(fg_registry_create(&options, &registry, NULL), FG_OK);
+    return registry;
+}
+
+typedef void (*change_fn)(fg_wire_hello *hello);
+static void other_protocol(fg_wire_hello *h)
+{
+    h->protocol++;
+}
+static void other_model(fg_wire_hello *h)
+{
+    h->fingerprint_high++;
+}
+static void other_layers(fg_wire_hello *h)
+{
+    h->layer_count++;
+}
+static void other_block_size(fg_wire_hello *h)
+{
+    h->block_size = 32;
+}
+static void other_dtype(fg_wire_hello *h)
+{
+    h->kv_dtype = 0;
+}
+static void other_class(fg_wire_hello *h)
+{
+    h->numerics_class = "cpu/k2";
+}
+static void no_role(fg_wire_hello *h)
+{
+    h->roles = 0;
+}
+static void taken_name(fg_wire_hello *h)
+{
+    h->self.name = "first";
+}
+
+static const struct {
+    const char *name;
+    change_fn change;
+    const char *word; /* the reason names it */
+} refusals[] = {
+    { "protocol", other_protocol, "protocol" },  { "model", other_model, "model" },
+    { "layers", other_layers, "layout" },        { "block size", other_block_size, "block size" },
+    { "dtype", other_dtype, "layout" },          { "class", other_class, "numerics class" },
+    { "no role", no_role, "role" },              { "name", taken_name, "first" },
+};
+
+Test(registry, refuses_what_does_not_fit_and_says_why)
+{
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        fg_registry *registry = make_registry();
+        fg_error err = { 0 };
+        fg_reg_worker *worker;
+        fg_wire_hello first = hello_of("first", 1), second = hello_of("second", 1);
+        cr_assert_eq(fg_registry_join(registry, &first, 0, 0, &worker, &err), FG_OK);
+        refusals[i].change(&second);
+        cr_assert_eq(fg_registry_join(registry, &second, 1, 0, &worker, &err), FG_BAD_INPUT, "%s",
+                     refusals[i].name);
+        cr_assert(strstr(err.text, refusals[i].word) != NULL, "%s: %s", refusals[i].name, err.text);
+        cr_assert_eq(fg_registry_count(registry), 1u);
+        fg_registry_destroy(registry);
+    }
+}
+
+Test(registry, leases_run_out_unless_renewed)
+{
+    fg_registry *registry = make_registry();
+    fg_reg_worker *a, *b;
+    fg_wire_hello ha = hello_of("a", 1), hb = hello_of("b", 1);
+    cr_assert_eq(fg_registry_join(registry, &ha, 0, 0, &a, NULL), FG_OK);
+    cr_assert_eq(fg_registry_join(registry, &hb, 1, 0, &b, NULL), FG_OK);
+    fg_registry_seen(b, 900);
+    cr_assert_null(fg_registry_expired(registry, 1000));
+    cr_assert_eq(fg_registry_expired(registry, 1001), a);
+    fg_registry_remove(registry, a);
+    cr_assert_null(fg_registry_expired(registry, 1001));
+    cr_assert_eq(fg_registry_by_peer(registry, 1), b);
+    cr_assert_null(fg_registry_by_peer(registry, 0));
+    cr_assert_eq(fg_registry_by_name(registry, "b"), b);
+    fg_registry_destroy(registry);
+}
+
+Test(registry, an_older_report_does_not_replace_a_newer_one)
+{
+    fg_registry *registry = make_registry();
+    fg_reg_worker *w;
+    fg_wire_hello hello = hello_of("a", 1);
+    cr_assert_eq(fg_registry_join(registry, &hello, 0, 0, &w, NULL), FG_OK);
+    w->full = true;
+    fg_registry_update(w, &(fg_wire_load){ .sequence = 2, .free = 5 });
+    cr_assert(!w->full);
+    fg_registry_update(w, &(fg_wire_load){ .sequence = 1, .free = 9 });
+    cr_assert_eq(w->load.free, 5u);
+    fg_registry_destroy(registry);
+}
+
+static bool join_once(void *ctx)
+{
+    fg_registry_options options = { .fingerprint = { 1, 2 }, .lease_ns = 1000 };
+    fg_registry *registry = NULL;
+    fg_reg_worker *w;
+    fg_wire_hello hello = hello_of("a", 1);
+    if (fg_registry_create(&options, &registry, NULL) != FG_OK) {
+        return false;
+    }
+    bool joined = fg_registry_join(registry, &hello, 0, 0, &w, NULL) == FG_OK;
+    fg_registry_destroy(registry);
+    return joined;
+}
+
+Test(registry, survives_each_failed_allocation)
+{
+    cr_assert_eq(fg_fault_each(join_once, NULL), 3);
+}
+
+Test(journal, reads_in_order_whatever_the_order_of_arrival_and_drops_doubles)
+{
+    fg_journal *journal = fg_journal_begin(4);
+    uint32_t index, id;
+    uint64_t digest;
+    cr_assert(fg_journal_append(journal, 1, 11, 0));
+    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
+    cr_assert(fg_journal_append(journal, 0, 10, 7));
+    cr_assert(!fg_journal_append(journal, 1, 99, 0));
+    cr_assert(!fg_journal_append(journal, 4, 99, 0));
+    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 0 && id == 10 &&
+              digest == 7);
+    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 1 && id == 11);
+    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
+    cr_assert(!fg_journal_append(journal, 0, 10, 7));
+    cr_assert(fg_journal_append(journal, 2, 12, 0) && fg_journal_append(journal, 3, 13, 0));
+    cr_assert(fg_journal_read(journal, &index, &id, &digest) &&
+              fg_journal_read(journal, &index, &id, &digest) && id == 13);
+    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
+    cr_assert_eq(fg_journal_count(journal), 4u);
+    fg_journal_end(journal);
+}
+
+static const struct {
+    const char *name;
+    fg_admit_load load;
+    uint32_t prompt;
+    fg_status want;
+} admit_cases[] = {
+    { "empty", { 0, 0, 0, 0 }, 10, FG_OK },
+    { "last place", { 3, 0, 3, 0 }, 10, FG_OK },
+    { "queue full", { 4, 0, 4, 0 }, 10, FG_AGAIN },
+    { "tokens full", { 1, 95, 1, 0 }, 10, FG_AGAIN },
+    { "tokens exactly", { 1, 90, 1, 0 }, 10, FG_OK },
+    { "too many live", { 0, 0, 8, 0 }, 10, FG_AGAIN },
+};
+
+Test(admit, refuses_beyond_its_bounds)
+{
+    fg_admit_limits limits = { .queued_max = 4, .queued_tokens_max = 100, .live_max = 8 };
+    for (size_t i = 0; i < sizeof admit_cases / sizeof *admit_cases; i++) {
+        cr_assert_eq(fg_admit_offer(&admit_cases[i].load, &limits, admit_cases[i].prompt),
+                     admit_cases[i].want, "%s", admit_cases[i].name);
+    }
+}
+
+Test(admit, retry_after_follows_the_rate)
+{
+    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100 }), 1u);
+    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100, .ended_per_second = 5 }), 10u);
+    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 1000, .ended_per_second = 1 }),
+                 60u);
+}
