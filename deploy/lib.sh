@@ -32,7 +32,8 @@ as_root() {
 
 # with_progress TITLE LOG COMMAND... - runs the command with its output in LOG. On a terminal one
 # line shows the time and the newest line of the log; elsewhere a line appears every ten seconds.
-# Ends with the last lines of the log when the command fails, and with its exit status.
+# Says how long it took, or shows the last lines of the log, and returns the exit status. With
+# progress_summary set the caller says itself what came out of a success.
 with_progress() {
     local title=$1 log=$2 started=$SECONDS status=0 next=10 newest waited=0
     shift 2
@@ -66,7 +67,7 @@ with_progress() {
     if [ "$status" != 0 ]; then
         printf '  %s  failed (exit status %d); the end of %s:\n' "$title" "$status" "$log" >&2
         tail -n 30 "$log" | sed 's/^/    /' >&2
-    else
+    elif [ -z "${progress_summary-}" ]; then
         printf '  %s  done in %d s\n' "$title" $((SECONDS - started)) >&2
     fi
     return "$status"

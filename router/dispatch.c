@@ -1,5 +1,6 @@
 #include "router/dispatch_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
@@ -33,14 +34,14 @@ uint64_t fg_dispatch_now(const fg_dispatch *dispatch)
 
 static void extend(fg_dispatch *dispatch, fg_job *job)
 {
-    job->deadline_ns =
-        fg_dispatch_now(dispatch) + state_limit_ms(fg_life_now(&job->life)) * 1000000u;
+    job->deadline_ns = fg_dispatch_now(dispatch) + state_limit_ms(job->life.state) * 1000000u;
 }
 
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state)
 {
-    fg_status status = fg_life_move(&job->life, state, fg_dispatch_now(dispatch));
-    FG_ASSERT(status == FG_OK, "impossible move to %s", fg_life_name(state));
+    fg_error err;
+    fg_status status = fg_life_move(&job->life, state, fg_dispatch_now(dispatch), &err);
+    FG_ASSERT(status == FG_OK, "%s", err.text);
     extend(dispatch, job);
 }
 
@@ -283,9 +284,9 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
     leave_workers(dispatch, job);
     bool cancelled = finish == FG_FINISH_CANCELLED;
     fg_dispatch_set_state(dispatch, job,
-                          cancelled                    ? FG_LIFE_CANCELLED
+                          cancelled                   ? FG_LIFE_CANCELLED
                           : finish == FG_FINISH_ERROR ? FG_LIFE_FAILED
-                                                       : FG_LIFE_FINISHED);
+                                                      : FG_LIFE_FINISHED);
     if (finish == FG_FINISH_ERROR) {
         dispatch->stats.failed++;
         fg_warn("dispatch", "event=failed req=%016llx why=\"%s\"", (unsigned long long)job->id,
@@ -338,7 +339,9 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     while (fg_journal_read(job->journal, &index, &id, &digest)) {
         any = true;
         fg_job_record *record = &job->record;
-        *(index == 0 ? &record->first_ns : index == 1 ? &record->second_ns : &record->last_ns) = now;
+        *(index == 0   ? &record->first_ns
+          : index == 1 ? &record->second_ns
+                       : &record->last_ns) = now;
         record->last_ns = now;
         job->input.sink.on_token(job->input.sink.ctx, index, id, digest);
         if (fg_map_get(dispatch->by_id, job_id) != job) {
@@ -365,8 +368,10 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     }
     fg_place_verdict verdict = place(dispatch, input->token_count, (uint32_t)total, &choice);
     if (verdict == FG_PLACE_NEVER) {
-        return fg_fail(err, FG_BAD_INPUT, "prompt (%u tokens) and max_tokens (%u) exceed what any "
-                       "worker can hold (%u tokens)", input->token_count, input->params.max_tokens,
+        return fg_fail(err, FG_BAD_INPUT,
+                       "prompt (%u tokens) and max_tokens (%u) exceed what any "
+                       "worker can hold (%u tokens)",
+                       input->token_count, input->params.max_tokens,
                        fg_dispatch_context_max(dispatch));
     }
     if (verdict == FG_PLACE_NOBODY || !fg_dispatch_ready(dispatch)) {
@@ -393,7 +398,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     job->record.id = id;
     job->record.prompt_tokens = input->token_count;
     job->record.created_ns = fg_dispatch_now(dispatch);
-    fg_life_begin(&job->life, job->record.created_ns);
+    fg_life_init(&job->life, job->record.created_ns);
     extend(dispatch, job);
     job->previous = dispatch->jobs_last;
     *(dispatch->jobs_last != NULL ? &dispatch->jobs_last->next : &dispatch->jobs) = job;
@@ -477,8 +482,7 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
     if (since < 1000000000u) {
         return;
     }
-    uint64_t ended =
-        dispatch->stats.finished + dispatch->stats.failed + dispatch->stats.cancelled;
+    uint64_t ended = dispatch->stats.finished + dispatch->stats.failed + dispatch->stats.cancelled;
     double rate = (double)(ended - dispatch->ended_seen) * 1e9 / (double)since;
     dispatch->ended_rate = dispatch->ended_rate * 0.8 + rate * 0.2;
     dispatch->ended_seen = ended;
@@ -493,11 +497,10 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
         fg_dispatch_lose(dispatch, expired, "its lease ran out");
     }
     dispatch->was_complete =
-        dispatch->was_complete ||
-        (all_joined(dispatch, dispatch->options.wait_for_prefill,
-                    dispatch->options.wait_for_prefill_count) &&
-         all_joined(dispatch, dispatch->options.wait_for_decode,
-                    dispatch->options.wait_for_decode_count));
+        dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,
+                                              dispatch->options.wait_for_prefill_count) &&
+                                   all_joined(dispatch, dispatch->options.wait_for_decode,
+                                              dispatch->options.wait_for_decode_count));
     fg_job *next;
     for (fg_job *job = dispatch->jobs; job != NULL; job = next) {
         next = job->next;
@@ -505,8 +508,7 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
             continue;
         }
         char text[96];
-        snprintf(text, sizeof text, "no progress in state %s",
-                 fg_life_name(fg_life_now(&job->life)));
+        snprintf(text, sizeof text, "no progress in state %s", fg_life_name(job->life.state));
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, text, false);
     }
     measure_rate(dispatch, now);
@@ -520,7 +522,7 @@ void fg_dispatch_check(const fg_dispatch *dispatch)
         live++;
         queued += job->in_queue;
         FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
-        FG_ASSERT(job->in_queue == (fg_life_now(&job->life) == FG_LIFE_QUEUED));
+        FG_ASSERT(job->in_queue == (job->life.state == FG_LIFE_QUEUED));
     }
     FG_ASSERT(live == dispatch->stats.live && queued == dispatch->stats.queued);
     FG_ASSERT(fg_map_count(dispatch->by_id) == live);

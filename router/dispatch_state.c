@@ -61,9 +61,8 @@ static void render_record(const fg_job_record *r, fg_buf *out)
                   r->push_retries, (double)r->push_exposed_ns / 1e6,
                   ms_between(r->created_ns, r->placed_ns), (double)r->prefill_queue_ns / 1e6,
                   (double)r->prefill_compute_ns / 1e6, ms_between(r->created_ns, r->first_ns),
-                  ms_between(r->first_ns, r->second_ns), itl,
-                  ms_between(r->created_ns, r->last_ns), r->prompt_tokens, r->completion_tokens,
-                  r->attempts, finish_name(r->finish));
+                  ms_between(r->first_ns, r->second_ns), itl, ms_between(r->created_ns, r->last_ns),
+                  r->prompt_tokens, r->completion_tokens, r->attempts, finish_name(r->finish));
 }
 
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
@@ -79,15 +78,13 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
                       "%s{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
                       "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u}",
                       job == dispatch->jobs ? "" : ",", (unsigned long long)job->id,
-                      fg_life_name(fg_life_now(&job->life)),
+                      fg_life_name(job->life.state),
                       ms_between(job->record.created_ns, fg_dispatch_now(dispatch)), job->attempt,
                       job->prefill != NULL ? job->prefill->name : "",
-                      job->decode != NULL ? job->decode->name : "",
-                      fg_journal_count(job->journal));
+                      job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal));
     }
     fg_buf_puts(out, "],\"recent\":[");
-    uint32_t kept =
-        dispatch->recent_count < FG_RECENT_MAX ? dispatch->recent_count : FG_RECENT_MAX;
+    uint32_t kept = dispatch->recent_count < FG_RECENT_MAX ? dispatch->recent_count : FG_RECENT_MAX;
     for (uint32_t i = 0; i < kept; i++) {
         fg_buf_puts(out, i > 0 ? "," : "");
         render_record(&dispatch->recent[(dispatch->recent_count - 1 - i) % FG_RECENT_MAX], out);

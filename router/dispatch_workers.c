@@ -21,8 +21,7 @@ static void refuse(fg_dispatch *dispatch, uint32_t peer, const char *reason)
     msg.refuse.reason = reason;
     fg_buf_clear(&dispatch->out);
     if (fg_wire_encode(&msg, &dispatch->out)) {
-        dispatch->options.send(dispatch->options.ctx, peer, dispatch->out.data,
-                               dispatch->out.size);
+        dispatch->options.send(dispatch->options.ctx, peer, dispatch->out.data, dispatch->out.size);
     }
     dispatch->options.drop(dispatch->options.ctx, peer);
 }
@@ -44,17 +43,15 @@ static void introduce(fg_dispatch *dispatch, fg_reg_worker *to, const fg_reg_wor
 
 static const char *role_name(uint32_t roles)
 {
-    return roles == FG_ROLE_PREFILL  ? "prefill"
-           : roles == FG_ROLE_DECODE ? "decode"
-                                     : "both";
+    return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
 }
 
 static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
 {
     fg_error err;
     fg_reg_worker *worker;
-    fg_status status = fg_registry_join(dispatch->registry, hello, peer, fg_dispatch_now(dispatch),
-                                        &worker, &err);
+    fg_status status =
+        fg_registry_join(dispatch->registry, hello, peer, fg_dispatch_now(dispatch), &worker, &err);
     if (status != FG_OK) {
         dispatch->stats.refused_joins++;
         fg_warn("registry", "event=refused worker=%s why=\"%s\"", hello->self.name, err.text);
@@ -154,7 +151,7 @@ static fg_job *find_job(fg_dispatch *dispatch, const fg_reg_worker *worker, uint
 static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
-    if (job == NULL || job->decode != worker || fg_life_now(&job->life) != FG_LIFE_RESERVED) {
+    if (job == NULL || job->decode != worker || job->life.state != FG_LIFE_RESERVED) {
         return;
     }
     if (!msg->ticket.granted) {
@@ -182,8 +179,7 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
-    if (job == NULL || job->prefill != worker ||
-        fg_life_now(&job->life) != FG_LIFE_PREFILLING ||
+    if (job == NULL || job->prefill != worker || job->life.state != FG_LIFE_PREFILLING ||
         !fg_journal_append(job->journal, 0, msg->first.id, msg->first.digest)) {
         return;
     }
@@ -208,7 +204,7 @@ static void on_pushed(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
     job->record.push_exposed_ns = msg->pushed.exposed_ns;
     job->record.push_retries = msg->pushed.retries;
     snprintf(job->record.transport, sizeof job->record.transport, "%s", msg->pushed.transport);
-    if (fg_life_now(&job->life) == FG_LIFE_TRANSFERRING) {
+    if (job->life.state == FG_LIFE_TRANSFERRING) {
         fg_dispatch_set_state(dispatch, job, FG_LIFE_DECODING);
     }
 }

@@ -9,7 +9,6 @@
 #include "common/base/buf.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
-#include "common/obs/metrics.h"
 #include "router/api.h"
 #include "router/meter.h"
 #include "router/stream.h"
@@ -206,7 +205,7 @@ static void metrics(fg_front *front, fg_http_exchange *exchange, const fg_http_r
 {
     fg_buf_clear(&front->page);
     if (front->options.metrics != NULL) {
-        fg_obs_metrics_render(front->options.metrics, &front->page);
+        fg_metrics_render(front->options.metrics, &front->page);
     }
     reply_page(front, exchange, route, "text/plain; version=0.0.4; charset=utf-8");
 }

@@ -17,9 +17,9 @@
 #include "common/model/tokenizer.h"
 #include "common/net/http.h"
 #include "common/net/loop.h"
+#include "common/obs/metrics.h"
 #include "router/dispatch.h"
 
-typedef struct fg_obs_metrics fg_obs_metrics;
 typedef struct fg_front fg_front;
 
 typedef struct fg_front_options {
@@ -30,7 +30,7 @@ typedef struct fg_front_options {
     const fg_tokenizer *tokenizer;
     const fg_chat *chat;
     fg_dispatch *dispatch;
-    fg_obs_metrics *metrics;         /* NULL: nothing is counted, /metrics is empty */
+    fg_metrics *metrics;             /* NULL: nothing is counted, /metrics is empty */
     const char *served_model_name;   /* copied */
     const char *system_fingerprint;  /* copied; NULL: null in answers */
     uint32_t context_max;            /* of the model; workers may hold less */

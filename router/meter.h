@@ -8,13 +8,16 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/obs/metrics.h"
 #include "proto/wire.h"
 
-typedef struct fg_obs_metrics fg_obs_metrics;
 typedef struct fg_meter fg_meter;
 
-/* Registers the series; `metrics` outlives the meter. */
-fg_status fg_meter_create(fg_obs_metrics *metrics, fg_meter **meter_out, fg_error *err);
+/* At most so many series are registered. */
+enum { FG_METER_SERIES_MAX = 64 };
+
+/* FG_AGAIN when `metrics` has no room for the series; it outlives the meter. */
+fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *err);
 void fg_meter_destroy(fg_meter *meter);
 
 /* One HTTP answer. `route` is one of a fixed set of constants, never the client's own path. */

@@ -40,13 +40,17 @@ void fg_registry_destroy(fg_registry *registry)
 static fg_status check_alone(const fg_registry *registry, const fg_wire_hello *hello, fg_error *err)
 {
     if (hello->protocol != FG_PROTOCOL_VERSION) {
-        return fg_fail(err, FG_BAD_INPUT, "protocol version %u, this router speaks %u: run the same "
-                       "release everywhere", hello->protocol, FG_PROTOCOL_VERSION);
+        return fg_fail(err, FG_BAD_INPUT,
+                       "protocol version %u, this router speaks %u: run the same "
+                       "release everywhere",
+                       hello->protocol, FG_PROTOCOL_VERSION);
     }
     if (hello->fingerprint_low != registry->options.fingerprint.low ||
         hello->fingerprint_high != registry->options.fingerprint.high) {
-        return fg_fail(err, FG_BAD_INPUT, "another model file: fingerprint %016llx, the router's is "
-                       "%016llx", (unsigned long long)hello->fingerprint_low,
+        return fg_fail(err, FG_BAD_INPUT,
+                       "another model file: fingerprint %016llx, the router's is "
+                       "%016llx",
+                       (unsigned long long)hello->fingerprint_low,
                        (unsigned long long)registry->options.fingerprint.low);
     }
     if (hello->roles == 0 || hello->block_size == 0 || hello->block_count == 0 ||
@@ -79,8 +83,10 @@ static fg_status check_with_others(const fg_registry *registry, const fg_wire_he
                        hello->block_size, shape->block_size);
     }
     if (strcmp(hello->numerics_class, registry->numerics_class) != 0) {
-        return fg_fail(err, FG_BAD_INPUT, "numerics class %s, the workers that are here have %s: "
-                       "answers would differ", hello->numerics_class, registry->numerics_class);
+        return fg_fail(err, FG_BAD_INPUT,
+                       "numerics class %s, the workers that are here have %s: "
+                       "answers would differ",
+                       hello->numerics_class, registry->numerics_class);
     }
     return FG_OK;
 }

@@ -67,6 +67,7 @@ struct fg_streams {
     fg_buf chunk;  /* what is being written */
     char *scratch; /* one token's characters */
     size_t scratch_bytes;
+    bool strip_leading_space; /* encoding puts a space in front, so a text of its own loses it */
 };
 
 static list *list_of(fg_stream *stream)
@@ -259,6 +260,21 @@ static void close_stream(fg_stream *stream)
     release(stream);
 }
 
+/* SPM vocabularies put a space in front of a text; asked by encoding one that has none. */
+static bool adds_leading_space(const fg_tokenizer *tokenizer)
+{
+    uint32_t ids[8];
+    size_t count = 0;
+    size_t length = 0;
+    fg_encode_options options = { 0 };
+    if (fg_tokenizer_encode(tokenizer, "a", 1, options, ids, 8, &count, NULL) != FG_OK ||
+        count == 0) {
+        return false;
+    }
+    const char *piece = fg_tokenizer_piece(tokenizer, ids[0], false, &length);
+    return length > 0 && piece[0] == ' ';
+}
+
 fg_status fg_streams_create(const fg_streams_options *options, fg_streams **streams_out,
                             fg_error *err)
 {
@@ -275,6 +291,7 @@ fg_status fg_streams_create(const fg_streams_options *options, fg_streams **stre
         return fg_fail(err, FG_AGAIN, "out of memory for the streams");
     }
     fg_buf_init(&streams->chunk, 0);
+    streams->strip_leading_space = adds_leading_space(options->tokenizer);
     *streams_out = streams;
     return FG_OK;
 }
@@ -313,7 +330,8 @@ static fg_status prepare(fg_streams *streams, fg_stream *stream, const fg_reques
     /* An answer to nothing but BOS, or to a chat, is a text of its own, not a continuation. */
     bool after_bos = request->token_count == 1 &&
                      request->tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
-    fg_detok_init(&stream->detok, request->kind == FG_API_CHAT || after_bos);
+    fg_detok_init(&stream->detok,
+                  streams->strip_leading_space && (request->kind == FG_API_CHAT || after_bos));
     return fg_stop_create(request->stops, request->stop_lengths, request->stop_count, &stream->stop,
                           err);
 }

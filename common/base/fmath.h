@@ -69,8 +69,8 @@ static inline float fg_log1pf_core(float f, float exponent)
      * large terms are exact. */
     float s = f / (2.0f + f);
     float z = s * s;
-    float series = z * (0x1.555556p-1f +
-                        z * (0x1.99999ap-2f + z * (0x1.24924ap-2f + z * 0x1.d0d6acp-3f)));
+    float series =
+        z * (0x1.555556p-1f + z * (0x1.99999ap-2f + z * (0x1.24924ap-2f + z * 0x1.d0d6acp-3f)));
     float half_square = 0.5f * f * f;
     float low = s * (half_square + series) + exponent * -0x1.bd0106p-13f;
     return exponent * 0x1.63p-1f + (f - (half_square - low));
@@ -102,20 +102,19 @@ static inline void fg_sincos(double x, double *sin_out, double *cos_out)
     double r = ((x - n * 0x1.921fb544p+0) - n * 0x1.0b4611a6p-34) - n * 0x1.3198a2e037073p-69;
     double z = r * r;
     /* Taylor series: the terms left out are below 2e-18 on the interval. */
-    double s = -1.0 / 6 +
-               z * (1.0 / 120 +
-                    z * (-1.0 / 5040 +
-                         z * (1.0 / 362880 +
-                              z * (-1.0 / 39916800 +
-                                   z * (1.0 / 6227020800.0 + z * (-1.0 / 1307674368000.0))))));
+    double s =
+        -1.0 / 6 +
+        z * (1.0 / 120 +
+             z * (-1.0 / 5040 +
+                  z * (1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800.0 +
+                                                                  z * (-1.0 / 1307674368000.0))))));
     s = r + r * z * s;
     double c =
         1.0 / 24 +
         z * (-1.0 / 720 +
-             z * (1.0 / 40320 +
-                  z * (-1.0 / 3628800 +
-                       z * (1.0 / 479001600 +
-                            z * (-1.0 / 87178291200.0 + z * (1.0 / 20922789888000.0))))));
+             z * (1.0 / 40320 + z * (-1.0 / 3628800 +
+                                     z * (1.0 / 479001600 + z * (-1.0 / 87178291200.0 +
+                                                                 z * (1.0 / 20922789888000.0))))));
     c = (1.0 - 0.5 * z) + z * z * c;
     uint64_t quadrant;
     memcpy(&quadrant, &shifted, sizeof quadrant);

@@ -34,6 +34,7 @@ typedef struct fg_step_seq {
     fg_sampling sampling;
     uint32_t token_out;  /* filled when sample */
     uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
+    float *logits_out;   /* NULL, or the caller's vocab_size floats: that row itself (tests, tools) */
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. */
@@ -80,7 +81,8 @@ fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 /* True once the step given to begin has ended; its *_out fields are then filled. */
 bool fg_engine_poll(fg_engine *engine);
 
-/* "cpu/avx2/k1/kv-f16/tp1": a request's bits are equal inside one class. */
+/* "cpu/k1/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
+ * equal inside one class; the CPU's instruction sets all give the same ones and are not named. */
 const char *fg_engine_numerics_class(const fg_engine *engine);
 
 /* For back ends (engine_model.c, engine_sim.c): the first member of their struct. */

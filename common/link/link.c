@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/link/link_core.h"
+#include "common/net/loop.h"
 
 enum {
     DELIVER_MAX = 1024, /* callbacks in one turn; the loop has other work as well */
@@ -290,6 +291,7 @@ fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, cons
     if (peer->exited) {
         fg_link_peer_exited(link, peer);
     }
+    fg_link_stir(link);
     return FG_OK;
 }
 
@@ -301,6 +303,7 @@ void fg_link_lose_peer(fg_link *link, uint32_t peer_index)
     }
     peer->state = FG_LINK_PEER_LOST;
     end_tickets(link, peer, FG_PEER_LOST);
+    fg_link_stir(link);
 }
 
 /* --- news from the transport --- */
@@ -516,13 +519,15 @@ static void deliver_one(fg_link *link, fg_ticket *ticket)
     fg_link_message_free(message);
 }
 
-bool fg_link_turn(fg_link *link)
+/* Progress, then callbacks. True: call again before sleeping. The link may be gone afterwards. */
+static bool turn(fg_link *link)
 {
     if (link->turning) {
         return false;
     }
     link->turning = true;
-    bool more = !link->dead && link->port->progress(link);
+    link->resting = false;
+    link->again = !link->dead && link->port->progress(link);
     for (int i = 0; i < DELIVER_MAX && !link->dead && !link->close_asked; i++) {
         fg_ticket *ticket = fg_book_next_event(link->book);
         if (ticket == NULL) {
@@ -538,12 +543,32 @@ bool fg_link_turn(fg_link *link)
         fg_link_close(link);
         return false;
     }
-    return !link->dead && (more || link->reap || fg_book_has_event(link->book));
+    link->resting = link->dead || !(link->again || link->reap || fg_book_has_event(link->book));
+    return !link->resting;
+}
+
+static bool on_hook(void *ctx)
+{
+    return turn(ctx);
+}
+
+/* The loop turns once more, and with it the hook. */
+static void on_wake(void *ctx)
+{
+}
+
+void fg_link_stir(fg_link *link)
+{
+    link->again = true;
+    if (link->resting && link->wake != NULL) {
+        link->resting = false;
+        fg_wake_send(link->wake);
+    }
 }
 
 void fg_link_progress(fg_link *link)
 {
-    fg_link_turn(link);
+    turn(link);
 }
 
 /* --- life --- */
@@ -555,14 +580,31 @@ fg_status fg_link_core_init(fg_link *link, const fg_link_port *port,
     link->events = options->events;
     link->block_bytes = options->block_bytes;
     link->block_count = options->block_count;
+    link->loop = options->loop;
     link->book = fg_book_create();
-    return link->book != NULL ? FG_OK : fg_fail(err, FG_AGAIN, "link: out of memory");
+    if (link->book == NULL) {
+        return fg_fail(err, FG_AGAIN, "link: out of memory");
+    }
+    if (link->loop != NULL && (fg_hook_start(link->loop, on_hook, link, &link->hook) != FG_OK ||
+                               fg_wake_create(link->loop, on_wake, link, &link->wake) != FG_OK)) {
+        fg_link_core_deinit(link);
+        return fg_fail(err, FG_AGAIN, "link: the loop takes no more");
+    }
+    return FG_OK;
 }
 
 void fg_link_core_deinit(fg_link *link)
 {
+    if (link->wake != NULL) {
+        fg_wake_close(link->wake);
+    }
+    if (link->hook != NULL) {
+        fg_hook_close(link->hook);
+    }
     fg_book_destroy(link->book);
     link->book = NULL;
+    link->wake = NULL;
+    link->hook = NULL;
 }
 
 /* Stops all writing and tells the peers, within CLOSE_WAIT_MS. */
@@ -718,6 +760,7 @@ fg_status fg_link_answer(fg_link *link, uint64_t id, const uint32_t *bad, uint32
     if (up) {
         link->port->send(link, peer, message);
     }
+    fg_link_stir(link);
     return FG_OK;
 }
 
@@ -726,6 +769,7 @@ void fg_link_fence(fg_link *link, uint64_t id)
     fg_ticket *ticket = fg_book_find(link->book, FG_TICKET_IN, 0, id);
     if (ticket != NULL) {
         fence_in(link, ticket);
+        fg_link_stir(link);
     }
 }
 
@@ -783,6 +827,7 @@ fg_status fg_link_push(fg_link *link, uint32_t peer_index, uint64_t id, uint32_t
     link->stats.pushed_blocks += count;
     link->stats.pushed_bytes += (uint64_t)count * link->block_bytes;
     link->port->put(link, ticket, first_index, source_blocks, target_blocks, count);
+    fg_link_stir(link);
     return FG_OK;
 }
 
@@ -825,6 +870,7 @@ fg_status fg_link_commit_ticket(fg_link *link, uint32_t peer_index, const fg_lin
     ticket->message = message;
     ticket->state = FG_TICKET_COMMITTING;
     settle_out(link, ticket);
+    fg_link_stir(link);
     return FG_OK;
 }
 
@@ -840,5 +886,6 @@ void fg_link_abort(fg_link *link, uint32_t peer_index, uint64_t id)
     }
     if (ticket != NULL) {
         stop_out(link, ticket, FG_CANCELLED);
+        fg_link_stir(link);
     }
 }

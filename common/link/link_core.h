@@ -71,7 +71,8 @@ typedef struct fg_link_port {
     void (*flush)(fg_link *link, fg_ticket *ticket);
     /* Takes ownership of the message; a failure is told by fg_link_peer_broken. */
     void (*send)(fg_link *link, fg_link_peer *peer, fg_link_message *message);
-    /* Moves what can be moved; true when more work waits that no event would announce. */
+    /* Moves what can be moved, and makes sure that an event of the loop announces what comes; true
+     * when more work waits that no event would announce. */
     bool (*progress)(fg_link *link);
     const char *(*transport)(const fg_link *link, const fg_link_peer *peer);
     /* True once everything sent has left; fg_link_close waits for it. NULL: it never waits. */
@@ -89,18 +90,23 @@ struct fg_link {
     fg_book *book;
     fg_link_peer *peers[FG_LIMIT_WORKERS];
     fg_link_stats stats;
+    struct fg_loop *loop; /* NULL: turned by fg_link_progress */
+    struct fg_hook *hook;
+    struct fg_wake *wake;
     bool turning;     /* callbacks may be running */
+    bool resting;     /* the last turn saw nothing more to do, and the loop may sleep */
+    bool again;       /* something was asked for during this turn */
     bool close_asked; /* fg_link_close was called by one of them */
     bool dead;        /* the process it stands for was killed (link_mem) */
     bool reap;        /* a peer may be ready to be closed or freed */
 };
 
-/* Fills the common part; the back end has set `id` and `arena`. */
+/* Fills the common part and joins the loop; the back end has set `id` and `arena`. */
 fg_status fg_link_core_init(fg_link *link, const fg_link_port *port,
                             const fg_link_options *options, fg_error *err);
 void fg_link_core_deinit(fg_link *link);
-/* Progress, then callbacks. True: call again before sleeping. The link may be gone afterwards. */
-bool fg_link_turn(fg_link *link);
+/* Something was begun that the next turn must carry on; the loop shall not sleep before it. */
+void fg_link_stir(fg_link *link);
 
 /* --- news from the transport; queues events, calls back nobody --- */
 

@@ -28,8 +28,8 @@ static fg_status read_u32(const fg_weights *weights, const char *key, uint32_t v
         return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is missing", key);
     }
     if (meta->type == FG_META_ARRAY) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "metadata '%s' differs per layer, which is not supported", key);
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' differs per layer, which is not supported",
+                       key);
     }
     if (!fg_weights_get_u32(weights, key, &value)) {
         return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is not a whole number", key);
@@ -127,9 +127,10 @@ static fg_status refuse_variants(const fg_weights *weights, fg_error *err)
     size_t length;
     if (fg_weights_get_string(weights, "llama.rope.scaling.type", &scaling, &length) &&
         !(length == 4 && memcmp(scaling, "none", 4) == 0)) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "metadata 'llama.rope.scaling.type' asks for a scaled rotation, which is not "
-                       "supported (rope_freqs.weight is)");
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "metadata 'llama.rope.scaling.type' asks for a scaled rotation, which is not "
+            "supported (rope_freqs.weight is)");
     }
     float scale = 1.0f;
     fg_weights_get_f32(weights, "llama.rope.scale_linear", &scale);
@@ -143,8 +144,8 @@ static fg_status refuse_variants(const fg_weights *weights, fg_error *err)
 
 static fg_status read_heads(const fg_weights *weights, fg_hparams *hp, fg_error *err)
 {
-    fg_status status = read_u32(weights, "llama.attention.head_count", HEADS_MAX, &hp->head_count,
-                                err);
+    fg_status status =
+        read_u32(weights, "llama.attention.head_count", HEADS_MAX, &hp->head_count, err);
     if (status != FG_OK) {
         return status;
     }
@@ -159,8 +160,8 @@ static fg_status read_heads(const fg_weights *weights, fg_hparams *hp, fg_error 
                        hp->head_count, hp->kv_head_count);
     }
     hp->head_dim = 0;
-    status = read_u32_optional(weights, "llama.attention.key_length", HEAD_DIM_MAX, &hp->head_dim,
-                               err);
+    status =
+        read_u32_optional(weights, "llama.attention.key_length", HEAD_DIM_MAX, &hp->head_dim, err);
     if (status != FG_OK) {
         return status;
     }
@@ -176,8 +177,8 @@ static fg_status read_heads(const fg_weights *weights, fg_hparams *hp, fg_error 
                        hp->head_dim, HEAD_DIM_MAX);
     }
     uint32_t value_dim = hp->head_dim;
-    status = read_u32_optional(weights, "llama.attention.value_length", HEAD_DIM_MAX, &value_dim,
-                               err);
+    status =
+        read_u32_optional(weights, "llama.attention.value_length", HEAD_DIM_MAX, &value_dim, err);
     if (status == FG_OK && value_dim != hp->head_dim) {
         return fg_fail(err, FG_BAD_INPUT,
                        "keys of %u and values of %u numbers are not supported (only equal ones)",
@@ -191,8 +192,8 @@ static fg_status read_rope(const fg_weights *weights, fg_hparams *hp, fg_error *
     hp->rope_interleaved = true;
     hp->rope_theta = 10000.0f;
     hp->rope_dims = hp->head_dim;
-    fg_status status = read_u32_optional(weights, "llama.rope.dimension_count", hp->head_dim,
-                                         &hp->rope_dims, err);
+    fg_status status =
+        read_u32_optional(weights, "llama.rope.dimension_count", hp->head_dim, &hp->rope_dims, err);
     if (status != FG_OK) {
         return status;
     }

@@ -19,7 +19,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place
 enum {
     NAME_BYTES_MAX = 64,
     KEY_BYTES_MAX = 65535,
-    ENTRIES_MAX = 65536,       /* metadata entries, and tensors; real files have a few hundred */
+    ENTRIES_MAX = 65536, /* metadata entries, and tensors; real files have a few hundred */
     META_BYTES_MIN = 8 + 1 + 4 + 1,
     TENSOR_BYTES_MIN = 8 + 1 + 4 + 8 + 4 + 8,
     ALIGNMENT_DEFAULT = 32,
@@ -86,11 +86,11 @@ static const char *foreign_type_name(uint32_t type)
         uint32_t type;
         const char *name;
     } names[] = {
-        { 4, "Q4_2" },     { 5, "Q4_3" },     { 9, "Q8_1" },   { 10, "Q2_K" },  { 11, "Q3_K" },
-        { 15, "Q8_K" },    { 16, "IQ2_XXS" }, { 17, "IQ2_XS" }, { 18, "IQ3_XXS" },
-        { 19, "IQ1_S" },   { 20, "IQ4_NL" },  { 21, "IQ3_S" }, { 22, "IQ2_S" }, { 23, "IQ4_XS" },
-        { 24, "I8" },      { 25, "I16" },     { 26, "I32" },   { 27, "I64" },   { 28, "F64" },
-        { 29, "IQ1_M" },   { 34, "TQ1_0" },   { 35, "TQ2_0" }, { 39, "MXFP4" },
+        { 4, "Q4_2" },    { 5, "Q4_3" },     { 9, "Q8_1" },    { 10, "Q2_K" },    { 11, "Q3_K" },
+        { 15, "Q8_K" },   { 16, "IQ2_XXS" }, { 17, "IQ2_XS" }, { 18, "IQ3_XXS" }, { 19, "IQ1_S" },
+        { 20, "IQ4_NL" }, { 21, "IQ3_S" },   { 22, "IQ2_S" },  { 23, "IQ4_XS" },  { 24, "I8" },
+        { 25, "I16" },    { 26, "I32" },     { 27, "I64" },    { 28, "F64" },     { 29, "IQ1_M" },
+        { 34, "TQ1_0" },  { 35, "TQ2_0" },   { 39, "MXFP4" },
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (names[i].type == type) {
@@ -106,8 +106,8 @@ static fg_status cut_off(const char *where, fg_error *err)
 }
 
 /* Names the entry in an error line; a key may be long. */
-#define KEY_FORMAT       "metadata '%.*s'"
-#define KEY_ARGS(meta)   (int)((meta)->key_length < 80 ? (meta)->key_length : 80), (meta)->key
+#define KEY_FORMAT     "metadata '%.*s'"
+#define KEY_ARGS(meta) (int)((meta)->key_length < 80 ? (meta)->key_length : 80), (meta)->key
 
 static fg_status parse_string_array(reader *in, fg_meta *meta, fg_error *err)
 {

@@ -24,7 +24,7 @@ typedef enum packet_kind { TO_SERVER, TO_CLIENT, SERVER_DOWN, CLIENT_DOWN, CLIEN
 
 typedef struct mem_bus mem_bus;
 
-typedef struct line {
+typedef struct mem_line {
     char identity[FG_BUS_IDENTITY_MAX + 1];
     fg_bus_hub *hub;
     mem_bus *client; /* NULL: closed */
@@ -35,34 +35,34 @@ typedef struct line {
     uint64_t peer_life;   /* the life that the server knows of */
     bool ended;           /* the client is closed and the server has heard so */
     uint32_t queued[2];   /* frames under way: TO_SERVER, TO_CLIENT */
-    struct line *next;
-} line;
+    struct mem_line *next;
+} mem_line;
 
-typedef struct packet {
-    line *line;
+typedef struct mem_packet {
+    mem_line *line;
     packet_kind kind;
     uint64_t life;
-    struct packet *next; /* in the hub's own queue */
+    struct mem_packet *next; /* in the hub's own queue */
     size_t size_bytes;
     unsigned char bytes[];
-} packet;
+} mem_packet;
 
 struct mem_bus {
     fg_bus base;
     fg_bus_hub *hub;
-    line *line; /* client; NULL: this is the server */
+    mem_line *line; /* client; NULL: this is the server */
 };
 
 struct fg_bus_hub {
     fg_bus_hub_options options;
     fg_hook *hook;
     mem_bus *server;
-    line *lines;
-    line *peers[FG_LIMIT_WORKERS];
-    packet *head, *tail; /* the queue used without `defer` */
+    mem_line *lines;
+    mem_line *peers[FG_LIMIT_WORKERS];
+    mem_packet *head, *tail; /* the queue used without `defer` */
 };
 
-static void unref_line(line *line)
+static void unref_line(mem_line *line)
 {
     if (--line->refs == 0) {
         fg_mem_free(line);
@@ -71,7 +71,7 @@ static void unref_line(line *line)
 
 static void free_packet(void *arg)
 {
-    packet *packet = arg;
+    mem_packet *packet = arg;
     if (packet->kind <= TO_CLIENT) {
         packet->line->queued[packet->kind]--;
     }
@@ -81,11 +81,11 @@ static void free_packet(void *arg)
 
 static void run_packet(void *arg);
 
-static fg_status post(line *line, packet_kind kind, uint64_t life, const void *bytes,
+static fg_status post(mem_line *line, packet_kind kind, uint64_t life, const void *bytes,
                       size_t size_bytes)
 {
     fg_bus_hub *hub = line->hub;
-    packet *packet = fg_mem_alloc(sizeof *packet + size_bytes);
+    mem_packet *packet = fg_mem_alloc(sizeof *packet + size_bytes);
     if (packet == NULL) {
         return FG_AGAIN;
     }
@@ -117,13 +117,13 @@ static fg_status post(line *line, packet_kind kind, uint64_t life, const void *b
 }
 
 /* News of a line must not be lost for lack of memory: the other end would wait for ever. */
-static void post_news(line *line, packet_kind kind, uint64_t life)
+static void post_news(mem_line *line, packet_kind kind, uint64_t life)
 {
     fg_status status = post(line, kind, life, NULL, 0);
     FG_ASSERT(status == FG_OK, "out of memory");
 }
 
-static void forget_peer(line *line)
+static void forget_peer(mem_line *line)
 {
     if (line->peer != NO_PEER) {
         line->hub->peers[line->peer] = NULL;
@@ -131,7 +131,7 @@ static void forget_peer(line *line)
     }
 }
 
-static bool give_peer(line *line)
+static bool give_peer(mem_line *line)
 {
     for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
         if (line->hub->peers[i] == NULL) {
@@ -143,7 +143,7 @@ static bool give_peer(line *line)
     return false;
 }
 
-static void run_to_server(line *line, packet *packet)
+static void run_to_server(mem_line *line, mem_packet *packet)
 {
     mem_bus *server = line->hub->server;
     if (server == NULL || line->ended || packet->life != line->life) {
@@ -164,7 +164,7 @@ static void run_to_server(line *line, packet *packet)
     }
 }
 
-static void run_server_down(line *line, uint64_t life)
+static void run_server_down(mem_line *line, uint64_t life)
 {
     mem_bus *server = line->hub->server;
     line->ended = line->client == NULL && life == line->life;
@@ -175,7 +175,7 @@ static void run_server_down(line *line, uint64_t life)
     }
 }
 
-static void run_client_down(line *line, uint64_t life)
+static void run_client_down(mem_line *line, uint64_t life)
 {
     mem_bus *client = line->client;
     if (client == NULL || line->client_life != life) {
@@ -188,7 +188,7 @@ static void run_client_down(line *line, uint64_t life)
     client->base.events.on_down(client->base.events.ctx, 0);
 }
 
-static void run_client_up(line *line, uint64_t life)
+static void run_client_up(mem_line *line, uint64_t life)
 {
     mem_bus *client = line->client;
     if (client == NULL || line->hub->server == NULL || line->client_life != 0 ||
@@ -201,8 +201,8 @@ static void run_client_up(line *line, uint64_t life)
 
 static void run_packet(void *arg)
 {
-    packet *packet = arg;
-    line *line = packet->line;
+    mem_packet *packet = arg;
+    mem_line *line = packet->line;
     switch (packet->kind) {
     case TO_SERVER:
         run_to_server(line, packet);
@@ -228,7 +228,7 @@ static void run_packet(void *arg)
 static fg_status mem_send(fg_bus *base, uint32_t peer, const void *bytes, size_t size_bytes)
 {
     mem_bus *bus = (mem_bus *)base;
-    line *line = bus->line;
+    mem_line *line = bus->line;
     packet_kind kind = TO_SERVER;
     if (line == NULL) {
         line = peer < FG_LIMIT_WORKERS ? bus->hub->peers[peer] : NULL;
@@ -253,7 +253,7 @@ static void mem_drop(fg_bus *base, uint32_t peer)
     }
 }
 
-static void begin_life(line *line)
+static void begin_life(mem_line *line)
 {
     line->life++;
     if (line->client_life != 0) {
@@ -263,9 +263,9 @@ static void begin_life(line *line)
     }
 }
 
-static void unlink_line(line *gone)
+static void unlink_line(mem_line *gone)
 {
-    for (line **at = &gone->hub->lines; *at != NULL; at = &(*at)->next) {
+    for (mem_line **at = &gone->hub->lines; *at != NULL; at = &(*at)->next) {
         if (*at == gone) {
             *at = gone->next;
             break;
@@ -288,7 +288,7 @@ static void mem_close(fg_bus *base)
                 forget_peer(bus->hub->peers[i]);
             }
         }
-        for (line *line = bus->hub->lines; line != NULL; line = line->next) {
+        for (mem_line *line = bus->hub->lines; line != NULL; line = line->next) {
             begin_life(line);
         }
     }
@@ -305,12 +305,12 @@ static const fg_bus_ops mem_ops = { mem_send, mem_drop, mem_close, mem_endpoint 
 size_t fg_bus_hub_deliver(fg_bus_hub *hub)
 {
     /* What these packets cause waits for the next call. */
-    packet *packet = hub->head;
+    mem_packet *packet = hub->head;
     hub->head = NULL;
     hub->tail = NULL;
     size_t count = 0;
     while (packet != NULL) {
-        struct packet *next = packet->next;
+        mem_packet *next = packet->next;
         count += packet->kind <= TO_CLIENT;
         run_packet(packet);
         free_packet(packet);
@@ -351,7 +351,7 @@ void fg_bus_hub_destroy(fg_bus_hub *hub)
     }
     FG_ASSERT(hub->server == NULL && hub->lines == NULL, "a bus of this hub is still open");
     while (hub->head != NULL) {
-        packet *next = hub->head->next;
+        mem_packet *next = hub->head->next;
         free_packet(hub->head);
         hub->head = next;
     }
@@ -381,25 +381,26 @@ fg_status fg_bus_listen_mem(fg_bus_hub *hub, const fg_bus_events *events, fg_bus
         return fg_fail(err, FG_AGAIN, "bus: out of memory");
     }
     hub->server = bus;
-    for (line *line = hub->lines; line != NULL; line = line->next) {
+    for (mem_line *line = hub->lines; line != NULL; line = line->next) {
         post_news(line, CLIENT_UP, line->life);
     }
     *bus_out = &bus->base;
     return FG_OK;
 }
 
-static fg_status make_line(fg_bus_hub *hub, const char *identity, line **line_out, fg_error *err)
+static fg_status make_line(fg_bus_hub *hub, const char *identity, mem_line **line_out,
+                           fg_error *err)
 {
     if (!fg_bus_identity_valid(identity, strlen(identity))) {
         return fg_fail(err, FG_BAD_INPUT, "bus: identity must be 1 to %d printable characters",
                        FG_BUS_IDENTITY_MAX);
     }
-    for (line *line = hub->lines; line != NULL; line = line->next) {
+    for (mem_line *line = hub->lines; line != NULL; line = line->next) {
         if (strcmp(line->identity, identity) == 0) {
             return fg_fail(err, FG_BAD_INPUT, "bus: identity %s is in use", identity);
         }
     }
-    line *line = fg_mem_alloc(sizeof *line);
+    mem_line *line = fg_mem_alloc(sizeof *line);
     if (line == NULL) {
         return fg_fail(err, FG_AGAIN, "bus: out of memory");
     }
@@ -415,7 +416,7 @@ static fg_status make_line(fg_bus_hub *hub, const char *identity, line **line_ou
 fg_status fg_bus_connect_mem(fg_bus_hub *hub, const char *identity, const fg_bus_events *events,
                              fg_bus **bus_out, fg_error *err)
 {
-    line *line;
+    mem_line *line = NULL;
     fg_status status = make_line(hub, identity, &line, err);
     if (status != FG_OK) {
         return status;
@@ -440,7 +441,7 @@ fg_status fg_bus_connect_mem(fg_bus_hub *hub, const char *identity, const fg_bus
 
 void fg_bus_hub_cut(fg_bus_hub *hub, const char *identity)
 {
-    for (line *line = hub->lines; line != NULL; line = line->next) {
+    for (mem_line *line = hub->lines; line != NULL; line = line->next) {
         if (strcmp(line->identity, identity) == 0) {
             begin_life(line);
             post_news(line, SERVER_DOWN, line->life - 1);

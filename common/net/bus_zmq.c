@@ -40,7 +40,7 @@ enum {
     RECONNECT_MS = 50,
     RECONNECT_MAX_MS = 500,
     GREETING_MS = 1000, /* an unanswered greeting: connect again */
-    LINGER_MS = 100,    /* the last frames of an orderly end; a stalled peer costs no more than this */
+    LINGER_MS = 100, /* the last frames of an orderly end; a stalled peer costs no more than this */
 };
 
 typedef struct zmq_peer {
@@ -65,7 +65,7 @@ typedef struct zmq_bus {
     bool delivering; /* inside the hook: close only marks */
     bool closed;
     /* server */
-    zmq_peer *peers; /* FG_LIMIT_WORKERS */
+    zmq_peer *peers;    /* FG_LIMIT_WORKERS */
     uint32_t peers_top; /* slots ever used */
     bool some_ending;
     /* client */
@@ -84,7 +84,8 @@ static fg_status zmq_status(int rc, const char *what, fg_error *err)
     if (code == ENOMEM || code == EMFILE) {
         status = FG_AGAIN;
     } else if (code == EINVAL || code == EADDRINUSE || code == EADDRNOTAVAIL || code == ENODEV ||
-               code == EPROTONOSUPPORT || code == EACCES || code == ENOENT || code == ENAMETOOLONG) {
+               code == EPROTONOSUPPORT || code == EACCES || code == ENOENT ||
+               code == ENAMETOOLONG) {
         status = FG_BAD_INPUT; /* an endpoint from the configuration */
     }
     return fg_fail(err, status, "%s: %s", what, zmq_strerror(code));
@@ -455,7 +456,8 @@ static const fg_bus_ops zmq_ops = { zmq_bus_send, zmq_bus_drop, zmq_bus_close, z
 
 /* --- construction --- */
 
-static fg_status set_options(zmq_bus *bus, const char *endpoint, const char *identity, fg_error *err)
+static fg_status set_options(zmq_bus *bus, const char *endpoint, const char *identity,
+                             fg_error *err)
 {
     const struct {
         int option;

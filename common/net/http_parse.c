@@ -9,7 +9,7 @@
 #include "common/base/mem.h"
 
 enum {
-    TARGET_MAX = 8 * 1024,  /* longest request target */
+    TARGET_MAX = 8 * 1024,      /* longest request target */
     LINE_MAX_BYTES = 16 * 1024, /* longest header line */
     HOST_MAX = 255,
     KEEP_BYTES = 4 * 1024, /* a larger head buffer is given back between requests */
@@ -22,10 +22,10 @@ enum {
 typedef enum parse_state { IN_HEAD, IN_BODY, IS_READY, IS_REFUSED } parse_state;
 
 /* Offsets into the head buffer; name and value end in NUL after parsing. */
-typedef struct field {
+typedef struct header_field {
     size_t name, name_length;
     size_t value, value_length;
-} field;
+} header_field;
 
 struct fg_http_parser {
     fg_http_parse_limits limits;
@@ -41,7 +41,7 @@ struct fg_http_parser {
     bool is_http10;
 
     llhttp_t llhttp;
-    field *fields; /* limits.header_count */
+    header_field *fields; /* limits.header_count */
     size_t field_count;
     bool field_open; /* its value has not ended yet */
 
@@ -93,7 +93,8 @@ static int on_field(llhttp_t *llhttp, const char *at, size_t length)
             refuse(parser, 431, "too many header fields");
             return HPE_USER;
         }
-        parser->fields[parser->field_count] = (field){ .name = (size_t)(at - parser->head.data) };
+        parser->fields[parser->field_count] =
+            (header_field){ .name = (size_t)(at - parser->head.data) };
         parser->field_open = true;
     }
     parser->fields[parser->field_count].name_length += length;
@@ -107,7 +108,7 @@ static int on_value(llhttp_t *llhttp, const char *at, size_t length)
         refuse(parser, 400, "malformed header field");
         return HPE_USER;
     }
-    field *field = &parser->fields[parser->field_count];
+    header_field *field = &parser->fields[parser->field_count];
     if (field->value == 0) {
         field->value = (size_t)(at - parser->head.data);
     }
@@ -121,10 +122,10 @@ static int on_value_end(llhttp_t *llhttp)
     if (!parser->field_open) {
         return HPE_USER;
     }
-    field *field = &parser->fields[parser->field_count];
+    header_field *field = &parser->fields[parser->field_count];
     const char *value = parser->head.data + field->value;
-    while (field->value_length > 0 && (value[field->value_length - 1] == ' ' ||
-                                       value[field->value_length - 1] == '\t')) {
+    while (field->value_length > 0 &&
+           (value[field->value_length - 1] == ' ' || value[field->value_length - 1] == '\t')) {
         field->value_length--;
     }
     parser->field_count++;
@@ -235,7 +236,7 @@ static const struct {
     const char *name;
     size_t length;
 } methods[] = {
-    { "GET", 3 }, { "POST", 4 },    { "HEAD", 4 },  { "PUT", 3 },
+    { "GET", 3 },    { "POST", 4 },    { "HEAD", 4 },  { "PUT", 3 },
     { "DELETE", 6 }, { "OPTIONS", 7 }, { "PATCH", 5 },
 };
 
@@ -269,9 +270,9 @@ static fg_http_step check_target(fg_http_parser *parser, const char *target, siz
         if (c <= 0x20 || c >= 0x7F || c == '#') {
             return refuse(parser, 400, "request target has a forbidden character");
         }
-        if (c == '%' && (length - i < 3 || hex_value(target[i + 1]) < 0 ||
-                         hex_value(target[i + 2]) < 0 ||
-                         (target[i + 1] == '0' && target[i + 2] == '0'))) {
+        if (c == '%' &&
+            (length - i < 3 || hex_value(target[i + 1]) < 0 || hex_value(target[i + 2]) < 0 ||
+             (target[i + 1] == '0' && target[i + 2] == '0'))) {
             return refuse(parser, 400, "request target has a malformed escape");
         }
     }
@@ -388,13 +389,14 @@ static fg_http_step take_head(fg_http_parser *parser, const char *bytes, size_t 
 /* --- meaning of the head --- */
 
 /* The value of the only field of that name; NULL with *count_out 0 or more than 1. */
-static const field *find_field(const fg_http_parser *parser, const char *name, size_t *count_out)
+static const header_field *find_field(const fg_http_parser *parser, const char *name,
+                                      size_t *count_out)
 {
-    const field *found = NULL;
+    const header_field *found = NULL;
     size_t length = strlen(name);
     size_t count = 0;
     for (size_t i = 0; i < parser->field_count; i++) {
-        const field *field = &parser->fields[i];
+        const header_field *field = &parser->fields[i];
         if (field->name_length == length &&
             strncasecmp(parser->head.data + field->name, name, length) == 0) {
             found = found == NULL ? field : found;
@@ -407,7 +409,7 @@ static const field *find_field(const fg_http_parser *parser, const char *name, s
     return found;
 }
 
-static bool value_is(const fg_http_parser *parser, const field *field, const char *text)
+static bool value_is(const fg_http_parser *parser, const header_field *field, const char *text)
 {
     size_t length = strlen(text);
     return field->value_length == length &&
@@ -423,7 +425,8 @@ static bool host_valid(const char *host, size_t length)
         return false;
     }
     if (host[0] == '[') {
-        for (at = 1; at < length && (hex_value(host[at]) >= 0 || host[at] == ':' || host[at] == '.');
+        for (at = 1;
+             at < length && (hex_value(host[at]) >= 0 || host[at] == ':' || host[at] == '.');
              at++) {
         }
         if (at < 3 || at == length || host[at] != ']') {
@@ -463,7 +466,7 @@ static bool host_valid(const char *host, size_t length)
 static fg_http_step check_host(fg_http_parser *parser)
 {
     size_t count;
-    const field *host = find_field(parser, "host", &count);
+    const header_field *host = find_field(parser, "host", &count);
     if (count > 1 || (count == 0 && !parser->is_http10)) {
         return refuse(parser, 400, "exactly one Host header is needed");
     }
@@ -476,7 +479,7 @@ static fg_http_step check_host(fg_http_parser *parser)
 static fg_http_step check_framing(fg_http_parser *parser)
 {
     size_t coding_count, length_count;
-    const field *coding = find_field(parser, "transfer-encoding", &coding_count);
+    const header_field *coding = find_field(parser, "transfer-encoding", &coding_count);
     find_field(parser, "content-length", &length_count);
     if (length_count > 1 || (length_count > 0 && coding_count > 0)) {
         return refuse(parser, 400, "ambiguous message length");
@@ -499,12 +502,9 @@ static fg_http_step check_framing(fg_http_parser *parser)
 static fg_http_step check_expectations(fg_http_parser *parser, bool *wait_out)
 {
     size_t count;
-    const field *field = find_field(parser, "content-encoding", &count);
+    const header_field *field = find_field(parser, "content-encoding", &count);
     if (count > 1 || (field != NULL && !value_is(parser, field, "identity"))) {
         return refuse(parser, 415, "compressed request bodies are not accepted");
-    }
-    if (find_field(parser, "upgrade", NULL) != NULL && parser->llhttp.upgrade) {
-        return refuse(parser, 501, "protocol upgrade is not supported");
     }
     field = find_field(parser, "expect", &count);
     if (field == NULL || parser->is_http10) {
@@ -522,7 +522,7 @@ static void seal_fields(fg_http_parser *parser)
 {
     char *head = parser->head.data;
     for (size_t i = 0; i < parser->field_count; i++) {
-        field *field = &parser->fields[i];
+        header_field *field = &parser->fields[i];
         for (size_t at = field->name; at < field->name + field->name_length; at++) {
             head[at] = head[at] >= 'A' && head[at] <= 'Z' ? (char)(head[at] + 32) : head[at];
         }
@@ -590,12 +590,11 @@ static fg_http_step on_head(fg_http_parser *parser)
     if (step != FG_HTTP_MORE) {
         return step;
     }
-    if (code == HPE_PAUSED_UPGRADE || parser->llhttp.upgrade) {
+    if (parser->llhttp.upgrade) {
         return refuse(parser, 501, "protocol upgrade is not supported");
     }
     /* HTTP/1.0 always ends with its reply. */
-    parser->keep_alive =
-        !parser->is_http10 && (parser->llhttp.flags & F_CONNECTION_CLOSE) == 0;
+    parser->keep_alive = !parser->is_http10 && (parser->llhttp.flags & F_CONNECTION_CLOSE) == 0;
     seal_fields(parser);
     seal_target(parser);
     if (code == HPE_PAUSED) {
@@ -619,8 +618,8 @@ static fg_http_step take_body(fg_http_parser *parser, const char *bytes, size_t 
     if (code != HPE_OK && code != HPE_PAUSED) {
         return refuse(parser, 400, "malformed request body");
     }
-    size_t used = code == HPE_PAUSED ? (size_t)(llhttp_get_error_pos(&parser->llhttp) - bytes)
-                                     : size_bytes;
+    size_t used =
+        code == HPE_PAUSED ? (size_t)(llhttp_get_error_pos(&parser->llhttp) - bytes) : size_bytes;
     parser->body_wire_bytes += used;
     *used_out = used;
     if (parser->body_wire_bytes / CHUNK_OVERHEAD > parser->body.size + CHUNK_SLACK_BYTES) {
@@ -680,7 +679,7 @@ const fg_http_request *fg_http_parser_request(const fg_http_parser *parser)
 
 const char *fg_http_parser_header(const fg_http_parser *parser, const char *name)
 {
-    const field *field = find_field(parser, name, NULL);
+    const header_field *field = find_field(parser, name, NULL);
     return field == NULL ? NULL : parser->head.data + field->value;
 }
 

@@ -20,7 +20,8 @@
 typedef struct fg_http_parser fg_http_parser;
 
 typedef struct fg_http_parse_limits {
-    size_t header_bytes; /* request line and header lines together: 431 (a long target alone: 414) */
+    size_t
+        header_bytes; /* request line and header lines together: 431 (a long target alone: 414) */
     size_t header_count; /* 431 */
     size_t body_bytes;   /* 413 */
 } fg_http_parse_limits;

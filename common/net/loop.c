@@ -165,8 +165,8 @@ fg_status fg_watch_start(fg_loop *loop, int fd, void (*fn)(void *ctx), void *ctx
     if (watch == NULL) {
         return FG_AGAIN;
     }
-    fg_status status = uv_status(fg_fault_hit() ? UV_ENOMEM : uv_poll_init(&loop->uv, &watch->uv, fd),
-                                 "watch", NULL);
+    fg_status status = uv_status(
+        fg_fault_hit() ? UV_ENOMEM : uv_poll_init(&loop->uv, &watch->uv, fd), "watch", NULL);
     if (status != FG_OK) {
         fg_mem_free(watch);
         return status;

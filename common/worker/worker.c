@@ -627,6 +627,9 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
 
 void fg_worker_on_up(fg_worker *worker)
 {
+    if (worker->reconnect_at_ns != 0) {
+        return; /* the old connection came back, but this worker joins again under a new name */
+    }
     worker->up = true;
     worker->stalled = false;
     send_hello(worker);

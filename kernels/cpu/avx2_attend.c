@@ -96,9 +96,10 @@ FG_AVX2_INLINE void attend_tile(bool half, int H, const fg_cpu_attend *args)
 {
     const fg_paged_kv *kv = args->kv;
     size_t head_offset = args->kv_head * kv->head_bytes;
-    softmax state = { { 0 } };
+    softmax state;
     for (int h = 0; h < H; h++) {
         state.maximum[h] = -__builtin_inff();
+        state.sum[h] = 0.0f;
     }
     for (size_t i = 0; i < (size_t)H * kv->head_dim; i++) {
         args->out[i] = 0.0f;

@@ -113,7 +113,7 @@ static void linear_member(void *ctx, uint32_t member, uint32_t member_count)
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows)
 {
-    FG_ASSERT(linear_count <= LINEARS_MAX);
+    FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
     fg_team *team = stream->device->team;
     uint32_t members = fg_team_size(team);
     uint64_t outputs = 0;

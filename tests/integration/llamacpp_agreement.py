@@ -18,7 +18,7 @@ from _forge import Suite
 from numpy_reference import STEPS, forge_logits
 from gguf import GGUFReader
 
-NEAR_TIE_NATS = 0.25
+NEAR_TIE_NATS = 0.5
 PROBS = 20
 
 

@@ -55,8 +55,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
 {
     FG_ASSERT(!fake_dispatch_state.inside, "dispatch entered from its own callback");
     if (fake_dispatch_state.start_status != FG_OK) {
-        return fg_fail(err, fake_dispatch_state.start_status, "%s",
-                       fake_dispatch_state.start_text);
+        return fg_fail(err, fake_dispatch_state.start_status, "%s", fake_dispatch_state.start_text);
     }
     FG_ASSERT(fake_dispatch_state.job_count < FAKE_JOBS_MAX, "too many jobs for the fake");
     fake_job *it = &fake_dispatch_state.jobs[fake_dispatch_state.job_count++];

@@ -74,10 +74,14 @@ static const struct {
     change_fn change;
     const char *word; /* the reason names it */
 } refusals[] = {
-    { "protocol", other_protocol, "protocol" },  { "model", other_model, "model" },
-    { "layers", other_layers, "layout" },        { "block size", other_block_size, "block size" },
-    { "dtype", other_dtype, "layout" },          { "class", other_class, "numerics class" },
-    { "no role", no_role, "role" },              { "name", taken_name, "first" },
+    { "protocol", other_protocol, "protocol" },
+    { "model", other_model, "model" },
+    { "layers", other_layers, "layout" },
+    { "block size", other_block_size, "block size" },
+    { "dtype", other_dtype, "layout" },
+    { "class", other_class, "numerics class" },
+    { "no role", no_role, "role" },
+    { "name", taken_name, "first" },
 };
 
 Test(registry, refuses_what_does_not_fit_and_says_why)
@@ -197,7 +201,8 @@ Test(admit, refuses_beyond_its_bounds)
 Test(admit, retry_after_follows_the_rate)
 {
     cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100 }), 1u);
-    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100, .ended_per_second = 5 }), 10u);
+    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100, .ended_per_second = 5 }),
+                 10u);
     cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 1000, .ended_per_second = 1 }),
                  60u);
 }

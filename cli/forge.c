@@ -1,0 +1,72 @@
+/*
+ * forge - one binary for every role. Start reading here: each subcommand has a file of its own.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/serve.h"
+#include "common/base/buf.h"
+#include "common/conf/options.h"
+
+extern char **environ;
+
+static const char help[] =
+    "forge - an LLM serving cluster in one binary\n"
+    "\n"
+    "  forge serve --model FILE            answer HTTP requests on http://127.0.0.1:8080\n"
+    "  forge serve --mode router ...       the front door of a cluster\n"
+    "  forge serve --mode prefill ...      a worker that computes prompts\n"
+    "  forge serve --mode decode ...       a worker that computes answers\n"
+    "  forge serve --help[=WORD]           every flag, or those about WORD\n"
+    "  forge --version                     what was compiled in\n"
+    "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
+    "\n"
+    "deploy/get-model fetches a small chat model; deploy/cluster starts a whole cluster on this host.\n";
+
+static int print_version(void)
+{
+    printf("forge %s\n", FORGE_VERSION);
+    printf("compiler: %s\n", __VERSION__);
+#if defined(__x86_64__)
+    printf("cpu: x86-64, plain and avx2 kernels, chosen at run time\n");
+#elif defined(__aarch64__)
+    printf("cpu: arm64, plain kernels\n");
+#else
+    printf("cpu: plain kernels\n");
+#endif
+    printf("cuda: not in this build\n");
+    printf("control plane: zeromq, protobuf-c; kv transfer: ucx (shared memory, tcp)\n");
+    return 0;
+}
+
+static int print_config_docs(void)
+{
+    const fg_conf_spec *const specs[] = { &fg_serve_spec };
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    fg_conf_render_markdown(specs, 1, &out);
+    fwrite(out.data, 1, out.size, stdout);
+    fg_buf_deinit(&out);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *word = argc > 1 ? argv[1] : "--help";
+    if (strcmp(word, "serve") == 0) {
+        return fg_serve_main(argc - 2, (const char *const *)argv + 2,
+                             (const char *const *)environ);
+    }
+    if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
+        return print_version();
+    }
+    if (strcmp(word, "--config-docs") == 0) {
+        return print_config_docs();
+    }
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+        fputs(help, stdout);
+        return 0;
+    }
+    fprintf(stderr, "forge: unknown command \"%s\": `forge --help` lists them\n", word);
+    return 2;
+}

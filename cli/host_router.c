@@ -1,0 +1,263 @@
+#include "cli/host_router.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+#include "router/front.h"
+
+enum { TICK_MS = 20 };
+
+struct fg_host_router {
+    fg_bus *bus;
+    fg_dispatch *dispatch;
+    fg_front *front;
+    fg_timer *timer;
+    fg_metrics *metrics;
+    fg_metric *workers_gauge[2];
+    fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
+    fg_dispatch_stats counted; /* what the counters show already */
+    const char *prefill_names[FG_LIMIT_WORKERS];
+    const char *decode_names[FG_LIMIT_WORKERS];
+    char model_name[128];
+    char fingerprint[32];
+};
+
+static fg_status send_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
+{
+    return fg_bus_send(((fg_host_router *)ctx)->bus, peer, bytes, size_bytes);
+}
+
+static void drop_peer(void *ctx, uint32_t peer)
+{
+    fg_bus_drop(((fg_host_router *)ctx)->bus, peer);
+}
+
+static void on_up(void *ctx, uint32_t peer, const char *identity)
+{
+    fg_dispatch_on_up(((fg_host_router *)ctx)->dispatch, peer, identity);
+}
+
+static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
+{
+    fg_dispatch_on_frame(((fg_host_router *)ctx)->dispatch, peer, bytes, size_bytes);
+}
+
+static void on_down(void *ctx, uint32_t peer)
+{
+    fg_dispatch_on_down(((fg_host_router *)ctx)->dispatch, peer);
+}
+
+static void register_metrics(fg_host_router *router, fg_metrics *metrics)
+{
+    static const char *const roles[] = { "prefill", "decode" };
+    for (int i = 0; i < 2; i++) {
+        router->workers_gauge[i] = fg_metrics_gauge(
+            metrics, &(fg_metric_spec){ .name = "workers",
+                                        .help = "Workers that are alive, by role",
+                                        .labels = { { "role", roles[i] } } });
+    }
+    router->queued = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
+                                    .help = "Requests that no worker has yet" });
+    router->kv_usage = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "kv_cache_usage_perc",
+                                    .help = "Share of KV blocks in use over all workers, 0 to 1" });
+    router->kv_total = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "kv_blocks", .help = "KV blocks of all workers" });
+    router->lost = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "workers_lost_total",
+                                    .help = "Workers that died or fell silent" });
+    router->pushed_bytes = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "kv_pushed_bytes_total",
+                                    .help = "KV bytes handed from prefill to decode" });
+    router->pushed_blocks = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "kv_pushed_blocks_total",
+                                    .help = "KV blocks handed from prefill to decode" });
+    router->push_retries = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "kv_push_retries_total",
+                                    .help = "Times that damaged KV blocks were pushed again" });
+}
+
+static void update_metrics(fg_host_router *router)
+{
+    const fg_registry *registry = fg_dispatch_registry(router->dispatch);
+    double roles[2] = { 0, 0 }, total = 0, used = 0;
+    for (uint32_t i = 0; i < fg_registry_count(registry); i++) {
+        const fg_reg_worker *w = fg_registry_at(registry, i);
+        roles[0] += (w->roles & FG_ROLE_PREFILL) != 0;
+        roles[1] += (w->roles & FG_ROLE_DECODE) != 0;
+        total += w->load.total;
+        used += w->load.total - w->load.free - w->load.cached;
+    }
+    fg_dispatch_stats stats;
+    fg_dispatch_stats_get(router->dispatch, &stats);
+    fg_metric_set(router->workers_gauge[0], roles[0]);
+    fg_metric_set(router->workers_gauge[1], roles[1]);
+    fg_metric_set(router->queued, stats.queued);
+    fg_metric_set(router->kv_total, total);
+    fg_metric_set(router->kv_usage, total > 0 ? used / total : 0);
+    const fg_dispatch_stats *old = &router->counted;
+    fg_metric_add(router->lost, (double)(stats.workers_lost - old->workers_lost));
+    fg_metric_add(router->pushed_bytes, (double)(stats.pushed_bytes - old->pushed_bytes));
+    fg_metric_add(router->pushed_blocks, (double)(stats.pushed_blocks - old->pushed_blocks));
+    fg_metric_add(router->push_retries, (double)(stats.push_retries - old->push_retries));
+    router->counted = stats;
+}
+
+static void on_tick(void *ctx)
+{
+    fg_host_router *router = ctx;
+    fg_dispatch_tick(router->dispatch);
+    update_metrics(router);
+}
+
+static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *config,
+                               const fg_loaded_model *model, fg_error *err)
+{
+    for (uint32_t i = 0; i < config->prefill.count; i++) {
+        router->prefill_names[i] = config->prefill.items[i];
+    }
+    for (uint32_t i = 0; i < config->decode.count; i++) {
+        router->decode_names[i] = config->decode.items[i];
+    }
+    fg_dispatch_options options = {
+        .clock = fg_clock_real(),
+        .fingerprint = model->fingerprint,
+        .router_epoch = fg_rng_entropy(),
+        .lease_ms = config->lease_ms,
+        .limits = { .queued_max = config->queue_limit,
+                    .queued_tokens_max = (uint64_t)config->queue_limit * 65536,
+                    .live_max = FG_LIMIT_LIVE_REQUESTS - 1 },
+        .wait_for_prefill = router->prefill_names,
+        .wait_for_prefill_count = config->prefill.count,
+        .wait_for_decode = router->decode_names,
+        .wait_for_decode_count = config->decode.count,
+        .send = send_frame,
+        .drop = drop_peer,
+        .ctx = router,
+    };
+    return fg_dispatch_create(&options, &router->dispatch, err);
+}
+
+/* The name that clients ask for: as configured, else the file's name without its extension. */
+static void name_model(fg_host_router *router, const fg_serve_config *config)
+{
+    const char *slash = strrchr(config->model, '/');
+    const char *base = slash != NULL ? slash + 1 : config->model;
+    size_t length = strlen(base);
+    if (length > 5 && strcmp(base + length - 5, ".gguf") == 0) {
+        length -= 5;
+    }
+    if (config->served_model_name != NULL) {
+        base = config->served_model_name;
+        length = strlen(base);
+    }
+    snprintf(router->model_name, sizeof router->model_name, "%.*s", (int)length, base);
+}
+
+static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serve_config *config,
+                            const fg_loaded_model *model, fg_error *err)
+{
+    name_model(router, config);
+    snprintf(router->fingerprint, sizeof router->fingerprint, "fp_%012llx",
+             (unsigned long long)(model->fingerprint.low & 0xFFFFFFFFFFFFu));
+    uint32_t context = model->hparams.context_length;
+    if (config->context_max != 0 && config->context_max < context) {
+        context = config->context_max;
+    }
+    fg_front_options options = { .loop = loop,
+                                 .host = config->host,
+                                 .port = (uint16_t)config->port,
+                                 .tokenizer = model->tokenizer,
+                                 .chat = model->chat,
+                                 .dispatch = router->dispatch,
+                                 .metrics = router->metrics,
+                                 .served_model_name = router->model_name,
+                                 .system_fingerprint = router->fingerprint,
+                                 .context_max = context,
+                                 .max_tokens_default = config->max_tokens_default,
+                                 .rng = { .state = fg_rng_entropy() },
+                                 .clock = fg_clock_real() };
+    return fg_front_create(&options, &router->front, err);
+}
+
+fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
+                              const fg_loaded_model *model, fg_metrics *metrics, fg_bus_hub *hub,
+                              fg_host_router **router_out, fg_error *err)
+{
+    fg_host_router *router = fg_mem_alloc(sizeof *router);
+    if (router == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the router");
+    }
+    router->metrics = metrics;
+    register_metrics(router, metrics);
+    fg_bus_events events = {
+        .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = router
+    };
+    fg_status status = open_dispatch(router, config, model, err);
+    if (status == FG_OK && hub != NULL) {
+        status = fg_bus_listen_mem(hub, &events, &router->bus, err);
+    } else if (status == FG_OK) {
+        char endpoint[FG_CONF_HOST_MAX + 32], port[8] = "*";
+        if (config->control.port != 0) {
+            snprintf(port, sizeof port, "%u", config->control.port);
+        }
+        snprintf(endpoint, sizeof endpoint, "tcp://%s:%s", config->control.host, port);
+        status = fg_bus_listen_zmq(loop, endpoint, &events, &router->bus, err);
+    }
+    if (status == FG_OK) {
+        status = open_front(router, loop, config, model, err);
+    }
+    if (status == FG_OK) {
+        status = fg_timer_start(loop, TICK_MS, TICK_MS, on_tick, router, &router->timer);
+    }
+    if (status == FG_OK && !fg_metrics_ok(metrics)) {
+        status = fg_fail(err, FG_AGAIN, "no room for the metrics");
+    }
+    if (status != FG_OK) {
+        fg_host_router_close(router);
+        return status;
+    }
+    *router_out = router;
+    return FG_OK;
+}
+
+void fg_host_router_close(fg_host_router *router)
+{
+    if (router == NULL) {
+        return;
+    }
+    fg_timer_close(router->timer);
+    if (router->front != NULL) {
+        fg_front_destroy(router->front);
+    }
+    if (router->bus != NULL) {
+        fg_bus_close(router->bus);
+    }
+    fg_dispatch_destroy(router->dispatch);
+    fg_mem_free(router);
+}
+
+uint16_t fg_host_router_port(const fg_host_router *router)
+{
+    return fg_front_port(router->front);
+}
+
+const char *fg_host_router_control(const fg_host_router *router)
+{
+    const char *endpoint = fg_bus_endpoint(router->bus);
+    return endpoint != NULL && strncmp(endpoint, "tcp://", 6) == 0 ? endpoint : "";
+}
+
+void fg_host_router_drain(fg_host_router *router)
+{
+    fg_front_drain(router->front);
+}
+
+bool fg_host_router_idle(const fg_host_router *router)
+{
+    return fg_front_busy_count(router->front) == 0;
+}

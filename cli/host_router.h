@@ -1,0 +1,29 @@
+/*
+ * host_router - a router inside a process: bus server, dispatcher and HTTP front on one loop. Owned by
+ * the loop thread.
+ */
+#ifndef FORGE_CLI_HOST_ROUTER_H
+#define FORGE_CLI_HOST_ROUTER_H
+
+#include "cli/model.h"
+#include "common/base/clock.h"
+#include "common/conf/options.h"
+#include "common/net/bus.h"
+#include "common/net/loop.h"
+#include "common/obs/metrics.h"
+
+typedef struct fg_host_router fg_host_router;
+
+/* `hub` given: workers are in this process; else ZeroMQ listens on --control. */
+fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
+                              const fg_loaded_model *model, fg_metrics *metrics, fg_bus_hub *hub,
+                              fg_host_router **router_out, fg_error *err);
+void fg_host_router_close(fg_host_router *router);
+uint16_t fg_host_router_port(const fg_host_router *router);
+/* "" with a hub. */
+const char *fg_host_router_control(const fg_host_router *router);
+/* Stops being ready; idle is true when every answer has ended. */
+void fg_host_router_drain(fg_host_router *router);
+bool fg_host_router_idle(const fg_host_router *router);
+
+#endif

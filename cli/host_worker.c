@@ -1,0 +1,379 @@
+#include "cli/host_worker.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/engine/engine.h"
+#include "common/link/link.h"
+#include "common/worker/worker.h"
+#include "decode-worker/decode.h"
+#include "prefill-worker/prefill.h"
+
+enum { TICK_MS = 10 };
+
+struct fg_host_worker {
+    fg_loop *loop;
+    fg_bus *bus;
+    fg_bus_hub *hub;
+    fg_link *link;
+    fg_engine *engine;
+    fg_worker *worker;
+    fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
+    fg_wake *wake;
+    fg_timer *timer;
+    void *arena; /* where there is no link */
+    size_t arena_bytes;
+    const fg_tokenizer *tokenizer;
+    char name[FG_LIMIT_NAME_BYTES + 1];
+    char endpoint[FG_CONF_HOST_MAX + 32];
+    uint32_t block_count;
+    fg_metric *steps, *busy, *prompt_tokens, *generated_tokens;
+    fg_metric *running, *waiting, *blocks[5];
+    fg_worker_stats counted;
+};
+
+/* ---- the worker's surroundings ---- */
+
+static bool is_end(void *ctx, uint32_t token)
+{
+    return fg_tokenizer_is_end(((fg_host_worker *)ctx)->tokenizer, token);
+}
+
+static fg_status send_frame(void *ctx, const void *bytes, size_t size_bytes)
+{
+    fg_host_worker *host = ctx;
+    return host->bus == NULL ? FG_PEER_LOST : fg_bus_send(host->bus, 0, bytes, size_bytes);
+}
+
+static void on_up(void *ctx, uint32_t peer, const char *identity)
+{
+    fg_worker_on_up(((fg_host_worker *)ctx)->worker);
+}
+
+static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
+{
+    fg_worker_on_frame(((fg_host_worker *)ctx)->worker, bytes, size_bytes);
+}
+
+static void on_down(void *ctx, uint32_t peer)
+{
+    fg_worker_on_down(((fg_host_worker *)ctx)->worker);
+}
+
+static fg_status connect_bus(fg_host_worker *host, uint64_t epoch, fg_error *err)
+{
+    char identity[FG_LIMIT_NAME_BYTES + 32];
+    snprintf(identity, sizeof identity, "%s#%llu", host->name, (unsigned long long)epoch);
+    fg_bus_events events = {
+        .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = host
+    };
+    return host->hub != NULL
+               ? fg_bus_connect_mem(host->hub, identity, &events, &host->bus, err)
+               : fg_bus_connect_zmq(host->loop, host->endpoint, identity, &events, &host->bus, err);
+}
+
+static void reconnect(void *ctx, uint64_t epoch)
+{
+    fg_host_worker *host = ctx;
+    fg_error err;
+    fg_bus_close(host->bus);
+    host->bus = NULL;
+    if (connect_bus(host, epoch, &err) != FG_OK) {
+        fg_err("worker", "event=reconnect_failed why=\"%s\"", err.text);
+        FG_ASSERT(false, "a worker that cannot reach its router is of no use");
+    }
+}
+
+static void engine_done(void *ctx)
+{
+    fg_wake_send(((fg_host_worker *)ctx)->wake); /* called from the engine's thread */
+}
+
+static void on_wake(void *ctx)
+{
+    fg_worker_on_engine(((fg_host_worker *)ctx)->worker);
+}
+
+static void on_commit(void *ctx, const fg_link_commit *commit)
+{
+    fg_host_worker *host = ctx;
+    host->link_events.on_commit(host->link_events.ctx, commit);
+}
+
+static void on_fenced(void *ctx, uint64_t ticket)
+{
+    fg_host_worker *host = ctx;
+    host->link_events.on_fenced(host->link_events.ctx, ticket);
+}
+
+static void on_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_t bad_count)
+{
+    fg_host_worker *host = ctx;
+    host->link_events.on_answer(host->link_events.ctx, ticket, bad, bad_count);
+}
+
+static void on_drained(void *ctx, uint64_t ticket, fg_status why)
+{
+    fg_host_worker *host = ctx;
+    host->link_events.on_drained(host->link_events.ctx, ticket, why);
+}
+
+/* ---- metrics ---- */
+
+static void register_metrics(fg_host_worker *host, fg_metrics *metrics)
+{
+    static const char *const states[] = { "free", "cached", "held", "pinned", "quarantined" };
+    host->steps = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "engine_steps_total", .help = "Engine steps run" });
+    host->busy = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "engine_busy_seconds_total",
+                                    .help = "Time that the engine spent in steps" });
+    host->prompt_tokens = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "engine_prompt_tokens_total",
+                                    .help = "Prompt tokens computed by this worker" });
+    host->generated_tokens = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "engine_generated_tokens_total",
+                                    .help = "Tokens chosen by this worker" });
+    host->running = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "engine_sequences_running",
+                                    .help = "Sequences in the running batch" });
+    host->waiting = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "engine_sequences_waiting",
+                                    .help = "Sequences that wait, arrive or leave" });
+    for (int i = 0; i < 5; i++) {
+        host->blocks[i] = fg_metrics_gauge(
+            metrics, &(fg_metric_spec){ .name = "engine_kv_blocks",
+                                        .help = "KV blocks of this worker, by state",
+                                        .labels = { { "state", states[i] } } });
+    }
+}
+
+static void on_tick(void *ctx)
+{
+    fg_host_worker *host = ctx;
+    fg_worker_tick(host->worker);
+    fg_worker_stats now;
+    fg_worker_stats_get(host->worker, &now);
+    const fg_worker_stats *old = &host->counted;
+    fg_metric_add(host->steps, (double)(now.steps - old->steps));
+    fg_metric_add(host->busy, (double)(now.busy_ns - old->busy_ns) / 1e9);
+    fg_metric_add(host->prompt_tokens, (double)(now.prompt_tokens - old->prompt_tokens));
+    fg_metric_add(host->generated_tokens, (double)(now.generated_tokens - old->generated_tokens));
+    fg_metric_set(host->running, now.running);
+    fg_metric_set(host->waiting, now.waiting);
+    const uint32_t counts[] = { now.pool.free, now.pool.cached, now.pool.held, now.pool.pinned,
+                                now.pool.quarantined };
+    for (int i = 0; i < 5; i++) {
+        fg_metric_set(host->blocks[i], counts[i]);
+    }
+    host->counted = now;
+}
+
+/* ---- sizes ---- */
+
+static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model *model)
+{
+    uint32_t context = model->hparams.context_length;
+    return config->context_max != 0 && config->context_max < context ? config->context_max
+                                                                      : context;
+}
+
+/* A sixteenth of the free memory (several workers may share the host), at least 512 blocks, at most
+ * what --max-seqs sequences of the longest context can use. */
+static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_model *model)
+{
+    if (config->kv_blocks != 0) {
+        return config->kv_blocks;
+    }
+    uint64_t most = (uint64_t)config->max_seqs *
+                    fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
+    uint64_t count = fg_mem_available_bytes() / 16 / model->layout.block_bytes;
+    count = count < 512 ? 512 : count;
+    count = count > most ? most : count;
+    return count > FG_LIMIT_BLOCKS ? FG_LIMIT_BLOCKS : (uint32_t)count;
+}
+
+static const char *isa_name(int isa)
+{
+    return isa == FG_ISA_PLAIN ? "plain" : isa == FG_ISA_AVX2 ? "avx2" : "auto";
+}
+
+static const char *transport_name(int transport)
+{
+    return transport == FG_KV_SHM ? "shm" : transport == FG_KV_TCP ? "tcp" : "auto";
+}
+
+/* ---- opening ---- */
+
+static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
+                             const fg_loaded_model *model, fg_error *err)
+{
+    host->block_count = pick_block_count(config, model);
+    if (__builtin_mul_overflow((size_t)host->block_count, model->layout.block_bytes,
+                               &host->arena_bytes)) {
+        return fg_fail(err, FG_BAD_INPUT, "--kv-blocks %u is too many", host->block_count);
+    }
+    if (host->hub != NULL) {
+        host->arena = fg_mem_map(host->arena_bytes);
+        return host->arena != NULL ? FG_OK
+                                   : fg_fail(err, FG_AGAIN, "no memory for %u KV blocks (%zu MiB): "
+                                             "lower --kv-blocks", host->block_count,
+                                             host->arena_bytes >> 20);
+    }
+    fg_link_options options = { .block_bytes = model->layout.block_bytes,
+                                .block_count = host->block_count,
+                                .transport = transport_name(config->kv_transport),
+                                .host = config->link_host,
+                                .loop = host->loop,
+                                .events = { .on_commit = on_commit,
+                                            .on_fenced = on_fenced,
+                                            .on_answer = on_answer,
+                                            .on_drained = on_drained,
+                                            .ctx = host } };
+    fg_status status = fg_link_open_ucx(&options, &host->link, err);
+    if (status == FG_OK) {
+        host->arena = fg_link_arena(host->link);
+    }
+    return status;
+}
+
+static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config,
+                             const fg_loaded_model *model, fg_error *err)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    fg_engine_options options = { .weights = model->weights,
+                                  .hparams = &model->hparams,
+                                  .layout = model->layout,
+                                  .arena = host->arena,
+                                  .block_count = host->block_count,
+                                  .limits = { .step_tokens_max = config->max_batch_tokens,
+                                              .step_seqs_max = config->max_seqs,
+                                              .context_max = context_of(config, model) },
+                                  .thread_count = config->threads != 0 ? config->threads
+                                                  : cores > 0          ? (uint32_t)cores
+                                                                       : 1,
+                                  .cpu_isa = isa_name(config->cpu_isa),
+                                  .on_done = engine_done,
+                                  .ctx = host };
+    return fg_engine_open_model(&options, &host->engine, err);
+}
+
+static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config,
+                             const fg_loaded_model *model, uint32_t roles, uint64_t epoch,
+                             fg_error *err)
+{
+    fg_worker_options options = { .name = host->name,
+                                  .epoch = epoch,
+                                  .roles = roles,
+                                  .clock = fg_clock_real(),
+                                  .engine = host->engine,
+                                  .link = host->link,
+                                  .layout = model->layout,
+                                  .block_count = host->block_count,
+                                  .context_max = context_of(config, model),
+                                  .vocab_size = model->hparams.vocab_size,
+                                  .limits = { .step_tokens_max = config->max_batch_tokens,
+                                              .chunk_tokens_max = config->prefill_chunk_size,
+                                              .seqs_max = config->max_seqs },
+                                  .fingerprint = model->fingerprint,
+                                  .pid = (uint64_t)getpid(),
+                                  .prefill = roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
+                                  .decode = roles & FG_ROLE_DECODE ? fg_decode_policy() : NULL,
+                                  .is_end = is_end,
+                                  .send = send_frame,
+                                  .reconnect = reconnect,
+                                  .ctx = host };
+    fg_status status = fg_worker_create(&options, &host->worker, err);
+    if (status == FG_OK) {
+        host->link_events = fg_worker_link_events(host->worker);
+    }
+    return status;
+}
+
+fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
+                              const fg_loaded_model *model, uint32_t roles, fg_metrics *metrics,
+                              fg_bus_hub *hub, fg_host_worker **worker_out, fg_error *err)
+{
+    fg_host_worker *host = fg_mem_alloc(sizeof *host);
+    if (host == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the worker");
+    }
+    host->loop = loop;
+    host->hub = hub;
+    host->tokenizer = model->tokenizer;
+    snprintf(host->name, sizeof host->name, "%s", config->name);
+    snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
+             config->router.port);
+    register_metrics(host, metrics);
+    /* Wall time in ns: unique among the lives of one name, and growing. */
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t epoch = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+
+    fg_status status = fg_wake_create(loop, on_wake, host, &host->wake);
+    status = status != FG_OK ? status : open_memory(host, config, model, err);
+    status = status != FG_OK ? status : open_engine(host, config, model, err);
+    status = status != FG_OK ? status : open_worker(host, config, model, roles, epoch, err);
+    status = status != FG_OK ? status : connect_bus(host, epoch, err);
+    status = status != FG_OK ? status
+                             : fg_timer_start(loop, TICK_MS, TICK_MS, on_tick, host, &host->timer);
+    if (status == FG_OK && !fg_metrics_ok(metrics)) {
+        status = fg_fail(err, FG_AGAIN, "no room for the metrics");
+    }
+    if (status != FG_OK) {
+        fg_host_worker_close(host);
+        return status;
+    }
+    *worker_out = host;
+    return FG_OK;
+}
+
+void fg_host_worker_close(fg_host_worker *host)
+{
+    if (host == NULL) {
+        return;
+    }
+    fg_timer_close(host->timer);
+    if (host->bus != NULL) {
+        fg_bus_close(host->bus);
+    }
+    if (host->engine != NULL) {
+        fg_engine_close(host->engine); /* waits for the step in flight */
+    }
+    fg_wake_close(host->wake);
+    if (host->link != NULL) {
+        fg_link_close(host->link);
+    } else {
+        fg_mem_unmap(host->arena, host->arena_bytes);
+    }
+    fg_worker_destroy(host->worker);
+    fg_mem_free(host);
+}
+
+void fg_host_worker_drain(fg_host_worker *host)
+{
+    fg_worker_drain(host->worker);
+}
+
+bool fg_host_worker_idle(const fg_host_worker *host)
+{
+    return fg_worker_idle(host->worker);
+}
+
+bool fg_host_worker_joined(const fg_host_worker *host)
+{
+    return fg_worker_joined(host->worker);
+}
+
+uint32_t fg_host_worker_blocks(const fg_host_worker *host)
+{
+    return host->block_count;
+}
+
+const char *fg_host_worker_class(const fg_host_worker *host)
+{
+    return fg_engine_numerics_class(host->engine);
+}

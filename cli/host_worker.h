@@ -1,0 +1,27 @@
+/*
+ * host_worker - a worker inside a process: engine, KV arena, link, bus client and (for its own port)
+ * status pages on one loop. Owned by the loop thread.
+ */
+#ifndef FORGE_CLI_HOST_WORKER_H
+#define FORGE_CLI_HOST_WORKER_H
+
+#include "cli/model.h"
+#include "common/conf/options.h"
+#include "common/net/bus.h"
+#include "common/net/loop.h"
+#include "common/obs/metrics.h"
+
+typedef struct fg_host_worker fg_host_worker;
+
+/* `hub` given: the router is in this process, no link; else ZeroMQ connects to --router and UCX links. */
+fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
+                              const fg_loaded_model *model, uint32_t roles, fg_metrics *metrics,
+                              fg_bus_hub *hub, fg_host_worker **worker_out, fg_error *err);
+void fg_host_worker_close(fg_host_worker *worker);
+void fg_host_worker_drain(fg_host_worker *worker);
+bool fg_host_worker_idle(const fg_host_worker *worker);
+bool fg_host_worker_joined(const fg_host_worker *worker);
+uint32_t fg_host_worker_blocks(const fg_host_worker *worker);
+const char *fg_host_worker_class(const fg_host_worker *worker);
+
+#endif

@@ -1,0 +1,41 @@
+#include "cli/model.h"
+
+fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
+                               fg_error *err)
+{
+    *model = (fg_loaded_model){ 0 };
+    fg_status status = fg_weights_open(path, &model->weights, err);
+    if (status == FG_OK) {
+        status = fg_hparams_read(model->weights, &model->hparams, err);
+    }
+    if (status == FG_OK) {
+        status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
+    }
+    if (status == FG_OK && fg_tokenizer_vocab_size(model->tokenizer) > model->hparams.vocab_size) {
+        status = fg_fail(err, FG_BAD_INPUT, "%s: the tokenizer has %u tokens, the embedding %u rows",
+                         path, fg_tokenizer_vocab_size(model->tokenizer),
+                         model->hparams.vocab_size);
+    }
+    if (status == FG_OK) {
+        status = fg_chat_open(model->weights, &model->chat, err);
+    }
+    if (status == FG_OK) {
+        const fg_hparams *h = &model->hparams;
+        status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
+                                   FG_BLOCK_SIZE, kv_dtype, err);
+    }
+    if (status != FG_OK) {
+        fg_loaded_model_close(model);
+        return status;
+    }
+    model->fingerprint = fg_weights_fingerprint(model->weights);
+    return FG_OK;
+}
+
+void fg_loaded_model_close(fg_loaded_model *model)
+{
+    fg_chat_close(model->chat);
+    fg_tokenizer_close(model->tokenizer);
+    fg_weights_close(model->weights);
+    *model = (fg_loaded_model){ 0 };
+}

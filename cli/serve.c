@@ -1,0 +1,294 @@
+#include "cli/serve.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/host_router.h"
+#include "cli/host_worker.h"
+#include "cli/model.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/net/http.h"
+#include "common/obs/metrics.h"
+#include "proto/wire.h"
+
+enum { SERIES_MAX = 512, DRAIN_CHECK_MS = 50 };
+
+typedef struct serve {
+    fg_serve_config config;
+    fg_loaded_model model;
+    fg_loop *loop;
+    fg_metrics *metrics;
+    fg_bus_hub *hub;
+    fg_host_router *router;
+    fg_host_worker *worker;
+    fg_http_server *status_server;
+    fg_timer *ready_timer, *drain_timer;
+    fg_clock clock;
+    uint64_t started_ns, drain_until_ns;
+    bool draining;
+} serve;
+
+/* ---- what the flags allow ---- */
+
+static bool is_loopback(const char *host)
+{
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 ||
+           strcmp(host, "::1") == 0;
+}
+
+static fg_status check_config(serve *s, fg_error *err)
+{
+    fg_serve_config *config = &s->config;
+    bool worker = config->mode == FG_MODE_PREFILL || config->mode == FG_MODE_DECODE;
+    if (config->model == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "--model FILE is missing: `deploy/get-model` fetches one");
+    }
+    if (worker && config->router.host[0] == '\0') {
+        return fg_fail(err, FG_BAD_INPUT, "--router ADDR is missing: the router's control address, "
+                       "as it prints it at start");
+    }
+    if (config->max_batch_tokens < config->max_seqs) {
+        return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",
+                       config->max_batch_tokens, config->max_seqs);
+    }
+    const struct {
+        const char *flag, *host;
+        bool used;
+    } binds[] = { { "--host", config->host, !worker || config->status_port >= 0 },
+                  { "--control", config->control.host, config->mode == FG_MODE_ROUTER },
+                  { "--link-host", config->link_host, worker } };
+    for (size_t i = 0; i < sizeof binds / sizeof *binds; i++) {
+        if (binds[i].used && !is_loopback(binds[i].host) && !config->insecure_network) {
+            return fg_fail(err, FG_BAD_INPUT, "%s %s is reachable from outside and there are no "
+                           "keys yet: use 127.0.0.1, or say --insecure-network on a network that "
+                           "you trust", binds[i].flag, binds[i].host);
+        }
+    }
+    return FG_OK;
+}
+
+static const char *mode_name(int mode)
+{
+    static const char *const names[] = { "standalone", "router", "prefill", "decode" };
+    return names[mode];
+}
+
+/* ---- status pages of a worker ---- */
+
+static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
+{
+    serve *s = ctx;
+    bool get = strcmp(request->method, "GET") == 0 || strcmp(request->method, "HEAD") == 0;
+    if (!get) {
+        static const char text[] = "{\"error\":{\"message\":\"use GET\",\"type\":"
+                                   "\"invalid_request_error\",\"param\":null,\"code\":null}}";
+        fg_http_reply(exchange, 405, "application/json", text, sizeof text - 1);
+    } else if (strcmp(request->path, "/live") == 0) {
+        fg_http_reply(exchange, 200, "application/json", "{\"status\":\"ok\"}", 15);
+    } else if (strcmp(request->path, "/health") == 0) {
+        bool ok = fg_host_worker_joined(s->worker) && !s->draining;
+        const char *text = ok ? "{\"status\":\"ok\"}" : "{\"status\":\"not joined\"}";
+        fg_http_reply(exchange, ok ? 200 : 503, "application/json", text, strlen(text));
+    } else if (strcmp(request->path, "/metrics") == 0) {
+        fg_buf out;
+        fg_buf_init(&out, 1024 * 1024);
+        fg_metrics_render(s->metrics, &out);
+        fg_http_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", out.data,
+                      out.size);
+        fg_buf_deinit(&out);
+    } else {
+        static const char text[] = "{\"error\":{\"message\":\"not found: try /live, /health or "
+                                   "/metrics\",\"type\":\"invalid_request_error\",\"param\":null,"
+                                   "\"code\":\"not_found\"}}";
+        fg_http_reply(exchange, 404, "application/json", text, sizeof text - 1);
+    }
+}
+
+static void on_status_gone(void *ctx, fg_http_exchange *exchange)
+{
+    /* Every answer above is given at once; nothing waits for this client. */
+}
+
+static fg_status open_status(serve *s, fg_error *err)
+{
+    if (s->config.status_port < 0) {
+        return FG_OK;
+    }
+    fg_http_handler handler = { .on_request = on_status_request,
+                                .on_gone = on_status_gone,
+                                .ctx = s };
+    fg_status status = fg_http_listen(s->loop, s->config.host, (uint16_t)s->config.status_port,
+                                      NULL, &handler, &s->status_server, err);
+    if (status == FG_OK) {
+        printf("status http=http://%s:%u\n", s->config.host, fg_http_port(s->status_server));
+        fflush(stdout);
+    }
+    return status;
+}
+
+/* ---- start, run, end ---- */
+
+static void report_start(const serve *s)
+{
+    double ms = (double)(fg_clock_now_ns(&s->clock) - s->started_ns) / 1e6;
+    fg_info("serve", "event=started mode=%s model=\"%s\" layers=%u vocab=%u start_ms=%.0f",
+            mode_name(s->config.mode), s->model.hparams.name, s->model.hparams.layer_count,
+            s->model.hparams.vocab_size, ms);
+    if (s->worker != NULL) {
+        uint32_t blocks = fg_host_worker_blocks(s->worker);
+        fg_info("serve", "event=kv blocks=%u block_size=%u block_bytes=%zu mib=%zu class=%s", blocks,
+                s->model.layout.block_size, s->model.layout.block_bytes,
+                (blocks * s->model.layout.block_bytes) >> 20, fg_host_worker_class(s->worker));
+    }
+    if (s->router != NULL) {
+        const char *control = fg_host_router_control(s->router);
+        printf("listening http=http://%s:%u%s%s\n", s->config.host,
+               fg_host_router_port(s->router), control[0] != '\0' ? " control=" : "", control);
+        fflush(stdout);
+    }
+}
+
+static void drain_check(void *ctx)
+{
+    serve *s = ctx;
+    bool idle = (s->router == NULL || fg_host_router_idle(s->router)) &&
+                (s->worker == NULL || fg_host_worker_idle(s->worker));
+    bool late = fg_clock_now_ns(&s->clock) >= s->drain_until_ns;
+    if (idle || late) {
+        fg_info("serve", "event=ending finished_all=%s", idle ? "yes" : "no");
+        fg_loop_stop(s->loop);
+    }
+}
+
+static void on_signal(void *ctx, int signal)
+{
+    serve *s = ctx;
+    if (s->draining) {
+        fg_warn("serve", "event=second_signal");
+        fg_loop_stop(s->loop);
+        return;
+    }
+    s->draining = true;
+    s->drain_until_ns =
+        fg_clock_now_ns(&s->clock) + (uint64_t)s->config.drain_seconds * 1000000000u;
+    fg_info("serve", "event=draining signal=%d limit_s=%u", signal, s->config.drain_seconds);
+    if (s->router != NULL) {
+        fg_host_router_drain(s->router);
+    } else if (s->worker != NULL) {
+        fg_host_worker_drain(s->worker);
+    }
+    if (fg_timer_start(s->loop, DRAIN_CHECK_MS, DRAIN_CHECK_MS, drain_check, s, &s->drain_timer) !=
+        FG_OK) {
+        fg_loop_stop(s->loop);
+    }
+}
+
+static fg_status open_parts(serve *s, fg_error *err)
+{
+    fg_status status = fg_loop_create(&s->loop, err);
+    status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
+    s->metrics = fg_metrics_create(SERIES_MAX);
+    if (status == FG_OK && s->metrics == NULL) {
+        status = fg_fail(err, FG_AGAIN, "out of memory for the metrics");
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    status = fg_loaded_model_open(&s->model, s->config.model, (uint32_t)s->config.kv_dtype, err);
+    if (status == FG_OK && s->config.mode == FG_MODE_STANDALONE) {
+        fg_bus_hub_options options = { .loop = s->loop };
+        status = fg_bus_hub_create(&options, &s->hub, err);
+    }
+    if (status == FG_OK && s->config.mode <= FG_MODE_ROUTER) {
+        status = fg_host_router_open(s->loop, &s->config, &s->model, s->metrics, s->hub, &s->router,
+                                     err);
+    }
+    if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
+        uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
+                         : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
+                                                            : FG_ROLE_PREFILL | FG_ROLE_DECODE;
+        status = fg_host_worker_open(s->loop, &s->config, &s->model, roles, s->metrics, s->hub,
+                                     &s->worker, err);
+    }
+    if (status == FG_OK && s->router == NULL) {
+        status = open_status(s, err);
+    }
+    return status;
+}
+
+static void close_parts(serve *s)
+{
+    fg_timer_close(s->drain_timer);
+    if (s->status_server != NULL) {
+        fg_http_close(s->status_server);
+    }
+    fg_host_worker_close(s->worker);
+    fg_host_router_close(s->router);
+    if (s->hub != NULL) {
+        fg_bus_hub_destroy(s->hub);
+    }
+    fg_loaded_model_close(&s->model);
+    if (s->loop != NULL) {
+        fg_loop_destroy(s->loop);
+    }
+    fg_metrics_destroy(s->metrics);
+}
+
+static int bad_start(const fg_error *err)
+{
+    fprintf(stderr, "forge serve: %s\n", err->text);
+    return 2;
+}
+
+static int print_help(const char *word)
+{
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    size_t shown = fg_conf_render_help(&fg_serve_spec, word, &out);
+    fwrite(out.data, 1, out.size, stdout);
+    fg_buf_deinit(&out);
+    return shown > 0 ? 0 : 2;
+}
+
+int fg_serve_main(int argc, const char *const *argv, const char *const *environment)
+{
+    serve *s = fg_mem_alloc(sizeof *s);
+    fg_error err = { 0 };
+    if (s == NULL) {
+        return bad_start(&(fg_error){ .text = "out of memory" });
+    }
+    s->clock = fg_clock_real();
+    s->started_ns = fg_clock_now_ns(&s->clock);
+    fg_conf_input input = { .argc = argc, .argv = argv, .environment = environment };
+    fg_conf_asked asked = { 0 };
+    int code = 0;
+    fg_status status = fg_conf_parse(&fg_serve_spec, &input, &s->config, &asked, &err);
+    if (status == FG_OK && asked.help) {
+        code = print_help(asked.help_word);
+        fg_mem_free(s);
+        return code;
+    }
+    status = status != FG_OK ? status : check_config(s, &err);
+    if (status == FG_OK) {
+        char name[FG_LIMIT_NAME_BYTES + 1];
+        snprintf(name, sizeof name, "%s-%d", mode_name(s->config.mode), (int)getpid());
+        if (s->config.name == NULL) {
+            s->config.name = name;
+        }
+        fg_log_set_process(s->config.name);
+        fg_log_set_level((fg_log_level)s->config.log_level);
+        status = open_parts(s, &err);
+        if (status == FG_OK) {
+            report_start(s);
+            fg_loop_run(s->loop);
+        }
+        close_parts(s);
+    }
+    if (status != FG_OK) {
+        code = bad_start(&err);
+    }
+    fg_mem_free(s);
+    return code;
+}

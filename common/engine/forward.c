@@ -1,0 +1,520 @@
+#include "common/engine/forward.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/base/mem.h"
+#include "kernels/ops.h"
+
+/* Rows that pass through a layer together: enough to use unpacked weights many times, few enough that
+ * their activations stay in the second-level cache. */
+enum { TILE_ROWS = 128 };
+/* Rows of logits held at a time. */
+enum { HEAD_ROWS = 16 };
+enum { SCRATCH_PARTS_MAX = 32 };
+
+typedef struct layer_weights {
+    const float *attn_norm;
+    const float *ffn_norm;
+    fg_matrix q, k, v, output;
+    fg_matrix gate, up, down;
+} layer_weights;
+
+struct fg_forward {
+    fg_hparams hparams;
+    fg_kv_layout layout;
+    void *arena;
+    fg_engine_limits limits;
+    fg_device *device;
+    fg_device_stream *stream;
+    fg_sampler *sampler;
+    double *frequencies; /* [rope_dims / 2] */
+
+    fg_matrix embedding;
+    fg_matrix head;
+    const float *output_norm;
+    layer_weights *layers;
+
+    void *scratch;
+    size_t scratch_bytes;
+    uint32_t tile_rows;
+    /* Per row of a step. */
+    uint32_t *tokens;
+    uint32_t *positions;
+    fg_kv_row *kv_rows;
+    float *rope_table;
+    float *residual;
+    /* Per row of a tile. */
+    fg_activations normed;   /* columns: embedding_length */
+    fg_activations attended; /* columns: head_count * head_dim */
+    fg_activations hidden;   /* columns: ffn_length; values are the gate's output */
+    float *q, *k, *v, *up;
+    /* Per sampled row. */
+    uint32_t *head_seqs;
+    uint32_t *head_row_ids;
+    float *logits;
+};
+
+/* Finds a matrix of the given shape; `layer_index` UINT32_MAX: not of a layer. */
+static const fg_tensor *find_tensor(fg_forward *forward, const fg_weights *weights,
+                                    uint32_t layer_index, const char *name, fg_error *err)
+{
+    char full[64];
+    if (layer_index == UINT32_MAX) {
+        snprintf(full, sizeof full, "%s", name);
+    } else {
+        snprintf(full, sizeof full, "blk.%u.%s", layer_index, name);
+    }
+    const fg_tensor *tensor = fg_weights_find(weights, full);
+    if (tensor == NULL) {
+        fg_fail(err, FG_BAD_INPUT, "the model has no tensor %s", full);
+    }
+    return tensor;
+}
+
+static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
+                             const char *name, uint32_t outputs, uint32_t columns,
+                             fg_matrix *matrix_out, fg_error *err)
+{
+    const fg_tensor *tensor = find_tensor(forward, weights, layer_index, name, err);
+    if (tensor == NULL) {
+        return FG_BAD_INPUT;
+    }
+    uint32_t block = fg_dtype_block_count(tensor->type);
+    if (block == 0 || columns % block != 0 || tensor->dims[0] != columns ||
+        tensor->dims[1] != outputs || tensor->dims[2] != 1 || tensor->dims[3] != 1) {
+        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x %u of a type that Forge computes",
+                       tensor->name, columns, outputs);
+    }
+    matrix_out->type = tensor->type;
+    matrix_out->outputs = outputs;
+    matrix_out->columns = columns;
+    return fg_device_load(forward->device, tensor->data, tensor->size_bytes, &matrix_out->data, err);
+}
+
+static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
+                             const char *name, const float **vector_out, fg_error *err)
+{
+    const fg_tensor *tensor = find_tensor(forward, weights, layer_index, name, err);
+    if (tensor == NULL) {
+        return FG_BAD_INPUT;
+    }
+    if (tensor->type != FG_F32 || tensor->dims[0] != forward->hparams.embedding_length ||
+        tensor->dims[1] != 1) {
+        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x f32", tensor->name,
+                       forward->hparams.embedding_length);
+    }
+    const void *data;
+    fg_status status =
+        fg_device_load(forward->device, tensor->data, tensor->size_bytes, &data, err);
+    if (status == FG_OK) {
+        *vector_out = data;
+    }
+    return status;
+}
+
+static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
+                            fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    layer_weights *layer = &forward->layers[index];
+    uint32_t q_columns = h->head_count * h->head_dim;
+    uint32_t kv_columns = h->kv_head_count * h->head_dim;
+    const struct {
+        const char *name;
+        uint32_t outputs;
+        uint32_t columns;
+        fg_matrix *matrix;
+    } matrices[] = {
+        { "attn_q.weight", q_columns, h->embedding_length, &layer->q },
+        { "attn_k.weight", kv_columns, h->embedding_length, &layer->k },
+        { "attn_v.weight", kv_columns, h->embedding_length, &layer->v },
+        { "attn_output.weight", h->embedding_length, q_columns, &layer->output },
+        { "ffn_gate.weight", h->ffn_length, h->embedding_length, &layer->gate },
+        { "ffn_up.weight", h->ffn_length, h->embedding_length, &layer->up },
+        { "ffn_down.weight", h->embedding_length, h->ffn_length, &layer->down },
+    };
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        fg_status status = load_matrix(forward, weights, index, matrices[i].name,
+                                       matrices[i].outputs, matrices[i].columns, matrices[i].matrix,
+                                       err);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    fg_status status =
+        load_vector(forward, weights, index, "attn_norm.weight", &layer->attn_norm, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    return load_vector(forward, weights, index, "ffn_norm.weight", &layer->ffn_norm, err);
+}
+
+static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    fg_status status = load_matrix(forward, weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
+                                   h->embedding_length, &forward->embedding, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    forward->head = forward->embedding;
+    if (!h->tied_output) {
+        status = load_matrix(forward, weights, UINT32_MAX, "output.weight", h->vocab_size,
+                             h->embedding_length, &forward->head, err);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    status = load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm,
+                         err);
+    for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
+        status = load_layer(forward, weights, i, err);
+    }
+    return status;
+}
+
+/* One named part of the scratch block. */
+typedef struct part {
+    void **target;
+    size_t size_bytes;
+} part;
+
+typedef struct part_list {
+    part parts[SCRATCH_PARTS_MAX];
+    uint32_t count;
+    size_t total_bytes;
+    bool overflow;
+} part_list;
+
+static void add_part(part_list *list, void **target, size_t rows, size_t columns, size_t item_bytes)
+{
+    size_t size_bytes = 0;
+    size_t padded = 0;
+    list->overflow |= __builtin_mul_overflow(rows, columns, &size_bytes) ||
+                      __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
+                      __builtin_add_overflow(size_bytes, 63, &padded) ||
+                      __builtin_add_overflow(list->total_bytes, padded & ~(size_t)63,
+                                             &list->total_bytes);
+    FG_ASSERT(list->count < SCRATCH_PARTS_MAX, "too many scratch parts");
+    list->parts[list->count++] = (part){ target, padded & ~(size_t)63 };
+}
+
+static void add_activations(part_list *list, fg_activations *activations, size_t rows,
+                            uint32_t columns)
+{
+    activations->columns = columns;
+    add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
+    add_part(list, (void **)&activations->quants, rows, columns, 1);
+    add_part(list, (void **)&activations->scales, 1,
+             fg_activations_scales_bytes((uint32_t)rows, columns), 1);
+}
+
+static fg_status take_scratch(fg_forward *forward, fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    size_t step_rows = forward->limits.step_tokens_max;
+    size_t seqs = forward->limits.step_seqs_max;
+    size_t rows = step_rows < TILE_ROWS ? step_rows : TILE_ROWS;
+    /* The head's rows borrow `normed`. */
+    size_t normed_rows = rows < HEAD_ROWS ? HEAD_ROWS : rows;
+    size_t kv_columns = (size_t)h->kv_head_count * h->head_dim;
+    part_list list = { .count = 0 };
+    add_part(&list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
+    add_part(&list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
+    add_part(&list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
+    add_activations(&list, &forward->normed, normed_rows, h->embedding_length);
+    add_activations(&list, &forward->attended, rows, h->head_count * h->head_dim);
+    add_activations(&list, &forward->hidden, rows, h->ffn_length);
+    add_part(&list, (void **)&forward->q, rows, (size_t)h->head_count * h->head_dim, sizeof(float));
+    add_part(&list, (void **)&forward->k, rows, kv_columns, sizeof(float));
+    add_part(&list, (void **)&forward->v, rows, kv_columns, sizeof(float));
+    add_part(&list, (void **)&forward->up, rows, h->ffn_length, sizeof(float));
+    add_part(&list, (void **)&forward->head_seqs, seqs, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->head_row_ids, seqs, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->logits, HEAD_ROWS, h->vocab_size, sizeof(float));
+    if (list.overflow) {
+        return fg_fail(err, FG_BAD_INPUT, "the step limits and the model's sizes overflow");
+    }
+    forward->scratch = fg_device_alloc(forward->device, FG_MEMORY_SHARED, list.total_bytes);
+    if (forward->scratch == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of step scratch",
+                       list.total_bytes);
+    }
+    forward->scratch_bytes = list.total_bytes;
+    forward->tile_rows = (uint32_t)rows;
+    uint8_t *at = forward->scratch;
+    for (uint32_t i = 0; i < list.count; i++) {
+        *list.parts[i].target = at;
+        at += list.parts[i].size_bytes;
+    }
+    return FG_OK;
+}
+
+static fg_status check_options(const fg_engine_options *options, fg_error *err)
+{
+    const fg_hparams *h = options->hparams;
+    const fg_kv_layout *layout = &options->layout;
+    const fg_engine_limits *limits = &options->limits;
+    if (layout->layer_count != h->layer_count || layout->kv_head_count != h->kv_head_count ||
+        layout->head_dim != h->head_dim) {
+        return fg_fail(err, FG_BAD_INPUT, "the KV layout is not this model's");
+    }
+    if (h->layer_count == 0 || h->kv_head_count == 0 || h->head_count % h->kv_head_count != 0 ||
+        h->rope_dims > h->head_dim || h->rope_dims % 2 != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "the model's head counts or rope dimensions do not fit");
+    }
+    if (limits->step_tokens_max == 0 || limits->step_seqs_max == 0 || limits->context_max == 0 ||
+        limits->context_max > FG_LIMIT_CONTEXT_TOKENS) {
+        return fg_fail(err, FG_BAD_INPUT, "the engine's step limits are out of range");
+    }
+    return FG_OK;
+}
+
+fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
+                            fg_error *err)
+{
+    const fg_hparams *h = options->hparams;
+    fg_status status = check_options(options, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_forward *forward = fg_mem_alloc(sizeof *forward);
+    if (forward == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
+    }
+    forward->hparams = *h;
+    forward->layout = options->layout;
+    forward->arena = options->arena;
+    forward->limits = options->limits;
+    fg_device_options device = { .kind = "cpu",
+                                 .isa = options->cpu_isa,
+                                 .thread_count = options->thread_count };
+    status = fg_device_open(&device, &forward->device, err);
+    if (status != FG_OK) {
+        goto destroy;
+    }
+    status = fg_device_stream_open(forward->device, &forward->stream, err);
+    if (status != FG_OK) {
+        goto destroy;
+    }
+    forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
+    forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
+    forward->sampler = fg_sampler_create(h->vocab_size);
+    if (forward->layers == NULL || forward->frequencies == NULL || forward->sampler == NULL) {
+        status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
+        goto destroy;
+    }
+    status = load_weights(forward, options->weights, err);
+    if (status != FG_OK) {
+        goto destroy;
+    }
+    status = take_scratch(forward, err);
+    if (status != FG_OK) {
+        goto destroy;
+    }
+    fg_rope_frequencies(h->rope_theta, h->rope_freqs, h->rope_dims / 2, forward->frequencies);
+    *forward_out = forward;
+    return FG_OK;
+
+destroy:
+    fg_forward_destroy(forward);
+    return status;
+}
+
+void fg_forward_destroy(fg_forward *forward)
+{
+    if (forward == NULL) {
+        return;
+    }
+    if (forward->scratch != NULL) {
+        fg_device_free(forward->device, FG_MEMORY_SHARED, forward->scratch, forward->scratch_bytes);
+    }
+    fg_sampler_destroy(forward->sampler);
+    fg_mem_free(forward->frequencies);
+    fg_mem_free(forward->layers);
+    fg_device_stream_close(forward->stream);
+    fg_device_close(forward->device);
+    fg_mem_free(forward);
+}
+
+/* Products of the same rows; the rows are quantised first when one of the weights wants it. */
+static void linears(fg_forward *forward, const fg_linear *list, uint32_t count,
+                    const fg_activations *in, uint32_t rows)
+{
+    bool quantized = false;
+    for (uint32_t i = 0; i < count; i++) {
+        quantized |= fg_op_linear_is_quantized(list[i].weight.type);
+    }
+    if (quantized) {
+        fg_op_quantize(forward->stream, in, rows);
+    }
+    fg_op_linear(forward->stream, list, count, in, rows);
+}
+
+static void norm(fg_forward *forward, const float *in, const uint32_t *row_ids, const float *weight,
+                 uint32_t rows)
+{
+    fg_rmsnorm args = { .in = in,
+                        .row_ids = row_ids,
+                        .weight = weight,
+                        .columns = forward->hparams.embedding_length,
+                        .epsilon = forward->hparams.norm_epsilon,
+                        .out = forward->normed.values };
+    fg_op_rmsnorm(forward->stream, &args, rows);
+}
+
+static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
+{
+    const fg_hparams *h = &forward->hparams;
+    const fg_kv_layout *layout = &forward->layout;
+    const layer_weights *layer = &forward->layers[index];
+    float *residual = forward->residual + (size_t)first * h->embedding_length;
+    norm(forward, residual, NULL, layer->attn_norm, rows);
+    const fg_linear qkv[] = {
+        { .weight = layer->q, .out = forward->q, .out_stride = layer->q.outputs },
+        { .weight = layer->k, .out = forward->k, .out_stride = layer->k.outputs },
+        { .weight = layer->v, .out = forward->v, .out_stride = layer->v.outputs },
+    };
+    linears(forward, qkv, 3, &forward->normed, rows);
+    fg_paged_kv kv = { .arena = forward->arena,
+                       .block_bytes = layout->block_bytes,
+                       .key_offset = fg_kv_layout_offset(layout, index, 0, 0),
+                       .value_offset = fg_kv_layout_offset(layout, index, 1, 0),
+                       .head_bytes = layout->head_bytes,
+                       .block_size = layout->block_size,
+                       .dtype = layout->dtype,
+                       .kv_head_count = h->kv_head_count,
+                       .head_dim = h->head_dim };
+    fg_rope_store store = { .q = forward->q,
+                            .k = forward->k,
+                            .v = forward->v,
+                            .kv_rows = forward->kv_rows + first,
+                            .table = forward->rope_table + (size_t)first * h->rope_dims,
+                            .pair_count = h->rope_dims / 2,
+                            .head_count = h->head_count,
+                            .interleaved = h->rope_interleaved };
+    fg_op_rope_store(forward->stream, &kv, &store, rows);
+    fg_attend attend = { .q = forward->q,
+                         .kv_rows = forward->kv_rows + first,
+                         .head_count = h->head_count,
+                         .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
+                         .out = forward->attended.values };
+    fg_op_attend(forward->stream, &kv, &attend, rows);
+    fg_linear output = { .weight = layer->output,
+                         .out = residual,
+                         .out_stride = h->embedding_length,
+                         .accumulate = true };
+    linears(forward, &output, 1, &forward->attended, rows);
+}
+
+static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
+{
+    const fg_hparams *h = &forward->hparams;
+    const layer_weights *layer = &forward->layers[index];
+    float *residual = forward->residual + (size_t)first * h->embedding_length;
+    norm(forward, residual, NULL, layer->ffn_norm, rows);
+    const fg_linear gate_up[] = {
+        { .weight = layer->gate, .out = forward->hidden.values, .out_stride = h->ffn_length },
+        { .weight = layer->up, .out = forward->up, .out_stride = h->ffn_length },
+    };
+    linears(forward, gate_up, 2, &forward->normed, rows);
+    fg_op_swiglu(forward->stream, forward->hidden.values, forward->up, rows, h->ffn_length,
+                 forward->hidden.values);
+    fg_linear down = { .weight = layer->down,
+                       .out = residual,
+                       .out_stride = h->embedding_length,
+                       .accumulate = true };
+    linears(forward, &down, 1, &forward->hidden, rows);
+}
+
+/* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. */
+static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t *head_count_out)
+{
+    uint32_t rows = 0;
+    uint32_t head_count = 0;
+    for (uint32_t s = 0; s < step->seq_count; s++) {
+        const fg_step_seq *seq = &step->seqs[s];
+        for (uint32_t i = 0; i < seq->token_count; i++) {
+            forward->tokens[rows] = seq->tokens[i];
+            forward->positions[rows] = seq->first_position + i;
+            forward->kv_rows[rows] = (fg_kv_row){ .block_ids = seq->block_ids,
+                                                  .position = seq->first_position + i };
+            rows++;
+        }
+        if (seq->sample || seq->want_digest || seq->logits_out != NULL) {
+            forward->head_seqs[head_count] = s;
+            forward->head_row_ids[head_count] = rows - 1;
+            head_count++;
+        }
+    }
+    *head_count_out = head_count;
+    return rows;
+}
+
+static void take_logits(fg_forward *forward, fg_step_seq *seq, const float *logits)
+{
+    uint32_t vocab_size = forward->hparams.vocab_size;
+    size_t row_bytes = vocab_size * sizeof(float);
+    if (seq->sample) {
+        seq->token_out = fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice,
+                                         seq->first_position + seq->token_count);
+    }
+    if (seq->want_digest) {
+        seq->digest_out = fg_hash64(logits, row_bytes, 0);
+    }
+    if (seq->logits_out != NULL) {
+        memcpy(seq->logits_out, logits, row_bytes);
+    }
+}
+
+static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
+{
+    const fg_hparams *h = &forward->hparams;
+    for (uint32_t first = 0; first < head_count; first += HEAD_ROWS) {
+        uint32_t left = head_count - first;
+        uint32_t rows = left < HEAD_ROWS ? left : HEAD_ROWS;
+        norm(forward, forward->residual, forward->head_row_ids + first, forward->output_norm, rows);
+        fg_linear linear = { .weight = forward->head,
+                             .out = forward->logits,
+                             .out_stride = h->vocab_size };
+        linears(forward, &linear, 1, &forward->normed, rows);
+        fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+        for (uint32_t row = 0; row < rows; row++) {
+            take_logits(forward, &step->seqs[forward->head_seqs[first + row]],
+                        forward->logits + (size_t)row * h->vocab_size);
+        }
+    }
+}
+
+void fg_forward_run(fg_forward *forward, fg_step *step)
+{
+    const fg_hparams *h = &forward->hparams;
+    uint32_t head_count;
+    uint32_t row_count = lay_out_rows(forward, step, &head_count);
+    fg_op_embed(forward->stream, &forward->embedding, forward->tokens, row_count,
+                forward->residual);
+    fg_op_rope_table(forward->stream, forward->positions, row_count, forward->frequencies,
+                     h->rope_dims / 2, forward->rope_table);
+    for (uint32_t index = 0; index < h->layer_count; index++) {
+        /* A tile reads the K and V of the tiles before it, which this layer has already stored. */
+        for (uint32_t first = 0; first < row_count; first += forward->tile_rows) {
+            uint32_t left = row_count - first;
+            uint32_t rows = left < forward->tile_rows ? left : forward->tile_rows;
+            attention(forward, index, first, rows);
+            feed_forward(forward, index, first, rows);
+        }
+    }
+    head(forward, step, head_count);
+    fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+    for (uint32_t i = 0; i < step->digest_count; i++) {
+        const uint8_t *block =
+            (const uint8_t *)forward->arena + step->digests[i].block_id * forward->layout.block_bytes;
+        step->digests[i].digest_out = fg_hash64(block, forward->layout.block_bytes, 0);
+    }
+}

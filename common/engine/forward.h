@@ -1,0 +1,24 @@
+/*
+ * forward - the one forward pass for all models, configured by hparams: takes a step's ragged batch
+ * through embedding, layers, head and sampler on a device. Owned by the engine thread after create.
+ *
+ * All scratch is taken at create, sized by the engine's limits; rows pass through a layer in tiles, so
+ * that scratch does not grow with the step. Tiles never show in a result.
+ */
+#ifndef FORGE_COMMON_ENGINE_FORWARD_H
+#define FORGE_COMMON_ENGINE_FORWARD_H
+
+#include "common/engine/engine.h"
+
+typedef struct fg_forward fg_forward;
+
+/* FG_BAD_INPUT when weights, hparams and layout do not fit each other or the instruction set is not
+ * to be had; FG_AGAIN when out of memory. */
+fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
+                            fg_error *err);
+void fg_forward_destroy(fg_forward *forward);
+
+/* Runs a step that fg_engine_check_step has accepted; fills its *_out fields. */
+void fg_forward_run(fg_forward *forward, fg_step *step);
+
+#endif

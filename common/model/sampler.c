@@ -1,0 +1,346 @@
+/*
+ * The answer is a pure function of the row and the parameters, so every step is defined exactly:
+ *
+ *   score     s = (logit - highest logit) / temperature; NaN counts as -inf, so the best s is 0
+ *   top-k     the first k of the order (s descending, id ascending)
+ *   top-p     weights e^s over what is left; the shortest beginning of that order whose weights reach
+ *             top_p of their total (at least one token)
+ *   min-p     keeps s >= ln(min_p)
+ *   pick      the highest s + noise (Gumbel-max), ties to the lowest id
+ *
+ * A row without any finite or +inf logit gives token 0; a +inf logit wins outright, lowest id first.
+ */
+#include "common/model/sampler.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "common/base/fmath.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+
+enum {
+    LANES = 32,      /* independent maxima, so that the compiler may use vectors */
+    DIGIT_BITS = 11, /* three digits cover the 32 bits of a key */
+    DIGITS = 3,
+    DIGIT_VALUES = 1 << DIGIT_BITS,
+};
+
+struct fg_sampler {
+    uint32_t vocab_size;
+    float *scores;   /* one per token */
+    float *weights;  /* one per candidate */
+    uint32_t *ids;   /* candidates, in rising id until sorted */
+    uint32_t *spare; /* the other half of the sort */
+    uint32_t counts[DIGITS][DIGIT_VALUES];
+};
+
+fg_sampler *fg_sampler_create(uint32_t vocab_size)
+{
+    fg_sampler *sampler = fg_mem_alloc(sizeof *sampler);
+    if (sampler == NULL) {
+        return NULL;
+    }
+    sampler->vocab_size = vocab_size;
+    sampler->scores = fg_mem_array(vocab_size, sizeof *sampler->scores);
+    sampler->weights = fg_mem_array(vocab_size, sizeof *sampler->weights);
+    sampler->ids = fg_mem_array(vocab_size, sizeof *sampler->ids);
+    sampler->spare = fg_mem_array(vocab_size, sizeof *sampler->spare);
+    if (sampler->scores == NULL || sampler->weights == NULL || sampler->ids == NULL ||
+        sampler->spare == NULL) {
+        fg_sampler_destroy(sampler);
+        return NULL;
+    }
+    return sampler;
+}
+
+void fg_sampler_destroy(fg_sampler *sampler)
+{
+    if (sampler == NULL) {
+        return;
+    }
+    fg_mem_free(sampler->scores);
+    fg_mem_free(sampler->weights);
+    fg_mem_free(sampler->ids);
+    fg_mem_free(sampler->spare);
+    fg_mem_free(sampler);
+}
+
+static float minus_infinity(void)
+{
+    return fg_fmath_float(0xFF800000u);
+}
+
+/* The highest value; -inf when there is none (NaN never compares as greater). */
+static float highest(const float *values, uint32_t count)
+{
+    float lanes[LANES];
+    uint32_t i = 0;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        lanes[lane] = minus_infinity();
+    }
+    for (; i + LANES <= count; i += LANES) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float value = values[i + lane];
+            lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+        }
+    }
+    for (uint32_t lane = 0; i < count; i++, lane++) {
+        lanes[lane] = values[i] > lanes[lane] ? values[i] : lanes[lane];
+    }
+    float best = lanes[0];
+    for (uint32_t lane = 1; lane < LANES; lane++) {
+        best = lanes[lane] > best ? lanes[lane] : best;
+    }
+    return best;
+}
+
+/* The first index that holds `wanted`; 0 when none does. */
+static uint32_t first_equal(const float *values, uint32_t count, float wanted)
+{
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        uint32_t hits = 0;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            hits += values[i + lane] == wanted;
+        }
+        if (hits != 0) {
+            break;
+        }
+    }
+    for (; i < count; i++) {
+        if (values[i] == wanted) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+static void fill_scores(float *restrict scores, const float *restrict logits, uint32_t count,
+                        float top, float temperature)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        float score = (logits[i] - top) / temperature;
+        /* Adding 0 makes -0 a plain 0: the two are one score. */
+        scores[i] = fg_fmath_select(score == score, score, minus_infinity()) + 0.0f;
+    }
+}
+
+/* Rising keys are falling scores. */
+static uint32_t key_of(float score)
+{
+    uint32_t bits = fg_fmath_bits(score);
+    return ~(bits ^ ((bits >> 31) != 0 ? UINT32_MAX : 0x80000000u));
+}
+
+static uint32_t digit_of(uint32_t key, uint32_t digit)
+{
+    return key >> (digit * DIGIT_BITS) & (DIGIT_VALUES - 1);
+}
+
+/* Fills ids with the first `k` tokens of the order, in rising id. */
+static uint32_t select_top_k(fg_sampler *sampler, uint32_t k)
+{
+    /* The k-th smallest key, a digit at a time from the highest: at each step `key` holds the digits
+     * found, and `k` counts within the tokens that share them. */
+    uint32_t key = 0, known = 0;
+    uint32_t *counts = sampler->counts[0];
+    for (uint32_t digit = DIGITS; digit-- > 0;) {
+        memset(counts, 0, sizeof sampler->counts[0]);
+        for (uint32_t id = 0; id < sampler->vocab_size; id++) {
+            uint32_t other = key_of(sampler->scores[id]);
+            counts[digit_of(other, digit)] += (other & known) == key;
+        }
+        uint32_t value = 0;
+        while (counts[value] < k) {
+            k -= counts[value++];
+        }
+        key |= value << (digit * DIGIT_BITS);
+        known |= (uint32_t)(DIGIT_VALUES - 1) << (digit * DIGIT_BITS);
+    }
+    uint32_t count = 0;
+    for (uint32_t id = 0; id < sampler->vocab_size; id++) {
+        uint32_t other = key_of(sampler->scores[id]);
+        if (other < key || (other == key && k > 0)) {
+            k -= other == key;
+            sampler->ids[count++] = id;
+        }
+    }
+    return count;
+}
+
+/* Stable radix sort of ids[0 .. count) by score, falling. */
+static void sort_ids(fg_sampler *sampler, uint32_t count)
+{
+    memset(sampler->counts, 0, sizeof sampler->counts);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t key = key_of(sampler->scores[sampler->ids[i]]);
+        for (uint32_t digit = 0; digit < DIGITS; digit++) {
+            sampler->counts[digit][digit_of(key, digit)]++;
+        }
+    }
+    for (uint32_t digit = 0; digit < DIGITS; digit++) {
+        uint32_t *starts = sampler->counts[digit];
+        uint32_t start = 0;
+        for (uint32_t value = 0; value < DIGIT_VALUES; value++) {
+            uint32_t size = starts[value];
+            starts[value] = start;
+            start += size;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t id = sampler->ids[i];
+            sampler->spare[starts[digit_of(key_of(sampler->scores[id]), digit)]++] = id;
+        }
+        uint32_t *sorted = sampler->spare;
+        sampler->spare = sampler->ids;
+        sampler->ids = sorted;
+    }
+}
+
+/* Weights of the candidates and their total, in four interleaved sums: a fixed order. */
+static double fill_weights(fg_sampler *sampler, uint32_t count)
+{
+    if (count == sampler->vocab_size) {
+        for (uint32_t i = 0; i < count; i++) {
+            sampler->weights[i] = fg_expf(sampler->scores[i]);
+        }
+    } else {
+        for (uint32_t i = 0; i < count; i++) {
+            sampler->weights[i] = fg_expf(sampler->scores[sampler->ids[i]]);
+        }
+    }
+    double sums[4] = { 0, 0, 0, 0 };
+    for (uint32_t i = 0; i < count; i++) {
+        sums[i % 4] += (double)sampler->weights[i];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/* Sorts ids[0 .. count) and returns how many of them reach `target`; 0 when all together do not. */
+static uint32_t walk_top_p(fg_sampler *sampler, uint32_t count, double target)
+{
+    double reached = 0;
+    sort_ids(sampler, count);
+    for (uint32_t i = 0; i < count; i++) {
+        reached += (double)fg_expf(sampler->scores[sampler->ids[i]]);
+        if (reached >= target) {
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
+/* Reduces the candidates to the top-p set, sorted. */
+static uint32_t select_top_p(fg_sampler *sampler, uint32_t count, float top_p)
+{
+    double total = fill_weights(sampler, count);
+    double target = (double)top_p * total;
+    /* Tokens that weigh less than an equal share of what may be left out are left out together, so
+     * only the others need sorting. Where rounding makes that fall short, all are sorted: the set is
+     * then the same as if they had been from the start. */
+    double share = (total - target) / count;
+    uint32_t heavy_count = 0, light_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id = sampler->ids[i];
+        bool heavy = (double)sampler->weights[i] >= share;
+        sampler->ids[heavy_count] = id;
+        sampler->spare[light_count] = id;
+        heavy_count += heavy;
+        light_count += !heavy;
+    }
+    /* The light ones go behind, where a full sort finds them; the order between equal scores is
+     * still by id, since equal scores are on the same side. */
+    memcpy(sampler->ids + heavy_count, sampler->spare, light_count * sizeof *sampler->ids);
+    uint32_t kept = 0;
+    if (light_count > 0) {
+        memcpy(sampler->weights, sampler->ids + heavy_count, light_count * sizeof *sampler->ids);
+        kept = walk_top_p(sampler, heavy_count, target);
+        memcpy(sampler->ids + heavy_count, sampler->weights, light_count * sizeof *sampler->ids);
+    }
+    if (kept == 0) {
+        kept = walk_top_p(sampler, count, target);
+    }
+    return kept == 0 ? count : kept;
+}
+
+/* Gumbel noise -ln(-ln u) from 64 uniform bits. With v = 1 - u, small v are what makes large noise:
+ * they keep their digits, so the tail reaches to v = 2^-64. */
+static float gumbel(uint64_t bits)
+{
+    float v = (float)(bits | 1) * 0x1p-64f;
+    float exponential =
+        v < 0.25f ? -fg_log1pf_core(-v, 0.0f) : -fg_logf((float)(~bits | 1) * 0x1p-64f);
+    return -fg_logf(exponential);
+}
+
+/* No less than gumbel(bits), found without a logarithm: v >= 2^-(zeros + 1) and -ln u >= v. The margin
+ * is a thousand times the error of the logarithms. */
+static float gumbel_bound(uint64_t bits)
+{
+    return (float)(__builtin_clzll(bits | 1) + 1) * 0.6931472f + 0.01f;
+}
+
+typedef struct pick_state {
+    uint32_t id;
+    float score; /* with noise */
+} pick_state;
+
+static inline void offer(pick_state *best, uint32_t id, float score, const fg_sampling *sampling,
+                         uint32_t choice, uint32_t position)
+{
+    uint64_t bits = fg_rng_counter(sampling->seed, choice, position, id);
+    /* Most tokens cannot win whatever their noise; rounding of the sum keeps the order. */
+    if (score + gumbel_bound(bits) < best->score) {
+        return;
+    }
+    float noisy = score + gumbel(bits);
+    if (noisy > best->score || (noisy == best->score && id < best->id)) {
+        *best = (pick_state){ .id = id, .score = noisy };
+    }
+}
+
+/* The winner among ids[0 .. count), or among all tokens where `all`. */
+static uint32_t pick_noisy(const fg_sampler *sampler, uint32_t count, bool all, uint32_t top_id,
+                           const fg_sampling *sampling, uint32_t choice, uint32_t position)
+{
+    float least = sampling->min_p > 0.0f ? fg_logf(sampling->min_p) : minus_infinity();
+    const float *scores = sampler->scores;
+    pick_state best = { .id = UINT32_MAX, .score = minus_infinity() };
+    /* The likeliest token first: it makes the bar that most others cannot reach. It is in every set. */
+    offer(&best, top_id, scores[top_id], sampling, choice, position);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id = all ? i : sampler->ids[i];
+        if (scores[id] >= least) {
+            offer(&best, id, scores[id], sampling, choice, position);
+        }
+    }
+    return best.id;
+}
+
+uint32_t fg_sampler_pick(fg_sampler *sampler, const float *logits, const fg_sampling *sampling,
+                         uint32_t choice, uint32_t position)
+{
+    uint32_t count = sampler->vocab_size;
+    float top = highest(logits, count);
+    if (top == minus_infinity()) {
+        return 0;
+    }
+    uint32_t top_id = first_equal(logits, count, top);
+    if (!(sampling->temperature > 0.0f) || top > 0x1.fffffep127f) {
+        return top_id;
+    }
+    fill_scores(sampler->scores, logits, count, top, sampling->temperature);
+    bool all = true;
+    if (sampling->top_k > 0 && sampling->top_k < count) {
+        count = select_top_k(sampler, sampling->top_k);
+        all = false;
+    }
+    if (sampling->top_p < 1.0f) {
+        for (uint32_t id = 0; all && id < count; id++) {
+            sampler->ids[id] = id;
+        }
+        count = select_top_p(sampler, count, sampling->top_p);
+        all = false;
+    }
+    return pick_noisy(sampler, count, all, top_id, sampling, choice, position);
+}

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Workers die, freeze, leave and come back while requests run. Whoever was on them hears a clear
+error soon, everybody else gets the right answer, pools return to their baseline, and a restarted
+worker joins again. SIGTERM lets what runs finish and ends with exit status 0."""
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+
+from _forge import (ROOT, WAIT_S, Failed, Stream, Suite, answer_of, get, post, served_model,
+                    story_requests, wait_for)
+
+SHAPE = dict(prefill=2, decode=2)
+SOON_S = 2.0  # what the design promises; reported, and only failed far beyond
+
+
+class Traffic:
+    """Clients that stream one request after the other until told to stop."""
+
+    def __init__(self, port, requests, want, clients=8):
+        self.port, self.requests, self.want = port, requests, want
+        self.ends = []  # (time, request index, None or the exception, text)
+        self.stopping = threading.Event()
+        self.lock, self.next = threading.Lock(), 0
+        self.threads = [threading.Thread(target=self._client, daemon=True) for _ in range(clients)]
+        for thread in self.threads:
+            thread.start()
+
+    def _client(self):
+        while not self.stopping.is_set():
+            with self.lock:
+                index = self.next % len(self.requests)
+                self.next += 1
+            stream, error = None, None
+            try:
+                stream = Stream(self.port, "/v1/completions", self.requests[index], timeout_s=30)
+                stream.run()
+            except Exception as why:  # pylint: disable=broad-except
+                error = why
+            with self.lock:
+                self.ends.append((time.monotonic(), index, error, stream.text if stream else ""))
+            if isinstance(error, Failed) and error.status in (429, 503):
+                time.sleep(0.1)
+
+    def completed(self):
+        with self.lock:
+            return sum(error is None for _, _, error, _ in self.ends)
+
+    def stop(self):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self.threads), "a request never ended"
+
+    def judge(self, killed_at):
+        """Right answers, or clear errors soon after the kill; returns a note for the report."""
+        errors = []
+        for at, index, error, text in self.ends:
+            if error is None:
+                assert text == self.want[index]["text"], f"request {index} got a wrong answer"
+                continue
+            assert isinstance(error, Failed), f"{type(error).__name__}: {error}"
+            assert isinstance(error.error, dict) and error.error.get("message"), \
+                f"an unclear error: {error}"
+            assert self.want[index]["text"].startswith(error.text), \
+                f"request {index} had wrong text before its error"
+            errors.append(at - killed_at)
+        assert all(late > 0 for late in errors), "a request failed before anything was wrong"
+        assert not errors or max(errors) < WAIT_S + SOON_S, \
+            f"the last error came {max(errors):.1f} s after the worker was gone"
+        last = f", the last {max(errors):.2f} s after" if errors else ""
+        return f"{self.completed()} right answers, {len(errors)} errors{last}"
+
+
+def under_fire(suite, cluster, requests, want, name, strike, lost=True):
+    """Traffic, then `strike` at worker `name`, more traffic, rest, and the worker's return."""
+    role = name.split("-")[0]
+    cluster.wait_at_rest(workers=4)
+    before = {w["name"]: w for w in cluster.state()["workers"]}
+    traffic = Traffic(cluster.port, requests, want)
+    try:
+        wait_for("traffic", lambda: traffic.completed() >= 20, 60)
+        struck_at = strike(name)
+        if lost:
+            wait_for(f"{name} to be gone from /debug/state",
+                     lambda: name not in [w["name"] for w in cluster.state()["workers"]])
+        gone_after = time.monotonic() - struck_at
+        count = traffic.completed()
+        wait_for("traffic to go on", lambda: traffic.completed() >= count + 40, 60)
+        assert get(cluster.port, "/health")[0] == 200, "one worker of each role is left"
+    finally:
+        traffic.stop()
+    note = traffic.judge(struck_at)
+    cluster.wait_at_rest(workers=3)
+    cluster.workers[name].wait()
+    cluster.start_worker(role, name)
+    state = wait_for(f"{name} to join again", lambda: next(
+        (w for w in cluster.state()["workers"] if w["name"] == name), None), 30)
+    assert state["epoch"] != before[name]["epoch"], "a restarted worker must be a stranger"
+    assert state["pid"] == cluster.workers[name].pid
+    # Placement spreads: soon the newcomer has work again, and its answers are right.
+    traffic = Traffic(cluster.port, requests, want)
+    try:
+        wait_for("traffic after the return", lambda: traffic.completed() >= 30, 60)
+    finally:
+        traffic.stop()
+    assert all(error is None for _, _, error, _ in traffic.ends), \
+        f"errors after the return: {[str(e) for _, _, e, _ in traffic.ends if e][:2]}"
+    traffic.judge(struck_at)
+    cluster.wait_at_rest(workers=4)
+    return f"{note}; gone from the books after {gone_after:.2f} s"
+
+
+def killing(suite, transport, requests, want):
+    with suite.cluster(model=suite.stories(), transport=transport, **SHAPE) as cluster:
+        for name in ("decode-0", "prefill-1"):
+            suite.case(f"{transport}: kill -9 {name} under traffic", under_fire, suite, cluster,
+                       requests, want, name, cluster.kill)
+
+        def freeze(name):
+            cluster.workers[name].signal(signal.SIGSTOP)
+            return time.monotonic()
+        suite.case(f"{transport}: decode-1 freezes, is declared dead and ended", under_fire, suite,
+                   cluster, requests, want, "decode-1", freeze)
+
+        def leave(name):
+            cluster.workers[name].signal(signal.SIGTERM)
+            return time.monotonic()
+        suite.case(f"{transport}: decode-0 drains on SIGTERM", draining, suite, cluster, requests,
+                   want, "decode-0", leave)
+        suite.case(f"{transport}: prefill-0 drains on SIGTERM", draining, suite, cluster, requests,
+                   want, "prefill-0", leave)
+
+
+def draining(suite, cluster, requests, want, name, leave):
+    """A worker told to leave finishes what it has: no request fails, exit status 0."""
+    traffic = Traffic(cluster.port, requests, want)
+    try:
+        wait_for("traffic", lambda: traffic.completed() >= 20, 60)
+        asked_at = leave(name)
+        status = cluster.workers[name].wait(30)
+        took = time.monotonic() - asked_at
+        count = traffic.completed()
+        wait_for("traffic to go on", lambda: traffic.completed() >= count + 20, 60)
+    finally:
+        traffic.stop()
+    assert status == 0, f"{name} ended with {status}"
+    errors = [str(error) for _, _, error, _ in traffic.ends if error is not None]
+    assert not errors, f"{len(errors)} requests failed while {name} drained: {errors[:2]}"
+    traffic.judge(asked_at)
+    cluster.wait_at_rest(workers=3)
+    cluster.start_worker(name.split("-")[0], name)
+    wait_for(f"{name} to join again", lambda: name in [w["name"] for w in
+                                                       cluster.state()["workers"]], 30)
+    return f"left after {took:.2f} s"
+
+
+def no_worker_left(suite, requests, want):
+    """Without a decode worker: not healthy, 503; with a new one: as before."""
+    with suite.cluster(model=suite.stories(), prefill=1, decode=1) as cluster:
+        cluster.kill("decode-0")
+        wait_for("/health to say 503", lambda: get(cluster.port, "/health")[0] == 503)
+        assert get(cluster.port, "/live")[0] == 200, "the router itself lives"
+        try:
+            post(cluster.port, "/v1/completions", requests[0])
+            raise AssertionError("a request succeeded without a decode worker")
+        except Failed as failed:
+            assert failed.status == 503, f"status {failed.status}, not 503"
+            assert failed.error["message"], "no message"
+        cluster.workers["decode-0"].wait()
+        cluster.start_worker("decode", "decode-0")
+        cluster.wait_ready()
+        assert answer_of(cluster.port, requests[0]) == want[0]
+        cluster.wait_at_rest(workers=2)
+
+
+def terminated(suite, shape, requests, want):
+    """SIGTERM while a stream runs: not ready at once, the stream ends well, exit status 0."""
+    cluster = suite.cluster(model=suite.stories(), **shape)
+    try:
+        long = {**requests[0], "max_tokens": 400, "prompt": "Once upon a time"}
+        want_text = answer_of(cluster.port, long)["text"]
+        stream = Stream(cluster.port, "/v1/completions", long)
+        events = stream.chunks()
+        next(events)
+        next(events)
+        cluster.router.signal(signal.SIGTERM)
+        for _ in events:
+            pass
+        stream.connection.close()
+        assert stream.text == want_text, "the stream that ran was cut or changed"
+        status = cluster.router.wait(30)
+        assert status == 0, f"the router ended with {status}: {cluster.router.log_tail()}"
+        cluster.close()
+    finally:
+        cluster.kill_all()
+
+
+def script(suite, requests, want):
+    """deploy/cluster: ready line, a dead worker is reported, everything ends within 5 s."""
+    environment = {**os.environ, "FORGE_BIN": suite.options.forge}
+    child = subprocess.Popen([str(ROOT / "deploy/cluster"), "--model", suite.stories(), "--prefill",
+                              "2", "--decode", "2", "--port", "0"], text=True, cwd="/",
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    log = []
+    threading.Thread(target=lambda: log.extend(child.stderr), daemon=True).start()
+    try:
+        line = child.stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:"), f"{line!r}, {log[-5:]}"
+        port = int(line.rsplit(":", 1)[1])
+        body = {**requests[0], "model": json.loads(get(port, "/v1/models")[1])["data"][0]["id"]}
+        assert answer_of(port, body) == want[0]
+        workers = json.loads(get(port, "/debug/state")[1])["workers"]
+        assert len(workers) == 4
+        os.kill(workers[0]["pid"], signal.SIGKILL)
+        wait_for("the report of the dead worker", lambda: any(
+            str(workers[0]["pid"]) in text and "killed by signal 9" in text for text in log))
+        wait_for("the router to notice",
+                 lambda: len(json.loads(get(port, "/debug/state")[1])["workers"]) == 3)
+        asked_at = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(WAIT_S) == 0, f"exit status {child.returncode}"
+        took = time.monotonic() - asked_at
+        left = [w["pid"] for w in workers if os.path.exists(f"/proc/{w['pid']}")]
+        assert not left, f"processes are left: {left}"
+        return f"ended {took:.1f} s after SIGTERM"
+    finally:
+        child.kill()
+
+
+def main():
+    suite = Suite(__doc__)
+    requests = story_requests(suite.random, 60, tokens=(40, 120), words=(0, 120))
+    want = []
+
+    def solo():
+        with suite.cluster(model=suite.stories(), standalone=True) as cluster:
+            for request in requests:
+                request["model"] = served_model(cluster)
+            want.extend(answer_of(cluster.port, request) for request in requests)
+
+    suite.case("solo runs", solo)
+    if want:
+        for transport in ("shm", "tcp"):
+            suite.case(f"{transport}: cluster starts and ends well", killing, suite, transport,
+                       requests, want)
+        suite.case("no decode worker left", no_worker_left, suite, requests, want)
+        suite.case("SIGTERM to the router", terminated, suite, SHAPE, requests, want)
+        suite.case("SIGTERM standalone", terminated, suite, dict(standalone=True), requests, want)
+        suite.case("deploy/cluster", script, suite, requests, want)
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()

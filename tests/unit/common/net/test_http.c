@@ -1,0 +1,476 @@
+/* The HTTP front over real loopback sockets: what is refused, what is answered, in which order, and what
+ * becomes of slow, silent and vanishing clients. Client and server share one thread and one loop. */
+#include "tests/support/test.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/base/fault.h"
+#include "common/base/limits.h"
+#include "common/net/http.h"
+#include "common/net/http_parse.h"
+#include "common/net/loop.h"
+
+enum { DEADLINE_MS = 10000 };
+
+typedef struct world {
+    fg_loop *loop;
+    fg_timer *tick; /* so that a turn of the loop never waits for ever */
+    fg_http_server *server;
+    fg_http_exchange *pending; /* of "/later" and "/stream" */
+    int requests, gone;
+    uint64_t started_ms;
+} world;
+
+static void on_tick(void *ctx)
+{
+}
+
+static uint64_t now_ms(void)
+{
+    fg_clock clock = fg_clock_real();
+    return fg_clock_now_ms(&clock);
+}
+
+static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
+{
+    world *w = ctx;
+    char text[512];
+    w->requests++;
+    if (strcmp(request->path, "/later") == 0) {
+        w->pending = exchange;
+        return;
+    }
+    if (strcmp(request->path, "/stream") == 0) {
+        w->pending = exchange;
+        fg_http_stream_begin(exchange, 200, "text/event-stream");
+        return;
+    }
+    const char *probe = fg_http_header(exchange, "x-probe");
+    snprintf(text, sizeof text, "%s %s?%s [%.*s] %s", request->method, request->path,
+             request->query, (int)(request->body_bytes > 100 ? 100 : request->body_bytes),
+             request->body, probe == NULL ? "-" : probe);
+    fg_http_add_header(exchange, "X-Echo", "a\r\nb");
+    fg_http_reply(exchange, 200, "text/plain", text, strlen(text));
+}
+
+static void on_gone(void *ctx, fg_http_exchange *exchange)
+{
+    world *w = ctx;
+    w->gone++;
+    if (w->pending == exchange) {
+        w->pending = NULL;
+    }
+}
+
+static void open_world(world *w, const fg_http_limits *limits)
+{
+    fg_error err;
+    *w = (world){ 0 };
+    fg_http_handler handler = { on_request, on_gone, w };
+    cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
+    cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
+    fg_status status =
+        fg_http_listen(w->loop, "127.0.0.1", 0, limits, &handler, &w->server, &err);
+    cr_assert_eq(status, FG_OK, "%s", err.text);
+    w->started_ms = now_ms();
+}
+
+static void close_world(world *w)
+{
+    fg_http_close(w->server);
+    fg_timer_close(w->tick);
+    fg_loop_destroy(w->loop);
+}
+
+static void turn(world *w)
+{
+    fg_loop_run_once(w->loop, true);
+    cr_assert(now_ms() - w->started_ms < DEADLINE_MS, "no end within the deadline");
+}
+
+static int dial(const world *w)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_port = htons(fg_http_port(w->server)) };
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert(fd >= 0);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+/* Sends all, running the server while the socket is full. */
+static void put(world *w, int fd, const char *bytes, size_t size_bytes)
+{
+    while (size_bytes > 0) {
+        ssize_t count = send(fd, bytes, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (count < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+            return; /* refused before the end */
+        }
+        if (count > 0) {
+            bytes += count;
+            size_bytes -= (size_t)count;
+        } else {
+            turn(w);
+        }
+    }
+}
+
+static void puts_all(world *w, int fd, const char *text)
+{
+    put(w, fd, text, strlen(text));
+}
+
+/* Takes what is there. False at the end of the connection. */
+static bool take(int fd, fg_buf *out)
+{
+    char bytes[16384];
+    ssize_t count;
+    while ((count = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0) {
+        fg_buf_append(out, bytes, (size_t)count);
+    }
+    return count != 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
+static void read_until(world *w, int fd, fg_buf *out, const char *text)
+{
+    while (out->data == NULL || strstr(out->data, text) == NULL) {
+        bool open = take(fd, out);
+        bool found = out->data != NULL && strstr(out->data, text) != NULL;
+        cr_assert(open || found, "closed without '%s': %s", text,
+                  out->data != NULL ? out->data : "");
+        if (!found) {
+            turn(w);
+        }
+    }
+}
+
+static void read_to_end(world *w, int fd, fg_buf *out)
+{
+    while (take(fd, out)) {
+        turn(w);
+    }
+}
+
+static int count_text(const char *haystack, const char *needle)
+{
+    int count = 0;
+    for (const char *at = haystack; at != NULL && (at = strstr(at, needle)) != NULL;
+         at += strlen(needle)) {
+        count++;
+    }
+    return count;
+}
+
+/* --- a table of raw requests --- */
+
+#define H    "Host: x\r\n"
+#define POST "POST /echo HTTP/1.1\r\n" H
+
+/* Status of the first reply; 0: closed without one. */
+static const struct {
+    const char *name;
+    const char *bytes;
+    int want;
+} probes[] = {
+    { "plain get", "GET /a HTTP/1.1\r\n" H "\r\n", 200 },
+    { "one empty line first", "\r\nGET /a HTTP/1.1\r\n" H "\r\n", 200 },
+    { "many empty lines first", "\r\n\r\n\r\nGET /a HTTP/1.1\r\n" H "\r\n", 400 },
+    { "post with length", POST "Content-Length: 3\r\n\r\nabc", 200 },
+    { "post chunked", POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 200 },
+    { "post chunked, odd case", POST "transfer-encoding:  Chunked \r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+      200 },
+    { "chunk extension", POST "Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\n\r\n", 200 },
+    { "length and chunked",
+      POST "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400 },
+    { "chunked and length",
+      POST "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400 },
+    { "two lengths", POST "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400 },
+    { "two equal lengths", POST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400 },
+    { "length with sign", POST "Content-Length: +3\r\n\r\nabc", 400 },
+    { "negative length", POST "Content-Length: -3\r\n\r\nabc", 400 },
+    { "length list", POST "Content-Length: 3, 3\r\n\r\nabc", 400 },
+    { "length with space inside", POST "Content-Length: 3 3\r\n\r\nabc", 400 },
+    { "hex length", POST "Content-Length: 0x3\r\n\r\nabc", 400 },
+    { "empty length", POST "Content-Length: \r\n\r\nabc", 400 },
+    { "length over 2^64", POST "Content-Length: 18446744073709551619\r\n\r\nabc", 400 },
+    { "length 2^64-1", POST "Content-Length: 18446744073709551615\r\n\r\nabc", 413 },
+    { "length one over the limit", POST "Content-Length: 8388609\r\n\r\n", 413 },
+    { "coding xchunked", POST "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400 },
+    { "coding chunked, identity", POST "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+      400 },
+    { "coding gzip, chunked", POST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501 },
+    { "coding identity", POST "Transfer-Encoding: identity\r\n\r\n", 400 },
+    { "coding twice",
+      POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400 },
+    { "coding empty", POST "Transfer-Encoding: \r\n\r\n0\r\n\r\n", 400 },
+    { "coding with vertical tab", POST "Transfer-Encoding: \vchunked\r\n\r\n0\r\n\r\n", 400 },
+    { "coding in 1.0", "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400 },
+    { "space before colon", POST "Content-Length : 3\r\n\r\nabc", 400 },
+    { "bare LF", "GET / HTTP/1.1\nHost: x\n\n", 400 },
+    { "bare LF in headers", "GET / HTTP/1.1\r\n" H "A: b\nC: d\r\n\r\n", 400 },
+    { "bare CR in value", "GET / HTTP/1.1\r\n" H "A: b\rC: d\r\n\r\n", 400 },
+    { "bare CR smuggles a field (CVE-2023-30589)",
+      "GET / HTTP/1.1\r\n" H "A:\rTransfer-Encoding: chunked\r\n\r\n", 400 },
+    { "control in value", "GET / HTTP/1.1\r\n" H "A: b\001\r\n\r\n", 400 },
+    { "delete in value", "GET / HTTP/1.1\r\n" H "A: b\177\r\n\r\n", 400 },
+    { "folded line", "GET / HTTP/1.1\r\n" H "A: b\r\n c\r\n\r\n", 400 },
+    { "folded line with tab", "GET / HTTP/1.1\r\n" H "A: b\r\n\tc\r\n\r\n", 400 },
+    { "first line begins with space (CVE-2024-27982)",
+      "GET / HTTP/1.1\r\n Host: x\r\n" H "\r\n", 400 },
+    { "hidden length after space", POST " Content-Length: 3\r\n\r\nabc", 400 },
+    { "no Host", "GET / HTTP/1.1\r\n\r\n", 400 },
+    { "no Host in 1.0", "GET / HTTP/1.0\r\n\r\n", 200 },
+    { "two Hosts", "GET / HTTP/1.1\r\n" H H "\r\n", 400 },
+    { "two Hosts in 1.0", "GET / HTTP/1.0\r\n" H H "\r\n", 400 },
+    { "empty Host", "GET / HTTP/1.1\r\nHost: \r\n\r\n", 400 },
+    { "Host with port", "GET / HTTP/1.1\r\nHost: a-b.c:8080\r\n\r\n", 200 },
+    { "Host IPv6", "GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 200 },
+    { "Host IPv6 open", "GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", 400 },
+    { "Host port too large", "GET / HTTP/1.1\r\nHost: a:65536\r\n\r\n", 400 },
+    { "Host port empty", "GET / HTTP/1.1\r\nHost: a:\r\n\r\n", 400 },
+    { "Host with slash", "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", 400 },
+    { "Host with query", "GET / HTTP/1.1\r\nHost: a?b\r\n\r\n", 400 },
+    { "Host with hash", "GET / HTTP/1.1\r\nHost: a#b\r\n\r\n", 400 },
+    { "Host with at", "GET / HTTP/1.1\r\nHost: u@a\r\n\r\n", 400 },
+    { "Host with space", "GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400 },
+    { "Host with tab", "GET / HTTP/1.1\r\nHost: a\tb\r\n\r\n", 400 },
+    { "Host with comma", "GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", 400 },
+    { "empty header name", "GET / HTTP/1.1\r\n" H ": b\r\n\r\n", 400 },
+    { "header without colon", "GET / HTTP/1.1\r\n" H "abc\r\n\r\n", 400 },
+    { "header name with bracket", "GET / HTTP/1.1\r\n" H "a[b: c\r\n\r\n", 400 },
+    { "header name with high byte", "GET / HTTP/1.1\r\n" H "a\xC3\xA4: c\r\n\r\n", 400 },
+    { "value with high byte", "GET / HTTP/1.1\r\n" H "X-Probe: \xC3\xA4\r\n\r\n", 200 },
+    { "bad chunk size", POST "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n", 400 },
+    { "chunk size with sign", POST "Transfer-Encoding: chunked\r\n\r\n+3\r\nabc\r\n0\r\n\r\n",
+      400 },
+    { "chunk size 0x3", POST "Transfer-Encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n", 400 },
+    { "chunk size with space before", POST "Transfer-Encoding: chunked\r\n\r\n 3\r\nabc\r\n0\r\n\r\n",
+      400 },
+    { "chunk size empty", POST "Transfer-Encoding: chunked\r\n\r\n\r\nabc\r\n0\r\n\r\n", 400 },
+    { "chunk size 2^64+7",
+      POST "Transfer-Encoding: chunked\r\n\r\n10000000000000007\r\nabc\r\n0\r\n\r\n", 400 },
+    { "chunk size 2^64-1",
+      POST "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nabc\r\n0\r\n\r\n", 413 },
+    { "chunk longer than said", POST "Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n",
+      400 },
+    { "chunk line ends in LF", POST "Transfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n", 400 },
+    { "chunk data ends in LF", POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\n0\r\n\r\n", 400 },
+    { "trailer field", POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nA: b\r\n\r\n",
+      400 },
+    { "trailer smuggles", POST
+      "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n", 400 },
+    { "unknown method", "GETT / HTTP/1.1\r\n" H "\r\n", 501 },
+    { "lower-case method", "get / HTTP/1.1\r\n" H "\r\n", 501 },
+    { "CONNECT", "CONNECT x:80 HTTP/1.1\r\n" H "\r\n", 501 },
+    { "TRACE", "TRACE / HTTP/1.1\r\n" H "\r\n", 501 },
+    { "RTSP method", "DESCRIBE / RTSP/1.0\r\n" H "\r\n", 400 },
+    { "ICE", "SOURCE / ICE/1.0\r\n" H "\r\n", 400 },
+    { "method with slash", "GE/T / HTTP/1.1\r\n" H "\r\n", 400 },
+    { "no method", " / HTTP/1.1\r\n" H "\r\n", 400 },
+    { "HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505 },
+    { "HTTP/0.9", "GET /\r\n", 400 },
+    { "version 1.2", "GET / HTTP/1.2\r\n" H "\r\n", 505 },
+    { "version lower case", "GET / http/1.1\r\n" H "\r\n", 400 },
+    { "version 1.10", "GET / HTTP/1.10\r\n" H "\r\n", 400 },
+    { "two spaces", "GET  / HTTP/1.1\r\n" H "\r\n", 400 },
+    { "space at line end", "GET / HTTP/1.1 \r\n" H "\r\n", 400 },
+    { "space in target", "GET /a b HTTP/1.1\r\n" H "\r\n", 400 },
+    { "tab in request line", "GET\t/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target", "GET http://x/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "star target", "OPTIONS * HTTP/1.1\r\n" H "\r\n", 400 },
+    { "fragment", "GET /a#b HTTP/1.1\r\n" H "\r\n", 400 },
+    { "escape of NUL", "GET /%00 HTTP/1.1\r\n" H "\r\n", 400 },
+    { "half escape", "GET /%4 HTTP/1.1\r\n" H "\r\n", 400 },
+    { "bad escape in query", "GET /?a=%zz HTTP/1.1\r\n" H "\r\n", 400 },
+    { "high byte in target", "GET /\xC3\xA4 HTTP/1.1\r\n" H "\r\n", 400 },
+    { "upgrade", "GET / HTTP/1.1\r\n" H "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 501 },
+    { "upgrade with body",
+      POST "Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc", 501 },
+    { "unknown expectation", POST "Expect: tea\r\nContent-Length: 3\r\n\r\nabc", 417 },
+    { "compressed body", POST "Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 415 },
+    { "identity body", POST "Content-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc", 200 },
+    { "binary", "\x16\x03\x01\x02\x01\x01", 400 },
+};
+
+static int status_of(const fg_buf *reply)
+{
+    int status = 0;
+    return reply->data != NULL && sscanf(reply->data, "HTTP/1.1 %d ", &status) == 1 ? status : 0;
+}
+
+static int probe(world *w, const char *bytes, size_t size_bytes, size_t split, fg_buf *reply)
+{
+    int fd = dial(w);
+    put(w, fd, bytes, split);
+    if (split > 0 && split < size_bytes) {
+        int before = w->requests;
+        for (int i = 0; i < 3 && w->requests == before; i++) {
+            turn(w); /* the server sees the first part alone */
+        }
+    }
+    put(w, fd, bytes + split, size_bytes - split);
+    fg_buf_clear(reply);
+    read_until(w, fd, reply, "\r\n\r\n");
+    close(fd);
+    return status_of(reply);
+}
+
+Test(http, probes_are_answered_by_the_book)
+{
+    world w;
+    fg_buf reply;
+    open_world(&w, NULL);
+    fg_buf_init(&reply, 0);
+    for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++) {
+        size_t size = strlen(probes[i].bytes);
+        size_t splits[] = { size, 1, size / 2, size - 1 };
+        for (size_t s = 0; s < sizeof splits / sizeof splits[0]; s++) {
+            int got = probe(&w, probes[i].bytes, size, splits[s], &reply);
+            cr_assert_eq(got, probes[i].want, "%s split at %zu: %d instead of %d", probes[i].name,
+                         splits[s], got, probes[i].want);
+            if (got != 200) {
+                cr_assert_not_null(strstr(reply.data, "Connection: close\r\n"), "%s",
+                                   probes[i].name);
+            }
+        }
+    }
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
+/* The verdict of the parser alone, fed `step` bytes at a time. */
+static int verdict(const char *bytes, size_t size_bytes, size_t step)
+{
+    fg_http_parse_limits limits = { 64 * 1024, 100, 8 * 1024 * 1024 };
+    fg_http_parser *parser = fg_http_parser_create(&limits);
+    int status = 0;
+    for (size_t at = 0; at < size_bytes && status == 0;) {
+        size_t used;
+        size_t count = size_bytes - at < step ? size_bytes - at : step;
+        fg_http_step result = fg_http_parser_feed(parser, bytes + at, count, &used);
+        cr_assert(used <= count);
+        at += used;
+        if (result == FG_HTTP_READY) {
+            status = 200;
+        } else if (result == FG_HTTP_REFUSED) {
+            status = fg_http_parser_refusal(parser).status;
+        }
+    }
+    fg_http_parser_destroy(parser);
+    return status;
+}
+
+Test(http, verdict_does_not_depend_on_packet_borders)
+{
+    for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++) {
+        size_t size = strlen(probes[i].bytes);
+        for (size_t step = 1; step <= size; step++) {
+            int got = verdict(probes[i].bytes, size, step);
+            cr_assert_eq(got, probes[i].want, "%s by %zu: %d", probes[i].name, step, got);
+        }
+    }
+}
+
+Test(http, nul_in_the_header_is_refused)
+{
+    static const char bytes[] = "GET / HTTP/1.1\r\n" H "A: b\0c\r\n\r\n";
+    cr_assert_eq(verdict(bytes, sizeof bytes - 1, 1), 400);
+    cr_assert_eq(verdict(bytes, sizeof bytes - 1, sizeof bytes), 400);
+}
+
+Test(http, path_query_body_and_headers_arrive)
+{
+    world w;
+    fg_buf reply;
+    open_world(&w, NULL);
+    fg_buf_init(&reply, 0);
+    const char *request = "PUT /a%2Fb%20c?d=%20e HTTP/1.1\r\nhOST: x\r\nX-PROBE: \t v w \t\r\n"
+                          "Content-Length: 5\r\n\r\nhello";
+    cr_assert_eq(probe(&w, request, strlen(request), strlen(request), &reply), 200);
+    cr_assert_not_null(strstr(reply.data, "PUT /a/b c?d=%20e [hello] v w"), "%s", reply.data);
+    cr_assert_not_null(strstr(reply.data, "X-Echo: a  b\r\n"), "%s", reply.data);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
+/* --- sizes --- */
+
+static int send_generated(world *w, const char *head, const char *unit, size_t count,
+                          const char *tail, fg_buf *reply)
+{
+    fg_buf bytes;
+    fg_buf_init(&bytes, 0);
+    fg_buf_puts(&bytes, head);
+    for (size_t i = 0; i < count; i++) {
+        fg_buf_puts(&bytes, unit);
+    }
+    fg_buf_puts(&bytes, tail);
+    int status = probe(w, bytes.data, bytes.size, bytes.size, reply);
+    fg_buf_deinit(&bytes);
+    return status;
+}
+
+Test(http, sizes_are_bounded)
+{
+    static const struct {
+        const char *name, *head, *unit;
+        size_t count;
+        const char *tail;
+        int want;
+    } cases[] = {
+        { "target just fits", "GET /", "a", 8191, " HTTP/1.1\r\n" H "\r\n", 200 },
+        { "target one over", "GET /", "a", 8192, " HTTP/1.1\r\n" H "\r\n", 414 },
+        { "endless target", "GET /", "a", 1 << 20, "", 414 },
+        { "endless header line", "GET / HTTP/1.1\r\n" H "A: ", "a", 1 << 20, "", 431 },
+        { "header block over", "GET / HTTP/1.1\r\n" H, "A: 0123456789012345678901234567890123\r\n",
+          99, "B: c\r\n\r\n", 431 },
+        { "100 fields", "GET / HTTP/1.1\r\n" H, "A: b\r\n", 99, "\r\n", 200 },
+        { "101 fields", "GET / HTTP/1.1\r\n" H, "A: b\r\n", 100, "\r\n", 431 },
+        { "2000 fields", "GET / HTTP/1.1\r\n" H, "A: b\r\n", 2000, "\r\n", 431 },
+        { "64 KiB of fields", "GET / HTTP/1.1\r\n" H, "Abcdefghijklmnop: 0123456789012345\r\n",
+          1 << 12, "\r\n", 431 },
+        { "endless method", "", "A", 1 << 16, "", 414 },
+        { "body chunks over", POST "Transfer-Encoding: chunked\r\n\r\n",
+          "10\r\n0123456789abcdef\r\n", 65537, "0\r\n\r\n", 200 },
+        { "one-byte chunks", POST "Transfer-Encoding: chunked\r\n\r\n", "1\r\na\r\n", 5000,
+          "0\r\n\r\n", 200 },
+        { "fat chunk extensions", POST "Transfer-Encoding: chunked\r\n\r\n",
+          "1;abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz\r\na\r\n", 20000, "0\r\n\r\n",
+          400 },
+        { "endless chunk extension", POST "Transfer-Encoding: chunked\r\n\r\n1;", "a", 1 << 20, "",
+          400 },
+    };
+    world w;
+    fg_buf reply;
+    fg_http_limits limits = { .body_bytes = 2 * 1024 * 1024 };
+    open_world(&w, &limits);
+    fg_buf_init(&reply, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int got = send_generated(&w, cases[i].head, cases[i].unit, cases[i].count, cases[i].tail,
+                                 &reply);
+        /* 99 fields of 37 bytes fit; only the count refuses that case. */
+        int want = strcmp(cases[i].name, "header block over") == 0 ? 431 : cases[i].want;
+        want = i == 4 ? 431 : want;
+        cr_assert_eq(got, want, "%s: %d instead of %d", cases[i].name, got, want);
+    }
+    cr_assert_eq(send_generated(&w, POST "Content-Length: 2097152\r\n\r\n", "0123456789abcdef",
+                                131072, "", &reply),
+                 200);
+    cr_assert_eq(send_generated(&w, POST "Content-Length: 2097153\r\n\r\n", "", 0, "", &reply), 413);
+    cr_assert_eq(send_generated(&w, POST "Transfer-Encoding: chunked\r\n\r\n",
+                                "400\r\n", 1, "", &reply) == 0, 0);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
