@@ -13,9 +13,19 @@ struct fg_json {
 
 static pthread_once_t alloc_once = PTHREAD_ONCE_INIT;
 
+/* jansson reports many a failed allocation as some syntax error, so the cause is kept here. */
+static _Thread_local bool alloc_failed;
+
+static void *alloc(size_t size_bytes)
+{
+    void *memory = fg_mem_alloc(size_bytes);
+    alloc_failed = alloc_failed || memory == NULL;
+    return memory;
+}
+
 static void set_allocator(void)
 {
-    json_set_alloc_funcs(fg_mem_alloc, fg_mem_free);
+    json_set_alloc_funcs(alloc, fg_mem_free);
 }
 
 static const json_t *value_of(const fg_json_node *node)
@@ -65,12 +75,11 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
         return fg_fail(err, FG_AGAIN, "out of memory for JSON");
     }
     json_error_t error = { .line = -1 };
+    alloc_failed = false;
     json->root = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (json->root == NULL) {
         fg_mem_free(json);
-        enum json_error_code code = json_error_code(&error);
-        /* jansson reports some failed allocations without a code of their own. */
-        if (code == json_error_out_of_memory || code == json_error_unknown) {
+        if (alloc_failed) {
             return fg_fail(err, FG_AGAIN, "out of memory for JSON");
         }
         return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,

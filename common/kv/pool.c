@@ -148,6 +148,11 @@ void fg_pool_unpin(fg_pool *pool, uint32_t block_id)
     change(pool, block_id, 0, -1);
 }
 
+bool fg_pool_is_pinned(const fg_pool *pool, uint32_t block_id)
+{
+    return block_at(pool, block_id)->pins > 0;
+}
+
 uint32_t fg_pool_generation(const fg_pool *pool, uint32_t block_id)
 {
     return block_at(pool, block_id)->generation;

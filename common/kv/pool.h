@@ -49,6 +49,7 @@ void fg_pool_unref(fg_pool *pool, uint32_t block_id);
 void fg_pool_pin(fg_pool *pool, uint32_t block_id);
 void fg_pool_unpin(fg_pool *pool, uint32_t block_id);
 
+bool fg_pool_is_pinned(const fg_pool *pool, uint32_t block_id);
 uint32_t fg_pool_generation(const fg_pool *pool, uint32_t block_id);
 /* O(1). */
 void fg_pool_stats_get(const fg_pool *pool, fg_pool_stats *stats_out);

@@ -230,8 +230,7 @@ static void reap_peers(fg_link *link)
         if (peer == NULL || peer->state == FG_LINK_PEER_UP) {
             continue;
         }
-        if (!peer->close_started &&
-            (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
+        if (!peer->close_started && (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
             if (peer->tickets == NULL && !has_twin(link, peer)) {
                 send_short(link, peer, FG_LINK_GONE, 0);
             }
@@ -527,7 +526,10 @@ static bool turn(fg_link *link)
     }
     link->turning = true;
     link->resting = false;
-    link->again = !link->dead && link->port->progress(link);
+    link->again = false;
+    if (!link->dead && link->port->progress(link)) {
+        link->again = true;
+    }
     for (int i = 0; i < DELIVER_MAX && !link->dead && !link->close_asked; i++) {
         fg_ticket *ticket = fg_book_next_event(link->book);
         if (ticket == NULL) {
@@ -573,8 +575,8 @@ void fg_link_progress(fg_link *link)
 
 /* --- life --- */
 
-fg_status fg_link_core_init(fg_link *link, const fg_link_port *port,
-                            const fg_link_options *options, fg_error *err)
+fg_status fg_link_core_init(fg_link *link, const fg_link_port *port, const fg_link_options *options,
+                            fg_error *err)
 {
     link->port = port;
     link->events = options->events;
@@ -798,8 +800,7 @@ static fg_status pushing_ticket(fg_link *link, fg_link_peer *peer, uint64_t id,
 }
 
 fg_status fg_link_push(fg_link *link, uint32_t peer_index, uint64_t id, uint32_t first_index,
-                       const uint32_t *source_blocks, const uint32_t *target_blocks,
-                       uint32_t count)
+                       const uint32_t *source_blocks, const uint32_t *target_blocks, uint32_t count)
 {
     fg_link_peer *peer = peer_up(link, peer_index);
     if (peer == NULL) {

@@ -45,9 +45,10 @@ typedef struct fg_link_peer {
     uint64_t epoch;
     uint64_t link_id;
     uint32_t block_count;
-    bool writes_here; /* it can write our arena without our doing anything: closing fences nothing */
-    bool exited;      /* its process has ended, or it said GONE: it writes no more */
-    bool mute;        /* nothing can be sent to it any more */
+    bool
+        writes_here; /* it can write our arena without our doing anything: closing fences nothing */
+    bool exited;     /* its process has ended, or it said GONE: it writes no more */
+    bool mute;       /* nothing can be sent to it any more */
     bool close_started;
     bool closed;
     uint32_t flight_blocks; /* on their way to it */
@@ -102,8 +103,8 @@ struct fg_link {
 };
 
 /* Fills the common part and joins the loop; the back end has set `id` and `arena`. */
-fg_status fg_link_core_init(fg_link *link, const fg_link_port *port,
-                            const fg_link_options *options, fg_error *err);
+fg_status fg_link_core_init(fg_link *link, const fg_link_port *port, const fg_link_options *options,
+                            fg_error *err);
 void fg_link_core_deinit(fg_link *link);
 /* Something was begun that the next turn must carry on; the loop shall not sleep before it. */
 void fg_link_stir(fg_link *link);

@@ -234,8 +234,8 @@ static bool enqueue(fg_link_hub *hub, uint64_t from_id, uint64_t to_id, item *it
     }
     const mem_link *from = find_link(hub, from_id);
     const mem_link *to = find_link(hub, to_id);
-    hub->options.defer(hub->options.ctx, from != NULL ? from->name : "",
-                       to != NULL ? to->name : "", run_item, drop_item, it);
+    hub->options.defer(hub->options.ctx, from != NULL ? from->name : "", to != NULL ? to->name : "",
+                       run_item, drop_item, it);
     return true;
 }
 

@@ -38,7 +38,8 @@ typedef struct fg_link_wire {
     uint32_t count;       /* DATA: blocks; COMMIT: blocks of the ticket; ANSWER: bad blocks */
     uint32_t first;       /* DATA: index in the ticket of the first; COMMIT: first token */
     uint32_t first_block; /* DATA: the arena block that the first goes to */
-    const uint8_t *payload; /* COMMIT: first digest, then `count` digests; ANSWER: `count` indices */
+    const uint8_t
+        *payload; /* COMMIT: first digest, then `count` digests; ANSWER: `count` indices */
 } fg_link_wire;
 
 /* False: not a message of this version, or a length or count that does not fit. For DATA, `bytes` is

@@ -249,6 +249,10 @@ static void load_roles(fg_vocab *vocab, const fg_weights *weights)
                            vocab->spm ? 2 : FG_TOKEN_NONE);
     vocab->unknown = id_of_key(vocab, weights, "tokenizer.ggml.unknown_token_id",
                                vocab->spm ? 0 : FG_TOKEN_NONE);
+    if (vocab->unknown != FG_TOKEN_NONE && vocab->kinds[vocab->unknown] != FG_TOKEN_UNKNOWN) {
+        /* Some files name <|endoftext|> here; a strange byte in a prompt must not end it. */
+        vocab->unknown = FG_TOKEN_NONE;
+    }
     const uint32_t ends[] = {
         vocab->eos,
         id_of_key(vocab, weights, "tokenizer.ggml.eot_token_id", FG_TOKEN_NONE),

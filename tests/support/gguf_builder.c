@@ -401,7 +401,6 @@ static uint32_t add_spm_vocab(fg_gguf_builder *builder)
     return v.count;
 }
 
-/* Random values; `base` is added to vectors, so that norms stay near 1. */
 static void add_matrix(fg_gguf_builder *builder, const char *name, uint32_t type, uint64_t columns,
                        uint64_t rows)
 {
@@ -487,8 +486,10 @@ void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *optio
     if (o.chat_template != NULL) {
         fg_gguf_add_string(builder, "tokenizer.chat_template", o.chat_template);
     }
-    uint32_t vocab_size =
-        o.vocab == FG_TINY_GPT2 ? add_gpt2_vocab(builder) : add_spm_vocab(builder);
+    uint32_t vocab_size = 8;
+    if (o.vocab != FG_TINY_BARE) {
+        vocab_size = o.vocab == FG_TINY_GPT2 ? add_gpt2_vocab(builder) : add_spm_vocab(builder);
+    }
     add_matrix(builder, "token_embd.weight", o.weight_type, o.embedding_length, vocab_size);
     add_vector(builder, "output_norm.weight", o.embedding_length, 0.9f, 1.1f);
     if (o.separate_output) {

@@ -1,96 +1,31 @@
 #include "tests/support/small_vocab.h"
 
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
-enum { TYPE_U32 = 4, TYPE_I32 = 5, TYPE_F32 = 6, TYPE_BOOL = 7, TYPE_STRING = 8, TYPE_ARRAY = 9 };
+#include "tests/support/gguf_builder.h"
+
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, BYTE = 6 };
 
-/* Where the number of keys stands in the file's head. */
-enum { KEY_COUNT_AT = 16 };
-
-static void put_u32(small_gguf *file, uint32_t value)
+/* Ends the file and appends it to `out`. */
+static void finish(fg_gguf_builder *file, fg_buf *out)
 {
-    fg_buf_append(file->out, &value, sizeof(value));
+    size_t size_bytes;
+    void *bytes = fg_gguf_finish(file, &size_bytes);
+    fg_buf_append(out, bytes, size_bytes);
+    free(bytes);
+    fg_gguf_builder_destroy(file);
 }
 
-static void put_u64(small_gguf *file, uint64_t value)
+static fg_gguf_builder *start(const char *model, const char *const *tokens, const int32_t *kinds,
+                              size_t count)
 {
-    fg_buf_append(file->out, &value, sizeof(value));
-}
-
-static void put_string(small_gguf *file, const char *text)
-{
-    put_u64(file, strlen(text));
-    fg_buf_puts(file->out, text);
-}
-
-static void put_key(small_gguf *file, const char *key, uint32_t type)
-{
-    put_string(file, key);
-    put_u32(file, type);
-    file->key_count++;
-}
-
-void small_gguf_start(small_gguf *file, fg_buf *out)
-{
-    *file = (small_gguf){ .out = out };
-    fg_buf_puts(out, "GGUF");
-    put_u32(file, 3);
-    put_u64(file, 0);
-    put_u64(file, 0);
-    small_gguf_string(file, "general.architecture", "llama");
-}
-
-void small_gguf_finish(small_gguf *file)
-{
-    memcpy(file->out->data + KEY_COUNT_AT, &file->key_count, sizeof(file->key_count));
-}
-
-void small_gguf_string(small_gguf *file, const char *key, const char *value)
-{
-    put_key(file, key, TYPE_STRING);
-    put_string(file, value);
-}
-
-void small_gguf_u32(small_gguf *file, const char *key, uint32_t value)
-{
-    put_key(file, key, TYPE_U32);
-    put_u32(file, value);
-}
-
-void small_gguf_bool(small_gguf *file, const char *key, bool value)
-{
-    put_key(file, key, TYPE_BOOL);
-    fg_buf_putc(file->out, value ? 1 : 0);
-}
-
-static void put_array(small_gguf *file, const char *key, uint32_t type, uint64_t count)
-{
-    put_key(file, key, TYPE_ARRAY);
-    put_u32(file, type);
-    put_u64(file, count);
-}
-
-void small_gguf_strings(small_gguf *file, const char *key, const char *const *values,
-                        uint64_t count)
-{
-    put_array(file, key, TYPE_STRING, count);
-    for (uint64_t i = 0; i < count; i++) {
-        put_string(file, values[i]);
-    }
-}
-
-void small_gguf_i32s(small_gguf *file, const char *key, const int32_t *values, uint64_t count)
-{
-    put_array(file, key, TYPE_I32, count);
-    fg_buf_append(file->out, values, count * sizeof(values[0]));
-}
-
-void small_gguf_f32s(small_gguf *file, const char *key, const float *values, uint64_t count)
-{
-    put_array(file, key, TYPE_F32, count);
-    fg_buf_append(file->out, values, count * sizeof(values[0]));
+    fg_gguf_builder *file = fg_gguf_builder_create();
+    fg_gguf_add_string(file, "general.architecture", "llama");
+    fg_gguf_add_string(file, "tokenizer.ggml.model", model);
+    fg_gguf_add_strings(file, "tokenizer.ggml.tokens", tokens, count);
+    fg_gguf_add_array(file, "tokenizer.ggml.token_type", FG_META_I32, kinds, count);
+    return file;
 }
 
 /* A byte in the alphabet of byte-level BPE, as UTF-8. Counts the bytes that are not printable,
@@ -130,19 +65,15 @@ void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
     kinds[SMALL_BPE_IM_START] = CONTROL;
     kinds[SMALL_BPE_IM] = CONTROL;
     kinds[SMALL_BPE_TOOL] = USER_DEFINED;
-    small_gguf file;
-    small_gguf_start(&file, out);
-    small_gguf_string(&file, "tokenizer.ggml.model", "gpt2");
-    small_gguf_string(&file, "tokenizer.ggml.pre", pre);
-    small_gguf_strings(&file, "tokenizer.ggml.tokens", tokens, SMALL_BPE_COUNT);
-    small_gguf_i32s(&file, "tokenizer.ggml.token_type", kinds, SMALL_BPE_COUNT);
-    small_gguf_strings(&file, "tokenizer.ggml.merges", merges, sizeof(merges) / sizeof(merges[0]));
-    small_gguf_u32(&file, "tokenizer.ggml.bos_token_id", SMALL_BPE_END_OF_TEXT);
-    small_gguf_u32(&file, "tokenizer.ggml.eos_token_id", SMALL_BPE_END_OF_TEXT);
+    fg_gguf_builder *file = start("gpt2", tokens, kinds, SMALL_BPE_COUNT);
+    fg_gguf_add_string(file, "tokenizer.ggml.pre", pre);
+    fg_gguf_add_strings(file, "tokenizer.ggml.merges", merges, sizeof(merges) / sizeof(merges[0]));
+    fg_gguf_add_u32(file, "tokenizer.ggml.bos_token_id", SMALL_BPE_END_OF_TEXT);
+    fg_gguf_add_u32(file, "tokenizer.ggml.eos_token_id", SMALL_BPE_END_OF_TEXT);
     if (chat_template != NULL) {
-        small_gguf_string(&file, "tokenizer.chat_template", chat_template);
+        fg_gguf_add_string(file, "tokenizer.chat_template", chat_template);
     }
-    small_gguf_finish(&file);
+    finish(file, out);
 }
 
 void small_spm(fg_buf *out, bool add_space_prefix)
@@ -175,14 +106,10 @@ void small_spm(fg_buf *out, bool add_space_prefix)
             kinds[i] = NORMAL;
         }
     }
-    small_gguf file;
-    small_gguf_start(&file, out);
-    small_gguf_string(&file, "tokenizer.ggml.model", "llama");
-    small_gguf_strings(&file, "tokenizer.ggml.tokens", tokens, SMALL_SPM_COUNT);
-    small_gguf_i32s(&file, "tokenizer.ggml.token_type", kinds, SMALL_SPM_COUNT);
-    small_gguf_f32s(&file, "tokenizer.ggml.scores", scores, SMALL_SPM_COUNT);
+    fg_gguf_builder *file = start("llama", tokens, kinds, SMALL_SPM_COUNT);
+    fg_gguf_add_array(file, "tokenizer.ggml.scores", FG_META_F32, scores, SMALL_SPM_COUNT);
     if (!add_space_prefix) {
-        small_gguf_bool(&file, "tokenizer.ggml.add_space_prefix", false);
+        fg_gguf_add_bool(file, "tokenizer.ggml.add_space_prefix", false);
     }
-    small_gguf_finish(&file);
+    finish(file, out);
 }

@@ -1,5 +1,6 @@
 /*
- * small_vocab - model files in memory that hold nothing but a small vocabulary, for tests.
+ * small_vocab - model files in memory that hold nothing but a small vocabulary, for tests that
+ * know every token. The file's bytes are appended to `out`.
  */
 #ifndef FORGE_TESTS_SUPPORT_SMALL_VOCAB_H
 #define FORGE_TESTS_SUPPORT_SMALL_VOCAB_H
@@ -8,22 +9,6 @@
 #include <stdint.h>
 
 #include "common/base/buf.h"
-
-/* A GGUF file without tensors, key by key. Counts are written by finish. */
-typedef struct small_gguf {
-    fg_buf *out;
-    uint64_t key_count;
-} small_gguf;
-
-void small_gguf_start(small_gguf *file, fg_buf *out);
-void small_gguf_string(small_gguf *file, const char *key, const char *value);
-void small_gguf_u32(small_gguf *file, const char *key, uint32_t value);
-void small_gguf_bool(small_gguf *file, const char *key, bool value);
-void small_gguf_strings(small_gguf *file, const char *key, const char *const *values,
-                        uint64_t count);
-void small_gguf_i32s(small_gguf *file, const char *key, const int32_t *values, uint64_t count);
-void small_gguf_f32s(small_gguf *file, const char *key, const float *values, uint64_t count);
-void small_gguf_finish(small_gguf *file);
 
 /* Byte-level BPE: ids 0..255 are the bytes in order, then SMALL_BPE_*. `chat_template` may be NULL. */
 enum {

@@ -8,6 +8,7 @@
 #include "common/base/fault.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "tests/support/gguf_builder.h"
 #include "tests/support/small_vocab.h"
 #include "tests/support/test.h"
 
@@ -380,25 +381,31 @@ static void build_refused(fg_buf *out, fault_kind kind)
     static const int32_t types[] = { 1, 1 };
     static const float scores[] = { 0, 0, 0, 0 };
     bool spm = kind == SCORES_ABSENT || kind == SCORES_LONG;
-    small_gguf file;
-    small_gguf_start(&file, out);
+    fg_gguf_builder *file = fg_gguf_builder_create();
+    fg_gguf_add_string(file, "general.architecture", "llama");
     if (kind != NO_MODEL) {
-        small_gguf_string(&file, "tokenizer.ggml.model",
-                          kind == UNKNOWN_MODEL ? "rwkv" : spm ? "llama" : "gpt2");
+        fg_gguf_add_string(file, "tokenizer.ggml.model",
+                           kind == UNKNOWN_MODEL ? "rwkv"
+                           : spm                 ? "llama"
+                                                 : "gpt2");
     }
-    small_gguf_string(&file, "tokenizer.ggml.pre", kind == UNKNOWN_PRE ? "tekken" : "gpt-2");
+    fg_gguf_add_string(file, "tokenizer.ggml.pre", kind == UNKNOWN_PRE ? "tekken" : "gpt-2");
     if (kind == TOKEN_TOO_LONG) {
-        small_gguf_strings(&file, "tokenizer.ggml.tokens", long_tokens, 2);
+        fg_gguf_add_strings(file, "tokenizer.ggml.tokens", long_tokens, 2);
     } else if (kind != NO_TOKENS) {
-        small_gguf_strings(&file, "tokenizer.ggml.tokens", tokens, kind == EMPTY_TOKENS ? 0 : 3);
+        fg_gguf_add_strings(file, "tokenizer.ggml.tokens", tokens, kind == EMPTY_TOKENS ? 0 : 3);
     }
     if (kind == TYPES_SHORT) {
-        small_gguf_i32s(&file, "tokenizer.ggml.token_type", types, 2);
+        fg_gguf_add_array(file, "tokenizer.ggml.token_type", FG_META_I32, types, 2);
     }
     if (kind == SCORES_LONG) {
-        small_gguf_f32s(&file, "tokenizer.ggml.scores", scores, 4);
+        fg_gguf_add_array(file, "tokenizer.ggml.scores", FG_META_F32, scores, 4);
     }
-    small_gguf_finish(&file);
+    size_t size_bytes;
+    void *bytes = fg_gguf_finish(file, &size_bytes);
+    fg_buf_append(out, bytes, size_bytes);
+    free(bytes);
+    fg_gguf_builder_destroy(file);
 }
 
 Test(tokenizer, refuses_what_it_does_not_know_by_name)

@@ -1,0 +1,399 @@
+/*
+ * link_ucx - KV transfer over UCX: context, arena, progress. Owned by the loop thread.
+ */
+#include "common/link/link_ucx.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <ucs/debug/debug.h>
+
+#include "common/base/fault.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+
+enum {
+    PUMP_MAX = 1024, /* progress calls in one turn; the loop has other work as well */
+    /* After a peer died with operations in flight, arming answers BUSY until its endpoint is closed:
+     * an unbounded loop would hang. */
+    ARM_MAX = 64,
+    CLOSE_ROUNDS_MAX = 10000,
+};
+
+/* What UCX itself needs in /dev/shm beside the arena: a queue per transport and its buffers. */
+#define SHM_SPARE_BYTES (32u * 1024u * 1024u)
+
+fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err)
+{
+    if (status == UCS_OK) {
+        return FG_OK;
+    }
+    fg_status as = FG_BROKEN;
+    switch (status) {
+    case UCS_ERR_NO_MEMORY:
+    case UCS_ERR_NO_RESOURCE:
+    case UCS_ERR_BUSY:
+        as = FG_AGAIN;
+        break;
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_NOT_CONNECTED:
+        as = FG_PEER_LOST;
+        break;
+    case UCS_ERR_INVALID_ADDR:
+    case UCS_ERR_INVALID_PARAM:
+        as = FG_BAD_INPUT;
+        break;
+    default:
+        break;
+    }
+    return fg_fail(err, as, "link: ucx %s: %s", what, ucs_status_string(status));
+}
+
+/* --- context --- */
+
+typedef enum ucx_wants { WANTS_SHM = 1, WANTS_TCP = 2 } ucx_wants;
+
+static fg_status set_config(ucp_config_t *config, const char *name, const char *value,
+                            fg_error *err)
+{
+    ucs_status_t status = ucp_config_modify(config, name, value);
+    if (status != UCS_OK) {
+        return fg_fail(err, FG_BAD_INPUT, "link: ucx option %s=%s: %s", name, value,
+                       ucs_status_string(status));
+    }
+    return FG_OK;
+}
+
+/* By options of this context, never by environment variables: two links of one process may differ. */
+static fg_status open_context(ucx_link *link, unsigned wants, const char *host, bool sysv_arena,
+                              fg_error *err)
+{
+    const struct {
+        unsigned when;
+        const char *name, *value;
+    } options[] = {
+        { 0, "TLS",
+          wants == WANTS_SHM   ? "posix,sysv,self"
+          : wants == WANTS_TCP ? "tcp,self"
+                               : "posix,sysv,tcp,self" },
+        { 0, "RNDV_SCHEME", "am" }, /* the receiver's side writes, and only for an open receive */
+        { 0, "KEEPALIVE_INTERVAL", "1s" },
+        { WANTS_SHM, "MM_ERROR_HANDLING", "y" },
+        { WANTS_SHM, "ALLOC_PRIO", sysv_arena ? "md:sysv" : "md:posix" },
+        { WANTS_TCP, "TX_SEG_SIZE", "64k" },
+        { WANTS_TCP, "PUT_ENABLE", "n" },
+    };
+    ucp_config_t *config;
+    fg_status status = ucx_status(ucp_config_read(NULL, NULL, &config), "config", err);
+    if (status != FG_OK) {
+        return status;
+    }
+    for (size_t i = 0; status == FG_OK && i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].when == 0 || (wants & options[i].when) != 0) {
+            status = set_config(config, options[i].name, options[i].value, err);
+        }
+    }
+    if (status == FG_OK && (wants & WANTS_TCP) != 0 && strncmp(host, "127.", 4) == 0) {
+        status = set_config(config, "NET_DEVICES", "lo", err);
+    }
+    if (status == FG_OK) {
+        ucp_params_t params = {
+            .field_mask = UCP_PARAM_FIELD_FEATURES,
+            .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP |
+                        ((wants & WANTS_SHM) != 0 ? UCP_FEATURE_RMA : 0),
+        };
+        status = ucx_status(ucp_init(&params, config, &link->context), "context", err);
+    }
+    ucp_config_release(config);
+    return status;
+}
+
+/* --- arena --- */
+
+static uint64_t shm_room_bytes(void)
+{
+    struct statvfs room;
+    if (statvfs("/dev/shm", &room) != 0) {
+        return 0;
+    }
+    return (uint64_t)room.f_bavail * room.f_frsize;
+}
+
+/* A segment beyond shmmax is refused by the kernel, with a clear status; only its total is asked. */
+static uint64_t sysv_room_bytes(void)
+{
+    FILE *file = fopen("/proc/sys/kernel/shmmax", "re");
+    unsigned long long value = 0;
+    if (file != NULL) {
+        if (fscanf(file, "%llu", &value) != 1) {
+            value = 0;
+        }
+        fclose(file);
+    }
+    return value;
+}
+
+/* Takes the arena from UCX, so that it is shared memory that a peer maps. Touched now where the kernel
+ * can say no; later, a full /dev/shm would be a SIGBUS in the middle of a step. */
+static fg_status open_shared_arena(ucx_link *link, fg_error *err)
+{
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+        .address = NULL,
+        .length = link->arena_bytes,
+        .flags = UCP_MEM_MAP_ALLOCATE,
+    };
+    ucs_status_t mapped = ucp_mem_map(link->context, &params, &link->memory);
+    if (mapped != UCS_OK) {
+        return fg_fail(err, FG_AGAIN, "link: no shared memory for an arena of %zu bytes: %s",
+                       link->arena_bytes, ucs_status_string(mapped));
+    }
+    ucp_mem_attr_t attr = { .field_mask = UCP_MEM_ATTR_FIELD_ADDRESS };
+    fg_status status = ucx_status(ucp_mem_query(link->memory, &attr), "arena", err);
+    if (status == FG_OK) {
+        link->base.arena = attr.address;
+        memset(link->base.arena, 0, link->arena_bytes);
+        return FG_OK;
+    }
+    ucp_mem_unmap(link->context, link->memory);
+    link->memory = NULL;
+    return status;
+}
+
+static fg_status open_arena(ucx_link *link, fg_error *err)
+{
+    if (link->shm) {
+        return open_shared_arena(link, err);
+    }
+    link->base.arena = fg_mem_map(link->arena_bytes);
+    if (link->base.arena == NULL) {
+        return fg_fail(err, FG_AGAIN, "link: no memory for an arena of %zu bytes",
+                       link->arena_bytes);
+    }
+    link->mapped = true;
+    return FG_OK;
+}
+
+static void close_arena(ucx_link *link)
+{
+    if (link->mapped) {
+        fg_mem_unmap(link->base.arena, link->arena_bytes);
+    } else if (link->memory != NULL) {
+        ucp_mem_unmap(link->context, link->memory);
+    }
+}
+
+/* --- progress --- */
+
+bool ucx_pump(ucx_link *link)
+{
+    for (int i = 0; i < PUMP_MAX; i++) {
+        if (ucp_worker_progress(link->worker) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* With a loop: until nothing moves, then armed, so that the event descriptor tells of what comes. */
+static bool ucx_progress(fg_link *base)
+{
+    ucx_link *link = (ucx_link *)base;
+    if (base->loop == NULL) {
+        ucx_poll_exits(link);
+        return ucx_pump(link);
+    }
+    for (int i = 0; i < ARM_MAX; i++) {
+        if (ucx_pump(link)) {
+            return true;
+        }
+        if (ucp_worker_arm(link->worker) != UCS_ERR_BUSY) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Nothing to do but turn: the hook makes the progress. */
+static void on_event(void *ctx)
+{
+}
+
+static bool ucx_idle(const fg_link *base)
+{
+    const ucx_link *link = (const ucx_link *)base;
+    return link->ops_open == 0 && link->closing == 0;
+}
+
+/* --- life --- */
+
+static void ucx_close(fg_link *base)
+{
+    ucx_link *link = (ucx_link *)base;
+    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+        fg_link_peer *peer = base->peers[i];
+        if (peer != NULL && !peer->close_started) {
+            peer->mute = true;
+            peer->close_started = true;
+            ucx_close_peer(base, peer);
+        }
+    }
+    for (int i = 0; i < CLOSE_ROUNDS_MAX && !ucx_idle(base); i++) {
+        ucp_worker_progress(link->worker);
+    }
+    if (link->watch != NULL) {
+        fg_watch_close(link->watch);
+    }
+    ucp_worker_destroy(link->worker);
+    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+        if (base->peers[i] != NULL) {
+            ucx_free_peer(base, base->peers[i]);
+        }
+    }
+    fg_link_core_deinit(base);
+    close_arena(link);
+    ucp_cleanup(link->context);
+    ucx_free_ops(link);
+    fg_mem_free(link);
+}
+
+static const fg_link_port ucx_port = {
+    .describe = ucx_describe,
+    .open_peer = ucx_open_peer,
+    .close_peer = ucx_close_peer,
+    .free_peer = ucx_free_peer,
+    .put = ucx_put,
+    .flush = ucx_flush,
+    .send = ucx_send,
+    .progress = ucx_progress,
+    .transport = ucx_transport,
+    .idle = ucx_idle,
+    .close = ucx_close,
+};
+
+/* What the options ask for and this machine can give. */
+static fg_status choose(ucx_link *link, const fg_link_options *options, unsigned *wants_out,
+                        bool *sysv_out, fg_error *err)
+{
+    unsigned wants;
+    if (strcmp(options->transport, "auto") == 0) {
+        wants = WANTS_SHM | WANTS_TCP;
+    } else if (strcmp(options->transport, "shm") == 0) {
+        wants = WANTS_SHM;
+    } else if (strcmp(options->transport, "tcp") == 0) {
+        wants = WANTS_TCP;
+    } else {
+        return fg_fail(err, FG_BAD_INPUT, "link: transport '%s', known are auto, shm and tcp",
+                       options->transport);
+    }
+    bool sysv = false;
+    uint64_t room = shm_room_bytes();
+    if ((wants & WANTS_SHM) != 0 && link->arena_bytes + SHM_SPARE_BYTES > room) {
+        sysv = true;
+        if (link->arena_bytes > sysv_room_bytes() || link->arena_bytes > fg_mem_available_bytes()) {
+            if (wants == WANTS_SHM) {
+                return fg_fail(err, FG_AGAIN,
+                               "link: an arena of %zu MiB does not fit into shared memory "
+                               "(/dev/shm has %llu MiB free): fewer blocks, or transport tcp",
+                               link->arena_bytes >> 20, (unsigned long long)(room >> 20));
+            }
+            wants = WANTS_TCP;
+        }
+    }
+    *wants_out = wants;
+    *sysv_out = sysv;
+    return FG_OK;
+}
+
+static fg_status open_worker(ucx_link *link, fg_error *err)
+{
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+    };
+    fg_status status =
+        ucx_status(ucp_worker_create(link->context, &params, &link->worker), "worker", err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = ucx_status(ucp_worker_get_efd(link->worker, &link->event_fd), "event fd", err);
+    if (status == FG_OK) {
+        status = ucx_listen(link, err);
+    }
+    if (status != FG_OK) {
+        ucp_worker_destroy(link->worker);
+    }
+    return status;
+}
+
+fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err)
+{
+    ucx_link *link = fg_mem_alloc(sizeof *link);
+    if (link == NULL) {
+        return fg_fail(err, FG_AGAIN, "link: out of memory");
+    }
+    unsigned wants = 0;
+    bool sysv = false;
+    fg_status status;
+    if (options->block_count == 0 || options->block_count > FG_LIMIT_BLOCKS ||
+        options->block_bytes == 0 ||
+        __builtin_mul_overflow(options->block_bytes, (size_t)options->block_count,
+                               &link->arena_bytes) ||
+        link->arena_bytes > SIZE_MAX / 2) {
+        status = fg_fail(err, FG_BAD_INPUT, "link: %u blocks of %zu bytes", options->block_count,
+                         options->block_bytes);
+        goto free_link;
+    }
+    status = choose(link, options, &wants, &sysv, err);
+    if (status != FG_OK) {
+        goto free_link;
+    }
+    link->shm = (wants & WANTS_SHM) != 0;
+    link->tcp = (wants & WANTS_TCP) != 0;
+    link->host_id = ucx_host_id();
+    link->base.id = fg_rng_entropy() | 1;
+    static const int crash_signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
+    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++) {
+        ucs_debug_disable_signal(crash_signals[i]); /* a crash is ours to report, not UCX's */
+    }
+    status = open_context(link, wants, options->host, sysv, err);
+    if (status != FG_OK) {
+        goto free_link;
+    }
+    status = open_arena(link, err);
+    if (status != FG_OK) {
+        goto cleanup_context;
+    }
+    status = open_worker(link, err);
+    if (status != FG_OK) {
+        goto close_arena;
+    }
+    status = fg_link_core_init(&link->base, &ucx_port, options, err);
+    if (status != FG_OK) {
+        goto destroy_worker;
+    }
+    if (options->loop != NULL &&
+        fg_watch_start(options->loop, link->event_fd, on_event, link, &link->watch) != FG_OK) {
+        status = fg_fail(err, FG_AGAIN, "link: the loop takes no more");
+        goto deinit_core;
+    }
+    *link_out = &link->base;
+    return FG_OK;
+
+deinit_core:
+    fg_link_core_deinit(&link->base);
+destroy_worker:
+    ucp_worker_destroy(link->worker);
+close_arena:
+    close_arena(link);
+cleanup_context:
+    ucp_cleanup(link->context);
+free_link:
+    fg_mem_free(link);
+    return status;
+}

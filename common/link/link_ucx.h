@@ -1,0 +1,88 @@
+/*
+ * link_ucx - the UCX back end's own types, shared by its three files: link_ucx.c (context, arena,
+ * progress), link_ucx_peer.c (handshake record, endpoints, exit of a peer) and link_ucx_move.c (puts,
+ * active messages). Included by nothing else.
+ *
+ * Towards a peer on this host, blocks are put into its shared-memory arena (a true remote write: the
+ * peer need not do anything, and closing the endpoint stops nothing). Towards any other, they are
+ * sent as active messages with rendezvous, which the peer's link_ucx receives straight into the
+ * ticket's blocks; UCX is held to the scheme in which the receiver's side writes (RNDV_SCHEME=am), so
+ * a receive that has ended writes no more.
+ */
+#ifndef FORGE_COMMON_LINK_LINK_UCX_H
+#define FORGE_COMMON_LINK_LINK_UCX_H
+
+#include <ucp/api/ucp.h>
+
+#include "common/link/link_core.h"
+#include "common/net/loop.h"
+
+typedef struct ucx_link ucx_link;
+
+typedef struct ucx_peer {
+    fg_link_peer base;
+    ucx_link *link;
+    ucp_ep_h ep;
+    ucp_rkey_h key;      /* NULL: blocks go as active messages */
+    uint64_t arena_base; /* of the peer */
+    bool failed;         /* the endpoint's error callback has run */
+    int pid_fd;          /* readable once the peer's process has ended; -1: none */
+    fg_watch *pid_watch;
+    char transport[64];
+} ucx_peer;
+
+/* One operation given to UCX: a put or data message (put_blocks > 0), a flush, a receive (ticket set)
+ * or a message. Pooled; at most what the flight limits allow. */
+typedef struct ucx_op {
+    struct ucx_op *next;
+    ucx_link *link;
+    ucx_peer *peer;
+    fg_ticket *ticket;
+    uint32_t put_blocks;
+    fg_link_message *message;
+    uint8_t header[FG_LINK_HEADER_BYTES]; /* UCX reads it until the operation ends */
+} ucx_op;
+
+struct ucx_link {
+    fg_link base;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_mem_h memory; /* registration of the arena */
+    size_t arena_bytes;
+    bool shm; /* the arena can be written by processes of this host */
+    bool tcp;
+    bool mapped; /* the arena is our own mapping, not UCX's */
+    uint64_t host_id;
+    int event_fd;
+    fg_watch *watch;
+    ucx_op *free_ops;
+    uint32_t ops_open; /* given to UCX and not ended */
+    uint32_t closing;  /* endpoints whose close has not ended */
+};
+
+enum { UCX_AM_DATA = 1, UCX_AM_MESSAGE = 2 };
+
+fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err);
+
+/* link_ucx.c: moves UCX until nothing moves (bounded); true: bound reached. */
+bool ucx_pump(ucx_link *link);
+
+/* link_ucx_peer.c */
+uint64_t ucx_host_id(void);
+bool ucx_describe(const fg_link *base, fg_buf *out);
+fg_status ucx_open_peer(fg_link *base, const fg_link_record *record, const char *name,
+                        uint64_t epoch, fg_link_peer **peer_out, fg_error *err);
+void ucx_close_peer(fg_link *base, fg_link_peer *peer);
+void ucx_free_peer(fg_link *base, fg_link_peer *peer);
+const char *ucx_transport(const fg_link *base, const fg_link_peer *peer);
+/* Without a loop: looks whether a peer's process has ended. */
+void ucx_poll_exits(ucx_link *link);
+/* link_ucx_move.c */
+fg_status ucx_listen(ucx_link *link, fg_error *err);
+void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint32_t *source_blocks,
+             const uint32_t *target_blocks, uint32_t count);
+void ucx_flush(fg_link *base, fg_ticket *ticket);
+void ucx_send(fg_link *base, fg_link_peer *peer, fg_link_message *message);
+void ucx_free_ops(ucx_link *link);
+
+#endif

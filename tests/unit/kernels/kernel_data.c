@@ -1,0 +1,110 @@
+#include "tests/unit/kernels/kernel_data.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/mem.h"
+
+bool open_test_device(const char *isa, uint32_t threads, test_device *out)
+{
+    fg_device_options options = { .kind = "cpu", .isa = isa, .thread_count = threads };
+    if (fg_device_open(&options, &out->device, NULL) != FG_OK) {
+        return false;
+    }
+    FG_ASSERT(fg_device_stream_open(out->device, &out->stream, NULL) == FG_OK, "stream");
+    return true;
+}
+
+void close_test_device(test_device *device)
+{
+    fg_device_stream_close(device->stream);
+    fg_device_close(device->device);
+}
+
+float random_float(fg_rng *rng, float span)
+{
+    float unit = (float)(fg_rng_next(rng) >> 40) * 0x1p-23f - 1.0f;
+    return unit * span;
+}
+
+float *random_floats(fg_rng *rng, size_t count, float span)
+{
+    float *values = fg_mem_array(count, sizeof *values);
+    for (size_t i = 0; i < count; i++) {
+        values[i] = random_float(rng, span);
+    }
+    return values;
+}
+
+static void put_half(uint8_t *bytes, float value)
+{
+    uint16_t half = fg_f16_from_f32(value);
+    memcpy(bytes, &half, sizeof half);
+}
+
+static void random_element(fg_rng *rng, uint32_t type, uint8_t *bytes)
+{
+    float value = random_float(rng, 1.0f);
+    uint32_t bits = fg_f32_bits(value);
+    if (type == FG_F32) {
+        memcpy(bytes, &bits, sizeof bits);
+    } else if (type == FG_F16) {
+        put_half(bytes, value);
+    } else {
+        bits >>= 16;
+        memcpy(bytes, &bits, 2);
+    }
+}
+
+/* All bits random except the scales, which would be NaN or huge. */
+static void random_block(fg_rng *rng, uint32_t type, uint8_t *block)
+{
+    uint32_t block_bytes = fg_dtype_block_bytes(type);
+    if (fg_dtype_block_count(type) == 1) {
+        random_element(rng, type, block);
+        return;
+    }
+    for (uint32_t i = 0; i < block_bytes; i++) {
+        block[i] = (uint8_t)fg_rng_next(rng);
+    }
+    float scale = 0.002f + 0.02f * (float)fg_rng_below(rng, 100) * 0.01f;
+    if (type == FG_Q6_K) {
+        put_half(block + 208, scale * 0.01f);
+        return;
+    }
+    bool super = type == FG_Q4_K || type == FG_Q5_K;
+    put_half(block, super ? scale * 0.1f : scale);
+    if (super || type == FG_Q4_1 || type == FG_Q5_1) {
+        put_half(block + 2, super ? scale * 0.1f : -8.0f * scale);
+    }
+}
+
+void *random_matrix(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t columns,
+                    fg_matrix *matrix_out)
+{
+    size_t blocks = (size_t)outputs * (columns / fg_dtype_block_count(type));
+    uint8_t *data = fg_mem_array(blocks, fg_dtype_block_bytes(type));
+    for (size_t i = 0; i < blocks; i++) {
+        random_block(rng, type, data + i * fg_dtype_block_bytes(type));
+    }
+    *matrix_out =
+        (fg_matrix){ .data = data, .type = type, .outputs = outputs, .columns = columns };
+    return data;
+}
+
+fg_activations make_activations(uint32_t rows, uint32_t columns)
+{
+    return (fg_activations){
+        .values = fg_mem_array((size_t)rows * columns, sizeof(float)),
+        .quants = fg_mem_array((size_t)rows * columns, 1),
+        .scales = fg_mem_alloc(fg_activations_scales_bytes(rows, columns)),
+        .columns = columns,
+    };
+}
+
+void free_activations(fg_activations *activations)
+{
+    fg_mem_free(activations->values);
+    fg_mem_free(activations->quants);
+    fg_mem_free(activations->scales);
+}

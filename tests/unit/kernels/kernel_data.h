@@ -1,0 +1,30 @@
+/*
+ * kernel_data - seeded data for the kernel tests: floats, weight matrices of every type with sane
+ * scales, devices of every kind that this machine has.
+ */
+#ifndef FORGE_TESTS_UNIT_KERNELS_KERNEL_DATA_H
+#define FORGE_TESTS_UNIT_KERNELS_KERNEL_DATA_H
+
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+
+typedef struct test_device {
+    fg_device *device;
+    fg_device_stream *stream;
+} test_device;
+
+/* False when this machine lacks the instruction set. */
+bool open_test_device(const char *isa, uint32_t threads, test_device *out);
+void close_test_device(test_device *device);
+
+float random_float(fg_rng *rng, float span); /* uniform in [-span, span] */
+float *random_floats(fg_rng *rng, size_t count, float span);
+/* Weights of about unit size; freed by fg_mem_free. */
+void *random_matrix(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t columns,
+                    fg_matrix *matrix_out);
+
+/* Room for `rows` rows; the caller fills values. Freed by free_activations. */
+fg_activations make_activations(uint32_t rows, uint32_t columns);
+void free_activations(fg_activations *activations);
+
+#endif

@@ -1,0 +1,215 @@
+#include <math.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/mem.h"
+#include "common/model/weights.h"
+#include "kernels/ops.h"
+#include "tests/support/test.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, FG_Q5_0,
+                                  FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
+enum { TYPE_COUNT = sizeof types / sizeof types[0] };
+
+static const struct {
+    const char *name;
+    uint32_t outputs, columns; /* columns of K types and of plain floats are adapted */
+} shapes[] = {
+    { "one output", 1, 32 },   { "odd outputs", 7, 64 },     { "a full tile", 16, 256 },
+    { "many pieces", 150, 96 }, { "long rows", 37, 1536 },
+};
+
+static const uint32_t row_counts[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 33 };
+enum { ROWS_MAX = 33 };
+
+static uint32_t columns_for(uint32_t type, uint32_t columns)
+{
+    uint32_t block = fg_dtype_block_count(type);
+    if (block == 1) {
+        return columns + 3; /* not a multiple of the eight lanes */
+    }
+    return (columns + block - 1) / block * block;
+}
+
+typedef struct problem {
+    fg_matrix weight;
+    void *data;
+    fg_activations in;
+    float *out;
+} problem;
+
+static problem make_problem(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t columns)
+{
+    problem p;
+    columns = columns_for(type, columns);
+    p.data = random_matrix(rng, type, outputs, columns, &p.weight);
+    p.in = make_activations(ROWS_MAX, columns);
+    for (size_t i = 0; i < (size_t)ROWS_MAX * columns; i++) {
+        p.in.values[i] = random_float(rng, 3.0f);
+    }
+    p.out = fg_mem_array((size_t)ROWS_MAX * outputs, sizeof(float));
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    fg_mem_free(p->data);
+    free_activations(&p->in);
+    fg_mem_free(p->out);
+}
+
+static void run(const test_device *device, problem *p, uint32_t rows)
+{
+    fg_linear linear = { .weight = p->weight, .out = p->out, .out_stride = p->weight.outputs };
+    memset(p->out, 0xFF, (size_t)ROWS_MAX * p->weight.outputs * sizeof(float));
+    if (fg_op_linear_is_quantized(p->weight.type)) {
+        fg_op_quantize(device->stream, &p->in, rows);
+    }
+    fg_op_linear(device->stream, &linear, 1, &p->in, rows);
+}
+
+/* Every instruction set, number of rows and of threads must give these bits. */
+static void check_all_equal(const test_device *devices, size_t device_count, problem *p,
+                            const float *want, const char *shape)
+{
+    for (size_t d = 0; d < device_count; d++) {
+        for (size_t r = 0; r < sizeof row_counts / sizeof row_counts[0]; r++) {
+            run(&devices[d], p, row_counts[r]);
+            size_t bytes = (size_t)row_counts[r] * p->weight.outputs * sizeof(float);
+            cr_assert(memcmp(p->out, want, bytes) == 0, "%s, %s, %u rows, isa %s, %u threads", shape,
+                      fg_dtype_name(p->weight.type), row_counts[r],
+                      fg_device_isa(devices[d].device),
+                      fg_device_thread_count(devices[d].device));
+        }
+    }
+}
+
+Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
+{
+    static const struct {
+        const char *isa;
+        uint32_t threads;
+    } variants[] = { { "plain", 1 }, { "plain", 3 }, { "avx2", 1 }, { "avx2", 2 }, { "avx2", 4 } };
+    test_device devices[5];
+    size_t device_count = 0;
+    for (size_t i = 0; i < 5; i++) {
+        device_count +=
+            open_test_device(variants[i].isa, variants[i].threads, &devices[device_count]);
+    }
+    fg_rng rng = { .state = 11 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            problem p = make_problem(&rng, types[t], shapes[s].outputs, shapes[s].columns);
+            run(&devices[0], &p, ROWS_MAX);
+            size_t bytes = (size_t)ROWS_MAX * p.weight.outputs * sizeof(float);
+            float *want = fg_mem_dup(p.out, bytes);
+            check_all_equal(devices, device_count, &p, want, shapes[s].name);
+            fg_mem_free(want);
+            free_problem(&p);
+        }
+    }
+    for (size_t i = 0; i < device_count; i++) {
+        close_test_device(&devices[i]);
+    }
+}
+
+/* The activation that the product saw, in double. */
+static double seen_activation(const problem *p, uint32_t row, uint32_t k)
+{
+    size_t at = (size_t)row * p->in.columns + k;
+    if (!fg_op_linear_is_quantized(p->weight.type)) {
+        return p->in.values[at];
+    }
+    size_t group = (size_t)(row / 4) * (p->in.columns / 32) + k / 32;
+    return (double)p->in.quants[at] * p->in.scales[group * 8 + row % 4];
+}
+
+Test(linear, agrees_with_a_sum_in_double_over_the_reference_dequantiser)
+{
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    fg_rng rng = { .state = 12 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        problem p = make_problem(&rng, types[t], 9, 512);
+        uint32_t columns = p.weight.columns;
+        float *weights = fg_mem_array((size_t)9 * columns, sizeof(float));
+        fg_dequant(types[t], p.data, weights, (uint64_t)9 * columns);
+        run(&device, &p, 5);
+        for (uint32_t row = 0; row < 5; row++) {
+            for (uint32_t o = 0; o < 9; o++) {
+                double want = 0.0;
+                double size = 0.0;
+                for (uint32_t k = 0; k < columns; k++) {
+                    double term = weights[(size_t)o * columns + k] * seen_activation(&p, row, k);
+                    want += term;
+                    size += fabs(term);
+                }
+                double got = p.out[(size_t)row * 9 + o];
+                cr_assert(fabs(got - want) <= 2e-6 * size, "%s row %u output %u: %g, want %g",
+                          fg_dtype_name(types[t]), row, o, got, want);
+            }
+        }
+        fg_mem_free(weights);
+        free_problem(&p);
+    }
+    close_test_device(&device);
+}
+
+Test(linear, several_products_and_accumulation_equal_single_ones)
+{
+    test_device device;
+    cr_assert(open_test_device("auto", 2, &device));
+    fg_rng rng = { .state = 13 };
+    problem a = make_problem(&rng, FG_Q4_1, 70, 256);
+    problem b = make_problem(&rng, FG_Q6_K, 33, 256);
+    run(&device, &a, 5);
+    float *want_b = fg_mem_array(33 * 5, sizeof(float));
+    fg_linear single = { .weight = b.weight, .out = want_b, .out_stride = 33 };
+    fg_op_linear(device.stream, &single, 1, &a.in, 5);
+    float *sums = random_floats(&rng, 70 * 5, 1.0f);
+    float *before = fg_mem_dup(sums, 70 * 5 * sizeof(float));
+    fg_linear both[] = {
+        { .weight = a.weight, .out = sums, .out_stride = 70, .accumulate = true },
+        { .weight = b.weight, .out = b.out, .out_stride = 33 },
+    };
+    fg_op_linear(device.stream, both, 2, &a.in, 5);
+    for (int i = 0; i < 70 * 5; i++) {
+        cr_assert_eq(sums[i], before[i] + a.out[i], "accumulated output %d", i);
+    }
+    cr_assert(memcmp(b.out, want_b, 33 * 5 * sizeof(float)) == 0);
+    fg_mem_free(want_b);
+    fg_mem_free(sums);
+    fg_mem_free(before);
+    free_problem(&a);
+    free_problem(&b);
+    close_test_device(&device);
+}
+
+Test(linear, extreme_quants_do_not_saturate)
+{
+    /* The largest magnitudes that Q8_0 can hold against activations at +-127. */
+    test_device devices[2];
+    size_t device_count = open_test_device("plain", 1, &devices[0]);
+    device_count += open_test_device("avx2", 1, &devices[device_count]);
+    uint8_t block[34] = { 0x00, 0x3C };
+    fg_activations in = make_activations(1, 32);
+    for (int i = 0; i < 32; i++) {
+        block[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
+        in.values[i] = i % 2 == 0 ? -127.0f : 127.0f;
+    }
+    for (size_t d = 0; d < device_count; d++) {
+        float out = 0.0f;
+        fg_linear linear = {
+            .weight = { .data = block, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
+            .out = &out,
+            .out_stride = 1
+        };
+        fg_op_quantize(devices[d].stream, &in, 1);
+        fg_op_linear(devices[d].stream, &linear, 1, &in, 1);
+        cr_assert_eq(out, 16.0f * (128 * 127 + 127 * 127), "isa %s gives %f",
+                     fg_device_isa(devices[d].device), (double)out);
+        close_test_device(&devices[d]);
+    }
+    free_activations(&in);
+}

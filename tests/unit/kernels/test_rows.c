@@ -1,0 +1,215 @@
+#include <math.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/mem.h"
+#include "common/model/weights.h"
+#include "kernels/ops.h"
+#include "tests/support/test.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+/* The oracle first, then what this machine adds; all one and two threads. */
+static size_t open_devices(test_device devices[4])
+{
+    size_t count = 0;
+    count += open_test_device("plain", 1, &devices[count]);
+    count += open_test_device("plain", 2, &devices[count]);
+    count += open_test_device("avx2", 1, &devices[count]);
+    count += open_test_device("avx2", 2, &devices[count]);
+    return count;
+}
+
+static void close_devices(test_device devices[4], size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        close_test_device(&devices[i]);
+    }
+}
+
+static const uint32_t widths[] = { 8, 32, 64, 100, 288, 576 };
+enum { WIDTH_COUNT = sizeof widths / sizeof widths[0], ROWS = 37 };
+
+Test(rows, rmsnorm_is_exact_everywhere_and_close_to_double)
+{
+    test_device devices[4];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 21 };
+    for (size_t w = 0; w < WIDTH_COUNT; w++) {
+        uint32_t columns = widths[w];
+        size_t count = (size_t)ROWS * columns;
+        float *in = random_floats(&rng, count, 2.0f);
+        float *weight = random_floats(&rng, columns, 1.0f);
+        float *out = fg_mem_array(count, sizeof(float));
+        float *first = fg_mem_array(count, sizeof(float));
+        for (size_t d = 0; d < device_count; d++) {
+            fg_rmsnorm args = { .in = in, .weight = weight, .columns = columns, .epsilon = 1e-5f,
+                                .out = d == 0 ? first : out };
+            fg_op_rmsnorm(devices[d].stream, &args, ROWS);
+            cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "%u columns, isa %s",
+                      columns, fg_device_isa(devices[d].device));
+        }
+        for (uint32_t row = 0; row < ROWS; row++) {
+            double sum = 0.0;
+            for (uint32_t i = 0; i < columns; i++) {
+                sum += (double)in[row * columns + i] * in[row * columns + i];
+            }
+            double factor = 1.0 / sqrt(sum / columns + 1e-5);
+            for (uint32_t i = 0; i < columns; i++) {
+                double want = in[row * columns + i] * factor * weight[i];
+                cr_assert(fabs(first[row * columns + i] - want) <= 1e-6 * (1.0 + fabs(want)));
+            }
+        }
+        fg_mem_free(in);
+        fg_mem_free(weight);
+        fg_mem_free(out);
+        fg_mem_free(first);
+    }
+    close_devices(devices, device_count);
+}
+
+Test(rows, rmsnorm_takes_the_rows_it_is_told)
+{
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    const float in[3][8] = { { 1, 1, 1, 1, 1, 1, 1, 1 }, { 9 }, { 2, 2, 2, 2, 2, 2, 2, 2 } };
+    const float weight[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+    const uint32_t ids[2] = { 2, 0 };
+    float out[2][8];
+    fg_rmsnorm args = { .in = in[0], .row_ids = ids, .weight = weight, .columns = 8, .out = out[0] };
+    fg_op_rmsnorm(device.stream, &args, 2);
+    for (int i = 0; i < 8; i++) {
+        cr_assert_eq(out[0][i], weight[i]);
+        cr_assert_eq(out[1][i], weight[i]);
+    }
+    close_test_device(&device);
+}
+
+Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
+{
+    test_device devices[4];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 22 };
+    fg_activations a = make_activations(ROWS, 288);
+    for (size_t i = 0; i < (size_t)ROWS * 288; i++) {
+        a.values[i] = random_float(&rng, i % 96 < 32 ? 1e-3f : 40.0f);
+    }
+    memset(a.values, 0, 64 * sizeof(float));         /* groups of zeros */
+    a.values[70] = 3e-39f;                           /* a subnormal among larger ones */
+    for (int i = 96; i < 128; i++) {
+        a.values[i] = 1e-36f; /* too small to divide by */
+    }
+    size_t scales_bytes = fg_activations_scales_bytes(ROWS, 288);
+    int8_t *quants = NULL;
+    float *scales = NULL;
+    for (size_t d = 0; d < device_count; d++) {
+        memset(a.quants, 0x55, (size_t)ROWS * 288);
+        fg_op_quantize(devices[d].stream, &a, ROWS);
+        if (d == 0) {
+            quants = fg_mem_dup(a.quants, (size_t)ROWS * 288);
+            scales = fg_mem_dup(a.scales, scales_bytes);
+        }
+        cr_assert(memcmp(quants, a.quants, (size_t)ROWS * 288) == 0);
+        cr_assert(memcmp(scales, a.scales, scales_bytes) == 0);
+    }
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t k = 0; k < 288; k++) {
+            const float *scale = &a.scales[((row / 4) * 9 + k / 32) * 8 + row % 4];
+            float error = fabsf(a.values[row * 288 + k] - (float)a.quants[row * 288 + k] * *scale);
+            cr_assert(a.quants[row * 288 + k] >= -127, "row %u column %u", row, k);
+            cr_assert(error <= 0.5001f * *scale + 1e-30f, "row %u column %u", row, k);
+        }
+    }
+    fg_mem_free(quants);
+    fg_mem_free(scales);
+    free_activations(&a);
+    close_devices(devices, device_count);
+}
+
+Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
+{
+    test_device devices[4];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 23 };
+    size_t count = (size_t)ROWS * 300;
+    float *gate = random_floats(&rng, count, 12.0f);
+    float *up = random_floats(&rng, count, 2.0f);
+    float *first = fg_mem_array(count, sizeof(float));
+    float *out = fg_mem_array(count, sizeof(float));
+    gate[0] = 120.0f;
+    gate[1] = -120.0f;
+    gate[2] = 0.0f;
+    for (size_t d = 0; d < device_count; d++) {
+        fg_op_swiglu(devices[d].stream, gate, up, ROWS, 300, d == 0 ? first : out);
+        cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "isa %s",
+                  fg_device_isa(devices[d].device));
+    }
+    for (size_t i = 0; i < count; i++) {
+        double want = gate[i] / (1.0 + exp(-(double)gate[i])) * up[i];
+        cr_assert(fabs(first[i] - want) <= 1e-6 * fabs(want) + 1e-30, "silu(%g): %g, want %g",
+                  (double)gate[i], (double)first[i], want);
+    }
+    fg_mem_free(gate);
+    fg_mem_free(up);
+    fg_mem_free(first);
+    fg_mem_free(out);
+    close_devices(devices, device_count);
+}
+
+Test(rows, embed_is_the_reference_dequantiser_bit_for_bit)
+{
+    static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, FG_Q5_0,
+                                      FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
+    const uint32_t tokens[] = { 6, 0, 6, 3 };
+    test_device device;
+    cr_assert(open_test_device("auto", 2, &device));
+    fg_rng rng = { .state = 24 };
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        fg_matrix table;
+        void *data = random_matrix(&rng, types[t], 7, 512, &table);
+        float *want = fg_mem_array((size_t)7 * 512, sizeof(float));
+        float *out = fg_mem_array((size_t)4 * 512, sizeof(float));
+        fg_dequant(types[t], data, want, (uint64_t)7 * 512);
+        fg_op_embed(device.stream, &table, tokens, 4, out);
+        for (int row = 0; row < 4; row++) {
+            cr_assert(memcmp(out + row * 512, want + tokens[row] * 512, 512 * sizeof(float)) == 0,
+                      "%s row %d", fg_dtype_name(types[t]), row);
+        }
+        fg_mem_free(want);
+        fg_mem_free(out);
+        fg_mem_free(data);
+    }
+    close_test_device(&device);
+}
+
+Test(rows, rope_frequencies_and_angles_agree_with_libm)
+{
+    static const struct {
+        float theta;
+        uint32_t pairs;
+    } cases[] = { { 10000.0f, 4 }, { 100000.0f, 32 }, { 500000.0f, 64 }, { 1e6f, 128 } };
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    const uint32_t positions[] = { 0, 1, 17, 8191, 131071, 1048575 };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        double frequencies[128];
+        float table[6 * 128 * 2];
+        float divisors[128];
+        for (uint32_t i = 0; i < cases[c].pairs; i++) {
+            divisors[i] = i % 2 == 0 ? 1.0f : 8.0f;
+        }
+        fg_rope_frequencies(cases[c].theta, divisors, cases[c].pairs, frequencies);
+        fg_op_rope_table(device.stream, positions, 6, frequencies, cases[c].pairs, table);
+        for (uint32_t i = 0; i < cases[c].pairs; i++) {
+            double want =
+                pow(cases[c].theta, -2.0 * i / (2.0 * cases[c].pairs)) / (double)divisors[i];
+            cr_assert(fabs(frequencies[i] - want) <= 1e-14 * want, "pair %u: %.17g, want %.17g", i,
+                      frequencies[i], want);
+            for (int p = 0; p < 6; p++) {
+                const float *turn = &table[((uint32_t)p * cases[c].pairs + i) * 2];
+                cr_assert(fabs(turn[0] - cos(positions[p] * want)) < 1e-7);
+                cr_assert(fabs(turn[1] - sin(positions[p] * want)) < 1e-7);
+            }
+        }
+    }
+    close_test_device(&device);
+}

@@ -1,0 +1,572 @@
+#include <string.h>
+
+#include "common/base/limits.h"
+#include "proto/wire.h"
+#include "tests/support/test.h"
+#include "tests/unit/proto/wire_samples.h"
+
+/* T18: what a frame makes us hold is at most this multiple of its size, plus a constant. */
+enum { AMPLIFICATION_MAX = 16, CONSTANT_BYTES = 16384 };
+
+static fg_arena *arena;
+
+/* Decodes, checks the memory bound, and drops the result. */
+static fg_status decode(const void *bytes, size_t size_bytes, fg_error *err)
+{
+    fg_msg msg;
+    if (arena == NULL) {
+        arena = fg_arena_create(FG_LIMIT_FRAME_ARENA_BYTES);
+    }
+    fg_arena_reset(arena);
+    fg_status status = fg_wire_decode(bytes, size_bytes, arena, &msg, err);
+    cr_assert(fg_arena_used(arena) <= AMPLIFICATION_MAX * size_bytes + CONSTANT_BYTES,
+              "%zu bytes took %zu", size_bytes, fg_arena_used(arena));
+    return status;
+}
+
+/* A frame written by hand: protobuf's wire format. */
+static void put_varint(fg_buf *out, uint64_t value)
+{
+    while (value >= 0x80) {
+        fg_buf_putc(out, (char)(value | 0x80));
+        value >>= 7;
+    }
+    fg_buf_putc(out, (char)value);
+}
+
+static void put_number(fg_buf *out, uint32_t field, uint64_t value)
+{
+    put_varint(out, field << 3);
+    put_varint(out, value);
+}
+
+static void put_float(fg_buf *out, uint32_t field, uint32_t bits)
+{
+    put_varint(out, field << 3 | 5);
+    fg_buf_append(out, &bits, 4);
+}
+
+static void put_bytes(fg_buf *out, uint32_t field, const void *bytes, size_t size_bytes)
+{
+    put_varint(out, field << 3 | 2);
+    put_varint(out, size_bytes);
+    fg_buf_append(out, bytes, size_bytes);
+}
+
+static void put_inner(fg_buf *out, uint32_t field, fg_buf *inner)
+{
+    put_bytes(out, field, inner->data, inner->size);
+    fg_buf_deinit(inner);
+}
+
+static fg_buf begin(void)
+{
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    fg_buf_puts(&out, "");
+    return out;
+}
+
+static fg_status decode_and_drop(fg_buf *frame, fg_error *err)
+{
+    fg_status status = decode(frame->data, frame->size, err);
+    fg_buf_deinit(frame);
+    return status;
+}
+
+enum {
+    HELLO = 16, WELCOME, REFUSE, LOAD, PEER, PEER_LOST, RESERVE, TICKET, PREFILL, FIRST, PUSHED,
+    TOKENS, DONE, CANCEL, DRAIN
+};
+
+Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
+{
+    fg_rng rng = { 8 };
+    fg_arena *samples = fg_arena_create(1 << 20);
+    fg_buf frame;
+    fg_buf_init(&frame, 0);
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_DRAIN; kind++) {
+        fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, 60);
+        fg_buf_clear(&frame);
+        cr_assert(fg_wire_encode(&msg, &frame));
+        for (size_t size_bytes = 0; size_bytes < frame.size; size_bytes++) {
+            /* A copy of exactly this size, so that ASan sees one byte too many. */
+            fg_buf copy = begin();
+            char *exact = malloc(size_bytes == 0 ? 1 : size_bytes);
+            memcpy(exact, frame.data, size_bytes);
+            fg_error err = { 0 };
+            cr_assert_eq(decode(exact, size_bytes, &err), FG_BAD_INPUT, "%s cut at %zu of %zu",
+                         fg_msg_name(msg.kind), size_bytes, frame.size);
+            cr_assert(err.text[0] != '\0');
+            free(exact);
+            fg_buf_deinit(&copy);
+        }
+    }
+    fg_buf_deinit(&frame);
+    fg_arena_destroy(samples);
+}
+
+Test(wire_hostile, damaged_frames_do_no_harm)
+{
+    uint64_t seed = 20261122;
+    cr_log_info("seed %llu", (unsigned long long)seed);
+    fg_rng rng = { seed };
+    fg_arena *samples = fg_arena_create(1 << 20);
+    fg_buf frame;
+    fg_buf_init(&frame, 0);
+    for (int i = 0; i < 30000; i++) {
+        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_DRAIN));
+        fg_msg msg = wire_sample(kind, &rng, samples, 20);
+        fg_buf_clear(&frame);
+        cr_assert(fg_wire_encode(&msg, &frame));
+        for (uint64_t hits = 1 + fg_rng_below(&rng, 4); hits > 0; hits--) {
+            frame.data[fg_rng_below(&rng, frame.size)] = (char)fg_rng_next(&rng);
+        }
+        decode(frame.data, frame.size, NULL);
+        fg_arena_reset(samples);
+    }
+    fg_buf_deinit(&frame);
+    fg_arena_destroy(samples);
+}
+
+/* --- whole frames --- */
+
+static void no_body(fg_buf *f)
+{
+    put_number(f, 1, 1);
+}
+static void no_version(fg_buf *f)
+{
+    put_bytes(f, DRAIN, "", 0);
+}
+static void next_version(fg_buf *f)
+{
+    put_number(f, 1, 2);
+    put_bytes(f, DRAIN, "", 0);
+}
+static void unknown_body(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_bytes(f, 99, "", 0);
+}
+static void two_bodies(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_bytes(f, DRAIN, "", 0);
+    put_bytes(f, CANCEL, "", 0);
+}
+static void one_body_twice(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_bytes(f, DRAIN, "", 0);
+    put_bytes(f, DRAIN, "", 0);
+}
+static void version_twice(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_number(f, 1, 1);
+    put_bytes(f, DRAIN, "", 0);
+}
+static void many_unknown_fields(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_bytes(f, DRAIN, "", 0);
+    for (uint32_t i = 0; i < 127; i++) {
+        put_number(f, 1000 + i, 1);
+    }
+}
+static void length_of_4_gib(fg_buf *f)
+{
+    fg_buf_append(f, "\x82\x01\xFF\xFF\xFF\xFF\x0F", 7);
+}
+static void length_beyond_64_bits(fg_buf *f)
+{
+    fg_buf_append(f, "\x82\x01\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", 12);
+}
+static void field_zero(fg_buf *f)
+{
+    put_number(f, 0, 1);
+}
+static void group(fg_buf *f)
+{
+    put_varint(f, 16 << 3 | 3);
+    put_varint(f, 16 << 3 | 4);
+}
+static void body_is_a_number(fg_buf *f)
+{
+    put_number(f, 1, 1);
+    put_number(f, DRAIN, 1);
+}
+static void random_text(fg_buf *f)
+{
+    fg_buf_puts(f, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+}
+
+static const struct {
+    const char *name;
+    void (*write)(fg_buf *frame);
+} frames[] = {
+    { "no body", no_body },
+    { "no version", no_version },
+    { "another version", next_version },
+    { "unknown body", unknown_body },
+    { "two bodies", two_bodies },
+    { "one body twice", one_body_twice },
+    { "version twice", version_twice },
+    { "129 fields", many_unknown_fields },
+    { "length of 4 GiB", length_of_4_gib },
+    { "length beyond 64 bits", length_beyond_64_bits },
+    { "field zero", field_zero },
+    { "a group", group },
+    { "body is a number", body_is_a_number },
+    { "http", random_text },
+};
+
+Test(wire_hostile, refuses_frames)
+{
+    for (size_t i = 0; i < sizeof frames / sizeof frames[0]; i++) {
+        fg_buf frame = begin();
+        fg_error err = { 0 };
+        frames[i].write(&frame);
+        cr_assert_eq(decode_and_drop(&frame, &err), FG_BAD_INPUT, "%s", frames[i].name);
+        cr_assert(err.text[0] != '\0', "%s", frames[i].name);
+    }
+}
+
+Test(wire_hostile, unknown_fields_are_dropped)
+{
+    fg_buf frame = begin();
+    fg_buf inner = begin();
+    put_number(&inner, 1, 5);
+    put_number(&inner, 2, 100);
+    put_bytes(&inner, 77, "future", 6);
+    put_number(&frame, 1, 1);
+    put_inner(&frame, WELCOME, &inner);
+    put_float(&frame, 500, 1);
+    fg_error err = { 0 };
+    cr_assert_eq(decode_and_drop(&frame, &err), FG_OK, "%s", err.text);
+}
+
+Test(wire_hostile, refuses_sizes_out_of_range)
+{
+    fg_error err = { 0 };
+    char *zeros = calloc(1, FG_LIMIT_FRAME_BYTES + 1);
+    cr_assert_eq(decode(zeros, 0, &err), FG_BAD_INPUT);
+    cr_assert_eq(decode(zeros, FG_LIMIT_FRAME_BYTES + 1, &err), FG_BAD_INPUT);
+    free(zeros);
+}
+
+/* --- fields --- */
+
+typedef struct change {
+    const char *field; /* must be in the error text */
+    fg_msg_kind kind;
+    void (*apply)(fg_buf *body); /* writes the body by hand */
+} change;
+
+static void peer_named(fg_buf *body, uint32_t field, const char *name, size_t length)
+{
+    fg_buf peer = begin();
+    put_bytes(&peer, 1, name, length);
+    put_inner(body, field, &peer);
+}
+
+static void sampling_with(fg_buf *body, uint32_t field, uint32_t temperature, uint32_t top_p,
+                          uint32_t min_p, uint64_t max_tokens)
+{
+    fg_buf sampling = begin();
+    put_float(&sampling, 1, temperature);
+    put_float(&sampling, 2, top_p);
+    put_float(&sampling, 3, min_p);
+    put_number(&sampling, 6, max_tokens);
+    put_inner(body, field, &sampling);
+}
+
+enum { F_ZERO = 0, F_ONE = 0x3F800000, F_TWO = 0x40000000, F_INF = 0x7F800000, F_NAN = 0x7FC00000 };
+#define F_MINUS_ONE 0xBF800000u
+
+static void reserve_with(fg_buf *body, uint32_t temperature, uint32_t top_p, uint32_t min_p,
+                         uint64_t max_tokens)
+{
+    peer_named(body, 1, "p0", 2);
+    put_bytes(body, 2, "\x01\x02", 2);
+    sampling_with(body, 3, temperature, top_p, min_p, max_tokens);
+}
+
+static void temperature_nan(fg_buf *b)
+{
+    reserve_with(b, F_NAN, F_ONE, F_ZERO, 1);
+}
+static void temperature_inf(fg_buf *b)
+{
+    reserve_with(b, F_INF, F_ONE, F_ZERO, 1);
+}
+static void temperature_negative(fg_buf *b)
+{
+    reserve_with(b, F_MINUS_ONE, F_ONE, F_ZERO, 1);
+}
+static void top_p_two(fg_buf *b)
+{
+    reserve_with(b, F_ONE, F_TWO, F_ZERO, 1);
+}
+static void min_p_nan(fg_buf *b)
+{
+    reserve_with(b, F_ONE, F_ONE, F_NAN, 1);
+}
+static void max_tokens_huge(fg_buf *b)
+{
+    reserve_with(b, F_ONE, F_ONE, F_ZERO, FG_LIMIT_CONTEXT_TOKENS + 1);
+}
+static void no_tokens(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
+}
+static void too_many_tokens(fg_buf *b)
+{
+    char *ones = malloc(FG_LIMIT_CONTEXT_TOKENS + 1);
+    memset(ones, 1, FG_LIMIT_CONTEXT_TOKENS + 1);
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, ones, FG_LIMIT_CONTEXT_TOKENS + 1);
+    sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
+    free(ones);
+}
+static void no_sampling(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01", 1);
+}
+static void no_writer(fg_buf *b)
+{
+    put_bytes(b, 2, "\x01", 1);
+    sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
+}
+static void name_empty(fg_buf *b)
+{
+    peer_named(b, 1, "", 0);
+}
+static void name_long(fg_buf *b)
+{
+    char name[FG_LIMIT_NAME_BYTES + 1];
+    memset(name, 'n', sizeof name);
+    peer_named(b, 1, name, sizeof name);
+}
+static void name_with_hash(fg_buf *b)
+{
+    peer_named(b, 1, "p#0", 3);
+}
+static void name_with_space(fg_buf *b)
+{
+    peer_named(b, 1, "p 0", 3);
+}
+static void name_with_nul(fg_buf *b)
+{
+    peer_named(b, 1, "p\0q", 3);
+}
+static void name_not_ascii(fg_buf *b)
+{
+    peer_named(b, 1, "p\xC3\xA9", 3);
+}
+static void block_huge(fg_buf *b)
+{
+    fg_buf packed = begin();
+    put_varint(&packed, FG_LIMIT_BLOCKS);
+    put_inner(b, 4, &packed);
+}
+static void packed_cut_off(fg_buf *b)
+{
+    put_bytes(b, 4, "\x01\x80", 2);
+}
+static void first_block_huge(fg_buf *b)
+{
+    put_number(b, 3, FG_LIMIT_BLOCKS + 1);
+}
+static void blocks_not_packed(fg_buf *b)
+{
+    for (int i = 0; i < 3; i++) {
+        put_number(b, 4, 7);
+    }
+}
+static void finish_zero(fg_buf *b)
+{
+    put_number(b, 1, 0);
+}
+static void finish_unknown(fg_buf *b)
+{
+    put_number(b, 1, FG_FINISH_HANDED_OVER + 1);
+}
+static void finish_huge(fg_buf *b)
+{
+    put_number(b, 1, UINT32_MAX);
+}
+static void text_long(fg_buf *b)
+{
+    char text[513];
+    memset(text, 't', sizeof text);
+    put_number(b, 1, 1);
+    put_bytes(b, 2, text, sizeof text);
+}
+static void lease_zero(fg_buf *b)
+{
+    put_number(b, 1, 9);
+}
+static void lease_huge(fg_buf *b)
+{
+    put_number(b, 2, UINT32_MAX);
+}
+static void load_huge(fg_buf *b)
+{
+    put_number(b, 4, FG_LIMIT_BLOCKS + 1);
+}
+static void choice_huge(fg_buf *b)
+{
+    put_number(b, 1, 5000);
+}
+static void transport_binary(fg_buf *b)
+{
+    put_bytes(b, 3, "shm\x01", 4);
+}
+static void columns_differ(fg_buf *b)
+{
+    for (uint32_t field = 1; field <= 5; field++) {
+        put_bytes(b, field, "\x01\x01", field == 3 ? 1 : 2);
+    }
+}
+static void digests_differ(fg_buf *b)
+{
+    for (uint32_t field = 1; field <= 5; field++) {
+        put_bytes(b, field, "\x01\x01", 2);
+    }
+    put_bytes(b, 6, "12345678", 8);
+}
+static void index_huge(fg_buf *b)
+{
+    for (uint32_t field = 1; field <= 5; field++) {
+        fg_buf packed = begin();
+        put_varint(&packed, field == 4 ? FG_LIMIT_CONTEXT_TOKENS + 1 : 1);
+        put_inner(b, field, &packed);
+    }
+}
+static void hello_with(fg_buf *b, uint32_t field, uint64_t value)
+{
+    peer_named(b, 1, "p0", 2);
+    put_number(b, 2, field == 2 ? value : 1);
+    if (field != 2) {
+        put_number(b, field, value);
+    }
+}
+static void roles_none(fg_buf *b)
+{
+    hello_with(b, 2, 0);
+}
+static void roles_unknown(fg_buf *b)
+{
+    hello_with(b, 2, 4);
+}
+static void layers_huge(fg_buf *b)
+{
+    hello_with(b, 7, UINT32_MAX);
+}
+static void dtype_unknown(fg_buf *b)
+{
+    hello_with(b, 11, 5);
+}
+static void block_count_huge(fg_buf *b)
+{
+    hello_with(b, 12, FG_LIMIT_BLOCKS + 1);
+}
+static void context_huge(fg_buf *b)
+{
+    hello_with(b, 14, FG_LIMIT_CONTEXT_TOKENS + 1);
+}
+
+static const change changes[] = {
+    { "temperature", FG_MSG_RESERVE, temperature_nan },
+    { "temperature", FG_MSG_RESERVE, temperature_inf },
+    { "temperature", FG_MSG_RESERVE, temperature_negative },
+    { "top_p", FG_MSG_RESERVE, top_p_two },
+    { "min_p", FG_MSG_RESERVE, min_p_nan },
+    { "max_tokens", FG_MSG_RESERVE, max_tokens_huge },
+    { "tokens", FG_MSG_RESERVE, no_tokens },
+    { "tokens", FG_MSG_RESERVE, too_many_tokens },
+    { "sampling", FG_MSG_RESERVE, no_sampling },
+    { "writer", FG_MSG_RESERVE, no_writer },
+    { "name", FG_MSG_PEER, name_empty },
+    { "name", FG_MSG_PEER, name_long },
+    { "name", FG_MSG_PEER_LOST, name_with_hash },
+    { "name", FG_MSG_PEER_LOST, name_with_space },
+    { "name", FG_MSG_PEER, name_with_nul },
+    { "name", FG_MSG_HELLO, name_not_ascii },
+    { "blocks", FG_MSG_TICKET, block_huge },
+    { "unpack", FG_MSG_TICKET, packed_cut_off },
+    { "first_block", FG_MSG_TICKET, first_block_huge },
+    { "twice", FG_MSG_TICKET, blocks_not_packed },
+    { "finish", FG_MSG_DONE, finish_zero },
+    { "finish", FG_MSG_DONE, finish_unknown },
+    { "finish", FG_MSG_DONE, finish_huge },
+    { "text", FG_MSG_DONE, text_long },
+    { "lease_ms", FG_MSG_WELCOME, lease_zero },
+    { "lease_ms", FG_MSG_WELCOME, lease_huge },
+    { "held", FG_MSG_LOAD, load_huge },
+    { "choice", FG_MSG_FIRST, choice_huge },
+    { "transport", FG_MSG_PUSHED, transport_binary },
+    { "columns", FG_MSG_TOKENS, columns_differ },
+    { "columns", FG_MSG_TOKENS, digests_differ },
+    { "index", FG_MSG_TOKENS, index_huge },
+    { "roles", FG_MSG_HELLO, roles_none },
+    { "roles", FG_MSG_HELLO, roles_unknown },
+    { "layer_count", FG_MSG_HELLO, layers_huge },
+    { "kv_dtype", FG_MSG_HELLO, dtype_unknown },
+    { "block_count", FG_MSG_HELLO, block_count_huge },
+    { "context_max", FG_MSG_HELLO, context_huge },
+};
+
+Test(wire_hostile, refuses_fields_and_names_them)
+{
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        fg_buf frame = begin();
+        fg_buf body = begin();
+        fg_error err = { 0 };
+        changes[i].apply(&body);
+        put_number(&frame, 1, FG_PROTOCOL_VERSION);
+        put_inner(&frame, (uint32_t)changes[i].kind + 15, &body);
+        cr_assert_eq(decode_and_drop(&frame, &err), FG_BAD_INPUT, "case %zu (%s)", i,
+                     changes[i].field);
+        cr_assert_not_null(strstr(err.text, changes[i].field), "case %zu wants %s: %s", i,
+                           changes[i].field, err.text);
+    }
+}
+
+/* The densest frames that there are: every byte of them asks for as much memory as it can. */
+Test(wire_hostile, dense_frames_stay_within_the_memory_bound)
+{
+    enum { COUNT = 60000 };
+    char *ones = malloc(COUNT);
+    memset(ones, 1, COUNT);
+    static const struct {
+        uint32_t body, first, last;
+    } cases[] = {
+        { TOKENS, 1, 5 }, { TOKENS, 1, 1 }, { TOKENS, 2, 2 }, { TICKET, 4, 4 }, { PREFILL, 1, 1 },
+        { PREFILL, 7, 7 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_buf frame = begin();
+        fg_buf body = begin();
+        for (uint32_t field = cases[i].first; field <= cases[i].last; field++) {
+            put_bytes(&body, field, ones, COUNT);
+        }
+        put_number(&frame, 1, FG_PROTOCOL_VERSION);
+        put_inner(&frame, cases[i].body, &body);
+        decode_and_drop(&frame, NULL); /* checks the bound */
+    }
+    /* As many fields as pass, all unknown and empty, at every level. */
+    fg_buf frame = begin();
+    put_number(&frame, 1, FG_PROTOCOL_VERSION);
+    fg_buf body = begin();
+    for (int i = 0; i < 120; i++) {
+        put_bytes(&body, 99, "", 0);
+    }
+    put_inner(&frame, CANCEL, &body);
+    cr_assert_eq(decode_and_drop(&frame, NULL), FG_OK);
+    free(ones);
+}

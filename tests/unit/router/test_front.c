@@ -1,0 +1,311 @@
+#include "router/front.h"
+
+#include <string.h>
+
+#include "common/base/fault.h"
+#include "common/net/loop.h"
+#include "router/meter.h"
+#include "tests/support/test.h"
+#include "tests/unit/router/fakes.h"
+#include "tests/unit/router/tiny_model.h"
+
+typedef struct world {
+    tiny_model model;
+    fg_loop *loop;
+    fg_metrics *metrics;
+    fg_front *front;
+    fg_http_exchange exchange;
+} world;
+
+static int64_t fixed_time(void *ctx)
+{
+    return 1700000000;
+}
+
+static fg_front_options options_of(world *w, const char *host)
+{
+    return (fg_front_options){
+        .loop = w->loop,
+        .host = host,
+        .tokenizer = w->model.tokenizer,
+        .chat = w->model.chat,
+        .dispatch = fake_dispatch_handle(),
+        .metrics = w->metrics,
+        .served_model_name = "org/tiny",
+        .system_fingerprint = "fp",
+        .context_max = 2000,
+        .rng = { .state = 1 },
+        .clock = fg_clock_real(),
+        .unix_time = fixed_time,
+    };
+}
+
+static void open_world(world *w)
+{
+    fg_error err = { 0 };
+    *w = (world){ 0 };
+    tiny_model_open(&w->model);
+    fake_dispatch_reset();
+    fake_exchange_init(&w->exchange);
+    w->metrics = fg_metrics_create(FG_METER_SERIES_MAX);
+    cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK, "%s", err.text);
+    fg_front_options options = options_of(w, "127.0.0.1");
+    cr_assert_eq(fg_front_create(&options, &w->front, &err), FG_OK, "%s", err.text);
+}
+
+static void close_world(world *w)
+{
+    fg_front_destroy(w->front);
+    cr_assert_eq(fake_running_count(), 0);
+    while (fg_loop_run_once(w->loop, false)) {
+    }
+    fg_loop_destroy(w->loop);
+    fake_exchange_deinit(&w->exchange);
+    fg_metrics_destroy(w->metrics);
+    tiny_model_close(&w->model);
+}
+
+static void send(world *w, const char *method, const char *path, const char *content_type,
+                 const char *body)
+{
+    fg_http_request request = {
+        .method = method,
+        .path = path,
+        .query = "",
+        .body = body,
+        .body_bytes = strlen(body),
+    };
+    fake_exchange_deinit(&w->exchange);
+    fake_exchange_init(&w->exchange);
+    w->exchange.content_type = content_type;
+    fake_http_handler.on_request(fake_http_handler.ctx, &w->exchange, &request);
+}
+
+static bool says(const world *w, const char *text)
+{
+    return w->exchange.body.data != NULL && strstr(w->exchange.body.data, text) != NULL;
+}
+
+static bool has_header(const world *w, const char *text)
+{
+    return w->exchange.headers.data != NULL && strstr(w->exchange.headers.data, text) != NULL;
+}
+
+static const struct route_case {
+    const char *method, *path, *type, *body;
+    int status;
+    const char *says;
+} route_cases[] = {
+    { "GET", "/health", NULL, "", 200, "{\"status\":\"ok\"}" },
+    { "HEAD", "/health", NULL, "", 200, "" },
+    { "GET", "/live", NULL, "", 200, "{\"status\":\"ok\"}" },
+    { "GET", "/metrics", NULL, "", 200, "# TYPE forge:num_requests_running gauge" },
+    { "GET", "/debug/state", NULL, "", 200, "{\"workers\":[],\"requests\":[]}" },
+    { "GET", "/v1/models", NULL, "", 200,
+      "{\"object\":\"list\",\"data\":[{\"id\":\"org/tiny\",\"object\":\"model\",\"created\":"
+      "1700000000,\"owned_by\":\"forge\",\"max_model_len\":1000}]}" },
+    { "GET", "/v1/models/org/tiny", NULL, "", 200, "{\"id\":\"org/tiny\"," },
+    { "GET", "/v1/models/other", NULL, "", 404, "\"code\":\"model_not_found\"" },
+    { "GET", "/v1/models/", NULL, "", 404, "\"type\":\"not_found_error\"" },
+    { "GET", "/", NULL, "", 404, "no such route: GET /" },
+    { "GET", "/healthz", NULL, "", 404, "no such route" },
+    { "GET", "/HEALTH", NULL, "", 404, "no such route" },
+    { "POST", "/health", NULL, "", 405, "POST is not allowed" },
+    { "GET", "/v1/completions", NULL, "", 405, "GET is not allowed" },
+    { "DELETE", "/v1/models/org/tiny", NULL, "", 405, "DELETE" },
+    { "POST", "/v1/completions", "text/plain", "{}", 415, "application/json" },
+    { "POST", "/v1/completions", "application/jsonx", "{}", 415, "application/json" },
+    { "POST", "/v1/completions", NULL, "{}", 400, "\"param\":\"prompt\"" },
+    { "POST", "/v1/completions", "Application/JSON; charset=utf-8", "{}", 400,
+      "\"param\":\"prompt\"" },
+    { "POST", "/v1/chat/completions", "application/json", "{", 400, "not valid JSON" },
+};
+
+Test(front, every_route_answers_or_refuses)
+{
+    world w;
+    open_world(&w);
+    for (size_t i = 0; i < sizeof route_cases / sizeof route_cases[0]; i++) {
+        const struct route_case *it = &route_cases[i];
+        send(&w, it->method, it->path, it->type, it->body);
+        cr_assert_eq(w.exchange.status, it->status, "%s %s: %d", it->method, it->path,
+                     w.exchange.status);
+        cr_assert(w.exchange.ended);
+        cr_assert(says(&w, it->says), "%s %s: %s", it->method, it->path, w.exchange.body.data);
+    }
+    send(&w, "PUT", "/health", NULL, "");
+    cr_assert(has_header(&w, "allow: GET, HEAD\n"));
+    send(&w, "PUT", "/v1/completions", NULL, "");
+    cr_assert(has_header(&w, "allow: POST\n"));
+    send(&w, "GET", "/metrics", NULL, "");
+    cr_assert_str_eq(w.exchange.reply_type, "text/plain; version=0.0.4; charset=utf-8");
+    close_world(&w);
+}
+
+Test(front, health_follows_the_workers_and_live_does_not)
+{
+    world w;
+    open_world(&w);
+    fake_dispatch_state.ready = false;
+    send(&w, "GET", "/health", NULL, "");
+    cr_assert_eq(w.exchange.status, 503);
+    cr_assert(has_header(&w, "retry-after: 7\n"));
+    cr_assert(says(&w, "\"code\":\"no_worker\""));
+    send(&w, "GET", "/live", NULL, "");
+    cr_assert_eq(w.exchange.status, 200);
+    fake_dispatch_state.ready = true;
+    send(&w, "GET", "/health", NULL, "");
+    cr_assert_eq(w.exchange.status, 200);
+    close_world(&w);
+}
+
+Test(front, a_request_runs_from_the_door_to_its_answer)
+{
+    world w;
+    open_world(&w);
+    send(&w, "POST", "/v1/completions", "application/json", "{\"prompt\":\"hi\"}");
+    cr_assert_eq(w.exchange.status, 0);
+    cr_assert_eq(fake_dispatch_state.jobs[0].job.params.max_tokens, 512);
+    fake_token(0, 'o', 0);
+    fake_token(0, 'k', 0);
+    fake_end(0, FG_FINISH_LENGTH, FG_OK, NULL);
+    cr_assert_eq(w.exchange.status, 0, "nothing is written from inside dispatch's callback");
+    for (int turn = 0; turn < 100 && w.exchange.status == 0; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert_eq(w.exchange.status, 200);
+    cr_assert(says(&w, "\"text\":\"ok\""));
+    const char *id = strstr(w.exchange.headers.data, "x-request-id: cmpl-");
+    cr_assert_not_null(id);
+    cr_assert(strncmp(w.exchange.body.data + strlen("{\"id\":\""), id + strlen("x-request-id: "),
+                      37) == 0,
+              "%s", w.exchange.body.data);
+    close_world(&w);
+}
+
+Test(front, every_request_gets_its_own_id_and_seed)
+{
+    world w;
+    open_world(&w);
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\"}");
+    fake_http_handler.on_gone(fake_http_handler.ctx, &w.exchange);
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\"}");
+    fake_http_handler.on_gone(fake_http_handler.ctx, &w.exchange);
+    cr_assert_eq(fake_dispatch_state.job_count, 2);
+    cr_assert_neq(fake_dispatch_state.jobs[0].job.params.seed,
+                  fake_dispatch_state.jobs[1].job.params.seed);
+    cr_assert_eq(fake_dispatch_state.jobs[0].cancelled, FG_FINISH_CANCELLED);
+    close_world(&w);
+}
+
+Test(front, a_full_cluster_is_429_and_an_empty_one_503)
+{
+    world w;
+    open_world(&w);
+    fake_dispatch_state.start_status = FG_AGAIN;
+    fake_dispatch_state.start_text = "the queue is full";
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\"}");
+    cr_assert_eq(w.exchange.status, 429);
+    cr_assert(has_header(&w, "retry-after: 7\n") && has_header(&w, "x-request-id: "));
+    fake_dispatch_state.start_status = FG_PEER_LOST;
+    fake_dispatch_state.context_max = 0;
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\"}");
+    cr_assert_eq(w.exchange.status, 503);
+    close_world(&w);
+}
+
+Test(front, draining_refuses_new_requests_and_finishes_old_ones)
+{
+    world w;
+    fg_http_exchange old;
+    open_world(&w);
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\"}");
+    old = w.exchange;
+    fg_http_request request = { "GET", "/health", "", "", 0 };
+    fg_front_drain(w.front);
+    cr_assert(fake_http_draining);
+    cr_assert_eq(fg_front_busy_count(w.front), 1);
+    fg_http_exchange fresh;
+    fake_exchange_init(&fresh);
+    fake_http_handler.on_request(fake_http_handler.ctx, &fresh, &request);
+    cr_assert_eq(fresh.status, 503);
+    fake_exchange_deinit(&fresh);
+    fake_exchange_init(&fresh);
+    request = (fg_http_request){ "POST", "/v1/completions", "", "{\"prompt\":\"x\"}", 14 };
+    fake_http_handler.on_request(fake_http_handler.ctx, &fresh, &request);
+    cr_assert_eq(fresh.status, 503);
+    fake_exchange_deinit(&fresh);
+    w.exchange = old;
+    fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+    for (int turn = 0; turn < 100 && w.exchange.status == 0; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert_eq(w.exchange.status, 200);
+    close_world(&w);
+}
+
+Test(front, a_slow_reader_is_tried_again_until_it_reads)
+{
+    world w;
+    open_world(&w);
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"hi\",\"stream\":true}");
+    w.exchange.write_status = FG_AGAIN;
+    fake_token(0, 'a', 0);
+    fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+    for (int turn = 0; turn < 3; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert(w.exchange.streaming && !w.exchange.ended);
+    w.exchange.write_status = FG_OK;
+    for (int turn = 0; turn < 1000 && !w.exchange.ended; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert(w.exchange.ended && says(&w, "data: [DONE]"));
+    close_world(&w);
+}
+
+Test(front, a_bad_address_is_refused)
+{
+    world w;
+    fg_error err = { 0 };
+    fg_front *front = NULL;
+    open_world(&w);
+    fg_metrics *own = fg_metrics_create(FG_METER_SERIES_MAX);
+    fg_front_options options = options_of(&w, "nowhere");
+    options.metrics = own;
+    cr_assert_eq(fg_front_create(&options, &front, &err), FG_BAD_INPUT);
+    cr_assert_null(front);
+    cr_assert_str_eq(err.text, "cannot bind nowhere");
+    fg_metrics_destroy(own);
+    close_world(&w);
+}
+
+static bool create_under_faults(void *ctx)
+{
+    world *w = ctx;
+    fg_error err = { 0 };
+    fg_front *front = NULL;
+    bool ok = false;
+    fg_front_options options = options_of(w, "127.0.0.1");
+    options.metrics = fg_metrics_create(FG_METER_SERIES_MAX);
+    if (options.metrics != NULL) {
+        ok = fg_front_create(&options, &front, &err) == FG_OK;
+        if (ok) {
+            fg_front_destroy(front);
+        }
+    }
+    while (fg_loop_run_once(w->loop, false)) {
+    }
+    fg_metrics_destroy(options.metrics);
+    return ok;
+}
+
+Test(front, every_failed_allocation_is_refused)
+{
+    world w;
+    open_world(&w);
+    fg_front_destroy(w.front);
+    w.front = NULL;
+    cr_assert(fg_fault_each(create_under_faults, &w) > 0);
+    close_world(&w);
+}
