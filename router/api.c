@@ -549,8 +549,8 @@ static fg_status take_encoded(parse *p, const char *name, fg_status status, cons
 static fg_status encode_prompt(parse *p, const char *text, size_t length)
 {
     fg_error err = { 0 };
-    uint32_t *ids;
-    size_t capacity;
+    uint32_t *ids = NULL;
+    size_t capacity = 0;
     size_t count = 0;
     fg_encode_options options = { .add_bos = true };
     fg_status status = take_ids(p, "prompt", length, 0, &ids, &capacity);
@@ -565,8 +565,8 @@ static fg_status encode_prompt(parse *p, const char *text, size_t length)
 static fg_status encode_chat(parse *p, const fg_chat_message *messages, size_t count)
 {
     fg_error err = { 0 };
-    uint32_t *ids;
-    size_t capacity;
+    uint32_t *ids = NULL;
+    size_t capacity = 0;
     size_t id_count = 0;
     size_t length = 0;
     for (size_t i = 0; i < count; i++) {

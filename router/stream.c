@@ -261,18 +261,19 @@ static void close_stream(fg_stream *stream)
 }
 
 /* SPM vocabularies put a space in front of a text; asked by encoding one that has none. */
-static bool adds_leading_space(const fg_tokenizer *tokenizer)
+static fg_status ask_leading_space(const fg_tokenizer *tokenizer, bool *added_out, fg_error *err)
 {
     uint32_t ids[8];
     size_t count = 0;
     size_t length = 0;
     fg_encode_options options = { 0 };
-    if (fg_tokenizer_encode(tokenizer, "a", 1, options, ids, 8, &count, NULL) != FG_OK ||
-        count == 0) {
-        return false;
+    fg_status status = fg_tokenizer_encode(tokenizer, "a", 1, options, ids, 8, &count, err);
+    if (status != FG_OK) {
+        return status;
     }
-    const char *piece = fg_tokenizer_piece(tokenizer, ids[0], false, &length);
-    return length > 0 && piece[0] == ' ';
+    const char *piece = count == 0 ? "" : fg_tokenizer_piece(tokenizer, ids[0], false, &length);
+    *added_out = length > 0 && piece[0] == ' ';
+    return FG_OK;
 }
 
 fg_status fg_streams_create(const fg_streams_options *options, fg_streams **streams_out,
@@ -283,17 +284,24 @@ fg_status fg_streams_create(const fg_streams_options *options, fg_streams **stre
         return fg_fail(err, FG_AGAIN, "out of memory for the streams");
     }
     streams->options = *options;
+    fg_status status = ask_leading_space(options->tokenizer, &streams->strip_leading_space, err);
+    if (status != FG_OK) {
+        goto free_streams;
+    }
     /* With what is pending of a character (detok needs 8 bytes, its end up to 16). */
     streams->scratch_bytes = fg_tokenizer_piece_max(options->tokenizer) + 64;
     streams->scratch = fg_mem_alloc(streams->scratch_bytes);
     if (streams->scratch == NULL) {
-        fg_mem_free(streams);
-        return fg_fail(err, FG_AGAIN, "out of memory for the streams");
+        status = fg_fail(err, FG_AGAIN, "out of memory for the streams");
+        goto free_streams;
     }
     fg_buf_init(&streams->chunk, 0);
-    streams->strip_leading_space = adds_leading_space(options->tokenizer);
     *streams_out = streams;
     return FG_OK;
+
+free_streams:
+    fg_mem_free(streams);
+    return status;
 }
 
 void fg_streams_destroy(fg_streams *streams)

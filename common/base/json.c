@@ -13,7 +13,7 @@ struct fg_json {
 
 static pthread_once_t alloc_once = PTHREAD_ONCE_INIT;
 
-/* jansson reports many a failed allocation as some syntax error, so the cause is kept here. */
+/* jansson reports many a failed allocation as a syntax error, and overlooks others: kept here. */
 static _Thread_local bool alloc_failed;
 
 static void *alloc(size_t size_bytes)
@@ -77,16 +77,16 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
     json_error_t error = { .line = -1 };
     alloc_failed = false;
     json->root = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    if (json->root == NULL) {
-        fg_mem_free(json);
-        if (alloc_failed) {
-            return fg_fail(err, FG_AGAIN, "out of memory for JSON");
-        }
-        return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
-                       error.line, error.column, error.position);
+    if (json->root != NULL && !alloc_failed) {
+        *json_out = json;
+        return FG_OK;
     }
-    *json_out = json;
-    return FG_OK;
+    fg_json_destroy(json);
+    if (alloc_failed) {
+        return fg_fail(err, FG_AGAIN, "out of memory for JSON");
+    }
+    return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
+                   error.line, error.column, error.position);
 }
 
 void fg_json_destroy(fg_json *json)

@@ -269,7 +269,11 @@ static const fg_option options[] = {
 };
 
 /* Read by the tests and by the scripts of deploy/, not by this program. */
-static const char *const known_environment[] = { "FORGE_CORPUS", "FORGE_MODELS", NULL };
+static const char *const known_environment[] = {
+    "FORGE_BIN",           "FORGE_BUILD_PACKAGES", "FORGE_CACHE", "FORGE_CORPUS",
+    "FORGE_FULL_PACKAGES", "FORGE_MODEL_FILE",     "FORGE_ROOT",  "FORGE_SCRIPT_PACKAGES",
+    "FORGE_TESTS",         "FORGE_TEST_PACKAGES",  NULL,
+};
 
 const fg_conf_spec fg_serve_spec = {
     .command = "forge serve",

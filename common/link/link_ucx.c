@@ -3,14 +3,13 @@
  */
 #include "common/link/link_ucx.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <ucs/debug/debug.h>
 
-#include "common/base/fault.h"
-#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
@@ -51,6 +50,21 @@ fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err)
         break;
     }
     return fg_fail(err, as, "link: ucx %s: %s", what, ucs_status_string(status));
+}
+
+/* Merely loaded, UCX takes the crash signals for its own report. They are the program's. */
+static void give_back_signals(void)
+{
+    static const int crash_signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
+    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++) {
+        struct sigaction now;
+        Dl_info owner;
+        if (sigaction(crash_signals[i], NULL, &now) == 0 && now.sa_handler != SIG_DFL &&
+            now.sa_handler != SIG_IGN && dladdr((void *)now.sa_sigaction, &owner) != 0 &&
+            strstr(owner.dli_fname, "libucs") != NULL) {
+            ucs_debug_disable_signal(crash_signals[i]);
+        }
+    }
 }
 
 /* --- context --- */
@@ -137,8 +151,8 @@ static uint64_t sysv_room_bytes(void)
     return value;
 }
 
-/* Takes the arena from UCX, so that it is shared memory that a peer maps. Touched now where the kernel
- * can say no; later, a full /dev/shm would be a SIGBUS in the middle of a step. */
+/* Takes the arena from UCX, so that it is shared memory that a peer maps. UCX reserves all of a POSIX
+ * segment now: a /dev/shm that is full later would be a SIGBUS in the middle of a step. */
 static fg_status open_shared_arena(ucx_link *link, fg_error *err)
 {
     ucp_mem_map_params_t params = {
@@ -157,7 +171,6 @@ static fg_status open_shared_arena(ucx_link *link, fg_error *err)
     fg_status status = ucx_status(ucp_mem_query(link->memory, &attr), "arena", err);
     if (status == FG_OK) {
         link->base.arena = attr.address;
-        memset(link->base.arena, 0, link->arena_bytes);
         return FG_OK;
     }
     ucp_mem_unmap(link->context, link->memory);
@@ -355,12 +368,10 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
     }
     link->shm = (wants & WANTS_SHM) != 0;
     link->tcp = (wants & WANTS_TCP) != 0;
+    link->medium = !link->shm ? FG_LINK_PRIVATE : sysv ? FG_LINK_SYSV : FG_LINK_POSIX;
     link->host_id = ucx_host_id();
     link->base.id = fg_rng_entropy() | 1;
-    static const int crash_signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
-    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++) {
-        ucs_debug_disable_signal(crash_signals[i]); /* a crash is ours to report, not UCX's */
-    }
+    give_back_signals();
     status = open_context(link, wants, options->host, sysv, err);
     if (status != FG_OK) {
         goto free_link;

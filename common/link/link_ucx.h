@@ -25,8 +25,9 @@ typedef struct ucx_peer {
     ucp_ep_h ep;
     ucp_rkey_h key;      /* NULL: blocks go as active messages */
     uint64_t arena_base; /* of the peer */
-    bool failed;         /* the endpoint's error callback has run */
-    int pid_fd;          /* readable once the peer's process has ended; -1: none */
+    fg_link_medium medium;
+    bool failed; /* the endpoint's error callback has run */
+    int pid_fd;  /* readable once the peer's process has ended; -1: none */
     fg_watch *pid_watch;
     char transport[64];
 } ucx_peer;
@@ -50,6 +51,7 @@ struct ucx_link {
     ucp_mem_h memory; /* registration of the arena */
     size_t arena_bytes;
     bool shm; /* the arena can be written by processes of this host */
+    fg_link_medium medium;
     bool tcp;
     bool mapped; /* the arena is our own mapping, not UCX's */
     uint64_t host_id;

@@ -92,6 +92,7 @@ bool ucx_describe(const fg_link *base, fg_buf *out)
         .address_bytes = (uint32_t)address_bytes,
         .key = key,
         .key_bytes = (uint32_t)key_bytes,
+        .medium = link->medium,
     };
     bool fits = address_bytes <= FG_LINK_ADDRESS_MAX && key_bytes <= FG_LINK_KEY_MAX &&
                 fg_link_record_encode(&record, out);
@@ -214,6 +215,7 @@ fg_status ucx_open_peer(fg_link *base, const fg_link_record *record, const char 
     peer->link = link;
     peer->pid_fd = -1;
     peer->arena_base = record->arena_base;
+    peer->medium = record->medium;
     peer->base.writes_here = near;
     fg_status status = open_endpoint(link, peer, record, err);
     if (status != FG_OK) {
@@ -289,24 +291,27 @@ void ucx_free_peer(fg_link *base, fg_link_peer *base_peer)
 
 /* --- what UCX chose --- */
 
-/* UCX tells its choice only in print: one line per lane, e.g.
- * "# lane[0]: 3:posix/memory.0 md[1] -> ... rma_bw#0 am am_bw#0 wireup". */
-static void parse_lanes(const char *text, bool wants_put, char *out, size_t out_bytes)
+/* UCX tells its choice only in print, one line per lane, e.g.
+ * "# lane[0]:  1:sysv/memory.0 md[1]  -> md[1]/sysv/sysdev[255] am am_bw#0 keepalive". Blocks that are
+ * put take the lane of the arena's own kind of memory, others the one for active messages. */
+static void parse_lanes(const char *text, fg_link_medium put_to, char *out, size_t out_bytes)
 {
-    for (const char *line = text; line != NULL; line = strchr(line + 1, '\n')) {
-        const char *lane = strstr(line, "lane[");
-        const char *end = strchr(line + 1, '\n');
-        const char *name = lane != NULL ? strchr(lane, ':') : NULL;
-        if (name == NULL || end == NULL || name > end) {
+    const char *wanted = put_to == FG_LINK_POSIX ? "posix/" : "sysv/";
+    const char *lane = text;
+    while ((lane = strstr(lane, "lane[")) != NULL) {
+        lane += 5;
+        const char *end = strchr(lane, '\n');
+        const char *name = strchr(lane, ':');
+        name = name != NULL ? strchr(name + 1, ':') : NULL;
+        if (end == NULL || name == NULL || name > end) {
             continue;
         }
-        const char *use = strstr(lane, wants_put ? " rma" : " am");
-        name = strchr(name + 1, ':');
-        if (use == NULL || use > end || name == NULL || name > end) {
+        name++;
+        const char *use = put_to == FG_LINK_PRIVATE ? strstr(name, " am ") : strstr(name, wanted);
+        if (use == NULL || use > end || (put_to != FG_LINK_PRIVATE && use != name)) {
             continue;
         }
-        size_t length = strcspn(name + 1, ". \n");
-        snprintf(out, out_bytes, "%.*s", (int)length, name + 1);
+        snprintf(out, out_bytes, "%.*s", (int)strcspn(name, ". \n"), name);
         return;
     }
 }
@@ -325,7 +330,8 @@ const char *ucx_transport(const fg_link *base, const fg_link_peer *base_peer)
     }
     ucp_ep_print_info(peer->ep, stream);
     fclose(stream);
-    parse_lanes(text, peer->key != NULL, peer->transport, sizeof peer->transport);
+    parse_lanes(text, peer->key != NULL ? peer->medium : FG_LINK_PRIVATE, peer->transport,
+                sizeof peer->transport);
     free(text);
     return peer->transport;
 }

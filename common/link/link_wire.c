@@ -110,7 +110,7 @@ bool fg_link_wire_parse(const void *bytes, size_t size_bytes, fg_link_wire *wire
 
 /*
  * Record: magic 0, version 4, link id 8, host id 16, pid 24, block count 28, process start 32, block
- * bytes 40, arena base 48, address bytes 56, key bytes 60, reserved 64, then address, key, and a
+ * bytes 40, arena base 48, address bytes 56, key bytes 60, medium 64, zero 68, then address, key, and a
  * digest of all before it (against truncation and damage; the bus authenticates).
  */
 bool fg_link_record_encode(const fg_link_record *record, fg_buf *out)
@@ -127,6 +127,7 @@ bool fg_link_record_encode(const fg_link_record *record, fg_buf *out)
     fg_link_put64(fixed + 48, record->arena_base);
     fg_link_put32(fixed + 56, record->address_bytes);
     fg_link_put32(fixed + 60, record->key_bytes);
+    fg_link_put32(fixed + 64, (uint32_t)record->medium);
     size_t start = out->size;
     if (!fg_buf_append(out, fixed, sizeof fixed) ||
         !fg_buf_append(out, record->address, record->address_bytes) ||
@@ -161,15 +162,21 @@ fg_status fg_link_record_parse(const void *bytes, size_t size_bytes, fg_link_rec
         .arena_base = fg_link_get64(at + 48),
         .address_bytes = fg_link_get32(at + 56),
         .key_bytes = fg_link_get32(at + 60),
+        .medium = (fg_link_medium)fg_link_get32(at + 64),
     };
     size_t rest = size_bytes - RECORD_FIXED_BYTES - RECORD_DIGEST_BYTES;
     if (record.address_bytes > FG_LINK_ADDRESS_MAX || record.key_bytes > FG_LINK_KEY_MAX ||
-        rest != (size_t)record.address_bytes + record.key_bytes || fg_link_get64(at + 64) != 0) {
+        rest != (size_t)record.address_bytes + record.key_bytes) {
         return fg_fail(err, FG_BAD_INPUT, "link record: lengths do not fit %zu bytes", size_bytes);
     }
     if (fg_link_get64(at + size_bytes - RECORD_DIGEST_BYTES) !=
         fg_hash64(at, size_bytes - RECORD_DIGEST_BYTES, RECORD_MAGIC)) {
         return fg_fail(err, FG_BAD_INPUT, "link record: damaged (digest differs)");
+    }
+    if (record.medium > FG_LINK_SYSV ||
+        (record.medium == FG_LINK_PRIVATE) != (record.key_bytes == 0) ||
+        fg_link_get32(at + 68) != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "link record: memory key and medium do not agree");
     }
     uint64_t arena_bytes;
     if (record.link_id == 0 || record.block_bytes == 0 || record.block_count == 0 ||

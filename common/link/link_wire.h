@@ -55,6 +55,13 @@ uint64_t fg_link_get64(const uint8_t *bytes);
 void fg_link_put32(uint8_t *bytes, uint32_t value);
 void fg_link_put64(uint8_t *bytes, uint64_t value);
 
+/* What kind of memory an arena is. */
+typedef enum fg_link_medium {
+    FG_LINK_PRIVATE, /* nobody else can write it */
+    FG_LINK_POSIX,
+    FG_LINK_SYSV,
+} fg_link_medium;
+
 /* Who a link is and how to reach it. */
 typedef struct fg_link_record {
     uint64_t link_id;
@@ -68,6 +75,7 @@ typedef struct fg_link_record {
     uint32_t address_bytes;
     const uint8_t *key; /* none: the arena cannot be written remotely */
     uint32_t key_bytes;
+    fg_link_medium medium;
 } fg_link_record;
 
 bool fg_link_record_encode(const fg_link_record *record, fg_buf *out);

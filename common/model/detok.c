@@ -45,8 +45,9 @@ size_t fg_detok_push(fg_detok *detok, const fg_tokenizer *tokenizer, uint32_t id
     size_t length;
     const char *piece = fg_tokenizer_piece(tokenizer, id, false, &length);
     size_t at = 0;
+    bool strip = !detok->started && fg_tokenizer_adds_space(tokenizer);
     for (size_t i = 0; i < length; i++) {
-        bool leading_space = !detok->started && piece[i] == ' ';
+        bool leading_space = strip && i == 0 && piece[i] == ' ';
         detok->started = true;
         if (!leading_space) {
             at = push_byte(detok, piece[i], out, capacity, at);

@@ -229,6 +229,17 @@ static fg_status encode_bos(encoder *e, fg_error *err)
     return wanted ? emit(e, vocab->bos, err) : FG_OK;
 }
 
+/* A text becomes at least this many ids: what cannot fit is refused before work is spent on it. */
+static size_t ids_min(const fg_vocab *vocab, const char *text, size_t length)
+{
+    size_t bytes = 0; /* that cannot be left out */
+    for (size_t i = 0; i < length; i++) {
+        bytes += vocab->byte_ids[(unsigned char)text[i]] != FG_TOKEN_NONE;
+    }
+    /* SPM: U+2581 in the text counts for one byte of a token. */
+    return bytes / (vocab->piece_max * (vocab->spm ? 3 : 1) + 1);
+}
+
 fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, size_t length,
                               fg_encode_options options, uint32_t *ids_out, size_t capacity,
                               size_t *count_out, fg_error *err)
@@ -241,10 +252,7 @@ fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, s
                   .after_special = true,
                   .ids = ids_out,
                   .capacity = capacity };
-    /* What cannot fit is refused before work is spent on it. (SPM: U+2581 counts for one byte.) */
-    size_t token_bytes_max = vocab->piece_max * (vocab->spm ? 3 : 1) + 1;
-    bool hopeless = !vocab->may_drop && length / token_bytes_max > capacity;
-    if (hopeless || length > UINT32_MAX / 4) {
+    if (length > UINT32_MAX / 4 || ids_min(vocab, text, length) > capacity) {
         return too_many(&e, err);
     }
     fg_merger_init(&e.merger, vocab);
@@ -289,6 +297,11 @@ uint32_t fg_tokenizer_eos(const fg_tokenizer *tokenizer)
 bool fg_tokenizer_is_end(const fg_tokenizer *tokenizer, uint32_t id)
 {
     return id < tokenizer->vocab.size && tokenizer->vocab.ends[id];
+}
+
+bool fg_tokenizer_adds_space(const fg_tokenizer *tokenizer)
+{
+    return tokenizer->vocab.add_space_prefix;
 }
 
 uint32_t fg_tokenizer_find(const fg_tokenizer *tokenizer, const char *text, size_t length)

@@ -58,14 +58,18 @@ bool fg_tokenizer_is_end(const fg_tokenizer *tokenizer, uint32_t id);
  * absent. */
 uint32_t fg_tokenizer_find(const fg_tokenizer *tokenizer, const char *text, size_t length);
 
+/* True where encoding puts a space in front of a text (most SPM models). */
+bool fg_tokenizer_adds_space(const fg_tokenizer *tokenizer);
+
 /* Incremental decoding of one choice: holds back bytes of an unfinished character. Embeddable. */
 typedef struct fg_detok {
     char pending[8];
     uint8_t pending_count;
-    bool started; /* SPM strips the first space of a text that began at position 0 */
+    bool started; /* something came out, or the first space is to be kept */
 } fg_detok;
 
-/* `strip_leading_space`: SPM models, when the output is a text of its own (not a continuation). */
+/* `strip_leading_space`: the output is a text of its own, not a continuation: where encoding adds a
+ * space in front, decoding takes it away. No effect with other models, so it need not be asked. */
 void fg_detok_init(fg_detok *detok, bool strip_leading_space);
 /* Writes to out only whole characters; each invalid byte or cut-off character comes out as U+FFFD.
  * `capacity` of fg_tokenizer_piece_max() + 8 bytes is always enough, a smaller buffer is a bug of the

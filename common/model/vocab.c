@@ -292,9 +292,6 @@ static void find_bytes(fg_vocab *vocab)
         if (vocab->byte_ids[byte] == FG_TOKEN_NONE) {
             vocab->byte_ids[byte] = fg_vocab_find(vocab, &text, 1);
         }
-        if (vocab->byte_ids[byte] == FG_TOKEN_NONE && vocab->unknown == FG_TOKEN_NONE) {
-            vocab->may_drop = true;
-        }
     }
 }
 

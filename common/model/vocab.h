@@ -47,7 +47,6 @@ typedef struct fg_vocab {
     bool add_space_prefix;
     bool ignore_merges;    /* a word that is a token is taken as it is */
     bool splits_at_spaces; /* SPM: no token continues over the start of a run of spaces */
-    bool may_drop;         /* some byte has neither a token nor an unknown token to stand for it */
     uint32_t size;
     uint32_t bos, eos, unknown;
     uint32_t byte_ids[256];

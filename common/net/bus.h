@@ -43,6 +43,7 @@ const char *fg_bus_endpoint(const fg_bus *bus);
 /* ZeroMQ ROUTER (server) and DEALER (client): bus_zmq.c. A server endpoint may end in ":*". */
 fg_status fg_bus_listen_zmq(struct fg_loop *loop, const char *endpoint, const fg_bus_events *events,
                             fg_bus **bus_out, fg_error *err);
+/* A client may send at once, but only what is sent after on_up is sure to go to a server that answers. */
 fg_status fg_bus_connect_zmq(struct fg_loop *loop, const char *endpoint, const char *identity,
                              const fg_bus_events *events, fg_bus **bus_out, fg_error *err);
 

@@ -30,6 +30,7 @@ typedef struct mem_line {
     mem_bus *client; /* NULL: closed */
     uint32_t refs;   /* the hub's list and each packet */
     uint64_t life;
+    uint64_t cut_life;    /* frames of this and earlier lives are lost */
     uint64_t client_life; /* the life that the client knows of; 0: it is down */
     uint32_t peer;        /* the server's handle, NO_PEER when it knows none */
     uint64_t peer_life;   /* the life that the server knows of */
@@ -208,7 +209,8 @@ static void run_packet(void *arg)
         run_to_server(line, packet);
         break;
     case TO_CLIENT:
-        if (line->client != NULL && line->client_life == packet->life) {
+        if (line->client != NULL && line->client_life == packet->life &&
+            packet->life > line->cut_life) {
             const fg_bus_events *events = &line->client->base.events;
             events->on_frame(events->ctx, 0, packet->bytes, packet->size_bytes);
         }
@@ -443,8 +445,9 @@ void fg_bus_hub_cut(fg_bus_hub *hub, const char *identity)
 {
     for (mem_line *line = hub->lines; line != NULL; line = line->next) {
         if (strcmp(line->identity, identity) == 0) {
+            line->cut_life = line->life;
             begin_life(line);
-            post_news(line, SERVER_DOWN, line->life - 1);
+            post_news(line, SERVER_DOWN, line->cut_life);
         }
     }
 }

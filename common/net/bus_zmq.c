@@ -74,20 +74,13 @@ typedef struct zmq_bus {
     bool ending;
 } zmq_bus;
 
-static fg_status zmq_status(int rc, const char *what, fg_error *err)
+static fg_status zmq_status(int rc, const char *what, fg_status otherwise, fg_error *err)
 {
     if (rc >= 0) {
         return FG_OK;
     }
     int code = zmq_errno();
-    fg_status status = FG_BROKEN;
-    if (code == ENOMEM || code == EMFILE) {
-        status = FG_AGAIN;
-    } else if (code == EINVAL || code == EADDRINUSE || code == EADDRNOTAVAIL || code == ENODEV ||
-               code == EPROTONOSUPPORT || code == EACCES || code == ENOENT ||
-               code == ENAMETOOLONG) {
-        status = FG_BAD_INPUT; /* an endpoint from the configuration */
-    }
+    fg_status status = code == ENOMEM || code == EMFILE ? FG_AGAIN : otherwise;
     return fg_fail(err, status, "%s: %s", what, zmq_strerror(code));
 }
 
@@ -135,7 +128,7 @@ static void end_peer(zmq_bus *bus, zmq_peer *peer)
 
 static fg_status send_greeting(zmq_bus *bus)
 {
-    return zmq_status(zmq_send(bus->socket, "", 0, ZMQ_DONTWAIT), "greeting", NULL);
+    return zmq_send(bus->socket, "", 0, ZMQ_DONTWAIT) < 0 ? FG_AGAIN : FG_OK;
 }
 
 /* Leaves the connection with what was queued for it, and makes a fresh one. */
@@ -476,13 +469,13 @@ static fg_status set_options(zmq_bus *bus, const char *endpoint, const char *ide
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (zmq_setsockopt(bus->socket, options[i].option, &options[i].value, sizeof(int)) != 0) {
-            return zmq_status(-1, "socket option", err);
+            return zmq_status(-1, "socket option", FG_BROKEN, err);
         }
     }
     /* Without a bound one hostile frame could announce any size. */
     int64_t frame_max = FG_LIMIT_FRAME_BYTES;
     if (zmq_setsockopt(bus->socket, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max) != 0) {
-        return zmq_status(-1, "socket option", err);
+        return zmq_status(-1, "socket option", FG_BROKEN, err);
     }
     if (bus->is_server) {
         /* Mandatory: an unknown or full peer is an error, not a silent loss. HANDOVER stays off: nobody
@@ -490,10 +483,10 @@ static fg_status set_options(zmq_bus *bus, const char *endpoint, const char *ide
         int mandatory = 1;
         return zmq_status(
             zmq_setsockopt(bus->socket, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory),
-            "socket option", err);
+            "socket option", FG_BROKEN, err);
     }
     return zmq_status(zmq_setsockopt(bus->socket, ZMQ_ROUTING_ID, identity, strlen(identity)),
-                      "socket identity", err);
+                      "socket identity", FG_BROKEN, err);
 }
 
 static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *identity,
@@ -513,7 +506,7 @@ static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *id
         return status;
     }
     status = zmq_status(zmq_socket_monitor(bus->socket, "inproc://monitor", MONITOR_EVENTS),
-                        "socket monitor", err);
+                        "socket monitor", FG_BROKEN, err);
     if (status != FG_OK) {
         return status;
     }
@@ -525,7 +518,7 @@ static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *id
     int none = 0;
     zmq_setsockopt(bus->monitor, ZMQ_RCVHWM, &none, sizeof none);
     zmq_setsockopt(bus->monitor, ZMQ_LINGER, &none, sizeof none);
-    return zmq_status(zmq_connect(bus->monitor, "inproc://monitor"), "socket monitor", err);
+    return zmq_status(zmq_connect(bus->monitor, "inproc://monitor"), "socket monitor", FG_BROKEN, err);
 }
 
 static fg_status watch_socket(zmq_bus *bus, void *socket, fg_watch **watch_out, fg_error *err)
@@ -533,7 +526,7 @@ static fg_status watch_socket(zmq_bus *bus, void *socket, fg_watch **watch_out, 
     int fd = -1;
     size_t size = sizeof fd;
     if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0) {
-        return zmq_status(-1, "socket descriptor", err);
+        return zmq_status(-1, "socket descriptor", FG_BROKEN, err);
     }
     fg_status status = fg_watch_start(bus->loop, fd, woken, bus, watch_out);
     return status == FG_OK ? FG_OK : fg_fail(err, status, "bus: cannot watch a socket");
@@ -557,11 +550,11 @@ static fg_status bind_endpoint(zmq_bus *bus, const char *endpoint, fg_error *err
 {
     char what[ENDPOINT_MAX + 16];
     snprintf(what, sizeof what, "bind %s", endpoint);
-    fg_status status = zmq_status(zmq_bind(bus->socket, endpoint), what, err);
+    fg_status status = zmq_status(zmq_bind(bus->socket, endpoint), what, FG_BAD_INPUT, err);
     size_t size = sizeof bus->endpoint;
     if (status == FG_OK) {
         status = zmq_status(zmq_getsockopt(bus->socket, ZMQ_LAST_ENDPOINT, bus->endpoint, &size),
-                            "bound endpoint", err);
+                            "bound endpoint", FG_BROKEN, err);
     }
     return status;
 }
@@ -571,7 +564,7 @@ static fg_status connect_endpoint(zmq_bus *bus, const char *endpoint, fg_error *
     char what[ENDPOINT_MAX + 16];
     snprintf(what, sizeof what, "connect %s", endpoint);
     snprintf(bus->endpoint, sizeof bus->endpoint, "%s", endpoint);
-    fg_status status = zmq_status(zmq_connect(bus->socket, endpoint), what, err);
+    fg_status status = zmq_status(zmq_connect(bus->socket, endpoint), what, FG_BAD_INPUT, err);
     return status == FG_OK ? send_greeting(bus) : status;
 }
 

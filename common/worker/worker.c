@@ -291,7 +291,7 @@ static void send_load(fg_worker *worker)
 
 static uint64_t request_key(uint64_t request, uint32_t attempt)
 {
-    return fg_hash_mix(request + attempt);
+    return fg_hash_mix(fg_hash_mix(request) ^ attempt);
 }
 
 static fg_seq *find_request(fg_worker *worker, uint64_t request, uint32_t attempt)
@@ -429,6 +429,11 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
         seq->aborting = true;
         if (seq->side == FG_SIDE_SENDER) {
             fg_link_abort(worker->options.link, seq->peer, seq->ticket);
+            if (seq->pushed == 0) {
+                /* The link never saw this ticket, reads nothing, and (where the receiver has fenced
+                 * it already) may have no more to say about it. */
+                fg_worker_release_ticket(worker, seq);
+            }
         } else {
             fg_link_fence(worker->options.link, seq->ticket);
         }
@@ -521,7 +526,6 @@ static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
     for (fg_seq *seq = list->first; seq != NULL; seq = next) {
         next = seq->next;
         if (seq->ticket_open && seq->peer == peer) {
-            seq->aborting = true; /* losing the peer closes the ticket; nobody else is asked */
             fg_worker_end(worker, seq, FG_FINISH_ERROR,
                           seq->side == FG_SIDE_SENDER ? "the decode worker was lost"
                                                       : "the prefill worker was lost");
@@ -647,6 +651,11 @@ void fg_worker_on_down(fg_worker *worker)
     worker->up = false;
     worker->joined = false;
     end_all(worker, FG_FINISH_CANCELLED, "");
+    /* The others are told that this epoch is lost and turn away from it; so does this side. The
+     * router introduces everybody anew after the next WELCOME. */
+    while (worker->peer_count > 0) {
+        fg_link_lose_peer(worker->options.link, worker->peers[--worker->peer_count].index);
+    }
     worker->reconnect_at_ns = fg_worker_now_ns(worker) + RECONNECT_NS;
 }
 

@@ -90,7 +90,7 @@ class LlamaCpp:
 
 
 def pack(text):
-    data = text.encode("utf-8", "surrogatepass")
+    data = text if isinstance(text, bytes) else text.encode()
     return struct.pack("<I", len(data)) + data
 
 
@@ -113,6 +113,10 @@ def compare(tool, model, oracle, special, texts):
 
 
 def decodes(tool, model, texts):
+    # SmolLM2's vocabulary lacks some bytes; a text that has one cannot come back whole.
+    singles = [bytes([byte]) for byte in range(256)]
+    lost = {one[0] for one, ids in zip(singles, forge_ids(tool, model, "encode", singles)) if not ids}
+    texts = [text for text in texts if lost.isdisjoint(text.encode())]
     done = subprocess.run([tool, model, "decode"], input=b"".join(map(pack, texts)), timeout=120,
                           stdout=subprocess.PIPE, check=True)
     at = 0

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/dtype.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "common/engine/engine_sim.h"
@@ -92,6 +93,23 @@ typedef struct world {
     uint32_t line_count;
     bool quiet; /* no more faults */
 } world;
+
+/* With --verbose: every frame, as it is sent or arrives. */
+static void trace(const world *w, const char *who, const char *what, const void *bytes,
+                  size_t size_bytes)
+{
+    if (!w->options.verbose) {
+        return;
+    }
+    fg_arena *arena = fg_arena_create(FG_LIMIT_FRAME_ARENA_BYTES);
+    fg_msg msg = { 0 };
+    fg_error err;
+    if (arena != NULL && fg_wire_decode(bytes, size_bytes, arena, &msg, &err) == FG_OK) {
+        fprintf(stderr, "%12.6f %s %s %s req=%016llx attempt=%u\n", (double)w->now_ns / 1e9, who,
+                what, fg_msg_name(msg.kind), (unsigned long long)msg.request, msg.attempt);
+    }
+    fg_arena_destroy(arena);
+}
 
 /* ---- the event queue ---- */
 
@@ -288,7 +306,9 @@ static void bus_up(void *ctx, uint32_t peer, const char *identity)
 
 static void bus_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_worker_on_frame(((sim_worker *)ctx)->worker, bytes, size_bytes);
+    sim_worker *s = ctx;
+    trace(s->world, s->name, "got", bytes, size_bytes);
+    fg_worker_on_frame(s->worker, bytes, size_bytes);
 }
 
 static void bus_down(void *ctx, uint32_t peer)
@@ -298,7 +318,9 @@ static void bus_down(void *ctx, uint32_t peer)
 
 static fg_status worker_send(void *ctx, const void *bytes, size_t size_bytes)
 {
-    return fg_bus_send(((sim_worker *)ctx)->bus, 0, bytes, size_bytes);
+    sim_worker *s = ctx;
+    trace(s->world, s->name, "sends", bytes, size_bytes);
+    return fg_bus_send(s->bus, 0, bytes, size_bytes);
 }
 
 static void connect_bus(sim_worker *s)
@@ -439,7 +461,9 @@ static void fire_engine(world *w, event *e)
 
 static fg_status router_send(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    return fg_bus_send(((world *)ctx)->router_bus, peer, bytes, size_bytes);
+    world *w = ctx;
+    trace(w, "router", "sends", bytes, size_bytes);
+    return fg_bus_send(w->router_bus, peer, bytes, size_bytes);
 }
 
 static void router_drop(void *ctx, uint32_t peer)
@@ -454,7 +478,9 @@ static void router_up(void *ctx, uint32_t peer, const char *identity)
 
 static void router_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_dispatch_on_frame(((world *)ctx)->dispatch, peer, bytes, size_bytes);
+    world *w = ctx;
+    trace(w, "router", "got", bytes, size_bytes);
+    fg_dispatch_on_frame(w->dispatch, peer, bytes, size_bytes);
 }
 
 static void router_down(void *ctx, uint32_t peer)
@@ -732,6 +758,11 @@ static bool at_rest(const world *w)
 
 static void describe(const world *w)
 {
+    fg_buf state;
+    fg_buf_init(&state, 0);
+    fg_dispatch_render_state(w->dispatch, &state);
+    fprintf(stderr, "%s\n", state.data);
+    fg_buf_deinit(&state);
     for (uint32_t i = 0; i < w->worker_count; i++) {
         fg_worker_stats s;
         if (!w->workers[i].alive) {

@@ -52,7 +52,8 @@ void fg_gguf_fill_random(uint32_t type, void *out, uint64_t count, float scale, 
 
 typedef enum fg_tiny_vocab {
     FG_TINY_GPT2, /* 256 byte tokens, <|endoftext|>, <|im_start|>, <|im_end|>, a few merges; smollm */
-    FG_TINY_SPM, /* <unk> <s> </s>, 256 byte tokens, letters, a few pairs with scores */
+    FG_TINY_BARE, /* no tokenizer at all, 8 tokens: for tests of the file alone */
+    FG_TINY_SPM,  /* <unk> <s> </s>, 256 byte tokens, letters, a few pairs with scores */
 } fg_tiny_vocab;
 
 /* A llama model. Zero means: 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for

@@ -189,9 +189,9 @@ static bool decode_once(void *ctx)
     const walk *w = ctx;
     fg_arena *arena = fg_arena_create(ARENA_BYTES);
     fg_msg msg;
-    fg_status status = arena == NULL ? FG_AGAIN
-                                     : fg_wire_decode(w->frame->data, w->frame->size, arena, &msg,
-                                                      NULL);
+    fg_status status = arena == NULL
+                           ? FG_AGAIN
+                           : fg_wire_decode(w->frame->data, w->frame->size, arena, &msg, NULL);
     fg_arena_destroy(arena);
     cr_assert(status == FG_OK || status == FG_AGAIN, "status %s", fg_status_name(status));
     return status == FG_OK;

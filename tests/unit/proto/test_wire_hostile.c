@@ -75,8 +75,21 @@ static fg_status decode_and_drop(fg_buf *frame, fg_error *err)
 }
 
 enum {
-    HELLO = 16, WELCOME, REFUSE, LOAD, PEER, PEER_LOST, RESERVE, TICKET, PREFILL, FIRST, PUSHED,
-    TOKENS, DONE, CANCEL, DRAIN
+    HELLO = 16,
+    WELCOME,
+    REFUSE,
+    LOAD,
+    PEER,
+    PEER_LOST,
+    RESERVE,
+    TICKET,
+    PREFILL,
+    FIRST,
+    PUSHED,
+    TOKENS,
+    DONE,
+    CANCEL,
+    DRAIN
 };
 
 Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
@@ -546,8 +559,8 @@ Test(wire_hostile, dense_frames_stay_within_the_memory_bound)
     static const struct {
         uint32_t body, first, last;
     } cases[] = {
-        { TOKENS, 1, 5 }, { TOKENS, 1, 1 }, { TOKENS, 2, 2 }, { TICKET, 4, 4 }, { PREFILL, 1, 1 },
-        { PREFILL, 7, 7 },
+        { TOKENS, 1, 5 }, { TOKENS, 1, 1 },  { TOKENS, 2, 2 },
+        { TICKET, 4, 4 }, { PREFILL, 1, 1 }, { PREFILL, 7, 7 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fg_buf frame = begin();

@@ -21,7 +21,8 @@ static uint32_t up_to(fg_rng *rng, uint32_t max)
     return (uint32_t)fg_rng_below(rng, (uint64_t)max + 1);
 }
 
-static const char *word(fg_rng *rng, fg_arena *arena, uint32_t least, uint32_t most, char low, char high)
+static const char *word(fg_rng *rng, fg_arena *arena, uint32_t least, uint32_t most, char low,
+                        char high)
 {
     uint32_t length = least + up_to(rng, most - least);
     char *text = fg_arena_alloc(arena, length + 1);

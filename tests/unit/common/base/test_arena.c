@@ -51,7 +51,7 @@ Test(arena, holds_no_more_than_its_limit)
 
 Test(arena, refuses_sizes_that_overflow)
 {
-    fg_arena *arena = fg_arena_create(SIZE_MAX);
+    fg_arena *arena = fg_arena_create(1 << 20);
     static const size_t sizes[] = { SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 15, SIZE_MAX - 16,
                                     SIZE_MAX - 64 };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -74,8 +74,8 @@ Test(arena, copies_text)
 static bool fill(void *ctx)
 {
     fg_arena *arena = fg_arena_create(1 << 20);
-    bool fine = arena != NULL && fg_arena_alloc(arena, 10) != NULL &&
-                fg_arena_alloc(arena, 100000) != NULL;
+    bool fine =
+        arena != NULL && fg_arena_alloc(arena, 10) != NULL && fg_arena_alloc(arena, 100000) != NULL;
     fg_arena_destroy(arena);
     return fine;
 }

@@ -42,7 +42,10 @@ Test(buf, refuses_sizes_that_overflow)
     fg_buf_puts(&buf, "x");
     cr_assert_null(fg_buf_reserve(&buf, SIZE_MAX));
     fg_buf_clear(&buf);
+    fg_buf_puts(&buf, "x");
     cr_assert_null(fg_buf_reserve(&buf, SIZE_MAX - 1));
+    fg_buf_clear(&buf);
+    cr_assert_null(fg_buf_reserve(&buf, SIZE_MAX));
     fg_buf_deinit(&buf);
 }
 

@@ -1,6 +1,7 @@
 #include "common/base/dtype.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "common/base/rng.h"
 #include "tests/support/test.h"
@@ -69,7 +70,8 @@ Test(dtype, floats_round_to_the_nearest_half_ties_to_even)
                                  nextafterf(value, INFINITY),
                                  -middle };
         for (size_t i = 0; i < sizeof around / sizeof around[0]; i++) {
-            cr_assert_eq(fg_f16_from_f32(around[i]), half_reference(around[i]), "%a", (double)around[i]);
+            cr_assert_eq(fg_f16_from_f32(around[i]), half_reference(around[i]), "%a",
+                         (double)around[i]);
         }
     }
     uint64_t seed = 20261121;

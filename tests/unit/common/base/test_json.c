@@ -105,7 +105,8 @@ Test(json, nests_up_to_the_limit)
         fg_json *json = NULL;
         fg_buf_init(&text, 0);
         nest(&text, cases[i].depth, cases[i].open, cases[i].close);
-        cr_assert_eq(fg_json_parse(text.data, text.size, &json, NULL), cases[i].want, "case %zu", i);
+        cr_assert_eq(fg_json_parse(text.data, text.size, &json, NULL), cases[i].want, "case %zu",
+                     i);
         fg_json_destroy(json);
         fg_buf_deinit(&text);
     }
@@ -213,7 +214,8 @@ static bool parse(void *ctx)
 
 Test(json, survives_every_failed_allocation)
 {
-    char text[] = "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"a long text that "
-                  "does not fit into a small buffer\"}],\"n\":[1,2.5,true,null,[1,2,3,4,5,6,7,8,9]]}";
+    char text[] =
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"a long text that "
+        "does not fit into a small buffer\"}],\"n\":[1,2.5,true,null,[1,2,3,4,5,6,7,8,9]]}";
     cr_assert(fg_fault_each(parse, text) > 10);
 }

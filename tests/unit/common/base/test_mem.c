@@ -20,9 +20,10 @@ Test(mem, refuses_sizes_that_overflow)
 {
     static const struct {
         size_t count, item_bytes;
-    } cases[] = {
-        { SIZE_MAX, 2 }, { SIZE_MAX / 2 + 1, 2 }, { 2, SIZE_MAX }, { (size_t)1 << 32, (size_t)1 << 32 }
-    };
+    } cases[] = { { SIZE_MAX, 2 },
+                  { SIZE_MAX / 2 + 1, 2 },
+                  { 2, SIZE_MAX },
+                  { (size_t)1 << 32, (size_t)1 << 32 } };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char *kept = fg_mem_strdup("kept");
         cr_assert_null(fg_mem_array(cases[i].count, cases[i].item_bytes), "case %zu", i);

@@ -84,7 +84,8 @@ Test(ring, two_threads_lose_and_reorder_nothing)
 {
     enum { CELLS = 256 };
     static uint64_t cells[CELLS];
-    pair rings = { .there = fg_ring_create(64, sizeof(item)), .back = fg_ring_create(64, sizeof(item)) };
+    pair rings = { .there = fg_ring_create(64, sizeof(item)),
+                   .back = fg_ring_create(64, sizeof(item)) };
     pthread_t thread;
     uint64_t sent = 0, wrong = 0;
     cr_assert(fg_thread_start(&thread, echo, &rings));

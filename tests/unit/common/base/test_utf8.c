@@ -1,5 +1,6 @@
 #include "common/base/utf8.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "tests/support/test.h"

@@ -148,7 +148,7 @@ Test(detok, decoding_gives_back_any_valid_text)
             fg_buf out;
             fg_buf_init(&out, 0);
             fg_buf_puts(&out, "");
-            decode(tokenizer, ids, count, spm, &out);
+            decode(tokenizer, ids, count, true, &out);
             cr_assert_str_eq(out.data, text, "seed %llu", (unsigned long long)seed);
             fg_buf_deinit(&out);
         }

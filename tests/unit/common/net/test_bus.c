@@ -1,1 +1,865 @@
+/* The bus over ZeroMQ (real sockets, raw hostile peers included) and in memory. */
 #include "tests/support/test.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "common/base/clock.h"
+#include "common/base/fault.h"
+#include "common/base/limits.h"
+#include "common/base/mem.h"
+#include "common/net/bus.h"
+#include "common/net/loop.h"
+
+enum { DEADLINE_MS = 10000, PEERS = 8 };
+
+/* One end of a bus and what it has heard. */
+typedef struct end {
+    fg_bus *bus;
+    int up, down;
+    size_t frames;
+    uint32_t last_peer;
+    char identity[128];
+    char text[64];
+    size_t last_size;
+    size_t per_peer[FG_LIMIT_WORKERS];
+    bool in_order; /* frames are counting uint32 */
+    bool echo;
+    bool close_on_frame;
+} end;
+
+static void on_up(void *ctx, uint32_t peer, const char *identity)
+{
+    end *e = ctx;
+    e->up++;
+    e->last_peer = peer;
+    snprintf(e->identity, sizeof e->identity, "%s", identity);
+}
+
+static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
+{
+    end *e = ctx;
+    if (size_bytes == sizeof(uint32_t)) {
+        uint32_t number;
+        memcpy(&number, bytes, sizeof number);
+        e->in_order = e->in_order && number == e->frames;
+    }
+    e->frames++;
+    e->per_peer[peer]++;
+    e->last_peer = peer;
+    e->last_size = size_bytes;
+    snprintf(e->text, sizeof e->text, "%.*s", (int)(size_bytes < 60 ? size_bytes : 60),
+             (const char *)bytes);
+    if (e->echo) {
+        fg_bus_send(e->bus, peer, bytes, size_bytes);
+    }
+    if (e->close_on_frame) {
+        fg_bus_close(e->bus);
+        e->bus = NULL;
+    }
+}
+
+static void on_down(void *ctx, uint32_t peer)
+{
+    end *e = ctx;
+    e->down++;
+    e->last_peer = peer;
+}
+
+static fg_bus_events events_of(end *e)
+{
+    e->in_order = true;
+    return (fg_bus_events){ on_up, on_frame, on_down, e };
+}
+
+/* --- a loop with a tick --- */
+
+typedef struct world {
+    fg_loop *loop;
+    fg_timer *tick;
+    uint64_t started_ms;
+    end server;
+    end clients[PEERS];
+    char directory[64];
+} world;
+
+static void on_tick(void *ctx)
+{
+}
+
+static uint64_t now_ms(void)
+{
+    fg_clock clock = fg_clock_real();
+    return fg_clock_now_ms(&clock);
+}
+
+static void open_world(world *w, const char *endpoint)
+{
+    fg_error err;
+    memset(w, 0, sizeof *w);
+    cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
+    cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
+    fg_bus_events events = events_of(&w->server);
+    fg_status status =
+        fg_bus_listen_zmq(w->loop, endpoint, &events, &w->server.bus, &err);
+    cr_assert_eq(status, FG_OK, "%s", err.text);
+    w->started_ms = now_ms();
+}
+
+static void join(world *w, int index, const char *identity)
+{
+    fg_error err;
+    fg_bus_events events = events_of(&w->clients[index]);
+    fg_status status = fg_bus_connect_zmq(w->loop, fg_bus_endpoint(w->server.bus), identity,
+                                          &events, &w->clients[index].bus, &err);
+    cr_assert_eq(status, FG_OK, "%s", err.text);
+}
+
+static void close_world(world *w)
+{
+    for (int i = 0; i < PEERS; i++) {
+        fg_bus_close(w->clients[i].bus);
+    }
+    fg_bus_close(w->server.bus);
+    fg_timer_close(w->tick);
+    fg_loop_destroy(w->loop);
+}
+
+static void turn(world *w)
+{
+    fg_loop_run_once(w->loop, true);
+    cr_assert(now_ms() - w->started_ms < DEADLINE_MS, "no end within the deadline");
+}
+
+#define WAIT(w, condition)                                                                         \
+    do {                                                                                           \
+        while (!(condition)) {                                                                     \
+            turn(w);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static void talk_both_ways(const char *endpoint)
+{
+    world w;
+    open_world(&w, endpoint);
+    w.server.echo = true;
+    join(&w, 0, "decode-1#7");
+    WAIT(&w, w.clients[0].up == 1);
+    cr_assert_eq(w.server.up, 0, "the server hears of a peer with its first frame");
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "hello", 5), FG_OK);
+    WAIT(&w, w.clients[0].frames == 1);
+    cr_assert_eq(w.server.up, 1);
+    cr_assert_str_eq(w.server.identity, "decode-1#7");
+    cr_assert_str_eq(w.clients[0].text, "hello");
+    cr_assert_eq(fg_bus_dropped(w.server.bus), 0);
+    close_world(&w);
+}
+
+Test(bus_zmq, frames_go_both_ways_over_tcp)
+{
+    talk_both_ways("tcp://127.0.0.1:*");
+}
+
+Test(bus_zmq, frames_go_both_ways_over_ipc)
+{
+    char directory[] = "/tmp/forge-bus-XXXXXX", endpoint[96], path[96];
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/bus", directory);
+    talk_both_ways(endpoint);
+    snprintf(path, sizeof path, "%s/bus", directory);
+    unlink(path);
+    cr_assert_eq(rmdir(directory), 0);
+}
+
+Test(bus_zmq, sends_are_checked)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    join(&w, 0, "a#1");
+    static char large[FG_LIMIT_FRAME_BYTES + 1];
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "", 0), FG_BAD_INPUT);
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, large, sizeof large), FG_BAD_INPUT);
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 1, "x", 1), FG_PEER_LOST);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "x", 1), FG_PEER_LOST);
+    cr_assert_eq(fg_bus_send(w.server.bus, FG_LIMIT_WORKERS, "x", 1), FG_PEER_LOST);
+    /* The largest frame passes. */
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, large, FG_LIMIT_FRAME_BYTES), FG_OK);
+    WAIT(&w, w.server.frames == 1);
+    cr_assert_eq(w.server.last_size, FG_LIMIT_FRAME_BYTES);
+    close_world(&w);
+}
+
+/* --- the edge-trigger trap --- */
+
+enum { BURST = 100000 };
+
+typedef struct burst {
+    char endpoint[128];
+    int count;
+} burst;
+
+/* A client on a thread and loop of its own, sending as fast as its queue takes. */
+static void *send_burst(void *ctx)
+{
+    const burst *b = ctx;
+    fg_loop *loop = NULL;
+    fg_timer *tick = NULL;
+    fg_error err;
+    end e = { 0 };
+    fg_bus_events events = events_of(&e);
+    if (fg_loop_create(&loop, &err) != FG_OK ||
+        fg_timer_start(loop, 1, 1, on_tick, NULL, &tick) != FG_OK ||
+        fg_bus_connect_zmq(loop, b->endpoint, "burst#1", &events, &e.bus, &err) != FG_OK) {
+        return NULL;
+    }
+    for (uint32_t i = 0; i < (uint32_t)b->count;) {
+        if (fg_bus_send(e.bus, 0, &i, sizeof i) == FG_OK) {
+            i++;
+        } else {
+            fg_loop_run_once(loop, true);
+        }
+    }
+    while (e.frames == 0) { /* the server's word that it has them all */
+        fg_loop_run_once(loop, true);
+    }
+    fg_bus_close(e.bus);
+    fg_timer_close(tick);
+    fg_loop_destroy(loop);
+    return NULL;
+}
+
+Test(bus_zmq, burst_of_100000_arrives_whole_and_in_order)
+{
+    world w;
+    pthread_t thread;
+    burst b = { .count = BURST };
+    open_world(&w, "tcp://127.0.0.1:*");
+    /* No tick on this side: a hint that is lost stalls the test. */
+    fg_timer_close(w.tick);
+    cr_assert_eq(fg_timer_start(w.loop, DEADLINE_MS, 0, on_tick, NULL, &w.tick), FG_OK);
+    snprintf(b.endpoint, sizeof b.endpoint, "%s", fg_bus_endpoint(w.server.bus));
+    cr_assert_eq(pthread_create(&thread, NULL, send_burst, &b), 0);
+    w.started_ms = now_ms();
+    WAIT(&w, w.server.frames == BURST);
+    cr_log_info("%d frames in %d ms", BURST, (int)(now_ms() - w.started_ms));
+    cr_assert(w.server.in_order);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "all", 3), FG_OK);
+    pthread_join(thread, NULL);
+    close_world(&w);
+}
+
+/* --- peers that stall and die --- */
+
+/* A child process with a client that sends `frames` frames, says so, and then sleeps for ever. */
+static pid_t start_child(const char *endpoint, const char *identity, int frames)
+{
+    pid_t pid = fork();
+    if (pid != 0) {
+        return pid;
+    }
+    void *context = zmq_ctx_new();
+    void *socket = zmq_socket(context, ZMQ_DEALER);
+    zmq_setsockopt(socket, ZMQ_ROUTING_ID, identity, strlen(identity));
+    int few = 10;
+    zmq_setsockopt(socket, ZMQ_RCVHWM, &few, sizeof few);
+    zmq_connect(socket, endpoint);
+    for (int i = 0; i < frames; i++) {
+        zmq_send(socket, "ready", 5, 0);
+    }
+    for (;;) {
+        pause();
+    }
+}
+
+static void reap(pid_t pid)
+{
+    int status;
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+}
+
+Test(bus_zmq, killed_peer_is_noticed_at_once_and_its_frames_come_first)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    pid_t pid = start_child(fg_bus_endpoint(w.server.bus), "victim#1", 1000);
+    WAIT(&w, w.server.up == 1);
+    /* Most of its frames are still under way when it dies. */
+    WAIT(&w, w.server.frames > 0);
+    size_t before = w.server.frames;
+    reap(pid);
+    uint64_t killed_ms = now_ms();
+    WAIT(&w, w.server.down == 1);
+    cr_log_info("noticed after %d ms", (int)(now_ms() - killed_ms));
+    cr_assert(w.server.frames >= before);
+    size_t frames = w.server.frames;
+    for (int i = 0; i < 20; i++) {
+        turn(&w);
+    }
+    cr_assert_eq(w.server.frames, frames, "nothing comes after on_down");
+    cr_assert_eq(w.server.up, 1);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "x", 1), FG_PEER_LOST);
+    /* Its handle is free for the next. */
+    pid = start_child(fg_bus_endpoint(w.server.bus), "victim#2", 1);
+    WAIT(&w, w.server.up == 2);
+    cr_assert_eq(w.server.last_peer, 0);
+    reap(pid);
+    close_world(&w);
+}
+
+Test(bus_zmq, stalled_peer_fills_its_own_queue_only)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    pid_t pid = start_child(fg_bus_endpoint(w.server.bus), "deaf#1", 1);
+    WAIT(&w, w.server.frames == 1);
+    uint32_t deaf = w.server.last_peer;
+    join(&w, 0, "good#1");
+    WAIT(&w, w.clients[0].up == 1);
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "hi", 2), FG_OK);
+    WAIT(&w, w.server.frames == 2);
+    uint32_t good = w.server.last_peer;
+    static char bytes[16384];
+    int sent = 0;
+    fg_status status = FG_OK;
+    while (status == FG_OK) {
+        status = fg_bus_send(w.server.bus, deaf, bytes, sizeof bytes);
+        sent += status == FG_OK;
+        cr_assert(sent < 1000000, "nothing bounds the queue");
+    }
+    cr_assert_eq(status, FG_AGAIN);
+    cr_assert(sent >= (int)FG_LIMIT_BUS_QUEUE, "%d", sent);
+    /* The other one notices nothing. */
+    for (size_t i = 1; i <= 100; i++) {
+        cr_assert_eq(fg_bus_send(w.server.bus, good, "news", 4), FG_OK);
+        WAIT(&w, w.clients[0].frames == i);
+    }
+    /* Stopped for good, its heartbeats end. */
+    kill(pid, SIGSTOP);
+    WAIT(&w, w.server.down == 1);
+    cr_assert_eq(w.server.last_peer, deaf);
+    reap(pid);
+    close_world(&w);
+}
+
+Test(bus_zmq, dropped_peer_comes_back_as_a_new_one)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    join(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "1", 1);
+    WAIT(&w, w.server.frames == 1);
+    fg_bus_drop(w.server.bus, 0);
+    fg_bus_drop(w.server.bus, 200);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "x", 1), FG_PEER_LOST);
+    fg_bus_send(w.clients[0].bus, 0, "2", 1);
+    WAIT(&w, w.server.frames == 2);
+    cr_assert_eq(w.server.up, 2);
+    cr_assert_eq(w.server.down, 0);
+    close_world(&w);
+}
+
+Test(bus_zmq, client_waits_for_its_server_and_outlives_it)
+{
+    world w;
+    fg_error err;
+    char endpoint[128];
+    open_world(&w, "tcp://127.0.0.1:*");
+    snprintf(endpoint, sizeof endpoint, "%s", fg_bus_endpoint(w.server.bus));
+    fg_bus_close(w.server.bus);
+    w.server.bus = NULL;
+    fg_bus_events client_events = events_of(&w.clients[0]);
+    cr_assert_eq(fg_bus_connect_zmq(w.loop, endpoint, "a#1", &client_events, &w.clients[0].bus,
+                                    &err),
+                 FG_OK);
+    /* What is sent before there is a connection waits, up to the limit. */
+    uint32_t sent = 0;
+    while (fg_bus_send(w.clients[0].bus, 0, &sent, sizeof sent) == FG_OK) {
+        sent++;
+        cr_assert(sent <= FG_LIMIT_BUS_QUEUE);
+    }
+    cr_assert(sent >= FG_LIMIT_BUS_QUEUE - 1, "%u", sent);
+    fg_bus_events server_events = events_of(&w.server);
+    cr_assert_eq(fg_bus_listen_zmq(w.loop, endpoint, &server_events, &w.server.bus, &err), FG_OK,
+                 "%s", err.text);
+    WAIT(&w, w.server.frames == sent && w.clients[0].up == 1);
+    cr_assert(w.server.in_order);
+    /* The server goes and comes back. */
+    for (int round = 1; round <= 3; round++) {
+        fg_bus_close(w.server.bus);
+        WAIT(&w, w.clients[0].down == round);
+        /* Said to nobody: lost with the connection it was meant for, or kept for the next. */
+        cr_assert_eq(fg_bus_listen_zmq(w.loop, endpoint, &server_events, &w.server.bus, &err),
+                     FG_OK, "%s", err.text);
+        WAIT(&w, w.clients[0].up == round + 1);
+        size_t before = w.server.frames;
+        fg_bus_send(w.clients[0].bus, 0, "hello again", 11);
+        WAIT(&w, w.server.frames == before + 1);
+    }
+    close_world(&w);
+}
+
+Test(bus_zmq, client_that_comes_back_at_once_is_not_left_mute)
+{
+    /* The server's loop does not run while the old connection ends and the new one begins. */
+    world w;
+    fg_error err;
+    open_world(&w, "tcp://127.0.0.1:*");
+    join(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "1", 1);
+    WAIT(&w, w.server.frames == 1);
+    fg_bus_close(w.clients[0].bus);
+    fg_bus_events events = events_of(&w.clients[1]);
+    cr_assert_eq(fg_bus_connect_zmq(w.loop, fg_bus_endpoint(w.server.bus), "a#1", &events,
+                                    &w.clients[1].bus, &err),
+                 FG_OK);
+    w.clients[0].bus = NULL;
+    WAIT(&w, w.clients[1].up == 1);
+    fg_bus_send(w.clients[1].bus, 0, "2", 1);
+    WAIT(&w, w.server.per_peer[0] >= 2 && strcmp(w.server.text, "2") == 0);
+    cr_assert_eq(w.server.down, 1);
+    cr_assert_eq(w.server.up, 2);
+    close_world(&w);
+}
+
+/* --- hostile peers --- */
+
+typedef struct part {
+    const char *bytes;
+    size_t size_bytes;
+    bool more;
+} part;
+
+Test(bus_zmq, malformed_messages_are_dropped_and_counted)
+{
+    static const struct {
+        const char *name, *identity;
+        size_t identity_bytes;
+        part parts[3];
+    } cases[] = {
+        { "two parts", "ok#1", 4, { { "a", 1, true }, { "b", 1, false } } },
+        { "empty, then body", "ok#2", 4, { { "", 0, true }, { "b", 1, false } } },
+        { "three parts", "ok#3", 4, { { "a", 1, true }, { "", 0, true }, { "c", 1, false } } },
+        { "identity with space", "a b", 3, { { "a", 1, false } } },
+        { "identity with newline", "a\nb", 3, { { "a", 1, false } } },
+        { "identity with high byte", "\xC3\xA4", 2, { { "a", 1, false } } },
+        { "identity with NUL inside", "a\0b", 3, { { "a", 1, false } } },
+        { "identity too long",
+          "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567"
+          "890123456",
+          97,
+          { { "a", 1, false } } },
+        { "identity made by the router", "", 0, { { "a", 1, false } } },
+    };
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    void *context = zmq_ctx_new();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        void *socket = zmq_socket(context, ZMQ_DEALER);
+        int none = 0;
+        zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none);
+        if (cases[i].identity_bytes > 0) {
+            zmq_setsockopt(socket, ZMQ_ROUTING_ID, cases[i].identity, cases[i].identity_bytes);
+        }
+        cr_assert_eq(zmq_connect(socket, fg_bus_endpoint(w.server.bus)), 0);
+        for (int p = 0; p < 3; p++) {
+            const part *one = &cases[i].parts[p];
+            if (one->bytes != NULL) {
+                zmq_send(socket, one->bytes, one->size_bytes, one->more ? ZMQ_SNDMORE : 0);
+            }
+        }
+        WAIT(&w, fg_bus_dropped(w.server.bus) == i + 1);
+        zmq_close(socket);
+    }
+    zmq_ctx_term(context);
+    cr_assert_eq(w.server.up, 0);
+    cr_assert_eq(w.server.frames, 0);
+    /* A good peer is served as before. */
+    join(&w, 0, "good#1");
+    fg_bus_send(w.clients[0].bus, 0, "hi", 2);
+    WAIT(&w, w.server.frames == 1);
+    close_world(&w);
+}
+
+Test(bus_zmq, oversized_frame_ends_its_connection_only)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    void *context = zmq_ctx_new();
+    void *socket = zmq_socket(context, ZMQ_DEALER);
+    int none = 0;
+    zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none);
+    zmq_setsockopt(socket, ZMQ_ROUTING_ID, "big#1", 5);
+    zmq_connect(socket, fg_bus_endpoint(w.server.bus));
+    zmq_send(socket, "hi", 2, 0);
+    WAIT(&w, w.server.frames == 1);
+    char *bytes = calloc(1, FG_LIMIT_FRAME_BYTES + 1);
+    zmq_send(socket, bytes, FG_LIMIT_FRAME_BYTES + 1, 0);
+    WAIT(&w, w.server.down == 1);
+    cr_assert_eq(w.server.frames, 1);
+    free(bytes);
+    zmq_close(socket);
+    zmq_ctx_term(context);
+    close_world(&w);
+}
+
+Test(bus_zmq, name_of_a_live_peer_cannot_be_taken)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    join(&w, 0, "owner#1");
+    fg_bus_send(w.clients[0].bus, 0, "mine", 4);
+    WAIT(&w, w.server.frames == 1);
+    join(&w, 1, "owner#1");
+    fg_bus_send(w.clients[1].bus, 0, "stolen", 6);
+    for (int i = 0; i < 50; i++) {
+        turn(&w);
+    }
+    cr_assert_eq(w.clients[1].up, 0);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "for the owner", 13), FG_OK);
+    WAIT(&w, w.clients[0].frames == 1);
+    cr_assert_eq(w.server.up, 1);
+    cr_assert_eq(w.server.down, 0);
+    cr_assert_str_eq(w.server.text, "mine");
+    close_world(&w);
+}
+
+Test(bus_zmq, close_is_allowed_in_a_callback)
+{
+    world w;
+    open_world(&w, "tcp://127.0.0.1:*");
+    w.server.close_on_frame = true;
+    join(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "1", 1);
+    fg_bus_send(w.clients[0].bus, 0, "2", 1);
+    WAIT(&w, w.server.bus == NULL);
+    cr_assert_eq(w.server.frames, 1);
+    close_world(&w);
+}
+
+Test(bus_zmq, bad_endpoints_and_identities_are_explained)
+{
+    static const char *const endpoints[] = { "", "nonsense", "tcp://", "tcp://127.0.0.1:99999",
+                                             "tcp://192.0.2.1:1", "ipc:///nowhere/at/all" };
+    fg_loop *loop;
+    fg_bus *bus;
+    fg_error err;
+    end e = { 0 };
+    fg_bus_events events = events_of(&e);
+    cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
+    for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {
+        err.text[0] = '\0';
+        cr_assert_eq(fg_bus_listen_zmq(loop, endpoints[i], &events, &bus, &err), FG_BAD_INPUT,
+                     "%s", endpoints[i]);
+        cr_assert_neq(err.text[0], '\0');
+    }
+    cr_assert_eq(fg_bus_connect_zmq(loop, "tcp://127.0.0.1:1", "a b", &events, &bus, &err),
+                 FG_BAD_INPUT);
+    cr_assert_eq(fg_bus_connect_zmq(loop, "tcp://127.0.0.1:1", "", &events, &bus, &err),
+                 FG_BAD_INPUT);
+    fg_loop_destroy(loop);
+}
+
+static bool try_open_zmq(void *ctx)
+{
+    fg_loop *loop = ctx;
+    fg_error err;
+    end e = { 0 };
+    fg_bus_events events = events_of(&e);
+    fg_bus *server, *client;
+    if (fg_bus_listen_zmq(loop, "tcp://127.0.0.1:*", &events, &server, &err) != FG_OK) {
+        return false;
+    }
+    fg_status status =
+        fg_bus_connect_zmq(loop, fg_bus_endpoint(server), "a#1", &events, &client, &err);
+    fg_bus_close(status == FG_OK ? client : NULL);
+    fg_bus_close(server);
+    return status == FG_OK;
+}
+
+Test(bus_zmq, constructors_survive_every_failure)
+{
+    fg_loop *loop;
+    fg_error err;
+    cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
+    int faults = fg_fault_each(try_open_zmq, loop);
+    cr_assert(faults >= 12, "%d", faults);
+    fg_loop_destroy(loop);
+}
+
+/* --- in memory --- */
+
+typedef struct mem_world {
+    fg_bus_hub *hub;
+    end server;
+    end clients[PEERS];
+} mem_world;
+
+static void open_mem(mem_world *w, const fg_bus_hub_options *options)
+{
+    fg_error err;
+    memset(w, 0, sizeof *w);
+    cr_assert_eq(fg_bus_hub_create(options, &w->hub, &err), FG_OK);
+    fg_bus_events events = events_of(&w->server);
+    cr_assert_eq(fg_bus_listen_mem(w->hub, &events, &w->server.bus, &err), FG_OK);
+}
+
+static void join_mem(mem_world *w, int index, const char *identity)
+{
+    fg_error err;
+    fg_bus_events events = events_of(&w->clients[index]);
+    cr_assert_eq(fg_bus_connect_mem(w->hub, identity, &events, &w->clients[index].bus, &err),
+                 FG_OK, "%s", err.text);
+}
+
+static void close_mem(mem_world *w)
+{
+    for (int i = 0; i < PEERS; i++) {
+        fg_bus_close(w->clients[i].bus);
+    }
+    fg_bus_close(w->server.bus);
+    fg_bus_hub_destroy(w->hub);
+}
+
+static void settle(mem_world *w)
+{
+    for (int i = 0; i < 8; i++) {
+        fg_bus_hub_deliver(w->hub);
+    }
+}
+
+Test(bus_mem, frames_wait_for_deliver)
+{
+    mem_world w;
+    open_mem(&w, NULL);
+    w.server.echo = true;
+    join_mem(&w, 0, "a#1");
+    cr_assert_eq(w.clients[0].up, 0);
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "x", 1), FG_OK);
+    cr_assert_eq(w.server.frames, 0);
+    cr_assert_eq(fg_bus_hub_deliver(w.hub), 1);
+    cr_assert_eq(w.clients[0].up, 1);
+    cr_assert_eq(w.server.up, 1);
+    cr_assert_str_eq(w.server.identity, "a#1");
+    cr_assert_eq(w.clients[0].frames, 0, "the echo waits for the next call");
+    cr_assert_eq(fg_bus_hub_deliver(w.hub), 1);
+    cr_assert_eq(w.clients[0].frames, 1);
+    cr_assert_eq(fg_bus_hub_deliver(w.hub), 0);
+    close_mem(&w);
+}
+
+Test(bus_mem, cut_is_seen_by_both_and_loses_what_was_under_way)
+{
+    mem_world w;
+    open_mem(&w, NULL);
+    join_mem(&w, 0, "a#1");
+    join_mem(&w, 1, "b#1");
+    fg_bus_send(w.clients[0].bus, 0, "1", 1);
+    fg_bus_send(w.clients[1].bus, 0, "1", 1);
+    settle(&w);
+    cr_assert_eq(w.server.up, 2);
+    fg_bus_send(w.clients[0].bus, 0, "lost", 4);
+    fg_bus_send(w.server.bus, 0, "lost", 4);
+    fg_bus_hub_cut(w.hub, "a#1");
+    cr_assert_eq(w.server.down, 0, "deferred like frames");
+    settle(&w);
+    cr_assert_eq(w.server.down, 1);
+    cr_assert_eq(w.clients[0].down, 1);
+    cr_assert_eq(w.clients[0].frames, 0);
+    cr_assert_eq(w.server.frames, 2);
+    cr_assert_eq(w.clients[1].down, 0);
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "x", 1), FG_PEER_LOST);
+    /* It comes back by itself, as a new peer. */
+    cr_assert_eq(w.clients[0].up, 2);
+    fg_bus_send(w.clients[0].bus, 0, "again", 5);
+    settle(&w);
+    cr_assert_eq(w.server.up, 3);
+    cr_assert_str_eq(w.server.text, "again");
+    close_mem(&w);
+}
+
+Test(bus_mem, closed_client_is_down_after_its_last_frames)
+{
+    mem_world w;
+    open_mem(&w, NULL);
+    join_mem(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "last", 4);
+    fg_bus_close(w.clients[0].bus);
+    w.clients[0].bus = NULL;
+    settle(&w);
+    cr_assert_eq(w.server.frames, 1);
+    cr_assert_eq(w.server.down, 1);
+    /* The name is free for a new life. */
+    join_mem(&w, 1, "a#1");
+    fg_bus_send(w.clients[1].bus, 0, "x", 1);
+    settle(&w);
+    cr_assert_eq(w.server.up, 2);
+    close_mem(&w);
+}
+
+Test(bus_mem, server_may_come_later_and_come_back)
+{
+    mem_world w = { 0 };
+    fg_error err;
+    cr_assert_eq(fg_bus_hub_create(NULL, &w.hub, &err), FG_OK);
+    join_mem(&w, 0, "a#1");
+    settle(&w);
+    cr_assert_eq(w.clients[0].up, 0);
+    fg_bus_events events = events_of(&w.server);
+    for (int round = 1; round <= 3; round++) {
+        cr_assert_eq(fg_bus_listen_mem(w.hub, &events, &w.server.bus, &err), FG_OK);
+        settle(&w);
+        cr_assert_eq(w.clients[0].up, round);
+        fg_bus_send(w.clients[0].bus, 0, "x", 1);
+        settle(&w);
+        cr_assert_eq(w.server.up, round);
+        fg_bus_close(w.server.bus);
+        w.server.bus = NULL;
+        settle(&w);
+        cr_assert_eq(w.clients[0].down, round);
+    }
+    close_mem(&w);
+}
+
+Test(bus_mem, queue_is_bounded_and_doubles_are_refused)
+{
+    mem_world w;
+    fg_error err;
+    fg_bus *bus;
+    open_mem(&w, NULL);
+    join_mem(&w, 0, "a#1");
+    fg_bus_events events = events_of(&w.server);
+    cr_assert_eq(fg_bus_listen_mem(w.hub, &events, &bus, &err), FG_BAD_INPUT);
+    cr_assert_eq(fg_bus_connect_mem(w.hub, "a#1", &events, &bus, &err), FG_BAD_INPUT);
+    cr_assert_eq(fg_bus_connect_mem(w.hub, "a 1", &events, &bus, &err), FG_BAD_INPUT);
+    for (uint32_t i = 0; i < FG_LIMIT_BUS_QUEUE; i++) {
+        cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, &i, sizeof i), FG_OK);
+    }
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "x", 1), FG_AGAIN);
+    cr_assert_eq(fg_bus_hub_deliver(w.hub), FG_LIMIT_BUS_QUEUE);
+    cr_assert(w.server.in_order);
+    cr_assert_eq(fg_bus_send(w.clients[0].bus, 0, "x", 1), FG_OK);
+    fg_bus_drop(w.server.bus, 0);
+    settle(&w);
+    cr_assert_eq(w.server.up, 2);
+    cr_assert_eq(w.server.down, 0);
+    close_mem(&w);
+}
+
+/* A simulator that keeps everything, runs it in any order, twice, or never. */
+typedef struct kept {
+    void (*run)(void *arg);
+    void (*free_arg)(void *arg);
+    void *arg;
+    char from[32], to[32];
+} kept;
+
+typedef struct keeper {
+    kept items[64];
+    int count;
+} keeper;
+
+static void keep(void *ctx, const char *from, const char *to, void (*run)(void *arg),
+                 void (*free_arg)(void *arg), void *arg)
+{
+    keeper *k = ctx;
+    cr_assert(k->count < 64);
+    kept *item = &k->items[k->count++];
+    *item = (kept){ run, free_arg, arg, "", "" };
+    snprintf(item->from, sizeof item->from, "%s", from);
+    snprintf(item->to, sizeof item->to, "%s", to);
+}
+
+Test(bus_mem, simulator_may_double_and_keep_frames_past_their_ends)
+{
+    mem_world w;
+    keeper k = { .count = 0 };
+    fg_bus_hub_options options = { .defer = keep, .ctx = &k };
+    open_mem(&w, &options);
+    join_mem(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "x", 1);
+    cr_assert_eq(k.count, 2);
+    cr_assert_str_eq(k.items[1].from, "a#1");
+    cr_assert_str_eq(k.items[1].to, "server");
+    k.items[1].run(k.items[1].arg);
+    k.items[1].run(k.items[1].arg);
+    cr_assert_eq(w.server.frames, 2);
+    cr_assert_eq(w.server.up, 1);
+    k.items[0].run(k.items[0].arg);
+    k.items[0].run(k.items[0].arg);
+    cr_assert_eq(w.clients[0].up, 1);
+    fg_bus_send(w.server.bus, 0, "y", 1);
+    fg_bus_close(w.clients[0].bus);
+    w.clients[0].bus = NULL;
+    /* The client is gone, the frame for it is not. */
+    for (int i = 0; i < k.count; i++) {
+        k.items[i].run(k.items[i].arg);
+    }
+    cr_assert_eq(w.server.down, 1);
+    /* After the end is known, late doubles of its frames raise nobody. */
+    k.items[1].run(k.items[1].arg);
+    cr_assert_eq(w.server.up, 1);
+    close_mem(&w);
+    for (int i = 0; i < k.count; i++) {
+        k.items[i].free_arg(k.items[i].arg);
+    }
+}
+
+Test(bus_mem, loop_delivers_on_its_next_turn)
+{
+    mem_world w;
+    fg_loop *loop;
+    fg_error err;
+    cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
+    fg_bus_hub_options options = { .loop = loop };
+    open_mem(&w, &options);
+    w.server.echo = true;
+    join_mem(&w, 0, "a#1");
+    fg_bus_send(w.clients[0].bus, 0, "x", 1);
+    for (int i = 0; i < 4 && w.clients[0].frames == 0; i++) {
+        fg_loop_run_once(loop, false);
+    }
+    cr_assert_eq(w.clients[0].frames, 1);
+    close_mem(&w);
+    fg_loop_destroy(loop);
+}
+
+static bool try_open_mem(void *ctx)
+{
+    fg_error err;
+    fg_bus_hub *hub;
+    fg_bus *server = NULL, *client = NULL;
+    end e = { 0 };
+    fg_bus_events events = events_of(&e);
+    fg_bus_hub_options options = { .loop = ctx };
+    if (fg_bus_hub_create(&options, &hub, &err) != FG_OK) {
+        return false;
+    }
+    bool good = fg_bus_listen_mem(hub, &events, &server, &err) == FG_OK &&
+                fg_bus_connect_mem(hub, "a#1", &events, &client, &err) == FG_OK;
+    if (good) {
+        fg_fault_arm(0); /* closing has news that must not be lost */
+    }
+    fg_bus_close(client);
+    fg_bus_close(server);
+    fg_bus_hub_destroy(hub);
+    return good;
+}
+
+Test(bus_mem, constructors_survive_every_failure)
+{
+    fg_loop *loop;
+    fg_error err;
+    cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
+    int faults = fg_fault_each(try_open_mem, loop);
+    cr_assert(faults >= 5, "%d", faults);
+    fg_loop_destroy(loop);
+}

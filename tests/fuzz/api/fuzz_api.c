@@ -1,0 +1,101 @@
+/*
+ * fuzz_api - any bytes as the body of a chat or a completion request. Whatever is accepted must keep
+ * the promises that dispatch and the workers rely on, and must render as JSON again.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/base/limits.h"
+#include "router/api.h"
+#include "tests/unit/router/tiny_model.h"
+
+enum { CONTEXT_MAX = 512 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
+
+static void check_request(const fg_request *request, uint32_t vocab_size)
+{
+    const fg_wire_sampling *params = &request->params;
+    FG_ASSERT(request->token_count >= 1 && request->token_count < CONTEXT_MAX, "token count");
+    for (uint32_t i = 0; i < request->token_count; i++) {
+        FG_ASSERT(request->tokens[i] < vocab_size, "token id");
+    }
+    FG_ASSERT(params->max_tokens >= 1 && params->max_tokens <= CONTEXT_MAX - request->token_count,
+              "max_tokens");
+    FG_ASSERT(params->temperature >= 0 && params->temperature <= 2, "temperature");
+    FG_ASSERT(params->top_p > 0 && params->top_p <= 1, "top_p");
+    FG_ASSERT(params->min_p >= 0 && params->min_p <= 1, "min_p");
+    FG_ASSERT(request->stop_count <= FG_LIMIT_STOP_STRINGS, "stop count");
+    for (size_t i = 0; i < request->stop_count; i++) {
+        FG_ASSERT(request->stop_lengths[i] >= 1 && request->stop_lengths[i] <= FG_LIMIT_STOP_BYTES,
+                  "stop length");
+    }
+}
+
+/* `out` must be one JSON value. */
+static void check_json(const fg_buf *out)
+{
+    fg_json *json;
+    fg_error err = { 0 };
+    fg_status status = fg_json_parse(out->data, out->size, &json, &err);
+    FG_ASSERT(status == FG_OK, "%s in %s", err.text, out->data);
+    fg_json_destroy(json);
+}
+
+static void check_rendering(const fg_request *request, const char *text, size_t length)
+{
+    fg_buf out;
+    fg_api_piece piece = { .text = text, .text_length = length };
+    fg_buf_init(&out, 0);
+    fg_api_render_answer(&out, request, &piece, FG_FINISH_STOP, 1);
+    check_json(&out);
+    fg_buf_clear(&out);
+    fg_api_event_piece(&out, request, &piece, FG_FINISH_NONE);
+    fg_buf_consume(&out, strlen("data: "));
+    check_json(&out);
+    fg_buf_deinit(&out);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
+{
+    static tiny_model model;
+    if (model.tokenizer == NULL) {
+        tiny_model_open(&model);
+    }
+    if (size_bytes == 0) {
+        return 0;
+    }
+    fg_api_server server = {
+        .tokenizer = model.tokenizer,
+        .chat = model.chat,
+        .model_name = "tiny",
+        .context_max = CONTEXT_MAX,
+        .max_tokens_default = 64,
+    };
+    fg_api_call call = { .id = "id", .seed = 1 };
+    fg_api_kind kind = bytes[0] & 1 ? FG_API_CHAT : FG_API_COMPLETION;
+    const char *body = (const char *)bytes + 1;
+    fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
+    FG_ASSERT(arena != NULL, "out of memory");
+    fg_request request;
+    fg_api_error error = { 0 };
+    fg_status status =
+        fg_api_parse(&server, kind, body, size_bytes - 1, &call, arena, &request, &error);
+    if (status == FG_OK) {
+        check_request(&request, fg_tokenizer_vocab_size(model.tokenizer));
+        check_rendering(&request, body, size_bytes - 1);
+    } else {
+        fg_buf out;
+        FG_ASSERT(status == FG_BAD_INPUT && error.http_status >= 400 && error.http_status < 500 &&
+                      error.text[0] != '\0',
+                  "an unexplained refusal");
+        fg_buf_init(&out, 0);
+        fg_api_render_error(&out, &error);
+        check_json(&out);
+        fg_buf_deinit(&out);
+    }
+    fg_arena_destroy(arena);
+    return 0;
+}

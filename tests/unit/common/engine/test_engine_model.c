@@ -1,0 +1,357 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/fault.h"
+#include "common/base/hash.h"
+#include "common/base/mem.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/run_engine.h"
+#include "tests/support/test.h"
+
+/* Longer than a tile of the forward pass, so that tiles meet inside a step. */
+enum { PROMPT = 150, STEPS = 6, CONTEXT = 192 };
+
+typedef struct trace {
+    uint32_t tokens[STEPS];
+    uint64_t digests[STEPS];
+} trace;
+
+static void make_prompt(uint64_t seed, uint32_t vocab_size, uint32_t count, uint32_t *tokens)
+{
+    fg_rng rng = { .state = seed };
+    for (uint32_t i = 0; i < count; i++) {
+        tokens[i] = (uint32_t)fg_rng_below(&rng, vocab_size);
+    }
+}
+
+static void open_runner(const fg_runner_options *options, fg_runner *runner)
+{
+    fg_error err = { 0 };
+    cr_assert_eq(fg_runner_open(options, runner, &err), FG_OK, "%s", err.text);
+}
+
+/* The prompt in chunks, then greedy steps; the digest of every logits row that chose a token. */
+static trace run_solo(fg_runner *runner, uint32_t seq, const uint32_t *prompt, uint32_t count,
+                      uint32_t chunk)
+{
+    trace t;
+    fg_error err = { 0 };
+    fg_step_seq last = { .sample = true, .want_digest = true, .sampling = { .top_p = 1.0f } };
+    cr_assert_eq(fg_runner_prompt(runner, seq, prompt, count, chunk, &last, &err), FG_OK, "%s",
+                 err.text);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        t.tokens[i] = last.token_out;
+        t.digests[i] = last.digest_out;
+        last = fg_runner_seq(runner, seq, &t.tokens[i], count + i, 1);
+        last.sample = true;
+        last.want_digest = true;
+        fg_step step = { .seqs = &last, .seq_count = 1 };
+        cr_assert_eq(fg_runner_step(runner, &step, &err), FG_OK, "%s", err.text);
+    }
+    return t;
+}
+
+static const struct {
+    const char *name;
+    fg_tiny_llama model;
+    uint32_t kv_dtype;
+} models[] = {
+    { "f32", { .seed = 1, .weight_type = FG_F32 }, FG_F16 },
+    { "q4_1, rope freqs", { .seed = 2, .weight_type = FG_Q4_1, .rope_freqs = true }, FG_F16 },
+    { "q8_0, own head, f32 kv",
+      { .seed = 3, .weight_type = FG_Q8_0, .separate_output = true },
+      FG_F32 },
+    { "q6_k", { .seed = 4, .weight_type = FG_Q6_K }, FG_F16 },
+    { "bf16, one kv head", { .seed = 5, .weight_type = FG_BF16, .kv_head_count = 1 }, FG_F16 },
+};
+enum { MODEL_COUNT = sizeof models / sizeof models[0] };
+
+static const struct variant {
+    const char *isa;
+    uint32_t threads, chunk;
+    bool reverse_blocks;
+} variants[] = {
+    { "plain", 1, PROMPT, false }, { "plain", 2, 7, true },  { "auto", 1, 1, false },
+    { "auto", 1, 7, true },        { "auto", 1, 64, false }, { "auto", 1, PROMPT, false },
+    { "auto", 2, 1, true },        { "auto", 2, 64, false }, { "auto", 2, PROMPT, true },
+};
+
+Test(engine_model, digests_do_not_depend_on_chunks_threads_isa_or_block_ids)
+{
+    for (size_t m = 0; m < MODEL_COUNT; m++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
+        trace want = { 0 };
+        for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+            fg_runner runner;
+            fg_runner_options options = { .bytes = bytes,
+                                          .size_bytes = size_bytes,
+                                          .context_max = CONTEXT,
+                                          .seqs_max = 3,
+                                          .kv_dtype = models[m].kv_dtype,
+                                          .thread_count = variants[v].threads,
+                                          .cpu_isa = variants[v].isa,
+                                          .reverse_blocks = variants[v].reverse_blocks };
+            open_runner(&options, &runner);
+            uint32_t prompt[PROMPT];
+            make_prompt(40 + m, runner.hparams.vocab_size, PROMPT, prompt);
+            trace got = run_solo(&runner, 1, prompt, PROMPT, variants[v].chunk);
+            want = v == 0 ? got : want;
+            cr_assert(memcmp(&got, &want, sizeof got) == 0, "%s: isa %s, %u threads, chunk %u",
+                      models[m].name, variants[v].isa, variants[v].threads, variants[v].chunk);
+            fg_runner_close(&runner);
+        }
+        cr_assert_neq(want.digests[0], want.digests[1], "%s: the rows differ", models[m].name);
+        free(bytes);
+    }
+}
+
+enum { SEQS = 5 };
+
+/* One live request of the batch test. */
+typedef struct request {
+    uint32_t prompt[PROMPT];
+    uint32_t prompt_count;
+    uint32_t position; /* tokens run */
+    uint32_t emitted;
+    trace got;
+} request;
+
+/* The next part of a request within `budget` tokens; false when it has all it wants. */
+static bool next_part(const fg_runner *runner, request *r, uint32_t seq, uint32_t budget,
+                      fg_step_seq *part)
+{
+    if (r->emitted == STEPS) {
+        return false;
+    }
+    if (r->position < r->prompt_count) {
+        uint32_t left = r->prompt_count - r->position;
+        uint32_t count = left < budget ? left : budget;
+        *part = fg_runner_seq(runner, seq, r->prompt + r->position, r->position, count);
+        part->sample = count == left;
+    } else {
+        *part = fg_runner_seq(runner, seq, &r->got.tokens[r->emitted - 1], r->position, 1);
+        part->sample = true;
+    }
+    part->want_digest = part->sample;
+    return true;
+}
+
+static void take_part(request *r, const fg_step_seq *part)
+{
+    r->position += part->token_count;
+    if (part->sample) {
+        r->got.tokens[r->emitted] = part->token_out;
+        r->got.digests[r->emitted] = part->digest_out;
+        r->emitted++;
+    }
+}
+
+Test(engine_model, digests_do_not_depend_on_batch_neighbours)
+{
+    size_t size_bytes;
+    void *bytes = fg_gguf_build_tiny_llama(&models[1].model, &size_bytes);
+    fg_runner runner;
+    fg_runner_options options = { .bytes = bytes,
+                                  .size_bytes = size_bytes,
+                                  .context_max = CONTEXT,
+                                  .seqs_max = SEQS,
+                                  .kv_dtype = FG_F16,
+                                  .thread_count = 2 };
+    open_runner(&options, &runner);
+    static request requests[SEQS];
+    trace want[SEQS];
+    for (uint32_t s = 0; s < SEQS; s++) {
+        requests[s].prompt_count = PROMPT - 31 * s;
+        make_prompt(60 + s, runner.hparams.vocab_size, requests[s].prompt_count,
+                    requests[s].prompt);
+        want[s] = run_solo(&runner, SEQS - 1 - s, requests[s].prompt, requests[s].prompt_count, 33);
+    }
+    fg_rng rng = { .state = 61 };
+    for (;;) {
+        fg_step_seq parts[SEQS];
+        uint32_t owners[SEQS];
+        fg_step step = { .seqs = parts };
+        for (uint32_t s = 0; s < SEQS; s++) {
+            uint32_t budget = 1 + (uint32_t)fg_rng_below(&rng, 60);
+            owners[step.seq_count] = s;
+            step.seq_count += next_part(&runner, &requests[s], s, budget, &parts[step.seq_count]);
+        }
+        if (step.seq_count == 0) {
+            break;
+        }
+        fg_error err = { 0 };
+        cr_assert_eq(fg_runner_step(&runner, &step, &err), FG_OK, "%s", err.text);
+        for (uint32_t i = 0; i < step.seq_count; i++) {
+            take_part(&requests[owners[i]], &parts[i]);
+        }
+    }
+    for (uint32_t s = 0; s < SEQS; s++) {
+        cr_assert(memcmp(&requests[s].got, &want[s], sizeof want[s]) == 0, "request %u", s);
+    }
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+static void open_tiny(fg_runner *runner, void **bytes_out)
+{
+    size_t size_bytes;
+    *bytes_out = fg_gguf_build_tiny_llama(&models[0].model, &size_bytes);
+    fg_runner_options options = { .bytes = *bytes_out,
+                                  .size_bytes = size_bytes,
+                                  .context_max = CONTEXT,
+                                  .seqs_max = 2,
+                                  .step_tokens_max = 40,
+                                  .kv_dtype = FG_F16 };
+    open_runner(&options, runner);
+}
+
+Test(engine_model, logits_digests_and_block_digests_are_of_the_bytes_seen)
+{
+    fg_runner runner;
+    void *bytes;
+    open_tiny(&runner, &bytes);
+    uint32_t vocab_size = runner.hparams.vocab_size;
+    float *logits = fg_mem_array(vocab_size, sizeof(float));
+    uint32_t tokens[20];
+    make_prompt(70, vocab_size, 20, tokens);
+    fg_step_seq seq = fg_runner_seq(&runner, 0, tokens, 0, 20);
+    seq.want_digest = true;
+    seq.sample = true;
+    seq.logits_out = logits;
+    fg_step_digest digests[2] = { { .block_id = 1 }, { .block_id = 0 } };
+    fg_step step = { .seqs = &seq, .seq_count = 1, .digests = digests, .digest_count = 2 };
+    cr_assert_eq(fg_runner_step(&runner, &step, NULL), FG_OK);
+    cr_assert_eq(seq.digest_out, fg_hash64(logits, vocab_size * sizeof(float), 0));
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < vocab_size; i++) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    cr_assert_eq(seq.token_out, best, "greedy takes the highest logit");
+    for (int i = 0; i < 2; i++) {
+        const char *block =
+            (const char *)runner.arena + digests[i].block_id * runner.layout.block_bytes;
+        cr_assert_eq(digests[i].digest_out, fg_hash64(block, runner.layout.block_bytes, 0));
+    }
+    cr_assert(step.compute_ns_out > 0);
+    cr_assert_str_eq(fg_engine_numerics_class(runner.engine), "cpu/k1/kv-f16/tp1");
+    fg_mem_free(logits);
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+Test(engine_model, a_copied_block_continues_elsewhere)
+{
+    /* What a hand-over does: the blocks of a prefill, copied to other ids, give the same bits. */
+    fg_runner runner;
+    void *bytes;
+    open_tiny(&runner, &bytes);
+    uint32_t tokens[34];
+    make_prompt(71, runner.hparams.vocab_size, 34, tokens);
+    trace want = run_solo(&runner, 0, tokens, 34, 40);
+    size_t seq_bytes = runner.blocks_per_seq * runner.layout.block_bytes;
+    memcpy((char *)runner.arena + seq_bytes, runner.arena, seq_bytes);
+    fg_step_seq seq = fg_runner_seq(&runner, 1, want.tokens, 34, 1);
+    seq.sample = true;
+    seq.want_digest = true;
+    fg_step step = { .seqs = &seq, .seq_count = 1 };
+    cr_assert_eq(fg_runner_step(&runner, &step, NULL), FG_OK);
+    cr_assert_eq(seq.token_out, want.tokens[1]);
+    cr_assert_eq(seq.digest_out, want.digests[1]);
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+Test(engine_model, one_step_at_a_time)
+{
+    fg_runner runner;
+    void *bytes;
+    open_tiny(&runner, &bytes);
+    uint32_t token = 5;
+    fg_step_seq seq = fg_runner_seq(&runner, 0, &token, 0, 1);
+    fg_step step = { .seqs = &seq, .seq_count = 1 };
+    cr_assert(!fg_engine_poll(runner.engine), "nothing to poll");
+    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_AGAIN);
+    while (!fg_engine_poll(runner.engine)) {
+    }
+    cr_assert(!fg_engine_poll(runner.engine), "polled once");
+    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_OK);
+    /* Closing waits for the step in flight. */
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+static const struct {
+    const char *name;
+    fg_engine_options change; /* fields that differ; 0: as it should be */
+    const char *want;
+} refusals[] = {
+    { "isa", { .cpu_isa = "mmx" }, "mmx" },
+    { "threads", { .thread_count = 9999 }, "threads" },
+    { "layout", { .layout = { .layer_count = 77 } }, "layout" },
+    { "step tokens", { .limits = { .context_max = UINT32_MAX } }, "limits" },
+};
+
+static fg_engine_options options_of(fg_runner *runner)
+{
+    return (fg_engine_options){ .weights = runner->weights,
+                                .hparams = &runner->hparams,
+                                .layout = runner->layout,
+                                .arena = runner->arena,
+                                .block_count = runner->block_count,
+                                .limits = { .step_tokens_max = 8,
+                                            .step_seqs_max = 2,
+                                            .context_max = CONTEXT },
+                                .thread_count = 2,
+                                .cpu_isa = "auto" };
+}
+
+Test(engine_model, refuses_options_that_do_not_fit)
+{
+    fg_runner runner;
+    void *bytes;
+    open_tiny(&runner, &bytes);
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        fg_engine_options options = options_of(&runner);
+        const fg_engine_options *change = &refusals[i].change;
+        options.cpu_isa = change->cpu_isa != NULL ? change->cpu_isa : options.cpu_isa;
+        options.thread_count = change->thread_count ? change->thread_count : options.thread_count;
+        if (change->layout.layer_count != 0) {
+            options.layout.layer_count = change->layout.layer_count;
+        }
+        if (change->limits.context_max != 0) {
+            options.limits.context_max = change->limits.context_max;
+        }
+        fg_engine *engine = NULL;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_BAD_INPUT, "%s",
+                     refusals[i].name);
+        cr_assert_not_null(strstr(err.text, refusals[i].want), "%s: %s", refusals[i].name, err.text);
+        cr_assert_null(engine);
+    }
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+static bool open_and_close(void *ctx)
+{
+    fg_engine_options options = options_of(ctx);
+    fg_engine *engine;
+    if (fg_engine_open_model(&options, &engine, NULL) != FG_OK) {
+        return false;
+    }
+    fg_engine_close(engine);
+    return true;
+}
+
+Test(engine_model, survives_every_failure_while_opening)
+{
+    fg_runner runner;
+    void *bytes;
+    open_tiny(&runner, &bytes);
+    cr_assert(fg_fault_each(open_and_close, &runner) >= 9);
+    fg_runner_close(&runner);
+    free(bytes);
+}

@@ -1,0 +1,260 @@
+#include "common/engine/engine_sim.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/fault.h"
+#include "common/base/hash.h"
+#include "tests/support/test.h"
+
+enum { BLOCKS = 16, BLOCK_SIZE = 4, VOCAB = 1000, CONTEXT = 48, TOKENS = 20 };
+
+typedef struct sim {
+    fg_engine *engine;
+    fg_engine_sim_options options;
+    uint8_t arena[BLOCKS * 1024];
+    uint32_t done_count;
+} sim;
+
+static void on_done(void *ctx)
+{
+    ((sim *)ctx)->done_count++;
+}
+
+static void open_sim(sim *s, bool manual)
+{
+    memset(s, 0, sizeof *s);
+    memset(s->arena, 0xA5, sizeof s->arena);
+    s->options = (fg_engine_sim_options){
+        .arena = s->arena,
+        .block_count = BLOCKS,
+        .limits = { .step_tokens_max = 32, .step_seqs_max = 4, .context_max = CONTEXT },
+        .vocab_size = VOCAB,
+        .eos_token = 2,
+        .manual = manual,
+        .on_done = on_done,
+        .ctx = s,
+    };
+    cr_assert_eq(fg_kv_layout_init(&s->options.layout, 2, 1, 8, BLOCK_SIZE, FG_F16, NULL), FG_OK);
+    cr_assert(s->options.layout.block_bytes * BLOCKS <= sizeof s->arena);
+    fg_error err = { 0 };
+    cr_assert_eq(fg_engine_open_sim(&s->options, &s->engine, &err), FG_OK, "%s", err.text);
+}
+
+static fg_step_seq make_seq(const uint32_t *tokens, uint32_t first, uint32_t count,
+                            const uint32_t *block_ids)
+{
+    return (fg_step_seq){ .tokens = tokens + first,
+                          .token_count = count,
+                          .first_position = first,
+                          .block_ids = block_ids,
+                          .block_count = CONTEXT / BLOCK_SIZE,
+                          .sample = true,
+                          .want_digest = true };
+}
+
+static const uint32_t table_a[] = { 3, 1, 4, 0, 5, 9, 2, 6, 8, 7, 10, 11 };
+static const uint32_t table_b[] = { 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0 };
+
+static void fill_tokens(uint32_t *tokens, uint64_t seed)
+{
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        tokens[i] = (uint32_t)(fg_hash_mix(seed + i) % VOCAB);
+    }
+}
+
+/* Runs tokens in chunks; returns the last part. */
+static fg_step_seq run(sim *s, const uint32_t *tokens, uint32_t count, uint32_t chunk)
+{
+    fg_step_seq seq = { 0 };
+    for (uint32_t at = 0; at < count; at += chunk) {
+        seq = make_seq(tokens, at, count - at < chunk ? count - at : chunk, table_a);
+        fg_step step = { .seqs = &seq, .seq_count = 1 };
+        cr_assert_eq(fg_engine_begin(s->engine, &step, NULL), FG_OK);
+        cr_assert(fg_engine_poll(s->engine));
+    }
+    return seq;
+}
+
+Test(engine_sim, any_chunking_gives_the_expected_answer)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 1);
+    for (uint32_t chunk = 1; chunk <= TOKENS; chunk++) {
+        sim s;
+        open_sim(&s, false);
+        fg_step_seq seq = run(&s, tokens, TOKENS, chunk);
+        fg_engine_sim_answer want =
+            fg_engine_sim_expected(tokens, TOKENS, VOCAB, 2, &seq.sampling, 0);
+        cr_assert_eq(seq.token_out, want.token);
+        cr_assert_eq(seq.digest_out, want.digest);
+        cr_assert_eq(fg_engine_sim_bad_slots(s.engine), 0);
+        fg_engine_close(s.engine);
+    }
+}
+
+Test(engine_sim, any_damage_to_what_was_written_changes_the_answer)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 2);
+    sim s;
+    open_sim(&s, false);
+    run(&s, tokens, TOKENS - 1, 5);
+    fg_engine_sim_answer want =
+        fg_engine_sim_expected(tokens, TOKENS, VOCAB, 2, &(fg_sampling){ 0 }, 0);
+    /* Every byte of the blocks that the first 19 slots fill; the slots after them are not read. */
+    size_t block_bytes = s.options.layout.block_bytes;
+    for (uint32_t i = 0; i < (TOKENS - 1) / BLOCK_SIZE; i++) {
+        for (size_t byte = 0; byte < block_bytes; byte++) {
+            uint8_t *victim = &s.arena[table_a[i] * block_bytes + byte];
+            *victim ^= 0x10;
+            fg_step_seq seq = make_seq(tokens, TOKENS - 1, 1, table_a);
+            fg_step step = { .seqs = &seq, .seq_count = 1 };
+            cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+            cr_assert(fg_engine_poll(s.engine));
+            cr_assert_neq(seq.digest_out, want.digest, "block %u byte %zu", i, byte);
+            *victim ^= 0x10;
+        }
+    }
+    cr_assert(fg_engine_sim_bad_slots(s.engine) > 0);
+    fg_engine_close(s.engine);
+}
+
+Test(engine_sim, a_block_of_another_sequence_changes_the_answer)
+{
+    uint32_t tokens[2][TOKENS];
+    fill_tokens(tokens[0], 3);
+    fill_tokens(tokens[1], 4);
+    sim s;
+    open_sim(&s, false);
+    run(&s, tokens[0], TOKENS - 1, TOKENS);
+    fg_step_seq other = make_seq(tokens[1], 0, 16, table_b);
+    fg_step step = { .seqs = &other, .seq_count = 1 };
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+    cr_assert(fg_engine_poll(s.engine));
+    uint32_t mixed[CONTEXT / BLOCK_SIZE];
+    memcpy(mixed, table_a, sizeof mixed);
+    mixed[1] = table_b[1]; /* whole and at the right place, but a stranger's */
+    fg_step_seq seq = make_seq(tokens[0], TOKENS - 1, 1, mixed);
+    step.seqs = &seq;
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+    cr_assert(fg_engine_poll(s.engine));
+    cr_assert_neq(seq.digest_out,
+                  fg_engine_sim_expected(tokens[0], TOKENS, VOCAB, 2, &seq.sampling, 0).digest);
+    cr_assert_eq(fg_engine_sim_bad_slots(s.engine), 0, "no slot is torn");
+    fg_engine_close(s.engine);
+}
+
+Test(engine_sim, manual_steps_end_when_told)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 5);
+    sim s;
+    open_sim(&s, true);
+    fg_step_seq seq = make_seq(tokens, 0, 4, table_a);
+    fg_step_digest digest = { .block_id = table_a[0] };
+    fg_step step = { .seqs = &seq, .seq_count = 1, .digests = &digest, .digest_count = 1 };
+    cr_assert(!fg_engine_sim_complete(s.engine), "nothing is in flight");
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_AGAIN);
+    cr_assert(!fg_engine_poll(s.engine));
+    cr_assert_eq(s.done_count, 0);
+    cr_assert(fg_engine_sim_complete(s.engine));
+    cr_assert_eq(s.done_count, 1);
+    cr_assert(!fg_engine_sim_complete(s.engine));
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_AGAIN, "not polled yet");
+    cr_assert(fg_engine_poll(s.engine));
+    cr_assert(!fg_engine_poll(s.engine));
+    size_t block_bytes = s.options.layout.block_bytes;
+    cr_assert_eq(digest.digest_out, fg_hash64(s.arena + table_a[0] * block_bytes, block_bytes, 0));
+    fg_engine_close(s.engine);
+}
+
+Test(engine_sim, seed_and_choice_matter_only_when_sampling)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 6);
+    fg_sampling greedy[2] = { { .seed = 1 }, { .seed = 2 } };
+    fg_sampling warm[2] = { { .temperature = 1.0f, .seed = 1 }, { .temperature = 1.0f, .seed = 2 } };
+    cr_assert_eq(fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &greedy[0], 0).token,
+                 fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &greedy[1], 3).token);
+    cr_assert_neq(fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &warm[0], 0).token,
+                  fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &warm[1], 0).token);
+    cr_assert_neq(fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &warm[0], 0).token,
+                  fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &warm[0], 1).token);
+}
+
+/* The checks that both engines share. */
+Test(engine, refuses_steps_beyond_limits_or_with_strange_ids)
+{
+    static const struct {
+        const char *name;
+        uint32_t token, token_count, first_position, block_count, block_id, seq_count, digest_block;
+        const char *want;
+    } cases[] = {
+        { "no tokens", 1, 0, 0, 12, 3, 1, 0, "no tokens" },
+        { "token id", VOCAB, 1, 0, 12, 3, 1, 0, "vocabulary" },
+        { "context", 1, 2, CONTEXT - 1, 12, 3, 1, 0, "beyond" },
+        { "position overflow", 1, 2, UINT32_MAX, 12, 3, 1, 0, "beyond" },
+        { "step tokens", 1, 33, 0, 12, 3, 1, 0, "33 tokens" },
+        { "step sequences", 1, 1, 0, 12, 3, 5, 0, "5 sequences" },
+        { "too few blocks", 1, 5, 0, 1, 3, 1, 0, "needs 2" },
+        { "block id", 1, 1, 0, 12, BLOCKS, 1, 0, "names block" },
+        { "digest block", 1, 1, 0, 12, 3, 1, BLOCKS, "digest" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sim s;
+        open_sim(&s, false);
+        uint32_t tokens[40];
+        uint32_t block_ids[12];
+        for (int j = 0; j < 40; j++) {
+            tokens[j] = cases[i].token;
+        }
+        for (int j = 0; j < 12; j++) {
+            block_ids[j] = cases[i].block_id;
+        }
+        fg_step_seq seqs[5];
+        for (int j = 0; j < 5; j++) {
+            seqs[j] = (fg_step_seq){ .tokens = tokens,
+                                     .token_count = cases[i].token_count,
+                                     .first_position = cases[i].first_position,
+                                     .block_ids = block_ids,
+                                     .block_count = cases[i].block_count };
+        }
+        fg_step_digest digest = { .block_id = cases[i].digest_block };
+        fg_step step = { .seqs = seqs,
+                         .seq_count = cases[i].seq_count,
+                         .digests = &digest,
+                         .digest_count = 1 };
+        fg_error err = { 0 };
+        cr_assert_eq(fg_engine_begin(s.engine, &step, &err), FG_BAD_INPUT, "%s", cases[i].name);
+        cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
+        cr_assert(!fg_engine_poll(s.engine), "%s: nothing was started", cases[i].name);
+        fg_engine_close(s.engine);
+    }
+}
+
+static bool open_and_close(void *ctx)
+{
+    fg_engine *engine;
+    if (fg_engine_open_sim(ctx, &engine, NULL) != FG_OK) {
+        return false;
+    }
+    fg_engine_close(engine);
+    return true;
+}
+
+Test(engine_sim, refuses_heads_too_small_and_survives_failed_allocation)
+{
+    sim s;
+    open_sim(&s, false);
+    cr_assert_eq(fg_fault_each(open_and_close, &s.options), 1);
+    fg_engine *engine;
+    fg_engine_sim_options options = s.options;
+    options.layout.head_dim = 2;
+    cr_assert_eq(fg_engine_open_sim(&options, &engine, NULL), FG_BAD_INPUT);
+    options = s.options;
+    options.vocab_size = 0;
+    cr_assert_eq(fg_engine_open_sim(&options, &engine, NULL), FG_BAD_INPUT);
+    fg_engine_close(s.engine);
+}

@@ -1,0 +1,285 @@
+#include "common/model/hparams.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/test.h"
+
+typedef enum value_kind { ABSENT, WHOLE, REAL, TEXT, ARRAY } value_kind;
+
+typedef struct meta_row {
+    const char *key;
+    value_kind kind;
+    double number;
+    const char *text;
+} meta_row;
+
+typedef struct tensor_row {
+    const char *name;
+    uint32_t type;
+    uint64_t columns, rows; /* columns 0: absent; rows 0: a vector */
+} tensor_row;
+
+/* 1 layer, 32 wide, 4 heads on 2 KV heads of 8, ffn 64, 8 tokens. */
+static const meta_row base_meta[] = {
+    { "general.architecture", TEXT, 0, "llama" },
+    { "llama.block_count", WHOLE, 1, NULL },
+    { "llama.context_length", WHOLE, 128, NULL },
+    { "llama.embedding_length", WHOLE, 32, NULL },
+    { "llama.feed_forward_length", WHOLE, 64, NULL },
+    { "llama.attention.head_count", WHOLE, 4, NULL },
+    { "llama.attention.head_count_kv", WHOLE, 2, NULL },
+    { "llama.attention.layer_norm_rms_epsilon", REAL, 1e-5, NULL },
+};
+
+static const tensor_row base_tensors[] = {
+    { "token_embd.weight", FG_Q4_0, 32, 8 },        { "output_norm.weight", FG_F32, 32, 0 },
+    { "blk.0.attn_norm.weight", FG_F32, 32, 0 },    { "blk.0.attn_q.weight", FG_Q8_0, 32, 32 },
+    { "blk.0.attn_k.weight", FG_F16, 32, 16 },      { "blk.0.attn_v.weight", FG_F16, 32, 16 },
+    { "blk.0.attn_output.weight", FG_F32, 32, 32 }, { "blk.0.ffn_norm.weight", FG_F32, 32, 0 },
+    { "blk.0.ffn_gate.weight", FG_BF16, 32, 64 },   { "blk.0.ffn_up.weight", FG_Q5_1, 32, 64 },
+    { "blk.0.ffn_down.weight", FG_Q4_1, 64, 32 },
+};
+
+/* One change to the base: a row with a known name replaces it, another is added. */
+typedef struct change {
+    const char *name;
+    const char *want; /* in the error line; NULL: accepted */
+    meta_row meta[2];
+    tensor_row tensor;
+} change;
+
+static void add_meta(fg_gguf_builder *builder, const meta_row *row)
+{
+    switch (row->kind) {
+    case ABSENT:
+        break;
+    case WHOLE:
+        fg_gguf_add_u32(builder, row->key, (uint32_t)row->number);
+        break;
+    case REAL:
+        fg_gguf_add_f32(builder, row->key, (float)row->number);
+        break;
+    case TEXT:
+        fg_gguf_add_string(builder, row->key, row->text);
+        break;
+    case ARRAY:
+        fg_gguf_add_array(builder, row->key, FG_META_U32, (const uint32_t[]){ 1, 2 }, 2);
+        break;
+    }
+}
+
+static void add_tensor(fg_gguf_builder *builder, const tensor_row *row)
+{
+    if (row->columns > 0) {
+        uint64_t dims[2] = { row->columns, row->rows };
+        fg_gguf_add_tensor(builder, row->name, row->type, row->rows == 0 ? 1 : 2, dims, NULL);
+    }
+}
+
+static bool changes(const meta_row *row, const char *key)
+{
+    return row->key != NULL && strcmp(row->key, key) == 0;
+}
+
+static void *build(const change *c, size_t *size_bytes_out)
+{
+    fg_gguf_builder *builder = fg_gguf_builder_create();
+    for (size_t i = 0; i < sizeof base_meta / sizeof base_meta[0]; i++) {
+        const char *key = base_meta[i].key;
+        if (!changes(&c->meta[0], key) && !changes(&c->meta[1], key)) {
+            add_meta(builder, &base_meta[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        add_meta(builder, &c->meta[i]);
+    }
+    for (size_t i = 0; i < sizeof base_tensors / sizeof base_tensors[0]; i++) {
+        if (c->tensor.name == NULL || strcmp(c->tensor.name, base_tensors[i].name) != 0) {
+            add_tensor(builder, &base_tensors[i]);
+        }
+    }
+    if (c->tensor.name != NULL) {
+        add_tensor(builder, &c->tensor);
+    }
+    void *bytes = fg_gguf_finish(builder, size_bytes_out);
+    fg_gguf_builder_destroy(builder);
+    return bytes;
+}
+
+#define WHOLE_OF(key_, value_) { { key_, WHOLE, value_, NULL } }
+#define REAL_OF(key_, value_)  { { key_, REAL, value_, NULL } }
+#define NONE_OF(key_)          { { key_, ABSENT, 0, NULL } }
+#define TENSOR(...)            .tensor = { __VA_ARGS__ }
+
+static const change cases[] = {
+    { "the base", NULL, { { 0 } }, { 0 } },
+    { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
+    { "another architecture", "'qwen2' is not supported (supported: llama)",
+      { { "general.architecture", TEXT, 0, "qwen2" } }, { 0 } },
+    { "llama4", "'llama4' is not supported", { { "general.architecture", TEXT, 0, "llama4" } },
+      { 0 } },
+    { "no layers key", "'llama.block_count' is missing", NONE_OF("llama.block_count"), { 0 } },
+    { "zero layers", "'llama.block_count' is 0", WHOLE_OF("llama.block_count", 0), { 0 } },
+    { "too many layers", "'llama.block_count' is 2000", WHOLE_OF("llama.block_count", 2000), { 0 } },
+    { "a layer that is not there", "'blk.1.attn_norm.weight' is missing",
+      WHOLE_OF("llama.block_count", 2), { 0 } },
+    { "layers as text", "not a whole number", { { "llama.block_count", TEXT, 0, "1" } }, { 0 } },
+    { "zero context", "'llama.context_length' is 0", WHOLE_OF("llama.context_length", 0), { 0 } },
+    { "huge context", "'llama.context_length'", WHOLE_OF("llama.context_length", 4e9), { 0 } },
+    { "zero width", "'llama.embedding_length' is 0", WHOLE_OF("llama.embedding_length", 0), { 0 } },
+    { "another width", "expected 64 x", WHOLE_OF("llama.embedding_length", 64), { 0 } },
+    { "huge width", "supported", WHOLE_OF("llama.embedding_length", 4294967295.0), { 0 } },
+    { "another ffn", "'blk.0.ffn_gate.weight'", WHOLE_OF("llama.feed_forward_length", 96), { 0 } },
+    { "ffn per layer", "differs per layer", { { "llama.feed_forward_length", ARRAY, 0, NULL } },
+      { 0 } },
+    { "zero heads", "head_count' is 0", WHOLE_OF("llama.attention.head_count", 0), { 0 } },
+    { "heads that do not divide", "does not divide", WHOLE_OF("llama.attention.head_count", 6),
+      { 0 } },
+    { "KV heads that do not divide", "4 heads cannot share 3",
+      WHOLE_OF("llama.attention.head_count_kv", 3), { 0 } },
+    { "more KV heads than heads", "cannot share", WHOLE_OF("llama.attention.head_count_kv", 8),
+      { 0 } },
+    { "zero KV heads", "head_count_kv' is 0", WHOLE_OF("llama.attention.head_count_kv", 0), { 0 } },
+    { "KV heads per layer", "per layer", { { "llama.attention.head_count_kv", ARRAY, 0, NULL } },
+      { 0 } },
+    { "KV heads default to heads", "'blk.0.attn_k.weight'",
+      NONE_OF("llama.attention.head_count_kv"), { 0 } },
+    { "explicit head size", NULL, WHOLE_OF("llama.attention.key_length", 8), { 0 } },
+    { "another head size", "'blk.0.attn_q.weight'", WHOLE_OF("llama.attention.key_length", 16),
+      { 0 } },
+    { "odd head size", "heads of 7", WHOLE_OF("llama.attention.key_length", 7), { 0 } },
+    { "huge head size", "key_length' is 1024", WHOLE_OF("llama.attention.key_length", 1024), { 0 } },
+    { "other values than keys", "only equal", WHOLE_OF("llama.attention.value_length", 4), { 0 } },
+    { "no epsilon", "epsilon' is missing", NONE_OF("llama.attention.layer_norm_rms_epsilon"),
+      { 0 } },
+    { "zero epsilon", "epsilon' is 0", REAL_OF("llama.attention.layer_norm_rms_epsilon", 0), { 0 } },
+    { "NaN epsilon", "epsilon' is", REAL_OF("llama.attention.layer_norm_rms_epsilon", NAN), { 0 } },
+    { "theta", NULL, REAL_OF("llama.rope.freq_base", 500000), { 0 } },
+    { "negative theta", "freq_base' is -1", REAL_OF("llama.rope.freq_base", -1), { 0 } },
+    { "infinite theta", "freq_base' is inf", REAL_OF("llama.rope.freq_base", INFINITY), { 0 } },
+    { "fewer rotated dims", NULL, WHOLE_OF("llama.rope.dimension_count", 4), { 0 } },
+    { "odd rotated dims", "odd", WHOLE_OF("llama.rope.dimension_count", 3), { 0 } },
+    { "too many rotated dims", "dimension_count' is 10", WHOLE_OF("llama.rope.dimension_count", 10),
+      { 0 } },
+    { "linear scaling", "scaled rotation", { { "llama.rope.scaling.type", TEXT, 0, "linear" } },
+      { 0 } },
+    { "no scaling", NULL, { { "llama.rope.scaling.type", TEXT, 0, "none" } }, { 0 } },
+    { "old linear scaling", "scale_linear", REAL_OF("llama.rope.scale_linear", 2), { 0 } },
+    { "experts", "mixes 8 experts", WHOLE_OF("llama.expert_count", 8), { 0 } },
+    { "vocabulary agrees", NULL, WHOLE_OF("llama.vocab_size", 8), { 0 } },
+    { "vocabulary disagrees", "8 rows, but the vocabulary has 9", WHOLE_OF("llama.vocab_size", 9),
+      { 0 } },
+    { "tokens disagree", "8 rows, but the vocabulary has 2",
+      { { "tokenizer.ggml.tokens", ARRAY, 0, NULL } }, { 0 } },
+    { "no embedding", "'token_embd.weight' is missing", { { 0 } }, TENSOR("token_embd.weight") },
+    { "no final norm", "'output_norm.weight' is missing", { { 0 } }, TENSOR("output_norm.weight") },
+    { "no k", "'blk.0.attn_k.weight' is missing", { { 0 } }, TENSOR("blk.0.attn_k.weight") },
+    { "k transposed", "'blk.0.attn_k.weight' is 16 x 32", { { 0 } },
+      TENSOR("blk.0.attn_k.weight", FG_F16, 16, 32) },
+    { "norm in f16", "has type f16, expected f32", { { 0 } },
+      TENSOR("blk.0.ffn_norm.weight", FG_F16, 32, 0) },
+    { "norm too short", "'blk.0.ffn_norm.weight' is 16", { { 0 } },
+      TENSOR("blk.0.ffn_norm.weight", FG_F32, 16, 0) },
+    { "own output", NULL, { { 0 } }, TENSOR("output.weight", FG_Q8_0, 32, 8) },
+    { "own output of another size", "'output.weight'", { { 0 } },
+      TENSOR("output.weight", FG_Q8_0, 32, 7) },
+    { "a bias", "biases are not supported", { { 0 } },
+      TENSOR("blk.0.attn_q.bias", FG_F32, 32, 0) },
+    { "head norms", "'blk.0.attn_q_norm.weight' has no place", { { 0 } },
+      TENSOR("blk.0.attn_q_norm.weight", FG_F32, 8, 0) },
+    { "a layer too many", "'blk.1.attn_q.weight' has no place", { { 0 } },
+      TENSOR("blk.1.attn_q.weight", FG_F32, 32, 32) },
+    { "a layer spelled twice", "'blk.00.attn_q.weight' has no place", { { 0 } },
+      TENSOR("blk.00.attn_q.weight", FG_F32, 32, 32) },
+    { "frequencies of another size", "'rope_freqs.weight' is 5", { { 0 } },
+      TENSOR("rope_freqs.weight", FG_F32, 5, 0) },
+};
+
+Test(hparams, accepts_what_fits_and_names_what_does_not)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t size_bytes;
+        void *bytes = build(&cases[i], &size_bytes);
+        fg_weights *weights;
+        fg_error err = { 0 };
+        fg_hparams hp = { .layer_count = 4242 };
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s: %s",
+                     cases[i].name, err.text);
+        fg_status status = fg_hparams_read(weights, &hp, &err);
+        cr_assert_eq(status, cases[i].want == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s", cases[i].name,
+                     err.text);
+        if (cases[i].want != NULL) {
+            cr_assert_not_null(strstr(err.text, cases[i].want), "%s: got \"%s\"", cases[i].name,
+                               err.text);
+            cr_assert_eq(hp.layer_count, 4242, "%s: output kept", cases[i].name);
+        }
+        fg_weights_close(weights);
+        free(bytes);
+    }
+}
+
+Test(hparams, refuses_frequencies_that_divide_nothing)
+{
+    static const float bad[] = { 0.0f, -1.0f, (float)INFINITY, (float)NAN };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        float freqs[8] = { 1, 1, 1, 1, 1, 1, 1, bad[i] };
+        size_t size_bytes;
+        fg_weights *weights;
+        fg_hparams hp;
+        fg_error err;
+        fg_gguf_builder *builder = fg_gguf_builder_create();
+        fg_gguf_add_tiny_llama(builder, &(fg_tiny_llama){ .vocab = FG_TINY_BARE });
+        fg_gguf_add_tensor(builder, "rope_freqs.weight", FG_F32, 1, &(uint64_t){ 8 }, freqs);
+        void *bytes = fg_gguf_finish(builder, &size_bytes);
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+        cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_BAD_INPUT);
+        cr_assert_not_null(strstr(err.text, "divides no angle"));
+        fg_weights_close(weights);
+        fg_gguf_builder_destroy(builder);
+        free(bytes);
+    }
+}
+
+Test(hparams, reads_every_number_of_a_tiny_model)
+{
+    size_t size_bytes;
+    fg_weights *weights;
+    fg_hparams hp;
+    fg_error err;
+    void *bytes = fg_gguf_build_tiny_llama(&(fg_tiny_llama){ .vocab = FG_TINY_SPM,
+                                                             .weight_type = FG_Q6_K,
+                                                             .rope_freqs = true,
+                                                             .separate_output = true },
+                                           &size_bytes);
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
+    cr_assert_str_eq(hp.architecture, "llama");
+    cr_assert_str_eq(hp.name, "tiny random llama");
+    cr_assert(hp.layer_count == 2 && hp.embedding_length == 256 && hp.ffn_length == 256);
+    cr_assert(hp.head_count == 4 && hp.kv_head_count == 2 && hp.head_dim == 64);
+    cr_assert(hp.vocab_size == 316 && hp.context_length == 512 && hp.rope_dims == 64);
+    cr_assert(hp.rope_interleaved && !hp.tied_output && hp.rope_theta == 10000.0f);
+    cr_assert_eq(hp.norm_epsilon, 1e-5f);
+    cr_assert_eq((const void *)hp.rope_freqs, fg_weights_find(weights, "rope_freqs.weight")->data);
+    fg_weights_close(weights);
+    free(bytes);
+}
+
+Test(hparams, shows_a_name_without_control_characters_or_half_letters)
+{
+    size_t size_bytes;
+    fg_weights *weights;
+    fg_hparams hp;
+    fg_error err;
+    change c = { .meta = { { "general.name", TEXT, 0, "a\nb\x7F\xC3\xA9\xFFrest" } } };
+    void *bytes = build(&c, &size_bytes);
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
+    cr_assert_str_eq(hp.name, "a b \xC3\xA9");
+    fg_weights_close(weights);
+    free(bytes);
+}
