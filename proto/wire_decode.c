@@ -39,7 +39,8 @@ static void out_of_memory(decoder *d)
     }
 }
 
-/* A NUL-terminated copy; a text with a NUL inside is refused, for it would read as a shorter one. */
+/* A NUL-terminated copy; a text with a NUL inside is refused, for it would read as a shorter one.
+ * */
 static char *text_in(decoder *d, const char *field, const ProtobufCBinaryData *data)
 {
     if (data->len > 0 && memchr(data->data, '\0', data->len) != NULL && d->status == FG_OK) {

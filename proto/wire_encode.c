@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "common/base/limits.h"
-#include "common/base/utf8.h"
 #include "forge.pb-c.h"
 
 /* Every message that can be a body, so that encoding needs no heap: one lives on the stack. */
@@ -324,8 +323,8 @@ bool fg_wire_encode(const fg_msg *msg, fg_buf *out)
     b.frame.request = msg->request;
     b.frame.attempt = msg->attempt;
     if (msg->kind == FG_MSG_TOKENS) {
-        /* The columns stand behind the frame in the same buffer: no heap once it has grown. A packed
-         * token takes at most 10 + 8 + 4 * 5 bytes. */
+        /* The columns stand behind the frame in the same buffer: no heap once it has grown. A
+         * packed token takes at most 10 + 8 + 4 * 5 bytes. */
         size_t count = msg->tokens.count;
         size_t frame_max = 64 + count * 38;
         char *place = fg_buf_reserve(out, frame_max + 16 + count * TOKEN_COLUMNS_BYTES);

@@ -16,8 +16,8 @@ enum {
 /* Every limit on the content of a message, for both directions: FG_BAD_INPUT names the field. */
 fg_status fg_wire_check(const fg_msg *msg, fg_error *err);
 
-/* Reads the frame's outline without allocating: refuses a broken one, too many fields, a field given
- * twice, and two bodies. What passes unpacks into a bounded multiple of its size. */
+/* Reads the frame's outline without allocating: refuses a broken one, too many fields, a field
+ * given twice, and two bodies. What passes unpacks into a bounded multiple of its size. */
 fg_status fg_wire_scan(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes,
                        size_t size_bytes, fg_error *err);
 

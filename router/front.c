@@ -95,7 +95,8 @@ static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
 {
     if (!is_json(exchange)) {
         return fg_api_refuse(error_out, FG_BAD_INPUT, 415, NULL, NULL,
-                             "the content type must be application/json");
+                             "the content type must be application/json, not %.64s",
+                             fg_http_header(exchange, "content-type"));
     }
     if (front->draining) {
         return fg_api_refuse(error_out, FG_PEER_LOST, 503, NULL, "no_worker",

@@ -33,8 +33,8 @@ static const json_t *value_of(const fg_json_node *node)
     return (const json_t *)node;
 }
 
-/* Nesting is counted before parsing: jansson's own limit (2048, recursive) is not ours. Brackets are
- * balanced by the parser later; here only their depth matters. */
+/* Nesting is counted before parsing: jansson's own limit (2048, recursive) is not ours. Brackets
+ * are balanced by the parser later; here only their depth matters. */
 static fg_status check_depth(const char *text, size_t length, fg_error *err)
 {
     size_t depth = 0;

@@ -50,8 +50,8 @@ size_t fg_json_size(const fg_json_node *node);
 /* NULL when out of range or no array. */
 const fg_json_node *fg_json_at(const fg_json_node *array, size_t index);
 
-/* Walks an object's members in the order of the text: *cursor starts as NULL; returns NULL at the end.
- * The key is NUL-terminated. */
+/* Walks an object's members in the order of the text: *cursor starts as NULL; returns NULL at the
+ * end. The key is NUL-terminated. */
 const fg_json_node *fg_json_next(const fg_json_node *object, void **cursor, const char **key_out);
 
 /* NUL-terminated text and its length; NULL when this is no string. `length_out` may be NULL. */

@@ -106,7 +106,8 @@ void *fg_map_remove(fg_map *map, uint64_t key)
     if (value == NULL) {
         return NULL;
     }
-    /* Close the hole: an entry further along moves into it unless its own place lies after the hole. */
+    /* Close the hole: an entry further along moves into it unless its own place lies after the
+     * hole. */
     for (size_t at = (hole + 1) & map->mask; map->slots[at].value != NULL;
          at = (at + 1) & map->mask) {
         size_t home = (size_t)fg_hash_mix(map->slots[at].key) & map->mask;

@@ -1,5 +1,6 @@
 /*
- * map - a bounded hash map from 64-bit keys to pointers (open addressing, linear probing). One owner.
+ * map - a bounded hash map from 64-bit keys to pointers (open addressing, linear probing). One
+ * owner.
  *
  * The table grows by doubling, up to the limit given at creation, so that a lookup never meets more
  * than a few entries. Values are borrowed: the map frees none of them.
@@ -26,8 +27,8 @@ void *fg_map_get(const fg_map *map, uint64_t key);
 void *fg_map_remove(fg_map *map, uint64_t key);
 size_t fg_map_count(const fg_map *map);
 
-/* Walks all entries in no particular order: *cursor starts at 0; returns NULL at the end. The map must
- * not change during a walk. `key_out` may be NULL. */
+/* Walks all entries in no particular order: *cursor starts at 0; returns NULL at the end. The map
+ * must not change during a walk. `key_out` may be NULL. */
 void *fg_map_next(const fg_map *map, size_t *cursor, uint64_t *key_out);
 
 #endif

@@ -9,8 +9,9 @@
 
 enum { CACHE_LINE = 64 };
 
-/* `head` and `tail` count pushes and pops for ever; their difference is the number of items. Each side
- * writes its own cache line and keeps its last view of the other, which saves most of the traffic. */
+/* `head` and `tail` count pushes and pops for ever; their difference is the number of items. Each
+ * side writes its own cache line and keeps its last view of the other, which saves most of the
+ * traffic. */
 struct fg_ring {
     size_t mask;
     size_t item_bytes;

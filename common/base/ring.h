@@ -1,9 +1,9 @@
 /*
  * ring - a bounded queue of fixed-size items from one thread to one other, without locks.
  *
- * Exactly one thread pushes and exactly one pops. What the pusher wrote before a push (to the item or
- * to memory that the item points to) is seen by the popper after the matching pop. Waking a sleeping
- * popper is the caller's business.
+ * Exactly one thread pushes and exactly one pops. What the pusher wrote before a push (to the item
+ * or to memory that the item points to) is seen by the popper after the matching pop. Waking a
+ * sleeping popper is the caller's business.
  */
 #ifndef FORGE_COMMON_BASE_RING_H
 #define FORGE_COMMON_BASE_RING_H
@@ -13,8 +13,8 @@
 
 typedef struct fg_ring fg_ring;
 
-/* Room for at least `item_count` items (rounded up to a power of two) of `item_bytes` each, both above
- * zero. NULL when out of memory or when the sizes overflow. */
+/* Room for at least `item_count` items (rounded up to a power of two) of `item_bytes` each, both
+ * above zero. NULL when out of memory or when the sizes overflow. */
 fg_ring *fg_ring_create(size_t item_count, size_t item_bytes);
 void fg_ring_destroy(fg_ring *ring);
 

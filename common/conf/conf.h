@@ -1,10 +1,12 @@
 /*
  * conf - one table of options gives the flags, their environment twins, the help text and
- * docs/CONFIG.md. Pure but for the warning about unknown FORGE_ variables. Used before threads start.
+ * docs/CONFIG.md. Pure but for the warning about unknown FORGE_ variables. Used before threads
+ * start.
  *
- * A value comes from the flag, else from the environment, else from the table's default; a flag given
- * twice counts the last time. `--kv-blocks` is FORGE_KV_BLOCKS in the environment, where an empty value
- * counts as not set. Every row names a member of the caller's config struct by its offset.
+ * A value comes from the flag, else from the environment, else from the table's default; a flag
+ * given twice counts the last time. `--kv-blocks` is FORGE_KV_BLOCKS in the environment, where an
+ * empty value counts as not set. Every row names a member of the caller's config struct by its
+ * offset.
  */
 #ifndef FORGE_COMMON_CONF_CONF_H
 #define FORGE_COMMON_CONF_CONF_H
@@ -18,12 +20,12 @@
 #include "common/base/status.h"
 
 typedef enum fg_option_type {
-    FG_OPTION_BOOL,  /* bool; `--x` alone means true */
-    FG_OPTION_U32,   /* uint32_t */
-    FG_OPTION_U64,   /* uint64_t */
-    FG_OPTION_SIZE,  /* uint64_t bytes; K, M, G are 1024, 1024^2, 1024^3 */
-    FG_OPTION_FLOAT, /* double; min and max are whole numbers */
-    FG_OPTION_STRING, /* const char *, borrowed from the arguments or the environment; NULL: not given */
+    FG_OPTION_BOOL,    /* bool; `--x` alone means true */
+    FG_OPTION_U32,     /* uint32_t */
+    FG_OPTION_U64,     /* uint64_t */
+    FG_OPTION_SIZE,    /* uint64_t bytes; K, M, G are 1024, 1024^2, 1024^3 */
+    FG_OPTION_FLOAT,   /* double; min and max are whole numbers */
+    FG_OPTION_STRING,  /* const char *, borrowed from where it was given; NULL: not given */
     FG_OPTION_CHOICE,  /* int: the chosen word's value */
     FG_OPTION_NAMES,   /* fg_conf_names: words separated by commas */
     FG_OPTION_ADDRESS, /* fg_conf_address: host:port, tcp://host:port or [v6]:port */
@@ -66,7 +68,8 @@ typedef struct fg_conf_spec {
     const char *intro;   /* what the command does and how to begin; lines */
     const fg_option *options;
     size_t option_count;
-    /* FORGE_ variables that mean something to others and are no mistake; ends with NULL; may be NULL. */
+    /* FORGE_ variables that mean something to others and are no mistake; ends with NULL; may be
+     * NULL. */
     const char *const *known_environment;
 } fg_conf_spec;
 
@@ -81,13 +84,14 @@ typedef struct fg_conf_asked {
     const char *help_word; /* NULL for all */
 } fg_conf_asked;
 
-/* Fills every option's member of *config (others stay). FG_BAD_INPUT is one line that says what to do;
- * *config is then partly filled. When help was asked for, nothing after it is read. */
+/* Fills every option's member of *config (others stay). FG_BAD_INPUT is one line that says what to
+ * do; *config is then partly filled. When help was asked for, only
+ * the defaults are filled in. */
 fg_status fg_conf_parse(const fg_conf_spec *spec, const fg_conf_input *input, void *config,
                         fg_conf_asked *asked_out, fg_error *err);
 
-/* Options whose name, alias, group or help contains `word` (any case), or all for NULL. Returns how many
- * were shown; the text says so when there were none. */
+/* Options whose name, alias, group or help contains `word` (any case), or all for NULL. Returns how
+ * many were shown; the text says so when there were none. */
 size_t fg_conf_render_help(const fg_conf_spec *spec, const char *word, fg_buf *out);
 /* docs/CONFIG.md: one section per command, one table per group. */
 void fg_conf_render_markdown(const fg_conf_spec *const *specs, size_t spec_count, fg_buf *out);

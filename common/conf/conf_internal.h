@@ -11,7 +11,7 @@
 fg_status fg_conf_set(const fg_option *option, const char *source, const char *text, void *config,
                       fg_error *err);
 
-/* "--kv-blocks" -> "FORGE_KV_BLOCKS"; `out` has room for ENV_NAME_MAX bytes. */
+/* "--kv-blocks" -> "FORGE_KV_BLOCKS"; `out` has room for FG_CONF_ENV_NAME_MAX bytes. */
 enum { FG_CONF_ENV_NAME_MAX = 80 };
 void fg_conf_env_name(const char *name, char *out);
 

@@ -128,8 +128,17 @@ static void stop_out(fg_link *link, fg_ticket *ticket, fg_status why)
     settle_out(link, ticket);
 }
 
+static fg_link_peer *peer_to_answer(const fg_link *link, uint64_t link_id);
+
 static void fence_in(fg_link *link, fg_ticket *ticket)
 {
+    if (ticket->state == FG_TICKET_FENCING && !ticket->fence_answered) {
+        /* Asked again: the writer may not have known this link when the first question came. */
+        fg_link_peer *peer = peer_to_answer(link, ticket->peer->link_id);
+        if (peer != NULL) {
+            send_short(link, peer, FG_LINK_FENCE, ticket->id);
+        }
+    }
     if (ticket->state == FG_TICKET_CLOSED || ticket->state == FG_TICKET_FENCING) {
         return;
     }
@@ -178,12 +187,8 @@ static fg_link_peer *peer_up(const fg_link *link, uint32_t index)
     return peer != NULL && peer->state == FG_LINK_PEER_UP && !link->dead ? peer : NULL;
 }
 
-void fg_link_peer_broken(fg_link *link, fg_link_peer *peer, const char *why)
+static void lose(fg_link *link, fg_link_peer *peer)
 {
-    if (!peer->mute) {
-        fg_warn("link", "peer=%s epoch=%llu lost cause=\"%s\"", peer->name,
-                (unsigned long long)peer->epoch, why);
-    }
     peer->mute = true;
     if (peer->state == FG_LINK_PEER_UP) {
         peer->state = FG_LINK_PEER_BROKEN;
@@ -191,10 +196,23 @@ void fg_link_peer_broken(fg_link *link, fg_link_peer *peer, const char *why)
     end_tickets(link, peer, FG_PEER_LOST);
 }
 
+void fg_link_peer_broken(fg_link *link, fg_link_peer *peer, const char *why)
+{
+    if (!peer->mute) {
+        fg_warn("link", "peer=%s epoch=%llu lost cause=\"%s\"", peer->name,
+                (unsigned long long)peer->epoch, why);
+    }
+    lose(link, peer);
+}
+
 void fg_link_peer_exited(fg_link *link, fg_link_peer *peer)
 {
+    if (!peer->exited) {
+        fg_info("link", "peer=%s epoch=%llu writes no more", peer->name,
+                (unsigned long long)peer->epoch);
+    }
     peer->exited = true;
-    fg_link_peer_broken(link, peer, "its process has ended");
+    lose(link, peer);
 }
 
 void fg_link_peer_closed(fg_link *link, fg_link_peer *peer)
@@ -384,8 +402,7 @@ static void got_gone(fg_link *link, uint64_t link_id)
     for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
         fg_link_peer *peer = link->peers[i];
         if (peer != NULL && peer->link_id == link_id) {
-            peer->exited = true;
-            fg_link_peer_broken(link, peer, "it took its leave");
+            fg_link_peer_exited(link, peer);
         }
     }
 }

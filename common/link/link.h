@@ -78,7 +78,8 @@ fg_status fg_link_expect(fg_link *link, uint32_t peer, uint64_t ticket, const ui
                          uint32_t block_count, fg_error *err);
 /* Answers a commit. bad_count 0 is ACK and closes the ticket; else NACK with block indices. */
 fg_status fg_link_answer(fg_link *link, uint64_t ticket, const uint32_t *bad, uint32_t bad_count);
-/* Asks for certainty that the ticket's blocks are written no more; on_fenced follows. */
+/* Asks for certainty that the ticket's blocks are written no more; on_fenced follows. May be called
+ * again: a writer that did not know this link when it was first asked is asked once more. */
 void fg_link_fence(fg_link *link, uint64_t ticket);
 
 /* --- sender --- */

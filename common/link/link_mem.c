@@ -365,8 +365,8 @@ static void kill_link(mem_link *link)
             after = it->next;
             if (it->kind == ITEM_COPY) {
                 take_out(ch, it);
-                if (hub->options.defer == NULL) {
-                    free_item(it);
+                if (hub->options.defer == NULL || it->due) {
+                    free_item(it); /* nobody else holds it: its time had come already */
                 }
             }
         }

@@ -35,8 +35,8 @@ static bool vocabulary_has(const fg_weights *weights, const char *wanted)
     for (uint64_t i = 0; i < count; i++) {
         const char *text;
         size_t length;
-        if (fg_weights_array_string(weights, key, i, &text, &length) &&
-            length == strlen(wanted) && memcmp(text, wanted, length) == 0) {
+        if (fg_weights_array_string(weights, key, i, &text, &length) && length == strlen(wanted) &&
+            memcmp(text, wanted, length) == 0) {
             return true;
         }
     }
@@ -110,8 +110,8 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
     if (chat->refusal != NULL) {
         return fg_fail(err, FG_BAD_INPUT, "%s", chat->refusal);
     }
-    bool has_system = count > 0 && messages[0].role_length == 6 &&
-                      memcmp(messages[0].role, "system", 6) == 0;
+    bool has_system =
+        count > 0 && messages[0].role_length == 6 && memcmp(messages[0].role, "system", 6) == 0;
     if (count > 0 && !has_system && chat->system != NULL) {
         fg_buf_puts(r->out, START);
         fg_buf_puts(r->out, "system\n");
@@ -151,10 +151,9 @@ fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
         status = render(chat, messages, count, add_generation_prompt, &r, err);
     }
     if (status == FG_OK) {
-        fg_encode_options options = { .add_bos = true,
-                                      .parse_special = true,
-                                      .plain = r.spans,
-                                      .plain_count = r.span_count };
+        fg_encode_options options = {
+            .add_bos = true, .parse_special = true, .plain = r.spans, .plain_count = r.span_count
+        };
         status = fg_tokenizer_encode(tokenizer, text.size == 0 ? "" : text.data, text.size, options,
                                      ids_out, capacity, count_out, err);
     }

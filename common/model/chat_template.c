@@ -82,8 +82,8 @@ static bool append_squeezed(fg_buf *out, const char *text, size_t length)
                 return false;
             }
             size_t size = end - at - 2;
-            bool subscript = out->size > begin && out->data[out->size - 1] == '[' &&
-                             end < length && text[end] == ']';
+            bool subscript = out->size > begin && out->data[out->size - 1] == '[' && end < length &&
+                             text[end] == ']';
             if (subscript) {
                 out->data[out->size - 1] = '.';
                 fg_buf_append(out, text + at + 1, size);

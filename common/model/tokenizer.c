@@ -16,7 +16,7 @@ typedef struct encoder {
     const fg_encode_options *options;
     const char *text;
     size_t length;
-    size_t plain_at;   /* first plain span that does not end before the position looked at */
+    size_t plain_at;    /* first plain span that does not end before the position looked at */
     bool after_special; /* nothing, or a special token, comes before what follows */
     uint32_t *ids;
     size_t capacity;
@@ -115,8 +115,8 @@ static fg_status encode_spm_words(encoder *e, const char *text, size_t length, f
     fg_status status = FG_OK;
     size_t start = 0;
     for (size_t at = 1; status == FG_OK && at <= length; at++) {
-        bool cut = at == length || (e->vocab->splits_at_spaces && text[at] == ' ' &&
-                                    text[at - 1] != ' ');
+        bool cut =
+            at == length || (e->vocab->splits_at_spaces && text[at] == ' ' && text[at - 1] != ' ');
         if (cut) {
             status = encode_word(e, text + start, at - start, err);
             start = at;
@@ -154,8 +154,8 @@ static fg_status encode_ordinary(encoder *e, const char *text, size_t length, fg
     if (length == 0) {
         return FG_OK;
     }
-    fg_status status = e->vocab->spm ? encode_spm(e, text, length, err)
-                                     : encode_bpe(e, text, length, err);
+    fg_status status =
+        e->vocab->spm ? encode_spm(e, text, length, err) : encode_bpe(e, text, length, err);
     e->after_special = false;
     return status;
 }
@@ -220,8 +220,8 @@ static fg_status encode_all(encoder *e, fg_error *err)
 static fg_status encode_bos(encoder *e, fg_error *err)
 {
     const fg_vocab *vocab = e->vocab;
-    bool wanted = e->options->add_bos && vocab->bos != FG_TOKEN_NONE &&
-                  (vocab->add_bos || e->length == 0);
+    bool wanted =
+        e->options->add_bos && vocab->bos != FG_TOKEN_NONE && (vocab->add_bos || e->length == 0);
     if (wanted && e->length > 0) {
         size_t length;
         wanted = special_at(e, 0, &length) != vocab->bos;

@@ -20,10 +20,26 @@ static bool text_is(const char *text, size_t length, const char *wanted)
 
 /* Names under which chat models end a turn or an answer. */
 static const char *const end_names[] = {
-    "<|eot_id|>",      "<|eom_id|>",  "<|im_end|>",          "<|end|>",     "<|return|>",
-    "<|call|>",        "<|flush|>",   "<|calls|>",           "<|eot|>",     "<|endoftext|>",
-    "<|end_of_text|>", "<EOT>",       "<end_of_turn>",       "<eos>",       "</s>",
-    "[EOS]",           "[EOT]",       "<end_of_utterance>",  "<|eos|>",     "<|endofturn|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<|eot|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+    "[EOS]",
+    "[EOT]",
+    "<end_of_utterance>",
+    "<|eos|>",
+    "<|endofturn|>",
     "<|END_OF_TURN_TOKEN|>",
     "<｜end▁of▁sentence｜>",
 };
@@ -44,7 +60,8 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     const char *model;
     size_t length;
     if (!fg_weights_get_string(weights, "tokenizer.ggml.model", &model, &length)) {
-        return fg_fail(err, FG_BAD_INPUT, "model has no tokenizer (tokenizer.ggml.model is absent)");
+        return fg_fail(err, FG_BAD_INPUT,
+                       "model has no tokenizer (tokenizer.ggml.model is absent)");
     }
     vocab->spm = text_is(model, length, "llama");
     if (!vocab->spm && !text_is(model, length, "gpt2")) {
@@ -243,10 +260,10 @@ static uint32_t id_of_key(const fg_vocab *vocab, const fg_weights *weights, cons
 static void load_roles(fg_vocab *vocab, const fg_weights *weights)
 {
     /* SPM files may leave out what SentencePiece fixes: <unk> 0, <s> 1, </s> 2. */
-    vocab->bos = id_of_key(vocab, weights, "tokenizer.ggml.bos_token_id",
-                           vocab->spm ? 1 : FG_TOKEN_NONE);
-    vocab->eos = id_of_key(vocab, weights, "tokenizer.ggml.eos_token_id",
-                           vocab->spm ? 2 : FG_TOKEN_NONE);
+    vocab->bos =
+        id_of_key(vocab, weights, "tokenizer.ggml.bos_token_id", vocab->spm ? 1 : FG_TOKEN_NONE);
+    vocab->eos =
+        id_of_key(vocab, weights, "tokenizer.ggml.eos_token_id", vocab->spm ? 2 : FG_TOKEN_NONE);
     vocab->unknown = id_of_key(vocab, weights, "tokenizer.ggml.unknown_token_id",
                                vocab->spm ? 0 : FG_TOKEN_NONE);
     if (vocab->unknown != FG_TOKEN_NONE && vocab->kinds[vocab->unknown] != FG_TOKEN_UNKNOWN) {
@@ -264,8 +281,8 @@ static void load_roles(fg_vocab *vocab, const fg_weights *weights)
     for (uint32_t id = 0; id < vocab->size; id++) {
         size_t length;
         const char *text = fg_vocab_text(vocab, id, &length);
-        bool special = vocab->kinds[id] == FG_TOKEN_CONTROL ||
-                       vocab->kinds[id] == FG_TOKEN_USER_DEFINED;
+        bool special =
+            vocab->kinds[id] == FG_TOKEN_CONTROL || vocab->kinds[id] == FG_TOKEN_USER_DEFINED;
         if (!special) {
             continue;
         }

@@ -18,12 +18,12 @@
 #include "common/model/weights.h"
 
 typedef enum fg_token_kind { /* GGUF's numbers of tokenizer.ggml.token_type */
-    FG_TOKEN_NORMAL = 1,
-    FG_TOKEN_UNKNOWN = 2,
-    FG_TOKEN_CONTROL = 3,
-    FG_TOKEN_USER_DEFINED = 4,
-    FG_TOKEN_UNUSED = 5,
-    FG_TOKEN_BYTE = 6,
+                             FG_TOKEN_NORMAL = 1,
+                             FG_TOKEN_UNKNOWN = 2,
+                             FG_TOKEN_CONTROL = 3,
+                             FG_TOKEN_USER_DEFINED = 4,
+                             FG_TOKEN_UNUSED = 5,
+                             FG_TOKEN_BYTE = 6,
 } fg_token_kind;
 
 /* One merge of byte-level BPE: `left` then `right` become `merged`; lower ranks merge first. */

@@ -175,8 +175,7 @@ fg_status fg_vocab_build_merges(fg_vocab *vocab, const fg_weights *weights, fg_e
     for (uint32_t rank = 0; rank < count; rank++) {
         const char *text;
         size_t length;
-        if (fg_weights_array_string(weights, key, rank, &text, &length) &&
-            length <= scratch_size) {
+        if (fg_weights_array_string(weights, key, rank, &text, &length) && length <= scratch_size) {
             add_merge(vocab, text, length, rank, scratch);
         }
     }
@@ -223,8 +222,7 @@ static fg_status build_set(fg_vocab *vocab, fg_special_set *set, fg_token_kind k
 
 fg_status fg_vocab_build_specials(fg_vocab *vocab, fg_error *err)
 {
-    fg_status status =
-        build_set(vocab, &vocab->controls, FG_TOKEN_CONTROL, FG_TOKEN_UNKNOWN, err);
+    fg_status status = build_set(vocab, &vocab->controls, FG_TOKEN_CONTROL, FG_TOKEN_UNKNOWN, err);
     if (status != FG_OK) {
         return status;
     }

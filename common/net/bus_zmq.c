@@ -568,11 +568,21 @@ static fg_status connect_endpoint(zmq_bus *bus, const char *endpoint, fg_error *
     return status == FG_OK ? send_greeting(bus) : status;
 }
 
+/* ZeroMQ keeps the low 16 bits of a larger port number and so listens where nobody asked it to. */
+static bool port_valid(const char *endpoint)
+{
+    const char *colon = strrchr(endpoint, ':');
+    return strncmp(endpoint, "tcp://", 6) != 0 || colon == NULL || strtoul(colon + 1, NULL, 10) <= 65535;
+}
+
 static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *identity,
                           const fg_bus_events *events, fg_bus **bus_out, fg_error *err)
 {
     if (strlen(endpoint) >= ENDPOINT_MAX) {
         return fg_fail(err, FG_BAD_INPUT, "bus: endpoint longer than %d bytes", ENDPOINT_MAX - 1);
+    }
+    if (!port_valid(endpoint)) {
+        return fg_fail(err, FG_BAD_INPUT, "bus: %s: port is beyond 65535", endpoint);
     }
     if (identity != NULL && !fg_bus_identity_valid(identity, strlen(identity))) {
         return fg_fail(err, FG_BAD_INPUT, "bus: identity must be 1 to %d printable characters",

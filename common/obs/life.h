@@ -1,11 +1,11 @@
 /*
- * life - names every moment of one request and refuses an impossible move. Pure; embedded by value in
- * whatever keeps a request's books, owned by its thread.
+ * life - names every moment of one request and refuses an impossible move. Pure; embedded by value
+ * in whatever keeps a request's books, owned by its thread.
  *
- *   QUEUED -> RESERVED -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED     two workers
- *   QUEUED -> PREFILLING -> DECODING -> FINISHED                                 one worker for both
+ *   QUEUED -> RESERVED -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED   two workers
+ *   QUEUED -> PREFILLING -> DECODING -> FINISHED                               one worker for both
  *   PREFILLING, TRANSFERRING -> FINISHED       the first token ends it
- *   PREFILLING -> DECODING                     also when decode's first news overtakes prefill's last
+ *   PREFILLING -> DECODING                   also when decode's first news overtakes prefill's
  *   RESERVED, PREFILLING, TRANSFERRING, DECODING -> QUEUED       a worker or link was lost: again
  *   any but an end -> CANCELLED, FAILED        client gone, deadline; error
  *

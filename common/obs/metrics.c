@@ -310,8 +310,8 @@ bool fg_metrics_render(const fg_metrics *metrics, fg_buf *out)
     return !out->failed;
 }
 
-/* The buckets of vLLM's metrics of the same names, so that existing dashboards keep their shape; the
- * inter-token ones begin lower because a hand-over gap of a few milliseconds must be seen. */
+/* The buckets of vLLM's metrics of the same names, so that existing dashboards keep their shape;
+ * the inter-token ones begin lower because a hand-over gap of a few milliseconds must be seen. */
 fg_metric_bounds fg_metric_bounds_first_token(void)
 {
     static const double bounds[] = { 0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,

@@ -3,8 +3,9 @@
  * `forge:...`. Owned by the loop thread: no locks; another thread's numbers reach it by message.
  *
  * Everything is registered at start, up to a fixed number of series; updates allocate nothing. A
- * failed registration returns NULL and is remembered (fg_metrics_ok), and updating NULL does nothing,
- * so a user registers all of its series and checks once. Series live as long as the registry.
+ * failed registration returns NULL and is remembered (fg_metrics_ok), and updating NULL does
+ * nothing, so a user registers all of its series and checks once. Series live as long as the
+ * registry.
  */
 #ifndef FORGE_COMMON_OBS_METRICS_H
 #define FORGE_COMMON_OBS_METRICS_H

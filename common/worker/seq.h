@@ -70,6 +70,7 @@ typedef struct fg_seq {
     uint64_t first_digest;
 
     uint64_t queued_ns, started_ns, computed_ns;
+    uint64_t fence_asked_ns;
 } fg_seq;
 
 typedef struct fg_seq_list {

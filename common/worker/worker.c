@@ -11,6 +11,7 @@ enum {
     LOAD_COALESCE_NS = 20 * 1000 * 1000,
     LOAD_PERIOD_NS = 250 * 1000 * 1000, /* until WELCOME names the lease */
     RECONNECT_NS = 500 * 1000 * 1000,
+    FENCE_AGAIN_NS = 500 * 1000 * 1000,
 };
 
 /* ---- creation ---- */
@@ -435,6 +436,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
                 fg_worker_release_ticket(worker, seq);
             }
         } else {
+            seq->fence_asked_ns = fg_worker_now_ns(worker);
             fg_link_fence(worker->options.link, seq->ticket);
         }
     }
@@ -670,6 +672,18 @@ static void pump_list(fg_worker *worker, fg_seq_list *list)
     }
 }
 
+/* A fence that stays unanswered is asked for again: blocks stay quarantined until then. */
+static void ask_fences_again(fg_worker *worker, uint64_t now)
+{
+    for (fg_seq *seq = worker->closing.first; seq != NULL; seq = seq->next) {
+        if (seq->ticket_open && seq->side == FG_SIDE_RECEIVER &&
+            now - seq->fence_asked_ns >= FENCE_AGAIN_NS) {
+            seq->fence_asked_ns = now;
+            fg_link_fence(worker->options.link, seq->ticket);
+        }
+    }
+}
+
 void fg_worker_tick(fg_worker *worker)
 {
     uint64_t now = fg_worker_now_ns(worker);
@@ -684,6 +698,7 @@ void fg_worker_tick(fg_worker *worker)
     }
     pump_list(worker, &worker->running);
     pump_list(worker, &worker->others);
+    ask_fences_again(worker, now);
     fg_worker_run(worker);
     uint64_t since = now - worker->load_sent_ns;
     if (worker->joined && (since >= worker->load_period_ns ||

@@ -2,20 +2,24 @@
  * Matrix products with AVX2, FMA and F16C. One tile is R rows by C outputs; the weights of an output
  * are unpacked once per group and used for all rows. A tile's arithmetic per (row, output) is that of
  * plain.c, so the choice of tiles never shows.
+ *
+ * The sums of a tile are named variables, not arrays: compilers keep an array that is handed to an
+ * inlined function in memory, which halves the speed.
  */
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_math.h"
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/unpack.h"
 
-enum { ROWS_MAX = 4, OUTPUTS_MAX = 4 };
+enum { ROWS_MAX = 8 };
 
-/* What a tile reads; row r of the tile is row first_row + r, first_row a multiple of 4. */
+/* What a tile reads; its first row is a multiple of 4. */
 typedef struct tile {
     const uint8_t *weights; /* of the tile's first output */
     size_t weight_bytes;    /* from one output to the next */
     const int8_t *quants;   /* of the tile's first row */
-    const float *scales;    /* of the tile's four rows */
+    const float *scales;    /* of the tile's first four rows */
+    size_t scales_quad;     /* from there to the next four rows' */
     const float *values;    /* of the tile's first row */
     uint32_t columns;
     bool accumulate;
@@ -100,11 +104,16 @@ FG_AVX2_INLINE __m256i unpack_group(uint32_t type, const uint8_t *block, uint32_
     }
 }
 
+FG_AVX2_INLINE __m128i halves_at(const uint8_t *bytes)
+{
+    int16_t half;
+    memcpy(&half, bytes, sizeof half);
+    return _mm_set1_epi16(half);
+}
+
 FG_AVX2_INLINE float half_at(const uint8_t *bytes)
 {
-    uint16_t half;
-    memcpy(&half, bytes, sizeof half);
-    return _cvtsh_ss(half);
+    return _mm_cvtss_f32(_mm_cvtph_ps(halves_at(bytes)));
 }
 
 FG_AVX2_INLINE void open_super_block(uint32_t type, const uint8_t *block, super_block *out)
@@ -157,107 +166,129 @@ FG_AVX2_INLINE __m256i dot(uint32_t type, __m256i w, __m256i magnitude, const in
     return _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, activations), pair_scales);
 }
 
-/* One group of one output against R rows. `dx` has the four rows' scales in both halves. */
-FG_AVX2_INLINE void add_group(uint32_t type, int R, const tile *t, size_t g, __m256i w,
-                              __m256i pair_scales, __m256 d, __m256 lanes[])
+/* The sums of one output for up to eight rows, and those of its minima. */
+typedef struct sums {
+    __m256 r0, r1, r2, r3, r4, r5, r6, r7;
+    __m128 low, high;
+} sums;
+
+FG_AVX2_INLINE sums no_sums(void)
 {
-    __m256 dx = _mm256_broadcast_ps((const __m128 *)(t->scales + 8 * g));
-    __m256 scale = _mm256_mul_ps(d, dx);
+    __m256 zero = _mm256_setzero_ps();
+    __m128 none = _mm_setzero_ps();
+    return (sums){ zero, zero, zero, zero, zero, zero, zero, zero, none, none };
+}
+
+/* One row's part of a group; `lane` says where its scale is among those of four rows. */
+#define ADD_ROW(row, lane, scale, sum)                                                             \
+    _mm256_fmadd_ps(                                                                               \
+        _mm256_permute_ps(scale, (lane) * 0x55),                                                   \
+        _mm256_cvtepi32_ps(dot(type, w, magnitude, x + (row) * (size_t)t->columns, pair_scales)),  \
+        sum)
+
+/* One group of one output against R rows: w its integers, d its scale. */
+FG_AVX2_INLINE sums add_group(uint32_t type, int R, const tile *t, size_t g, __m256i w,
+                              __m256i pair_scales, __m256 d, sums s)
+{
+    const float *scales = t->scales + 8 * g;
     __m256i magnitude = is_signed(type) ? _mm256_abs_epi8(w) : w;
     const int8_t *x = t->quants + g * FG_QUANT_GROUP;
-    if (R > 0) {
-        __m256i sum = dot(type, w, magnitude, x, pair_scales);
-        lanes[0] = _mm256_fmadd_ps(_mm256_permute_ps(scale, 0x00), _mm256_cvtepi32_ps(sum), lanes[0]);
-    }
+    __m256 low = _mm256_mul_ps(d, _mm256_broadcast_ps((const __m128 *)(const void *)scales));
+    s.r0 = ADD_ROW(0, 0, low, s.r0);
     if (R > 1) {
-        __m256i sum = dot(type, w, magnitude, x + t->columns, pair_scales);
-        lanes[1] = _mm256_fmadd_ps(_mm256_permute_ps(scale, 0x55), _mm256_cvtepi32_ps(sum), lanes[1]);
+        s.r1 = ADD_ROW(1, 1, low, s.r1);
     }
     if (R > 2) {
-        __m256i sum = dot(type, w, magnitude, x + 2 * (size_t)t->columns, pair_scales);
-        lanes[2] = _mm256_fmadd_ps(_mm256_permute_ps(scale, 0xAA), _mm256_cvtepi32_ps(sum), lanes[2]);
+        s.r2 = ADD_ROW(2, 2, low, s.r2);
     }
     if (R > 3) {
-        __m256i sum = dot(type, w, magnitude, x + 3 * (size_t)t->columns, pair_scales);
-        lanes[3] = _mm256_fmadd_ps(_mm256_permute_ps(scale, 0xFF), _mm256_cvtepi32_ps(sum), lanes[3]);
+        s.r3 = ADD_ROW(3, 3, low, s.r3);
+    }
+    if (R == 8) {
+        scales += t->scales_quad;
+        __m256 high = _mm256_mul_ps(d, _mm256_broadcast_ps((const __m128 *)(const void *)scales));
+        s.r4 = ADD_ROW(4, 0, high, s.r4);
+        s.r5 = ADD_ROW(5, 1, high, s.r5);
+        s.r6 = ADD_ROW(6, 2, high, s.r6);
+        s.r7 = ADD_ROW(7, 3, high, s.r7);
+    }
+    return s;
+}
+
+FG_AVX2_INLINE sums add_minimum(int R, const tile *t, size_t g, __m128 minimum, sums s)
+{
+    const float *group_sums = t->scales + 8 * g + 4;
+    s.low = _mm_fmadd_ps(minimum, _mm_loadu_ps(group_sums), s.low);
+    if (R == 8) {
+        s.high = _mm_fmadd_ps(minimum, _mm_loadu_ps(group_sums + t->scales_quad), s.high);
+    }
+    return s;
+}
+
+FG_AVX2_INLINE void finish_row(const tile *t, int output, int row, float factor, __m256 lanes,
+                               const float *minima)
+{
+    float sum = fg_avx2_fold(lanes);
+    sum = factor != 0.0f ? sum + factor * minima[row] : sum;
+    float *out = t->out + (size_t)row * t->out_stride + output;
+    *out = t->accumulate ? *out + sum : sum;
+}
+
+FG_AVX2_INLINE void finish_output(int R, const tile *t, int output, float factor, sums s)
+{
+    float minima[ROWS_MAX];
+    _mm_storeu_ps(minima, s.low);
+    _mm_storeu_ps(minima + 4, s.high);
+    finish_row(t, output, 0, factor, s.r0, minima);
+    if (R > 1) {
+        finish_row(t, output, 1, factor, s.r1, minima);
+    }
+    if (R > 2) {
+        finish_row(t, output, 2, factor, s.r2, minima);
+    }
+    if (R > 3) {
+        finish_row(t, output, 3, factor, s.r3, minima);
+    }
+    if (R == 8) {
+        finish_row(t, output, 4, factor, s.r4, minima);
+        finish_row(t, output, 5, factor, s.r5, minima);
+        finish_row(t, output, 6, factor, s.r6, minima);
+        finish_row(t, output, 7, factor, s.r7, minima);
     }
 }
 
-FG_AVX2_INLINE void finish_tile(int R, int C, const tile *t, float factor, const __m256 lanes[][4],
-                                const __m128 minima[])
+/* A group of a type with one scale per 32 elements. */
+FG_AVX2_INLINE sums simple_group(uint32_t type, int R, const tile *t, int output, size_t g, sums s)
 {
-    for (int c = 0; c < C; c++) {
-        float minimum[4];
-        _mm_storeu_ps(minimum, minima[c]);
-        for (int r = 0; r < R; r++) {
-            float sum = fg_avx2_fold(lanes[c][r]);
-            sum = factor != 0.0f ? sum + factor * minimum[r] : sum;
-            float *out = t->out + (size_t)r * t->out_stride + c;
-            *out = t->accumulate ? *out + sum : sum;
-        }
+    const uint8_t *block =
+        t->weights + (size_t)output * t->weight_bytes + g * fg_dtype_block_bytes(type);
+    __m256i w = unpack_group(type, block, 0);
+    __m256 d = _mm256_cvtph_ps(halves_at(block));
+    s = add_group(type, R, t, g, w, _mm256_set1_epi16(1), d, s);
+    if (type == FG_Q4_1 || type == FG_Q5_1) {
+        s = add_minimum(R, t, g, _mm_cvtph_ps(halves_at(block + 2)), s);
+    } else if (type != FG_Q8_0) {
+        s = add_minimum(R, t, g, _mm256_castps256_ps128(d), s);
     }
+    return s;
 }
 
-/* The tile for types with one scale per 32 elements. */
-FG_AVX2_INLINE void tile_simple(uint32_t type, int R, int C, const tile *t)
+/* A super-block of 256 elements with integer scales per group. */
+FG_AVX2_INLINE sums super_group(uint32_t type, int R, const tile *t, int output, size_t b, sums s)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const size_t block_bytes = fg_dtype_block_bytes(type);
-    __m256 lanes[OUTPUTS_MAX][ROWS_MAX];
-    __m128 minima[OUTPUTS_MAX];
-    for (int c = 0; c < C; c++) {
-        minima[c] = _mm_setzero_ps();
-        for (int r = 0; r < R; r++) {
-            lanes[c][r] = _mm256_setzero_ps();
+    const uint8_t *block =
+        t->weights + (size_t)output * t->weight_bytes + b * fg_dtype_block_bytes(type);
+    super_block super;
+    open_super_block(type, block, &super);
+    __m256 d = _mm256_cvtph_ps(halves_at(block + (type == FG_Q6_K ? 208 : 0)));
+    for (uint32_t g = 0; g < 8; g++) {
+        __m256i w = unpack_group(type, block, g);
+        s = add_group(type, R, t, 8 * b + g, w, group_scales(type, &super, g), d, s);
+        if (type != FG_Q6_K) {
+            s = add_minimum(R, t, 8 * b + g, _mm_set1_ps(super.minima[g]), s);
         }
     }
-    size_t group_count = t->columns / FG_QUANT_GROUP;
-    for (size_t g = 0; g < group_count; g++) {
-        __m128 sums = _mm_loadu_ps(t->scales + 8 * g + 4);
-        for (int c = 0; c < C; c++) {
-            const uint8_t *block = t->weights + (size_t)c * t->weight_bytes + g * block_bytes;
-            __m256i w = unpack_group(type, block, 0);
-            float d = half_at(block);
-            add_group(type, R, t, g, w, ones, _mm256_set1_ps(d), lanes[c]);
-            if (type == FG_Q4_1 || type == FG_Q5_1) {
-                minima[c] = _mm_fmadd_ps(_mm_set1_ps(half_at(block + 2)), sums, minima[c]);
-            } else if (type != FG_Q8_0) {
-                minima[c] = _mm_fmadd_ps(_mm_set1_ps(d), sums, minima[c]);
-            }
-        }
-    }
-    finish_tile(R, C, t, fg_cpu_minimum_factor(type), lanes, minima);
-}
-
-/* The tile for super-blocks of 256 elements with integer scales per group. */
-FG_AVX2_INLINE void tile_super(uint32_t type, int R, int C, const tile *t)
-{
-    const size_t block_bytes = fg_dtype_block_bytes(type);
-    __m256 lanes[OUTPUTS_MAX][ROWS_MAX];
-    __m128 minima[OUTPUTS_MAX];
-    for (int c = 0; c < C; c++) {
-        minima[c] = _mm_setzero_ps();
-        for (int r = 0; r < R; r++) {
-            lanes[c][r] = _mm256_setzero_ps();
-        }
-    }
-    for (size_t b = 0; b < t->columns / 256; b++) {
-        for (int c = 0; c < C; c++) {
-            const uint8_t *block = t->weights + (size_t)c * t->weight_bytes + b * block_bytes;
-            super_block super;
-            open_super_block(type, block, &super);
-            __m256 d = _mm256_set1_ps(half_at(block + (type == FG_Q6_K ? 208 : 0)));
-            for (uint32_t g = 0; g < 8; g++) {
-                __m256i w = unpack_group(type, block, g);
-                add_group(type, R, t, 8 * b + g, w, group_scales(type, &super, g), d, lanes[c]);
-                if (type != FG_Q6_K) {
-                    __m128 sums = _mm_loadu_ps(t->scales + 8 * (8 * b + g) + 4);
-                    minima[c] = _mm_fmadd_ps(_mm_set1_ps(super.minima[g]), sums, minima[c]);
-                }
-            }
-        }
-    }
-    finish_tile(R, C, t, fg_cpu_minimum_factor(type), lanes, minima);
+    return s;
 }
 
 /* Eight weights as floats; `count` < 8 at the end of a row, the rest zeros. */
@@ -279,85 +310,100 @@ FG_AVX2_INLINE __m256 load_floats(uint32_t type, const uint8_t *row, size_t k, s
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-FG_AVX2_INLINE void float_step(uint32_t type, int R, int C, const tile *t, size_t k, size_t count,
-                               __m256 lanes[][4])
+#define ADD_FLOATS(row, sum)                                                                       \
+    _mm256_fmadd_ps(                                                                               \
+        w, load_floats(FG_F32, (const uint8_t *)(t->values + (row) * (size_t)t->columns), k, count), \
+        sum)
+
+/* Columns k .. k + count - 1 of one output, count up to 8. */
+FG_AVX2_INLINE sums float_group(uint32_t type, int R, const tile *t, int output, size_t k,
+                                size_t count, sums s)
 {
-    __m256 x[ROWS_MAX];
-    for (int r = 0; r < R; r++) {
-        x[r] = load_floats(FG_F32, (const uint8_t *)(t->values + (size_t)r * t->columns), k, count);
+    __m256 w = load_floats(type, t->weights + (size_t)output * t->weight_bytes, k, count);
+    s.r0 = ADD_FLOATS(0, s.r0);
+    if (R > 1) {
+        s.r1 = ADD_FLOATS(1, s.r1);
     }
-    for (int c = 0; c < C; c++) {
-        __m256 w = load_floats(type, t->weights + (size_t)c * t->weight_bytes, k, count);
-        for (int r = 0; r < R; r++) {
-            lanes[c][r] = _mm256_fmadd_ps(w, x[r], lanes[c][r]);
+    if (R > 2) {
+        s.r2 = ADD_FLOATS(2, s.r2);
+    }
+    if (R > 3) {
+        s.r3 = ADD_FLOATS(3, s.r3);
+    }
+    if (R == 8) {
+        s.r4 = ADD_FLOATS(4, s.r4);
+        s.r5 = ADD_FLOATS(5, s.r5);
+        s.r6 = ADD_FLOATS(6, s.r6);
+        s.r7 = ADD_FLOATS(7, s.r7);
+    }
+    return s;
+}
+
+FG_AVX2_INLINE bool is_float(uint32_t type)
+{
+    return type == FG_F32 || type == FG_F16 || type == FG_BF16;
+}
+
+/* One step of the walk over K: eight columns, a group or a super-block. */
+FG_AVX2_INLINE sums step(uint32_t type, int R, const tile *t, int output, size_t at, sums s)
+{
+    if (is_float(type)) {
+        return float_group(type, R, t, output, 8 * at, 8, s);
+    }
+    if (is_k(type)) {
+        return super_group(type, R, t, output, at, s);
+    }
+    return simple_group(type, R, t, output, at, s);
+}
+
+FG_AVX2_INLINE void run_tile(uint32_t type, int R, int C, const tile *t)
+{
+    sums s0 = no_sums();
+    sums s1 = no_sums();
+    size_t step_count = t->columns / (is_float(type) ? 8 : fg_dtype_block_count(type));
+    for (size_t at = 0; at < step_count; at++) {
+        s0 = step(type, R, t, 0, at, s0);
+        if (C > 1) {
+            s1 = step(type, R, t, 1, at, s1);
         }
     }
-}
-
-FG_AVX2_INLINE void tile_float(uint32_t type, int R, int C, const tile *t)
-{
-    __m256 lanes[OUTPUTS_MAX][ROWS_MAX];
-    __m128 minima[OUTPUTS_MAX];
-    for (int c = 0; c < C; c++) {
-        minima[c] = _mm_setzero_ps();
-        for (int r = 0; r < R; r++) {
-            lanes[c][r] = _mm256_setzero_ps();
+    size_t done = 8 * step_count;
+    if (is_float(type) && done < t->columns) {
+        s0 = float_group(type, R, t, 0, done, t->columns - done, s0);
+        if (C > 1) {
+            s1 = float_group(type, R, t, 1, done, t->columns - done, s1);
         }
     }
-    size_t k = 0;
-    for (; k + 8 <= t->columns; k += 8) {
-        float_step(type, R, C, t, k, 8, lanes);
-    }
-    if (k < t->columns) {
-        float_step(type, R, C, t, k, t->columns - k, lanes);
-    }
-    finish_tile(R, C, t, 0.0f, lanes, minima);
-}
-
-FG_AVX2_INLINE void tile_any(uint32_t type, int R, int C, const tile *t)
-{
-    if (type == FG_F32 || type == FG_F16 || type == FG_BF16) {
-        tile_float(type, R, C, t);
-    } else if (is_k(type)) {
-        tile_super(type, R, C, t);
-    } else {
-        tile_simple(type, R, C, t);
+    finish_output(R, t, 0, fg_cpu_minimum_factor(type), s0);
+    if (C > 1) {
+        finish_output(R, t, 1, fg_cpu_minimum_factor(type), s1);
     }
 }
 
-/* One function per type and number of rows, each in a version for several outputs and for one. */
+/* The tiles of one type. A single row takes two outputs at a time, because one chain of sums would
+ * wait for itself. */
 #define DEFINE_TILES(name, type)                                                                   \
-    static void name##_many(int rows, const tile *t)                                               \
+    static void name##_tile(int rows, int outputs, const tile *t)                                  \
     {                                                                                              \
         switch (rows) {                                                                            \
         case 1:                                                                                    \
-            tile_any(type, 1, 4, t);                                                               \
+            if (outputs == 2) {                                                                    \
+                run_tile(type, 1, 2, t);                                                           \
+            } else {                                                                               \
+                run_tile(type, 1, 1, t);                                                           \
+            }                                                                                      \
             break;                                                                                 \
         case 2:                                                                                    \
-            tile_any(type, 2, 2, t);                                                               \
+            run_tile(type, 2, 1, t);                                                               \
             break;                                                                                 \
         case 3:                                                                                    \
-            tile_any(type, 3, 2, t);                                                               \
+            run_tile(type, 3, 1, t);                                                               \
+            break;                                                                                 \
+        case 4:                                                                                    \
+            run_tile(type, 4, 1, t);                                                               \
             break;                                                                                 \
         default:                                                                                   \
-            tile_any(type, 4, 2, t);                                                               \
-            break;                                                                                 \
-        }                                                                                          \
-    }                                                                                              \
-    static void name##_one(int rows, const tile *t)                                                \
-    {                                                                                              \
-        switch (rows) {                                                                            \
-        case 1:                                                                                    \
-            tile_any(type, 1, 1, t);                                                               \
-            break;                                                                                 \
-        case 2:                                                                                    \
-            tile_any(type, 2, 1, t);                                                               \
-            break;                                                                                 \
-        case 3:                                                                                    \
-            tile_any(type, 3, 1, t);                                                               \
-            break;                                                                                 \
-        default:                                                                                   \
-            tile_any(type, 4, 1, t);                                                               \
+            run_tile(type, 8, 1, t);                                                               \
             break;                                                                                 \
         }                                                                                          \
     }
@@ -374,56 +420,59 @@ DEFINE_TILES(q4_k, FG_Q4_K)
 DEFINE_TILES(q5_k, FG_Q5_K)
 DEFINE_TILES(q6_k, FG_Q6_K)
 
-typedef void (*tile_fn)(int rows, const tile *t);
+typedef void (*tile_fn)(int rows, int outputs, const tile *t);
 
 static const struct {
     uint32_t type;
-    tile_fn many;
-    tile_fn one;
+    tile_fn run;
 } tile_table[] = {
-    { FG_F32, f32_many, f32_one },    { FG_F16, f16_many, f16_one },
-    { FG_BF16, bf16_many, bf16_one }, { FG_Q4_0, q4_0_many, q4_0_one },
-    { FG_Q4_1, q4_1_many, q4_1_one }, { FG_Q5_0, q5_0_many, q5_0_one },
-    { FG_Q5_1, q5_1_many, q5_1_one }, { FG_Q8_0, q8_0_many, q8_0_one },
-    { FG_Q4_K, q4_k_many, q4_k_one }, { FG_Q5_K, q5_k_many, q5_k_one },
-    { FG_Q6_K, q6_k_many, q6_k_one },
+    { FG_F32, f32_tile },   { FG_F16, f16_tile },   { FG_BF16, bf16_tile }, { FG_Q4_0, q4_0_tile },
+    { FG_Q4_1, q4_1_tile }, { FG_Q5_0, q5_0_tile }, { FG_Q5_1, q5_1_tile }, { FG_Q8_0, q8_0_tile },
+    { FG_Q4_K, q4_k_tile }, { FG_Q5_K, q5_k_tile }, { FG_Q6_K, q6_k_tile },
 };
 
+static tile_fn find_tile(uint32_t type)
+{
+    size_t index = 0;
+    while (tile_table[index].type != type) {
+        index++;
+    }
+    return tile_table[index].run;
+}
+
 /* Weights of this many bytes stay in the first-level cache while all rows pass over them. */
-enum { PANEL_BYTES = 12 * 1024 };
+enum { PANEL_BYTES = 12 * 1024, PANEL_MIN = 4 };
 
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
     const fg_matrix *w = &linear->weight;
-    size_t index = 0;
-    while (tile_table[index].type != w->type) {
-        index++;
-    }
-    size_t group_floats = (size_t)(w->columns / FG_QUANT_GROUP) * 8;
+    tile_fn run = find_tile(w->type);
+    size_t quad = (size_t)(w->columns / FG_QUANT_GROUP) * 8;
     tile t = { .columns = w->columns,
                .accumulate = linear->accumulate,
                .out_stride = linear->out_stride,
+               .scales_quad = quad,
                .weight_bytes = (size_t)(w->columns / fg_dtype_block_count(w->type)) *
                                fg_dtype_block_bytes(w->type) };
-    uint32_t panel = (uint32_t)(PANEL_BYTES / t.weight_bytes) / OUTPUTS_MAX * OUTPUTS_MAX;
-    panel = panel < OUTPUTS_MAX ? OUTPUTS_MAX : panel;
+    uint32_t panel = (uint32_t)(PANEL_BYTES / t.weight_bytes);
+    panel = panel < PANEL_MIN ? PANEL_MIN : panel;
     for (uint32_t base = 0; base < count; base += panel) {
         uint32_t end = count - base < panel ? count : base + panel;
-        for (uint32_t row = 0; row < rows; row += ROWS_MAX) {
+        for (uint32_t row = 0; row < rows;) {
             uint32_t left = rows - row;
-            int tile_rows = left < ROWS_MAX ? (int)left : ROWS_MAX;
-            uint32_t many = tile_rows == 1 ? 4 : 2;
+            uint32_t tile_rows = left >= 8 ? 8 : left < 4 ? left : 4;
             t.quants = in->quants + (size_t)row * w->columns;
             t.values = in->values + (size_t)row * w->columns;
-            t.scales = in->scales + row / ROWS_MAX * group_floats;
+            t.scales = in->scales + row / FG_QUANT_ROWS * quad;
             for (uint32_t o = base; o < end;) {
-                bool wide = end - o >= many;
+                uint32_t outputs = tile_rows == 1 && end - o >= 2 ? 2 : 1;
                 t.weights = (const uint8_t *)w->data + (size_t)(first + o) * t.weight_bytes;
                 t.out = linear->out + (size_t)row * linear->out_stride + first + o;
-                (wide ? tile_table[index].many : tile_table[index].one)(tile_rows, &t);
-                o += wide ? many : 1;
+                run((int)tile_rows, (int)outputs, &t);
+                o += outputs;
             }
+            row += tile_rows;
         }
     }
 }

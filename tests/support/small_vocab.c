@@ -46,11 +46,13 @@ static void alphabet(unsigned byte, char *out)
 
 void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
 {
-    static const char *const more[] = { "he",          "ll", "hell", "hello", "\xC4\xA0w",
-                                        "aa",          "aaaa", "lo", "<|endoftext|>",
-                                        "<|im_start|>", "<|im_end|>", "<|im", "<tool>" };
-    static const char *const merges[] = { "h e",    "l l", "he ll",     "hell o", "\xC4\xA0 w",
-                                          "aa aa",  "a a", "not there", "l o" };
+    static const char *const more[] = { "he",           "ll",         "hell",
+                                        "hello",        "\xC4\xA0w",  "aa",
+                                        "aaaa",         "lo",         "<|endoftext|>",
+                                        "<|im_start|>", "<|im_end|>", "<|im",
+                                        "<tool>" };
+    static const char *const merges[] = { "h e",   "l l", "he ll",     "hell o", "\xC4\xA0 w",
+                                          "aa aa", "a a", "not there", "l o" };
     char bytes[256][4];
     const char *tokens[SMALL_BPE_COUNT];
     int32_t kinds[SMALL_BPE_COUNT];
@@ -83,9 +85,9 @@ void small_spm(fg_buf *out, bool add_space_prefix)
         const char *text;
         float score;
     } pieces[] = {
-        { SPACE, -20 },  { "a", -21 }, { "b", -22 }, { "ab", -3 }, { SPACE "a", -2 },
-        { SPACE "ab", -4 }, { "ba", -1 }, { "<", -23 }, { "/s>", -5 }, { "/", -24 },
-        { "s", -25 },    { ">", -26 }, { "s>", -6 }, { "\xC3\xA9", -27 },
+        { SPACE, -20 },     { "a", -21 }, { "b", -22 }, { "ab", -3 },        { SPACE "a", -2 },
+        { SPACE "ab", -4 }, { "ba", -1 }, { "<", -23 }, { "/s>", -5 },       { "/", -24 },
+        { "s", -25 },       { ">", -26 }, { "s>", -6 }, { "\xC3\xA9", -27 },
     };
 #undef SPACE
     static const char *const first[] = { "<unk>", "<s>", "</s>" };

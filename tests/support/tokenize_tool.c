@@ -36,8 +36,8 @@ static char *read_text(size_t *length_out)
     if (fread(head, 1, 4, stdin) != 4) {
         return NULL;
     }
-    size_t length = (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
-                    (size_t)head[3] << 24;
+    size_t length =
+        (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24;
     char *text = length > TEXT_BYTES_MAX ? NULL : fg_mem_alloc(length + 1);
     if (text == NULL || fread(text, 1, length, stdin) != length) {
         die("cut-off input");

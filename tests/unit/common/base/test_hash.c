@@ -4,8 +4,8 @@
 
 #include "tests/support/test.h"
 
-/* Digests travel between processes and outlive them, so their values are fixed for good. XXH3's of no
- * bytes and seed 0 are in its specification. */
+/* Digests travel between processes and outlive them, so their values are fixed for good. XXH3's of
+ * no bytes and seed 0 are in its specification. */
 Test(hash, has_the_published_values)
 {
     cr_assert_eq(fg_hash64("", 0, 0), 0x2D06800538D394C2u);

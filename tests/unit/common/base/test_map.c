@@ -40,8 +40,8 @@ Test(map, full_is_again_and_changes_nothing)
     fg_map_destroy(map);
 }
 
-/* Against a plain array of the same contents. The keys are drawn from few, so that probes collide and
- * removals close holes inside runs. */
+/* Against a plain array of the same contents. The keys are drawn from few, so that probes collide
+ * and removals close holes inside runs. */
 Test(map, equals_a_plain_array_after_every_random_step)
 {
     enum { KEYS = 600, STEPS = 30000 };

@@ -79,7 +79,8 @@ static void *echo(void *ctx)
     return NULL;
 }
 
-/* Two threads, two rings: what was written before a push is seen after the pop, in both directions. */
+/* Two threads, two rings: what was written before a push is seen after the pop, in both directions.
+ * */
 Test(ring, two_threads_lose_and_reorder_nothing)
 {
     enum { CELLS = 256 };

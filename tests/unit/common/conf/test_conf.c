@@ -9,6 +9,7 @@
 typedef struct config {
     bool flag;
     uint32_t small;
+    uint32_t plain;
     uint64_t big;
     uint64_t size;
     double ratio;
@@ -31,6 +32,7 @@ static const fg_option options[] = {
       .min = 2,
       .max = 10,
       AT(small) },
+    { .name = "plain", .type = FG_OPTION_U32, .default_text = "0", AT(plain) },
     { .name = "big", .type = FG_OPTION_U64, .default_text = "0", AT(big) },
     { .name = "size", .type = FG_OPTION_SIZE, .default_text = "1M", AT(size) },
     { .name = "ratio",
@@ -192,6 +194,8 @@ static const struct {
     { "below", "--small-number=1", NULL, "2 to 10" },
     { "above", "--small-number=11", NULL, "2 to 10" },
     { "beyond 2^64", "--big=18446744073709551616", NULL, "whole number" },
+    { "far beyond 2^64", "--big=99999999999999999999999", NULL, "whole number" },
+    { "u32 beyond 2^32", "--plain=4294967296", NULL, "2^32" },
     { "empty number", "--big=", NULL, "whole number" },
     { "size overflow", "--size=99999999999999G", NULL, "size" },
     { "size suffix", "--size=5X", NULL, "size" },

@@ -29,9 +29,9 @@ Test(kv_layout, init_accepts_and_refuses)
     for (size_t i = 0; i < sizeof init_cases / sizeof init_cases[0]; i++) {
         fg_kv_layout layout = { .layer_count = 99 };
         fg_error err = { 0 };
-        fg_status status = fg_kv_layout_init(
-            &layout, init_cases[i].layer_count, init_cases[i].kv_head_count, init_cases[i].head_dim,
-            init_cases[i].block_size, init_cases[i].dtype, &err);
+        fg_status status = fg_kv_layout_init(&layout, init_cases[i].layer_count,
+                                             init_cases[i].kv_head_count, init_cases[i].head_dim,
+                                             init_cases[i].block_size, init_cases[i].dtype, &err);
         cr_assert_eq(status, init_cases[i].want, "%s: %s", init_cases[i].name, err.text);
         cr_assert(status == FG_OK || layout.layer_count == 99, "%s: output kept",
                   init_cases[i].name);
@@ -58,7 +58,7 @@ Test(kv_layout, parts_of_a_block_follow_each_other_without_gaps)
 Test(kv_layout, same_compares_every_number)
 {
     static const uint32_t numbers[][5] = {
-        { 3, 2, 8, 16, FG_F16 }, { 4, 2, 8, 16, FG_F16 }, { 3, 1, 8, 16, FG_F16 },
+        { 3, 2, 8, 16, FG_F16 },  { 4, 2, 8, 16, FG_F16 }, { 3, 1, 8, 16, FG_F16 },
         { 3, 2, 16, 16, FG_F16 }, { 3, 2, 8, 32, FG_F16 }, { 3, 2, 8, 16, FG_F32 },
     };
     fg_kv_layout layouts[6];
@@ -75,8 +75,10 @@ Test(kv_layout, same_compares_every_number)
 
 Test(kv_layout, blocks_for_rounds_up)
 {
-    static const uint32_t cases[][3] = { { 0, 16, 0 },  { 1, 16, 1 },  { 16, 16, 1 },
-                                         { 17, 16, 2 }, { 5, 1, 5 },   { UINT32_MAX, 16, 1u << 28 } };
+    static const uint32_t cases[][3] = {
+        { 0, 16, 0 },  { 1, 16, 1 }, { 16, 16, 1 },
+        { 17, 16, 2 }, { 5, 1, 5 },  { UINT32_MAX, 16, 1u << 28 }
+    };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cr_assert_eq(fg_kv_blocks_for(cases[i][0], cases[i][1]), cases[i][2], "%u", cases[i][0]);
     }

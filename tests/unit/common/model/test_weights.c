@@ -59,8 +59,8 @@ static fg_status try_bytes(const void *bytes, size_t size_bytes, fg_error *err)
         const fg_tensor *tensor = fg_weights_tensor(weights, i);
         uint32_t block = fg_dtype_block_count(tensor->type);
         uint64_t block_count = tensor->size_bytes / fg_dtype_block_bytes(tensor->type);
-        const char *last = (const char *)tensor->data + tensor->size_bytes -
-                           fg_dtype_block_bytes(tensor->type);
+        const char *last =
+            (const char *)tensor->data + tensor->size_bytes - fg_dtype_block_bytes(tensor->type);
         float values[256];
         cr_assert(block_count > 0);
         fg_dequant(tensor->type, tensor->data, values, block);
@@ -83,11 +83,13 @@ Test(weights, reads_metadata_of_every_type)
         bool found;
         uint32_t value;
     } numbers[] = {
-        { "t.u8", true, 200 },        { "t.u16", true, 65000 },      { "t.i16", true, 1234 },
-        { "t.i32", true, 77 },        { "t.u64", true, 4294967295u }, { "t.i64", true, 5 },
-        { "t.i8", false, 0 },         { "t.u64.large", false, 0 },   { "t.f64", false, 0 },
-        { "t.yes", false, 0 },        { "t.text", false, 0 },        { "t.numbers", false, 0 },
-        { "t.absent", false, 0 },     { "", false, 0 },
+        { "t.u8", true, 200 },          { "t.u16", true, 65000 },
+        { "t.i16", true, 1234 },        { "t.i32", true, 77 },
+        { "t.u64", true, 4294967295u }, { "t.i64", true, 5 },
+        { "t.i8", false, 0 },           { "t.u64.large", false, 0 },
+        { "t.f64", false, 0 },          { "t.yes", false, 0 },
+        { "t.text", false, 0 },         { "t.numbers", false, 0 },
+        { "t.absent", false, 0 },       { "", false, 0 },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         uint32_t value = 12345;
@@ -184,12 +186,44 @@ Test(weights, every_truncation_is_refused_without_reading_beyond)
 Test(weights, every_number_of_the_file_at_its_extremes_is_survived)
 {
     static const uint64_t extremes[] = {
-        0,          1,          2,          3,           4,          5,          6,
-        8,          9,          12,         13,          16,         31,         32,
-        33,         63,         64,         65,          255,        256,        65535,
-        65536,      1u << 20,   0x7FFFFFFF, 0x80000000,  0xFFFFFFFE, 0xFFFFFFFF, 0x100000000,
-        1ull << 40, 1ull << 60, 1ull << 61, 1ull << 62,  1ull << 63, INT64_MAX,  UINT64_MAX - 31,
-        UINT64_MAX - 7, UINT64_MAX - 1, UINT64_MAX,
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        9,
+        12,
+        13,
+        16,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        255,
+        256,
+        65535,
+        65536,
+        1u << 20,
+        0x7FFFFFFF,
+        0x80000000,
+        0xFFFFFFFE,
+        0xFFFFFFFF,
+        0x100000000,
+        1ull << 40,
+        1ull << 60,
+        1ull << 61,
+        1ull << 62,
+        1ull << 63,
+        INT64_MAX,
+        UINT64_MAX - 31,
+        UINT64_MAX - 7,
+        UINT64_MAX - 1,
+        UINT64_MAX,
     };
     void *bytes;
     size_t size_bytes, field_count;
@@ -203,8 +237,8 @@ Test(weights, every_number_of_the_file_at_its_extremes_is_survived)
         memcpy(&original, at, fields[f].size_bytes);
         for (size_t e = 0; e < sizeof extremes / sizeof extremes[0] + 2; e++) {
             uint64_t value = e < sizeof extremes / sizeof extremes[0] ? extremes[e]
-                             : e % 2 == 0                              ? original - 1
-                                                                       : original + 1;
+                             : e % 2 == 0                             ? original - 1
+                                                                      : original + 1;
             memcpy(at, &value, fields[f].size_bytes);
             fg_status status = try_bytes(bytes, size_bytes, &err);
             cr_assert(status == FG_OK || status == FG_BAD_INPUT, "%s = %llu: %s", fields[f].what,
@@ -269,7 +303,8 @@ Test(weights, a_wrong_number_is_refused_by_name)
     for (size_t c = 0; c < sizeof field_cases / sizeof field_cases[0]; c++) {
         int left = field_cases[c].nth;
         size_t f = 0;
-        while (f < field_count && (strcmp(fields[f].what, field_cases[c].what) != 0 || left-- > 0)) {
+        while (f < field_count &&
+               (strcmp(fields[f].what, field_cases[c].what) != 0 || left-- > 0)) {
             f++;
         }
         cr_assert(f < field_count, "%s", field_cases[c].name);

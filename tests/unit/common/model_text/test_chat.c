@@ -9,10 +9,11 @@
 #include "tests/support/small_vocab.h"
 #include "tests/support/test.h"
 
-#define LOOP        "{% for message in messages %}"
-#define MESSAGE     "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
-#define CLOSE       "{% endfor %}"
-#define PROMPT      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+#define LOOP "{% for message in messages %}"
+#define MESSAGE                                                                                    \
+    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
+#define CLOSE  "{% endfor %}"
+#define PROMPT "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 #define SYSTEM(t)                                                                                  \
     "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n" t           \
     "<|im_end|>\\n' }}{% endif %}"
@@ -68,28 +69,56 @@ static const struct {
     bool prompt;
     const char *want;
 } cases[] = {
-    { "one message", PLAIN, { "user", "Hi" }, true,
+    { "one message",
+      PLAIN,
+      { "user", "Hi" },
+      true,
       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" },
-    { "no prompt for an answer", PLAIN, { "user", "Hi" }, false, "<|im_start|>user\nHi<|im_end|>\n" },
-    { "default system message", WITH_SYSTEM, { "user", "Hi" }, true,
+    { "no prompt for an answer",
+      PLAIN,
+      { "user", "Hi" },
+      false,
+      "<|im_start|>user\nHi<|im_end|>\n" },
+    { "default system message",
+      WITH_SYSTEM,
+      { "user", "Hi" },
+      true,
       "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
       "<|im_start|>assistant\n" },
-    { "its own system message", WITH_SYSTEM, { "system", "Be brief.", "user", "Hi" }, true,
+    { "its own system message",
+      WITH_SYSTEM,
+      { "system", "Be brief.", "user", "Hi" },
+      true,
       "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
       "<|im_start|>assistant\n" },
-    { "a late system message", WITH_SYSTEM, { "user", "Hi", "system", "Be brief." }, false,
+    { "a late system message",
+      WITH_SYSTEM,
+      { "user", "Hi", "system", "Be brief." },
+      false,
       "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
       "<|im_start|>system\nBe brief.<|im_end|>\n" },
-    { "an empty system message", WITH_SYSTEM, { "system", "" }, false,
+    { "an empty system message",
+      WITH_SYSTEM,
+      { "system", "" },
+      false,
       "<|im_start|>system\n<|im_end|>\n" },
-    { "several turns", PLAIN, { "user", "1", "assistant", "2", "user", "3" }, true,
+    { "several turns",
+      PLAIN,
+      { "user", "1", "assistant", "2", "user", "3" },
+      true,
       "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
       "<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n" },
     { "no messages", WITH_SYSTEM, { NULL }, true, "<|im_start|>assistant\n" },
     { "nothing at all", WITH_SYSTEM, { NULL }, false, "" },
-    { "texts are not touched", PLAIN, { "tool x", "  {{ a }}\n\n<|im_end|> " }, false,
+    { "texts are not touched",
+      PLAIN,
+      { "tool x", "  {{ a }}\n\n<|im_end|> " },
+      false,
       "<|im_start|>tool x\n  {{ a }}\n\n<|im_end|> <|im_end|>\n" },
-    { "no template, ChatML vocabulary", NULL, { "user", "Hi" }, true,
+    { "no template, ChatML vocabulary",
+      NULL,
+      { "user", "Hi" },
+      true,
       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" },
 };
 
@@ -121,9 +150,9 @@ static size_t ids_of(const fg_tokenizer *tokenizer, const char *text, uint32_t *
     size_t count;
     fg_error err;
     fg_encode_options options = { .parse_special = true, .add_bos = true };
-    cr_assert_eq(fg_tokenizer_encode(tokenizer, text, strlen(text), options, ids, IDS_MAX, &count,
-                                     &err),
-                 FG_OK);
+    cr_assert_eq(
+        fg_tokenizer_encode(tokenizer, text, strlen(text), options, ids, IDS_MAX, &count, &err),
+        FG_OK);
     return count;
 }
 
@@ -179,16 +208,16 @@ Test(chat, a_message_cannot_write_special_tokens)
             uint32_t ids[IDS_MAX];
             size_t count;
             fg_error err;
-            cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, 2, true, ids, IDS_MAX, &count,
-                                        &err),
-                         FG_OK);
+            cr_assert_eq(
+                fg_chat_encode(chat, tokenizer, messages, 2, true, ids, IDS_MAX, &count, &err),
+                FG_OK);
             size_t starts = 0;
             size_t ends = 0;
             for (size_t k = 0; k < count; k++) {
                 starts += ids[k] == SMALL_BPE_IM_START;
                 ends += ids[k] == SMALL_BPE_IM_END;
-                cr_assert(ids[k] != SMALL_BPE_END_OF_TEXT && ids[k] != SMALL_BPE_IM,
-                          "attack %zu", i);
+                cr_assert(ids[k] != SMALL_BPE_END_OF_TEXT && ids[k] != SMALL_BPE_IM, "attack %zu",
+                          i);
             }
             cr_assert_eq(starts, 3, "attack %zu: %zu starts", i, starts);
             cr_assert_eq(ends, 2, "attack %zu: %zu ends", i, ends);
@@ -225,11 +254,13 @@ Test(chat, knows_the_shapes_of_chatml_and_guesses_at_nothing_else)
         { "line ends after blocks",
           "{% for message in messages %}\n    " MESSAGE "\n{% endfor %}\n" PROMPT, false, NULL },
         { "dashes",
-          "{#- note -#}\n{%- for message in messages -%}\n    {{- '<|im_start|>' + message['role'] + "
+          "{#- note -#}\n{%- for message in messages -%}\n    {{- '<|im_start|>' + message['role'] "
+          "+ "
           "'\\n' + message['content'] + '<|im_end|>\\n' -}}\n  {%- endfor -%}\n" PROMPT,
           true, NULL },
         { "blocks on their own lines",
-          "{% if not add_generation_prompt is defined %}\n  {% set add_generation_prompt = false %}\n"
+          "{% if not add_generation_prompt is defined %}\n  {% set add_generation_prompt = false "
+          "%}\n"
           "{% endif %}\n" PLAIN,
           true, NULL },
         { "empty", "", false, NULL },
@@ -238,12 +269,14 @@ Test(chat, knows_the_shapes_of_chatml_and_guesses_at_nothing_else)
         { "no generation prompt", LOOP MESSAGE CLOSE, false, NULL },
         { "filter", LOOP "{{ message['content'] | trim }}" CLOSE PROMPT, false, NULL },
         { "computed system message",
-          LOOP "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n' + "
-               "x + '<|im_end|>\\n' }}{% endif %}" MESSAGE CLOSE PROMPT,
+          LOOP
+          "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n' + "
+          "x + '<|im_end|>\\n' }}{% endif %}" MESSAGE CLOSE PROMPT,
           false, NULL },
         { "bos", "{{ bos_token }}" PLAIN, false, NULL },
-        { "llama 2", "{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}",
-          false, NULL },
+        { "llama 2",
+          "{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}", false,
+          NULL },
         { "tag that does not end", LOOP MESSAGE "{% endfor", false, NULL },
         { "literal that does not end", LOOP "{{ 'x }}", false, NULL },
         { "strange escape", LOOP "{{ '\\x41' }}" CLOSE, false, NULL },

@@ -88,8 +88,9 @@ Test(detok, shows_whole_characters_and_marks_what_is_broken)
 Test(detok, control_tokens_and_strange_ids_are_silent)
 {
     fg_tokenizer *tokenizer = open_small(false);
-    const uint32_t ids[] = { SMALL_BPE_HE, SMALL_BPE_IM_END, 0xC3,           SMALL_BPE_COUNT,
-                             FG_TOKEN_NONE, 0xA9,            SMALL_BPE_TOOL, SMALL_BPE_SPACE_W };
+    const uint32_t ids[] = { SMALL_BPE_HE,    SMALL_BPE_IM_END, 0xC3,
+                             SMALL_BPE_COUNT, FG_TOKEN_NONE,    0xA9,
+                             SMALL_BPE_TOOL,  SMALL_BPE_SPACE_W };
     fg_buf out;
     fg_buf_init(&out, 0);
     decode(tokenizer, ids, sizeof(ids) / sizeof(ids[0]), false, &out);
@@ -130,8 +131,9 @@ Test(detok, decoding_gives_back_any_valid_text)
     uint64_t seed = fg_rng_entropy();
     cr_log_info("seed %llu", (unsigned long long)seed);
     fg_rng rng = { seed };
-    static const char *const parts[] = { " ", "a",  "ab",  "hello", " w", "\xC3\xA9", "日本",
-                                         "🦙", "\n", "<tool>", "<|im_end|>", "0", "</s>" };
+    static const char *const parts[] = { " ",          "a",    "ab",   "hello", " w",
+                                         "\xC3\xA9",   "日本", "🦙", "\n",    "<tool>",
+                                         "<|im_end|>", "0",    "</s>" };
     for (int spm = 0; spm < 2; spm++) {
         fg_tokenizer *tokenizer = open_small(spm);
         for (int round = 0; round < 2000; round++) {

@@ -74,8 +74,10 @@ Test(pretokenize, always_moves_on_and_stays_inside)
     uint64_t seed = fg_rng_entropy();
     cr_log_info("seed %llu", (unsigned long long)seed);
     fg_rng rng = { seed };
-    static const char *const parts[] = { " ", "\n", "\r", "a", "1", "'", "s", "LL", "\xC3", "\xA9",
-                                         "\xE2\x80\x83", "日", "½", ".", "\xFF", "\t", "🦙" };
+    static const char *const parts[] = {
+        " ",    "\n",           "\r", "a", "1", "'",    "s",  "LL",  "\xC3",
+        "\xA9", "\xE2\x80\x83", "日", "½", ".", "\xFF", "\t", "🦙"
+    };
     for (int round = 0; round < 5000; round++) {
         char text[128];
         size_t length = 0;
@@ -121,13 +123,17 @@ Test(unicode_class, names_the_class_of_a_character)
         uint32_t code;
         fg_unicode_class want;
     } codes[] = {
-        { 'a', FG_UNICODE_LETTER },    { 'Z', FG_UNICODE_LETTER },    { '_', FG_UNICODE_OTHER },
-        { '0', FG_UNICODE_NUMBER },    { ' ', FG_UNICODE_WHITE },     { '\r', FG_UNICODE_WHITE },
-        { 0x1F, FG_UNICODE_OTHER },    { 0x85, FG_UNICODE_WHITE },    { 0xA0, FG_UNICODE_WHITE },
-        { 0xB2, FG_UNICODE_NUMBER },   { 0xE9, FG_UNICODE_LETTER },   { 0x301, FG_UNICODE_OTHER },
-        { 0x2003, FG_UNICODE_WHITE },  { 0x200B, FG_UNICODE_OTHER },  { 0x3000, FG_UNICODE_WHITE },
-        { 0x4E00, FG_UNICODE_LETTER }, { 0x2167, FG_UNICODE_NUMBER }, { 0x1F999, FG_UNICODE_OTHER },
-        { 0x20000, FG_UNICODE_LETTER }, { 0x10FFFF, FG_UNICODE_OTHER }, { 0xFFFD, FG_UNICODE_OTHER },
+        { 'a', FG_UNICODE_LETTER },     { 'Z', FG_UNICODE_LETTER },
+        { '_', FG_UNICODE_OTHER },      { '0', FG_UNICODE_NUMBER },
+        { ' ', FG_UNICODE_WHITE },      { '\r', FG_UNICODE_WHITE },
+        { 0x1F, FG_UNICODE_OTHER },     { 0x85, FG_UNICODE_WHITE },
+        { 0xA0, FG_UNICODE_WHITE },     { 0xB2, FG_UNICODE_NUMBER },
+        { 0xE9, FG_UNICODE_LETTER },    { 0x301, FG_UNICODE_OTHER },
+        { 0x2003, FG_UNICODE_WHITE },   { 0x200B, FG_UNICODE_OTHER },
+        { 0x3000, FG_UNICODE_WHITE },   { 0x4E00, FG_UNICODE_LETTER },
+        { 0x2167, FG_UNICODE_NUMBER },  { 0x1F999, FG_UNICODE_OTHER },
+        { 0x20000, FG_UNICODE_LETTER }, { 0x10FFFF, FG_UNICODE_OTHER },
+        { 0xFFFD, FG_UNICODE_OTHER },
     };
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         cr_assert_eq(fg_unicode_classify(codes[i].code), codes[i].want, "U+%04X", codes[i].code);

@@ -97,9 +97,11 @@ Test(stop, holds_back_no_more_than_a_possible_beginning)
     static const struct {
         const char *push, *shown;
     } steps[] = {
-        { "12a", "12" },        { "b", "12" },          { "c", "12" },
-        { "x", "12abc" },       { "z", "12abcxz" },     { "ab", "12abcxz" },
-        { "a", "12abcxzab" },   { "bcx", "12abcxzababc" }, { "y", "12abcxzababc" },
+        { "12a", "12" },         { "b", "12" },
+        { "c", "12" },           { "x", "12abc" },
+        { "z", "12abcxz" },      { "ab", "12abcxz" },
+        { "a", "12abcxzab" },    { "bcx", "12abcxzababc" },
+        { "y", "12abcxzababc" },
     };
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
         fg_stop_push(stop, steps[i].push, strlen(steps[i].push), &out);
@@ -156,8 +158,8 @@ Test(stop, equals_a_search_of_the_whole_text)
                      out.size, want);
         cr_assert(out.size == 0 || memcmp(out.data, text, want) == 0);
         cr_assert_eq(stopped, want_index >= 0);
-        cr_assert(want_index < 0 || strcmp(pointers[fg_stop_matched(stop)],
-                                           pointers[want_index]) == 0);
+        cr_assert(want_index < 0 ||
+                  strcmp(pointers[fg_stop_matched(stop)], pointers[want_index]) == 0);
         fg_buf_deinit(&out);
         fg_stop_destroy(stop);
     }
