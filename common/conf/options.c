@@ -278,9 +278,8 @@ static const char *const known_environment[] = {
 const fg_conf_spec fg_serve_spec = {
     .command = "forge serve",
     .intro = "Serves a model over an OpenAI-compatible HTTP API.\n\n"
-             "  forge serve --model FILE                          one process, "
-             "http://127.0.0.1:8080\n"
-             "  forge serve --model FILE --mode router            a cluster: the front door,\n"
+             "  forge serve --model FILE                            one process, port 8080\n"
+             "  forge serve --model FILE --mode router              a cluster: the front door,\n"
              "  forge serve --model FILE --mode prefill --name p0   a worker for prompts,\n"
              "  forge serve --model FILE --mode decode --name d0    a worker for answers",
     .options = options,

@@ -10,8 +10,8 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_step_seq *se
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u has no tokens", index);
     }
     if (end > bounds->limits.context_max) {
-        return fg_fail(err, FG_BAD_INPUT, "step sequence %u ends at position %llu, beyond %u", index,
-                       (unsigned long long)end, bounds->limits.context_max);
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u ends at position %llu, beyond %u",
+                       index, (unsigned long long)end, bounds->limits.context_max);
     }
     uint64_t needed = (end + bounds->block_size - 1) / bounds->block_size;
     if (seq->block_count < needed) {
@@ -36,8 +36,8 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_step_seq *se
 fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_step *step, fg_error *err)
 {
     if (step->seq_count > bounds->limits.step_seqs_max) {
-        return fg_fail(err, FG_BAD_INPUT, "a step of %u sequences, the limit is %u", step->seq_count,
-                       bounds->limits.step_seqs_max);
+        return fg_fail(err, FG_BAD_INPUT, "a step of %u sequences, the limit is %u",
+                       step->seq_count, bounds->limits.step_seqs_max);
     }
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < step->seq_count; i++) {

@@ -34,7 +34,7 @@ typedef struct fg_step_seq {
     fg_sampling sampling;
     uint32_t token_out;  /* filled when sample */
     uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
-    float *logits_out;   /* NULL, or the caller's vocab_size floats: that row itself (tests, tools) */
+    float *logits_out; /* NULL, or the caller's vocab_size floats: that row itself (tests, tools) */
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. */

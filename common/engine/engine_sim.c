@@ -130,8 +130,8 @@ static void run_seq(sim_engine *engine, fg_step_seq *seq)
         context = extend(context, hash);
     }
     const fg_engine_sim_options *options = &engine->options;
-    fg_engine_sim_answer answer = answer_of(context, options->vocab_size, options->eos_token,
-                                            &seq->sampling, seq->choice);
+    fg_engine_sim_answer answer =
+        answer_of(context, options->vocab_size, options->eos_token, &seq->sampling, seq->choice);
     if (seq->sample) {
         seq->token_out = answer.token;
     }

@@ -92,7 +92,8 @@ static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uin
     matrix_out->type = tensor->type;
     matrix_out->outputs = outputs;
     matrix_out->columns = columns;
-    return fg_device_load(forward->device, tensor->data, tensor->size_bytes, &matrix_out->data, err);
+    return fg_device_load(forward->device, tensor->data, tensor->size_bytes, &matrix_out->data,
+                          err);
 }
 
 static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
@@ -138,9 +139,9 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
         { "ffn_down.weight", h->embedding_length, h->ffn_length, &layer->down },
     };
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        fg_status status = load_matrix(forward, weights, index, matrices[i].name,
-                                       matrices[i].outputs, matrices[i].columns, matrices[i].matrix,
-                                       err);
+        fg_status status =
+            load_matrix(forward, weights, index, matrices[i].name, matrices[i].outputs,
+                        matrices[i].columns, matrices[i].matrix, err);
         if (status != FG_OK) {
             return status;
         }
@@ -169,8 +170,8 @@ static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg
             return status;
         }
     }
-    status = load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm,
-                         err);
+    status =
+        load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm, err);
     for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
         status = load_layer(forward, weights, i, err);
     }
@@ -194,11 +195,11 @@ static void add_part(part_list *list, void **target, size_t rows, size_t columns
 {
     size_t size_bytes = 0;
     size_t padded = 0;
-    list->overflow |= __builtin_mul_overflow(rows, columns, &size_bytes) ||
-                      __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
-                      __builtin_add_overflow(size_bytes, 63, &padded) ||
-                      __builtin_add_overflow(list->total_bytes, padded & ~(size_t)63,
-                                             &list->total_bytes);
+    list->overflow |=
+        __builtin_mul_overflow(rows, columns, &size_bytes) ||
+        __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
+        __builtin_add_overflow(size_bytes, 63, &padded) ||
+        __builtin_add_overflow(list->total_bytes, padded & ~(size_t)63, &list->total_bytes);
     FG_ASSERT(list->count < SCRATCH_PARTS_MAX, "too many scratch parts");
     list->parts[list->count++] = (part){ target, padded & ~(size_t)63 };
 }
@@ -443,8 +444,8 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
         for (uint32_t i = 0; i < seq->token_count; i++) {
             forward->tokens[rows] = seq->tokens[i];
             forward->positions[rows] = seq->first_position + i;
-            forward->kv_rows[rows] = (fg_kv_row){ .block_ids = seq->block_ids,
-                                                  .position = seq->first_position + i };
+            forward->kv_rows[rows] =
+                (fg_kv_row){ .block_ids = seq->block_ids, .position = seq->first_position + i };
             rows++;
         }
         if (seq->sample || seq->want_digest || seq->logits_out != NULL) {
@@ -513,8 +514,8 @@ void fg_forward_run(fg_forward *forward, fg_step *step)
     head(forward, step, head_count);
     fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
     for (uint32_t i = 0; i < step->digest_count; i++) {
-        const uint8_t *block =
-            (const uint8_t *)forward->arena + step->digests[i].block_id * forward->layout.block_bytes;
+        const uint8_t *block = (const uint8_t *)forward->arena +
+                               step->digests[i].block_id * forward->layout.block_bytes;
         step->digests[i].digest_out = fg_hash64(block, forward->layout.block_bytes, 0);
     }
 }

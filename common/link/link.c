@@ -553,6 +553,7 @@ static bool turn(fg_link *link)
             break;
         }
         deliver_one(link, ticket);
+        link->again = true; /* whoever was called may have asked for more */
     }
     if (!link->dead && !link->close_asked) {
         reap_peers(link);

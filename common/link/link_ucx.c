@@ -18,7 +18,6 @@ enum {
     /* After a peer died with operations in flight, arming answers BUSY until its endpoint is closed:
      * an unbounded loop would hang. */
     ARM_MAX = 64,
-    QUIET_MIN = 4,
     CLOSE_ROUNDS_MAX = 10000,
 };
 
@@ -206,10 +205,8 @@ static void close_arena(ucx_link *link)
 
 bool ucx_pump(ucx_link *link)
 {
-    int quiet = 0;
     for (int i = 0; i < PUMP_MAX; i++) {
-        quiet = ucp_worker_progress(link->worker) == 0 ? quiet + 1 : 0;
-        if (quiet == QUIET_MIN) {
+        if (ucp_worker_progress(link->worker) == 0) {
             return false;
         }
     }

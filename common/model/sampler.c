@@ -20,7 +20,6 @@
 #include "common/base/rng.h"
 
 enum {
-    LANES = 32,      /* independent maxima, so that the compiler may use vectors */
     DIGIT_BITS = 11, /* three digits cover the 32 bits of a key */
     DIGITS = 3,
     DIGIT_VALUES = 1 << DIGIT_BITS,
@@ -71,40 +70,57 @@ static float minus_infinity(void)
     return fg_fmath_float(0xFF800000u);
 }
 
+/* Four floats at once, on any processor; spelled out because gcc does not see a maximum in a loop of
+ * comparisons that NaN may enter. */
+typedef float float_lanes __attribute__((vector_size(16)));
+typedef int32_t mask_lanes __attribute__((vector_size(16)));
+
+enum { LANES = 4, GROUP = 4, STRIDE = LANES * GROUP };
+
+static float_lanes load(const float *values)
+{
+    float_lanes lanes;
+    memcpy(&lanes, values, sizeof lanes);
+    return lanes;
+}
+
 /* The highest value; -inf when there is none (NaN never compares as greater). */
 static float highest(const float *values, uint32_t count)
 {
-    float lanes[LANES];
+    float_lanes best[GROUP];
+    float top = minus_infinity(), lane_best[STRIDE];
     uint32_t i = 0;
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        lanes[lane] = minus_infinity();
+    for (uint32_t g = 0; g < GROUP; g++) {
+        best[g] = (float_lanes){ top, top, top, top };
     }
-    for (; i + LANES <= count; i += LANES) {
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            float value = values[i + lane];
-            lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+    for (; i + STRIDE <= count; i += STRIDE) {
+        for (uint32_t g = 0; g < GROUP; g++) {
+            float_lanes next = load(values + i + g * LANES);
+            mask_lanes above = next > best[g];
+            best[g] = (float_lanes)((above & (mask_lanes)next) | (~above & (mask_lanes)best[g]));
         }
     }
-    for (uint32_t lane = 0; i < count; i++, lane++) {
-        lanes[lane] = values[i] > lanes[lane] ? values[i] : lanes[lane];
+    memcpy(lane_best, best, sizeof lane_best);
+    for (uint32_t lane = 0; lane < STRIDE; lane++) {
+        top = lane_best[lane] > top ? lane_best[lane] : top;
     }
-    float best = lanes[0];
-    for (uint32_t lane = 1; lane < LANES; lane++) {
-        best = lanes[lane] > best ? lanes[lane] : best;
+    for (; i < count; i++) {
+        top = values[i] > top ? values[i] : top;
     }
-    return best;
+    return top;
 }
 
 /* The first index that holds `wanted`; 0 when none does. */
 static uint32_t first_equal(const float *values, uint32_t count, float wanted)
 {
+    const float_lanes all_wanted = { wanted, wanted, wanted, wanted };
     uint32_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        uint32_t hits = 0;
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            hits += values[i + lane] == wanted;
+    for (; i + STRIDE <= count; i += STRIDE) {
+        mask_lanes equal = { 0, 0, 0, 0 };
+        for (uint32_t g = 0; g < GROUP; g++) {
+            equal |= load(values + i + g * LANES) == all_wanted;
         }
-        if (hits != 0) {
+        if ((equal[0] | equal[1] | equal[2] | equal[3]) != 0) {
             break;
         }
     }
@@ -264,8 +280,9 @@ static uint32_t select_top_p(fg_sampler *sampler, uint32_t count, float top_p)
 }
 
 /* Gumbel noise -ln(-ln u) from 64 uniform bits. With v = 1 - u, small v are what makes large noise:
- * they keep their digits, so the tail reaches to v = 2^-64. */
-static float gumbel(uint64_t bits)
+ * they keep their digits, so the tail reaches to v = 2^-64. Few tokens come this far, and the loop that
+ * calls it is faster without it inside. */
+static __attribute__((noinline)) float gumbel(uint64_t bits)
 {
     float v = (float)(bits | 1) * 0x1p-64f;
     float exponential =

@@ -68,6 +68,9 @@ typedef struct zmq_bus {
     zmq_peer *peers;    /* FG_LIMIT_WORKERS */
     uint32_t peers_top; /* slots ever used */
     bool some_ending;
+    int lost_fds
+        [FG_LIMIT_WORKERS]; /* ended before a frame of theirs was read; until the socket is dry */
+    uint32_t lost_count;
     /* client */
     fg_timer *greeting_timer; /* runs from the handshake to the server's greeting */
     bool up;
@@ -165,20 +168,50 @@ static void note_disconnect(zmq_bus *bus, int fd)
         bus->ending = true;
         return;
     }
+    bool known = false;
     for (uint32_t i = 0; i < bus->peers_top; i++) {
         if (bus->peers[i].length > 0 && bus->peers[i].fd == fd) {
             bus->peers[i].ending = true;
             bus->some_ending = true;
+            known = true;
         }
+    }
+    if (!known && bus->lost_count < FG_LIMIT_WORKERS) {
+        bus->lost_fds[bus->lost_count++] = fd;
     }
 }
 
-static void note_handshake(zmq_bus *bus)
+static void note_handshake(zmq_bus *bus, int fd)
 {
     if (!bus->is_server && bus->greeting_timer == NULL) {
         /* Without memory for the timer only the cure of a mute connection is lost. */
         (void)fg_timer_start(bus->loop, GREETING_MS, 0, greeting_unanswered, bus,
                              &bus->greeting_timer);
+    }
+    /* The number is in use again. */
+    for (uint32_t i = bus->lost_count; i-- > 0;) {
+        if (bus->lost_fds[i] == fd) {
+            bus->lost_fds[i] = bus->lost_fds[--bus->lost_count];
+        }
+    }
+}
+
+/* A new peer came by `fd`. Whoever else had that number has ended, and so has the peer itself when its
+ * connection was reported lost before its first frame was read. */
+static void settle_fd(zmq_bus *bus, zmq_peer *fresh)
+{
+    for (uint32_t i = 0; i < bus->peers_top; i++) {
+        if (&bus->peers[i] != fresh && bus->peers[i].length > 0 && bus->peers[i].fd == fresh->fd &&
+            fresh->fd >= 0) {
+            bus->peers[i].ending = true;
+            bus->some_ending = true;
+        }
+    }
+    for (uint32_t i = 0; i < bus->lost_count; i++) {
+        if (bus->lost_fds[i] == fresh->fd) {
+            fresh->ending = true;
+            bus->some_ending = true;
+        }
     }
 }
 
@@ -200,7 +233,7 @@ static void read_monitor(zmq_bus *bus)
         if (event == ZMQ_EVENT_DISCONNECTED) {
             note_disconnect(bus, value);
         } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
-            note_handshake(bus);
+            note_handshake(bus, value);
         }
     }
 }
@@ -234,13 +267,12 @@ static fg_status send_to(zmq_bus *bus, const zmq_peer *peer, const void *bytes, 
     return zmq_send(bus->socket, bytes, size_bytes, ZMQ_DONTWAIT) < 0 ? FG_PEER_LOST : FG_OK;
 }
 
-/* A client begins a new connection. An older one of this identity has ended, or the ROUTER would not
- * have let this frame through; the monitor has said so already. */
+/* A client begins a new connection: it greets first of all. An older one of this identity has ended, or
+ * the ROUTER would not have let this frame through. */
 static void on_greeting(zmq_bus *bus, const char *identity, size_t length, uint64_t hash)
 {
-    read_monitor(bus);
     zmq_peer *old = find_peer(bus, identity, length, hash);
-    if (old != NULL && old->ending) {
+    if (old != NULL) {
         end_peer(bus, old);
         if (bus->closed) {
             return;
@@ -264,13 +296,13 @@ static void on_server_frame(zmq_bus *bus, const char *identity, size_t length, z
         peer = NULL;
     }
     if (peer == NULL && !bus->closed) {
-        /* Descriptors are used again: whoever had this one has ended, and the monitor knows. */
-        read_monitor(bus);
+        read_monitor(bus); /* what became of earlier connections is known before settle_fd asks */
         peer = add_peer(bus, identity, length, hash, source_fd(body));
         if (peer == NULL) {
             fg_bus_count_dropped(&bus->base, "too many peers");
             return;
         }
+        settle_fd(bus, peer);
         char name[FG_BUS_IDENTITY_MAX + 1];
         memcpy(name, peer->identity, sizeof name);
         bus->base.events.on_up(bus->base.events.ctx, (uint32_t)(peer - bus->peers), name);
@@ -342,6 +374,7 @@ static void end_lost(zmq_bus *bus)
         return;
     }
     bus->some_ending = false;
+    bus->lost_count = 0;
     for (uint32_t i = 0; i < bus->peers_top && !bus->closed; i++) {
         if (bus->peers[i].length > 0 && bus->peers[i].ending) {
             end_peer(bus, &bus->peers[i]);
@@ -384,7 +417,7 @@ static bool before_sleep(void *ctx)
     for (int i = 0; i < DRAIN_MAX && !dry && !bus->closed; i++) {
         dry = !read_frame(bus);
     }
-    if (dry && !bus->closed && (bus->some_ending || bus->ending)) {
+    if (dry && !bus->closed && (bus->some_ending || bus->ending || bus->lost_count > 0)) {
         end_lost(bus);
     }
     bus->delivering = false;
@@ -518,7 +551,8 @@ static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *id
     int none = 0;
     zmq_setsockopt(bus->monitor, ZMQ_RCVHWM, &none, sizeof none);
     zmq_setsockopt(bus->monitor, ZMQ_LINGER, &none, sizeof none);
-    return zmq_status(zmq_connect(bus->monitor, "inproc://monitor"), "socket monitor", FG_BROKEN, err);
+    return zmq_status(zmq_connect(bus->monitor, "inproc://monitor"), "socket monitor", FG_BROKEN,
+                      err);
 }
 
 static fg_status watch_socket(zmq_bus *bus, void *socket, fg_watch **watch_out, fg_error *err)
@@ -572,7 +606,8 @@ static fg_status connect_endpoint(zmq_bus *bus, const char *endpoint, fg_error *
 static bool port_valid(const char *endpoint)
 {
     const char *colon = strrchr(endpoint, ':');
-    return strncmp(endpoint, "tcp://", 6) != 0 || colon == NULL || strtoul(colon + 1, NULL, 10) <= 65535;
+    return strncmp(endpoint, "tcp://", 6) != 0 || colon == NULL ||
+           strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
 static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *identity,

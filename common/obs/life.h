@@ -3,11 +3,11 @@
  * in whatever keeps a request's books, owned by its thread.
  *
  *   QUEUED -> RESERVED -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED   two workers
- *   QUEUED -> PREFILLING -> DECODING -> FINISHED                               one worker for both
- *   PREFILLING, TRANSFERRING -> FINISHED       the first token ends it
- *   PREFILLING -> DECODING                   also when decode's first news overtakes prefill's
- *   RESERVED, PREFILLING, TRANSFERRING, DECODING -> QUEUED       a worker or link was lost: again
- *   any but an end -> CANCELLED, FAILED        client gone, deadline; error
+ *   QUEUED -> PREFILLING -> DECODING -> FINISHED                one worker for both
+ *   PREFILLING, TRANSFERRING -> FINISHED                        the first token ends it
+ *   PREFILLING -> DECODING                                      decode's news overtook prefill's
+ *   RESERVED, PREFILLING, TRANSFERRING, DECODING -> QUEUED      a worker or link was lost: again
+ *   any but an end -> CANCELLED, FAILED                         client gone, deadline; error
  *
  * fg_life_move makes every move; FINISHED, CANCELLED and FAILED are left by none.
  */

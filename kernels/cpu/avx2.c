@@ -32,8 +32,7 @@ static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *qua
         for (int i = 0; i < 4; i++) {
             q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
         }
-        __m256i sums =
-            _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+        __m256i sums = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
         int32_t parts[8];
         _mm256_storeu_si256((__m256i *)parts, sums);
         int32_t sum = 0;

@@ -137,9 +137,8 @@ FG_AVX2_INLINE void open_super_block(uint32_t type, const uint8_t *block, super_
 FG_AVX2_INLINE __m256i group_scales(uint32_t type, const super_block *super, uint32_t g)
 {
     if (type == FG_Q6_K) {
-        return _mm256_inserti128_si256(
-            _mm256_castsi128_si256(_mm_set1_epi16(super->scales[2 * g])),
-            _mm_set1_epi16(super->scales[2 * g + 1]), 1);
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(super->scales[2 * g])),
+                                       _mm_set1_epi16(super->scales[2 * g + 1]), 1);
     }
     return _mm256_set1_epi16(super->scales[g]);
 }
@@ -182,7 +181,7 @@ FG_AVX2_INLINE sums no_sums(void)
 /* One row's part of a group; `lane` says where its scale is among those of four rows. */
 #define ADD_ROW(row, lane, scale, sum)                                                             \
     _mm256_fmadd_ps(                                                                               \
-        _mm256_permute_ps(scale, (lane) * 0x55),                                                   \
+        _mm256_permute_ps(scale, (lane)*0x55),                                                     \
         _mm256_cvtepi32_ps(dot(type, w, magnitude, x + (row) * (size_t)t->columns, pair_scales)),  \
         sum)
 
@@ -312,7 +311,8 @@ FG_AVX2_INLINE __m256 load_floats(uint32_t type, const uint8_t *row, size_t k, s
 
 #define ADD_FLOATS(row, sum)                                                                       \
     _mm256_fmadd_ps(                                                                               \
-        w, load_floats(FG_F32, (const uint8_t *)(t->values + (row) * (size_t)t->columns), k, count), \
+        w,                                                                                         \
+        load_floats(FG_F32, (const uint8_t *)(t->values + (row) * (size_t)t->columns), k, count),  \
         sum)
 
 /* Columns k .. k + count - 1 of one output, count up to 8. */

@@ -55,8 +55,8 @@ static inline const uint8_t *fg_cpu_slot(const fg_paged_kv *kv, const uint32_t *
                                          size_t offset, uint32_t slot)
 {
     size_t element_bytes = fg_dtype_block_bytes(kv->dtype);
-    return (const uint8_t *)kv->arena + block_ids[slot / kv->block_size] * kv->block_bytes + offset +
-           (size_t)(slot % kv->block_size) * kv->head_dim * element_bytes;
+    return (const uint8_t *)kv->arena + block_ids[slot / kv->block_size] * kv->block_bytes +
+           offset + (size_t)(slot % kv->block_size) * kv->head_dim * element_bytes;
 }
 
 #endif

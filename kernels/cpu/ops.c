@@ -63,7 +63,8 @@ bool fg_op_linear_is_quantized(uint32_t type)
     return fg_dtype_block_count(type) > 1;
 }
 
-static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t first,
+                          uint32_t count)
 {
     const fg_activations *a = args;
     size_t group_count = a->columns / FG_QUANT_GROUP;
@@ -88,7 +89,7 @@ typedef struct linear_job {
     uint32_t linear_count;
     const fg_activations *in;
     uint32_t rows;
-    uint32_t per_piece;               /* outputs */
+    uint32_t per_piece;                /* outputs */
     uint32_t first_piece[LINEARS_MAX]; /* of each product */
     fg_team_queue queue;
 } linear_job;

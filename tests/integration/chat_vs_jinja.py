@@ -127,11 +127,14 @@ def main():
     tool = suite.options.tool or str(
         pathlib.Path(suite.options.forge).resolve().parent / "tests/tokenize_tool")
 
+    template = []
+
     def with_model(prompt):
         if not pathlib.Path(tool).is_file():
             raise Skip("tokenize_tool is not built (configure with -DFORGE_TESTS=ON)")
-        template = environment().from_string(model_template(suite.smollm2()))
-        return conversations(tool, suite.smollm2(), template, prompt)
+        if not template:  # reading the file takes seconds
+            template.append(environment().from_string(model_template(suite.smollm2())))
+        return conversations(tool, suite.smollm2(), template[0], prompt)
 
     suite.case("SmolLM2's template, with generation prompt", with_model, True)
     suite.case("SmolLM2's template, without", with_model, False)

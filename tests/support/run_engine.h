@@ -8,17 +8,17 @@
 #include "common/engine/engine.h"
 
 typedef struct fg_runner_options {
-    const char *path;      /* NULL: `bytes` */
-    const void *bytes;     /* a GGUF file in memory, borrowed */
+    const char *path;  /* NULL: `bytes` */
+    const void *bytes; /* a GGUF file in memory, borrowed */
     size_t size_bytes;
-    uint32_t context_max;  /* tokens; 0: what the model was trained for */
-    uint32_t seqs_max;     /* 0: 1 */
+    uint32_t context_max;     /* tokens; 0: what the model was trained for */
+    uint32_t seqs_max;        /* 0: 1 */
     uint32_t step_tokens_max; /* 0: 512 */
-    uint32_t thread_count; /* 0: 1 */
-    uint32_t block_size;   /* 0: 16 */
-    uint32_t kv_dtype;     /* FG_F32 (0) or FG_F16 */
-    const char *cpu_isa;   /* NULL: "auto" */
-    bool reverse_blocks;   /* sequence tables name the blocks from the last one down */
+    uint32_t thread_count;    /* 0: 1 */
+    uint32_t block_size;      /* 0: 16 */
+    uint32_t kv_dtype;        /* FG_F32 (0) or FG_F16 */
+    const char *cpu_isa;      /* NULL: "auto" */
+    bool reverse_blocks;      /* sequence tables name the blocks from the last one down */
 } fg_runner_options;
 
 /* Sequence s owns blocks s * blocks_per_seq ...; all fields are the caller's to read. */

@@ -23,7 +23,7 @@
 
 enum { TEXT_BYTES_MAX = 1 << 26, MESSAGES_MAX = 256 };
 
-static void die(const char *what)
+__attribute__((noreturn)) static void die(const char *what)
 {
     fprintf(stderr, "tokenize_tool: %s\n", what);
     exit(2);
@@ -132,8 +132,8 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
         print_ids(ids, id_count);
         fg_buf_deinit(&out);
         for (unsigned long i = 0; i < count; i++) {
-            free((void *)messages[i].role);
-            free((void *)messages[i].content);
+            fg_mem_free((void *)messages[i].role);
+            fg_mem_free((void *)messages[i].content);
         }
         fg_mem_free(number);
         fg_mem_free(flag);

@@ -1,6 +1,6 @@
 /*
- * Any bytes as a bus frame: no crash, no more memory than the bound, and what decodes encodes again to
- * a frame that says the same.
+ * Any bytes as a bus frame: no crash, no more memory than the bound, and what decodes encodes again
+ * to a frame that says the same.
  */
 #include <stdlib.h>
 #include <string.h>

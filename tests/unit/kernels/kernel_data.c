@@ -87,8 +87,7 @@ void *random_matrix(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t colum
     for (size_t i = 0; i < blocks; i++) {
         random_block(rng, type, data + i * fg_dtype_block_bytes(type));
     }
-    *matrix_out =
-        (fg_matrix){ .data = data, .type = type, .outputs = outputs, .columns = columns };
+    *matrix_out = (fg_matrix){ .data = data, .type = type, .outputs = outputs, .columns = columns };
     return data;
 }
 

@@ -230,8 +230,13 @@ Test(rope_store, rotates_both_pairings_and_writes_rounded_slots)
         }
         float *q = fg_mem_dup(w.q, 6 * 8 * sizeof(float));
         float *k = fg_mem_dup(w.k, 6 * 8 * sizeof(float));
-        fg_rope_store args = { .q = w.q, .k = w.k, .v = w.v, .kv_rows = w.kv_rows,
-                               .table = w.table, .pair_count = 3, .head_count = 1,
+        fg_rope_store args = { .q = w.q,
+                               .k = w.k,
+                               .v = w.v,
+                               .kv_rows = w.kv_rows,
+                               .table = w.table,
+                               .pair_count = 3,
+                               .head_count = 1,
                                .interleaved = interleaved != 0 };
         fg_op_rope_store(device.stream, &w.kv, &args, 6);
         for (uint32_t row = 0; row < 6; row++) {
@@ -246,10 +251,12 @@ Test(rope_store, rotates_both_pairings_and_writes_rounded_slots)
                 float sine = w.table[(row * 3 + pair) * 2 + 1];
                 const float *x = q + row * 8;
                 const float *y = k + row * 8;
-                float want_q = d >= 6 ? x[d] : second ? x[a] * sine + x[b] * cosine
-                                                      : x[a] * cosine - x[b] * sine;
-                float want_k = d >= 6 ? y[d] : second ? y[a] * sine + y[b] * cosine
-                                                      : y[a] * cosine - y[b] * sine;
+                float want_q = d >= 6   ? x[d]
+                               : second ? x[a] * sine + x[b] * cosine
+                                        : x[a] * cosine - x[b] * sine;
+                float want_k = d >= 6   ? y[d]
+                               : second ? y[a] * sine + y[b] * cosine
+                                        : y[a] * cosine - y[b] * sine;
                 uint16_t stored[2];
                 memcpy(&stored[0], block + ((row % 4) * 8 + d) * 2, 2);
                 memcpy(&stored[1], block + w.kv.value_offset + ((row % 4) * 8 + d) * 2, 2);

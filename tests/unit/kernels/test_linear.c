@@ -16,11 +16,13 @@ static const struct {
     const char *name;
     uint32_t outputs, columns; /* columns of K types and of plain floats are adapted */
 } shapes[] = {
-    { "one output", 1, 32 },   { "odd outputs", 7, 64 },     { "a full tile", 16, 256 },
+    { "one output", 1, 32 },    { "odd outputs", 7, 64 },  { "a full tile", 16, 256 },
     { "many pieces", 150, 96 }, { "long rows", 37, 1536 },
 };
 
-static const uint32_t row_counts[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 33 };
+static const uint32_t row_counts[] = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 33
+};
 enum { ROWS_MAX = 33 };
 
 static uint32_t columns_for(uint32_t type, uint32_t columns)
@@ -77,10 +79,9 @@ static void check_all_equal(const test_device *devices, size_t device_count, pro
         for (size_t r = 0; r < sizeof row_counts / sizeof row_counts[0]; r++) {
             run(&devices[d], p, row_counts[r]);
             size_t bytes = (size_t)row_counts[r] * p->weight.outputs * sizeof(float);
-            cr_assert(memcmp(p->out, want, bytes) == 0, "%s, %s, %u rows, isa %s, %u threads", shape,
-                      fg_dtype_name(p->weight.type), row_counts[r],
-                      fg_device_isa(devices[d].device),
-                      fg_device_thread_count(devices[d].device));
+            cr_assert(memcmp(p->out, want, bytes) == 0, "%s, %s, %u rows, isa %s, %u threads",
+                      shape, fg_dtype_name(p->weight.type), row_counts[r],
+                      fg_device_isa(devices[d].device), fg_device_thread_count(devices[d].device));
         }
     }
 }

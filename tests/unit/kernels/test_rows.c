@@ -42,11 +42,14 @@ Test(rows, rmsnorm_is_exact_everywhere_and_close_to_double)
         float *out = fg_mem_array(count, sizeof(float));
         float *first = fg_mem_array(count, sizeof(float));
         for (size_t d = 0; d < device_count; d++) {
-            fg_rmsnorm args = { .in = in, .weight = weight, .columns = columns, .epsilon = 1e-5f,
+            fg_rmsnorm args = { .in = in,
+                                .weight = weight,
+                                .columns = columns,
+                                .epsilon = 1e-5f,
                                 .out = d == 0 ? first : out };
             fg_op_rmsnorm(devices[d].stream, &args, ROWS);
-            cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "%u columns, isa %s",
-                      columns, fg_device_isa(devices[d].device));
+            cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0,
+                      "%u columns, isa %s", columns, fg_device_isa(devices[d].device));
         }
         for (uint32_t row = 0; row < ROWS; row++) {
             double sum = 0.0;
@@ -75,7 +78,9 @@ Test(rows, rmsnorm_takes_the_rows_it_is_told)
     const float weight[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
     const uint32_t ids[2] = { 2, 0 };
     float out[2][8];
-    fg_rmsnorm args = { .in = in[0], .row_ids = ids, .weight = weight, .columns = 8, .out = out[0] };
+    fg_rmsnorm args = {
+        .in = in[0], .row_ids = ids, .weight = weight, .columns = 8, .out = out[0]
+    };
     fg_op_rmsnorm(device.stream, &args, 2);
     for (int i = 0; i < 8; i++) {
         cr_assert_eq(out[0][i], weight[i]);
@@ -93,8 +98,8 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     for (size_t i = 0; i < (size_t)ROWS * 288; i++) {
         a.values[i] = random_float(&rng, i % 96 < 32 ? 1e-3f : 40.0f);
     }
-    memset(a.values, 0, 64 * sizeof(float));         /* groups of zeros */
-    a.values[70] = 3e-39f;                           /* a subnormal among larger ones */
+    memset(a.values, 0, 64 * sizeof(float)); /* groups of zeros */
+    a.values[70] = 3e-39f;                   /* a subnormal among larger ones */
     for (int i = 96; i < 128; i++) {
         a.values[i] = 1e-36f; /* too small to divide by */
     }

@@ -1,5 +1,6 @@
 /*
- * wire_samples - random valid messages of every kind, and a comparison. For the tests of proto/wire.
+ * wire_samples - random valid messages of every kind, and a comparison. For the tests of
+ * proto/wire.
  */
 #ifndef FORGE_TESTS_UNIT_PROTO_WIRE_SAMPLES_H
 #define FORGE_TESTS_UNIT_PROTO_WIRE_SAMPLES_H

@@ -296,16 +296,16 @@ static const struct {
 
 static fg_engine_options options_of(fg_runner *runner)
 {
-    return (fg_engine_options){ .weights = runner->weights,
-                                .hparams = &runner->hparams,
-                                .layout = runner->layout,
-                                .arena = runner->arena,
-                                .block_count = runner->block_count,
-                                .limits = { .step_tokens_max = 8,
-                                            .step_seqs_max = 2,
-                                            .context_max = CONTEXT },
-                                .thread_count = 2,
-                                .cpu_isa = "auto" };
+    return (fg_engine_options){
+        .weights = runner->weights,
+        .hparams = &runner->hparams,
+        .layout = runner->layout,
+        .arena = runner->arena,
+        .block_count = runner->block_count,
+        .limits = { .step_tokens_max = 8, .step_seqs_max = 2, .context_max = CONTEXT },
+        .thread_count = 2,
+        .cpu_isa = "auto"
+    };
 }
 
 Test(engine_model, refuses_options_that_do_not_fit)
@@ -328,7 +328,8 @@ Test(engine_model, refuses_options_that_do_not_fit)
         fg_error err = { 0 };
         cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_BAD_INPUT, "%s",
                      refusals[i].name);
-        cr_assert_not_null(strstr(err.text, refusals[i].want), "%s: %s", refusals[i].name, err.text);
+        cr_assert_not_null(strstr(err.text, refusals[i].want), "%s: %s", refusals[i].name,
+                           err.text);
         cr_assert_null(engine);
     }
     fg_runner_close(&runner);

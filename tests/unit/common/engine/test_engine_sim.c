@@ -175,7 +175,8 @@ Test(engine_sim, seed_and_choice_matter_only_when_sampling)
     uint32_t tokens[TOKENS];
     fill_tokens(tokens, 6);
     fg_sampling greedy[2] = { { .seed = 1 }, { .seed = 2 } };
-    fg_sampling warm[2] = { { .temperature = 1.0f, .seed = 1 }, { .temperature = 1.0f, .seed = 2 } };
+    fg_sampling warm[2] = { { .temperature = 1.0f, .seed = 1 },
+                            { .temperature = 1.0f, .seed = 2 } };
     cr_assert_eq(fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &greedy[0], 0).token,
                  fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &greedy[1], 3).token);
     cr_assert_neq(fg_engine_sim_expected(tokens, TOKENS, 1 << 20, UINT32_MAX, &warm[0], 0).token,
@@ -222,10 +223,9 @@ Test(engine, refuses_steps_beyond_limits_or_with_strange_ids)
                                      .block_count = cases[i].block_count };
         }
         fg_step_digest digest = { .block_id = cases[i].digest_block };
-        fg_step step = { .seqs = seqs,
-                         .seq_count = cases[i].seq_count,
-                         .digests = &digest,
-                         .digest_count = 1 };
+        fg_step step = {
+            .seqs = seqs, .seq_count = cases[i].seq_count, .digests = &digest, .digest_count = 1
+        };
         fg_error err = { 0 };
         cr_assert_eq(fg_engine_begin(s.engine, &step, &err), FG_BAD_INPUT, "%s", cases[i].name);
         cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);

@@ -74,10 +74,9 @@ Test(engine_model, stories260k_reproduces_its_stored_greedy_texts)
         corpus_path(corpus, "stories260K-f32.gguf", path);
         fg_runner runner;
         fg_error err = { 0 };
-        fg_runner_options options = { .path = path,
-                                      .kv_dtype = FG_F16,
-                                      .context_max = 256,
-                                      .cpu_isa = isas[i] };
+        fg_runner_options options = {
+            .path = path, .kv_dtype = FG_F16, .context_max = 256, .cpu_isa = isas[i]
+        };
         cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_OK, "%s", err.text);
         fg_tokenizer *tokenizer;
         cr_assert_eq(fg_tokenizer_open(runner.weights, &tokenizer, &err), FG_OK, "%s", err.text);

@@ -227,65 +227,64 @@ Test(chat, a_message_cannot_write_special_tokens)
     fg_chat_close(chat);
 }
 
+static const struct {
+    const char *name, *source;
+    bool known;
+    const char *system;
+} templates[] = {
+    { "plain", PLAIN, true, NULL },
+    { "one line end at the end", PLAIN "\n", true, NULL },
+    { "with a system message", WITH_SYSTEM, true, "You help." },
+    { "escapes in it", LOOP SYSTEM("It\\'s\\t\\\\\\n2.") MESSAGE CLOSE PROMPT, true,
+      "It's\t\\\n2." },
+    { "quotes and spaces",
+      "{%for message in messages%}{{\"<|im_start|>\"+message[\"role\"]+\"\\n\" + "
+      "message['content']  +  '<|im_end|>\\n'}}{%  endfor%}" PROMPT,
+      true, NULL },
+    { "dots",
+      LOOP
+      "{{'<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n'}}" CLOSE PROMPT,
+      true, NULL },
+    { "text between tags",
+      LOOP "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n" CLOSE
+           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+      true, NULL },
+    { "line ends after blocks",
+      "{% for message in messages %}\n    " MESSAGE "\n{% endfor %}\n" PROMPT, false, NULL },
+    { "dashes",
+      "{#- note -#}\n{%- for message in messages -%}\n    {{- '<|im_start|>' + message['role'] "
+      "+ "
+      "'\\n' + message['content'] + '<|im_end|>\\n' -}}\n  {%- endfor -%}\n" PROMPT,
+      true, NULL },
+    { "blocks on their own lines",
+      "{% if not add_generation_prompt is defined %}\n  {% set add_generation_prompt = false "
+      "%}\n"
+      "{% endif %}\n" PLAIN,
+      true, NULL },
+    { "empty", "", false, NULL },
+    { "text before", "x" PLAIN, false, NULL },
+    { "text after", PLAIN "x", false, NULL },
+    { "no generation prompt", LOOP MESSAGE CLOSE, false, NULL },
+    { "filter", LOOP "{{ message['content'] | trim }}" CLOSE PROMPT, false, NULL },
+    { "computed system message",
+      LOOP "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n' + "
+           "x + '<|im_end|>\\n' }}{% endif %}" MESSAGE CLOSE PROMPT,
+      false, NULL },
+    { "bos", "{{ bos_token }}" PLAIN, false, NULL },
+    { "llama 2", "{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}",
+      false, NULL },
+    { "tag that does not end", LOOP MESSAGE "{% endfor", false, NULL },
+    { "literal that does not end", LOOP "{{ 'x }}", false, NULL },
+    { "strange escape", LOOP "{{ '\\x41' }}" CLOSE, false, NULL },
+    { "backslash at the end", "{{ '\\", false, NULL },
+    { "empty output", "{{}}" PLAIN, false, NULL },
+    { "half a tag", "{", false, NULL },
+    { "dash only", "{%-%}" PLAIN, false, NULL },
+    { "a dash and no end", "{{-}", false, NULL },
+};
+
 Test(chat, knows_the_shapes_of_chatml_and_guesses_at_nothing_else)
 {
-    static const struct {
-        const char *name, *source;
-        bool known;
-        const char *system;
-    } templates[] = {
-        { "plain", PLAIN, true, NULL },
-        { "one line end at the end", PLAIN "\n", true, NULL },
-        { "with a system message", WITH_SYSTEM, true, "You help." },
-        { "escapes in it", LOOP SYSTEM("It\\'s\\t\\\\\\n2.") MESSAGE CLOSE PROMPT, true,
-          "It's\t\\\n2." },
-        { "quotes and spaces",
-          "{%for message in messages%}{{\"<|im_start|>\"+message[\"role\"]+\"\\n\" + "
-          "message['content']  +  '<|im_end|>\\n'}}{%  endfor%}" PROMPT,
-          true, NULL },
-        { "dots",
-          LOOP "{{'<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n'}}" CLOSE
-              PROMPT,
-          true, NULL },
-        { "text between tags",
-          LOOP "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n" CLOSE
-               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-          true, NULL },
-        { "line ends after blocks",
-          "{% for message in messages %}\n    " MESSAGE "\n{% endfor %}\n" PROMPT, false, NULL },
-        { "dashes",
-          "{#- note -#}\n{%- for message in messages -%}\n    {{- '<|im_start|>' + message['role'] "
-          "+ "
-          "'\\n' + message['content'] + '<|im_end|>\\n' -}}\n  {%- endfor -%}\n" PROMPT,
-          true, NULL },
-        { "blocks on their own lines",
-          "{% if not add_generation_prompt is defined %}\n  {% set add_generation_prompt = false "
-          "%}\n"
-          "{% endif %}\n" PLAIN,
-          true, NULL },
-        { "empty", "", false, NULL },
-        { "text before", "x" PLAIN, false, NULL },
-        { "text after", PLAIN "x", false, NULL },
-        { "no generation prompt", LOOP MESSAGE CLOSE, false, NULL },
-        { "filter", LOOP "{{ message['content'] | trim }}" CLOSE PROMPT, false, NULL },
-        { "computed system message",
-          LOOP
-          "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n' + "
-          "x + '<|im_end|>\\n' }}{% endif %}" MESSAGE CLOSE PROMPT,
-          false, NULL },
-        { "bos", "{{ bos_token }}" PLAIN, false, NULL },
-        { "llama 2",
-          "{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}", false,
-          NULL },
-        { "tag that does not end", LOOP MESSAGE "{% endfor", false, NULL },
-        { "literal that does not end", LOOP "{{ 'x }}", false, NULL },
-        { "strange escape", LOOP "{{ '\\x41' }}" CLOSE, false, NULL },
-        { "backslash at the end", "{{ '\\", false, NULL },
-        { "empty output", "{{}}" PLAIN, false, NULL },
-        { "half a tag", "{", false, NULL },
-        { "dash only", "{%-%}" PLAIN, false, NULL },
-        { "a dash and no end", "{{-}", false, NULL },
-    };
     for (size_t i = 0; i < sizeof(templates) / sizeof(templates[0]); i++) {
         fg_buf plain;
         fg_buf_init(&plain, 0);

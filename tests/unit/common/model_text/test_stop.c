@@ -119,9 +119,23 @@ Test(stop, holds_back_no_more_than_a_possible_beginning)
 static void random_text(fg_rng *rng, char *out, size_t length)
 {
     for (size_t i = 0; i < length; i++) {
-        out[i] = (char)('a' + fg_rng_below(rng, 2));
+        out[i] = (char)('a' + fg_rng_below(rng, 3) * fg_rng_below(rng, 2));
     }
     out[length] = '\0';
+}
+
+/* Beginnings of the strings, one after the other, and a few letters between. */
+static void near_misses(fg_rng *rng, const char *const *strings, size_t count, char *out,
+                        size_t length)
+{
+    random_text(rng, out, length);
+    for (size_t at = 0; count > 0 && at < length;) {
+        const char *string = strings[fg_rng_below(rng, count)];
+        size_t size = fg_rng_below(rng, strlen(string) + 1);
+        size = size < length - at ? size : length - at;
+        memcpy(out + at, string, size);
+        at += size + fg_rng_below(rng, 2);
+    }
 }
 
 Test(stop, equals_a_search_of_the_whole_text)
@@ -130,15 +144,15 @@ Test(stop, equals_a_search_of_the_whole_text)
     cr_log_info("seed %llu", (unsigned long long)seed);
     fg_rng rng = { seed };
     for (int round = 0; round < 20000; round++) {
-        char strings[STRINGS_MAX][12];
+        char strings[STRINGS_MAX][16];
         const char *pointers[STRINGS_MAX];
         size_t count = fg_rng_below(&rng, STRINGS_MAX + 1);
         for (size_t i = 0; i < count; i++) {
-            random_text(&rng, strings[i], 1 + fg_rng_below(&rng, 10));
+            random_text(&rng, strings[i], 1 + fg_rng_below(&rng, 14));
             pointers[i] = strings[i];
         }
-        char text[48];
-        random_text(&rng, text, fg_rng_below(&rng, sizeof(text)));
+        char text[64];
+        near_misses(&rng, pointers, count, text, fg_rng_below(&rng, sizeof(text)));
         size_t length = strlen(text);
         int want_index;
         size_t want = shown_of(text, length, pointers, count, &want_index);

@@ -196,9 +196,10 @@ Test(tokenizer, spm_merges_by_score_and_falls_back_to_bytes)
     fg_tokenizer_close(tokenizer);
     static const encode_case bare[] = {
         { "no space in front", "ab", false, false, { SMALL_SPM_AB, END } },
+        { "a pair that another one took", "aba", false, false, { SMALL_SPM_A, SMALL_SPM_BA, END } },
     };
     tokenizer = open_spm(false);
-    check_cases(tokenizer, bare, 1);
+    check_cases(tokenizer, bare, sizeof(bare) / sizeof(bare[0]));
     fg_tokenizer_close(tokenizer);
 }
 

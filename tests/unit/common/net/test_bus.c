@@ -108,8 +108,7 @@ static void open_world(world *w, const char *endpoint)
     cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
     cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
     fg_bus_events events = events_of(&w->server);
-    fg_status status =
-        fg_bus_listen_zmq(w->loop, endpoint, &events, &w->server.bus, &err);
+    fg_status status = fg_bus_listen_zmq(w->loop, endpoint, &events, &w->server.bus, &err);
     cr_assert_eq(status, FG_OK, "%s", err.text);
     w->started_ms = now_ms();
 }
@@ -400,9 +399,9 @@ Test(bus_zmq, client_waits_for_its_server_and_outlives_it)
     fg_bus_close(w.server.bus);
     w.server.bus = NULL;
     fg_bus_events client_events = events_of(&w.clients[0]);
-    cr_assert_eq(fg_bus_connect_zmq(w.loop, endpoint, "a#1", &client_events, &w.clients[0].bus,
-                                    &err),
-                 FG_OK);
+    cr_assert_eq(
+        fg_bus_connect_zmq(w.loop, endpoint, "a#1", &client_events, &w.clients[0].bus, &err),
+        FG_OK);
     /* What is sent before there is a connection waits, up to the limit. */
     uint32_t sent = 0;
     while (fg_bus_send(w.clients[0].bus, 0, &sent, sizeof sent) == FG_OK) {
@@ -587,8 +586,12 @@ Test(bus_zmq, close_is_allowed_in_a_callback)
 
 Test(bus_zmq, bad_endpoints_and_identities_are_explained)
 {
-    static const char *const endpoints[] = { "", "nonsense", "tcp://", "tcp://127.0.0.1:99999",
-                                             "tcp://192.0.2.1:1", "ipc:///nowhere/at/all" };
+    static const char *const endpoints[] = { "",
+                                             "nonsense",
+                                             "tcp://",
+                                             "tcp://127.0.0.1:99999",
+                                             "tcp://192.0.2.1:1",
+                                             "ipc:///nowhere/at/all" };
     fg_loop *loop;
     fg_bus *bus;
     fg_error err;
@@ -597,8 +600,8 @@ Test(bus_zmq, bad_endpoints_and_identities_are_explained)
     cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
     for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {
         err.text[0] = '\0';
-        cr_assert_eq(fg_bus_listen_zmq(loop, endpoints[i], &events, &bus, &err), FG_BAD_INPUT,
-                     "%s", endpoints[i]);
+        cr_assert_eq(fg_bus_listen_zmq(loop, endpoints[i], &events, &bus, &err), FG_BAD_INPUT, "%s",
+                     endpoints[i]);
         cr_assert_neq(err.text[0], '\0');
     }
     cr_assert_eq(fg_bus_connect_zmq(loop, "tcp://127.0.0.1:1", "a b", &events, &bus, &err),
@@ -656,8 +659,8 @@ static void join_mem(mem_world *w, int index, const char *identity)
 {
     fg_error err;
     fg_bus_events events = events_of(&w->clients[index]);
-    cr_assert_eq(fg_bus_connect_mem(w->hub, identity, &events, &w->clients[index].bus, &err),
-                 FG_OK, "%s", err.text);
+    cr_assert_eq(fg_bus_connect_mem(w->hub, identity, &events, &w->clients[index].bus, &err), FG_OK,
+                 "%s", err.text);
 }
 
 static void close_mem(mem_world *w)

@@ -80,8 +80,7 @@ static void open_world(world *w, const fg_http_limits *limits)
     fg_http_handler handler = { on_request, on_gone, w };
     cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
     cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
-    fg_status status =
-        fg_http_listen(w->loop, "127.0.0.1", 0, limits, &handler, &w->server, &err);
+    fg_status status = fg_http_listen(w->loop, "127.0.0.1", 0, limits, &handler, &w->server, &err);
     cr_assert_eq(status, FG_OK, "%s", err.text);
     w->started_ms = now_ms();
 }
@@ -192,10 +191,10 @@ static const struct {
     { "post chunked, odd case", POST "transfer-encoding:  Chunked \r\n\r\n3\r\nabc\r\n0\r\n\r\n",
       200 },
     { "chunk extension", POST "Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\n\r\n", 200 },
-    { "length and chunked",
-      POST "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400 },
-    { "chunked and length",
-      POST "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400 },
+    { "length and chunked", POST "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+      400 },
+    { "chunked and length", POST "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+      400 },
     { "two lengths", POST "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400 },
     { "two equal lengths", POST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400 },
     { "length with sign", POST "Content-Length: +3\r\n\r\nabc", 400 },
@@ -227,8 +226,8 @@ static const struct {
     { "delete in value", "GET / HTTP/1.1\r\n" H "A: b\177\r\n\r\n", 400 },
     { "folded line", "GET / HTTP/1.1\r\n" H "A: b\r\n c\r\n\r\n", 400 },
     { "folded line with tab", "GET / HTTP/1.1\r\n" H "A: b\r\n\tc\r\n\r\n", 400 },
-    { "first line begins with space (CVE-2024-27982)",
-      "GET / HTTP/1.1\r\n Host: x\r\n" H "\r\n", 400 },
+    { "first line begins with space (CVE-2024-27982)", "GET / HTTP/1.1\r\n Host: x\r\n" H "\r\n",
+      400 },
     { "hidden length after space", POST " Content-Length: 3\r\n\r\nabc", 400 },
     { "no Host", "GET / HTTP/1.1\r\n\r\n", 400 },
     { "no Host in 1.0", "GET / HTTP/1.0\r\n\r\n", 200 },
@@ -256,8 +255,8 @@ static const struct {
     { "chunk size with sign", POST "Transfer-Encoding: chunked\r\n\r\n+3\r\nabc\r\n0\r\n\r\n",
       400 },
     { "chunk size 0x3", POST "Transfer-Encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n", 400 },
-    { "chunk size with space before", POST "Transfer-Encoding: chunked\r\n\r\n 3\r\nabc\r\n0\r\n\r\n",
-      400 },
+    { "chunk size with space before",
+      POST "Transfer-Encoding: chunked\r\n\r\n 3\r\nabc\r\n0\r\n\r\n", 400 },
     { "chunk size empty", POST "Transfer-Encoding: chunked\r\n\r\n\r\nabc\r\n0\r\n\r\n", 400 },
     { "chunk size 2^64+7",
       POST "Transfer-Encoding: chunked\r\n\r\n10000000000000007\r\nabc\r\n0\r\n\r\n", 400 },
@@ -269,8 +268,8 @@ static const struct {
     { "chunk data ends in LF", POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\n0\r\n\r\n", 400 },
     { "trailer field", POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nA: b\r\n\r\n",
       400 },
-    { "trailer smuggles", POST
-      "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n", 400 },
+    { "trailer smuggles",
+      POST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n", 400 },
     { "unknown method", "GETT / HTTP/1.1\r\n" H "\r\n", 501 },
     { "lower-case method", "get / HTTP/1.1\r\n" H "\r\n", 501 },
     { "CONNECT", "CONNECT x:80 HTTP/1.1\r\n" H "\r\n", 501 },
@@ -985,8 +984,8 @@ Test(http, bad_listen_addresses_are_explained)
     cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
     for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) {
         err.text[0] = '\0';
-        cr_assert_eq(fg_http_listen(loop, hosts[i], 0, NULL, &handler, &server, &err),
-                     FG_BAD_INPUT, "%s", hosts[i]);
+        cr_assert_eq(fg_http_listen(loop, hosts[i], 0, NULL, &handler, &server, &err), FG_BAD_INPUT,
+                     "%s", hosts[i]);
         cr_assert_neq(err.text[0], '\0');
     }
     fg_loop_destroy(loop);

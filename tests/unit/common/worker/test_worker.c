@@ -1,0 +1,334 @@
+#include "common/worker/worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/fault.h"
+#include "common/engine/engine_sim.h"
+#include "tests/support/test.h"
+
+enum { BLOCKS = 8, BLOCK_SIZE = 4, VOCAB = 50, EOS = 3, SENT_MAX = 64 };
+
+/* A worker with both roles and no link over a simulated engine; what it sends is kept decoded. */
+typedef struct bench {
+    uint64_t now_ns;
+    fg_kv_layout layout;
+    void *arena;
+    fg_engine *engine;
+    fg_worker *worker;
+    fg_arena *inbox;
+    fg_msg sent[SENT_MAX];
+    uint32_t sent_count;
+    uint64_t reconnected_as;
+    fg_status send_answer;
+} bench;
+
+static fg_status keep(void *ctx, const void *bytes, size_t size_bytes)
+{
+    bench *b = ctx;
+    fg_error err = { 0 };
+    cr_assert(b->sent_count < SENT_MAX);
+    cr_assert_eq(fg_wire_decode(bytes, size_bytes, b->inbox, &b->sent[b->sent_count++], &err), FG_OK,
+                 "%s", err.text);
+    return b->send_answer;
+}
+
+static void reconnect(void *ctx, uint64_t epoch)
+{
+    ((bench *)ctx)->reconnected_as = epoch;
+}
+
+static bool is_end(void *ctx, uint32_t token)
+{
+    return token == EOS;
+}
+
+static fg_worker_options options_of(bench *b)
+{
+    return (fg_worker_options){ .name = "w",
+                                .epoch = 5,
+                                .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
+                                .clock = fg_clock_manual(&b->now_ns),
+                                .engine = b->engine,
+                                .layout = b->layout,
+                                .block_count = BLOCKS,
+                                .context_max = 100,
+                                .vocab_size = VOCAB,
+                                .limits = { .step_tokens_max = 8,
+                                            .chunk_tokens_max = 4,
+                                            .seqs_max = 2 },
+                                .is_end = is_end,
+                                .send = keep,
+                                .reconnect = reconnect,
+                                .ctx = b };
+}
+
+static void open_bench(bench *b)
+{
+    *b = (bench){ .now_ns = 1000000000u };
+    fg_error err;
+    cr_assert_eq(fg_kv_layout_init(&b->layout, 1, 1, 8, BLOCK_SIZE, FG_F16, &err), FG_OK);
+    b->arena = calloc(BLOCKS, b->layout.block_bytes);
+    b->inbox = fg_arena_create(1 << 20);
+    fg_engine_sim_options engine = { .layout = b->layout,
+                                     .arena = b->arena,
+                                     .block_count = BLOCKS,
+                                     .limits = { 8, 2, 100 },
+                                     .vocab_size = VOCAB,
+                                     .eos_token = EOS,
+                                     .manual = true };
+    cr_assert_eq(fg_engine_open_sim(&engine, &b->engine, &err), FG_OK);
+    fg_worker_options options = options_of(b);
+    cr_assert_eq(fg_worker_create(&options, &b->worker, &err), FG_OK);
+}
+
+static void close_bench(bench *b)
+{
+    fg_worker_destroy(b->worker);
+    fg_engine_close(b->engine);
+    fg_arena_destroy(b->inbox);
+    free(b->arena);
+}
+
+static void give(bench *b, const fg_msg *msg)
+{
+    fg_buf frame;
+    fg_buf_init(&frame, 0);
+    cr_assert(fg_wire_encode(msg, &frame));
+    fg_worker_on_frame(b->worker, frame.data, frame.size);
+    fg_worker_check(b->worker);
+    fg_buf_deinit(&frame);
+}
+
+static void join(bench *b)
+{
+    fg_worker_on_up(b->worker);
+    cr_assert_eq(b->sent[0].kind, FG_MSG_HELLO);
+    give(b, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
+    cr_assert(fg_worker_joined(b->worker));
+    b->sent_count = 0;
+}
+
+static void ask(bench *b, uint64_t request, uint32_t prompt_count, uint32_t max_tokens)
+{
+    static const uint32_t prompt[64] = { 7, 8, 9, 10, 11 };
+    fg_msg msg = { .kind = FG_MSG_PREFILL, .request = request, .attempt = 1 };
+    msg.prefill.tokens = prompt;
+    msg.prefill.token_count = prompt_count;
+    msg.prefill.sampling = (fg_wire_sampling){ .top_p = 1.0f,
+                                               .max_tokens = max_tokens,
+                                               .ignore_eos = true };
+    give(b, &msg);
+}
+
+static bool step(bench *b)
+{
+    bool did = fg_engine_sim_complete(b->engine);
+    fg_worker_on_engine(b->worker);
+    fg_worker_check(b->worker);
+    return did;
+}
+
+static const fg_msg *find_sent(const bench *b, fg_msg_kind kind, uint64_t request)
+{
+    for (uint32_t i = 0; i < b->sent_count; i++) {
+        if (b->sent[i].kind == kind && b->sent[i].request == request) {
+            return &b->sent[i];
+        }
+    }
+    return NULL;
+}
+
+static uint32_t free_blocks(const bench *b)
+{
+    fg_worker_stats stats;
+    fg_worker_stats_get(b->worker, &stats);
+    return stats.pool.free - stats.pool.promised;
+}
+
+Test(worker, runs_a_request_to_its_length_and_gives_everything_back)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 5, 4);
+    cr_assert_eq(free_blocks(&b), BLOCKS - 3u); /* 9 tokens: 3 blocks are set aside */
+    while (step(&b)) {
+    }
+    const fg_msg *first = find_sent(&b, FG_MSG_FIRST, 1);
+    const fg_msg *done = find_sent(&b, FG_MSG_DONE, 1);
+    cr_assert(first != NULL && done != NULL);
+    cr_assert_eq(done->done.finish, FG_FINISH_LENGTH);
+    cr_assert_eq(done->done.generated, 4u);
+    uint32_t tokens[16] = { 7, 8, 9, 10, 11 };
+    fg_sampling greedy = { .top_p = 1.0f };
+    cr_assert_eq(first->first.id,
+                 fg_engine_sim_expected(tokens, 5, VOCAB, EOS, &greedy, 0).token);
+    cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
+    cr_assert(fg_worker_idle(b.worker));
+    close_bench(&b);
+}
+
+Test(worker, the_third_waits_for_a_slot_and_is_admitted_when_one_is_free)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 2, 2);
+    ask(&b, 2, 2, 6);
+    ask(&b, 3, 2, 2);
+    fg_worker_stats stats;
+    fg_worker_stats_get(b.worker, &stats);
+    cr_assert_eq(stats.waiting, 2u); /* the first is in the step; the next plan takes the second */
+    while (step(&b)) {
+        fg_worker_stats_get(b.worker, &stats);
+        cr_assert(stats.running <= 2);
+    }
+    cr_assert(find_sent(&b, FG_MSG_DONE, 1) != NULL && find_sent(&b, FG_MSG_DONE, 2) != NULL &&
+              find_sent(&b, FG_MSG_DONE, 3) != NULL);
+    close_bench(&b);
+}
+
+static const struct {
+    const char *name;
+    uint32_t prompt, max_tokens;
+    const char *word;
+} misfits[] = {
+    { "longer than the context", 60, 60, "context" },
+    { "more blocks than there are", 20, 13, "KV blocks" },
+};
+
+Test(worker, refuses_at_once_what_can_never_fit)
+{
+    for (size_t i = 0; i < sizeof misfits / sizeof *misfits; i++) {
+        bench b;
+        open_bench(&b);
+        join(&b);
+        ask(&b, 1, misfits[i].prompt, misfits[i].max_tokens);
+        const fg_msg *done = find_sent(&b, FG_MSG_DONE, 1);
+        cr_assert(done != NULL && done->done.finish == FG_FINISH_ERROR, "%s", misfits[i].name);
+        cr_assert(strstr(done->done.text, misfits[i].word) != NULL, "%s", done->done.text);
+        cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
+        close_bench(&b);
+    }
+}
+
+Test(worker, cancel_during_a_step_gives_the_blocks_back_after_it)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 5, 4);
+    give(&b, &(fg_msg){ .kind = FG_MSG_CANCEL, .request = 1, .attempt = 1 });
+    cr_assert(free_blocks(&b) < BLOCKS, "the engine still writes there");
+    step(&b);
+    cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
+    cr_assert_null(find_sent(&b, FG_MSG_FIRST, 1));
+    cr_assert_null(find_sent(&b, FG_MSG_DONE, 1));
+    close_bench(&b);
+}
+
+Test(worker, a_stale_cancel_and_a_doubled_prefill_change_nothing)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 5, 4);
+    ask(&b, 1, 5, 4);
+    give(&b, &(fg_msg){ .kind = FG_MSG_CANCEL, .request = 1, .attempt = 2 });
+    give(&b, &(fg_msg){ .kind = FG_MSG_CANCEL, .request = 99, .attempt = 1 });
+    while (step(&b)) {
+    }
+    fg_worker_stats stats;
+    fg_worker_stats_get(b.worker, &stats);
+    cr_assert_eq(stats.stale_dropped, 3u);
+    cr_assert_eq(find_sent(&b, FG_MSG_DONE, 1)->done.generated, 4u);
+    close_bench(&b);
+}
+
+Test(worker, consecutive_requests_and_attempts_are_not_confused)
+{
+    /* Request 10 in attempt 2 and request 11 in attempt 1 once shared a key. */
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 11, 2, 2);
+    fg_msg msg = { .kind = FG_MSG_PREFILL, .request = 10, .attempt = 2 };
+    msg.prefill.tokens = (const uint32_t[]){ 7, 8 };
+    msg.prefill.token_count = 2;
+    msg.prefill.sampling = (fg_wire_sampling){ .top_p = 1.0f, .max_tokens = 2, .ignore_eos = true };
+    give(&b, &msg);
+    while (step(&b)) {
+    }
+    cr_assert(find_sent(&b, FG_MSG_DONE, 10) != NULL && find_sent(&b, FG_MSG_DONE, 11) != NULL);
+    close_bench(&b);
+}
+
+Test(worker, losing_the_router_ends_everything_and_comes_back_as_a_stranger)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 5, 4);
+    step(&b);
+    fg_worker_on_down(b.worker);
+    step(&b);
+    cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
+    b.now_ns += 2000000000u;
+    fg_worker_on_up(b.worker); /* the old connection: ignored */
+    cr_assert(!fg_worker_joined(b.worker));
+    fg_worker_tick(b.worker);
+    cr_assert_eq(b.reconnected_as, 6u);
+    close_bench(&b);
+}
+
+Test(worker, a_router_that_reads_nothing_is_left)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    b.send_answer = FG_AGAIN;
+    ask(&b, 1, 5, 4);
+    while (step(&b)) {
+    }
+    fg_worker_tick(b.worker);
+    b.now_ns += 2000000000u;
+    fg_worker_tick(b.worker);
+    cr_assert_eq(b.reconnected_as, 6u);
+    close_bench(&b);
+}
+
+Test(worker, garbage_frames_are_counted_and_dropped)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    fg_worker_on_frame(b.worker, "garbage", 7);
+    fg_worker_on_frame(b.worker, "", 0);
+    give(&b, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* valid, but not for a worker */
+    fg_worker_stats stats;
+    fg_worker_stats_get(b.worker, &stats);
+    cr_assert_eq(stats.frames_refused, 3u);
+    close_bench(&b);
+}
+
+static bool create_once(void *ctx)
+{
+    bench *b = ctx;
+    fg_worker_options options = options_of(b);
+    fg_worker *worker = NULL;
+    if (fg_worker_create(&options, &worker, NULL) != FG_OK) {
+        return false;
+    }
+    fg_worker_destroy(worker);
+    return true;
+}
+
+Test(worker, survives_each_failed_allocation)
+{
+    bench b;
+    open_bench(&b);
+    cr_assert(fg_fault_each(create_once, &b) > 10);
+    close_bench(&b);
+}
