@@ -3,18 +3,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/pulse.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "router/front.h"
 
-enum { TICK_MS = 20 };
+enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
 
 struct fg_host_router {
     fg_bus *bus;
     fg_dispatch *dispatch;
     fg_front *front;
-    fg_timer *timer;
+    fg_pulse pulse;
     fg_metrics *metrics;
     fg_metric *workers_gauge[2];
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
@@ -105,6 +106,13 @@ static void update_metrics(fg_host_router *router)
     fg_metric_add(router->pushed_blocks, (double)(stats.pushed_blocks - old->pushed_blocks));
     fg_metric_add(router->push_retries, (double)(stats.push_retries - old->push_retries));
     router->counted = stats;
+}
+
+static bool busy(void *ctx)
+{
+    fg_dispatch_stats stats;
+    fg_dispatch_stats_get(((fg_host_router *)ctx)->dispatch, &stats);
+    return stats.live > 0;
 }
 
 static void on_tick(void *ctx)
@@ -212,7 +220,8 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
         status = open_front(router, loop, config, model, err);
     }
     if (status == FG_OK) {
-        status = fg_timer_start(loop, TICK_MS, TICK_MS, on_tick, router, &router->timer);
+        status = fg_pulse_start(&router->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS, on_tick, busy,
+                                router);
     }
     if (status == FG_OK && !fg_metrics_ok(metrics)) {
         status = fg_fail(err, FG_AGAIN, "no room for the metrics");
@@ -230,7 +239,7 @@ void fg_host_router_close(fg_host_router *router)
     if (router == NULL) {
         return;
     }
-    fg_timer_close(router->timer);
+    fg_pulse_stop(&router->pulse);
     if (router->front != NULL) {
         fg_front_destroy(router->front);
     }

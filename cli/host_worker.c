@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/pulse.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
@@ -12,7 +13,7 @@
 #include "decode-worker/decode.h"
 #include "prefill-worker/prefill.h"
 
-enum { TICK_MS = 10 };
+enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
 
 struct fg_host_worker {
     fg_loop *loop;
@@ -23,7 +24,7 @@ struct fg_host_worker {
     fg_worker *worker;
     fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
     fg_wake *wake;
-    fg_timer *timer;
+    fg_pulse pulse;
     void *arena; /* where there is no link */
     size_t arena_bytes;
     const fg_tokenizer *tokenizer;
@@ -48,6 +49,14 @@ static fg_status send_frame(void *ctx, const void *bytes, size_t size_bytes)
     return host->bus == NULL ? FG_PEER_LOST : fg_bus_send(host->bus, 0, bytes, size_bytes);
 }
 
+/* Sequences that end still wait for their fences: closing counts too. */
+static bool busy(void *ctx)
+{
+    fg_worker_stats stats;
+    fg_worker_stats_get(((fg_host_worker *)ctx)->worker, &stats);
+    return stats.running + stats.waiting + stats.closing > 0;
+}
+
 static void on_up(void *ctx, uint32_t peer, const char *identity)
 {
     fg_worker_on_up(((fg_host_worker *)ctx)->worker);
@@ -55,7 +64,11 @@ static void on_up(void *ctx, uint32_t peer, const char *identity)
 
 static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_worker_on_frame(((fg_host_worker *)ctx)->worker, bytes, size_bytes);
+    fg_host_worker *host = ctx;
+    fg_worker_on_frame(host->worker, bytes, size_bytes);
+    if (busy(host)) {
+        fg_pulse_quicken(&host->pulse);
+    }
 }
 
 static void on_down(void *ctx, uint32_t peer)
@@ -319,7 +332,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     status = status != FG_OK ? status : open_worker(host, config, model, roles, epoch, err);
     status = status != FG_OK ? status : connect_bus(host, epoch, err);
     status = status != FG_OK ? status
-                             : fg_timer_start(loop, TICK_MS, TICK_MS, on_tick, host, &host->timer);
+                             : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS, on_tick, busy, host);
     if (status == FG_OK && !fg_metrics_ok(metrics)) {
         status = fg_fail(err, FG_AGAIN, "no room for the metrics");
     }
@@ -336,7 +349,7 @@ void fg_host_worker_close(fg_host_worker *host)
     if (host == NULL) {
         return;
     }
-    fg_timer_close(host->timer);
+    fg_pulse_stop(&host->pulse);
     if (host->bus != NULL) {
         fg_bus_close(host->bus);
     }

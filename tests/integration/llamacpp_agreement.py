@@ -10,7 +10,6 @@ near tie: llama.cpp itself gives Forge's token nearly the same log-probability a
 # needs-model
 import json
 import math
-import os
 import pathlib
 import urllib.request
 
@@ -31,7 +30,9 @@ class Llama:
         params.model.path = path
         params.n_ctx = 1024
         params.n_parallel = 1
-        params.cpuparams.n_threads = os.cpu_count()
+        # One thread: with two, its spinning threads cost more than they bring on a busy machine.
+        params.cpuparams.n_threads = 1
+        params.cpuparams_batch.n_threads = 1
         params.verbosity = 0
         self.server = xllamacpp.Server(params)
         self.url = self.server.listening_address

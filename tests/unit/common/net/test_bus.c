@@ -324,16 +324,21 @@ Test(bus_zmq, last_frames_of_the_dead_come_before_on_down)
     world w;
     int status;
     open_world(&w, "tcp://127.0.0.1:*");
-    /* The loop does not run before the peer has sent everything and is gone. */
-    pid_t pid = start_child(fg_bus_endpoint(w.server.bus), "hasty#1", 2000, true);
-    waitpid(pid, &status, 0);
-    WAIT(&w, w.server.down == 1);
-    cr_assert_eq(w.server.frames, 2000);
-    cr_assert_eq(w.server.up, 1);
+    /* The loop does not run before all of them have sent everything and are gone, so that their ends are
+     * known before their first frames are read. */
+    for (int i = 0; i < 3; i++) {
+        char identity[16];
+        snprintf(identity, sizeof identity, "hasty#%d", i);
+        pid_t pid = start_child(fg_bus_endpoint(w.server.bus), identity, 2000, true);
+        waitpid(pid, &status, 0);
+    }
+    WAIT(&w, w.server.down == 3);
+    cr_assert_eq(w.server.frames, 6000);
+    cr_assert_eq(w.server.up, 3);
     for (int i = 0; i < 20; i++) {
         turn(&w);
     }
-    cr_assert_eq(w.server.frames, 2000);
+    cr_assert_eq(w.server.frames, 6000);
     close_world(&w);
 }
 
