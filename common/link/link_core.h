@@ -109,6 +109,18 @@ void fg_link_core_deinit(fg_link *link);
 /* Something was begun that the next turn must carry on; the loop shall not sleep before it. */
 void fg_link_stir(fg_link *link);
 
+/* --- moves that both link.c and link_core.c make --- */
+
+bool fg_link_can_send(const fg_link_peer *peer);
+void fg_link_send_short(fg_link *link, fg_link_peer *peer, fg_link_kind kind, uint64_t ticket);
+/* Progress, callbacks, peers that are over. True: call again before sleeping. The link may be gone
+ * afterwards. */
+bool fg_link_turn(fg_link *link);
+void fg_link_settle_out(fg_link *link, fg_ticket *ticket);
+void fg_link_stop_out(fg_link *link, fg_ticket *ticket, fg_status why);
+void fg_link_fence_in(fg_link *link, fg_ticket *ticket);
+void fg_link_end_tickets(fg_link *link, fg_link_peer *peer, fg_status why);
+
 /* --- news from the transport; queues events, calls back nobody --- */
 
 /* A whole message arrived (not DATA). */
