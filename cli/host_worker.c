@@ -271,6 +271,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .cpu_isa = isa_name(config->cpu_isa),
                                   .on_done = engine_done,
                                   .ctx = host };
+    fg_weights_warm(model->weights);
     return fg_engine_open_model(&options, &host->engine, err);
 }
 

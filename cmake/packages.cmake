@@ -15,7 +15,6 @@ fg_require(JANSSON jansson libjansson-dev)
 fg_require(UV libuv libuv1-dev)
 fg_require(ZMQ libzmq libzmq3-dev)
 fg_require(PROTOBUFC libprotobuf-c libprotobuf-c-dev)
-fg_require(PCRE2 libpcre2-8 libpcre2-dev)
 
 find_path(UCX_INCLUDE ucp/api/ucp.h)
 find_library(UCX_UCP ucp)

@@ -463,7 +463,6 @@ static void deliver_one(fg_link *link, fg_ticket *ticket)
     fg_link_message_free(message);
 }
 
-/* Progress, then callbacks. True: call again before sleeping. The link may be gone afterwards. */
 bool fg_link_turn(fg_link *link)
 {
     if (link->turning) {

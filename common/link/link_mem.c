@@ -439,7 +439,7 @@ void fg_link_hub_destroy(fg_link_hub *hub)
         while (ch->first != NULL) {
             item *it = ch->first;
             take_out(ch, it);
-            if (hub->options.defer == NULL) {
+            if (hub->options.defer == NULL || it->due) {
                 free_item(it);
             }
         }

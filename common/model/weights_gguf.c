@@ -57,7 +57,7 @@ static bool skip(reader *in, uint64_t size_bytes)
 static bool take_string(reader *in, const char **text_out, uint64_t *length_out)
 {
     uint64_t length;
-    if (!take(in, &length, sizeof length) || in->left < length) {
+    if (!take(in, &length, sizeof length)) {
         return false;
     }
     *text_out = (const char *)in->at;

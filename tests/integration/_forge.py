@@ -153,8 +153,11 @@ class Process:
         return self.child.returncode
 
     def signal(self, number):
-        if self.status is None:
-            os.kill(self.pid, number)
+        try:
+            if self.status is None:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass  # it ended between the two lines
 
     def wait(self, timeout_s=WAIT_S):
         wait_for(f"{self.name} to end", lambda: self.ended_at is not None, timeout_s)

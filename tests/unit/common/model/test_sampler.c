@@ -310,6 +310,32 @@ Test(sampler, rare_tokens_appear_as_often_as_they_should)
     fg_sampler_destroy(sampler);
 }
 
+/* Noise that occurs once in millions of draws is right to three digits: it is what lets an unlikely
+ * token win. Each is found by search, then set against a rival just below and just above it. */
+Test(sampler, noise_is_exact_far_into_the_tail)
+{
+    fg_sampler *sampler = fg_sampler_create(2);
+    fg_sampling s = { .temperature = 1, .top_p = 1, .seed = 6 };
+    uint32_t found = 0;
+    for (uint32_t position = 0; position < 1u << 24; position++) {
+        uint64_t bits = fg_rng_counter(s.seed, 0, position, 1);
+        if (bits >> 42 != 0) { /* v < 2^-22 */
+            continue;
+        }
+        double v = ldexp((double)bits, -64);
+        double rival = ldexp((double)fg_rng_counter(s.seed, 0, position, 0), -64);
+        double even = -log(-log1p(-v)) + log(-log1p(-rival));
+        for (uint32_t wins = 0; wins < 2; wins++) {
+            row[0] = (float)(wins == 1 ? even - 0.001 : even + 0.001);
+            row[1] = 0;
+            cr_assert_eq(fg_sampler_pick(sampler, row, &s, 0, position), wins, "at %u", position);
+        }
+        found++;
+    }
+    cr_assert(found > 0);
+    fg_sampler_destroy(sampler);
+}
+
 /* Stored answers: a change of any bit of the noise or the order of the chain shows here. */
 Test(sampler, picks_are_the_stored_ones)
 {
