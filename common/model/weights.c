@@ -199,8 +199,8 @@ uint64_t fg_weights_size_bytes(const fg_weights *weights)
 void fg_weights_warm(const fg_weights *weights)
 {
 #ifdef MADV_POPULATE_READ
-    if (weights->mapped && madvise((void *)(uintptr_t)weights->bytes, weights->size_bytes,
-                                   MADV_POPULATE_READ) == 0) {
+    if (weights->mapped &&
+        madvise((void *)(uintptr_t)weights->bytes, weights->size_bytes, MADV_POPULATE_READ) == 0) {
         return;
     }
 #endif

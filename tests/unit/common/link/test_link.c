@@ -92,9 +92,8 @@ Test(link, pushes_commits_and_is_acknowledged)
         cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 7, target_blocks, COUNT, &err), FG_OK);
         cr_assert_eq(fg_link_push(r.a.link, r.a.peer, 7, 0, source_blocks, target_blocks, 5),
                      FG_OK);
-        cr_assert_eq(fg_link_push(r.a.link, r.a.peer, 7, 5, source_blocks + 5, target_blocks + 5,
-                                  3),
-                     FG_OK);
+        cr_assert_eq(
+            fg_link_push(r.a.link, r.a.peer, 7, 5, source_blocks + 5, target_blocks + 5, 3), FG_OK);
         cr_assert_eq(commit_of(&r, 7, source_blocks, COUNT), FG_OK);
         cr_assert(wait_for(&r.a, &r.b, &r.b.commits, 1), "%s: no commit", r.kind);
         cr_assert_eq(r.b.last_ticket, 7);
@@ -169,8 +168,7 @@ Test(link, fence_ends_a_ticket_at_any_moment)
         cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 5, target_blocks, COUNT, &err), FG_OK);
         if (at > BEFORE_PUSH) {
             cr_assert_eq(
-                fg_link_push(r.a.link, r.a.peer, 5, 0, source_blocks, target_blocks, COUNT),
-                FG_OK);
+                fg_link_push(r.a.link, r.a.peer, 5, 0, source_blocks, target_blocks, COUNT), FG_OK);
         }
         if (at > AFTER_PUSH) {
             cr_assert_eq(commit_of(&r, 5, source_blocks, COUNT), FG_OK);
@@ -213,8 +211,7 @@ Test(link, abort_drains_and_refuses_later_pushes)
         cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 6, target_blocks, COUNT, &err), FG_OK);
         if (pushed) {
             cr_assert_eq(
-                fg_link_push(r.a.link, r.a.peer, 6, 0, source_blocks, target_blocks, COUNT),
-                FG_OK);
+                fg_link_push(r.a.link, r.a.peer, 6, 0, source_blocks, target_blocks, COUNT), FG_OK);
         }
         fg_link_abort(r.a.link, r.a.peer, 6);
         fg_link_abort(r.a.link, r.a.peer, 6);
@@ -317,17 +314,16 @@ Test(link, a_lost_peer_can_be_learned_again)
             uint64_t ticket = 10 + (uint64_t)round;
             cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, ticket, target_blocks, COUNT, &err),
                          FG_OK);
-            cr_assert_eq(fg_link_push(r.a.link, r.a.peer, ticket, 0, source_blocks, target_blocks,
-                                      COUNT),
-                         FG_OK);
+            cr_assert_eq(
+                fg_link_push(r.a.link, r.a.peer, ticket, 0, source_blocks, target_blocks, COUNT),
+                FG_OK);
             fg_link_lose_peer(r.a.link, r.a.peer);
             fg_link_lose_peer(r.b.link, r.b.peer);
             cr_assert(wait_for(&r.a, &r.b, &r.a.drained, round + 1), "%s %d", r.kind, round);
             cr_assert(wait_for(&r.a, &r.b, &r.b.fenced, round + 1), "%s %d", r.kind, round);
             cr_assert_eq(r.a.why, FG_PEER_LOST);
-            cr_assert_eq(
-                fg_link_push(r.a.link, r.a.peer, 99, 0, source_blocks, target_blocks, 1),
-                FG_PEER_LOST);
+            cr_assert_eq(fg_link_push(r.a.link, r.a.peer, 99, 0, source_blocks, target_blocks, 1),
+                         FG_PEER_LOST);
             while (r.a.link->peers[r.a.peer] != NULL || r.b.link->peers[r.b.peer] != NULL) {
                 turn_both(&r.a, &r.b, 1);
             }
@@ -380,8 +376,13 @@ Test(link, messages_are_checked_at_the_receiver)
     const uint32_t blocks[] = { 3, 4, 9 };
     cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 8, blocks, 3, &err), FG_OK);
     const fg_link_wire good = {
-        .kind = FG_LINK_DATA, .from = r.a.link->id, .to = r.b.link->id,
-        .ticket = 8, .count = 2, .first = 0, .first_block = 3,
+        .kind = FG_LINK_DATA,
+        .from = r.a.link->id,
+        .to = r.b.link->id,
+        .ticket = 8,
+        .count = 2,
+        .first = 0,
+        .first_block = 3,
     };
     struct {
         const char *name;
@@ -520,9 +521,8 @@ Test(link, refuses_records_that_are_not_its_kind)
         }
         for (size_t at = 0; at < record.size; at++) {
             record.data[at] ^= 0x41;
-            cr_assert_eq(
-                fg_link_add_peer(r.a.link, "x", 1, record.data, record.size, &peer, &err),
-                FG_BAD_INPUT, "byte %zu changed", at);
+            cr_assert_eq(fg_link_add_peer(r.a.link, "x", 1, record.data, record.size, &peer, &err),
+                         FG_BAD_INPUT, "byte %zu changed", at);
             record.data[at] ^= 0x41;
         }
         char long_name[FG_LIMIT_NAME_BYTES + 2];
@@ -601,9 +601,9 @@ Test(link, moves_on_a_loop_and_sleeps_when_idle)
         for (uint64_t ticket = 1; ticket <= 3; ticket++) {
             cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, ticket, target_blocks, COUNT, &err),
                          FG_OK);
-            cr_assert_eq(fg_link_push(r.a.link, r.a.peer, ticket, 0, source_blocks, target_blocks,
-                                      COUNT),
-                         FG_OK);
+            cr_assert_eq(
+                fg_link_push(r.a.link, r.a.peer, ticket, 0, source_blocks, target_blocks, COUNT),
+                FG_OK);
             cr_assert_eq(commit_of(&r, ticket, source_blocks, COUNT), FG_OK);
             fg_timer *guard;
             cr_assert_eq(fg_timer_start(loop, 10000, 0, stop_loop, loop, &guard), FG_OK);

@@ -14,11 +14,11 @@
 enum { BLOCK_BYTES = 1 << 20, TICKET = 77, COUNT = 24 };
 
 typedef enum script {
-    SENDS_ALL,       /* pushes, commits, pushes again what is refused, ends when accepted */
-    SENDS_HALF,      /* pushes half, says 'p', then only makes progress */
-    SENDS_FOR_EVER,  /* pushes the same blocks again and again */
-    SENDS_LATE,      /* waits for 'g', then pushes; says 'c' when refused, 'o' when not */
-    RECEIVES,        /* expects, says 'e', then only makes progress */
+    SENDS_ALL,      /* pushes, commits, pushes again what is refused, ends when accepted */
+    SENDS_HALF,     /* pushes half, says 'p', then only makes progress */
+    SENDS_FOR_EVER, /* pushes the same blocks again and again */
+    SENDS_LATE,     /* waits for 'g', then pushes; says 'c' when refused, 'o' when not */
+    RECEIVES,       /* expects, says 'e', then only makes progress */
 } script;
 
 typedef struct pair {
@@ -81,8 +81,7 @@ static bool meet(pair *p, const char *transport, uint64_t *their_start_time)
         memcpy(theirs, record.data, size);
         fg_buf_deinit(&record);
     }
-    return good &&
-           fg_link_add_peer(p->e.link, "other", 1, theirs, size, &p->e.peer, &err) == FG_OK;
+    return good && fg_link_add_peer(p->e.link, "other", 1, theirs, size, &p->e.peer, &err) == FG_OK;
 }
 
 static void block_list(uint32_t *blocks, uint32_t from)
@@ -118,7 +117,10 @@ static void child_sends_all(pair *p)
         }
         must(push_some(p, COUNT) == FG_OK, "push");
         fg_link_commit commit = {
-            .ticket = TICKET, .block_count = COUNT, .digests = digests, .first_token = attempt,
+            .ticket = TICKET,
+            .block_count = COUNT,
+            .digests = digests,
+            .first_token = attempt,
         };
         must(fg_link_commit_ticket(p->e.link, p->e.peer, &commit) == FG_OK, "commit");
         must(wait_for(&p->e, NULL, &p->e.answers, (int)attempt + 1), "answer");

@@ -7,7 +7,12 @@
 #include "tests/support/test.h"
 
 static const fg_link_wire good[] = {
-    { .kind = FG_LINK_DATA, .from = 1, .to = 2, .ticket = 3, .count = 4, .first = 5,
+    { .kind = FG_LINK_DATA,
+      .from = 1,
+      .to = 2,
+      .ticket = 3,
+      .count = 4,
+      .first = 5,
       .first_block = 6 },
     { .kind = FG_LINK_COMMIT, .from = 1, .to = 2, .ticket = 3, .count = 2, .first = UINT32_MAX },
     { .kind = FG_LINK_ANSWER, .from = 1, .to = 2, .ticket = UINT64_MAX, .count = 3 },
@@ -103,9 +108,17 @@ static const uint8_t address[] = "an address", key[] = "a key";
 static fg_link_record sample(void)
 {
     return (fg_link_record){
-        .link_id = 1, .host_id = 2, .pid = 3, .started_at = 4, .block_bytes = 4096,
-        .block_count = 10, .arena_base = 0x7F0000000000u, .address = address,
-        .address_bytes = sizeof address, .key = key, .key_bytes = sizeof key,
+        .link_id = 1,
+        .host_id = 2,
+        .pid = 3,
+        .started_at = 4,
+        .block_bytes = 4096,
+        .block_count = 10,
+        .arena_base = 0x7F0000000000u,
+        .address = address,
+        .address_bytes = sizeof address,
+        .key = key,
+        .key_bytes = sizeof key,
         .medium = FG_LINK_POSIX,
     };
 }

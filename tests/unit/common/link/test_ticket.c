@@ -55,8 +55,7 @@ Test(ticket, memory_forgets_the_oldest_first)
         fg_book_remember(book, 3, id); /* once is enough */
     }
     for (uint64_t id = 0; id < FG_TICKET_MEMORY + 100; id++) {
-        cr_assert_eq(fg_book_remembers(book, 3, id), id >= 100, "id %llu",
-                     (unsigned long long)id);
+        cr_assert_eq(fg_book_remembers(book, 3, id), id >= 100, "id %llu", (unsigned long long)id);
         cr_assert(!fg_book_remembers(book, 4, id));
     }
     fg_book_destroy(book);
