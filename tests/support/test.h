@@ -41,7 +41,7 @@ void fg_plain_register(fg_plain_test *test);
     do {                                                                                           \
         if (!(cond)) {                                                                             \
             fprintf(stderr, "%s:%d: failed: %s ", __FILE__, __LINE__, #cond);                      \
-            fprintf(stderr, "" __VA_ARGS__);                                                       \
+            fprintf(stderr, " " __VA_ARGS__);                                                      \
             fputc('\n', stderr);                                                                   \
             exit(1);                                                                               \
         }                                                                                          \
