@@ -58,9 +58,9 @@ struct fg_forward {
     float *logits;
 };
 
-/* Finds a matrix of the given shape; `layer_index` UINT32_MAX: not of a layer. */
-static const fg_tensor *find_tensor(fg_forward *forward, const fg_weights *weights,
-                                    uint32_t layer_index, const char *name, fg_error *err)
+/* NULL, with the reason in err, when the model lacks it; `layer_index` UINT32_MAX: not of a layer. */
+static const fg_tensor *find_tensor(const fg_weights *weights, uint32_t layer_index,
+                                    const char *name, fg_error *err)
 {
     char full[64];
     if (layer_index == UINT32_MAX) {
@@ -79,7 +79,7 @@ static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uin
                              const char *name, uint32_t outputs, uint32_t columns,
                              fg_matrix *matrix_out, fg_error *err)
 {
-    const fg_tensor *tensor = find_tensor(forward, weights, layer_index, name, err);
+    const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
     if (tensor == NULL) {
         return FG_BAD_INPUT;
     }
@@ -99,7 +99,7 @@ static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uin
 static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
                              const char *name, const float **vector_out, fg_error *err)
 {
-    const fg_tensor *tensor = find_tensor(forward, weights, layer_index, name, err);
+    const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
     if (tensor == NULL) {
         return FG_BAD_INPUT;
     }

@@ -1,8 +1,8 @@
 /*
- * bench_linear [THREADS] [ISA] [OUTPUTS] [COLUMNS]: what the matrix products reach, per weight type and number of
- * rows: 10^9 multiply-adds per second, % of this machine's peak, and GB/s of weights read. The peaks
- * are measured in the same minute: for quantised types the three instructions of an int8 dot product on
- * registers, for float types fused multiply-adds. Best of several runs.
+ * bench_linear [THREADS] [ISA] [OUTPUTS] [COLUMNS]: what the matrix products reach, per weight type
+ * and number of rows: 10^9 multiply-adds per second, % of this machine's peak, and GB/s of weights
+ * read. The peaks are measured in the same minute: for quantised types the three instructions of an
+ * int8 dot product on registers, for float types fused multiply-adds. Best of many short runs.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -100,6 +100,15 @@ class Suite:
         sys.exit(1 if self.failed else 0)
 
 
+def find_tool(suite, name):
+    """A test tool from the build folder of the forge under test, or of the release preset."""
+    for folder in (pathlib.Path(suite.options.forge).parent, ROOT / "build/release"):
+        for tool in sorted(folder.rglob(name)):
+            if tool.is_file() and os.access(tool, os.X_OK):
+                return str(tool)
+    raise Skip(f"{name} is not built (cmake --build --preset release)")
+
+
 def wait_for(what, condition, timeout_s=WAIT_S):
     """Waits until condition() is true and returns what it returned."""
     deadline = time.monotonic() + timeout_s

@@ -1,15 +1,12 @@
 #!/usr/bin/env python3
-"""Compares Forge's reference dequantiser with the PyPI package `gguf`, bit for bit.
-
-usage: dequant_vs_gguf.py DEQUANT_TOOL [MODEL.gguf ...]
-
-Random blocks of every type (all bits random, scales finite), hand-made edges, and every tensor of the
-given model files. Needs numpy and gguf (0.19.0).
-"""
+"""Forge's reference dequantiser equals the PyPI package `gguf`, bit for bit: random blocks of every
+type (all bits random, scales finite), and every tensor of the story model and of SmolLM2."""
+# needs: numpy gguf
+# needs-model
 import subprocess
-import sys
 
 import numpy as np
+from _forge import Suite, find_tool
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, GGUFReader
 from gguf.quants import dequantize
 
@@ -58,35 +55,27 @@ def compare(tool, what, kind, data):
     got, want = forge(tool, kind, data), reference(kind, data)
     # Equal values; -0 and 0 are one value, NaN never appears.
     wrong = np.flatnonzero(got != want) if got.shape == want.shape else [0]
-    if len(wrong):
-        i = wrong[0]
-        print(f"FAIL {what} {kind.name}: {len(wrong)} of {want.size} differ, first at {i}: "
-              f"{got[i]!r} instead of {want[i]!r}")
-        return False
-    return True
+    assert not len(wrong), (f"{what} {kind.name}: {len(wrong)} of {want.size} differ, first at "
+                            f"{wrong[0]}: {got[wrong[0]]!r} instead of {want[wrong[0]]!r}")
+
+
+def model(suite, path):
+    tensors = GGUFReader(path).tensors
+    for t in tensors:
+        compare(find_tool(suite, "dequant_tool"), t.name, t.tensor_type,
+                np.ascontiguousarray(t.data).view(np.uint8).reshape(t.data.shape[0], -1))
+    return f"{len(tensors)} tensors"
 
 
 def main():
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    tool, models = sys.argv[1], sys.argv[2:]
-    seed = 20240601
-    rng = np.random.default_rng(seed)
-    failed = 0
+    suite = Suite(__doc__)
+    rng = np.random.default_rng(suite.options.seed)
     for kind in TYPES:
-        good = compare(tool, f"random (seed {seed})", kind, random_blocks(kind, 4096, rng))
-        failed += not good
-        if good:
-            print(f"ok   {kind.name}: 4096 rows of 256 equal")
-    for path in models:
-        tensors = GGUFReader(path).tensors
-        bad = sum(not compare(tool, t.name, t.tensor_type,
-                              np.ascontiguousarray(t.data).view(np.uint8).reshape(t.data.shape[0], -1))
-                  for t in tensors)
-        failed += bad
-        if not bad:
-            print(f"ok   {path.rsplit('/', 1)[-1]}: {len(tensors)} tensors equal")
-    sys.exit(1 if failed else 0)
+        suite.case(f"random blocks of {kind.name}", lambda k=kind: compare(
+            find_tool(suite, "dequant_tool"), "random", k, random_blocks(k, 4096, rng)))
+    suite.case("stories260K", lambda: model(suite, suite.stories()))
+    suite.case("SmolLM2", lambda: model(suite, suite.smollm2()))
+    suite.end()
 
 
 if __name__ == "__main__":

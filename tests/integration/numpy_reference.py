@@ -27,7 +27,7 @@ import tempfile
 import time
 
 import numpy as np
-from _forge import ROOT, Skip, Suite
+from _forge import Suite, find_tool
 from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
                   dequantize)
 
@@ -134,17 +134,9 @@ def round_activations(x):
     return (np.rint(groups * inverse) * (peak / np.float32(127))).reshape(x.shape)
 
 
-def find_tool(suite):
-    for folder in (pathlib.Path(suite.options.forge).parent, ROOT / "build/release"):
-        for tool in sorted(folder.rglob("logits_tool")):
-            if os.access(tool, os.X_OK) and tool.is_file():
-                return str(tool)
-    raise Skip("logits_tool is not built (cmake --build --preset release)")
-
-
 def forge_logits(suite, model_path, prompts, vocabulary, steps=STEPS, kv="f16"):
     """tokens [prompt][step] and logits [prompt][step][vocabulary] as Forge computes them."""
-    tool = find_tool(suite)
+    tool = find_tool(suite, "logits_tool")
     with tempfile.TemporaryDirectory() as folder:
         ids_file, out_file = folder + "/ids", folder + "/out"
         pathlib.Path(ids_file).write_text("".join(" ".join(map(str, p)) + "\n" for p in prompts),
