@@ -87,9 +87,15 @@ static fg_job *job_of(const fg_dispatch *dispatch, const fg_reg_worker *worker)
 
 void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why)
 {
-    fg_warn("registry", "event=lost worker=%s pid=%llu why=\"%s\"", worker->name,
-            (unsigned long long)worker->pid, why);
-    dispatch->stats.workers_lost++;
+    if (worker->draining && job_of(dispatch, worker) == NULL) {
+        /* It said that it would go and has nothing left to do: no supervisor need end it. */
+        fg_info("registry", "event=left worker=%s pid=%llu", worker->name,
+                (unsigned long long)worker->pid);
+    } else {
+        fg_warn("registry", "event=lost worker=%s pid=%llu why=\"%s\"", worker->name,
+                (unsigned long long)worker->pid, why);
+        dispatch->stats.workers_lost++;
+    }
     fg_msg msg = { .kind = FG_MSG_PEER_LOST };
     msg.peer_lost.peer = (fg_wire_peer){ .name = worker->name, .epoch = worker->epoch };
     for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {

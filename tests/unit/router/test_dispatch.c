@@ -298,6 +298,23 @@ Test(dispatch, a_lost_worker_fails_what_was_seen_and_retries_what_was_not)
     close_bench(&b);
 }
 
+Test(dispatch, a_drained_worker_leaves_and_is_not_counted_as_lost)
+{
+    bench b;
+    fg_dispatch_stats stats;
+    open_bench(&b);
+    join_pair(&b);
+    give(&b, D, &(fg_msg){ .kind = FG_MSG_DRAIN });
+    fg_dispatch_on_down(b.dispatch, D);
+    fg_dispatch_stats_get(b.dispatch, &stats);
+    cr_assert_eq(stats.workers_lost, 0u);
+    cr_assert_not_null(sent_to(&b, P, FG_MSG_PEER_LOST), "its peers close their ends all the same");
+    fg_dispatch_on_down(b.dispatch, P);
+    fg_dispatch_stats_get(b.dispatch, &stats);
+    cr_assert_eq(stats.workers_lost, 1u);
+    close_bench(&b);
+}
+
 Test(dispatch, a_silent_worker_is_lost_when_its_lease_runs_out)
 {
     bench b;
