@@ -63,7 +63,10 @@ fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, cons
                            size_t record_bytes, uint32_t *peer_out, fg_error *err);
 /* The router declared this peer dead. Its tickets end: on_drained for those sent to it; on_fenced for
  * those expected from it, at once where the transport itself fences (TCP: endpoint closed and
- * drained), else when its process is seen to have exited. Then the index is free again. */
+ * drained), else when it has answered or its process is seen to have exited. Then the index is free
+ * again. A ticket whose commit has arrived is complete: it waits for fg_link_answer as usual, and a
+ * NACK ends it in on_fenced. The link itself notices the end of a process or connection: tickets end
+ * likewise, and the index stays taken, answering FG_PEER_LOST, until this call. */
 void fg_link_lose_peer(fg_link *link, uint32_t peer);
 /* "posix/memory", "tcp/lo", ...: what the transport chose towards this peer, "" before contact. */
 const char *fg_link_transport(const fg_link *link, uint32_t peer);

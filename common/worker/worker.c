@@ -12,6 +12,7 @@ enum {
     LOAD_PERIOD_NS = 250 * 1000 * 1000, /* until WELCOME names the lease */
     RECONNECT_NS = 500 * 1000 * 1000,
     FENCE_AGAIN_NS = 500 * 1000 * 1000,
+    JOIN_LIMIT_NS = 2000 * 1000 * 1000, /* from HELLO to WELCOME or REFUSE */
 };
 
 /* ---- creation ---- */
@@ -637,6 +638,7 @@ void fg_worker_on_up(fg_worker *worker)
         return; /* the old connection came back, but this worker joins again under a new name */
     }
     worker->up = true;
+    worker->up_ns = fg_worker_now_ns(worker);
     worker->stalled = false;
     send_hello(worker);
 }
@@ -687,6 +689,10 @@ static void ask_fences_again(fg_worker *worker, uint64_t now)
 void fg_worker_tick(fg_worker *worker)
 {
     uint64_t now = fg_worker_now_ns(worker);
+    if (worker->up && !worker->joined && now - worker->up_ns > JOIN_LIMIT_NS) {
+        fg_warn("worker", "event=no_answer_to_hello");
+        worker->stalled = true;
+    }
     if (worker->stalled) {
         worker->stalled = false;
         fg_worker_on_down(worker);

@@ -17,6 +17,8 @@ from _forge import Suite
 from numpy_reference import STEPS, forge_logits
 from gguf import GGUFReader
 
+# Rounding moves a log-probability by about 0.12 nat (root mean square) in either program, and Forge's
+# own choices part from a float reference at margins up to 0.45 nat (numpy_reference.py).
 NEAR_TIE_NATS = 0.5
 PROBS = 20
 
@@ -53,6 +55,7 @@ def agreement(suite):
     path = suite.smollm2()
     prompts = json.loads((pathlib.Path(__file__).parent / "smollm2_prompts.json")
                          .read_text(encoding="utf-8"))
+    prompts = prompts if suite.options.full else prompts[::3]
     reader = GGUFReader(path)
     vocabulary = int(next(t for t in reader.tensors if t.name == "token_embd.weight").shape[1])
     tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts], vocabulary)

@@ -299,6 +299,20 @@ Test(worker, a_router_that_reads_nothing_is_left)
     close_bench(&b);
 }
 
+Test(worker, a_router_that_does_not_answer_hello_is_left)
+{
+    bench b;
+    open_bench(&b);
+    fg_worker_on_up(b.worker);
+    b.now_ns += 2500000000u;
+    fg_worker_tick(b.worker);
+    cr_assert_eq(b.reconnected_as, 0u);
+    b.now_ns += 1000000000u;
+    fg_worker_tick(b.worker);
+    cr_assert_eq(b.reconnected_as, 6u);
+    close_bench(&b);
+}
+
 Test(worker, garbage_frames_are_counted_and_dropped)
 {
     bench b;
