@@ -253,6 +253,7 @@ void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
 {
     fg_dispatch_release_prefill(job);
     fg_dispatch_release_decode(job);
+    job->attempt++; /* each placement has its own number: late answers to this one are told apart */
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     enqueue(dispatch, job, true);
 }
@@ -316,12 +317,13 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     if (job->in_queue) {
         return;
     }
-    if (fg_journal_count(job->journal) > 0 || job->attempt >= ATTEMPTS_MAX) {
+    if (fg_journal_count(job->journal) > 0 || job->failures + 1 >= ATTEMPTS_MAX) {
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, status, text, false);
         return;
     }
     leave_workers(dispatch, job);
     job->attempt++;
+    job->failures++;
     job->done_known = false;
     dispatch->stats.retried++;
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);

@@ -49,11 +49,12 @@ void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason);
 
 typedef struct fg_dispatch_options {
     fg_clock clock;
-    fg_digest128 fingerprint;  /* of the served model */
-    uint64_t router_epoch;     /* random; request ids and attempts are unique under it */
-    uint32_t lease_ms;         /* a worker silent for longer is lost */
+    fg_digest128 fingerprint; /* of the served model */
+    uint64_t router_epoch;    /* random; request ids and attempts are unique under it */
+    uint32_t lease_ms;        /* a worker silent for longer is lost */
     fg_admit_limits limits;
-    const char *const *wait_for_prefill; /* names that must have joined once before ready; borrowed */
+    const char *const
+        *wait_for_prefill; /* names that must have joined once before ready; borrowed */
     uint32_t wait_for_prefill_count;
     const char *const *wait_for_decode;
     uint32_t wait_for_decode_count;

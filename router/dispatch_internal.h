@@ -34,7 +34,8 @@ typedef struct fg_job {
     struct fg_job *queue_next;
     bool in_queue;
     uint64_t id;
-    uint32_t attempt;
+    uint32_t attempt;  /* of placement, from 1 */
+    uint32_t failures; /* placements that a worker's failure or loss has ended */
     fg_life life;
     fg_dispatch_job input;
     fg_journal *journal;

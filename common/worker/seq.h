@@ -40,7 +40,7 @@ typedef struct fg_seq {
     uint64_t request;
     uint32_t attempt;
     fg_seq_state state;
-    bool in_step; /* the engine works on it now: its blocks stay */
+    bool in_step;     /* the engine works on it now: its blocks stay */
     fg_finish finish; /* set when the last token was chosen; the sequence ends with the step */
     fg_wire_sampling params;
 
@@ -60,9 +60,10 @@ typedef struct fg_seq {
     uint32_t ticket_blocks;  /* how many of `blocks` the ticket names, from the first */
     uint32_t *target_blocks; /* sender: where they go */
     uint64_t *digests;       /* one per ticket block: computed (sender), announced (receiver) */
-    uint32_t digested;       /* leading ticket blocks whose digest is known (sender), checked (receiver) */
-    uint32_t pushed;         /* sender: leading blocks handed to the link */
-    uint32_t *bad;           /* indices of blocks that arrived damaged, or must be pushed again */
+    uint32_t
+        digested;    /* leading ticket blocks whose digest is known (sender), checked (receiver) */
+    uint32_t pushed; /* sender: leading blocks handed to the link */
+    uint32_t *bad;   /* indices of blocks that arrived damaged, or must be pushed again */
     uint32_t bad_count;
     bool committed; /* sender: commit sent, verdict awaited */
     uint32_t retries;

@@ -301,6 +301,16 @@ static fg_seq *find_request(fg_worker *worker, uint64_t request, uint32_t attemp
     return fg_map_get(worker->by_request, request_key(request, attempt));
 }
 
+static bool has_ended(const fg_worker *worker, uint64_t key)
+{
+    for (uint32_t i = 0; i < FG_WORKER_ENDED_MAX; i++) {
+        if (worker->ended[i] == key) {
+            return true;
+        }
+    }
+    return false;
+}
+
 uint32_t fg_worker_need(const fg_worker *worker, const fg_seq *seq)
 {
     /* A sender computes the prompt only; whoever decodes here may reach the last token. */
@@ -336,7 +346,8 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
 {
     const char *why = misfit(worker, tokens, token_count, params);
     fg_seq *seq = NULL;
-    if (why == NULL && find_request(worker, msg->request, msg->attempt) != NULL) {
+    if (why == NULL && (find_request(worker, msg->request, msg->attempt) != NULL ||
+                        has_ended(worker, request_key(msg->request, msg->attempt)))) {
         worker->stats.stale_dropped++; /* a doubled message: the first one stands */
         return NULL;
     }
@@ -425,7 +436,9 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
     if (finish != FG_FINISH_CANCELLED) {
         send_done(worker, seq->request, seq->attempt, finish, text, fg_seq_generated(seq));
     }
-    fg_map_remove(worker->by_request, request_key(seq->request, seq->attempt));
+    uint64_t key = request_key(seq->request, seq->attempt);
+    fg_map_remove(worker->by_request, key);
+    worker->ended[worker->ended_next++ % FG_WORKER_ENDED_MAX] = key;
     fg_worker_set_state(worker, seq, FG_SEQ_CLOSING);
     if (seq->ticket_open && !seq->aborting) {
         seq->aborting = true;
@@ -707,8 +720,8 @@ void fg_worker_tick(fg_worker *worker)
     ask_fences_again(worker, now);
     fg_worker_run(worker);
     uint64_t since = now - worker->load_sent_ns;
-    if (worker->joined && (since >= worker->load_period_ns ||
-                           (worker->load_dirty && since >= LOAD_COALESCE_NS))) {
+    if (worker->joined &&
+        (since >= worker->load_period_ns || (worker->load_dirty && since >= LOAD_COALESCE_NS))) {
         send_load(worker);
     }
 }

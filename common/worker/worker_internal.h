@@ -24,20 +24,25 @@ typedef struct fg_worker_digest {
     bool receiver; /* senders are moved on with their items, and may be gone before their digests */
 } fg_worker_digest;
 
+/* Ended requests whose doubled messages are still recognised as such. */
+enum { FG_WORKER_ENDED_MAX = 512 };
+
 struct fg_worker {
     fg_worker_options options;
     char name[FG_LIMIT_NAME_BYTES + 1];
     fg_pool *pool;
     fg_seq_list waiting, running, others, closing;
-    fg_map *by_request; /* (request, attempt) mixed -> fg_seq, not CLOSING */
-    fg_map *by_ticket;  /* ticket -> fg_seq while the ticket is open */
+    fg_map *by_request;                  /* (request, attempt) mixed -> fg_seq, not CLOSING */
+    fg_map *by_ticket;                   /* ticket -> fg_seq while the ticket is open */
+    uint64_t ended[FG_WORKER_ENDED_MAX]; /* keys of by_request, the oldest overwritten first */
+    uint32_t ended_next;
     fg_worker_peer *peers;
     uint32_t peer_count;
     uint64_t next_ticket;
 
     bool joined, up, stalled, draining;
     uint64_t epoch;
-    uint64_t up_ns; /* since when the connection stands */
+    uint64_t up_ns;           /* since when the connection stands */
     uint64_t reconnect_at_ns; /* 0: no reconnection pending */
     uint64_t load_sequence, load_sent_ns, load_period_ns;
     bool load_dirty;

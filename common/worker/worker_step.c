@@ -50,9 +50,8 @@ static void admit(fg_worker *worker)
     }
     fg_pool_stats pool;
     fg_pool_stats_get(worker->pool, &pool);
-    uint32_t admitted =
-        fg_sched_admit(&worker->options.limits, fg_worker_slots_used(worker),
-                       pool.free - pool.promised, worker->needs, count);
+    uint32_t admitted = fg_sched_admit(&worker->options.limits, fg_worker_slots_used(worker),
+                                       pool.free - pool.promised, worker->needs, count);
     for (uint32_t i = 0; i < admitted; i++) {
         fg_seq *seq = worker->waiting.first;
         fg_status status = fg_pool_promise(worker->pool, worker->needs[i]);
@@ -88,9 +87,8 @@ static void want_digests(fg_worker *worker, fg_seq *seq, uint32_t from, uint32_t
     for (uint32_t i = from; i < until && worker->step.digest_count < worker->digest_max; i++) {
         uint32_t at = worker->step.digest_count++;
         worker->digests[at].block_id = seq->blocks[i];
-        worker->digest_owners[at] = (fg_worker_digest){
-            .seq = seq, .index = i, .receiver = seq->side == FG_SIDE_RECEIVER
-        };
+        worker->digest_owners[at] =
+            (fg_worker_digest){ .seq = seq, .index = i, .receiver = seq->side == FG_SIDE_RECEIVER };
         seq->in_step = true;
     }
 }
@@ -118,9 +116,8 @@ static void add_item(fg_worker *worker, const fg_plan_item *item)
     seq->in_step = true;
     if (seq->side == FG_SIDE_SENDER) {
         uint32_t after = seq->computed + item->token_count;
-        uint32_t complete = after == seq->prompt_count
-                                ? seq->ticket_blocks
-                                : after / worker->options.layout.block_size;
+        uint32_t complete = after == seq->prompt_count ? seq->ticket_blocks
+                                                       : after / worker->options.layout.block_size;
         want_digests(worker, seq, seq->digested, complete);
     }
 }
@@ -165,8 +162,7 @@ static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
     uint32_t index = fg_seq_generated(seq);
     seq->tokens[seq->token_count++] = item->token_out;
     worker->stats.generated_tokens++;
-    if (!seq->params.ignore_eos &&
-        worker->options.is_end(worker->options.ctx, item->token_out)) {
+    if (!seq->params.ignore_eos && worker->options.is_end(worker->options.ctx, item->token_out)) {
         seq->finish = FG_FINISH_STOP;
     } else if (seq->token_count == seq->token_max) {
         seq->finish = FG_FINISH_LENGTH;
