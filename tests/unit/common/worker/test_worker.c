@@ -247,6 +247,21 @@ Test(worker, a_stale_cancel_and_a_doubled_prefill_change_nothing)
     close_bench(&b);
 }
 
+Test(worker, a_prefill_doubled_after_the_end_is_not_run_again)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    ask(&b, 1, 5, 2);
+    while (step(&b)) {
+    }
+    uint32_t sent = b.sent_count;
+    ask(&b, 1, 5, 2);
+    cr_assert(!step(&b), "nothing to compute");
+    cr_assert_eq(b.sent_count, sent);
+    close_bench(&b);
+}
+
 Test(worker, consecutive_requests_and_attempts_are_not_confused)
 {
     /* Request 10 in attempt 2 and request 11 in attempt 1 once shared a key. */
