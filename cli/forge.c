@@ -21,7 +21,8 @@ static const char help[] =
     "  forge --version                     what was compiled in\n"
     "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
     "\n"
-    "deploy/get-model fetches a small chat model; deploy/cluster starts a whole cluster on this host.\n";
+    "deploy/get-model fetches a small chat model; deploy/cluster starts a whole cluster on this "
+    "host.\n";
 
 static int print_version(void)
 {
@@ -54,8 +55,7 @@ int main(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : "--help";
     if (strcmp(word, "serve") == 0) {
-        return fg_serve_main(argc - 2, (const char *const *)argv + 2,
-                             (const char *const *)environ);
+        return fg_serve_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         return print_version();

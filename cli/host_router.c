@@ -55,14 +55,14 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
 {
     static const char *const roles[] = { "prefill", "decode" };
     for (int i = 0; i < 2; i++) {
-        router->workers_gauge[i] = fg_metrics_gauge(
-            metrics, &(fg_metric_spec){ .name = "workers",
-                                        .help = "Workers that are alive, by role",
-                                        .labels = { { "role", roles[i] } } });
+        router->workers_gauge[i] =
+            fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "workers",
+                                                         .help = "Workers that are alive, by role",
+                                                         .labels = { { "role", roles[i] } } });
     }
-    router->queued = fg_metrics_gauge(
-        metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
-                                    .help = "Requests that no worker has yet" });
+    router->queued =
+        fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
+                                                     .help = "Requests that no worker has yet" });
     router->kv_usage = fg_metrics_gauge(
         metrics, &(fg_metric_spec){ .name = "kv_cache_usage_perc",
                                     .help = "Share of KV blocks in use over all workers, 0 to 1" });
@@ -220,8 +220,8 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
         status = open_front(router, loop, config, model, err);
     }
     if (status == FG_OK) {
-        status = fg_pulse_start(&router->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS, on_tick, busy,
-                                router);
+        status =
+            fg_pulse_start(&router->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS, on_tick, busy, router);
     }
     if (status == FG_OK && !fg_metrics_ok(metrics)) {
         status = fg_fail(err, FG_AGAIN, "no room for the metrics");

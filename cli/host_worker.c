@@ -14,6 +14,7 @@
 #include "prefill-worker/prefill.h"
 
 enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
+#define KV_DEFAULT_BYTES (512ull << 20)
 
 struct fg_host_worker {
     fg_loop *loop;
@@ -147,12 +148,12 @@ static void register_metrics(fg_host_worker *host, fg_metrics *metrics)
     host->prompt_tokens = fg_metrics_counter(
         metrics, &(fg_metric_spec){ .name = "engine_prompt_tokens_total",
                                     .help = "Prompt tokens computed by this worker" });
-    host->generated_tokens = fg_metrics_counter(
-        metrics, &(fg_metric_spec){ .name = "engine_generated_tokens_total",
-                                    .help = "Tokens chosen by this worker" });
-    host->running = fg_metrics_gauge(
-        metrics, &(fg_metric_spec){ .name = "engine_sequences_running",
-                                    .help = "Sequences in the running batch" });
+    host->generated_tokens =
+        fg_metrics_counter(metrics, &(fg_metric_spec){ .name = "engine_generated_tokens_total",
+                                                       .help = "Tokens chosen by this worker" });
+    host->running =
+        fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "engine_sequences_running",
+                                                     .help = "Sequences in the running batch" });
     host->waiting = fg_metrics_gauge(
         metrics, &(fg_metric_spec){ .name = "engine_sequences_waiting",
                                     .help = "Sequences that wait, arrive or leave" });
@@ -191,11 +192,12 @@ static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model 
 {
     uint32_t context = model->hparams.context_length;
     return config->context_max != 0 && config->context_max < context ? config->context_max
-                                                                      : context;
+                                                                     : context;
 }
 
-/* A sixteenth of the free memory (several workers may share the host), at least 512 blocks, at most
- * what --max-seqs sequences of the longest context can use. */
+/* A sixteenth of the free memory (several workers may share the host), at most 512 MiB (the link commits
+ * the whole arena at start, which takes its time), at least 512 blocks, and never more than --max-seqs
+ * sequences of the longest context can use. */
 static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_model *model)
 {
     if (config->kv_blocks != 0) {
@@ -203,7 +205,9 @@ static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_
     }
     uint64_t most = (uint64_t)config->max_seqs *
                     fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
-    uint64_t count = fg_mem_available_bytes() / 16 / model->layout.block_bytes;
+    uint64_t budget = fg_mem_available_bytes() / 16;
+    budget = budget < KV_DEFAULT_BYTES ? budget : KV_DEFAULT_BYTES;
+    uint64_t count = budget / model->layout.block_bytes;
     count = count < 512 ? 512 : count;
     count = count > most ? most : count;
     return count > FG_LIMIT_BLOCKS ? FG_LIMIT_BLOCKS : (uint32_t)count;
@@ -232,9 +236,10 @@ static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config
     if (host->hub != NULL) {
         host->arena = fg_mem_map(host->arena_bytes);
         return host->arena != NULL ? FG_OK
-                                   : fg_fail(err, FG_AGAIN, "no memory for %u KV blocks (%zu MiB): "
-                                             "lower --kv-blocks", host->block_count,
-                                             host->arena_bytes >> 20);
+                                   : fg_fail(err, FG_AGAIN,
+                                             "no memory for %u KV blocks (%zu MiB): "
+                                             "lower --kv-blocks",
+                                             host->block_count, host->arena_bytes >> 20);
     }
     fg_link_options options = { .block_bytes = model->layout.block_bytes,
                                 .block_count = host->block_count,
@@ -333,7 +338,8 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     status = status != FG_OK ? status : open_worker(host, config, model, roles, epoch, err);
     status = status != FG_OK ? status : connect_bus(host, epoch, err);
     status = status != FG_OK ? status
-                             : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS, on_tick, busy, host);
+                             : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS,
+                                              on_tick, busy, host);
     if (status == FG_OK && !fg_metrics_ok(metrics)) {
         status = fg_fail(err, FG_AGAIN, "no room for the metrics");
     }

@@ -12,9 +12,9 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
         status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
     }
     if (status == FG_OK && fg_tokenizer_vocab_size(model->tokenizer) > model->hparams.vocab_size) {
-        status = fg_fail(err, FG_BAD_INPUT, "%s: the tokenizer has %u tokens, the embedding %u rows",
-                         path, fg_tokenizer_vocab_size(model->tokenizer),
-                         model->hparams.vocab_size);
+        status =
+            fg_fail(err, FG_BAD_INPUT, "%s: the tokenizer has %u tokens, the embedding %u rows",
+                    path, fg_tokenizer_vocab_size(model->tokenizer), model->hparams.vocab_size);
     }
     if (status == FG_OK) {
         status = fg_chat_open(model->weights, &model->chat, err);

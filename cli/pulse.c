@@ -29,9 +29,7 @@ static void on_slow(void *ctx)
 fg_status fg_pulse_start(fg_pulse *pulse, fg_loop *loop, uint64_t fast_ms, uint64_t slow_ms,
                          void (*beat)(void *ctx), bool (*busy)(void *ctx), void *ctx)
 {
-    *pulse = (fg_pulse){
-        .loop = loop, .fast_ms = fast_ms, .beat = beat, .busy = busy, .ctx = ctx
-    };
+    *pulse = (fg_pulse){ .loop = loop, .fast_ms = fast_ms, .beat = beat, .busy = busy, .ctx = ctx };
     return fg_timer_start(loop, slow_ms, slow_ms, on_slow, pulse, &pulse->slow);
 }
 

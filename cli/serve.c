@@ -43,10 +43,12 @@ static fg_status check_config(serve *s, fg_error *err)
     fg_serve_config *config = &s->config;
     bool worker = config->mode == FG_MODE_PREFILL || config->mode == FG_MODE_DECODE;
     if (config->model == NULL) {
-        return fg_fail(err, FG_BAD_INPUT, "--model FILE is missing: `deploy/get-model` fetches one");
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--model FILE is missing: `deploy/get-model` fetches one");
     }
     if (worker && config->router.host[0] == '\0') {
-        return fg_fail(err, FG_BAD_INPUT, "--router ADDR is missing: the router's control address, "
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--router ADDR is missing: the router's control address, "
                        "as it prints it at start");
     }
     if (config->max_batch_tokens < config->max_seqs) {
@@ -61,9 +63,11 @@ static fg_status check_config(serve *s, fg_error *err)
                   { "--link-host", config->link_host, worker } };
     for (size_t i = 0; i < sizeof binds / sizeof *binds; i++) {
         if (binds[i].used && !is_loopback(binds[i].host) && !config->insecure_network) {
-            return fg_fail(err, FG_BAD_INPUT, "%s %s is reachable from outside and there are no "
+            return fg_fail(err, FG_BAD_INPUT,
+                           "%s %s is reachable from outside and there are no "
                            "keys yet: use 127.0.0.1, or say --insecure-network on a network that "
-                           "you trust", binds[i].flag, binds[i].host);
+                           "you trust",
+                           binds[i].flag, binds[i].host);
         }
     }
     return FG_OK;
@@ -138,14 +142,14 @@ static void report_start(const serve *s)
             s->model.hparams.vocab_size, ms);
     if (s->worker != NULL) {
         uint32_t blocks = fg_host_worker_blocks(s->worker);
-        fg_info("serve", "event=kv blocks=%u block_size=%u block_bytes=%zu mib=%zu class=%s", blocks,
-                s->model.layout.block_size, s->model.layout.block_bytes,
+        fg_info("serve", "event=kv blocks=%u block_size=%u block_bytes=%zu mib=%zu class=%s",
+                blocks, s->model.layout.block_size, s->model.layout.block_bytes,
                 (blocks * s->model.layout.block_bytes) >> 20, fg_host_worker_class(s->worker));
     }
     if (s->router != NULL) {
         const char *control = fg_host_router_control(s->router);
-        printf("listening http=http://%s:%u%s%s\n", s->config.host,
-               fg_host_router_port(s->router), control[0] != '\0' ? " control=" : "", control);
+        printf("listening http=http://%s:%u%s%s\n", s->config.host, fg_host_router_port(s->router),
+               control[0] != '\0' ? " control=" : "", control);
         fflush(stdout);
     }
 }

@@ -19,9 +19,8 @@ static bool push_bad(fg_worker *worker, fg_seq *seq)
 {
     while (seq->bad_count > 0) {
         uint32_t index = seq->bad[seq->bad_count - 1];
-        fg_status status =
-            fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, index,
-                         seq->blocks + index, seq->target_blocks + index, 1);
+        fg_status status = fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, index,
+                                        seq->blocks + index, seq->target_blocks + index, 1);
         if (status == FG_AGAIN) {
             return false;
         }
@@ -42,9 +41,9 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
     while (seq->pushed < seq->digested) {
         uint32_t count = seq->digested - seq->pushed;
         count = count < PUSH_BLOCKS_MAX ? count : PUSH_BLOCKS_MAX;
-        fg_status status = fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, seq->pushed,
-                                        seq->blocks + seq->pushed,
-                                        seq->target_blocks + seq->pushed, count);
+        fg_status status =
+            fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, seq->pushed,
+                         seq->blocks + seq->pushed, seq->target_blocks + seq->pushed, count);
         if (status == FG_AGAIN) {
             return; /* the next tick tries again */
         }
@@ -85,7 +84,8 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
     if (bad_count == 0) {
         fg_msg msg = { .kind = FG_MSG_PUSHED, .request = seq->request, .attempt = seq->attempt };
         msg.pushed.blocks = seq->ticket_blocks;
-        msg.pushed.bytes = (uint64_t)seq->ticket_blocks * fg_worker_config(worker)->layout.block_bytes;
+        msg.pushed.bytes =
+            (uint64_t)seq->ticket_blocks * fg_worker_config(worker)->layout.block_bytes;
         msg.pushed.transport = fg_link_transport(fg_worker_link(worker), seq->peer);
         msg.pushed.exposed_ns = fg_worker_now_ns(worker) - seq->computed_ns;
         msg.pushed.retries = seq->retries;
@@ -101,12 +101,14 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
         fail(worker, seq, "KV blocks arrived damaged again and again");
         return;
     }
-    for (uint32_t i = 0; i < bad_count; i++) {
-        if (bad[i] >= seq->ticket_blocks || bad_count > seq->ticket_blocks) {
-            fail(worker, seq, "the decode worker named blocks that were never sent");
-            return;
-        }
+    bool known = bad_count <= seq->ticket_blocks;
+    for (uint32_t i = 0; known && i < bad_count; i++) {
+        known = bad[i] < seq->ticket_blocks;
         seq->bad[i] = bad[i];
+    }
+    if (!known) {
+        fail(worker, seq, "the decode worker named blocks that were never sent");
+        return;
     }
     seq->bad_count = bad_count;
     seq->committed = false;

@@ -64,7 +64,9 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         dispatch->by_id = fg_map_create(FG_LIMIT_LIVE_REQUESTS);
         dispatch->inbox = fg_arena_create(FG_LIMIT_FRAME_ARENA_BYTES);
         dispatch->snapshot = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->snapshot);
-        if (dispatch->by_id == NULL || dispatch->inbox == NULL || dispatch->snapshot == NULL) {
+        dispatch->identities = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->identities);
+        if (dispatch->by_id == NULL || dispatch->identities == NULL || dispatch->inbox == NULL ||
+            dispatch->snapshot == NULL) {
             status = fg_fail(err, FG_AGAIN, "out of memory for the dispatcher's tables");
         }
     }
@@ -96,6 +98,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_map_destroy(dispatch->by_id);
     fg_arena_destroy(dispatch->inbox);
     fg_mem_free(dispatch->snapshot);
+    fg_mem_free(dispatch->identities);
     fg_buf_deinit(&dispatch->out);
     fg_mem_free(dispatch);
 }

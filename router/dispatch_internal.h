@@ -12,7 +12,7 @@
 #include "router/journal.h"
 #include "router/placement.h"
 
-enum { FG_RECENT_MAX = 64, FG_TRANSPORT_BYTES = 32 };
+enum { FG_RECENT_MAX = 64, FG_TRANSPORT_BYTES = 32, FG_IDENTITY_BYTES = FG_LIMIT_NAME_BYTES + 32 };
 
 /* What happened to a request, kept after its end for GET /debug/state. */
 typedef struct fg_job_record {
@@ -52,6 +52,7 @@ struct fg_dispatch {
     fg_dispatch_options options;
     fg_registry *registry;
     fg_map *by_id;
+    char (*identities)[FG_IDENTITY_BYTES]; /* of the bus, by its handles; "": nobody */
     fg_job *jobs, *jobs_last;
     fg_job *queue, *queue_last;
     uint64_t queued_tokens;

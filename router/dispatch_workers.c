@@ -129,6 +129,9 @@ void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identit
     if (worker != NULL) {
         fg_dispatch_lose(dispatch, worker, "its connection was replaced");
     }
+    if (peer < FG_LIMIT_WORKERS) {
+        snprintf(dispatch->identities[peer], sizeof dispatch->identities[peer], "%s", identity);
+    }
 }
 
 void fg_dispatch_on_down(fg_dispatch *dispatch, uint32_t peer)

@@ -58,7 +58,7 @@ static const fg_option options[] = {
       .roles = door_roles,
       .value_name = "NAME",
       AT(served_model_name),
-      .help = "The model's name in the API. Without it, the name in the model file." },
+      .help = "The model's name in the API. Without it, the file's name without \".gguf\"." },
     { .name = "name",
       .type = FG_OPTION_STRING,
       .group = basics,
@@ -155,9 +155,8 @@ static const fg_option options[] = {
       .group = cluster,
       .roles = "router",
       AT(lease_ms),
-      .help =
-          "A worker that is silent for so long, in milliseconds, counts as dead and its requests "
-          "end." },
+      .help = "A worker that is silent for so long, in milliseconds, counts as dead. Its requests "
+              "end with an error, those that have shown no token yet are placed again." },
     { .name = "kv-transport",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",
@@ -204,8 +203,8 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(kv_blocks),
-      .help = "KV cache size in blocks of 16 tokens; 0 takes what free memory allows, the "
-              "container's limit respected." },
+      .help = "KV cache size in blocks of 16 tokens. 0 takes a sixteenth of the free memory (the "
+              "container's limit respected), at most 512 MiB and at least 512 blocks." },
     { .name = "context-max",
       .type = FG_OPTION_U32,
       .default_text = "0",

@@ -65,16 +65,16 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
 
 static fg_dispatch_options options_of(bench *b)
 {
-    return (fg_dispatch_options){ .clock = fg_clock_manual(&b->now_ns),
-                                  .fingerprint = { 1, 2 },
-                                  .router_epoch = 77,
-                                  .lease_ms = 1000,
-                                  .limits = { .queued_max = 2,
-                                              .queued_tokens_max = 1000,
-                                              .live_max = 100 },
-                                  .send = keep,
-                                  .drop = drop,
-                                  .ctx = b };
+    return (fg_dispatch_options){
+        .clock = fg_clock_manual(&b->now_ns),
+        .fingerprint = { 1, 2 },
+        .router_epoch = 77,
+        .lease_ms = 1000,
+        .limits = { .queued_max = 2, .queued_tokens_max = 1000, .live_max = 100 },
+        .send = keep,
+        .drop = drop,
+        .ctx = b
+    };
 }
 
 static void open_bench(bench *b)
@@ -123,6 +123,9 @@ static void join(bench *b, uint32_t peer, const char *name, uint32_t roles)
                                  .context_max = 100,
                                  .link_record = "r",
                                  .link_record_bytes = 1 };
+    char identity[40];
+    snprintf(identity, sizeof identity, "%s#1", name);
+    fg_dispatch_on_up(b->dispatch, peer, identity);
     give(b, peer, &msg);
 }
 
@@ -203,6 +206,31 @@ Test(dispatch, is_ready_only_with_a_worker_for_each_phase)
     cr_assert(fg_dispatch_ready(b.dispatch));
     give(&b, D, &(fg_msg){ .kind = FG_MSG_DRAIN });
     cr_assert(!fg_dispatch_ready(b.dispatch));
+    close_bench(&b);
+}
+
+Test(dispatch, nobody_joins_under_a_name_that_is_not_its_connections)
+{
+    bench b;
+    open_bench(&b);
+    join_pair(&b);
+    fg_dispatch_on_up(b.dispatch, 12, "thief#1");
+    fg_msg msg = { .kind = FG_MSG_HELLO };
+    msg.hello = (fg_wire_hello){ .protocol = FG_PROTOCOL_VERSION,
+                                 .self = { .name = "d2", .epoch = 1 },
+                                 .roles = FG_ROLE_DECODE,
+                                 .numerics_class = "c",
+                                 .layer_count = 1,
+                                 .kv_head_count = 1,
+                                 .head_dim = 8,
+                                 .block_size = 4,
+                                 .kv_dtype = 1,
+                                 .block_count = 10,
+                                 .max_seqs = 4,
+                                 .context_max = 100 };
+    give(&b, 12, &msg);
+    cr_assert_not_null(sent_to(&b, 12, FG_MSG_REFUSE));
+    cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 2u);
     close_bench(&b);
 }
 
