@@ -11,8 +11,8 @@
 typedef struct fg_admit_load {
     uint32_t queued; /* requests that no worker has yet */
     uint64_t queued_tokens;
-    uint32_t live;            /* queued and running */
-    double ended_per_second;  /* recent rate of requests that ended; 0 when unknown */
+    uint32_t live;           /* queued and running */
+    double ended_per_second; /* recent rate of requests that ended; 0 when unknown */
 } fg_admit_load;
 
 typedef struct fg_admit_limits {

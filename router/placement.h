@@ -27,9 +27,9 @@ typedef struct fg_place_request {
 
 typedef enum fg_place_verdict {
     FG_PLACE_OK,
-    FG_PLACE_WAIT,    /* no room now */
-    FG_PLACE_NEVER,   /* no worker could ever hold it */
-    FG_PLACE_NOBODY,  /* a phase has no worker */
+    FG_PLACE_WAIT,   /* no room now */
+    FG_PLACE_NEVER,  /* no worker could ever hold it */
+    FG_PLACE_NOBODY, /* a phase has no worker */
 } fg_place_verdict;
 
 typedef struct fg_place_choice {

@@ -42,7 +42,7 @@ __attribute__((noreturn, format(printf, 4, 5))) void fg_assert_failed(const char
 #define FG_ASSERT(condition, ...)                                                                  \
     do {                                                                                           \
         if (__builtin_expect(!(condition), 0)) {                                                   \
-            fg_assert_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                      \
+            fg_assert_failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                     \
         }                                                                                          \
     } while (0)
 

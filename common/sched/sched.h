@@ -13,14 +13,15 @@
 #include <stdint.h>
 
 typedef struct fg_sched_limits {
-    uint32_t step_tokens_max; /* --max-batch-tokens */
+    uint32_t step_tokens_max;  /* --max-batch-tokens */
     uint32_t chunk_tokens_max; /* --prefill-chunk-size */
-    uint32_t seqs_max; /* --max-seqs */
+    uint32_t seqs_max;         /* --max-seqs */
 } fg_sched_limits;
 
 /* One admitted sequence, in order of admission. */
 typedef struct fg_sched_seq {
-    uint32_t prompt_left; /* prompt tokens whose KV is not computed; 0: decoding, one token a step */
+    uint32_t
+        prompt_left; /* prompt tokens whose KV is not computed; 0: decoding, one token a step */
 } fg_sched_seq;
 
 typedef struct fg_plan_item {

@@ -40,8 +40,8 @@ int main(int argc, char **argv)
     sim_report total = { 0 };
     for (unsigned long long seed = first; seed < first + seeds; seed++) {
         snprintf(last_words, sizeof last_words,
-                 "seed %llu failed: replay with `sim_test --first %llu --seeds 1 --verbose`\n", seed,
-                 seed);
+                 "seed %llu failed: replay with `sim_test --first %llu --seeds 1 --verbose`\n",
+                 seed, seed);
         sim_report report;
         sim_run(&(sim_options){ .seed = seed, .faults = seed % 2 == 0, .verbose = verbose },
                 &report);
@@ -67,9 +67,10 @@ int main(int argc, char **argv)
     printf("requests=%u finished=%u failed=%u cancelled=%u refused=%u retried=%llu\n",
            total.requests, total.finished, total.failed, total.cancelled, total.refused,
            (unsigned long long)total.retried);
-    printf("crashes=%u freezes=%u cuts=%u flips=%u doubled=%u push_retries=%llu stale_dropped=%llu\n",
-           total.crashes, total.freezes, total.cuts, total.flips, total.doubled,
-           (unsigned long long)total.push_retries, (unsigned long long)total.stale_dropped);
+    printf(
+        "crashes=%u freezes=%u cuts=%u flips=%u doubled=%u push_retries=%llu stale_dropped=%llu\n",
+        total.crashes, total.freezes, total.cuts, total.flips, total.doubled,
+        (unsigned long long)total.push_retries, (unsigned long long)total.stale_dropped);
     printf("%llu passed, 0 failed\n", seeds);
     return 0;
 }

@@ -583,9 +583,8 @@ static void make_request(world *w, uint32_t index)
     uint64_t at = below(w, 600 * MS);
     push_event(w, (event){ .at_ns = at, .fire = fire_start, .index = index });
     if (chance(w, 200)) {
-        push_event(w, (event){ .at_ns = at + below(w, 500 * MS),
-                               .fire = fire_cancel,
-                               .index = index });
+        push_event(
+            w, (event){ .at_ns = at + below(w, 500 * MS), .fire = fire_cancel, .index = index });
     }
 }
 
@@ -770,10 +769,12 @@ static void describe(const world *w)
             continue;
         }
         fg_worker_stats_get(w->workers[i].worker, &s);
-        fprintf(stderr, "  %s: joined=%d free=%u/%u held=%u pinned=%u quarantined=%u running=%u "
-                "waiting=%u closing=%u\n", w->workers[i].name,
-                fg_worker_joined(w->workers[i].worker), s.pool.free, s.pool.total, s.pool.held,
-                s.pool.pinned, s.pool.quarantined, s.running, s.waiting, s.closing);
+        fprintf(stderr,
+                "  %s: joined=%d free=%u/%u held=%u pinned=%u quarantined=%u running=%u "
+                "waiting=%u closing=%u\n",
+                w->workers[i].name, fg_worker_joined(w->workers[i].worker), s.pool.free,
+                s.pool.total, s.pool.held, s.pool.pinned, s.pool.quarantined, s.running, s.waiting,
+                s.closing);
     }
     for (uint32_t i = 0; i < w->request_count; i++) {
         const sim_request *r = &w->requests[i];

@@ -1,15 +1,15 @@
-"""counts LOG - reads what one test program printed and says how many cases passed, failed and were
+"""counts.py LOG - reads what one test program printed and says how many cases passed, failed and were
 skipped, as "PASSED FAILED SKIPPED", followed by one line "skip NAME: REASON" for each skip.
 
 Knows Criterion's TAP, the plain runner ("N tests passed") and programs that end with the line
-"N passed, N failed, N skipped". A log that is none of these counts as nothing.
+"N passed, N failed[, N skipped]". A log that is none of these counts as nothing.
 """
 import re
 import sys
 
 PLAN = re.compile(r"^1\.\.(\d+)")
 CASE = re.compile(r"^(ok|not ok) (?:\d+ )?- (\S+)(?:.*# SKIP ?(.*))?")
-SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
+SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 PLAIN = re.compile(r"^(\d+) tests passed$")
 
 
@@ -31,7 +31,7 @@ def main():
             elif PLAIN.match(line):
                 passed += int(PLAIN.match(line)[1])
             elif SUMMARY.match(line):
-                summary = [int(number) for number in SUMMARY.match(line).groups()]
+                summary = [int(number or 0) for number in SUMMARY.match(line).groups()]
             elif line.startswith("skip: "):
                 name, _, reason = line[6:].partition(": ")
                 skips.append((name, reason))

@@ -49,8 +49,7 @@ Test(sched, plans_decodes_first_then_chunks)
         for (uint32_t s = 0; s < plan_cases[i].seq_count; s++) {
             seqs[s].prompt_left = plan_cases[i].prompt_left[s];
         }
-        uint32_t count =
-            fg_sched_plan(&plan_cases[i].limits, seqs, plan_cases[i].seq_count, items);
+        uint32_t count = fg_sched_plan(&plan_cases[i].limits, seqs, plan_cases[i].seq_count, items);
         cr_assert_eq(count, plan_cases[i].want_count, "%s: %u items", plan_cases[i].name, count);
         for (uint32_t k = 0; k < count; k++) {
             cr_assert(items[k].seq == plan_cases[i].want[k].seq &&

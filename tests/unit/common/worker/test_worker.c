@@ -29,8 +29,8 @@ static fg_status keep(void *ctx, const void *bytes, size_t size_bytes)
     bench *b = ctx;
     fg_error err = { 0 };
     cr_assert(b->sent_count < SENT_MAX);
-    cr_assert_eq(fg_wire_decode(bytes, size_bytes, b->inbox, &b->sent[b->sent_count++], &err), FG_OK,
-                 "%s", err.text);
+    cr_assert_eq(fg_wire_decode(bytes, size_bytes, b->inbox, &b->sent[b->sent_count++], &err),
+                 FG_OK, "%s", err.text);
     return b->send_answer;
 }
 
@@ -46,22 +46,22 @@ static bool is_end(void *ctx, uint32_t token)
 
 static fg_worker_options options_of(bench *b)
 {
-    return (fg_worker_options){ .name = "w",
-                                .epoch = 5,
-                                .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
-                                .clock = fg_clock_manual(&b->now_ns),
-                                .engine = b->engine,
-                                .layout = b->layout,
-                                .block_count = BLOCKS,
-                                .context_max = 100,
-                                .vocab_size = VOCAB,
-                                .limits = { .step_tokens_max = 8,
-                                            .chunk_tokens_max = 4,
-                                            .seqs_max = 2 },
-                                .is_end = is_end,
-                                .send = keep,
-                                .reconnect = reconnect,
-                                .ctx = b };
+    return (fg_worker_options){
+        .name = "w",
+        .epoch = 5,
+        .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
+        .clock = fg_clock_manual(&b->now_ns),
+        .engine = b->engine,
+        .layout = b->layout,
+        .block_count = BLOCKS,
+        .context_max = 100,
+        .vocab_size = VOCAB,
+        .limits = { .step_tokens_max = 8, .chunk_tokens_max = 4, .seqs_max = 2 },
+        .is_end = is_end,
+        .send = keep,
+        .reconnect = reconnect,
+        .ctx = b
+    };
 }
 
 static void open_bench(bench *b)
@@ -116,9 +116,8 @@ static void ask(bench *b, uint64_t request, uint32_t prompt_count, uint32_t max_
     fg_msg msg = { .kind = FG_MSG_PREFILL, .request = request, .attempt = 1 };
     msg.prefill.tokens = prompt;
     msg.prefill.token_count = prompt_count;
-    msg.prefill.sampling = (fg_wire_sampling){ .top_p = 1.0f,
-                                               .max_tokens = max_tokens,
-                                               .ignore_eos = true };
+    msg.prefill.sampling =
+        (fg_wire_sampling){ .top_p = 1.0f, .max_tokens = max_tokens, .ignore_eos = true };
     give(b, &msg);
 }
 
@@ -163,8 +162,7 @@ Test(worker, runs_a_request_to_its_length_and_gives_everything_back)
     cr_assert_eq(done->done.generated, 4u);
     uint32_t tokens[16] = { 7, 8, 9, 10, 11 };
     fg_sampling greedy = { .top_p = 1.0f };
-    cr_assert_eq(first->first.id,
-                 fg_engine_sim_expected(tokens, 5, VOCAB, EOS, &greedy, 0).token);
+    cr_assert_eq(first->first.id, fg_engine_sim_expected(tokens, 5, VOCAB, EOS, &greedy, 0).token);
     cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
     cr_assert(fg_worker_idle(b.worker));
     close_bench(&b);
