@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -195,6 +196,7 @@ class Cluster:
         self.flags = [str(flag) for flag in flags]
         if transport:
             self.flags += ["--kv-transport", transport]
+        self.own_folder = logs is None
         self.folder = logs or tempfile.mkdtemp(prefix="forge-test-")
         os.makedirs(self.folder, exist_ok=True)
         self.workers, self.killed, self.control = {}, set(), None
@@ -325,6 +327,8 @@ class Cluster:
     def __exit__(self, kind, _value, _trace):
         if kind is None:
             self.close()
+            if self.own_folder:  # nobody needs the logs of what went well
+                shutil.rmtree(self.folder, ignore_errors=True)
         else:
             for process in self.processes():
                 print(f"  # {process.name} ({'ended ' + str(process.status) if process.status is not None else 'running'}),"
