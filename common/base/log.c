@@ -1,5 +1,6 @@
 #include "common/base/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 static _Atomic int log_level = FG_LOG_INFO;
 static char log_process[64] = "forge";
+static _Atomic unsigned long log_dropped;
 
 void fg_log_set_level(fg_log_level level)
 {
@@ -18,6 +20,29 @@ void fg_log_set_level(fg_log_level level)
 void fg_log_set_process(const char *name)
 {
     snprintf(log_process, sizeof log_process, "%s", name);
+}
+
+/* Writes a whole line, or drops and counts it: a pipe that nobody reads must not stop a loop. A pipe that
+ * is writable takes PIPE_BUF bytes, so a line never blocks half-way; one write per line also keeps lines
+ * of several processes on one terminal whole. */
+static void emit(const char *line, size_t size_bytes)
+{
+    struct pollfd out = { .fd = STDERR_FILENO, .events = POLLOUT };
+    if (poll(&out, 1, 0) != 1 || (out.revents & POLLOUT) == 0) {
+        atomic_fetch_add(&log_dropped, 1);
+        return;
+    }
+    unsigned long dropped = atomic_exchange(&log_dropped, 0);
+    if (dropped > 0) {
+        char notice[96];
+        int length =
+            snprintf(notice, sizeof notice, "level=warn proc=%s module=log dropped_lines=%lu\n",
+                     log_process, dropped);
+        ssize_t ignored_notice = write(STDERR_FILENO, notice, (size_t)length);
+        (void)ignored_notice;
+    }
+    ssize_t ignored = write(STDERR_FILENO, line, size_bytes);
+    (void)ignored;
 }
 
 void fg_log(fg_log_level level, const char *module, const char *format, ...)
@@ -43,7 +68,5 @@ void fg_log(fg_log_level level, const char *module, const char *format, ...)
         used = sizeof line - 2;
     }
     line[used++] = '\n';
-    /* One write per line, so that lines of several processes on one terminal stay whole. */
-    ssize_t ignored = write(STDERR_FILENO, line, used);
-    (void)ignored;
+    emit(line, used);
 }

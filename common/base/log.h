@@ -1,5 +1,6 @@
 /*
- * log - one `key=value` line per event on standard error. Quiet per token. Any thread.
+ * log - one `key=value` line per event on standard error. Quiet per token. Any thread. Never blocks: where
+ * standard error is a pipe that nobody reads, lines are dropped and counted.
  */
 #ifndef FORGE_COMMON_BASE_LOG_H
 #define FORGE_COMMON_BASE_LOG_H

@@ -59,3 +59,28 @@ Test(log, cuts_a_line_that_is_too_long)
     cr_assert(length > 500 && length <= 1024, "%zu", length);
     cr_assert_eq(text[length - 1], '\n');
 }
+
+Test(log, a_pipe_that_nobody_reads_loses_lines_and_stops_nobody)
+{
+    enum { LINES = 3000 }; /* more than a pipe holds */
+    int ends[2];
+    int saved = dup(STDERR_FILENO);
+    cr_assert(saved >= 0 && pipe(ends) == 0);
+    dup2(ends[1], STDERR_FILENO);
+    for (int i = 0; i < LINES; i++) {
+        fg_warn("test", "line=%d text=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+                i);
+    }
+    static char text[1 << 20];
+    ssize_t first = read(ends[0], text, sizeof text - 1);
+    fg_warn("test", "line=last");
+    ssize_t second = read(ends[0], text, sizeof text - 1);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(ends[0]);
+    close(ends[1]);
+    cr_assert(first > 0 && second > 0);
+    text[second] = '\0';
+    cr_assert(strstr(text, "dropped_lines=") != NULL, "%s", text);
+    cr_assert(strstr(text, "line=last") != NULL, "%s", text);
+}
