@@ -22,8 +22,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
 {
     uint32_t peer =
         fg_worker_find_peer(worker, msg->reserve.writer.name, msg->reserve.writer.epoch);
-    if (peer == FG_LINK_PEER_NONE ||
-        fg_worker_slots_used(worker) >= fg_worker_config(worker)->limits.seqs_max) {
+    if (fg_worker_slots_used(worker) >= fg_worker_config(worker)->limits.seqs_max) {
         fg_worker_send_busy(worker, msg->request, msg->attempt);
         return;
     }
@@ -32,17 +31,34 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
     if (seq == NULL) {
         return;
     }
-    fg_error err;
     uint64_t ticket = fg_worker_next_ticket(worker);
     if (hold_blocks(worker, seq) != FG_OK ||
         !fg_seq_open_ticket(seq, FG_SIDE_RECEIVER, peer, ticket, seq->block_count) ||
-        fg_link_expect(fg_worker_link(worker), peer, ticket, seq->blocks, seq->block_count, &err) !=
-            FG_OK) {
+        !fg_worker_bind_ticket(worker, seq)) {
         fg_worker_end(worker, seq, FG_FINISH_CANCELLED, "");
         fg_worker_send_busy(worker, msg->request, msg->attempt);
         return;
     }
-    fg_worker_bind_ticket(worker, seq);
+    fg_error err;
+    fg_status status = FG_PEER_LOST;
+    if (peer != FG_LINK_PEER_NONE) {
+        status = fg_link_expect(fg_worker_link(worker), peer, ticket, seq->blocks, seq->block_count,
+                                &err);
+    }
+    if (status != FG_OK) {
+        /* Not a matter of waiting when the link to the writer is gone: another try may go elsewhere,
+         * and this link is opened anew. */
+        fg_worker_release_ticket(worker, seq);
+        bool lost = status == FG_PEER_LOST;
+        fg_worker_end(worker, seq, lost ? FG_FINISH_ERROR : FG_FINISH_CANCELLED,
+                      "no link to the prefill worker");
+        if (lost) {
+            fg_worker_mend_peer(worker, peer);
+        } else {
+            fg_worker_send_busy(worker, msg->request, msg->attempt);
+        }
+        return;
+    }
     fg_worker_set_state(worker, seq, FG_SEQ_EXPECTING);
     fg_msg answer = { .kind = FG_MSG_TICKET, .request = seq->request, .attempt = seq->attempt };
     answer.ticket.granted = true;
@@ -54,7 +70,8 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
 
 static void decode_on_commit(fg_worker *worker, fg_seq *seq, const fg_link_commit *commit)
 {
-    if (commit->block_count != seq->ticket_blocks ||
+    /* A first token that is also the last one is never handed over. */
+    if (commit->block_count != seq->ticket_blocks || seq->params.max_tokens < 2 ||
         commit->first_token >= fg_worker_config(worker)->vocab_size) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "the prefill worker's commit does not fit");
         return;

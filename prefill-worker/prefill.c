@@ -14,6 +14,16 @@ static void fail(fg_worker *worker, fg_seq *seq, const char *why)
     fg_worker_end(worker, seq, FG_FINISH_ERROR, why);
 }
 
+/* The link refused a push or commit: it is broken, or the receiver has fenced this ticket. */
+static void fail_push(fg_worker *worker, fg_seq *seq, fg_status status)
+{
+    uint32_t peer = seq->peer;
+    fail(worker, seq, "no link to the decode worker");
+    if (status == FG_PEER_LOST) {
+        fg_worker_mend_peer(worker, peer);
+    }
+}
+
 /* Pushes again what the receiver found damaged. False: not all of it yet, or the sequence has ended. */
 static bool push_bad(fg_worker *worker, fg_seq *seq)
 {
@@ -25,7 +35,7 @@ static bool push_bad(fg_worker *worker, fg_seq *seq)
             return false;
         }
         if (status != FG_OK) {
-            fail(worker, seq, "the decode worker was lost");
+            fail_push(worker, seq, status);
             return false;
         }
         seq->bad_count--;
@@ -48,7 +58,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
             return; /* the next tick tries again */
         }
         if (status != FG_OK) {
-            fail(worker, seq, "the decode worker was lost");
+            fail_push(worker, seq, status);
             return;
         }
         seq->pushed += count;
@@ -66,7 +76,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
     if (status == FG_OK) {
         seq->committed = true;
     } else if (status != FG_AGAIN) {
-        fail(worker, seq, "the decode worker was lost");
+        fail_push(worker, seq, status);
     }
 }
 

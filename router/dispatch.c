@@ -9,6 +9,7 @@
 #include "common/kv/layout.h"
 
 enum { ATTEMPTS_MAX = 3 };
+#define NOBODY_GRACE_NS (3000ull * 1000 * 1000)
 
 /* How long a request may stay in a state; DECODING counts from its newest token. */
 static uint64_t state_limit_ms(fg_life_state state)
@@ -34,7 +35,10 @@ uint64_t fg_dispatch_now(const fg_dispatch *dispatch)
 
 static void extend(fg_dispatch *dispatch, fg_job *job)
 {
-    job->deadline_ns = fg_dispatch_now(dispatch) + state_limit_ms(job->life.state) * 1000000u;
+    /* A request that is placed again and again still waits in one queue: its time there is one. */
+    bool queued = job->life.state == FG_LIFE_QUEUED;
+    uint64_t from = queued ? job->record.created_ns : fg_dispatch_now(dispatch);
+    job->deadline_ns = from + state_limit_ms(job->life.state) * 1000000u;
 }
 
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state)
@@ -148,22 +152,28 @@ static void dequeue(fg_dispatch *dispatch, fg_job *job)
     dispatch->queued_tokens -= job->input.token_count;
 }
 
+/* What is promised there, and what nobody can use; a report cannot push it beyond what there is. */
+static uint32_t blocks_used(const fg_reg_worker *worker)
+{
+    uint64_t used = (uint64_t)worker->decode_blocks + worker->load.quarantined;
+    return used < worker->block_count ? (uint32_t)used : worker->block_count;
+}
+
 static uint32_t take_snapshot(const fg_dispatch *dispatch)
 {
     uint32_t count = fg_registry_count(dispatch->registry);
     for (uint32_t i = 0; i < count; i++) {
         const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
-        dispatch->snapshot[i] =
-            (fg_place_worker){ .roles = w->draining ? 0 : w->roles,
-                               .block_count = w->block_count,
-                               .block_size = w->block_size,
-                               .context_max = w->context_max,
-                               .max_seqs = w->max_seqs,
-                               .prefills = w->prefills,
-                               .decodes = w->decodes,
-                               .prefill_tokens = w->prefill_tokens,
-                               .blocks_used = w->decode_blocks + w->load.quarantined,
-                               .full = w->full };
+        dispatch->snapshot[i] = (fg_place_worker){ .roles = w->draining ? 0 : w->roles,
+                                                   .block_count = w->block_count,
+                                                   .block_size = w->block_size,
+                                                   .context_max = w->context_max,
+                                                   .max_seqs = w->max_seqs,
+                                                   .prefills = w->prefills,
+                                                   .decodes = w->decodes,
+                                                   .prefill_tokens = w->prefill_tokens,
+                                                   .blocks_used = blocks_used(w),
+                                                   .full = w->full };
     }
     return count;
 }
@@ -259,6 +269,10 @@ void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
     job->attempt++; /* each placement has its own number: late answers to this one are told apart */
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     enqueue(dispatch, job, true);
+    if (fg_dispatch_now(dispatch) >= job->deadline_ns) {
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, "no worker had room in time",
+                        false);
+    }
 }
 
 /* ---- the life of a request ---- */
@@ -494,13 +508,55 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
     dispatch->rate_at_ns = now;
 }
 
+/* A queue that no worker can take is not kept waiting: new requests get 503 at once, and so do these,
+ * after a grace in which a restarted worker may join. */
+static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
+{
+    fg_place_choice choice;
+    fg_job *head = dispatch->queue;
+    fg_place_verdict verdict = FG_PLACE_OK;
+    if (head != NULL) {
+        verdict = place(dispatch, head->input.token_count,
+                        head->input.token_count + head->input.params.max_tokens, &choice);
+    }
+    if (verdict != FG_PLACE_NOBODY && verdict != FG_PLACE_NEVER) {
+        dispatch->nobody_since_ns = 0;
+        return;
+    }
+    if (dispatch->nobody_since_ns == 0) {
+        dispatch->nobody_since_ns = now;
+    }
+    if (now - dispatch->nobody_since_ns < NOBODY_GRACE_NS) {
+        return;
+    }
+    do {
+        fg_dispatch_end(dispatch, dispatch->queue, FG_FINISH_ERROR, FG_PEER_LOST,
+                        "no worker is left that could take this request", false);
+    } while (verdict == FG_PLACE_NOBODY && dispatch->queue != NULL);
+}
+
+void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
+{
+    while (dispatch->jobs != NULL) {
+        fg_dispatch_end(dispatch, dispatch->jobs, FG_FINISH_ERROR, FG_PEER_LOST, why, false);
+    }
+}
+
+static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
+{
+    fg_reg_worker *worker;
+    while ((worker = fg_registry_expired(dispatch->registry, now)) != NULL) {
+        fg_dispatch_lose(dispatch, worker, "its lease ran out");
+    }
+    while ((worker = fg_registry_deaf(dispatch->registry)) != NULL) {
+        fg_dispatch_lose(dispatch, worker, "it takes no frames");
+    }
+}
+
 void fg_dispatch_tick(fg_dispatch *dispatch)
 {
     uint64_t now = fg_dispatch_now(dispatch);
-    fg_reg_worker *expired;
-    while ((expired = fg_registry_expired(dispatch->registry, now)) != NULL) {
-        fg_dispatch_lose(dispatch, expired, "its lease ran out");
-    }
+    lose_the_silent(dispatch, now);
     dispatch->was_complete =
         dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,
                                               dispatch->options.wait_for_prefill_count) &&
@@ -518,6 +574,7 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
     }
     measure_rate(dispatch, now);
     fg_dispatch_pump(dispatch);
+    end_hopeless(dispatch, now);
 }
 
 void fg_dispatch_check(const fg_dispatch *dispatch)

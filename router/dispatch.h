@@ -83,6 +83,9 @@ bool fg_dispatch_ready(const fg_dispatch *dispatch);
 uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch);
 /* Seconds for Retry-After when start answered FG_AGAIN. */
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch);
+/* Ends every request with an error: the process is about to go. */
+void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why);
+
 typedef struct fg_dispatch_stats {
     uint32_t queued, live; /* live counts the queued ones too */
     uint64_t started, finished, failed, cancelled, retried;

@@ -8,11 +8,17 @@
 fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_buf_clear(&dispatch->out);
-    if (!fg_wire_encode(msg, &dispatch->out)) {
-        return FG_BAD_INPUT;
+    fg_status status = FG_AGAIN;
+    if (fg_wire_encode(msg, &dispatch->out)) {
+        status = dispatch->options.send(dispatch->options.ctx, worker->peer, dispatch->out.data,
+                                        dispatch->out.size);
     }
-    return dispatch->options.send(dispatch->options.ctx, worker->peer, dispatch->out.data,
-                                  dispatch->out.size);
+    /* RESERVE and PREFILL are tried elsewhere; a worker that misses any other frame holds on to what it
+     * should have let go, so it has to leave. */
+    if (status != FG_OK && msg->kind != FG_MSG_RESERVE && msg->kind != FG_MSG_PREFILL) {
+        worker->deaf = true;
+    }
+    return status;
 }
 
 static void refuse(fg_dispatch *dispatch, uint32_t peer, const char *reason)
@@ -46,12 +52,29 @@ static const char *role_name(uint32_t roles)
     return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
 }
 
+/* Nobody joins under another name than the one that its connection was opened with. */
+static fg_status check_identity(const fg_dispatch *dispatch, uint32_t peer,
+                                const fg_wire_hello *hello, fg_error *err)
+{
+    char expected[FG_IDENTITY_BYTES];
+    snprintf(expected, sizeof expected, "%s#%llu", hello->self.name,
+             (unsigned long long)hello->self.epoch);
+    if (peer >= FG_LIMIT_WORKERS || strcmp(dispatch->identities[peer], expected) != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "it calls itself %s on a connection of another name",
+                       expected);
+    }
+    return FG_OK;
+}
+
 static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
 {
     fg_error err;
     fg_reg_worker *worker;
-    fg_status status =
-        fg_registry_join(dispatch->registry, hello, peer, fg_dispatch_now(dispatch), &worker, &err);
+    fg_status status = check_identity(dispatch, peer, hello, &err);
+    if (status == FG_OK) {
+        status = fg_registry_join(dispatch->registry, hello, peer, fg_dispatch_now(dispatch),
+                                  &worker, &err);
+    }
     if (status != FG_OK) {
         dispatch->stats.refused_joins++;
         fg_warn("registry", "event=refused worker=%s why=\"%s\"", hello->self.name, err.text);
@@ -136,6 +159,9 @@ void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identit
 
 void fg_dispatch_on_down(fg_dispatch *dispatch, uint32_t peer)
 {
+    if (peer < FG_LIMIT_WORKERS) {
+        dispatch->identities[peer][0] = '\0';
+    }
     fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
     if (worker != NULL) {
         fg_dispatch_lose(dispatch, worker, "its connection ended");

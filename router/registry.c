@@ -169,6 +169,16 @@ fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns)
     return NULL;
 }
 
+fg_reg_worker *fg_registry_deaf(const fg_registry *registry)
+{
+    for (uint32_t i = 0; i < registry->count; i++) {
+        if (registry->workers[i]->deaf) {
+            return registry->workers[i];
+        }
+    }
+    return NULL;
+}
+
 fg_reg_worker *fg_registry_by_peer(const fg_registry *registry, uint32_t peer)
 {
     for (uint32_t i = 0; i < registry->count; i++) {

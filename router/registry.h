@@ -34,6 +34,7 @@ typedef struct fg_reg_worker {
     uint32_t prefills, decodes;
     uint64_t prefill_tokens;
     uint32_t decode_blocks;
+    bool deaf; /* a frame that it had to get could not be sent */
     bool full; /* answered a RESERVE with "busy"; cleared by its next report */
 } fg_reg_worker;
 
@@ -55,6 +56,9 @@ void fg_registry_seen(fg_reg_worker *worker, uint64_t now_ns);
 void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load);
 /* A worker whose lease has run out, or NULL. */
 fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns);
+
+/* A worker that a frame could not be delivered to, or NULL. */
+fg_reg_worker *fg_registry_deaf(const fg_registry *registry);
 
 fg_reg_worker *fg_registry_by_peer(const fg_registry *registry, uint32_t peer);
 fg_reg_worker *fg_registry_by_name(const fg_registry *registry, const char *name);

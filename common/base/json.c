@@ -1,6 +1,8 @@
 #include "common/base/json.h"
 
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 
 #include <jansson.h>
 
@@ -66,6 +68,10 @@ static fg_status check_depth(const char *text, size_t length, fg_error *err)
 fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_error *err)
 {
     pthread_once(&alloc_once, set_allocator);
+    const char *nul = length > 0 ? memchr(text, '\0', length) : NULL;
+    if (nul != NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "a NUL byte at position %zu", (size_t)(nul - text));
+    }
     fg_status status = check_depth(text, length, err);
     if (status != FG_OK) {
         return status;
@@ -84,6 +90,9 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
     fg_json_destroy(json);
     if (alloc_failed) {
         return fg_fail(err, FG_AGAIN, "out of memory for JSON");
+    }
+    if (strstr(error.text, "JSON_ALLOW_NUL") != NULL) {
+        snprintf(error.text, sizeof error.text, "\\u0000 is not allowed in a string");
     }
     return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
                    error.line, error.column, error.position);

@@ -14,6 +14,7 @@ enum {
     FENCE_AGAIN_NS = 500 * 1000 * 1000,
     JOIN_LIMIT_NS = 2000 * 1000 * 1000, /* from HELLO to WELCOME or REFUSE */
 };
+#define FORGOTTEN_NS (1500ull * 1000 * 1000 * 1000)
 
 /* ---- creation ---- */
 
@@ -93,6 +94,9 @@ void fg_worker_destroy(fg_worker *worker)
     fg_worker_step_destroy(worker);
     fg_map_destroy(worker->by_request);
     fg_map_destroy(worker->by_ticket);
+    while (worker->peer_count > 0) {
+        fg_mem_free(worker->peers[--worker->peer_count].record);
+    }
     fg_arena_destroy(worker->inbox);
     fg_mem_free(worker->peers);
     fg_buf_deinit(&worker->out);
@@ -382,14 +386,17 @@ void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state)
     fg_seq_append(list, seq);
 }
 
-void fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq)
+bool fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq)
 {
-    fg_status status = fg_map_put(worker->by_ticket, seq->ticket, seq);
-    FG_ASSERT(status == FG_OK, "out of memory for a ticket");
+    if (fg_map_get(worker->by_ticket, seq->ticket) != NULL ||
+        fg_map_put(worker->by_ticket, seq->ticket, seq) != FG_OK) {
+        return false;
+    }
     seq->ticket_open = true;
     for (uint32_t i = 0; i < seq->block_count; i++) {
         fg_pool_pin(worker->pool, seq->blocks[i]);
     }
+    return true;
 }
 
 void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq)
@@ -507,7 +514,9 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     }
     memcpy(seq->target_blocks, msg->prefill.blocks,
            msg->prefill.block_count * sizeof *seq->target_blocks);
-    fg_worker_bind_ticket(worker, seq);
+    if (!fg_worker_bind_ticket(worker, seq)) {
+        fg_worker_end(worker, seq, FG_FINISH_ERROR, "worker has no room for another ticket");
+    }
 }
 
 static void on_peer(fg_worker *worker, const fg_msg *msg)
@@ -532,6 +541,8 @@ static void on_peer(fg_worker *worker, const fg_msg *msg)
     }
     fg_worker_peer *peer = &worker->peers[worker->peer_count++];
     snprintf(peer->name, sizeof peer->name, "%s", msg->peer.peer.name);
+    peer->record = fg_mem_dup(msg->peer.link_record, msg->peer.link_record_bytes);
+    peer->record_bytes = peer->record != NULL ? msg->peer.link_record_bytes : 0;
     peer->epoch = msg->peer.peer.epoch;
     peer->index = index;
 }
@@ -549,6 +560,29 @@ static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
     }
 }
 
+void fg_worker_mend_peer(fg_worker *worker, uint32_t index)
+{
+    for (uint32_t i = 0; i < worker->peer_count; i++) {
+        fg_worker_peer *peer = &worker->peers[i];
+        if (peer->index != index || peer->record == NULL) {
+            continue;
+        }
+        fg_warn("worker", "event=link_reopened peer=%s", peer->name);
+        end_tickets_of(worker, &worker->waiting, index);
+        end_tickets_of(worker, &worker->running, index);
+        end_tickets_of(worker, &worker->others, index);
+        fg_link_lose_peer(worker->options.link, index);
+        fg_error err;
+        fg_status status = fg_link_add_peer(worker->options.link, peer->name, peer->epoch,
+                                            peer->record, peer->record_bytes, &peer->index, &err);
+        if (status != FG_OK) {
+            fg_warn("worker", "event=peer_refused peer=%s why=\"%s\"", peer->name, err.text);
+            worker->stalled = true; /* only joining again can help */
+        }
+        return;
+    }
+}
+
 static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
@@ -562,6 +596,7 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
         end_tickets_of(worker, &worker->running, index);
         end_tickets_of(worker, &worker->others, index);
         fg_link_lose_peer(worker->options.link, index);
+        fg_mem_free(peer->record);
         *peer = worker->peers[--worker->peer_count];
         return;
     }
@@ -671,7 +706,9 @@ void fg_worker_on_down(fg_worker *worker)
     /* The others are told that this epoch is lost and turn away from it; so does this side. The
      * router introduces everybody anew after the next WELCOME. */
     while (worker->peer_count > 0) {
-        fg_link_lose_peer(worker->options.link, worker->peers[--worker->peer_count].index);
+        fg_worker_peer *peer = &worker->peers[--worker->peer_count];
+        fg_link_lose_peer(worker->options.link, peer->index);
+        fg_mem_free(peer->record);
     }
     worker->reconnect_at_ns = fg_worker_now_ns(worker) + RECONNECT_NS;
 }
@@ -683,6 +720,18 @@ static void pump_list(fg_worker *worker, fg_seq_list *list)
         next = seq->next;
         if (seq->side == FG_SIDE_SENDER && seq->ticket_open) {
             worker->options.prefill->on_pump(worker, seq);
+        }
+    }
+}
+
+/* A writer that never comes, a verdict that never comes: long after the router gave the request up. */
+static void end_forgotten(fg_worker *worker, uint64_t now)
+{
+    fg_seq *next;
+    for (fg_seq *seq = worker->others.first; seq != NULL; seq = next) {
+        next = seq->next;
+        if (now - seq->queued_ns >= FORGOTTEN_NS) {
+            fg_worker_end(worker, seq, FG_FINISH_ERROR, "the hand-over never ended");
         }
     }
 }
@@ -718,6 +767,7 @@ void fg_worker_tick(fg_worker *worker)
     pump_list(worker, &worker->running);
     pump_list(worker, &worker->others);
     ask_fences_again(worker, now);
+    end_forgotten(worker, now);
     fg_worker_run(worker);
     uint64_t since = now - worker->load_sent_ns;
     if (worker->joined &&

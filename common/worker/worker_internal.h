@@ -15,6 +15,8 @@ typedef struct fg_worker_peer {
     char name[FG_LIMIT_NAME_BYTES + 1];
     uint64_t epoch;
     uint32_t index; /* the link's */
+    void *record;   /* its handshake record, kept to open the link anew */
+    size_t record_bytes;
 } fg_worker_peer;
 
 /* Which block of which sequence a digest of the step in flight belongs to. */

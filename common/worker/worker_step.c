@@ -7,9 +7,10 @@ fg_status fg_worker_step_create(fg_worker *worker, fg_error *err)
 {
     const fg_sched_limits *limits = &worker->options.limits;
     worker->item_max = limits->seqs_max;
-    /* Every block that a full step can complete, and some room for checking arrivals. */
+    /* Every block that a full step can complete (a chunk may end one block, fill some, and leave the
+     * last one of its prompt), and some room for checking arrivals. */
     worker->digest_max =
-        limits->step_tokens_max / worker->options.layout.block_size + limits->seqs_max + 256;
+        limits->step_tokens_max / worker->options.layout.block_size + 2 * limits->seqs_max + 256;
     worker->items = fg_mem_array(worker->item_max, sizeof *worker->items);
     worker->item_seqs = fg_mem_array(worker->item_max, sizeof *worker->item_seqs);
     worker->digests = fg_mem_array(worker->digest_max, sizeof *worker->digests);

@@ -24,6 +24,7 @@ typedef struct bench {
     fg_finish finish;
     fg_status status;
     char text[200];
+    uint32_t refuse_peer;     /* its queue of frames is full */
     uint64_t cancel_on_token; /* a request to cancel from inside on_token */
 } bench;
 
@@ -31,6 +32,9 @@ static fg_status keep(void *ctx, uint32_t peer, const void *bytes, size_t size_b
 {
     bench *b = ctx;
     fg_error err = { 0 };
+    if (peer == b->refuse_peer) {
+        return FG_AGAIN;
+    }
     cr_assert(b->sent_count < SENT_MAX);
     b->sent[b->sent_count].peer = peer;
     cr_assert_eq(fg_wire_decode(bytes, size_bytes, b->inbox, &b->sent[b->sent_count++].msg, &err),
@@ -219,6 +223,8 @@ Test(dispatch, nobody_joins_under_a_name_that_is_not_its_connections)
     msg.hello = (fg_wire_hello){ .protocol = FG_PROTOCOL_VERSION,
                                  .self = { .name = "d2", .epoch = 1 },
                                  .roles = FG_ROLE_DECODE,
+                                 .fingerprint_low = 1,
+                                 .fingerprint_high = 2,
                                  .numerics_class = "c",
                                  .layer_count = 1,
                                  .kv_head_count = 1,
@@ -227,7 +233,9 @@ Test(dispatch, nobody_joins_under_a_name_that_is_not_its_connections)
                                  .kv_dtype = 1,
                                  .block_count = 10,
                                  .max_seqs = 4,
-                                 .context_max = 100 };
+                                 .context_max = 100,
+                                 .link_record = "r",
+                                 .link_record_bytes = 1 };
     give(&b, 12, &msg);
     cr_assert_not_null(sent_to(&b, 12, FG_MSG_REFUSE));
     cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 2u);
@@ -389,6 +397,63 @@ Test(dispatch, refuses_beyond_the_queue_and_what_can_never_fit)
     cr_assert_eq(start(&b, 5, 3, &id), FG_OK);
     cr_assert_eq(start(&b, 5, 3, &id), FG_AGAIN, "two wait already");
     cr_assert(fg_dispatch_retry_after(b.dispatch) >= 1);
+    close_bench(&b);
+}
+
+Test(dispatch, a_queue_that_nobody_can_take_is_answered_after_a_grace)
+{
+    bench b;
+    uint64_t id;
+    open_bench(&b);
+    join_pair(&b);
+    cr_assert_eq(start(&b, 30, 10, &id), FG_OK); /* takes all of the decode worker */
+    cr_assert_eq(start(&b, 5, 3, &id), FG_OK);   /* waits */
+    fg_dispatch_on_down(b.dispatch, D);
+    fg_dispatch_tick(b.dispatch);
+    b.now_ns += 900000000u;
+    give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 1 } });
+    fg_dispatch_tick(b.dispatch);
+    cr_assert_eq(b.end_count, 0, "a worker may come back");
+    for (int i = 0; i < 3; i++) {
+        b.now_ns += 900000000u;
+        give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 2 + (uint64_t)i } });
+        fg_dispatch_tick(b.dispatch);
+    }
+    cr_assert(b.end_count == 2 && b.status == FG_PEER_LOST);
+    close_bench(&b);
+}
+
+Test(dispatch, being_placed_again_does_not_renew_the_time_in_the_queue)
+{
+    bench b;
+    uint64_t id;
+    open_bench(&b);
+    join_pair(&b);
+    cr_assert_eq(start(&b, 5, 3, &id), FG_OK);
+    for (uint32_t i = 1; i < 2000 && b.end_count == 0; i++) {
+        b.sent_count = 0;
+        fg_arena_reset(b.inbox);
+        give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = id, .attempt = i });
+        b.now_ns += 500000000u;
+        give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = i } });
+        give(&b, D, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = i } });
+        fg_dispatch_tick(b.dispatch);
+    }
+    cr_assert(b.end_count == 1 && b.status == FG_TIMEOUT, "%d ends", b.end_count);
+    close_bench(&b);
+}
+
+Test(dispatch, a_worker_that_a_frame_cannot_reach_is_lost)
+{
+    bench b;
+    uint64_t id;
+    open_bench(&b);
+    join_pair(&b);
+    cr_assert_eq(start(&b, 5, 3, &id), FG_OK);
+    b.refuse_peer = D;
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED);
+    fg_dispatch_tick(b.dispatch);
+    cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 1u);
     close_bench(&b);
 }
 
