@@ -266,6 +266,11 @@ void fg_host_router_drain(fg_host_router *router)
     fg_front_drain(router->front);
 }
 
+void fg_host_router_abort(fg_host_router *router)
+{
+    fg_dispatch_abort_all(router->dispatch, "the server is shutting down");
+}
+
 bool fg_host_router_idle(const fg_host_router *router)
 {
     return fg_front_busy_count(router->front) == 0;

@@ -24,6 +24,8 @@ uint16_t fg_host_router_port(const fg_host_router *router);
 const char *fg_host_router_control(const fg_host_router *router);
 /* Stops being ready; idle is true when every answer has ended. */
 void fg_host_router_drain(fg_host_router *router);
+/* Every request that still runs ends with an error. */
+void fg_host_router_abort(fg_host_router *router);
 bool fg_host_router_idle(const fg_host_router *router);
 
 #endif

@@ -378,6 +378,11 @@ void fg_host_worker_drain(fg_host_worker *host)
     fg_worker_drain(host->worker);
 }
 
+void fg_host_worker_abort(fg_host_worker *host)
+{
+    fg_worker_abort_all(host->worker, "the worker is shutting down");
+}
+
 bool fg_host_worker_idle(const fg_host_worker *host)
 {
     return fg_worker_idle(host->worker);

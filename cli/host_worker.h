@@ -19,6 +19,8 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
                               fg_bus_hub *hub, fg_host_worker **worker_out, fg_error *err);
 void fg_host_worker_close(fg_host_worker *worker);
 void fg_host_worker_drain(fg_host_worker *worker);
+/* Every sequence that still runs ends with an error, which the router is told. */
+void fg_host_worker_abort(fg_host_worker *worker);
 bool fg_host_worker_idle(const fg_host_worker *worker);
 bool fg_host_worker_joined(const fg_host_worker *worker);
 uint32_t fg_host_worker_blocks(const fg_host_worker *worker);

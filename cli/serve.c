@@ -13,7 +13,12 @@
 #include "common/obs/metrics.h"
 #include "proto/wire.h"
 
-enum { SERIES_MAX = 512, DRAIN_CHECK_MS = 50 };
+enum {
+    SERIES_MAX = 512,
+    DRAIN_CHECK_MS = 50,
+    IDLE_CHECKS = 2, /* so that the last bytes of the last answer leave too */
+};
+#define ABORT_NS (1000ull * 1000 * 1000)
 
 typedef struct serve {
     fg_serve_config config;
@@ -24,10 +29,11 @@ typedef struct serve {
     fg_host_router *router;
     fg_host_worker *worker;
     fg_http_server *status_server;
-    fg_timer *ready_timer, *drain_timer;
+    fg_timer *drain_timer;
     fg_clock clock;
     uint64_t started_ns, drain_until_ns;
-    bool draining;
+    bool draining, aborted;
+    uint32_t idle_checks;
 } serve;
 
 /* ---- what the flags allow ---- */
@@ -160,8 +166,19 @@ static void drain_check(void *ctx)
     bool idle = (s->router == NULL || fg_host_router_idle(s->router)) &&
                 (s->worker == NULL || fg_host_worker_idle(s->worker));
     bool late = fg_clock_now_ns(&s->clock) >= s->drain_until_ns;
-    if (idle || late) {
-        fg_info("serve", "event=ending finished_all=%s", idle ? "yes" : "no");
+    s->idle_checks = idle ? s->idle_checks + 1 : 0;
+    if (late && !idle && !s->aborted) {
+        /* Nobody is left without a word: what still runs ends with an error, which gets a second to
+         * leave this process. */
+        s->aborted = true;
+        s->drain_until_ns = fg_clock_now_ns(&s->clock) + ABORT_NS;
+        if (s->router != NULL) {
+            fg_host_router_abort(s->router);
+        } else if (s->worker != NULL) {
+            fg_host_worker_abort(s->worker);
+        }
+    } else if (s->idle_checks > IDLE_CHECKS || late) {
+        fg_info("serve", "event=ending finished_all=%s", s->aborted || !idle ? "no" : "yes");
         fg_loop_stop(s->loop);
     }
 }
