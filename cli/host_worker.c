@@ -15,6 +15,8 @@
 
 enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
 #define KV_DEFAULT_BYTES (512ull << 20)
+#define NOTICE_FIRST_NS  (2000ull * 1000 * 1000)
+#define NOTICE_AGAIN_NS  (30000ull * 1000 * 1000)
 
 struct fg_host_worker {
     fg_loop *loop;
@@ -35,6 +37,8 @@ struct fg_host_worker {
     fg_metric *steps, *busy, *prompt_tokens, *generated_tokens;
     fg_metric *running, *waiting, *blocks[5];
     fg_worker_stats counted;
+    fg_clock clock;
+    uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
 };
 
 /* ---- the worker's surroundings ---- */
@@ -169,6 +173,13 @@ static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
     fg_worker_tick(host->worker);
+    uint64_t now_ns = fg_clock_now_ns(&host->clock);
+    if (fg_worker_joined(host->worker)) {
+        host->notice_at_ns = now_ns + NOTICE_FIRST_NS;
+    } else if (now_ns >= host->notice_at_ns) {
+        host->notice_at_ns = now_ns + NOTICE_AGAIN_NS;
+        fg_info("worker", "event=waiting_for_router address=%s", host->endpoint);
+    }
     fg_worker_stats now;
     fg_worker_stats_get(host->worker, &now);
     const fg_worker_stats *old = &host->counted;
@@ -326,11 +337,13 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);
+    host->clock = fg_clock_real();
+    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     register_metrics(host, metrics);
-    /* Wall time in ns: unique among the lives of one name, and growing. */
+    /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t epoch = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    uint64_t epoch = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 
     fg_status status = fg_wake_create(loop, on_wake, host, &host->wake);
     status = status != FG_OK ? status : open_memory(host, config, model, err);

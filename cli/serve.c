@@ -18,7 +18,8 @@ enum {
     DRAIN_CHECK_MS = 50,
     IDLE_CHECKS = 2, /* so that the last bytes of the last answer leave too */
 };
-#define ABORT_NS (1000ull * 1000 * 1000)
+#define ABORT_NS       (1000ull * 1000 * 1000)
+#define SAME_SIGNAL_NS (1000ull * 1000 * 1000)
 
 typedef struct serve {
     fg_serve_config config;
@@ -31,7 +32,7 @@ typedef struct serve {
     fg_http_server *status_server;
     fg_timer *drain_timer;
     fg_clock clock;
-    uint64_t started_ns, drain_until_ns;
+    uint64_t started_ns, signalled_ns, drain_until_ns;
     bool draining, aborted;
     uint32_t idle_checks;
 } serve;
@@ -42,6 +43,14 @@ static bool is_loopback(const char *host)
 {
     return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 ||
            strcmp(host, "::1") == 0;
+}
+
+static bool is_good_name(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 0 && length <= FG_LIMIT_NAME_BYTES &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+               length;
 }
 
 static fg_status check_config(serve *s, fg_error *err)
@@ -56,6 +65,16 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT,
                        "--router ADDR is missing: the router's control address, "
                        "as it prints it at start");
+    }
+    if (config->name != NULL && !is_good_name(config->name)) {
+        return fg_fail(err, FG_BAD_INPUT, "--name takes 1 to %u letters, digits, '.', '_' or '-'",
+                       FG_LIMIT_NAME_BYTES);
+    }
+    if (worker && config->router.port == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--router %s:0 is no address: give the port that the "
+                       "router prints as control=",
+                       config->router.host);
     }
     if (config->max_batch_tokens < config->max_seqs) {
         return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",
@@ -186,11 +205,16 @@ static void drain_check(void *ctx)
 static void on_signal(void *ctx, int signal)
 {
     serve *s = ctx;
+    uint64_t now = fg_clock_now_ns(&s->clock);
+    if (s->draining && now - s->signalled_ns < SAME_SIGNAL_NS) {
+        return; /* Ctrl-C reaches a whole process group, and a supervisor adds its own */
+    }
     if (s->draining) {
         fg_warn("serve", "event=second_signal");
-        fg_loop_stop(s->loop);
+        s->drain_until_ns = now;
         return;
     }
+    s->signalled_ns = now;
     s->draining = true;
     s->drain_until_ns =
         fg_clock_now_ns(&s->clock) + (uint64_t)s->config.drain_seconds * 1000000000u;

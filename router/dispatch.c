@@ -10,6 +10,7 @@
 
 enum { ATTEMPTS_MAX = 3 };
 #define NOBODY_GRACE_NS (3000ull * 1000 * 1000)
+#define OWN_PAUSE_NS    (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
 
 /* How long a request may stay in a state; DECODING counts from its newest token. */
 static uint64_t state_limit_ms(fg_life_state state)
@@ -172,6 +173,7 @@ static uint32_t take_snapshot(const fg_dispatch *dispatch)
                                                    .prefills = w->prefills,
                                                    .decodes = w->decodes,
                                                    .prefill_tokens = w->prefill_tokens,
+                                                   .placed = w->placed,
                                                    .blocks_used = blocks_used(w),
                                                    .full = w->full };
     }
@@ -191,6 +193,8 @@ static void book(fg_job *job, fg_reg_worker *prefill, fg_reg_worker *decode)
     job->prefill = prefill;
     job->decode = decode;
     prefill->prefills++;
+    prefill->placed++;
+    decode->placed += decode != prefill;
     prefill->prefill_tokens += job->input.token_count;
     job->need_blocks =
         fg_kv_blocks_for(job->input.token_count + job->input.params.max_tokens, decode->block_size);
@@ -542,6 +546,22 @@ void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
     }
 }
 
+/* This process was stopped, or the whole host was: what the workers sent meanwhile waits unread, so the
+ * time that passed is not theirs. */
+static void forgive_own_pause(fg_dispatch *dispatch, uint64_t now)
+{
+    uint64_t gap = dispatch->ticked_ns == 0 ? 0 : now - dispatch->ticked_ns;
+    dispatch->ticked_ns = now;
+    if (gap < OWN_PAUSE_NS) {
+        return;
+    }
+    fg_warn("dispatch", "event=own_pause ms=%llu", (unsigned long long)(gap / 1000000));
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        fg_reg_worker *worker = fg_registry_at(dispatch->registry, i);
+        fg_registry_seen(worker, worker->seen_ns + gap < now ? worker->seen_ns + gap : now);
+    }
+}
+
 static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
 {
     fg_reg_worker *worker;
@@ -556,6 +576,7 @@ static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
 void fg_dispatch_tick(fg_dispatch *dispatch)
 {
     uint64_t now = fg_dispatch_now(dispatch);
+    forgive_own_pause(dispatch, now);
     lose_the_silent(dispatch, now);
     dispatch->was_complete =
         dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,

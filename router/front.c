@@ -390,8 +390,8 @@ uint16_t fg_front_port(const fg_front *front)
 
 void fg_front_drain(fg_front *front)
 {
+    /* The door stays open until the process ends: probes get their answer, requests a 503. */
     front->draining = true;
-    fg_http_drain(front->http);
 }
 
 uint32_t fg_front_busy_count(const fg_front *front)

@@ -21,8 +21,15 @@ static bool has_room(const fg_place_worker *worker, uint32_t tokens)
 
 static bool less_prefill(const fg_place_worker *a, const fg_place_worker *b)
 {
-    return a->prefill_tokens != b->prefill_tokens ? a->prefill_tokens < b->prefill_tokens
-                                                  : a->prefills < b->prefills;
+    if (a->prefill_tokens != b->prefill_tokens) {
+        return a->prefill_tokens < b->prefill_tokens;
+    }
+    return a->prefills != b->prefills ? a->prefills < b->prefills : a->placed < b->placed;
+}
+
+static bool less_decode(const fg_place_worker *a, const fg_place_worker *b)
+{
+    return a->decodes != b->decodes ? a->decodes < b->decodes : a->placed < b->placed;
 }
 
 /* A worker with the decode role only is never asked to prefill, and the other way round; one with both
@@ -47,7 +54,7 @@ fg_place_verdict fg_place_pick(const fg_place_worker *workers, uint32_t count,
             any_decode = true;
             fits_decode = fits_decode || can_hold(w, request->total_tokens);
             if (has_room(w, request->total_tokens) &&
-                (decode == NONE || w->decodes < workers[decode].decodes)) {
+                (decode == NONE || less_decode(w, &workers[decode]))) {
                 decode = i;
             }
         }

@@ -2,7 +2,7 @@
  * placement - where a request goes. Pure: a snapshot of the workers goes in, a choice comes out.
  *
  * Among the prefill workers the one with the fewest prompt tokens ahead; among the decode workers that
- * have room for prompt and answer the one with the fewest live sequences. Split when two different
+ * have room for prompt and answer the one with the fewest live sequences; equals take turns. Split when two different
  * workers are chosen; one worker for both when it has both roles and no pair of others is there.
  */
 #ifndef FORGE_ROUTER_PLACEMENT_H
@@ -16,6 +16,7 @@ typedef struct fg_place_worker {
     uint32_t block_count, block_size, context_max, max_seqs;
     uint32_t prefills, decodes; /* placed there and not ended */
     uint64_t prefill_tokens;
+    uint64_t placed;      /* requests ever placed there: equals take turns */
     uint32_t blocks_used; /* promised to placed requests, or in quarantine */
     bool full;
 } fg_place_worker;

@@ -32,6 +32,7 @@ typedef struct fg_reg_worker {
     bool draining;
     /* What this router has placed there and not yet seen the end of: ahead of the reports. */
     uint32_t prefills, decodes;
+    uint64_t placed; /* requests ever placed there */
     uint64_t prefill_tokens;
     uint32_t decode_blocks;
     bool deaf; /* a frame that it had to get could not be sent */

@@ -94,6 +94,9 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
     if (strstr(error.text, "JSON_ALLOW_NUL") != NULL) {
         snprintf(error.text, sizeof error.text, "\\u0000 is not allowed in a string");
     }
+    if (strstr(error.text, "too big") != NULL) {
+        snprintf(error.text, sizeof error.text, "a number is too large");
+    }
     return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
                    error.line, error.column, error.position);
 }

@@ -35,7 +35,9 @@ enum {
     ENDPOINT_MAX = 256,
     MONITOR_EVENTS = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED,
     HEARTBEAT_MS = 300,
-    HEARTBEAT_TIMEOUT_MS = 1500,
+    /* Only for a network that went away: a dead process closes its socket, and silence is judged by the
+     * router's leases. Longer than a pause of a host, which ends no connection by itself. */
+    HEARTBEAT_TIMEOUT_MS = 5000,
     HANDSHAKE_MS = 2000,
     RECONNECT_MS = 50,
     RECONNECT_MAX_MS = 500,

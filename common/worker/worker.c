@@ -605,12 +605,14 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
 static void on_refuse(fg_worker *worker, const fg_msg *msg)
 {
     fg_warn("worker", "event=refused reason=\"%s\"", msg->refuse.reason);
+    worker->refusals++;
     worker->stalled = true; /* leave, and try again as a stranger */
 }
 
 static void on_welcome(fg_worker *worker, const fg_msg *msg)
 {
     worker->joined = true;
+    worker->refusals = 0;
     if (msg->welcome.lease_ms > 0) {
         worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
@@ -710,7 +712,10 @@ void fg_worker_on_down(fg_worker *worker)
         fg_link_lose_peer(worker->options.link, peer->index);
         fg_mem_free(peer->record);
     }
-    worker->reconnect_at_ns = fg_worker_now_ns(worker) + RECONNECT_NS;
+    /* Refused again and again: half a second, a second, ... sixteen. */
+    uint32_t doublings = worker->refusals > 1 ? worker->refusals - 1 : 0;
+    worker->reconnect_at_ns =
+        fg_worker_now_ns(worker) + ((uint64_t)RECONNECT_NS << (doublings < 5 ? doublings : 5));
 }
 
 static void pump_list(fg_worker *worker, fg_seq_list *list)

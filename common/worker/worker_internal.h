@@ -45,6 +45,7 @@ struct fg_worker {
     bool joined, up, stalled, draining;
     uint64_t epoch;
     uint64_t up_ns;           /* since when the connection stands */
+    uint32_t refusals;        /* in a row */
     uint64_t reconnect_at_ns; /* 0: no reconnection pending */
     uint64_t load_sequence, load_sent_ns, load_period_ns;
     bool load_dirty;

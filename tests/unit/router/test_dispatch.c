@@ -151,6 +151,15 @@ static fg_status start(bench *b, uint32_t prompt, uint32_t max_tokens, uint64_t 
     return fg_dispatch_start(b->dispatch, &job, id, &err);
 }
 
+/* Time goes by as in a process: with a tick now and then. */
+static void pass(bench *b, uint32_t ms)
+{
+    for (uint32_t i = 0; i < ms / 100; i++) {
+        b->now_ns += 100000000u;
+        fg_dispatch_tick(b->dispatch);
+    }
+}
+
 static const fg_msg *sent_to(const bench *b, uint32_t peer, fg_msg_kind kind)
 {
     for (uint32_t i = 0; i < b->sent_count; i++) {
@@ -356,14 +365,28 @@ Test(dispatch, a_silent_worker_is_lost_when_its_lease_runs_out)
     bench b;
     open_bench(&b);
     join_pair(&b);
-    b.now_ns += 900000000u;
+    pass(&b, 900);
     give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 1 } });
-    b.now_ns += 900000000u;
+    pass(&b, 900);
     fg_dispatch_tick(b.dispatch);
     cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 1u);
     b.sent_count = 0;
     give(&b, D, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 1 } });
     cr_assert_not_null(sent_to(&b, D, FG_MSG_REFUSE), "it must join again as a stranger");
+    close_bench(&b);
+}
+
+Test(dispatch, its_own_pause_is_not_held_against_the_workers)
+{
+    bench b;
+    open_bench(&b);
+    join_pair(&b);
+    pass(&b, 300);
+    b.now_ns += 5000000000u; /* stopped, and on again: the reports of the workers wait unread */
+    fg_dispatch_tick(b.dispatch);
+    cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 2u);
+    pass(&b, 1200); /* but silence after it counts */
+    cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 0u);
     close_bench(&b);
 }
 
@@ -410,12 +433,12 @@ Test(dispatch, a_queue_that_nobody_can_take_is_answered_after_a_grace)
     cr_assert_eq(start(&b, 5, 3, &id), FG_OK);   /* waits */
     fg_dispatch_on_down(b.dispatch, D);
     fg_dispatch_tick(b.dispatch);
-    b.now_ns += 900000000u;
+    pass(&b, 900);
     give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 1 } });
     fg_dispatch_tick(b.dispatch);
     cr_assert_eq(b.end_count, 0, "a worker may come back");
     for (int i = 0; i < 3; i++) {
-        b.now_ns += 900000000u;
+        pass(&b, 900);
         give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 2 + (uint64_t)i } });
         fg_dispatch_tick(b.dispatch);
     }
@@ -434,7 +457,7 @@ Test(dispatch, being_placed_again_does_not_renew_the_time_in_the_queue)
         b.sent_count = 0;
         fg_arena_reset(b.inbox);
         give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = id, .attempt = i });
-        b.now_ns += 500000000u;
+        pass(&b, 500);
         give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = i } });
         give(&b, D, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = i } });
         fg_dispatch_tick(b.dispatch);

@@ -5,10 +5,10 @@
 
 enum { P = FG_ROLE_PREFILL, D = FG_ROLE_DECODE, B = FG_ROLE_PREFILL | FG_ROLE_DECODE };
 
-/* roles, blocks, block size, context, max seqs, prefills, decodes, prefill tokens, blocks used, full */
+/* roles, blocks, block size, context, max seqs, prefills, decodes, prefill tokens, placed, blocks used, full */
 #define W(roles, used, decodes, tokens)                                                            \
     {                                                                                              \
-        roles, 100, 16, 1024, 4, 0, decodes, tokens, used, false                                   \
+        roles, 100, 16, 1024, 4, 0, decodes, tokens, 0, used, false                                \
     }
 
 static const struct {
@@ -92,4 +92,17 @@ Test(placement, a_worker_that_answered_busy_is_left_alone)
     fg_place_choice choice;
     workers[1].full = true;
     cr_assert_eq(fg_place_pick(workers, 2, &request, &choice), FG_PLACE_WAIT);
+}
+
+Test(placement, equals_take_turns)
+{
+    fg_place_worker workers[] = { W(P, 0, 0, 0), W(P, 0, 0, 0), W(D, 0, 0, 0), W(D, 0, 0, 0) };
+    fg_place_request request = { 10, 20 };
+    fg_place_choice choice;
+    workers[0].placed = 3;
+    workers[1].placed = 2;
+    workers[2].placed = 5;
+    workers[3].placed = 6;
+    cr_assert_eq(fg_place_pick(workers, 4, &request, &choice), FG_PLACE_OK);
+    cr_assert(choice.prefill == 1 && choice.decode == 2);
 }
