@@ -545,6 +545,7 @@ static void on_peer(fg_worker *worker, const fg_msg *msg)
     peer->record_bytes = peer->record != NULL ? msg->peer.link_record_bytes : 0;
     peer->epoch = msg->peer.peer.epoch;
     peer->index = index;
+    peer->broken = false;
 }
 
 static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
@@ -563,23 +564,34 @@ static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
 void fg_worker_mend_peer(fg_worker *worker, uint32_t index)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
-        fg_worker_peer *peer = &worker->peers[i];
-        if (peer->index != index || peer->record == NULL) {
-            continue;
+        worker->peers[i].broken = worker->peers[i].broken || worker->peers[i].index == index;
+    }
+}
+
+static void mend(fg_worker *worker, fg_worker_peer *peer)
+{
+    uint32_t index = peer->index;
+    fg_warn("worker", "event=link_reopened peer=%s", peer->name);
+    end_tickets_of(worker, &worker->waiting, index);
+    end_tickets_of(worker, &worker->running, index);
+    end_tickets_of(worker, &worker->others, index);
+    fg_link_lose_peer(worker->options.link, index);
+    fg_error err;
+    fg_status status = fg_link_add_peer(worker->options.link, peer->name, peer->epoch, peer->record,
+                                        peer->record_bytes, &peer->index, &err);
+    if (status != FG_OK) {
+        fg_warn("worker", "event=peer_refused peer=%s why=\"%s\"", peer->name, err.text);
+        worker->stalled = true; /* only joining again can help */
+    }
+}
+
+void fg_worker_mend_broken(fg_worker *worker)
+{
+    for (uint32_t i = 0; i < worker->peer_count; i++) {
+        if (worker->peers[i].broken) {
+            worker->peers[i].broken = false;
+            mend(worker, &worker->peers[i]);
         }
-        fg_warn("worker", "event=link_reopened peer=%s", peer->name);
-        end_tickets_of(worker, &worker->waiting, index);
-        end_tickets_of(worker, &worker->running, index);
-        end_tickets_of(worker, &worker->others, index);
-        fg_link_lose_peer(worker->options.link, index);
-        fg_error err;
-        fg_status status = fg_link_add_peer(worker->options.link, peer->name, peer->epoch,
-                                            peer->record, peer->record_bytes, &peer->index, &err);
-        if (status != FG_OK) {
-            fg_warn("worker", "event=peer_refused peer=%s why=\"%s\"", peer->name, err.text);
-            worker->stalled = true; /* only joining again can help */
-        }
-        return;
     }
 }
 
@@ -677,6 +689,7 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
         return;
     }
     on_message(worker, &msg);
+    fg_worker_mend_broken(worker);
     fg_worker_run(worker);
 }
 
@@ -773,6 +786,7 @@ void fg_worker_tick(fg_worker *worker)
     pump_list(worker, &worker->others);
     ask_fences_again(worker, now);
     end_forgotten(worker, now);
+    fg_worker_mend_broken(worker);
     fg_worker_run(worker);
     uint64_t since = now - worker->load_sent_ns;
     if (worker->joined &&

@@ -17,6 +17,7 @@ typedef struct fg_worker_peer {
     uint32_t index; /* the link's */
     void *record;   /* its handshake record, kept to open the link anew */
     size_t record_bytes;
+    bool broken; /* to be opened anew at the next safe moment */
 } fg_worker_peer;
 
 /* Which block of which sequence a digest of the step in flight belongs to. */
@@ -80,6 +81,8 @@ void fg_worker_run(fg_worker *worker);
 /* worker.c */
 /* Blocks that admission must set aside for a sequence. */
 uint32_t fg_worker_need(const fg_worker *worker, const fg_seq *seq);
+/* Opens broken links anew. Ends sequences: never called while a list or a step's items are walked. */
+void fg_worker_mend_broken(fg_worker *worker);
 /* Frees a CLOSING sequence when nothing uses it any more. */
 void fg_worker_settle(fg_worker *worker, fg_seq *seq);
 
