@@ -53,7 +53,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         fg_worker_end(worker, seq, lost ? FG_FINISH_ERROR : FG_FINISH_CANCELLED,
                       "no link to the prefill worker");
         if (lost) {
-            fg_worker_mend_peer(worker, peer);
+            fg_worker_note_broken(worker, peer);
         } else {
             fg_worker_send_busy(worker, msg->request, msg->attempt);
         }

@@ -20,7 +20,7 @@ static void fail_push(fg_worker *worker, fg_seq *seq, fg_status status)
     uint32_t peer = seq->peer;
     fail(worker, seq, "no link to the decode worker");
     if (status == FG_PEER_LOST) {
-        fg_worker_mend_peer(worker, peer);
+        fg_worker_note_broken(worker, peer);
     }
 }
 

@@ -14,6 +14,7 @@ enum {
     FENCE_AGAIN_NS = 500 * 1000 * 1000,
     JOIN_LIMIT_NS = 2000 * 1000 * 1000, /* from HELLO to WELCOME or REFUSE */
 };
+#define CUT_OFF_NS   (5ull * 1000 * 1000 * 1000)
 #define FORGOTTEN_NS (1500ull * 1000 * 1000 * 1000)
 
 /* ---- creation ---- */
@@ -94,9 +95,6 @@ void fg_worker_destroy(fg_worker *worker)
     fg_worker_step_destroy(worker);
     fg_map_destroy(worker->by_request);
     fg_map_destroy(worker->by_ticket);
-    while (worker->peer_count > 0) {
-        fg_mem_free(worker->peers[--worker->peer_count].record);
-    }
     fg_arena_destroy(worker->inbox);
     fg_mem_free(worker->peers);
     fg_buf_deinit(&worker->out);
@@ -541,11 +539,9 @@ static void on_peer(fg_worker *worker, const fg_msg *msg)
     }
     fg_worker_peer *peer = &worker->peers[worker->peer_count++];
     snprintf(peer->name, sizeof peer->name, "%s", msg->peer.peer.name);
-    peer->record = fg_mem_dup(msg->peer.link_record, msg->peer.link_record_bytes);
-    peer->record_bytes = peer->record != NULL ? msg->peer.link_record_bytes : 0;
     peer->epoch = msg->peer.peer.epoch;
     peer->index = index;
-    peer->broken = false;
+    peer->broken_ns = 0;
 }
 
 static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
@@ -561,36 +557,27 @@ static void end_tickets_of(fg_worker *worker, fg_seq_list *list, uint32_t peer)
     }
 }
 
-void fg_worker_mend_peer(fg_worker *worker, uint32_t index)
+void fg_worker_note_broken(fg_worker *worker, uint32_t index)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
-        worker->peers[i].broken = worker->peers[i].broken || worker->peers[i].index == index;
+        fg_worker_peer *peer = &worker->peers[i];
+        if (peer->index == index && peer->broken_ns == 0) {
+            fg_warn("worker", "event=link_broken peer=%s", peer->name);
+            peer->broken_ns = fg_worker_now_ns(worker);
+        }
     }
 }
 
-static void mend(fg_worker *worker, fg_worker_peer *peer)
-{
-    uint32_t index = peer->index;
-    fg_warn("worker", "event=link_reopened peer=%s", peer->name);
-    end_tickets_of(worker, &worker->waiting, index);
-    end_tickets_of(worker, &worker->running, index);
-    end_tickets_of(worker, &worker->others, index);
-    fg_link_lose_peer(worker->options.link, index);
-    fg_error err;
-    fg_status status = fg_link_add_peer(worker->options.link, peer->name, peer->epoch, peer->record,
-                                        peer->record_bytes, &peer->index, &err);
-    if (status != FG_OK) {
-        fg_warn("worker", "event=peer_refused peer=%s why=\"%s\"", peer->name, err.text);
-        worker->stalled = true; /* only joining again can help */
-    }
-}
-
-void fg_worker_mend_broken(fg_worker *worker)
+/* A dead peer is called lost by the router within its lease. One that is still listed long after lives,
+ * and only its link is broken: joining again makes all links anew. */
+static void leave_if_cut_off(fg_worker *worker, uint64_t now)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
-        if (worker->peers[i].broken) {
-            worker->peers[i].broken = false;
-            mend(worker, &worker->peers[i]);
+        const fg_worker_peer *peer = &worker->peers[i];
+        if (peer->broken_ns != 0 && now - peer->broken_ns >= CUT_OFF_NS) {
+            fg_warn("worker", "event=joining_again why=\"the link to %s stays broken\"",
+                    peer->name);
+            worker->stalled = true;
         }
     }
 }
@@ -608,7 +595,6 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
         end_tickets_of(worker, &worker->running, index);
         end_tickets_of(worker, &worker->others, index);
         fg_link_lose_peer(worker->options.link, index);
-        fg_mem_free(peer->record);
         *peer = worker->peers[--worker->peer_count];
         return;
     }
@@ -689,7 +675,6 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
         return;
     }
     on_message(worker, &msg);
-    fg_worker_mend_broken(worker);
     fg_worker_run(worker);
 }
 
@@ -723,7 +708,6 @@ void fg_worker_on_down(fg_worker *worker)
     while (worker->peer_count > 0) {
         fg_worker_peer *peer = &worker->peers[--worker->peer_count];
         fg_link_lose_peer(worker->options.link, peer->index);
-        fg_mem_free(peer->record);
     }
     /* Refused again and again: half a second, a second, ... sixteen. */
     uint32_t doublings = worker->refusals > 1 ? worker->refusals - 1 : 0;
@@ -786,7 +770,7 @@ void fg_worker_tick(fg_worker *worker)
     pump_list(worker, &worker->others);
     ask_fences_again(worker, now);
     end_forgotten(worker, now);
-    fg_worker_mend_broken(worker);
+    leave_if_cut_off(worker, now);
     fg_worker_run(worker);
     uint64_t since = now - worker->load_sent_ns;
     if (worker->joined &&

@@ -116,9 +116,9 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
                           uint32_t token_count, const fg_wire_sampling *params);
 /* Pins the ticket's blocks and makes the sequence findable by its ticket. False: no room for it. */
 bool fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq);
-/* The link to a peer has failed though the router has not called the peer lost: opens it anew as
- * soon as nothing walks the sequences, for the requests that come. Those on the old one end with it. */
-void fg_worker_mend_peer(fg_worker *worker, uint32_t peer);
+/* The link to a peer refuses work. If the router does not call the peer lost within seconds, only the
+ * link is broken, and this worker joins again, which makes all of its links anew. */
+void fg_worker_note_broken(fg_worker *worker, uint32_t peer);
 /* The ticket is closed: unpins; the sequence is not found by it any more. */
 void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq);
 void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);

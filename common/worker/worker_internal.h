@@ -14,10 +14,8 @@
 typedef struct fg_worker_peer {
     char name[FG_LIMIT_NAME_BYTES + 1];
     uint64_t epoch;
-    uint32_t index; /* the link's */
-    void *record;   /* its handshake record, kept to open the link anew */
-    size_t record_bytes;
-    bool broken; /* to be opened anew at the next safe moment */
+    uint32_t index;     /* the link's */
+    uint64_t broken_ns; /* since when its link refuses work; 0: it does not */
 } fg_worker_peer;
 
 /* Which block of which sequence a digest of the step in flight belongs to. */
@@ -81,8 +79,6 @@ void fg_worker_run(fg_worker *worker);
 /* worker.c */
 /* Blocks that admission must set aside for a sequence. */
 uint32_t fg_worker_need(const fg_worker *worker, const fg_seq *seq);
-/* Opens broken links anew. Ends sequences: never called while a list or a step's items are walked. */
-void fg_worker_mend_broken(fg_worker *worker);
 /* Frees a CLOSING sequence when nothing uses it any more. */
 void fg_worker_settle(fg_worker *worker, fg_seq *seq);
 

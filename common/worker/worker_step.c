@@ -264,7 +264,6 @@ void fg_worker_on_engine(fg_worker *worker)
         book_digests(worker);
         book_items(worker);
         move_on(worker);
-        fg_worker_mend_broken(worker);
         worker->load_dirty = true;
     }
     fg_worker_run(worker);
