@@ -1,6 +1,6 @@
 /*
  * loop - the one event loop of a process (libuv). Everything here runs on the loop's thread, except
- * fg_loop_wake().
+ * fg_wake_send().
  */
 #ifndef FORGE_COMMON_NET_LOOP_H
 #define FORGE_COMMON_NET_LOOP_H

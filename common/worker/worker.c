@@ -114,11 +114,6 @@ fg_link *fg_worker_link(fg_worker *worker)
     return worker->options.link;
 }
 
-void fg_worker_set_link(fg_worker *worker, fg_link *link)
-{
-    worker->options.link = link;
-}
-
 const fg_worker_options *fg_worker_config(const fg_worker *worker)
 {
     return &worker->options;

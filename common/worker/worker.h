@@ -81,8 +81,6 @@ void fg_worker_on_engine(fg_worker *worker);
 void fg_worker_tick(fg_worker *worker);
 /* The link's callbacks, ctx being the worker; give these to the link's options. */
 fg_link_events fg_worker_link_events(fg_worker *worker);
-/* The link is opened after the worker's address is known: set it before the first on_up. */
-void fg_worker_set_link(fg_worker *worker, fg_link *link);
 
 /* Tells the router to place nothing new here; fg_worker_idle is true when all has ended. */
 void fg_worker_drain(fg_worker *worker);
