@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/batch.h"
 #include "cli/serve.h"
+#include "cli/trace.h"
 #include "common/base/buf.h"
 #include "common/conf/options.h"
 
@@ -18,6 +20,9 @@ static const char help[] =
     "  forge serve --mode prefill ...      a worker that computes prompts\n"
     "  forge serve --mode decode ...       a worker that computes answers\n"
     "  forge serve --help[=WORD]           every flag, or those about WORD\n"
+    "  forge batch --model FILE IN OUT     answer a file of requests, resumable\n"
+    "  forge trace URL...                  what a cluster did lately, as a picture for Perfetto\n"
+    "  forge batch --help, trace --help    what they take and write\n"
     "  forge --version                     what was compiled in\n"
     "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
     "\n"
@@ -42,10 +47,10 @@ static int print_version(void)
 
 static int print_config_docs(void)
 {
-    const fg_conf_spec *const specs[] = { &fg_serve_spec };
+    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
-    fg_conf_render_markdown(specs, 1, &out);
+    fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);
     fwrite(out.data, 1, out.size, stdout);
     fg_buf_deinit(&out);
     return 0;
@@ -56,6 +61,12 @@ int main(int argc, char **argv)
     const char *word = argc > 1 ? argv[1] : "--help";
     if (strcmp(word, "serve") == 0) {
         return fg_serve_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
+    }
+    if (strcmp(word, "batch") == 0) {
+        return fg_batch_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
+    }
+    if (strcmp(word, "trace") == 0) {
+        return fg_trace_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         return print_version();

@@ -17,6 +17,7 @@ struct fg_host_router {
     fg_front *front;
     fg_pulse pulse;
     fg_metrics *metrics;
+    fg_trace *trace;
     fg_metric *workers_gauge[2];
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_dispatch_stats counted; /* what the counters show already */
@@ -135,6 +136,8 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .clock = fg_clock_real(),
         .fingerprint = model->fingerprint,
         .router_epoch = fg_rng_entropy(),
+        .cache_key = { .low = fg_rng_entropy(), .high = fg_rng_entropy() },
+        .trace = router->trace,
         .lease_ms = config->lease_ms,
         .limits = { .queued_max = config->queue_limit,
                     .queued_tokens_max = (uint64_t)config->queue_limit * 65536,
@@ -183,6 +186,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .chat = model->chat,
                                  .dispatch = router->dispatch,
                                  .metrics = router->metrics,
+                                 .trace = router->trace,
                                  .served_model_name = router->model_name,
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
@@ -193,14 +197,17 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
 }
 
 fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
-                              const fg_loaded_model *model, fg_metrics *metrics, fg_bus_hub *hub,
+                              const fg_loaded_model *model, const fg_host_router_place *place,
                               fg_host_router **router_out, fg_error *err)
 {
+    fg_metrics *metrics = place->metrics;
+    fg_bus_hub *hub = place->hub;
     fg_host_router *router = fg_mem_alloc(sizeof *router);
     if (router == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the router");
     }
     router->metrics = metrics;
+    router->trace = place->trace;
     register_metrics(router, metrics);
     fg_bus_events events = {
         .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = router

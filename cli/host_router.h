@@ -11,12 +11,19 @@
 #include "common/net/bus.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
+#include "common/obs/trace.h"
 
 typedef struct fg_host_router fg_host_router;
 
-/* `hub` given: workers are in this process; else ZeroMQ listens on --control. */
+/* What the process around it gives a router. */
+typedef struct fg_host_router_place {
+    fg_metrics *metrics;
+    fg_trace *trace; /* NULL: nobody looks */
+    fg_bus_hub *hub; /* given: workers are in this process; else ZeroMQ listens on --control */
+} fg_host_router_place;
+
 fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
-                              const fg_loaded_model *model, fg_metrics *metrics, fg_bus_hub *hub,
+                              const fg_loaded_model *model, const fg_host_router_place *place,
                               fg_host_router **router_out, fg_error *err);
 void fg_host_router_close(fg_host_router *router);
 uint16_t fg_host_router_port(const fg_host_router *router);

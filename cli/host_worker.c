@@ -1,6 +1,7 @@
 #include "cli/host_worker.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +19,58 @@ enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
 #define NOTICE_FIRST_NS  (2000ull * 1000 * 1000)
 #define NOTICE_AGAIN_NS  (30000ull * 1000 * 1000)
 
+/* What is counted: a number of fg_worker_stats, or of its parts. */
+typedef struct counter {
+    const char *name, *help;
+    size_t offset; /* in fg_worker_stats: of a uint64_t; of a gauge, a uint32_t */
+    double unit;   /* what one count is worth */
+} counter;
+
+#define STAT(member) offsetof(fg_worker_stats, member)
+static const counter counters[] = {
+    { "engine_steps_total", "Engine steps run", STAT(steps), 1 },
+    { "engine_busy_seconds_total", "Time that the engine spent in steps", STAT(busy_ns), 1e-9 },
+    { "engine_prompt_tokens_total", "Prompt tokens computed by this worker", STAT(prompt_tokens),
+      1 },
+    { "engine_generated_tokens_total", "Tokens chosen by this worker", STAT(generated_tokens), 1 },
+    { "engine_discarded_tokens_total", "Tokens computed for requests that had already ended",
+      STAT(discarded_tokens), 1 },
+    { "prefill_chunks_total", "Pieces that prompts were computed in", STAT(chunks), 1 },
+    { "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache",
+      STAT(cache_query_tokens), 1 },
+    { "prefix_cache_hits_total", "Prompt tokens found in the prefix cache", STAT(cache_hit_tokens),
+      1 },
+    { "prefix_cache_tier_hits_total", "Those of them that came from the second tier",
+      STAT(tier_hit_tokens), 1 },
+    { "prefix_deferrals_total", "Requests that waited for a prefix computed by another",
+      STAT(deferrals), 1 },
+    { "prefix_forks_total", "Choices that began with a copy of another's last block", STAT(forks),
+      1 },
+    { "prefix_remapped_blocks_total", "Blocks given up for an equal one of another request",
+      STAT(remapped_blocks), 1 },
+    { "kv_evicted_blocks_total", "Cached blocks taken for something else", STAT(pool.evictions),
+      1 },
+    { "num_preemptions_total", "Requests preempted for want of KV blocks", STAT(preemptions), 1 },
+    { "kv_swapped_blocks_total", "Blocks moved to the second tier", STAT(swapped_blocks), 1 },
+    { "kv_restored_blocks_total", "Blocks that came back from the second tier",
+      STAT(restored_blocks), 1 },
+    { "kv_damaged_blocks_total", "Blocks that came back from the second tier changed",
+      STAT(damaged_blocks), 1 },
+};
+static const counter gauges[] = {
+    { "engine_sequences_running", "Sequences in the running batch", STAT(running), 1 },
+    { "engine_sequences_waiting", "Sequences that wait, arrive or leave", STAT(waiting), 1 },
+    { "engine_sequences_preempted", "Those of them that were preempted", STAT(preempted), 1 },
+    { "kv_tier_swapped_blocks", "Blocks of preempted requests in the second tier",
+      STAT(tier.swapped), 1 },
+    { "kv_tier_stored_blocks", "Evicted cached blocks in the second tier", STAT(tier.stored), 1 },
+    { "kv_blocks_peak", "Most KV blocks ever in use at once", STAT(pool.used_peak), 1 },
+};
+enum {
+    WORKER_COUNTERS = sizeof counters / sizeof counters[0],
+    WORKER_GAUGES = sizeof gauges / sizeof gauges[0],
+};
+
 struct fg_host_worker {
     fg_loop *loop;
     fg_bus *bus;
@@ -30,12 +83,13 @@ struct fg_host_worker {
     fg_pulse pulse;
     void *arena; /* where there is no link */
     size_t arena_bytes;
+    fg_tier *tier; /* NULL: none was asked for */
     const fg_tokenizer *tokenizer;
     char name[FG_LIMIT_NAME_BYTES + 1];
     char endpoint[FG_CONF_HOST_MAX + 32];
     uint32_t block_count;
-    fg_metric *steps, *busy, *prompt_tokens, *generated_tokens;
-    fg_metric *running, *waiting, *blocks[5];
+    fg_metric *counters[WORKER_COUNTERS], *gauges[WORKER_GAUGES], *blocks[5];
+    fg_metric *step_tokens, *step_rows;
     fg_worker_stats counted;
     fg_clock clock;
     uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
@@ -141,26 +195,52 @@ static void on_drained(void *ctx, uint64_t ticket, fg_status why)
 
 /* ---- metrics ---- */
 
+static const double step_bounds[] = {
+    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
+};
+
+static void on_step(void *ctx, const fg_trace_step *step)
+{
+    fg_host_worker *host = ctx;
+    fg_metric_observe(host->step_tokens, step->prefill_tokens + step->decode_rows);
+    fg_metric_observe(host->step_rows, step->decode_rows);
+}
+
+static double read_counter(const fg_worker_stats *stats, const counter *c)
+{
+    uint64_t value;
+    memcpy(&value, (const char *)stats + c->offset, sizeof value);
+    return (double)value * c->unit;
+}
+
+static double read_gauge(const fg_worker_stats *stats, const counter *c)
+{
+    uint32_t value;
+    memcpy(&value, (const char *)stats + c->offset, sizeof value);
+    return value;
+}
+
 static void register_metrics(fg_host_worker *host, fg_metrics *metrics)
 {
     static const char *const states[] = { "free", "cached", "held", "pinned", "quarantined" };
-    host->steps = fg_metrics_counter(
-        metrics, &(fg_metric_spec){ .name = "engine_steps_total", .help = "Engine steps run" });
-    host->busy = fg_metrics_counter(
-        metrics, &(fg_metric_spec){ .name = "engine_busy_seconds_total",
-                                    .help = "Time that the engine spent in steps" });
-    host->prompt_tokens = fg_metrics_counter(
-        metrics, &(fg_metric_spec){ .name = "engine_prompt_tokens_total",
-                                    .help = "Prompt tokens computed by this worker" });
-    host->generated_tokens =
-        fg_metrics_counter(metrics, &(fg_metric_spec){ .name = "engine_generated_tokens_total",
-                                                       .help = "Tokens chosen by this worker" });
-    host->running =
-        fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "engine_sequences_running",
-                                                     .help = "Sequences in the running batch" });
-    host->waiting = fg_metrics_gauge(
-        metrics, &(fg_metric_spec){ .name = "engine_sequences_waiting",
-                                    .help = "Sequences that wait, arrive or leave" });
+    for (int i = 0; i < WORKER_COUNTERS; i++) {
+        host->counters[i] = fg_metrics_counter(
+            metrics, &(fg_metric_spec){ .name = counters[i].name, .help = counters[i].help });
+    }
+    for (int i = 0; i < WORKER_GAUGES; i++) {
+        host->gauges[i] = fg_metrics_gauge(
+            metrics, &(fg_metric_spec){ .name = gauges[i].name, .help = gauges[i].help });
+    }
+    size_t bounds = sizeof step_bounds / sizeof *step_bounds;
+    host->step_tokens = fg_metrics_histogram(
+        metrics,
+        &(fg_metric_spec){ .name = "iteration_tokens_total", .help = "Tokens computed by a step" },
+        step_bounds, bounds);
+    host->step_rows =
+        fg_metrics_histogram(metrics,
+                             &(fg_metric_spec){ .name = "iteration_decode_rows",
+                                                .help = "Answers that a step brought forward" },
+                             step_bounds, bounds);
     for (int i = 0; i < 5; i++) {
         host->blocks[i] = fg_metrics_gauge(
             metrics, &(fg_metric_spec){ .name = "engine_kv_blocks",
@@ -182,13 +262,13 @@ static void on_tick(void *ctx)
     }
     fg_worker_stats now;
     fg_worker_stats_get(host->worker, &now);
-    const fg_worker_stats *old = &host->counted;
-    fg_metric_add(host->steps, (double)(now.steps - old->steps));
-    fg_metric_add(host->busy, (double)(now.busy_ns - old->busy_ns) / 1e9);
-    fg_metric_add(host->prompt_tokens, (double)(now.prompt_tokens - old->prompt_tokens));
-    fg_metric_add(host->generated_tokens, (double)(now.generated_tokens - old->generated_tokens));
-    fg_metric_set(host->running, now.running);
-    fg_metric_set(host->waiting, now.waiting);
+    for (int i = 0; i < WORKER_COUNTERS; i++) {
+        double before = read_counter(&host->counted, &counters[i]);
+        fg_metric_add(host->counters[i], read_counter(&now, &counters[i]) - before);
+    }
+    for (int i = 0; i < WORKER_GAUGES; i++) {
+        fg_metric_set(host->gauges[i], read_gauge(&now, &gauges[i]));
+    }
     const uint32_t counts[] = { now.pool.free, now.pool.cached, now.pool.held, now.pool.pinned,
                                 now.pool.quarantined };
     for (int i = 0; i < 5; i++) {
@@ -269,6 +349,19 @@ static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config
     return status;
 }
 
+static fg_status open_tier(fg_host_worker *host, const fg_serve_config *config,
+                           const fg_loaded_model *model, fg_error *err)
+{
+    if (config->kv_host_blocks == 0) {
+        return FG_OK;
+    }
+    fg_tier_options options = { .block_bytes = model->layout.block_bytes,
+                                .block_count = config->kv_host_blocks,
+                                .block_size = model->layout.block_size,
+                                .directory = config->kv_disk };
+    return fg_tier_open(&options, &host->tier, err);
+}
+
 static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, fg_error *err)
 {
@@ -278,6 +371,9 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .layout = model->layout,
                                   .arena = host->arena,
                                   .block_count = host->block_count,
+                                  .tier_arena =
+                                      host->tier != NULL ? fg_tier_arena(host->tier) : NULL,
+                                  .tier_block_count = config->kv_host_blocks,
                                   .limits = { .step_tokens_max = config->max_batch_tokens,
                                               .step_seqs_max = config->max_seqs,
                                               .context_max = context_of(config, model) },
@@ -291,10 +387,27 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
     return fg_engine_open_model(&options, &host->engine, err);
 }
 
-static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config,
-                             const fg_loaded_model *model, uint32_t roles, uint64_t epoch,
-                             fg_error *err)
+/* One block in a hundred stays free when a request is admitted beside others, as in vLLM. */
+static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_count)
 {
+    return (fg_sched_limits){ .step_tokens_max = config->max_batch_tokens,
+                              .chunk_tokens_max = config->prefill_chunk_size,
+                              .seqs_max = config->max_seqs,
+                              .block_size = config->block_size,
+                              .order = (fg_sched_order)config->schedule,
+                              .victim = (fg_sched_victim)config->victim,
+                              .preemption = (fg_sched_preemption)config->preemption,
+                              .admission = (fg_sched_admission)config->admission,
+                              .watermark_blocks = block_count / 100,
+                              .skip_max = config->queue_skip,
+                              .step_target_ns = (uint64_t)config->step_ms * 1000000u };
+}
+
+static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config,
+                             const fg_loaded_model *model, const fg_host_worker_place *place,
+                             uint64_t epoch, fg_error *err)
+{
+    uint32_t roles = place->roles;
     fg_worker_options options = { .name = host->name,
                                   .epoch = epoch,
                                   .roles = roles,
@@ -305,14 +418,18 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .block_count = host->block_count,
                                   .context_max = context_of(config, model),
                                   .vocab_size = model->hparams.vocab_size,
-                                  .limits = { .step_tokens_max = config->max_batch_tokens,
-                                              .chunk_tokens_max = config->prefill_chunk_size,
-                                              .seqs_max = config->max_seqs },
+                                  .limits = limits_of(config, host->block_count),
+                                  .overlap = config->overlap == FG_ON,
+                                  .prefix_cache = config->prefix_cache == FG_ON,
+                                  .local_prefill_max = config->local_prefill_tokens,
+                                  .tier = host->tier,
+                                  .trace = place->trace,
                                   .fingerprint = model->fingerprint,
                                   .pid = (uint64_t)getpid(),
                                   .prefill = roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
                                   .decode = roles & FG_ROLE_DECODE ? fg_decode_policy() : NULL,
                                   .is_end = is_end,
+                                  .on_step = on_step,
                                   .send = send_frame,
                                   .reconnect = reconnect,
                                   .ctx = host };
@@ -324,22 +441,22 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
 }
 
 fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
-                              const fg_loaded_model *model, uint32_t roles, fg_metrics *metrics,
-                              fg_bus_hub *hub, fg_host_worker **worker_out, fg_error *err)
+                              const fg_loaded_model *model, const fg_host_worker_place *place,
+                              fg_host_worker **worker_out, fg_error *err)
 {
     fg_host_worker *host = fg_mem_alloc(sizeof *host);
     if (host == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the worker");
     }
     host->loop = loop;
-    host->hub = hub;
+    host->hub = place->hub;
     host->tokenizer = model->tokenizer;
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);
     host->clock = fg_clock_real();
     host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
-    register_metrics(host, metrics);
+    register_metrics(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -347,13 +464,14 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
 
     fg_status status = fg_wake_create(loop, on_wake, host, &host->wake);
     status = status != FG_OK ? status : open_memory(host, config, model, err);
+    status = status != FG_OK ? status : open_tier(host, config, model, err);
     status = status != FG_OK ? status : open_engine(host, config, model, err);
-    status = status != FG_OK ? status : open_worker(host, config, model, roles, epoch, err);
+    status = status != FG_OK ? status : open_worker(host, config, model, place, epoch, err);
     status = status != FG_OK ? status : connect_bus(host, epoch, err);
     status = status != FG_OK ? status
                              : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS,
                                               on_tick, busy, host);
-    if (status == FG_OK && !fg_metrics_ok(metrics)) {
+    if (status == FG_OK && !fg_metrics_ok(place->metrics)) {
         status = fg_fail(err, FG_AGAIN, "no room for the metrics");
     }
     if (status != FG_OK) {
@@ -383,6 +501,7 @@ void fg_host_worker_close(fg_host_worker *host)
         fg_mem_unmap(host->arena, host->arena_bytes);
     }
     fg_worker_destroy(host->worker);
+    fg_tier_close(host->tier);
     fg_mem_free(host);
 }
 

@@ -10,13 +10,23 @@
 #include "common/net/bus.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
+#include "common/obs/trace.h"
 
 typedef struct fg_host_worker fg_host_worker;
 
-/* `hub` given: the router is in this process, no link; else ZeroMQ connects to --router and UCX links. */
+/* What the process around it gives a worker. */
+typedef struct fg_host_worker_place {
+    uint32_t roles; /* FG_ROLE_* */
+    fg_metrics *metrics;
+    fg_trace *trace; /* NULL: nobody looks */
+    fg_bus_hub
+        *hub; /* given: the router is in this process, no link; else ZeroMQ connects to --router,
+                        and UCX links */
+} fg_host_worker_place;
+
 fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
-                              const fg_loaded_model *model, uint32_t roles, fg_metrics *metrics,
-                              fg_bus_hub *hub, fg_host_worker **worker_out, fg_error *err);
+                              const fg_loaded_model *model, const fg_host_worker_place *place,
+                              fg_host_worker **worker_out, fg_error *err);
 void fg_host_worker_close(fg_host_worker *worker);
 void fg_host_worker_drain(fg_host_worker *worker);
 /* Every sequence that still runs ends with an error, which the router is told. */

@@ -1,7 +1,7 @@
 #include "cli/model.h"
 
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               fg_error *err)
+                               uint32_t block_size, fg_error *err)
 {
     *model = (fg_loaded_model){ 0 };
     fg_status status = fg_weights_open(path, &model->weights, err);
@@ -22,7 +22,7 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
     if (status == FG_OK) {
         const fg_hparams *h = &model->hparams;
         status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
-                                   FG_BLOCK_SIZE, kv_dtype, err);
+                                   block_size, kv_dtype, err);
     }
     if (status != FG_OK) {
         fg_loaded_model_close(model);

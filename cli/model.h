@@ -11,8 +11,6 @@
 #include "common/model/tokenizer.h"
 #include "common/model/weights.h"
 
-enum { FG_BLOCK_SIZE = 16 };
-
 typedef struct fg_loaded_model {
     fg_weights *weights;
     fg_hparams hparams;
@@ -23,7 +21,7 @@ typedef struct fg_loaded_model {
 } fg_loaded_model;
 
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               fg_error *err);
+                               uint32_t block_size, fg_error *err);
 void fg_loaded_model_close(fg_loaded_model *model);
 
 #endif

@@ -11,10 +11,14 @@
 #include "common/base/mem.h"
 #include "common/net/http.h"
 #include "common/obs/metrics.h"
+#include "common/obs/trace.h"
+#include "common/sched/sched.h"
 #include "proto/wire.h"
 
 enum {
     SERIES_MAX = 512,
+    TRACE_STEPS = 4096,
+    TRACE_SPANS = 16384,
     DRAIN_CHECK_MS = 50,
     IDLE_CHECKS = 2, /* so that the last bytes of the last answer leave too */
 };
@@ -26,6 +30,7 @@ typedef struct serve {
     fg_loaded_model model;
     fg_loop *loop;
     fg_metrics *metrics;
+    fg_trace *trace;
     fg_bus_hub *hub;
     fg_host_router *router;
     fg_host_worker *worker;
@@ -76,6 +81,19 @@ static fg_status check_config(serve *s, fg_error *err)
                        "router prints as control=",
                        config->router.host);
     }
+    if ((config->block_size & (config->block_size - 1)) != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--block-size %u must be a power of two",
+                       config->block_size);
+    }
+    if (config->kv_disk != NULL && config->kv_host_blocks == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--kv-disk %s needs --kv-host-blocks N: how many blocks to keep there",
+                       config->kv_disk);
+    }
+    if (config->preemption == FG_PREEMPT_SWAP && config->kv_host_blocks == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--preemption swap needs --kv-host-blocks N: where to swap to");
+    }
     if (config->max_batch_tokens < config->max_seqs) {
         return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",
                        config->max_batch_tokens, config->max_seqs);
@@ -120,6 +138,13 @@ static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_ht
         bool ok = fg_host_worker_joined(s->worker) && !s->draining;
         const char *text = ok ? "{\"status\":\"ok\"}" : "{\"status\":\"not joined\"}";
         fg_http_reply(exchange, ok ? 200 : 503, "application/json", text, strlen(text));
+    } else if (strcmp(request->path, "/debug/trace") == 0) {
+        fg_buf out;
+        fg_buf_init(&out, 0);
+        bool ok = fg_trace_render(s->trace, (uint32_t)getpid(), &out);
+        fg_http_reply(exchange, ok ? 200 : 503, "application/json", ok ? out.data : "{}",
+                      ok ? out.size : 2);
+        fg_buf_deinit(&out);
     } else if (strcmp(request->path, "/metrics") == 0) {
         fg_buf out;
         fg_buf_init(&out, 1024 * 1024);
@@ -128,9 +153,10 @@ static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_ht
                       out.size);
         fg_buf_deinit(&out);
     } else {
-        static const char text[] = "{\"error\":{\"message\":\"not found: try /live, /health or "
-                                   "/metrics\",\"type\":\"invalid_request_error\",\"param\":null,"
-                                   "\"code\":\"not_found\"}}";
+        static const char text[] =
+            "{\"error\":{\"message\":\"not found: try /live, /health, "
+            "/metrics or /debug/trace\",\"type\":\"invalid_request_error\",\"param\":null,"
+            "\"code\":\"not_found\"}}";
         fg_http_reply(exchange, 404, "application/json", text, sizeof text - 1);
     }
 }
@@ -235,27 +261,31 @@ static fg_status open_parts(serve *s, fg_error *err)
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
     s->metrics = fg_metrics_create(SERIES_MAX);
-    if (status == FG_OK && s->metrics == NULL) {
-        status = fg_fail(err, FG_AGAIN, "out of memory for the metrics");
+    s->trace = fg_trace_create(s->config.name, TRACE_STEPS, TRACE_SPANS);
+    if (status == FG_OK && (s->metrics == NULL || s->trace == NULL)) {
+        status = fg_fail(err, FG_AGAIN, "out of memory for metrics and trace");
     }
     if (status != FG_OK) {
         return status;
     }
-    status = fg_loaded_model_open(&s->model, s->config.model, (uint32_t)s->config.kv_dtype, err);
+    status = fg_loaded_model_open(&s->model, s->config.model, (uint32_t)s->config.kv_dtype,
+                                  s->config.block_size, err);
     if (status == FG_OK && s->config.mode == FG_MODE_STANDALONE) {
         fg_bus_hub_options options = { .loop = s->loop };
         status = fg_bus_hub_create(&options, &s->hub, err);
     }
     if (status == FG_OK && s->config.mode <= FG_MODE_ROUTER) {
-        status = fg_host_router_open(s->loop, &s->config, &s->model, s->metrics, s->hub, &s->router,
-                                     err);
+        fg_host_router_place place = { .metrics = s->metrics, .trace = s->trace, .hub = s->hub };
+        status = fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
     }
     if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
         uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
                          : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
                                                             : FG_ROLE_PREFILL | FG_ROLE_DECODE;
-        status = fg_host_worker_open(s->loop, &s->config, &s->model, roles, s->metrics, s->hub,
-                                     &s->worker, err);
+        fg_host_worker_place place = {
+            .roles = roles, .metrics = s->metrics, .trace = s->trace, .hub = s->hub
+        };
+        status = fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
     }
     if (status == FG_OK && s->router == NULL) {
         status = open_status(s, err);
@@ -279,6 +309,7 @@ static void close_parts(serve *s)
         fg_loop_destroy(s->loop);
     }
     fg_metrics_destroy(s->metrics);
+    fg_trace_destroy(s->trace);
 }
 
 static int bad_start(const fg_error *err)

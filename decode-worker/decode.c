@@ -4,25 +4,39 @@
 
 #include "common/base/log.h"
 
-/* Holds all blocks that the request may ever need; FG_AGAIN when they are not there now. */
-static fg_status hold_blocks(fg_worker *worker, fg_seq *seq)
+/* What is missing of the prompt is short enough to be computed here: no other worker is needed. */
+static bool is_local(fg_worker *worker, const fg_seq *seq, uint32_t cached_blocks)
 {
-    uint32_t block_size = fg_worker_config(worker)->layout.block_size;
-    if (fg_pool_promise(fg_worker_pool(worker), seq->block_max) != FG_OK) {
-        return FG_AGAIN;
-    }
-    seq->promised = seq->block_max;
-    seq->block_count = fg_kv_blocks_for(seq->prompt_count, block_size);
-    fg_pool_take_promised(fg_worker_pool(worker), seq->block_count, seq->blocks);
-    seq->promised -= seq->block_count;
-    return FG_OK;
+    const fg_worker_options *config = fg_worker_config(worker);
+    uint32_t cached = cached_blocks * config->layout.block_size;
+    return cached > 0 && seq->prompt_count - cached <= config->local_prefill_max;
+}
+
+static void take_over(fg_worker *worker, fg_seq *seq)
+{
+    fg_msg answer = { .kind = FG_MSG_TICKET, .request = seq->request, .attempt = seq->attempt };
+    answer.ticket.granted = true;
+    answer.ticket.local = true;
+    fg_worker_send(worker, &answer);
+    fg_worker_set_state(worker, seq, FG_SEQ_WAITING);
+}
+
+static void answer_ticket(fg_worker *worker, const fg_seq *seq)
+{
+    fg_msg answer = { .kind = FG_MSG_TICKET, .request = seq->request, .attempt = seq->attempt };
+    answer.ticket.granted = true;
+    answer.ticket.ticket = seq->ticket;
+    answer.ticket.first_block = seq->ticket_first;
+    answer.ticket.blocks = seq->table.blocks + seq->ticket_first;
+    answer.ticket.block_count = seq->ticket_blocks;
+    fg_worker_send(worker, &answer);
 }
 
 static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
 {
     uint32_t peer =
         fg_worker_find_peer(worker, msg->reserve.writer.name, msg->reserve.writer.epoch);
-    if (fg_worker_slots_used(worker) >= fg_worker_config(worker)->limits.seqs_max) {
+    if (!fg_worker_can_receive(worker)) {
         fg_worker_send_busy(worker, msg->request, msg->attempt);
         return;
     }
@@ -31,19 +45,28 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
     if (seq == NULL) {
         return;
     }
-    uint64_t ticket = fg_worker_next_ticket(worker);
-    if (hold_blocks(worker, seq) != FG_OK ||
-        !fg_seq_open_ticket(seq, FG_SIDE_RECEIVER, peer, ticket, seq->block_count) ||
+    uint32_t cached = fg_worker_cached_blocks(worker, seq);
+    if (is_local(worker, seq, cached)) {
+        take_over(worker, seq);
+        return;
+    }
+    fg_status status = fg_worker_hold_blocks(worker, seq);
+    fg_seq_ticket ticket = { .side = FG_SIDE_RECEIVER,
+                             .peer = peer,
+                             .ticket = fg_worker_next_ticket(worker),
+                             .first_block = seq->published,
+                             .block_count = seq->table.count - seq->published };
+    if (status != FG_OK || !fg_seq_open_ticket(seq, &ticket) ||
         !fg_worker_bind_ticket(worker, seq)) {
         fg_worker_end(worker, seq, FG_FINISH_CANCELLED, "");
         fg_worker_send_busy(worker, msg->request, msg->attempt);
         return;
     }
     fg_error err;
-    fg_status status = FG_PEER_LOST;
+    status = FG_PEER_LOST;
     if (peer != FG_LINK_PEER_NONE) {
-        status = fg_link_expect(fg_worker_link(worker), peer, ticket, seq->blocks, seq->block_count,
-                                &err);
+        status = fg_link_expect(fg_worker_link(worker), peer, seq->ticket,
+                                seq->table.blocks + seq->ticket_first, seq->ticket_blocks, &err);
     }
     if (status != FG_OK) {
         /* Not a matter of waiting when the link to the writer is gone: another try may go elsewhere,
@@ -60,12 +83,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         return;
     }
     fg_worker_set_state(worker, seq, FG_SEQ_EXPECTING);
-    fg_msg answer = { .kind = FG_MSG_TICKET, .request = seq->request, .attempt = seq->attempt };
-    answer.ticket.granted = true;
-    answer.ticket.ticket = ticket;
-    answer.ticket.blocks = seq->blocks;
-    answer.ticket.block_count = seq->block_count;
-    fg_worker_send(worker, &answer);
+    answer_ticket(worker, seq);
 }
 
 static void decode_on_commit(fg_worker *worker, fg_seq *seq, const fg_link_commit *commit)
@@ -80,6 +98,7 @@ static void decode_on_commit(fg_worker *worker, fg_seq *seq, const fg_link_commi
     seq->first_token = commit->first_token;
     seq->first_digest = commit->first_digest;
     seq->digested = 0;
+    seq->digest_planned = 0;
     seq->bad_count = 0;
     fg_worker_set_state(worker, seq, FG_SEQ_CHECKING);
 }
@@ -101,7 +120,9 @@ static void decode_on_checked(fg_worker *worker, fg_seq *seq)
     }
     fg_worker_release_ticket(worker, seq);
     seq->computed = seq->prompt_count;
+    seq->planned = seq->prompt_count;
     seq->tokens[seq->token_count++] = seq->first_token;
+    fg_worker_publish(worker, seq);
     fg_worker_set_state(worker, seq, FG_SEQ_RUNNING);
 }
 

@@ -9,6 +9,12 @@ enum {
     RETRIES_MAX = 3,
 };
 
+/* The blocks that the ticket names: the receiver has those before them. */
+static const uint32_t *ticket_blocks(const fg_seq *seq)
+{
+    return seq->table.blocks + seq->ticket_first;
+}
+
 static void fail(fg_worker *worker, fg_seq *seq, const char *why)
 {
     fg_worker_end(worker, seq, FG_FINISH_ERROR, why);
@@ -30,7 +36,7 @@ static bool push_bad(fg_worker *worker, fg_seq *seq)
     while (seq->bad_count > 0) {
         uint32_t index = seq->bad[seq->bad_count - 1];
         fg_status status = fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, index,
-                                        seq->blocks + index, seq->target_blocks + index, 1);
+                                        ticket_blocks(seq) + index, seq->target_blocks + index, 1);
         if (status == FG_AGAIN) {
             return false;
         }
@@ -53,7 +59,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
         count = count < PUSH_BLOCKS_MAX ? count : PUSH_BLOCKS_MAX;
         fg_status status =
             fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, seq->pushed,
-                         seq->blocks + seq->pushed, seq->target_blocks + seq->pushed, count);
+                         ticket_blocks(seq) + seq->pushed, seq->target_blocks + seq->pushed, count);
         if (status == FG_AGAIN) {
             return; /* the next tick tries again */
         }

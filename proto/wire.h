@@ -16,7 +16,7 @@
 #include "common/base/buf.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 1u
+#define FG_PROTOCOL_VERSION 2u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -37,6 +37,7 @@ typedef enum fg_msg_kind {
     FG_MSG_DONE,      /* worker -> router: the request has ended there */
     FG_MSG_CANCEL,    /* router -> worker */
     FG_MSG_DRAIN,     /* worker -> router: place nothing new here */
+    FG_MSG_CLEAR,     /* router -> worker: forget the prefix cache; blocks in use stay in use */
 } fg_msg_kind;
 
 typedef enum fg_finish {
@@ -48,14 +49,30 @@ typedef enum fg_finish {
     FG_FINISH_HANDED_OVER, /* prefill only: decode goes on */
 } fg_finish;
 
-typedef struct fg_wire_sampling {
+/* What a request may do with the prefix cache. */
+typedef enum fg_cache_mode {
+    FG_CACHE_AUTO = 0,
+    FG_CACHE_FORCE, /* ends with an error when no block of its prompt is cached or being computed */
+    FG_CACHE_DISABLE, /* computes everything and publishes nothing */
+} fg_cache_mode;
+
+/* Before whom a request goes; within a class, first come first served. Waiting makes up for class. */
+enum { FG_PRIORITY_HIGH = -1, FG_PRIORITY_NORMAL = 0, FG_PRIORITY_LOW = 1 };
+
+/* What a worker must know of a request besides its tokens: how to choose, when to stop, whom to let go
+ * first, what to share. */
+typedef struct fg_wire_params {
     float temperature, top_p, min_p;
     uint32_t top_k;
     uint64_t seed;
     uint32_t max_tokens;
     bool ignore_eos;
     bool want_digests;
-} fg_wire_sampling;
+    int32_t priority;             /* FG_PRIORITY_* */
+    uint32_t cache_mode;          /* fg_cache_mode */
+    uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
+    uint64_t family; /* 0, or the same in all choices of one request: they fork from one another */
+} fg_wire_params;
 
 typedef struct fg_wire_peer {
     const char *name;
@@ -82,6 +99,10 @@ typedef struct fg_wire_load {
     uint64_t steps;    /* progress counter */
     uint64_t busy_ns;  /* time spent in steps */
     uint64_t sequence; /* newest wins */
+    /* Counted since the worker started. */
+    uint64_t cache_query_tokens, cache_hit_tokens; /* of admitted prompts */
+    uint64_t evicted_blocks, preemptions, swapped_blocks, restored_blocks;
+    uint32_t tier_blocks; /* blocks in host memory: swapped or evicted */
 } fg_wire_load;
 
 typedef struct fg_wire_token {
@@ -102,6 +123,7 @@ typedef struct fg_msg {
         struct {
             uint64_t router_epoch;
             uint32_t lease_ms;
+            uint64_t cache_key_low, cache_key_high; /* the cluster's secret for block hashes */
         } welcome;
         struct {
             const char *reason;
@@ -120,31 +142,33 @@ typedef struct fg_msg {
             fg_wire_peer writer; /* the prefill worker that will push */
             const uint32_t *tokens;
             uint32_t token_count;
-            fg_wire_sampling sampling;
+            fg_wire_params sampling;
         } reserve;
         struct {
             bool granted; /* false: no room now, ask again */
+            bool local; /* granted, and needs no prefill worker: what is missing is computed here */
             uint64_t ticket;
-            uint32_t
-                first_block; /* first missing block of the prompt (0 until prefixes are shared) */
-            const uint32_t *blocks;
+            uint32_t first_block; /* of the prompt that is missing here: what is before is cached */
+            const uint32_t *blocks; /* from first_block on */
             uint32_t block_count;
         } ticket;
         struct {
             const uint32_t *tokens;
             uint32_t token_count;
-            fg_wire_sampling sampling;
+            fg_wire_params sampling;
             bool has_ticket;
             fg_wire_peer target; /* the decode worker */
             uint64_t ticket;
-            uint32_t first_block;
-            const uint32_t *blocks;
+            uint32_t first_block;   /* the target has what is before */
+            const uint32_t *blocks; /* from first_block on */
             uint32_t block_count;
         } prefill;
         struct {
             uint32_t choice, id;
             uint64_t digest;
             uint64_t queue_ns, compute_ns; /* waiting and computing on the prefill worker */
+            uint32_t cached_tokens;        /* of the prompt, found in the cache */
+            uint32_t chunks;               /* steps that the rest took */
         } first;
         struct {
             uint32_t blocks;
@@ -161,6 +185,8 @@ typedef struct fg_msg {
             fg_finish finish;
             const char *text; /* for FG_FINISH_ERROR */
             uint32_t generated;
+            uint32_t preemptions;
+            bool refused; /* an ERROR that no other worker or attempt would change */
         } done;
     };
 } fg_msg;

@@ -118,6 +118,7 @@ static fg_status check_load(const fg_wire_load *load, fg_error *err)
         { "load.held", load->held, FG_LIMIT_BLOCKS },
         { "load.pinned", load->pinned, FG_LIMIT_BLOCKS },
         { "load.quarantined", load->quarantined, FG_LIMIT_BLOCKS },
+        { "load.tier_blocks", load->tier_blocks, FG_LIMIT_BLOCKS },
     };
     return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
 }
@@ -130,23 +131,36 @@ static fg_status check_fraction(const char *field, float value, float max, fg_er
     return FG_OK;
 }
 
+static fg_status check_params(const fg_wire_params *params, fg_error *err)
+{
+    fg_status status = check_fraction("sampling.temperature", params->temperature, 1e6f, err);
+    if (status == FG_OK) {
+        status = check_fraction("sampling.top_p", params->top_p, 1.0f, err);
+    }
+    if (status == FG_OK) {
+        status = check_fraction("sampling.min_p", params->min_p, 1.0f, err);
+    }
+    if (status == FG_OK && params->max_tokens > FG_LIMIT_CONTEXT_TOKENS) {
+        status = too_large("sampling.max_tokens", params->max_tokens, err);
+    }
+    if (status == FG_OK &&
+        (params->priority < FG_PRIORITY_HIGH || params->priority > FG_PRIORITY_LOW)) {
+        status = fg_fail(err, FG_BAD_INPUT, "field sampling.priority is out of range: %d",
+                         params->priority);
+    }
+    if (status == FG_OK && params->cache_mode > FG_CACHE_DISABLE) {
+        status = too_large("sampling.cache_mode", params->cache_mode, err);
+    }
+    return status;
+}
+
 static fg_status check_work(const uint32_t *tokens, uint32_t token_count,
-                            const fg_wire_sampling *sampling, fg_error *err)
+                            const fg_wire_params *params, fg_error *err)
 {
     if (token_count == 0 || token_count > FG_LIMIT_CONTEXT_TOKENS || tokens == NULL) {
         return too_large("tokens (count)", token_count, err);
     }
-    fg_status status = check_fraction("sampling.temperature", sampling->temperature, 1e6f, err);
-    if (status == FG_OK) {
-        status = check_fraction("sampling.top_p", sampling->top_p, 1.0f, err);
-    }
-    if (status == FG_OK) {
-        status = check_fraction("sampling.min_p", sampling->min_p, 1.0f, err);
-    }
-    if (status == FG_OK && sampling->max_tokens > FG_LIMIT_CONTEXT_TOKENS) {
-        status = too_large("sampling.max_tokens", sampling->max_tokens, err);
-    }
-    return status;
+    return check_params(params, err);
 }
 
 static fg_status check_blocks(const uint32_t *blocks, uint32_t block_count, uint32_t first_block,
@@ -178,6 +192,16 @@ static fg_status check_prefill(const fg_msg *msg, fg_error *err)
                               msg->prefill.first_block, err);
     }
     return status;
+}
+
+static fg_status check_first(const fg_msg *msg, fg_error *err)
+{
+    const bound bounds[] = {
+        { "first.choice", msg->first.choice, CHOICES_MAX },
+        { "first.cached_tokens", msg->first.cached_tokens, FG_LIMIT_CONTEXT_TOKENS },
+        { "first.chunks", msg->first.chunks, FG_LIMIT_CONTEXT_TOKENS },
+    };
+    return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
 }
 
 static fg_status check_pushed(const fg_msg *msg, fg_error *err)
@@ -232,13 +256,15 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
                                : check_work(msg->reserve.tokens, msg->reserve.token_count,
                                             &msg->reserve.sampling, err);
     case FG_MSG_TICKET:
+        if (msg->ticket.local && !msg->ticket.granted) {
+            return fg_fail(err, FG_BAD_INPUT, "field ticket.local needs ticket.granted");
+        }
         return check_blocks(msg->ticket.blocks, msg->ticket.block_count, msg->ticket.first_block,
                             err);
     case FG_MSG_PREFILL:
         return check_prefill(msg, err);
     case FG_MSG_FIRST:
-        return msg->first.choice > CHOICES_MAX ? too_large("first.choice", msg->first.choice, err)
-                                               : FG_OK;
+        return check_first(msg, err);
     case FG_MSG_PUSHED:
         return check_pushed(msg, err);
     case FG_MSG_TOKENS:
@@ -247,10 +273,14 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
         if (msg->done.finish <= FG_FINISH_NONE || msg->done.finish > FG_FINISH_HANDED_OVER) {
             return too_large("done.finish", msg->done.finish, err);
         }
+        if (msg->done.refused && msg->done.finish != FG_FINISH_ERROR) {
+            return fg_fail(err, FG_BAD_INPUT, "field done.refused belongs to an error only");
+        }
         return FG_OK;
     case FG_MSG_REFUSE:
     case FG_MSG_CANCEL:
     case FG_MSG_DRAIN:
+    case FG_MSG_CLEAR:
         return FG_OK;
     }
     return too_large("kind", msg->kind, err);
@@ -258,9 +288,9 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
 
 const char *fg_msg_name(fg_msg_kind kind)
 {
-    static const char *const names[] = { "none",   "hello",   "welcome",   "refuse",
-                                         "load",   "peer",    "peer_lost", "reserve",
-                                         "ticket", "prefill", "first",     "pushed",
-                                         "tokens", "done",    "cancel",    "drain" };
+    static const char *const names[] = { "none",  "hello",     "welcome", "refuse", "load",
+                                         "peer",  "peer_lost", "reserve", "ticket", "prefill",
+                                         "first", "pushed",    "tokens",  "done",   "cancel",
+                                         "drain", "clear" };
     return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
 }

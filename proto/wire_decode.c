@@ -93,23 +93,28 @@ static fg_wire_peer peer_in(decoder *d, const char *field, const Forge__Wire__Pe
     return (fg_wire_peer){ .name = text_in(d, field, &peer->name), .epoch = peer->epoch };
 }
 
-static fg_wire_sampling sampling_in(decoder *d, const Forge__Wire__Sampling *sampling)
+static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
 {
-    if (sampling == NULL) {
+    if (params == NULL) {
         if (d->status == FG_OK) {
             d->status = fg_fail(d->err, FG_BAD_INPUT, "field sampling is missing");
         }
-        return (fg_wire_sampling){ 0 };
+        return (fg_wire_params){ 0 };
     }
-    return (fg_wire_sampling){
-        .temperature = sampling->temperature,
-        .top_p = sampling->top_p,
-        .min_p = sampling->min_p,
-        .top_k = sampling->top_k,
-        .seed = sampling->seed,
-        .max_tokens = sampling->max_tokens,
-        .ignore_eos = sampling->ignore_eos,
-        .want_digests = sampling->want_digests,
+    return (fg_wire_params){
+        .temperature = params->temperature,
+        .top_p = params->top_p,
+        .min_p = params->min_p,
+        .top_k = params->top_k,
+        .seed = params->seed,
+        .max_tokens = params->max_tokens,
+        .ignore_eos = params->ignore_eos,
+        .want_digests = params->want_digests,
+        .priority = params->priority,
+        .cache_mode = params->cache_mode,
+        .salt_low = params->salt_low,
+        .salt_high = params->salt_high,
+        .family = params->family,
     };
 }
 
@@ -160,6 +165,13 @@ static void read_load(const Forge__Wire__Load *from, fg_wire_load *to)
         .steps = from->steps,
         .busy_ns = from->busy_ns,
         .sequence = from->sequence,
+        .cache_query_tokens = from->cache_query_tokens,
+        .cache_hit_tokens = from->cache_hit_tokens,
+        .evicted_blocks = from->evicted_blocks,
+        .preemptions = from->preemptions,
+        .swapped_blocks = from->swapped_blocks,
+        .restored_blocks = from->restored_blocks,
+        .tier_blocks = from->tier_blocks,
     };
 }
 
@@ -167,7 +179,7 @@ static void read_prefill(decoder *d, const Forge__Wire__Prefill *from, fg_msg *m
 {
     msg->prefill.tokens = from->tokens;
     msg->prefill.token_count = count_in(from->n_tokens);
-    msg->prefill.sampling = sampling_in(d, from->sampling);
+    msg->prefill.sampling = params_in(d, from->sampling);
     msg->prefill.has_ticket = from->has_ticket;
     msg->prefill.target = peer_in(d, "prefill.target.name", from->target);
     msg->prefill.ticket = from->ticket;
@@ -214,6 +226,8 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->first.digest = frame->first->digest;
         msg->first.queue_ns = frame->first->queue_ns;
         msg->first.compute_ns = frame->first->compute_ns;
+        msg->first.cached_tokens = frame->first->cached_tokens;
+        msg->first.chunks = frame->first->chunks;
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = frame->pushed->blocks;
@@ -229,6 +243,8 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
                                : (fg_finish)frame->done->finish;
         msg->done.text = prose_in(d, "done.text", &frame->done->text);
         msg->done.generated = frame->done->generated;
+        msg->done.preemptions = frame->done->preemptions;
+        msg->done.refused = frame->done->refused;
         break;
     default:
         break;
@@ -244,6 +260,8 @@ static void read_body(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
     case FG_MSG_WELCOME:
         msg->welcome.router_epoch = frame->welcome->router_epoch;
         msg->welcome.lease_ms = frame->welcome->lease_ms;
+        msg->welcome.cache_key_low = frame->welcome->cache_key_low;
+        msg->welcome.cache_key_high = frame->welcome->cache_key_high;
         break;
     case FG_MSG_REFUSE:
         msg->refuse.reason = prose_in(d, "refuse.reason", &frame->refuse->reason);
@@ -264,10 +282,11 @@ static void read_body(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
         msg->reserve.writer = peer_in(d, "reserve.writer.name", frame->reserve->writer);
         msg->reserve.tokens = frame->reserve->tokens;
         msg->reserve.token_count = count_in(frame->reserve->n_tokens);
-        msg->reserve.sampling = sampling_in(d, frame->reserve->sampling);
+        msg->reserve.sampling = params_in(d, frame->reserve->sampling);
         break;
     case FG_MSG_TICKET:
         msg->ticket.granted = frame->ticket->granted;
+        msg->ticket.local = frame->ticket->local;
         msg->ticket.ticket = frame->ticket->ticket;
         msg->ticket.first_block = frame->ticket->first_block;
         msg->ticket.blocks = frame->ticket->blocks;
@@ -292,8 +311,8 @@ static fg_msg_kind kind_of(Forge__Wire__Frame__BodyCase body_case)
                ? (fg_msg_kind)0
                : (fg_msg_kind)((int)body_case - FORGE__WIRE__FRAME__BODY_HELLO + FG_MSG_HELLO);
 }
-_Static_assert(FORGE__WIRE__FRAME__BODY_DRAIN - FORGE__WIRE__FRAME__BODY_HELLO ==
-                   FG_MSG_DRAIN - FG_MSG_HELLO,
+_Static_assert(FORGE__WIRE__FRAME__BODY_CLEAR - FORGE__WIRE__FRAME__BODY_HELLO ==
+                   FG_MSG_CLEAR - FG_MSG_HELLO,
                "the frame's bodies and fg_msg_kind are in one order");
 
 fg_status fg_wire_decode(const void *bytes, size_t size_bytes, fg_arena *arena, fg_msg *msg_out,

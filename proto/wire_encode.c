@@ -22,13 +22,14 @@ typedef union body {
     Forge__Wire__Done done;
     Forge__Wire__Cancel cancel;
     Forge__Wire__Drain drain;
+    Forge__Wire__Clear clear;
 } body;
 
 typedef struct builder {
     Forge__Wire__Frame frame;
     body body;
     Forge__Wire__Peer peer;
-    Forge__Wire__Sampling sampling;
+    Forge__Wire__Params params;
 } builder;
 
 /* protobuf-c's structs hold mutable pointers, also for packing, which only reads. */
@@ -68,18 +69,23 @@ static Forge__Wire__Peer *peer_of(builder *b, const fg_wire_peer *peer)
     return &b->peer;
 }
 
-static Forge__Wire__Sampling *sampling_of(builder *b, const fg_wire_sampling *sampling)
+static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
 {
-    Forge__Wire__Sampling *to = &b->sampling;
-    forge__wire__sampling__init(to);
-    to->temperature = sampling->temperature;
-    to->top_p = sampling->top_p;
-    to->min_p = sampling->min_p;
-    to->top_k = sampling->top_k;
-    to->seed = sampling->seed;
-    to->max_tokens = sampling->max_tokens;
-    to->ignore_eos = sampling->ignore_eos;
-    to->want_digests = sampling->want_digests;
+    Forge__Wire__Params *to = &b->params;
+    forge__wire__params__init(to);
+    to->temperature = params->temperature;
+    to->top_p = params->top_p;
+    to->min_p = params->min_p;
+    to->top_k = params->top_k;
+    to->seed = params->seed;
+    to->max_tokens = params->max_tokens;
+    to->ignore_eos = params->ignore_eos;
+    to->want_digests = params->want_digests;
+    to->priority = params->priority;
+    to->cache_mode = params->cache_mode;
+    to->salt_low = params->salt_low;
+    to->salt_high = params->salt_high;
+    to->family = params->family;
     return to;
 }
 
@@ -122,6 +128,13 @@ static void fill_load(builder *b, const fg_wire_load *load)
     to->steps = load->steps;
     to->busy_ns = load->busy_ns;
     to->sequence = load->sequence;
+    to->cache_query_tokens = load->cache_query_tokens;
+    to->cache_hit_tokens = load->cache_hit_tokens;
+    to->evicted_blocks = load->evicted_blocks;
+    to->preemptions = load->preemptions;
+    to->swapped_blocks = load->swapped_blocks;
+    to->restored_blocks = load->restored_blocks;
+    to->tier_blocks = load->tier_blocks;
     b->frame.load = to;
     b->frame.body_case = FORGE__WIRE__FRAME__BODY_LOAD;
 }
@@ -135,6 +148,8 @@ static void fill_join(builder *b, const fg_msg *msg)
         forge__wire__welcome__init(frame->welcome);
         frame->welcome->router_epoch = msg->welcome.router_epoch;
         frame->welcome->lease_ms = msg->welcome.lease_ms;
+        frame->welcome->cache_key_low = msg->welcome.cache_key_low;
+        frame->welcome->cache_key_high = msg->welcome.cache_key_high;
         frame->body_case = FORGE__WIRE__FRAME__BODY_WELCOME;
         break;
     case FG_MSG_REFUSE:
@@ -157,6 +172,11 @@ static void fill_join(builder *b, const fg_msg *msg)
         frame->peer_lost->peer = peer_of(b, &msg->peer_lost.peer);
         frame->body_case = FORGE__WIRE__FRAME__BODY_PEER_LOST;
         break;
+    case FG_MSG_CLEAR:
+        frame->clear = &b->body.clear;
+        forge__wire__clear__init(frame->clear);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_CLEAR;
+        break;
     default:
         FG_ASSERT(msg->kind == FG_MSG_DRAIN, "kind %d", (int)msg->kind);
         frame->drain = &b->body.drain;
@@ -172,7 +192,7 @@ static void fill_prefill(builder *b, const fg_msg *msg)
     forge__wire__prefill__init(to);
     to->tokens = unconst(msg->prefill.tokens);
     to->n_tokens = msg->prefill.token_count;
-    to->sampling = sampling_of(b, &msg->prefill.sampling);
+    to->sampling = params_of(b, &msg->prefill.sampling);
     to->has_ticket = msg->prefill.has_ticket;
     if (msg->prefill.has_ticket) {
         to->target = peer_of(b, &msg->prefill.target);
@@ -195,13 +215,14 @@ static void fill_placing(builder *b, const fg_msg *msg)
         frame->reserve->writer = peer_of(b, &msg->reserve.writer);
         frame->reserve->tokens = unconst(msg->reserve.tokens);
         frame->reserve->n_tokens = msg->reserve.token_count;
-        frame->reserve->sampling = sampling_of(b, &msg->reserve.sampling);
+        frame->reserve->sampling = params_of(b, &msg->reserve.sampling);
         frame->body_case = FORGE__WIRE__FRAME__BODY_RESERVE;
         break;
     case FG_MSG_TICKET:
         frame->ticket = &b->body.ticket;
         forge__wire__ticket__init(frame->ticket);
         frame->ticket->granted = msg->ticket.granted;
+        frame->ticket->local = msg->ticket.local;
         frame->ticket->ticket = msg->ticket.ticket;
         frame->ticket->first_block = msg->ticket.first_block;
         frame->ticket->blocks = unconst(msg->ticket.blocks);
@@ -226,6 +247,8 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->first->digest = msg->first.digest;
         frame->first->queue_ns = msg->first.queue_ns;
         frame->first->compute_ns = msg->first.compute_ns;
+        frame->first->cached_tokens = msg->first.cached_tokens;
+        frame->first->chunks = msg->first.chunks;
         frame->body_case = FORGE__WIRE__FRAME__BODY_FIRST;
         break;
     case FG_MSG_PUSHED:
@@ -244,6 +267,8 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->done->finish = (uint32_t)msg->done.finish;
         frame->done->text = prose_of(msg->done.text);
         frame->done->generated = msg->done.generated;
+        frame->done->preemptions = msg->done.preemptions;
+        frame->done->refused = msg->done.refused;
         frame->body_case = FORGE__WIRE__FRAME__BODY_DONE;
         break;
     default:

@@ -14,9 +14,11 @@
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/base/json.h"
 #include "common/base/status.h"
 #include "common/model/chat.h"
 #include "common/model/tokenizer.h"
+#include "router/dispatch.h"
 #include "router/request.h"
 
 /* Room for everything that one request may keep: its texts, its rendered prompt and its token ids. */
@@ -57,6 +59,12 @@ fg_status fg_api_refuse(fg_api_error *error_out, fg_status status, int http_stat
 fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char *body,
                        size_t body_bytes, const fg_api_call *call, fg_arena *arena,
                        fg_request *request_out, fg_api_error *error_out);
+/* Its two halves, for a body that is part of another. What is read keeps nothing of the JSON. */
+fg_status fg_api_parse_json(const char *body, size_t body_bytes, fg_json **json_out,
+                            fg_api_error *error_out);
+fg_status fg_api_read(const fg_api_server *server, fg_api_kind kind, const fg_json_node *root,
+                      const fg_api_call *call, fg_arena *arena, fg_request *request_out,
+                      fg_api_error *error_out);
 
 /* A stretch of an answer: text, and the tokens that arrived with it (where the client asked). */
 typedef struct fg_api_piece {
@@ -68,25 +76,42 @@ typedef struct fg_api_piece {
     uint64_t rolling_digest; /* after the last of these tokens */
 } fg_api_piece;
 
+/* What is told of one choice: all of it in a whole answer, a stretch in an event. */
+typedef struct fg_api_choice {
+    uint32_t index;
+    fg_api_piece piece;
+    fg_finish finish;                 /* NONE: it goes on */
+    const fg_dispatch_report *report; /* NULL: without `timings` */
+} fg_api_choice;
+
+/* What a request cost: its prompt once, the tokens of all of its choices. */
+typedef struct fg_api_usage {
+    uint32_t cached_tokens;
+    uint64_t completion_tokens;
+} fg_api_usage;
+
 /* The rolling digest goes on from `rolling` (0 before the first token) over one row's digest. */
 uint64_t fg_api_roll_digest(uint64_t rolling, uint64_t row_digest);
 
 /* "stop" or "length". */
 const char *fg_api_finish_name(fg_finish finish);
 
-/* Each appends to `out`, whose `failed` says when it did not fit. */
-void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_piece *answer,
-                          fg_finish finish, uint32_t completion_tokens);
+/* Each appends to `out`, whose `failed` says when it did not fit. `choices` are those of the request,
+ * request->choice_count of them. The timings of a single choice stand beside it, those of several
+ * inside each. */
+void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_choice *choices,
+                          const fg_api_usage *usage);
 void fg_api_render_error(fg_buf *out, const fg_api_error *error);
 void fg_api_render_model(fg_buf *out, const fg_api_server *server, int64_t created_s);
 void fg_api_render_models(fg_buf *out, const fg_api_server *server, int64_t created_s);
 
-/* Server-sent events. The first one of a chat names the role; the last one with text has the finish
- * (FG_FINISH_NONE before); the usage event follows only when it was asked for. */
-void fg_api_event_role(fg_buf *out, const fg_request *request);
-void fg_api_event_piece(fg_buf *out, const fg_request *request, const fg_api_piece *piece,
-                        fg_finish finish);
-void fg_api_event_usage(fg_buf *out, const fg_request *request, uint32_t completion_tokens);
+/* Server-sent events. The first one of a chat's choice names the role; the last one with its text has
+ * the finish (FG_FINISH_NONE before); the usage event follows only when it was asked for. Timings of
+ * a single choice go with the last of them: `report` is NULL, or what they are made of. */
+void fg_api_event_role(fg_buf *out, const fg_request *request, uint32_t index);
+void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice);
+void fg_api_event_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage,
+                        const fg_dispatch_report *report);
 void fg_api_event_error(fg_buf *out, const fg_api_error *error);
 void fg_api_event_done(fg_buf *out);
 

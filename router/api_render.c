@@ -115,31 +115,82 @@ static void put_finish(fg_buf *out, fg_finish finish)
     }
 }
 
-static void put_usage(fg_buf *out, const fg_request *request, uint32_t completion_tokens)
+static void put_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage)
 {
     fg_buf_printf(out,
-                  ",\"usage\":{\"prompt_tokens\":%" PRIu32 ",\"completion_tokens\":%" PRIu32
-                  ",\"total_tokens\":%" PRIu64 ",\"prompt_tokens_details\":{\"cached_tokens\":0}}",
-                  request->token_count, completion_tokens,
-                  (uint64_t)request->token_count + completion_tokens);
+                  ",\"usage\":{\"prompt_tokens\":%" PRIu32 ",\"completion_tokens\":%" PRIu64
+                  ",\"total_tokens\":%" PRIu64
+                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32 "}}",
+                  request->token_count, usage->completion_tokens,
+                  request->token_count + usage->completion_tokens, usage->cached_tokens);
 }
 
-void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_piece *answer,
-                          fg_finish finish, uint32_t completion_tokens)
+/* Where the time went, in milliseconds. */
+static void put_timings(fg_buf *out, const fg_dispatch_report *report)
+{
+    const struct {
+        const char *name;
+        uint64_t ns;
+    } times[] = {
+        { "queued_ms", report->queued_ns },
+        { "reserved_ms", report->reserved_ns },
+        { "prefill_ms", report->prefilling_ns },
+        { "transfer_ms", report->transferring_ns },
+        { "decode_ms", report->decoding_ns },
+        { "worker_queue_ms", report->worker_queue_ns },
+        { "worker_compute_ms", report->worker_compute_ns },
+        { "first_token_ms", report->first_token_ns },
+        { "total_ms", report->total_ns },
+    };
+    fg_buf_puts(out, ",\"timings\":{");
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+        fg_buf_printf(out, "\"%s\":%.3f,", times[i].name, (double)times[i].ns / 1e6);
+    }
+    fg_buf_printf(out,
+                  "\"cached_tokens\":%" PRIu32 ",\"chunks\":%" PRIu32 ",\"preemptions\":%" PRIu32
+                  ",\"attempts\":%" PRIu32 "}",
+                  report->cached_tokens, report->chunks, report->preemptions, report->attempts);
+}
+
+/* What every shape of a choice ends with, after its text. */
+static void end_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
+{
+    put_finish(out, choice->finish);
+    put_extras(out, request, &choice->piece);
+    if (choice->report != NULL && request->choice_count > 1) {
+        put_timings(out, choice->report);
+    }
+    fg_buf_putc(out, '}');
+}
+
+static void put_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
 {
     bool chat = request->kind == FG_API_CHAT;
-    put_head(out, request, chat ? "chat.completion" : "text_completion");
-    fg_buf_puts(out, chat ? ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
-                            "\"content\":"
-                          : ",\"choices\":[{\"index\":0,\"text\":");
-    put_string(out, answer->text, answer->text_length);
+    fg_buf_printf(out, "{\"index\":%" PRIu32 ",%s", choice->index,
+                  chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+    put_string(out, choice->piece.text, choice->piece.text_length);
     if (chat) {
         fg_buf_puts(out, ",\"refusal\":null}");
     }
-    put_finish(out, finish);
-    put_extras(out, request, answer);
-    fg_buf_puts(out, "}]");
-    put_usage(out, request, completion_tokens);
+    end_choice(out, request, choice);
+}
+
+void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_choice *choices,
+                          const fg_api_usage *usage)
+{
+    put_head(out, request, request->kind == FG_API_CHAT ? "chat.completion" : "text_completion");
+    fg_buf_puts(out, ",\"choices\":[");
+    for (uint32_t i = 0; i < request->choice_count; i++) {
+        if (i > 0) {
+            fg_buf_putc(out, ',');
+        }
+        put_choice(out, request, &choices[i]);
+    }
+    fg_buf_putc(out, ']');
+    put_usage(out, request, usage);
+    if (request->choice_count == 1 && choices[0].report != NULL) {
+        put_timings(out, choices[0].report);
+    }
     fg_buf_putc(out, '}');
 }
 
@@ -187,40 +238,50 @@ static void end_event(fg_buf *out, const fg_request *request)
     fg_buf_puts(out, request->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
 }
 
-void fg_api_event_role(fg_buf *out, const fg_request *request)
+void fg_api_event_role(fg_buf *out, const fg_request *request, uint32_t index)
 {
     begin_event(out, request);
-    fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":"
-                     "\"\"},\"logprobs\":null,\"finish_reason\":null}]");
+    fg_buf_printf(out,
+                  ",\"choices\":[{\"index\":%" PRIu32
+                  ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+                  "\"finish_reason\":null}]",
+                  index);
     end_event(out, request);
 }
 
-void fg_api_event_piece(fg_buf *out, const fg_request *request, const fg_api_piece *piece,
-                        fg_finish finish)
+void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
 {
+    const fg_api_piece *piece = &choice->piece;
     begin_event(out, request);
+    fg_buf_printf(out, ",\"choices\":[{\"index\":%" PRIu32 ",", choice->index);
     if (request->kind == FG_API_CHAT) {
-        fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":{");
+        fg_buf_puts(out, "\"delta\":{");
         if (piece->text_length > 0) {
             fg_buf_puts(out, "\"content\":");
             put_string(out, piece->text, piece->text_length);
         }
         fg_buf_putc(out, '}');
     } else {
-        fg_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
+        fg_buf_puts(out, "\"text\":");
         put_string(out, piece->text, piece->text_length);
     }
-    put_finish(out, finish);
-    put_extras(out, request, piece);
-    fg_buf_puts(out, "}]");
+    end_choice(out, request, choice);
+    fg_buf_putc(out, ']');
+    if (request->choice_count == 1 && choice->report != NULL) {
+        put_timings(out, choice->report);
+    }
     end_event(out, request);
 }
 
-void fg_api_event_usage(fg_buf *out, const fg_request *request, uint32_t completion_tokens)
+void fg_api_event_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage,
+                        const fg_dispatch_report *report)
 {
     begin_event(out, request);
     fg_buf_puts(out, ",\"choices\":[]");
-    put_usage(out, request, completion_tokens);
+    put_usage(out, request, usage);
+    if (report != NULL) {
+        put_timings(out, report);
+    }
     fg_buf_puts(out, "}\n\n");
 }
 

@@ -6,13 +6,13 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
-#include "common/kv/layout.h"
 
 enum { ATTEMPTS_MAX = 3 };
 #define NOBODY_GRACE_NS (3000ull * 1000 * 1000)
 #define OWN_PAUSE_NS    (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
 
-/* How long a request may stay in a state; DECODING counts from its newest token. */
+/* How long a request may stay in a state; DECODING counts from its newest token. PREFILLING includes the
+ * time in the worker's own line, and DECODING the time that a preempted one waits to come back. */
 static uint64_t state_limit_ms(fg_life_state state)
 {
     switch (state) {
@@ -25,7 +25,7 @@ static uint64_t state_limit_ms(fg_life_state state)
     case FG_LIFE_TRANSFERRING:
         return 60 * 1000;
     default:
-        return 120 * 1000;
+        return 600 * 1000;
     }
 }
 
@@ -42,11 +42,30 @@ static void extend(fg_dispatch *dispatch, fg_job *job)
     job->deadline_ns = from + state_limit_ms(job->life.state) * 1000000u;
 }
 
+/* The stretch that ends now, as a span: each visit of a state is one, with the attempt that it belongs
+ * to. */
+static void trace_stretch(fg_dispatch *dispatch, const fg_job *job, uint64_t now)
+{
+    fg_life_state state = job->life.state;
+    fg_trace_span span = { .request = job->id,
+                           .attempt = job->attempt,
+                           .state = fg_life_name(state),
+                           .began_ns = job->life.entered_at_ns[state],
+                           .ended_ns = now,
+                           .tokens = state == FG_LIFE_PREFILLING
+                                         ? job->computed_tokens
+                                         : fg_journal_count(job->journal) - job->state_tokens };
+    fg_trace_add_span(dispatch->options.trace, &span);
+}
+
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state)
 {
     fg_error err;
-    fg_status status = fg_life_move(&job->life, state, fg_dispatch_now(dispatch), &err);
+    uint64_t now = fg_dispatch_now(dispatch);
+    trace_stretch(dispatch, job, now);
+    fg_status status = fg_life_move(&job->life, state, now, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
+    job->state_tokens = fg_journal_count(job->journal);
     extend(dispatch, job);
 }
 
@@ -108,177 +127,6 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_mem_free(dispatch);
 }
 
-/* ---- the queue ---- */
-
-static void enqueue(fg_dispatch *dispatch, fg_job *job, bool at_head)
-{
-    FG_ASSERT(!job->in_queue);
-    job->in_queue = true;
-    if (at_head) {
-        job->queue_next = dispatch->queue;
-        dispatch->queue = job;
-        if (dispatch->queue_last == NULL) {
-            dispatch->queue_last = job;
-        }
-    } else {
-        job->queue_next = NULL;
-        if (dispatch->queue_last != NULL) {
-            dispatch->queue_last->queue_next = job;
-        } else {
-            dispatch->queue = job;
-        }
-        dispatch->queue_last = job;
-    }
-    dispatch->stats.queued++;
-    dispatch->queued_tokens += job->input.token_count;
-}
-
-static void dequeue(fg_dispatch *dispatch, fg_job *job)
-{
-    if (!job->in_queue) {
-        return;
-    }
-    fg_job *previous = NULL;
-    fg_job **at = &dispatch->queue;
-    while (*at != job) {
-        previous = *at;
-        at = &previous->queue_next;
-    }
-    *at = job->queue_next;
-    if (dispatch->queue_last == job) {
-        dispatch->queue_last = previous;
-    }
-    job->in_queue = false;
-    dispatch->stats.queued--;
-    dispatch->queued_tokens -= job->input.token_count;
-}
-
-/* What is promised there, and what nobody can use; a report cannot push it beyond what there is. */
-static uint32_t blocks_used(const fg_reg_worker *worker)
-{
-    uint64_t used = (uint64_t)worker->decode_blocks + worker->load.quarantined;
-    return used < worker->block_count ? (uint32_t)used : worker->block_count;
-}
-
-static uint32_t take_snapshot(const fg_dispatch *dispatch)
-{
-    uint32_t count = fg_registry_count(dispatch->registry);
-    for (uint32_t i = 0; i < count; i++) {
-        const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
-        dispatch->snapshot[i] = (fg_place_worker){ .roles = w->draining ? 0 : w->roles,
-                                                   .block_count = w->block_count,
-                                                   .block_size = w->block_size,
-                                                   .context_max = w->context_max,
-                                                   .max_seqs = w->max_seqs,
-                                                   .prefills = w->prefills,
-                                                   .decodes = w->decodes,
-                                                   .prefill_tokens = w->prefill_tokens,
-                                                   .placed = w->placed,
-                                                   .blocks_used = blocks_used(w),
-                                                   .full = w->full };
-    }
-    return count;
-}
-
-static fg_place_verdict place(const fg_dispatch *dispatch, uint32_t prompt_tokens,
-                              uint32_t total_tokens, fg_place_choice *choice)
-{
-    fg_place_request request = { .prompt_tokens = prompt_tokens, .total_tokens = total_tokens };
-    uint32_t count = take_snapshot(dispatch);
-    return fg_place_pick(dispatch->snapshot, count, &request, choice);
-}
-
-static void book(fg_job *job, fg_reg_worker *prefill, fg_reg_worker *decode)
-{
-    job->prefill = prefill;
-    job->decode = decode;
-    prefill->prefills++;
-    prefill->placed++;
-    decode->placed += decode != prefill;
-    prefill->prefill_tokens += job->input.token_count;
-    job->need_blocks =
-        fg_kv_blocks_for(job->input.token_count + job->input.params.max_tokens, decode->block_size);
-    decode->decodes++;
-    decode->decode_blocks += job->need_blocks;
-}
-
-void fg_dispatch_release_prefill(fg_job *job)
-{
-    if (job->prefill != NULL) {
-        job->prefill->prefills--;
-        job->prefill->prefill_tokens -= job->input.token_count;
-        job->prefill = NULL;
-    }
-}
-
-void fg_dispatch_release_decode(fg_job *job)
-{
-    if (job->decode != NULL) {
-        job->decode->decodes--;
-        job->decode->decode_blocks -= job->need_blocks;
-        job->decode = NULL;
-    }
-}
-
-/* Sends a placed job on its way: RESERVE to the decode worker, or PREFILL where one does both. */
-static fg_status launch(fg_dispatch *dispatch, fg_job *job)
-{
-    fg_msg msg = { .request = job->id, .attempt = job->attempt };
-    if (job->prefill == job->decode) {
-        msg.kind = FG_MSG_PREFILL;
-        msg.prefill.tokens = job->input.tokens;
-        msg.prefill.token_count = job->input.token_count;
-        msg.prefill.sampling = job->input.params;
-        return fg_dispatch_send(dispatch, job->prefill, &msg);
-    }
-    msg.kind = FG_MSG_RESERVE;
-    msg.reserve.writer.name = job->prefill->name;
-    msg.reserve.writer.epoch = job->prefill->epoch;
-    msg.reserve.tokens = job->input.tokens;
-    msg.reserve.token_count = job->input.token_count;
-    msg.reserve.sampling = job->input.params;
-    return fg_dispatch_send(dispatch, job->decode, &msg);
-}
-
-void fg_dispatch_pump(fg_dispatch *dispatch)
-{
-    while (dispatch->queue != NULL) {
-        fg_job *job = dispatch->queue;
-        fg_place_choice choice;
-        uint32_t total = job->input.token_count + job->input.params.max_tokens;
-        if (place(dispatch, job->input.token_count, total, &choice) != FG_PLACE_OK) {
-            return; /* first come, first served; the queue's deadline bounds the wait */
-        }
-        dequeue(dispatch, job);
-        fg_reg_worker *prefill = fg_registry_at(dispatch->registry, choice.prefill);
-        fg_reg_worker *decode = fg_registry_at(dispatch->registry, choice.decode);
-        book(job, prefill, decode);
-        memcpy(job->record.prefill, prefill->name, sizeof job->record.prefill);
-        memcpy(job->record.decode, decode->name, sizeof job->record.decode);
-        job->record.placed_ns = fg_dispatch_now(dispatch);
-        fg_dispatch_set_state(dispatch, job,
-                              prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
-        if (launch(dispatch, job) != FG_OK) {
-            decode->full = true; /* its queue of frames is; its next report clears this */
-            fg_dispatch_requeue(dispatch, job);
-            return;
-        }
-    }
-}
-
-void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
-{
-    fg_dispatch_release_prefill(job);
-    fg_dispatch_release_decode(job);
-    job->attempt++; /* each placement has its own number: late answers to this one are told apart */
-    fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
-    enqueue(dispatch, job, true);
-    if (fg_dispatch_now(dispatch) >= job->deadline_ns) {
-        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, "no worker had room in time",
-                        false);
-    }
-}
-
 /* ---- the life of a request ---- */
 
 static void cancel_at(fg_dispatch *dispatch, const fg_job *job, fg_reg_worker *worker)
@@ -299,10 +147,32 @@ static void leave_workers(fg_dispatch *dispatch, fg_job *job)
     fg_dispatch_release_decode(job);
 }
 
+static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
+{
+    const fg_job_record *record = &job->record;
+    const uint64_t *spent = job->life.spent_ns;
+    return (fg_dispatch_report){
+        .prompt_tokens = record->prompt_tokens,
+        .cached_tokens = record->cached_tokens,
+        .chunks = record->chunks,
+        .preemptions = record->preemptions,
+        .attempts = record->attempts,
+        .queued_ns = spent[FG_LIFE_QUEUED],
+        .reserved_ns = spent[FG_LIFE_RESERVED],
+        .prefilling_ns = spent[FG_LIFE_PREFILLING],
+        .transferring_ns = spent[FG_LIFE_TRANSFERRING],
+        .decoding_ns = spent[FG_LIFE_DECODING],
+        .worker_queue_ns = record->prefill_queue_ns,
+        .worker_compute_ns = record->prefill_compute_ns,
+        .first_token_ns = record->first_ns == 0 ? 0 : record->first_ns - record->created_ns,
+        .total_ns = now - record->created_ns,
+    };
+}
+
 void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
                      const char *text, bool silent)
 {
-    dequeue(dispatch, job);
+    fg_dispatch_dequeue(dispatch, job);
     leave_workers(dispatch, job);
     bool cancelled = finish == FG_FINISH_CANCELLED;
     fg_dispatch_set_state(dispatch, job,
@@ -327,9 +197,10 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
     *(job->next != NULL ? &job->next->previous : &dispatch->jobs_last) = job->previous;
     dispatch->stats.live--;
     fg_dispatch_sink sink = job->input.sink;
+    fg_dispatch_report report = report_of(job, fg_dispatch_now(dispatch));
     free_job(job);
     if (!silent) {
-        sink.on_end(sink.ctx, finish, status, text);
+        sink.on_end(sink.ctx, finish, status, text, &report);
     }
 }
 
@@ -343,12 +214,13 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
         return;
     }
     leave_workers(dispatch, job);
+    fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
     job->failures++;
+    job->computed_tokens = 0;
     job->done_known = false;
     dispatch->stats.retried++;
-    fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
-    enqueue(dispatch, job, true);
+    fg_dispatch_enqueue(dispatch, job);
 }
 
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
@@ -389,7 +261,8 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
         return fg_fail(err, FG_BAD_INPUT, "%llu tokens (prompt and max_tokens) are out of range",
                        (unsigned long long)total);
     }
-    fg_place_verdict verdict = place(dispatch, input->token_count, (uint32_t)total, &choice);
+    fg_place_verdict verdict =
+        fg_dispatch_place(dispatch, input->token_count, (uint32_t)total, &choice);
     if (verdict == FG_PLACE_NEVER) {
         return fg_fail(err, FG_BAD_INPUT,
                        "prompt (%u tokens) and max_tokens (%u) exceed what any "
@@ -428,7 +301,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     dispatch->jobs_last = job;
     dispatch->stats.live++;
     dispatch->stats.started++;
-    enqueue(dispatch, job, false);
+    fg_dispatch_enqueue(dispatch, job);
     *id_out = id;
     fg_dispatch_pump(dispatch);
     return FG_OK;
@@ -520,8 +393,9 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
     fg_job *head = dispatch->queue;
     fg_place_verdict verdict = FG_PLACE_OK;
     if (head != NULL) {
-        verdict = place(dispatch, head->input.token_count,
-                        head->input.token_count + head->input.params.max_tokens, &choice);
+        verdict =
+            fg_dispatch_place(dispatch, head->input.token_count,
+                              head->input.token_count + head->input.params.max_tokens, &choice);
     }
     if (verdict != FG_PLACE_NOBODY && verdict != FG_PLACE_NEVER) {
         dispatch->nobody_since_ns = 0;
@@ -598,24 +472,46 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
     end_hopeless(dispatch, now);
 }
 
+/* What a job says of its state must agree with the workers that it is booked at. */
+static void check_job(const fg_dispatch *dispatch, const fg_job *job)
+{
+    fg_life_state state = job->life.state;
+    FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
+    FG_ASSERT(job->in_queue == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
+    FG_ASSERT(state != FG_LIFE_RESERVED ||
+              (job->prefill != NULL && job->decode != NULL && job->prefill != job->decode));
+    /* One worker for both never transfers. */
+    FG_ASSERT(state != FG_LIFE_TRANSFERRING || job->prefill == NULL || job->prefill != job->decode);
+    FG_ASSERT(job->record.cached_tokens <= job->input.token_count);
+}
+
+static void check_worker(const fg_dispatch *dispatch, const fg_reg_worker *w)
+{
+    uint32_t prefills = 0, decodes = 0;
+    uint64_t tokens = 0, blocks = 0;
+    for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
+        prefills += job->prefill == w;
+        decodes += job->decode == w;
+        tokens += job->prefill == w ? job->input.token_count : 0;
+        blocks += job->decode == w ? job->need_blocks : 0;
+    }
+    FG_ASSERT(prefills == w->prefills && decodes == w->decodes);
+    FG_ASSERT(tokens == w->prefill_tokens && blocks == w->decode_blocks);
+    FG_ASSERT(decodes <= FG_PLACE_LINE * w->max_seqs, "%s has %u requests", w->name, decodes);
+}
+
 void fg_dispatch_check(const fg_dispatch *dispatch)
 {
     uint32_t live = 0, queued = 0;
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         live++;
         queued += job->in_queue;
-        FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
-        FG_ASSERT(job->in_queue == (job->life.state == FG_LIFE_QUEUED));
+        check_job(dispatch, job);
     }
     FG_ASSERT(live == dispatch->stats.live && queued == dispatch->stats.queued);
     FG_ASSERT(fg_map_count(dispatch->by_id) == live);
+    fg_dispatch_check_queue(dispatch);
     for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
-        const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
-        uint32_t prefills = 0, decodes = 0;
-        for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
-            prefills += job->prefill == w;
-            decodes += job->decode == w;
-        }
-        FG_ASSERT(prefills == w->prefills && decodes == w->decodes);
+        check_worker(dispatch, fg_registry_at(dispatch->registry, i));
     }
 }

@@ -17,25 +17,38 @@
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/hash.h"
+#include "common/obs/trace.h"
 #include "proto/wire.h"
 #include "router/admit.h"
 #include "router/registry.h"
 
 typedef struct fg_dispatch fg_dispatch;
 
+/* How a request went, for its owner; durations are sums over all visits of a state. */
+typedef struct fg_dispatch_report {
+    uint32_t prompt_tokens,
+        cached_tokens; /* cached: found computed, on the worker that prefilled */
+    uint32_t chunks;   /* steps that the prompt took */
+    uint32_t preemptions, attempts;
+    uint64_t queued_ns, reserved_ns, prefilling_ns, transferring_ns, decoding_ns;
+    uint64_t worker_queue_ns, worker_compute_ns; /* parts of prefilling, as the worker saw them */
+    uint64_t first_token_ns, total_ns;           /* since its start; first 0: no token came */
+} fg_dispatch_report;
+
 /* What the owner of a request hears. After on_end the request id is dead. Never called from inside
  * fg_dispatch_start or fg_dispatch_cancel. */
 typedef struct fg_dispatch_sink {
     void (*on_token)(void *ctx, uint32_t index, uint32_t id, uint64_t digest);
     /* finish is STOP, LENGTH, CANCELLED or ERROR; `text` says why for ERROR. */
-    void (*on_end)(void *ctx, fg_finish finish, fg_status status, const char *text);
+    void (*on_end)(void *ctx, fg_finish finish, fg_status status, const char *text,
+                   const fg_dispatch_report *report);
     void *ctx;
 } fg_dispatch_sink;
 
 typedef struct fg_dispatch_job {
     const uint32_t *tokens; /* borrowed until on_end */
     uint32_t token_count;
-    fg_wire_sampling params;
+    fg_wire_params params;
     fg_dispatch_sink sink;
 } fg_dispatch_job;
 
@@ -51,6 +64,8 @@ typedef struct fg_dispatch_options {
     fg_clock clock;
     fg_digest128 fingerprint; /* of the served model */
     uint64_t router_epoch;    /* random; request ids and attempts are unique under it */
+    fg_digest128 cache_key;   /* random: the secret of this cluster's block hashes */
+    fg_trace *trace;          /* gets the life of each request; NULL: nobody looks */
     uint32_t lease_ms;        /* a worker silent for longer is lost */
     fg_admit_limits limits;
     const char *const
@@ -97,6 +112,11 @@ const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch);
 /* Recounts what is counted as it goes; aborts on a difference (simulator, tests). */
 void fg_dispatch_check(const fg_dispatch *dispatch);
 
+/* Tells every worker to forget its cached blocks; requests in flight are not touched. Returns how many
+ * were told. A request started later finds nothing of before. */
+uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch);
+/* Appends the JSON object of GET /forge/v1/cache/stats: sums, and a row per worker. */
+bool fg_dispatch_render_cache(const fg_dispatch *dispatch, fg_buf *out);
 /* Appends the JSON object of GET /debug/state. */
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out);
 

@@ -1,6 +1,7 @@
 /*
- * dispatch_internal - what dispatch.c (requests), dispatch_workers.c (workers and their messages) and
- * dispatch_state.c (what people see) share. Private to router.
+ * dispatch_internal - what dispatch.c (requests), dispatch_queue.c (who is placed next, and where),
+ * dispatch_workers.c (workers and their messages) and dispatch_state.c (what people see) share. Private to
+ * router.
  */
 #ifndef FORGE_ROUTER_DISPATCH_INTERNAL_H
 #define FORGE_ROUTER_DISPATCH_INTERNAL_H
@@ -25,6 +26,8 @@ typedef struct fg_job_record {
     uint32_t prompt_tokens, completion_tokens;
     uint64_t created_ns, placed_ns, first_ns, second_ns, last_ns;
     uint64_t prefill_queue_ns, prefill_compute_ns, push_exposed_ns;
+    uint32_t cached_tokens, chunks; /* of the prompt, on the worker that prefilled */
+    uint32_t preemptions;           /* on all workers, in all attempts */
     uint32_t attempts;
     fg_finish finish;
 } fg_job_record;
@@ -33,6 +36,7 @@ typedef struct fg_job {
     struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
     struct fg_job *queue_next;
     bool in_queue;
+    uint64_t rank; /* its place in the queue: smaller is sooner, equals by id */
     uint64_t id;
     uint32_t attempt;  /* of placement, from 1 */
     uint32_t failures; /* placements that a worker's failure or loss has ended */
@@ -40,8 +44,10 @@ typedef struct fg_job {
     fg_dispatch_job input;
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
-    uint32_t need_blocks;            /* booked at `decode` */
-    bool done_known;                 /* the last worker has ended it; tokens may still be missing */
+    uint32_t need_blocks;            /* booked at `decode`: of the prompt */
+    uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
+    uint32_t state_tokens;    /* tokens delivered when it entered its state */
+    bool done_known;          /* the last worker has ended it; tokens may still be missing */
     fg_finish done_finish;
     uint32_t done_generated;
     uint64_t deadline_ns; /* of the present state */
@@ -54,10 +60,11 @@ struct fg_dispatch {
     fg_map *by_id;
     char (*identities)[FG_IDENTITY_BYTES]; /* of the bus, by its handles; "": nobody */
     fg_job *jobs, *jobs_last;
-    fg_job *queue, *queue_last;
+    fg_job *queue, *queue_last; /* by rank */
     uint64_t queued_tokens;
     uint64_t next_id;
     bool was_complete; /* every awaited worker has joined once */
+    bool was_cleared;  /* caches were: whoever joins may have missed it */
     fg_buf out;
     fg_arena *inbox;
     fg_dispatch_stats stats;
@@ -70,26 +77,39 @@ struct fg_dispatch {
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
 };
 
+/* dispatch_queue.c */
+void fg_dispatch_enqueue(fg_dispatch *dispatch, fg_job *job);
+/* Does nothing when it is not in the queue. */
+void fg_dispatch_dequeue(fg_dispatch *dispatch, fg_job *job);
+fg_place_verdict fg_dispatch_place(const fg_dispatch *dispatch, uint32_t prompt_tokens,
+                                   uint32_t total_tokens, fg_place_choice *choice_out);
+/* Places what can be placed, from the queue's head. */
+void fg_dispatch_pump(fg_dispatch *dispatch);
+/* Back to its old place in the queue, not counted as a failure: the worker was full after all. */
+void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
+/* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */
+void fg_dispatch_make_local(fg_job *job);
+void fg_dispatch_release_prefill(fg_job *job);
+void fg_dispatch_release_decode(fg_job *job);
+void fg_dispatch_check_queue(const fg_dispatch *dispatch);
+
 /* dispatch.c */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state);
-/* Places what can be placed, from the queue's head. */
-void fg_dispatch_pump(fg_dispatch *dispatch);
 /* The request is over: tells workers still on it, the books, and (unless silent) its owner. */
 void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
                      const char *text, bool silent);
-/* Takes the job from its workers (they are told to drop it) and puts it at the queue's head for
- * another attempt; ends it when tokens were seen or attempts are used up. */
+/* Takes the job from its workers (they are told to drop it) and puts it back into the queue, at its old
+ * place, for another attempt; ends it when tokens were seen or attempts are used up. */
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text);
-/* Back to the queue's head without a new attempt: the decode worker was full after all. */
-void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
 /* Gives tokens that are in order to the owner; ends the job when all have come. */
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
-void fg_dispatch_release_prefill(fg_job *job);
-void fg_dispatch_release_decode(fg_job *job);
 
 /* dispatch_workers.c */
 fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
 void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why);
+
+/* dispatch_state.c */
+const char *fg_dispatch_role_name(uint32_t roles); /* "prefill", "decode" or "both" */
 
 #endif

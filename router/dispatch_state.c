@@ -7,6 +7,11 @@ static double ms_between(uint64_t from_ns, uint64_t to_ns)
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0.0;
 }
 
+const char *fg_dispatch_role_name(uint32_t roles)
+{
+    return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
+}
+
 static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, fg_buf *out)
 {
     fg_buf_puts(out, "{\"name\":\"");
@@ -16,13 +21,11 @@ static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, f
                   "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
                   "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
                   "\"busy_ms\":%.1f,\"draining\":%s,\"silent_ms\":%.0f}",
-                  w->roles == FG_ROLE_PREFILL  ? "prefill"
-                  : w->roles == FG_ROLE_DECODE ? "decode"
-                                               : "both",
-                  (unsigned long long)w->epoch, (unsigned long long)w->pid, w->load.total,
-                  w->load.free, w->load.cached, w->load.held, w->load.pinned, w->load.quarantined,
-                  w->load.running, w->load.waiting, (unsigned long long)w->load.steps,
-                  (double)w->load.busy_ns / 1e6, w->draining ? "true" : "false",
+                  fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch,
+                  (unsigned long long)w->pid, w->load.total, w->load.free, w->load.cached,
+                  w->load.held, w->load.pinned, w->load.quarantined, w->load.running,
+                  w->load.waiting, (unsigned long long)w->load.steps, (double)w->load.busy_ns / 1e6,
+                  w->draining ? "true" : "false",
                   ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
 }
 
@@ -52,17 +55,19 @@ static void render_record(const fg_job_record *r, fg_buf *out)
                   (unsigned long long)r->id, r->prefill, r->decode, r->kv_blocks,
                   (unsigned long long)r->kv_bytes);
     fg_buf_json_escape(out, r->transport, strlen(r->transport));
-    fg_buf_printf(out,
-                  "\",\"push_retries\":%u,\"push_exposed_ms\":%.3f,\"queue_ms\":%.3f,"
-                  "\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
-                  "\"handover_gap_ms\":%.3f,\"itl_ms\":%.3f,\"e2e_ms\":%.3f,"
-                  "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"attempts\":%u,"
-                  "\"finish\":\"%s\"}",
-                  r->push_retries, (double)r->push_exposed_ns / 1e6,
-                  ms_between(r->created_ns, r->placed_ns), (double)r->prefill_queue_ns / 1e6,
-                  (double)r->prefill_compute_ns / 1e6, ms_between(r->created_ns, r->first_ns),
-                  ms_between(r->first_ns, r->second_ns), itl, ms_between(r->created_ns, r->last_ns),
-                  r->prompt_tokens, r->completion_tokens, r->attempts, finish_name(r->finish));
+    fg_buf_printf(
+        out,
+        "\",\"push_retries\":%u,\"push_exposed_ms\":%.3f,\"queue_ms\":%.3f,"
+        "\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
+        "\"handover_gap_ms\":%.3f,\"itl_ms\":%.3f,\"e2e_ms\":%.3f,"
+        "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"cached_tokens\":%u,\"chunks\":%u,"
+        "\"preemptions\":%u,\"attempts\":%u,"
+        "\"finish\":\"%s\"}",
+        r->push_retries, (double)r->push_exposed_ns / 1e6, ms_between(r->created_ns, r->placed_ns),
+        (double)r->prefill_queue_ns / 1e6, (double)r->prefill_compute_ns / 1e6,
+        ms_between(r->created_ns, r->first_ns), ms_between(r->first_ns, r->second_ns), itl,
+        ms_between(r->created_ns, r->last_ns), r->prompt_tokens, r->completion_tokens,
+        r->cached_tokens, r->chunks, r->preemptions, r->attempts, finish_name(r->finish));
 }
 
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
@@ -76,12 +81,15 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         fg_buf_printf(out,
                       "%s{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
-                      "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u}",
+                      "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u,\"priority\":%d,"
+                      "\"cached_tokens\":%u,\"chunks\":%u,\"preemptions\":%u}",
                       job == dispatch->jobs ? "" : ",", (unsigned long long)job->id,
                       fg_life_name(job->life.state),
                       ms_between(job->record.created_ns, fg_dispatch_now(dispatch)), job->attempt,
                       job->prefill != NULL ? job->prefill->name : "",
-                      job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal));
+                      job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal),
+                      job->input.params.priority, job->record.cached_tokens, job->record.chunks,
+                      job->record.preemptions);
     }
     fg_buf_puts(out, "],\"recent\":[");
     uint32_t kept = dispatch->recent_count < FG_RECENT_MAX ? dispatch->recent_count : FG_RECENT_MAX;
@@ -101,5 +109,89 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
                   (unsigned long long)s->frames_refused, (unsigned long long)s->stale_dropped,
                   (unsigned long long)s->refused_joins, (unsigned long long)s->pushed_blocks,
                   (unsigned long long)s->pushed_bytes, (unsigned long long)s->push_retries);
+    return !out->failed;
+}
+
+/* ---- the cache ---- */
+
+/* The numbers of one worker, or the sums of all: wider than a report's, so that sums fit. */
+typedef struct cache_row {
+    uint64_t total, free, cached, held, pinned, quarantined;
+    uint64_t query_tokens, hit_tokens;
+    uint64_t evicted, preemptions, swapped, restored, tier;
+} cache_row;
+
+static void add_load(cache_row *row, const fg_wire_load *load)
+{
+    row->total += load->total;
+    row->free += load->free;
+    row->cached += load->cached;
+    row->held += load->held;
+    row->pinned += load->pinned;
+    row->quarantined += load->quarantined;
+    row->query_tokens += load->cache_query_tokens;
+    row->hit_tokens += load->cache_hit_tokens;
+    row->evicted += load->evicted_blocks;
+    row->preemptions += load->preemptions;
+    row->swapped += load->swapped_blocks;
+    row->restored += load->restored_blocks;
+    row->tier += load->tier_blocks;
+}
+
+static void put_number(fg_buf *out, const char *name, uint64_t value)
+{
+    fg_buf_printf(out, "\"%s\":%llu", name, (unsigned long long)value);
+}
+
+/* The members of a row's object, without its braces. */
+static void render_row(const cache_row *row, fg_buf *out)
+{
+    double rate =
+        row->query_tokens == 0 ? 0.0 : (double)row->hit_tokens / (double)row->query_tokens;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } blocks[] = { { "total", row->total },   { "free", row->free },
+                   { "cached", row->cached }, { "held", row->held },
+                   { "pinned", row->pinned }, { "quarantined", row->quarantined } },
+      counts[] = { { "evicted_blocks", row->evicted },
+                   { "preemptions", row->preemptions },
+                   { "swapped_blocks", row->swapped },
+                   { "restored_blocks", row->restored },
+                   { "tier_blocks", row->tier } };
+    fg_buf_puts(out, "\"blocks\":{");
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        fg_buf_puts(out, i > 0 ? "," : "");
+        put_number(out, blocks[i].name, blocks[i].value);
+    }
+    fg_buf_puts(out, "},");
+    put_number(out, "query_tokens", row->query_tokens);
+    fg_buf_puts(out, ",");
+    put_number(out, "hit_tokens", row->hit_tokens);
+    fg_buf_printf(out, ",\"hit_rate\":%.4f", rate);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        fg_buf_puts(out, ",");
+        put_number(out, counts[i].name, counts[i].value);
+    }
+}
+
+bool fg_dispatch_render_cache(const fg_dispatch *dispatch, fg_buf *out)
+{
+    cache_row total = { 0 };
+    fg_buf_puts(out, "{\"workers\":[");
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
+        cache_row row = { 0 };
+        add_load(&row, &w->load);
+        add_load(&total, &w->load);
+        fg_buf_puts(out, i > 0 ? ",{\"name\":\"" : "{\"name\":\"");
+        fg_buf_json_escape(out, w->name, strlen(w->name));
+        fg_buf_printf(out, "\",\"roles\":\"%s\",", fg_dispatch_role_name(w->roles));
+        render_row(&row, out);
+        fg_buf_puts(out, "}");
+    }
+    fg_buf_puts(out, "],\"total\":{");
+    render_row(&total, out);
+    fg_buf_puts(out, "}}");
     return !out->failed;
 }

@@ -47,11 +47,6 @@ static void introduce(fg_dispatch *dispatch, fg_reg_worker *to, const fg_reg_wor
     fg_dispatch_send(dispatch, to, &msg);
 }
 
-static const char *role_name(uint32_t roles)
-{
-    return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
-}
-
 /* Nobody joins under another name than the one that its connection was opened with. */
 static fg_status check_identity(const fg_dispatch *dispatch, uint32_t peer,
                                 const fg_wire_hello *hello, fg_error *err)
@@ -82,12 +77,18 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
         return;
     }
     fg_info("registry", "event=joined worker=%s role=%s pid=%llu blocks=%u class=%s", worker->name,
-            role_name(worker->roles), (unsigned long long)worker->pid, worker->block_count,
-            hello->numerics_class);
+            fg_dispatch_role_name(worker->roles), (unsigned long long)worker->pid,
+            worker->block_count, hello->numerics_class);
     fg_msg msg = { .kind = FG_MSG_WELCOME };
     msg.welcome.router_epoch = dispatch->options.router_epoch;
     msg.welcome.lease_ms = dispatch->options.lease_ms;
+    msg.welcome.cache_key_low = dispatch->options.cache_key.low;
+    msg.welcome.cache_key_high = dispatch->options.cache_key.high;
     fg_dispatch_send(dispatch, worker, &msg);
+    if (dispatch->was_cleared) {
+        /* It may be a process that was away at that moment, with its cache as it was. */
+        fg_dispatch_send(dispatch, worker, &(fg_msg){ .kind = FG_MSG_CLEAR });
+    }
     for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
         fg_reg_worker *other = fg_registry_at(dispatch->registry, i);
         if (other != worker) {
@@ -95,6 +96,19 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
             introduce(dispatch, other, worker);
         }
     }
+}
+
+uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch)
+{
+    uint32_t told = 0;
+    fg_msg msg = { .kind = FG_MSG_CLEAR };
+    dispatch->was_cleared = true;
+    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+        fg_reg_worker *worker = fg_registry_at(dispatch->registry, i);
+        told += fg_dispatch_send(dispatch, worker, &msg) == FG_OK;
+    }
+    fg_info("dispatch", "event=cache_cleared workers=%u", told);
+    return told;
 }
 
 /* The first job that a lost worker still has, or NULL. */
@@ -194,6 +208,11 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
         fg_dispatch_requeue(dispatch, job);
         return;
     }
+    if (msg->ticket.local) {
+        fg_dispatch_make_local(job);
+        fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
+        return;
+    }
     fg_msg out = { .kind = FG_MSG_PREFILL, .request = job->id, .attempt = job->attempt };
     out.prefill.tokens = job->input.tokens;
     out.prefill.token_count = job->input.token_count;
@@ -220,6 +239,11 @@ static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const f
     }
     job->record.prefill_queue_ns = msg->first.queue_ns;
     job->record.prefill_compute_ns = msg->first.compute_ns;
+    uint32_t prompt = job->input.token_count;
+    uint32_t cached = msg->first.cached_tokens < prompt ? msg->first.cached_tokens : prompt;
+    job->record.cached_tokens = cached;
+    job->record.chunks = msg->first.chunks;
+    job->computed_tokens = prompt - cached;
     fg_dispatch_set_state(dispatch, job,
                           job->prefill == job->decode ? FG_LIFE_DECODING : FG_LIFE_TRANSFERRING);
     fg_dispatch_deliver(dispatch, job);
@@ -266,12 +290,23 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
     if (job == NULL) {
         return;
     }
+    if (job->life.state == FG_LIFE_RESERVED && msg->done.finish != FG_FINISH_ERROR) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "a worker ended it before it had begun");
+        return;
+    }
     bool was_decode = job->decode == worker;
     if (job->prefill == worker) {
         fg_dispatch_release_prefill(job);
     }
     if (was_decode) {
         fg_dispatch_release_decode(job);
+    }
+    job->record.preemptions += msg->done.preemptions;
+    if (msg->done.finish == FG_FINISH_ERROR && msg->done.refused) {
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_BAD_INPUT,
+                        msg->done.text[0] != '\0' ? msg->done.text : "a worker refused the request",
+                        false);
+        return;
     }
     if (msg->done.finish == FG_FINISH_ERROR) {
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST,

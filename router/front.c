@@ -5,11 +5,13 @@
 #include <string.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/base/buf.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "router/api.h"
+#include "router/batch.h"
 #include "router/meter.h"
 #include "router/stream.h"
 
@@ -23,10 +25,12 @@ struct fg_front {
     bool draining;
     fg_http_server *http;
     fg_streams *streams;
+    fg_batches *batches;
     fg_meter *meter;
-    fg_wake *wake;   /* streams have news: written once per turn, not from dispatch's callbacks */
-    fg_timer *retry; /* runs only while a reader is too slow */
+    fg_wake *wake;   /* there is news: written once per turn, not from dispatch's callbacks */
+    fg_timer *retry; /* runs only while a reader is too slow, or a batch waits for room */
     fg_buf page;     /* bodies of the small routes */
+    char id[48];     /* of the request that was drawn last */
 };
 
 typedef void (*route_fn)(fg_front *front, fg_http_exchange *exchange,
@@ -80,18 +84,30 @@ static bool is_json(const fg_http_exchange *exchange)
     return length == sizeof json - 1 && strncasecmp(type, json, length) == 0;
 }
 
-/* Draws the answer's name: 128 random bits, so that no client can guess another's. */
-static void draw_id(fg_front *front, fg_api_kind kind, char *out, size_t capacity)
+/* Draws a name: 128 random bits, so that no client can guess another's. */
+static void draw_name(fg_front *front, const char *prefix, char *out, size_t capacity)
 {
     uint64_t high = fg_rng_next(&front->options.rng);
     uint64_t low = fg_rng_next(&front->options.rng);
-    snprintf(out, capacity, "%s-%016" PRIx64 "%016" PRIx64,
-             kind == FG_API_CHAT ? "chatcmpl" : "cmpl", high, low);
+    snprintf(out, capacity, "%s%016" PRIx64 "%016" PRIx64, prefix, high, low);
 }
 
-static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
-                             const fg_http_request *http, const char *route, fg_api_kind kind,
-                             const fg_api_call *call, fg_api_error *error_out)
+/* What every request is measured against now, and what is drawn for this one. */
+static void on_call(void *ctx, fg_api_kind kind, fg_api_server *server_out, fg_api_call *call_out)
+{
+    fg_front *front = ctx;
+    draw_name(front, kind == FG_API_CHAT ? "chatcmpl-" : "cmpl-", front->id, sizeof front->id);
+    *server_out = api_server(front);
+    *call_out = (fg_api_call){
+        .id = front->id,
+        .created_s = unix_time(front),
+        .seed = fg_rng_next(&front->options.rng),
+    };
+}
+
+/* Whether a body is taken at all. */
+static fg_status check_door(const fg_front *front, const fg_http_exchange *exchange,
+                            fg_api_error *error_out)
 {
     if (!is_json(exchange)) {
         return fg_api_refuse(error_out, FG_BAD_INPUT, 415, NULL, NULL,
@@ -102,14 +118,25 @@ static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
         return fg_api_refuse(error_out, FG_PEER_LOST, 503, NULL, "no_worker",
                              "the server is shutting down");
     }
+    return FG_OK;
+}
+
+static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
+                             const fg_http_request *http, const char *route, fg_api_kind kind,
+                             const fg_api_server *server, const fg_api_call *call,
+                             fg_api_error *error_out)
+{
+    fg_status status = check_door(front, exchange, error_out);
+    if (status != FG_OK) {
+        return status;
+    }
     fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
     if (arena == NULL) {
         return fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
     }
     fg_request request;
-    fg_api_server server = api_server(front);
-    fg_status status =
-        fg_api_parse(&server, kind, http->body, http->body_bytes, call, arena, &request, error_out);
+    status =
+        fg_api_parse(server, kind, http->body, http->body_bytes, call, arena, &request, error_out);
     if (status == FG_OK) {
         status = fg_stream_open(front->streams, exchange, route, &request, error_out);
     }
@@ -122,19 +149,32 @@ static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
 static void complete(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
                      const char *route, fg_api_kind kind)
 {
-    char id[48];
-    draw_id(front, kind, id, sizeof id);
-    fg_http_add_header(exchange, "x-request-id", id);
-    fg_api_call call = {
-        .id = id,
-        .created_s = unix_time(front),
-        .seed = fg_rng_next(&front->options.rng),
-    };
+    fg_api_server server;
+    fg_api_call call;
+    on_call(front, kind, &server, &call);
+    fg_http_add_header(exchange, "x-request-id", call.id);
     fg_api_error error;
-    fg_status status = open_stream(front, exchange, http, route, kind, &call, &error);
+    fg_status status = open_stream(front, exchange, http, route, kind, &server, &call, &error);
     if (status != FG_OK) {
-        fg_debug("front", "req=%s refused=%d param=%s cause=\"%s\"", id, error.http_status,
+        fg_debug("front", "req=%s refused=%d param=%s cause=\"%s\"", call.id, error.http_status,
                  error.param, error.text);
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+    }
+}
+
+static void batch(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
+                  const char *route)
+{
+    char name[40];
+    draw_name(front, "", name, sizeof name);
+    fg_http_add_header(exchange, "x-request-id", name);
+    fg_api_error error;
+    fg_status status = check_door(front, exchange, &error);
+    if (status == FG_OK) {
+        status = fg_batch_open(front->batches, exchange, route, name, http->body, http->body_bytes,
+                               &error);
+    }
+    if (status != FG_OK) {
         fg_stream_reply_error(front->streams, exchange, route, &error);
     }
 }
@@ -219,6 +259,39 @@ static void debug_state(fg_front *front, fg_http_exchange *exchange, const fg_ht
     reply_page(front, exchange, route, "application/json");
 }
 
+static void debug_trace(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                        const char *route)
+{
+    if (front->options.trace == NULL) {
+        fg_api_error error;
+        fg_api_refuse(&error, FG_BAD_INPUT, 404, NULL, NULL, "this process keeps no trace");
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    fg_buf_clear(&front->page);
+    fg_trace_render(front->options.trace, (uint32_t)getpid(), &front->page);
+    reply_page(front, exchange, route, "application/json");
+}
+
+static void cache_stats(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                        const char *route)
+{
+    fg_buf_clear(&front->page);
+    fg_dispatch_render_cache(front->options.dispatch, &front->page);
+    reply_page(front, exchange, route, "application/json");
+}
+
+/* Also under the names that other servers have for it. */
+static void cache_clear(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                        const char *route)
+{
+    uint32_t cleared = fg_dispatch_clear_cache(front->options.dispatch);
+    fg_info("front", "event=cache_cleared workers=%u", cleared);
+    fg_buf_clear(&front->page);
+    fg_buf_printf(&front->page, "{\"cleared_workers\":%u}", cleared);
+    reply_page(front, exchange, route, "application/json");
+}
+
 static const struct route {
     const char *path;
     bool prefix; /* what follows is a name */
@@ -227,12 +300,18 @@ static const struct route {
 } routes[] = {
     { "/v1/chat/completions", false, true, chat_completions },
     { "/v1/completions", false, true, completions },
+    { "/forge/v1/batch", false, true, batch },
+    { "/forge/v1/cache/stats", false, false, cache_stats },
+    { "/forge/v1/cache/clear", false, true, cache_clear },
+    { "/reset_prefix_cache", false, true, cache_clear },
+    { "/flush_cache", false, true, cache_clear },
     { "/v1/models", false, false, models },
     { "/v1/models/", true, false, one_model },
     { "/health", false, false, health },
     { "/live", false, false, live },
     { "/metrics", false, false, metrics },
     { "/debug/state", false, false, debug_state },
+    { "/debug/trace", false, false, debug_trace },
 };
 
 static const struct route *find_route(const char *path)
@@ -274,25 +353,34 @@ static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_requ
 static void on_gone(void *ctx, fg_http_exchange *exchange)
 {
     fg_front *front = ctx;
-    fg_stream_gone(front->streams, exchange);
+    if (!fg_batches_gone(front->batches, exchange)) {
+        fg_stream_gone(front->streams, exchange);
+    }
+}
+
+static bool something_waits(const fg_front *front)
+{
+    return fg_streams_blocked(front->streams) || fg_batches_blocked(front->batches);
 }
 
 static void on_retry(void *ctx)
 {
     fg_front *front = ctx;
     fg_streams_retry(front->streams);
-    if (!fg_streams_blocked(front->streams)) {
+    fg_batches_pump(front->batches);
+    if (!something_waits(front)) {
         fg_timer_close(front->retry);
         front->retry = NULL;
     }
 }
 
-/* The next turn of the loop after some stream had news. */
+/* The next turn of the loop after there was news. What a flush ends makes room in a batch. */
 static void on_wake(void *ctx)
 {
     fg_front *front = ctx;
     fg_streams_flush(front->streams);
-    if (fg_streams_blocked(front->streams) && front->retry == NULL &&
+    fg_batches_pump(front->batches);
+    if (something_waits(front) && front->retry == NULL &&
         fg_timer_start(front->options.loop, RETRY_MS, RETRY_MS, on_retry, front, &front->retry) !=
             FG_OK) {
         fg_warn("front", "cause=\"no memory for the retry timer\"");
@@ -331,6 +419,18 @@ static fg_status start(fg_front *front, fg_error *err)
         .ctx = front,
     };
     status = fg_streams_create(&stream_options, &front->streams, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_batches_options batch_options = {
+        .streams = front->streams,
+        .meter = front->meter,
+        .clock = front->options.clock,
+        .on_call = on_call,
+        .on_news = on_news,
+        .ctx = front,
+    };
+    status = fg_batches_create(&batch_options, &front->batches, err);
     if (status != FG_OK) {
         return status;
     }
@@ -375,6 +475,7 @@ void fg_front_destroy(fg_front *front)
     if (front->wake != NULL) {
         fg_wake_close(front->wake);
     }
+    fg_batches_destroy(front->batches);
     fg_streams_destroy(front->streams);
     fg_meter_destroy(front->meter);
     fg_buf_deinit(&front->page);

@@ -1,8 +1,8 @@
 /*
- * front - the router's door: routes of HTTP requests, and the glue between http, api, stream and
+ * front - the router's door: routes of HTTP requests, and the glue between http, api, stream, batch and
  * dispatch. Owned by the loop thread.
  *
- * Every exchange is answered exactly once: here at once, or by the stream that took it over.
+ * Every exchange is answered exactly once: here at once, or by the stream or batch that took it over.
  */
 #ifndef FORGE_ROUTER_FRONT_H
 #define FORGE_ROUTER_FRONT_H
@@ -18,6 +18,7 @@
 #include "common/net/http.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
+#include "common/obs/trace.h"
 #include "router/dispatch.h"
 
 typedef struct fg_front fg_front;
@@ -31,6 +32,7 @@ typedef struct fg_front_options {
     const fg_chat *chat;
     fg_dispatch *dispatch;
     fg_metrics *metrics;             /* NULL: nothing is counted, /metrics is empty */
+    const fg_trace *trace;           /* for /debug/trace; NULL: that is 404 */
     const char *served_model_name;   /* copied */
     const char *system_fingerprint;  /* copied; NULL: null in answers */
     uint32_t context_max;            /* of the model; workers may hold less */

@@ -9,13 +9,19 @@ static const struct {
     int status;
     const char *text;
 } codes[] = {
-    { 200, "200" }, { 400, "400" }, { 404, "404" }, { 405, "405" }, { 415, "415" },
-    { 429, "429" }, { 499, "499" }, { 500, "500" }, { 503, "503" },
+    { 200, "200" }, { 400, "400" }, { 404, "404" }, { 405, "405" }, { 409, "409" },
+    { 415, "415" }, { 429, "429" }, { 499, "499" }, { 500, "500" }, { 503, "503" },
 };
 enum { CODE_COUNT = sizeof codes / sizeof codes[0] };
 
 /* A route's statuses, as bits of the table above. */
-enum { ALL_CODES = 0x1FF, PAGE_CODES = 0x109, NAME_CODES = 0x10D, UNKNOWN_CODES = 0x004 };
+enum {
+    ALL_CODES = 0x3FF,
+    BATCH_CODES = 0x2EB, /* neither 404 nor 409 nor 500: those are in its lines */
+    PAGE_CODES = 0x209,
+    NAME_CODES = 0x20D,
+    UNKNOWN_CODES = 0x004,
+};
 
 static const struct {
     const char *route;
@@ -23,12 +29,18 @@ static const struct {
 } routes[] = {
     { "/v1/chat/completions", ALL_CODES },
     { "/v1/completions", ALL_CODES },
+    { "/forge/v1/batch", BATCH_CODES },
+    { "/forge/v1/cache/stats", PAGE_CODES },
+    { "/forge/v1/cache/clear", PAGE_CODES },
+    { "/reset_prefix_cache", PAGE_CODES },
+    { "/flush_cache", PAGE_CODES },
     { "/v1/models", PAGE_CODES },
     { "/v1/models/", NAME_CODES },
     { "/health", PAGE_CODES },
     { "/live", PAGE_CODES },
     { "/metrics", PAGE_CODES },
     { "/debug/state", PAGE_CODES },
+    { "/debug/trace", NAME_CODES },
     { "other", UNKNOWN_CODES },
 };
 enum { ROUTE_COUNT = sizeof routes / sizeof routes[0] };
@@ -44,16 +56,69 @@ static const struct {
 };
 enum { FINISH_COUNT = sizeof finishes / sizeof finishes[0] };
 
+/* Series without labels. */
+typedef enum one {
+    RUNNING,
+    PROMPT_TOKENS,
+    CACHED_TOKENS,
+    GENERATION_TOKENS,
+    PREEMPTIONS,
+    FIRST_TOKEN,
+    INTER_TOKEN,
+    DURATION,
+    QUEUE_TIME,
+    PREFILL_TIME,
+    DECODE_TIME,
+    CHOICES,
+    ONE_COUNT,
+} one;
+
+typedef enum shape {
+    GAUGE,
+    COUNTER,
+    FIRST_TOKEN_TIMES,
+    INTER_TOKEN_TIMES,
+    REQUEST_TIMES,
+    SMALL
+} shape;
+
+static const struct {
+    const char *name;
+    const char *help;
+    shape shape;
+} ones[ONE_COUNT] = {
+    [RUNNING] = { "num_requests_running", "Completion requests accepted and not yet ended.",
+                  GAUGE },
+    [PROMPT_TOKENS] = { "prompt_tokens_total", "Prompt tokens of accepted requests.", COUNTER },
+    [CACHED_TOKENS] = { "prompt_tokens_cached_total",
+                        "Prompt tokens of ended requests that were found in the prefix cache.",
+                        COUNTER },
+    [GENERATION_TOKENS] = { "generation_tokens_total", "Tokens generated for clients.", COUNTER },
+    [PREEMPTIONS] = { "request_preemptions_total",
+                      "Times that a running choice had to give its blocks back.", COUNTER },
+    [FIRST_TOKEN] = { "time_to_first_token_seconds",
+                      "From the accepted request to the first token of a choice.",
+                      FIRST_TOKEN_TIMES },
+    [INTER_TOKEN] = { "inter_token_latency_seconds", "From one token of a choice to its next.",
+                      INTER_TOKEN_TIMES },
+    [DURATION] = { "e2e_request_latency_seconds", "From the accepted request to its end.",
+                   REQUEST_TIMES },
+    [QUEUE_TIME] = { "request_queue_time_seconds",
+                     "Time of a choice in the router's queue, over all of its visits there.",
+                     REQUEST_TIMES },
+    [PREFILL_TIME] = { "request_prefill_time_seconds",
+                       "Time of a choice with its prefill worker, waiting there included.",
+                       REQUEST_TIMES },
+    [DECODE_TIME] = { "request_decode_time_seconds",
+                      "Time of a choice between its first token and its end.", REQUEST_TIMES },
+    [CHOICES] = { "request_params_n", "The parameter n of accepted requests.", SMALL },
+};
+
 struct fg_meter {
     fg_metric *http[ROUTE_COUNT][CODE_COUNT];
     fg_metric *ends[FINISH_COUNT];
     fg_metric *successes[FINISH_COUNT]; /* of the two good ends only */
-    fg_metric *running;
-    fg_metric *prompt_tokens;
-    fg_metric *generation_tokens;
-    fg_metric *first_token;
-    fg_metric *inter_token;
-    fg_metric *duration;
+    fg_metric *ones[ONE_COUNT];
 };
 
 static void register_labelled(fg_meter *meter, fg_metrics *metrics)
@@ -88,43 +153,41 @@ static void register_labelled(fg_meter *meter, fg_metrics *metrics)
     }
 }
 
+static fg_metric *register_one(fg_metrics *metrics, one which)
+{
+    static const double small[] = { 1, 2, 4, 8, 16, 32, 64 };
+    const fg_metric_spec spec = { .name = ones[which].name, .help = ones[which].help };
+    fg_metric_bounds bounds = { small, sizeof small / sizeof small[0] };
+    switch (ones[which].shape) {
+    case GAUGE:
+        return fg_metrics_gauge(metrics, &spec);
+    case COUNTER:
+        return fg_metrics_counter(metrics, &spec);
+    case FIRST_TOKEN_TIMES:
+        bounds = fg_metric_bounds_first_token();
+        break;
+    case INTER_TOKEN_TIMES:
+        bounds = fg_metric_bounds_inter_token();
+        break;
+    case REQUEST_TIMES:
+        bounds = fg_metric_bounds_request();
+        break;
+    case SMALL:
+        break;
+    }
+    return fg_metrics_histogram(metrics, &spec, bounds.values, bounds.count);
+}
+
 fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *err)
 {
-    static const fg_metric_spec running = { "num_requests_running",
-                                            "Completion requests accepted and not yet ended.",
-                                            { { 0 } } };
-    static const fg_metric_spec prompt = { "prompt_tokens_total",
-                                           "Prompt tokens of accepted requests.",
-                                           { { 0 } } };
-    static const fg_metric_spec generation = { "generation_tokens_total",
-                                               "Tokens generated for clients.",
-                                               { { 0 } } };
-    static const fg_metric_spec first = { "time_to_first_token_seconds",
-                                          "From the accepted request to its first token.",
-                                          { { 0 } } };
-    static const fg_metric_spec inter = { "inter_token_latency_seconds",
-                                          "From one token of a request to its next.",
-                                          { { 0 } } };
-    static const fg_metric_spec duration = { "e2e_request_latency_seconds",
-                                             "From the accepted request to its end.",
-                                             { { 0 } } };
     fg_meter *meter = fg_mem_alloc(sizeof *meter);
     if (meter == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the meter");
     }
-    fg_metric_bounds first_bounds = fg_metric_bounds_first_token();
-    fg_metric_bounds inter_bounds = fg_metric_bounds_inter_token();
-    fg_metric_bounds duration_bounds = fg_metric_bounds_request();
     register_labelled(meter, metrics);
-    meter->running = fg_metrics_gauge(metrics, &running);
-    meter->prompt_tokens = fg_metrics_counter(metrics, &prompt);
-    meter->generation_tokens = fg_metrics_counter(metrics, &generation);
-    meter->first_token =
-        fg_metrics_histogram(metrics, &first, first_bounds.values, first_bounds.count);
-    meter->inter_token =
-        fg_metrics_histogram(metrics, &inter, inter_bounds.values, inter_bounds.count);
-    meter->duration =
-        fg_metrics_histogram(metrics, &duration, duration_bounds.values, duration_bounds.count);
+    for (one which = 0; which < ONE_COUNT; which++) {
+        meter->ones[which] = register_one(metrics, which);
+    }
     if (!fg_metrics_ok(metrics)) {
         fg_mem_free(meter);
         return fg_fail(err, FG_AGAIN, "no room for the router's metrics");
@@ -153,21 +216,33 @@ void fg_meter_http(fg_meter *meter, const char *route, int http_status)
     }
 }
 
-void fg_meter_begin(fg_meter *meter, uint32_t prompt_tokens)
+static void add(fg_meter *meter, one which, double amount)
+{
+    fg_metric_add(meter->ones[which], amount);
+}
+
+static void observe_ns(fg_meter *meter, one which, uint64_t time_ns)
+{
+    fg_metric_observe(meter->ones[which], (double)time_ns / 1e9);
+}
+
+void fg_meter_begin(fg_meter *meter, uint32_t prompt_tokens, uint32_t choices)
 {
     if (meter != NULL) {
-        fg_metric_add(meter->running, 1);
-        fg_metric_add(meter->prompt_tokens, prompt_tokens);
+        add(meter, RUNNING, 1);
+        add(meter, PROMPT_TOKENS, prompt_tokens);
+        fg_metric_observe(meter->ones[CHOICES], choices);
     }
 }
 
-void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns)
+void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns, uint32_t cached_tokens)
 {
     if (meter == NULL) {
         return;
     }
-    fg_metric_add(meter->running, -1);
-    fg_metric_observe(meter->duration, (double)duration_ns / 1e9);
+    add(meter, RUNNING, -1);
+    add(meter, CACHED_TOKENS, cached_tokens);
+    observe_ns(meter, DURATION, duration_ns);
     for (size_t i = 0; i < FINISH_COUNT; i++) {
         if (finishes[i].finish == finish) {
             fg_metric_add(meter->ends[i], 1);
@@ -176,18 +251,28 @@ void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns)
     }
 }
 
+void fg_meter_report(fg_meter *meter, const fg_dispatch_report *report)
+{
+    if (meter != NULL) {
+        observe_ns(meter, QUEUE_TIME, report->queued_ns);
+        observe_ns(meter, PREFILL_TIME, report->prefilling_ns);
+        observe_ns(meter, DECODE_TIME, report->decoding_ns);
+        add(meter, PREEMPTIONS, report->preemptions);
+    }
+}
+
 void fg_meter_first_token(fg_meter *meter, uint64_t wait_ns)
 {
     if (meter != NULL) {
-        fg_metric_add(meter->generation_tokens, 1);
-        fg_metric_observe(meter->first_token, (double)wait_ns / 1e9);
+        add(meter, GENERATION_TOKENS, 1);
+        observe_ns(meter, FIRST_TOKEN, wait_ns);
     }
 }
 
 void fg_meter_next_token(fg_meter *meter, uint64_t gap_ns)
 {
     if (meter != NULL) {
-        fg_metric_add(meter->generation_tokens, 1);
-        fg_metric_observe(meter->inter_token, (double)gap_ns / 1e9);
+        add(meter, GENERATION_TOKENS, 1);
+        observe_ns(meter, INTER_TOKEN, gap_ns);
     }
 }

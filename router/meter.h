@@ -10,11 +10,12 @@
 #include "common/base/status.h"
 #include "common/obs/metrics.h"
 #include "proto/wire.h"
+#include "router/dispatch.h"
 
 typedef struct fg_meter fg_meter;
 
 /* At most so many series are registered. */
-enum { FG_METER_SERIES_MAX = 64 };
+enum { FG_METER_SERIES_MAX = 128 };
 
 /* FG_AGAIN when `metrics` has no room for the series; it outlives the meter. */
 fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *err);
@@ -22,10 +23,13 @@ void fg_meter_destroy(fg_meter *meter);
 
 /* One HTTP answer. `route` is one of a fixed set of constants, never the client's own path. */
 void fg_meter_http(fg_meter *meter, const char *route, int http_status);
-/* A request began (its prompt was accepted), and ended in whatever way. */
-void fg_meter_begin(fg_meter *meter, uint32_t prompt_tokens);
-void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns);
-/* Its first token after `wait_ns`; a later token `gap_ns` after the one before. */
+/* A request of `choices` began (its prompt was accepted), and ended in whatever way; so much of the
+ * prompt was found in the cache. */
+void fg_meter_begin(fg_meter *meter, uint32_t prompt_tokens, uint32_t choices);
+void fg_meter_end(fg_meter *meter, fg_finish finish, uint64_t duration_ns, uint32_t cached_tokens);
+/* How dispatch says that one of its choices went. */
+void fg_meter_report(fg_meter *meter, const fg_dispatch_report *report);
+/* A choice's first token after `wait_ns`; a later token `gap_ns` after the one before. */
 void fg_meter_first_token(fg_meter *meter, uint64_t wait_ns);
 void fg_meter_next_token(fg_meter *meter, uint64_t gap_ns);
 

@@ -34,9 +34,9 @@ typedef struct fg_reg_worker {
     uint32_t prefills, decodes;
     uint64_t placed; /* requests ever placed there */
     uint64_t prefill_tokens;
-    uint32_t decode_blocks;
-    bool deaf; /* a frame that it had to get could not be sent */
-    bool full; /* answered a RESERVE with "busy"; cleared by its next report */
+    uint64_t decode_blocks; /* of their prompts */
+    bool deaf;              /* a frame that it had to get could not be sent */
+    bool full;              /* answered a RESERVE with "busy"; cleared by its next report */
 } fg_reg_worker;
 
 typedef struct fg_registry_options {

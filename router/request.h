@@ -19,7 +19,8 @@ typedef struct fg_request {
     fg_arena *arena; /* everything below lives here */
     const uint32_t *tokens;
     uint32_t token_count;
-    fg_wire_sampling params;  /* max_tokens resolved, seed drawn */
+    uint32_t choice_count; /* `n`: choice i is what the same request with seed + i answers alone */
+    fg_wire_params params; /* of choice 0: max_tokens resolved, seed drawn */
     const char *const *stops; /* stop strings */
     const size_t *stop_lengths;
     size_t stop_count;
@@ -27,6 +28,7 @@ typedef struct fg_request {
     bool include_usage;
     bool return_token_ids;   /* choices[].token_ids */
     bool logits_digest;      /* choices[].forge; params.want_digests is the same wish */
+    bool return_timings;     /* `timings` beside or in each choice */
     const char *model;       /* as the client named it, or the served name */
     const char *id;          /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
     const char *fingerprint; /* system_fingerprint; NULL: null */

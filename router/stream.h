@@ -1,17 +1,22 @@
 /*
- * stream - turns the tokens of one request into text and events for one HTTP exchange. Owned by the
- * loop thread.
+ * stream - turns the tokens of one request into text and events for whoever waits for them. Owned by
+ * the loop thread.
  *
- *   tokens -> whole characters -> stop strings -> pending text -> chunks (or one answer at the end)
+ *   each choice:  tokens -> whole characters -> stop strings -> pending text
+ *   the stream:   pending text of its choices -> chunks in turn, or one answer at the end -> sink
  *
- *   RUNNING --on_end, stop string, slow reader--> ENDED --all written--> closed
- *   RUNNING, ENDED --client gone--> closed
+ *   RUNNING --all choices ended, one failed, slow reader--> ENDED --all written--> closed
+ *   RUNNING, ENDED --nobody waits any more--> closed
  *
- * A token only adds to its stream's pending text and puts the stream on the list of those with news.
- * fg_streams_flush, called once per turn of the loop, writes each one's news as one chunk: tokens that
- * arrive together travel together, and neither dispatch nor HTTP is ever called from inside dispatch's
- * own callback. A client that does not read leaves its text pending, up to FG_LIMIT_STREAM_BYTES; then
- * its request is cancelled. No other stream notices.
+ * A request of n choices is n requests for dispatch, started together or not at all. Choice i has the
+ * seed of choice 0 plus i, so it is what a single request with that seed would be. One that fails
+ * takes the others with it.
+ *
+ * A token only adds to its choice's pending text and puts the stream on the list of those with news.
+ * fg_streams_flush, called once per turn of the loop, writes each one's news, at most one chunk per
+ * choice where its reader keeps up: tokens that arrive together travel together, and neither dispatch
+ * nor HTTP is ever called from inside dispatch's own callback. A client that does not read leaves its
+ * text pending, up to FG_LIMIT_STREAM_BYTES; then its request is cancelled. No other stream notices.
  */
 #ifndef FORGE_ROUTER_STREAM_H
 #define FORGE_ROUTER_STREAM_H
@@ -29,6 +34,7 @@
 #include "router/request.h"
 
 typedef struct fg_streams fg_streams; /* all streams of one front */
+typedef struct fg_stream fg_stream;   /* one request's way out */
 
 typedef struct fg_streams_options {
     const fg_tokenizer *tokenizer;
@@ -43,12 +49,35 @@ typedef struct fg_streams_options {
 /* FG_AGAIN: out of memory. What the options point at outlives the streams. */
 fg_status fg_streams_create(const fg_streams_options *options, fg_streams **streams_out,
                             fg_error *err);
-/* Cancels and frees what is still open without touching its exchange: the server is closed first. */
+/* Cancels and frees what is still open without a word to its sink: the server is closed first. */
 void fg_streams_destroy(fg_streams *streams);
 
-/* Starts the request on the workers and answers `exchange` from then on; the exchange's user pointer
- * becomes the stream's. On FG_OK it takes ownership of request->arena; otherwise the caller keeps it,
- * answers the exchange, and *error_out says what. */
+/* Where a stream ends: an HTTP exchange, or a place in the answer of a batch. Called by flush and
+ * retry only. */
+typedef struct fg_stream_sink {
+    /* The whole answer; the stream is gone when this returns. `wait_s`: when trying again may help;
+     * 0: never. */
+    void (*reply)(void *ctx, int http_status, uint32_t wait_s, const char *body, size_t body_bytes);
+    /* An event stream: begin, writes as fg_http_stream_write answers them, end. NULL where requests
+     * with `stream` are refused. After `end` the stream is gone. */
+    void (*begin)(void *ctx);
+    fg_status (*write)(void *ctx, const void *bytes, size_t size_bytes);
+    void (*end)(void *ctx);
+    void *ctx;
+    const char *route; /* under which it is counted as an HTTP answer; NULL: it is none */
+} fg_stream_sink;
+
+/* Starts the request on the workers; its answer goes to `sink` from then on. On FG_OK it takes
+ * ownership of request->arena, and *stream_out is valid until the sink was told the end. Otherwise
+ * the caller keeps the arena, nothing runs, and *error_out says why; FG_AGAIN: try later. */
+fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
+                            const fg_request *request, fg_stream **stream_out,
+                            fg_api_error *error_out);
+/* Nobody waits for it any more: it is cancelled and closed without a word. May be called from inside
+ * the sink's write. */
+void fg_stream_cancel(fg_stream *stream);
+
+/* As fg_stream_open_to, for an exchange, whose user pointer becomes the stream's. */
 fg_status fg_stream_open(fg_streams *streams, fg_http_exchange *exchange, const char *route,
                          const fg_request *request, fg_api_error *error_out);
 /* For on_gone. Nothing happens for an exchange without a stream. */

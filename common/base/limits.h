@@ -27,5 +27,12 @@
 #define FG_LIMIT_CONTEXT_TOKENS    (1u << 20)
 #define FG_LIMIT_BLOCKS            (1u << 22)
 #define FG_LIMIT_MESSAGES          10000u
+#define FG_LIMIT_CHOICES           64u /* `n` */
+#define FG_LIMIT_CACHE_SALT_BYTES  1024u
+#define FG_LIMIT_BATCHES           4u /* at a time */
+#define FG_LIMIT_BATCH_ITEMS       10000u
+#define FG_LIMIT_BATCH_RUNNING     256u /* choices of one batch that dispatch has at a time */
+#define FG_LIMIT_BATCH_BYTES       (64u * 1024u * 1024u) /* answers of one batch */
+#define FG_LIMIT_CUSTOM_ID_BYTES   512u
 
 #endif

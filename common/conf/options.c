@@ -2,6 +2,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/log.h"
+#include "common/sched/sched.h"
 
 #define AT(member) .offset = offsetof(fg_serve_config, member)
 
@@ -17,6 +18,21 @@ static const fg_conf_choice instruction_sets[] = {
     { "auto", FG_ISA_AUTO }, { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 }, { NULL, 0 }
 };
 static const fg_conf_choice kv_types[] = { { "f16", FG_F16 }, { "f32", FG_F32 }, { NULL, 0 } };
+static const fg_conf_choice switches[] = { { "on", FG_ON }, { "off", FG_OFF }, { NULL, 0 } };
+static const fg_conf_choice schedules[] = { { "decode-first", FG_DECODE_FIRST },
+                                            { "prefill-first", FG_PREFILL_FIRST },
+                                            { NULL, 0 } };
+static const fg_conf_choice admissions[] = { { "watermark", FG_ADMIT_WATERMARK },
+                                             { "no-evict", FG_ADMIT_NO_EVICT },
+                                             { NULL, 0 } };
+static const fg_conf_choice preemptions[] = { { "recompute", FG_PREEMPT_RECOMPUTE },
+                                              { "swap", FG_PREEMPT_SWAP },
+                                              { "auto", FG_PREEMPT_AUTO },
+                                              { NULL, 0 } };
+static const fg_conf_choice victims[] = { { "fewest-output", FG_VICTIM_FEWEST_OUTPUT },
+                                          { "last-admitted", FG_VICTIM_LAST_ADMITTED },
+                                          { "cheapest", FG_VICTIM_CHEAPEST },
+                                          { NULL, 0 } };
 static const fg_conf_choice levels[] = {
     { "debug", FG_LOG_DEBUG },
     { "info", FG_LOG_INFO },
@@ -29,6 +45,7 @@ static const char basics[] = "What runs";
 static const char door[] = "The HTTP door";
 static const char cluster[] = "The cluster";
 static const char memory[] = "Memory and speed";
+static const char scheduling[] = "Scheduling";
 static const char other[] = "Logs and safety";
 static const char door_roles[] = "standalone and router";
 static const char worker_roles[] = "prefill and decode";
@@ -214,25 +231,47 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(context_max),
       .help = "Longest prompt and answer together, in tokens; 0 means the model's own limit." },
-    { .name = "prefill-chunk-size",
+    { .name = "block-size",
       .type = FG_OPTION_U32,
-      .default_text = "512",
+      .default_text = "16",
       .min = 1,
-      .max = 65536,
+      .max = 256,
       .group = memory,
       .roles = engine_roles,
-      AT(prefill_chunk_size),
-      .help = "Longest piece of a prompt that one step computes. Smaller pieces disturb running "
-              "answers less; the answer does not depend on it." },
-    { .name = "max-batch-tokens",
-      .type = FG_OPTION_U32,
-      .default_text = "4096",
-      .min = 1,
-      .max = 65536,
+      AT(block_size),
+      .help =
+          "Tokens per KV block, a power of two; the same in all workers of a cluster. Only whole "
+          "blocks are shared between requests, so smaller ones find more and cost more." },
+    { .name = "prefix-cache",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "on",
+      .choices = switches,
       .group = memory,
       .roles = engine_roles,
-      AT(max_batch_tokens),
-      .help = "Most tokens, prompt pieces and answers together, in one step." },
+      AT(prefix_cache),
+      .help =
+          "Keeps the KV blocks of finished requests and shares equal prefixes between requests. "
+          "Never changes an answer. A request can say more: prefix_cache, cache_salt." },
+    { .name = "kv-host-blocks",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_BLOCKS,
+      .group = memory,
+      .roles = engine_roles,
+      AT(kv_host_blocks),
+      .help =
+          "A second, slower pool of so many blocks in host memory, for requests that are swapped "
+          "out and for cached blocks that are evicted; 0: none." },
+    { .name = "kv-disk",
+      .type = FG_OPTION_STRING,
+      .group = memory,
+      .roles = engine_roles,
+      .value_name = "DIR",
+      AT(kv_disk),
+      .help =
+          "Puts the blocks of --kv-host-blocks into a file in this directory, which takes their "
+          "room at start and vanishes with the process." },
     { .name = "kv-dtype",
       .type = FG_OPTION_CHOICE,
       .default_text = "f16",
@@ -250,6 +289,104 @@ static const fg_option options[] = {
       AT(cpu_isa),
       .help = "Instruction set of the kernels: the best this processor has (auto), plain C, or "
               "AVX2." },
+
+    { .name = "prefill-chunk-size",
+      .type = FG_OPTION_U32,
+      .default_text = "512",
+      .min = 1,
+      .max = 65536,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(prefill_chunk_size),
+      .help = "Longest piece of a prompt that one step computes. Smaller pieces disturb running "
+              "answers less; the answer does not depend on it." },
+    { .name = "max-batch-tokens",
+      .type = FG_OPTION_U32,
+      .default_text = "4096",
+      .min = 1,
+      .max = 65536,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(max_batch_tokens),
+      .help = "Most tokens, prompt pieces and answers together, in one step." },
+    { .name = "step-ms",
+      .type = FG_OPTION_U32,
+      .default_text = "100",
+      .min = 0,
+      .max = 60000,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(step_ms),
+      .help =
+          "While answers are being generated, prompt pieces are cut so that a step takes about so "
+          "many milliseconds, by what steps took so far; 0: only --prefill-chunk-size counts." },
+    { .name = "schedule",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "decode-first",
+      .choices = schedules,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(schedule),
+      .help =
+          "Who gets a step's tokens first: running answers (even pace) or prompts (throughput)." },
+    { .name = "admission",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "watermark",
+      .choices = admissions,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(admission),
+      .help =
+          "What must be free for a request to start: its prompt and a small reserve, at the risk "
+          "of being preempted (watermark), or all it may ever need (no-evict)." },
+    { .name = "preemption",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = preemptions,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(preemption),
+      .help =
+          "What happens to the KV blocks of a preempted request: computed again later, or moved "
+          "to the blocks of --kv-host-blocks and back; auto takes what costs less." },
+    { .name = "victim",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "fewest-output",
+      .choices = victims,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(victim),
+      .help =
+          "Who is preempted when blocks run out: the request with the shortest answer so far, the "
+          "one admitted last, or the one that costs least to compute again." },
+    { .name = "queue-skip",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = 64,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(queue_skip),
+      .help = "How many later requests may start in one step past one that does not fit; 0 is "
+              "strictly first come, first served." },
+    { .name = "overlap",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "on",
+      .choices = switches,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(overlap),
+      .help = "Plans the next step while one computes. The answers are the same." },
+    { .name = "local-prefill-tokens",
+      .type = FG_OPTION_U32,
+      .default_text = "128",
+      .min = 0,
+      .max = 65536,
+      .group = scheduling,
+      .roles = "decode",
+      AT(local_prefill_tokens),
+      .help = "A decode worker that has the beginning of a prompt in its cache computes the rest "
+              "itself when it is no longer than this; 0: never." },
 
     { .name = "log-level",
       .type = FG_OPTION_CHOICE,

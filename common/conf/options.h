@@ -15,6 +15,8 @@ typedef enum fg_mode {
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
 typedef enum fg_cpu_isa { FG_ISA_AUTO, FG_ISA_PLAIN, FG_ISA_AVX2 } fg_cpu_isa;
 
+typedef enum fg_switch { FG_OFF = 0, FG_ON = 1 } fg_switch;
+
 typedef struct fg_serve_config {
     const char *model;             /* NULL: not given */
     int mode;                      /* fg_mode */
@@ -40,8 +42,22 @@ typedef struct fg_serve_config {
     uint32_t max_seqs;
     uint32_t kv_blocks;   /* 0: from free memory */
     uint32_t context_max; /* 0: the model's */
+    uint32_t block_size;
+    int prefix_cache; /* fg_switch */
+    uint32_t kv_host_blocks;
+    const char *kv_disk; /* NULL: host blocks are in memory */
+
     uint32_t prefill_chunk_size;
     uint32_t max_batch_tokens;
+    uint32_t step_ms;    /* 0: no target */
+    int schedule;        /* fg_sched_order */
+    int admission;       /* fg_sched_admission */
+    int preemption;      /* fg_sched_preemption */
+    int victim;          /* fg_sched_victim */
+    uint32_t queue_skip; /* 0: strictly first come, first served */
+    int overlap;         /* fg_switch */
+    uint32_t local_prefill_tokens;
+
     int kv_dtype; /* fg_dtype: FG_F16 or FG_F32 */
     int cpu_isa;  /* fg_cpu_isa */
 

@@ -2,8 +2,36 @@
 
 #include "common/engine/engine_internal.h"
 
-static fg_status check_seq(const fg_engine_bounds *bounds, const fg_step_seq *seq, uint32_t index,
-                           fg_error *err)
+/* Where an item's tokens come from. */
+static fg_status check_tokens(const fg_engine_bounds *bounds, const fg_engine_items *before,
+                              const fg_step_seq *seq, uint32_t index, fg_error *err)
+{
+    if (seq->follows != NULL) {
+        if (seq->token_count != 1) {
+            return fg_fail(err, FG_BAD_INPUT, "step sequence %u follows with %u tokens, not one",
+                           index, seq->token_count);
+        }
+        /* As numbers: an item that is gone may be anywhere. */
+        uintptr_t at = (uintptr_t)seq->follows - (uintptr_t)before->seqs;
+        if (before->seqs == NULL || at % sizeof *seq != 0 || at / sizeof *seq >= before->count ||
+            !seq->follows->sample) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "step sequence %u does not follow a sampling item of the step before",
+                           index);
+        }
+        return FG_OK;
+    }
+    for (uint32_t i = 0; i < seq->token_count; i++) {
+        if (seq->tokens[i] >= bounds->vocab_size) {
+            return fg_fail(err, FG_BAD_INPUT, "step sequence %u has token %u of a vocabulary of %u",
+                           index, seq->tokens[i], bounds->vocab_size);
+        }
+    }
+    return FG_OK;
+}
+
+static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items *before,
+                           const fg_step_seq *seq, uint32_t index, fg_error *err)
 {
     uint64_t end = (uint64_t)seq->first_position + seq->token_count;
     if (seq->token_count == 0) {
@@ -18,22 +46,48 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_step_seq *se
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u has %u blocks and needs %llu", index,
                        seq->block_count, (unsigned long long)needed);
     }
+    /* No early end: a long context has hundreds of blocks, and so the compiler compares several at once. */
+    uint32_t highest = 0;
     for (uint32_t i = 0; i < needed; i++) {
-        if (seq->block_ids[i] >= bounds->block_count) {
-            return fg_fail(err, FG_BAD_INPUT, "step sequence %u names block %u of %u", index,
-                           seq->block_ids[i], bounds->block_count);
-        }
+        highest = seq->block_ids[i] > highest ? seq->block_ids[i] : highest;
     }
-    for (uint32_t i = 0; i < seq->token_count; i++) {
-        if (seq->tokens[i] >= bounds->vocab_size) {
-            return fg_fail(err, FG_BAD_INPUT, "step sequence %u has token %u of a vocabulary of %u",
-                           index, seq->tokens[i], bounds->vocab_size);
-        }
+    if (highest >= bounds->block_count) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u names block %u of %u", index, highest,
+                       bounds->block_count);
+    }
+    return check_tokens(bounds, before, seq, index, err);
+}
+
+static fg_status check_copy(const fg_engine_bounds *bounds, const fg_step_copy *copy,
+                            uint32_t index, fg_error *err)
+{
+    bool from_tier = copy->kind == FG_COPY_IN;
+    bool to_tier = copy->kind == FG_COPY_OUT;
+    if (copy->kind != FG_COPY_BLOCK && !from_tier && !to_tier) {
+        return fg_fail(err, FG_BAD_INPUT, "copy %u is of no known kind (%d)", index,
+                       (int)copy->kind);
+    }
+    if ((from_tier || to_tier) && bounds->tier_block_count == 0) {
+        return fg_fail(err, FG_BAD_INPUT, "copy %u wants the tier, and there is none", index);
+    }
+    uint32_t from_count = from_tier ? bounds->tier_block_count : bounds->block_count;
+    uint32_t to_count = to_tier ? bounds->tier_block_count : bounds->block_count;
+    if (copy->from >= from_count) {
+        return fg_fail(err, FG_BAD_INPUT, "copy %u reads %s %u of %u", index,
+                       from_tier ? "slot" : "block", copy->from, from_count);
+    }
+    if (copy->to >= to_count) {
+        return fg_fail(err, FG_BAD_INPUT, "copy %u writes %s %u of %u", index,
+                       to_tier ? "slot" : "block", copy->to, to_count);
+    }
+    if (copy->kind == FG_COPY_BLOCK && copy->from == copy->to) {
+        return fg_fail(err, FG_BAD_INPUT, "copy %u writes block %u onto itself", index, copy->to);
     }
     return FG_OK;
 }
 
-fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_step *step, fg_error *err)
+fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_items *before,
+                               const fg_step *step, fg_error *err)
 {
     if (step->seq_count > bounds->limits.step_seqs_max) {
         return fg_fail(err, FG_BAD_INPUT, "a step of %u sequences, the limit is %u",
@@ -47,8 +101,17 @@ fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_step *st
         return fg_fail(err, FG_BAD_INPUT, "a step of %llu tokens, the limit is %u",
                        (unsigned long long)tokens, bounds->limits.step_tokens_max);
     }
+    /* An array that is used again holds this step's items now. */
+    static const fg_engine_items none = { .count = 0 };
+    before = before->seqs == step->seqs ? &none : before;
     for (uint32_t i = 0; i < step->seq_count; i++) {
-        fg_status status = check_seq(bounds, &step->seqs[i], i, err);
+        fg_status status = check_seq(bounds, before, &step->seqs[i], i, err);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    for (uint32_t i = 0; i < step->copy_count; i++) {
+        fg_status status = check_copy(bounds, &step->copies[i], i, err);
         if (status != FG_OK) {
             return status;
         }
@@ -67,7 +130,7 @@ fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err)
     return engine->ops->begin(engine, step, err);
 }
 
-bool fg_engine_poll(fg_engine *engine)
+fg_step *fg_engine_poll(fg_engine *engine)
 {
     return engine->ops->poll(engine);
 }

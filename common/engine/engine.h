@@ -3,7 +3,9 @@
  * nothing. The loop thread calls every function here; the work happens on the engine's own thread,
  * which calls `on_done` (from that thread) when a step has ended, so that the loop wakes and polls.
  *
- * At most one step is in flight. What a step points to stays untouched by the caller until polled.
+ * Up to FG_ENGINE_STEPS_MAX steps are in flight, run in the order of their beginning, without a pause
+ * between them. What a step points to stays untouched by the caller until it was polled, and its items
+ * until the step after it was polled too (that one may follow them).
  */
 #ifndef FORGE_COMMON_ENGINE_ENGINE_H
 #define FORGE_COMMON_ENGINE_ENGINE_H
@@ -20,10 +22,15 @@
 
 typedef struct fg_engine fg_engine;
 
+enum { FG_ENGINE_STEPS_MAX = 2 };
+
 /* One sequence's part of a step: `token_count` tokens at positions first_position.. are run, their K
  * and V written to the slots that block_ids name, attending to everything before. */
 typedef struct fg_step_seq {
     const uint32_t *tokens;
+    /* NULL; or a sampling item of the step begun just before this one: its token_out is this item's
+     * only token (token_count is 1), whatever `tokens` says. */
+    const struct fg_step_seq *follows;
     uint32_t token_count;
     uint32_t first_position;
     const uint32_t *block_ids; /* covers first_position + token_count slots */
@@ -43,12 +50,30 @@ typedef struct fg_step_digest {
     uint64_t digest_out; /* fg_hash64(block bytes, seed 0) */
 } fg_step_digest;
 
+/* A block copied before the step's sequences run; in the order of the list. */
+typedef enum fg_copy_kind {
+    FG_COPY_BLOCK, /* within the arena */
+    FG_COPY_OUT,   /* arena to tier */
+    FG_COPY_IN,    /* tier to arena */
+} fg_copy_kind;
+
+typedef struct fg_step_copy {
+    fg_copy_kind kind;
+    uint32_t from, to; /* block ids, or slots of the tier */
+    /* Of the bytes on the arena's side, as fg_step_digest's: what was to go out, what came in. Not for
+     * FG_COPY_BLOCK. */
+    uint64_t digest_out;
+} fg_step_copy;
+
 typedef struct fg_step {
+    fg_step_copy *copies;
+    uint32_t copy_count;
     fg_step_seq *seqs;
     uint32_t seq_count;
     fg_step_digest *digests;
     uint32_t digest_count;
-    uint64_t compute_ns_out;
+    uint64_t compute_ns_out; /* all of it */
+    uint64_t copy_ns_out;    /* the part of the copies */
 } fg_step;
 
 typedef struct fg_engine_limits {
@@ -63,6 +88,8 @@ typedef struct fg_engine_options {
     fg_kv_layout layout;
     void *arena; /* KV blocks, block b at arena + b * layout.block_bytes; borrowed until close */
     uint32_t block_count;
+    void *tier_arena; /* NULL, or the tier's slots, laid out likewise; borrowed until close */
+    uint32_t tier_block_count;
     fg_engine_limits limits;
     uint32_t thread_count;
     const char *cpu_isa;        /* "auto", "plain", "avx2", ... */
@@ -73,13 +100,15 @@ typedef struct fg_engine_options {
 /* The real thing: engine_model.c. */
 fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **engine_out,
                                fg_error *err);
+/* Waits for the step that runs; one queued behind it is not started. */
 void fg_engine_close(fg_engine *engine);
 
-/* Starts a step; FG_AGAIN while one is in flight, FG_BAD_INPUT when it breaks the limits or a token
- * id or block id is out of range (checked here, before anything is computed). */
+/* Starts a step, or queues it behind the one that runs; FG_AGAIN while FG_ENGINE_STEPS_MAX are in
+ * flight, FG_BAD_INPUT when it breaks the limits or a token id, block id or slot is out of range (checked
+ * here, before anything is computed). */
 fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
-/* True once the step given to begin has ended; its *_out fields are then filled. */
-bool fg_engine_poll(fg_engine *engine);
+/* The oldest step in flight once it has ended, its *_out fields filled; NULL when none has. */
+fg_step *fg_engine_poll(fg_engine *engine);
 
 /* "cpu/k1/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
  * equal inside one class; the CPU's instruction sets all give the same ones and are not named. */
@@ -88,7 +117,7 @@ const char *fg_engine_numerics_class(const fg_engine *engine);
 /* For back ends (engine_model.c, engine_sim.c): the first member of their struct. */
 typedef struct fg_engine_ops {
     fg_status (*begin)(fg_engine *engine, fg_step *step, fg_error *err);
-    bool (*poll)(fg_engine *engine);
+    fg_step *(*poll)(fg_engine *engine);
     void (*close)(fg_engine *engine);
 } fg_engine_ops;
 struct fg_engine {

@@ -12,10 +12,25 @@ typedef struct fg_engine_bounds {
     uint32_t vocab_size;
     uint32_t block_size;
     uint32_t block_count;
+    uint32_t tier_block_count; /* 0: no tier */
 } fg_engine_bounds;
 
-/* FG_BAD_INPUT, naming what is wrong, when a step breaks the limits or names a token or block that
- * does not exist. */
-fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_step *step, fg_error *err);
+/* The items of the step begun last, which those of the next one may follow. A copy of what that step
+ * said: the step value itself may be another one by then. */
+typedef struct fg_engine_items {
+    const fg_step_seq *seqs;
+    uint32_t count;
+} fg_engine_items;
+
+/* FG_BAD_INPUT, naming what is wrong, when a step breaks the limits, names a token, block or slot that
+ * does not exist, or follows what is not a sampling item of `before`. */
+fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_items *before,
+                               const fg_step *step, fg_error *err);
+
+/* Token `index` of an item; of one that follows, only once the step before has ended. */
+static inline uint32_t fg_step_seq_token(const fg_step_seq *seq, uint32_t index)
+{
+    return seq->follows != NULL ? seq->follows->token_out : seq->tokens[index];
+}
 
 #endif

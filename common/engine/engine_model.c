@@ -1,9 +1,17 @@
 /*
- * The engine that computes. Its thread sleeps until a step is given, runs it and says so:
+ * The engine that computes. Its thread sleeps until a step is given, runs it and says so. Between loop
+ * and engine lies a ring of FG_ENGINE_STEPS_MAX steps; three counts that only grow say where each is:
  *
- *   IDLE -> RUNNING   begin, on the loop thread
- *   RUNNING -> DONE   the engine thread; then on_done
- *   DONE -> IDLE      poll, on the loop thread
+ *   polled <= ended <= begun <= polled + FG_ENGINE_STEPS_MAX
+ *
+ *   free ---begin---> queued or running ---run_step---> ended ---poll---> free
+ *   n = begun          n < begun                        n < ended         n < polled
+ *
+ * begin writes step n's place, then `begun` (release), then raises `wake`; the engine thread runs what
+ * lies between `ended` and `begun`, in order, then writes `ended` (release) and calls on_done; poll reads
+ * `ended` (acquire). `polled` is the loop thread's own: a place is written again only after it was
+ * polled, when the engine thread has long read it. Each side writes its count before it wakes the other,
+ * and the other looks at the counts again before it sleeps, so no wake-up is lost.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,34 +23,47 @@
 #include "common/engine/engine_internal.h"
 #include "common/engine/forward.h"
 
-typedef enum engine_state {
-    IDLE,
-    RUNNING,
-    DONE,
-} engine_state;
-
 typedef struct model_engine {
     fg_engine base;
     fg_engine_bounds bounds;
     fg_forward *forward;
-    fg_step *step; /* the engine thread's while RUNNING */
     void (*on_done)(void *ctx);
     void *ctx;
-    _Atomic int state;
+    fg_step *steps[FG_ENGINE_STEPS_MAX]; /* step n at n % FG_ENGINE_STEPS_MAX */
+    _Atomic uint64_t begun;              /* written by the loop thread */
+    _Atomic uint64_t ended;              /* written by the engine thread */
+    uint64_t polled;                     /* the loop thread's */
+    fg_engine_items before;              /* the loop thread's */
     _Atomic bool stop;
-    fg_signal wake; /* raised after RUNNING or stop is set */
+    fg_signal wake; /* raised after `begun` or `stop` was written */
     pthread_t thread;
 } model_engine;
 
-static void run_step(model_engine *engine)
+static void run_step(model_engine *engine, fg_step *step)
 {
     fg_clock clock = fg_clock_real();
     uint64_t started_at_ns = fg_clock_now_ns(&clock);
-    fg_forward_run(engine->forward, engine->step);
-    engine->step->compute_ns_out = fg_clock_now_ns(&clock) - started_at_ns;
-    atomic_store_explicit(&engine->state, DONE, memory_order_release);
-    if (engine->on_done != NULL) {
-        engine->on_done(engine->ctx);
+    step->copy_ns_out = 0;
+    if (step->copy_count > 0) {
+        fg_forward_copy(engine->forward, step);
+        step->copy_ns_out = fg_clock_now_ns(&clock) - started_at_ns;
+    }
+    fg_forward_run(engine->forward, step);
+    step->compute_ns_out = fg_clock_now_ns(&clock) - started_at_ns;
+}
+
+/* Runs whatever was begun, until there is nothing more or the engine is to stop. */
+static void run_steps(model_engine *engine)
+{
+    uint64_t ended = atomic_load_explicit(&engine->ended, memory_order_relaxed);
+    while (ended != atomic_load_explicit(&engine->begun, memory_order_acquire) &&
+           !atomic_load_explicit(&engine->stop, memory_order_acquire)) {
+        run_step(engine, engine->steps[ended % FG_ENGINE_STEPS_MAX]);
+        ended++;
+        atomic_store_explicit(&engine->ended, ended, memory_order_release);
+        if (engine->on_done != NULL) {
+            engine->on_done(engine->ctx);
+        }
     }
 }
 
@@ -50,41 +71,38 @@ static void *engine_main(void *ctx)
 {
     model_engine *engine = ctx;
     uint32_t seen = 0;
-    for (;;) {
+    while (!atomic_load_explicit(&engine->stop, memory_order_acquire)) {
         seen = fg_signal_wait(&engine->wake, seen);
-        if (atomic_load_explicit(&engine->state, memory_order_acquire) == RUNNING) {
-            run_step(engine);
-        }
-        if (atomic_load_explicit(&engine->stop, memory_order_acquire)) {
-            return NULL;
-        }
+        run_steps(engine);
     }
+    return NULL;
 }
 
 static fg_status model_begin(fg_engine *base, fg_step *step, fg_error *err)
 {
     model_engine *engine = (model_engine *)base;
-    if (atomic_load_explicit(&engine->state, memory_order_acquire) != IDLE) {
-        return fg_fail(err, FG_AGAIN, "a step is in flight");
+    uint64_t begun = atomic_load_explicit(&engine->begun, memory_order_relaxed);
+    if (begun - engine->polled == FG_ENGINE_STEPS_MAX) {
+        return fg_fail(err, FG_AGAIN, "%d steps are in flight", FG_ENGINE_STEPS_MAX);
     }
-    fg_status status = fg_engine_check_step(&engine->bounds, step, err);
+    fg_status status = fg_engine_check_step(&engine->bounds, &engine->before, step, err);
     if (status != FG_OK) {
         return status;
     }
-    engine->step = step;
-    atomic_store_explicit(&engine->state, RUNNING, memory_order_release);
+    engine->before = (fg_engine_items){ .seqs = step->seqs, .count = step->seq_count };
+    engine->steps[begun % FG_ENGINE_STEPS_MAX] = step;
+    atomic_store_explicit(&engine->begun, begun + 1, memory_order_release);
     fg_signal_raise(&engine->wake);
     return FG_OK;
 }
 
-static bool model_poll(fg_engine *base)
+static fg_step *model_poll(fg_engine *base)
 {
     model_engine *engine = (model_engine *)base;
-    if (atomic_load_explicit(&engine->state, memory_order_acquire) != DONE) {
-        return false;
+    if (atomic_load_explicit(&engine->ended, memory_order_acquire) == engine->polled) {
+        return NULL;
     }
-    atomic_store_explicit(&engine->state, IDLE, memory_order_release);
-    return true;
+    return engine->steps[engine->polled++ % FG_ENGINE_STEPS_MAX];
 }
 
 static void model_close(fg_engine *base)
@@ -111,10 +129,13 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
         return fg_fail(err, FG_AGAIN, "out of memory for the engine");
     }
     engine->base.ops = &model_ops;
-    engine->bounds = (fg_engine_bounds){ .limits = options->limits,
-                                         .vocab_size = options->hparams->vocab_size,
-                                         .block_size = options->layout.block_size,
-                                         .block_count = options->block_count };
+    engine->bounds =
+        (fg_engine_bounds){ .limits = options->limits,
+                            .vocab_size = options->hparams->vocab_size,
+                            .block_size = options->layout.block_size,
+                            .block_count = options->block_count,
+                            .tier_block_count =
+                                options->tier_arena == NULL ? 0 : options->tier_block_count };
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
     snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "cpu/k1/kv-%s/tp1",

@@ -17,8 +17,10 @@ typedef struct sim_engine {
     fg_engine base;
     fg_engine_sim_options options;
     fg_engine_bounds bounds;
-    fg_step *step; /* given and not yet polled */
-    bool done;
+    /* Step n lies at n % FG_ENGINE_STEPS_MAX; polled <= ended <= begun. */
+    fg_step *steps[FG_ENGINE_STEPS_MAX];
+    uint64_t begun, ended, polled;
+    fg_engine_items before;
     uint64_t bad_slots;
 } sim_engine;
 
@@ -109,11 +111,16 @@ static uint64_t read_slot(sim_engine *engine, const uint32_t *block_ids, uint32_
     return hash ^ damage;
 }
 
-/* Reads everything before the sequence's first token, as attention would: one wrong slot anywhere
- * changes the result. */
+/* What is known before the sequence's first token. Reads every slot before it, as attention would: one
+ * wrong slot anywhere changes the result. Quick: the last of them says it. */
 static uint64_t read_context(sim_engine *engine, const fg_step_seq *seq)
 {
     uint64_t context = EMPTY_CONTEXT;
+    if (engine->options.quick && seq->first_position > 0) {
+        memcpy(&context, slot_part(engine, seq->block_ids, seq->first_position - 1, 0),
+               sizeof context);
+        return context;
+    }
     for (uint32_t position = 0; position < seq->first_position; position++) {
         context = extend(context, read_slot(engine, seq->block_ids, position));
     }
@@ -122,14 +129,18 @@ static uint64_t read_context(sim_engine *engine, const fg_step_seq *seq)
 
 static void run_seq(sim_engine *engine, fg_step_seq *seq)
 {
+    const fg_engine_sim_options *options = &engine->options;
     uint64_t context = read_context(engine, seq);
     for (uint32_t i = 0; i < seq->token_count; i++) {
         uint32_t position = seq->first_position + i;
-        uint64_t hash = slot_hash(context, seq->tokens[i], position);
-        write_slot(engine, seq->block_ids, position, hash);
+        uint64_t hash = slot_hash(context, fg_step_seq_token(seq, i), position);
         context = extend(context, hash);
+        if (options->quick) {
+            memcpy(slot_part(engine, seq->block_ids, position, 0), &context, sizeof context);
+        } else {
+            write_slot(engine, seq->block_ids, position, hash);
+        }
     }
-    const fg_engine_sim_options *options = &engine->options;
     fg_engine_sim_answer answer =
         answer_of(context, options->vocab_size, options->eos_token, &seq->sampling, seq->choice);
     if (seq->sample) {
@@ -140,20 +151,54 @@ static void run_seq(sim_engine *engine, fg_step_seq *seq)
     }
 }
 
+static uint8_t *block_at(const sim_engine *engine, void *arena, uint32_t index)
+{
+    return (uint8_t *)arena + index * engine->options.layout.block_bytes;
+}
+
+static void run_copy(sim_engine *engine, fg_step_copy *copy)
+{
+    const fg_engine_sim_options *options = &engine->options;
+    size_t block_bytes = options->layout.block_bytes;
+    bool in = copy->kind == FG_COPY_IN;
+    bool out = copy->kind == FG_COPY_OUT;
+    uint8_t *from = block_at(engine, in ? options->tier_arena : options->arena, copy->from);
+    uint8_t *to = block_at(engine, out ? options->tier_arena : options->arena, copy->to);
+    memcpy(to, from, block_bytes);
+    if (in || out) {
+        copy->digest_out = fg_hash64(in ? to : from, block_bytes, 0);
+    }
+}
+
+static uint64_t step_ns(const sim_engine *engine, const fg_step *step)
+{
+    const fg_engine_sim_ns *each = &engine->options.step_ns;
+    uint64_t ns = each->base + step->copy_count * each->copied_block;
+    for (uint32_t i = 0; i < step->seq_count; i++) {
+        uint32_t count = step->seqs[i].token_count;
+        ns += count == 1 ? each->decode_row : count * each->prefill_token;
+    }
+    return ns;
+}
+
+/* Runs the oldest step that has not ended. */
 static void run_step(sim_engine *engine)
 {
-    fg_step *step = engine->step;
+    fg_step *step = engine->steps[engine->ended % FG_ENGINE_STEPS_MAX];
+    for (uint32_t i = 0; i < step->copy_count; i++) {
+        run_copy(engine, &step->copies[i]);
+    }
     for (uint32_t i = 0; i < step->seq_count; i++) {
         run_seq(engine, &step->seqs[i]);
     }
-    size_t block_bytes = engine->options.layout.block_bytes;
     for (uint32_t i = 0; i < step->digest_count; i++) {
-        const uint8_t *arena = engine->options.arena;
         step->digests[i].digest_out =
-            fg_hash64(arena + step->digests[i].block_id * block_bytes, block_bytes, 0);
+            fg_hash64(block_at(engine, engine->options.arena, step->digests[i].block_id),
+                      engine->options.layout.block_bytes, 0);
     }
-    step->compute_ns_out = 0;
-    engine->done = true;
+    step->compute_ns_out = step_ns(engine, step);
+    step->copy_ns_out = step->copy_count * engine->options.step_ns.copied_block;
+    engine->ended++;
     if (engine->options.on_done != NULL) {
         engine->options.on_done(engine->options.ctx);
     }
@@ -162,10 +207,10 @@ static void run_step(sim_engine *engine)
 static fg_status sim_begin(fg_engine *base, fg_step *step, fg_error *err)
 {
     sim_engine *engine = (sim_engine *)base;
-    if (engine->step != NULL) {
-        return fg_fail(err, FG_AGAIN, "a step is in flight");
+    if (engine->begun - engine->polled == FG_ENGINE_STEPS_MAX) {
+        return fg_fail(err, FG_AGAIN, "%d steps are in flight", FG_ENGINE_STEPS_MAX);
     }
-    fg_status status = fg_engine_check_step(&engine->bounds, step, err);
+    fg_status status = fg_engine_check_step(&engine->bounds, &engine->before, step, err);
     if (status != FG_OK) {
         return status;
     }
@@ -174,22 +219,21 @@ static fg_status sim_begin(fg_engine *base, fg_step *step, fg_error *err)
             return fg_fail(err, FG_BAD_INPUT, "the simulated engine has no logits");
         }
     }
-    engine->step = step;
-    engine->done = false;
+    engine->before = (fg_engine_items){ .seqs = step->seqs, .count = step->seq_count };
+    engine->steps[engine->begun++ % FG_ENGINE_STEPS_MAX] = step;
     if (!engine->options.manual) {
         run_step(engine);
     }
     return FG_OK;
 }
 
-static bool sim_poll(fg_engine *base)
+static fg_step *sim_poll(fg_engine *base)
 {
     sim_engine *engine = (sim_engine *)base;
-    if (engine->step == NULL || !engine->done) {
-        return false;
+    if (engine->ended == engine->polled) {
+        return NULL;
     }
-    engine->step = NULL;
-    return true;
+    return engine->steps[engine->polled++ % FG_ENGINE_STEPS_MAX];
 }
 
 static void sim_close(fg_engine *base)
@@ -217,10 +261,13 @@ fg_status fg_engine_open_sim(const fg_engine_sim_options *options, fg_engine **e
     }
     engine->base.ops = &sim_ops;
     engine->options = *options;
-    engine->bounds = (fg_engine_bounds){ .limits = options->limits,
-                                         .vocab_size = options->vocab_size,
-                                         .block_size = layout->block_size,
-                                         .block_count = options->block_count };
+    engine->bounds =
+        (fg_engine_bounds){ .limits = options->limits,
+                            .vocab_size = options->vocab_size,
+                            .block_size = layout->block_size,
+                            .block_count = options->block_count,
+                            .tier_block_count =
+                                options->tier_arena == NULL ? 0 : options->tier_block_count };
     snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "sim/k1/kv-%s/tp1",
              fg_dtype_name(layout->dtype));
     *engine_out = &engine->base;
@@ -230,11 +277,20 @@ fg_status fg_engine_open_sim(const fg_engine_sim_options *options, fg_engine **e
 bool fg_engine_sim_complete(fg_engine *base)
 {
     sim_engine *engine = (sim_engine *)base;
-    if (engine->step == NULL || engine->done) {
+    if (engine->ended == engine->begun) {
         return false;
     }
     run_step(engine);
     return true;
+}
+
+uint64_t fg_engine_sim_due_ns(const fg_engine *base)
+{
+    const sim_engine *engine = (const sim_engine *)base;
+    if (engine->ended == engine->begun) {
+        return UINT64_MAX;
+    }
+    return step_ns(engine, engine->steps[engine->ended % FG_ENGINE_STEPS_MAX]);
 }
 
 uint64_t fg_engine_sim_bad_slots(const fg_engine *base)

@@ -13,15 +13,31 @@
 
 #include "common/engine/engine.h"
 
+/* What a step takes on the simulated clock, in nanoseconds: the sum of its parts. An item of one token
+ * is a decoding row, the tokens of the others are prefill. */
+typedef struct fg_engine_sim_ns {
+    uint64_t base;
+    uint64_t prefill_token;
+    uint64_t decode_row;
+    uint64_t copied_block;
+} fg_engine_sim_ns;
+
 typedef struct fg_engine_sim_options {
     fg_kv_layout layout; /* a slot's head has at least 8 bytes */
     void *arena;         /* borrowed until close */
     uint32_t block_count;
+    void *tier_arena; /* NULL, or the tier's slots; borrowed until close */
+    uint32_t tier_block_count;
     fg_engine_limits limits;
     uint32_t vocab_size;
     uint32_t eos_token; /* chosen now and then; UINT32_MAX: never */
     /* Steps end when fg_engine_sim_complete is called; false: they have ended when begin returns. */
     bool manual;
+    /* A slot holds only what is known after it, in its first 8 bytes, and a step reads only the slot
+     * before its first token: O(1) per token, the same answers. A wrong block is still seen where it
+     * is the one that is read; torn slots are not. */
+    bool quick;
+    fg_engine_sim_ns step_ns;   /* for compute_ns_out and fg_engine_sim_due_ns */
     void (*on_done)(void *ctx); /* may be NULL; called from begin, or from complete */
     void *ctx;
 } fg_engine_sim_options;
@@ -29,10 +45,14 @@ typedef struct fg_engine_sim_options {
 fg_status fg_engine_open_sim(const fg_engine_sim_options *options, fg_engine **engine_out,
                              fg_error *err);
 
-/* Computes the step in flight now; false when there is none. Only for `manual`. */
+/* Computes the oldest step in flight that has not ended; false when there is none. Only for `manual`. */
 bool fg_engine_sim_complete(fg_engine *engine);
 
-/* Slots that were read and did not hold one whole hash: torn or never written. */
+/* How long that step takes on the simulated clock, counted from when the one before it ended (or from
+ * its own begin, when the engine was idle then); UINT64_MAX when there is none. */
+uint64_t fg_engine_sim_due_ns(const fg_engine *engine);
+
+/* Slots that were read and did not hold one whole hash: torn or never written. 0 when `quick`. */
 uint64_t fg_engine_sim_bad_slots(const fg_engine *engine);
 
 /* What a run of `tokens` alone must choose next, computed without any KV. */

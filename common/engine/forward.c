@@ -7,6 +7,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
+#include "common/engine/engine_internal.h"
 #include "kernels/ops.h"
 
 /* Rows that pass through a layer together: enough to use unpacked weights many times, few enough that
@@ -27,6 +28,7 @@ struct fg_forward {
     fg_hparams hparams;
     fg_kv_layout layout;
     void *arena;
+    void *tier_arena; /* NULL: no tier */
     fg_engine_limits limits;
     fg_device *device;
     fg_device_stream *stream;
@@ -292,6 +294,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     forward->hparams = *h;
     forward->layout = options->layout;
     forward->arena = options->arena;
+    forward->tier_arena = options->tier_arena;
     forward->limits = options->limits;
     fg_device_options device = { .kind = "cpu",
                                  .isa = options->cpu_isa,
@@ -442,7 +445,7 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
     for (uint32_t s = 0; s < step->seq_count; s++) {
         const fg_step_seq *seq = &step->seqs[s];
         for (uint32_t i = 0; i < seq->token_count; i++) {
-            forward->tokens[rows] = seq->tokens[i];
+            forward->tokens[rows] = fg_step_seq_token(seq, i);
             forward->positions[rows] = seq->first_position + i;
             forward->kv_rows[rows] =
                 (fg_kv_row){ .block_ids = seq->block_ids, .position = seq->first_position + i };
@@ -493,7 +496,7 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
     }
 }
 
-void fg_forward_run(fg_forward *forward, fg_step *step)
+static void run_rows(fg_forward *forward, fg_step *step)
 {
     const fg_hparams *h = &forward->hparams;
     uint32_t head_count;
@@ -513,9 +516,38 @@ void fg_forward_run(fg_forward *forward, fg_step *step)
     }
     head(forward, step, head_count);
     fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+}
+
+static uint8_t *block_at(const fg_forward *forward, void *arena, uint32_t index)
+{
+    return (uint8_t *)arena + index * forward->layout.block_bytes;
+}
+
+void fg_forward_copy(fg_forward *forward, fg_step *step)
+{
+    size_t block_bytes = forward->layout.block_bytes;
+    for (uint32_t i = 0; i < step->copy_count; i++) {
+        fg_step_copy *copy = &step->copies[i];
+        bool in = copy->kind == FG_COPY_IN;
+        bool out = copy->kind == FG_COPY_OUT;
+        uint8_t *from = block_at(forward, in ? forward->tier_arena : forward->arena, copy->from);
+        uint8_t *to = block_at(forward, out ? forward->tier_arena : forward->arena, copy->to);
+        fg_device_copy(forward->stream, to, from, block_bytes);
+        if (in || out) {
+            fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+            /* The arena's side: what was to go out, and what has come in for the model to read. */
+            copy->digest_out = fg_hash64(in ? to : from, block_bytes, 0);
+        }
+    }
+}
+
+void fg_forward_run(fg_forward *forward, fg_step *step)
+{
+    if (step->seq_count > 0) {
+        run_rows(forward, step);
+    }
     for (uint32_t i = 0; i < step->digest_count; i++) {
-        const uint8_t *block = (const uint8_t *)forward->arena +
-                               step->digests[i].block_id * forward->layout.block_bytes;
+        const uint8_t *block = block_at(forward, forward->arena, step->digests[i].block_id);
         step->digests[i].digest_out = fg_hash64(block, forward->layout.block_bytes, 0);
     }
 }

@@ -18,7 +18,9 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
                             fg_error *err);
 void fg_forward_destroy(fg_forward *forward);
 
-/* Runs a step that fg_engine_check_step has accepted; fills its *_out fields. */
+/* The copies of a step that fg_engine_check_step has accepted, in order, with their digests. */
+void fg_forward_copy(fg_forward *forward, fg_step *step);
+/* Runs its sequences, then its digests; fills their *_out fields. */
 void fg_forward_run(fg_forward *forward, fg_step *step);
 
 #endif

@@ -3,7 +3,7 @@
 #include "common/base/dtype.h"
 
 /* Far above any model; products of these still fit 64 bits in the order below. */
-enum { LAYERS_MAX = 1024, HEADS_MAX = 4096, HEAD_DIM_MAX = 1024, BLOCK_SIZE_MAX = 1024 };
+enum { LAYERS_MAX = 1024, HEADS_MAX = 4096, HEAD_DIM_MAX = 1024 };
 
 static fg_status check_range(const char *what, uint32_t value, uint32_t value_max, fg_error *err)
 {
@@ -23,7 +23,7 @@ fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t
         { "layer count", layer_count, LAYERS_MAX },
         { "KV head count", kv_head_count, HEADS_MAX },
         { "head size", head_dim, HEAD_DIM_MAX },
-        { "block size", block_size, BLOCK_SIZE_MAX },
+        { "block size", block_size, FG_KV_BLOCK_SIZE_MAX },
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         fg_status status = check_range(checks[i].what, checks[i].value, checks[i].value_max, err);

@@ -13,6 +13,8 @@
 
 #include "common/base/status.h"
 
+#define FG_KV_BLOCK_SIZE_MAX 1024u
+
 typedef struct fg_kv_layout {
     uint32_t layer_count;
     uint32_t kv_head_count;

@@ -2,17 +2,23 @@
 
 #include "common/base/limits.h"
 #include "common/base/mem.h"
+#include "common/kv/list_internal.h"
 
 typedef struct block {
     uint32_t refs;
     uint32_t pins;
     uint32_t generation;
+    bool is_kept;
 } block;
 
 struct fg_pool {
     block *blocks;
-    uint32_t *free_ids; /* a stack: the block freed last is warm in the caches */
+    fg_list_link *links;
+    fg_list free;   /* a stack at its head: the block freed last is warm in the caches */
+    fg_list cached; /* least recently used at the head */
     fg_pool_stats stats;
+    void (*on_evict)(void *ctx, uint32_t block_id);
+    void *on_evict_ctx;
 };
 
 fg_status fg_pool_create(uint32_t block_count, fg_pool **pool_out, fg_error *err)
@@ -26,15 +32,17 @@ fg_status fg_pool_create(uint32_t block_count, fg_pool **pool_out, fg_error *err
         return fg_fail(err, FG_AGAIN, "out of memory for the block pool");
     }
     pool->blocks = fg_mem_array(block_count, sizeof *pool->blocks);
-    pool->free_ids = fg_mem_array(block_count, sizeof *pool->free_ids);
-    if (pool->blocks == NULL || pool->free_ids == NULL) {
+    pool->links = fg_mem_array(block_count, sizeof *pool->links);
+    if (pool->blocks == NULL || pool->links == NULL) {
         fg_mem_free(pool->blocks);
-        fg_mem_free(pool->free_ids);
+        fg_mem_free(pool->links);
         fg_mem_free(pool);
         return fg_fail(err, FG_AGAIN, "out of memory for %u KV block records", block_count);
     }
+    fg_list_init(&pool->free);
+    fg_list_init(&pool->cached);
     for (uint32_t i = 0; i < block_count; i++) {
-        pool->free_ids[i] = block_count - 1 - i; /* block 0 is taken first */
+        fg_list_push_tail(&pool->free, pool->links, i); /* block 0 is taken first */
     }
     pool->stats.total = block_count;
     pool->stats.free = block_count;
@@ -47,20 +55,34 @@ void fg_pool_destroy(fg_pool *pool, bool abandon)
     if (pool == NULL) {
         return;
     }
-    FG_ASSERT(abandon || pool->stats.free == pool->stats.total, "%u of %u KV blocks leaked",
-              pool->stats.total - pool->stats.free, pool->stats.total);
+    uint32_t used = pool->stats.total - pool->stats.free - pool->stats.cached;
+    FG_ASSERT(abandon || used == 0, "%u of %u KV blocks leaked", used, pool->stats.total);
     fg_mem_free(pool->blocks);
-    fg_mem_free(pool->free_ids);
+    fg_mem_free(pool->links);
     fg_mem_free(pool);
 }
 
-/* The running counter that a block with these counts belongs to. */
+void fg_pool_on_evict(fg_pool *pool, void (*on_evict)(void *ctx, uint32_t block_id), void *ctx)
+{
+    pool->on_evict = on_evict;
+    pool->on_evict_ctx = ctx;
+}
+
+static bool is_in_use(const block *b)
+{
+    return b->refs > 0 || b->pins > 0;
+}
+
+/* The running counter that a block with these counts and this mark belongs to. */
 static uint32_t *counter_of(fg_pool_stats *stats, const block *b)
 {
     if (b->pins > 0) {
         return b->refs > 0 ? &stats->pinned : &stats->quarantined;
     }
-    return b->refs > 0 ? &stats->held : &stats->free;
+    if (b->refs > 0) {
+        return &stats->held;
+    }
+    return b->is_kept ? &stats->cached : &stats->free;
 }
 
 static block *block_at(const fg_pool *pool, uint32_t block_id)
@@ -69,27 +91,49 @@ static block *block_at(const fg_pool *pool, uint32_t block_id)
     return &pool->blocks[block_id];
 }
 
-/* Changes a block's counts and moves it between the counters; puts it on the free list when the last
- * count is gone. */
-static void change(fg_pool *pool, uint32_t block_id, int refs, int pins)
+/* The only place where a block changes its state: counts, mark, counters, list and generation move
+ * together here. */
+static void change(fg_pool *pool, uint32_t block_id, int refs, int pins, bool is_kept)
 {
     block *b = block_at(pool, block_id);
-    FG_ASSERT(b->refs > 0 || b->pins > 0, "block %u is free", block_id);
+    fg_pool_stats *stats = &pool->stats;
     FG_ASSERT((int64_t)b->refs + refs >= 0 && (int64_t)b->pins + pins >= 0,
               "block %u: %u refs %+d, %u pins %+d", block_id, b->refs, refs, b->pins, pins);
-    (*counter_of(&pool->stats, b))--;
+    (*counter_of(stats, b))--;
+    if (!is_in_use(b)) {
+        fg_list_remove(b->is_kept ? &pool->cached : &pool->free, pool->links, block_id);
+    }
     b->refs = (uint32_t)((int64_t)b->refs + refs);
     b->pins = (uint32_t)((int64_t)b->pins + pins);
-    (*counter_of(&pool->stats, b))++;
-    if (b->refs == 0 && b->pins == 0) {
+    b->is_kept = is_kept;
+    (*counter_of(stats, b))++;
+    if (is_in_use(b)) {
+        uint32_t used = stats->total - stats->free - stats->cached;
+        stats->used_peak = used > stats->used_peak ? used : stats->used_peak;
+    } else if (is_kept) {
+        fg_list_push_tail(&pool->cached, pool->links, block_id);
+    } else {
         b->generation++;
-        pool->free_ids[pool->stats.free - 1] = block_id;
+        fg_list_push_head(&pool->free, pool->links, block_id);
     }
+}
+
+/* As change(), for a block that must be in use. */
+static void change_used(fg_pool *pool, uint32_t block_id, int refs, int pins)
+{
+    const block *b = block_at(pool, block_id);
+    FG_ASSERT(is_in_use(b), "block %u is not in use", block_id);
+    change(pool, block_id, refs, pins, b->is_kept);
+}
+
+uint32_t fg_pool_available(const fg_pool *pool)
+{
+    return pool->stats.free + pool->stats.cached - pool->stats.promised;
 }
 
 fg_status fg_pool_promise(fg_pool *pool, uint32_t count)
 {
-    if (pool->stats.free - pool->stats.promised < count) {
+    if (fg_pool_available(pool) < count) {
         return FG_AGAIN;
     }
     pool->stats.promised += count;
@@ -111,46 +155,91 @@ fg_status fg_pool_take(fg_pool *pool, uint32_t count, uint32_t *block_ids_out)
     return status;
 }
 
+static uint32_t take_cached(fg_pool *pool)
+{
+    uint32_t block_id = pool->cached.head;
+    FG_ASSERT(block_id != FG_LIST_END, "more blocks promised than there are");
+    change(pool, block_id, 1, 0, false);
+    pool->blocks[block_id].generation++;
+    pool->stats.evictions++;
+    if (pool->on_evict != NULL) {
+        pool->on_evict(pool->on_evict_ctx, block_id);
+    }
+    return block_id;
+}
+
 void fg_pool_take_promised(fg_pool *pool, uint32_t count, uint32_t *block_ids_out)
 {
     fg_pool_unpromise(pool, count);
-    fg_pool_stats *stats = &pool->stats;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t block_id = pool->free_ids[stats->free - 1];
-        FG_ASSERT(pool->blocks[block_id].refs == 0 && pool->blocks[block_id].pins == 0);
-        pool->blocks[block_id].refs = 1;
-        stats->free--;
-        stats->held++;
+        uint32_t block_id = pool->free.head;
+        if (block_id != FG_LIST_END) {
+            change(pool, block_id, 1, 0, false);
+        } else {
+            block_id = take_cached(pool);
+        }
         block_ids_out[i] = block_id;
     }
-    uint32_t used = stats->total - stats->free;
-    stats->used_peak = used > stats->used_peak ? used : stats->used_peak;
 }
 
 void fg_pool_ref(fg_pool *pool, uint32_t block_id)
 {
     FG_ASSERT(block_at(pool, block_id)->refs > 0, "ref of block %u without an owner", block_id);
-    change(pool, block_id, 1, 0);
+    change_used(pool, block_id, 1, 0);
+}
+
+fg_status fg_pool_borrow(fg_pool *pool, uint32_t block_id)
+{
+    const block *b = block_at(pool, block_id);
+    FG_ASSERT(b->is_kept, "borrow of block %u, which is not kept", block_id);
+    if (!is_in_use(b) && fg_pool_available(pool) == 0) {
+        return FG_AGAIN;
+    }
+    change(pool, block_id, 1, 0, true);
+    return FG_OK;
 }
 
 void fg_pool_unref(fg_pool *pool, uint32_t block_id)
 {
-    change(pool, block_id, -1, 0);
+    change_used(pool, block_id, -1, 0);
 }
 
 void fg_pool_pin(fg_pool *pool, uint32_t block_id)
 {
-    change(pool, block_id, 0, 1);
+    change_used(pool, block_id, 0, 1);
 }
 
 void fg_pool_unpin(fg_pool *pool, uint32_t block_id)
 {
-    change(pool, block_id, 0, -1);
+    change_used(pool, block_id, 0, -1);
+}
+
+void fg_pool_keep(fg_pool *pool, uint32_t block_id)
+{
+    FG_ASSERT(is_in_use(block_at(pool, block_id)), "keep of block %u, not in use", block_id);
+    change(pool, block_id, 0, 0, true);
+}
+
+void fg_pool_forget(fg_pool *pool, uint32_t block_id)
+{
+    if (block_at(pool, block_id)->is_kept) {
+        change(pool, block_id, 0, 0, false);
+    }
+}
+
+uint32_t fg_pool_refs(const fg_pool *pool, uint32_t block_id)
+{
+    return block_at(pool, block_id)->refs;
 }
 
 bool fg_pool_is_pinned(const fg_pool *pool, uint32_t block_id)
 {
     return block_at(pool, block_id)->pins > 0;
+}
+
+bool fg_pool_is_kept(const fg_pool *pool, uint32_t block_id)
+{
+    return block_at(pool, block_id)->is_kept;
 }
 
 uint32_t fg_pool_generation(const fg_pool *pool, uint32_t block_id)
@@ -163,19 +252,33 @@ void fg_pool_stats_get(const fg_pool *pool, fg_pool_stats *stats_out)
     *stats_out = pool->stats;
 }
 
+static bool is_free(const void *ctx, uint32_t block_id)
+{
+    const block *b = block_at(ctx, block_id);
+    return !is_in_use(b) && !b->is_kept;
+}
+
+static bool is_cached(const void *ctx, uint32_t block_id)
+{
+    const block *b = block_at(ctx, block_id);
+    return !is_in_use(b) && b->is_kept;
+}
+
 void fg_pool_check(const fg_pool *pool)
 {
-    fg_pool_stats count = { .total = pool->stats.total };
-    for (uint32_t i = 0; i < pool->stats.total; i++) {
+    const fg_pool_stats *stats = &pool->stats;
+    fg_pool_stats count = { .total = stats->total };
+    for (uint32_t i = 0; i < stats->total; i++) {
         (*counter_of(&count, &pool->blocks[i]))++;
     }
-    FG_ASSERT(count.free == pool->stats.free && count.held == pool->stats.held &&
-                  count.pinned == pool->stats.pinned &&
-                  count.quarantined == pool->stats.quarantined,
+    FG_ASSERT(count.free == stats->free && count.cached == stats->cached &&
+                  count.held == stats->held && count.pinned == stats->pinned &&
+                  count.quarantined == stats->quarantined,
               "pool counters are wrong");
-    FG_ASSERT(pool->stats.promised <= pool->stats.free);
-    for (uint32_t i = 0; i < pool->stats.free; i++) {
-        const block *b = block_at(pool, pool->free_ids[i]);
-        FG_ASSERT(b->refs == 0 && b->pins == 0, "block %u is in use and free", pool->free_ids[i]);
-    }
+    FG_ASSERT(stats->promised <= stats->free + stats->cached, "%u promised of %u + %u",
+              stats->promised, stats->free, stats->cached);
+    FG_ASSERT(stats->total - stats->free - stats->cached <= stats->used_peak);
+    FG_ASSERT(pool->free.count == stats->free && pool->cached.count == stats->cached);
+    fg_list_check(&pool->free, pool->links, stats->total, is_free, pool);
+    fg_list_check(&pool->cached, pool->links, stats->total, is_cached, pool);
 }

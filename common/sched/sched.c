@@ -1,38 +1,243 @@
 #include "common/sched/sched.h"
 
-uint32_t fg_sched_admit(const fg_sched_limits *limits, uint32_t running_count, uint32_t free_blocks,
-                        const uint32_t *needs, uint32_t waiting_count)
+#include "common/sched/sched_internal.h"
+
+static uint32_t smaller(uint32_t a, uint32_t b)
 {
-    uint32_t admitted = 0;
-    while (admitted < waiting_count && running_count + admitted < limits->seqs_max &&
-           needs[admitted] <= free_blocks) {
-        free_blocks -= needs[admitted];
-        admitted++;
-    }
-    return admitted;
+    return a < b ? a : b;
 }
 
-uint32_t fg_sched_plan(const fg_sched_limits *limits, const fg_sched_seq *seqs, uint32_t seq_count,
-                       fg_plan_item *items_out)
+fg_status fg_sched_check(const fg_sched_limits *limits, fg_error *err)
 {
-    uint32_t budget = limits->step_tokens_max;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < seq_count && budget > 0; i++) {
-        if (seqs[i].prompt_left == 0) {
-            items_out[count++] = (fg_plan_item){ .seq = i, .token_count = 1, .sample = true };
-            budget--;
-        }
+    if (limits->step_tokens_max == 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens must be at least 1");
     }
-    for (uint32_t i = 0; i < seq_count && budget > 0; i++) {
-        uint32_t left = seqs[i].prompt_left;
-        if (left == 0) {
+    if (limits->chunk_tokens_max == 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--prefill-chunk-size must be at least 1");
+    }
+    if (limits->seqs_max == 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--max-seqs must be at least 1");
+    }
+    if (limits->block_size == 0 || (limits->block_size & (limits->block_size - 1)) != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--block-size %u is not a power of two",
+                       limits->block_size);
+    }
+    if (limits->step_tokens_max < limits->seqs_max) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--max-batch-tokens %u is less than --max-seqs %u: not every sequence could "
+                       "get its token in a step",
+                       limits->step_tokens_max, limits->seqs_max);
+    }
+    if ((unsigned)limits->order > FG_PREFILL_FIRST) {
+        return fg_fail(err, FG_BAD_INPUT, "--schedule: no such order");
+    }
+    if ((unsigned)limits->victim > FG_VICTIM_CHEAPEST) {
+        return fg_fail(err, FG_BAD_INPUT, "--victim: no such policy");
+    }
+    if ((unsigned)limits->preemption > FG_PREEMPT_AUTO) {
+        return fg_fail(err, FG_BAD_INPUT, "--preemption: no such way");
+    }
+    if ((unsigned)limits->admission > FG_ADMIT_NO_EVICT) {
+        return fg_fail(err, FG_BAD_INPUT, "--admission: no such policy");
+    }
+    return FG_OK;
+}
+
+static bool runs(const fg_draft *draft, uint32_t at)
+{
+    return fg_draft_can_run(&draft->in->seqs[at]) &&
+           (draft->marks == NULL || draft->marks[at] == FG_DRAFT_RUNS);
+}
+
+static void add_item(fg_draft *draft, uint32_t seq, uint32_t token_count, bool sample)
+{
+    draft->plan->items[draft->plan->item_count++] =
+        (fg_plan_item){ .seq = seq, .token_count = token_count, .sample = sample };
+    draft->tokens_left -= token_count;
+}
+
+/* Every decoding sequence has its slot before the step begins, or somebody else has to give way. */
+static void reserve(fg_draft *draft)
+{
+    const fg_sched_input *in = draft->in;
+    uint32_t asked = 0;
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        if (!seq->decoding || !fg_draft_can_run(seq)) {
             continue;
         }
-        uint32_t take = left < limits->chunk_tokens_max ? left : limits->chunk_tokens_max;
-        take = take < budget ? take : budget;
-        items_out[count++] =
-            (fg_plan_item){ .seq = i, .token_count = take, .sample = take == left };
-        budget -= take;
+        uint64_t room = fg_draft_room(in->limits, seq), slots = seq->slots_used + 1ull;
+        bool asks = slots > room;
+        asked += asks;
+        draft->soon += slots == room + (asks ? in->limits->block_size : 0);
     }
-    return count;
+    if (asked > draft->available) {
+        fg_draft_make_room(draft, asked);
+    } else {
+        draft->available -= asked;
+    }
+}
+
+static void add_decodes(fg_draft *draft)
+{
+    const fg_sched_input *in = draft->in;
+    for (uint32_t i = 0; i < in->seq_count && draft->tokens_left > 0; i++) {
+        if (in->seqs[i].decoding && runs(draft, i)) {
+            add_item(draft, i, 1, true);
+            draft->cost.decode_rows++;
+            draft->cost.kv_tokens += in->seqs[i].slots_used + 1ull;
+        }
+    }
+}
+
+/* How many of the next `left` tokens of a prompt, `position` tokens being there, fit into this step. All
+ * chunks share its time; the first of them gets one token at least. */
+static uint32_t chunk_of(fg_draft *draft, uint32_t position, uint32_t left)
+{
+    const fg_sched_limits *limits = draft->in->limits;
+    uint32_t most = smaller(left, smaller(limits->chunk_tokens_max, draft->tokens_left));
+    if (most == 0 || draft->chunks_full || !draft->timed || draft->cost.decode_rows == 0) {
+        return draft->chunks_full ? 0 : most;
+    }
+    if (draft->chunked) {
+        fg_cost_step one = draft->cost;
+        one.prefill_tokens++;
+        one.kv_tokens += fg_cost_chunk_kv(position, 1);
+        if (fg_cost_predict(draft->in->cost, &one) > (double)limits->step_target_ns) {
+            draft->chunks_full = true;
+            return 0;
+        }
+    }
+    return fg_cost_chunk_at(draft->in->cost, &draft->cost, position, limits->step_target_ns, most);
+}
+
+static void add_chunk(fg_draft *draft, uint32_t seq, uint32_t position, uint32_t left,
+                      uint32_t token_count)
+{
+    add_item(draft, seq, token_count, token_count == left);
+    draft->cost.prefill_tokens += token_count;
+    draft->cost.kv_tokens += fg_cost_chunk_kv(position, token_count);
+    draft->chunked = true;
+}
+
+static void add_running_chunks(fg_draft *draft)
+{
+    const fg_sched_input *in = draft->in;
+    for (uint32_t i = 0; i < in->seq_count && draft->tokens_left > 0; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        if (seq->decoding || !runs(draft, i)) {
+            continue;
+        }
+        /* Admission promised all blocks of the prompt; the cap only keeps a slip from becoming a write
+         * into somebody's block. */
+        uint64_t room = fg_draft_room(in->limits, seq);
+        if (room <= seq->slots_used) {
+            draft->plan->short_of_blocks = true;
+            continue;
+        }
+        uint64_t free_slots = room - seq->slots_used;
+        uint32_t most = free_slots < seq->tokens_left ? (uint32_t)free_slots : seq->tokens_left;
+        uint32_t token_count = chunk_of(draft, seq->slots_used, most);
+        if (token_count == 0) {
+            return;
+        }
+        add_chunk(draft, i, seq->slots_used, seq->tokens_left, token_count);
+    }
+}
+
+/* Blocks that this one takes out of the available ones when it is admitted; false: it does not fit. */
+static bool fits(const fg_draft *draft, const fg_sched_wait *wait, uint32_t *takes_out)
+{
+    const fg_sched_input *in = draft->in;
+    if (in->limits->admission == FG_ADMIT_NO_EVICT) {
+        *takes_out = wait->need_all;
+        return wait->need_all <= draft->available;
+    }
+    /* Alone, it may have everything, else one that is nearly as large as the pool would wait for ever. */
+    bool alone = in->seq_count == 0 && draft->plan->admit_count == 0 && in->elsewhere == 0;
+    uint64_t spare = (uint64_t)draft->soon + (alone ? 0 : in->limits->watermark_blocks);
+    *takes_out = wait->need;
+    return wait->need + spare <= draft->available;
+}
+
+/* Admits in order, and gives the admitted their tokens. Nobody enters who would get none in this step:
+ * his blocks would lie idle while somebody else may need them. */
+static void admit(fg_draft *draft, bool chunks_added)
+{
+    const fg_sched_input *in = draft->in;
+    fg_sched_plan *plan = draft->plan;
+    uint64_t used = (uint64_t)in->seq_count + in->slots_reserved;
+    uint32_t room = used < in->limits->seqs_max ? in->limits->seqs_max - (uint32_t)used : 0;
+    uint32_t passes_left = UINT32_MAX; /* more that may enter; bounded by the first misfit */
+    for (uint32_t i = 0; i < in->wait_count && plan->admit_count < room && passes_left > 0; i++) {
+        const fg_sched_wait *wait = &in->waits[i];
+        uint32_t takes = 0, token_count = 0;
+        if (wait->deferred) {
+            continue;
+        }
+        if (!fits(draft, wait, &takes)) {
+            passes_left = smaller(passes_left, in->limits->skip_max);
+            continue;
+        }
+        bool is_chunk = !wait->restores && !wait->decoding;
+        if (is_chunk && !chunks_added) { /* half-prefilled ones come before fresh ones */
+            add_running_chunks(draft);
+            chunks_added = true;
+        }
+        if (!wait->restores) {
+            token_count =
+                is_chunk ? chunk_of(draft, 0, wait->tokens_left) : smaller(1, draft->tokens_left);
+            if (token_count == 0) {
+                break;
+            }
+        }
+        uint32_t seq = in->seq_count + plan->admit_count;
+        plan->admits[plan->admit_count++] = i;
+        draft->available -= takes;
+        passes_left -= passes_left != UINT32_MAX;
+        if (is_chunk) {
+            add_chunk(draft, seq, 0, wait->tokens_left, token_count);
+        } else if (token_count > 0) {
+            add_item(draft, seq, 1, true);
+            draft->cost.decode_rows++;
+        }
+    }
+    if (!chunks_added) {
+        add_running_chunks(draft);
+    }
+}
+
+void fg_sched_plan_step(const fg_sched_input *input, fg_sched_plan *plan)
+{
+    const fg_sched_limits *limits = input->limits;
+    FG_ASSERT(input->seq_count <= limits->seqs_max, "%u sequences run, %u may", input->seq_count,
+              limits->seqs_max);
+    bool decode_first = limits->order == FG_DECODE_FIRST;
+    fg_draft draft = {
+        .in = input,
+        .plan = plan,
+        .available = input->available,
+        .tokens_left = limits->step_tokens_max,
+        .timed = decode_first && limits->step_target_ns > 0 && input->cost != NULL,
+    };
+    plan->item_count = 0;
+    plan->victim_count = 0;
+    plan->admit_count = 0;
+    plan->at_capacity = UINT32_MAX;
+    plan->short_of_blocks = false;
+
+    reserve(&draft);
+    if (decode_first) {
+        add_decodes(&draft);
+    } else {
+        add_running_chunks(&draft);
+    }
+    if (draft.marks == NULL) {
+        admit(&draft, !decode_first);
+    } else if (decode_first) {
+        add_running_chunks(&draft);
+    }
+    if (!decode_first) {
+        add_decodes(&draft);
+    }
 }

@@ -1,10 +1,18 @@
 /*
- * sched - what the next step of a worker computes. Pure: a snapshot goes in, a plan comes out; no
- * clock, no I/O, no allocation.
+ * sched - what the next step of a worker does: who is preempted, who is admitted, how many tokens of
+ * whom are computed. Pure: a snapshot goes in, a plan comes out; no clock, no I/O, no allocation.
  *
- * Iteration-level continuous batching: every sequence that decodes gets one token per step, first;
- * what is left of the token budget goes to prompt chunks, half-prefilled sequences before fresh ones.
- * Waiting sequences are admitted first come, first served; the first that does not fit stops the line.
+ * Iteration-level continuous batching over two levels, waiting and running. One plan is made in this
+ * order, so that nobody is admitted and preempted in one step:
+ *   1. Slots for every running sequence that decodes are reserved. When blocks are short, victims are
+ *      preempted, by policy, until the rest fits; with nobody left to preempt, sequences stand still for
+ *      this step (blocks will come back from others), and the last one of all ends at capacity.
+ *   2. Waiting ones are admitted, in their order, while they fit beside that (none in a step that had to
+ *      preempt); the first that does not fit stops the line, unless skip_max lets some pass.
+ *   3. The token budget is given out: decoding ones first, one token each, then prompt chunks,
+ *      half-prefilled ones before fresh ones (or, prefill-first, chunks before decoding ones).
+ *
+ * Equal snapshots give equal plans: everything is an array with an order, nothing is a set.
  */
 #ifndef FORGE_COMMON_SCHED_SCHED_H
 #define FORGE_COMMON_SCHED_SCHED_H
@@ -12,32 +20,121 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/sched/cost.h"
+
+typedef enum fg_sched_order { FG_DECODE_FIRST = 0, FG_PREFILL_FIRST } fg_sched_order;
+typedef enum fg_sched_victim {
+    FG_VICTIM_FEWEST_OUTPUT = 0, /* fewest generated tokens; ties: the later arrival */
+    FG_VICTIM_LAST_ADMITTED,     /* the last in the snapshot */
+    FG_VICTIM_CHEAPEST,          /* least to compute again; ties: the later arrival */
+} fg_sched_victim;
+typedef enum fg_sched_preemption {
+    FG_PREEMPT_RECOMPUTE = 0,
+    FG_PREEMPT_SWAP, /* recompute where the tier has no room */
+    FG_PREEMPT_AUTO, /* per victim, what the cost model says is cheaper */
+} fg_sched_preemption;
+typedef enum fg_sched_admission {
+    /* What is computed now, beside a reserve (the watermark) and a block for each running sequence that
+     * decodes and has no slot left after this step. Alone, a sequence may have the reserve too. */
+    FG_ADMIT_WATERMARK = 0,
+    FG_ADMIT_NO_EVICT, /* all that it may ever need: nobody is preempted for want of blocks */
+} fg_sched_admission;
+
 typedef struct fg_sched_limits {
     uint32_t step_tokens_max;  /* --max-batch-tokens */
     uint32_t chunk_tokens_max; /* --prefill-chunk-size */
     uint32_t seqs_max;         /* --max-seqs */
+    uint32_t block_size;
+    fg_sched_order order;
+    fg_sched_victim victim;
+    fg_sched_preemption preemption;
+    fg_sched_admission admission;
+    uint32_t watermark_blocks; /* stay free when somebody is admitted beside others */
+    uint32_t skip_max;         /* how many may be admitted past one that does not fit; 0: strict */
+    uint64_t
+        step_target_ns; /* --step-ms: chunks beside decoding ones are cut to it; 0: they are not */
 } fg_sched_limits;
 
-/* One admitted sequence, in order of admission. */
+/* FG_BAD_INPUT, naming the option, when limits contradict themselves: sizes of 0, a block size that is
+ * no power of two, fewer step tokens than sequences, enums out of range. */
+fg_status fg_sched_check(const fg_sched_limits *limits, fg_error *err);
+
+/* One running sequence, in order of admission. */
 typedef struct fg_sched_seq {
+    uint64_t arrival; /* order of arrival: greater is later */
     uint32_t
-        prompt_left; /* prompt tokens whose KV is not computed; 0: decoding, one token a step */
+        tokens_left; /* tokens whose KV is not computed and not in a step under way; never 0 in a
+                               sequence that can run */
+    bool decoding;   /* tokens_left is the one token chosen last: it decodes */
+    bool fixed;      /* in a step under way, or in a ticket: cannot be preempted now */
+    bool stopped;    /* cannot be part of this step at all; still counts, may still be a victim */
+    uint32_t slots_used; /* tokens in its blocks, those of a step under way too */
+    uint32_t blocks;     /* blocks in its table */
+    uint32_t promised;   /* blocks set aside for it */
+    uint32_t frees; /* blocks that come back when it is preempted: unshared ones and promised */
+    uint32_t output_tokens; /* generated so far */
+    uint32_t redo_tokens;   /* tokens to compute again after a recompute: those not in the cache */
 } fg_sched_seq;
 
+/* One waiting sequence; preempted ones come first, in order of arrival, then by rank. */
+typedef struct fg_sched_wait {
+    uint32_t tokens_left; /* to compute after its hit in the cache */
+    uint32_t need; /* blocks out of the available ones: new ones, and cached ones that it borrows */
+    uint32_t need_all; /* likewise up to its longest possible end */
+    bool decoding;     /* resumes with nothing but its last token missing */
+    bool restores;     /* comes back from the tier: admitted, but runs from the next step on */
+    bool deferred;     /* waits for a prefix that somebody computes: passed over, stops nobody */
+} fg_sched_wait;
+
+typedef struct fg_sched_input {
+    const fg_sched_limits *limits;
+    const fg_cost
+        *cost; /* NULL: step_target_ns and the cheaper of swap and recompute are unknown */
+    const fg_sched_seq *seqs;
+    uint32_t seq_count;
+    const fg_sched_wait *waits;
+    uint32_t wait_count;
+    uint32_t slots_reserved; /* places under seqs_max that arriving hand-overs hold */
+    uint32_t available;      /* blocks: free + cached - promised */
+    uint32_t tier_available; /* slots of host memory */
+    uint32_t elsewhere; /* blocks in use outside of `seqs`, which will come back by themselves */
+    bool may_preempt;   /* false while a step is under way: plan only what needs no victim */
+} fg_sched_input;
+
 typedef struct fg_plan_item {
-    uint32_t seq; /* index into the snapshot's sequences */
+    uint32_t seq; /* index into seqs; seq_count + i: the i-th admitted */
     uint32_t token_count;
     bool sample; /* the step ends at the sequence's last token */
 } fg_plan_item;
 
-/* How many waiting sequences enter now, in their order. `needs[i]` is the blocks that the i-th must be
- * promised; `free_blocks` what can be promised. */
-uint32_t fg_sched_admit(const fg_sched_limits *limits, uint32_t running_count, uint32_t free_blocks,
-                        const uint32_t *needs, uint32_t waiting_count);
+typedef struct fg_plan_victim {
+    uint32_t seq;
+    bool swap; /* its blocks go to the tier; false: they are computed again */
+} fg_plan_victim;
 
-/* Plans one step over the admitted sequences; returns the number of items (at most seq_count).
- * Nothing to do: 0. */
-uint32_t fg_sched_plan(const fg_sched_limits *limits, const fg_sched_seq *seqs, uint32_t seq_count,
-                       fg_plan_item *items_out);
+typedef struct fg_sched_plan {
+    fg_plan_item *items; /* room for seqs_max, as in the next two */
+    uint32_t item_count;
+    fg_plan_victim *victims;
+    uint32_t victim_count;
+    uint32_t *admits; /* indices into waits, in order */
+    uint32_t admit_count;
+    /* This one ends now with what it has: no block will ever come; or UINT32_MAX. Never in a plan with
+     * victims: the next plan knows what really came back, so plan again at once when such a plan has no
+     * items. */
+    uint32_t at_capacity;
+    bool short_of_blocks; /* somebody stands still; with may_preempt it might not have */
+} fg_sched_plan;
+
+/* Fills the plan, whose arrays are the caller's. seq_count is at most seqs_max. */
+void fg_sched_plan_step(const fg_sched_input *input, fg_sched_plan *plan);
+
+/* The place of a request in the waiting line, smaller first: a class is worth `age_ns` of waiting, so
+ * that nobody waits for ever behind a stream of better classes. Static, so a line sorted once stays so. */
+#define FG_SCHED_AGE_NS (10ull * 1000 * 1000 * 1000)
+static inline uint64_t fg_sched_rank(uint64_t queued_ns, int32_t priority)
+{
+    return queued_ns + (uint64_t)(priority + 1) * FG_SCHED_AGE_NS;
+}
 
 #endif

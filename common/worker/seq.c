@@ -4,19 +4,39 @@
 
 #include "common/kv/layout.h"
 
-void fg_seq_append(fg_seq_list *list, fg_seq *seq)
+/* Behind `after`; at the front when that is NULL. */
+static void insert(fg_seq_list *list, fg_seq *after, fg_seq *seq)
 {
     FG_ASSERT(seq->list == NULL);
     seq->list = list;
-    seq->next = NULL;
-    seq->previous = list->last;
-    if (list->last != NULL) {
-        list->last->next = seq;
-    } else {
-        list->first = seq;
-    }
-    list->last = seq;
+    seq->previous = after;
+    seq->next = after != NULL ? after->next : list->first;
+    *(after != NULL ? &after->next : &list->first) = seq;
+    *(seq->next != NULL ? &seq->next->previous : &list->last) = seq;
     list->count++;
+}
+
+void fg_seq_append(fg_seq_list *list, fg_seq *seq)
+{
+    insert(list, list->last, seq);
+}
+
+void fg_seq_insert_by_rank(fg_seq_list *list, fg_seq *seq)
+{
+    fg_seq *after = list->last;
+    while (after != NULL && after->rank > seq->rank) {
+        after = after->previous;
+    }
+    insert(list, after, seq);
+}
+
+void fg_seq_insert_by_arrival(fg_seq_list *list, fg_seq *seq)
+{
+    fg_seq *after = list->last;
+    while (after != NULL && after->arrival > seq->arrival) {
+        after = after->previous;
+    }
+    insert(list, after, seq);
 }
 
 void fg_seq_unlink(fg_seq *seq)
@@ -42,11 +62,11 @@ void fg_seq_unlink(fg_seq *seq)
 }
 
 fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt,
-                      uint32_t prompt_count, const fg_wire_sampling *params, uint32_t block_size)
+                      uint32_t prompt_count, const fg_wire_params *params, uint32_t block_size)
 {
-    /* Tokens, blocks and the ticket's three arrays: well below 32 bytes a token. */
+    /* Per token 4 bytes; per block an id, a key, a slot and the ticket's three arrays, 40 bytes. */
     size_t token_max = (size_t)prompt_count + params->max_tokens;
-    fg_arena *arena = fg_arena_create(65536 + token_max * 32);
+    fg_arena *arena = fg_arena_create(65536 + token_max * 64);
     if (arena == NULL) {
         return NULL;
     }
@@ -62,13 +82,17 @@ fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt
     seq->prompt_count = prompt_count;
     seq->token_count = prompt_count;
     seq->token_max = (uint32_t)token_max;
-    seq->block_max = fg_kv_blocks_for(seq->token_max, block_size);
+    uint32_t block_max = fg_kv_blocks_for(seq->token_max, block_size);
+    uint32_t *blocks = fg_arena_array(arena, block_max, sizeof *blocks);
     seq->tokens = fg_arena_array(arena, token_max, sizeof *seq->tokens);
-    seq->blocks = fg_arena_array(arena, seq->block_max, sizeof *seq->blocks);
-    if (seq->tokens == NULL || seq->blocks == NULL) {
+    seq->keys = fg_arena_array(arena, block_max, sizeof *seq->keys);
+    seq->slots = fg_arena_array(arena, block_max, sizeof *seq->slots);
+    if (blocks == NULL || seq->tokens == NULL || seq->keys == NULL || seq->slots == NULL) {
         fg_arena_destroy(arena);
         return NULL;
     }
+    seq->key_max = block_max;
+    fg_table_init(&seq->table, blocks, block_max, block_size);
     memcpy(seq->tokens, prompt, prompt_count * sizeof *prompt);
     return seq;
 }
@@ -80,18 +104,30 @@ void fg_seq_destroy(fg_seq *seq)
     }
 }
 
-bool fg_seq_open_ticket(fg_seq *seq, fg_seq_side side, uint32_t peer, uint64_t ticket,
-                        uint32_t block_count)
+bool fg_seq_open_ticket(fg_seq *seq, const fg_seq_ticket *ticket)
 {
-    seq->digests = fg_arena_array(seq->arena, block_count, sizeof *seq->digests);
-    seq->bad = fg_arena_array(seq->arena, block_count, sizeof *seq->bad);
-    seq->target_blocks = fg_arena_array(seq->arena, block_count, sizeof *seq->target_blocks);
+    uint32_t count = ticket->block_count;
+    seq->digests = fg_arena_array(seq->arena, count, sizeof *seq->digests);
+    seq->bad = fg_arena_array(seq->arena, count, sizeof *seq->bad);
+    seq->target_blocks = fg_arena_array(seq->arena, count, sizeof *seq->target_blocks);
     if (seq->digests == NULL || seq->bad == NULL || seq->target_blocks == NULL) {
         return false;
     }
-    seq->side = side;
-    seq->peer = peer;
-    seq->ticket = ticket;
-    seq->ticket_blocks = block_count;
+    seq->side = ticket->side;
+    seq->peer = ticket->peer;
+    seq->ticket = ticket->ticket;
+    seq->ticket_first = ticket->first_block;
+    seq->ticket_blocks = count;
     return true;
+}
+
+const char *fg_seq_state_name(fg_seq_state state)
+{
+    static const char *const names[] = {
+        [FG_SEQ_WAITING] = "waiting",     [FG_SEQ_RUNNING] = "running",
+        [FG_SEQ_PREEMPTED] = "preempted", [FG_SEQ_RESTORING] = "restoring",
+        [FG_SEQ_EXPECTING] = "expecting", [FG_SEQ_CHECKING] = "checking",
+        [FG_SEQ_HANDING] = "handing",     [FG_SEQ_CLOSING] = "closing",
+    };
+    return names[state];
 }

@@ -1,15 +1,18 @@
 /*
  * seq - one live sequence of a worker: its tokens, its blocks, where it stands. Owned by the loop
- * thread; made by worker.c, moved along by worker.c and the two hand-over policies.
+ * thread; made by worker_seq.c, moved along by the worker and the two hand-over policies.
  *
  *   WAITING -> RUNNING -> gone                          one worker for both
  *   WAITING -> RUNNING -> HANDING -> gone               prefill: computed, pushed, accepted by decode
  *   EXPECTING -> CHECKING -> RUNNING -> gone            decode: reserved, arrived, digests right
+ *   WAITING -> RESTORING -> RUNNING                     part of its prefix lies in the tier
+ *   RUNNING -> PREEMPTED -> RUNNING                     its blocks were needed; computed again
+ *   RUNNING -> PREEMPTED -> RESTORING -> RUNNING        likewise; its blocks come back from the tier
  *   any -> CLOSING -> gone                              ended, but a step, writer or reader goes on
  *
- * Moves: fg_worker_plan admits (WAITING to RUNNING); prefill_on_computed (to HANDING);
- * decode_on_commit (to CHECKING); decode_on_checked (to RUNNING, or back to EXPECTING after a NACK);
- * fg_worker_end (to CLOSING or gone).
+ * Moves: worker_plan.c admits (WAITING, PREEMPTED to RUNNING or RESTORING) and preempts; worker_book.c
+ * ends a restore; prefill_on_computed (to HANDING); decode_on_commit (to CHECKING); decode_on_checked
+ * (to RUNNING, or back to EXPECTING after a NACK); fg_worker_end (to CLOSING or gone).
  */
 #ifndef FORGE_COMMON_WORKER_SEQ_H
 #define FORGE_COMMON_WORKER_SEQ_H
@@ -18,11 +21,15 @@
 #include <stdint.h>
 
 #include "common/base/arena.h"
+#include "common/base/hash.h"
+#include "common/kv/table.h"
 #include "proto/wire.h"
 
 typedef enum fg_seq_state {
     FG_SEQ_WAITING,
     FG_SEQ_RUNNING,
+    FG_SEQ_PREEMPTED,
+    FG_SEQ_RESTORING,
     FG_SEQ_EXPECTING,
     FG_SEQ_CHECKING,
     FG_SEQ_HANDING,
@@ -40,30 +47,49 @@ typedef struct fg_seq {
     uint64_t request;
     uint32_t attempt;
     fg_seq_state state;
-    bool in_step;     /* the engine works on it now: its blocks stay */
+    uint32_t steps;   /* steps in flight that work on it: its blocks stay */
     fg_finish finish; /* set when the last token was chosen; the sequence ends with the step */
-    fg_wire_sampling params;
+    fg_wire_params params;
+    uint64_t arrival; /* order of arrival at this worker */
+    uint64_t rank;    /* place in the waiting line */
 
     uint32_t *tokens; /* prompt, then what was generated; room for token_max */
     uint32_t prompt_count, token_count, token_max;
-    uint32_t computed; /* leading tokens whose KV is in the blocks */
-    uint32_t *blocks;
-    uint32_t block_count, block_max;
-    uint32_t promised; /* blocks set aside in the pool and not yet taken */
-    bool given;        /* its references are gone; only pins may be left */
+    uint32_t computed;              /* leading tokens whose KV is in the blocks */
+    uint32_t planned;               /* likewise once the steps in flight have run */
+    uint32_t pending;               /* 1: a step in flight chooses the token after the known ones */
+    const struct fg_step_seq *item; /* of the newest step that it is in */
+    fg_table table;
+    bool given; /* its references are gone; only the ticket's pins may be left */
+
+    /* The prefix cache: keys of its leading full blocks. */
+    fg_digest128 root;
+    fg_digest128 *keys;
+    uint32_t key_count, key_max;
+    uint32_t published; /* leading blocks that are published, or adopted as such */
+    uint32_t expected_from, expected_until; /* keys that others may wait for */
+    uint64_t deferred_ns;                   /* since when it waits for somebody else's prefix; 0 */
+    uint32_t cached_tokens, chunks, preemptions;
+    /* The tier: where its blocks are while it is PREEMPTED by swap. */
+    uint32_t *slots;
+    uint32_t slot_count;
+    uint32_t restored; /* tokens that a restore under way brings back */
+    bool damaged;      /* a restored block was not what had gone out */
 
     fg_seq_side side;
     bool ticket_open; /* the link may still write or read the pinned blocks */
     bool aborting;    /* sender: on_drained is on its way; receiver: on_fenced is */
     uint64_t ticket;
     uint32_t peer;           /* the link's index */
-    uint32_t ticket_blocks;  /* how many of `blocks` the ticket names, from the first */
+    uint32_t ticket_first;   /* index of the ticket's first block in the table */
+    uint32_t ticket_blocks;  /* how many blocks from there on the ticket names */
     uint32_t *target_blocks; /* sender: where they go */
     uint64_t *digests;       /* one per ticket block: computed (sender), announced (receiver) */
     uint32_t
-        digested;    /* leading ticket blocks whose digest is known (sender), checked (receiver) */
-    uint32_t pushed; /* sender: leading blocks handed to the link */
-    uint32_t *bad;   /* indices of blocks that arrived damaged, or must be pushed again */
+        digested; /* leading ticket blocks whose digest is known (sender), checked (receiver) */
+    uint32_t digest_planned; /* likewise once the steps in flight have run */
+    uint32_t pushed;         /* sender: leading blocks handed to the link */
+    uint32_t *bad;           /* indices of blocks that arrived damaged, or must be pushed again */
     uint32_t bad_count;
     bool committed; /* sender: commit sent, verdict awaited */
     uint32_t retries;
@@ -71,6 +97,7 @@ typedef struct fg_seq {
     uint64_t first_digest;
 
     uint64_t queued_ns, started_ns, computed_ns;
+    uint64_t since_ns; /* of the present state, for the trace */
     uint64_t fence_asked_ns;
 } fg_seq;
 
@@ -80,15 +107,26 @@ typedef struct fg_seq_list {
 } fg_seq_list;
 
 void fg_seq_append(fg_seq_list *list, fg_seq *seq);
+/* Into a list that is sorted by rank (by arrival), behind its equals; from the end, where it mostly
+ * belongs. */
+void fg_seq_insert_by_rank(fg_seq_list *list, fg_seq *seq);
+void fg_seq_insert_by_arrival(fg_seq_list *list, fg_seq *seq);
 void fg_seq_unlink(fg_seq *seq);
 
 /* A sequence for `prompt_count` tokens and room for max_tokens more; NULL when out of memory. */
 fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt,
-                      uint32_t prompt_count, const fg_wire_sampling *params, uint32_t block_size);
+                      uint32_t prompt_count, const fg_wire_params *params, uint32_t block_size);
 void fg_seq_destroy(fg_seq *seq);
+typedef struct fg_seq_ticket {
+    fg_seq_side side;
+    uint32_t peer; /* the link's index */
+    uint64_t ticket;
+    uint32_t first_block, block_count; /* of the sequence's table */
+} fg_seq_ticket;
+
 /* Gives a sequence that will travel (or arrive) room for the ticket's arrays. False: out of memory. */
-bool fg_seq_open_ticket(fg_seq *seq, fg_seq_side side, uint32_t peer, uint64_t ticket,
-                        uint32_t block_count);
+bool fg_seq_open_ticket(fg_seq *seq, const fg_seq_ticket *ticket);
+const char *fg_seq_state_name(fg_seq_state state);
 
 static inline uint32_t fg_seq_generated(const fg_seq *seq)
 {

@@ -21,12 +21,12 @@ enum {
 
 static fg_status check_options(const fg_worker_options *options, fg_error *err)
 {
-    const fg_sched_limits *limits = &options->limits;
-    if (limits->seqs_max == 0 || limits->chunk_tokens_max == 0 ||
-        limits->step_tokens_max < limits->seqs_max) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "--max-batch-tokens (%u) must be at least --max-seqs (%u), both above 0",
-                       limits->step_tokens_max, limits->seqs_max);
+    fg_status status = fg_sched_check(&options->limits, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    if (options->limits.block_size != options->layout.block_size) {
+        return fg_fail(err, FG_BAD_INPUT, "the scheduler's block size is not the KV layout's");
     }
     if (strlen(options->name) == 0 || strlen(options->name) > FG_LIMIT_NAME_BYTES) {
         return fg_fail(err, FG_BAD_INPUT, "worker name must have 1 to %u bytes",
@@ -63,9 +63,8 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
             status = fg_fail(err, FG_AGAIN, "out of memory for the worker's tables");
         }
     }
-    if (status == FG_OK) {
-        status = fg_worker_step_create(worker, err);
-    }
+    status = status != FG_OK ? status : fg_worker_cache_create(worker, err);
+    status = status != FG_OK ? status : fg_worker_plan_create(worker, err);
     if (status != FG_OK) {
         fg_worker_destroy(worker);
         return status;
@@ -88,16 +87,18 @@ void fg_worker_destroy(fg_worker *worker)
     if (worker == NULL) {
         return;
     }
+    destroy_list(&worker->preempted);
     destroy_list(&worker->waiting);
     destroy_list(&worker->running);
     destroy_list(&worker->others);
     destroy_list(&worker->closing);
-    fg_worker_step_destroy(worker);
+    fg_worker_plan_destroy(worker);
     fg_map_destroy(worker->by_request);
     fg_map_destroy(worker->by_ticket);
     fg_arena_destroy(worker->inbox);
     fg_mem_free(worker->peers);
     fg_buf_deinit(&worker->out);
+    fg_prefix_destroy(worker->prefix);
     fg_pool_destroy(worker->pool, true);
     fg_mem_free(worker);
 }
@@ -131,18 +132,10 @@ bool fg_worker_joined(const fg_worker *worker)
 
 bool fg_worker_idle(const fg_worker *worker)
 {
-    return worker->waiting.count + worker->running.count + worker->others.count == 0 &&
-           !worker->stepping;
-}
-
-uint32_t fg_worker_slots_used(const fg_worker *worker)
-{
-    /* A sequence that is being handed over has computed all it will: it holds no slot. */
-    uint32_t used = worker->running.count;
-    for (const fg_seq *seq = worker->others.first; seq != NULL; seq = seq->next) {
-        used += seq->state != FG_SEQ_HANDING;
-    }
-    return used;
+    return worker->preempted.count + worker->waiting.count + worker->running.count +
+                   worker->others.count ==
+               0 &&
+           worker->in_flight == 0;
 }
 
 uint64_t fg_worker_next_ticket(fg_worker *worker)
@@ -165,35 +158,14 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
 {
     *stats_out = worker->stats;
     fg_pool_stats_get(worker->pool, &stats_out->pool);
-    stats_out->running = worker->running.count;
-    stats_out->waiting = worker->waiting.count + worker->others.count;
-    stats_out->closing = worker->closing.count;
-}
-
-void fg_worker_check(const fg_worker *worker)
-{
-    fg_pool_check(worker->pool);
-    fg_pool_stats pool;
-    fg_pool_stats_get(worker->pool, &pool);
-    const fg_seq_list *lists[] = { &worker->waiting, &worker->running, &worker->others,
-                                   &worker->closing };
-    uint32_t promised = 0, referenced = 0, quarantined = 0;
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        uint32_t count = 0;
-        for (const fg_seq *seq = lists[i]->first; seq != NULL; seq = seq->next) {
-            promised += seq->promised;
-            referenced += seq->given ? 0 : seq->block_count;
-            quarantined += seq->given && seq->ticket_open ? seq->block_count : 0;
-            FG_ASSERT((lists[i] == &worker->closing) == (seq->state == FG_SEQ_CLOSING));
-            count++;
-        }
-        FG_ASSERT(count == lists[i]->count);
+    fg_prefix_stats_get(worker->prefix, &stats_out->prefix);
+    if (worker->options.tier != NULL) {
+        fg_tier_stats_get(worker->options.tier, &stats_out->tier);
     }
-    FG_ASSERT(promised == pool.promised, "promised %u, sequences hold %u", pool.promised, promised);
-    FG_ASSERT(referenced == pool.held + pool.pinned, "held %u + pinned %u, sequences hold %u",
-              pool.held, pool.pinned, referenced);
-    FG_ASSERT(quarantined >= pool.quarantined, "quarantined %u, sequences explain %u",
-              pool.quarantined, quarantined);
+    stats_out->running = worker->running.count;
+    stats_out->preempted = worker->preempted.count;
+    stats_out->waiting = worker->preempted.count + worker->waiting.count + worker->others.count;
+    stats_out->closing = worker->closing.count;
 }
 
 /* ---- towards the router ---- */
@@ -218,16 +190,6 @@ void fg_worker_send(fg_worker *worker, const fg_msg *msg)
 void fg_worker_send_busy(fg_worker *worker, uint64_t request, uint32_t attempt)
 {
     fg_msg msg = { .kind = FG_MSG_TICKET, .request = request, .attempt = attempt };
-    fg_worker_send(worker, &msg);
-}
-
-static void send_done(fg_worker *worker, uint64_t request, uint32_t attempt, fg_finish finish,
-                      const char *text, uint32_t generated)
-{
-    fg_msg msg = { .kind = FG_MSG_DONE, .request = request, .attempt = attempt };
-    msg.done.finish = finish;
-    msg.done.text = text;
-    msg.done.generated = generated;
     fg_worker_send(worker, &msg);
 }
 
@@ -280,196 +242,17 @@ static void send_load(fg_worker *worker)
         .steps = stats.steps,
         .busy_ns = stats.busy_ns,
         .sequence = ++worker->load_sequence,
+        .cache_query_tokens = stats.cache_query_tokens,
+        .cache_hit_tokens = stats.cache_hit_tokens,
+        .evicted_blocks = stats.pool.evictions,
+        .preemptions = stats.preemptions,
+        .swapped_blocks = stats.swapped_blocks,
+        .restored_blocks = stats.restored_blocks,
+        .tier_blocks = stats.tier.swapped + stats.tier.stored,
     };
     worker->load_dirty = false;
     worker->load_sent_ns = fg_worker_now_ns(worker);
     fg_worker_send(worker, &msg);
-}
-
-/* ---- the life of a sequence ---- */
-
-static uint64_t request_key(uint64_t request, uint32_t attempt)
-{
-    return fg_hash_mix(fg_hash_mix(request) ^ attempt);
-}
-
-static fg_seq *find_request(fg_worker *worker, uint64_t request, uint32_t attempt)
-{
-    return fg_map_get(worker->by_request, request_key(request, attempt));
-}
-
-static bool has_ended(const fg_worker *worker, uint64_t key)
-{
-    for (uint32_t i = 0; i < FG_WORKER_ENDED_MAX; i++) {
-        if (worker->ended[i] == key) {
-            return true;
-        }
-    }
-    return false;
-}
-
-uint32_t fg_worker_need(const fg_worker *worker, const fg_seq *seq)
-{
-    /* A sender computes the prompt only; whoever decodes here may reach the last token. */
-    uint32_t tokens = seq->side == FG_SIDE_SENDER ? seq->prompt_count : seq->token_max;
-    return fg_kv_blocks_for(tokens, worker->options.layout.block_size) - seq->block_count;
-}
-
-/* Why a sequence can never run here; NULL when it can. */
-static const char *misfit(const fg_worker *worker, const uint32_t *tokens, uint32_t token_count,
-                          const fg_wire_sampling *params)
-{
-    const fg_worker_options *options = &worker->options;
-    uint64_t total = (uint64_t)token_count + params->max_tokens;
-    if (token_count == 0 || params->max_tokens == 0) {
-        return "empty prompt or max_tokens 0";
-    }
-    if (total > options->context_max) {
-        return "prompt and max_tokens exceed this worker's context";
-    }
-    if (fg_kv_blocks_for((uint32_t)total, options->layout.block_size) > options->block_count) {
-        return "prompt and max_tokens exceed this worker's KV blocks";
-    }
-    for (uint32_t i = 0; i < token_count; i++) {
-        if (tokens[i] >= options->vocab_size) {
-            return "token id outside of the vocabulary";
-        }
-    }
-    return NULL;
-}
-
-fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
-                          uint32_t token_count, const fg_wire_sampling *params)
-{
-    const char *why = misfit(worker, tokens, token_count, params);
-    fg_seq *seq = NULL;
-    if (why == NULL && (find_request(worker, msg->request, msg->attempt) != NULL ||
-                        has_ended(worker, request_key(msg->request, msg->attempt)))) {
-        worker->stats.stale_dropped++; /* a doubled message: the first one stands */
-        return NULL;
-    }
-    if (why == NULL) {
-        seq = fg_seq_create(msg->request, msg->attempt, tokens, token_count, params,
-                            worker->options.layout.block_size);
-        if (seq == NULL ||
-            fg_map_put(worker->by_request, request_key(msg->request, msg->attempt), seq) != FG_OK) {
-            fg_seq_destroy(seq);
-            seq = NULL;
-            why = "worker is out of memory";
-        }
-    }
-    if (why != NULL) {
-        send_done(worker, msg->request, msg->attempt, FG_FINISH_ERROR, why, 0);
-        return NULL;
-    }
-    seq->queued_ns = fg_worker_now_ns(worker);
-    seq->started_ns = seq->queued_ns;
-    worker->load_dirty = true;
-    return seq;
-}
-
-void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state)
-{
-    fg_seq_list *list = state == FG_SEQ_WAITING   ? &worker->waiting
-                        : state == FG_SEQ_RUNNING ? &worker->running
-                        : state == FG_SEQ_CLOSING ? &worker->closing
-                                                  : &worker->others;
-    seq->state = state;
-    fg_seq_unlink(seq);
-    fg_seq_append(list, seq);
-}
-
-bool fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq)
-{
-    if (fg_map_get(worker->by_ticket, seq->ticket) != NULL ||
-        fg_map_put(worker->by_ticket, seq->ticket, seq) != FG_OK) {
-        return false;
-    }
-    seq->ticket_open = true;
-    for (uint32_t i = 0; i < seq->block_count; i++) {
-        fg_pool_pin(worker->pool, seq->blocks[i]);
-    }
-    return true;
-}
-
-void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq)
-{
-    FG_ASSERT(seq->ticket_open);
-    fg_map_remove(worker->by_ticket, seq->ticket);
-    seq->ticket_open = false;
-    for (uint32_t i = 0; i < seq->block_count; i++) {
-        fg_pool_unpin(worker->pool, seq->blocks[i]);
-    }
-    worker->load_dirty = true;
-}
-
-static void give_blocks(fg_worker *worker, fg_seq *seq)
-{
-    if (seq->given) {
-        return;
-    }
-    seq->given = true;
-    for (uint32_t i = 0; i < seq->block_count; i++) {
-        fg_pool_unref(worker->pool, seq->blocks[i]);
-    }
-    fg_pool_unpromise(worker->pool, seq->promised);
-    seq->promised = 0;
-    worker->load_dirty = true;
-}
-
-void fg_worker_settle(fg_worker *worker, fg_seq *seq)
-{
-    FG_ASSERT(seq->state == FG_SEQ_CLOSING);
-    if (seq->in_step) {
-        return;
-    }
-    give_blocks(worker, seq);
-    if (!seq->ticket_open) {
-        fg_seq_unlink(seq);
-        fg_seq_destroy(seq);
-    }
-}
-
-void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text)
-{
-    FG_ASSERT(seq->state != FG_SEQ_CLOSING);
-    if (finish != FG_FINISH_CANCELLED) {
-        send_done(worker, seq->request, seq->attempt, finish, text, fg_seq_generated(seq));
-    }
-    uint64_t key = request_key(seq->request, seq->attempt);
-    fg_map_remove(worker->by_request, key);
-    worker->ended[worker->ended_next++ % FG_WORKER_ENDED_MAX] = key;
-    fg_worker_set_state(worker, seq, FG_SEQ_CLOSING);
-    if (seq->ticket_open && !seq->aborting) {
-        seq->aborting = true;
-        if (seq->side == FG_SIDE_SENDER) {
-            fg_link_abort(worker->options.link, seq->peer, seq->ticket);
-            if (seq->pushed == 0) {
-                /* The link never saw this ticket, reads nothing, and (where the receiver has fenced
-                 * it already) may have no more to say about it. */
-                fg_worker_release_ticket(worker, seq);
-            }
-        } else {
-            seq->fence_asked_ns = fg_worker_now_ns(worker);
-            fg_link_fence(worker->options.link, seq->ticket);
-        }
-    }
-    fg_worker_settle(worker, seq);
-}
-
-static void end_all(fg_worker *worker, fg_finish finish, const char *why)
-{
-    fg_seq_list *lists[] = { &worker->waiting, &worker->running, &worker->others };
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        while (lists[i]->first != NULL) {
-            fg_worker_end(worker, lists[i]->first, finish, why);
-        }
-    }
-}
-
-void fg_worker_abort_all(fg_worker *worker, const char *why)
-{
-    end_all(worker, FG_FINISH_ERROR, why);
 }
 
 /* ---- messages ---- */
@@ -479,15 +262,14 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     uint32_t peer = FG_LINK_PEER_NONE;
     if (msg->prefill.has_ticket) {
         peer = fg_worker_find_peer(worker, msg->prefill.target.name, msg->prefill.target.epoch);
-        uint32_t blocks =
-            fg_kv_blocks_for(msg->prefill.token_count, worker->options.layout.block_size);
+        uint64_t blocks = (uint64_t)msg->prefill.first_block + msg->prefill.block_count;
         if (worker->options.prefill == NULL || worker->options.link == NULL ||
-            peer == FG_LINK_PEER_NONE || msg->prefill.block_count != blocks ||
-            msg->prefill.first_block != 0) {
-            send_done(worker, msg->request, msg->attempt, FG_FINISH_ERROR,
-                      peer == FG_LINK_PEER_NONE ? "the decode worker is unknown here"
-                                                : "the ticket does not fit the prompt",
-                      0);
+            peer == FG_LINK_PEER_NONE || msg->prefill.block_count == 0 ||
+            blocks !=
+                fg_kv_blocks_for(msg->prefill.token_count, worker->options.layout.block_size)) {
+            fg_worker_send_done(worker, msg, FG_FINISH_ERROR,
+                                peer == FG_LINK_PEER_NONE ? "the decode worker is unknown here"
+                                                          : "the ticket does not fit the prompt");
             return;
         }
     }
@@ -500,8 +282,12 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     if (!msg->prefill.has_ticket) {
         return;
     }
-    if (!fg_seq_open_ticket(seq, FG_SIDE_SENDER, peer, msg->prefill.ticket,
-                            msg->prefill.block_count)) {
+    fg_seq_ticket ticket = { .side = FG_SIDE_SENDER,
+                             .peer = peer,
+                             .ticket = msg->prefill.ticket,
+                             .first_block = msg->prefill.first_block,
+                             .block_count = msg->prefill.block_count };
+    if (!fg_seq_open_ticket(seq, &ticket)) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "worker is out of memory");
         return;
     }
@@ -606,6 +392,9 @@ static void on_welcome(fg_worker *worker, const fg_msg *msg)
 {
     worker->joined = true;
     worker->refusals = 0;
+    fg_digest128 secret = { .low = msg->welcome.cache_key_low,
+                            .high = msg->welcome.cache_key_high };
+    fg_prefix_set_secret(worker->prefix, secret);
     if (msg->welcome.lease_ms > 0) {
         worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
@@ -636,17 +425,20 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
         if (worker->options.decode != NULL && worker->options.link != NULL) {
             worker->options.decode->on_reserve(worker, msg);
         } else {
-            send_done(worker, msg->request, msg->attempt, FG_FINISH_ERROR,
-                      "this worker does not decode for others", 0);
+            fg_worker_send_done(worker, msg, FG_FINISH_ERROR,
+                                "this worker does not decode for others");
         }
         break;
     case FG_MSG_CANCEL:
-        seq = find_request(worker, msg->request, msg->attempt);
+        seq = fg_worker_find_request(worker, msg->request, msg->attempt);
         if (seq != NULL) {
             fg_worker_end(worker, seq, FG_FINISH_CANCELLED, "");
         } else {
             worker->stats.stale_dropped++;
         }
+        break;
+    case FG_MSG_CLEAR:
+        fg_worker_clear_cache(worker);
         break;
     default:
         worker->stats.frames_refused++;
@@ -693,11 +485,12 @@ void fg_worker_on_down(fg_worker *worker)
     }
     if (worker->joined) {
         fg_warn("worker", "event=router_lost live=%u",
-                worker->waiting.count + worker->running.count + worker->others.count);
+                worker->preempted.count + worker->waiting.count + worker->running.count +
+                    worker->others.count);
     }
     worker->up = false;
     worker->joined = false;
-    end_all(worker, FG_FINISH_CANCELLED, "");
+    fg_worker_end_all(worker, FG_FINISH_CANCELLED, "");
     /* The others are told that this epoch is lost and turn away from it; so does this side. The
      * router introduces everybody anew after the next WELCOME. */
     while (worker->peer_count > 0) {
@@ -727,7 +520,7 @@ static void end_forgotten(fg_worker *worker, uint64_t now)
     fg_seq *next;
     for (fg_seq *seq = worker->others.first; seq != NULL; seq = next) {
         next = seq->next;
-        if (now - seq->queued_ns >= FORGOTTEN_NS) {
+        if (seq->ticket_open && now - seq->queued_ns >= FORGOTTEN_NS) {
             fg_worker_end(worker, seq, FG_FINISH_ERROR, "the hand-over never ended");
         }
     }
@@ -781,73 +574,4 @@ void fg_worker_drain(fg_worker *worker)
         fg_msg msg = { .kind = FG_MSG_DRAIN };
         fg_worker_send(worker, &msg);
     }
-}
-
-/* ---- the link's news ---- */
-
-static void link_commit(void *ctx, const fg_link_commit *commit)
-{
-    fg_worker *worker = ctx;
-    fg_seq *seq = fg_map_get(worker->by_ticket, commit->ticket);
-    if (seq == NULL || seq->state != FG_SEQ_EXPECTING) {
-        worker->stats.stale_dropped++;
-        return;
-    }
-    worker->options.decode->on_commit(worker, seq, commit);
-    fg_worker_run(worker);
-}
-
-/* The link is done with a ticket that this side (or a loss) has ended. */
-static void link_closed(fg_worker *worker, uint64_t ticket, fg_seq_side side, const char *why)
-{
-    fg_seq *seq = fg_map_get(worker->by_ticket, ticket);
-    if (seq == NULL || seq->side != side) {
-        worker->stats.stale_dropped++;
-        return;
-    }
-    fg_worker_release_ticket(worker, seq);
-    if (seq->state != FG_SEQ_CLOSING) {
-        fg_worker_end(worker, seq, FG_FINISH_ERROR, why);
-    } else {
-        fg_worker_settle(worker, seq);
-    }
-    fg_worker_run(worker);
-}
-
-static void link_fenced(void *ctx, uint64_t ticket)
-{
-    link_closed(ctx, ticket, FG_SIDE_RECEIVER, "the prefill worker stopped sending");
-}
-
-static void link_drained(void *ctx, uint64_t ticket, fg_status why)
-{
-    link_closed(ctx, ticket, FG_SIDE_SENDER, "the decode worker stopped receiving");
-}
-
-static void link_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_t bad_count)
-{
-    fg_worker *worker = ctx;
-    fg_seq *seq = fg_map_get(worker->by_ticket, ticket);
-    if (seq == NULL || seq->side != FG_SIDE_SENDER) {
-        worker->stats.stale_dropped++;
-        return;
-    }
-    if (seq->state == FG_SEQ_CLOSING) {
-        if (bad_count == 0) { /* accepted while this side was ending: the ticket is closed */
-            fg_worker_release_ticket(worker, seq);
-            fg_worker_settle(worker, seq);
-        }
-        return;
-    }
-    worker->options.prefill->on_answer(worker, seq, bad, bad_count);
-    fg_worker_run(worker);
-}
-
-fg_link_events fg_worker_link_events(fg_worker *worker)
-{
-    return (fg_link_events){ .on_commit = link_commit,
-                             .on_fenced = link_fenced,
-                             .on_answer = link_answer,
-                             .on_drained = link_drained,
-                             .ctx = worker };
 }

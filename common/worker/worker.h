@@ -22,7 +22,10 @@
 #include "common/engine/engine.h"
 #include "common/kv/layout.h"
 #include "common/kv/pool.h"
+#include "common/kv/prefix.h"
+#include "common/kv/tier.h"
 #include "common/link/link.h"
+#include "common/obs/trace.h"
 #include "common/sched/sched.h"
 #include "common/worker/seq.h"
 #include "proto/wire.h"
@@ -56,11 +59,19 @@ typedef struct fg_worker_options {
     uint32_t context_max; /* tokens of one sequence */
     uint32_t vocab_size;
     fg_sched_limits limits;
-    fg_digest128 fingerprint; /* of the model */
+    bool overlap;               /* plan the next step while one computes */
+    bool prefix_cache;          /* share and keep blocks of equal prefixes */
+    uint32_t local_prefill_max; /* a handed-over prompt whose missing tail is no longer than this is
+                                    computed by the decode worker itself; 0: never */
+    fg_tier *tier;              /* borrowed; NULL: no swapping, evicted blocks are gone */
+    fg_trace *trace;            /* borrowed; NULL: nobody looks */
+    fg_digest128 fingerprint;   /* of the model */
     uint64_t pid;
     const fg_handover *prefill; /* policies, borrowed; NULL where the role is absent */
     const fg_handover *decode;
     bool (*is_end)(void *ctx, uint32_t token);
+    /* A step has ended; for metrics. NULL: nobody counts. */
+    void (*on_step)(void *ctx, const fg_trace_step *step);
     /* One frame to the router. FG_AGAIN: its queue is full. */
     fg_status (*send)(void *ctx, const void *bytes, size_t size_bytes);
     /* Connect again, as identity name#epoch; called outside of any other call of this header's
@@ -91,13 +102,23 @@ void fg_worker_abort_all(fg_worker *worker, const char *why);
 
 typedef struct fg_worker_stats {
     fg_pool_stats pool;
-    uint32_t running, waiting, closing;
+    fg_prefix_stats prefix;
+    fg_tier_stats tier;
+    uint32_t running, waiting, preempted, closing; /* waiting: preempted ones and arrivals too */
     uint64_t steps, busy_ns, prompt_tokens, generated_tokens;
     uint64_t frames_refused, stale_dropped;
+    uint64_t cache_query_tokens, cache_hit_tokens; /* of prompts when they were first admitted */
+    uint64_t tier_hit_tokens;                      /* part of the hits that came from the tier */
+    uint64_t preemptions, swapped_blocks, restored_blocks, copied_blocks;
+    uint64_t chunks, deferrals, forks, remapped_blocks, damaged_blocks;
+    uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);
-/* Counters against a full recount: pool, lists, promises. Aborts on a difference (simulator, tests). */
-void fg_worker_check(const fg_worker *worker);
+/* Counters against a full recount: pool, references, promises, lists, tier. Aborts on a difference
+ * (simulator, tests). */
+void fg_worker_check(fg_worker *worker);
+/* Forgets every cached prefix, in the tier too; blocks in use stay with their sequences. */
+void fg_worker_clear_cache(fg_worker *worker);
 
 /* --- for the hand-over policies --- */
 
@@ -111,8 +132,14 @@ uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t
 /* A new sequence from a message's fields; NULL (and DONE with an error was sent) when it can never
  * fit or memory is short. */
 fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
-                          uint32_t token_count, const fg_wire_sampling *params);
-/* Pins the ticket's blocks and makes the sequence findable by its ticket. False: no room for it. */
+                          uint32_t token_count, const fg_wire_params *params);
+/* Blocks for a prompt that will arrive: what is cached is borrowed, the rest taken. FG_AGAIN: not now. */
+fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq);
+/* Leading blocks of a sequence's prompt that are cached here. */
+uint32_t fg_worker_cached_blocks(fg_worker *worker, fg_seq *seq);
+/* The KV up to seq->computed is complete: others may share its full blocks from now on. */
+void fg_worker_publish(fg_worker *worker, fg_seq *seq);
+/* Pins the blocks that the ticket names (not those before them) and makes the sequence findable by its ticket. False: no room for it. */
 bool fg_worker_bind_ticket(fg_worker *worker, fg_seq *seq);
 /* The link to a peer refuses work. If the router does not call the peer lost within seconds, only the
  * link is broken, and this worker joins again, which makes all of its links anew. */
@@ -125,8 +152,9 @@ void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
 void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);
 /* A ticket id that this worker never used before. */
 uint64_t fg_worker_next_ticket(fg_worker *worker);
-/* Live sequences that hold or will hold a decode slot. */
-uint32_t fg_worker_slots_used(const fg_worker *worker);
+/* Whether another sequence may arrive: a slot is free, and no block that a remote writer would get is
+ * still being copied away. */
+bool fg_worker_can_receive(const fg_worker *worker);
 /* The answer to a RESERVE that cannot be met now. */
 void fg_worker_send_busy(fg_worker *worker, uint64_t request, uint32_t attempt);
 

@@ -1,6 +1,12 @@
 /*
- * worker_internal - what worker.c (joining, messages, the life of sequences) and worker_step.c (plans
- * and steps) share. Private to common/worker.
+ * worker_internal - what the files of the worker share. Private to common/worker.
+ *
+ *   worker.c       creation, joining, messages, time
+ *   worker_seq.c   the life of sequences: adding, ending, tickets, recount
+ *   worker_cache.c the prefix cache and the tier: matching, publishing, expecting
+ *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
+ *   worker_book.c  a step has ended: tokens, digests, copies, ends
+ *   worker_link.c  the link's news
  */
 #ifndef FORGE_COMMON_WORKER_WORKER_INTERNAL_H
 #define FORGE_COMMON_WORKER_WORKER_INTERNAL_H
@@ -9,6 +15,7 @@
 #include "common/base/buf.h"
 #include "common/base/limits.h"
 #include "common/base/map.h"
+#include "common/engine/staging.h"
 #include "common/worker/worker.h"
 
 typedef struct fg_worker_peer {
@@ -18,21 +25,75 @@ typedef struct fg_worker_peer {
     uint64_t broken_ns; /* since when its link refuses work; 0: it does not */
 } fg_worker_peer;
 
-/* Which block of which sequence a digest of the step in flight belongs to. */
+/* Which ticket block of which sequence a digest of a step belongs to. */
 typedef struct fg_worker_digest {
     fg_seq *seq;
     uint32_t index;
-    bool receiver; /* senders are moved on with their items, and may be gone before their digests */
+    bool alone; /* the sequence has no item in this step, which would move it on */
 } fg_worker_digest;
 
-/* Ended requests whose doubled messages are still recognised as such. */
-enum { FG_WORKER_ENDED_MAX = 512 };
+/* What a copy of a step is for. */
+typedef enum fg_worker_copy_why {
+    FG_COPY_FORK,    /* a shared block becomes private */
+    FG_COPY_SWAP,    /* a victim's block goes to its slot */
+    FG_COPY_STORE,   /* an evicted block goes to the tier */
+    FG_COPY_RESTORE, /* a victim's block comes back; the slot is given up */
+    FG_COPY_FETCH,   /* a cached block comes from the tier; the slot is locked */
+} fg_worker_copy_why;
+
+typedef struct fg_worker_copy {
+    fg_worker_copy_why why;
+    fg_seq *seq;    /* SWAP, RESTORE, FETCH */
+    uint32_t index; /* in its table */
+} fg_worker_copy;
+
+typedef struct fg_worker_moving {
+    fg_seq *seq;
+    bool back; /* from the tier; else into it */
+} fg_worker_moving;
+
+/* One step and all that its booking needs; of fixed size. */
+typedef struct fg_worker_frame {
+    fg_step step;
+    fg_step_seq *items;
+    fg_seq **item_seqs;
+    fg_step_digest *digests;
+    fg_worker_digest *digest_owners;
+    fg_step_copy *copies;
+    fg_worker_copy *copy_owners;
+    uint32_t swaps;     /* copies of blocks that are already back in the pool */
+    uint32_t *released; /* references to drop when this step has ended */
+    uint32_t released_count;
+    fg_worker_moving *moving; /* sequences that its copies take out or bring back */
+    uint32_t moving_count;
+    fg_cost_step cost;
+    fg_trace_step trace;
+} fg_worker_frame;
+
+/* A waiting sequence's part of the cache. */
+typedef struct fg_worker_hit {
+    uint32_t blocks; /* leading blocks in the pool */
+    uint32_t
+        idle_blocks; /* those of them that nobody uses: borrowing takes them from the available */
+    uint32_t tier_blocks; /* blocks after those that are in the tier */
+    fg_seq *fork_of;      /* a sibling whose part of the last block can be copied; NULL */
+} fg_worker_hit;
+
+enum {
+    /* Ended requests whose doubled messages are still recognised as such. */
+    FG_WORKER_ENDED_MAX = 512,
+    /* Steps in flight, and the one whose items they may follow. */
+    FG_WORKER_FRAMES = FG_ENGINE_STEPS_MAX + 1,
+    /* Waiting sequences that one plan looks at. */
+    FG_WORKER_WAITS_MAX = 16,
+};
 
 struct fg_worker {
     fg_worker_options options;
     char name[FG_LIMIT_NAME_BYTES + 1];
     fg_pool *pool;
-    fg_seq_list waiting, running, others, closing;
+    fg_prefix *prefix;
+    fg_seq_list preempted, waiting, running, others, closing;
     fg_map *by_request;                  /* (request, attempt) mixed -> fg_seq, not CLOSING */
     fg_map *by_ticket;                   /* ticket -> fg_seq while the ticket is open */
     uint64_t ended[FG_WORKER_ENDED_MAX]; /* keys of by_request, the oldest overwritten first */
@@ -40,6 +101,7 @@ struct fg_worker {
     fg_worker_peer *peers;
     uint32_t peer_count;
     uint64_t next_ticket;
+    uint64_t next_arrival;
 
     bool joined, up, stalled, draining;
     uint64_t epoch;
@@ -49,19 +111,27 @@ struct fg_worker {
     uint64_t load_sequence, load_sent_ns, load_period_ns;
     bool load_dirty;
 
-    /* The step in flight and the arrays that plans are made in; all of fixed size. */
-    bool stepping;
-    fg_step step;
-    fg_step_seq *items;
-    fg_seq **item_seqs;
-    uint32_t item_max;
-    fg_step_digest *digests;
-    fg_worker_digest *digest_owners;
-    uint32_t digest_max;
+    /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
+    fg_worker_frame frames[FG_WORKER_FRAMES];
+    uint32_t first_frame, in_flight;
+    fg_worker_frame *building; /* while a plan is applied: where copies and releases go */
+    uint32_t item_max, digest_max, copy_max, released_max;
+    fg_staging *staging; /* block tables as the steps in flight see them */
+    fg_cost cost;
+    uint64_t step_number;
+
+    /* What a plan is made from and into. */
+    fg_sched_limits limits_now;
     fg_sched_seq *snapshot;
     fg_seq **snapshot_seqs;
-    fg_plan_item *plan;
-    uint32_t *needs;
+    fg_sched_wait waits[FG_WORKER_WAITS_MAX];
+    fg_seq *wait_seqs[FG_WORKER_WAITS_MAX];
+    fg_worker_hit hits[FG_WORKER_WAITS_MAX];
+    uint32_t wait_count;
+    fg_sched_plan plan;
+    fg_seq **admitted;
+    uint32_t *scratch; /* block ids; block_count of them */
+    uint32_t *recount; /* references per block, for fg_worker_check */
     fg_wire_token *tokens_out;
     uint32_t tokens_out_count;
 
@@ -70,16 +140,50 @@ struct fg_worker {
     fg_worker_stats stats;
 };
 
-/* worker_step.c */
-fg_status fg_worker_step_create(fg_worker *worker, fg_error *err);
-void fg_worker_step_destroy(fg_worker *worker);
-/* Admits what fits and starts a step when the engine is idle and there is work. */
+/* worker_plan.c */
+fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err);
+void fg_worker_plan_destroy(fg_worker *worker);
+/* Makes and starts steps while the engine takes them and there is work. */
 void fg_worker_run(fg_worker *worker);
 
-/* worker.c */
-/* Blocks that admission must set aside for a sequence. */
-uint32_t fg_worker_need(const fg_worker *worker, const fg_seq *seq);
+/* worker_book.c */
+void fg_worker_book(fg_worker *worker, fg_worker_frame *frame);
+
+/* worker_seq.c */
+void fg_worker_send_done(fg_worker *worker, const fg_msg *about, fg_finish finish,
+                         const char *text);
+fg_seq *fg_worker_find_request(fg_worker *worker, uint64_t request, uint32_t attempt);
+/* Every sequence that is not CLOSING. */
+void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why);
 /* Frees a CLOSING sequence when nothing uses it any more. */
 void fg_worker_settle(fg_worker *worker, fg_seq *seq);
+/* How blocks are copied and let go while steps are in flight. */
+fg_table_ops fg_worker_table_ops(fg_worker *worker);
+/* Pins the blocks from index `from` on that an open ticket names. */
+void fg_worker_pin(fg_worker *worker, const fg_seq *seq, uint32_t from);
+/* Lets the blocks beyond `block_count` go, unpinning them where the ticket is open. */
+void fg_worker_shrink(fg_worker *worker, fg_seq *seq, uint32_t block_count);
+/* A span of the trace: the sequence leaves its state. */
+void fg_worker_trace_state(fg_worker *worker, fg_seq *seq);
+
+/* worker_cache.c */
+fg_status fg_worker_cache_create(fg_worker *worker, fg_error *err);
+/* Blocks that a sequence is promised in all when it is admitted: for what it has now, or for all that it
+ * may come to have, where nobody is to be evicted for it. */
+uint32_t fg_worker_blocks_aside(const fg_worker *worker, const fg_seq *seq);
+void fg_worker_first_keys(fg_worker *worker, fg_seq *seq);
+void fg_worker_match(fg_worker *worker, fg_seq *seq, fg_worker_hit *hit_out);
+/* Whether somebody computes right now what this one needs next. */
+bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit);
+/* Takes what was matched: borrows, forks, orders copies from the tier. False: nothing was taken, the
+ * blocks are not to be had after all. */
+bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit);
+void fg_worker_expect(fg_worker *worker, fg_seq *seq);
+void fg_worker_unexpect(fg_worker *worker, fg_seq *seq);
+/* Room for copies in the step being built. */
+bool fg_worker_copy_room(const fg_worker *worker, uint32_t count);
+void fg_worker_add_copy(fg_worker *worker, const fg_step_copy *copy, const fg_worker_copy *owner);
+
+/* worker_link.c: fg_worker_link_events */
 
 #endif

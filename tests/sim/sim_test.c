@@ -60,6 +60,11 @@ int main(int argc, char **argv)
         total.push_retries += report.push_retries;
         total.stale_dropped += report.stale_dropped;
         total.retried += report.retried;
+        total.hit_tokens += report.hit_tokens;
+        total.preemptions += report.preemptions;
+        total.swapped += report.swapped;
+        total.forks += report.forks;
+        total.remapped += report.remapped;
         total.simulated_s += report.simulated_s;
     }
     printf("worlds=%llu simulated_s=%.0f events=%llu tokens=%llu\n", seeds, total.simulated_s,
@@ -71,6 +76,10 @@ int main(int argc, char **argv)
         "crashes=%u freezes=%u cuts=%u flips=%u doubled=%u push_retries=%llu stale_dropped=%llu\n",
         total.crashes, total.freezes, total.cuts, total.flips, total.doubled,
         (unsigned long long)total.push_retries, (unsigned long long)total.stale_dropped);
+    printf("hit_tokens=%llu preemptions=%llu swapped_blocks=%llu forks=%llu remapped_blocks=%llu\n",
+           (unsigned long long)total.hit_tokens, (unsigned long long)total.preemptions,
+           (unsigned long long)total.swapped, (unsigned long long)total.forks,
+           (unsigned long long)total.remapped);
     printf("%llu passed, 0 failed\n", seeds);
     return 0;
 }

@@ -49,6 +49,7 @@ typedef struct sim_worker {
     bool alive;
     uint64_t frozen_until_ns;
     uint64_t epoch;
+    fg_tier *tier; /* NULL: none */
     void *arena;
     fg_bus *bus;
     fg_link *link;
@@ -348,6 +349,22 @@ static bool worker_is_end(void *ctx, uint32_t token)
     return token == EOS;
 }
 
+/* Any way of scheduling gives the same answers. */
+static fg_sched_limits draw_limits(world *w, const sim_worker *s)
+{
+    return (fg_sched_limits){ .step_tokens_max = 8 + (uint32_t)below(w, 60),
+                              .chunk_tokens_max = 1 + (uint32_t)below(w, 24),
+                              .seqs_max = 2 + (uint32_t)below(w, 6),
+                              .block_size = w->layout.block_size,
+                              .order = (fg_sched_order)below(w, 2),
+                              .victim = (fg_sched_victim)below(w, 3),
+                              .preemption = (fg_sched_preemption)below(w, 3),
+                              .admission = (fg_sched_admission)(below(w, 4) == 0),
+                              .watermark_blocks = (uint32_t)below(w, 1 + s->block_count / 10),
+                              .skip_max = (uint32_t)below(w, 3),
+                              .step_target_ns = below(w, 2) * MS };
+}
+
 static void start_worker(world *w, sim_worker *s)
 {
     fg_error err;
@@ -374,19 +391,25 @@ static void start_worker(world *w, sim_worker *s)
         s->arena = calloc(s->block_count, w->layout.block_bytes);
         FG_ASSERT(s->arena != NULL);
     }
-    fg_sched_limits limits = { .step_tokens_max = 8 + (uint32_t)below(w, 60),
-                               .chunk_tokens_max = 1 + (uint32_t)below(w, 24),
-                               .seqs_max = 2 + (uint32_t)below(w, 6) };
+    fg_sched_limits limits = draw_limits(w, s);
+    uint32_t slots = chance(w, 500) ? 0 : 1 + (uint32_t)below(w, 60);
+    fg_tier_options tier = { .block_bytes = w->layout.block_bytes,
+                             .block_count = slots,
+                             .block_size = w->layout.block_size };
+    fg_status status = slots == 0 ? FG_OK : fg_tier_open(&tier, &s->tier, &err);
+    FG_ASSERT(status == FG_OK, "%s", err.text);
     fg_engine_sim_options engine = { .layout = w->layout,
                                      .arena = s->arena,
                                      .block_count = s->block_count,
+                                     .tier_arena = slots == 0 ? NULL : fg_tier_arena(s->tier),
+                                     .tier_block_count = slots,
                                      .limits = { .step_tokens_max = limits.step_tokens_max,
                                                  .step_seqs_max = limits.seqs_max,
                                                  .context_max = 512 },
                                      .vocab_size = VOCAB,
                                      .eos_token = EOS,
                                      .manual = true };
-    fg_status status = fg_engine_open_sim(&engine, &s->engine, &err);
+    status = fg_engine_open_sim(&engine, &s->engine, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     fg_worker_options options = { .name = s->name,
                                   .epoch = s->epoch,
@@ -399,6 +422,10 @@ static void start_worker(world *w, sim_worker *s)
                                   .context_max = 512,
                                   .vocab_size = VOCAB,
                                   .limits = limits,
+                                  .overlap = chance(w, 500),
+                                  .prefix_cache = !chance(w, 150),
+                                  .local_prefill_max = chance(w, 400) ? 0 : (uint32_t)below(w, 40),
+                                  .tier = s->tier,
                                   .fingerprint = { 11, 22 },
                                   .pid = s->life,
                                   .prefill = fg_prefill_policy(),
@@ -418,8 +445,17 @@ static void stop_worker(world *w, sim_worker *s)
     s->alive = false;
     s->frozen_until_ns = 0;
     fg_bus_close(s->bus);
+    fg_worker_stats stats;
+    fg_worker_stats_get(s->worker, &stats);
+    w->report.hit_tokens += stats.cache_hit_tokens;
+    w->report.preemptions += stats.preemptions;
+    w->report.swapped += stats.swapped_blocks;
+    w->report.forks += stats.forks;
+    w->report.remapped += stats.remapped_blocks;
     fg_engine_close(s->engine);
     fg_worker_destroy(s->worker);
+    fg_tier_close(s->tier);
+    s->tier = NULL;
     if (s->link != NULL) {
         fg_link_hub_kill(w->link_hub, s->name, s->life * 1000);
         fg_link_close(s->link);
@@ -516,7 +552,8 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
     r->world->report.tokens++;
 }
 
-static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text)
+static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
+                   const fg_dispatch_report *report)
 {
     sim_request *r = ctx;
     FG_ASSERT(!r->ended && !r->cancelled, "request %u ended twice", r->index);
@@ -528,7 +565,8 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
     } else if (finish == FG_FINISH_LENGTH) {
         FG_ASSERT(generated == r->job.params.max_tokens);
     } else {
-        FG_ASSERT(finish == FG_FINISH_ERROR && r->world->options.faults,
+        bool asked_for = r->job.params.cache_mode == FG_CACHE_FORCE && status == FG_BAD_INPUT;
+        FG_ASSERT(finish == FG_FINISH_ERROR && (r->world->options.faults || asked_for),
                   "request %u failed without a fault: %s", r->index, text);
     }
 }
@@ -557,6 +595,25 @@ static void fire_cancel(world *w, event *e)
     }
 }
 
+/* Most prompts begin like another one; some are the same. */
+static void draw_prompt(world *w, sim_request *r)
+{
+    uint32_t shared = 0;
+    if (r->index > 0 && chance(w, 600)) {
+        const sim_request *other = &w->requests[below(w, r->index)];
+        shared = chance(w, 300) ? other->prompt_count : (uint32_t)below(w, other->prompt_count + 1);
+        shared = shared < r->prompt_count ? shared : r->prompt_count;
+        memcpy(r->tokens, other->tokens, shared * sizeof *r->tokens);
+        if (shared == other->prompt_count && chance(w, 500)) {
+            r->prompt_count = shared;
+        }
+    }
+    for (uint32_t i = shared; i < r->prompt_count; i++) {
+        r->tokens[i] = (uint32_t)below(w, VOCAB);
+    }
+    r->count = r->prompt_count;
+}
+
 static void make_request(world *w, uint32_t index)
 {
     sim_request *r = &w->requests[index];
@@ -566,10 +623,7 @@ static void make_request(world *w, uint32_t index)
     uint32_t max_tokens = 1 + (uint32_t)below(w, 40);
     r->tokens = calloc(r->prompt_count + max_tokens, sizeof *r->tokens);
     FG_ASSERT(r->tokens != NULL);
-    for (uint32_t i = 0; i < r->prompt_count; i++) {
-        r->tokens[i] = (uint32_t)below(w, VOCAB);
-    }
-    r->count = r->prompt_count;
+    draw_prompt(w, r);
     r->job = (fg_dispatch_job){
         .tokens = r->tokens,
         .token_count = r->prompt_count,
@@ -577,7 +631,11 @@ static void make_request(world *w, uint32_t index)
                     .top_p = 1.0f,
                     .seed = fg_rng_next(&w->rng) >> 1,
                     .max_tokens = max_tokens,
-                    .want_digests = true },
+                    .want_digests = true,
+                    .priority = (int32_t)below(w, 3) - 1,
+                    .cache_mode = chance(w, 100) ? (uint32_t)below(w, 3) : FG_CACHE_AUTO,
+                    .salt_low = chance(w, 100) ? 1 + below(w, 2) : 0,
+                    .family = chance(w, 300) ? 1 + below(w, 3) : 0 },
         .sink = { .on_token = on_token, .on_end = on_end, .ctx = r },
     };
     uint64_t at = below(w, 600 * MS);
@@ -585,6 +643,16 @@ static void make_request(world *w, uint32_t index)
     if (chance(w, 200)) {
         push_event(
             w, (event){ .at_ns = at + below(w, 500 * MS), .fire = fire_cancel, .index = index });
+    }
+}
+
+static void fire_clear(world *w, event *e)
+{
+    fg_dispatch_clear_cache(w->dispatch);
+    if (!w->quiet) {
+        event next = *e;
+        next.at_ns = w->now_ns + below(w, 1000 * MS);
+        push_event(w, next);
     }
 }
 
@@ -607,9 +675,13 @@ static void flip_a_bit(world *w, sim_worker *s)
     }
     for (int tries = 0; tries < 16; tries++) {
         uint32_t block = (uint32_t)below(w, s->block_count);
-        if (fg_pool_is_pinned(fg_worker_pool(s->worker), block)) {
+        const fg_pool *pool = fg_worker_pool(s->worker);
+        if (fg_pool_is_pinned(pool, block) && !fg_pool_is_kept(pool, block)) {
             unsigned char *bytes = (unsigned char *)s->arena + block * w->layout.block_bytes;
             bytes[below(w, w->layout.block_bytes)] ^= (unsigned char)(1u << below(w, 8));
+            if (w->options.verbose) {
+                fprintf(stderr, "%12.6f flip %s block %u\n", (double)w->now_ns / 1e9, s->name, block);
+            }
             w->report.flips++;
             return;
         }
@@ -702,6 +774,7 @@ static void open_world(world *w, const sim_options *options)
         .clock = fg_clock_manual(&w->now_ns),
         .fingerprint = { 11, 22 },
         .router_epoch = options->seed,
+        .cache_key = { options->seed, 77 },
         .lease_ms = LEASE_MS,
         .limits = { .queued_max = 24, .queued_tokens_max = 100000, .live_max = 1000 },
         .send = router_send,
@@ -716,6 +789,7 @@ static void open_world(world *w, const sim_options *options)
     for (uint32_t i = 0; i < w->request_count; i++) {
         make_request(w, i);
     }
+    push_event(w, (event){ .at_ns = below(w, 2000 * MS), .fire = fire_clear, .index = UINT32_MAX });
     if (options->faults) {
         push_event(w, (event){ .at_ns = 50 * MS, .fire = fire_fault, .index = UINT32_MAX });
     }
@@ -748,7 +822,8 @@ static bool at_rest(const world *w)
             return false;
         }
         fg_worker_stats_get(w->workers[i].worker, &stats);
-        if (stats.pool.free != stats.pool.total || stats.pool.promised != 0 || stats.closing != 0) {
+        if (stats.pool.free + stats.pool.cached != stats.pool.total || stats.pool.promised != 0 ||
+            stats.closing != 0) {
             return false;
         }
     }
@@ -770,11 +845,11 @@ static void describe(const world *w)
         }
         fg_worker_stats_get(w->workers[i].worker, &s);
         fprintf(stderr,
-                "  %s: joined=%d free=%u/%u held=%u pinned=%u quarantined=%u running=%u "
+                "  %s: joined=%d free=%u cached=%u/%u held=%u pinned=%u quarantined=%u running=%u "
                 "waiting=%u closing=%u\n",
                 w->workers[i].name, fg_worker_joined(w->workers[i].worker), s.pool.free,
-                s.pool.total, s.pool.held, s.pool.pinned, s.pool.quarantined, s.running, s.waiting,
-                s.closing);
+                s.pool.cached, s.pool.total, s.pool.held, s.pool.pinned, s.pool.quarantined,
+                s.running, s.waiting, s.closing);
     }
     for (uint32_t i = 0; i < w->request_count; i++) {
         const sim_request *r = &w->requests[i];
@@ -848,6 +923,6 @@ void sim_run(const sim_options *options, sim_report *report_out)
         check_books(w);
     }
     count_up(w);
-    *report_out = w->report;
     close_world(w);
+    *report_out = w->report;
 }

@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
 
 static void check_request(const fg_request *request, uint32_t vocab_size)
 {
-    const fg_wire_sampling *params = &request->params;
+    const fg_wire_params *params = &request->params;
     FG_ASSERT(request->token_count >= 1 && request->token_count < CONTEXT_MAX, "token count");
     for (uint32_t i = 0; i < request->token_count; i++) {
         FG_ASSERT(request->tokens[i] < vocab_size, "token id");
@@ -27,6 +27,11 @@ static void check_request(const fg_request *request, uint32_t vocab_size)
     FG_ASSERT(params->temperature >= 0 && params->temperature <= 2, "temperature");
     FG_ASSERT(params->top_p > 0 && params->top_p <= 1, "top_p");
     FG_ASSERT(params->min_p >= 0 && params->min_p <= 1, "min_p");
+    FG_ASSERT(request->choice_count >= 1 && request->choice_count <= FG_LIMIT_CHOICES, "n");
+    FG_ASSERT((params->family != 0) == (request->choice_count > 1), "family");
+    FG_ASSERT(params->priority >= FG_PRIORITY_HIGH && params->priority <= FG_PRIORITY_LOW,
+              "priority");
+    FG_ASSERT(params->cache_mode <= FG_CACHE_DISABLE, "cache mode");
     FG_ASSERT(request->stop_count <= FG_LIMIT_STOP_STRINGS, "stop count");
     for (size_t i = 0; i < request->stop_count; i++) {
         FG_ASSERT(request->stop_lengths[i] >= 1 && request->stop_lengths[i] <= FG_LIMIT_STOP_BYTES,
@@ -47,12 +52,21 @@ static void check_json(const fg_buf *out)
 static void check_rendering(const fg_request *request, const char *text, size_t length)
 {
     fg_buf out;
-    fg_api_piece piece = { .text = text, .text_length = length };
+    fg_dispatch_report report = { 0 };
+    fg_api_choice choices[FG_LIMIT_CHOICES];
+    fg_api_usage usage = { .completion_tokens = 1 };
+    for (uint32_t i = 0; i < request->choice_count; i++) {
+        choices[i] = (fg_api_choice){ .index = i,
+                                      .piece = { .text = text, .text_length = length },
+                                      .finish = FG_FINISH_STOP,
+                                      .report = request->return_timings ? &report : NULL };
+    }
     fg_buf_init(&out, 0);
-    fg_api_render_answer(&out, request, &piece, FG_FINISH_STOP, 1);
+    fg_api_render_answer(&out, request, choices, &usage);
     check_json(&out);
     fg_buf_clear(&out);
-    fg_api_event_piece(&out, request, &piece, FG_FINISH_NONE);
+    choices[0].finish = FG_FINISH_NONE;
+    fg_api_event_choice(&out, request, &choices[0]);
     fg_buf_consume(&out, strlen("data: "));
     check_json(&out);
     fg_buf_deinit(&out);

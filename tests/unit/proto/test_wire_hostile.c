@@ -89,7 +89,8 @@ enum {
     TOKENS,
     DONE,
     CANCEL,
-    DRAIN
+    DRAIN,
+    CLEAR
 };
 
 Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
@@ -98,7 +99,7 @@ Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
     fg_arena *samples = fg_arena_create(1 << 20);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_DRAIN; kind++) {
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_CLEAR; kind++) {
         fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, 60);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -126,7 +127,7 @@ Test(wire_hostile, damaged_frames_do_no_harm)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     for (int i = 0; i < 30000; i++) {
-        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_DRAIN));
+        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_CLEAR));
         fg_msg msg = wire_sample(kind, &rng, samples, 20);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -144,7 +145,7 @@ Test(wire_hostile, damaged_frames_do_no_harm)
 
 static void no_body(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
 }
 static void no_version(fg_buf *f)
 {
@@ -152,35 +153,40 @@ static void no_version(fg_buf *f)
 }
 static void next_version(fg_buf *f)
 {
-    put_number(f, 1, 2);
+    put_number(f, 1, FG_PROTOCOL_VERSION + 1);
+    put_bytes(f, DRAIN, "", 0);
+}
+static void last_version(fg_buf *f)
+{
+    put_number(f, 1, FG_PROTOCOL_VERSION - 1);
     put_bytes(f, DRAIN, "", 0);
 }
 static void unknown_body(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_bytes(f, 99, "", 0);
 }
 static void two_bodies(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_bytes(f, DRAIN, "", 0);
     put_bytes(f, CANCEL, "", 0);
 }
 static void one_body_twice(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_bytes(f, DRAIN, "", 0);
     put_bytes(f, DRAIN, "", 0);
 }
 static void version_twice(fg_buf *f)
 {
-    put_number(f, 1, 1);
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_bytes(f, DRAIN, "", 0);
 }
 static void many_unknown_fields(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_bytes(f, DRAIN, "", 0);
     for (uint32_t i = 0; i < 127; i++) {
         put_number(f, 1000 + i, 1);
@@ -205,7 +211,7 @@ static void group(fg_buf *f)
 }
 static void body_is_a_number(fg_buf *f)
 {
-    put_number(f, 1, 1);
+    put_number(f, 1, FG_PROTOCOL_VERSION);
     put_number(f, DRAIN, 1);
 }
 static void random_text(fg_buf *f)
@@ -219,7 +225,8 @@ static const struct {
 } frames[] = {
     { "no body", no_body },
     { "no version", no_version },
-    { "another version", next_version },
+    { "the next version", next_version },
+    { "the version before", last_version },
     { "unknown body", unknown_body },
     { "two bodies", two_bodies },
     { "one body twice", one_body_twice },
@@ -251,7 +258,7 @@ Test(wire_hostile, unknown_fields_are_dropped)
     put_number(&inner, 1, 5);
     put_number(&inner, 2, 100);
     put_bytes(&inner, 77, "future", 6);
-    put_number(&frame, 1, 1);
+    put_number(&frame, 1, FG_PROTOCOL_VERSION);
     put_inner(&frame, WELCOME, &inner);
     put_float(&frame, 500, 1);
     fg_error err = { 0 };
@@ -327,6 +334,38 @@ static void min_p_nan(fg_buf *b)
 static void max_tokens_huge(fg_buf *b)
 {
     reserve_with(b, F_ONE, F_ONE, F_ZERO, FG_LIMIT_CONTEXT_TOKENS + 1);
+}
+/* One more field of the parameters, by number. */
+static void params_with(fg_buf *b, uint32_t field, uint64_t value)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\x02", 2);
+    fg_buf params = begin();
+    put_float(&params, 1, F_ONE);
+    put_float(&params, 2, F_ONE);
+    put_number(&params, field, value);
+    put_inner(b, 3, &params);
+}
+/* sint32 travels in zigzag: 0, -1, 1, -2, 2. */
+static void priority_low(fg_buf *b)
+{
+    params_with(b, 9, 4);
+}
+static void priority_high(fg_buf *b)
+{
+    params_with(b, 9, 3);
+}
+static void priority_least(fg_buf *b)
+{
+    params_with(b, 9, UINT32_MAX);
+}
+static void cache_mode_unknown(fg_buf *b)
+{
+    params_with(b, 10, 3);
+}
+static void cache_mode_huge(fg_buf *b)
+{
+    params_with(b, 10, UINT32_MAX);
 }
 static void no_tokens(fg_buf *b)
 {
@@ -433,6 +472,27 @@ static void choice_huge(fg_buf *b)
 {
     put_number(b, 1, 5000);
 }
+static void cached_huge(fg_buf *b)
+{
+    put_number(b, 6, FG_LIMIT_CONTEXT_TOKENS + 1);
+}
+static void chunks_huge(fg_buf *b)
+{
+    put_number(b, 7, UINT32_MAX);
+}
+static void tier_huge(fg_buf *b)
+{
+    put_number(b, 18, FG_LIMIT_BLOCKS + 1);
+}
+static void local_not_granted(fg_buf *b)
+{
+    put_number(b, 5, 1);
+}
+static void refused_without_error(fg_buf *b)
+{
+    put_number(b, 1, FG_FINISH_STOP);
+    put_number(b, 5, 1);
+}
 static void transport_binary(fg_buf *b)
 {
     put_bytes(b, 3, "shm\x01", 4);
@@ -498,6 +558,11 @@ static const change changes[] = {
     { "top_p", FG_MSG_RESERVE, top_p_two },
     { "min_p", FG_MSG_RESERVE, min_p_nan },
     { "max_tokens", FG_MSG_RESERVE, max_tokens_huge },
+    { "priority", FG_MSG_RESERVE, priority_low },
+    { "priority", FG_MSG_RESERVE, priority_high },
+    { "priority", FG_MSG_RESERVE, priority_least },
+    { "cache_mode", FG_MSG_RESERVE, cache_mode_unknown },
+    { "cache_mode", FG_MSG_RESERVE, cache_mode_huge },
     { "tokens", FG_MSG_RESERVE, no_tokens },
     { "tokens", FG_MSG_RESERVE, too_many_tokens },
     { "sampling", FG_MSG_RESERVE, no_sampling },
@@ -520,6 +585,11 @@ static const change changes[] = {
     { "lease_ms", FG_MSG_WELCOME, lease_huge },
     { "held", FG_MSG_LOAD, load_huge },
     { "choice", FG_MSG_FIRST, choice_huge },
+    { "cached_tokens", FG_MSG_FIRST, cached_huge },
+    { "chunks", FG_MSG_FIRST, chunks_huge },
+    { "tier_blocks", FG_MSG_LOAD, tier_huge },
+    { "local", FG_MSG_TICKET, local_not_granted },
+    { "refused", FG_MSG_DONE, refused_without_error },
     { "transport", FG_MSG_PUSHED, transport_binary },
     { "columns", FG_MSG_TOKENS, columns_differ },
     { "columns", FG_MSG_TOKENS, digests_differ },

@@ -63,16 +63,21 @@ static float fraction(fg_rng *rng)
     return (float)fg_rng_below(rng, 1001) / 1000.0f;
 }
 
-static fg_wire_sampling any_sampling(fg_rng *rng)
+static fg_wire_params any_sampling(fg_rng *rng)
 {
-    return (fg_wire_sampling){ .temperature = 2 * fraction(rng),
-                               .top_p = fraction(rng),
-                               .min_p = fraction(rng),
-                               .top_k = any32(rng),
-                               .seed = any64(rng),
-                               .max_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS),
-                               .ignore_eos = up_to(rng, 1) == 1,
-                               .want_digests = up_to(rng, 1) == 1 };
+    return (fg_wire_params){ .temperature = 2 * fraction(rng),
+                             .top_p = fraction(rng),
+                             .min_p = fraction(rng),
+                             .top_k = any32(rng),
+                             .seed = any64(rng),
+                             .max_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS),
+                             .ignore_eos = up_to(rng, 1) == 1,
+                             .want_digests = up_to(rng, 1) == 1,
+                             .priority = (int32_t)up_to(rng, 2) - 1,
+                             .cache_mode = up_to(rng, FG_CACHE_DISABLE),
+                             .salt_low = fg_rng_next(rng),
+                             .salt_high = fg_rng_next(rng),
+                             .family = any64(rng) };
 }
 
 static void sample_hello(fg_msg *msg, fg_rng *rng, fg_arena *arena)
@@ -113,6 +118,13 @@ static void sample_load(fg_msg *msg, fg_rng *rng)
         .steps = any64(rng),
         .busy_ns = any64(rng),
         .sequence = any64(rng),
+        .cache_query_tokens = any64(rng),
+        .cache_hit_tokens = any64(rng),
+        .evicted_blocks = any64(rng),
+        .preemptions = any64(rng),
+        .swapped_blocks = any64(rng),
+        .restored_blocks = any64(rng),
+        .tier_blocks = up_to(rng, FG_LIMIT_BLOCKS),
     };
 }
 
@@ -158,6 +170,8 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         msg->first.digest = fg_rng_next(rng);
         msg->first.queue_ns = any64(rng);
         msg->first.compute_ns = any64(rng);
+        msg->first.cached_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
+        msg->first.chunks = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = up_to(rng, 1000);
@@ -170,6 +184,8 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         msg->done.finish = (fg_finish)(1 + up_to(rng, FG_FINISH_HANDED_OVER - 1));
         msg->done.text = word(rng, arena, 0, 512, 0x20, 0x7E);
         msg->done.generated = any32(rng);
+        msg->done.preemptions = any32(rng);
+        msg->done.refused = msg->done.finish == FG_FINISH_ERROR && up_to(rng, 1) == 1;
         break;
     default:
         break;
@@ -186,6 +202,8 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
     case FG_MSG_WELCOME:
         msg.welcome.router_epoch = any64(rng);
         msg.welcome.lease_ms = 1 + up_to(rng, 10000);
+        msg.welcome.cache_key_low = fg_rng_next(rng);
+        msg.welcome.cache_key_high = fg_rng_next(rng);
         break;
     case FG_MSG_REFUSE:
         msg.refuse.reason = word(rng, arena, 0, 512, 0x20, 0x7E);
@@ -210,6 +228,7 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
         break;
     case FG_MSG_TICKET:
         msg.ticket.granted = up_to(rng, 1) == 1;
+        msg.ticket.local = msg.ticket.granted && up_to(rng, 1) == 1;
         msg.ticket.ticket = any64(rng);
         msg.ticket.first_block = up_to(rng, 100);
         msg.ticket.block_count = up_to(rng, size_max);
@@ -241,7 +260,7 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
         return #field;                                                                             \
     }
 
-static const char *sampling_difference(const fg_wire_sampling *a, const fg_wire_sampling *b)
+static const char *sampling_difference(const fg_wire_params *a, const fg_wire_params *b)
 {
     SAME(temperature)
     SAME(top_p)
@@ -251,6 +270,11 @@ static const char *sampling_difference(const fg_wire_sampling *a, const fg_wire_
     SAME(max_tokens)
     SAME(ignore_eos)
     SAME(want_digests)
+    SAME(priority)
+    SAME(cache_mode)
+    SAME(salt_low)
+    SAME(salt_high)
+    SAME(family)
     return NULL;
 }
 
@@ -290,6 +314,13 @@ static const char *load_difference(const fg_wire_load *a, const fg_wire_load *b)
     SAME(steps)
     SAME(busy_ns)
     SAME(sequence)
+    SAME(cache_query_tokens)
+    SAME(cache_hit_tokens)
+    SAME(evicted_blocks)
+    SAME(preemptions)
+    SAME(swapped_blocks)
+    SAME(restored_blocks)
+    SAME(tier_blocks)
     return NULL;
 }
 
@@ -304,6 +335,7 @@ static const char *placing_difference(const fg_msg *a, const fg_msg *b)
         return sampling_difference(&a->reserve.sampling, &b->reserve.sampling);
     case FG_MSG_TICKET:
         SAME(ticket.granted)
+        SAME(ticket.local)
         SAME(ticket.ticket)
         SAME(ticket.first_block)
         SAME(ticket.block_count)
@@ -332,6 +364,8 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
         SAME(first.digest)
         SAME(first.queue_ns)
         SAME(first.compute_ns)
+        SAME(first.cached_tokens)
+        SAME(first.chunks)
         return NULL;
     case FG_MSG_PUSHED:
         SAME(pushed.blocks)
@@ -344,6 +378,8 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
         SAME(done.finish)
         SAME_TEXT(done.text)
         SAME(done.generated)
+        SAME(done.preemptions)
+        SAME(done.refused)
         return NULL;
     default:
         SAME(tokens.count)
@@ -370,6 +406,8 @@ const char *wire_difference(const fg_msg *a, const fg_msg *b)
     case FG_MSG_WELCOME:
         SAME(welcome.router_epoch)
         SAME(welcome.lease_ms)
+        SAME(welcome.cache_key_low)
+        SAME(welcome.cache_key_high)
         return NULL;
     case FG_MSG_REFUSE:
         SAME_TEXT(refuse.reason)
@@ -398,6 +436,7 @@ const char *wire_difference(const fg_msg *a, const fg_msg *b)
         return progress_difference(a, b);
     case FG_MSG_CANCEL:
     case FG_MSG_DRAIN:
+    case FG_MSG_CLEAR:
         return NULL;
     }
     return "kind";

@@ -37,7 +37,10 @@ void fake_end(uint32_t job, fg_finish finish, fg_status status, const char *text
     FG_ASSERT(it->running, "an end for a dead request");
     it->running = false;
     fake_dispatch_state.inside = true;
-    it->job.sink.on_end(it->job.sink.ctx, finish, status, text);
+    fg_dispatch_report report = fake_dispatch_state.report;
+    report.prompt_tokens = it->job.token_count;
+    report.attempts = report.attempts == 0 ? 1 : report.attempts;
+    it->job.sink.on_end(it->job.sink.ctx, finish, status, text, &report);
     fake_dispatch_state.inside = false;
 }
 
@@ -92,6 +95,18 @@ uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
 {
     return fg_buf_puts(out, "{\"workers\":[],\"requests\":[]}");
+}
+
+uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch)
+{
+    FG_ASSERT(!fake_dispatch_state.inside, "dispatch entered from its own callback");
+    fake_dispatch_state.clear_count++;
+    return fake_dispatch_state.workers;
+}
+
+bool fg_dispatch_render_cache(const fg_dispatch *dispatch, fg_buf *out)
+{
+    return fg_buf_puts(out, "{\"workers\":[],\"total\":{}}");
 }
 
 void fake_exchange_init(fg_http_exchange *exchange)

@@ -32,7 +32,10 @@ typedef struct fake_dispatch {
     uint32_t retry_after;
     fake_job jobs[FAKE_JOBS_MAX];
     uint32_t job_count;
-    bool inside; /* a sink callback runs: no call back into dispatch is allowed */
+    bool inside;               /* a sink callback runs: no call back into dispatch is allowed */
+    fg_dispatch_report report; /* what fake_end tells of a request, beside its attempt and prompt */
+    uint32_t workers;          /* what a clear answers */
+    uint32_t clear_count;
 } fake_dispatch;
 
 extern fake_dispatch fake_dispatch_state;

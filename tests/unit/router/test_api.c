@@ -51,6 +51,10 @@ static fg_status parse(world *w, fg_api_kind kind, const char *body)
 #define CHAT(more) "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]" more "}"
 #define COMP(more) "{\"prompt\":\"hi\"" more "}"
 
+#define K64        "ssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssss"
+#define K256       K64 K64 K64 K64
+#define K1024      K256 K256 K256 K256
+
 static const struct refused {
     const char *name;
     fg_api_kind kind;
@@ -152,9 +156,15 @@ static const struct refused {
       CHAT(",\"stream\":true,\"stream_options\":{\"include_usage\":\"x\"}"), 400,
       "stream_options.include_usage", "invalid_type" },
     { "user number", FG_API_CHAT, CHAT(",\"user\":1"), 400, "user", "invalid_type" },
-    { "n 2", FG_API_CHAT, CHAT(",\"n\":2"), 400, "n", "unsupported_parameter" },
-    { "n 0", FG_API_CHAT, CHAT(",\"n\":0"), 400, "n", "unsupported_parameter" },
-    { "n huge", FG_API_CHAT, CHAT(",\"n\":1000000000"), 400, "n", "unsupported_parameter" },
+    { "n 0", FG_API_CHAT, CHAT(",\"n\":0"), 400, "n", "invalid_value" },
+    { "n -1", FG_API_CHAT, CHAT(",\"n\":-1"), 400, "n", "invalid_value" },
+    { "n 65", FG_API_COMPLETION, COMP(",\"n\":65"), 400, "n", "invalid_value" },
+    { "n huge", FG_API_CHAT, CHAT(",\"n\":1000000000"), 400, "n", "invalid_value" },
+    { "n real", FG_API_CHAT, CHAT(",\"n\":1.5"), 400, "n", "invalid_type" },
+    { "n text", FG_API_CHAT, CHAT(",\"n\":\"2\""), 400, "n", "invalid_type" },
+    { "n true", FG_API_CHAT, CHAT(",\"n\":true"), 400, "n", "invalid_type" },
+    { "best_of 2 beside n 2", FG_API_COMPLETION, COMP(",\"n\":2,\"best_of\":2"), 400, "best_of",
+      "unsupported_parameter" },
     { "best_of", FG_API_COMPLETION, COMP(",\"best_of\":5"), 400, "best_of",
       "unsupported_parameter" },
     { "logprobs", FG_API_CHAT, CHAT(",\"logprobs\":true"), 400, "logprobs",
@@ -181,7 +191,34 @@ static const struct refused {
       "unsupported_parameter" },
     { "structured_outputs", FG_API_CHAT, CHAT(",\"structured_outputs\":{}"), 400,
       "structured_outputs", "unsupported_parameter" },
-    { "priority", FG_API_CHAT, CHAT(",\"priority\":1"), 400, "priority", "unsupported_parameter" },
+    { "priority 2", FG_API_CHAT, CHAT(",\"priority\":2"), 400, "priority", "invalid_value" },
+    { "priority -2", FG_API_CHAT, CHAT(",\"priority\":-2"), 400, "priority", "invalid_value" },
+    { "priority 2^32", FG_API_CHAT, CHAT(",\"priority\":4294967296"), 400, "priority",
+      "invalid_value" },
+    { "priority real", FG_API_CHAT, CHAT(",\"priority\":0.5"), 400, "priority", "invalid_type" },
+    { "priority true", FG_API_CHAT, CHAT(",\"priority\":true"), 400, "priority", "invalid_type" },
+    { "priority list", FG_API_CHAT, CHAT(",\"priority\":[0]"), 400, "priority", "invalid_type" },
+    { "priority word", FG_API_CHAT, CHAT(",\"priority\":\"urgent\""), 400, "priority",
+      "invalid_value" },
+    { "priority shouted", FG_API_CHAT, CHAT(",\"priority\":\"HIGH\""), 400, "priority",
+      "invalid_value" },
+    { "priority digits", FG_API_CHAT, CHAT(",\"priority\":\"1\""), 400, "priority",
+      "invalid_value" },
+    { "priority empty", FG_API_CHAT, CHAT(",\"priority\":\"\""), 400, "priority", "invalid_value" },
+    { "prefix_cache word", FG_API_CHAT, CHAT(",\"prefix_cache\":\"on\""), 400, "prefix_cache",
+      "invalid_value" },
+    { "prefix_cache empty", FG_API_CHAT, CHAT(",\"prefix_cache\":\"\""), 400, "prefix_cache",
+      "invalid_value" },
+    { "prefix_cache flag", FG_API_CHAT, CHAT(",\"prefix_cache\":true"), 400, "prefix_cache",
+      "invalid_type" },
+    { "cache_salt empty", FG_API_CHAT, CHAT(",\"cache_salt\":\"\""), 400, "cache_salt",
+      "invalid_value" },
+    { "cache_salt number", FG_API_CHAT, CHAT(",\"cache_salt\":7"), 400, "cache_salt",
+      "invalid_type" },
+    { "cache_salt of 1025 bytes", FG_API_CHAT, CHAT(",\"cache_salt\":\"" K1024 "s\""), 400,
+      "cache_salt", "invalid_value" },
+    { "return_timings number", FG_API_CHAT, CHAT(",\"return_timings\":1"), 400, "return_timings",
+      "invalid_type" },
     { "prompt_embeds", FG_API_COMPLETION, COMP(",\"prompt_embeds\":\"AAAA\""), 400, "prompt_embeds",
       "unsupported_parameter" },
     { "chat_template", FG_API_CHAT, CHAT(",\"chat_template\":\"{{1}}\""), 400, "chat_template",
@@ -217,7 +254,8 @@ static const struct accepted {
            "\"tool_choice\":\"auto\",\"functions\":[],\"function_call\":\"none\","
            "\"response_format\":{\"type\":\"text\"},\"logit_bias\":{},\"presence_penalty\":0.0,"
            "\"frequency_penalty\":0,\"repetition_penalty\":1,\"echo\":false,\"suffix\":\"\","
-           "\"priority\":0,\"modalities\":[\"text\"],\"stop_token_ids\":[],\"min_tokens\":0") },
+           "\"priority\":0,\"prefix_cache\":\"auto\",\"return_timings\":false,\"modalities\":["
+           "\"text\"],\"stop_token_ids\":[],\"min_tokens\":0") },
     { "null everywhere", FG_API_CHAT,
       CHAT(",\"model\":null,\"temperature\":null,\"stop\":null,\"seed\":null,\"stream\":null,"
            "\"stream_options\":null,\"tools\":null,\"n\":null,\"max_tokens\":null") },
@@ -232,6 +270,9 @@ static const struct accepted {
       CHAT(",\"stop\":[\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\","
            "\"a\",\"a\",\"a\",\"a\"]") },
     { "no stops", FG_API_CHAT, CHAT(",\"stop\":[]") },
+    { "64 choices", FG_API_CHAT, CHAT(",\"n\":64") },
+    { "choices as a real", FG_API_CHAT, CHAT(",\"n\":2.0") },
+    { "a salt of 1024 bytes", FG_API_CHAT, CHAT(",\"cache_salt\":\"" K1024 "\"") },
 };
 
 Test(api, what_changes_nothing_is_accepted)
@@ -258,6 +299,11 @@ Test(api, absent_parameters_get_the_documented_values)
     cr_assert(!r->params.ignore_eos && !r->params.want_digests && !r->stream);
     cr_assert(!r->include_usage && !r->return_token_ids && !r->logits_digest);
     cr_assert_eq(r->stop_count, 0);
+    cr_assert_eq(r->choice_count, 1);
+    cr_assert_eq(r->params.family, 0);
+    cr_assert_eq(r->params.priority, FG_PRIORITY_NORMAL);
+    cr_assert_eq(r->params.cache_mode, FG_CACHE_AUTO);
+    cr_assert(r->params.salt_low == 0 && r->params.salt_high == 0 && !r->return_timings);
     cr_assert_str_eq(r->model, "tiny");
     cr_assert_str_eq(r->id, "id-1");
     cr_assert_eq(r->created_s, 5);
@@ -287,6 +333,61 @@ Test(api, given_parameters_arrive)
     cr_assert_eq(r->stop_count, 2);
     cr_assert_str_eq(r->stops[1], "bc");
     cr_assert_eq(r->stop_lengths[1], 2);
+    close_world(&w);
+}
+
+static const struct scheduling {
+    const char *body;
+    int32_t priority;
+    uint32_t cache_mode, choice_count;
+    bool timings;
+} schedulings[] = {
+    { COMP(",\"priority\":-1"), FG_PRIORITY_HIGH, FG_CACHE_AUTO, 1, false },
+    { COMP(",\"priority\":1.0"), FG_PRIORITY_LOW, FG_CACHE_AUTO, 1, false },
+    { COMP(",\"priority\":\"high\""), FG_PRIORITY_HIGH, FG_CACHE_AUTO, 1, false },
+    { COMP(",\"priority\":\"normal\""), FG_PRIORITY_NORMAL, FG_CACHE_AUTO, 1, false },
+    { COMP(",\"priority\":\"low\""), FG_PRIORITY_LOW, FG_CACHE_AUTO, 1, false },
+    { COMP(",\"prefix_cache\":\"force\""), FG_PRIORITY_NORMAL, FG_CACHE_FORCE, 1, false },
+    { COMP(",\"prefix_cache\":\"disable\""), FG_PRIORITY_NORMAL, FG_CACHE_DISABLE, 1, false },
+    { COMP(",\"n\":7,\"return_timings\":true"), FG_PRIORITY_NORMAL, FG_CACHE_AUTO, 7, true },
+};
+
+Test(api, priority_cache_and_choices_arrive)
+{
+    world w;
+    open_world(&w);
+    for (size_t i = 0; i < sizeof schedulings / sizeof schedulings[0]; i++) {
+        const struct scheduling *it = &schedulings[i];
+        const fg_wire_params *params = &w.request.params;
+        cr_assert_eq(parse(&w, FG_API_COMPLETION, it->body), FG_OK, "%s: %s", it->body,
+                     w.error.text);
+        cr_assert(params->priority == it->priority && params->cache_mode == it->cache_mode, "%s",
+                  it->body);
+        cr_assert(w.request.choice_count == it->choice_count &&
+                      w.request.return_timings == it->timings,
+                  "%s", it->body);
+        cr_assert_eq(params->family != 0, it->choice_count > 1, "%s", it->body);
+    }
+    close_world(&w);
+}
+
+Test(api, equal_salts_share_and_others_do_not)
+{
+    static const char *const bodies[] = { COMP(",\"cache_salt\":\"a\""),
+                                          COMP(",\"cache_salt\":\"a\",\"seed\":9"),
+                                          COMP(",\"cache_salt\":\"b\""),
+                                          COMP(",\"cache_salt\":\"\\u0061a\"") };
+    uint64_t low[4], high[4];
+    world w;
+    open_world(&w);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(parse(&w, FG_API_COMPLETION, bodies[i]), FG_OK, "%s", w.error.text);
+        low[i] = w.request.params.salt_low;
+        high[i] = w.request.params.salt_high;
+        cr_assert(low[i] != 0 || high[i] != 0);
+    }
+    cr_assert(low[0] == low[1] && high[0] == high[1]);
+    cr_assert(low[0] != low[2] && low[0] != low[3] && low[2] != low[3]);
     close_world(&w);
 }
 
@@ -431,27 +532,31 @@ Test(api, answers_have_openais_shape)
 {
     fg_request request = { .kind = FG_API_CHAT,
                            .token_count = 3,
+                           .choice_count = 1,
                            .model = "m\"x",
                            .id = "chatcmpl-1",
                            .fingerprint = "fp",
                            .created_s = 9 };
-    fg_api_piece piece = some_piece();
+    fg_api_choice choice = { .piece = some_piece(), .finish = FG_FINISH_LENGTH };
+    fg_api_usage usage = { .completion_tokens = 2, .cached_tokens = 1 };
     fg_buf out;
     fg_buf_init(&out, 0);
-    fg_api_render_answer(&out, &request, &piece, FG_FINISH_LENGTH, 2);
+    fg_api_render_answer(&out, &request, &choice, &usage);
     cr_assert_str_eq(
         out.data,
         "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":9,\"model\":\"m\\\"x\","
         "\"system_fingerprint\":\"fp\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
         "\"assistant\",\"content\":\"say \\\"hi\\\"\\n\",\"refusal\":null},\"logprobs\":null,"
         "\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,"
-        "\"total_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":0}}}");
+        "\"total_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":1}}}");
     fg_buf_clear(&out);
     request.kind = FG_API_COMPLETION;
     request.fingerprint = NULL;
     request.return_token_ids = true;
     request.logits_digest = true;
-    fg_api_render_answer(&out, &request, &piece, FG_FINISH_STOP, 2);
+    choice.finish = FG_FINISH_STOP;
+    usage.cached_tokens = 0;
+    fg_api_render_answer(&out, &request, &choice, &usage);
     cr_assert_str_eq(
         out.data,
         "{\"id\":\"chatcmpl-1\",\"object\":\"text_completion\",\"created\":9,\"model\":\"m\\\"x\","

@@ -101,6 +101,20 @@ static const struct route_case {
     { "GET", "/live", NULL, "", 200, "{\"status\":\"ok\"}" },
     { "GET", "/metrics", NULL, "", 200, "# TYPE forge:num_requests_running gauge" },
     { "GET", "/debug/state", NULL, "", 200, "{\"workers\":[],\"requests\":[]}" },
+    { "GET", "/debug/trace", NULL, "", 404, "keeps no trace" },
+    { "POST", "/debug/trace", NULL, "", 405, "POST is not allowed" },
+    { "GET", "/forge/v1/cache/stats", NULL, "", 200, "{\"workers\":[],\"total\":{}}" },
+    { "POST", "/forge/v1/cache/stats", NULL, "", 405, "POST is not allowed" },
+    { "POST", "/forge/v1/cache/clear", NULL, "", 200, "{\"cleared_workers\":3}" },
+    { "POST", "/reset_prefix_cache", NULL, "", 200, "{\"cleared_workers\":3}" },
+    { "POST", "/flush_cache", NULL, "", 200, "{\"cleared_workers\":3}" },
+    { "GET", "/forge/v1/cache/clear", NULL, "", 405, "GET is not allowed" },
+    { "GET", "/flush_cache", NULL, "", 405, "GET is not allowed" },
+    { "GET", "/reset_prefix_cache", NULL, "", 405, "GET is not allowed" },
+    { "GET", "/forge/v1/batch", NULL, "", 405, "GET is not allowed" },
+    { "POST", "/forge/v1/batch", "text/plain", "[]", 415, "application/json" },
+    { "POST", "/forge/v1/batch", NULL, "", 400, "not valid JSON" },
+    { "POST", "/forge/v1/batch", NULL, "[]", 400, "1 to 10000 lines" },
     { "GET", "/v1/models", NULL, "", 200,
       "{\"object\":\"list\",\"data\":[{\"id\":\"org/tiny\",\"object\":\"model\",\"created\":"
       "1700000000,\"owned_by\":\"forge\",\"max_model_len\":1000}]}" },
@@ -125,6 +139,7 @@ Test(front, every_route_answers_or_refuses)
 {
     world w;
     open_world(&w);
+    fake_dispatch_state.workers = 3;
     for (size_t i = 0; i < sizeof route_cases / sizeof route_cases[0]; i++) {
         const struct route_case *it = &route_cases[i];
         send(&w, it->method, it->path, it->type, it->body);
@@ -133,6 +148,7 @@ Test(front, every_route_answers_or_refuses)
         cr_assert(w.exchange.ended);
         cr_assert(says(&w, it->says), "%s %s: %s", it->method, it->path, w.exchange.body.data);
     }
+    cr_assert_eq(fake_dispatch_state.clear_count, 3, "a refused clear clears nothing");
     send(&w, "PUT", "/health", NULL, "");
     cr_assert(has_header(&w, "allow: GET, HEAD\n"));
     send(&w, "PUT", "/v1/completions", NULL, "");
@@ -258,6 +274,109 @@ Test(front, a_slow_reader_is_tried_again_until_it_reads)
         fg_loop_run_once(w.loop, true);
     }
     cr_assert(w.exchange.ended && says(&w, "data: [DONE]"));
+    close_world(&w);
+}
+
+#define LINE(id, more)                                                                             \
+    "{\"custom_id\":\"" id "\",\"method\":\"POST\",\"url\":\"/v1/completions\","                   \
+    "\"body\":{\"prompt\":\"hi\"" more "}}"
+
+static void turn_until_answered(world *w)
+{
+    for (int turn = 0; turn < 1000 && w->exchange.status == 0; turn++) {
+        fg_loop_run_once(w->loop, true);
+    }
+}
+
+Test(front, a_batch_runs_from_the_door_to_its_answer)
+{
+    world w;
+    open_world(&w);
+    send(&w, "POST", "/forge/v1/batch", "application/json",
+         "{\"requests\":[" LINE("a", "") "," LINE("b", ",\"n\":0") "," LINE("c", "") "]}");
+    for (int turn = 0; turn < 100 && fake_running_count() < 2; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert_eq(fake_running_count(), 2);
+    cr_assert_neq(fake_dispatch_state.jobs[0].job.params.seed,
+                  fake_dispatch_state.jobs[1].job.params.seed);
+    fake_token(1, 'c', 0);
+    fake_end(1, FG_FINISH_LENGTH, FG_OK, NULL);
+    fake_token(0, 'a', 0);
+    fake_end(0, FG_FINISH_LENGTH, FG_OK, NULL);
+    turn_until_answered(&w);
+    cr_assert_eq(w.exchange.status, 200);
+    cr_assert(has_header(&w, "x-request-id: "));
+    const char *a =
+        strstr(w.exchange.body.data, "\"custom_id\":\"a\",\"response\":{\"status_code\":200,"
+                                     "\"request_id\":\"cmpl-");
+    const char *b =
+        strstr(w.exchange.body.data, "\"custom_id\":\"b\",\"response\":{\"status_code\":400,");
+    const char *c =
+        strstr(w.exchange.body.data, "\"custom_id\":\"c\",\"response\":{\"status_code\":200,");
+    cr_assert(a != NULL && b > a && c > b, "%s", w.exchange.body.data);
+    close_world(&w);
+}
+
+Test(front, a_batch_waits_for_room_by_itself)
+{
+    world w;
+    open_world(&w);
+    send(&w, "POST", "/v1/completions", NULL, "{\"prompt\":\"x\"}");
+    fg_http_exchange first = w.exchange;
+    fake_exchange_init(&w.exchange);
+    fg_http_exchange batch;
+    fake_exchange_init(&batch);
+    const char *body = "[" LINE("a", "") "]";
+    fg_http_request request = { "POST", "/forge/v1/batch", "", body, strlen(body) };
+    fake_dispatch_state.start_status = FG_AGAIN;
+    fake_dispatch_state.start_text = "the queue is full";
+    fake_http_handler.on_request(fake_http_handler.ctx, &batch, &request);
+    for (int turn = 0; turn < 3; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert_eq(batch.status, 0);
+    fake_dispatch_state.start_status = FG_OK;
+    for (int turn = 0; turn < 1000 && fake_dispatch_state.job_count < 2; turn++) {
+        fg_loop_run_once(w.loop, true);
+    }
+    cr_assert_eq(fake_dispatch_state.job_count, 2, "the timer tried again");
+    fake_http_handler.on_gone(fake_http_handler.ctx, &batch);
+    cr_assert_eq(fake_dispatch_state.jobs[1].cancelled, FG_FINISH_CANCELLED);
+    cr_assert(fake_dispatch_state.jobs[0].running);
+    fake_exchange_deinit(&batch);
+    fake_exchange_deinit(&first);
+    close_world(&w);
+}
+
+Test(front, a_trace_is_shown_where_there_is_one)
+{
+    world w;
+    fg_error err = { 0 };
+    fg_front *front = NULL;
+    open_world(&w);
+    fg_metrics *own = fg_metrics_create(FG_METER_SERIES_MAX);
+    fg_trace *trace = fg_trace_create("router", 4, 4);
+    fg_front_options options = options_of(&w, "127.0.0.1");
+    options.metrics = own;
+    options.trace = trace;
+    cr_assert_eq(fg_front_create(&options, &front, &err), FG_OK, "%s", err.text);
+    send(&w, "GET", "/debug/trace", NULL, "");
+    cr_assert_eq(w.exchange.status, 200);
+    cr_assert(says(&w, "{\"traceEvents\":["), "%s", w.exchange.body.data);
+    fg_front_destroy(front);
+    fg_trace_destroy(trace);
+    fg_metrics_destroy(own);
+    close_world(&w);
+}
+
+Test(front, draining_refuses_a_batch)
+{
+    world w;
+    open_world(&w);
+    fg_front_drain(w.front);
+    send(&w, "POST", "/forge/v1/batch", NULL, "[" LINE("a", "") "]");
+    cr_assert_eq(w.exchange.status, 503);
     close_world(&w);
 }
 

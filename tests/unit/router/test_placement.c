@@ -48,6 +48,36 @@ static const struct {
       { 10, 32 },
       FG_PLACE_OK,
       { 0, 1 } },
+    { "blocks of the answer are not counted beyond its first",
+      { W(P, 0, 0, 0), W(D, 98, 0, 0) },
+      2,
+      { 10, 1000 },
+      FG_PLACE_OK,
+      { 0, 1 } },
+    { "an answer that ends in the prompt's last block needs no further one",
+      { W(P, 0, 0, 0), W(D, 99, 0, 0) },
+      2,
+      { 10, 16 },
+      FG_PLACE_OK,
+      { 0, 1 } },
+    { "a prompt that fills an empty worker",
+      { W(P, 0, 0, 0), { D, 64, 16, 1024, 4, 0, 0, 0, 0, 0, false } },
+      2,
+      { 1020, 1024 },
+      FG_PLACE_OK,
+      { 0, 1 } },
+    { "more blocks than there are, though the context would do",
+      { W(P, 0, 0, 0), { D, 63, 16, 1024, 4, 0, 0, 0, 0, 0, false } },
+      2,
+      { 10, 1024 },
+      FG_PLACE_NEVER,
+      { 0, 0 } },
+    { "more in quarantine than there is",
+      { W(P, 0, 0, 0), W(D, 101, 0, 0) },
+      2,
+      { 10, 20 },
+      FG_PLACE_WAIT,
+      { 0, 0 } },
     { "slots are full", { W(P, 0, 0, 0), W(D, 0, 4, 0) }, 2, { 10, 20 }, FG_PLACE_WAIT, { 0, 0 } },
     { "longer than any context",
       { W(P, 0, 0, 0), W(D, 0, 0, 0) },
@@ -56,6 +86,33 @@ static const struct {
       FG_PLACE_NEVER,
       { 0, 0 } },
     { "one worker for both", { W(B, 0, 0, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
+    { "its blocks are its own affair", { W(B, 100, 3, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
+    { "its line has a place", { W(B, 0, 7, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
+    { "its line is full", { W(B, 0, 8, 0) }, 1, { 10, 20 }, FG_PLACE_WAIT, { 0, 0 } },
+    { "its line is full of prompts",
+      { { B, 100, 16, 1024, 4, 8, 0, 0, 0, 0, false } },
+      1,
+      { 10, 20 },
+      FG_PLACE_WAIT,
+      { 0, 0 } },
+    { "a pure prefill worker has no line",
+      { { P, 100, 16, 1024, 4, 4, 0, 0, 0, 0, false }, W(D, 0, 0, 0) },
+      2,
+      { 10, 20 },
+      FG_PLACE_WAIT,
+      { 0, 0 } },
+    { "a hand-over to one for both needs room like any other",
+      { W(P, 0, 0, 0), W(B, 99, 0, 10) },
+      2,
+      { 10, 40 },
+      FG_PLACE_WAIT,
+      { 0, 0 } },
+    { "a hand-over from one for both needs room too",
+      { W(B, 0, 8, 0), W(D, 99, 0, 0) },
+      2,
+      { 10, 40 },
+      FG_PLACE_WAIT,
+      { 0, 0 } },
     { "two for both: the one with fewer sequences does all",
       { W(B, 0, 3, 0), W(B, 0, 1, 500) },
       2,
@@ -92,6 +149,15 @@ Test(placement, a_worker_that_answered_busy_is_left_alone)
     fg_place_choice choice;
     workers[1].full = true;
     cr_assert_eq(fg_place_pick(workers, 2, &request, &choice), FG_PLACE_WAIT);
+}
+
+Test(placement, that_holds_for_one_for_both_as_well)
+{
+    fg_place_worker workers[] = { W(B, 0, 0, 0) };
+    fg_place_request request = { 10, 20 };
+    fg_place_choice choice;
+    workers[0].full = true;
+    cr_assert_eq(fg_place_pick(workers, 1, &request, &choice), FG_PLACE_WAIT);
 }
 
 Test(placement, equals_take_turns)

@@ -515,6 +515,8 @@ Test(stream, everything_is_counted)
     world w;
     fg_buf page;
     open_world(&w);
+    fake_dispatch_state.report.cached_tokens = 1;
+    fake_dispatch_state.report.queued_ns = 250000000;
     must_open(&w, 0, FG_API_COMPLETION, COMP(""));
     must_open(&w, 1, FG_API_COMPLETION, COMP(""));
     w.now_ns += 2000000000;
@@ -533,6 +535,9 @@ Test(stream, everything_is_counted)
         "\nforge:request_end_total{reason=\"cancelled\"} 1\n",
         "\nforge:num_requests_running 0\n",
         "\nforge:prompt_tokens_total 4\n",
+        "\nforge:prompt_tokens_cached_total 1\n",
+        "\nforge:request_params_n_count 2\n",
+        "\nforge:request_queue_time_seconds_sum 0.25\n",
         "\nforge:generation_tokens_total 2\n",
         "\nforge:time_to_first_token_seconds_sum 2\n",
         "\nforge:inter_token_latency_seconds_sum 0.5\n",

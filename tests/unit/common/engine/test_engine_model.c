@@ -263,26 +263,6 @@ Test(engine_model, a_copied_block_continues_elsewhere)
     free(bytes);
 }
 
-Test(engine_model, one_step_at_a_time)
-{
-    fg_runner runner;
-    void *bytes;
-    open_tiny(&runner, &bytes);
-    uint32_t token = 5;
-    fg_step_seq seq = fg_runner_seq(&runner, 0, &token, 0, 1);
-    fg_step step = { .seqs = &seq, .seq_count = 1 };
-    cr_assert(!fg_engine_poll(runner.engine), "nothing to poll");
-    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_OK);
-    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_AGAIN);
-    while (!fg_engine_poll(runner.engine)) {
-    }
-    cr_assert(!fg_engine_poll(runner.engine), "polled once");
-    cr_assert_eq(fg_engine_begin(runner.engine, &step, NULL), FG_OK);
-    /* Closing waits for the step in flight. */
-    fg_runner_close(&runner);
-    free(bytes);
-}
-
 static const struct {
     const char *name;
     fg_engine_options change; /* fields that differ; 0: as it should be */

@@ -151,22 +151,158 @@ Test(engine_sim, manual_steps_end_when_told)
     fill_tokens(tokens, 5);
     sim s;
     open_sim(&s, true);
-    fg_step_seq seq = make_seq(tokens, 0, 4, table_a);
+    fg_step_seq seqs[3] = { make_seq(tokens, 0, 4, table_a), make_seq(tokens, 4, 2, table_a),
+                            make_seq(tokens, 6, 1, table_a) };
     fg_step_digest digest = { .block_id = table_a[0] };
-    fg_step step = { .seqs = &seq, .seq_count = 1, .digests = &digest, .digest_count = 1 };
+    fg_step steps[3] = {
+        { .seqs = &seqs[0], .seq_count = 1, .digests = &digest, .digest_count = 1 },
+        { .seqs = &seqs[1], .seq_count = 1 },
+        { .seqs = &seqs[2], .seq_count = 1 },
+    };
     cr_assert(!fg_engine_sim_complete(s.engine), "nothing is in flight");
-    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
-    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_AGAIN);
-    cr_assert(!fg_engine_poll(s.engine));
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[0], NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[1], NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[2], NULL), FG_AGAIN);
+    cr_assert_null(fg_engine_poll(s.engine));
     cr_assert_eq(s.done_count, 0);
     cr_assert(fg_engine_sim_complete(s.engine));
     cr_assert_eq(s.done_count, 1);
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[2], NULL), FG_AGAIN, "not polled yet");
+    cr_assert(fg_engine_poll(s.engine) == &steps[0], "the oldest");
+    cr_assert_null(fg_engine_poll(s.engine), "the other one still runs");
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[2], NULL), FG_OK);
+    cr_assert(fg_engine_sim_complete(s.engine));
+    cr_assert(fg_engine_sim_complete(s.engine));
     cr_assert(!fg_engine_sim_complete(s.engine));
-    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_AGAIN, "not polled yet");
-    cr_assert(fg_engine_poll(s.engine));
-    cr_assert(!fg_engine_poll(s.engine));
+    cr_assert_eq(s.done_count, 3);
+    cr_assert(fg_engine_poll(s.engine) == &steps[1]);
+    cr_assert(fg_engine_poll(s.engine) == &steps[2]);
+    cr_assert_null(fg_engine_poll(s.engine));
+    cr_assert_eq(seqs[2].digest_out,
+                 fg_engine_sim_expected(tokens, 7, VOCAB, 2, &seqs[2].sampling, 0).digest);
     size_t block_bytes = s.options.layout.block_bytes;
     cr_assert_eq(digest.digest_out, fg_hash64(s.arena + table_a[0] * block_bytes, block_bytes, 0));
+    fg_engine_close(s.engine);
+}
+
+Test(engine_sim, steps_end_at_once_when_not_manual)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 7);
+    sim s;
+    open_sim(&s, false);
+    fg_step_seq seqs[2] = { make_seq(tokens, 0, 4, table_a), make_seq(tokens, 4, 1, table_a) };
+    seqs[1].follows = &seqs[0];
+    seqs[1].tokens = NULL;
+    fg_step steps[3] = { { .seqs = &seqs[0], .seq_count = 1 },
+                         { .seqs = &seqs[1], .seq_count = 1 },
+                         { .seq_count = 0 } };
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[0], NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[1], NULL), FG_OK);
+    cr_assert_eq(fg_engine_begin(s.engine, &steps[2], NULL), FG_AGAIN);
+    cr_assert(!fg_engine_sim_complete(s.engine));
+    cr_assert_eq(s.done_count, 2);
+    cr_assert(fg_engine_poll(s.engine) == &steps[0]);
+    cr_assert(fg_engine_poll(s.engine) == &steps[1]);
+    tokens[4] = seqs[0].token_out;
+    cr_assert_eq(seqs[1].digest_out,
+                 fg_engine_sim_expected(tokens, 5, VOCAB, 2, &seqs[1].sampling, 0).digest);
+    fg_engine_close(s.engine);
+}
+
+/* Opens the engine again, with options that a test has changed. */
+static void reopen(sim *s)
+{
+    fg_engine_close(s->engine);
+    fg_error err = { 0 };
+    cr_assert_eq(fg_engine_open_sim(&s->options, &s->engine, &err), FG_OK, "%s", err.text);
+}
+
+Test(engine_sim, quick_gives_the_same_answers)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 8);
+    for (uint32_t chunk = 1; chunk <= TOKENS; chunk++) {
+        sim s;
+        open_sim(&s, false);
+        s.options.quick = true;
+        reopen(&s);
+        fg_step_seq seq = run(&s, tokens, TOKENS, chunk);
+        fg_engine_sim_answer want =
+            fg_engine_sim_expected(tokens, TOKENS, VOCAB, 2, &seq.sampling, 0);
+        cr_assert_eq(seq.token_out, want.token, "chunk %u", chunk);
+        cr_assert_eq(seq.digest_out, want.digest, "chunk %u", chunk);
+        fg_engine_close(s.engine);
+    }
+}
+
+Test(engine_sim, quick_sees_a_wrong_block_before_its_token)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 9);
+    sim s;
+    open_sim(&s, false);
+    s.options.quick = true;
+    reopen(&s);
+    run(&s, tokens, TOKENS - 1, TOKENS);
+    uint32_t mixed[CONTEXT / BLOCK_SIZE];
+    memcpy(mixed, table_a, sizeof mixed);
+    mixed[(TOKENS - 2) / BLOCK_SIZE] = table_a[1]; /* whole, but of another place */
+    fg_step_seq seq = make_seq(tokens, TOKENS - 1, 1, mixed);
+    fg_step step = { .seqs = &seq, .seq_count = 1 };
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+    cr_assert(fg_engine_poll(s.engine) == &step);
+    cr_assert_neq(seq.digest_out,
+                  fg_engine_sim_expected(tokens, TOKENS, VOCAB, 2, &seq.sampling, 0).digest);
+    fg_engine_close(s.engine);
+}
+
+Test(engine_sim, simulated_time_is_the_sum_of_its_parts)
+{
+    static const struct {
+        const char *name;
+        uint32_t prefill, rows, copies;
+        uint64_t want;
+    } cases[] = {
+        { "empty", 0, 0, 0, 1000 },
+        { "prefill", 7, 0, 0, 1070 },
+        { "rows", 0, 2, 0, 1600 },
+        { "copies", 0, 0, 3, 16000 },
+        { "all of it", 5, 2, 1, 1650 + 5000 },
+    };
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 10);
+    sim s;
+    open_sim(&s, true);
+    s.options.step_ns = (fg_engine_sim_ns){
+        .base = 1000, .prefill_token = 10, .decode_row = 300, .copied_block = 5000
+    };
+    reopen(&s);
+    cr_assert_eq(fg_engine_sim_due_ns(s.engine), UINT64_MAX, "nothing is in flight");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_step_seq seqs[3] = { make_seq(tokens, 0, 1, table_a), make_seq(tokens, 0, 1, table_b),
+                                make_seq(tokens, 1, cases[i].prefill, table_a) };
+        fg_step_copy copies[3];
+        for (int j = 0; j < 3; j++) {
+            copies[j] = (fg_step_copy){ .kind = FG_COPY_BLOCK, .from = 0, .to = 1 };
+        }
+        fg_step step = { .copies = copies,
+                         .copy_count = cases[i].copies,
+                         .seqs = cases[i].rows > 0 ? seqs : seqs + 2,
+                         .seq_count = cases[i].rows + (cases[i].prefill > 0) };
+        fg_step after = { .seq_count = 0 };
+        cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+        cr_assert_eq(fg_engine_begin(s.engine, &after, NULL), FG_OK);
+        cr_assert_eq(fg_engine_sim_due_ns(s.engine), cases[i].want, "%s", cases[i].name);
+        cr_assert(fg_engine_sim_complete(s.engine));
+        cr_assert_eq(fg_engine_sim_due_ns(s.engine), 1000, "now the one behind it");
+        cr_assert(fg_engine_sim_complete(s.engine));
+        cr_assert_eq(fg_engine_sim_due_ns(s.engine), UINT64_MAX);
+        cr_assert(fg_engine_poll(s.engine) == &step);
+        cr_assert(fg_engine_poll(s.engine) == &after);
+        cr_assert_eq(step.compute_ns_out, cases[i].want, "%s", cases[i].name);
+        cr_assert_eq(step.copy_ns_out, cases[i].copies * 5000, "%s", cases[i].name);
+    }
     fg_engine_close(s.engine);
 }
 
@@ -232,6 +368,118 @@ Test(engine, refuses_steps_beyond_limits_or_with_strange_ids)
         cr_assert(!fg_engine_poll(s.engine), "%s: nothing was started", cases[i].name);
         fg_engine_close(s.engine);
     }
+}
+
+enum { TIER_BLOCKS = 5 };
+
+Test(engine, refuses_copies_with_strange_ids)
+{
+    static const struct {
+        const char *name;
+        bool tier;
+        fg_step_copy copy;
+        const char *want; /* NULL: allowed */
+    } cases[] = {
+        { "block to block", false, { FG_COPY_BLOCK, 0, BLOCKS - 1, 0 }, NULL },
+        { "block out", true, { FG_COPY_OUT, BLOCKS - 1, TIER_BLOCKS - 1, 0 }, NULL },
+        { "block in", true, { FG_COPY_IN, TIER_BLOCKS - 1, BLOCKS - 1, 0 }, NULL },
+        { "same number in both", true, { FG_COPY_IN, 2, 2, 0 }, NULL },
+        { "from block", false, { FG_COPY_BLOCK, BLOCKS, 0, 0 }, "reads block 16 of 16" },
+        { "to block", false, { FG_COPY_BLOCK, 0, BLOCKS, 0 }, "writes block 16 of 16" },
+        { "onto itself", false, { FG_COPY_BLOCK, 3, 3, 0 }, "onto itself" },
+        { "out of a strange block", true, { FG_COPY_OUT, UINT32_MAX, 0, 0 }, "reads block" },
+        { "out to a strange slot", true, { FG_COPY_OUT, 0, TIER_BLOCKS, 0 }, "writes slot 5 of 5" },
+        { "in of a strange slot", true, { FG_COPY_IN, TIER_BLOCKS, 0, 0 }, "reads slot 5 of 5" },
+        { "in to a strange block", true, { FG_COPY_IN, 0, BLOCKS, 0 }, "writes block" },
+        { "out without a tier", false, { FG_COPY_OUT, 0, 0, 0 }, "there is none" },
+        { "in without a tier", false, { FG_COPY_IN, 0, 0, 0 }, "there is none" },
+        { "unknown kind", true, { (fg_copy_kind)7, 0, 1, 0 }, "kind" },
+    };
+    static uint8_t tier[TIER_BLOCKS * 1024];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sim s;
+        open_sim(&s, false);
+        s.options.tier_arena = cases[i].tier ? tier : NULL;
+        s.options.tier_block_count = TIER_BLOCKS; /* means nothing without an arena */
+        reopen(&s);
+        fg_step_copy copies[2] = { { FG_COPY_BLOCK, 0, 1, 0 }, cases[i].copy };
+        fg_step step = { .copies = copies, .copy_count = 2 };
+        fg_error err = { 0 };
+        fg_status want = cases[i].want == NULL ? FG_OK : FG_BAD_INPUT;
+        cr_assert_eq(fg_engine_begin(s.engine, &step, &err), want, "%s", cases[i].name);
+        if (cases[i].want != NULL) {
+            cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
+            cr_assert_null(fg_engine_poll(s.engine), "%s: nothing was started", cases[i].name);
+            cr_assert_eq(s.arena[1 * s.options.layout.block_bytes], 0xA5);
+        }
+        fg_engine_close(s.engine);
+    }
+}
+
+Test(engine, refuses_to_follow_what_is_not_an_item_of_the_step_before)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 11);
+    fg_step_seq older = make_seq(tokens, 0, 4, table_a);
+    fg_step_seq before[2] = { make_seq(tokens, 0, 4, table_a), make_seq(tokens, 0, 4, table_b) };
+    before[1].sample = false;
+    fg_step_seq item[2] = { make_seq(tokens, 4, 1, table_a), make_seq(tokens, 4, 1, table_a) };
+    const struct {
+        const char *name;
+        const fg_step_seq *follows;
+        uint32_t token_count;
+        const char *want; /* NULL: allowed */
+    } cases[] = {
+        { "an item of the step before", &before[0], 1, NULL },
+        { "two tokens", &before[0], 2, "follows with 2 tokens" },
+        { "no tokens", &before[0], 0, "no tokens" },
+        { "an item that does not sample", &before[1], 1, "does not follow" },
+        { "beyond the items", before + 2, 1, "does not follow" },
+        { "an item of an older step", &older, 1, "does not follow" },
+        { "an item of this step", &item[0], 1, "does not follow" },
+        { "inside an item", (const fg_step_seq *)(const void *)&before[0].sampling, 1,
+          "does not follow" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sim s;
+        open_sim(&s, false);
+        fg_step first = { .seqs = &older, .seq_count = 1 };
+        cr_assert_eq(fg_engine_begin(s.engine, &first, NULL), FG_OK);
+        cr_assert(fg_engine_poll(s.engine) == &first);
+        fg_step second = { .seqs = before, .seq_count = 2 };
+        cr_assert_eq(fg_engine_begin(s.engine, &second, NULL), FG_OK);
+        item[1].follows = cases[i].follows;
+        item[1].token_count = cases[i].token_count;
+        fg_step third = { .seqs = item, .seq_count = 2 };
+        fg_error err = { 0 };
+        fg_status want = cases[i].want == NULL ? FG_OK : FG_BAD_INPUT;
+        cr_assert_eq(fg_engine_begin(s.engine, &third, &err), want, "%s: %s", cases[i].name,
+                     err.text);
+        if (cases[i].want != NULL) {
+            cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
+        }
+        cr_assert(fg_engine_poll(s.engine) == &second);
+        cr_assert_eq(fg_engine_poll(s.engine) == NULL, cases[i].want != NULL, "%s", cases[i].name);
+        fg_engine_close(s.engine);
+    }
+}
+
+Test(engine, follows_nothing_in_its_first_step_nor_in_an_array_used_again)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 12);
+    sim s;
+    open_sim(&s, false);
+    fg_step_seq seqs[2] = { make_seq(tokens, 0, 1, table_a), make_seq(tokens, 1, 1, table_a) };
+    fg_step step = { .seqs = seqs, .seq_count = 2 };
+    seqs[1].follows = &seqs[0];
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_BAD_INPUT, "the first step");
+    seqs[1].follows = NULL;
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+    cr_assert(fg_engine_poll(s.engine) == &step);
+    seqs[1].follows = &seqs[0];
+    cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_BAD_INPUT, "the same array");
+    fg_engine_close(s.engine);
 }
 
 static bool open_and_close(void *ctx)

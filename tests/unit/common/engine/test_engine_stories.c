@@ -5,8 +5,7 @@
 
 #include "common/base/dtype.h"
 #include "common/model/tokenizer.h"
-#include "tests/support/run_engine.h"
-#include "tests/support/test.h"
+#include "tests/unit/common/engine/rig.h"
 
 enum { TEXT_MAX = 4096, TOKENS_MAX = 256 };
 
@@ -92,4 +91,64 @@ Test(engine_model, stories260k_reproduces_its_stored_greedy_texts)
         fg_tokenizer_close(tokenizer);
         fg_runner_close(&runner);
     }
+}
+
+/* The stored text again, and three sampled ones beside it in the same steps. */
+Test(engine_model, stories260k_says_the_same_with_two_steps_in_flight)
+{
+    const char *corpus = getenv("FORGE_CORPUS");
+    if (corpus == NULL) {
+        cr_skip("FORGE_CORPUS is not set\n");
+    }
+    char path[TEXT_MAX];
+    corpus_path(corpus, "stories260K-f32.gguf", path);
+    fg_runner_options options = { .path = path,
+                                  .kv_dtype = FG_F16,
+                                  .context_max = TOKENS_MAX,
+                                  .seqs_max = RIG_SEQS,
+                                  .thread_count = 2 };
+    model_rig rig;
+    model_rig_open(&rig, &options);
+    fg_tokenizer *tokenizer;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_tokenizer_open(rig.runner.weights, &tokenizer, &err), FG_OK, "%s", err.text);
+    uint32_t bos[TOKENS_MAX];
+    size_t count;
+    cr_assert_eq(fg_tokenizer_encode(tokenizer, "", 0, (fg_encode_options){ .add_bos = true }, bos,
+                                     TOKENS_MAX, &count, &err),
+                 FG_OK);
+    static request serial[RIG_SEQS];
+    static request ahead[RIG_SEQS];
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        serial[i] = (request){ .prompt = bos,
+                               .prompt_count = (uint32_t)count,
+                               .wanted = 200,
+                               .sampling = { .temperature = (float)i * 0.4f, .top_p = 1.0f },
+                               .block_ids = rig.runner.block_ids + i * rig.runner.blocks_per_seq,
+                               .block_count = rig.runner.blocks_per_seq };
+    }
+    memcpy(ahead, serial, sizeof ahead);
+    rig_drive(&rig.driver, serial, RIG_SEQS, false, 1);
+    rig_drive(&rig.driver, ahead, RIG_SEQS, true, 2);
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        cr_assert(memcmp(ahead[i].tokens, serial[i].tokens, sizeof ahead[i].tokens) == 0, "%u", i);
+        cr_assert(memcmp(ahead[i].digests, serial[i].digests, sizeof ahead[i].digests) == 0, "%u",
+                  i);
+    }
+    char want[TEXT_MAX];
+    char got[TEXT_MAX];
+    corpus_path(corpus, "greedy-200.txt", path);
+    size_t want_length = read_text(path, want);
+    fg_detok detok;
+    fg_detok_init(&detok, true);
+    size_t length = 0;
+    for (uint32_t i = 0; i + count - 1 < 200; i++) {
+        length +=
+            fg_detok_push(&detok, tokenizer, ahead[0].tokens[i], got + length, TEXT_MAX - length);
+    }
+    got[length++] = '\n';
+    cr_assert(length == want_length && memcmp(got, want, length) == 0, "got \"%.*s\"", (int)length,
+              got);
+    fg_tokenizer_close(tokenizer);
+    model_rig_close(&rig);
 }

@@ -1,120 +1,582 @@
+/* What one plan holds: refusals, items, chunks, admission. Victims are in test_room.c. */
 #include "common/sched/sched.h"
 
 #include <string.h>
 
-#include "common/base/rng.h"
 #include "tests/support/test.h"
+#include "tests/unit/common/sched/plan_check.h"
 
-enum { SEQS = 6 };
+enum { MANY = 8 };
+
+typedef struct room {
+    fg_plan_item items[64];
+    fg_plan_victim victims[64];
+    uint32_t admits[64];
+    fg_sched_plan plan;
+} room;
+
+/* Plans, and checks what holds of every plan. */
+static const fg_sched_plan *plan_of(room *r, const fg_sched_input *in, const char *name)
+{
+    memset(r, 0xAB, sizeof *r);
+    r->plan.items = r->items;
+    r->plan.victims = r->victims;
+    r->plan.admits = r->admits;
+    fg_sched_plan_step(in, &r->plan);
+    const char *wrong = check_plan(in, &r->plan);
+    cr_assert(wrong == NULL, "%s: %s", name, wrong);
+    return &r->plan;
+}
+
+static const fg_sched_limits fine = {
+    .step_tokens_max = 16, .chunk_tokens_max = 8, .seqs_max = 8, .block_size = 16
+};
+
+#define SIZES(step_, chunk_, seqs_, block_)                                                        \
+    .step_tokens_max = (step_), .chunk_tokens_max = (chunk_), .seqs_max = (seqs_),                 \
+    .block_size = (block_)
 
 static const struct {
+    const char *name, *says; /* NULL: accepted */
+    fg_sched_limits limits;
+} check_cases[] = {
+    { "good", NULL, { SIZES(4096, 512, 64, 16) } },
+    { "smallest", NULL, { SIZES(1, 1, 1, 1) } },
+    { "chunk beyond the budget", NULL, { SIZES(8, 512, 8, 16) } },
+    { "budget smaller than a block", NULL, { SIZES(8, 8, 8, 256) } },
+    { "last order", NULL, { SIZES(16, 8, 8, 16), .order = FG_PREFILL_FIRST } },
+    { "last victim", NULL, { SIZES(16, 8, 8, 16), .victim = FG_VICTIM_CHEAPEST } },
+    { "last preemption", NULL, { SIZES(16, 8, 8, 16), .preemption = FG_PREEMPT_AUTO } },
+    { "last admission", NULL, { SIZES(16, 8, 8, 16), .admission = FG_ADMIT_NO_EVICT } },
+    { "no budget", "--max-batch-tokens", { SIZES(0, 8, 8, 16) } },
+    { "no chunk", "--prefill-chunk-size", { SIZES(16, 0, 8, 16) } },
+    { "no sequences", "--max-seqs", { SIZES(16, 8, 0, 16) } },
+    { "no block", "--block-size", { SIZES(16, 8, 8, 0) } },
+    { "block of 3", "--block-size", { SIZES(16, 8, 8, 3) } },
+    { "block of 24", "--block-size", { SIZES(16, 8, 8, 24) } },
+    { "fewer tokens than sequences", "--max-batch-tokens", { SIZES(7, 8, 8, 16) } },
+    { "order 2", "--schedule", { SIZES(16, 8, 8, 16), .order = (fg_sched_order)2 } },
+    { "order -1", "--schedule", { SIZES(16, 8, 8, 16), .order = (fg_sched_order)-1 } },
+    { "victim 3", "--victim", { SIZES(16, 8, 8, 16), .victim = (fg_sched_victim)3 } },
+    { "preemption 3",
+      "--preemption",
+      { SIZES(16, 8, 8, 16), .preemption = (fg_sched_preemption)3 } },
+    { "admission 2", "--admission", { SIZES(16, 8, 8, 16), .admission = (fg_sched_admission)2 } },
+};
+
+Test(sched, limits_that_contradict_themselves_are_refused_by_name)
+{
+    for (size_t i = 0; i < sizeof check_cases / sizeof *check_cases; i++) {
+        fg_error err = { 0 };
+        fg_status status = fg_sched_check(&check_cases[i].limits, &err);
+        cr_assert_eq(status, check_cases[i].says == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s",
+                     check_cases[i].name, err.text);
+        cr_assert(check_cases[i].says == NULL || strstr(err.text, check_cases[i].says) != NULL,
+                  "%s: %s", check_cases[i].name, err.text);
+        fg_sched_check(&check_cases[i].limits, NULL);
+    }
+}
+
+/* left > 0: that much of a prompt is missing; 0: it decodes. Everybody has blocks enough. */
+static const struct {
     const char *name;
-    fg_sched_limits limits; /* step tokens, chunk, seqs */
-    uint32_t prompt_left[SEQS];
-    uint32_t seq_count;
-    fg_plan_item want[SEQS];
+    uint32_t step_tokens, chunk_tokens;
+    fg_sched_order order;
+    uint32_t left[MANY], count;
+    fg_plan_item want[MANY];
     uint32_t want_count;
-} plan_cases[] = {
-    { "nothing to do", { 16, 8, 4 }, { 0 }, 0, { { 0 } }, 0 },
-    { "one decodes", { 16, 8, 4 }, { 0 }, 1, { { 0, 1, true } }, 1 },
-    { "a short prompt in one chunk", { 16, 8, 4 }, { 5 }, 1, { { 0, 5, true } }, 1 },
-    { "a prompt of exactly one chunk", { 16, 8, 4 }, { 8 }, 1, { { 0, 8, true } }, 1 },
-    { "a long prompt gets one chunk, no token", { 16, 8, 4 }, { 9 }, 1, { { 0, 8, false } }, 1 },
-    { "decodes come first, chunks share the rest",
-      { 10, 8, 4 },
+} item_cases[] = {
+    { "nothing to do", 16, 8, FG_DECODE_FIRST, { 0 }, 0, { { 0 } }, 0 },
+    { "one decodes", 16, 8, FG_DECODE_FIRST, { 0 }, 1, { { 0, 1, true } }, 1 },
+    { "a short prompt in one chunk", 16, 8, FG_DECODE_FIRST, { 5 }, 1, { { 0, 5, true } }, 1 },
+    { "a prompt of one chunk", 16, 8, FG_DECODE_FIRST, { 8 }, 1, { { 0, 8, true } }, 1 },
+    { "a long prompt chooses no token", 16, 8, FG_DECODE_FIRST, { 9 }, 1, { { 0, 8, false } }, 1 },
+    { "decoding ones first, chunks share the rest",
+      10,
+      8,
+      FG_DECODE_FIRST,
       { 20, 0, 20, 0 },
       4,
       { { 1, 1, true }, { 3, 1, true }, { 0, 8, false } },
       3 },
     { "the last chunk is cut to the budget",
-      { 10, 8, 4 },
+      10,
+      8,
+      FG_DECODE_FIRST,
       { 20, 20 },
       2,
       { { 0, 8, false }, { 1, 2, false } },
       2 },
-    { "a cut chunk that ends its prompt samples",
-      { 10, 8, 4 },
+    { "a cut chunk that ends its prompt chooses a token",
+      10,
+      8,
+      FG_DECODE_FIRST,
       { 20, 2 },
       2,
       { { 0, 8, false }, { 1, 2, true } },
       2 },
-    { "budget of one", { 1, 8, 1 }, { 3 }, 1, { { 0, 1, false } }, 1 },
+    { "prefill first: chunks take the budget",
+      10,
+      8,
+      FG_PREFILL_FIRST,
+      { 0, 20, 0, 20 },
+      4,
+      { { 1, 8, false }, { 3, 2, false } },
+      2 },
+    { "prefill first: decoding ones take what is left",
+      12,
+      8,
+      FG_PREFILL_FIRST,
+      { 0, 3, 0, 7 },
+      4,
+      { { 1, 3, true }, { 3, 7, true }, { 0, 1, true }, { 2, 1, true } },
+      4 },
+    { "prefill first: the first in order decode when it is not enough for all",
+      11,
+      8,
+      FG_PREFILL_FIRST,
+      { 0, 3, 0, 7 },
+      4,
+      { { 1, 3, true }, { 3, 7, true }, { 0, 1, true } },
+      3 },
 };
 
-Test(sched, plans_decodes_first_then_chunks)
+static fg_sched_seq seq_with(uint32_t arrival, uint32_t left)
 {
-    for (size_t i = 0; i < sizeof plan_cases / sizeof *plan_cases; i++) {
-        fg_sched_seq seqs[SEQS];
-        fg_plan_item items[SEQS];
-        for (uint32_t s = 0; s < plan_cases[i].seq_count; s++) {
-            seqs[s].prompt_left = plan_cases[i].prompt_left[s];
+    return (fg_sched_seq){ .arrival = arrival,
+                           .tokens_left = left > 0 ? left : 1,
+                           .decoding = left == 0,
+                           .slots_used = 5,
+                           .blocks = 1,
+                           .promised = 10,
+                           .frees = 11 };
+}
+
+static void same_items(const fg_sched_plan *plan, const fg_plan_item *want, uint32_t count,
+                       const char *name)
+{
+    cr_assert_eq(plan->item_count, count, "%s: %u items", name, plan->item_count);
+    for (uint32_t k = 0; k < count; k++) {
+        const fg_plan_item *got = &plan->items[k];
+        cr_assert(got->seq == want[k].seq && got->token_count == want[k].token_count &&
+                      got->sample == want[k].sample,
+                  "%s: item %u is %u tokens of %u", name, k, got->token_count, got->seq);
+    }
+}
+
+Test(sched, the_token_budget_is_given_out_by_order)
+{
+    for (size_t i = 0; i < sizeof item_cases / sizeof *item_cases; i++) {
+        room r;
+        fg_sched_seq seqs[MANY];
+        fg_sched_limits limits = fine;
+        limits.step_tokens_max = item_cases[i].step_tokens;
+        limits.chunk_tokens_max = item_cases[i].chunk_tokens;
+        limits.order = item_cases[i].order;
+        for (uint32_t s = 0; s < item_cases[i].count; s++) {
+            seqs[s] = seq_with(s, item_cases[i].left[s]);
         }
-        uint32_t count = fg_sched_plan(&plan_cases[i].limits, seqs, plan_cases[i].seq_count, items);
-        cr_assert_eq(count, plan_cases[i].want_count, "%s: %u items", plan_cases[i].name, count);
-        for (uint32_t k = 0; k < count; k++) {
-            cr_assert(items[k].seq == plan_cases[i].want[k].seq &&
-                          items[k].token_count == plan_cases[i].want[k].token_count &&
-                          items[k].sample == plan_cases[i].want[k].sample,
-                      "%s: item %u", plan_cases[i].name, k);
+        fg_sched_input in = { .limits = &limits, .seqs = seqs, .seq_count = item_cases[i].count };
+        same_items(plan_of(&r, &in, item_cases[i].name), item_cases[i].want,
+                   item_cases[i].want_count, item_cases[i].name);
+    }
+}
+
+Test(sched, idle_when_no_work)
+{
+    room r;
+    fg_sched_input in = { .limits = &fine, .available = 8, .may_preempt = true };
+    const fg_sched_plan *plan = plan_of(&r, &in, "idle");
+    cr_assert(plan->item_count == 0 && plan->victim_count == 0 && plan->admit_count == 0 &&
+              plan->at_capacity == UINT32_MAX && !plan->short_of_blocks);
+}
+
+Test(sched, who_cannot_run_is_left_out)
+{
+    room r;
+    fg_sched_seq seqs[4] = { seq_with(0, 0), seq_with(1, 4), seq_with(2, 0), seq_with(3, 4) };
+    seqs[0].stopped = true;
+    seqs[1].stopped = true;
+    seqs[2].tokens_left = 0; /* its token is still being chosen by the step under way */
+    fg_sched_input in = { .limits = &fine, .seqs = seqs, .seq_count = 4 };
+    same_items(plan_of(&r, &in, "stopped"), &(fg_plan_item){ 3, 4, true }, 1, "stopped");
+}
+
+Test(sched, a_chunk_never_goes_beyond_the_blocks_of_its_sequence)
+{
+    room r;
+    fg_sched_seq seqs[2] = { seq_with(0, 30), seq_with(1, 30) };
+    seqs[0].promised = 0;
+    seqs[0].slots_used = 13; /* of 16 */
+    seqs[1].promised = 0;
+    seqs[1].slots_used = 16;
+    fg_sched_input in = { .limits = &fine, .seqs = seqs, .seq_count = 2, .available = 4 };
+    const fg_sched_plan *plan = plan_of(&r, &in, "capped");
+    same_items(plan, &(fg_plan_item){ 0, 3, false }, 1, "capped");
+    cr_assert(plan->short_of_blocks, "the second cannot get on");
+}
+
+/* --- admission --- */
+
+#define PROMPT(need_)                                                                              \
+    {                                                                                              \
+        .tokens_left = 4, .need = (need_), .need_all = (need_) + 2                                 \
+    }
+#define RESUMED(need_)                                                                             \
+    {                                                                                              \
+        .tokens_left = 1, .need = (need_), .need_all = (need_), .decoding = true                   \
+    }
+#define RESTORE(need_)                                                                             \
+    {                                                                                              \
+        .tokens_left = 1, .need = (need_), .need_all = (need_), .restores = true                   \
+    }
+#define DEFERRED                                                                                   \
+    {                                                                                              \
+        .tokens_left = 4, .need = 1, .need_all = 1, .deferred = true                               \
+    }
+
+static const struct {
+    const char *name;
+    fg_sched_limits
+        limits; /* beside those of `fine`: admission, watermark, skip_max, step tokens */
+    uint32_t running, reserved, available, elsewhere;
+    bool slack_gone; /* the running ones fill the last slot of their blocks now */
+    fg_sched_wait waits[MANY];
+    uint32_t wait_count;
+    uint32_t want[MANY], want_count;
+} admit_cases[] = {
+    { "all fit", { 0 }, 0, 0, 9, 0, false, { PROMPT(2), PROMPT(3), PROMPT(4) }, 3, { 0, 1, 2 }, 3 },
+    { "the first that does not fit stops the line",
+      { 0 },
+      0,
+      0,
+      6,
+      0,
+      false,
+      { PROMPT(2), PROMPT(5), PROMPT(1) },
+      3,
+      { 0 },
+      1 },
+    { "none", { 0 }, 0, 0, 1, 0, false, { PROMPT(2), PROMPT(1) }, 2, { 0 }, 0 },
+    { "one may pass",
+      { .skip_max = 1 },
+      0,
+      0,
+      6,
+      0,
+      false,
+      { PROMPT(2), PROMPT(5), PROMPT(1), PROMPT(1) },
+      4,
+      { 0, 2 },
+      2 },
+    { "two may pass, over two that do not fit",
+      { .skip_max = 2 },
+      0,
+      0,
+      6,
+      0,
+      false,
+      { PROMPT(7), PROMPT(1), PROMPT(9), PROMPT(1), PROMPT(1) },
+      5,
+      { 1, 3 },
+      2 },
+    { "places are full", { 0 }, 8, 0, 9, 0, false, { PROMPT(1) }, 1, { 0 }, 0 },
+    { "one place left", { 0 }, 7, 0, 9, 0, false, { PROMPT(1), PROMPT(1) }, 2, { 0 }, 1 },
+    { "hand-overs hold places", { 0 }, 4, 4, 9, 0, false, { PROMPT(1) }, 1, { 0 }, 0 },
+    { "more places held than there are", { 0 }, 4, 9, 9, 0, false, { PROMPT(1) }, 1, { 0 }, 0 },
+    { "watermark beside others",
+      { .watermark_blocks = 2 },
+      1,
+      0,
+      5,
+      0,
+      false,
+      { PROMPT(2), PROMPT(2) },
+      2,
+      { 0 },
+      1 },
+    { "no watermark for one alone",
+      { .watermark_blocks = 2 },
+      0,
+      0,
+      5,
+      0,
+      false,
+      { PROMPT(5) },
+      1,
+      { 0 },
+      1 },
+    { "watermark for the second of two",
+      { .watermark_blocks = 2 },
+      0,
+      0,
+      5,
+      0,
+      false,
+      { PROMPT(2), PROMPT(2) },
+      2,
+      { 0 },
+      1 },
+    { "watermark while blocks are elsewhere",
+      { .watermark_blocks = 2 },
+      0,
+      0,
+      5,
+      1,
+      false,
+      { PROMPT(5) },
+      1,
+      { 0 },
+      0 },
+    { "a slot for each running one is kept",
+      { 0 },
+      2,
+      0,
+      4,
+      0,
+      true,
+      { PROMPT(2), PROMPT(1) },
+      2,
+      { 0 },
+      1 },
+    { "none is kept for one with slack",
+      { 0 },
+      2,
+      0,
+      3,
+      0,
+      false,
+      { PROMPT(2), PROMPT(1) },
+      2,
+      { 0, 1 },
+      2 },
+    { "deferred ones are passed over and stop nobody",
+      { 0 },
+      0,
+      0,
+      9,
+      0,
+      false,
+      { DEFERRED, PROMPT(2), DEFERRED, PROMPT(2) },
+      4,
+      { 1, 3 },
+      2 },
+    { "a deferred one does not use up what may pass",
+      { .skip_max = 1 },
+      0,
+      0,
+      4,
+      0,
+      false,
+      { PROMPT(5), DEFERRED, PROMPT(1), PROMPT(1) },
+      4,
+      { 2 },
+      1 },
+    { "no-evict counts all that may come",
+      { .admission = FG_ADMIT_NO_EVICT },
+      0,
+      0,
+      8,
+      0,
+      false,
+      { PROMPT(2), PROMPT(2), PROMPT(1) },
+      3,
+      { 0, 1 },
+      2 },
+    { "no-evict keeps no watermark",
+      { .admission = FG_ADMIT_NO_EVICT, .watermark_blocks = 50 },
+      2,
+      0,
+      4,
+      0,
+      true,
+      { PROMPT(2) },
+      1,
+      { 0 },
+      1 },
+    { "who would get no token stays outside",
+      { .step_tokens_max = 8 },
+      0,
+      0,
+      9,
+      0,
+      false,
+      { PROMPT(1), PROMPT(1), PROMPT(1) },
+      3,
+      { 0, 1 },
+      2 },
+    { "resumed ones need a token too",
+      { .step_tokens_max = 8 },
+      0,
+      0,
+      9,
+      0,
+      false,
+      { PROMPT(1), PROMPT(1), RESUMED(1), RESTORE(1) },
+      4,
+      { 0, 1 },
+      2 },
+    { "restored ones need none",
+      { .step_tokens_max = 8 },
+      0,
+      0,
+      9,
+      0,
+      false,
+      { PROMPT(1), PROMPT(1), RESTORE(1), PROMPT(1) },
+      4,
+      { 0, 1, 2 },
+      3 },
+};
+
+Test(sched, admission_takes_the_line_in_order)
+{
+    for (size_t i = 0; i < sizeof admit_cases / sizeof *admit_cases; i++) {
+        room r;
+        fg_sched_seq seqs[MANY];
+        fg_sched_limits limits = admit_cases[i].limits;
+        limits.step_tokens_max += limits.step_tokens_max == 0 ? 64 : 0;
+        limits.chunk_tokens_max = 8;
+        limits.seqs_max = 8;
+        limits.block_size = 16;
+        for (uint32_t s = 0; s < admit_cases[i].running; s++) {
+            seqs[s] = seq_with(s, 0);
+            seqs[s].promised = 0;
+            seqs[s].slots_used = admit_cases[i].slack_gone ? 15 : 5;
+        }
+        fg_sched_input in = { .limits = &limits,
+                              .seqs = seqs,
+                              .seq_count = admit_cases[i].running,
+                              .waits = admit_cases[i].waits,
+                              .wait_count = admit_cases[i].wait_count,
+                              .slots_reserved = admit_cases[i].reserved,
+                              .available = admit_cases[i].available,
+                              .elsewhere = admit_cases[i].elsewhere,
+                              .may_preempt = true };
+        const char *name = admit_cases[i].name;
+        const fg_sched_plan *plan = plan_of(&r, &in, name);
+        cr_assert_eq(plan->admit_count, admit_cases[i].want_count, "%s: %u admitted", name,
+                     plan->admit_count);
+        for (uint32_t k = 0; k < plan->admit_count; k++) {
+            cr_assert_eq(plan->admits[k], admit_cases[i].want[k], "%s: the %uth is %u", name, k,
+                         plan->admits[k]);
         }
     }
+}
+
+Test(sched, admitted_ones_run_at_once_behind_half_prefilled_ones)
+{
+    room r;
+    fg_sched_seq seqs[2] = { seq_with(0, 0), seq_with(1, 6) };
+    fg_sched_wait waits[4] = { RESTORE(1), RESUMED(1), PROMPT(1), PROMPT(1) };
+    fg_sched_input in = { .limits = &fine,
+                          .seqs = seqs,
+                          .seq_count = 2,
+                          .waits = waits,
+                          .wait_count = 4,
+                          .available = 9 };
+    static const fg_plan_item decode_first[] = {
+        { 0, 1, true }, { 3, 1, true }, { 1, 6, true }, { 4, 4, true }, { 5, 4, true }
+    };
+    same_items(plan_of(&r, &in, "decode first"), decode_first, 5, "decode first");
+    fg_sched_limits limits = fine;
+    limits.order = FG_PREFILL_FIRST;
+    in.limits = &limits;
+    static const fg_plan_item prefill_first[] = {
+        { 1, 6, true }, { 3, 1, true }, { 4, 4, true }, { 5, 4, true }, { 0, 1, true }
+    };
+    same_items(plan_of(&r, &in, "prefill first"), prefill_first, 5, "prefill first");
+}
+
+/* --- the step target --- */
+
+/* 1 ms, 100 us a prompt token, 200 us a row, 10 ns a slot. */
+static fg_cost known_cost(void)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, 1 << 20);
+    cost.weights[0] = 1e6;
+    cost.weights[1] = 1e5;
+    cost.weights[2] = 2e5;
+    cost.weights[3] = 10;
+    return cost;
 }
 
 static const struct {
     const char *name;
-    uint32_t running, free_blocks, needs[4], waiting, want;
-} admit_cases[] = {
-    { "all fit", 0, 10, { 2, 3, 4 }, 3, 3 },
-    { "exactly", 0, 9, { 2, 3, 4 }, 3, 3 },
-    { "the first that does not fit stops the line", 0, 6, { 2, 5, 1 }, 3, 1 },
-    { "none", 0, 1, { 2, 1 }, 2, 0 },
-    { "slots are full", 4, 10, { 1 }, 1, 0 },
-    { "one slot left", 3, 10, { 1, 1 }, 2, 1 },
-    { "nobody waits", 0, 10, { 0 }, 0, 0 },
+    uint64_t target_ns;
+    fg_sched_order order;
+    uint32_t slots_used; /* of the two that prefill */
+    uint32_t left[4], count;
+    uint32_t want[4]; /* tokens of each */
+} target_cases[] = {
+    /* 1 ms + 200 us, so 18 tokens in 3 ms, the slots making it 17. */
+    { "cut to the target", 3000000, FG_DECODE_FIRST, 0, { 0, 400 }, 2, { 1, 17 } },
+    { "what the first leaves goes to the second",
+      3000000,
+      FG_DECODE_FIRST,
+      0,
+      { 0, 10, 400 },
+      3,
+      { 1, 10, 7 } },
+    { "nothing for the second", 3000000, FG_DECODE_FIRST, 0, { 0, 400, 400 }, 3, { 1, 17, 0 } },
+    { "deep in a prompt a chunk is shorter",
+      3000000,
+      FG_DECODE_FIRST,
+      10000,
+      { 0, 400 },
+      2,
+      { 1, 8 } },
+    { "one token at least", 1000, FG_DECODE_FIRST, 0, { 0, 400, 400 }, 3, { 1, 1, 0 } },
+    { "no target", 0, FG_DECODE_FIRST, 0, { 0, 400 }, 2, { 1, 64 } },
+    { "nobody decodes", 3000000, FG_DECODE_FIRST, 0, { 400, 400 }, 2, { 64, 64 } },
+    { "prefill first knows no target", 3000000, FG_PREFILL_FIRST, 0, { 0, 400 }, 2, { 1, 64 } },
 };
 
-Test(sched, admission_blocks_when_prompt_does_not_fit)
+Test(sched, chunks_beside_decoding_ones_are_cut_to_the_step_target)
 {
-    fg_sched_limits limits = { .step_tokens_max = 16, .chunk_tokens_max = 8, .seqs_max = 4 };
-    for (size_t i = 0; i < sizeof admit_cases / sizeof *admit_cases; i++) {
-        uint32_t got = fg_sched_admit(&limits, admit_cases[i].running, admit_cases[i].free_blocks,
-                                      admit_cases[i].needs, admit_cases[i].waiting);
-        cr_assert_eq(got, admit_cases[i].want, "%s: %u", admit_cases[i].name, got);
+    fg_cost cost = known_cost();
+    for (size_t i = 0; i < sizeof target_cases / sizeof *target_cases; i++) {
+        room r;
+        fg_sched_seq seqs[4];
+        fg_sched_limits limits = fine;
+        uint32_t got[4] = { 0 };
+        limits.step_tokens_max = 512;
+        limits.chunk_tokens_max = 64;
+        limits.order = target_cases[i].order;
+        limits.step_target_ns = target_cases[i].target_ns;
+        for (uint32_t s = 0; s < target_cases[i].count; s++) {
+            seqs[s] = seq_with(s, target_cases[i].left[s]);
+            seqs[s].slots_used = target_cases[i].left[s] > 0 ? target_cases[i].slots_used : 5;
+            seqs[s].promised = 1000;
+        }
+        fg_sched_input in = {
+            .limits = &limits, .cost = &cost, .seqs = seqs, .seq_count = target_cases[i].count
+        };
+        const fg_sched_plan *plan = plan_of(&r, &in, target_cases[i].name);
+        for (uint32_t k = 0; k < plan->item_count; k++) {
+            got[plan->items[k].seq] = plan->items[k].token_count;
+        }
+        for (uint32_t s = 0; s < target_cases[i].count; s++) {
+            cr_assert_eq(got[s], target_cases[i].want[s], "%s: %u gets %u", target_cases[i].name, s,
+                         got[s]);
+        }
+        in.cost = NULL;
+        plan = plan_of(&r, &in, "no cost model");
+        cr_assert_eq(plan->items[plan->item_count - 1].token_count,
+                     target_cases[i].order == FG_PREFILL_FIRST ? 1u : 64u, "no cost model");
     }
 }
 
-/* Whatever the mix: within budget, no sequence twice, decodes never wait for prompts, and a long prompt
- * ends after the number of steps that its length and the budget say. */
-Test(sched, every_prompt_ends_and_no_budget_is_broken)
+/* --- aging (R68) --- */
+
+Test(sched, a_class_is_worth_a_bounded_wait)
 {
-    fg_rng rng = { .state = 7 };
-    for (int round = 0; round < 200; round++) {
-        fg_sched_limits limits = { .step_tokens_max = 4 + (uint32_t)fg_rng_below(&rng, 60),
-                                   .chunk_tokens_max = 1 + (uint32_t)fg_rng_below(&rng, 32),
-                                   .seqs_max = 4 };
-        fg_sched_seq seqs[4];
-        for (int s = 0; s < 4; s++) {
-            seqs[s].prompt_left = (uint32_t)fg_rng_below(&rng, 100);
-        }
-        for (int step = 0; step < 500; step++) {
-            fg_plan_item items[4];
-            bool seen[4] = { false };
-            uint32_t total = 0;
-            uint32_t count = fg_sched_plan(&limits, seqs, 4, items);
-            for (uint32_t k = 0; k < count; k++) {
-                cr_assert(!seen[items[k].seq]);
-                seen[items[k].seq] = true;
-                total += items[k].token_count;
-                uint32_t *left = &seqs[items[k].seq].prompt_left;
-                cr_assert(items[k].token_count >= 1 &&
-                          (*left == 0 || items[k].token_count <= *left));
-                cr_assert_eq(items[k].sample, *left == 0 || items[k].token_count == *left);
-                *left -= *left == 0 ? 0 : items[k].token_count;
-            }
-            cr_assert(total <= limits.step_tokens_max);
-        }
-        for (int s = 0; s < 4; s++) {
-            cr_assert_eq(seqs[s].prompt_left, 0u);
-        }
-    }
+    enum { HIGH = -1, NORMAL, LOW };
+    uint64_t second = 1000000000;
+    cr_assert(fg_sched_rank(5, HIGH) < fg_sched_rank(0, NORMAL), "better classes go first");
+    cr_assert(fg_sched_rank(5, NORMAL) < fg_sched_rank(0, LOW));
+    cr_assert(fg_sched_rank(0, NORMAL) < fg_sched_rank(1, NORMAL), "in a class, who came first");
+    cr_assert(fg_sched_rank(0, LOW) < fg_sched_rank(21 * second, HIGH), "but not for ever");
+    cr_assert(fg_sched_rank(19 * second, HIGH) < fg_sched_rank(0, LOW));
 }

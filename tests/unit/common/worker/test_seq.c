@@ -19,14 +19,36 @@ Test(seq, lists_keep_their_order_and_count)
     cr_assert_eq(list.count, 0u);
 }
 
+Test(seq, lines_are_sorted_and_equals_keep_their_order)
+{
+    fg_seq_list line = { 0 };
+    fg_seq seqs[] = { { .rank = 5, .arrival = 1 },
+                      { .rank = 3, .arrival = 2 },
+                      { .rank = 5, .arrival = 3 },
+                      { .rank = 1, .arrival = 4 } };
+    for (size_t i = 0; i < 4; i++) {
+        fg_seq_insert_by_rank(&line, &seqs[i]);
+    }
+    cr_assert(line.first == &seqs[3] && seqs[3].next == &seqs[1] && seqs[1].next == &seqs[0] &&
+              seqs[0].next == &seqs[2] && line.last == &seqs[2]);
+    while (line.first != NULL) {
+        fg_seq_unlink(line.first);
+    }
+    for (size_t i = 4; i > 0; i--) { /* victims come back in order of arrival (P13) */
+        fg_seq_insert_by_arrival(&line, &seqs[i - 1]);
+    }
+    cr_assert(line.first == &seqs[0] && line.last == &seqs[3] && line.count == 4);
+}
+
 static bool create_once(void *ctx)
 {
-    fg_wire_sampling params = { .max_tokens = 9 };
+    fg_wire_params params = { .max_tokens = 9 };
     uint32_t prompt[] = { 1, 2, 3 };
+    fg_seq_ticket ticket = { .side = FG_SIDE_SENDER, .ticket = 7, .block_count = 1 };
     fg_seq *seq = fg_seq_create(1, 1, prompt, 3, &params, 4);
-    bool ok = seq != NULL && fg_seq_open_ticket(seq, FG_SIDE_SENDER, 0, 7, 1);
+    bool ok = seq != NULL && fg_seq_open_ticket(seq, &ticket);
     if (ok) {
-        cr_assert(seq->block_max == 3 && seq->token_max == 12 && seq->tokens[2] == 3);
+        cr_assert(seq->table.max == 3 && seq->token_max == 12 && seq->tokens[2] == 3);
     }
     fg_seq_destroy(seq);
     return ok;

@@ -1,0 +1,269 @@
+#include "common/kv/prefix.h"
+
+#include <string.h>
+
+#include "common/base/mem.h"
+#include "common/kv/index_internal.h"
+#include "common/kv/layout.h"
+
+enum {
+    DIGEST_WORDS = 4,
+    /* First words of what is hashed, so that a root is never a block's key. */
+    ROOT_DOMAIN = 0x746F6F72,
+    BLOCK_DOMAIN = 0x636F6C62,
+};
+
+struct fg_prefix {
+    fg_prefix_options options;
+    fg_digest128 secret;
+    fg_index entries;        /* nodes are block ids */
+    fg_digest128 *parents;   /* per block */
+    uint32_t *tokens;        /* block_size per block */
+    fg_index expected;       /* nodes come from the list below */
+    uint32_t *expect_counts; /* per node */
+    uint32_t *expect_free;   /* a stack of unlinked nodes */
+    fg_prefix_stats stats;
+};
+
+static void forget_evicted(void *ctx, uint32_t block_id);
+
+static void free_memory(fg_prefix *prefix)
+{
+    fg_index_deinit(&prefix->entries);
+    fg_index_deinit(&prefix->expected);
+    fg_mem_free(prefix->parents);
+    fg_mem_free(prefix->tokens);
+    fg_mem_free(prefix->expect_counts);
+    fg_mem_free(prefix->expect_free);
+    fg_mem_free(prefix);
+}
+
+fg_status fg_prefix_create(const fg_prefix_options *options, fg_prefix **prefix_out, fg_error *err)
+{
+    uint32_t count = options->block_count;
+    fg_pool_stats pool;
+    fg_pool_stats_get(options->pool, &pool);
+    FG_ASSERT(count == pool.total, "prefix of %u blocks, pool of %u", count, pool.total);
+    if (options->block_size == 0 || options->block_size > FG_KV_BLOCK_SIZE_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "prefix cache: block size is %u (1 to %u)",
+                       options->block_size, FG_KV_BLOCK_SIZE_MAX);
+    }
+    fg_prefix *prefix = fg_mem_alloc(sizeof *prefix);
+    if (prefix == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the prefix cache");
+    }
+    prefix->options = *options;
+    prefix->parents = fg_mem_array(count, sizeof *prefix->parents);
+    prefix->tokens = fg_mem_array(count, options->block_size * sizeof *prefix->tokens);
+    prefix->expect_counts = fg_mem_array(count, sizeof *prefix->expect_counts);
+    prefix->expect_free = fg_mem_array(count, sizeof *prefix->expect_free);
+    if (prefix->parents == NULL || prefix->tokens == NULL || prefix->expect_counts == NULL ||
+        prefix->expect_free == NULL || !fg_index_init(&prefix->entries, count) ||
+        !fg_index_init(&prefix->expected, count)) {
+        free_memory(prefix);
+        return fg_fail(err, FG_AGAIN, "out of memory for the prefix cache of %u blocks", count);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        prefix->expect_free[i] = count - 1 - i;
+    }
+    fg_pool_on_evict(options->pool, forget_evicted, prefix);
+    *prefix_out = prefix;
+    return FG_OK;
+}
+
+void fg_prefix_destroy(fg_prefix *prefix)
+{
+    if (prefix == NULL) {
+        return;
+    }
+    fg_prefix_clear(prefix);
+    fg_pool_on_evict(prefix->options.pool, NULL, NULL);
+    free_memory(prefix);
+}
+
+/* ---- keys ---- */
+
+static uint32_t *put_digest(uint32_t *at, fg_digest128 digest)
+{
+    memcpy(at, &digest, sizeof digest);
+    return at + DIGEST_WORDS;
+}
+
+/* The secret is hashed and seeds the hash, too: an outsider who does not know it cannot steer the
+ * hash's inner products to a value of his choice. */
+static fg_digest128 hash_words(const fg_prefix *prefix, const uint32_t *words, const uint32_t *end)
+{
+    return fg_hash128(words, (size_t)(end - words) * sizeof *words,
+                      prefix->secret.low ^ fg_hash_mix(prefix->secret.high));
+}
+
+void fg_prefix_set_secret(fg_prefix *prefix, fg_digest128 secret)
+{
+    if (!fg_digest_same(prefix->secret, secret)) {
+        fg_prefix_clear(prefix);
+        prefix->secret = secret;
+    }
+}
+
+fg_digest128 fg_prefix_root(const fg_prefix *prefix, uint64_t salt_low, uint64_t salt_high)
+{
+    uint32_t words[1 + 3 * DIGEST_WORDS] = { ROOT_DOMAIN };
+    uint32_t *end = put_digest(words + 1, prefix->secret);
+    end = put_digest(end, prefix->options.identity);
+    end = put_digest(end, (fg_digest128){ .low = salt_low, .high = salt_high });
+    return hash_words(prefix, words, end);
+}
+
+fg_digest128 fg_prefix_key(const fg_prefix *prefix, fg_digest128 parent, uint32_t depth,
+                           const uint32_t *tokens)
+{
+    uint32_t words[2 + 2 * DIGEST_WORDS + FG_KV_BLOCK_SIZE_MAX];
+    uint32_t *end = words;
+    *end++ = BLOCK_DOMAIN;
+    *end++ = depth;
+    end = put_digest(end, prefix->secret);
+    end = put_digest(end, parent);
+    memcpy(end, tokens, prefix->options.block_size * sizeof *tokens);
+    return hash_words(prefix, words, end + prefix->options.block_size);
+}
+
+/* ---- entries ---- */
+
+static uint32_t *tokens_of(const fg_prefix *prefix, uint32_t block_id)
+{
+    return prefix->tokens + (size_t)block_id * prefix->options.block_size;
+}
+
+static bool holds(const fg_prefix *prefix, uint32_t block_id, fg_digest128 parent,
+                  const uint32_t *tokens)
+{
+    return fg_digest_same(prefix->parents[block_id], parent) &&
+           memcmp(tokens_of(prefix, block_id), tokens,
+                  prefix->options.block_size * sizeof *tokens) == 0;
+}
+
+uint32_t fg_prefix_find(const fg_prefix *prefix, fg_digest128 parent, fg_digest128 key,
+                        const uint32_t *tokens)
+{
+    uint32_t block_id = fg_index_find(&prefix->entries, key);
+    return block_id != FG_INDEX_NONE && holds(prefix, block_id, parent, tokens) ? block_id
+                                                                                : UINT32_MAX;
+}
+
+uint32_t fg_prefix_match(const fg_prefix *prefix, fg_digest128 root, const fg_digest128 *keys,
+                         const uint32_t *tokens, uint32_t count, uint32_t *block_ids_out)
+{
+    fg_digest128 parent = root;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t block_id = fg_prefix_find(prefix, parent, keys[i],
+                                           tokens + (size_t)i * prefix->options.block_size);
+        if (block_id == UINT32_MAX) {
+            return i;
+        }
+        block_ids_out[i] = block_id;
+        parent = keys[i];
+    }
+    return count;
+}
+
+uint32_t fg_prefix_publish(fg_prefix *prefix, fg_digest128 parent, fg_digest128 key,
+                           const uint32_t *tokens, uint32_t block_id)
+{
+    uint32_t known = fg_index_find(&prefix->entries, key);
+    if (known != FG_INDEX_NONE) {
+        bool is_same = holds(prefix, known, parent, tokens);
+        prefix->stats.collisions += !is_same;
+        prefix->stats.duplicates += is_same && known != block_id;
+        return is_same ? known : block_id;
+    }
+    fg_pool_keep(prefix->options.pool, block_id);
+    fg_index_link(&prefix->entries, block_id, key);
+    prefix->parents[block_id] = parent;
+    memcpy(tokens_of(prefix, block_id), tokens, prefix->options.block_size * sizeof *tokens);
+    prefix->stats.published++;
+    return block_id;
+}
+
+static void forget_evicted(void *ctx, uint32_t block_id)
+{
+    fg_prefix *prefix = ctx;
+    fg_prefix_entry entry = {
+        .key = prefix->entries.nodes[block_id].key,
+        .parent = prefix->parents[block_id],
+        .tokens = tokens_of(prefix, block_id),
+        .block_id = block_id,
+    };
+    fg_index_unlink(&prefix->entries, block_id);
+    prefix->stats.evicted++;
+    if (prefix->options.on_evict != NULL) {
+        prefix->options.on_evict(prefix->options.ctx, &entry);
+    }
+}
+
+void fg_prefix_clear(fg_prefix *prefix)
+{
+    for (uint32_t id = 0; id < prefix->options.block_count && prefix->entries.linked > 0; id++) {
+        if (prefix->entries.nodes[id].is_linked) {
+            fg_index_unlink(&prefix->entries, id);
+            fg_pool_forget(prefix->options.pool, id);
+            prefix->stats.cleared++;
+        }
+    }
+}
+
+/* ---- expectations ---- */
+
+fg_status fg_prefix_expect(fg_prefix *prefix, fg_digest128 key)
+{
+    uint32_t node = fg_index_find(&prefix->expected, key);
+    if (node == FG_INDEX_NONE) {
+        uint32_t linked = prefix->expected.linked;
+        if (linked == prefix->expected.node_count) {
+            return FG_AGAIN;
+        }
+        node = prefix->expect_free[prefix->expected.node_count - linked - 1];
+        fg_index_link(&prefix->expected, node, key);
+    }
+    prefix->expect_counts[node]++;
+    return FG_OK;
+}
+
+void fg_prefix_unexpect(fg_prefix *prefix, fg_digest128 key)
+{
+    uint32_t node = fg_index_find(&prefix->expected, key);
+    FG_ASSERT(node != FG_INDEX_NONE, "a key that was not expected");
+    if (--prefix->expect_counts[node] == 0) {
+        fg_index_unlink(&prefix->expected, node);
+        prefix->expect_free[prefix->expected.node_count - prefix->expected.linked - 1] = node;
+    }
+}
+
+bool fg_prefix_is_expected(const fg_prefix *prefix, fg_digest128 key)
+{
+    return fg_index_find(&prefix->expected, key) != FG_INDEX_NONE;
+}
+
+/* ---- looking at it ---- */
+
+void fg_prefix_stats_get(const fg_prefix *prefix, fg_prefix_stats *stats_out)
+{
+    *stats_out = prefix->stats;
+    stats_out->entries = prefix->entries.linked;
+}
+
+void fg_prefix_check(const fg_prefix *prefix)
+{
+    uint32_t count = prefix->options.block_count;
+    fg_index_check(&prefix->entries);
+    fg_index_check(&prefix->expected);
+    for (uint32_t id = 0; id < count; id++) {
+        FG_ASSERT(prefix->entries.nodes[id].is_linked == fg_pool_is_kept(prefix->options.pool, id),
+                  "block %u: kept without an entry, or the other way round", id);
+        FG_ASSERT(prefix->expected.nodes[id].is_linked == (prefix->expect_counts[id] > 0));
+    }
+    for (uint32_t i = 0; i < count - prefix->expected.linked; i++) {
+        FG_ASSERT(!prefix->expected.nodes[prefix->expect_free[i]].is_linked);
+    }
+    FG_ASSERT(prefix->entries.linked ==
+              prefix->stats.published - prefix->stats.evicted - prefix->stats.cleared);
+}

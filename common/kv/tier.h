@@ -1,0 +1,74 @@
+/*
+ * tier - the second memory of a worker: blocks swapped out with their sequence, and cached blocks that
+ * were evicted, in host memory or in a file on local disk. Owned by the loop thread; the bytes are moved
+ * by the engine, as copies of a step.
+ *
+ *   free --take--> swapped --give--> free                       a preempted sequence's block
+ *   free --store--> filling --filled--> stored --evict, drop--> free     an evicted cached block
+ *
+ * A slot that a copy may still read or write is locked, and neither reused nor found until unlocked.
+ * Stored slots are given up least recently used first, to new ones and to swaps; swapped ones only by
+ * their sequence. Each slot keeps the digest of the bytes that went in; what comes back is compared.
+ */
+#ifndef FORGE_COMMON_KV_TIER_H
+#define FORGE_COMMON_KV_TIER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+
+#define FG_TIER_NONE UINT32_MAX
+
+typedef struct fg_tier fg_tier;
+
+typedef struct fg_tier_options {
+    size_t block_bytes;
+    uint32_t block_count; /* slots */
+    uint32_t block_size;  /* tokens */
+    /* NULL: memory. Else a directory: the slots lie in a file there that has no name and vanishes with
+     * the process; its room on disk is taken at open. */
+    const char *directory;
+} fg_tier_options;
+
+typedef struct fg_tier_stats {
+    uint32_t total, free, swapped, stored; /* stored: filling ones too */
+    uint64_t stores, hits, evictions, damaged;
+} fg_tier_stats;
+
+/* FG_AGAIN: out of memory or disk; FG_BAD_INPUT: the directory cannot be used. */
+fg_status fg_tier_open(const fg_tier_options *options, fg_tier **tier_out, fg_error *err);
+void fg_tier_close(fg_tier *tier);
+/* Slot s lies at arena + s * block_bytes. */
+void *fg_tier_arena(const fg_tier *tier);
+
+/* `count` slots for a sequence to be swapped out, or none: FG_AGAIN. */
+fg_status fg_tier_take(fg_tier *tier, uint32_t count, uint32_t *slots_out);
+void fg_tier_give(fg_tier *tier, uint32_t slot);
+/* Slots that take could have. O(1). */
+uint32_t fg_tier_available(const fg_tier *tier);
+
+/* A slot for an evicted block, filling and locked; FG_TIER_NONE when there is none or the key is here
+ * already. */
+uint32_t fg_tier_store(fg_tier *tier, fg_digest128 parent, fg_digest128 key,
+                       const uint32_t *tokens);
+/* The bytes are there, and have this digest; unlocks. For swapped slots it only notes the digest. */
+void fg_tier_filled(fg_tier *tier, uint32_t slot, uint64_t digest);
+/* The stored slot of this key and content, now the most recently used; FG_TIER_NONE. */
+uint32_t fg_tier_find(fg_tier *tier, fg_digest128 parent, fg_digest128 key, const uint32_t *tokens);
+/* While a copy out of a slot is under way, or into one that a sequence took. Counted. A slot that is
+ * given, found damaged or cleared meanwhile is free at the last unlock. Filling slots come locked. */
+void fg_tier_lock(fg_tier *tier, uint32_t slot);
+void fg_tier_unlock(fg_tier *tier, uint32_t slot);
+/* Whether what came back is what went in. A damaged stored slot is not found any more. */
+bool fg_tier_verify(fg_tier *tier, uint32_t slot, uint64_t digest);
+
+/* Forgets every stored slot (locked ones when they are unlocked). */
+void fg_tier_clear(fg_tier *tier);
+void fg_tier_stats_get(const fg_tier *tier, fg_tier_stats *stats_out);
+/* Full recount; aborts on a difference. */
+void fg_tier_check(const fg_tier *tier);
+
+#endif

@@ -1,0 +1,245 @@
+/* A step has ended: its results go into the books, and its sequences move on. */
+#include "common/worker/worker_internal.h"
+
+#include "common/base/log.h"
+
+/* Books one chosen token; the sequence's end, if this is it, is left in seq->finish. */
+static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
+{
+    uint32_t index = fg_seq_generated(seq);
+    seq->tokens[seq->token_count++] = item->token_out;
+    worker->stats.generated_tokens++;
+    if (!seq->params.ignore_eos && worker->options.is_end(worker->options.ctx, item->token_out)) {
+        seq->finish = FG_FINISH_STOP;
+    } else if (seq->token_count == seq->token_max) {
+        seq->finish = FG_FINISH_LENGTH;
+    }
+    if (index > 0) {
+        worker->tokens_out[worker->tokens_out_count++] =
+            (fg_wire_token){ .request = seq->request,
+                             .attempt = seq->attempt,
+                             .index = index,
+                             .id = item->token_out,
+                             .digest = item->digest_out };
+        return;
+    }
+    seq->first_token = item->token_out;
+    seq->first_digest = item->digest_out;
+    seq->computed_ns = fg_worker_now_ns(worker);
+    fg_msg msg = { .kind = FG_MSG_FIRST, .request = seq->request, .attempt = seq->attempt };
+    msg.first.id = item->token_out;
+    msg.first.digest = item->digest_out;
+    msg.first.queue_ns = seq->started_ns - seq->queued_ns;
+    msg.first.compute_ns = seq->computed_ns - seq->started_ns;
+    msg.first.cached_tokens = seq->cached_tokens;
+    msg.first.chunks = seq->chunks;
+    fg_worker_send(worker, &msg);
+}
+
+static void book_digests(fg_worker_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->step.digest_count; i++) {
+        fg_seq *seq = frame->digest_owners[i].seq;
+        uint32_t index = frame->digest_owners[i].index;
+        uint64_t digest = frame->digests[i].digest_out;
+        if (seq->side == FG_SIDE_SENDER) {
+            seq->digests[index] = digest;
+        } else if (seq->digests[index] != digest) {
+            seq->bad[seq->bad_count++] = index;
+        }
+        seq->digested = index + 1;
+    }
+}
+
+static void book_items(fg_worker *worker, fg_worker_frame *frame)
+{
+    worker->tokens_out_count = 0;
+    for (uint32_t i = 0; i < frame->step.seq_count; i++) {
+        fg_seq *seq = frame->item_seqs[i];
+        const fg_step_seq *item = &frame->items[i];
+        seq->steps--;
+        if (seq->state == FG_SEQ_CLOSING) {
+            worker->stats.discarded_tokens += item->token_count;
+            continue;
+        }
+        if (seq->computed < seq->prompt_count) {
+            worker->stats.prompt_tokens += item->token_count;
+            worker->stats.chunks++;
+        }
+        seq->computed += item->token_count;
+        if (item->sample) {
+            seq->pending = seq->item == item ? 0 : seq->pending;
+            emit(worker, seq, item);
+        }
+        fg_worker_publish(worker, seq);
+    }
+    if (worker->tokens_out_count > 0) {
+        fg_msg msg = { .kind = FG_MSG_TOKENS };
+        msg.tokens.tokens = worker->tokens_out;
+        msg.tokens.count = worker->tokens_out_count;
+        fg_worker_send(worker, &msg);
+    }
+}
+
+static void book_copies(fg_worker *worker, fg_worker_frame *frame)
+{
+    fg_tier *tier = worker->options.tier;
+    for (uint32_t i = 0; i < frame->step.copy_count; i++) {
+        const fg_step_copy *copy = &frame->copies[i];
+        const fg_worker_copy *owner = &frame->copy_owners[i];
+        bool back = owner->why == FG_COPY_RESTORE || owner->why == FG_COPY_FETCH;
+        if (back && !fg_tier_verify(tier, copy->from, copy->digest_out)) {
+            owner->seq->damaged = true;
+            worker->stats.damaged_blocks++;
+            fg_warn("worker", "event=tier_damaged slot=%u", copy->from);
+        }
+        switch (owner->why) {
+        case FG_COPY_FORK:
+            break;
+        case FG_COPY_SWAP:
+        case FG_COPY_STORE:
+            fg_tier_filled(tier, copy->to, copy->digest_out);
+            break;
+        case FG_COPY_RESTORE:
+            fg_tier_give(tier, copy->from);
+            break;
+        case FG_COPY_FETCH:
+            fg_tier_unlock(tier, copy->from);
+            break;
+        }
+    }
+    if (frame->step.copy_count > 0) {
+        fg_cost_learn_copy(&worker->cost,
+                           frame->step.copy_count * worker->options.layout.block_bytes,
+                           frame->step.copy_ns_out);
+    }
+}
+
+/* What came back from the tier is whole, or all of it is computed again. */
+static void end_restore(fg_worker *worker, fg_seq *seq)
+{
+    if (seq->damaged) {
+        seq->damaged = false;
+        fg_worker_unexpect(worker, seq);
+        fg_worker_shrink(worker, seq, 0);
+        fg_pool_unpromise(worker->pool, seq->table.promised);
+        seq->table.promised = 0;
+        seq->computed = seq->planned = seq->published = seq->restored = 0;
+        fg_worker_set_state(worker, seq, FG_SEQ_PREEMPTED);
+        return;
+    }
+    seq->computed = seq->restored;
+    seq->restored = 0;
+    fg_worker_publish(worker, seq);
+    fg_worker_set_state(worker, seq, FG_SEQ_RUNNING);
+}
+
+static void book_moving(fg_worker *worker, fg_worker_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->moving_count; i++) {
+        fg_seq *seq = frame->moving[i].seq;
+        seq->steps--;
+        if (seq->state == FG_SEQ_CLOSING) {
+            fg_worker_settle(worker, seq);
+        } else if (frame->moving[i].back) {
+            end_restore(worker, seq);
+        }
+    }
+}
+
+/* After the results are booked: ends, hand-overs, and sequences that only waited for the step. */
+static void move_on(fg_worker *worker, fg_worker_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->step.seq_count; i++) {
+        fg_seq *seq = frame->item_seqs[i];
+        if (seq->state == FG_SEQ_CLOSING) {
+            fg_worker_settle(worker, seq);
+        } else if (seq->finish != FG_FINISH_NONE) {
+            frame->trace.finished++;
+            fg_worker_end(worker, seq, seq->finish, "");
+        } else if (seq->side == FG_SIDE_SENDER) {
+            worker->options.prefill->on_computed(worker, seq);
+        }
+    }
+    for (uint32_t i = 0; i < frame->step.digest_count; i++) {
+        const fg_worker_digest *owner = &frame->digest_owners[i];
+        fg_seq *seq = owner->seq;
+        /* Those without an item may have been touched by nobody since; a sequence's digests lie
+         * together, and the last of them speaks for it. */
+        bool last = i + 1 == frame->step.digest_count || frame->digest_owners[i + 1].seq != seq;
+        if (!owner->alone || !last) {
+            continue;
+        }
+        seq->steps--;
+        if (seq->state == FG_SEQ_CLOSING) {
+            fg_worker_settle(worker, seq);
+        } else if (seq->state == FG_SEQ_HANDING) {
+            worker->options.prefill->on_pump(worker, seq);
+        } else if (seq->state == FG_SEQ_CHECKING && seq->digested == seq->ticket_blocks) {
+            worker->options.decode->on_checked(worker, seq);
+        }
+    }
+}
+
+static void trace(fg_worker *worker, fg_worker_frame *frame)
+{
+    if (worker->options.trace == NULL && worker->options.on_step == NULL) {
+        return;
+    }
+    fg_trace_step *step = &frame->trace;
+    fg_pool_stats pool;
+    fg_pool_stats_get(worker->pool, &pool);
+    step->ended_ns = fg_worker_now_ns(worker);
+    uint64_t took = frame->step.compute_ns_out;
+    step->began_ns = step->ended_ns > took ? step->ended_ns - took : 0;
+    step->running = worker->running.count;
+    step->waiting = worker->waiting.count + worker->preempted.count;
+    step->blocks_total = pool.total;
+    step->blocks_free = pool.free;
+    step->blocks_cached = pool.cached;
+    step->blocks_held = pool.held + pool.pinned;
+    uint32_t references = 0;
+    for (const fg_seq *seq = worker->running.first; seq != NULL; seq = seq->next) {
+        step->unused_slots += seq->table.count * seq->table.block_size - seq->planned;
+        references += seq->table.count;
+    }
+    step->saved_blocks = references > step->blocks_held ? references - step->blocks_held : 0;
+    fg_trace_add_step(worker->options.trace, step);
+    if (worker->options.on_step != NULL) {
+        worker->options.on_step(worker->options.ctx, step);
+    }
+}
+
+void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
+{
+    worker->stats.steps++;
+    worker->stats.busy_ns += frame->step.compute_ns_out;
+    uint64_t computing = frame->step.compute_ns_out - frame->step.copy_ns_out;
+    if (frame->step.seq_count > 0) {
+        fg_cost_learn(&worker->cost, &frame->cost, computing);
+    }
+    book_copies(worker, frame);
+    book_digests(frame);
+    book_items(worker, frame);
+    for (uint32_t i = 0; i < frame->released_count; i++) {
+        fg_pool_unref(worker->pool, frame->released[i]);
+    }
+    frame->released_count = 0;
+    book_moving(worker, frame);
+    move_on(worker, frame);
+    trace(worker, frame);
+    worker->load_dirty = true;
+}
+
+void fg_worker_on_engine(fg_worker *worker)
+{
+    fg_step *step;
+    while (worker->in_flight > 0 && (step = fg_engine_poll(worker->options.engine)) != NULL) {
+        fg_worker_frame *frame = &worker->frames[worker->first_frame];
+        FG_ASSERT(&frame->step == step);
+        worker->first_frame = (worker->first_frame + 1) % FG_WORKER_FRAMES;
+        worker->in_flight--;
+        fg_worker_book(worker, frame);
+    }
+    fg_worker_run(worker);
+}

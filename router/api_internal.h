@@ -1,0 +1,80 @@
+/*
+ * api_internal - one reading of a request body, shared by the files of api: the table of parameters
+ * (api_params.c), prompts (api_prompt.c), the rest (api.c). Not for others.
+ */
+#ifndef FORGE_ROUTER_API_INTERNAL_H
+#define FORGE_ROUTER_API_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/json.h"
+#include "router/api.h"
+
+/* The parameters that have a value; the table begins with them, in this order. */
+typedef enum fg_api_param {
+    FG_PARAM_MODEL,
+    FG_PARAM_MESSAGES,
+    FG_PARAM_PROMPT,
+    FG_PARAM_MAX_TOKENS,
+    FG_PARAM_MAX_COMPLETION_TOKENS,
+    FG_PARAM_TEMPERATURE,
+    FG_PARAM_TOP_P,
+    FG_PARAM_TOP_K,
+    FG_PARAM_MIN_P,
+    FG_PARAM_SEED,
+    FG_PARAM_N,
+    FG_PARAM_STOP,
+    FG_PARAM_IGNORE_EOS,
+    FG_PARAM_STREAM,
+    FG_PARAM_STREAM_OPTIONS,
+    FG_PARAM_USER,
+    FG_PARAM_PRIORITY,
+    FG_PARAM_PREFIX_CACHE,
+    FG_PARAM_CACHE_SALT,
+    FG_PARAM_LOGITS_DIGEST,
+    FG_PARAM_RETURN_TOKEN_IDS,
+    FG_PARAM_RETURN_TIMINGS,
+    FG_PARAM_COUNT,
+} fg_api_param;
+
+/* What is read so far. */
+typedef struct fg_api_reading {
+    const fg_api_server *server;
+    fg_api_kind kind;
+    fg_arena *arena;
+    const fg_json_node *root;
+    fg_request *request;
+    fg_api_error *error;
+    bool given[FG_PARAM_COUNT]; /* present, and not null */
+    float number[FG_PARAM_COUNT];
+    int64_t integer[FG_PARAM_COUNT];
+    bool flag[FG_PARAM_COUNT];
+} fg_api_reading;
+
+/* Every row of the table against the body: fills given, number, integer and flag. */
+fg_status fg_api_read_params(fg_api_reading *r);
+const char *fg_api_param_name(fg_api_param id);
+/* NULL when it was not given. */
+const fg_json_node *fg_api_value(const fg_api_reading *r, fg_api_param id);
+
+/* `messages` or `prompt`, as token ids in the request. */
+fg_status fg_api_read_messages(fg_api_reading *r);
+fg_status fg_api_read_prompt(fg_api_reading *r);
+
+/* An integer, or a real number that is one: some clients send 1.0 for 1. */
+bool fg_api_read_integer(const fg_json_node *node, int64_t *value_out);
+bool fg_api_string_is(const fg_json_node *node, const char *text);
+/* null, or an empty text, array or object. */
+bool fg_api_is_empty(const fg_json_node *node);
+
+/* Each fills r->error and returns its status. */
+fg_status fg_api_no_memory(fg_api_reading *r);
+fg_status fg_api_unsupported(fg_api_reading *r, const char *name);
+fg_status fg_api_wrong_type(fg_api_reading *r, const char *name, const char *want,
+                            const fg_json_node *node);
+fg_status fg_api_wrong_value(fg_api_reading *r, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,277 @@
+/* Messages and prompts: their texts become the token ids of a request. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/limits.h"
+#include "common/base/mem.h"
+#include "router/api_internal.h"
+
+/* What a chat template may add: its default system message, and its frame around each message. */
+enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128 };
+
+/* The text of a message: a string, or an array of text parts, which are joined by line ends. */
+static fg_status read_content(fg_api_reading *r, const fg_json_node *node, const char *name,
+                              fg_chat_message *message)
+{
+    if (fg_json_is(node, FG_JSON_STRING)) {
+        message->content = fg_json_string(node, &message->content_length);
+        return FG_OK;
+    }
+    if (!fg_json_is(node, FG_JSON_ARRAY)) {
+        return fg_api_wrong_type(r, name, "a string or an array of text parts", node);
+    }
+    size_t count = fg_json_size(node);
+    size_t total = 0;
+    for (size_t i = 0; i < count; i++) {
+        const fg_json_node *part = fg_json_at(node, i);
+        size_t length = 0;
+        if (!fg_json_is(part, FG_JSON_OBJECT)) {
+            return fg_api_wrong_type(r, name, "an array of text parts", part);
+        }
+        if (!fg_api_string_is(fg_json_get(part, "type"), "text")) {
+            return fg_api_wrong_value(r, name, "only content parts of type 'text' are supported");
+        }
+        if (fg_json_string(fg_json_get(part, "text"), &length) == NULL) {
+            return fg_api_wrong_type(r, name, "text parts with a string 'text'",
+                                     fg_json_get(part, "text"));
+        }
+        total += length + 1; /* both bounded by the body */
+    }
+    char *joined = fg_arena_alloc(r->arena, total + 1);
+    if (joined == NULL) {
+        return fg_api_no_memory(r);
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char *text = fg_json_string(fg_json_get(fg_json_at(node, i), "text"), &length);
+        if (i > 0) {
+            joined[at++] = '\n';
+        }
+        memcpy(joined + at, text, length);
+        at += length;
+    }
+    message->content = joined;
+    message->content_length = at;
+    return FG_OK;
+}
+
+static fg_status read_message(fg_api_reading *r, const fg_json_node *node, size_t index,
+                              fg_chat_message *message)
+{
+    static const char *const roles[][2] = { { "system", "system" },
+                                            { "developer", "system" },
+                                            { "user", "user" },
+                                            { "assistant", "assistant" } };
+    char name[48];
+    snprintf(name, sizeof name, "messages[%zu]", index);
+    if (!fg_json_is(node, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, name, "an object", node);
+    }
+    snprintf(name, sizeof name, "messages[%zu].role", index);
+    const fg_json_node *role = fg_json_get(node, "role");
+    if (!fg_json_is(role, FG_JSON_STRING)) {
+        return fg_api_wrong_type(r, name, "a string", role);
+    }
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+        if (fg_api_string_is(role, roles[i][0])) {
+            message->role = roles[i][1];
+            message->role_length = strlen(roles[i][1]);
+        }
+    }
+    if (message->role == NULL) {
+        return fg_api_wrong_value(r, name,
+                                  "'%.32s' is not a role: use system, developer, user or assistant",
+                                  fg_json_string(role, NULL));
+    }
+    static const char *const calls[] = { "tool_calls", "function_call" };
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "messages[%zu].%s", index, calls[i]);
+        if (!fg_api_is_empty(fg_json_get(node, calls[i]))) {
+            return fg_api_unsupported(r, name);
+        }
+    }
+    snprintf(name, sizeof name, "messages[%zu].content", index);
+    return read_content(r, fg_json_get(node, "content"), name, message);
+}
+
+static fg_status too_long(fg_api_reading *r, const char *name, const char *about, size_t count)
+{
+    return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
+                         "this server's context is %" PRIu32 " tokens and the prompt has %s%zu; "
+                         "shorten it",
+                         r->server->context_max, about, count);
+}
+
+/* Room for the ids of a client's `length` bytes and a template's `extra` ones: every token but BOS and
+ * a space in front stands for at least one byte. A text that cannot fit even in the longest tokens is
+ * refused before it is encoded. */
+static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, size_t extra,
+                          uint32_t **ids_out, size_t *capacity_out)
+{
+    size_t piece_max = fg_tokenizer_piece_max(r->server->tokenizer);
+    size_t least = piece_max == 0 ? length : length / piece_max;
+    if (least > r->server->context_max) {
+        return too_long(r, name, "at least ", least);
+    }
+    *capacity_out = length + extra + 16;
+    *ids_out = fg_mem_array(*capacity_out, sizeof(uint32_t));
+    return *ids_out == NULL ? fg_api_no_memory(r) : FG_OK;
+}
+
+/* Moves `ids`, which it frees, into the request. */
+static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, size_t count)
+{
+    fg_status status = FG_OK;
+    uint32_t *kept = NULL;
+    if (count == 0) {
+        status =
+            fg_api_wrong_value(r, name, "the prompt is empty, and this model has no BOS token");
+    } else if (count >= r->server->context_max) {
+        status = too_long(r, name, "", count);
+    } else if ((kept = fg_arena_array(r->arena, count, sizeof *kept)) == NULL) {
+        status = fg_api_no_memory(r);
+    } else {
+        memcpy(kept, ids, count * sizeof *kept);
+        r->request->tokens = kept;
+        r->request->token_count = (uint32_t)count;
+    }
+    fg_mem_free(ids);
+    return status;
+}
+
+/* What the tokenizer or the chat template answered, once `ids` are filled or not. */
+static fg_status take_encoded(fg_api_reading *r, const char *name, fg_status status,
+                              const fg_error *err, uint32_t *ids, size_t count)
+{
+    if (status == FG_OK) {
+        return give_ids(r, name, ids, count);
+    }
+    fg_mem_free(ids);
+    return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err->text)
+                                  : fg_api_no_memory(r);
+}
+
+static fg_status encode_prompt(fg_api_reading *r, const char *text, size_t length)
+{
+    fg_error err = { 0 };
+    uint32_t *ids = NULL;
+    size_t capacity = 0;
+    size_t count = 0;
+    fg_encode_options options = { .add_bos = true };
+    fg_status status = take_ids(r, "prompt", length, 0, &ids, &capacity);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = fg_tokenizer_encode(r->server->tokenizer, text, length, options, ids, capacity, &count,
+                                 &err);
+    return take_encoded(r, "prompt", status, &err, ids, count);
+}
+
+static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages, size_t count)
+{
+    fg_error err = { 0 };
+    uint32_t *ids = NULL;
+    size_t capacity = 0;
+    size_t id_count = 0;
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++) {
+        length += messages[i].content_length; /* together bounded by the body */
+    }
+    fg_status status = take_ids(r, "messages", length,
+                                TEMPLATE_BYTES + count * TEMPLATE_MESSAGE_BYTES, &ids, &capacity);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count, true, ids,
+                            capacity, &id_count, &err);
+    return take_encoded(r, "messages", status, &err, ids, id_count);
+}
+
+fg_status fg_api_read_messages(fg_api_reading *r)
+{
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_MESSAGES);
+    if (node == NULL) {
+        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "messages", "missing_required_parameter",
+                             "'messages' is required");
+    }
+    if (!fg_json_is(node, FG_JSON_ARRAY)) {
+        return fg_api_wrong_type(r, "messages", "an array", node);
+    }
+    size_t count = fg_json_size(node);
+    if (count == 0 || count > FG_LIMIT_MESSAGES) {
+        return fg_api_wrong_value(r, "messages", "'messages' must have 1 to %u messages",
+                                  FG_LIMIT_MESSAGES);
+    }
+    fg_chat_message *messages = fg_arena_array(r->arena, count, sizeof *messages);
+    if (messages == NULL) {
+        return fg_api_no_memory(r);
+    }
+    for (size_t i = 0; i < count; i++) {
+        fg_status status = read_message(r, fg_json_at(node, i), i, &messages[i]);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    return encode_chat(r, messages, count);
+}
+
+static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
+{
+    size_t count = fg_json_size(node);
+    uint32_t vocab_size = fg_tokenizer_vocab_size(r->server->tokenizer);
+    if (count >= r->server->context_max) {
+        return too_long(r, "prompt", "", count);
+    }
+    uint32_t *ids = fg_mem_array(count, sizeof *ids);
+    if (ids == NULL) {
+        return fg_api_no_memory(r);
+    }
+    for (size_t i = 0; i < count; i++) {
+        int64_t id = -1;
+        if (!fg_json_integer(fg_json_at(node, i), &id) || id < 0 || id >= vocab_size) {
+            fg_mem_free(ids);
+            return fg_api_wrong_value(r, "prompt", "prompt[%zu] is not a token id below %" PRIu32,
+                                      i, vocab_size);
+        }
+        ids[i] = (uint32_t)id;
+    }
+    return give_ids(r, "prompt", ids, count);
+}
+
+/* A string, a list of token ids, or a list of one of either. */
+fg_status fg_api_read_prompt(fg_api_reading *r)
+{
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_PROMPT);
+    if (node == NULL) {
+        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "prompt", "missing_required_parameter",
+                             "'prompt' is required");
+    }
+    if (fg_json_is(node, FG_JSON_ARRAY)) {
+        const fg_json_node *first = fg_json_at(node, 0);
+        fg_json_type type = fg_json_type_of(first);
+        if (type == FG_JSON_INTEGER) {
+            return read_token_ids(r, node);
+        }
+        if (type == FG_JSON_ABSENT) {
+            return fg_api_wrong_value(r, "prompt", "'prompt' is an empty array");
+        }
+        if ((type == FG_JSON_STRING || type == FG_JSON_ARRAY) && fg_json_size(node) > 1) {
+            return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "prompt", "unsupported_parameter",
+                                 "several prompts in one request are not supported yet");
+        }
+        if (type == FG_JSON_ARRAY) {
+            return fg_json_size(first) == 0
+                       ? fg_api_wrong_value(r, "prompt", "'prompt' is an empty array")
+                       : read_token_ids(r, first);
+        }
+        node = first;
+    }
+    size_t length;
+    const char *text = fg_json_string(node, &length);
+    if (text == NULL) {
+        return fg_api_wrong_type(r, "prompt", "a string or an array of token ids", node);
+    }
+    return encode_prompt(r, text, length);
+}

@@ -1,0 +1,166 @@
+/* One choice: its tokens become text, up to a stop string or its end. */
+#include <string.h>
+
+#include "common/base/utf8.h"
+#include "router/stream_internal.h"
+
+static bool wants_tokens(const fg_request *request)
+{
+    return request->return_token_ids || request->logits_digest;
+}
+
+/* Shows a token's characters, as far as no stop string can begin in them. */
+static void add_text(fg_choice *choice, size_t length)
+{
+    if (length > 0 &&
+        fg_stop_push(choice->stop, choice->stream->owner->scratch, length, &choice->text)) {
+        choice->finish = FG_FINISH_STOP;
+    }
+}
+
+static void count_token(fg_choice *choice)
+{
+    fg_stream *stream = choice->stream;
+    fg_meter *meter = stream->owner->options.meter;
+    uint64_t now = fg_clock_now_ns(&stream->owner->options.clock);
+    if (choice->completion_tokens == 0) {
+        choice->first_token_ns = now;
+        fg_meter_first_token(meter, now - stream->started_ns);
+    } else {
+        fg_meter_next_token(meter, now - choice->last_token_ns);
+    }
+    choice->last_token_ns = now;
+    choice->completion_tokens++;
+}
+
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+{
+    fg_choice *choice = ctx;
+    fg_stream *stream = choice->stream;
+    fg_streams *owner = stream->owner;
+    if (choice->finish != FG_FINISH_NONE || stream->failed) {
+        return; /* ended in this very turn; the flush will tell dispatch */
+    }
+    FG_ASSERT(index == choice->completion_tokens, "token out of order");
+    count_token(choice);
+    if (wants_tokens(&stream->request)) {
+        fg_buf_append(&choice->ids, &id, sizeof id);
+        fg_buf_append(&choice->digests, &digest, sizeof digest);
+    }
+    if (stream->request.params.ignore_eos || !fg_tokenizer_is_end(owner->options.tokenizer, id)) {
+        add_text(choice, fg_detok_push(&choice->detok, owner->options.tokenizer, id, owner->scratch,
+                                       owner->scratch_bytes));
+    }
+    if (choice->text.failed || choice->ids.failed || choice->digests.failed) {
+        choice->finish = FG_FINISH_ERROR;
+        fg_stream_fail(stream, FG_CANCELLED,
+                       stream->request.stream ? "the client reads too slowly"
+                                              : "out of memory for the answer");
+    }
+    fg_stream_has_news(stream);
+}
+
+static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
+                   const fg_dispatch_report *report)
+{
+    fg_choice *choice = ctx;
+    fg_stream *stream = choice->stream;
+    choice->dispatched = false;
+    if (report != NULL) {
+        choice->report = *report;
+        choice->reported = true;
+        fg_meter_report(stream->owner->options.meter, report);
+    }
+    bool good = finish == FG_FINISH_STOP || finish == FG_FINISH_LENGTH;
+    if (choice->finish == FG_FINISH_NONE && !stream->failed) {
+        /* What was held back, half a character or the beginning of a stop string, is shown now. */
+        add_text(choice, fg_detok_finish(&choice->detok, stream->owner->scratch,
+                                         stream->owner->scratch_bytes));
+        if (choice->finish == FG_FINISH_NONE) {
+            fg_stop_finish(choice->stop, &choice->text);
+            choice->finish = finish;
+        }
+        if (!good) {
+            choice->finish = FG_FINISH_ERROR;
+            fg_stream_fail(stream, status == FG_OK ? FG_BROKEN : status,
+                           text == NULL ? "the request ended unexpectedly" : text);
+        }
+    }
+    fg_stream_has_news(stream);
+}
+
+/* A whole answer's text is bounded by what its tokens can spell; a stream's by its reader. */
+static size_t text_limit(const fg_streams *streams, const fg_request *request)
+{
+    size_t piece = fg_tokenizer_piece_max(streams->options.tokenizer) + 16;
+    size_t all = ((size_t)request->params.max_tokens + 1) * piece;
+    size_t share = FG_LIMIT_STREAM_BYTES / request->choice_count;
+    return request->stream && all > share ? share : all;
+}
+
+fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, fg_error *err)
+{
+    const fg_streams *streams = stream->owner;
+    const fg_request *request = &stream->request;
+    choice->stream = stream;
+    choice->index = index;
+    fg_buf_init(&choice->text, text_limit(streams, request));
+    size_t token_max = (size_t)request->params.max_tokens + 1;
+    fg_buf_init(&choice->ids, token_max * sizeof(uint32_t));
+    fg_buf_init(&choice->digests, token_max * sizeof(uint64_t));
+    /* An answer to nothing but BOS, or to a chat, is a text of its own, not a continuation. */
+    bool after_bos = request->token_count == 1 &&
+                     request->tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
+    fg_detok_init(&choice->detok,
+                  streams->strip_leading_space && (request->kind == FG_API_CHAT || after_bos));
+    return fg_stop_create(request->stops, request->stop_lengths, request->stop_count, &choice->stop,
+                          err);
+}
+
+void fg_choice_deinit(fg_choice *choice)
+{
+    fg_stop_destroy(choice->stop);
+    fg_buf_deinit(&choice->text);
+    fg_buf_deinit(&choice->ids);
+    fg_buf_deinit(&choice->digests);
+}
+
+fg_status fg_choice_start(fg_choice *choice, fg_error *err)
+{
+    const fg_request *request = &choice->stream->request;
+    fg_dispatch_job job = {
+        .tokens = request->tokens,
+        .token_count = request->token_count,
+        .params = request->params,
+        .sink = { .on_token = on_token, .on_end = on_end, .ctx = choice },
+    };
+    job.params.seed += choice->index;
+    fg_status status =
+        fg_dispatch_start(choice->stream->owner->options.dispatch, &job, &choice->dispatch_id, err);
+    choice->dispatched = status == FG_OK;
+    return status;
+}
+
+void fg_choice_let_go(fg_choice *choice, fg_finish reason)
+{
+    fg_streams *owner = choice->stream->owner;
+    if (!choice->dispatched) {
+        return;
+    }
+    choice->dispatched = false;
+    fg_dispatch_cancel(owner->options.dispatch, choice->dispatch_id, reason);
+    /* A stop string ended it here, so no report comes: what is known here stands in for one. */
+    uint64_t started_ns = choice->stream->started_ns;
+    uint64_t now = fg_clock_now_ns(&owner->options.clock);
+    choice->report = (fg_dispatch_report){
+        .prompt_tokens = choice->stream->request.token_count,
+        .attempts = 1,
+        .first_token_ns = choice->completion_tokens > 0 ? choice->first_token_ns - started_ns : 0,
+        .total_ns = now - started_ns,
+    };
+}
+
+const fg_dispatch_report *fg_choice_report(const fg_choice *choice)
+{
+    return choice->stream->request.return_timings ? &choice->report : NULL;
+}

@@ -1,0 +1,107 @@
+/*
+ * stream_internal - what the files of stream share: one choice (stream_choice.c), what is written of
+ * all of them (stream_write.c), their lives (stream.c). Not for others.
+ */
+#ifndef FORGE_ROUTER_STREAM_INTERNAL_H
+#define FORGE_ROUTER_STREAM_INTERNAL_H
+
+#include "common/base/buf.h"
+#include "common/base/limits.h"
+#include "common/model/stop.h"
+#include "router/stream.h"
+
+/* One of the n answers of a request. */
+typedef struct fg_choice {
+    fg_stream *stream;
+    uint32_t index;
+    uint64_t dispatch_id;
+    bool dispatched;  /* the workers have it: on_end or cancel must follow */
+    fg_finish finish; /* NONE while running */
+
+    fg_detok detok;
+    fg_stop *stop;
+    fg_buf text;    /* shown, not yet written */
+    fg_buf ids;     /* uint32_t each, where asked for; not yet written */
+    fg_buf digests; /* uint64_t each, beside ids */
+    uint64_t rolling_digest;
+    uint32_t completion_tokens;
+
+    bool role_named;   /* its first chunk has gone out */
+    bool finish_named; /* its last one too */
+    uint64_t first_token_ns, last_token_ns;
+    bool reported; /* `report` is dispatch's own */
+    fg_dispatch_report report;
+} fg_choice;
+
+/* Which list a stream is on. */
+typedef enum fg_stream_place {
+    FG_STREAM_AT_REST,
+    FG_STREAM_WITH_NEWS,
+    FG_STREAM_BLOCKED,
+} fg_stream_place;
+
+struct fg_stream {
+    fg_streams *owner;
+    fg_stream *next, *previous; /* all streams */
+    fg_stream *list_next, *list_previous;
+    fg_stream_place place;
+
+    fg_stream_sink sink;
+    fg_request request; /* with its arena */
+    bool failed;        /* and all choices are over */
+    fg_api_error failure;
+
+    bool answered; /* the status line has gone out */
+    bool gone;     /* nobody waits any more */
+    bool writing;  /* inside flush: closing waits until it returns */
+    uint32_t turn; /* the choice that is written next */
+    uint64_t started_ns;
+    fg_choice choices[]; /* request.choice_count of them */
+};
+
+typedef struct fg_stream_list {
+    fg_stream *first, *last;
+} fg_stream_list;
+
+struct fg_streams {
+    fg_streams_options options;
+    fg_stream *all;
+    uint32_t count;
+    fg_stream_list news;
+    fg_stream_list blocked;
+    fg_buf chunk;  /* what is being written */
+    char *scratch; /* one token's characters */
+    size_t scratch_bytes;
+    bool strip_leading_space; /* encoding puts a space in front, so a text of its own loses it */
+};
+
+/* stream.c */
+void fg_stream_move(fg_stream *stream, fg_stream_place to);
+/* Puts a stream on the list of those with news, from dispatch's callbacks. */
+void fg_stream_has_news(fg_stream *stream);
+/* Ends it with an error; what is pending is still written. */
+void fg_stream_fail(fg_stream *stream, fg_status status, const char *text);
+/* True when no choice goes on. */
+bool fg_stream_ended(const fg_stream *stream);
+
+/* stream_choice.c. FG_BAD_INPUT: a stop string cannot be one; FG_AGAIN: out of memory. */
+fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, fg_error *err);
+/* Also of one whose init failed. */
+void fg_choice_deinit(fg_choice *choice);
+fg_status fg_choice_start(fg_choice *choice, fg_error *err);
+/* Tells dispatch that nobody waits for it any more, unless dispatch knows. */
+void fg_choice_let_go(fg_choice *choice, fg_finish reason);
+/* How it went; NULL where the client did not ask. */
+const fg_dispatch_report *fg_choice_report(const fg_choice *choice);
+
+/* stream_write.c: writes until nothing is left or the reader is full. True when the stream has ended. */
+bool fg_stream_write_events(fg_stream *stream);
+/* The whole answer, or an error with its own status: nothing has been sent before it. */
+void fg_stream_write_answer(fg_stream *stream);
+/* An error's body into owner->chunk; how long to wait before trying again, 0: it does not help. */
+uint32_t fg_stream_render_error(fg_streams *streams, const fg_api_error *error);
+/* What it has cost so far. */
+fg_api_usage fg_stream_usage(const fg_stream *stream);
+void fg_stream_count_http(const fg_stream *stream, int http_status);
+
+#endif

@@ -1,0 +1,316 @@
+#include "tests/unit/common/sched/plan_check.h"
+
+#include <string.h>
+
+/* What the plan says about each running sequence. */
+typedef struct seen {
+    uint32_t tokens[2 * CHECK_SEQS_MAX]; /* admitted ones behind the running ones */
+    bool victim[CHECK_SEQS_MAX];
+    uint32_t total_tokens;
+} seen;
+
+static bool can_run(const fg_sched_seq *seq)
+{
+    return !seq->stopped && seq->tokens_left > 0;
+}
+
+static uint64_t room_of(const fg_sched_input *in, const fg_sched_seq *seq)
+{
+    return (uint64_t)(seq->blocks + seq->promised) * in->limits->block_size;
+}
+
+static uint32_t asks(const fg_sched_input *in, const fg_sched_seq *seq)
+{
+    return can_run(seq) && seq->decoding && room_of(in, seq) < seq->slots_used + 1ull ? 1 : 0;
+}
+
+static const char *check_items(const fg_sched_input *in, const fg_sched_plan *plan, seen *s)
+{
+    for (uint32_t k = 0; k < plan->item_count; k++) {
+        const fg_plan_item *item = &plan->items[k];
+        if (item->seq >= in->seq_count + plan->admit_count) {
+            return "an item of nobody";
+        }
+        if (s->tokens[item->seq] > 0) {
+            return "two items of one sequence";
+        }
+        if (item->token_count == 0) {
+            return "an item without tokens";
+        }
+        s->tokens[item->seq] = item->token_count;
+        s->total_tokens += item->token_count;
+        bool fresh = item->seq >= in->seq_count;
+        const fg_sched_wait *wait =
+            fresh ? &in->waits[plan->admits[item->seq - in->seq_count]] : NULL;
+        const fg_sched_seq *seq = fresh ? NULL : &in->seqs[item->seq];
+        uint32_t left = fresh ? wait->tokens_left : seq->tokens_left;
+        bool decoding = fresh ? wait->decoding : seq->decoding;
+        if (item->token_count > left || item->token_count > in->limits->chunk_tokens_max) {
+            return "a chunk that is too long";
+        }
+        if (item->sample != (item->token_count == left) || (decoding && item->token_count != 1)) {
+            return "samples in the middle, or not at the end";
+        }
+        if (fresh && wait->restores) {
+            return "runs before its blocks are back";
+        }
+        if (!fresh && (!can_run(seq) || s->victim[item->seq])) {
+            return "runs though it cannot";
+        }
+        if (!fresh && seq->slots_used + (uint64_t)item->token_count >
+                          room_of(in, seq) + (uint64_t)asks(in, seq) * in->limits->block_size) {
+            return "writes beyond its blocks";
+        }
+    }
+    return s->total_tokens > in->limits->step_tokens_max ? "over the token budget" : NULL;
+}
+
+static bool goes_before(const fg_sched_input *in, uint32_t a, uint32_t b)
+{
+    const fg_sched_seq *x = &in->seqs[a], *y = &in->seqs[b];
+    if (in->limits->victim == FG_VICTIM_LAST_ADMITTED) {
+        return a > b;
+    }
+    uint32_t p = in->limits->victim == FG_VICTIM_CHEAPEST ? x->redo_tokens : x->output_tokens;
+    uint32_t q = in->limits->victim == FG_VICTIM_CHEAPEST ? y->redo_tokens : y->output_tokens;
+    if (p != q) {
+        return p < q;
+    }
+    return x->arrival != y->arrival ? x->arrival > y->arrival : a > b;
+}
+
+/* Chooses victims again, one scan each. */
+static const char *check_victims(const fg_sched_input *in, const fg_sched_plan *plan, seen *s)
+{
+    static bool gone[CHECK_SEQS_MAX];
+    uint64_t asked = 0, available = in->available;
+    uint32_t tier = in->tier_available, left = 0, count = 0;
+    memset(gone, 0, sizeof gone);
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        asked += asks(in, &in->seqs[i]);
+        gone[i] = in->seqs[i].fixed || !in->may_preempt;
+        left += !gone[i];
+    }
+    for (; asked > available && left > 0; left--) {
+        uint32_t best = UINT32_MAX;
+        for (uint32_t i = 0; i < in->seq_count; i++) {
+            best = !gone[i] && (best == UINT32_MAX || goes_before(in, i, best)) ? i : best;
+        }
+        const fg_sched_seq *seq = &in->seqs[best];
+        gone[best] = true;
+        bool alone = asks(in, seq) == asked;
+        bool spared = alone && (left == 1 || in->limits->victim == FG_VICTIM_LAST_ADMITTED);
+        if (spared || (asks(in, seq) == 0 && seq->frees == 0)) {
+            continue;
+        }
+        if (count == plan->victim_count || plan->victims[count].seq != best) {
+            return "not the victim that the policy wants";
+        }
+        bool room = seq->blocks > 0 && seq->blocks <= tier;
+        bool swap = in->limits->preemption == FG_PREEMPT_SWAP ||
+                    (in->limits->preemption == FG_PREEMPT_AUTO && in->cost != NULL &&
+                     fg_cost_swap_is_cheaper(in->cost, seq->blocks, seq->redo_tokens));
+        if (plan->victims[count].swap != (swap && room)) {
+            return "swapped, or computed again, where the other was due";
+        }
+        tier -= swap && room ? seq->blocks : 0;
+        s->victim[best] = true;
+        asked -= asks(in, seq);
+        available += seq->frees;
+        count++;
+    }
+    return count != plan->victim_count ? "a victim too many" : NULL;
+}
+
+/* Who decodes, who stands still, who ends. *left_out gets the blocks that nobody asked for; *enough_out
+ * whether all who asked got theirs. */
+static const char *check_blocks(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s,
+                                uint64_t *left_out, bool *enough_out)
+{
+    uint64_t available = in->available, asked = 0, given = 0, last_given = 0;
+    uint64_t first_still = UINT64_MAX;
+    bool stuck = false;
+    bool budget_gone = s->total_tokens == in->limits->step_tokens_max;
+    bool may_miss = in->limits->order == FG_PREFILL_FIRST && budget_gone;
+    for (uint32_t k = 0; k < plan->victim_count; k++) {
+        available += in->seqs[plan->victims[k].seq].frees;
+    }
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        if (s->victim[i] || !can_run(seq)) {
+            continue;
+        }
+        bool waits = s->tokens[i] == 0;
+        asked += asks(in, seq);
+        if (asks(in, seq) && !waits) {
+            given++;
+            last_given = seq->arrival > last_given ? seq->arrival : last_given;
+        } else if (asks(in, seq)) {
+            first_still = seq->arrival < first_still ? seq->arrival : first_still;
+        } else if (waits && seq->decoding && !may_miss) {
+            return "a decoding sequence with a free slot stands still";
+        } else if (waits && !seq->decoding) {
+            stuck = stuck || room_of(in, seq) <= seq->slots_used;
+        }
+    }
+    bool enough = asked <= available;
+    if (given > available) {
+        return "gives blocks that are not there";
+    }
+    if (!may_miss && (given < (enough ? asked : available) || last_given > first_still)) {
+        return "stands still though there is a block, or a later one got it";
+    }
+    if (enough ? plan->short_of_blocks && !stuck : !plan->short_of_blocks) {
+        return "short_of_blocks is wrong";
+    }
+    bool ends = in->may_preempt && in->seq_count == 1 && !in->seqs[0].fixed &&
+                asks(in, &in->seqs[0]) && in->available == 0 && in->elsewhere == 0;
+    if (plan->at_capacity != (ends ? 0 : UINT32_MAX)) {
+        return "at_capacity is wrong";
+    }
+    *left_out = enough ? available - asked : 0;
+    *enough_out = enough;
+    return NULL;
+}
+
+static const char *check_admits(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s,
+                                uint64_t available, bool enough)
+{
+    const fg_sched_limits *limits = in->limits;
+    uint64_t used = (uint64_t)in->seq_count + in->slots_reserved, soon = 0, over = 0;
+    uint32_t done = 0;
+    bool misfit = false, blocked = plan->victim_count > 0 || !enough;
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        uint64_t room = room_of(in, seq) + (uint64_t)asks(in, seq) * limits->block_size;
+        soon += can_run(seq) && seq->decoding && room == seq->slots_used + 1ull;
+    }
+    if (plan->admit_count > 0 && blocked) {
+        return "admits while somebody is preempted or stands still";
+    }
+    if (plan->admit_count > 0 && used + plan->admit_count > limits->seqs_max) {
+        return "admits more than --max-seqs";
+    }
+    for (uint32_t i = 0; i < in->wait_count && !blocked; i++) {
+        const fg_sched_wait *wait = &in->waits[i];
+        bool taken = done < plan->admit_count && plan->admits[done] == i;
+        bool alone = in->seq_count == 0 && done == 0 && in->elsewhere == 0;
+        uint64_t takes = limits->admission == FG_ADMIT_NO_EVICT ? wait->need_all : wait->need;
+        uint64_t spare = limits->admission == FG_ADMIT_NO_EVICT
+                             ? 0
+                             : soon + (alone ? 0 : limits->watermark_blocks);
+        bool fits = takes + spare <= available;
+        bool place = used + done < limits->seqs_max && !(misfit && over == limits->skip_max);
+        if (taken && (!fits || wait->deferred || !place)) {
+            return "admits what does not fit, is deferred, or overtakes too many";
+        }
+        if (taken) {
+            if (!wait->restores && s->tokens[in->seq_count + done] == 0) {
+                return "admits somebody who gets no token";
+            }
+            available -= takes;
+            over += misfit;
+            done++;
+        } else if (!wait->deferred && fits && place) {
+            /* Only a step without a token left for it may leave it outside, and the line stops. */
+            bool tokens = s->total_tokens < limits->step_tokens_max &&
+                          (limits->order == FG_PREFILL_FIRST || limits->step_target_ns == 0 ||
+                           in->cost == NULL || wait->decoding);
+            return tokens || wait->restores   ? "somebody who fits stays outside"
+                   : done < plan->admit_count ? "overtakes one that waits for tokens"
+                                              : NULL;
+        } else if (!wait->deferred && !fits) {
+            misfit = true;
+        }
+    }
+    return done != plan->admit_count ? "admits are out of order" : NULL;
+}
+
+/* The step target holds, and half-prefilled ones come first, in order. */
+static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s)
+{
+    const fg_sched_limits *limits = in->limits;
+    fg_cost_step step = { 0 };
+    uint32_t rows = 0;
+    bool left_out = false;
+    bool timed = limits->order == FG_DECODE_FIRST && limits->step_target_ns > 0 && in->cost != NULL;
+    for (uint32_t k = 0; k < plan->item_count; k++) {
+        const fg_plan_item *item = &plan->items[k];
+        bool fresh = item->seq >= in->seq_count;
+        if (fresh ? in->waits[plan->admits[item->seq - in->seq_count]].decoding
+                  : in->seqs[item->seq].decoding) {
+            rows++;
+            step.kv_tokens += fresh ? 0 : in->seqs[item->seq].slots_used + 1ull;
+            continue;
+        }
+        uint64_t most =
+            fresh ? UINT64_MAX : room_of(in, &in->seqs[item->seq]) - in->seqs[item->seq].slots_used;
+        if (!timed && !item->sample && item->token_count < limits->chunk_tokens_max &&
+            item->token_count < most && s->total_tokens < limits->step_tokens_max) {
+            return "a chunk is too short";
+        }
+        step.decode_rows = rows; /* rows behind the last chunk were not known yet */
+        uint32_t position = fresh ? 0 : in->seqs[item->seq].slots_used;
+        step.prefill_tokens += item->token_count;
+        step.kv_tokens += fg_cost_chunk_kv(position, item->token_count);
+    }
+    if (timed && step.decode_rows > 0 && step.prefill_tokens > 1 &&
+        fg_cost_predict(in->cost, &step) > 1.000001 * (double)limits->step_target_ns) {
+        return "the step takes longer than its target";
+    }
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        if (!can_run(seq) || seq->decoding || s->victim[i] || room_of(in, seq) <= seq->slots_used) {
+            continue;
+        }
+        if (s->tokens[i] > 0 && left_out) {
+            return "a later chunk comes first";
+        }
+        left_out = left_out || s->tokens[i] == 0;
+    }
+    if (left_out && step.prefill_tokens == 0 && s->total_tokens < limits->step_tokens_max) {
+        return "no prompt gets on";
+    }
+    for (uint32_t k = 0; k < plan->admit_count && left_out; k++) {
+        const fg_sched_wait *wait = &in->waits[plan->admits[k]];
+        if (!wait->decoding && !wait->restores) {
+            return "a fresh one overtakes a half-prefilled one";
+        }
+    }
+    return NULL;
+}
+
+/* A step does nothing only when nothing can be done. */
+static const char *check_progress(const fg_sched_input *in, const fg_sched_plan *plan)
+{
+    if (plan->item_count > 0 || plan->victim_count > 0 || plan->admit_count > 0 ||
+        plan->at_capacity != UINT32_MAX) {
+        return NULL;
+    }
+    for (uint32_t i = 0; i < in->seq_count; i++) {
+        const fg_sched_seq *seq = &in->seqs[i];
+        bool asker = asks(in, seq) > 0;
+        if (can_run(seq) && !(asker && in->available == 0) &&
+            (asker || room_of(in, seq) > seq->slots_used)) {
+            return "does nothing while somebody could run";
+        }
+        if (asker && in->may_preempt && !seq->fixed && in->seq_count == 1 && in->elsewhere == 0) {
+            return "hangs at capacity";
+        }
+    }
+    return NULL;
+}
+
+const char *check_plan(const fg_sched_input *in, const fg_sched_plan *plan)
+{
+    static seen s;
+    uint64_t available = 0;
+    bool enough = false;
+    memset(&s, 0, sizeof s);
+    const char *wrong = check_victims(in, plan, &s);
+    wrong = wrong != NULL ? wrong : check_items(in, plan, &s);
+    wrong = wrong != NULL ? wrong : check_blocks(in, plan, &s, &available, &enough);
+    wrong = wrong != NULL ? wrong : check_admits(in, plan, &s, available, enough);
+    wrong = wrong != NULL ? wrong : check_chunks(in, plan, &s);
+    return wrong != NULL ? wrong : check_progress(in, plan);
+}
