@@ -169,8 +169,9 @@ static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
     };
 }
 
-void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
-                     const char *text, bool silent)
+/* The request leaves the books; its owner is told by the caller, or knows. */
+static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finish finish,
+                                    const char *text)
 {
     fg_dispatch_dequeue(dispatch, job);
     leave_workers(dispatch, job);
@@ -196,12 +197,17 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
     *(job->previous != NULL ? &job->previous->next : &dispatch->jobs) = job->next;
     *(job->next != NULL ? &job->next->previous : &dispatch->jobs_last) = job->previous;
     dispatch->stats.live--;
-    fg_dispatch_sink sink = job->input.sink;
     fg_dispatch_report report = report_of(job, fg_dispatch_now(dispatch));
     free_job(job);
-    if (!silent) {
-        sink.on_end(sink.ctx, finish, status, text, &report);
-    }
+    return report;
+}
+
+void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
+                     const char *text)
+{
+    fg_dispatch_sink sink = job->input.sink;
+    fg_dispatch_report report = close_job(dispatch, job, finish, text);
+    sink.on_end(sink.ctx, finish, status, text, &report);
 }
 
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text)
@@ -210,7 +216,7 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
         return;
     }
     if (fg_journal_count(job->journal) > 0 || job->failures + 1 >= ATTEMPTS_MAX) {
-        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, status, text, false);
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, status, text);
         return;
     }
     leave_workers(dispatch, job);
@@ -247,7 +253,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
         extend(dispatch, job);
     }
     if (job->done_known && fg_journal_count(job->journal) >= job->done_generated) {
-        fg_dispatch_end(dispatch, job, job->done_finish, FG_OK, "", false);
+        fg_dispatch_end(dispatch, job, job->done_finish, FG_OK, "");
     }
 }
 
@@ -307,11 +313,16 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason)
+void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+                        fg_dispatch_report *report_out)
 {
     fg_job *job = fg_map_get(dispatch->by_id, id);
-    if (job != NULL) {
-        fg_dispatch_end(dispatch, job, reason, FG_CANCELLED, "", true);
+    if (job == NULL) {
+        return;
+    }
+    fg_dispatch_report report = close_job(dispatch, job, reason, "");
+    if (report_out != NULL) {
+        *report_out = report;
     }
 }
 
@@ -409,14 +420,14 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
     }
     do {
         fg_dispatch_end(dispatch, dispatch->queue, FG_FINISH_ERROR, FG_PEER_LOST,
-                        "no worker is left that could take this request", false);
+                        "no worker is left that could take this request");
     } while (verdict == FG_PLACE_NOBODY && dispatch->queue != NULL);
 }
 
 void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
 {
     while (dispatch->jobs != NULL) {
-        fg_dispatch_end(dispatch, dispatch->jobs, FG_FINISH_ERROR, FG_PEER_LOST, why, false);
+        fg_dispatch_end(dispatch, dispatch->jobs, FG_FINISH_ERROR, FG_PEER_LOST, why);
     }
 }
 
@@ -465,7 +476,7 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
         }
         char text[96];
         snprintf(text, sizeof text, "no progress in state %s", fg_life_name(job->life.state));
-        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, text, false);
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, text);
     }
     measure_rate(dispatch, now);
     fg_dispatch_pump(dispatch);

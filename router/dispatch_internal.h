@@ -96,9 +96,9 @@ void fg_dispatch_check_queue(const fg_dispatch *dispatch);
 /* dispatch.c */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state);
-/* The request is over: tells workers still on it, the books, and (unless silent) its owner. */
+/* The request is over: tells workers still on it, the books, and its owner. */
 void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,
-                     const char *text, bool silent);
+                     const char *text);
 /* Takes the job from its workers (they are told to drop it) and puts it back into the queue, at its old
  * place, for another attempt; ends it when tokens were seen or attempts are used up. */
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text);

@@ -199,7 +199,6 @@ void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
     job->attempt++; /* each placement has its own number: late answers to this one are told apart */
     fg_dispatch_enqueue(dispatch, job);
     if (fg_dispatch_now(dispatch) >= job->deadline_ns) {
-        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, "no worker had room in time",
-                        false);
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, "no worker had room in time");
     }
 }

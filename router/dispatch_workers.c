@@ -304,8 +304,8 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
     job->record.preemptions += msg->done.preemptions;
     if (msg->done.finish == FG_FINISH_ERROR && msg->done.refused) {
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_BAD_INPUT,
-                        msg->done.text[0] != '\0' ? msg->done.text : "a worker refused the request",
-                        false);
+                        msg->done.text[0] != '\0' ? msg->done.text
+                                                  : "a worker refused the request");
         return;
     }
     if (msg->done.finish == FG_FINISH_ERROR) {

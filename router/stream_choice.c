@@ -148,16 +148,7 @@ void fg_choice_let_go(fg_choice *choice, fg_finish reason)
         return;
     }
     choice->dispatched = false;
-    fg_dispatch_cancel(owner->options.dispatch, choice->dispatch_id, reason);
-    /* A stop string ended it here, so no report comes: what is known here stands in for one. */
-    uint64_t started_ns = choice->stream->started_ns;
-    uint64_t now = fg_clock_now_ns(&owner->options.clock);
-    choice->report = (fg_dispatch_report){
-        .prompt_tokens = choice->stream->request.token_count,
-        .attempts = 1,
-        .first_token_ns = choice->completion_tokens > 0 ? choice->first_token_ns - started_ns : 0,
-        .total_ns = now - started_ns,
-    };
+    fg_dispatch_cancel(owner->options.dispatch, choice->dispatch_id, reason, &choice->report);
 }
 
 const fg_dispatch_report *fg_choice_report(const fg_choice *choice)

@@ -1,5 +1,7 @@
 #include "common/base/mem.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +9,23 @@
 
 #include "common/base/fault.h"
 
+static _Atomic uint64_t taken;
+
+uint64_t fg_mem_count(void)
+{
+    return atomic_load_explicit(&taken, memory_order_relaxed);
+}
+
+/* Counts one taking; false: it is made to fail. */
+static bool may_take(void)
+{
+    atomic_fetch_add_explicit(&taken, 1, memory_order_relaxed);
+    return !fg_fault_hit();
+}
+
 void *fg_mem_alloc(size_t size_bytes)
 {
-    if (fg_fault_hit()) {
+    if (!may_take()) {
         return NULL;
     }
     return calloc(1, size_bytes == 0 ? 1 : size_bytes);
@@ -27,7 +43,7 @@ void *fg_mem_array(size_t count, size_t item_bytes)
 void *fg_mem_resize(void *memory, size_t count, size_t item_bytes)
 {
     size_t size_bytes;
-    if (__builtin_mul_overflow(count, item_bytes, &size_bytes) || fg_fault_hit()) {
+    if (__builtin_mul_overflow(count, item_bytes, &size_bytes) || !may_take()) {
         return NULL;
     }
     return realloc(memory, size_bytes == 0 ? 1 : size_bytes);
@@ -54,7 +70,7 @@ void fg_mem_free(void *memory)
 
 void *fg_mem_map(size_t size_bytes)
 {
-    if (fg_fault_hit()) {
+    if (!may_take()) {
         return NULL;
     }
     void *memory =

@@ -18,6 +18,9 @@ void *fg_mem_alloc(size_t size_bytes);
 void *fg_mem_array(size_t count, size_t item_bytes);
 /* Resizes an array; new items are NOT zeroed. On failure the old array stays valid. */
 void *fg_mem_resize(void *memory, size_t count, size_t item_bytes);
+/* Blocks that this process took from the heap or mapped so far, through this header; for tests and for
+ * whoever watches that a running engine takes none. */
+uint64_t fg_mem_count(void);
 char *fg_mem_strdup(const char *text);
 void *fg_mem_dup(const void *bytes, size_t size_bytes);
 void fg_mem_free(void *memory);

@@ -72,6 +72,7 @@ typedef struct fg_step {
     uint32_t seq_count;
     fg_step_digest *digests;
     uint32_t digest_count;
+    uint64_t began_ns_out;   /* when it began to run, monotonic; 0: not known (simulated) */
     uint64_t compute_ns_out; /* all of it */
     uint64_t copy_ns_out;    /* the part of the copies */
 } fg_step;

@@ -43,6 +43,7 @@ static void run_step(model_engine *engine, fg_step *step)
 {
     fg_clock clock = fg_clock_real();
     uint64_t started_at_ns = fg_clock_now_ns(&clock);
+    step->began_ns_out = started_at_ns;
     step->copy_ns_out = 0;
     if (step->copy_count > 0) {
         fg_forward_copy(engine->forward, step);

@@ -191,7 +191,10 @@ static void trace(fg_worker *worker, fg_worker_frame *frame)
     fg_pool_stats_get(worker->pool, &pool);
     step->ended_ns = fg_worker_now_ns(worker);
     uint64_t took = frame->step.compute_ns_out;
-    step->began_ns = step->ended_ns > took ? step->ended_ns - took : 0;
+    step->began_ns = frame->step.began_ns_out;
+    if (step->began_ns == 0) {
+        step->began_ns = step->ended_ns > took ? step->ended_ns - took : 0;
+    }
     step->running = worker->running.count;
     step->waiting = worker->waiting.count + worker->preempted.count;
     step->blocks_total = pool.total;

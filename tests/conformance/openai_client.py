@@ -223,17 +223,28 @@ def an_unknown_model_is_not_found(world):
 @check
 def bad_parameters_are_named(world):
     for name, value in [("temperature", 2.5), ("top_p", 0), ("max_tokens", 0), ("seed", "x"),
-                        ("stop", ["a"] * 17), ("stream_options", {"include_usage": True})]:
+                        ("stop", ["a"] * 17), ("n", 0), ("n", 65), ("stream_options", {"include_usage": True})]:
         world.raises(openai.BadRequestError, lambda n=name, v=value: world.chat(**{n: v}), param=name)
 
 
 @check
 def absent_parameters_are_named(world):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    for name, value in [("n", 2), ("logprobs", True), ("tools", [tool]), ("logit_bias", {"1": 1}),
+    for name, value in [("logprobs", True), ("tools", [tool]), ("logit_bias", {"1": 1}),
                         ("presence_penalty", 1), ("response_format", {"type": "json_object"})]:
         world.raises(openai.BadRequestError, lambda n=name, v=value: world.chat(**{n: v}),
                      param=name, code="unsupported_parameter")
+
+
+@check
+def several_choices(world):
+    """Choice i is what the seed plus i gives alone."""
+    four = world.chat(n=4, seed=11, temperature=1)
+    alone = [world.chat(seed=11 + i, temperature=1) for i in range(4)]
+    assert [c.index for c in four.choices] == [0, 1, 2, 3]
+    assert [c.message.content for c in four.choices] == \
+        [a.choices[0].message.content for a in alone]
+    assert four.usage.completion_tokens == sum(a.usage.completion_tokens for a in alone)
 
 
 @check

@@ -351,6 +351,28 @@ def get(port, path, timeout_s=WAIT_S):
         connection.close()
 
 
+def counters(port):
+    """/metrics as numbers, by name without the prefix, labels as they stand there."""
+    status, text = get(port, "/metrics")
+    assert status == 200, f"/metrics answered {status}"
+    found = {}
+    for line in text.decode().splitlines():
+        if line.startswith("forge:"):
+            name, value = line[6:].rsplit(" ", 1)
+            found[name] = float(value)
+    return found
+
+
+def status_port(process):
+    """Where a worker with --status-port 0 gives its status."""
+    def port():
+        for line in process.lines:
+            if line.startswith("status http="):
+                return int(line.rsplit(":", 1)[1])
+        return None
+    return wait_for(f"{process.name}'s status line", port)
+
+
 class Failed(Exception):
     """A request that ended with an error: a status other than 200, or an error chunk."""
 
@@ -383,7 +405,8 @@ class Stream:
         self.text, self.finish, self.done, self.times = "", None, False, []
         self.ids, self.digests = [], []
 
-    def chunks(self):
+    def chunks(self, single=True):
+        """`single`: there is one choice, whose text, ids and ending are noted down here."""
         answer = self.connection.getresponse()
         if answer.status != 200:
             raise Failed(answer.status, json.loads(answer.read()).get("error"))
@@ -400,7 +423,7 @@ class Stream:
             if "error" in chunk:
                 raise Failed(200, chunk["error"], self.text)
             self.times.append(time.monotonic())
-            for choice in chunk["choices"]:
+            for choice in chunk["choices"] if single else ():
                 assert self.finish is None, "a choice goes on after its finish_reason"
                 self.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
                 self.finish = choice.get("finish_reason")
@@ -423,6 +446,23 @@ class Stream:
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.connection.close()
+
+
+def streamed_choices(port, body, path="/v1/completions"):
+    """A stream of several choices, taken apart: the answers in the order of their index."""
+    stream = Stream(port, path, {**body, "logits_digest": True})
+    answers = [{"ids": [], "digests": [], "text": "", "finish": None} for _ in range(body["n"])]
+    for chunk in stream.chunks(single=False):
+        for choice in chunk["choices"]:
+            answer = answers[choice["index"]]
+            assert answer["finish"] is None, "a choice goes on after its finish_reason"
+            answer["text"] += choice["text"]
+            answer["finish"] = choice["finish_reason"]
+            if "forge" in choice:
+                answer["ids"] += choice["forge"]["token_ids"]
+                answer["digests"] += choice["forge"]["digests"]
+    stream.connection.close()
+    return answers
 
 
 def run_all(jobs, timeout_s=300):

@@ -591,7 +591,7 @@ static void fire_cancel(world *w, event *e)
     sim_request *r = &w->requests[e->index];
     if (r->started && !r->ended && !r->cancelled) {
         r->cancelled = true;
-        fg_dispatch_cancel(w->dispatch, r->id, FG_FINISH_CANCELLED);
+        fg_dispatch_cancel(w->dispatch, r->id, FG_FINISH_CANCELLED, NULL);
     }
 }
 
@@ -680,7 +680,8 @@ static void flip_a_bit(world *w, sim_worker *s)
             unsigned char *bytes = (unsigned char *)s->arena + block * w->layout.block_bytes;
             bytes[below(w, w->layout.block_bytes)] ^= (unsigned char)(1u << below(w, 8));
             if (w->options.verbose) {
-                fprintf(stderr, "%12.6f flip %s block %u\n", (double)w->now_ns / 1e9, s->name, block);
+                fprintf(stderr, "%12.6f flip %s block %u\n", (double)w->now_ns / 1e9, s->name,
+                        block);
             }
             w->report.flips++;
             return;

@@ -23,7 +23,8 @@ typedef struct sim_report {
     uint32_t requests, finished, failed, cancelled, refused;
     uint32_t crashes, freezes, cuts, flips, doubled;
     uint64_t push_retries, stale_dropped, retried;
-    uint64_t hit_tokens, preemptions, swapped, forks, remapped; /* of workers, summed at their end */
+    uint64_t hit_tokens, preemptions, swapped, forks,
+        remapped; /* of workers, summed at their end */
     double simulated_s;
 } sim_report;
 

@@ -171,7 +171,8 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason)
+void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+                        fg_dispatch_report *report_out)
 {
     FG_ASSERT(!the_crowd.inside, "dispatch entered from its own callback");
     FG_ASSERT(id >= 1 && id <= the_crowd.job_count, "an unknown request");
@@ -181,6 +182,9 @@ void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason)
     it->running = false;
     it->cancelled = reason;
     the_crowd.running--;
+    if (report_out != NULL) {
+        *report_out = the_crowd.report;
+    }
 }
 
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)

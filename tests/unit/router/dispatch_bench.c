@@ -32,7 +32,7 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
     cr_assert_eq(index, b->token_count);
     b->tokens[b->token_count++] = id;
     if (b->cancel_on_token != 0) {
-        fg_dispatch_cancel(b->dispatch, b->cancel_on_token, FG_FINISH_STOP);
+        fg_dispatch_cancel(b->dispatch, b->cancel_on_token, FG_FINISH_STOP, NULL);
     }
 }
 

@@ -67,7 +67,8 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason)
+void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+                        fg_dispatch_report *report_out)
 {
     FG_ASSERT(!fake_dispatch_state.inside, "dispatch entered from its own callback");
     FG_ASSERT(id >= 1 && id <= fake_dispatch_state.job_count, "an unknown request");

@@ -259,7 +259,7 @@ Test(dispatch, a_worker_that_a_frame_cannot_reach_is_lost)
     bench_join_pair(&b);
     cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
     b.refuse_peer = D;
-    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
     fg_dispatch_tick(b.dispatch);
     cr_assert_eq(fg_registry_count(fg_dispatch_registry(b.dispatch)), 1u);
     bench_close(&b);
@@ -274,8 +274,8 @@ Test(dispatch, cancel_tells_both_workers_and_nobody_else_hears_of_it)
     cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
     bench_ticket(&b, id, 1);
     bench_first(&b, id, 20);
-    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED);
-    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
     cr_assert(bench_sent(&b, P, FG_MSG_CANCEL) != NULL && bench_sent(&b, D, FG_MSG_CANCEL) != NULL);
     bench_token(&b, id, 1, 21);
     cr_assert(b.end_count == 0 && b.token_count == 1);

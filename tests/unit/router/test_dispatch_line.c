@@ -86,7 +86,7 @@ static void run_line(size_t row)
         b.params.priority = lines[row].jobs[i].priority;
         cr_assert_eq(bench_start(&b, 37, 3, &ids[i]), FG_OK);
     }
-    fg_dispatch_cancel(b.dispatch, first, FG_FINISH_CANCELLED);
+    fg_dispatch_cancel(b.dispatch, first, FG_FINISH_CANCELLED, NULL);
     for (uint32_t i = 0; i < lines[row].count; i++) {
         uint64_t want = ids[lines[row].order[i]];
         b.sent_count = 0;
@@ -94,7 +94,7 @@ static void run_line(size_t row)
         fg_dispatch_check(b.dispatch);
         const fg_msg *reserve = bench_sent(&b, D, FG_MSG_RESERVE);
         cr_assert(reserve != NULL && reserve->request == want, "%s: place %u", lines[row].name, i);
-        fg_dispatch_cancel(b.dispatch, want, FG_FINISH_CANCELLED);
+        fg_dispatch_cancel(b.dispatch, want, FG_FINISH_CANCELLED, NULL);
     }
     bench_close(&b);
 }
@@ -126,7 +126,7 @@ Test(dispatch_line, who_comes_back_takes_its_old_place)
         const fg_msg *reserve = bench_sent(&b, D, FG_MSG_RESERVE);
         cr_assert(reserve != NULL && reserve->request == order[i], "place %u", i);
         cr_assert_eq(reserve->attempt, order[i] == a ? 2u : 1u);
-        fg_dispatch_cancel(b.dispatch, order[i], FG_FINISH_CANCELLED);
+        fg_dispatch_cancel(b.dispatch, order[i], FG_FINISH_CANCELLED, NULL);
     }
     bench_close(&b);
 }
@@ -337,7 +337,7 @@ Test(dispatch_line, a_local_request_is_cancelled_at_one_place)
     bench b;
     bench_open(&b);
     uint64_t id = start_local(&b);
-    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
     cr_assert_eq(bench_sent_count(&b, D, FG_MSG_CANCEL), 1u);
     cr_assert_eq(bench_sent_count(&b, P, FG_MSG_CANCEL), 0u);
     bench_close(&b);
@@ -543,7 +543,7 @@ Test(dispatch_line, every_stretch_of_a_life_is_in_the_trace)
     cr_assert_eq(bench_start(&b, 5, 3, &again), FG_OK);
     fg_dispatch_on_down(b.dispatch, D);
     bench_join(&b, 13, "d2", FG_ROLE_DECODE);
-    fg_dispatch_cancel(b.dispatch, again, FG_FINISH_CANCELLED);
+    fg_dispatch_cancel(b.dispatch, again, FG_FINISH_CANCELLED, NULL);
     fg_buf_clear(&out);
     cr_assert(fg_trace_render(trace, 1, &out));
     cr_assert_eq(occurrences(out.data, "\"name\":\"reserved\""), 3u, "%s", out.data);

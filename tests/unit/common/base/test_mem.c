@@ -85,3 +85,17 @@ Test(mem, fails_when_told_to)
     fg_mem_free(first);
     fg_mem_free(third);
 }
+
+Test(mem, every_taking_is_counted)
+{
+    uint64_t before = fg_mem_count();
+    void *block = fg_mem_alloc(8);
+    void *array = fg_mem_array(2, 8);
+    array = fg_mem_resize(array, 4, 8);
+    void *map = fg_mem_map(4096);
+    cr_assert_eq(fg_mem_count() - before, 4u);
+    fg_mem_unmap(map, 4096);
+    fg_mem_free(array);
+    fg_mem_free(block);
+    cr_assert_eq(fg_mem_count() - before, 4u, "giving back is no taking");
+}

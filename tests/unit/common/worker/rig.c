@@ -1,0 +1,284 @@
+#include "tests/unit/common/worker/rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/log.h"
+#include "common/engine/engine_sim.h"
+#include "tests/support/test.h"
+
+static rig_request *live(rig *r, uint64_t id)
+{
+    cr_assert(id < RIG_REQUESTS_MAX && r->requests[id].sent, "request %llu was never sent",
+              (unsigned long long)id);
+    rig_request *request = &r->requests[id];
+    cr_assert(!request->done && !request->cancelled, "request %llu has ended",
+              (unsigned long long)id);
+    return request;
+}
+
+static fg_engine_sim_answer next_token(const rig *r, const rig_request *request,
+                                       const uint32_t *tokens, uint32_t count)
+{
+    fg_sampling sampling = { .temperature = request->params.temperature,
+                             .top_p = request->params.top_p,
+                             .seed = request->params.seed };
+    return fg_engine_sim_expected(tokens, count, RIG_VOCAB, r->options.eos, &sampling, 0);
+}
+
+static void hear_token(rig *r, uint64_t id, uint32_t index, uint32_t token)
+{
+    rig_request *request = live(r, id);
+    cr_assert_eq(index, request->count - request->prompt_count);
+    fg_engine_sim_answer want = next_token(r, request, request->tokens, request->count);
+    cr_assert_eq(token, want.token, "request %llu: token %u is %u instead of %u",
+                 (unsigned long long)id, index, token, want.token);
+    request->tokens[request->count++] = token;
+}
+
+static void hear_first(rig *r, const fg_msg *msg)
+{
+    rig_request *request = live(r, msg->request);
+    cr_assert(!request->started);
+    request->started = true;
+    request->cached_tokens = msg->first.cached_tokens;
+    request->chunks = msg->first.chunks;
+    request->queue_ns = msg->first.queue_ns;
+    hear_token(r, msg->request, 0, msg->first.id);
+}
+
+static void hear_done(rig *r, const fg_msg *msg)
+{
+    rig_request *request = live(r, msg->request);
+    cr_assert_eq(msg->done.generated, request->count - request->prompt_count);
+    request->done = true;
+    request->refused = msg->done.refused;
+    request->finish = msg->done.finish;
+    request->preemptions = msg->done.preemptions;
+}
+
+static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
+{
+    rig *r = ctx;
+    fg_msg msg;
+    fg_error err = { 0 };
+    fg_arena_reset(r->inbox);
+    cr_assert_eq(fg_wire_decode(bytes, size_bytes, r->inbox, &msg, &err), FG_OK, "%s", err.text);
+    r->heard++;
+    if (msg.kind == FG_MSG_FIRST) {
+        hear_first(r, &msg);
+    } else if (msg.kind == FG_MSG_DONE) {
+        hear_done(r, &msg);
+    }
+    for (uint32_t i = 0; msg.kind == FG_MSG_TOKENS && i < msg.tokens.count; i++) {
+        const fg_wire_token *token = &msg.tokens.tokens[i];
+        hear_token(r, token->request, token->index, token->id);
+    }
+    return FG_OK;
+}
+
+static void reconnect(void *ctx, uint64_t epoch)
+{
+}
+
+static bool is_end(void *ctx, uint32_t token)
+{
+    return token == ((const rig *)ctx)->options.eos;
+}
+
+static void open_engine(rig *r)
+{
+    fg_error err = { 0 };
+    const rig_options *options = &r->options;
+    cr_assert_eq(fg_kv_layout_init(&r->layout, 1, 1, 8, options->block_size, FG_F16, &err), FG_OK);
+    r->arena = calloc(options->blocks, r->layout.block_bytes);
+    if (options->slots > 0) {
+        fg_tier_options tier = { .block_bytes = r->layout.block_bytes,
+                                 .block_count = options->slots,
+                                 .block_size = options->block_size };
+        cr_assert_eq(fg_tier_open(&tier, &r->tier, &err), FG_OK, "%s", err.text);
+    }
+    fg_engine_sim_options engine = { .layout = r->layout,
+                                     .arena = r->arena,
+                                     .block_count = options->blocks,
+                                     .tier_arena = r->tier != NULL ? fg_tier_arena(r->tier) : NULL,
+                                     .tier_block_count = options->slots,
+                                     .limits = { options->step_tokens, options->seqs,
+                                                 RIG_TOKENS_MAX },
+                                     .vocab_size = RIG_VOCAB,
+                                     .eos_token = options->eos,
+                                     .manual = true };
+    cr_assert_eq(fg_engine_open_sim(&engine, &r->engine, &err), FG_OK, "%s", err.text);
+}
+
+void rig_open(rig *r, const rig_options *options)
+{
+    *r = (rig){ .options = *options, .now_ns = 1000000000u };
+    r->options.seqs = options->seqs > 0 ? options->seqs : 4;
+    r->options.step_tokens = options->step_tokens > 0 ? options->step_tokens : 64;
+    r->options.chunk = options->chunk > 0 ? options->chunk : 64;
+    r->options.eos = options->eos > 0 ? options->eos : RIG_NO_EOS;
+    r->inbox = fg_arena_create(1 << 20);
+    fg_log_set_level(FG_LOG_OFF);
+    open_engine(r);
+    fg_worker_options worker = { .name = "rig",
+                                 .epoch = 1,
+                                 .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
+                                 .clock = fg_clock_manual(&r->now_ns),
+                                 .engine = r->engine,
+                                 .layout = r->layout,
+                                 .block_count = options->blocks,
+                                 .context_max = RIG_TOKENS_MAX,
+                                 .vocab_size = RIG_VOCAB,
+                                 .limits = options->policies,
+                                 .overlap = options->overlap,
+                                 .prefix_cache = !options->no_cache,
+                                 .tier = r->tier,
+                                 .is_end = is_end,
+                                 .send = hear,
+                                 .reconnect = reconnect,
+                                 .ctx = r };
+    worker.limits.step_tokens_max = r->options.step_tokens;
+    worker.limits.chunk_tokens_max = r->options.chunk;
+    worker.limits.seqs_max = r->options.seqs;
+    worker.limits.block_size = options->block_size;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_worker_create(&worker, &r->worker, &err), FG_OK, "%s", err.text);
+    fg_worker_on_up(r->worker);
+    rig_give(r, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
+    cr_assert(fg_worker_joined(r->worker));
+}
+
+void rig_close(rig *r)
+{
+    fg_worker_stats stats = rig_stats(r);
+    cr_assert(fg_worker_idle(r->worker));
+    cr_assert_eq(rig_available(r), r->options.blocks);
+    cr_assert_eq(stats.closing, 0u);
+    cr_assert_eq(stats.tier.swapped, 0u);
+    cr_assert_eq(fg_engine_sim_bad_slots(r->engine), 0u);
+    fg_worker_check(r->worker);
+    fg_worker_destroy(r->worker);
+    fg_engine_close(r->engine);
+    fg_tier_close(r->tier);
+    fg_arena_destroy(r->inbox);
+    free(r->arena);
+}
+
+fg_wire_params rig_greedy(uint32_t max_tokens)
+{
+    return (fg_wire_params){ .top_p = 1.0f, .max_tokens = max_tokens };
+}
+
+static void check(rig *r)
+{
+    if (!r->unchecked) {
+        fg_worker_check(r->worker);
+    }
+}
+
+void rig_give(rig *r, const fg_msg *msg)
+{
+    fg_buf frame;
+    fg_buf_init(&frame, 0);
+    cr_assert(fg_wire_encode(msg, &frame));
+    r->now_ns += 1000;
+    fg_worker_on_frame(r->worker, frame.data, frame.size);
+    fg_buf_deinit(&frame);
+    check(r);
+}
+
+rig_request *rig_send(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
+                      const fg_wire_params *params)
+{
+    cr_assert(id > 0 && id < RIG_REQUESTS_MAX);
+    rig_request *request = &r->requests[id];
+    cr_assert(!request->sent || request->done || request->cancelled);
+    uint32_t attempt = request->attempt + 1;
+    *request = (rig_request){ .attempt = attempt,
+                              .prompt_count = prompt_count,
+                              .count = prompt_count,
+                              .params = *params,
+                              .sent = true };
+    memcpy(request->tokens, prompt, prompt_count * sizeof *prompt);
+    fg_msg msg = { .kind = FG_MSG_PREFILL, .request = id, .attempt = attempt };
+    msg.prefill.tokens = request->tokens;
+    msg.prefill.token_count = prompt_count;
+    msg.prefill.sampling = *params;
+    rig_give(r, &msg);
+    return request;
+}
+
+rig_request *rig_ask(rig *r, uint64_t id, uint32_t first, uint32_t prompt_count,
+                     uint32_t max_tokens)
+{
+    uint32_t prompt[RIG_TOKENS_MAX];
+    for (uint32_t i = 0; i < prompt_count; i++) {
+        prompt[i] = (first + i) % RIG_VOCAB;
+    }
+    fg_wire_params params = rig_greedy(max_tokens);
+    return rig_send(r, id, prompt, prompt_count, &params);
+}
+
+void rig_cancel(rig *r, uint64_t id)
+{
+    rig_request *request = live(r, id);
+    request->cancelled = true;
+    rig_give(r, &(fg_msg){ .kind = FG_MSG_CANCEL,
+                           .request = id,
+                           .attempt = request->attempt });
+}
+
+void rig_clear(rig *r)
+{
+    rig_give(r, &(fg_msg){ .kind = FG_MSG_CLEAR });
+}
+
+bool rig_step(rig *r)
+{
+    bool did = fg_engine_sim_complete(r->engine);
+    r->now_ns += 1000;
+    fg_worker_on_engine(r->worker);
+    check(r);
+    return did;
+}
+
+void rig_run(rig *r)
+{
+    for (uint32_t steps = 0; rig_step(r); steps++) {
+        cr_assert(steps < 100000, "this never ends");
+    }
+    cr_assert(fg_worker_idle(r->worker), "somebody waits, and nothing is in flight");
+}
+
+void rig_run_until_started(rig *r, uint64_t id)
+{
+    while (!r->requests[id].started) {
+        cr_assert(rig_step(r), "request %llu never starts", (unsigned long long)id);
+    }
+}
+
+void rig_alone(const rig *r, const rig_request *request, uint32_t *tokens_out, uint32_t count)
+{
+    uint32_t tokens[RIG_TOKENS_MAX];
+    memcpy(tokens, request->tokens, request->prompt_count * sizeof *tokens);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t known = request->prompt_count + i;
+        tokens[known] = next_token(r, request, tokens, known).token;
+        tokens_out[i] = tokens[known];
+    }
+}
+
+fg_worker_stats rig_stats(const rig *r)
+{
+    fg_worker_stats stats;
+    fg_worker_stats_get(r->worker, &stats);
+    return stats;
+}
+
+uint32_t rig_available(const rig *r)
+{
+    fg_worker_stats stats = rig_stats(r);
+    return stats.pool.free + stats.pool.cached - stats.pool.promised;
+}

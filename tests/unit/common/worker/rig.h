@@ -1,0 +1,77 @@
+/*
+ * rig - a worker of both roles and no link over a simulated engine that is turned by hand, for tests of
+ * its cache and its preemption. The rig keeps the router's books: every token that comes is compared with
+ * what the request alone would have given, in order, and a second end is refused; so a test only says
+ * what is special about it. After each call the worker's books are recounted.
+ */
+#ifndef FORGE_TESTS_UNIT_COMMON_WORKER_RIG_H
+#define FORGE_TESTS_UNIT_COMMON_WORKER_RIG_H
+
+#include "common/worker/worker.h"
+
+enum { RIG_VOCAB = 50, RIG_REQUESTS_MAX = 64, RIG_TOKENS_MAX = 512 };
+#define RIG_NO_EOS UINT32_MAX
+
+typedef struct rig_options {
+    uint32_t blocks, block_size, slots; /* 0 slots: no tier */
+    uint32_t seqs, step_tokens, chunk;  /* 0: 4, 64, 64 */
+    uint32_t eos;                       /* 0: RIG_NO_EOS, so that answers have their full length */
+    bool overlap, no_cache;
+    fg_sched_limits policies; /* order, victim, preemption, admission, watermark, skip_max */
+} rig_options;
+
+typedef struct rig_request {
+    uint32_t attempt; /* grows when the number is used anew */
+    uint32_t tokens[RIG_TOKENS_MAX]; /* prompt, then what has come */
+    uint32_t prompt_count, count;
+    fg_wire_params params;
+    bool sent, started, done, refused, cancelled;
+    uint32_t cached_tokens, chunks, preemptions;
+    uint64_t queue_ns;
+    fg_finish finish;
+} rig_request;
+
+typedef struct rig {
+    rig_options options;
+    uint64_t now_ns;
+    fg_kv_layout layout;
+    void *arena;
+    fg_tier *tier;
+    fg_engine *engine;
+    fg_worker *worker;
+    fg_arena *inbox;
+    rig_request requests[RIG_REQUESTS_MAX]; /* request n at n */
+    uint64_t heard;                         /* messages */
+    bool unchecked; /* no recounts (long runs) */
+} rig;
+
+/* Opens and joins. */
+void rig_open(rig *r, const rig_options *options);
+/* Nothing may run any more: checks that every block, promise and slot came back. */
+void rig_close(rig *r);
+
+/* Parameters of a greedy request. */
+fg_wire_params rig_greedy(uint32_t max_tokens);
+void rig_give(rig *r, const fg_msg *msg);
+/* Sends request `id` (from 1), which may be used anew once it has ended. */
+rig_request *rig_send(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
+                      const fg_wire_params *params);
+/* As above, greedy, with the tokens first, first + 1, ... */
+rig_request *rig_ask(rig *r, uint64_t id, uint32_t first, uint32_t prompt_count,
+                     uint32_t max_tokens);
+void rig_cancel(rig *r, uint64_t id);
+void rig_clear(rig *r);
+/* The oldest step ends and is booked. False: there is none. */
+bool rig_step(rig *r);
+/* Until nothing is in flight. */
+void rig_run(rig *r);
+/* Steps until the request has its first token. */
+void rig_run_until_started(rig *r, uint64_t id);
+/* What an undisturbed run of the request's prompt would answer: `count` tokens. */
+void rig_alone(const rig *r, const rig_request *request, uint32_t *tokens_out, uint32_t count);
+
+fg_worker_stats rig_stats(const rig *r);
+/* Free, cached or promised to nobody: all of them when nothing runs. */
+uint32_t rig_available(const rig *r);
+
+#endif
