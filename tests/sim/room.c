@@ -56,7 +56,10 @@ static void open_engine(room *r)
         .eos_token = ROOM_EOS,
         .manual = true,
         .quick = r->quick,
-        .step_ns = { .base = 100000, .prefill_token = 50000, .decode_row = 80000, .copied_block = 1000 },
+        .step_ns = { .base = 100000,
+                     .prefill_token = 50000,
+                     .decode_row = 80000,
+                     .copied_block = 1000 },
     };
     fg_status status = fg_engine_open_sim(&options, &r->engine, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
@@ -106,8 +109,7 @@ static void open_room(room *r, const room_options *options)
                 r->slot_count, r->context_max, r->limits.seqs_max, r->limits.step_tokens_max,
                 r->limits.chunk_tokens_max, (int)r->limits.order, (int)r->limits.victim,
                 (int)r->limits.preemption, (int)r->limits.admission, r->limits.watermark_blocks,
-                r->limits.skip_max, r->overlap, r->cache, r->quick, r->request_max,
-                r->live_target);
+                r->limits.skip_max, r->overlap, r->cache, r->quick, r->request_max, r->live_target);
     }
 }
 
@@ -351,6 +353,17 @@ static void drain(room *r)
     FG_ASSERT(fg_worker_idle(r->worker));
 }
 
+/* The end of a process that has waited long enough. */
+static void give_up(room *r)
+{
+    say(r, "all is given up", r->live);
+    r->giving_up = true;
+    fg_worker_abort_all(r->worker, "enough");
+    FG_ASSERT(r->live == 0);
+    after(r);
+    r->giving_up = false;
+}
+
 static void check_empty(room *r)
 {
     fg_worker_stats stats;
@@ -397,8 +410,8 @@ static void check_expectations(room *r)
         after(r);
         drain(r);
         fg_worker_stats_get(r->worker, &now);
-        FG_ASSERT(now.deferrals == before.deferrals,
-                  "request %llu is alone and waits for a prefix", (unsigned long long)q->id);
+        FG_ASSERT(now.deferrals == before.deferrals, "request %llu is alone and waits for a prefix",
+                  (unsigned long long)q->id);
     }
 }
 
@@ -424,6 +437,9 @@ static void take_stats(room *r)
 
 static void finish(room *r)
 {
+    if (r->any_faults && room_chance(r, 2000)) {
+        give_up(r);
+    }
     while (!fg_worker_joined(r->worker) || r->live > 0) {
         some_event(r);
     }

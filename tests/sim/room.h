@@ -26,7 +26,7 @@ typedef struct room_options {
 /* What happened. One for each run; room_add makes a sum. */
 typedef struct room_report {
     uint64_t events, steps, steps_ahead, tokens;
-    uint64_t requests, finished, at_capacity, refused, cancelled, lost;
+    uint64_t requests, finished, at_capacity, refused, cancelled, lost, aborted;
     uint64_t clears, losses, flips, orders_checked, recounts;
     /* Cancels by the state that the request was in, as far as the outside can tell. */
     uint64_t cancelled_waiting, cancelled_running;

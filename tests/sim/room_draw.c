@@ -57,8 +57,8 @@ void room_draw_worker(room *r)
     uint32_t block_size = pressure ? 4 : pick(r, sizes, sizeof sizes / sizeof *sizes);
     fg_status status = fg_kv_layout_init(&r->layout, 1, 1, 2, block_size, FG_F32, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
-    r->block_count = room_chance(r, 2500) ? 2 + (uint32_t)room_below(r, 6)
-                                          : 2 + (uint32_t)room_below(r, 79);
+    r->block_count =
+        room_chance(r, 2500) ? 2 + (uint32_t)room_below(r, 6) : 2 + (uint32_t)room_below(r, 79);
     r->slot_count = room_chance(r, 3500) ? 0 : 1 + (uint32_t)room_below(r, 2 * r->block_count);
     uint32_t capacity = room_capacity(r);
     r->context_max = smaller(ROOM_TOKENS_MAX, larger(8, capacity + capacity / 2));
@@ -77,13 +77,14 @@ void room_draw_worker(room *r)
     r->lose = r->any_faults && room_chance(r, 5000) ? (uint32_t)room_below(r, 20) : 0;
     r->flip = r->any_faults && room_chance(r, 5000) ? (uint32_t)room_below(r, 500) : 0;
     r->jump = room_chance(r, 5000) ? (uint32_t)room_below(r, 10) : 0;
-    r->request_max = r->options.requests > 0 ? r->options.requests
-                                             : 100 + (uint32_t)room_below(r, 200);
+    r->request_max =
+        r->options.requests > 0 ? r->options.requests : 100 + (uint32_t)room_below(r, 200);
     if (pressure) {
         r->block_count = 24;
         r->slot_count = r->slot_count > 0 ? 40 : 0;
         r->context_max = 80;
         r->live_target = 200;
+        r->cache = true;
         limits->admission = FG_ADMIT_WATERMARK;
     }
     draw_systems(r);
@@ -123,18 +124,18 @@ static void draw_prompt(room *r, room_request *q)
     } else {
         append_random(r, q, (uint32_t)room_below(r, r->context_max / 2), ROOM_VOCAB);
     }
-    if (q->prompt_count == 0 || room_chance(r, 500)) {
+    if (q->prompt_count == 0 || room_chance(r, 200)) {
         append_random(r, q, 1 + (uint32_t)room_below(r, r->context_max), ROOM_VOCAB);
     }
 }
 
 static void draw_params(room *r, room_request *q)
 {
-    static const uint32_t modes[] = { FG_CACHE_AUTO, FG_CACHE_AUTO, FG_CACHE_AUTO, FG_CACHE_AUTO,
-                                      FG_CACHE_AUTO, FG_CACHE_AUTO, FG_CACHE_AUTO, FG_CACHE_AUTO,
+    static const uint32_t modes[] = { FG_CACHE_AUTO,  FG_CACHE_AUTO,   FG_CACHE_AUTO, FG_CACHE_AUTO,
+                                      FG_CACHE_AUTO,  FG_CACHE_AUTO,   FG_CACHE_AUTO, FG_CACHE_AUTO,
                                       FG_CACHE_FORCE, FG_CACHE_DISABLE };
     uint32_t left = r->context_max - q->prompt_count;
-    bool long_one = room_chance(r, r->options.pressure ? 0 : 500);
+    bool long_one = room_chance(r, r->options.pressure ? 0 : 200);
     uint32_t most = long_one ? left : smaller(left, 1 + (uint32_t)room_below(r, 40));
     q->params = (fg_wire_params){ .top_p = 1.0f,
                                   .max_tokens = 1 + (uint32_t)room_below(r, most),
@@ -150,6 +151,9 @@ static void draw_params(room *r, room_request *q)
     }
     if (!r->options.pressure) {
         q->params.cache_mode = modes[room_below(r, sizeof modes / sizeof *modes)];
+        if (!r->cache && q->params.cache_mode == FG_CACHE_FORCE && room_chance(r, 9000)) {
+            q->params.cache_mode = FG_CACHE_AUTO; /* all of them are refused: a few will do */
+        }
         q->params.salt_low = room_chance(r, 1000) ? 1 + room_below(r, 2) : 0;
     }
 }

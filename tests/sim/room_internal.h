@@ -53,8 +53,8 @@ typedef struct room {
     fg_sched_limits limits;
     uint32_t block_count, slot_count, context_max;
     bool overlap, cache, quick, any_faults;
-    uint32_t live_target;   /* arrivals come until so many are live */
-    uint32_t check_one_in;  /* events */
+    uint32_t live_target;                     /* arrivals come until so many are live */
+    uint32_t check_one_in;                    /* events */
     uint32_t cancel, clear, lose, flip, jump; /* per ten thousand events */
     uint32_t *systems[ROOM_SYSTEMS];
     uint32_t system_counts[ROOM_SYSTEMS];
@@ -71,9 +71,10 @@ typedef struct room {
     fg_arena *inbox;
     fg_trace *trace;
     uint64_t secret, epoch;
-    bool wants_up;           /* the worker has connected again; the connection is not up yet */
-    uint64_t quiet_steps;    /* since the last token */
-    uint64_t flips_pending;  /* damage was done that may show */
+    bool giving_up;         /* fg_worker_abort_all is at work */
+    bool wants_up;          /* the worker has connected again; the connection is not up yet */
+    uint64_t quiet_steps;   /* since the last token */
+    uint64_t flips_pending; /* damage was done that may show */
 } room;
 
 static inline uint64_t room_below(room *r, uint64_t bound)

@@ -83,18 +83,21 @@ static void hear_done(room *r, const fg_msg *msg)
         break;
     case FG_FINISH_LENGTH:
         FG_ASSERT(!stopped);
-        if (generated < q->params.max_tokens) { /* it has every block there is, and needs one more */
-            FG_ASSERT(q->count == room_capacity(r) + 1, "request %llu: cut off after %u of %u slots",
-                      (unsigned long long)q->id, q->count, room_capacity(r));
+        if (generated <
+            q->params.max_tokens) { /* it has every block there is, and needs one more */
+            FG_ASSERT(q->count == room_capacity(r) + 1,
+                      "request %llu: cut off after %u of %u slots", (unsigned long long)q->id,
+                      q->count, room_capacity(r));
             r->report.at_capacity++;
         }
         r->report.finished++;
         break;
     case FG_FINISH_ERROR:
-        FG_ASSERT(generated == 0);
-        FG_ASSERT(q->never_fits || (q->params.cache_mode == FG_CACHE_FORCE && msg->done.refused),
+        FG_ASSERT(generated == 0 || r->giving_up);
+        FG_ASSERT(r->giving_up || q->never_fits ||
+                      (q->params.cache_mode == FG_CACHE_FORCE && msg->done.refused),
                   "request %llu: %s", (unsigned long long)q->id, msg->done.text);
-        r->report.refused++;
+        *(r->giving_up ? &r->report.aborted : &r->report.refused) += 1;
         break;
     default:
         FG_ASSERT(false, "request %llu: DONE with %d", (unsigned long long)q->id,

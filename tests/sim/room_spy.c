@@ -51,8 +51,8 @@ static void mark_writers(room_spy *spy, const fg_step *step)
     }
     for (uint32_t i = 0; i < step->seq_count; i++) {
         const fg_step_seq *item = &step->seqs[i];
-        for (uint32_t b = item->first_position / spy->limits.block_size; b < table_blocks(spy, item);
-             b++) {
+        for (uint32_t b = item->first_position / spy->limits.block_size;
+             b < table_blocks(spy, item); b++) {
             uint32_t block = item->block_ids[b];
             FG_ASSERT(spy->writers[block] == 0 || spy->writers[block] == SPY_COPY,
                       "block %u has two writers", block);
@@ -86,8 +86,8 @@ static void judge_against(const room_spy *spy, const fg_step *step, const fg_ste
             uint32_t block = item->block_ids[b], writer = spy->writers[block];
             bool own = writer > 0 && writer != SPY_COPY &&
                        identity(&step->seqs[writer - 1]) == identity(item);
-            FG_ASSERT(writer == 0 || own, "block %u is written anew while a step in flight reads it",
-                      block);
+            FG_ASSERT(writer == 0 || own,
+                      "block %u is written anew while a step in flight reads it", block);
         }
     }
     for (uint32_t i = 0; i < before->digest_count; i++) {

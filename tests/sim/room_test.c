@@ -31,18 +31,38 @@ static const struct {
 } counts[] = {
 #define COUNT(field)                                                                               \
     {                                                                                              \
-        #field, offsetof(room_report, field)                                                       \
+#field, offsetof(room_report, field)                                                       \
     }
-    COUNT(events),          COUNT(steps),             COUNT(steps_ahead),
-    COUNT(tokens),          COUNT(requests),          COUNT(finished),
-    COUNT(at_capacity),     COUNT(refused),           COUNT(cancelled),
-    COUNT(lost),            COUNT(clears),            COUNT(losses),
-    COUNT(flips),           COUNT(orders_checked),    COUNT(recounts),
-    COUNT(cancelled_waiting), COUNT(cancelled_running), COUNT(hit_tokens),
-    COUNT(tier_hit_tokens), COUNT(forks),             COUNT(copied),
-    COUNT(remapped),        COUNT(deferrals),         COUNT(evictions),
-    COUNT(preemptions),     COUNT(swapped),           COUNT(restored),
-    COUNT(damaged),         COUNT(discarded),
+    COUNT(events),
+    COUNT(steps),
+    COUNT(steps_ahead),
+    COUNT(tokens),
+    COUNT(requests),
+    COUNT(finished),
+    COUNT(at_capacity),
+    COUNT(refused),
+    COUNT(cancelled),
+    COUNT(lost),
+    COUNT(aborted),
+    COUNT(clears),
+    COUNT(losses),
+    COUNT(flips),
+    COUNT(orders_checked),
+    COUNT(recounts),
+    COUNT(cancelled_waiting),
+    COUNT(cancelled_running),
+    COUNT(hit_tokens),
+    COUNT(tier_hit_tokens),
+    COUNT(forks),
+    COUNT(copied),
+    COUNT(remapped),
+    COUNT(deferrals),
+    COUNT(evictions),
+    COUNT(preemptions),
+    COUNT(swapped),
+    COUNT(restored),
+    COUNT(damaged),
+    COUNT(discarded),
 #undef COUNT
 };
 
@@ -82,11 +102,10 @@ static void many_requests_all_complete_under_pressure(unsigned long long seed, b
              "many_requests_all_complete_under_pressure failed: replay with `room_test --seeds 0 "
              "--first %llu --verbose`\n",
              seed);
-    room_run(&(room_options){ .seed = seed,
-                              .requests = MANY_REQUESTS,
-                              .pressure = true,
-                              .verbose = verbose },
-             &report);
+    room_run(
+        &(room_options){
+            .seed = seed, .requests = MANY_REQUESTS, .pressure = true, .verbose = verbose },
+        &report);
     print("many_requests_all_complete_under_pressure", &report);
     if (report.finished != MANY_REQUESTS - report.refused || report.preemptions < 100) {
         fprintf(stderr, "not all of them completed, or there was no pressure\n");

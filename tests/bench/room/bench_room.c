@@ -1,5 +1,5 @@
 /*
- * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] - processor time that a worker's own bookkeeping takes
+ * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] [LOAD] - processor time that a worker's own bookkeeping takes
  * per step, by number of running requests: one step booked, the next one planned, built, checked by the
  * engine and begun, tokens encoded and given to a `send` that drops them, and one tick of the timer. The
  * engine is the simulated one, two steps are in flight, and its computing lies outside of what is timed.
@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "common/base/dtype.h"
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_sim.h"
 #include "common/worker/worker.h"
@@ -358,11 +359,13 @@ int main(int argc, char **argv)
     must(rounds >= 1 && rounds <= ROUNDS_MAX, "reading ROUNDS (1 to 200)");
     must(prompt >= 1 && prompt <= 65536, "reading PROMPT_TOKENS (1 to 65536)");
     must(only <= RUNNING_MAX, "reading RUNNING (at most 4096)");
+    fg_log_set_level(FG_LOG_WARN);
     printf("%-8s %8s %10s %10s %10s %10s %8s %8s %9s %10s\n", "load", "running", "us/step",
            "lowest", "ns/request", "checks us", "goal us", "floor us", "of goal", "bytes/step");
     for (int load = 0; load < LOADS; load++) {
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-            if (only == 0 || only == counts[i]) {
+            if ((only == 0 || only == counts[i]) &&
+                (argc <= 4 || strcmp(argv[4], load_names[load]) == 0)) {
                 measure((load_kind)load, counts[i], prompt, rounds);
             }
         }

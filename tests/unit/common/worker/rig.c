@@ -84,7 +84,8 @@ static void reconnect(void *ctx, uint64_t epoch)
 
 static bool is_end(void *ctx, uint32_t token)
 {
-    return token == ((const rig *)ctx)->options.eos;
+    const rig *r = ctx;
+    return token == (r->ends_at > 0 ? r->ends_at : r->options.eos);
 }
 
 static void open_engine(rig *r)
@@ -146,7 +147,8 @@ void rig_open(rig *r, const rig_options *options)
     fg_error err = { 0 };
     cr_assert_eq(fg_worker_create(&worker, &r->worker, &err), FG_OK, "%s", err.text);
     fg_worker_on_up(r->worker);
-    rig_give(r, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
+    rig_give(
+        r, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(fg_worker_joined(r->worker));
 }
 
@@ -225,9 +227,7 @@ void rig_cancel(rig *r, uint64_t id)
 {
     rig_request *request = live(r, id);
     request->cancelled = true;
-    rig_give(r, &(fg_msg){ .kind = FG_MSG_CANCEL,
-                           .request = id,
-                           .attempt = request->attempt });
+    rig_give(r, &(fg_msg){ .kind = FG_MSG_CANCEL, .request = id, .attempt = request->attempt });
 }
 
 void rig_clear(rig *r)

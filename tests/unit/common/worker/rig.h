@@ -21,7 +21,7 @@ typedef struct rig_options {
 } rig_options;
 
 typedef struct rig_request {
-    uint32_t attempt; /* grows when the number is used anew */
+    uint32_t attempt;                /* grows when the number is used anew */
     uint32_t tokens[RIG_TOKENS_MAX]; /* prompt, then what has come */
     uint32_t prompt_count, count;
     fg_wire_params params;
@@ -42,7 +42,8 @@ typedef struct rig {
     fg_arena *inbox;
     rig_request requests[RIG_REQUESTS_MAX]; /* request n at n */
     uint64_t heard;                         /* messages */
-    bool unchecked; /* no recounts (long runs) */
+    uint32_t ends_at; /* 0, or the token that ends a request, not options.eos */
+    bool unchecked;   /* no recounts (long runs) */
 } rig;
 
 /* Opens and joins. */

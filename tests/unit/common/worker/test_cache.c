@@ -166,10 +166,9 @@ Test(worker_cache, another_secret_of_the_cluster_forgets_everything)
     rig_ask(&r, 1, 0, 9, 2);
     rig_run(&r);
     cr_assert(rig_stats(&r).pool.cached > 0);
-    rig_give(&r, &(fg_msg){ .kind = FG_MSG_WELCOME,
-                            .welcome = { .router_epoch = 1,
-                                         .lease_ms = 800,
-                                         .cache_key_low = 77 } });
+    rig_give(&r,
+             &(fg_msg){ .kind = FG_MSG_WELCOME,
+                        .welcome = { .router_epoch = 1, .lease_ms = 800, .cache_key_low = 77 } });
     cr_assert_eq(rig_stats(&r).pool.cached, 0u);
     rig_request *two = rig_ask(&r, 2, 0, 9, 2);
     rig_run(&r);
@@ -277,14 +276,13 @@ Test(worker_cache, clear_forgets_what_nobody_uses_and_hurts_nobody)
 {
     for (int overlap = 0; overlap < 2; overlap++) {
         rig r;
-        rig_open(&r, &(rig_options){ .blocks = 32,
-                                     .block_size = BS,
-                                     .slots = 16,
-                                     .chunk = 4,
-                                     .overlap = overlap > 0 });
+        rig_open(
+            &r,
+            &(rig_options){
+                .blocks = 32, .block_size = BS, .slots = 16, .chunk = 4, .overlap = overlap > 0 });
         rig_ask(&r, 1, 0, 18, 4);
         rig_run(&r);
-        rig_request *two = rig_ask(&r, 2, 0, 18, 12);  /* borrows, runs */
+        rig_request *two = rig_ask(&r, 2, 0, 18, 12);    /* borrows, runs */
         rig_request *three = rig_ask(&r, 3, 30, 18, 12); /* half prefilled */
         rig_request *four = rig_ask(&r, 4, 30, 18, 12);  /* waits for the third */
         rig_step(&r);
@@ -312,7 +310,8 @@ Test(worker_cache, choices_of_one_request_fork_its_partial_block)
         for (uint32_t i = 1; i <= 4; i++) {
             fg_wire_params params = rig_greedy(8);
             params.temperature = 0.9f;
-            params.seed = 100 + i; /* so each answer is its own; the rig compares with a single run */
+            params.seed =
+                100 + i; /* so each answer is its own; the rig compares with a single run */
             params.family = 77;
             rig_send(&r, i, prompt, 11, &params);
         }

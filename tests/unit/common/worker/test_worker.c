@@ -360,3 +360,77 @@ Test(worker, survives_each_failed_allocation)
     cr_assert(fg_fault_each(create_once, &b) > 10);
     close_bench(&b);
 }
+
+/* docs/SCHEDULING.md, "A few steps": what the page says happens. */
+typedef struct seen_step {
+    uint32_t decode_rows, prefill_tokens, held, cached, preempted, admitted;
+} seen_step;
+
+static seen_step seen_steps[32];
+static uint32_t seen_count;
+
+static void see_step(void *ctx, const fg_trace_step *step)
+{
+    if (seen_count < 32) {
+        seen_steps[seen_count++] =
+            (seen_step){ step->decode_rows,   step->prefill_tokens, step->blocks_held,
+                         step->blocks_cached, step->preempted,      step->admitted };
+    }
+}
+
+static void ask_tokens(bench *b, uint64_t request, const uint32_t *tokens, uint32_t count,
+                       uint32_t max_tokens)
+{
+    fg_msg msg = { .kind = FG_MSG_PREFILL, .request = request, .attempt = 1 };
+    msg.prefill.tokens = tokens;
+    msg.prefill.token_count = count;
+    msg.prefill.sampling =
+        (fg_wire_params){ .top_p = 1.0f, .max_tokens = max_tokens, .ignore_eos = true };
+    give(b, &msg);
+}
+
+Test(worker, does_what_the_page_on_scheduling_shows)
+{
+    static const uint32_t a[] = { 1, 2, 4, 5, 6, 7 };
+    static const uint32_t x[] = { 1, 2, 4, 5, 20, 21, 22, 23, 24, 25, 26, 27, 28 };
+    static const uint32_t c[] = { 40, 41, 42, 43 };
+    static const seen_step want[] = {
+        { 0, 6, 2, 0, 0, 1 }, { 1, 12, 5, 0, 0, 2 }, { 2, 1, 7, 0, 0, 0 }, { 3, 0, 8, 0, 0, 0 },
+        { 3, 0, 8, 0, 0, 0 }, { 3, 0, 8, 0, 0, 0 },  { 2, 0, 6, 2, 1, 0 }, { 2, 0, 7, 1, 0, 0 },
+        { 2, 0, 4, 3, 0, 0 }, { 1, 8, 7, 1, 0, 1 },  { 2, 0, 8, 0, 0, 0 },
+    };
+    bench b;
+    open_bench(&b);
+    fg_worker_destroy(b.worker);
+    fg_engine_close(b.engine);
+    fg_error err;
+    fg_engine_sim_options engine = { .layout = b.layout,
+                                     .arena = b.arena,
+                                     .block_count = BLOCKS,
+                                     .limits = { 24, 4, 100 },
+                                     .vocab_size = VOCAB,
+                                     .eos_token = EOS,
+                                     .manual = true };
+    cr_assert_eq(fg_engine_open_sim(&engine, &b.engine, &err), FG_OK);
+    fg_worker_options options = options_of(&b);
+    options.limits.step_tokens_max = 24;
+    options.limits.chunk_tokens_max = 8;
+    options.limits.seqs_max = 4;
+    options.prefix_cache = true;
+    options.on_step = see_step;
+    seen_count = 0;
+    cr_assert_eq(fg_worker_create(&options, &b.worker, &err), FG_OK, "%s", err.text);
+    join(&b);
+    ask_tokens(&b, 1, a, 6, 14);
+    ask_tokens(&b, 2, x, 13, 10);
+    ask_tokens(&b, 3, c, 4, 8);
+    while (seen_count < sizeof want / sizeof *want && step(&b)) {
+    }
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const seen_step *w = &want[i], *s = &seen_steps[i];
+        cr_expect(memcmp(w, s, sizeof *w) == 0,
+                  "step %zu: rows %u prompt %u held %u cached %u preempted %u admitted %u", i + 1,
+                  s->decode_rows, s->prefill_tokens, s->held, s->cached, s->preempted, s->admitted);
+    }
+    close_bench(&b);
+}
