@@ -183,7 +183,7 @@ uint32_t room_draw_requests(room *r)
     room_request *first = fresh(r, r->sent);
     draw_prompt(r, first);
     draw_params(r, first);
-    if (room_chance(r, 100)) {
+    if (!r->options.pressure && room_chance(r, 100)) {
         first->params.max_tokens = r->context_max; /* with the prompt, one too many at least */
     }
     first->params.family = count > 1 ? first->id : 0;

@@ -53,6 +53,20 @@ static void hear_token(room *r, room_request *q, uint32_t index, uint32_t id, ui
     r->quiet_steps = 0;
 }
 
+/* Cached tokens were computed for somebody who may share them: equal tokens, and an equal salt. */
+static bool is_honest_hit(const room *r, const room_request *q, uint32_t cached)
+{
+    for (uint32_t i = 0; i < r->sent; i++) {
+        const room_request *other = &r->requests[i];
+        if (other != q && other->count >= cached && other->params.cache_mode != FG_CACHE_DISABLE &&
+            other->params.salt_low == q->params.salt_low &&
+            memcmp(other->tokens, q->tokens, cached * sizeof *q->tokens) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void hear_first(room *r, const fg_msg *msg)
 {
     room_request *q = find(r, "FIRST", msg->request, msg->attempt);
@@ -65,6 +79,9 @@ static void hear_first(room *r, const fg_msg *msg)
     FG_ASSERT(cached < q->prompt_count, "nothing was left to compute");
     FG_ASSERT(cached % r->layout.block_size == 0 || cached == q->prompt_count - 1);
     FG_ASSERT(q->params.cache_mode != FG_CACHE_FORCE || cached > 0, "a forced hit of nothing");
+    FG_ASSERT(cached == 0 || r->options.pressure || is_honest_hit(r, q, cached),
+              "request %llu: nobody computed those %u tokens for it", (unsigned long long)q->id,
+              cached);
     FG_ASSERT(q->started_ns <= r->now_ns);
     hear_token(r, q, 0, msg->first.id, msg->first.digest);
 }

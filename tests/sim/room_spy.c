@@ -97,6 +97,35 @@ static void judge_against(const room_spy *spy, const fg_step *step, const fg_ste
     }
 }
 
+/* The other way round: what a step in flight still writes is complete for nobody but its sequence. Here
+ * again the order of steps would hide it. */
+static void judge_complete(room_spy *spy, const fg_step *step, const fg_step *before)
+{
+    memset(spy->writers, 0, spy->block_count * sizeof *spy->writers);
+    for (uint32_t i = 0; i < before->copy_count; i++) {
+        if (before->copies[i].kind == FG_COPY_IN) {
+            spy->writers[before->copies[i].to] = SPY_COPY;
+        }
+    }
+    for (uint32_t i = 0; i < before->seq_count; i++) {
+        const fg_step_seq *item = &before->seqs[i];
+        for (uint32_t b = item->first_position / spy->limits.block_size;
+             b < table_blocks(spy, item); b++) {
+            spy->writers[item->block_ids[b]] = i + 1;
+        }
+    }
+    for (uint32_t i = 0; i < step->seq_count; i++) {
+        const fg_step_seq *item = &step->seqs[i];
+        for (uint32_t b = 0; b < table_blocks(spy, item); b++) {
+            uint32_t writer = spy->writers[item->block_ids[b]];
+            bool own = writer > 0 && writer != SPY_COPY &&
+                       identity(&before->seqs[writer - 1]) == identity(item);
+            FG_ASSERT(writer == 0 || own, "block %u is read while a step in flight still fills it",
+                      item->block_ids[b]);
+        }
+    }
+}
+
 static void judge_slots(room_spy *spy, const fg_step *step)
 {
     memset(spy->slot_writers, 0, spy->slot_count * sizeof *spy->slot_writers);
@@ -157,6 +186,9 @@ static fg_status spy_begin(fg_engine *engine, fg_step *step, fg_error *err)
     judge_slots(spy, step);
     for (uint32_t i = 0; i < spy->in_flight; i++) {
         judge_against(spy, step, spy->steps[i]);
+    }
+    for (uint32_t i = 0; i < spy->in_flight; i++) {
+        judge_complete(spy, step, spy->steps[i]);
     }
     spy->begun++;
     spy->ahead += spy->in_flight > 0;
