@@ -14,9 +14,10 @@ static fg_status check_tokens(const fg_engine_bounds *bounds, const fg_engine_it
         /* As numbers: an item that is gone may be anywhere. */
         uintptr_t at = (uintptr_t)seq->follows - (uintptr_t)before->seqs;
         if (before->seqs == NULL || at % sizeof *seq != 0 || at / sizeof *seq >= before->count ||
-            !seq->follows->sample) {
+            !seq->follows->sample || seq->follows->sample_rows > 1) {
             return fg_fail(err, FG_BAD_INPUT,
-                           "step sequence %u does not follow a sampling item of the step before",
+                           "step sequence %u does not follow an item of the step before that has "
+                           "one choice",
                            index);
         }
         return FG_OK;
@@ -26,6 +27,27 @@ static fg_status check_tokens(const fg_engine_bounds *bounds, const fg_engine_it
             return fg_fail(err, FG_BAD_INPUT, "step sequence %u has token %u of a vocabulary of %u",
                            index, seq->tokens[i], bounds->vocab_size);
         }
+    }
+    return FG_OK;
+}
+
+/* Where its choices go. */
+static fg_status check_choices(const fg_step_seq *seq, uint32_t index, fg_error *err)
+{
+    if (seq->sample_rows == 0) {
+        return FG_OK;
+    }
+    if (!seq->sample) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u wants %u choices and does not sample",
+                       index, seq->sample_rows);
+    }
+    if (seq->sample_rows > seq->token_count) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u wants %u choices after %u tokens",
+                       index, seq->sample_rows, seq->token_count);
+    }
+    if (seq->tokens_out == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u has no array for its %u choices", index,
+                       seq->sample_rows);
     }
     return FG_OK;
 }
@@ -55,7 +77,8 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u names block %u of %u", index, highest,
                        bounds->block_count);
     }
-    return check_tokens(bounds, before, seq, index, err);
+    fg_status status = check_choices(seq, index, err);
+    return status == FG_OK ? check_tokens(bounds, before, seq, index, err) : status;
 }
 
 static fg_status check_copy(const fg_engine_bounds *bounds, const fg_step_copy *copy,

@@ -28,8 +28,8 @@ enum { FG_ENGINE_STEPS_MAX = 2 };
  * and V written to the slots that block_ids name, attending to everything before. */
 typedef struct fg_step_seq {
     const uint32_t *tokens;
-    /* NULL; or a sampling item of the step begun just before this one: its token_out is this item's
-     * only token (token_count is 1), whatever `tokens` says. */
+    /* NULL; or an item of the step begun just before this one that samples, sample_rows at most 1: its
+     * token_out is this item's only token (token_count is 1), whatever `tokens` says. */
     const struct fg_step_seq *follows;
     uint32_t token_count;
     uint32_t first_position;
@@ -41,7 +41,15 @@ typedef struct fg_step_seq {
     fg_sampling sampling;
     uint32_t token_out;  /* filled when sample */
     uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
-    float *logits_out; /* NULL, or the caller's vocab_size floats: that row itself (tests, tools) */
+    /* NULL, or the caller's vocab_size floats: that row itself (tests, tools). With sample_rows, so many
+     * rows, one after the other. */
+    float *logits_out;
+    /* 0; or, in an item that samples: choose after each of the last sample_rows tokens, as a step of one
+     * token would have chosen there. So one forward verifies drafted tokens. The last of these choices
+     * is token_out too. */
+    uint32_t sample_rows;
+    uint32_t *tokens_out;  /* the caller's array of sample_rows; not read or written for 0 */
+    uint64_t *digests_out; /* NULL, or an array of sample_rows: the digests of these logits rows */
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. */
@@ -105,8 +113,8 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
 void fg_engine_close(fg_engine *engine);
 
 /* Starts a step, or queues it behind the one that runs; FG_AGAIN while FG_ENGINE_STEPS_MAX are in
- * flight, FG_BAD_INPUT when it breaks the limits or a token id, block id or slot is out of range (checked
- * here, before anything is computed). */
+ * flight, FG_BAD_INPUT when it breaks the limits, wants choices for which it has no tokens or no array, or
+ * names a token id, block id or slot is out of range (checked here, before anything is computed). */
 fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 /* The oldest step in flight once it has ended, its *_out fields filled; NULL when none has. */
 fg_step *fg_engine_poll(fg_engine *engine);

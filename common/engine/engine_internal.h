@@ -23,7 +23,8 @@ typedef struct fg_engine_items {
 } fg_engine_items;
 
 /* FG_BAD_INPUT, naming what is wrong, when a step breaks the limits, names a token, block or slot that
- * does not exist, or follows what is not a sampling item of `before`. */
+ * does not exist, wants more choices than it has tokens or nowhere to put them, or follows what is not an
+ * item of `before` with one choice. */
 fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_items *before,
                                const fg_step *step, fg_error *err);
 
@@ -31,6 +32,13 @@ fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_i
 static inline uint32_t fg_step_seq_token(const fg_step_seq *seq, uint32_t index)
 {
     return seq->follows != NULL ? seq->follows->token_out : seq->tokens[index];
+}
+
+/* How many of the item's last tokens need a row of logits. */
+static inline uint32_t fg_step_seq_head_rows(const fg_step_seq *seq)
+{
+    bool last = seq->sample || seq->want_digest || seq->logits_out != NULL;
+    return seq->sample_rows > 0 ? seq->sample_rows : last;
 }
 
 #endif

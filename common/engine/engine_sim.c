@@ -127,6 +127,30 @@ static uint64_t read_context(sim_engine *engine, const fg_step_seq *seq)
     return context;
 }
 
+/* What the row of token `index` answers, when somebody asked. */
+static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t index,
+                        uint64_t context)
+{
+    uint32_t left = seq->token_count - index;
+    if (left > fg_step_seq_head_rows(seq)) {
+        return;
+    }
+    fg_engine_sim_answer answer = answer_of(context, engine->options.vocab_size,
+                                            engine->options.eos_token, &seq->sampling, seq->choice);
+    if (seq->sample_rows > 0) {
+        seq->tokens_out[seq->sample_rows - left] = answer.token;
+    }
+    if (seq->sample_rows > 0 && seq->digests_out != NULL) {
+        seq->digests_out[seq->sample_rows - left] = answer.digest;
+    }
+    if (left == 1 && seq->sample) {
+        seq->token_out = answer.token;
+    }
+    if (left == 1 && seq->want_digest) {
+        seq->digest_out = answer.digest;
+    }
+}
+
 static void run_seq(sim_engine *engine, fg_step_seq *seq)
 {
     const fg_engine_sim_options *options = &engine->options;
@@ -140,14 +164,7 @@ static void run_seq(sim_engine *engine, fg_step_seq *seq)
         } else {
             write_slot(engine, seq->block_ids, position, hash);
         }
-    }
-    fg_engine_sim_answer answer =
-        answer_of(context, options->vocab_size, options->eos_token, &seq->sampling, seq->choice);
-    if (seq->sample) {
-        seq->token_out = answer.token;
-    }
-    if (seq->want_digest) {
-        seq->digest_out = answer.digest;
+        take_answer(engine, seq, i, context);
     }
 }
 

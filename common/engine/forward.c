@@ -54,7 +54,7 @@ struct fg_forward {
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length; values are the gate's output */
     float *q, *k, *v, *up;
-    /* Per sampled row. */
+    /* Per row that needs logits. */
     uint32_t *head_seqs;
     uint32_t *head_row_ids;
     float *logits;
@@ -220,7 +220,6 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
     size_t step_rows = forward->limits.step_tokens_max;
-    size_t seqs = forward->limits.step_seqs_max;
     size_t rows = step_rows < TILE_ROWS ? step_rows : TILE_ROWS;
     /* The head's rows borrow `normed`. */
     size_t normed_rows = rows < HEAD_ROWS ? HEAD_ROWS : rows;
@@ -238,8 +237,8 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
     add_part(&list, (void **)&forward->k, rows, kv_columns, sizeof(float));
     add_part(&list, (void **)&forward->v, rows, kv_columns, sizeof(float));
     add_part(&list, (void **)&forward->up, rows, h->ffn_length, sizeof(float));
-    add_part(&list, (void **)&forward->head_seqs, seqs, 1, sizeof(uint32_t));
-    add_part(&list, (void **)&forward->head_row_ids, seqs, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->head_seqs, step_rows, 1, sizeof(uint32_t));
+    add_part(&list, (void **)&forward->head_row_ids, step_rows, 1, sizeof(uint32_t));
     add_part(&list, (void **)&forward->logits, HEAD_ROWS, h->vocab_size, sizeof(float));
     if (list.overflow) {
         return fg_fail(err, FG_BAD_INPUT, "the step limits and the model's sizes overflow");
@@ -451,9 +450,9 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
                 (fg_kv_row){ .block_ids = seq->block_ids, .position = seq->first_position + i };
             rows++;
         }
-        if (seq->sample || seq->want_digest || seq->logits_out != NULL) {
+        for (uint32_t left = fg_step_seq_head_rows(seq); left > 0; left--) {
             forward->head_seqs[head_count] = s;
-            forward->head_row_ids[head_count] = rows - 1;
+            forward->head_row_ids[head_count] = rows - left;
             head_count++;
         }
     }
@@ -461,19 +460,32 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
     return rows;
 }
 
-static void take_logits(fg_forward *forward, fg_step_seq *seq, const float *logits)
+/* The logits after the token at `position`. */
+static void take_logits(fg_forward *forward, fg_step_seq *seq, uint32_t position,
+                        const float *logits)
 {
     uint32_t vocab_size = forward->hparams.vocab_size;
     size_t row_bytes = vocab_size * sizeof(float);
+    uint32_t left = seq->first_position + seq->token_count - position;
+    uint32_t index = fg_step_seq_head_rows(seq) - left;
+    bool several = seq->sample_rows > 0;
     if (seq->sample) {
-        seq->token_out = fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice,
-                                         seq->first_position + seq->token_count);
+        uint32_t token =
+            fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice, position + 1);
+        if (several) {
+            seq->tokens_out[index] = token;
+        }
+        /* The last row comes last, and stays. */
+        seq->token_out = token;
     }
-    if (seq->want_digest) {
+    if (several && seq->digests_out != NULL) {
+        seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
+    }
+    if (seq->want_digest && left == 1) {
         seq->digest_out = fg_hash64(logits, row_bytes, 0);
     }
     if (seq->logits_out != NULL) {
-        memcpy(seq->logits_out, logits, row_bytes);
+        memcpy(seq->logits_out + (size_t)index * vocab_size, logits, row_bytes);
     }
 }
 
@@ -491,6 +503,7 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
         fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
         for (uint32_t row = 0; row < rows; row++) {
             take_logits(forward, &step->seqs[forward->head_seqs[first + row]],
+                        forward->positions[forward->head_row_ids[first + row]],
                         forward->logits + (size_t)row * h->vocab_size);
         }
     }

@@ -207,6 +207,81 @@ static void open_tiny(fg_runner *runner, void **bytes_out)
     open_runner(&options, runner);
 }
 
+enum { VERIFY_SEQS = 3, VERIFY_TOKENS = 45, VERIFY_CONTEXT = 64 };
+
+/* Three sequences, each with the last `rows` of its tokens asked for at once: 3, 20 and all 45, more than
+ * the head takes at a time, and so that sequences meet inside such a part. */
+static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint32_t *rows,
+                           fg_step_seq *seqs, float *logits)
+{
+    static uint32_t chosen[VERIFY_SEQS][VERIFY_TOKENS];
+    static uint64_t digests[VERIFY_SEQS][VERIFY_TOKENS];
+    for (uint32_t s = 0; s < VERIFY_SEQS; s++) {
+        seqs[s] = fg_runner_seq(runner, s, tokens + s, 0, VERIFY_TOKENS);
+        seqs[s].sample = true;
+        seqs[s].want_digest = s != 1;
+        seqs[s].choice = s;
+        seqs[s].sampling = (fg_sampling){ .temperature = (float)s, .top_p = 1.0f, .seed = 6 };
+        seqs[s].sample_rows = rows[s];
+        seqs[s].tokens_out = chosen[s];
+        seqs[s].digests_out = s == 2 ? NULL : digests[s];
+    }
+    seqs[1].logits_out = logits;
+    fg_step step = { .seqs = seqs, .seq_count = VERIFY_SEQS };
+    fg_error err = { 0 };
+    cr_assert_eq(fg_runner_step(runner, &step, &err), FG_OK, "%s", err.text);
+}
+
+Test(engine_model, several_choices_of_one_step_are_those_of_single_steps)
+{
+    static const uint32_t rows[VERIFY_SEQS] = { 3, 20, VERIFY_TOKENS };
+    for (size_t m = 0; m < MODEL_COUNT; m++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
+        fg_runner runner;
+        fg_runner_options options = { .bytes = bytes,
+                                      .size_bytes = size_bytes,
+                                      .context_max = VERIFY_CONTEXT,
+                                      .seqs_max = VERIFY_SEQS,
+                                      .kv_dtype = models[m].kv_dtype };
+        open_runner(&options, &runner);
+        uint32_t vocab_size = runner.hparams.vocab_size;
+        size_t row_bytes = vocab_size * sizeof(float);
+        float *logits = fg_mem_array(rows[1], row_bytes);
+        uint32_t tokens[VERIFY_TOKENS + VERIFY_SEQS];
+        make_prompt(90 + m, vocab_size, VERIFY_TOKENS + VERIFY_SEQS, tokens);
+        fg_step_seq seqs[VERIFY_SEQS];
+        verify_at_once(&runner, tokens, rows, seqs, logits);
+        for (uint32_t s = 0; s < VERIFY_SEQS; s++) {
+            fg_step_seq one = { 0 };
+            for (uint32_t i = 0; i < VERIFY_TOKENS; i++) {
+                one = fg_runner_seq(&runner, s, tokens + s + i, i, 1);
+                one.sample = true;
+                one.want_digest = true;
+                one.choice = s;
+                one.sampling = seqs[s].sampling;
+                fg_step step = { .seqs = &one, .seq_count = 1 };
+                cr_assert_eq(fg_runner_step(&runner, &step, NULL), FG_OK);
+                uint32_t first = VERIFY_TOKENS - rows[s];
+                if (i < first) {
+                    continue;
+                }
+                cr_assert_eq(seqs[s].tokens_out[i - first], one.token_out, "%s: %u at %u",
+                             models[m].name, s, i);
+                cr_assert(s == 2 || seqs[s].digests_out[i - first] == one.digest_out,
+                          "%s: %u at %u", models[m].name, s, i);
+                cr_assert(s != 1 || fg_hash64(logits + (size_t)(i - first) * vocab_size, row_bytes,
+                                              0) == one.digest_out);
+            }
+            cr_assert_eq(seqs[s].token_out, one.token_out);
+            cr_assert(!seqs[s].want_digest || seqs[s].digest_out == one.digest_out);
+        }
+        fg_mem_free(logits);
+        fg_runner_close(&runner);
+        free(bytes);
+    }
+}
+
 Test(engine_model, logits_digests_and_block_digests_are_of_the_bytes_seen)
 {
     fg_runner runner;

@@ -370,6 +370,77 @@ Test(engine, refuses_steps_beyond_limits_or_with_strange_ids)
     }
 }
 
+Test(engine, refuses_choices_without_tokens_or_a_place)
+{
+    static uint32_t out[3];
+    static const struct {
+        const char *name;
+        uint32_t sample_rows, token_count;
+        bool sample;
+        uint32_t *tokens_out;
+        const char *want; /* NULL: allowed */
+    } cases[] = {
+        { "as before", 0, 3, true, NULL, NULL },
+        { "one", 1, 3, true, out, NULL },
+        { "all", 3, 3, true, out, NULL },
+        { "more than tokens", 4, 3, true, out, "4 choices after 3 tokens" },
+        { "very many", UINT32_MAX, 3, true, out, "choices after 3 tokens" },
+        { "nowhere to put them", 2, 3, true, NULL, "no array for its 2" },
+        { "without sampling", 2, 3, false, out, "does not sample" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sim s;
+        open_sim(&s, false);
+        uint32_t tokens[TOKENS];
+        fill_tokens(tokens, 14);
+        fg_step_seq seq = make_seq(tokens, 0, cases[i].token_count, table_a);
+        seq.sample = cases[i].sample;
+        seq.sample_rows = cases[i].sample_rows;
+        seq.tokens_out = cases[i].tokens_out;
+        fg_step step = { .seqs = &seq, .seq_count = 1 };
+        fg_error err = { 0 };
+        fg_status want = cases[i].want == NULL ? FG_OK : FG_BAD_INPUT;
+        cr_assert_eq(fg_engine_begin(s.engine, &step, &err), want, "%s", cases[i].name);
+        cr_assert(want == FG_OK || strstr(err.text, cases[i].want) != NULL, "%s: %s", cases[i].name,
+                  err.text);
+        cr_assert_eq(fg_engine_poll(s.engine) == &step, want == FG_OK, "%s", cases[i].name);
+        fg_engine_close(s.engine);
+    }
+}
+
+Test(engine_sim, chooses_after_each_of_the_last_rows)
+{
+    uint32_t tokens[TOKENS];
+    fill_tokens(tokens, 15);
+    const fg_sampling sampling = { .temperature = 1.0f, .top_p = 1.0f, .seed = 3 };
+    for (uint32_t n = 1; n <= 5; n++) {
+        sim s;
+        open_sim(&s, false);
+        uint32_t chosen[6] = { 0 };
+        uint64_t digests[6] = { 0 };
+        run(&s, tokens, TOKENS - 5, 7);
+        fg_step_seq seq = make_seq(tokens, TOKENS - 5, 5, table_a);
+        seq.sampling = sampling;
+        seq.choice = 2;
+        seq.sample_rows = n;
+        seq.tokens_out = chosen;
+        seq.digests_out = digests;
+        fg_step step = { .seqs = &seq, .seq_count = 1 };
+        cr_assert_eq(fg_engine_begin(s.engine, &step, NULL), FG_OK);
+        cr_assert(fg_engine_poll(s.engine));
+        for (uint32_t i = 0; i < n; i++) {
+            fg_engine_sim_answer want =
+                fg_engine_sim_expected(tokens, TOKENS - n + 1 + i, VOCAB, 2, &sampling, 2);
+            cr_assert_eq(chosen[i], want.token, "%u of %u", i, n);
+            cr_assert_eq(digests[i], want.digest, "%u of %u", i, n);
+        }
+        cr_assert(chosen[n] == 0 && digests[n] == 0, "nothing behind");
+        cr_assert_eq(seq.token_out, chosen[n - 1]);
+        cr_assert_eq(seq.digest_out, digests[n - 1]);
+        fg_engine_close(s.engine);
+    }
+}
+
 enum { TIER_BLOCKS = 5 };
 
 Test(engine, refuses_copies_with_strange_ids)
@@ -421,8 +492,14 @@ Test(engine, refuses_to_follow_what_is_not_an_item_of_the_step_before)
     uint32_t tokens[TOKENS];
     fill_tokens(tokens, 11);
     fg_step_seq older = make_seq(tokens, 0, 4, table_a);
-    fg_step_seq before[2] = { make_seq(tokens, 0, 4, table_a), make_seq(tokens, 0, 4, table_b) };
+    fg_step_seq before[4] = { make_seq(tokens, 0, 4, table_a), make_seq(tokens, 0, 4, table_b),
+                              make_seq(tokens, 0, 4, table_b), make_seq(tokens, 0, 4, table_b) };
+    uint32_t choices[2];
     before[1].sample = false;
+    for (uint32_t i = 2; i < 4; i++) {
+        before[i].sample_rows = i - 1;
+        before[i].tokens_out = choices;
+    }
     fg_step_seq item[2] = { make_seq(tokens, 4, 1, table_a), make_seq(tokens, 4, 1, table_a) };
     const struct {
         const char *name;
@@ -434,7 +511,9 @@ Test(engine, refuses_to_follow_what_is_not_an_item_of_the_step_before)
         { "two tokens", &before[0], 2, "follows with 2 tokens" },
         { "no tokens", &before[0], 0, "no tokens" },
         { "an item that does not sample", &before[1], 1, "does not follow" },
-        { "beyond the items", before + 2, 1, "does not follow" },
+        { "an item of one choice", &before[2], 1, NULL },
+        { "an item of two choices", &before[3], 1, "does not follow" },
+        { "beyond the items", before + 4, 1, "does not follow" },
         { "an item of an older step", &older, 1, "does not follow" },
         { "an item of this step", &item[0], 1, "does not follow" },
         { "inside an item", (const fg_step_seq *)(const void *)&before[0].sampling, 1,
@@ -446,7 +525,7 @@ Test(engine, refuses_to_follow_what_is_not_an_item_of_the_step_before)
         fg_step first = { .seqs = &older, .seq_count = 1 };
         cr_assert_eq(fg_engine_begin(s.engine, &first, NULL), FG_OK);
         cr_assert(fg_engine_poll(s.engine) == &first);
-        fg_step second = { .seqs = before, .seq_count = 2 };
+        fg_step second = { .seqs = before, .seq_count = 4 };
         cr_assert_eq(fg_engine_begin(s.engine, &second, NULL), FG_OK);
         item[1].follows = cases[i].follows;
         item[1].token_count = cases[i].token_count;

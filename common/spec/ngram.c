@@ -1,0 +1,60 @@
+#include "common/spec/ngram.h"
+
+#include "common/base/status.h"
+
+/* The search of Knuth, Morris and Pratt, backwards: the pattern is the end of the sequence, read from its
+ * last token down, and so is the text, from the token before it. */
+typedef struct pattern {
+    const uint32_t *last; /* token i of the pattern is last[-i] */
+    uint32_t count;
+    /* For the first i + 1 tokens: the longest of their own beginnings, shorter than they, that they end
+     * with. */
+    uint32_t fallback[FG_NGRAM_MAX];
+} pattern;
+
+/* How much of the pattern is matched when `length` of it were and `token` comes next. */
+static uint32_t advance(const pattern *p, uint32_t length, uint32_t token)
+{
+    while (length > 0 && *(p->last - length) != token) {
+        length = p->fallback[length - 1];
+    }
+    return length + (*(p->last - length) == token);
+}
+
+/* The end (in tokens from the start) of the latest of the longest earlier runs; 0 when there is none. */
+static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, uint32_t ngram_max)
+{
+    pattern p = { .last = tokens + token_count - 1,
+                  .count = ngram_max < token_count - 1 ? ngram_max : token_count - 1 };
+    for (uint32_t i = 1; i < p.count; i++) {
+        p.fallback[i] = advance(&p, p.fallback[i - 1], *(p.last - i));
+    }
+    uint32_t length = 0, longest = 0, end = 0;
+    /* A run as long as the pattern ends the search, so `length` stays below p.count inside. */
+    for (uint32_t at = token_count - 1; at > 0 && longest < p.count; at--) {
+        length = advance(&p, length, tokens[at - 1]);
+        if (length > longest) {
+            longest = length;
+            end = at - 1 + length;
+        }
+    }
+    return end;
+}
+
+uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, uint32_t ngram_max,
+                        uint32_t draft_max, uint32_t *draft_out)
+{
+    FG_ASSERT(ngram_max <= FG_NGRAM_MAX, "runs of %u tokens", ngram_max);
+    if (token_count < 2 || ngram_max == 0) {
+        return 0;
+    }
+    uint32_t end = find_run(tokens, token_count, ngram_max);
+    if (end == 0) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < draft_max; i++) {
+        uint32_t left = token_count - end; /* tokens that followed */
+        draft_out[i] = i < left ? tokens[end + i] : draft_out[i - left];
+    }
+    return draft_max;
+}
