@@ -85,6 +85,9 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT, "--block-size %u must be a power of two",
                        config->block_size);
     }
+    if (config->kv_disk != NULL && config->kv_disk[0] == '\0') {
+        return fg_fail(err, FG_BAD_INPUT, "--kv-disk needs a directory");
+    }
     if (config->kv_disk != NULL && config->kv_host_blocks == 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "--kv-disk %s needs --kv-host-blocks N: how many blocks to keep there",

@@ -223,11 +223,10 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
     out.prefill.first_block = msg->ticket.first_block;
     out.prefill.blocks = msg->ticket.blocks;
     out.prefill.block_count = msg->ticket.block_count;
+    fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
     if (fg_dispatch_send(dispatch, job->prefill, &out) != FG_OK) {
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "the prefill worker does not answer");
-        return;
     }
-    fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
 }
 
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
@@ -276,7 +275,8 @@ static void on_tokens(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
         if (job == NULL || job->decode != worker) {
             continue;
         }
-        if (!fg_journal_append(job->journal, token->index, token->id, token->digest)) {
+        if (job->life.state == FG_LIFE_RESERVED ||
+            !fg_journal_append(job->journal, token->index, token->id, token->digest)) {
             dispatch->stats.stale_dropped++;
             continue;
         }

@@ -20,6 +20,7 @@ enum {
 typedef struct row_entry {
     uint64_t request;
     uint32_t row; /* 0: the place is empty */
+    bool at_worker;
 } row_entry;
 
 struct fg_trace {
@@ -221,19 +222,24 @@ static void put_steps(const fg_trace *trace, uint32_t process_id, fg_buf *out)
 }
 
 /* The request's row; a row that is new in this picture gets its name first. */
-static uint32_t row_of(const fg_trace *trace, uint64_t request, uint32_t *row_count,
+static uint32_t row_of(const fg_trace *trace, const fg_trace_span *span, uint32_t *row_count,
                        uint32_t process_id, fg_buf *out)
 {
-    size_t at = fg_hash_mix(request) & trace->row_mask;
-    while (trace->rows[at].row != 0 && trace->rows[at].request != request) {
+    uint64_t request = span->request;
+    size_t at = (fg_hash_mix(request) + span->at_worker) & trace->row_mask;
+    while (trace->rows[at].row != 0 &&
+           (trace->rows[at].request != request || trace->rows[at].at_worker != span->at_worker)) {
         at = (at + 1) & trace->row_mask;
     }
     row_entry *entry = &trace->rows[at];
     if (entry->row == 0) {
         char name[32];
-        *entry = (row_entry){ .request = request, .row = FIRST_REQUEST_ROW + (*row_count)++ };
+        *entry = (row_entry){ .request = request,
+                              .row = FIRST_REQUEST_ROW + (*row_count)++,
+                              .at_worker = span->at_worker };
         /* As log lines write it, so that one can be found with the other. */
-        snprintf(name, sizeof name, "req=%016" PRIx64, request);
+        snprintf(name, sizeof name, "req=%016" PRIx64 "%s", request,
+                 span->at_worker ? " worker" : "");
         put_row_name(out, process_id, entry->row, name);
     }
     return entry->row;
@@ -245,7 +251,7 @@ static void put_spans(const fg_trace *trace, uint32_t process_id, fg_buf *out)
     memset(trace->rows, 0, (trace->row_mask + 1) * sizeof *trace->rows);
     for (uint64_t i = oldest(trace->spans_added, trace->span_max); i < trace->spans_added; i++) {
         const fg_trace_span *span = &trace->spans[i % trace->span_max];
-        uint32_t row = row_of(trace, span->request, &row_count, process_id, out);
+        uint32_t row = row_of(trace, span, &row_count, process_id, out);
         begin_event(out, 'X', process_id, row);
         fg_buf_puts(out, ",\"cat\":\"request\",\"name\":\"");
         fg_buf_json_escape(out, span->state, strlen(span->state));

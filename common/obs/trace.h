@@ -29,6 +29,8 @@ typedef struct fg_trace_step {
 typedef struct fg_trace_span {
     uint64_t request;
     uint32_t attempt;
+    bool
+        at_worker; /* told by a worker; its states lie within the router's, in a row of their own */
     const char *state; /* a constant */
     uint64_t began_ns, ended_ns;
     uint32_t tokens; /* of this stretch: computed or generated; 0: none */
@@ -41,7 +43,7 @@ void fg_trace_destroy(fg_trace *trace);
 void fg_trace_add_step(fg_trace *trace, const fg_trace_step *step);
 void fg_trace_add_span(fg_trace *trace, const fg_trace_span *span);
 /* Appends {"traceEvents":[...]}: steps as slices with their numbers as arguments, counters for blocks,
- * batch and queue, spans as slices of one row per request. False: out of memory. */
+ * batch and queue, spans as slices of one row per request, and one more for a worker's part of it. False: out of memory. */
 bool fg_trace_render(const fg_trace *trace, uint32_t process_id, fg_buf *out);
 
 #endif

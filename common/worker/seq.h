@@ -68,7 +68,11 @@ typedef struct fg_seq {
     uint32_t key_count, key_max;
     uint32_t published; /* leading blocks that are published, or adopted as such */
     uint32_t expected_from, expected_until; /* keys that others may wait for */
-    uint64_t deferred_ns;                   /* since when it waits for somebody else's prefix; 0 */
+    bool deferred;                          /* has waited for somebody else's prefix */
+    uint64_t deferred_ns;   /* since when it waits for the block that somebody computes; 0 */
+    uint32_t deferred_next; /* the block that it waited for then */
+    uint64_t match_again;   /* the plan that looks its prompt up anew; until then: */
+    uint32_t matched_blocks, matched_idle, matched_tier;
     uint32_t cached_tokens, chunks, preemptions;
     /* The tier: where its blocks are while it is PREEMPTED by swap. */
     uint32_t *slots;

@@ -372,6 +372,7 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
             continue;
         }
         uint32_t index = peer->index;
+        end_tickets_of(worker, &worker->preempted, index);
         end_tickets_of(worker, &worker->waiting, index);
         end_tickets_of(worker, &worker->running, index);
         end_tickets_of(worker, &worker->others, index);

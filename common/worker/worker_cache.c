@@ -9,6 +9,12 @@
 /* A sequence waits at most so long for a prefix that another one computes. */
 #define DEFER_LIMIT_NS (30ull * 1000 * 1000 * 1000)
 
+/* For so long arrivals from prefill workers may go before a request that waits here. */
+#define OVERTAKEN_NS (500ull * 1000 * 1000)
+
+/* What a waiting sequence's lookups may cost a plan, on average. */
+enum { MATCH_BLOCKS_PER_PLAN = 64 };
+
 static bool uses_cache(const fg_worker *worker, const fg_seq *seq)
 {
     return worker->options.prefix_cache && seq->params.cache_mode != FG_CACHE_DISABLE;
@@ -19,7 +25,8 @@ static void on_evict(void *ctx, const fg_prefix_entry *entry)
 {
     fg_worker *worker = ctx;
     fg_tier *tier = worker->options.tier;
-    if (tier == NULL || worker->building == NULL || !fg_worker_copy_room(worker, 1)) {
+    if (tier == NULL || worker->building == NULL ||
+        !fg_worker_copy_room(worker, worker->copies_reserved + 1)) {
         return;
     }
     uint32_t slot = fg_tier_store(tier, entry->parent, entry->key, entry->tokens);
@@ -126,11 +133,23 @@ void fg_worker_match(fg_worker *worker, fg_seq *seq, fg_worker_hit *hit_out)
     if (!uses_cache(worker, seq)) {
         return;
     }
-    hit_out->blocks = fg_worker_cached_blocks(worker, seq);
-    for (uint32_t i = 0; i < hit_out->blocks; i++) {
-        hit_out->idle_blocks += fg_pool_refs(worker->pool, worker->scratch[i]) == 0;
+    /* A long prompt at the head of the line is not looked up anew in every plan. An old answer does no
+     * harm: admission looks again, and the plan's numbers are only as good as the moment. */
+    if (worker->plans < seq->match_again) {
+        *hit_out = (fg_worker_hit){ .blocks = seq->matched_blocks,
+                                    .idle_blocks = seq->matched_idle,
+                                    .tier_blocks = seq->matched_tier };
+    } else {
+        hit_out->blocks = fg_worker_cached_blocks(worker, seq);
+        for (uint32_t i = 0; i < hit_out->blocks; i++) {
+            hit_out->idle_blocks += fg_pool_refs(worker->pool, worker->scratch[i]) == 0;
+        }
+        hit_out->tier_blocks = count_tier(worker, seq, hit_out->blocks);
+        seq->matched_blocks = hit_out->blocks;
+        seq->matched_idle = hit_out->idle_blocks;
+        seq->matched_tier = hit_out->tier_blocks;
+        seq->match_again = worker->plans + match_limit(seq) / MATCH_BLOCKS_PER_PLAN;
     }
-    hit_out->tier_blocks = count_tier(worker, seq, hit_out->blocks);
     uint32_t whole = (seq->prompt_count - 1) / seq->table.block_size;
     if (seq->token_count == seq->prompt_count && hit_out->blocks == whole &&
         whole * seq->table.block_size < seq->prompt_count - 1) {
@@ -151,7 +170,7 @@ static bool planned_earlier(const fg_worker *worker, const fg_seq *seq, uint32_t
             alone && seq->params.family != 0 && other->params.family == seq->params.family;
         bool same_block = next < match_limit(seq) && next < other->key_count &&
                           memcmp(&other->keys[next], &seq->keys[next], sizeof *seq->keys) == 0;
-        if (!worker->waits[i].deferred && (related || same_block)) {
+        if (related || same_block) {
             return true;
         }
     }
@@ -165,17 +184,24 @@ bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit 
     }
     uint32_t next = hit->blocks + hit->tier_blocks;
     const fg_seq *sibling = find_sibling(worker, seq);
+    if (planned_earlier(worker, seq, next, sibling == NULL)) {
+        return true; /* for this plan only */
+    }
     bool wait =
-        planned_earlier(worker, seq, next, sibling == NULL) ||
         (next < match_limit(seq) && fg_prefix_is_expected(worker->prefix, seq->keys[next])) ||
         (sibling != NULL && sibling->computed + 1 < seq->prompt_count);
     if (!wait) {
         return false;
     }
+    worker->stats.deferrals += !seq->deferred;
+    seq->deferred = true;
+    if (for_now) {
+        return true; /* in this plan; nobody computes it yet, so no time is lost */
+    }
     uint64_t now = fg_worker_now_ns(worker);
-    if (seq->deferred_ns == 0) {
-        seq->deferred_ns = now;
-        worker->stats.deferrals++;
+    if (seq->deferred_ns == 0 || seq->deferred_next != next) {
+        seq->deferred_ns = now; /* whoever computes it makes progress: the wait begins anew */
+        seq->deferred_next = next;
     }
     return now - seq->deferred_ns < DEFER_LIMIT_NS;
 }
@@ -209,16 +235,25 @@ static bool fork_tail(fg_worker *worker, fg_seq *seq, fg_seq *sibling)
     return true;
 }
 
-/* Orders copies of the tier's blocks into fresh ones of the pool. */
+void fg_worker_grow_for_copies(fg_worker *worker, fg_seq *seq, uint32_t block_count)
+{
+    worker->copies_reserved = block_count;
+    uint32_t tokens = (seq->table.count + block_count) * seq->table.block_size;
+    fg_status status = fg_table_grow(&seq->table, worker->pool, tokens, NULL);
+    FG_ASSERT(status == FG_OK, "promised blocks are there");
+    worker->copies_reserved = 0;
+}
+
+/* Orders copies of the tier's blocks into fresh ones of the pool, out of the table's promise. */
 static void fetch(fg_worker *worker, fg_seq *seq, uint32_t count)
 {
     uint32_t from = seq->table.count;
-    uint32_t block_size = seq->table.block_size;
-    count = count < count_tier(worker, seq, from) ? count : count_tier(worker, seq, from);
-    if (count == 0 || !fg_worker_copy_room(worker, 2 * count) ||
-        fg_table_grow(&seq->table, worker->pool, (from + count) * block_size, NULL) != FG_OK) {
+    uint32_t found = count_tier(worker, seq, from);
+    count = count < found ? count : found;
+    if (count == 0 || !fg_worker_copy_room(worker, count)) {
         return;
     }
+    fg_worker_grow_for_copies(worker, seq, count);
     uint32_t done = 0;
     for (; done < count; done++) { /* growing may have pushed some of them out of the tier */
         uint32_t i = from + done;
@@ -232,7 +267,7 @@ static void fetch(fg_worker *worker, fg_seq *seq, uint32_t count)
         fg_worker_add_copy(worker, &copy,
                            &(fg_worker_copy){ .why = FG_COPY_FETCH, .seq = seq, .index = i });
     }
-    seq->restored = (from + done) * block_size;
+    seq->restored = done > 0 ? (from + done) * seq->table.block_size : 0;
 }
 
 uint32_t fg_worker_blocks_aside(const fg_worker *worker, const fg_seq *seq)
@@ -249,12 +284,18 @@ uint32_t fg_worker_blocks_aside(const fg_worker *worker, const fg_seq *seq)
 bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit)
 {
     FG_ASSERT(seq->table.count == 0 && seq->computed == 0);
-    uint32_t block_size = seq->table.block_size;
-    seq->restored = 0;
     uint32_t matched = hit->blocks > 0 ? fg_worker_cached_blocks(worker, seq) : 0;
     uint32_t taken = borrow(worker, seq, matched);
+    uint32_t aside = fg_worker_blocks_aside(worker, seq);
+    if (fg_pool_promise(worker->pool, aside - taken) != FG_OK) {
+        fg_table_truncate(&seq->table, worker->pool, 0, NULL);
+        return false;
+    }
+    seq->table.promised = aside - taken;
+    seq->restored = 0;
+    seq->match_again = 0;
     seq->published = taken;
-    seq->computed = taken * block_size;
+    seq->computed = taken * seq->table.block_size;
     fg_seq *sibling = hit->fork_of;
     if (sibling != NULL && sibling->state == FG_SEQ_RUNNING && taken == hit->blocks &&
         sibling->table.count > taken && fork_tail(worker, seq, sibling)) {
@@ -262,14 +303,6 @@ bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit
     } else if (taken == matched && hit->tier_blocks > 0) {
         fetch(worker, seq, hit->tier_blocks);
     }
-    uint32_t need = fg_worker_blocks_aside(worker, seq) - seq->table.count;
-    if (fg_pool_promise(worker->pool, need) != FG_OK) {
-        FG_ASSERT(seq->restored == 0, "what the tier gives back was counted as needed");
-        fg_table_truncate(&seq->table, worker->pool, 0, NULL);
-        seq->computed = seq->published = 0;
-        return false;
-    }
-    seq->table.promised += need;
     seq->planned = seq->restored > 0 ? seq->restored : seq->computed;
     fg_worker_pin(worker, seq, 0);
     return true;
@@ -283,9 +316,11 @@ fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq)
     uint32_t taken = borrow(worker, seq, matched);
     bool all = worker->options.limits.admission == FG_ADMIT_NO_EVICT;
     uint32_t need = (all ? fg_worker_blocks_aside(worker, seq) : prompt_blocks) - taken;
-    /* What is waiting or preempted here has come first, and must not starve behind arrivals. */
+    /* Who is preempted here, or has waited long, has come first and must not starve behind arrivals. */
     bool alone = worker->running.count + worker->others.count == 0;
-    bool behind = worker->preempted.count > 0;
+    const fg_seq *first = worker->waiting.first;
+    bool behind = worker->preempted.count > 0 ||
+                  (first != NULL && seq->queued_ns - first->queued_ns > OVERTAKEN_NS);
     if (behind || (!alone && fg_pool_available(worker->pool) < need + watermark) ||
         fg_pool_promise(worker->pool, need) != FG_OK) {
         fg_table_truncate(&seq->table, worker->pool, 0, NULL);

@@ -86,6 +86,8 @@ enum {
     FG_WORKER_FRAMES = FG_ENGINE_STEPS_MAX + 1,
     /* Waiting sequences that one plan looks at. */
     FG_WORKER_WAITS_MAX = 16,
+    /* Those it may pass over because they wait for somebody's prefix. */
+    FG_WORKER_LOOKS_MAX = 256,
 };
 
 struct fg_worker {
@@ -118,7 +120,8 @@ struct fg_worker {
     uint32_t item_max, digest_max, copy_max, released_max;
     fg_staging *staging; /* block tables as the steps in flight see them */
     fg_cost cost;
-    uint64_t step_number;
+    uint64_t step_number, plans;
+    uint32_t copies_reserved; /* places in the step's list of copies that evictions leave alone */
 
     /* What a plan is made from and into. */
     fg_sched_limits limits_now;
@@ -180,6 +183,9 @@ bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit 
 bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit);
 void fg_worker_expect(fg_worker *worker, fg_seq *seq);
 void fg_worker_unexpect(fg_worker *worker, fg_seq *seq);
+/* Takes blocks out of the table's promise for copies into them; what these blocks evict is stored only
+ * where that leaves room for the copies. */
+void fg_worker_grow_for_copies(fg_worker *worker, fg_seq *seq, uint32_t block_count);
 /* Room for copies in the step being built. */
 bool fg_worker_copy_room(const fg_worker *worker, uint32_t count);
 void fg_worker_add_copy(fg_worker *worker, const fg_step_copy *copy, const fg_worker_copy *owner);

@@ -52,7 +52,7 @@ static void size_arrays(fg_worker *worker)
     worker->copy_max = options->tier == NULL ? seqs
                        : copies < COPIES_MAX ? (uint32_t)copies
                                              : COPIES_MAX;
-    worker->released_max = options->block_count + 2 * seqs;
+    worker->released_max = options->block_count + 2 * seqs + 2 * worker->copy_max;
 }
 
 fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
@@ -137,50 +137,52 @@ static void describe(const fg_worker *worker, const fg_seq *seq, bool tight, fg_
                         .redo_tokens = seq->computed > saved ? seq->computed - saved : 0 };
 }
 
-/* Offers a waiting sequence to the plan. False: it has ended instead. */
-static bool offer(fg_worker *worker, fg_seq *seq)
+/* Offers a waiting sequence to the plan. False: nobody behind it can be admitted now. */
+static bool offer(fg_worker *worker, fg_seq *seq, uint32_t available)
 {
     uint32_t block_size = seq->table.block_size;
-    fg_sched_wait wait = { 0 };
-    uint32_t known = 0, borrowed = 0, idle = 0;
-    if (seq->slot_count > 0) {
-        known = seq->restored;
-        wait.restores = true;
-    } else {
-        fg_worker_hit hit;
+    uint32_t known = seq->restored;
+    fg_sched_wait wait = { .restores = seq->slot_count > 0 };
+    fg_worker_hit hit = { 0 };
+    if (seq->slot_count == 0) {
         fg_worker_match(worker, seq, &hit);
-        wait.deferred = fg_worker_should_defer(worker, seq, &hit);
+        if (fg_worker_should_defer(worker, seq, &hit)) {
+            return true; /* it waits for somebody's prefix, and holds up nobody */
+        }
         if (seq->params.cache_mode == FG_CACHE_FORCE && seq->started_ns == 0 &&
-            hit.blocks + hit.tier_blocks == 0 && !wait.deferred) {
+            hit.blocks + hit.tier_blocks == 0) {
             fg_worker_end(worker, seq, FG_FINISH_ERROR,
                           "prefix cache: no block of this prompt is cached on the worker that "
                           "would compute it, and the request asks for that");
-            return false;
+            return true;
         }
-        known = (hit.blocks + hit.tier_blocks) * block_size;
-        known = hit.fork_of != NULL ? seq->prompt_count - 1 : known;
-        borrowed = hit.blocks;
-        idle = hit.idle_blocks;
+        known = hit.fork_of != NULL ? seq->prompt_count - 1
+                                    : (hit.blocks + hit.tier_blocks) * block_size;
         wait.restores = hit.tier_blocks > 0 && hit.fork_of == NULL;
-        worker->hits[worker->wait_count] = hit;
     }
     wait.tokens_left = seq->token_count - known;
     wait.decoding = known >= seq->prompt_count && wait.tokens_left == 1;
-    wait.need = fg_kv_blocks_for(seq->token_count, block_size) - borrowed + idle;
-    wait.need_all = fg_worker_blocks_aside(worker, seq) - borrowed + idle;
+    wait.need = fg_kv_blocks_for(seq->token_count, block_size) - hit.blocks + hit.idle_blocks;
+    wait.need_all = fg_worker_blocks_aside(worker, seq) - hit.blocks + hit.idle_blocks;
+    worker->hits[worker->wait_count] = hit;
     worker->waits[worker->wait_count] = wait;
     worker->wait_seqs[worker->wait_count++] = seq;
-    return true;
+    return wait.need <= available || worker->limits_now.skip_max > 0;
 }
 
-static void offer_list(fg_worker *worker, fg_seq_list *list)
+/* The first of a line, as far as one plan may look. */
+static bool offer_list(fg_worker *worker, fg_seq_list *list, uint32_t available)
 {
+    uint32_t looked = 0;
     fg_seq *next;
-    for (fg_seq *seq = list->first; seq != NULL && worker->wait_count < FG_WORKER_WAITS_MAX;
-         seq = next) {
+    for (fg_seq *seq = list->first; seq != NULL; seq = next) {
         next = seq->next;
-        offer(worker, seq);
+        if (worker->wait_count == FG_WORKER_WAITS_MAX || looked++ == FG_WORKER_LOOKS_MAX ||
+            !offer(worker, seq, available)) {
+            return false;
+        }
     }
+    return true;
 }
 
 static void take_snapshot(fg_worker *worker, fg_sched_input *input)
@@ -196,15 +198,16 @@ static void take_snapshot(fg_worker *worker, fg_sched_input *input)
     for (const fg_seq *seq = worker->others.first; seq != NULL; seq = seq->next) {
         reserved += seq->state != FG_SEQ_HANDING;
     }
-    worker->wait_count = 0;
-    if (count + reserved < worker->options.limits.seqs_max) {
-        offer_list(worker, &worker->preempted);
-        offer_list(worker, &worker->waiting);
-    }
     /* Nobody passes those that were preempted. */
     worker->limits_now = worker->options.limits;
     if (worker->preempted.count > 0) {
         worker->limits_now.skip_max = 0;
+    }
+    worker->wait_count = 0;
+    worker->plans++;
+    if (count + reserved < worker->options.limits.seqs_max &&
+        offer_list(worker, &worker->preempted, available)) {
+        offer_list(worker, &worker->waiting, available);
     }
     *input = (fg_sched_input){
         .limits = &worker->limits_now,
@@ -290,15 +293,13 @@ static void preempt(fg_worker *worker, const fg_plan_victim *victim)
 /* A swapped victim's blocks come back into fresh ones. */
 static bool swap_in(fg_worker *worker, fg_seq *seq)
 {
-    uint32_t block_size = seq->table.block_size;
     uint32_t need = fg_worker_blocks_aside(worker, seq);
-    if (!fg_worker_copy_room(worker, 2 * seq->slot_count) ||
+    if (!fg_worker_copy_room(worker, seq->slot_count) ||
         fg_pool_promise(worker->pool, need) != FG_OK) {
         return false;
     }
     seq->table.promised = need;
-    fg_status status = fg_table_grow(&seq->table, worker->pool, seq->slot_count * block_size, NULL);
-    FG_ASSERT(status == FG_OK, "promised blocks are there");
+    fg_worker_grow_for_copies(worker, seq, seq->slot_count);
     for (uint32_t i = 0; i < seq->slot_count; i++) {
         fg_step_copy copy = { .kind = FG_COPY_IN,
                               .from = seq->slots[i],
@@ -332,7 +333,9 @@ static fg_seq *admit(fg_worker *worker, uint32_t index)
     }
     if (seq->params.cache_mode == FG_CACHE_FORCE && seq->started_ns == 0 && seq->planned == 0) {
         /* An admission before it evicted what it insists on: the next plan refuses it. */
-        fg_table_clear(&seq->table, worker->pool, NULL);
+        fg_worker_shrink(worker, seq, 0);
+        fg_pool_unpromise(worker->pool, seq->table.promised);
+        seq->table.promised = 0;
         return NULL;
     }
     if (seq->started_ns == 0) {
@@ -505,6 +508,28 @@ static bool better_later(const fg_worker *worker, const fg_sched_plan *plan)
            (cost.prefill_tokens > 0 && fg_cost_predict(&worker->cost, &cost) > AHEAD_CHUNK_NS);
 }
 
+/* Every block that a copy of this step reads or writes keeps a reference until the step has ended: its
+ * owner may be cancelled before the engine comes to it, and the next one may be a remote writer. (A swapped
+ * victim's blocks are wanted in this very step; fg_worker_can_receive keeps remote writers off those.) */
+static void hold_copied(fg_worker *worker, fg_worker_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->step.copy_count; i++) {
+        const fg_step_copy *copy = &frame->copies[i];
+        if (frame->copy_owners[i].why == FG_COPY_SWAP) {
+            continue;
+        }
+        if (copy->kind != FG_COPY_IN) {
+            fg_pool_ref(worker->pool, copy->from);
+            frame->released[frame->released_count++] = copy->from;
+        }
+        if (copy->kind != FG_COPY_OUT) {
+            fg_pool_ref(worker->pool, copy->to);
+            frame->released[frame->released_count++] = copy->to;
+        }
+    }
+    FG_ASSERT(frame->released_count <= worker->released_max);
+}
+
 typedef enum launched { NOTHING, LAUNCHED, PLAN_AGAIN } launched;
 
 static launched launch(fg_worker *worker)
@@ -524,6 +549,7 @@ static launched launch(fg_worker *worker)
         FG_ASSERT(frame->released_count == 0 && frame->moving_count == 0);
         return freed ? PLAN_AGAIN : NOTHING;
     }
+    hold_copied(worker, frame);
     fg_error err;
     frame->trace.number = ++worker->step_number;
     frame->trace.prefill_tokens = frame->cost.prefill_tokens;

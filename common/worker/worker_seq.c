@@ -101,11 +101,12 @@ void fg_worker_trace_state(fg_worker *worker, fg_seq *seq)
     uint64_t now = fg_worker_now_ns(worker);
     fg_trace_span span = { .request = seq->request,
                            .attempt = seq->attempt,
+                           .at_worker = true,
                            .state = fg_seq_state_name(seq->state),
                            .began_ns = seq->since_ns,
                            .ended_ns = now,
                            .tokens = seq->token_count };
-    if (now > seq->since_ns) {
+    if (now > seq->since_ns && seq->list != NULL) { /* else it has just been made */
         fg_trace_add_span(worker->options.trace, &span);
     }
     seq->since_ns = now;
@@ -208,7 +209,8 @@ void fg_worker_shrink(fg_worker *worker, fg_seq *seq, uint32_t block_count)
     for (uint32_t i = seq->table.count; seq->ticket_open && i > keep; i--) {
         fg_pool_unpin(worker->pool, seq->table.blocks[i - 1]);
     }
-    fg_table_truncate(&seq->table, worker->pool, block_count * seq->table.block_size, NULL);
+    fg_table_ops ops = fg_worker_table_ops(worker); /* a copy of this step may be about them */
+    fg_table_truncate(&seq->table, worker->pool, block_count * seq->table.block_size, &ops);
 }
 
 static void give_blocks(fg_worker *worker, fg_seq *seq)

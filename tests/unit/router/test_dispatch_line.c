@@ -590,6 +590,25 @@ Test(dispatch_line, a_refusal_may_be_the_answer_to_a_reserve)
     bench_close(&b);
 }
 
+Test(dispatch_line, tokens_before_the_beginning_are_dropped)
+{
+    bench b;
+    uint64_t id;
+    bench_open(&b);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    fg_wire_token tokens[] = { { .request = id, .attempt = 1, .index = 0, .id = 4 },
+                               { .request = id, .attempt = 1, .index = 1, .id = 5 } };
+    fg_msg msg = { .kind = FG_MSG_TOKENS };
+    msg.tokens.tokens = tokens;
+    msg.tokens.count = 2;
+    bench_give(&b, D, &msg);
+    cr_assert_eq(b.token_count, 0u, "a decode worker that only holds blocks has nothing to say");
+    bench_done(&b, D, id, FG_FINISH_LENGTH, 2);
+    cr_assert_eq(b.end_count, 0u);
+    bench_close(&b);
+}
+
 Test(dispatch_line, an_end_before_the_beginning_is_a_failure_of_that_worker)
 {
     static const fg_finish ends[] = { FG_FINISH_STOP, FG_FINISH_LENGTH, FG_FINISH_HANDED_OVER };
