@@ -184,10 +184,9 @@ bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit 
     }
     uint32_t next = hit->blocks + hit->tier_blocks;
     const fg_seq *sibling = find_sibling(worker, seq);
-    if (planned_earlier(worker, seq, next, sibling == NULL)) {
-        return true; /* for this plan only */
-    }
+    bool for_now = planned_earlier(worker, seq, next, sibling == NULL);
     bool wait =
+        for_now ||
         (next < match_limit(seq) && fg_prefix_is_expected(worker->prefix, seq->keys[next])) ||
         (sibling != NULL && sibling->computed + 1 < seq->prompt_count);
     if (!wait) {
