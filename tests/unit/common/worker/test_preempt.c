@@ -253,8 +253,8 @@ static void to_deferred(rig *r)
 {
     rig_ask(r, 1, 1, 6, 8);
     rig_step(r);
-    rig_ask(r, 3, 11, 9, 8);
-    rig_ask(r, 2, 11, 9, 8);
+    rig_ask(r, 3, 11, 4, 8);
+    rig_ask(r, 2, 11, 4, 8);
     rig_step(r);
     cr_assert_eq(rig_stats(r).deferrals, 1u);
     cr_assert(!r->requests[2].started);
