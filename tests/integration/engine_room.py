@@ -200,7 +200,7 @@ def high_first(suite, flags, shape):
     """High ones that come last into a full queue pass all that have not begun, and the low ones end
     too."""
     with suite.cluster(model=suite.stories(), flags=flags, **shape) as cluster:
-        body = {"model": served_model(cluster), "max_tokens": 100, "temperature": 0,
+        body = {"model": served_model(cluster), "max_tokens": 250, "temperature": 0,
                 "ignore_eos": True}
         ends, lock, full = [], threading.Lock(), threading.Event()
         prompts = [ids(suite.random, 40) for _ in range(96)]
@@ -215,7 +215,7 @@ def high_first(suite, flags, shape):
                 ends.append(name)
 
         def watch():
-            wait_for("a full queue", lambda: len(cluster.state()["requests"]) >= 60, PATIENCE_S)
+            wait_for("a full queue", lambda: len(cluster.state()["requests"]) >= 45, PATIENCE_S)
             full.set()
 
         bad = [r for r in run_all([lambda i=i: client(i) for i in range(96)] + [watch])
@@ -273,12 +273,13 @@ def clearing(suite, requests, want, flags, shape, workers):
 
         clients = Clients(suite, cluster.port, requests)
         note = judge(clients, requests, want, clients.run(during))
-        assert min(counts.values()) > 3, counts
+        assert min(counts.values()) > 0, counts
         cluster.wait_at_rest()
         one = {**requests[0], "prompt": ids(suite.random, 100), "priority": 0}
         post(cluster.port, "/v1/completions", one)
         cluster.wait_at_rest()
-        assert check_stats(cluster)["blocks"]["cached"] >= 6
+        wait_for("cached blocks in the books",
+                 lambda: check_stats(cluster)["blocks"]["cached"] >= 6)
         assert cached_of(post(cluster.port, "/v1/completions", one)) >= 64
         cluster.wait_at_rest()
         post_plain(cluster.port, CLEAR[0])

@@ -36,7 +36,7 @@ REFUSED = [
     ("disk that is missing", ["--kv-disk", MISSING, "--kv-host-blocks", 8], "none"),
     ("disk that is a file", ["--kv-disk", FILE, "--kv-host-blocks", 8], "file"),
     ("disk that cannot be written", ["--kv-disk", "/proc", "--kv-host-blocks", 8], "/proc"),
-    ("disk without a name", ["--kv-disk", "", "--kv-host-blocks", 8], "no file"),
+    ("disk without a name", ["--kv-disk", "", "--kv-host-blocks", 8], "--kv-disk needs"),
     ("host blocks -1", ["--kv-host-blocks", -1], "--kv-host-blocks"),
     ("swap to nowhere", ["--preemption", "swap"], "--preemption swap needs --kv-host-blocks"),
     ("preemption by hope", ["--preemption", "hope"], "--preemption"),
