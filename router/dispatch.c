@@ -313,17 +313,18 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
                         fg_dispatch_report *report_out)
 {
     fg_job *job = fg_map_get(dispatch->by_id, id);
     if (job == NULL) {
-        return;
+        return false;
     }
     fg_dispatch_report report = close_job(dispatch, job, reason, "");
     if (report_out != NULL) {
         *report_out = report;
     }
+    return true;
 }
 
 /* ---- questions ---- */

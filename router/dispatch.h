@@ -57,9 +57,9 @@ typedef struct fg_dispatch_job {
 fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, uint64_t *id_out,
                             fg_error *err);
 /* The owner does not want it any more (client gone, or a stop string was found): no sink call follows.
- * `reason` is FG_FINISH_CANCELLED or FG_FINISH_STOP, for the books; the report (or NULL) is filled when
- * the request was still alive. */
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+ * `reason` is FG_FINISH_CANCELLED or FG_FINISH_STOP, for the books. True: the request was still alive, and
+ * *report_out (or NULL) is filled. */
+bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
                         fg_dispatch_report *report_out);
 
 typedef struct fg_dispatch_options {

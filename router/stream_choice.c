@@ -148,7 +148,10 @@ void fg_choice_let_go(fg_choice *choice, fg_finish reason)
         return;
     }
     choice->dispatched = false;
-    fg_dispatch_cancel(owner->options.dispatch, choice->dispatch_id, reason, &choice->report);
+    if (fg_dispatch_cancel(owner->options.dispatch, choice->dispatch_id, reason, &choice->report)) {
+        choice->reported = true;
+        fg_meter_report(owner->options.meter, &choice->report);
+    }
 }
 
 const fg_dispatch_report *fg_choice_report(const fg_choice *choice)

@@ -35,11 +35,12 @@ static const json_t *value_of(const fg_json_node *node)
     return (const json_t *)node;
 }
 
-/* Nesting is counted before parsing: jansson's own limit (2048, recursive) is not ours. Brackets
- * are balanced by the parser later; here only their depth matters. */
-static fg_status check_depth(const char *text, size_t length, fg_error *err)
+/* Nesting and values are counted before parsing: jansson's own limit of nesting (2048, recursive) is not
+ * ours, and an empty object of two characters takes it two hundred bytes. Brackets are balanced by the
+ * parser later; here only their depth and number matter. */
+static fg_status check_shape(const char *text, size_t length, fg_error *err)
 {
-    size_t depth = 0;
+    size_t depth = 0, groups = 0, values = 0;
     bool in_string = false;
     for (size_t at = 0; at < length; at++) {
         char c = text[at];
@@ -51,8 +52,11 @@ static fg_status check_depth(const char *text, size_t length, fg_error *err)
             }
         } else if (c == '"') {
             in_string = true;
+        } else if (c == ',') {
+            values++;
         } else if (c == '[' || c == '{') {
             depth++;
+            groups++;
             if (depth > FG_LIMIT_JSON_DEPTH) {
                 return fg_fail(err, FG_BAD_INPUT,
                                "JSON nested deeper than %u levels at position %zu",
@@ -61,6 +65,10 @@ static fg_status check_depth(const char *text, size_t length, fg_error *err)
         } else if ((c == ']' || c == '}') && depth > 0) {
             depth--;
         }
+    }
+    if (groups > FG_LIMIT_JSON_GROUPS || values > FG_LIMIT_JSON_VALUES) {
+        return fg_fail(err, FG_BAD_INPUT, "JSON with more than %u arrays and objects, or %u values",
+                       FG_LIMIT_JSON_GROUPS, FG_LIMIT_JSON_VALUES);
     }
     return FG_OK;
 }
@@ -72,7 +80,7 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
     if (nul != NULL) {
         return fg_fail(err, FG_BAD_INPUT, "a NUL byte at position %zu", (size_t)(nul - text));
     }
-    fg_status status = check_depth(text, length, err);
+    fg_status status = check_shape(text, length, err);
     if (status != FG_OK) {
         return status;
     }

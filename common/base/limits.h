@@ -18,6 +18,8 @@
 #define FG_LIMIT_FRAME_ARENA_BYTES (64u * 1024u * 1024u)
 #define FG_LIMIT_BUS_QUEUE         4096u /* frames towards one peer */
 #define FG_LIMIT_JSON_DEPTH        64u
+#define FG_LIMIT_JSON_GROUPS       (1u << 18) /* arrays and objects of one text */
+#define FG_LIMIT_JSON_VALUES       (1u << 21)
 #define FG_LIMIT_STOP_STRINGS      16u
 #define FG_LIMIT_STOP_BYTES        1024u
 #define FG_LIMIT_QUEUED_REQUESTS   1024u

@@ -133,8 +133,8 @@ void fg_worker_match(fg_worker *worker, fg_seq *seq, fg_worker_hit *hit_out)
     if (!uses_cache(worker, seq)) {
         return;
     }
-    /* A long prompt at the head of the line is not looked up anew in every plan. An old answer does no
-     * harm: admission looks again, and the plan's numbers are only as good as the moment. */
+    /* A long prompt at the head of the line is not looked up anew in every plan. An old answer makes a
+     * plan hopeful or timid, no more: admission looks again, and is put off when it does not fit. */
     if (worker->plans < seq->match_again) {
         *hit_out = (fg_worker_hit){ .blocks = seq->matched_blocks,
                                     .idle_blocks = seq->matched_idle,
@@ -226,7 +226,10 @@ static bool fork_tail(fg_worker *worker, fg_seq *seq, fg_seq *sibling)
     }
     fg_pool_ref(worker->pool, shared);
     fg_table_adopt(&seq->table, &shared, 1);
-    if (fg_table_writable(&seq->table, worker->pool, index, &ops, NULL) != FG_OK) {
+    worker->copies_reserved = 1;
+    fg_status status = fg_table_writable(&seq->table, worker->pool, index, &ops, NULL);
+    worker->copies_reserved = 0;
+    if (status != FG_OK) {
         fg_table_truncate(&seq->table, worker->pool, index * seq->table.block_size, NULL);
         return false;
     }
@@ -286,13 +289,13 @@ bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit
     uint32_t matched = hit->blocks > 0 ? fg_worker_cached_blocks(worker, seq) : 0;
     uint32_t taken = borrow(worker, seq, matched);
     uint32_t aside = fg_worker_blocks_aside(worker, seq);
+    seq->match_again = 0;
     if (fg_pool_promise(worker->pool, aside - taken) != FG_OK) {
         fg_table_truncate(&seq->table, worker->pool, 0, NULL);
         return false;
     }
     seq->table.promised = aside - taken;
     seq->restored = 0;
-    seq->match_again = 0;
     seq->published = taken;
     seq->computed = taken * seq->table.block_size;
     fg_seq *sibling = hit->fork_of;
@@ -318,9 +321,12 @@ fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq)
     /* Who is preempted here, or has waited long, has come first and must not starve behind arrivals. */
     bool alone = worker->running.count + worker->others.count == 0;
     const fg_seq *first = worker->waiting.first;
-    bool behind = worker->preempted.count > 0 ||
-                  (first != NULL && seq->queued_ns - first->queued_ns > OVERTAKEN_NS);
-    if (behind || (!alone && fg_pool_available(worker->pool) < need + watermark) ||
+    uint32_t others_need = 0;
+    if (first != NULL && seq->queued_ns - first->queued_ns > OVERTAKEN_NS) {
+        others_need = fg_kv_blocks_for(first->token_count, first->table.block_size);
+    }
+    uint64_t wanted = (uint64_t)need + others_need + (alone ? 0 : watermark);
+    if (worker->preempted.count > 0 || fg_pool_available(worker->pool) < wanted ||
         fg_pool_promise(worker->pool, need) != FG_OK) {
         fg_table_truncate(&seq->table, worker->pool, 0, NULL);
         return FG_AGAIN;

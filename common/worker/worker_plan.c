@@ -475,6 +475,14 @@ static bool apply(fg_worker *worker, const fg_sched_plan *plan, uint32_t seq_cou
                 seq->token_count);
         fg_worker_end(worker, seq, FG_FINISH_LENGTH, "");
     }
+    /* Those that run get their blocks before anybody enters: an admission may need more than the plan
+     * thought (another one evicted what it would have found), and is put off then. */
+    for (uint32_t i = 0; i < plan->item_count; i++) {
+        if (plan->items[i].seq < seq_count) {
+            fg_seq *seq = worker->snapshot_seqs[plan->items[i].seq];
+            grow(worker, seq, seq->planned + plan->items[i].token_count);
+        }
+    }
     for (uint32_t i = 0; i < plan->admit_count; i++) {
         worker->admitted[i] = admit(worker, plan->admits[i]);
     }

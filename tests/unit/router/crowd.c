@@ -171,7 +171,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
                         fg_dispatch_report *report_out)
 {
     FG_ASSERT(!the_crowd.inside, "dispatch entered from its own callback");
@@ -185,6 +185,7 @@ void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
     if (report_out != NULL) {
         *report_out = the_crowd.report;
     }
+    return true;
 }
 
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)

@@ -67,7 +67,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, u
     return FG_OK;
 }
 
-void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
                         fg_dispatch_report *report_out)
 {
     FG_ASSERT(!fake_dispatch_state.inside, "dispatch entered from its own callback");
@@ -76,6 +76,7 @@ void fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
     FG_ASSERT(it->running, "a dead request was cancelled");
     it->running = false;
     it->cancelled = reason;
+    return true;
 }
 
 bool fg_dispatch_ready(const fg_dispatch *dispatch)
