@@ -14,7 +14,8 @@ static void finish(rig *r, uint64_t request)
 }
 
 /* X holds a long prefix; W shares it and does not fit; X ends, and what was borrowed lies idle. */
-static void prefix_goes_idle(uint32_t blocks, uint32_t decoders, uint32_t watermark)
+static void prefix_goes_idle(uint32_t blocks, uint32_t decoders, uint32_t watermark,
+                             uint32_t answer)
 {
     rig r;
     uint32_t prompt[310];
@@ -28,11 +29,11 @@ static void prefix_goes_idle(uint32_t blocks, uint32_t decoders, uint32_t waterm
     for (uint32_t i = 0; i < 310; i++) {
         prompt[i] = (i * i * 7 + i / 50 + 3) % RIG_VOCAB;
     }
-    fg_wire_params few = rig_greedy(4), many = rig_greedy(30);
+    fg_wire_params few = rig_greedy(answer), many = rig_greedy(60);
     rig_send(&r, 1, prompt, 300, &few);
     rig_run_until_started(&r, 1);
     for (uint32_t i = 0; i < decoders; i++) {
-        rig_ask(&r, 10 + i, i * 5, 4, 40);
+        rig_ask(&r, 10 + i, i * 5, 4, 60);
     }
     rig_step(&r);
     prompt[301] = (prompt[301] + 1) % RIG_VOCAB;
@@ -44,10 +45,10 @@ static void prefix_goes_idle(uint32_t blocks, uint32_t decoders, uint32_t waterm
 
 Test(worker_tight, a_prefix_that_goes_idle_costs_no_runner_his_block)
 {
-    for (uint32_t blocks = 160; blocks < 190; blocks += 2) {
+    for (uint32_t blocks = 160; blocks < 190; blocks++) {
         for (uint32_t decoders = 1; decoders < 9; decoders++) {
-            for (uint32_t watermark = 0; watermark < 2; watermark++) {
-                prefix_goes_idle(blocks, decoders, watermark);
+            for (uint32_t answer = 2; answer < 8; answer++) {
+                prefix_goes_idle(blocks, decoders, answer % 3, answer);
             }
         }
     }
