@@ -56,20 +56,28 @@ Test(worker_tight, a_prefix_that_goes_idle_costs_no_runner_his_block)
 
 /* A chain whose first block is gone and comes anew under another owner: the admission before evicts what
  * the next one counted on. */
-static void chain_breaks(uint32_t blocks, uint32_t long_prompt, uint32_t newer)
+typedef struct chain_case {
+    uint32_t blocks, long_prompt, newer, steps, wait;
+} chain_case;
+
+static void chain_breaks(const chain_case *it)
 {
     rig r;
     uint32_t tokens[RIG_TOKENS_MAX], again[5];
-    rig_options options = {
-        .blocks = blocks, .block_size = 4, .slots = 64, .seqs = 8, .step_tokens = 256, .chunk = 256
-    };
+    rig_options options = { .blocks = it->blocks,
+                            .block_size = 4,
+                            .slots = 64,
+                            .seqs = 8,
+                            .step_tokens = 256,
+                            .chunk = 256,
+                            .policies = { .watermark_blocks = 1 } };
     rig_open(&r, &options);
     fg_wire_params one = rig_greedy(1), off = rig_greedy(1);
     off.cache_mode = FG_CACHE_DISABLE;
-    rig_request *x = rig_ask(&r, 1, 0, 5, 60);
+    rig_request *x = rig_ask(&r, 1, 0, 5, 200);
     rig_run_until_started(&r, 1);
     rig_clear(&r);
-    for (int i = 0; i < 12; i++) {
+    for (uint32_t i = 0; i < it->steps; i++) {
         rig_step(&r);
     }
     rig_ask(&r, 2, 20, 13, 1);
@@ -77,7 +85,7 @@ static void chain_breaks(uint32_t blocks, uint32_t long_prompt, uint32_t newer)
     for (uint32_t i = 0; i < RIG_TOKENS_MAX; i++) {
         tokens[i] = (i * 7 + 3) % RIG_VOCAB;
     }
-    rig_send(&r, 3, tokens, long_prompt, &off); /* evicts 2's blocks into the tier */
+    rig_send(&r, 3, tokens, it->long_prompt, &off); /* evicts 2's blocks into the tier */
     finish(&r, 3);
     memcpy(again, x->tokens, 4 * sizeof *again);
     again[4] = (x->tokens[4] + 1) % RIG_VOCAB;
@@ -86,20 +94,36 @@ static void chain_breaks(uint32_t blocks, uint32_t long_prompt, uint32_t newer)
     for (uint32_t i = 0; i < RIG_TOKENS_MAX; i++) {
         tokens[i] = (i * 11 + 5) % RIG_VOCAB;
     }
-    rig_send(&r, 5, tokens, newer, &one);
+    rig_send(&r, 5, tokens, it->newer, &one);
     finish(&r, 5);
+    for (uint32_t i = 0; i < it->wait; i++) {
+        rig_step(&r);
+    }
     rig_ask(&r, 6, 20, 13, 1); /* from the tier; and what 1 has said so far */
     rig_send(&r, 7, x->tokens, x->count - 1, &one);
+    for (int i = 0; i < 10; i++) {
+        rig_step(&r);
+    }
+    if (!x->done) {
+        rig_cancel(&r, 1);
+    }
     rig_run(&r);
     rig_close(&r);
 }
 
 Test(worker_tight, an_admission_that_finds_less_than_planned_is_put_off)
 {
-    for (uint32_t blocks = 16; blocks < 26; blocks++) {
-        for (uint32_t long_prompt = 20; long_prompt < 4 * blocks - 28; long_prompt += 4) {
-            for (uint32_t newer = 4; newer < 4 * blocks - 28; newer += 8) {
-                chain_breaks(blocks, long_prompt, newer);
+    chain_case it;
+    for (it.blocks = 18; it.blocks < 30; it.blocks++) {
+        for (uint32_t room = 7; room < 11; room++) {
+            it.long_prompt = (it.blocks - room) * 4;
+            for (it.newer = 13; it.newer < 70; it.newer += 4) {
+                for (it.steps = 16; it.steps < 20; it.steps++) {
+                    it.wait = (it.newer / 4 + it.steps) % 4;
+                    if (it.newer + 20 < it.blocks * 4) {
+                        chain_breaks(&it);
+                    }
+                }
             }
         }
     }
