@@ -391,8 +391,10 @@ Test(choices, a_stop_string_found_here_still_has_times)
     crowd_token(0, 'b');
     the_crowd.report.first_token_ns = 2000000; /* what dispatch tells when it is cancelled there */
     the_crowd.report.total_ns = 5000000;
+    the_crowd.report.cached_tokens = 1;
     fg_streams_flush(the_crowd.streams);
     cr_assert(has(0, "\"first_token_ms\":2.000,\"total_ms\":5.000,"), "%s", crowd_body(0));
+    cr_assert(has(0, "\"prompt_tokens_details\":{\"cached_tokens\":1}"), "%s", crowd_body(0));
     crowd_close();
 }
 

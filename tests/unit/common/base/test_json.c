@@ -219,3 +219,31 @@ Test(json, survives_every_failed_allocation)
         "does not fit into a small buffer\"}],\"n\":[1,2.5,true,null,[1,2,3,4,5,6,7,8,9]]}";
     cr_assert(fg_fault_each(parse, text) > 10);
 }
+
+static fg_status parse_many(const char *item, size_t count)
+{
+    fg_buf text;
+    fg_json *json;
+    fg_error err;
+    fg_buf_init(&text, 0);
+    fg_buf_puts(&text, "[");
+    for (size_t i = 0; i < count; i++) {
+        fg_buf_puts(&text, item);
+    }
+    fg_buf_puts(&text, "0]");
+    fg_status status = fg_json_parse(text.data, text.size, &json, &err);
+    if (status == FG_OK) {
+        fg_json_destroy(json);
+    }
+    fg_buf_deinit(&text);
+    return status;
+}
+
+Test(json, more_values_than_any_request_needs_are_refused)
+{
+    cr_assert_eq(parse_many("{},", FG_LIMIT_JSON_GROUPS - 1), FG_OK);
+    cr_assert_eq(parse_many("{},", FG_LIMIT_JSON_GROUPS), FG_BAD_INPUT);
+    cr_assert_eq(parse_many("1,", 100000), FG_OK);
+    cr_assert_eq(parse_many("1,", FG_LIMIT_JSON_VALUES + 1), FG_BAD_INPUT);
+    cr_assert_eq(parse_many("\"{,{,{,\",", 100000), FG_OK, "text is no structure");
+}
