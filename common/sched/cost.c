@@ -110,6 +110,17 @@ static void bound_weights(fg_cost *cost)
     }
 }
 
+/* Bounding one weight after the other can leave a prediction that is too high, and where steps are all
+ * alike it would climb with each of them: what the fit says about this step holds. Terms that the step does
+ * not have keep their weights. */
+static void keep_prediction(fg_cost *cost, const fg_cost_step *step, const double *x, double fitted)
+{
+    double bounded = fg_cost_predict(cost, step);
+    for (int i = 0; bounded > fitted && fitted > 0 && i < FG_COST_TERMS; i++) {
+        cost->weights[i] *= x[i] > 0 ? fitted / bounded : 1;
+    }
+}
+
 static bool is_sound(const fg_cost *cost)
 {
     bool sound = true;
@@ -143,7 +154,9 @@ void fg_cost_learn(fg_cost *cost, const fg_cost_step *step, uint64_t took_ns)
     memcpy(weights_before, cost->weights, sizeof weights_before);
     fit(cost, x, (took - predicted) / scale);
     bound_covariance(cost);
+    double fitted = fg_cost_predict(cost, step);
     bound_weights(cost);
+    keep_prediction(cost, step, x, fitted);
     if (!is_sound(cost)) { /* rounding: begin again from the last weights that were numbers */
         memcpy(cost->weights, weights_before, sizeof weights_before);
         forget_all(cost);

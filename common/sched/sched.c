@@ -90,6 +90,15 @@ static void add_decodes(fg_draft *draft)
     }
 }
 
+/* The time that this step may take. Prompts get a quarter of the target even where running answers alone
+ * take longer than all of it, else they would crawl, a token a step. */
+static uint64_t time_of(const fg_draft *draft)
+{
+    double target = (double)draft->in->limits->step_target_ns;
+    double least = fg_cost_predict(draft->in->cost, &draft->cost) + target / 4;
+    return (uint64_t)(least > target ? least : target);
+}
+
 /* How many of the next `left` tokens of a prompt, `position` tokens being there, fit into this step. All
  * chunks share its time; the first of them gets one token at least. */
 static uint32_t chunk_of(fg_draft *draft, uint32_t position, uint32_t left)
@@ -99,16 +108,18 @@ static uint32_t chunk_of(fg_draft *draft, uint32_t position, uint32_t left)
     if (most == 0 || draft->chunks_full || !draft->timed || draft->cost.decode_rows == 0) {
         return draft->chunks_full ? 0 : most;
     }
-    if (draft->chunked) {
+    if (!draft->chunked) {
+        draft->time_ns = time_of(draft);
+    } else {
         fg_cost_step one = draft->cost;
         one.prefill_tokens++;
         one.kv_tokens += fg_cost_chunk_kv(position, 1);
-        if (fg_cost_predict(draft->in->cost, &one) > (double)limits->step_target_ns) {
+        if (fg_cost_predict(draft->in->cost, &one) > (double)draft->time_ns) {
             draft->chunks_full = true;
             return 0;
         }
     }
-    return fg_cost_chunk_at(draft->in->cost, &draft->cost, position, limits->step_target_ns, most);
+    return fg_cost_chunk_at(draft->in->cost, &draft->cost, position, draft->time_ns, most);
 }
 
 static void add_chunk(fg_draft *draft, uint32_t seq, uint32_t position, uint32_t left,

@@ -21,6 +21,7 @@ typedef struct fg_draft {
     uint32_t *marks;
     uint32_t tokens_left; /* of the step's budget */
     bool timed;           /* chunks are cut to the step target */
+    uint64_t time_ns;     /* what the step may take; known with its first chunk */
     bool chunks_full;     /* no more chunks: their time is used up */
     bool chunked;         /* the first chunk is there */
     fg_cost_step cost;    /* of the items so far */

@@ -278,3 +278,25 @@ Test(cost, swaps_what_is_dearer_to_compute)
     cost.weights[3] = 1e3; /* and now what they attend to: 100 tokens, 5050 slots */
     cr_assert(fg_cost_swap_is_cheaper(&cost, 4, 120));
 }
+
+/* Steps that are all alike leave the fit free to trade its terms against each other; bounding them at 0
+ * one after the other once made the prediction climb with every step, until chunks were one token. */
+Test(cost, steps_that_are_alike_do_not_make_it_climb)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, 368640);
+    fg_cost_learn(&cost, &(fg_cost_step){ 64, 0, 64 * 65 / 2 }, 237000000);
+    for (uint32_t i = 0; i < 7; i++) {
+        fg_cost_learn(&cost, &(fg_cost_step){ 0, 1, 65 + i }, 24000000);
+    }
+    fg_cost_learn(&cost, &(fg_cost_step){ 32, 0, 32 * 33 / 2 }, 188000000);
+    for (uint32_t i = 0; i < 32; i++) {
+        fg_cost_learn(&cost, &(fg_cost_step){ 1, 1, 34 + 2 * i }, 26000000 + i % 5 * 2000000);
+    }
+    for (uint32_t i = 0; i < 2000; i++) {
+        fg_cost_step step = { 1, 2, 100 + i % 300 };
+        fg_cost_learn(&cost, &step, 28000000 + i % 7 * 2000000);
+        cr_assert(fg_cost_predict(&cost, &step) < 60e6, "step %u of 28 to 40 ms: %.0f ms predicted",
+                  i, fg_cost_predict(&cost, &step) / 1e6);
+    }
+}
