@@ -59,14 +59,14 @@ def one_round(suite, cluster, seconds, result):
     busy_from = time.monotonic()
     prompt = Timed(cluster.port, body(ids(suite.random, options.prompt), 1))
     prompt.thread.join(seconds)
-    busy_until = prompt.times[0] if prompt.times else time.monotonic()
+    done = bool(prompt.times)
+    busy_until = prompt.times[0] if done else time.monotonic()
     computed = prompt_tokens(cluster) - computed
     time.sleep(0.2)  # tokens of that same step may come a little later
     busy = [gap for s in streams for gap in s.gaps_over(busy_from, busy_until)]
     took = busy_until - busy_from
     for stream in streams:
         stream.stop()
-    done = bool(prompt.times)
     prompt.cut()
     cluster.wait_at_rest(60)
     values = (median(idle), percentile(idle, 0.99), median(busy), percentile(busy, 0.99), max(busy),
