@@ -52,6 +52,28 @@ static fg_status check_choices(const fg_step_seq *seq, uint32_t index, fg_error 
     return FG_OK;
 }
 
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* A long context has hundreds of blocks, in every step: four chains of comparisons, none waiting for
+ * another, take a third of the time of one. */
+static uint32_t highest_of(const uint32_t *ids, uint32_t count)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0, i = 0;
+    for (; count - i >= 4; i += 4) {
+        a = larger(a, ids[i]);
+        b = larger(b, ids[i + 1]);
+        c = larger(c, ids[i + 2]);
+        d = larger(d, ids[i + 3]);
+    }
+    for (; i < count; i++) {
+        a = larger(a, ids[i]);
+    }
+    return larger(larger(a, b), larger(c, d));
+}
+
 static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items *before,
                            const fg_step_seq *seq, uint32_t index, fg_error *err)
 {
@@ -68,11 +90,7 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u has %u blocks and needs %llu", index,
                        seq->block_count, (unsigned long long)needed);
     }
-    /* No early end: a long context has hundreds of blocks, and so the compiler compares several at once. */
-    uint32_t highest = 0;
-    for (uint32_t i = 0; i < needed; i++) {
-        highest = seq->block_ids[i] > highest ? seq->block_ids[i] : highest;
-    }
+    uint32_t highest = highest_of(seq->block_ids, (uint32_t)needed);
     if (highest >= bounds->block_count) {
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u names block %u of %u", index, highest,
                        bounds->block_count);

@@ -107,6 +107,12 @@ static uint32_t count_tier(fg_worker *worker, const fg_seq *seq, uint32_t from)
     return count;
 }
 
+/* Equal salts: a family is made by a router and unguessable, but blocks cross no salt whoever made it. */
+static bool same_world(const fg_seq *a, const fg_seq *b)
+{
+    return a->root.low == b->root.low && a->root.high == b->root.high;
+}
+
 /* Another choice of the same request that runs here, best one whose prompt is computed. */
 static fg_seq *find_sibling(const fg_worker *worker, const fg_seq *seq)
 {
@@ -116,7 +122,7 @@ static fg_seq *find_sibling(const fg_worker *worker, const fg_seq *seq)
     }
     for (fg_seq *other = worker->running.first; other != NULL; other = other->next) {
         if (other != seq && other->params.family == seq->params.family &&
-            other->prompt_count == seq->prompt_count &&
+            other->prompt_count == seq->prompt_count && same_world(other, seq) &&
             memcmp(other->tokens, seq->tokens, seq->prompt_count * sizeof *seq->tokens) == 0) {
             found = other;
             if (other->computed + 1 >= other->prompt_count) {

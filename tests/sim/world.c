@@ -365,6 +365,19 @@ static fg_sched_limits draw_limits(world *w, const sim_worker *s)
                               .step_target_ns = below(w, 2) * MS };
 }
 
+/* Half of the workers have a second tier, a small one. Returns its slots. */
+static uint32_t open_tier(world *w, sim_worker *s)
+{
+    fg_error err;
+    uint32_t slots = chance(w, 500) ? 0 : 1 + (uint32_t)below(w, 60);
+    fg_tier_options tier = { .block_bytes = w->layout.block_bytes,
+                             .block_count = slots,
+                             .block_size = w->layout.block_size };
+    fg_status status = slots == 0 ? FG_OK : fg_tier_open(&tier, &s->tier, &err);
+    FG_ASSERT(status == FG_OK, "%s", err.text);
+    return slots;
+}
+
 static void start_worker(world *w, sim_worker *s)
 {
     fg_error err;
@@ -392,12 +405,7 @@ static void start_worker(world *w, sim_worker *s)
         FG_ASSERT(s->arena != NULL);
     }
     fg_sched_limits limits = draw_limits(w, s);
-    uint32_t slots = chance(w, 500) ? 0 : 1 + (uint32_t)below(w, 60);
-    fg_tier_options tier = { .block_bytes = w->layout.block_bytes,
-                             .block_count = slots,
-                             .block_size = w->layout.block_size };
-    fg_status status = slots == 0 ? FG_OK : fg_tier_open(&tier, &s->tier, &err);
-    FG_ASSERT(status == FG_OK, "%s", err.text);
+    uint32_t slots = open_tier(w, s);
     fg_engine_sim_options engine = { .layout = w->layout,
                                      .arena = s->arena,
                                      .block_count = s->block_count,
@@ -409,7 +417,7 @@ static void start_worker(world *w, sim_worker *s)
                                      .vocab_size = VOCAB,
                                      .eos_token = EOS,
                                      .manual = true };
-    status = fg_engine_open_sim(&engine, &s->engine, &err);
+    fg_status status = fg_engine_open_sim(&engine, &s->engine, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     fg_worker_options options = { .name = s->name,
                                   .epoch = s->epoch,

@@ -328,6 +328,25 @@ Test(worker_cache, choices_of_one_request_fork_its_partial_block)
     }
 }
 
+/* A prompt shorter than a block has no key of its own to keep salts apart. */
+Test(worker_cache, no_fork_crosses_a_salt)
+{
+    for (uint32_t same = 0; same < 2; same++) {
+        rig r;
+        rig_open(&r, &(rig_options){ .blocks = 32, .block_size = BS });
+        uint32_t prompt[BS - 1] = { 9, 8, 7 };
+        for (uint32_t i = 1; i <= 2; i++) {
+            fg_wire_params params = rig_greedy(8);
+            params.family = 77;
+            params.salt_low = same > 0 ? 1 : i;
+            rig_send(&r, i, prompt, BS - 1, &params);
+        }
+        rig_run(&r);
+        cr_assert_eq(rig_stats(&r).forks, same);
+        rig_close(&r);
+    }
+}
+
 /* R43: where no block is to be had for the copy, nobody forks, and nothing is lost. */
 Test(worker_cache, a_fork_without_a_block_for_its_copy_waits)
 {
