@@ -407,10 +407,9 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                              const fg_loaded_model *model, const fg_host_worker_place *place,
                              uint64_t epoch, fg_error *err)
 {
-    uint32_t roles = place->roles;
     fg_worker_options options = { .name = host->name,
                                   .epoch = epoch,
-                                  .roles = roles,
+                                  .roles = place->roles,
                                   .clock = fg_clock_real(),
                                   .engine = host->engine,
                                   .link = host->link,
@@ -426,8 +425,8 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .trace = place->trace,
                                   .fingerprint = model->fingerprint,
                                   .pid = (uint64_t)getpid(),
-                                  .prefill = roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
-                                  .decode = roles & FG_ROLE_DECODE ? fg_decode_policy() : NULL,
+                                  .prefill = fg_prefill_policy(),
+                                  .decode = fg_decode_policy(),
                                   .is_end = is_end,
                                   .on_step = on_step,
                                   .send = send_frame,

@@ -16,7 +16,7 @@
 #include "common/base/buf.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 2u
+#define FG_PROTOCOL_VERSION 3u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -38,6 +38,9 @@ typedef enum fg_msg_kind {
     FG_MSG_CANCEL,    /* router -> worker */
     FG_MSG_DRAIN,     /* worker -> router: place nothing new here */
     FG_MSG_CLEAR,     /* router -> worker: forget the prefix cache; blocks in use stay in use */
+    FG_MSG_NEWS,      /* worker -> router: what changed in its prefix cache */
+    FG_MSG_RESYNC,    /* router -> worker: news were missed, tell everything again */
+    FG_MSG_ROLE,      /* router -> worker: what it is meant for from now on; for its next HELLO */
 } fg_msg_kind;
 
 typedef enum fg_finish {
@@ -79,6 +82,14 @@ typedef struct fg_wire_peer {
     uint64_t epoch;
 } fg_wire_peer;
 
+/* How fast a worker is, as it measured itself at start; all 0: it did not. */
+typedef struct fg_wire_speed {
+    uint64_t prefill_ns_base, prefill_ns_per_token; /* a step with a prompt */
+    uint64_t prefill_ps_per_kv; /* picoseconds for each pair of a token and an earlier one */
+    uint64_t step_ns_base, step_ns_per_row; /* a decoding step */
+    uint64_t push_ns_per_block;
+} fg_wire_speed;
+
 typedef struct fg_wire_hello {
     uint32_t protocol;
     fg_wire_peer self;
@@ -88,6 +99,8 @@ typedef struct fg_wire_hello {
     const char *numerics_class;
     uint32_t layer_count, kv_head_count, head_dim, block_size, kv_dtype; /* kv/layout */
     uint32_t block_count, max_seqs, context_max;
+    uint32_t able; /* FG_ROLE_* that it could take; holds `roles` */
+    fg_wire_speed speed;
     const void *link_record; /* may be absent: size 0 */
     size_t link_record_bytes;
 } fg_wire_hello;
@@ -102,8 +115,27 @@ typedef struct fg_wire_load {
     /* Counted since the worker started. */
     uint64_t cache_query_tokens, cache_hit_tokens; /* of admitted prompts */
     uint64_t evicted_blocks, preemptions, swapped_blocks, restored_blocks;
-    uint32_t tier_blocks; /* blocks in host memory: swapped or evicted */
+    uint32_t tier_blocks;   /* blocks in host memory: swapped or evicted */
+    uint64_t news_sequence; /* of the last NEWS sent on this connection */
 } fg_wire_load;
+
+typedef enum fg_wire_change {
+    FG_NEWS_RESET = 1, /* all that was told before is void; everything is told again from here on */
+    FG_NEWS_STORED,    /* a run of blocks in chain order */
+    FG_NEWS_REMOVED,   /* blocks, in any order */
+    FG_NEWS_CLEARED,   /* nothing is left, in no tier */
+} fg_wire_change;
+
+/* A change in a worker's prefix cache. Keys are the low halves of block keys (common/kv/block_key). */
+typedef struct fg_wire_news {
+    fg_wire_change change;
+    uint32_t tier; /* 0: the pool, 1: host memory */
+    uint64_t
+        parent; /* STORED: the key before the run's first; before a prompt's first block comes a
+                        number that no block has */
+    const uint64_t *keys;
+    uint32_t key_count;
+} fg_wire_news;
 
 typedef struct fg_wire_token {
     uint64_t request;
@@ -188,6 +220,14 @@ typedef struct fg_msg {
             uint32_t preemptions;
             bool refused; /* an ERROR that no other worker or attempt would change */
         } done;
+        struct {
+            uint64_t sequence; /* of this frame among the connection's, from 1 */
+            const fg_wire_news *rows;
+            uint32_t count;
+        } news;
+        struct {
+            uint32_t roles;
+        } role;
     };
 } fg_msg;
 

@@ -12,6 +12,8 @@ enum {
     STEP_TOKENS_MAX = 1 << 16, /* of one decode step */
     SHAPE_MAX = 1 << 16,       /* layers, heads, head size, block size */
     CHOICES_MAX = 1024,
+    NEWS_ROWS_MAX = 1 << 16,
+    NEWS_KEYS_MAX = 1 << 18, /* of all rows */
     LEASE_MS_MAX = 3600 * 1000,
 };
 
@@ -92,6 +94,10 @@ static fg_status check_hello(const fg_wire_hello *hello, fg_error *err)
     if (status == FG_OK &&
         (hello->roles == 0 || (hello->roles & ~(uint32_t)(FG_ROLE_PREFILL | FG_ROLE_DECODE)))) {
         status = too_large("hello.roles", hello->roles, err);
+    }
+    if (status == FG_OK && ((hello->able & ~(uint32_t)(FG_ROLE_PREFILL | FG_ROLE_DECODE)) ||
+                            (hello->roles & ~hello->able))) {
+        status = too_large("hello.able", hello->able, err);
     }
     if (status == FG_OK && fg_dtype_block_count(hello->kv_dtype) == 0) {
         status = too_large("hello.kv_dtype", hello->kv_dtype, err);
@@ -230,6 +236,32 @@ static fg_status check_tokens(const fg_msg *msg, fg_error *err)
     return FG_OK;
 }
 
+static fg_status check_news(const fg_msg *msg, fg_error *err)
+{
+    uint64_t keys = 0;
+    if (msg->news.count > NEWS_ROWS_MAX || (msg->news.count > 0 && msg->news.rows == NULL)) {
+        return too_large("news (rows)", msg->news.count, err);
+    }
+    if (msg->news.sequence == 0) {
+        return too_large("news.sequence", msg->news.sequence, err);
+    }
+    for (uint32_t i = 0; i < msg->news.count; i++) {
+        const fg_wire_news *row = &msg->news.rows[i];
+        bool has_keys = row->change == FG_NEWS_STORED || row->change == FG_NEWS_REMOVED;
+        keys += row->key_count;
+        if (row->change < FG_NEWS_RESET || row->change > FG_NEWS_CLEARED) {
+            return too_large("news.change", (uint64_t)row->change, err);
+        }
+        if (row->tier > 1) {
+            return too_large("news.tier", row->tier, err);
+        }
+        if (has_keys != (row->key_count > 0) || (has_keys && row->keys == NULL)) {
+            return too_large("news.key_count", row->key_count, err);
+        }
+    }
+    return keys <= NEWS_KEYS_MAX ? FG_OK : too_large("news.keys (count)", keys, err);
+}
+
 fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
 {
     fg_status status;
@@ -277,6 +309,15 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
             return fg_fail(err, FG_BAD_INPUT, "field done.refused belongs to an error only");
         }
         return FG_OK;
+    case FG_MSG_NEWS:
+        return check_news(msg, err);
+    case FG_MSG_ROLE:
+        if (msg->role.roles == 0 ||
+            (msg->role.roles & ~(uint32_t)(FG_ROLE_PREFILL | FG_ROLE_DECODE))) {
+            return too_large("role.roles", msg->role.roles, err);
+        }
+        return FG_OK;
+    case FG_MSG_RESYNC:
     case FG_MSG_REFUSE:
     case FG_MSG_CANCEL:
     case FG_MSG_DRAIN:
@@ -291,6 +332,6 @@ const char *fg_msg_name(fg_msg_kind kind)
     static const char *const names[] = { "none",  "hello",     "welcome", "refuse", "load",
                                          "peer",  "peer_lost", "reserve", "ticket", "prefill",
                                          "first", "pushed",    "tokens",  "done",   "cancel",
-                                         "drain", "clear" };
+                                         "drain", "clear",     "news",    "resync", "role" };
     return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
 }

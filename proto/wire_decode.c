@@ -149,6 +149,13 @@ static void read_hello(decoder *d, const Forge__Wire__Frame *frame, fg_wire_hell
     to->context_max = from->context_max;
     to->link_record = from->link_record.data;
     to->link_record_bytes = from->link_record.len;
+    to->able = from->able;
+    to->speed = (fg_wire_speed){ .prefill_ns_base = from->prefill_ns_base,
+                                 .prefill_ns_per_token = from->prefill_ns_per_token,
+                                 .prefill_ps_per_kv = from->prefill_ps_per_kv,
+                                 .step_ns_base = from->step_ns_base,
+                                 .step_ns_per_row = from->step_ns_per_row,
+                                 .push_ns_per_block = from->push_ns_per_block };
 }
 
 static void read_load(const Forge__Wire__Load *from, fg_wire_load *to)
@@ -172,6 +179,7 @@ static void read_load(const Forge__Wire__Load *from, fg_wire_load *to)
         .swapped_blocks = from->swapped_blocks,
         .restored_blocks = from->restored_blocks,
         .tier_blocks = from->tier_blocks,
+        .news_sequence = from->news_sequence,
     };
 }
 
@@ -215,6 +223,40 @@ static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg
     }
     msg->tokens.tokens = tokens;
     msg->tokens.count = count_in(count);
+}
+
+static void read_news(decoder *d, const Forge__Wire__News *from, fg_msg *msg)
+{
+    size_t count = from->n_change, keys = 0;
+    bool fits = from->n_tier == count && from->n_parent == count && from->n_key_count == count;
+    for (size_t i = 0; fits && i < count; i++) {
+        keys += from->key_count[i];
+    }
+    if (!fits || keys != from->n_keys) {
+        if (d->status == FG_OK) {
+            d->status = fg_fail(d->err, FG_BAD_INPUT, "columns of news differ in length");
+        }
+        return;
+    }
+    fg_wire_news *rows = fg_arena_array(d->arena, count, sizeof *rows);
+    if (rows == NULL) {
+        out_of_memory(d);
+        return;
+    }
+    const uint64_t *next = from->keys;
+    for (size_t i = 0; i < count; i++) {
+        /* An unknown number must not become an enum value before it was checked. */
+        uint32_t change = from->change[i] > FG_NEWS_CLEARED ? 0 : from->change[i];
+        rows[i] = (fg_wire_news){ .change = (fg_wire_change)change,
+                                  .tier = from->tier[i],
+                                  .parent = from->parent[i],
+                                  .keys = next,
+                                  .key_count = from->key_count[i] };
+        next += from->key_count[i];
+    }
+    msg->news.sequence = from->sequence;
+    msg->news.rows = rows;
+    msg->news.count = count_in(count);
 }
 
 static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
@@ -298,6 +340,12 @@ static void read_body(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
     case FG_MSG_TOKENS:
         read_tokens(d, frame->tokens, msg);
         break;
+    case FG_MSG_NEWS:
+        read_news(d, frame->news, msg);
+        break;
+    case FG_MSG_ROLE:
+        msg->role.roles = frame->role->roles;
+        break;
     default:
         read_progress(d, frame, msg);
         break;
@@ -311,8 +359,8 @@ static fg_msg_kind kind_of(Forge__Wire__Frame__BodyCase body_case)
                ? (fg_msg_kind)0
                : (fg_msg_kind)((int)body_case - FORGE__WIRE__FRAME__BODY_HELLO + FG_MSG_HELLO);
 }
-_Static_assert(FORGE__WIRE__FRAME__BODY_CLEAR - FORGE__WIRE__FRAME__BODY_HELLO ==
-                   FG_MSG_CLEAR - FG_MSG_HELLO,
+_Static_assert(FORGE__WIRE__FRAME__BODY_ROLE - FORGE__WIRE__FRAME__BODY_HELLO ==
+                   FG_MSG_ROLE - FG_MSG_HELLO,
                "the frame's bodies and fg_msg_kind are in one order");
 
 fg_status fg_wire_decode(const void *bytes, size_t size_bytes, fg_arena *arena, fg_msg *msg_out,

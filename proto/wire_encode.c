@@ -23,6 +23,9 @@ typedef union body {
     Forge__Wire__Cancel cancel;
     Forge__Wire__Drain drain;
     Forge__Wire__Clear clear;
+    Forge__Wire__News news;
+    Forge__Wire__Resync resync;
+    Forge__Wire__Role role;
 } body;
 
 typedef struct builder {
@@ -109,6 +112,13 @@ static void fill_hello(builder *b, const fg_wire_hello *hello)
     to->max_seqs = hello->max_seqs;
     to->context_max = hello->context_max;
     to->link_record = binary(hello->link_record, hello->link_record_bytes);
+    to->able = hello->able;
+    to->prefill_ns_base = hello->speed.prefill_ns_base;
+    to->prefill_ns_per_token = hello->speed.prefill_ns_per_token;
+    to->prefill_ps_per_kv = hello->speed.prefill_ps_per_kv;
+    to->step_ns_base = hello->speed.step_ns_base;
+    to->step_ns_per_row = hello->speed.step_ns_per_row;
+    to->push_ns_per_block = hello->speed.push_ns_per_block;
     b->frame.hello = to;
     b->frame.body_case = FORGE__WIRE__FRAME__BODY_HELLO;
 }
@@ -135,6 +145,7 @@ static void fill_load(builder *b, const fg_wire_load *load)
     to->swapped_blocks = load->swapped_blocks;
     to->restored_blocks = load->restored_blocks;
     to->tier_blocks = load->tier_blocks;
+    to->news_sequence = load->news_sequence;
     b->frame.load = to;
     b->frame.body_case = FORGE__WIRE__FRAME__BODY_LOAD;
 }
@@ -176,6 +187,17 @@ static void fill_join(builder *b, const fg_msg *msg)
         frame->clear = &b->body.clear;
         forge__wire__clear__init(frame->clear);
         frame->body_case = FORGE__WIRE__FRAME__BODY_CLEAR;
+        break;
+    case FG_MSG_RESYNC:
+        frame->resync = &b->body.resync;
+        forge__wire__resync__init(frame->resync);
+        frame->body_case = FORGE__WIRE__FRAME__BODY_RESYNC;
+        break;
+    case FG_MSG_ROLE:
+        frame->role = &b->body.role;
+        forge__wire__role__init(frame->role);
+        frame->role->roles = msg->role.roles;
+        frame->body_case = FORGE__WIRE__FRAME__BODY_ROLE;
         break;
     default:
         FG_ASSERT(msg->kind == FG_MSG_DRAIN, "kind %d", (int)msg->kind);
@@ -311,6 +333,47 @@ static void fill_tokens(builder *b, const fg_msg *msg, unsigned char *scratch)
     b->frame.body_case = FORGE__WIRE__FRAME__BODY_TOKENS;
 }
 
+static size_t news_keys(const fg_msg *msg)
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < msg->news.count; i++) {
+        count += msg->news.rows[i].key_count;
+    }
+    return count;
+}
+
+/* Points the columns into `scratch`, which holds NEWS_ROW_BYTES for each row and 8 for each key. */
+enum { NEWS_ROW_BYTES = 8 + 3 * 4 };
+
+static void fill_news(builder *b, const fg_msg *msg, unsigned char *scratch)
+{
+    Forge__Wire__News *to = &b->body.news;
+    size_t count = msg->news.count;
+    forge__wire__news__init(to);
+    to->sequence = msg->news.sequence;
+    to->n_change = to->n_tier = to->n_parent = to->n_key_count = count;
+    to->parent = (uint64_t *)(void *)scratch;
+    to->keys = to->parent + count;
+    to->n_keys = news_keys(msg);
+    to->change = (uint32_t *)(void *)(to->keys + to->n_keys);
+    to->tier = to->change + count;
+    to->key_count = to->tier + count;
+    uint64_t *keys = to->keys;
+    for (size_t i = 0; i < count; i++) {
+        const fg_wire_news *row = &msg->news.rows[i];
+        to->change[i] = (uint32_t)row->change;
+        to->tier[i] = row->tier;
+        to->parent[i] = row->parent;
+        to->key_count[i] = row->key_count;
+        if (row->key_count > 0) {
+            memcpy(keys, row->keys, row->key_count * sizeof *keys);
+        }
+        keys += row->key_count;
+    }
+    b->frame.news = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_NEWS;
+}
+
 static void fill_body(builder *b, const fg_msg *msg)
 {
     switch (msg->kind) {
@@ -337,6 +400,24 @@ static void fill_body(builder *b, const fg_msg *msg)
     }
 }
 
+/* Columns stand behind the frame in the same buffer: no heap once it has grown. NULL: it cannot. A packed
+ * token takes at most 10 + 8 + 4 * 5 bytes, a packed row of news 8 + 3 * 5, a key 8. */
+static unsigned char *columns_of(const fg_msg *msg, fg_buf *out)
+{
+    size_t frame_max, columns_bytes;
+    if (msg->kind == FG_MSG_TOKENS) {
+        frame_max = 64 + (size_t)msg->tokens.count * 38;
+        columns_bytes = (size_t)msg->tokens.count * TOKEN_COLUMNS_BYTES;
+    } else {
+        size_t keys = news_keys(msg);
+        frame_max = 64 + (size_t)msg->news.count * 23 + keys * 8;
+        columns_bytes = (size_t)msg->news.count * NEWS_ROW_BYTES + keys * 8;
+    }
+    char *place = fg_buf_reserve(out, frame_max + 16 + columns_bytes);
+    return place == NULL ? NULL
+                         : (unsigned char *)(((uintptr_t)place + frame_max + 15) & ~(uintptr_t)15);
+}
+
 bool fg_wire_encode(const fg_msg *msg, fg_buf *out)
 {
     fg_error err = { 0 };
@@ -347,17 +428,12 @@ bool fg_wire_encode(const fg_msg *msg, fg_buf *out)
     b.frame.version = FG_PROTOCOL_VERSION;
     b.frame.request = msg->request;
     b.frame.attempt = msg->attempt;
-    if (msg->kind == FG_MSG_TOKENS) {
-        /* The columns stand behind the frame in the same buffer: no heap once it has grown. A
-         * packed token takes at most 10 + 8 + 4 * 5 bytes. */
-        size_t count = msg->tokens.count;
-        size_t frame_max = 64 + count * 38;
-        char *place = fg_buf_reserve(out, frame_max + 16 + count * TOKEN_COLUMNS_BYTES);
-        if (place == NULL) {
+    if (msg->kind == FG_MSG_TOKENS || msg->kind == FG_MSG_NEWS) {
+        unsigned char *columns = columns_of(msg, out);
+        if (columns == NULL) {
             return false;
         }
-        uintptr_t columns = ((uintptr_t)place + frame_max + 15) & ~(uintptr_t)15;
-        fill_tokens(&b, msg, (unsigned char *)columns);
+        (msg->kind == FG_MSG_TOKENS ? fill_tokens : fill_news)(&b, msg, columns);
     } else {
         fill_body(&b, msg);
     }

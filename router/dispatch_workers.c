@@ -334,6 +334,8 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
         fg_info("registry", "event=draining worker=%s", worker->name);
         worker->draining = true;
         break;
+    case FG_MSG_NEWS:
+        break;
     case FG_MSG_TICKET:
         on_ticket(dispatch, worker, msg);
         break;

@@ -6,16 +6,9 @@
 #include "common/kv/index_internal.h"
 #include "common/kv/layout.h"
 
-enum {
-    DIGEST_WORDS = 4,
-    /* First words of what is hashed, so that a root is never a block's key. */
-    ROOT_DOMAIN = 0x746F6F72,
-    BLOCK_DOMAIN = 0x636F6C62,
-};
-
 struct fg_prefix {
     fg_prefix_options options;
-    fg_digest128 secret;
+    fg_block_namer namer;
     fg_index entries;        /* nodes are block ids */
     fg_digest128 *parents;   /* per block */
     uint32_t *tokens;        /* block_size per block */
@@ -53,6 +46,8 @@ fg_status fg_prefix_create(const fg_prefix_options *options, fg_prefix **prefix_
         return fg_fail(err, FG_AGAIN, "out of memory for the prefix cache");
     }
     prefix->options = *options;
+    prefix->namer =
+        (fg_block_namer){ .identity = options->identity, .block_size = options->block_size };
     prefix->parents = fg_mem_array(count, sizeof *prefix->parents);
     prefix->tokens = fg_mem_array(count, options->block_size * sizeof *prefix->tokens);
     prefix->expect_counts = fg_mem_array(count, sizeof *prefix->expect_counts);
@@ -81,50 +76,23 @@ void fg_prefix_destroy(fg_prefix *prefix)
     free_memory(prefix);
 }
 
-/* ---- keys ---- */
-
-static uint32_t *put_digest(uint32_t *at, fg_digest128 digest)
-{
-    memcpy(at, &digest, sizeof digest);
-    return at + DIGEST_WORDS;
-}
-
-/* The secret is hashed and seeds the hash, too: an outsider who does not know it cannot steer the
- * hash's inner products to a value of his choice. */
-static fg_digest128 hash_words(const fg_prefix *prefix, const uint32_t *words, const uint32_t *end)
-{
-    return fg_hash128(words, (size_t)(end - words) * sizeof *words,
-                      prefix->secret.low ^ fg_hash_mix(prefix->secret.high));
-}
-
 void fg_prefix_set_secret(fg_prefix *prefix, fg_digest128 secret)
 {
-    if (!fg_digest_same(prefix->secret, secret)) {
+    if (!fg_digest_same(prefix->namer.secret, secret)) {
         fg_prefix_clear(prefix);
-        prefix->secret = secret;
+        prefix->namer.secret = secret;
     }
 }
 
 fg_digest128 fg_prefix_root(const fg_prefix *prefix, uint64_t salt_low, uint64_t salt_high)
 {
-    uint32_t words[1 + 3 * DIGEST_WORDS] = { ROOT_DOMAIN };
-    uint32_t *end = put_digest(words + 1, prefix->secret);
-    end = put_digest(end, prefix->options.identity);
-    end = put_digest(end, (fg_digest128){ .low = salt_low, .high = salt_high });
-    return hash_words(prefix, words, end);
+    return fg_block_root(&prefix->namer, salt_low, salt_high);
 }
 
 fg_digest128 fg_prefix_key(const fg_prefix *prefix, fg_digest128 parent, uint32_t depth,
                            const uint32_t *tokens)
 {
-    uint32_t words[2 + 2 * DIGEST_WORDS + FG_KV_BLOCK_SIZE_MAX];
-    uint32_t *end = words;
-    *end++ = BLOCK_DOMAIN;
-    *end++ = depth;
-    end = put_digest(end, prefix->secret);
-    end = put_digest(end, parent);
-    memcpy(end, tokens, prefix->options.block_size * sizeof *tokens);
-    return hash_words(prefix, words, end + prefix->options.block_size);
+    return fg_block_key(&prefix->namer, parent, depth, tokens);
 }
 
 /* ---- entries ---- */
@@ -166,6 +134,13 @@ uint32_t fg_prefix_match(const fg_prefix *prefix, fg_digest128 root, const fg_di
     return count;
 }
 
+static void tell(const fg_prefix *prefix, bool here, fg_digest128 parent, fg_digest128 key)
+{
+    if (prefix->options.on_change != NULL) {
+        prefix->options.on_change(prefix->options.ctx, here, parent, key);
+    }
+}
+
 uint32_t fg_prefix_publish(fg_prefix *prefix, fg_digest128 parent, fg_digest128 key,
                            const uint32_t *tokens, uint32_t block_id)
 {
@@ -181,6 +156,7 @@ uint32_t fg_prefix_publish(fg_prefix *prefix, fg_digest128 parent, fg_digest128 
     prefix->parents[block_id] = parent;
     memcpy(tokens_of(prefix, block_id), tokens, prefix->options.block_size * sizeof *tokens);
     prefix->stats.published++;
+    tell(prefix, true, parent, key);
     return block_id;
 }
 
@@ -195,6 +171,7 @@ static void forget_evicted(void *ctx, uint32_t block_id)
     };
     fg_index_unlink(&prefix->entries, block_id);
     prefix->stats.evicted++;
+    tell(prefix, false, entry.parent, entry.key);
     if (prefix->options.on_evict != NULL) {
         prefix->options.on_evict(prefix->options.ctx, &entry);
     }
@@ -244,6 +221,17 @@ bool fg_prefix_is_expected(const fg_prefix *prefix, fg_digest128 key)
 }
 
 /* ---- looking at it ---- */
+
+bool fg_prefix_at(const fg_prefix *prefix, uint32_t block_id, fg_digest128 *parent_out,
+                  fg_digest128 *key_out)
+{
+    if (block_id >= prefix->options.block_count || !prefix->entries.nodes[block_id].is_linked) {
+        return false;
+    }
+    *parent_out = prefix->parents[block_id];
+    *key_out = prefix->entries.nodes[block_id].key;
+    return true;
+}
 
 void fg_prefix_stats_get(const fg_prefix *prefix, fg_prefix_stats *stats_out)
 {

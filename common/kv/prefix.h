@@ -19,6 +19,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/kv/block_key.h"
 #include "common/kv/pool.h"
 
 typedef struct fg_prefix fg_prefix;
@@ -36,6 +37,8 @@ typedef struct fg_prefix_options {
     fg_digest128 identity; /* of model and numerics: blocks of another one never meet these */
     /* A cached block is about to be reused; its bytes are still there. May be NULL. */
     void (*on_evict)(void *ctx, const fg_prefix_entry *entry);
+    /* An entry comes or goes; fg_prefix_clear tells nothing. May be NULL. */
+    fg_block_watch on_change;
     void *ctx;
 } fg_prefix_options;
 
@@ -79,6 +82,9 @@ bool fg_prefix_is_expected(const fg_prefix *prefix, fg_digest128 key);
 /* Forgets every entry: cached blocks become free, blocks in use stay with their sequences and are freed
  * when those end. Expectations stay. */
 void fg_prefix_clear(fg_prefix *prefix);
+/* The entry that this block holds. False: none. */
+bool fg_prefix_at(const fg_prefix *prefix, uint32_t block_id, fg_digest128 *parent_out,
+                  fg_digest128 *key_out);
 void fg_prefix_stats_get(const fg_prefix *prefix, fg_prefix_stats *stats_out);
 /* Every entry names a kept block, every kept block has its entry, counters agree; aborts otherwise. */
 void fg_prefix_check(const fg_prefix *prefix);

@@ -37,6 +37,8 @@ struct fg_tier {
     fg_list free;
     fg_list idle; /* stored and not locked, least recently used at the head */
     fg_tier_stats stats;
+    fg_block_watch watch;
+    void *watch_ctx;
 };
 
 /* ---- the arena ---- */
@@ -215,11 +217,37 @@ static void make_free(fg_tier *tier, uint32_t id)
     fg_list_push_head(&tier->free, tier->links, id);
 }
 
+static void tell(const fg_tier *tier, bool here, uint32_t id)
+{
+    if (tier->watch != NULL) {
+        tier->watch(tier->watch_ctx, here, tier->slots[id].parent, tier->index.nodes[id].key);
+    }
+}
+
+void fg_tier_watch(fg_tier *tier, fg_block_watch watch, void *ctx)
+{
+    tier->watch = watch;
+    tier->watch_ctx = ctx;
+}
+
+bool fg_tier_at(const fg_tier *tier, uint32_t id, fg_digest128 *parent_out, fg_digest128 *key_out)
+{
+    if (id >= tier->stats.total || tier->slots[id].state != STORED || tier->slots[id].is_dropped) {
+        return false;
+    }
+    *parent_out = tier->slots[id].parent;
+    *key_out = tier->index.nodes[id].key;
+    return true;
+}
+
 /* Gives a slot up: now, or when the copies that lock it have ended. Its key is free for another slot at
  * once. */
 static void drop(fg_tier *tier, uint32_t id)
 {
     slot *s = &tier->slots[id];
+    if (s->state == STORED) {
+        tell(tier, false, id);
+    }
     if (is_cache(s)) {
         fg_index_unlink(&tier->index, id);
     }
@@ -298,6 +326,9 @@ void fg_tier_filled(fg_tier *tier, uint32_t id, uint64_t digest)
     s->has_digest = true;
     if (s->state == FILLING) {
         s->state = STORED;
+        if (!s->is_dropped) {
+            tell(tier, true, id);
+        }
         fg_tier_unlock(tier, id);
     }
 }
@@ -357,11 +388,14 @@ bool fg_tier_verify(fg_tier *tier, uint32_t id, uint64_t digest)
 
 void fg_tier_clear(fg_tier *tier)
 {
+    fg_block_watch watch = tier->watch;
+    tier->watch = NULL;
     for (uint32_t id = 0; id < tier->stats.total && tier->index.linked > 0; id++) {
         if (is_cache(&tier->slots[id]) && !tier->slots[id].is_dropped) {
             drop(tier, id);
         }
     }
+    tier->watch = watch;
 }
 
 /* ---- looking at it ---- */

@@ -19,6 +19,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/kv/block_key.h"
 
 #define FG_TIER_NONE UINT32_MAX
 
@@ -65,6 +66,11 @@ void fg_tier_unlock(fg_tier *tier, uint32_t slot);
 /* Whether what came back is what went in. A damaged stored slot is not found any more. */
 bool fg_tier_verify(fg_tier *tier, uint32_t slot, uint64_t digest);
 
+/* Whom to tell when a stored slot comes or goes, fg_tier_clear's excepted; NULL: nobody. */
+void fg_tier_watch(fg_tier *tier, fg_block_watch watch, void *ctx);
+/* The block that this slot stores. False: none. */
+bool fg_tier_at(const fg_tier *tier, uint32_t slot, fg_digest128 *parent_out,
+                fg_digest128 *key_out);
 /* Forgets every stored slot (locked ones when they are unlocked). */
 void fg_tier_clear(fg_tier *tier);
 void fg_tier_stats_get(const fg_tier *tier, fg_tier_stats *stats_out);

@@ -49,6 +49,7 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
     snprintf(worker->name, sizeof worker->name, "%s", options->name);
     worker->options.name = worker->name;
     worker->epoch = options->epoch;
+    worker->roles = options->roles;
     worker->load_period_ns = LOAD_PERIOD_NS;
     worker->next_ticket = fg_hash64(worker->name, strlen(worker->name), options->epoch);
     fg_buf_init(&worker->out, FG_LIMIT_FRAME_BYTES);
@@ -63,6 +64,7 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
             status = fg_fail(err, FG_AGAIN, "out of memory for the worker's tables");
         }
     }
+    status = status != FG_OK ? status : fg_worker_news_create(worker, err);
     status = status != FG_OK ? status : fg_worker_cache_create(worker, err);
     status = status != FG_OK ? status : fg_worker_plan_create(worker, err);
     if (status != FG_OK) {
@@ -98,8 +100,12 @@ void fg_worker_destroy(fg_worker *worker)
     fg_arena_destroy(worker->inbox);
     fg_mem_free(worker->peers);
     fg_buf_deinit(&worker->out);
+    if (worker->options.tier != NULL) {
+        fg_tier_watch(worker->options.tier, NULL, NULL);
+    }
     fg_prefix_destroy(worker->prefix);
     fg_pool_destroy(worker->pool, true);
+    fg_worker_news_destroy(worker);
     fg_mem_free(worker);
 }
 
@@ -205,7 +211,9 @@ static void send_hello(fg_worker *worker)
     msg.hello = (fg_wire_hello){
         .protocol = FG_PROTOCOL_VERSION,
         .self = { .name = worker->name, .epoch = worker->epoch },
-        .roles = options->roles,
+        .roles = worker->roles,
+        .able = options->link != NULL ? FG_ROLE_PREFILL | FG_ROLE_DECODE : worker->roles,
+        .speed = options->speed,
         .pid = options->pid,
         .fingerprint_low = options->fingerprint.low,
         .fingerprint_high = options->fingerprint.high,
@@ -249,6 +257,7 @@ static void send_load(fg_worker *worker)
         .swapped_blocks = stats.swapped_blocks,
         .restored_blocks = stats.restored_blocks,
         .tier_blocks = stats.tier.swapped + stats.tier.stored,
+        .news_sequence = fg_worker_news_sequence(worker),
     };
     worker->load_dirty = false;
     worker->load_sent_ns = fg_worker_now_ns(worker);
@@ -400,6 +409,7 @@ static void on_welcome(fg_worker *worker, const fg_msg *msg)
         worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
     fg_info("worker", "event=joined epoch=%llu", (unsigned long long)worker->epoch);
+    fg_worker_news_begin(worker);
     send_load(worker);
 }
 
@@ -440,6 +450,13 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
         break;
     case FG_MSG_CLEAR:
         fg_worker_clear_cache(worker);
+        break;
+    case FG_MSG_RESYNC:
+        fg_worker_news_again(worker);
+        break;
+    case FG_MSG_ROLE:
+        worker->roles = msg->role.roles;
+        fg_info("worker", "event=role roles=%u", worker->roles);
         break;
     default:
         worker->stats.frames_refused++;
@@ -561,11 +578,17 @@ void fg_worker_tick(fg_worker *worker)
     end_forgotten(worker, now);
     leave_if_cut_off(worker, now);
     fg_worker_run(worker);
+    fg_worker_news_flush(worker);
     uint64_t since = now - worker->load_sent_ns;
     if (worker->joined &&
         (since >= worker->load_period_ns || (worker->load_dirty && since >= LOAD_COALESCE_NS))) {
         send_load(worker);
     }
+}
+
+uint32_t fg_worker_roles(const fg_worker *worker)
+{
+    return worker->roles;
 }
 
 void fg_worker_drain(fg_worker *worker)

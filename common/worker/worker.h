@@ -4,8 +4,9 @@
  * Owned by the loop thread. Time comes in through fg_worker_tick, messages through the on_* calls, so
  * the same code runs in a process and in the simulator.
  *
- * A role is a policy: the hand-over hooks (prefill-worker, decode-worker) decide what happens to a
- * sequence that came with a ticket; a sequence without one is prefilled and decoded here.
+ * The hand-over hooks (prefill-worker, decode-worker) decide what happens to a sequence that came with a
+ * ticket; a sequence without one is prefilled and decoded here. A role only says which of them the router
+ * means to use: a worker with a link can do everything at any time.
  *
  * What always holds: a sequence ends exactly once; its blocks are given back when no step, no writer
  * and no reader uses them any more; after the connection to the router was lost, nothing of the old
@@ -32,7 +33,7 @@
 
 typedef struct fg_worker fg_worker;
 
-/* The two hand-over policies plug in here; either may be absent (NULL members). */
+/* The two hand-over policies plug in here. */
 typedef struct fg_handover {
     /* RESERVE has come in: hold blocks and answer with TICKET. */
     void (*on_reserve)(fg_worker *worker, const fg_msg *msg);
@@ -49,8 +50,9 @@ typedef struct fg_handover {
 
 typedef struct fg_worker_options {
     const char *name;
-    uint64_t epoch; /* of the first connection; grows with each later one */
-    uint32_t roles; /* FG_ROLE_* */
+    uint64_t epoch;      /* of the first connection; grows with each later one */
+    uint32_t roles;      /* FG_ROLE_*: what it is meant for at first; the router may change it */
+    fg_wire_speed speed; /* as measured at start; 0: it was not */
     fg_clock clock;
     fg_engine *engine; /* borrowed */
     fg_link *link;     /* borrowed; NULL: sequences with tickets are refused */
@@ -67,7 +69,7 @@ typedef struct fg_worker_options {
     fg_trace *trace;            /* borrowed; NULL: nobody looks */
     fg_digest128 fingerprint;   /* of the model */
     uint64_t pid;
-    const fg_handover *prefill; /* policies, borrowed; NULL where the role is absent */
+    const fg_handover *prefill; /* policies, borrowed; NULL: never sends, never receives */
     const fg_handover *decode;
     bool (*is_end)(void *ctx, uint32_t token);
     /* A step has ended; for metrics. NULL: nobody counts. */
@@ -97,6 +99,7 @@ fg_link_events fg_worker_link_events(fg_worker *worker);
 void fg_worker_drain(fg_worker *worker);
 bool fg_worker_idle(const fg_worker *worker);
 bool fg_worker_joined(const fg_worker *worker);
+uint32_t fg_worker_roles(const fg_worker *worker);
 /* Every sequence that is not CLOSING ends with an error to the router (shutdown past its deadline). */
 void fg_worker_abort_all(fg_worker *worker, const char *why);
 

@@ -245,4 +245,5 @@ void fg_worker_on_engine(fg_worker *worker)
         fg_worker_book(worker, frame);
     }
     fg_worker_run(worker);
+    fg_worker_news_flush(worker);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "common/kv/block_key.h"
 
 /* A sequence waits at most so long for a prefix that another one computes. */
 #define DEFER_LIMIT_NS (30ull * 1000 * 1000 * 1000)
@@ -39,16 +40,18 @@ static void on_evict(void *ctx, const fg_prefix_entry *entry)
 fg_status fg_worker_cache_create(fg_worker *worker, fg_error *err)
 {
     const fg_worker_options *options = &worker->options;
-    const char *numerics = fg_engine_numerics_class(options->engine);
-    fg_digest128 identity =
-        fg_hash128(numerics, strlen(numerics), options->fingerprint.low ^ options->layout.dtype);
-    identity.high ^= options->fingerprint.high;
+    fg_digest128 identity = fg_block_identity(
+        options->fingerprint, fg_engine_numerics_class(options->engine), options->layout.dtype);
     fg_prefix_options prefix = { .pool = worker->pool,
                                  .block_count = options->block_count,
                                  .block_size = options->layout.block_size,
                                  .identity = identity,
                                  .on_evict = on_evict,
+                                 .on_change = fg_worker_news_on_pool,
                                  .ctx = worker };
+    if (options->tier != NULL) {
+        fg_tier_watch(options->tier, fg_worker_news_on_tier, worker);
+    }
     return fg_prefix_create(&prefix, &worker->prefix, err);
 }
 
@@ -403,5 +406,6 @@ void fg_worker_clear_cache(fg_worker *worker)
     if (worker->options.tier != NULL) {
         fg_tier_clear(worker->options.tier);
     }
+    fg_worker_news_cleared(worker);
     worker->load_dirty = true;
 }

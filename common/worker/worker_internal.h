@@ -7,6 +7,7 @@
  *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
+ *   worker_news.c  what the router is told about the prefix cache
  */
 #ifndef FORGE_COMMON_WORKER_WORKER_INTERNAL_H
 #define FORGE_COMMON_WORKER_WORKER_INTERNAL_H
@@ -90,6 +91,8 @@ enum {
     FG_WORKER_LOOKS_MAX = 256,
 };
 
+struct fg_worker_news;
+
 struct fg_worker {
     fg_worker_options options;
     char name[FG_LIMIT_NAME_BYTES + 1];
@@ -107,6 +110,7 @@ struct fg_worker {
 
     bool joined, up, stalled, draining;
     uint64_t epoch;
+    uint32_t roles;           /* what the router made of it; first the option */
     uint64_t up_ns;           /* since when the connection stands */
     uint32_t refusals;        /* in a row */
     uint64_t reconnect_at_ns; /* 0: no reconnection pending */
@@ -138,6 +142,7 @@ struct fg_worker {
     fg_wire_token *tokens_out;
     uint32_t tokens_out_count;
 
+    struct fg_worker_news *news;
     fg_buf out;
     fg_arena *inbox;
     fg_worker_stats stats;
@@ -191,5 +196,20 @@ bool fg_worker_copy_room(const fg_worker *worker, uint32_t count);
 void fg_worker_add_copy(fg_worker *worker, const fg_step_copy *copy, const fg_worker_copy *owner);
 
 /* worker_link.c: fg_worker_link_events */
+
+/* worker_news.c */
+fg_status fg_worker_news_create(fg_worker *worker, fg_error *err);
+void fg_worker_news_destroy(fg_worker *worker);
+/* A new connection: everything is told, in frames numbered from 1. */
+void fg_worker_news_begin(fg_worker *worker);
+/* Everything is told again. */
+void fg_worker_news_again(fg_worker *worker);
+void fg_worker_news_cleared(fg_worker *worker);
+/* fg_block_watch of the pool's prefix and of the tier; ctx is the worker. */
+void fg_worker_news_on_pool(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
+void fg_worker_news_on_tier(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
+/* Sends what has come together, and the next page of a retelling. */
+void fg_worker_news_flush(fg_worker *worker);
+uint64_t fg_worker_news_sequence(const fg_worker *worker);
 
 #endif

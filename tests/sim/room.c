@@ -128,6 +128,7 @@ static void open_room(room *r, const room_options *options)
                                  .reconnect = reconnect,
                                  .ctx = r };
     fg_error err;
+    room_news_open(r);
     fg_status status = fg_worker_create(&worker, &r->worker, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     if (options->verbose) {
@@ -146,6 +147,7 @@ static void open_room(room *r, const room_options *options)
 static void close_room(room *r)
 {
     fg_worker_destroy(r->worker);
+    room_news_close(r);
     room_spy_deinit(&r->spy);
     fg_engine_close(r->engine);
     fg_tier_close(r->tier);
@@ -339,6 +341,12 @@ static void pass_time(room *r)
     }
 }
 
+static void miss_news(room *r)
+{
+    give(r, &(fg_msg){ .kind = FG_MSG_RESYNC });
+    after(r);
+}
+
 static void some_event(room *r)
 {
     pass_time(r);
@@ -364,6 +372,11 @@ static void some_event(room *r)
         damage(r);
     } else if (room_chance(r, 300)) {
         tick(r);
+    } else if (room_chance(r, 10)) {
+        miss_news(r);
+    } else if (room_chance(r, 50)) {
+        room_judge_news(r);
+        after(r);
     } else if (room_chance(r, 100)) {
         fg_worker_on_engine(r->worker); /* woken for nothing */
         after(r);
@@ -478,12 +491,14 @@ static void finish(room *r)
     r->lose = r->flip = r->cancel = 0;
     check_expectations(r);
     check_empty(r);
+    room_judge_news(r);
     room_judge_order(r);
     take_stats(r);
     fg_worker_clear_cache(r->worker);
     fg_worker_check(r->worker);
     fg_worker_stats stats;
     fg_worker_stats_get(r->worker, &stats);
+    room_judge_news(r);
     FG_ASSERT(stats.pool.free == r->block_count && stats.tier.stored == 0 &&
                   stats.prefix.entries == 0,
               "something is left in a cleared cache");

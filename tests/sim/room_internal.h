@@ -5,6 +5,7 @@
  *   room_draw.c   what a seed draws: the worker, the requests
  *   room_judge.c  what the worker says, against what it has to say
  *   room_spy.c    what the worker has the engine do
+ *   room_news.c   what the worker tells about its cache
  */
 #ifndef FORGE_TESTS_SIM_ROOM_INTERNAL_H
 #define FORGE_TESTS_SIM_ROOM_INTERNAL_H
@@ -75,6 +76,8 @@ typedef struct room {
     bool wants_up;          /* the worker has connected again; the connection is not up yet */
     uint64_t quiet_steps;   /* since the last token */
     uint64_t flips_pending; /* damage was done that may show */
+    struct fg_map *told[2]; /* keys that the worker has told of: in the pool, in the tier */
+    uint64_t news_sequence;
 } room;
 
 static inline uint64_t room_below(room *r, uint64_t bound)
@@ -104,5 +107,12 @@ fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes);
 void room_retire(room *r, room_request *request, room_state state);
 /* Nobody was admitted before somebody who stood before him in the line. */
 void room_judge_order(room *r);
+
+/* room_news.c */
+void room_news_open(room *r);
+void room_news_close(room *r);
+void room_hear_news(room *r, const fg_msg *msg);
+/* All that it told, taken together, is what it has. */
+void room_judge_news(room *r);
 
 #endif

@@ -146,6 +146,9 @@ fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes)
     case FG_MSG_DONE:
         hear_done(r, &msg);
         break;
+    case FG_MSG_NEWS:
+        room_hear_news(r, &msg);
+        break;
     default:
         FG_ASSERT(msg.kind == FG_MSG_HELLO || msg.kind == FG_MSG_LOAD, "a %s message",
                   fg_msg_name(msg.kind));

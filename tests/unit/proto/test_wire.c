@@ -30,7 +30,7 @@ Test(wire, every_kind_comes_back_as_it_was)
     fg_arena *decoded = fg_arena_create(ARENA_BYTES);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_CLEAR; kind++) {
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_ROLE; kind++) {
         for (int i = 0; i < 300; i++) {
             fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, i < 290 ? 40 : 5000);
             fg_msg back = there_and_back(&msg, decoded, &frame);
@@ -95,7 +95,8 @@ Test(wire, step_messages_do_not_allocate)
     fg_arena *samples = fg_arena_create(ARENA_BYTES);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    static const fg_msg_kind kinds[] = { FG_MSG_TOKENS, FG_MSG_LOAD, FG_MSG_FIRST, FG_MSG_DONE };
+    static const fg_msg_kind kinds[] = { FG_MSG_TOKENS, FG_MSG_LOAD, FG_MSG_FIRST, FG_MSG_DONE,
+                                         FG_MSG_NEWS };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         fg_msg msg = wire_sample(kinds[i], &rng, samples, 300);
         fg_buf_clear(&frame);
@@ -172,7 +173,7 @@ Test(wire, a_hello_of_another_version_can_be_answered)
 
 Test(wire, names_are_all_different)
 {
-    for (int a = FG_MSG_HELLO; a <= FG_MSG_CLEAR; a++) {
+    for (int a = FG_MSG_HELLO; a <= FG_MSG_ROLE; a++) {
         for (int b = FG_MSG_HELLO; b < a; b++) {
             cr_assert(strcmp(fg_msg_name((fg_msg_kind)a), fg_msg_name((fg_msg_kind)b)) != 0);
         }
@@ -203,7 +204,7 @@ Test(wire, decoding_survives_every_failed_allocation)
     fg_arena *samples = fg_arena_create(ARENA_BYTES);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_CLEAR; kind++) {
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_ROLE; kind++) {
         fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, 9000);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));

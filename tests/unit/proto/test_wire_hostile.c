@@ -90,7 +90,10 @@ enum {
     DONE,
     CANCEL,
     DRAIN,
-    CLEAR
+    CLEAR,
+    NEWS,
+    RESYNC,
+    ROLE
 };
 
 Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
@@ -99,7 +102,7 @@ Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
     fg_arena *samples = fg_arena_create(1 << 20);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_CLEAR; kind++) {
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_ROLE; kind++) {
         fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, 60);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -127,7 +130,7 @@ Test(wire_hostile, damaged_frames_do_no_harm)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     for (int i = 0; i < 30000; i++) {
-        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_CLEAR));
+        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_ROLE));
         fg_msg msg = wire_sample(kind, &rng, samples, 20);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -518,10 +521,61 @@ static void index_huge(fg_buf *b)
         put_inner(b, field, &packed);
     }
 }
+static void news_with(fg_buf *b, uint64_t sequence, uint8_t kind, uint8_t tier, uint8_t keys)
+{
+    put_number(b, 1, sequence);
+    put_bytes(b, 2, &kind, 1);
+    put_bytes(b, 3, &tier, 1);
+    put_bytes(b, 4, "12345678", 8);
+    put_bytes(b, 5, &keys, 1);
+    put_bytes(b, 6, "1234567812345678", 16);
+}
+static void news_unnumbered(fg_buf *b)
+{
+    news_with(b, 0, FG_NEWS_STORED, 0, 2);
+}
+static void news_of_nothing(fg_buf *b)
+{
+    news_with(b, 1, 0, 0, 2);
+}
+static void news_unknown(fg_buf *b)
+{
+    news_with(b, 1, FG_NEWS_CLEARED + 1, 0, 2);
+}
+static void news_tier_unknown(fg_buf *b)
+{
+    news_with(b, 1, FG_NEWS_REMOVED, 2, 2);
+}
+static void news_short_of_keys(fg_buf *b)
+{
+    news_with(b, 1, FG_NEWS_STORED, 0, 3);
+}
+static void news_left_over_keys(fg_buf *b)
+{
+    news_with(b, 1, FG_NEWS_STORED, 0, 1);
+}
+static void news_reset_with_keys(fg_buf *b)
+{
+    news_with(b, 1, FG_NEWS_RESET, 0, 2);
+}
+static void news_no_columns(fg_buf *b)
+{
+    put_number(b, 1, 1);
+    put_bytes(b, 2, "\x02", 1);
+}
+static void role_none(fg_buf *b)
+{
+    put_number(b, 1, 0);
+}
+static void role_unknown(fg_buf *b)
+{
+    put_number(b, 1, 7);
+}
 static void hello_with(fg_buf *b, uint32_t field, uint64_t value)
 {
     peer_named(b, 1, "p0", 2);
     put_number(b, 2, field == 2 ? value : 1);
+    put_number(b, 16, 3);
     if (field != 2) {
         put_number(b, field, value);
     }
@@ -533,6 +587,12 @@ static void roles_none(fg_buf *b)
 static void roles_unknown(fg_buf *b)
 {
     hello_with(b, 2, 4);
+}
+static void roles_beyond_able(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_number(b, 2, 3);
+    put_number(b, 16, 1);
 }
 static void layers_huge(fg_buf *b)
 {
@@ -596,7 +656,18 @@ static const change changes[] = {
     { "index", FG_MSG_TOKENS, index_huge },
     { "roles", FG_MSG_HELLO, roles_none },
     { "roles", FG_MSG_HELLO, roles_unknown },
+    { "able", FG_MSG_HELLO, roles_beyond_able },
     { "layer_count", FG_MSG_HELLO, layers_huge },
+    { "sequence", FG_MSG_NEWS, news_unnumbered },
+    { "change", FG_MSG_NEWS, news_of_nothing },
+    { "change", FG_MSG_NEWS, news_unknown },
+    { "tier", FG_MSG_NEWS, news_tier_unknown },
+    { "columns", FG_MSG_NEWS, news_short_of_keys },
+    { "columns", FG_MSG_NEWS, news_left_over_keys },
+    { "key_count", FG_MSG_NEWS, news_reset_with_keys },
+    { "columns", FG_MSG_NEWS, news_no_columns },
+    { "roles", FG_MSG_ROLE, role_none },
+    { "roles", FG_MSG_ROLE, role_unknown },
     { "kv_dtype", FG_MSG_HELLO, dtype_unknown },
     { "block_count", FG_MSG_HELLO, block_count_huge },
     { "context_max", FG_MSG_HELLO, context_huge },

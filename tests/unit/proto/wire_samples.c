@@ -87,6 +87,13 @@ static void sample_hello(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         .protocol = FG_PROTOCOL_VERSION,
         .self = any_peer(rng, arena),
         .roles = 1 + up_to(rng, 2),
+        .able = FG_ROLE_PREFILL | FG_ROLE_DECODE,
+        .speed = { .prefill_ns_base = any64(rng),
+                   .prefill_ns_per_token = any64(rng),
+                   .prefill_ps_per_kv = any64(rng),
+                   .step_ns_base = any64(rng),
+                   .step_ns_per_row = any64(rng),
+                   .push_ns_per_block = any64(rng) },
         .pid = any64(rng),
         .fingerprint_low = fg_rng_next(rng),
         .fingerprint_high = fg_rng_next(rng),
@@ -125,6 +132,7 @@ static void sample_load(fg_msg *msg, fg_rng *rng)
         .swapped_blocks = any64(rng),
         .restored_blocks = any64(rng),
         .tier_blocks = up_to(rng, FG_LIMIT_BLOCKS),
+        .news_sequence = any64(rng),
     };
 }
 
@@ -142,6 +150,28 @@ static void sample_tokens(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t co
     }
     msg->tokens.tokens = tokens;
     msg->tokens.count = count;
+}
+
+static void sample_news(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t size_max)
+{
+    uint32_t count = up_to(rng, size_max < 200 ? size_max : 200);
+    fg_wire_news *rows = fg_arena_array(arena, count, sizeof *rows);
+    for (uint32_t i = 0; i < count; i++) {
+        rows[i].change = (fg_wire_change)(FG_NEWS_RESET + (int)up_to(rng, 3));
+        rows[i].tier = up_to(rng, 1);
+        rows[i].parent = fg_rng_next(rng);
+        if (rows[i].change == FG_NEWS_STORED || rows[i].change == FG_NEWS_REMOVED) {
+            rows[i].key_count = 1 + up_to(rng, size_max);
+            uint64_t *keys = fg_arena_array(arena, rows[i].key_count, sizeof *keys);
+            for (uint32_t k = 0; k < rows[i].key_count; k++) {
+                keys[k] = fg_rng_next(rng);
+            }
+            rows[i].keys = keys;
+        }
+    }
+    msg->news.sequence = 1 + (any64(rng) >> 1);
+    msg->news.rows = rows;
+    msg->news.count = count;
 }
 
 static void sample_prefill(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t size_max)
@@ -240,6 +270,12 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
     case FG_MSG_TOKENS:
         sample_tokens(&msg, rng, arena, up_to(rng, size_max));
         break;
+    case FG_MSG_NEWS:
+        sample_news(&msg, rng, arena, size_max < 500 ? size_max : 500);
+        break;
+    case FG_MSG_ROLE:
+        msg.role.roles = 1 + up_to(rng, 2);
+        break;
     default:
         sample_progress(&msg, rng, arena);
         break;
@@ -284,6 +320,13 @@ static const char *hello_difference(const fg_wire_hello *a, const fg_wire_hello 
     SAME_TEXT(self.name)
     SAME(self.epoch)
     SAME(roles)
+    SAME(able)
+    SAME(speed.prefill_ns_base)
+    SAME(speed.prefill_ns_per_token)
+    SAME(speed.prefill_ps_per_kv)
+    SAME(speed.step_ns_base)
+    SAME(speed.step_ns_per_row)
+    SAME(speed.push_ns_per_block)
     SAME(pid)
     SAME(fingerprint_low)
     SAME(fingerprint_high)
@@ -321,6 +364,7 @@ static const char *load_difference(const fg_wire_load *a, const fg_wire_load *b)
     SAME(swapped_blocks)
     SAME(restored_blocks)
     SAME(tier_blocks)
+    SAME(news_sequence)
     return NULL;
 }
 
@@ -395,6 +439,20 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
     }
 }
 
+static const char *news_difference(const fg_msg *a, const fg_msg *b)
+{
+    SAME(news.sequence)
+    SAME(news.count)
+    for (uint32_t i = 0; i < a->news.count; i++) {
+        SAME(news.rows[i].change)
+        SAME(news.rows[i].tier)
+        SAME(news.rows[i].parent)
+        SAME(news.rows[i].key_count)
+        SAME_ARRAY(news.rows[i].keys, a->news.rows[i].key_count * sizeof(uint64_t))
+    }
+    return NULL;
+}
+
 const char *wire_difference(const fg_msg *a, const fg_msg *b)
 {
     SAME(kind)
@@ -434,9 +492,15 @@ const char *wire_difference(const fg_msg *a, const fg_msg *b)
     case FG_MSG_DONE:
     case FG_MSG_TOKENS:
         return progress_difference(a, b);
+    case FG_MSG_NEWS:
+        return news_difference(a, b);
+    case FG_MSG_ROLE:
+        SAME(role.roles)
+        return NULL;
     case FG_MSG_CANCEL:
     case FG_MSG_DRAIN:
     case FG_MSG_CLEAR:
+    case FG_MSG_RESYNC:
         return NULL;
     }
     return "kind";

@@ -100,6 +100,7 @@ fg_wire_hello bench_hello(const char *name, uint32_t roles)
     return (fg_wire_hello){ .protocol = FG_PROTOCOL_VERSION,
                             .self = { .name = name, .epoch = 1 },
                             .roles = roles,
+                            .able = FG_ROLE_PREFILL | FG_ROLE_DECODE,
                             .fingerprint_low = 1,
                             .fingerprint_high = 2,
                             .numerics_class = "c",

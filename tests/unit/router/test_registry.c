@@ -12,6 +12,7 @@ static fg_wire_hello hello_of(const char *name, uint64_t epoch)
     return (fg_wire_hello){ .protocol = FG_PROTOCOL_VERSION,
                             .self = { .name = name, .epoch = epoch },
                             .roles = FG_ROLE_DECODE,
+                            .able = FG_ROLE_PREFILL | FG_ROLE_DECODE,
                             .fingerprint_low = 1,
                             .fingerprint_high = 2,
                             .numerics_class = "cpu/k1",
