@@ -139,6 +139,7 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .cache_key = { .low = fg_rng_entropy(), .high = fg_rng_entropy() },
         .trace = router->trace,
         .lease_ms = config->lease_ms,
+        .stuck_ms = config->stuck_ms,
         .limits = { .queued_max = config->queue_limit,
                     .queued_tokens_max = (uint64_t)config->queue_limit * 65536,
                     .live_max = FG_LIMIT_LIVE_REQUESTS - 1 },

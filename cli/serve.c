@@ -285,6 +285,9 @@ static fg_status open_parts(serve *s, fg_error *err)
         uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
                          : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
                                                             : FG_ROLE_PREFILL | FG_ROLE_DECODE;
+        if (s->config.roles != 0) {
+            roles = (uint32_t)s->config.roles;
+        }
         fg_host_worker_place place = {
             .roles = roles, .metrics = s->metrics, .trace = s->trace, .hub = s->hub
         };

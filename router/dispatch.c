@@ -82,7 +82,8 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
     dispatch->next_id = fg_hash_mix(options->router_epoch);
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
     fg_registry_options registry = { .fingerprint = options->fingerprint,
-                                     .lease_ns = (uint64_t)options->lease_ms * 1000000u };
+                                     .lease_ns = (uint64_t)options->lease_ms * 1000000u,
+                                     .stuck_ns = (uint64_t)options->stuck_ms * 1000000u };
     fg_status status = fg_registry_create(&registry, &dispatch->registry, err);
     if (status == FG_OK) {
         dispatch->by_id = fg_map_create(FG_LIMIT_LIVE_REQUESTS);
@@ -442,10 +443,7 @@ static void forgive_own_pause(fg_dispatch *dispatch, uint64_t now)
         return;
     }
     fg_warn("dispatch", "event=own_pause ms=%llu", (unsigned long long)(gap / 1000000));
-    for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
-        fg_reg_worker *worker = fg_registry_at(dispatch->registry, i);
-        fg_registry_seen(worker, worker->seen_ns + gap < now ? worker->seen_ns + gap : now);
-    }
+    fg_registry_forgive(dispatch->registry, gap, now);
 }
 
 static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
@@ -456,6 +454,10 @@ static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
     }
     while ((worker = fg_registry_deaf(dispatch->registry)) != NULL) {
         fg_dispatch_lose(dispatch, worker, "it takes no frames");
+    }
+    while ((worker = fg_registry_stuck(dispatch->registry, now)) != NULL) {
+        dispatch->stats.workers_stuck++;
+        fg_dispatch_lose(dispatch, worker, "it is alive but its steps do not end");
     }
 }
 

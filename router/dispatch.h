@@ -69,6 +69,7 @@ typedef struct fg_dispatch_options {
     fg_digest128 cache_key;   /* random: the secret of this cluster's block hashes */
     fg_trace *trace;          /* gets the life of each request; NULL: nobody looks */
     uint32_t lease_ms;        /* a worker silent for longer is lost */
+    uint32_t stuck_ms;        /* so is one that works and ends no step for so long; 0: never */
     fg_admit_limits limits;
     const char *const
         *wait_for_prefill; /* names that must have joined once before ready; borrowed */
@@ -106,7 +107,7 @@ void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why);
 typedef struct fg_dispatch_stats {
     uint32_t queued, live; /* live counts the queued ones too */
     uint64_t started, finished, failed, cancelled, retried;
-    uint64_t workers_lost, frames_refused, stale_dropped, refused_joins;
+    uint64_t workers_lost, workers_stuck, frames_refused, stale_dropped, refused_joins;
     uint64_t pushed_blocks, pushed_bytes, push_retries;
 } fg_dispatch_stats;
 void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out);
@@ -114,6 +115,11 @@ const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch);
 /* Recounts what is counted as it goes; aborts on a difference (simulator, tests). */
 void fg_dispatch_check(const fg_dispatch *dispatch);
 
+/* What a worker is used for from now on, FG_ROLE_*; what runs there goes on. FG_PEER_LOST: no such worker;
+ * FG_BAD_INPUT: it cannot do that. *was_out (may be NULL) is what it was used for. */
+fg_status fg_dispatch_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
+                               uint32_t *was_out, fg_error *err);
+const char *fg_dispatch_role_name(uint32_t roles); /* "prefill", "decode" or "both" */
 /* Tells every worker to forget its cached blocks; requests in flight are not touched. Returns how many
  * were told. A request started later finds nothing of before. */
 uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch);

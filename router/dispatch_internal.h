@@ -13,7 +13,12 @@
 #include "router/journal.h"
 #include "router/placement.h"
 
-enum { FG_RECENT_MAX = 64, FG_TRANSPORT_BYTES = 32, FG_IDENTITY_BYTES = FG_LIMIT_NAME_BYTES + 32 };
+enum {
+    FG_RECENT_MAX = 64,
+    FG_REFUSALS_MAX = 16,
+    FG_TRANSPORT_BYTES = 32,
+    FG_IDENTITY_BYTES = FG_LIMIT_NAME_BYTES + 32
+};
 
 /* What happened to a request, kept after its end for GET /debug/state. */
 typedef struct fg_job_record {
@@ -31,6 +36,13 @@ typedef struct fg_job_record {
     uint32_t attempts;
     fg_finish finish;
 } fg_job_record;
+
+/* A worker that was not let in, kept for GET /debug/state. */
+typedef struct fg_refusal {
+    char name[FG_LIMIT_NAME_BYTES + 1];
+    char why[FG_ERROR_TEXT_MAX];
+    uint64_t at_ns;
+} fg_refusal;
 
 typedef struct fg_job {
     struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
@@ -70,6 +82,7 @@ struct fg_dispatch {
     fg_dispatch_stats stats;
     fg_job_record recent[FG_RECENT_MAX];
     uint32_t recent_count; /* ever; the newest is at (recent_count - 1) % FG_RECENT_MAX */
+    fg_refusal refusals[FG_REFUSALS_MAX]; /* stats.refused_joins ever, kept like recent */
     fg_place_worker *snapshot;
     double ended_rate; /* per second, smoothed */
     uint64_t ended_seen, rate_at_ns;
@@ -108,8 +121,5 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
 /* dispatch_workers.c */
 fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
 void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why);
-
-/* dispatch_state.c */
-const char *fg_dispatch_role_name(uint32_t roles); /* "prefill", "decode" or "both" */
 
 #endif

@@ -82,17 +82,18 @@ static uint32_t take_snapshot(const fg_dispatch *dispatch)
     uint32_t count = fg_registry_count(dispatch->registry);
     for (uint32_t i = 0; i < count; i++) {
         const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
-        dispatch->snapshot[i] = (fg_place_worker){ .roles = w->draining ? 0 : w->roles,
-                                                   .block_count = w->block_count,
-                                                   .block_size = w->block_size,
-                                                   .context_max = w->context_max,
-                                                   .max_seqs = w->max_seqs,
-                                                   .prefills = w->prefills,
-                                                   .decodes = w->decodes,
-                                                   .prefill_tokens = w->prefill_tokens,
-                                                   .placed = w->placed,
-                                                   .blocks_used = blocks_used(w),
-                                                   .full = w->full };
+        dispatch->snapshot[i] =
+            (fg_place_worker){ .roles = w->draining || w->stalled ? 0 : w->roles,
+                               .block_count = w->block_count,
+                               .block_size = w->block_size,
+                               .context_max = w->context_max,
+                               .max_seqs = w->max_seqs,
+                               .prefills = w->prefills,
+                               .decodes = w->decodes,
+                               .prefill_tokens = w->prefill_tokens,
+                               .placed = w->placed,
+                               .blocks_used = blocks_used(w),
+                               .full = w->full };
     }
     return count;
 }

@@ -20,12 +20,12 @@ static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, f
                   "\",\"role\":\"%s\",\"epoch\":%llu,\"pid\":%llu,"
                   "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
                   "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
-                  "\"busy_ms\":%.1f,\"draining\":%s,\"silent_ms\":%.0f}",
+                  "\"busy_ms\":%.1f,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f}",
                   fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch,
                   (unsigned long long)w->pid, w->load.total, w->load.free, w->load.cached,
                   w->load.held, w->load.pinned, w->load.quarantined, w->load.running,
                   w->load.waiting, (unsigned long long)w->load.steps, (double)w->load.busy_ns / 1e6,
-                  w->draining ? "true" : "false",
+                  w->draining ? "true" : "false", w->stalled ? "true" : "false",
                   ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
 }
 
@@ -70,6 +70,21 @@ static void render_record(const fg_job_record *r, fg_buf *out)
         r->cached_tokens, r->chunks, r->preemptions, r->attempts, finish_name(r->finish));
 }
 
+static void render_refusals(const fg_dispatch *dispatch, fg_buf *out)
+{
+    uint64_t ever = dispatch->stats.refused_joins;
+    fg_buf_puts(out, "],\"refused_workers\":[");
+    for (uint64_t i = 0; i < ever && i < FG_REFUSALS_MAX; i++) {
+        const fg_refusal *refusal = &dispatch->refusals[(ever - 1 - i) % FG_REFUSALS_MAX];
+        fg_buf_puts(out, i > 0 ? ",{\"name\":\"" : "{\"name\":\"");
+        fg_buf_json_escape(out, refusal->name, strlen(refusal->name));
+        fg_buf_puts(out, "\",\"why\":\"");
+        fg_buf_json_escape(out, refusal->why, strlen(refusal->why));
+        fg_buf_printf(out, "\",\"ago_ms\":%.0f}",
+                      ms_between(refusal->at_ns, fg_dispatch_now(dispatch)));
+    }
+}
+
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
 {
     fg_buf_puts(out, "{\"workers\":[");
@@ -77,6 +92,7 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
         fg_buf_puts(out, i > 0 ? "," : "");
         render_worker(dispatch, fg_registry_at(dispatch->registry, i), out);
     }
+    render_refusals(dispatch, out);
     fg_buf_puts(out, "],\"requests\":[");
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         fg_buf_printf(out,
@@ -98,17 +114,19 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
         render_record(&dispatch->recent[(dispatch->recent_count - 1 - i) % FG_RECENT_MAX], out);
     }
     const fg_dispatch_stats *s = &dispatch->stats;
-    fg_buf_printf(out,
-                  "],\"counters\":{\"started\":%llu,\"finished\":%llu,\"failed\":%llu,"
-                  "\"cancelled\":%llu,\"retried\":%llu,\"workers_lost\":%llu,"
-                  "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
-                  "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
-                  (unsigned long long)s->started, (unsigned long long)s->finished,
-                  (unsigned long long)s->failed, (unsigned long long)s->cancelled,
-                  (unsigned long long)s->retried, (unsigned long long)s->workers_lost,
-                  (unsigned long long)s->frames_refused, (unsigned long long)s->stale_dropped,
-                  (unsigned long long)s->refused_joins, (unsigned long long)s->pushed_blocks,
-                  (unsigned long long)s->pushed_bytes, (unsigned long long)s->push_retries);
+    fg_buf_printf(
+        out,
+        "],\"counters\":{\"started\":%llu,\"finished\":%llu,\"failed\":%llu,"
+        "\"cancelled\":%llu,\"retried\":%llu,\"workers_lost\":%llu,\"workers_stuck\":%llu,"
+        "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
+        "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
+        (unsigned long long)s->started, (unsigned long long)s->finished,
+        (unsigned long long)s->failed, (unsigned long long)s->cancelled,
+        (unsigned long long)s->retried, (unsigned long long)s->workers_lost,
+        (unsigned long long)s->workers_stuck, (unsigned long long)s->frames_refused,
+        (unsigned long long)s->stale_dropped, (unsigned long long)s->refused_joins,
+        (unsigned long long)s->pushed_blocks, (unsigned long long)s->pushed_bytes,
+        (unsigned long long)s->push_retries);
     return !out->failed;
 }
 

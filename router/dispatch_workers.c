@@ -61,6 +61,14 @@ static fg_status check_identity(const fg_dispatch *dispatch, uint32_t peer,
     return FG_OK;
 }
 
+static void note_refusal(fg_dispatch *dispatch, const char *name, const char *why)
+{
+    fg_refusal *refusal = &dispatch->refusals[dispatch->stats.refused_joins++ % FG_REFUSALS_MAX];
+    snprintf(refusal->name, sizeof refusal->name, "%s", name);
+    snprintf(refusal->why, sizeof refusal->why, "%s", why);
+    refusal->at_ns = fg_dispatch_now(dispatch);
+}
+
 static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
 {
     fg_error err;
@@ -71,7 +79,7 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
                                   &worker, &err);
     }
     if (status != FG_OK) {
-        dispatch->stats.refused_joins++;
+        note_refusal(dispatch, hello->self.name, err.text);
         fg_warn("registry", "event=refused worker=%s why=\"%s\"", hello->self.name, err.text);
         refuse(dispatch, peer, err.text);
         return;
@@ -96,6 +104,29 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
             introduce(dispatch, other, worker);
         }
     }
+}
+
+fg_status fg_dispatch_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
+                               uint32_t *was_out, fg_error *err)
+{
+    fg_reg_worker *worker = fg_registry_by_name(dispatch->registry, name);
+    if (worker == NULL) {
+        return fg_fail(err, FG_PEER_LOST, "no worker named %.64s is here", name);
+    }
+    if (roles == 0 || (roles & ~worker->able) != 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "worker %s cannot take this role: it has no link to others", worker->name);
+    }
+    if (was_out != NULL) {
+        *was_out = worker->roles;
+    }
+    fg_info("registry", "event=role worker=%s role=%s was=%s", worker->name,
+            fg_dispatch_role_name(roles), fg_dispatch_role_name(worker->roles));
+    worker->roles = roles;
+    fg_msg msg = { .kind = FG_MSG_ROLE, .role = { .roles = roles } };
+    fg_dispatch_send(dispatch, worker, &msg);
+    fg_dispatch_pump(dispatch);
+    return FG_OK;
 }
 
 uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch)
@@ -328,7 +359,7 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
     case FG_MSG_HELLO:
         break; /* a doubled one */
     case FG_MSG_LOAD:
-        fg_registry_update(worker, &msg->load);
+        fg_registry_update(worker, &msg->load, fg_dispatch_now(dispatch));
         break;
     case FG_MSG_DRAIN:
         fg_info("registry", "event=draining worker=%s", worker->name);

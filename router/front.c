@@ -292,6 +292,66 @@ static void cache_clear(fg_front *front, fg_http_exchange *exchange, const fg_ht
     reply_page(front, exchange, route, "application/json");
 }
 
+static uint32_t role_of(const char *name)
+{
+    static const uint32_t all[] = { FG_ROLE_PREFILL, FG_ROLE_DECODE,
+                                    FG_ROLE_PREFILL | FG_ROLE_DECODE };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(name, fg_dispatch_role_name(all[i])) == 0) {
+            return all[i];
+        }
+    }
+    return 0;
+}
+
+/* {"worker": NAME, "role": "prefill" | "decode" | "both"} */
+static fg_status set_role(fg_front *front, const fg_json_node *body, fg_api_error *error)
+{
+    const fg_json_node *worker = fg_json_get(body, "worker"), *role = fg_json_get(body, "role");
+    if (!fg_json_is(worker, FG_JSON_STRING)) {
+        return fg_api_refuse(error, FG_BAD_INPUT, 400, "worker", "invalid_type",
+                             "`worker` must be the name of a worker");
+    }
+    const char *name = fg_json_string(worker, NULL);
+    uint32_t roles = fg_json_is(role, FG_JSON_STRING) ? role_of(fg_json_string(role, NULL)) : 0;
+    if (roles == 0) {
+        return fg_api_refuse(error, FG_BAD_INPUT, 400, "role", "invalid_value",
+                             "`role` must be \"prefill\", \"decode\" or \"both\"");
+    }
+    fg_error err;
+    uint32_t was = 0;
+    fg_status status = fg_dispatch_set_role(front->options.dispatch, name, roles, &was, &err);
+    if (status != FG_OK) {
+        return fg_api_refuse(error, status, status == FG_PEER_LOST ? 404 : 400,
+                             status == FG_PEER_LOST ? "worker" : "role", NULL, "%s", err.text);
+    }
+    fg_buf_clear(&front->page);
+    fg_buf_puts(&front->page, "{\"worker\":\"");
+    fg_buf_json_escape(&front->page, name, strlen(name));
+    fg_buf_printf(&front->page, "\",\"role\":\"%s\",\"was\":\"%s\"}", fg_dispatch_role_name(roles),
+                  fg_dispatch_role_name(was));
+    return FG_OK;
+}
+
+static void admin_role(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                       const char *route)
+{
+    fg_json *json = NULL;
+    fg_api_error error;
+    fg_status status = fg_api_parse_json(request->body, request->body_bytes, &json, &error);
+    if (status == FG_OK && !fg_json_is(fg_json_root(json), FG_JSON_OBJECT)) {
+        status = fg_api_refuse(&error, FG_BAD_INPUT, 400, NULL, "invalid_type",
+                               "the body must be a JSON object");
+    }
+    status = status == FG_OK ? set_role(front, fg_json_root(json), &error) : status;
+    fg_json_destroy(json);
+    if (status != FG_OK) {
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    reply_page(front, exchange, route, "application/json");
+}
+
 static const struct route {
     const char *path;
     bool prefix; /* what follows is a name */
@@ -303,6 +363,7 @@ static const struct route {
     { "/forge/v1/batch", false, true, batch },
     { "/forge/v1/cache/stats", false, false, cache_stats },
     { "/forge/v1/cache/clear", false, true, cache_clear },
+    { "/forge/v1/admin/role", false, true, admin_role },
     { "/reset_prefix_cache", false, true, cache_clear },
     { "/flush_cache", false, true, cache_clear },
     { "/v1/models", false, false, models },

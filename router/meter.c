@@ -20,6 +20,7 @@ enum {
     BATCH_CODES = 0x2EB, /* neither 404 nor 409 nor 500: those are in its lines */
     PAGE_CODES = 0x209,
     NAME_CODES = 0x20D,
+    ADMIN_CODES = 0x22F,
     UNKNOWN_CODES = 0x004,
 };
 
@@ -32,6 +33,7 @@ static const struct {
     { "/forge/v1/batch", BATCH_CODES },
     { "/forge/v1/cache/stats", PAGE_CODES },
     { "/forge/v1/cache/clear", PAGE_CODES },
+    { "/forge/v1/admin/role", ADMIN_CODES },
     { "/reset_prefix_cache", PAGE_CODES },
     { "/flush_cache", PAGE_CODES },
     { "/v1/models", PAGE_CODES },

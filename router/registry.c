@@ -12,6 +12,7 @@ struct fg_registry {
     /* What all workers must agree on, learned from the first of those alive. */
     fg_wire_hello shape;
     char numerics_class[64];
+    bool has_shape;
 };
 
 fg_status fg_registry_create(const fg_registry_options *options, fg_registry **registry_out,
@@ -111,6 +112,8 @@ fg_status fg_registry_join(fg_registry *registry, const fg_wire_hello *hello, ui
     *worker = (fg_reg_worker){ .epoch = hello->self.epoch,
                                .peer = peer,
                                .roles = hello->roles,
+                               .able = hello->able,
+                               .speed = hello->speed,
                                .pid = hello->pid,
                                .block_size = hello->block_size,
                                .block_count = hello->block_count,
@@ -120,10 +123,12 @@ fg_status fg_registry_join(fg_registry *registry, const fg_wire_hello *hello, ui
                                .link_record_bytes = hello->link_record_bytes,
                                .load = { .total = hello->block_count, .free = hello->block_count },
                                .joined_ns = now_ns,
-                               .seen_ns = now_ns };
+                               .seen_ns = now_ns,
+                               .moved_ns = now_ns };
     snprintf(worker->name, sizeof worker->name, "%s", hello->self.name);
     if (registry->count == 0) {
         registry->shape = *hello;
+        registry->has_shape = true;
         snprintf(registry->numerics_class, sizeof registry->numerics_class, "%s",
                  hello->numerics_class);
     }
@@ -151,9 +156,13 @@ void fg_registry_seen(fg_reg_worker *worker, uint64_t now_ns)
     worker->seen_ns = now_ns;
 }
 
-void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load)
+void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load, uint64_t now_ns)
 {
     if (load->sequence > worker->load.sequence) {
+        if (load->steps != worker->load.steps || load->running == 0 || worker->load.running == 0) {
+            worker->moved_ns = now_ns;
+            worker->stalled = false;
+        }
         worker->load = *load;
         worker->full = false;
     }
@@ -167,6 +176,42 @@ fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns)
         }
     }
     return NULL;
+}
+
+fg_reg_worker *fg_registry_stuck(const fg_registry *registry, uint64_t now_ns)
+{
+    uint64_t limit = registry->options.stuck_ns;
+    for (uint32_t i = 0; limit > 0 && i < registry->count; i++) {
+        fg_reg_worker *worker = registry->workers[i];
+        uint64_t still = worker->load.running > 0 ? now_ns - worker->moved_ns : 0;
+        worker->stalled = still > limit / 4;
+        if (still > limit) {
+            return worker;
+        }
+    }
+    return NULL;
+}
+
+void fg_registry_forgive(fg_registry *registry, uint64_t gap_ns, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < registry->count; i++) {
+        fg_reg_worker *worker = registry->workers[i];
+        uint64_t *times[] = { &worker->seen_ns, &worker->moved_ns };
+        for (int t = 0; t < 2; t++) {
+            *times[t] = *times[t] + gap_ns < now_ns ? *times[t] + gap_ns : now_ns;
+        }
+    }
+}
+
+bool fg_registry_namer(const fg_registry *registry, fg_block_namer *namer_out)
+{
+    if (registry->has_shape) {
+        *namer_out = (fg_block_namer){ .identity = fg_block_identity(registry->options.fingerprint,
+                                                                     registry->numerics_class,
+                                                                     registry->shape.kv_dtype),
+                                       .block_size = registry->shape.block_size };
+    }
+    return registry->has_shape;
 }
 
 fg_reg_worker *fg_registry_deaf(const fg_registry *registry)

@@ -3,7 +3,8 @@
  * time is an argument.
  *
  * A worker is known from join (its HELLO was accepted) to remove. Its lease is renewed by every frame;
- * fg_registry_expired finds one whose lease has run out.
+ * fg_registry_expired finds one whose lease has run out. One that reports, and has work, but ends no step,
+ * is alive and stuck: it is stalled first, which keeps new work away, then fg_registry_stuck finds it.
  */
 #ifndef FORGE_ROUTER_REGISTRY_H
 #define FORGE_ROUTER_REGISTRY_H
@@ -14,6 +15,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
+#include "common/kv/block_key.h"
 #include "proto/wire.h"
 
 typedef struct fg_registry fg_registry;
@@ -21,14 +23,18 @@ typedef struct fg_registry fg_registry;
 typedef struct fg_reg_worker {
     char name[FG_LIMIT_NAME_BYTES + 1];
     uint64_t epoch;
-    uint32_t peer; /* the bus's handle */
-    uint32_t roles;
+    uint32_t peer;  /* the bus's handle */
+    uint32_t roles; /* a policy: what it is used for */
+    uint32_t able;  /* what it could be used for */
+    fg_wire_speed speed;
     uint64_t pid;
     uint32_t block_size, block_count, max_seqs, context_max;
     void *link_record;
     size_t link_record_bytes;
     fg_wire_load load; /* as last reported */
     uint64_t joined_ns, seen_ns;
+    uint64_t moved_ns; /* its last step ended, or it had nothing to do */
+    bool stalled;      /* moved long ago */
     bool draining;
     /* What this router has placed there and not yet seen the end of: ahead of the reports. */
     uint32_t prefills, decodes;
@@ -42,6 +48,8 @@ typedef struct fg_reg_worker {
 typedef struct fg_registry_options {
     fg_digest128 fingerprint; /* of the model that this router serves */
     uint64_t lease_ns;
+    uint64_t
+        stuck_ns; /* without a step, with work: as good as dead; a quarter of it: stalled; 0: never */
 } fg_registry_options;
 
 fg_status fg_registry_create(const fg_registry_options *options, fg_registry **registry_out,
@@ -54,9 +62,16 @@ fg_status fg_registry_join(fg_registry *registry, const fg_wire_hello *hello, ui
 void fg_registry_remove(fg_registry *registry, fg_reg_worker *worker);
 /* Any frame renews; a LOAD report replaces the numbers unless it is older than the known one. */
 void fg_registry_seen(fg_reg_worker *worker, uint64_t now_ns);
-void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load);
+void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load, uint64_t now_ns);
 /* A worker whose lease has run out, or NULL. */
 fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns);
+
+/* Looks who is stalled; returns one that is stuck, or NULL. */
+fg_reg_worker *fg_registry_stuck(const fg_registry *registry, uint64_t now_ns);
+/* This process stood still for so long: nobody's silence counts for that time. */
+void fg_registry_forgive(fg_registry *registry, uint64_t gap_ns, uint64_t now_ns);
+/* What names the blocks of these workers, but for the secret. False: none has joined yet. */
+bool fg_registry_namer(const fg_registry *registry, fg_block_namer *namer_out);
 
 /* A worker that a frame could not be delivered to, or NULL. */
 fg_reg_worker *fg_registry_deaf(const fg_registry *registry);

@@ -41,6 +41,14 @@ static const fg_conf_choice levels[] = {
     { NULL, 0 },
 };
 
+static const fg_conf_choice role_names[] = {
+    { "mode", 0 },
+    { "prefill", FG_USE_PREFILL },
+    { "decode", FG_USE_DECODE },
+    { "both", FG_USE_PREFILL | FG_USE_DECODE },
+    { NULL, 0 },
+};
+
 static const char basics[] = "What runs";
 static const char door[] = "The HTTP door";
 static const char cluster[] = "The cluster";
@@ -174,6 +182,27 @@ static const fg_option options[] = {
       AT(lease_ms),
       .help = "A worker that is silent for so long, in milliseconds, counts as dead. Its requests "
               "end with an error, those that have shown no token yet are placed again." },
+    { .name = "stuck-ms",
+      .type = FG_OPTION_U32,
+      .default_text = "120000",
+      .min = 0,
+      .max = 3600000,
+      .group = cluster,
+      .roles = "router",
+      AT(stuck_ms),
+      .help =
+          "A worker that reports, has work, and ends no step for so long counts as dead too; after "
+          "a quarter of it nothing new is placed there. 0: never." },
+    { .name = "roles",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "mode",
+      .choices = role_names,
+      .group = cluster,
+      .roles = worker_roles,
+      AT(roles),
+      .help =
+          "What the router uses this worker for: what its mode says, or prefill, decode or both. "
+          "Every worker can do both; POST /forge/v1/admin/role changes it while it runs." },
     { .name = "kv-transport",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

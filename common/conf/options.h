@@ -15,6 +15,9 @@ typedef enum fg_mode {
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
 typedef enum fg_cpu_isa { FG_ISA_AUTO, FG_ISA_PLAIN, FG_ISA_AVX2 } fg_cpu_isa;
 
+/* Bits as on the wire. */
+typedef enum fg_use { FG_USE_PREFILL = 1, FG_USE_DECODE = 2 } fg_use;
+
 typedef enum fg_switch { FG_OFF = 0, FG_ON = 1 } fg_switch;
 
 typedef struct fg_serve_config {
@@ -34,7 +37,8 @@ typedef struct fg_serve_config {
     fg_conf_address router;
     fg_conf_names prefill;
     fg_conf_names decode;
-    uint32_t lease_ms;
+    uint32_t lease_ms, stuck_ms;
+    int roles;        /* fg_use; 0: by mode */
     int kv_transport; /* fg_kv_transport */
     const char *link_host;
 

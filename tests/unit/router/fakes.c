@@ -99,6 +99,21 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
     return fg_buf_puts(out, "{\"workers\":[],\"requests\":[]}");
 }
 
+fg_status fg_dispatch_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
+                               uint32_t *was_out, fg_error *err)
+{
+    if (strcmp(name, "w1") != 0) {
+        return fg_fail(err, FG_PEER_LOST, "no worker named %s", name);
+    }
+    *was_out = FG_ROLE_DECODE;
+    return FG_OK;
+}
+
+const char *fg_dispatch_role_name(uint32_t roles)
+{
+    return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
+}
+
 uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch)
 {
     FG_ASSERT(!fake_dispatch_state.inside, "dispatch entered from its own callback");

@@ -127,10 +127,10 @@ Test(registry, an_older_report_does_not_replace_a_newer_one)
     fg_wire_hello hello = hello_of("a", 1);
     cr_assert_eq(fg_registry_join(registry, &hello, 0, 0, &w, NULL), FG_OK);
     w->full = true;
-    fg_registry_update(w, &(fg_wire_load){ .sequence = 2, .free = 5, .cache_hit_tokens = 7 });
+    fg_registry_update(w, &(fg_wire_load){ .sequence = 2, .free = 5, .cache_hit_tokens = 7 }, 1);
     cr_assert(!w->full && w->load.cache_hit_tokens == 7);
     w->full = true;
-    fg_registry_update(w, &(fg_wire_load){ .sequence = 1, .free = 9 });
+    fg_registry_update(w, &(fg_wire_load){ .sequence = 1, .free = 9 }, 1);
     cr_assert(w->load.free == 5 && w->full, "an old report says nothing about now");
     fg_registry_destroy(registry);
 }
