@@ -82,7 +82,10 @@ static uint32_t take_snapshot(const fg_dispatch *dispatch)
     uint32_t count = fg_registry_count(dispatch->registry);
     for (uint32_t i = 0; i < count; i++) {
         const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
+        bool both = w->roles == (FG_ROLE_PREFILL | FG_ROLE_DECODE);
+        uint32_t can = FG_PLACE_CAN_LINK | (both ? FG_PLACE_CAN_WHOLE : 0);
         dispatch->snapshot[i] = (fg_place_worker){ .roles = w->draining ? 0 : w->roles,
+                                                   .can = can,
                                                    .block_count = w->block_count,
                                                    .block_size = w->block_size,
                                                    .context_max = w->context_max,
@@ -101,8 +104,11 @@ fg_place_verdict fg_dispatch_place(const fg_dispatch *dispatch, uint32_t prompt_
                                    uint32_t total_tokens, fg_place_choice *choice_out)
 {
     fg_place_request request = { .prompt_tokens = prompt_tokens, .total_tokens = total_tokens };
+    fg_place_options options = fg_place_defaults();
+    options.policy = FG_PLACE_LEAST_LOADED;
+    options.split = FG_PLACE_ALWAYS;
     uint32_t count = take_snapshot(dispatch);
-    return fg_place_pick(dispatch->snapshot, count, &request, choice_out);
+    return fg_place_pick(&options, dispatch->snapshot, count, &request, choice_out);
 }
 
 static void book(fg_job *job, fg_reg_worker *prefill, fg_reg_worker *decode)
