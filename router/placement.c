@@ -35,71 +35,61 @@ static bool is_mixed(const fg_place_task *task, const fg_place_worker *worker)
     return task->options->split == FG_PLACE_UNSPLIT || worker->roles == BOTH;
 }
 
-/* ---- what is allowed ---- */
-
-static bool may_be_side(const fg_place_task *task, uint32_t index, uint32_t role)
+/* A worker that is meant for prompts only keeps the decoding of one when that is better; it does not
+ * stand in for a decode role that nobody has. */
+static bool is_meant_for_all(const fg_place_task *task, uint32_t roles)
 {
-    const fg_place_worker *w = &task->workers[index];
-    return task->options->split != FG_PLACE_UNSPLIT && (w->roles & role) != 0 &&
-           (w->can & FG_PLACE_CAN_LINK) != 0 && can_hold(w, task->request->total_tokens);
+    switch (task->options->split) {
+    case FG_PLACE_ALWAYS:
+        return roles == BOTH;
+    case FG_PLACE_AUTO:
+        return (task->roles & FG_ROLE_DECODE) != 0;
+    default:
+        return true;
+    }
 }
 
-bool fg_place_may_prefill(const fg_place_task *task, uint32_t worker)
+uint32_t fg_place_may(const fg_place_task *task, uint32_t worker)
 {
-    return may_be_side(task, worker, FG_ROLE_PREFILL);
-}
-
-bool fg_place_may_decode(const fg_place_task *task, uint32_t worker)
-{
-    return may_be_side(task, worker, FG_ROLE_DECODE);
+    const fg_place_worker *w = &task->workers[worker];
+    if (w->roles == 0 || !can_hold(w, task->request->total_tokens)) {
+        return 0;
+    }
+    uint32_t ways = 0;
+    if (task->options->split != FG_PLACE_UNSPLIT && (w->can & FG_PLACE_CAN_LINK) != 0) {
+        ways |= w->roles & FG_ROLE_PREFILL ? FG_PLACE_AS_PREFILL : 0;
+        ways |= w->roles & FG_ROLE_DECODE ? FG_PLACE_AS_DECODE : 0;
+    }
+    if ((w->can & FG_PLACE_CAN_WHOLE) != 0 && is_meant_for_all(task, w->roles)) {
+        ways |= FG_PLACE_AS_WHOLE;
+    }
+    return ways;
 }
 
 /* By role alone, moving KV between two workers that are meant for both gains nothing. */
-bool fg_place_may_split(const fg_place_task *task, uint32_t prefill, uint32_t decode)
+bool fg_place_may_pair(const fg_place_task *task, uint32_t prefill, uint32_t decode)
 {
     bool mixed = task->workers[prefill].roles == BOTH && task->workers[decode].roles == BOTH;
-    return prefill != decode && !(mixed && task->options->split == FG_PLACE_ALWAYS) &&
-           fg_place_may_prefill(task, prefill) && fg_place_may_decode(task, decode);
+    return prefill != decode && !(mixed && task->options->split == FG_PLACE_ALWAYS);
 }
 
-/* A worker that is meant for prompts only keeps the decoding of one when that is better; it does not
- * stand in for a decode role that nobody has. */
-bool fg_place_may_whole(const fg_place_task *task, uint32_t worker)
+uint32_t fg_place_with_room(const fg_place_task *task, uint32_t worker, uint32_t ways)
 {
     const fg_place_worker *w = &task->workers[worker];
-    bool meant = w->roles != 0;
-    if (task->options->split == FG_PLACE_ALWAYS) {
-        meant = w->roles == BOTH;
-    } else if (task->options->split == FG_PLACE_AUTO) {
-        meant = meant && (task->roles & FG_ROLE_DECODE) != 0;
+    bool prefill = w->roles == BOTH ? has_line(w, w->prefills) : w->prefills < w->max_seqs;
+    if (!prefill) {
+        ways &= ~(uint32_t)FG_PLACE_AS_PREFILL;
     }
-    return meant && (w->can & FG_PLACE_CAN_WHOLE) != 0 && can_hold(w, task->request->total_tokens);
-}
-
-/* ---- what has room ---- */
-
-bool fg_place_has_prefill(const fg_place_task *task, uint32_t worker)
-{
-    const fg_place_worker *w = &task->workers[worker];
-    return w->roles == BOTH ? has_line(w, w->prefills) : w->prefills < w->max_seqs;
-}
-
-bool fg_place_has_decode(const fg_place_task *task, uint32_t worker)
-{
-    const fg_place_worker *w = &task->workers[worker];
-    return !w->full && has_room(w, task->request);
-}
-
-bool fg_place_has_whole(const fg_place_task *task, uint32_t worker)
-{
-    const fg_place_worker *w = &task->workers[worker];
     if (w->full) {
-        return false;
+        return ways & FG_PLACE_AS_PREFILL;
     }
-    if (is_mixed(task, w)) {
-        return has_line(w, w->decodes) && has_line(w, w->prefills);
+    bool room = has_room(w, task->request);
+    if (!room) {
+        ways &= ~(uint32_t)FG_PLACE_AS_DECODE;
     }
-    return w->prefills < w->max_seqs && has_room(w, task->request);
+    bool whole =
+        is_mixed(task, w) ? has_line(w, w->decodes) && has_line(w, w->prefills) : room && prefill;
+    return whole ? ways : ways & ~(uint32_t)FG_PLACE_AS_WHOLE;
 }
 
 /* ---- the verdict ---- */
@@ -111,21 +101,20 @@ static bool any_way(const fg_place_task *task)
 {
     uint32_t prefill = FG_PLACE_NONE, decode = FG_PLACE_NONE;
     for (uint32_t i = 0; i < task->count; i++) {
-        if (fg_place_may_whole(task, i)) {
+        uint32_t ways = fg_place_may(task, i);
+        bool mixed = task->workers[i].roles == BOTH;
+        if ((ways & FG_PLACE_AS_WHOLE) ||
+            ((ways & FG_PLACE_AS_PREFILL) && decode != FG_PLACE_NONE &&
+             fg_place_may_pair(task, i, decode)) ||
+            ((ways & FG_PLACE_AS_DECODE) && prefill != FG_PLACE_NONE &&
+             fg_place_may_pair(task, prefill, i))) {
             return true;
         }
-        bool mixed = task->workers[i].roles == BOTH;
-        if (fg_place_may_prefill(task, i)) {
-            if (decode != FG_PLACE_NONE && fg_place_may_split(task, i, decode)) {
-                return true;
-            }
-            prefill = prefill == FG_PLACE_NONE || !mixed ? i : prefill;
+        if ((ways & FG_PLACE_AS_PREFILL) && (prefill == FG_PLACE_NONE || !mixed)) {
+            prefill = i;
         }
-        if (fg_place_may_decode(task, i)) {
-            if (prefill != FG_PLACE_NONE && fg_place_may_split(task, prefill, i)) {
-                return true;
-            }
-            decode = decode == FG_PLACE_NONE || !mixed ? i : decode;
+        if ((ways & FG_PLACE_AS_DECODE) && (decode == FG_PLACE_NONE || !mixed)) {
+            decode = i;
         }
     }
     return false;
@@ -182,9 +171,10 @@ fg_place_options fg_place_defaults(void)
 {
     return (fg_place_options){ .policy = FG_PLACE_COST,
                                .split = FG_PLACE_AUTO,
-                               .affinity = 0.5,
-                               .interference = 1,
-                               .answer_weight = 1 };
+                               .affinity = 1,
+                               .interference = 0.5,
+                               .backlog = 2,
+                               .answer_weight = 1.5 };
 }
 
 const char *fg_place_policy_name(fg_place_policy policy)

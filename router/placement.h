@@ -54,6 +54,8 @@ typedef struct fg_place_options {
     double affinity;
     /* A prompt beside running streams stops each of them for its time; so much of that counts. */
     double interference;
+    /* A prompt in line delays those who come after it; so much of that counts for each that waits. */
+    double backlog;
     /* Time spent on the answer, ours and what we add to others', against time to first token. */
     double answer_weight;
 } fg_place_options;

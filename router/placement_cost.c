@@ -26,6 +26,17 @@ enum {
 /* Costs that differ by less than rounding are equal. */
 #define TIE 1e-9
 
+/* No NaN comes here: the library's functions, which mind it, are calls. */
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 static const fg_speed *speed_of(const fg_place_worker *worker)
 {
     static const fg_speed unknown = { .prefill = { 1e6, 1e6, 100 },
@@ -49,7 +60,7 @@ void fg_place_doubt(fg_place_task *task)
         }
         const fg_speed *speed = speed_of(w);
         if (fg_speed_is_proven(speed)) {
-            proven = fmin(proven, speed->prefill[1]);
+            proven = smaller(proven, speed->prefill[1]);
         } else {
             claims += speed->prefill[1];
             claim_count++;
@@ -70,8 +81,8 @@ typedef struct view {
     uint32_t hit;    /* of these, on the device */
     uint32_t answer; /* tokens */
     double slow;     /* its prompts take so many times longer: rows that run beside, doubt */
-    double queue, prefill, restore, full; /* ns; full: the prompt without any cache */
-    double step;                          /* ns, with this request in it */
+    double queue, prefill, restore; /* ns */
+    double step;                    /* ns, with this request in it */
 } view;
 
 static uint32_t answer_of(const fg_place_request *request)
@@ -123,29 +134,42 @@ static view look_at(const fg_place_task *task, uint32_t index)
     double token_ns = v.speed->prefill[1];
     v.slow = 1 + w->decodes * v.speed->step[1] / (CHUNK * token_ns);
     if (!fg_speed_is_proven(v.speed)) {
-        v.slow *= fmax(1, task->doubt_token_ns / token_ns);
+        v.slow *= larger(1, task->doubt_token_ns / token_ns);
     }
     v.slow *= v.speed->correction;
     v.queue = v.slow * (w->queue_ns > 0 ? w->queue_ns : token_ns * (double)w->prefill_tokens);
     set_prefill(request, hit, &v);
-    v.full = v.slow * fg_speed_prefill_ns(v.speed, 0, request->prompt_tokens);
     v.step = fg_speed_step_ns(v.speed, w->decodes + 1, w->kv_tokens + request->prompt_tokens);
     return v;
 }
 
 static double session_gain(const fg_place_task *task, uint32_t index, const view *v)
 {
-    return task->request->session == index + 1 ? SESSION_SHARE * v->full : 0;
+    const fg_place_request *request = task->request;
+    return request->session == index + 1
+               ? SESSION_SHARE * v->slow * fg_speed_prefill_ns(v->speed, 0, request->prompt_tokens)
+               : 0;
+}
+
+/* What computing this prompt adds to everybody else's time: streams that run on the worker stop for it,
+ * and a line is as long for those who come as for this one. */
+static double delay_of_others(const fg_place_task *task, const view *v)
+{
+    const fg_place_options *o = task->options;
+    return v->prefill * (o->interference * v->worker->decodes + o->backlog * v->worker->prefills);
+}
+
+static double affinity(const fg_place_task *task)
+{
+    return task->options->affinity / (1 + larger(task->request->heat, 0));
 }
 
 /* To the first token. A prefix that many want now is worth a second copy: its holder keeps less of an
  * advantage. */
 static double prefill_cost(const fg_place_task *task, const view *v)
 {
-    double keep = task->options->affinity / (1 + fmax(task->request->heat, 0));
     double own = v->prefill + v->restore;
-    double others = task->options->interference * v->worker->decodes * v->prefill;
-    return v->queue + own * (1 + keep) + others;
+    return v->queue + own * (1 + affinity(task)) + delay_of_others(task, v);
 }
 
 /* What one more row adds to the steps of those that run, over the whole answer. */
@@ -160,19 +184,20 @@ static double decode_cost(const fg_place_task *task, const view *v)
     return task->options->answer_weight * (v->answer * v->step + row_burden(v)) + v->queue;
 }
 
-/* For a place in the batch: places come free as fast as answers end. */
-static double slot_wait(const view *v, const fg_place_request *request)
+/* For a place in the batch: places and blocks come free as fast as answers end. */
+static double slot_wait(const view *v)
 {
     const fg_place_worker *w = v->worker;
-    double all = v->answer * fg_speed_step_ns(v->speed, w->max_seqs, w->kv_tokens), wait = 0;
+    uint64_t blocks = (uint64_t)w->blocks_used + v->blocks + 1;
+    double batches = 0;
     if (w->decodes >= w->max_seqs) {
-        wait = all * (w->decodes - w->max_seqs + 1) / w->max_seqs;
+        batches = (w->decodes - w->max_seqs + 1.0) / w->max_seqs;
     }
-    double lack = (double)w->blocks_used + v->blocks + 1 - w->block_count;
-    if (lack > 0 && request->prompt_tokens > 0) {
-        wait = fmax(wait, all * lack / w->block_count);
+    if (blocks > w->block_count) {
+        batches = larger(batches, (double)(blocks - w->block_count) / w->block_count);
     }
-    return wait;
+    return batches > 0 ? batches * v->answer * fg_speed_step_ns(v->speed, w->max_seqs, w->kv_tokens)
+                       : 0;
 }
 
 /* The answer's own time on a worker that does both, and what it adds to others': on one meant for prompts
@@ -185,13 +210,13 @@ static double whole_answer(const view *v)
 
 static double whole_burden(const view *v)
 {
-    double steps = fmin(v->answer, v->queue / (CHUNK * v->speed->prefill[1]));
+    double steps = smaller(v->answer, v->queue / (CHUNK * v->speed->prefill[1]));
     return row_burden(v) + v->worker->prefills * steps * v->speed->step[1];
 }
 
 static double whole_cost(const fg_place_task *task, uint32_t index, const view *v)
 {
-    return prefill_cost(task, v) + slot_wait(v, task->request) +
+    return prefill_cost(task, v) + slot_wait(v) +
            task->options->answer_weight * (whole_answer(v) + whole_burden(v)) -
            session_gain(task, index, v);
 }
@@ -202,6 +227,7 @@ typedef struct prefill_side {
     uint32_t index;
     double cost, compute; /* compute: what pushes can hide behind */
     double rank;          /* the cost, with a push of which all but the last chunk is hidden */
+    uint64_t cached;      /* tokens of the prompt, on the device */
     const fg_speed *speed;
 } prefill_side;
 
@@ -249,7 +275,7 @@ static void offer(const fg_place_task *task, found *best, const found *way)
 {
     bool better = best->prefill == FG_PLACE_NONE;
     if (!better) {
-        double margin = TIE * fmax(fabs(best->cost), 1);
+        double margin = TIE * larger(fabs(best->cost), 1);
         const fg_place_worker *w = task->workers;
         better = way->cost < best->cost - margin;
         if (!better && way->cost <= best->cost + margin) {
@@ -264,8 +290,16 @@ static void offer(const fg_place_task *task, found *best, const found *way)
 
 typedef struct decode_side {
     uint32_t index, missing;
-    double cost;
+    uint64_t cached;
+    double cost, token_ns;
 } decode_side;
+
+/* A shared prefix that is sent to a worker without it takes the room of another one there: that is worth
+ * what computing it is. */
+static double copy_cost(const fg_place_task *task, uint64_t have, uint64_t cached, double token_ns)
+{
+    return have > cached ? affinity(task) * token_ns * (double)(have - cached) : 0;
+}
 
 /* By role alone, mixed workers hand over to pure ones only: they must not crowd out the others. */
 enum { ANYBODY, MIXED, LISTS };
@@ -279,17 +313,20 @@ typedef struct sides {
 
 static void pair_up(const fg_place_task *task, const sides *s, uint32_t list, found *best)
 {
+    const fg_place_worker *workers = task->workers;
     for (uint32_t p = 0; p < s->prefill_count[list]; p++) {
         const prefill_side *prefill = &s->prefill[list][p];
         for (uint32_t d = 0; d < s->decode_count; d++) {
             const decode_side *decode = &s->decode[d];
             double least = prefill->cost + decode->cost;
             if ((best->prefill != FG_PLACE_NONE && least > best->cost) ||
-                !fg_place_may_split(task, prefill->index, decode->index)) {
+                prefill->index == decode->index ||
+                (list == MIXED && workers[decode->index].roles == BOTH)) {
                 continue;
             }
+            least += copy_cost(task, prefill->cached, decode->cached, decode->token_ns);
             found way = { least + exposed_between(prefill->speed, prefill->compute,
-                                                  &task->workers[decode->index], decode->missing),
+                                                  &workers[decode->index], decode->missing),
                           prefill->index, decode->index };
             offer(task, best, &way);
         }
@@ -303,28 +340,32 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
     found best = { 0, FG_PLACE_NONE, FG_PLACE_NONE };
     bool is_always = task->options->split == FG_PLACE_ALWAYS;
     for (uint32_t i = 0; i < task->count; i++) {
-        bool prefills = fg_place_may_prefill(task, i) && fg_place_has_prefill(task, i);
-        bool decodes = fg_place_may_decode(task, i) && fg_place_has_decode(task, i);
-        bool whole = fg_place_may_whole(task, i) && fg_place_has_whole(task, i);
-        if (!prefills && !decodes && !whole) {
+        uint32_t ways = fg_place_may(task, i);
+        ways = ways != 0 ? fg_place_with_room(task, i, ways) : 0;
+        if (ways == 0) {
             continue;
         }
         view v = look_at(task, i);
         double gain = session_gain(task, i, &v);
-        if (whole) {
+        if (ways & FG_PLACE_AS_WHOLE) {
             found way = { whole_cost(task, i, &v), i, i };
             offer(task, &best, &way);
         }
-        if (prefills) {
+        if (ways & FG_PLACE_AS_PREFILL) {
             prefill_side side = { .index = i, .compute = v.prefill, .speed = v.speed };
             side.cost = prefill_cost(task, &v) - gain;
             side.rank = side.cost + exposed_between(v.speed, INFINITY, v.worker, v.blocks);
+            side.cached = (uint64_t)v.hit * v.worker->block_size;
             uint32_t list = is_always && v.worker->roles == BOTH ? MIXED : ANYBODY;
             keep_best(task, s.prefill[list], &s.prefill_count[list], &side);
         }
-        if (decodes) {
+        if (ways & FG_PLACE_AS_DECODE) {
             s.decode[s.decode_count++] =
-                (decode_side){ i, v.blocks - v.hit, decode_cost(task, &v) - gain };
+                (decode_side){ .index = i,
+                               .missing = v.blocks - v.hit,
+                               .cached = (uint64_t)v.hit * v.worker->block_size,
+                               .cost = decode_cost(task, &v) - gain,
+                               .token_ns = v.slow * v.speed->prefill[1] };
         }
     }
     pair_up(task, &s, ANYBODY, &best);
@@ -350,10 +391,10 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     view p = look_at(task, choice->prefill), d = look_at(task, choice->decode);
     bool whole = choice->kind == FG_PLACE_WHOLE;
     double weight = task->options->answer_weight;
-    double beside = task->options->interference * p.worker->decodes * p.prefill;
+    double beside = delay_of_others(task, &p);
     fg_place_why why = { .queue = p.queue, .prefill = p.prefill, .restore = p.restore };
     if (whole) {
-        why.wait = slot_wait(&p, task->request);
+        why.wait = slot_wait(&p);
         why.answer = whole_answer(&p);
         why.others = beside + weight * whole_burden(&p);
         why.cost = whole_cost(task, choice->prefill, &p);
@@ -361,7 +402,9 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
         why.exposed = exposed_between(p.speed, p.prefill, d.worker, d.blocks - d.hit);
         why.answer = d.answer * d.step + d.queue;
         why.others = beside + weight * row_burden(&d);
-        why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) -
+        why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) +
+                   copy_cost(task, (uint64_t)p.hit * p.worker->block_size,
+                             (uint64_t)d.hit * d.worker->block_size, d.slow * d.speed->prefill[1]) -
                    session_gain(task, choice->prefill, &p) - session_gain(task, choice->decode, &d);
     }
     choice->why = why;

@@ -19,15 +19,15 @@ typedef struct fg_place_task {
     double doubt_token_ns;
 } fg_place_task;
 
+/* What a worker may be: a side of some split, or the one worker for both. */
+enum { FG_PLACE_AS_PREFILL = 1, FG_PLACE_AS_DECODE = 2, FG_PLACE_AS_WHOLE = 4 };
+
 /* Allowed by roles, capabilities and split mode, and long enough for the request; no word on room. */
-bool fg_place_may_split(const fg_place_task *task, uint32_t prefill, uint32_t decode);
-bool fg_place_may_prefill(const fg_place_task *task, uint32_t worker); /* some part of a split */
-bool fg_place_may_decode(const fg_place_task *task, uint32_t worker);
-bool fg_place_may_whole(const fg_place_task *task, uint32_t worker);
-/* Room now, for a worker that may. */
-bool fg_place_has_prefill(const fg_place_task *task, uint32_t worker);
-bool fg_place_has_decode(const fg_place_task *task, uint32_t worker);
-bool fg_place_has_whole(const fg_place_task *task, uint32_t worker);
+uint32_t fg_place_may(const fg_place_task *task, uint32_t worker);
+/* Those of `ways` that have room now. */
+uint32_t fg_place_with_room(const fg_place_task *task, uint32_t worker, uint32_t ways);
+/* Whether two workers, each of which may be its side, may be so for one request. */
+bool fg_place_may_pair(const fg_place_task *task, uint32_t prefill, uint32_t decode);
 
 /* Both return false when no allowed way has room. Only prefill, decode and kind are written. */
 bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out);

@@ -17,9 +17,10 @@ static bool is_pure(const fg_place_worker *worker)
     return worker->roles == FG_ROLE_PREFILL || worker->roles == FG_ROLE_DECODE;
 }
 
-static bool takes_whole(const fg_place_task *task, uint32_t worker)
+static bool has_way(const fg_place_task *task, uint32_t worker, uint32_t way)
 {
-    return fg_place_may_whole(task, worker) && fg_place_has_whole(task, worker);
+    uint32_t ways = fg_place_may(task, worker) & way;
+    return ways != 0 && fg_place_with_room(task, worker, ways) != 0;
 }
 
 /* Between workers that are meant for both, moving KV gains nothing: the decode side does all of it. */
@@ -29,26 +30,24 @@ static bool does_all(const fg_place_task *task, uint32_t prefill, uint32_t decod
            (!is_pure(&task->workers[decode]) && !is_pure(&task->workers[prefill]));
 }
 
+/* One that is meant for both and cannot hand over starts what it will do alone. */
 static bool takes_prefill(const fg_place_task *task, uint32_t worker, uint32_t decode)
 {
-    const fg_place_worker *w = &task->workers[worker];
-    if ((w->roles & FG_ROLE_PREFILL) == 0 || !fg_place_has_prefill(task, worker)) {
-        return false;
+    if (decode != FG_PLACE_NONE) {
+        return has_way(task, worker, FG_PLACE_AS_PREFILL) &&
+               fg_place_may_pair(task, worker, decode);
     }
-    return decode != FG_PLACE_NONE
-               ? fg_place_may_split(task, worker, decode)
-               : fg_place_may_prefill(task, worker) || fg_place_may_whole(task, worker);
+    return has_way(task, worker, FG_PLACE_AS_PREFILL) ||
+           (!is_pure(&task->workers[worker]) && has_way(task, worker, FG_PLACE_AS_WHOLE));
 }
 
 static bool takes_decode(const fg_place_task *task, uint32_t worker, uint32_t prefill)
 {
-    if (prefill == FG_PLACE_NONE) {
-        return fg_place_may_decode(task, worker) && fg_place_has_decode(task, worker);
+    if (prefill != FG_PLACE_NONE && does_all(task, prefill, worker)) {
+        return !is_pure(&task->workers[worker]) && has_way(task, worker, FG_PLACE_AS_WHOLE);
     }
-    if (does_all(task, prefill, worker)) {
-        return !is_pure(&task->workers[worker]) && takes_whole(task, worker);
-    }
-    return fg_place_may_split(task, prefill, worker) && fg_place_has_decode(task, worker);
+    return has_way(task, worker, FG_PLACE_AS_DECODE) &&
+           (prefill == FG_PLACE_NONE || (fg_place_may(task, prefill) & FG_PLACE_AS_PREFILL));
 }
 
 static bool takes(const fg_place_task *task, const wanted *want, uint32_t worker)
@@ -59,7 +58,7 @@ static bool takes(const fg_place_task *task, const wanted *want, uint32_t worker
     case DECODE:
         return takes_decode(task, worker, want->prefill);
     default:
-        return takes_whole(task, worker);
+        return has_way(task, worker, FG_PLACE_AS_WHOLE);
     }
 }
 
