@@ -1,18 +1,15 @@
-#include "router/placement.h"
+#include "router/placement_internal.h"
 
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/kv/layout.h"
 #include "proto/wire.h"
 
-#define NONE UINT32_MAX
-
-static bool is_pure(const fg_place_worker *prefill)
-{
-    return (prefill->roles & FG_ROLE_DECODE) == 0;
-}
+enum { BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE };
 
 static bool can_hold(const fg_place_worker *worker, uint32_t tokens)
 {
-    return tokens <= worker->context_max &&
+    return worker->block_size > 0 && tokens <= worker->context_max &&
            fg_kv_blocks_for(tokens, worker->block_size) <= worker->block_count;
 }
 
@@ -29,95 +26,166 @@ static bool has_room(const fg_place_worker *worker, const fg_place_request *requ
 /* Where a worker does all: its batch, and as many again in its line. */
 static bool has_line(const fg_place_worker *worker, uint32_t placed)
 {
-    return placed < FG_PLACE_LINE * worker->max_seqs;
+    return placed < FG_PLACE_LINE * (uint64_t)worker->max_seqs;
 }
 
-static bool takes_prefill(const fg_place_worker *worker)
+/* Meant for both phases: keeps a line of its own. */
+static bool is_mixed(const fg_place_task *task, const fg_place_worker *worker)
 {
-    return is_pure(worker) ? worker->prefills < worker->max_seqs
-                           : has_line(worker, worker->prefills);
+    return task->options->split == FG_PLACE_UNSPLIT || worker->roles == BOTH;
 }
 
-static bool takes_decode(const fg_place_worker *worker, const fg_place_request *request,
-                         bool unsplit)
+/* A worker that is meant for prompts only keeps the decoding of one when that is better; it does not
+ * stand in for a decode role that nobody has. */
+static bool is_meant_for_all(const fg_place_task *task, uint32_t roles)
 {
-    return can_hold(worker, request->total_tokens) && !worker->full &&
-           (unsplit ? has_line(worker, worker->decodes) : has_room(worker, request));
-}
-
-static bool less_prefill(const fg_place_worker *a, const fg_place_worker *b)
-{
-    if (a->prefill_tokens != b->prefill_tokens) {
-        return a->prefill_tokens < b->prefill_tokens;
+    switch (task->options->split) {
+    case FG_PLACE_ALWAYS:
+        return roles == BOTH;
+    case FG_PLACE_AUTO:
+        return (task->roles & FG_ROLE_DECODE) != 0;
+    default:
+        return true;
     }
-    return a->prefills != b->prefills ? a->prefills < b->prefills : a->placed < b->placed;
 }
 
-static bool less_decode(const fg_place_worker *a, const fg_place_worker *b)
+uint32_t fg_place_may(const fg_place_task *task, uint32_t worker)
 {
-    return a->decodes != b->decodes ? a->decodes < b->decodes : a->placed < b->placed;
+    const fg_place_worker *w = &task->workers[worker];
+    if (w->roles == 0 || !can_hold(w, task->request->total_tokens)) {
+        return 0;
+    }
+    uint32_t ways = 0;
+    if (task->options->split != FG_PLACE_UNSPLIT && (w->can & FG_PLACE_CAN_LINK) != 0) {
+        ways |= w->roles & FG_ROLE_PREFILL ? FG_PLACE_AS_PREFILL : 0;
+        ways |= w->roles & FG_ROLE_DECODE ? FG_PLACE_AS_DECODE : 0;
+    }
+    if ((w->can & FG_PLACE_CAN_WHOLE) != 0 && is_meant_for_all(task, w->roles)) {
+        ways |= FG_PLACE_AS_WHOLE;
+    }
+    return ways;
 }
 
-static uint32_t pick_prefill(const fg_place_worker *workers, uint32_t count,
-                             const fg_place_request *request)
+/* By role alone, moving KV between two workers that are meant for both gains nothing. */
+bool fg_place_may_pair(const fg_place_task *task, uint32_t prefill, uint32_t decode)
 {
-    uint32_t best = NONE;
-    for (uint32_t i = 0; i < count; i++) {
-        const fg_place_worker *w = &workers[i];
-        if ((w->roles & FG_ROLE_PREFILL) && can_hold(w, request->total_tokens) &&
-            takes_prefill(w) && (best == NONE || less_prefill(w, &workers[best]))) {
-            best = i;
+    bool mixed = task->workers[prefill].roles == BOTH && task->workers[decode].roles == BOTH;
+    return prefill != decode && !(mixed && task->options->split == FG_PLACE_ALWAYS);
+}
+
+uint32_t fg_place_with_room(const fg_place_task *task, uint32_t worker, uint32_t ways)
+{
+    const fg_place_worker *w = &task->workers[worker];
+    bool prefill = w->roles == BOTH ? has_line(w, w->prefills) : w->prefills < w->max_seqs;
+    if (!prefill) {
+        ways &= ~(uint32_t)FG_PLACE_AS_PREFILL;
+    }
+    if (w->full) {
+        return ways & FG_PLACE_AS_PREFILL;
+    }
+    bool room = has_room(w, task->request);
+    if (!room) {
+        ways &= ~(uint32_t)FG_PLACE_AS_DECODE;
+    }
+    bool whole =
+        is_mixed(task, w) ? has_line(w, w->decodes) && has_line(w, w->prefills) : room && prefill;
+    return whole ? ways : ways & ~(uint32_t)FG_PLACE_AS_WHOLE;
+}
+
+/* ---- the verdict ---- */
+
+/* Whether some way is allowed, of those that can hold the request. Two workers for a split need not be
+ * looked for pair by pair: what stands between two that may is only that they are one, or, by role, both
+ * mixed. */
+static bool any_way(const fg_place_task *task)
+{
+    uint32_t prefill = FG_PLACE_NONE, decode = FG_PLACE_NONE;
+    for (uint32_t i = 0; i < task->count; i++) {
+        uint32_t ways = fg_place_may(task, i);
+        bool mixed = task->workers[i].roles == BOTH;
+        if ((ways & FG_PLACE_AS_WHOLE) ||
+            ((ways & FG_PLACE_AS_PREFILL) && decode != FG_PLACE_NONE &&
+             fg_place_may_pair(task, i, decode)) ||
+            ((ways & FG_PLACE_AS_DECODE) && prefill != FG_PLACE_NONE &&
+             fg_place_may_pair(task, prefill, i))) {
+            return true;
+        }
+        if ((ways & FG_PLACE_AS_PREFILL) && (prefill == FG_PLACE_NONE || !mixed)) {
+            prefill = i;
+        }
+        if ((ways & FG_PLACE_AS_DECODE) && (decode == FG_PLACE_NONE || !mixed)) {
+            decode = i;
         }
     }
-    return best;
+    return false;
 }
 
-/* Between workers that can do both, moving KV gains nothing: the decode side does all of it, unless a
- * pure prefill worker was picked. */
-static bool does_all(const fg_place_worker *decode, const fg_place_worker *prefill)
+/* The same for a request of no length: whether workers for it are missing at all. */
+static bool any_worker(const fg_place_task *task)
 {
-    return (decode->roles & FG_ROLE_PREFILL) != 0 && !is_pure(prefill);
+    fg_place_request nothing = { 0 };
+    fg_place_task smallest = *task;
+    smallest.request = &nothing;
+    return any_way(&smallest);
 }
 
-static uint32_t pick_decode(const fg_place_worker *workers, uint32_t count,
-                            const fg_place_request *request, const fg_place_worker *prefill)
+static fg_place_task task_of(const fg_place_options *options, const fg_place_worker *workers,
+                             uint32_t count, const fg_place_request *request)
 {
-    uint32_t best = NONE;
+    fg_place_task task = { options, workers, count, request, 0, 0 };
     for (uint32_t i = 0; i < count; i++) {
-        const fg_place_worker *w = &workers[i];
-        if ((w->roles & FG_ROLE_DECODE) && takes_decode(w, request, does_all(w, prefill)) &&
-            (best == NONE || less_decode(w, &workers[best]))) {
-            best = i;
-        }
+        task.roles |= workers[i].roles;
     }
-    return best;
+    fg_place_doubt(&task);
+    return task;
 }
 
-/* A worker with the decode role only is never asked to prefill, and the other way round; one with both
- * serves either side. */
-fg_place_verdict fg_place_pick(const fg_place_worker *workers, uint32_t count,
-                               const fg_place_request *request, fg_place_choice *choice_out)
+fg_place_verdict fg_place_pick(const fg_place_options *options, const fg_place_worker *workers,
+                               uint32_t count, const fg_place_request *request,
+                               fg_place_choice *choice_out)
 {
-    uint32_t roles = 0, fitting = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        roles |= workers[i].roles;
-        fitting |= can_hold(&workers[i], request->total_tokens) ? workers[i].roles : 0;
+    FG_ASSERT(count <= FG_LIMIT_WORKERS);
+    fg_place_task task = task_of(options, workers, count, request);
+    fg_place_choice choice = { .prefill = FG_PLACE_NONE, .decode = FG_PLACE_NONE };
+    bool found = options->policy == FG_PLACE_COST ? fg_place_pick_cost(&task, &choice)
+                                                  : fg_place_pick_plain(&task, &choice);
+    if (!found) {
+        return any_way(&task)      ? FG_PLACE_WAIT
+               : any_worker(&task) ? FG_PLACE_NEVER
+                                   : FG_PLACE_NOBODY;
     }
-    if (roles != (FG_ROLE_PREFILL | FG_ROLE_DECODE)) {
-        return FG_PLACE_NOBODY;
-    }
-    if (fitting != (FG_ROLE_PREFILL | FG_ROLE_DECODE)) {
-        return FG_PLACE_NEVER;
-    }
-    uint32_t prefill = pick_prefill(workers, count, request);
-    if (prefill == NONE) {
-        return FG_PLACE_WAIT;
-    }
-    uint32_t decode = pick_decode(workers, count, request, &workers[prefill]);
-    if (decode == NONE) {
-        return FG_PLACE_WAIT;
-    }
-    bool all = does_all(&workers[decode], &workers[prefill]);
-    *choice_out = (fg_place_choice){ .prefill = all ? decode : prefill, .decode = decode };
+    fg_place_explain(&task, &choice);
+    *choice_out = choice;
     return FG_PLACE_OK;
+}
+
+void fg_place_predict(const fg_place_options *options, const fg_place_worker *workers,
+                      uint32_t count, const fg_place_request *request, fg_place_choice *choice)
+{
+    fg_place_task task = task_of(options, workers, count, request);
+    fg_place_explain(&task, choice);
+}
+
+/* Chosen by the evaluation in tests/bench/placement. */
+fg_place_options fg_place_defaults(void)
+{
+    return (fg_place_options){ .policy = FG_PLACE_COST,
+                               .split = FG_PLACE_AUTO,
+                               .affinity = 1,
+                               .interference = 0.5,
+                               .backlog = 2,
+                               .answer_weight = 1.5 };
+}
+
+const char *fg_place_policy_name(fg_place_policy policy)
+{
+    static const char *const names[] = { "cost", "cache-only", "least-loaded", "round-robin",
+                                         "two-choices" };
+    return names[policy];
+}
+
+const char *fg_place_split_name(fg_place_split split)
+{
+    static const char *const names[] = { "auto", "always", "never" };
+    return names[split];
 }
