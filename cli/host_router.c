@@ -20,6 +20,8 @@ struct fg_host_router {
     fg_trace *trace;
     fg_metric *workers_gauge[2];
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
+    fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
+    fg_metric *known_blocks, *known_bytes;
     fg_dispatch_stats counted; /* what the counters show already */
     const char *prefill_names[FG_LIMIT_WORKERS];
     const char *decode_names[FG_LIMIT_WORKERS];
@@ -83,6 +85,66 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
                                     .help = "Times that damaged KV blocks were pushed again" });
 }
 
+static void register_routing(fg_host_router *router, fg_metrics *metrics)
+{
+    const struct {
+        fg_metric **metric;
+        fg_metric_spec spec;
+    } counters[] = {
+        { &router->stuck,
+          { .name = "workers_stuck_total",
+            .help = "Of the lost workers, those that ended no step" } },
+        { &router->refused,
+          { .name = "workers_refused_total", .help = "Workers that were not let in" } },
+        { &router->placed_whole,
+          { .name = "placements_total",
+            .help = "Times that a request was placed, by whether two workers share it",
+            .labels = { { "kind", "whole" } } } },
+        { &router->placed_split,
+          { .name = "placements_total",
+            .help = "Times that a request was placed, by whether two workers share it",
+            .labels = { { "kind", "split" } } } },
+        { &router->resyncs,
+          { .name = "residency_resyncs_total",
+            .help = "Times that a worker had to tell again what it has cached" } },
+        { &router->hits_expected,
+          { .name = "residency_hit_blocks_expected_total",
+            .help =
+                "Cached blocks of prompts, as the router expected them where it placed them" } },
+        { &router->hits_found,
+          { .name = "residency_hit_blocks_found_total",
+            .help = "Cached blocks of prompts, as the workers found them" } },
+    };
+    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
+        *counters[i].metric = fg_metrics_counter(metrics, &counters[i].spec);
+    }
+    router->known_blocks = fg_metrics_gauge(
+        metrics,
+        &(fg_metric_spec){ .name = "residency_blocks",
+                           .help = "Blocks that the router knows some worker to have cached" });
+    router->known_bytes =
+        fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "residency_bytes",
+                                                     .help = "Memory that this knowledge takes" });
+}
+
+static void update_routing(fg_host_router *router, const fg_dispatch_stats *stats)
+{
+    const fg_dispatch_stats *old = &router->counted;
+    fg_residency_stats known;
+    fg_residency_stats_get(fg_dispatch_residency(router->dispatch), &known);
+    fg_metric_set(router->known_blocks, (double)known.blocks);
+    fg_metric_set(router->known_bytes, (double)known.bytes);
+    uint64_t split = stats->placed_split - old->placed_split;
+    fg_metric_add(router->placed_split, (double)split);
+    fg_metric_add(router->placed_whole, (double)(stats->placed - old->placed - split));
+    fg_metric_add(router->stuck, (double)(stats->workers_stuck - old->workers_stuck));
+    fg_metric_add(router->refused, (double)(stats->refused_joins - old->refused_joins));
+    fg_metric_add(router->resyncs, (double)(stats->resyncs - old->resyncs));
+    fg_metric_add(router->hits_expected,
+                  (double)(stats->hit_blocks_expected - old->hit_blocks_expected));
+    fg_metric_add(router->hits_found, (double)(stats->hit_blocks_found - old->hit_blocks_found));
+}
+
 static void update_metrics(fg_host_router *router)
 {
     const fg_registry *registry = fg_dispatch_registry(router->dispatch);
@@ -106,6 +168,7 @@ static void update_metrics(fg_host_router *router)
     fg_metric_add(router->pushed_bytes, (double)(stats.pushed_bytes - old->pushed_bytes));
     fg_metric_add(router->pushed_blocks, (double)(stats.pushed_blocks - old->pushed_blocks));
     fg_metric_add(router->push_retries, (double)(stats.push_retries - old->push_retries));
+    update_routing(router, &stats);
     router->counted = stats;
 }
 
@@ -132,6 +195,9 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
     for (uint32_t i = 0; i < config->decode.count; i++) {
         router->decode_names[i] = config->decode.items[i];
     }
+    fg_place_options place = fg_place_defaults();
+    place.policy = (fg_place_policy)config->routing;
+    place.split = (fg_place_split)config->split;
     fg_dispatch_options options = {
         .clock = fg_clock_real(),
         .fingerprint = model->fingerprint,
@@ -140,6 +206,8 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .trace = router->trace,
         .lease_ms = config->lease_ms,
         .stuck_ms = config->stuck_ms,
+        .place = place,
+        .residency_bytes = (size_t)config->residency_mb << 20,
         .limits = { .queued_max = config->queue_limit,
                     .queued_tokens_max = (uint64_t)config->queue_limit * 65536,
                     .live_max = FG_LIMIT_LIVE_REQUESTS - 1 },
@@ -210,6 +278,7 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
     router->metrics = metrics;
     router->trace = place->trace;
     register_metrics(router, metrics);
+    register_routing(router, metrics);
     fg_bus_events events = {
         .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = router
     };

@@ -8,11 +8,14 @@
 #include "cli/pulse.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/engine/calibrate.h"
 #include "common/engine/engine.h"
 #include "common/link/link.h"
 #include "common/worker/worker.h"
 #include "decode-worker/decode.h"
 #include "prefill-worker/prefill.h"
+
+#define CALIBRATE_NS (150ull * 1000 * 1000)
 
 enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
 #define KV_DEFAULT_BYTES (512ull << 20)
@@ -166,7 +169,10 @@ static void engine_done(void *ctx)
 
 static void on_wake(void *ctx)
 {
-    fg_worker_on_engine(((fg_host_worker *)ctx)->worker);
+    fg_host_worker *host = ctx;
+    if (host->worker != NULL) { /* calibration, before there is a worker, wakes too */
+        fg_worker_on_engine(host->worker);
+    }
 }
 
 static void on_commit(void *ctx, const fg_link_commit *commit)
@@ -403,6 +409,35 @@ static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_c
                               .step_target_ns = (uint64_t)config->step_ms * 1000000u };
 }
 
+/* What the router is told to begin with; it learns the rest from what it sees. */
+static fg_status calibrate(fg_host_worker *host, fg_worker_options *worker, fg_error *err)
+{
+    fg_calibration c;
+    fg_calibrate_options options = { .engine = host->engine,
+                                     .layout = worker->layout,
+                                     .arena = host->arena,
+                                     .block_count = worker->block_count,
+                                     .limits = { .step_tokens_max = worker->limits.step_tokens_max,
+                                                 .step_seqs_max = worker->limits.seqs_max,
+                                                 .context_max = worker->context_max },
+                                     .budget_ns = CALIBRATE_NS };
+    fg_status status = fg_engine_calibrate(&options, &c, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    worker->speed = (fg_wire_speed){ .prefill_ns_base = c.prefill_ns_base,
+                                     .prefill_ns_per_token = c.prefill_ns_per_token,
+                                     .prefill_ps_per_kv = c.prefill_ps_per_kv,
+                                     .step_ns_base = c.step_ns_base,
+                                     .step_ns_per_row = c.step_ns_per_row,
+                                     .push_ns_per_block = c.copy_ns_per_block };
+    fg_info("worker",
+            "event=calibrated prefill_us_per_token=%.1f step_us=%.1f step_us_per_row=%.1f",
+            (double)c.prefill_ns_per_token / 1e3, (double)c.step_ns_base / 1e3,
+            (double)c.step_ns_per_row / 1e3);
+    return FG_OK;
+}
+
 static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, const fg_host_worker_place *place,
                              uint64_t epoch, fg_error *err)
@@ -432,7 +467,8 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .send = send_frame,
                                   .reconnect = reconnect,
                                   .ctx = host };
-    fg_status status = fg_worker_create(&options, &host->worker, err);
+    fg_status status = calibrate(host, &options, err);
+    status = status != FG_OK ? status : fg_worker_create(&options, &host->worker, err);
     if (status == FG_OK) {
         host->link_events = fg_worker_link_events(host->worker);
     }

@@ -7,7 +7,8 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
-enum { ATTEMPTS_MAX = 3 };
+enum { ATTEMPTS_MAX = 3, ANSWERS = 32 /* recent ones, for the mean */ };
+#define RESIDENCY_BYTES ((size_t)64 << 20)
 #define NOBODY_GRACE_NS (3000ull * 1000 * 1000)
 #define OWN_PAUSE_NS    (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
 
@@ -80,6 +81,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
     }
     dispatch->options = *options;
     dispatch->next_id = fg_hash_mix(options->router_epoch);
+    dispatch->dice.state = options->router_epoch;
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
     fg_registry_options registry = { .fingerprint = options->fingerprint,
                                      .lease_ns = (uint64_t)options->lease_ms * 1000000u,
@@ -89,11 +91,20 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         dispatch->by_id = fg_map_create(FG_LIMIT_LIVE_REQUESTS);
         dispatch->inbox = fg_arena_create(FG_LIMIT_FRAME_ARENA_BYTES);
         dispatch->snapshot = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->snapshot);
+        dispatch->found = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->found);
+        dispatch->hits = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->hits);
         dispatch->identities = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->identities);
         if (dispatch->by_id == NULL || dispatch->identities == NULL || dispatch->inbox == NULL ||
-            dispatch->snapshot == NULL) {
+            dispatch->snapshot == NULL || dispatch->found == NULL || dispatch->hits == NULL) {
             status = fg_fail(err, FG_AGAIN, "out of memory for the dispatcher's tables");
         }
+    }
+    if (status == FG_OK) {
+        size_t bytes = options->residency_bytes;
+        fg_residency_options residency = { .bytes_max = bytes != 0 ? bytes : RESIDENCY_BYTES,
+                                           .slot_count = FG_LIMIT_WORKERS,
+                                           .seed = options->cache_key.high };
+        status = fg_residency_create(&residency, &dispatch->residency, err);
     }
     if (status != FG_OK) {
         fg_dispatch_destroy(dispatch);
@@ -106,6 +117,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
 static void free_job(fg_job *job)
 {
     fg_journal_end(job->journal);
+    fg_mem_free(job->keys);
     fg_mem_free(job);
 }
 
@@ -122,7 +134,10 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_registry_destroy(dispatch->registry);
     fg_map_destroy(dispatch->by_id);
     fg_arena_destroy(dispatch->inbox);
+    fg_residency_destroy(dispatch->residency);
     fg_mem_free(dispatch->snapshot);
+    fg_mem_free(dispatch->found);
+    fg_mem_free(dispatch->hits);
     fg_mem_free(dispatch->identities);
     fg_buf_deinit(&dispatch->out);
     fg_mem_free(dispatch);
@@ -144,7 +159,7 @@ static void leave_workers(fg_dispatch *dispatch, fg_job *job)
     if (job->decode != job->prefill) {
         cancel_at(dispatch, job, job->decode);
     }
-    fg_dispatch_release_prefill(job);
+    fg_dispatch_release_prefill(dispatch, job);
     fg_dispatch_release_decode(job);
 }
 
@@ -170,6 +185,12 @@ static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
     };
 }
 
+static void note_answer(fg_dispatch *dispatch, uint32_t tokens)
+{
+    double mean = dispatch->mean_answer;
+    dispatch->mean_answer = mean == 0 ? tokens : mean + (tokens - mean) / ANSWERS;
+}
+
 /* The request leaves the books; its owner is told by the caller, or knows. */
 static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finish finish,
                                     const char *text)
@@ -189,6 +210,7 @@ static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finis
         dispatch->stats.cancelled++;
     } else {
         dispatch->stats.finished++;
+        note_answer(dispatch, fg_journal_count(job->journal));
     }
     job->record.finish = finish;
     job->record.attempts = job->attempt;
@@ -269,7 +291,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
                        (unsigned long long)total);
     }
     fg_place_verdict verdict =
-        fg_dispatch_place(dispatch, input->token_count, (uint32_t)total, &choice);
+        fg_dispatch_fits(dispatch, input->token_count, (uint32_t)total, &choice);
     if (verdict == FG_PLACE_NEVER) {
         return fg_fail(err, FG_BAD_INPUT,
                        "prompt (%u tokens) and max_tokens (%u) exceed what any "
@@ -378,6 +400,11 @@ void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats
     *stats_out = dispatch->stats;
 }
 
+const fg_residency *fg_dispatch_residency(const fg_dispatch *dispatch)
+{
+    return dispatch->residency;
+}
+
 const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch)
 {
     return dispatch->registry;
@@ -407,8 +434,8 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
     fg_place_verdict verdict = FG_PLACE_OK;
     if (head != NULL) {
         verdict =
-            fg_dispatch_place(dispatch, head->input.token_count,
-                              head->input.token_count + head->input.params.max_tokens, &choice);
+            fg_dispatch_fits(dispatch, head->input.token_count,
+                             head->input.token_count + head->input.params.max_tokens, &choice);
     }
     if (verdict != FG_PLACE_NOBODY && verdict != FG_PLACE_NEVER) {
         dispatch->nobody_since_ns = 0;
@@ -502,15 +529,19 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
 static void check_worker(const fg_dispatch *dispatch, const fg_reg_worker *w)
 {
     uint32_t prefills = 0, decodes = 0;
-    uint64_t tokens = 0, blocks = 0;
+    uint64_t tokens = 0, blocks = 0, context = 0;
+    uint32_t ahead = 0;
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         prefills += job->prefill == w;
         decodes += job->decode == w;
-        tokens += job->prefill == w ? job->input.token_count : 0;
+        tokens += job->prefill == w ? job->ahead_tokens : 0;
+        ahead += job->prefill == w && job->ahead_tokens > 0;
+        context += job->decode == w ? job->context_tokens : 0;
         blocks += job->decode == w ? job->need_blocks : 0;
     }
     FG_ASSERT(prefills == w->prefills && decodes == w->decodes);
     FG_ASSERT(tokens == w->prefill_tokens && blocks == w->decode_blocks);
+    FG_ASSERT(ahead == w->ahead && context == w->context_tokens && w->ahead_ns >= 0);
     FG_ASSERT(decodes <= FG_PLACE_LINE * w->max_seqs, "%s has %u requests", w->name, decodes);
 }
 

@@ -20,7 +20,9 @@
 #include "common/obs/trace.h"
 #include "proto/wire.h"
 #include "router/admit.h"
+#include "router/placement.h"
 #include "router/registry.h"
+#include "router/residency.h"
 
 typedef struct fg_dispatch fg_dispatch;
 
@@ -71,6 +73,8 @@ typedef struct fg_dispatch_options {
     uint32_t lease_ms;        /* a worker silent for longer is lost */
     uint32_t stuck_ms;        /* so is one that works and ends no step for so long; 0: never */
     fg_admit_limits limits;
+    fg_place_options place;
+    size_t residency_bytes; /* what may be known about cached blocks; 0: 64 MiB */
     const char *const
         *wait_for_prefill; /* names that must have joined once before ready; borrowed */
     uint32_t wait_for_prefill_count;
@@ -109,8 +113,11 @@ typedef struct fg_dispatch_stats {
     uint64_t started, finished, failed, cancelled, retried;
     uint64_t workers_lost, workers_stuck, frames_refused, stale_dropped, refused_joins;
     uint64_t pushed_blocks, pushed_bytes, push_retries;
+    uint64_t placed, placed_split, resyncs;
+    uint64_t hit_blocks_expected, hit_blocks_found; /* of prompts, where they were computed */
 } fg_dispatch_stats;
 void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out);
+const fg_residency *fg_dispatch_residency(const fg_dispatch *dispatch);
 const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch);
 /* Recounts what is counted as it goes; aborts on a difference (simulator, tests). */
 void fg_dispatch_check(const fg_dispatch *dispatch);

@@ -1,13 +1,14 @@
 /*
- * dispatch_internal - what dispatch.c (requests), dispatch_queue.c (who is placed next, and where),
- * dispatch_workers.c (workers and their messages) and dispatch_state.c (what people see) share. Private to
- * router.
+ * dispatch_internal - what dispatch.c (requests), dispatch_queue.c (who is placed next), dispatch_place.c
+ * (where), dispatch_know.c (what is known about the workers), dispatch_workers.c (workers and their
+ * messages) and dispatch_state.c (what people see) share. Private to router.
  */
 #ifndef FORGE_ROUTER_DISPATCH_INTERNAL_H
 #define FORGE_ROUTER_DISPATCH_INTERNAL_H
 
 #include "common/base/arena.h"
 #include "common/base/map.h"
+#include "common/base/rng.h"
 #include "common/obs/life.h"
 #include "router/dispatch.h"
 #include "router/journal.h"
@@ -34,6 +35,8 @@ typedef struct fg_job_record {
     uint32_t cached_tokens, chunks; /* of the prompt, on the worker that prefilled */
     uint32_t preemptions;           /* on all workers, in all attempts */
     uint32_t attempts;
+    uint64_t predicted_ttft_ns; /* from its last placing */
+    uint32_t predicted_hit_blocks;
     fg_finish finish;
 } fg_job_record;
 
@@ -56,7 +59,14 @@ typedef struct fg_job {
     fg_dispatch_job input;
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
-    uint32_t need_blocks;            /* booked at `decode`: of the prompt */
+    uint64_t *keys;                  /* of its prompt's full blocks; NULL: not named */
+    uint64_t root;
+    uint32_t key_count;
+    uint32_t ahead_tokens;    /* booked at `prefill`: of the prompt, still to be computed */
+    double ahead_ns;          /* predicted for them */
+    uint64_t before_tokens;   /* that were ahead of them */
+    uint32_t need_blocks;     /* booked at `decode`: of the prompt */
+    uint32_t context_tokens;  /* booked at `decode` */
     uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
     uint32_t state_tokens;    /* tokens delivered when it entered its state */
     bool done_known;          /* the last worker has ended it; tokens may still be missing */
@@ -83,8 +93,14 @@ struct fg_dispatch {
     fg_job_record recent[FG_RECENT_MAX];
     uint32_t recent_count; /* ever; the newest is at (recent_count - 1) % FG_RECENT_MAX */
     fg_refusal refusals[FG_REFUSALS_MAX]; /* stats.refused_joins ever, kept like recent */
+    fg_residency *residency;
     fg_place_worker *snapshot;
-    double ended_rate; /* per second, smoothed */
+    fg_residency_hit *found;             /* by the tree; as many as there are slots */
+    fg_place_hit *hits;                  /* like snapshot */
+    uint32_t index_of[FG_LIMIT_WORKERS]; /* in the snapshot, by peer */
+    fg_rng dice;
+    double mean_answer; /* tokens, of recent requests; 0: none has ended */
+    double ended_rate;  /* per second, smoothed */
     uint64_t ended_seen, rate_at_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
@@ -94,17 +110,43 @@ struct fg_dispatch {
 void fg_dispatch_enqueue(fg_dispatch *dispatch, fg_job *job);
 /* Does nothing when it is not in the queue. */
 void fg_dispatch_dequeue(fg_dispatch *dispatch, fg_job *job);
-fg_place_verdict fg_dispatch_place(const fg_dispatch *dispatch, uint32_t prompt_tokens,
-                                   uint32_t total_tokens, fg_place_choice *choice_out);
 /* Places what can be placed, from the queue's head. */
 void fg_dispatch_pump(fg_dispatch *dispatch);
 /* Back to its old place in the queue, not counted as a failure: the worker was full after all. */
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
-/* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */
-void fg_dispatch_make_local(fg_job *job);
-void fg_dispatch_release_prefill(fg_job *job);
-void fg_dispatch_release_decode(fg_job *job);
 void fg_dispatch_check_queue(const fg_dispatch *dispatch);
+
+/* dispatch_place.c */
+/* Whether a request of this size could be placed, now or ever, whatever is cached. */
+fg_place_verdict fg_dispatch_fits(fg_dispatch *dispatch, uint32_t prompt_tokens,
+                                  uint32_t total_tokens, fg_place_choice *choice_out);
+fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
+                                    fg_place_choice *choice_out);
+/* Books the job, which is in no queue, and tells its worker. False: that could not be told, the job is back
+ * in the queue. */
+bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
+/* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */
+void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job);
+/* Its prompt is computed, or will not be. */
+void fg_dispatch_release_ahead(fg_dispatch *dispatch, fg_job *job);
+void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job);
+void fg_dispatch_release_decode(fg_job *job);
+
+/* dispatch_know.c */
+void fg_dispatch_know_worker(fg_dispatch *dispatch, fg_reg_worker *worker);
+void fg_dispatch_forget_worker(fg_dispatch *dispatch, const fg_reg_worker *worker);
+void fg_dispatch_name_blocks(fg_dispatch *dispatch, fg_job *job);
+/* One per worker of the snapshot, or NULL: nobody has anything of it. */
+const fg_place_hit *fg_dispatch_hits(fg_dispatch *dispatch, fg_job *job, uint32_t worker_count);
+/* Other requests that lately shared its beginning. */
+double fg_dispatch_heat(const fg_dispatch *dispatch, const fg_job *job);
+/* It was placed: its blocks are expected on its workers. */
+void fg_dispatch_foresee(fg_dispatch *dispatch, const fg_job *job);
+void fg_dispatch_on_news(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
+void fg_dispatch_check_news(fg_dispatch *dispatch, fg_reg_worker *worker);
+void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *msg);
+void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg);
+void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, uint32_t rows);
 
 /* dispatch.c */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);

@@ -16,17 +16,19 @@ static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, f
 {
     fg_buf_puts(out, "{\"name\":\"");
     fg_buf_json_escape(out, w->name, strlen(w->name));
-    fg_buf_printf(out,
-                  "\",\"role\":\"%s\",\"epoch\":%llu,\"pid\":%llu,"
-                  "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
-                  "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
-                  "\"busy_ms\":%.1f,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f}",
-                  fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch,
-                  (unsigned long long)w->pid, w->load.total, w->load.free, w->load.cached,
-                  w->load.held, w->load.pinned, w->load.quarantined, w->load.running,
-                  w->load.waiting, (unsigned long long)w->load.steps, (double)w->load.busy_ns / 1e6,
-                  w->draining ? "true" : "false", w->stalled ? "true" : "false",
-                  ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
+    fg_buf_printf(
+        out,
+        "\",\"role\":\"%s\",\"epoch\":%llu,\"pid\":%llu,"
+        "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
+        "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
+        "\"busy_ms\":%.1f,\"known_blocks\":%llu,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f}",
+        fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch, (unsigned long long)w->pid,
+        w->load.total, w->load.free, w->load.cached, w->load.held, w->load.pinned,
+        w->load.quarantined, w->load.running, w->load.waiting, (unsigned long long)w->load.steps,
+        (double)w->load.busy_ns / 1e6,
+        (unsigned long long)fg_residency_slot_blocks(dispatch->residency, w->peer, FG_TIER_DEVICE),
+        w->draining ? "true" : "false", w->stalled ? "true" : "false",
+        ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
 }
 
 static const char *finish_name(fg_finish finish)
@@ -61,13 +63,14 @@ static void render_record(const fg_job_record *r, fg_buf *out)
         "\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
         "\"handover_gap_ms\":%.3f,\"itl_ms\":%.3f,\"e2e_ms\":%.3f,"
         "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"cached_tokens\":%u,\"chunks\":%u,"
-        "\"preemptions\":%u,\"attempts\":%u,"
+        "\"preemptions\":%u,\"attempts\":%u,\"predicted_ttft_ms\":%.3f,\"expected_hit_blocks\":%u,"
         "\"finish\":\"%s\"}",
         r->push_retries, (double)r->push_exposed_ns / 1e6, ms_between(r->created_ns, r->placed_ns),
         (double)r->prefill_queue_ns / 1e6, (double)r->prefill_compute_ns / 1e6,
         ms_between(r->created_ns, r->first_ns), ms_between(r->first_ns, r->second_ns), itl,
         ms_between(r->created_ns, r->last_ns), r->prompt_tokens, r->completion_tokens,
-        r->cached_tokens, r->chunks, r->preemptions, r->attempts, finish_name(r->finish));
+        r->cached_tokens, r->chunks, r->preemptions, r->attempts,
+        (double)r->predicted_ttft_ns / 1e6, r->predicted_hit_blocks, finish_name(r->finish));
 }
 
 static void render_refusals(const fg_dispatch *dispatch, fg_buf *out)

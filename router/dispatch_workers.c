@@ -87,6 +87,7 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
     fg_info("registry", "event=joined worker=%s role=%s pid=%llu blocks=%u class=%s", worker->name,
             fg_dispatch_role_name(worker->roles), (unsigned long long)worker->pid,
             worker->block_count, hello->numerics_class);
+    fg_dispatch_know_worker(dispatch, worker);
     fg_msg msg = { .kind = FG_MSG_WELCOME };
     msg.welcome.router_epoch = dispatch->options.router_epoch;
     msg.welcome.lease_ms = dispatch->options.lease_ms;
@@ -177,7 +178,7 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
     fg_job *job;
     while ((job = job_of(dispatch, worker)) != NULL) {
         if (job->prefill == worker) {
-            fg_dispatch_release_prefill(job);
+            fg_dispatch_release_prefill(dispatch, job);
         }
         if (job->decode == worker) {
             fg_dispatch_release_decode(job);
@@ -185,6 +186,7 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, text);
     }
     uint32_t peer = worker->peer;
+    fg_dispatch_forget_worker(dispatch, worker);
     fg_registry_remove(dispatch->registry, worker);
     dispatch->options.drop(dispatch->options.ctx, peer);
     fg_dispatch_pump(dispatch);
@@ -240,7 +242,7 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
         return;
     }
     if (msg->ticket.local) {
-        fg_dispatch_make_local(job);
+        fg_dispatch_make_local(dispatch, job);
         fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
         return;
     }
@@ -274,6 +276,10 @@ static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const f
     job->record.cached_tokens = cached;
     job->record.chunks = msg->first.chunks;
     job->computed_tokens = prompt - cached;
+    dispatch->stats.hit_blocks_expected += job->record.predicted_hit_blocks;
+    dispatch->stats.hit_blocks_found += cached / job->prefill->block_size;
+    fg_dispatch_release_ahead(dispatch, job);
+    fg_dispatch_learn_first(dispatch, job, msg);
     fg_dispatch_set_state(dispatch, job,
                           job->prefill == job->decode ? FG_LIFE_DECODING : FG_LIFE_TRANSFERRING);
     fg_dispatch_deliver(dispatch, job);
@@ -292,14 +298,16 @@ static void on_pushed(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
     job->record.kv_bytes = msg->pushed.bytes;
     job->record.push_exposed_ns = msg->pushed.exposed_ns;
     job->record.push_retries = msg->pushed.retries;
+    fg_dispatch_learn_push(job, msg);
     snprintf(job->record.transport, sizeof job->record.transport, "%s", msg->pushed.transport);
     if (job->life.state == FG_LIFE_TRANSFERRING) {
         fg_dispatch_set_state(dispatch, job, FG_LIFE_DECODING);
     }
 }
 
-static void on_tokens(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
+    fg_dispatch_learn_step(dispatch, worker, msg->tokens.count);
     for (uint32_t i = 0; i < msg->tokens.count; i++) {
         const fg_wire_token *token = &msg->tokens.tokens[i];
         fg_job *job = find_job(dispatch, worker, token->request, token->attempt);
@@ -311,6 +319,8 @@ static void on_tokens(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
             dispatch->stats.stale_dropped++;
             continue;
         }
+        job->context_tokens++;
+        job->decode->context_tokens++;
         fg_dispatch_deliver(dispatch, job);
     }
 }
@@ -327,7 +337,7 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
     }
     bool was_decode = job->decode == worker;
     if (job->prefill == worker) {
-        fg_dispatch_release_prefill(job);
+        fg_dispatch_release_prefill(dispatch, job);
     }
     if (was_decode) {
         fg_dispatch_release_decode(job);
@@ -360,12 +370,14 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
         break; /* a doubled one */
     case FG_MSG_LOAD:
         fg_registry_update(worker, &msg->load, fg_dispatch_now(dispatch));
+        fg_dispatch_check_news(dispatch, worker);
         break;
     case FG_MSG_DRAIN:
         fg_info("registry", "event=draining worker=%s", worker->name);
         worker->draining = true;
         break;
     case FG_MSG_NEWS:
+        fg_dispatch_on_news(dispatch, worker, msg);
         break;
     case FG_MSG_TICKET:
         on_ticket(dispatch, worker, msg);

@@ -17,6 +17,7 @@
 #include "common/base/status.h"
 #include "common/kv/block_key.h"
 #include "proto/wire.h"
+#include "router/speed.h"
 
 typedef struct fg_registry fg_registry;
 
@@ -38,9 +39,18 @@ typedef struct fg_reg_worker {
     bool draining;
     /* What this router has placed there and not yet seen the end of: ahead of the reports. */
     uint32_t prefills, decodes;
-    uint64_t placed; /* requests ever placed there */
-    uint64_t prefill_tokens;
-    uint64_t decode_blocks; /* of their prompts */
+    uint64_t placed;         /* requests ever placed there */
+    uint64_t prefill_tokens; /* that are still to be computed there, as far as is known */
+    uint32_t ahead;          /* prompts that these belong to */
+    double ahead_ns;         /* predicted for them */
+    uint64_t ahead_since_ns; /* the first of them is under way */
+    uint64_t context_tokens; /* of placed sequences that decode there */
+    uint64_t decode_blocks;  /* of their prompts */
+    fg_speed pace;           /* how fast it is, as far as is known */
+    uint64_t tokens_ns; /* its last TOKENS, 0: nothing is to be learned from the next; of so many */
+    uint32_t tokens_rows, tokens_decodes;
+    uint64_t news_sequence; /* of its last NEWS */
+    uint64_t resync_ns;     /* when it was last asked to tell everything again; 0: never */
     bool deaf;              /* a frame that it had to get could not be sent */
     bool full;              /* answered a RESERVE with "busy"; cleared by its next report */
 } fg_reg_worker;

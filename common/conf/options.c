@@ -41,6 +41,16 @@ static const fg_conf_choice levels[] = {
     { NULL, 0 },
 };
 
+static const fg_conf_choice routings[] = { { "cost", FG_ROUTE_COST },
+                                           { "cache", FG_ROUTE_CACHE },
+                                           { "least-loaded", FG_ROUTE_LEAST_LOADED },
+                                           { "round-robin", FG_ROUTE_ROUND_ROBIN },
+                                           { "two-choices", FG_ROUTE_TWO_CHOICES },
+                                           { NULL, 0 } };
+static const fg_conf_choice splits[] = { { "auto", FG_SPLIT_AUTO },
+                                         { "always", FG_SPLIT_ALWAYS },
+                                         { "never", FG_SPLIT_NEVER },
+                                         { NULL, 0 } };
 static const fg_conf_choice role_names[] = {
     { "mode", 0 },
     { "prefill", FG_USE_PREFILL },
@@ -182,6 +192,42 @@ static const fg_option options[] = {
       AT(lease_ms),
       .help = "A worker that is silent for so long, in milliseconds, counts as dead. Its requests "
               "end with an error, those that have shown no token yet are placed again." },
+    { .name = "routing",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "cost",
+      .choices = routings,
+      .group = cluster,
+      .roles = "router",
+      AT(routing),
+      .help =
+          "How a worker is chosen: by predicted time, which counts cached prefixes, queues, "
+          "hand-over "
+          "and what others would suffer (cost), or, to compare, by the longest cached prefix alone "
+          "(cache), by load alone (least-loaded), in turns (round-robin), or the less loaded of "
+          "two "
+          "that are drawn (two-choices)." },
+    { .name = "split",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = splits,
+      .group = cluster,
+      .roles = "router",
+      AT(split),
+      .help =
+          "Whether prompt and answer of a request are computed by two workers: whatever is "
+          "predicted "
+          "to be better for it (auto), always where there are workers for both roles (always), or "
+          "never." },
+    { .name = "residency-mb",
+      .type = FG_OPTION_U32,
+      .default_text = "64",
+      .min = 1,
+      .max = 65536,
+      .group = cluster,
+      .roles = "router",
+      AT(residency_mb),
+      .help = "Memory, in MiB, for knowing which worker has which blocks cached; the least used is "
+              "forgotten first." },
     { .name = "stuck-ms",
       .type = FG_OPTION_U32,
       .default_text = "120000",

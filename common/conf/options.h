@@ -15,6 +15,16 @@ typedef enum fg_mode {
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
 typedef enum fg_cpu_isa { FG_ISA_AUTO, FG_ISA_PLAIN, FG_ISA_AVX2 } fg_cpu_isa;
 
+/* Both in the order of router/placement.h. */
+typedef enum fg_routing {
+    FG_ROUTE_COST,
+    FG_ROUTE_CACHE,
+    FG_ROUTE_LEAST_LOADED,
+    FG_ROUTE_ROUND_ROBIN,
+    FG_ROUTE_TWO_CHOICES
+} fg_routing;
+typedef enum fg_split { FG_SPLIT_AUTO, FG_SPLIT_ALWAYS, FG_SPLIT_NEVER } fg_split;
+
 /* Bits as on the wire. */
 typedef enum fg_use { FG_USE_PREFILL = 1, FG_USE_DECODE = 2 } fg_use;
 
@@ -38,6 +48,9 @@ typedef struct fg_serve_config {
     fg_conf_names prefill;
     fg_conf_names decode;
     uint32_t lease_ms, stuck_ms;
+    int routing; /* fg_routing */
+    int split;   /* fg_split */
+    uint32_t residency_mb;
     int roles;        /* fg_use; 0: by mode */
     int kv_transport; /* fg_kv_transport */
     const char *link_host;

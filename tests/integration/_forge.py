@@ -189,13 +189,15 @@ class Cluster:
     """
 
     def __init__(self, forge, model, prefill=1, decode=1, standalone=False, flags=(), threads=1,
-                 transport=None, logs=None):
+                 transport=None, logs=None, split="always"):
         if not os.access(forge, os.X_OK):
             raise AssertionError(f"{forge} is not there: cmake --build --preset release")
         self.forge, self.model, self.threads = forge, model, threads
         self.flags = [str(flag) for flag in flags]
         if transport:
             self.flags += ["--kv-transport", transport]
+        if not standalone and "--split" not in self.flags:
+            self.flags += ["--split", split]  # left to itself the router hands little over
         self.own_folder = logs is None
         self.folder = logs or tempfile.mkdtemp(prefix="forge-test-")
         os.makedirs(self.folder, exist_ok=True)

@@ -779,7 +779,12 @@ static void open_world(world *w, const sim_options *options)
     };
     status = fg_bus_listen_mem(w->bus_hub, &events, &w->router_bus, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
+    fg_place_options place = fg_place_defaults();
+    place.policy = (fg_place_policy)below(w, FG_PLACE_TWO_CHOICES + 1);
+    place.split = (fg_place_split)below(w, FG_PLACE_UNSPLIT + 1);
     fg_dispatch_options dispatch = {
+        .place = place,
+        .residency_bytes = 1 << 20,
         .clock = fg_clock_manual(&w->now_ns),
         .fingerprint = { 11, 22 },
         .router_epoch = options->seed,
@@ -807,6 +812,9 @@ static void open_world(world *w, const sim_options *options)
 static void check_books(const world *w)
 {
     fg_dispatch_check(w->dispatch);
+    if (w->report.events % 64 == 0) {
+        fg_residency_check(fg_dispatch_residency(w->dispatch));
+    }
     for (uint32_t i = 0; i < w->worker_count; i++) {
         if (w->workers[i].alive) {
             fg_worker_check(w->workers[i].worker);

@@ -50,7 +50,11 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
 
 fg_dispatch_options bench_options(bench *b)
 {
+    fg_place_options place = fg_place_defaults();
+    place.split = FG_PLACE_ALWAYS;
     return (fg_dispatch_options){
+        .place = place,
+        .residency_bytes = 1 << 20,
         .clock = fg_clock_manual(&b->now_ns),
         .fingerprint = { 1, 2 },
         .cache_key = { 0xC0FFEE, 0xBEEF },

@@ -1,0 +1,114 @@
+#include "common/engine/calibrate.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "common/base/clock.h"
+
+enum {
+    ROWS_MAX = 4,
+    CHUNK = 32,
+    FAR = 512, /* where a chunk attends to much */
+    BLOCKS_MAX = FAR + CHUNK,
+    COPIES = 8,
+};
+
+/* One step's shape: so many sequences of so many tokens behind a position. Sequence i has the arena's blocks
+ * from i on, so that no two write one slot; nobody looks at what comes out. */
+typedef struct shape {
+    uint32_t rows, tokens, position;
+} shape;
+
+static bool fits(const fg_calibrate_options *o, const shape *s)
+{
+    uint32_t end = s->position + s->tokens;
+    uint32_t blocks = fg_kv_blocks_for(end, o->layout.block_size);
+    return blocks + s->rows <= o->block_count + 1 && blocks <= BLOCKS_MAX &&
+           end <= o->limits.context_max && s->rows <= o->limits.step_seqs_max &&
+           s->rows * s->tokens <= o->limits.step_tokens_max;
+}
+
+static fg_status run(const fg_calibrate_options *o, const shape *s, uint64_t *took_out,
+                     fg_error *err)
+{
+    uint32_t tokens[CHUNK], blocks[BLOCKS_MAX + ROWS_MAX];
+    fg_step_seq seqs[ROWS_MAX];
+    for (uint32_t i = 0; i < CHUNK; i++) {
+        tokens[i] = 1;
+    }
+    for (uint32_t i = 0; i < BLOCKS_MAX + ROWS_MAX; i++) {
+        blocks[i] = i;
+    }
+    for (uint32_t i = 0; i < s->rows; i++) {
+        seqs[i] = (fg_step_seq){ .tokens = tokens,
+                                 .token_count = s->tokens,
+                                 .first_position = s->position,
+                                 .block_ids = blocks + i,
+                                 .block_count = fg_kv_blocks_for(s->position + s->tokens,
+                                                                 o->layout.block_size),
+                                 .sample = true };
+    }
+    fg_step step = { .seqs = seqs, .seq_count = s->rows };
+    fg_status status = fg_engine_begin(o->engine, &step, err);
+    while (status == FG_OK && fg_engine_poll(o->engine) == NULL) {
+        nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+    }
+    *took_out = step.compute_ns_out;
+    return status == FG_OK ? FG_OK : FG_BROKEN;
+}
+
+static uint64_t copy_time(const fg_calibrate_options *o)
+{
+    if (o->block_count < 2) {
+        return 0;
+    }
+    fg_clock clock = fg_clock_real();
+    char *arena = o->arena;
+    uint64_t from = fg_clock_now_ns(&clock);
+    for (uint32_t i = 0; i < COPIES; i++) {
+        size_t at = (1 + i % (o->block_count - 1)) * o->layout.block_bytes;
+        memcpy(arena + at, arena, o->layout.block_bytes);
+    }
+    uint64_t each = (fg_clock_now_ns(&clock) - from) / COPIES;
+    return each > 0 ? each : 1;
+}
+
+static uint64_t above(uint64_t value, uint64_t base)
+{
+    return value > base ? value - base : 0;
+}
+
+fg_status fg_engine_calibrate(const fg_calibrate_options *o, fg_calibration *out, fg_error *err)
+{
+    /* The first one only warms up. */
+    static const shape shapes[] = {
+        { 1, 1, 0 }, { 1, 1, 0 }, { ROWS_MAX, 1, 0 }, { 1, CHUNK, 0 }, { 1, CHUNK, FAR }
+    };
+    enum { WARM, ONE, ROWS, NEAR, FAR_OFF, SHAPES };
+    uint64_t took[SHAPES] = { 0 }, spent = 0;
+    for (int i = 0; i < SHAPES && spent < o->budget_ns; i++) {
+        if (!fits(o, &shapes[i])) {
+            continue;
+        }
+        fg_status status = run(o, &shapes[i], &took[i], err);
+        if (status != FG_OK) {
+            return status;
+        }
+        spent += took[i];
+    }
+    fg_calibration c = { .copy_ns_per_block = copy_time(o) };
+    if (took[ROWS] > 0) {
+        c.step_ns_per_row = above(took[ROWS], took[ONE]) / (ROWS_MAX - 1);
+    }
+    c.step_ns_base = above(took[ONE] > 0 ? took[ONE] : took[WARM], c.step_ns_per_row);
+    if (took[NEAR] > 0) {
+        /* A prompt's step has what every step has, and its tokens. */
+        c.prefill_ns_base = c.step_ns_base < took[NEAR] / 2 ? c.step_ns_base : took[NEAR] / 2;
+        c.prefill_ns_per_token = (took[NEAR] - c.prefill_ns_base) / CHUNK;
+    }
+    if (took[FAR_OFF] > 0) {
+        c.prefill_ps_per_kv = above(took[FAR_OFF], took[NEAR]) * 1000 / (FAR * CHUNK);
+    }
+    *out = c;
+    return FG_OK;
+}

@@ -1,0 +1,211 @@
+/* Where a request goes, what is booked there for it, and its first message. */
+#include "router/dispatch_internal.h"
+
+#include <string.h>
+
+#include "common/kv/layout.h"
+
+enum { BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE };
+
+/* ---- choosing ---- */
+
+/* What the prompts placed there take, and what nobody can use; a report cannot push it beyond what there
+ * is. */
+static uint32_t blocks_used(const fg_reg_worker *worker)
+{
+    uint64_t used = worker->decode_blocks + worker->load.quarantined;
+    return used < worker->block_count ? (uint32_t)used : worker->block_count;
+}
+
+/* Predicted computing of the prompts that are ahead there. The first of them is under way: what it has
+ * had already is taken off, but no more than an even share. */
+static double queue_ns(const fg_reg_worker *worker, uint64_t now)
+{
+    if (worker->ahead == 0) {
+        return 0;
+    }
+    double share = worker->ahead_ns / worker->ahead;
+    double passed = (double)(now - worker->ahead_since_ns);
+    return worker->ahead_ns - (passed < share ? passed : share);
+}
+
+static fg_place_worker view(const fg_reg_worker *w, uint64_t now)
+{
+    uint32_t can = (w->able == BOTH ? FG_PLACE_CAN_WHOLE : 0u) |
+                   (w->link_record_bytes > 0 ? FG_PLACE_CAN_LINK : 0u);
+    return (fg_place_worker){ .roles = w->draining || w->stalled ? 0 : w->roles,
+                              .can = can,
+                              .block_count = w->block_count,
+                              .block_size = w->block_size,
+                              .context_max = w->context_max,
+                              .max_seqs = w->max_seqs,
+                              .prefills = w->prefills,
+                              .decodes = w->decodes,
+                              .prefill_tokens = w->prefill_tokens,
+                              .placed = w->placed,
+                              .blocks_used = blocks_used(w),
+                              .full = w->full,
+                              .speed = &w->pace,
+                              .queue_ns = queue_ns(w, now),
+                              .kv_tokens = w->context_tokens };
+}
+
+static uint32_t take_snapshot(fg_dispatch *dispatch)
+{
+    uint64_t now = fg_dispatch_now(dispatch);
+    uint32_t count = fg_registry_count(dispatch->registry);
+    for (uint32_t i = 0; i < count; i++) {
+        const fg_reg_worker *w = fg_registry_at(dispatch->registry, i);
+        dispatch->snapshot[i] = view(w, now);
+        dispatch->index_of[w->peer] = i;
+    }
+    return count;
+}
+
+/* An answer is as long as the recent ones were, but no longer than this one may be. */
+static uint32_t expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens)
+{
+    double mean = dispatch->mean_answer;
+    return mean > 0 && mean < max_tokens ? (uint32_t)mean + 1 : max_tokens;
+}
+
+fg_place_verdict fg_dispatch_fits(fg_dispatch *dispatch, uint32_t prompt_tokens,
+                                  uint32_t total_tokens, fg_place_choice *choice_out)
+{
+    fg_place_request request = { .prompt_tokens = prompt_tokens, .total_tokens = total_tokens };
+    uint32_t count = take_snapshot(dispatch);
+    return fg_place_pick(&dispatch->options.place, dispatch->snapshot, count, &request, choice_out);
+}
+
+fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place_choice *choice_out)
+{
+    uint32_t count = take_snapshot(dispatch);
+    uint32_t most = job->input.params.max_tokens;
+    fg_place_request request = { .prompt_tokens = job->input.token_count,
+                                 .total_tokens = job->input.token_count + most,
+                                 .answer_tokens = expected_answer(dispatch, most),
+                                 .hits = fg_dispatch_hits(dispatch, job, count),
+                                 .heat = fg_dispatch_heat(dispatch, job),
+                                 .turn = dispatch->stats.placed,
+                                 .dice = fg_rng_next(&dispatch->dice) };
+    return fg_place_pick(&dispatch->options.place, dispatch->snapshot, count, &request, choice_out);
+}
+
+/* ---- booking ---- */
+
+static void book_ahead(fg_dispatch *dispatch, fg_job *job, uint32_t hit_blocks)
+{
+    fg_reg_worker *worker = job->prefill;
+    uint32_t cached = hit_blocks * worker->block_size;
+    uint32_t tokens = job->input.token_count - (cached < job->input.token_count ? cached : 0);
+    job->before_tokens = worker->prefill_tokens;
+    job->ahead_tokens = tokens;
+    job->ahead_ns = fg_speed_prefill_ns(&worker->pace, job->input.token_count - tokens, tokens);
+    if (worker->ahead++ == 0) {
+        worker->ahead_since_ns = fg_dispatch_now(dispatch);
+    }
+    worker->prefill_tokens += tokens;
+    worker->ahead_ns += job->ahead_ns;
+}
+
+void fg_dispatch_release_ahead(fg_dispatch *dispatch, fg_job *job)
+{
+    fg_reg_worker *worker = job->prefill;
+    if (worker == NULL || job->ahead_tokens == 0) {
+        return;
+    }
+    worker->prefill_tokens -= job->ahead_tokens;
+    worker->ahead--;
+    worker->ahead_ns = worker->ahead == 0 ? 0 : worker->ahead_ns - job->ahead_ns;
+    worker->ahead_since_ns = fg_dispatch_now(dispatch);
+    job->ahead_tokens = 0;
+}
+
+static void book(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    fg_reg_worker *prefill = fg_registry_at(dispatch->registry, choice->prefill);
+    fg_reg_worker *decode = fg_registry_at(dispatch->registry, choice->decode);
+    job->prefill = prefill;
+    job->decode = decode;
+    prefill->prefills++;
+    prefill->placed++;
+    decode->placed += decode != prefill;
+    book_ahead(dispatch, job, choice->hit_prefill);
+    job->need_blocks = fg_kv_blocks_for(job->input.token_count, decode->block_size);
+    job->context_tokens = job->input.token_count;
+    decode->decodes++;
+    decode->decode_blocks += job->need_blocks;
+    decode->context_tokens += job->context_tokens;
+}
+
+void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job)
+{
+    if (job->prefill != NULL) {
+        fg_dispatch_release_ahead(dispatch, job);
+        job->prefill->prefills--;
+        job->prefill = NULL;
+    }
+}
+
+void fg_dispatch_release_decode(fg_job *job)
+{
+    if (job->decode != NULL) {
+        job->decode->decodes--;
+        job->decode->decode_blocks -= job->need_blocks;
+        job->decode->context_tokens -= job->context_tokens;
+        job->decode = NULL;
+    }
+}
+
+void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)
+{
+    fg_dispatch_release_prefill(dispatch, job);
+    job->prefill = job->decode;
+    job->prefill->prefills++;
+    book_ahead(dispatch, job, 0);
+    memcpy(job->record.prefill, job->record.decode, sizeof job->record.prefill);
+}
+
+/* ---- sending off ---- */
+
+/* RESERVE to the decode worker, or PREFILL where one does both. */
+static fg_status launch(fg_dispatch *dispatch, fg_job *job)
+{
+    fg_msg msg = { .request = job->id, .attempt = job->attempt };
+    if (job->prefill == job->decode) {
+        msg.kind = FG_MSG_PREFILL;
+        msg.prefill.tokens = job->input.tokens;
+        msg.prefill.token_count = job->input.token_count;
+        msg.prefill.sampling = job->input.params;
+        return fg_dispatch_send(dispatch, job->prefill, &msg);
+    }
+    msg.kind = FG_MSG_RESERVE;
+    msg.reserve.writer.name = job->prefill->name;
+    msg.reserve.writer.epoch = job->prefill->epoch;
+    msg.reserve.tokens = job->input.tokens;
+    msg.reserve.token_count = job->input.token_count;
+    msg.reserve.sampling = job->input.params;
+    return fg_dispatch_send(dispatch, job->decode, &msg);
+}
+
+bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    book(dispatch, job, choice);
+    fg_reg_worker *prefill = job->prefill, *decode = job->decode;
+    fg_job_record *record = &job->record;
+    memcpy(record->prefill, prefill->name, sizeof record->prefill);
+    memcpy(record->decode, decode->name, sizeof record->decode);
+    record->placed_ns = fg_dispatch_now(dispatch);
+    record->predicted_ttft_ns = choice->ttft_ns;
+    record->predicted_hit_blocks = choice->hit_prefill;
+    dispatch->stats.placed++;
+    dispatch->stats.placed_split += prefill != decode;
+    fg_dispatch_set_state(dispatch, job, prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
+    if (launch(dispatch, job) != FG_OK) {
+        decode->full = true; /* its queue of frames is; its next report clears this */
+        fg_dispatch_requeue(dispatch, job);
+        return false;
+    }
+    fg_dispatch_foresee(dispatch, job);
+    return true;
+}

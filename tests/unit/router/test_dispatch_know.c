@@ -1,0 +1,229 @@
+/* What the dispatcher knows of its workers: what they have cached, whether they have told all of it, how
+ * fast they are; and that it places accordingly. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/rng.h"
+#include "common/kv/block_key.h"
+#include "tests/support/test.h"
+#include "tests/unit/router/dispatch_bench.h"
+
+enum { P2 = 12, PROMPT = 18, BLOCKS = 4 /* full ones of the prompt */ };
+
+/* The keys of bench_start's prompt, as its workers would make them. */
+static void name(uint64_t *keys, uint64_t *root)
+{
+    fg_digest128 fingerprint = { 1, 2 };
+    fg_block_namer namer = { .secret = { 0xC0FFEE, 0xBEEF },
+                             .identity = fg_block_identity(fingerprint, "c", 1),
+                             .block_size = 4 };
+    static const uint32_t tokens[PROMPT] = { 5 };
+    fg_digest128 parent = fg_block_root(&namer, 0, 0);
+    *root = parent.low;
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        parent = fg_block_key(&namer, parent, i, tokens + (size_t)i * 4);
+        keys[i] = parent.low;
+    }
+}
+
+static void tell(bench *b, uint32_t peer, uint64_t sequence, fg_wire_change change)
+{
+    uint64_t keys[BLOCKS], root;
+    name(keys, &root);
+    bool has_keys = change == FG_NEWS_STORED || change == FG_NEWS_REMOVED;
+    fg_wire_news row = { .change = change,
+                         .parent = root,
+                         .keys = has_keys ? keys : NULL,
+                         .key_count = has_keys ? BLOCKS : 0 };
+    fg_msg msg = { .kind = FG_MSG_NEWS };
+    msg.news.sequence = sequence;
+    msg.news.rows = &row;
+    msg.news.count = 1;
+    bench_give(b, peer, &msg);
+}
+
+static void open_three(bench *b)
+{
+    bench_open(b);
+    bench_join_pair(b);
+    bench_join(b, P2, "p2", FG_ROLE_PREFILL);
+    tell(b, P, 1, FG_NEWS_RESET);
+    tell(b, P2, 1, FG_NEWS_RESET);
+    b->sent_count = 0;
+}
+
+/* Who is to prefill the next request, which is cancelled at once. */
+static const char *next_prefill(bench *b)
+{
+    static char writer[80];
+    uint64_t id;
+    b->sent_count = 0;
+    cr_assert_eq(bench_start(b, PROMPT, 3, &id), FG_OK);
+    const fg_msg *reserve = bench_sent(b, D, FG_MSG_RESERVE);
+    cr_assert_not_null(reserve);
+    snprintf(writer, sizeof writer, "%s", reserve->reserve.writer.name);
+    cr_assert(fg_dispatch_cancel(b->dispatch, id, FG_FINISH_CANCELLED, NULL));
+    return writer;
+}
+
+/* Leases are short in these tests. */
+static void keep_alive(bench *b, uint64_t sequence, uint64_t news)
+{
+    static const uint32_t peers[] = { P, D, P2 };
+    for (size_t i = 0; i < 3; i++) {
+        fg_msg load = { .kind = FG_MSG_LOAD, .load = { .sequence = sequence } };
+        load.load.news_sequence = peers[i] == P2 ? news : 0;
+        bench_give(b, peers[i], &load);
+    }
+}
+
+Test(know, a_prompt_goes_where_its_beginning_is)
+{
+    static const struct {
+        const char *name;
+        uint32_t peer;
+        const char *want;
+    } cases[] = { { "p has it", P, "p" }, { "p2 has it", P2, "p2" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t id;
+        open_three(&b);
+        tell(&b, cases[i].peer, 2, FG_NEWS_STORED);
+        for (int round = 0; round < 3; round++) {
+            b.sent_count = 0;
+            cr_assert_eq(bench_start(&b, PROMPT, 3, &id), FG_OK);
+            const fg_msg *reserve = bench_sent(&b, D, FG_MSG_RESERVE);
+            cr_assert_not_null(reserve);
+            cr_assert_str_eq(reserve->reserve.writer.name, cases[i].want, "%s", cases[i].name);
+            cr_assert(fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL));
+        }
+        bench_close(&b);
+    }
+}
+
+Test(know, what_was_removed_cleared_or_lost_attracts_nobody)
+{
+    bench b;
+    open_three(&b);
+    const fg_residency *tree = fg_dispatch_residency(b.dispatch);
+    tell(&b, P2, 2, FG_NEWS_STORED);
+    cr_assert_eq(fg_residency_slot_blocks(tree, P2, FG_TIER_DEVICE), (uint64_t)BLOCKS);
+    tell(&b, P2, 3, FG_NEWS_REMOVED);
+    cr_assert_eq(fg_residency_slot_blocks(tree, P2, FG_TIER_DEVICE), 0u);
+    tell(&b, P2, 4, FG_NEWS_STORED);
+    tell(&b, P2, 5, FG_NEWS_CLEARED);
+    cr_assert_eq(fg_residency_slot_blocks(tree, P2, FG_TIER_DEVICE), 0u);
+    tell(&b, P2, 6, FG_NEWS_STORED);
+    fg_dispatch_on_down(b.dispatch, P2);
+    cr_assert_eq(fg_residency_slot_blocks(tree, P2, FG_TIER_DEVICE), 0u);
+    bench_join(&b, P2, "p2", FG_ROLE_PREFILL);
+    tell(&b, P2, 1, FG_NEWS_RESET);
+    cr_assert_eq(fg_residency_slot_blocks(tree, P2, FG_TIER_DEVICE), 0u);
+    bench_close(&b);
+}
+
+Test(know, a_missing_report_is_asked_for_again_but_not_all_the_time)
+{
+    bench b;
+    open_three(&b);
+    tell(&b, P2, 2, FG_NEWS_STORED);
+    tell(&b, P2, 4, FG_NEWS_STORED);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_RESYNC), 1u);
+    tell(&b, P2, 5, FG_NEWS_STORED);
+    tell(&b, P2, 6, FG_NEWS_STORED);
+    keep_alive(&b, 1, 6);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_RESYNC), 1u, "it was asked a moment ago");
+    bench_pass(&b, 900);
+    keep_alive(&b, 2, 6);
+    bench_pass(&b, 300);
+    keep_alive(&b, 3, 6);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_RESYNC), 2u, "no answer came");
+    tell(&b, P2, 7, FG_NEWS_RESET);
+    bench_pass(&b, 900);
+    keep_alive(&b, 4, 7);
+    bench_pass(&b, 900);
+    keep_alive(&b, 5, 7);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_RESYNC), 2u, "all is well");
+    keep_alive(&b, 6, 8);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_RESYNC), 3u, "the last report never came");
+    cr_assert_eq(bench_sent_count(&b, P, FG_MSG_RESYNC), 0u);
+    bench_close(&b);
+}
+
+Test(know, what_was_just_placed_counts_as_there_for_its_siblings)
+{
+    bench b;
+    uint64_t id[3];
+    open_three(&b);
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id[0]), FG_OK);
+    char first[80];
+    snprintf(first, sizeof first, "%s", bench_sent(&b, D, FG_MSG_RESERVE)->reserve.writer.name);
+    cr_assert(fg_dispatch_cancel(b.dispatch, id[0], FG_FINISH_CANCELLED, NULL));
+    b.sent_count = 0;
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id[1]), FG_OK);
+    cr_assert_str_eq(bench_sent(&b, D, FG_MSG_RESERVE)->reserve.writer.name, first,
+                     "equals take turns, but this one's blocks are on their way there");
+    cr_assert(fg_dispatch_cancel(b.dispatch, id[1], FG_FINISH_CANCELLED, NULL));
+    fg_residency_stats stats;
+    fg_residency_stats_get(fg_dispatch_residency(b.dispatch), &stats);
+    cr_assert_gt(stats.predictions, 0u);
+    bench_close(&b);
+}
+
+Test(know, a_request_without_cache_is_placed_as_if_nobody_had_anything)
+{
+    bench b;
+    uint64_t id;
+    fg_residency_stats stats;
+    open_three(&b);
+    b.params.cache_mode = FG_CACHE_DISABLE;
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id), FG_OK);
+    fg_residency_stats_get(fg_dispatch_residency(b.dispatch), &stats);
+    cr_assert_eq(stats.predictions, 0u);
+    bench_close(&b);
+}
+
+Test(know, salts_share_nothing)
+{
+    bench b;
+    open_three(&b);
+    tell(&b, P2, 2, FG_NEWS_STORED);
+    cr_assert_str_eq(next_prefill(&b), "p2");
+    bench_close(&b);
+    open_three(&b);
+    tell(&b, P2, 2, FG_NEWS_STORED);
+    b.params.salt_low = 5;
+    uint64_t id;
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id), FG_OK);
+    cr_assert_str_eq(bench_sent(&b, D, FG_MSG_RESERVE)->reserve.writer.name, "p",
+                     "nobody has this salt's blocks: the first of equals");
+    bench_close(&b);
+}
+
+Test(know, news_of_a_hostile_worker_cost_a_bounded_room)
+{
+    enum { KEYS = 4000, ROUNDS = 100 };
+    bench b;
+    fg_rng rng = { 7 };
+    static uint64_t keys[KEYS];
+    open_three(&b);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t i = 0; i < KEYS; i++) {
+            keys[i] = fg_rng_next(&rng);
+        }
+        fg_wire_news row = {
+            .change = FG_NEWS_STORED, .parent = 9, .keys = keys, .key_count = KEYS
+        };
+        fg_msg msg = { .kind = FG_MSG_NEWS };
+        msg.news.sequence = round + 2;
+        msg.news.rows = &row;
+        msg.news.count = 1;
+        bench_give(&b, P2, &msg);
+    }
+    fg_residency_stats stats;
+    fg_residency_check(fg_dispatch_residency(b.dispatch));
+    fg_residency_stats_get(fg_dispatch_residency(b.dispatch), &stats);
+    cr_assert_leq(stats.bytes, stats.bytes_reserved);
+    cr_assert_gt(stats.reclaimed, 0u);
+    bench_close(&b);
+}
