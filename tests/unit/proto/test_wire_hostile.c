@@ -310,7 +310,7 @@ static void reserve_with(fg_buf *body, uint32_t temperature, uint32_t top_p, uin
                          uint64_t max_tokens)
 {
     peer_named(body, 1, "p0", 2);
-    put_bytes(body, 2, "\x01\x02", 2);
+    put_bytes(body, 2, "\x01\0\0\0\x02\0\0\0", 8);
     sampling_with(body, 3, temperature, top_p, min_p, max_tokens);
 }
 
@@ -342,7 +342,7 @@ static void max_tokens_huge(fg_buf *b)
 static void params_with(fg_buf *b, uint32_t field, uint64_t value)
 {
     peer_named(b, 1, "p0", 2);
-    put_bytes(b, 2, "\x01\x02", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
     fg_buf params = begin();
     put_float(&params, 1, F_ONE);
     put_float(&params, 2, F_ONE);
@@ -374,7 +374,7 @@ static void cache_mode_huge(fg_buf *b)
 static void params_traced(fg_buf *b, uint32_t field)
 {
     peer_named(b, 1, "p0", 2);
-    put_bytes(b, 2, "\x01\x02", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
     fg_buf params = begin();
     put_float(&params, 1, F_ONE);
     put_float(&params, 2, F_ONE);
@@ -397,21 +397,22 @@ static void no_tokens(fg_buf *b)
 }
 static void too_many_tokens(fg_buf *b)
 {
-    char *ones = malloc(FG_LIMIT_CONTEXT_TOKENS + 1);
-    memset(ones, 1, FG_LIMIT_CONTEXT_TOKENS + 1);
+    size_t size_bytes = 4 * ((size_t)FG_LIMIT_CONTEXT_TOKENS + 1);
+    char *ones = malloc(size_bytes);
+    memset(ones, 1, size_bytes);
     peer_named(b, 1, "p0", 2);
-    put_bytes(b, 2, ones, FG_LIMIT_CONTEXT_TOKENS + 1);
+    put_bytes(b, 2, ones, size_bytes);
     sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
     free(ones);
 }
 static void no_sampling(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
-    put_bytes(b, 2, "\x01", 1);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
 }
 static void no_writer(fg_buf *b)
 {
-    put_bytes(b, 2, "\x01", 1);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
     sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
 }
 static void name_empty(fg_buf *b)
