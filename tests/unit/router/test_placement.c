@@ -1,174 +1,541 @@
 #include "router/placement.h"
 
+#include <math.h>
+#include <string.h>
+
+#include "common/base/rng.h"
 #include "proto/wire.h"
 #include "tests/support/test.h"
 
 enum { P = FG_ROLE_PREFILL, D = FG_ROLE_DECODE, B = FG_ROLE_PREFILL | FG_ROLE_DECODE };
+enum { NO_LINK = 1, NO_WHOLE = 2 };
+enum { WORKERS_MAX = 256, CASE_WORKERS = 5 };
 
-/* roles, blocks, block size, context, max seqs, prefills, decodes, prefill tokens, placed, blocks used, full */
-#define W(roles, used, decodes, tokens)                                                            \
-    {                                                                                              \
-        roles, 100, 16, 1024, 4, 0, decodes, tokens, 0, used, false                                \
+/* One worker of a case, in the few things that matter to it; what is left out is idle, able to do
+ * everything, and has 1000 blocks of 16 and a batch of 8. */
+typedef struct spec {
+    uint32_t roles, lacks;
+    uint32_t decodes, prefills, ahead; /* ahead: prompt tokens */
+    uint32_t used, hit, tier;          /* blocks; tier: beyond the device's */
+    uint32_t placed, blocks, context;
+    double slower; /* than a token in 0.1 ms, a row in 0.5 ms, a block in 0.2 ms; 0: as fast */
+    bool full, unproven;
+    uint32_t no_room; /* 1: a batch of 0 */
+} spec;
+
+typedef struct fleet {
+    fg_place_worker workers[WORKERS_MAX];
+    fg_speed speeds[WORKERS_MAX];
+    fg_place_hit hits[WORKERS_MAX];
+    uint32_t count;
+} fleet;
+
+static void add(fleet *f, const spec *s)
+{
+    uint32_t i = f->count++;
+    double slower = s->slower > 0 ? s->slower : 1;
+    fg_speed_claim claim = { 5e6 * slower,  1e5 * slower, 5 * slower,
+                             10e6 * slower, 5e5 * slower, 2e5 };
+    fg_speed_init(&f->speeds[i], &claim);
+    f->speeds[i].prefills = s->unproven ? 0 : 100;
+    f->workers[i] = (fg_place_worker){
+        .roles = s->roles,
+        .can = (s->lacks & NO_LINK ? 0 : FG_PLACE_CAN_LINK) |
+               (s->lacks & NO_WHOLE ? 0 : FG_PLACE_CAN_WHOLE),
+        .block_count = s->blocks > 0 ? s->blocks : 1000,
+        .block_size = 16,
+        .context_max = s->context > 0 ? s->context : 16000,
+        .max_seqs = s->no_room ? 0 : 8,
+        .prefills = s->prefills > 0 ? s->prefills : s->ahead > 0,
+        .decodes = s->decodes,
+        .prefill_tokens = s->ahead,
+        .placed = s->placed,
+        .blocks_used = s->used,
+        .full = s->full,
+        .speed = &f->speeds[i],
+    };
+    f->hits[i] = (fg_place_hit){ s->hit, s->hit + s->tier };
+}
+
+static void set_up(fleet *f, const spec *specs, uint32_t count)
+{
+    memset(f, 0, sizeof *f);
+    for (uint32_t i = 0; i < count && specs[i].roles + specs[i].placed > 0; i++) {
+        add(f, &specs[i]);
     }
+}
 
+static fg_place_request ask(const fleet *f, uint32_t prompt, uint32_t answer)
+{
+    return (fg_place_request){ .prompt_tokens = prompt,
+                               .total_tokens = prompt + answer,
+                               .answer_tokens = answer,
+                               .hits = f->hits };
+}
+
+/* ---- capacity and roles: the same for every policy ---- */
+
+enum { AUTO = FG_PLACE_AUTO, ALWAYS = FG_PLACE_ALWAYS, UNSPLIT = FG_PLACE_UNSPLIT };
+
+/* A worker of role 0 in the middle of a case has `placed` set, so that it is not taken for the end. */
 static const struct {
     const char *name;
-    fg_place_worker workers[4];
-    uint32_t count;
-    fg_place_request request;
+    fg_place_split split;
+    spec specs[CASE_WORKERS];
+    uint32_t prompt, answer;
     fg_place_verdict want;
-    fg_place_choice choice;
-} cases[] = {
-    { "nobody at all", { W(0, 0, 0, 0) }, 0, { 10, 20 }, FG_PLACE_NOBODY, { 0, 0 } },
-    { "no decode worker", { W(P, 0, 0, 0) }, 1, { 10, 20 }, FG_PLACE_NOBODY, { 0, 0 } },
-    { "no prefill worker", { W(D, 0, 0, 0) }, 1, { 10, 20 }, FG_PLACE_NOBODY, { 0, 0 } },
+} verdicts[] = {
+    { "nobody at all", AUTO, { { 0 } }, 10, 10, FG_PLACE_NOBODY },
+    { "no decode worker, split", ALWAYS, { { P } }, 10, 10, FG_PLACE_NOBODY },
+    { "no decode worker, auto: roles are policy", AUTO, { { P } }, 10, 10, FG_PLACE_NOBODY },
+    { "no decode worker, never: anybody does", UNSPLIT, { { P } }, 10, 10, FG_PLACE_OK },
+    { "no prefill worker, split", ALWAYS, { { D } }, 10, 10, FG_PLACE_NOBODY },
+    { "no prefill worker, auto: it does both", AUTO, { { D } }, 10, 10, FG_PLACE_OK },
+    { "no prefill worker, and it cannot", AUTO, { { D, NO_WHOLE } }, 10, 10, FG_PLACE_NOBODY },
     { "a draining worker does not count",
-      { W(P, 0, 0, 0), W(0, 0, 0, 0) },
-      2,
-      { 10, 20 },
-      FG_PLACE_NOBODY,
-      { 0, 0 } },
-    { "one pair", { W(P, 0, 0, 0), W(D, 0, 0, 0) }, 2, { 10, 20 }, FG_PLACE_OK, { 0, 1 } },
-    { "fewest prompt tokens ahead, fewest live sequences",
-      { W(P, 0, 0, 50), W(P, 0, 0, 40), W(D, 0, 2, 0), W(D, 0, 1, 0) },
-      4,
-      { 10, 20 },
-      FG_PLACE_OK,
-      { 1, 3 } },
-    { "the decode worker with room, though it is busier",
-      { W(P, 0, 0, 0), W(D, 99, 0, 0), W(D, 10, 3, 0) },
-      3,
-      { 10, 40 },
-      FG_PLACE_OK,
-      { 0, 2 } },
-    { "no room now", { W(P, 0, 0, 0), W(D, 99, 0, 0) }, 2, { 10, 40 }, FG_PLACE_WAIT, { 0, 0 } },
-    { "exactly the last blocks",
-      { W(P, 0, 0, 0), W(D, 98, 0, 0) },
-      2,
-      { 10, 32 },
-      FG_PLACE_OK,
-      { 0, 1 } },
-    { "blocks of the answer are not counted beyond its first",
-      { W(P, 0, 0, 0), W(D, 98, 0, 0) },
-      2,
-      { 10, 1000 },
-      FG_PLACE_OK,
-      { 0, 1 } },
-    { "an answer that ends in the prompt's last block needs no further one",
-      { W(P, 0, 0, 0), W(D, 99, 0, 0) },
-      2,
-      { 10, 16 },
-      FG_PLACE_OK,
-      { 0, 1 } },
+      AUTO,
+      { { P }, { 0, .placed = 1 } },
+      10,
+      10,
+      FG_PLACE_NOBODY },
+    { "nobody but draining ones", UNSPLIT, { { 0, .placed = 1 } }, 10, 10, FG_PLACE_NOBODY },
+    { "one pair", ALWAYS, { { P }, { D } }, 10, 10, FG_PLACE_OK },
+    { "a pair without a link", ALWAYS, { { P, NO_LINK }, { D } }, 10, 10, FG_PLACE_NOBODY },
+    { "a pair without a link at the other end",
+      ALWAYS,
+      { { P }, { D, NO_LINK } },
+      10,
+      10,
+      FG_PLACE_NOBODY },
+    { "no link, but one can do both", AUTO, { { P, NO_LINK }, { D } }, 10, 10, FG_PLACE_OK },
+    { "neither link nor both",
+      UNSPLIT,
+      { { P, NO_WHOLE }, { D, NO_WHOLE } },
+      10,
+      10,
+      FG_PLACE_NOBODY },
+    { "two for both, by role, that cannot do both",
+      ALWAYS,
+      { { B, NO_WHOLE }, { B, NO_WHOLE } },
+      10,
+      10,
+      FG_PLACE_NOBODY },
+    { "two for both that cannot do both may pair in auto",
+      AUTO,
+      { { B, NO_WHOLE }, { B, NO_WHOLE } },
+      10,
+      10,
+      FG_PLACE_OK },
+    { "one for both without a link", ALWAYS, { { B, NO_LINK } }, 10, 10, FG_PLACE_OK },
+    { "one cannot pair with itself", AUTO, { { B, NO_WHOLE } }, 10, 10, FG_PLACE_NOBODY },
+    { "longer than any context", AUTO, { { P }, { D } }, 10, 16000, FG_PLACE_NEVER },
+    { "more blocks than there are",
+      ALWAYS,
+      { { P }, { D, .blocks = 63 } },
+      10,
+      1014,
+      FG_PLACE_NEVER },
+    { "the prefill worker is too small",
+      ALWAYS,
+      { { P, .blocks = 63 }, { D } },
+      10,
+      1014,
+      FG_PLACE_NEVER },
     { "a prompt that fills an empty worker",
-      { W(P, 0, 0, 0), { D, 64, 16, 1024, 4, 0, 0, 0, 0, 0, false } },
-      2,
-      { 1020, 1024 },
-      FG_PLACE_OK,
-      { 0, 1 } },
-    { "more blocks than there are, though the context would do",
-      { W(P, 0, 0, 0), { D, 63, 16, 1024, 4, 0, 0, 0, 0, 0, false } },
-      2,
-      { 10, 1024 },
-      FG_PLACE_NEVER,
-      { 0, 0 } },
+      ALWAYS,
+      { { P }, { D, .blocks = 64 } },
+      1020,
+      4,
+      FG_PLACE_OK },
+    { "no room now", ALWAYS, { { P }, { D, .used = 999 } }, 10, 30, FG_PLACE_WAIT },
+    { "exactly the last blocks", ALWAYS, { { P }, { D, .used = 998 } }, 10, 22, FG_PLACE_OK },
+    { "blocks of the answer are not counted beyond its first",
+      ALWAYS,
+      { { P }, { D, .used = 998 } },
+      10,
+      990,
+      FG_PLACE_OK },
+    { "an answer that ends in the prompt's last block needs no further one",
+      ALWAYS,
+      { { P }, { D, .used = 999 } },
+      10,
+      6,
+      FG_PLACE_OK },
     { "more in quarantine than there is",
-      { W(P, 0, 0, 0), W(D, 101, 0, 0) },
-      2,
-      { 10, 20 },
-      FG_PLACE_WAIT,
-      { 0, 0 } },
-    { "slots are full", { W(P, 0, 0, 0), W(D, 0, 4, 0) }, 2, { 10, 20 }, FG_PLACE_WAIT, { 0, 0 } },
-    { "longer than any context",
-      { W(P, 0, 0, 0), W(D, 0, 0, 0) },
-      2,
-      { 10, 1025 },
-      FG_PLACE_NEVER,
-      { 0, 0 } },
-    { "one worker for both", { W(B, 0, 0, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
-    { "its blocks are its own affair", { W(B, 100, 3, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
-    { "its line has a place", { W(B, 0, 7, 0) }, 1, { 10, 20 }, FG_PLACE_OK, { 0, 0 } },
-    { "its line is full", { W(B, 0, 8, 0) }, 1, { 10, 20 }, FG_PLACE_WAIT, { 0, 0 } },
-    { "its line is full of prompts",
-      { { B, 100, 16, 1024, 4, 8, 0, 0, 0, 0, false } },
-      1,
-      { 10, 20 },
-      FG_PLACE_WAIT,
-      { 0, 0 } },
-    { "a pure prefill worker has no line",
-      { { P, 100, 16, 1024, 4, 4, 0, 0, 0, 0, false }, W(D, 0, 0, 0) },
-      2,
-      { 10, 20 },
-      FG_PLACE_WAIT,
-      { 0, 0 } },
-    { "a hand-over to one for both needs room like any other",
-      { W(P, 0, 0, 0), W(B, 99, 0, 10) },
-      2,
-      { 10, 40 },
-      FG_PLACE_WAIT,
-      { 0, 0 } },
+      ALWAYS,
+      { { P }, { D, .used = 1001 } },
+      10,
+      10,
+      FG_PLACE_WAIT },
+    { "slots are full", ALWAYS, { { P }, { D, .decodes = 8 } }, 10, 10, FG_PLACE_WAIT },
+    { "it answered busy", ALWAYS, { { P }, { D, .full = true } }, 10, 10, FG_PLACE_WAIT },
+    { "one for both answered busy", AUTO, { { B, .full = true } }, 10, 10, FG_PLACE_WAIT },
+    { "its blocks are its own affair", AUTO, { { B, .used = 1000 } }, 10, 10, FG_PLACE_OK },
+    { "its line has a place", AUTO, { { B, .decodes = 15 } }, 10, 10, FG_PLACE_OK },
+    { "its line is full", AUTO, { { B, .decodes = 16 } }, 10, 10, FG_PLACE_WAIT },
+    { "its line is full of prompts", AUTO, { { B, .prefills = 16 } }, 10, 10, FG_PLACE_WAIT },
+    { "one meant for prompts has no line",
+      ALWAYS,
+      { { P, .prefills = 8 }, { D } },
+      10,
+      10,
+      FG_PLACE_WAIT },
+    { "one meant for answers keeps none in auto",
+      AUTO,
+      { { D, .decodes = 8 } },
+      10,
+      10,
+      FG_PLACE_WAIT },
+    { "but does when all do all", UNSPLIT, { { D, .decodes = 15 } }, 10, 10, FG_PLACE_OK },
+    { "a full decode worker, and one for both with a line",
+      ALWAYS,
+      { { P }, { B, .used = 999 } },
+      10,
+      30,
+      FG_PLACE_OK },
     { "a hand-over from one for both needs room too",
-      { W(B, 0, 8, 0), W(D, 99, 0, 0) },
-      2,
-      { 10, 40 },
-      FG_PLACE_WAIT,
-      { 0, 0 } },
-    { "two for both: the one with fewer sequences does all",
-      { W(B, 0, 3, 0), W(B, 0, 1, 500) },
-      2,
-      { 10, 20 },
-      FG_PLACE_OK,
-      { 1, 1 } },
-    { "a pure prefill worker beside one for both",
-      { W(P, 0, 0, 0), W(B, 0, 0, 10) },
-      2,
-      { 10, 20 },
-      FG_PLACE_OK,
-      { 0, 1 } },
+      ALWAYS,
+      { { B, .decodes = 16 }, { D, .used = 999 } },
+      10,
+      30,
+      FG_PLACE_WAIT },
+    { "no place for anybody",
+      AUTO,
+      { { P, .no_room = 1 }, { D, .no_room = 1 } },
+      10,
+      10,
+      FG_PLACE_WAIT },
+    { "an empty prompt", AUTO, { { P }, { D } }, 0, 1, FG_PLACE_OK },
 };
 
-Test(placement, picks_by_the_table)
+static const fg_place_policy policies[] = { FG_PLACE_COST, FG_PLACE_CACHE_ONLY,
+                                            FG_PLACE_LEAST_LOADED, FG_PLACE_ROUND_ROBIN,
+                                            FG_PLACE_TWO_CHOICES };
+enum { POLICIES = sizeof policies / sizeof *policies };
+
+Test(placement, the_verdict_is_the_same_for_every_policy)
 {
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fg_place_choice choice = { 99, 99 };
-        fg_place_verdict got =
-            fg_place_pick(cases[i].workers, cases[i].count, &cases[i].request, &choice);
-        cr_assert_eq(got, cases[i].want, "%s: verdict %d", cases[i].name, (int)got);
-        if (got == FG_PLACE_OK) {
-            cr_assert(choice.prefill == cases[i].choice.prefill &&
-                          choice.decode == cases[i].choice.decode,
-                      "%s: %u, %u", cases[i].name, choice.prefill, choice.decode);
+    static fleet f;
+    for (size_t i = 0; i < sizeof verdicts / sizeof *verdicts; i++) {
+        set_up(&f, verdicts[i].specs, CASE_WORKERS);
+        for (int k = 0; k < POLICIES; k++) {
+            fg_place_options options = fg_place_defaults();
+            options.policy = policies[k];
+            options.split = verdicts[i].split;
+            fg_place_request request = ask(&f, verdicts[i].prompt, verdicts[i].answer);
+            fg_place_choice choice = { .prefill = 99, .decode = 99 };
+            fg_place_verdict got = fg_place_pick(&options, f.workers, f.count, &request, &choice);
+            cr_assert_eq(got, verdicts[i].want, "%s, %s: verdict %d", verdicts[i].name,
+                         fg_place_policy_name(policies[k]), (int)got);
+            cr_assert_eq(got == FG_PLACE_OK, choice.prefill != 99, "%s", verdicts[i].name);
         }
     }
 }
 
-Test(placement, a_worker_that_answered_busy_is_left_alone)
-{
-    fg_place_worker workers[] = { W(P, 0, 0, 0), W(D, 0, 0, 0) };
-    fg_place_request request = { 10, 20 };
-    fg_place_choice choice;
-    workers[1].full = true;
-    cr_assert_eq(fg_place_pick(workers, 2, &request, &choice), FG_PLACE_WAIT);
-}
+/* ---- what predicted time chooses ---- */
 
-Test(placement, that_holds_for_one_for_both_as_well)
-{
-    fg_place_worker workers[] = { W(B, 0, 0, 0) };
-    fg_place_request request = { 10, 20 };
-    fg_place_choice choice;
-    workers[0].full = true;
-    cr_assert_eq(fg_place_pick(workers, 1, &request, &choice), FG_PLACE_WAIT);
-}
+static const struct {
+    const char *name;
+    fg_place_split split;
+    spec specs[CASE_WORKERS];
+    uint32_t prompt, answer, session;
+    double heat;
+    uint32_t prefill, decode; /* equal: one for both */
+} chosen[] = {
+    { "a long prompt stays off busy streams",
+      AUTO,
+      { { P }, { D, .decodes = 7 } },
+      8000,
+      64,
+      0,
+      0,
+      0,
+      1 },
+    { "an idle decode worker needs no hand-over", AUTO, { { P }, { D } }, 200, 64, 0, 0, 1, 1 },
+    { "a short tail goes where the prefix is",
+      AUTO,
+      { { P }, { D, .decodes = 3, .hit = 120 } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      1 },
+    { "though not when the prefill worker has it as well and streams are many",
+      ALWAYS,
+      { { P, .hit = 120 }, { D, .decodes = 3, .hit = 120 } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      1 },
+    { "the longer prefix",
+      ALWAYS,
+      { { P, .hit = 10 }, { P, .hit = 90 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      2 },
+    { "the prefix, behind a short line",
+      ALWAYS,
+      { { P }, { P, .hit = 120, .ahead = 500 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      2 },
+    { "an idle one, when the line at the prefix is too long",
+      ALWAYS,
+      { { P }, { P, .hit = 120, .ahead = 8000 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "a prefix keeps its holder by a margin",
+      ALWAYS,
+      { { P }, { P, .hit = 120, .ahead = 2200 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      2 },
+    { "a hot one does not: it gets a second copy",
+      ALWAYS,
+      { { P }, { P, .hit = 120, .ahead = 2200 }, { D } },
+      2000,
+      64,
+      0,
+      20,
+      0,
+      2 },
+    { "a hot one stays while its holder is idle",
+      ALWAYS,
+      { { P }, { P, .hit = 120 }, { D } },
+      2000,
+      64,
+      0,
+      20,
+      1,
+      2 },
+    { "the host tier counts", ALWAYS, { { P }, { P, .tier = 120 }, { D } }, 2000, 64, 0, 0, 1, 2 },
+    { "less than the device",
+      ALWAYS,
+      { { P, .hit = 120 }, { P, .tier = 120 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "more than a shorter prefix on the device",
+      ALWAYS,
+      { { P, .hit = 20 }, { P, .tier = 120 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      2 },
+    { "the faster of two", ALWAYS, { { P, .slower = 3 }, { P }, { D } }, 2000, 64, 0, 0, 1, 2 },
+    { "the slower of two, when the faster is busy",
+      ALWAYS,
+      { { P, .slower = 2 }, { P, .ahead = 8000 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "the faster decoder, though it has more to do",
+      ALWAYS,
+      { { P }, { D, .slower = 4 }, { D, .decodes = 3 } },
+      200,
+      400,
+      0,
+      0,
+      0,
+      2 },
+    { "fewest prompt tokens ahead",
+      ALWAYS,
+      { { P, .ahead = 50 }, { P, .ahead = 40 }, { D } },
+      10,
+      10,
+      0,
+      0,
+      1,
+      2 },
+    { "fewest live sequences",
+      ALWAYS,
+      { { P }, { D, .decodes = 2 }, { D, .decodes = 1 } },
+      10,
+      10,
+      0,
+      0,
+      0,
+      2 },
+    { "the decode worker with room, though it is busier",
+      ALWAYS,
+      { { P }, { D, .used = 999 }, { D, .used = 10, .decodes = 3 } },
+      10,
+      30,
+      0,
+      0,
+      0,
+      2 },
+    { "the decode worker that has the blocks already",
+      ALWAYS,
+      { { P, .hit = 120 }, { D }, { D, .hit = 120 } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "no link: the prompt goes where it can be answered",
+      AUTO,
+      { { P, NO_LINK, .full = true }, { D, .decodes = 7 } },
+      8000,
+      64,
+      0,
+      0,
+      1,
+      1 },
+    { "no link: the answer stays where the prompt is",
+      AUTO,
+      { { P, NO_LINK }, { D, .decodes = 7 } },
+      8000,
+      64,
+      0,
+      0,
+      0,
+      0 },
+    { "a full decode worker: the answer stays where the prompt is",
+      AUTO,
+      { { P }, { D, .decodes = 8 } },
+      8000,
+      16,
+      0,
+      0,
+      0,
+      0 },
+    { "a long line of prompts: a decode worker does all",
+      AUTO,
+      { { P, .ahead = 40000, .prefills = 7 }, { D, .decodes = 2 } },
+      1000,
+      64,
+      0,
+      0,
+      1,
+      1 },
+    { "never: the idle one does all, whatever its role",
+      UNSPLIT,
+      { { P }, { D, .decodes = 7 } },
+      8000,
+      64,
+      0,
+      0,
+      0,
+      0 },
+    { "always: streams or not, by role", ALWAYS, { { P }, { D } }, 20, 64, 0, 0, 0, 1 },
+    { "always: one for both beside a busy one for prompts",
+      ALWAYS,
+      { { P, .ahead = 9000 }, { B } },
+      200,
+      64,
+      0,
+      0,
+      1,
+      1 },
+    { "two for both: the one with fewer sequences does all",
+      ALWAYS,
+      { { B, .decodes = 3 }, { B, .decodes = 1 } },
+      10,
+      10,
+      0,
+      0,
+      1,
+      1 },
+    { "one worker", AUTO, { { B } }, 5000, 64, 0, 0, 0, 0 },
+    { "one worker, with streams", AUTO, { { B, .decodes = 7 } }, 5000, 64, 0, 0, 0, 0 },
+    { "one for both with a place in its batch, not one with a place in line",
+      AUTO,
+      { { B, .decodes = 8, .hit = 20 }, { B, .decodes = 7 } },
+      400,
+      64,
+      0,
+      0,
+      1,
+      1 },
+    { "a session's last worker, all else equal",
+      AUTO,
+      { { B }, { B, .placed = 9 } },
+      500,
+      64,
+      2,
+      0,
+      1,
+      1 },
+    { "not when it is busy",
+      AUTO,
+      { { B }, { B, .placed = 9, .ahead = 9000 } },
+      500,
+      64,
+      2,
+      0,
+      0,
+      0 },
+    { "a claim is no proof",
+      ALWAYS,
+      { { P, .placed = 1 }, { P, .slower = 0.0001, .unproven = true, .placed = 2 }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "a claim to be slow is believed",
+      ALWAYS,
+      { { P, .placed = 9 }, { P, .slower = 3, .unproven = true }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      0,
+      2 },
+    { "draining workers keep their caches to themselves",
+      ALWAYS,
+      { { 0, .placed = 1, .hit = 125 }, { P }, { D } },
+      2000,
+      64,
+      0,
+      0,
+      1,
+      2 },
+};
 
-Test(placement, equals_take_turns)
+Test(placement, predicted_time_chooses_by_the_table)
 {
-    fg_place_worker workers[] = { W(P, 0, 0, 0), W(P, 0, 0, 0), W(D, 0, 0, 0), W(D, 0, 0, 0) };
-    fg_place_request request = { 10, 20 };
-    fg_place_choice choice;
-    workers[0].placed = 3;
-    workers[1].placed = 2;
-    workers[2].placed = 5;
-    workers[3].placed = 6;
-    cr_assert_eq(fg_place_pick(workers, 4, &request, &choice), FG_PLACE_OK);
-    cr_assert(choice.prefill == 1 && choice.decode == 2);
+    static fleet f;
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
+        set_up(&f, chosen[i].specs, CASE_WORKERS);
+        fg_place_options options = fg_place_defaults();
+        options.split = chosen[i].split;
+        fg_place_request request = ask(&f, chosen[i].prompt, chosen[i].answer);
+        request.session = chosen[i].session;
+        request.heat = chosen[i].heat;
+        fg_place_choice choice = { .prefill = 99, .decode = 99 };
+        fg_place_verdict got = fg_place_pick(&options, f.workers, f.count, &request, &choice);
+        cr_assert_eq(got, FG_PLACE_OK, "%s: verdict %d", chosen[i].name, (int)got);
+        cr_assert(choice.prefill == chosen[i].prefill && choice.decode == chosen[i].decode,
+                  "%s: %u, %u", chosen[i].name, choice.prefill, choice.decode);
+        cr_assert_eq(choice.kind == FG_PLACE_WHOLE, choice.prefill == choice.decode, "%s",
+                     chosen[i].name);
+    }
 }
