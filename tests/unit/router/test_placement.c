@@ -390,6 +390,15 @@ static const struct {
       0,
       1,
       1 },
+    { "prompts that wait at a decode worker stand in its streams' way",
+      ALWAYS,
+      { { P }, { D, .ahead = 3000 }, { D, .decodes = 1 } },
+      200,
+      64,
+      0,
+      0,
+      0,
+      2 },
     { "one worker", AUTO, { { B } }, 5000, 64, 0, 0, 0, 0 },
     { "one worker, with streams", AUTO, { { B, .decodes = 7 } }, 5000, 64, 0, 0, 0, 0 },
     { "one for both with a place in its batch, not one with a place in line",
@@ -585,6 +594,40 @@ Test(placement, tells_what_it_expects)
     f.workers[0].queue_ns = 5e7; /* predicted by the caller: better than a count of tokens */
     cr_assert_eq(fg_place_pick(&options, f.workers, 2, &request, &c), FG_PLACE_OK);
     cr_assert(fabs(c.why.queue - 5e7) < 1);
+}
+
+Test(placement, corrects_by_what_was_seen_before)
+{
+    static fleet f;
+    set_up(&f, (spec[]){ { P }, { P, .placed = 9 }, { D } }, 3);
+    fg_place_options options = fg_place_defaults();
+    options.split = FG_PLACE_ALWAYS;
+    fg_place_request request = ask(&f, 2000, 64);
+    fg_place_choice before, after;
+    cr_assert_eq(fg_place_pick(&options, f.workers, 3, &request, &before), FG_PLACE_OK);
+    f.speeds[0].correction = 2;
+    cr_assert_eq(fg_place_pick(&options, f.workers, 3, &request, &after), FG_PLACE_OK);
+    cr_assert(before.prefill == 0 && after.prefill == 1);
+    cr_assert_eq(before.ttft_ns, after.ttft_ns);
+    fg_place_predict(&options, f.workers, 3, &request, &before);
+    cr_assert(fabs((double)before.ttft_ns - 2 * (double)after.ttft_ns) < 10);
+}
+
+Test(placement, the_host_tier_costs_its_copies)
+{
+    static fleet f;
+    set_up(&f, (spec[]){ { B, .hit = 10, .tier = 90 } }, 1);
+    fg_place_options options = fg_place_defaults();
+    fg_place_request request = ask(&f, 2000, 64);
+    fg_place_choice c;
+    cr_assert_eq(fg_place_pick(&options, f.workers, 1, &request, &c), FG_PLACE_OK);
+    cr_assert(fabs(c.why.restore - 90 * f.speeds[0].restore_ns_per_block) < 1);
+    cr_assert(fabs(c.why.prefill - fg_speed_prefill_ns(&f.speeds[0], 1600, 400)) < 1);
+    cr_assert_eq(c.hit_prefill, 10u);
+    f.speeds[0].restore_ns_per_block = 1e9; /* then computing is quicker */
+    cr_assert_eq(fg_place_pick(&options, f.workers, 1, &request, &c), FG_PLACE_OK);
+    cr_assert(c.why.restore == 0);
+    cr_assert(fabs(c.why.prefill - fg_speed_prefill_ns(&f.speeds[0], 160, 1840)) < 1);
 }
 
 Test(placement, does_without_hits_and_speeds)

@@ -197,6 +197,27 @@ Test(placement, a_line_costs_its_own_worker)
         cr_assert(cost > last, "%u prompts ahead", i);
         last = cost;
     }
+    /* Each that waits adds to it, whatever they take together. */
+    f.workers[0].queue_ns = 1e6;
+    for (uint32_t i = 0; i < 7; i++) {
+        f.workers[0].prefills = i;
+        double cost = cost_of(&f, &options, &request, 0, 1);
+        cr_assert(i == 0 || cost > last, "%u prompts in line", i);
+        last = cost;
+    }
+}
+
+Test(placement, a_second_copy_of_a_shared_prefix_costs_its_room)
+{
+    static fleet f;
+    set_up(&f, (spec[]){ { P, .hit = 120 }, { D }, { D, .hit = 120 } }, 3);
+    fg_place_options options = fg_place_defaults();
+    fg_place_request request = ask(&f, 2000, 64);
+    double there = cost_of(&f, &options, &request, 0, 1);
+    double here = cost_of(&f, &options, &request, 0, 2);
+    cr_assert(there - here > 120 * 16 * 1e5 * options.affinity, "%g, %g", there, here);
+    request.heat = 9;
+    cr_assert(cost_of(&f, &options, &request, 0, 1) < there - 120 * 16 * 1e5 * 0.8);
 }
 
 /* The same workers in another order: the same two, or two that cost the same. */

@@ -184,6 +184,41 @@ Test(speed, follows_a_machine_that_has_become_slower)
     cr_assert(ratio > 0.7 && ratio < 1.4, "%g", ratio);
 }
 
+/* What is short in a long prompt's time is not blamed for it. */
+Test(speed, moves_the_term_that_matters)
+{
+    fg_speed s = machine();
+    s.prefills = 100;
+    double real = 4 * fg_speed_prefill_ns(&s, 0, 8000);
+    for (int i = 0; i < 60; i++) {
+        fg_speed_first first = { .tokens = 8000, .compute_ns = (uint64_t)real };
+        fg_speed_learn_first(&s, &first);
+    }
+    cr_assert(near(fg_speed_prefill_ns(&s, 0, 8000), real, 0.05));
+    cr_assert(s.prefill[0] < 1.5 * truth.prefill_ns_base, "%g", s.prefill[0]);
+}
+
+Test(speed, stays_within_what_a_machine_can_be)
+{
+    static const uint64_t ends[] = { 1, UINT64_MAX };
+    for (int end = 0; end < 2; end++) {
+        fg_speed s = machine();
+        for (int i = 0; i < 20000; i++) {
+            fg_speed_learn_first(&s, &(fg_speed_first){ .tokens = 100, .compute_ns = ends[end] });
+            fg_speed_learn_step(&s, 4, 100, ends[end]);
+            fg_speed_learn_push(&s, 4, 32, 0, ends[end]);
+        }
+        cr_assert(is_sound(&s));
+        double ns = fg_speed_prefill_ns(&s, 0, 100);
+        cr_assert(ns >= 20000 && ns <= 2e11, "%g", ns);
+        fg_speed real = machine();
+        fg_rng rng = { 8 };
+        teach(&s, &real, &rng, 300);
+        double ratio = fg_speed_prefill_ns(&s, 0, 4000) / fg_speed_prefill_ns(&real, 0, 4000);
+        cr_assert(ratio > 0.5 && ratio < 2, "%g", ratio);
+    }
+}
+
 Test(speed, a_report_is_believed_as_far_as_it_fits_what_was_seen)
 {
     fg_speed s = machine();
