@@ -16,8 +16,10 @@ enum {
     BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE
 };
 
-/* Prompts will come to a worker that is meant for prompts only: its steps are taken to be half theirs. */
+/* Prompts will come to a worker that is meant for prompts only, however idle it is now. */
 #define PROMPTS_SHARE 0.5
+/* A worker that had no time for anything else may have some soon. */
+#define PROMPTS_SHARE_MAX 0.9
 /* While no worker's speed is proven, one that claims to be this many times faster than the mean is not
  * believed. */
 #define CLAIM_MAX 4.0
@@ -207,10 +209,23 @@ static double copy_cost(const fg_place_task *task, const view *v)
                                       : 0;
 }
 
+/* An answer's own time. On a worker that is meant for prompts, its steps wait for those that will come in
+ * between. Elsewhere that is left out: prompts come to all of them, and to count what came lately would
+ * drive requests away from where their prefix is. */
+static double answer_time(const view *v)
+{
+    double share = 0;
+    if (v->worker->roles == FG_ROLE_PREFILL) {
+        double seen = v->worker->prompt_share;
+        share = seen > 0 ? smaller(seen, PROMPTS_SHARE_MAX) : PROMPTS_SHARE;
+    }
+    return v->answer * v->step / (1 - share);
+}
+
 /* From the second token on; the prompts that wait there run beside it. */
 static double decode_cost(const fg_place_task *task, const view *v)
 {
-    return task->options->answer_weight * (v->answer * v->step + row_burden(v)) + v->queue +
+    return task->options->answer_weight * (answer_time(v) + row_burden(v)) + v->queue +
            copy_cost(task, v);
 }
 
@@ -230,14 +245,7 @@ static double slot_wait(const view *v)
                        : 0;
 }
 
-/* The answer's own time on a worker that does both, and what it adds to others': on one meant for prompts
- * it stretches among those that will come, and delays those that wait. */
-static double whole_answer(const view *v)
-{
-    double own = v->answer * v->step;
-    return v->worker->roles == FG_ROLE_PREFILL ? own / (1 - PROMPTS_SHARE) : own;
-}
-
+/* What its rows add to others' time: on a worker with prompts in line, those wait for them as well. */
 static double whole_burden(const view *v)
 {
     double steps = smaller(v->answer, v->queue / (CHUNK * v->speed->prefill[1]));
@@ -247,7 +255,7 @@ static double whole_burden(const view *v)
 static double whole_cost(const fg_place_task *task, uint32_t index, const view *v)
 {
     return prefill_cost(task, v) + slot_wait(v) +
-           task->options->answer_weight * (whole_answer(v) + whole_burden(v)) -
+           task->options->answer_weight * (answer_time(v) + whole_burden(v)) -
            session_gain(task, index, v);
 }
 
@@ -410,12 +418,12 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     fg_place_why why = { .queue = p.queue, .prefill = p.prefill, .restore = p.restore };
     if (whole) {
         why.wait = slot_wait(&p);
-        why.answer = whole_answer(&p);
+        why.answer = answer_time(&p);
         why.others = beside + weight * whole_burden(&p);
         why.cost = whole_cost(task, choice->prefill, &p);
     } else {
         why.exposed = exposed_between(p.speed, p.prefill, d.worker, d.blocks - d.hit);
-        why.answer = d.answer * d.step + d.queue;
+        why.answer = answer_time(&d) + d.queue;
         why.others = beside + weight * row_burden(&d);
         why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) -
                    session_gain(task, choice->prefill, &p) - session_gain(task, choice->decode, &d);

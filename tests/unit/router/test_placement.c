@@ -630,6 +630,30 @@ Test(placement, the_host_tier_costs_its_copies)
     cr_assert(fabs(c.why.prefill - fg_speed_prefill_ns(&f.speeds[0], 160, 1840)) < 1);
 }
 
+Test(placement, an_answer_shares_a_prefill_worker_with_the_prompts_that_will_come)
+{
+    static const struct {
+        const char *name;
+        uint32_t roles;
+        double share, stretch;
+    } cases[] = { { "not known", P, 0, 2 },          { "hardly any", P, 0.2, 1.25 },
+                  { "nothing else", P, 1, 10 },      { "more than all", P, 7, 10 },
+                  { "nonsense", P, -3, 2 },          { "meant for both", B, 0.5, 1 },
+                  { "meant for answers", D, 0.5, 1 } };
+    static fleet f;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        set_up(&f, (spec[]){ { cases[i].roles } }, 1);
+        f.workers[0].prompt_share = cases[i].share;
+        fg_place_options options = fg_place_defaults();
+        options.split = FG_PLACE_UNSPLIT;
+        fg_place_request request = ask(&f, 100, 50);
+        fg_place_choice c;
+        cr_assert_eq(fg_place_pick(&options, f.workers, 1, &request, &c), FG_PLACE_OK);
+        double want = cases[i].stretch * 50 * fg_speed_step_ns(&f.speeds[0], 1, 100);
+        cr_assert(fabs(c.why.answer - want) < 1e-6 * want, "%s: %g", cases[i].name, c.why.answer);
+    }
+}
+
 Test(placement, does_without_hits_and_speeds)
 {
     static fleet f;
