@@ -94,15 +94,13 @@ uint32_t fg_place_with_room(const fg_place_task *task, uint32_t worker, uint32_t
 
 /* ---- the verdict ---- */
 
-/* Whether some way is allowed, of those that can hold the request. Two workers for a split need not be
- * looked for pair by pair: what stands between two that may is only that they are one, or, by role, both
- * mixed. */
+/* Whether some way is allowed, of those that can hold the request. One of each side stands for all that
+ * came before: a mixed worker is both sides, so whatever one that is not could pair with, it finds. */
 static bool any_way(const fg_place_task *task)
 {
     uint32_t prefill = FG_PLACE_NONE, decode = FG_PLACE_NONE;
     for (uint32_t i = 0; i < task->count; i++) {
         uint32_t ways = fg_place_may(task, i);
-        bool mixed = task->workers[i].roles == BOTH;
         if ((ways & FG_PLACE_AS_WHOLE) ||
             ((ways & FG_PLACE_AS_PREFILL) && decode != FG_PLACE_NONE &&
              fg_place_may_pair(task, i, decode)) ||
@@ -110,10 +108,10 @@ static bool any_way(const fg_place_task *task)
              fg_place_may_pair(task, prefill, i))) {
             return true;
         }
-        if ((ways & FG_PLACE_AS_PREFILL) && (prefill == FG_PLACE_NONE || !mixed)) {
+        if ((ways & FG_PLACE_AS_PREFILL) && prefill == FG_PLACE_NONE) {
             prefill = i;
         }
-        if ((ways & FG_PLACE_AS_DECODE) && (decode == FG_PLACE_NONE || !mixed)) {
+        if ((ways & FG_PLACE_AS_DECODE) && decode == FG_PLACE_NONE) {
             decode = i;
         }
     }
@@ -132,11 +130,11 @@ static bool any_worker(const fg_place_task *task)
 static fg_place_task task_of(const fg_place_options *options, const fg_place_worker *workers,
                              uint32_t count, const fg_place_request *request)
 {
-    fg_place_task task = { options, workers, count, request, 0, 0 };
+    fg_place_task task = { options, workers, count, request, 0, 0, 0 };
     for (uint32_t i = 0; i < count; i++) {
         task.roles |= workers[i].roles;
     }
-    fg_place_doubt(&task);
+    fg_place_survey(&task);
     return task;
 }
 

@@ -72,6 +72,9 @@ typedef struct fg_place_worker {
     const fg_speed *speed; /* NULL: nothing is known */
     double queue_ns;       /* predicted prefill ahead; 0: from prefill_tokens */
     uint64_t kv_tokens;    /* of its running sequences; 0: not known */
+    /* Of its time, what computing prompts took lately, 0 to 1; 0: not known, which is taken for half.
+     * Read only where a worker is meant for prompts alone. */
+    double prompt_share;
 } fg_place_worker;
 
 /* Leading blocks of the prompt that a worker has. */

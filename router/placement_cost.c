@@ -9,15 +9,17 @@
 #include "proto/wire.h"
 
 enum {
-    BEST_COUNT = 6, /* prefill sides of which pairs are formed */
+    BEST_COUNT = 4, /* prefill sides of which pairs are formed */
     CHUNK = 512,    /* tokens; what a worker computes at once, give or take */
     ANSWER_GUESS = 128,
     ANSWER_CAP = 4096, /* longer expectations say no more */
     BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE
 };
 
-/* Prompts will come to a worker that is meant for prompts only: its steps are taken to be half theirs. */
+/* Prompts will come to a worker that is meant for prompts only, however idle it is now. */
 #define PROMPTS_SHARE 0.5
+/* A worker that had no time for anything else may have some soon. */
+#define PROMPTS_SHARE_MAX 0.9
 /* While no worker's speed is proven, one that claims to be this many times faster than the mean is not
  * believed. */
 #define CLAIM_MAX 4.0
@@ -47,9 +49,21 @@ static const fg_speed *speed_of(const fg_place_worker *worker)
     return worker->speed != NULL ? worker->speed : &unknown;
 }
 
+/* How much of the prompt others have asked for before. */
+static uint64_t shared_tokens(const fg_place_task *task)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; task->request->hits != NULL && i < task->count; i++) {
+        uint64_t tokens =
+            (uint64_t)task->request->hits[i].device_blocks * task->workers[i].block_size;
+        most = task->workers[i].roles != 0 && tokens > most ? tokens : most;
+    }
+    return most < task->request->prompt_tokens ? most : task->request->prompt_tokens;
+}
+
 /* A claim attracts until it is disproved. So a worker whose prompts have not been seen yet is not
  * believed to be faster than the fastest that has been seen. */
-void fg_place_doubt(fg_place_task *task)
+static double believable_token_ns(const fg_place_task *task)
 {
     double proven = INFINITY, claims = 0;
     uint32_t claim_count = 0;
@@ -66,9 +80,16 @@ void fg_place_doubt(fg_place_task *task)
             claim_count++;
         }
     }
-    task->doubt_token_ns = isfinite(proven)  ? proven
-                           : claim_count > 0 ? claims / claim_count / CLAIM_MAX
-                                             : 0;
+    if (isfinite(proven)) {
+        return proven;
+    }
+    return claim_count > 0 ? claims / claim_count / CLAIM_MAX : 0;
+}
+
+void fg_place_survey(fg_place_task *task)
+{
+    task->doubt_token_ns = believable_token_ns(task);
+    task->shared_tokens = shared_tokens(task);
 }
 
 /* ---- one worker ---- */
@@ -178,10 +199,34 @@ static double row_burden(const view *v)
     return (double)v->answer * v->worker->decodes * v->speed->step[1];
 }
 
+/* A shared prefix that is sent to a worker without it takes the room of another one there: that is worth
+ * what computing it is. */
+static double copy_cost(const fg_place_task *task, const view *v)
+{
+    uint64_t here = (uint64_t)v->hit * v->worker->block_size;
+    return task->shared_tokens > here ? affinity(task) * v->slow * v->speed->prefill[1] *
+                                            (double)(task->shared_tokens - here)
+                                      : 0;
+}
+
+/* An answer's own time. On a worker that is meant for prompts, its steps wait for those that will come in
+ * between. Elsewhere that is left out: prompts come to all of them, and to count what came lately would
+ * drive requests away from where their prefix is. */
+static double answer_time(const view *v)
+{
+    double share = 0;
+    if (v->worker->roles == FG_ROLE_PREFILL) {
+        double seen = v->worker->prompt_share;
+        share = seen > 0 ? smaller(seen, PROMPTS_SHARE_MAX) : PROMPTS_SHARE;
+    }
+    return v->answer * v->step / (1 - share);
+}
+
 /* From the second token on; the prompts that wait there run beside it. */
 static double decode_cost(const fg_place_task *task, const view *v)
 {
-    return task->options->answer_weight * (v->answer * v->step + row_burden(v)) + v->queue;
+    return task->options->answer_weight * (answer_time(v) + row_burden(v)) + v->queue +
+           copy_cost(task, v);
 }
 
 /* For a place in the batch: places and blocks come free as fast as answers end. */
@@ -200,14 +245,7 @@ static double slot_wait(const view *v)
                        : 0;
 }
 
-/* The answer's own time on a worker that does both, and what it adds to others': on one meant for prompts
- * it stretches among those that will come, and delays those that wait. */
-static double whole_answer(const view *v)
-{
-    double own = v->answer * v->step;
-    return v->worker->roles == FG_ROLE_PREFILL ? own / (1 - PROMPTS_SHARE) : own;
-}
-
+/* What its rows add to others' time: on a worker with prompts in line, those wait for them as well. */
 static double whole_burden(const view *v)
 {
     double steps = smaller(v->answer, v->queue / (CHUNK * v->speed->prefill[1]));
@@ -217,7 +255,7 @@ static double whole_burden(const view *v)
 static double whole_cost(const fg_place_task *task, uint32_t index, const view *v)
 {
     return prefill_cost(task, v) + slot_wait(v) +
-           task->options->answer_weight * (whole_answer(v) + whole_burden(v)) -
+           task->options->answer_weight * (answer_time(v) + whole_burden(v)) -
            session_gain(task, index, v);
 }
 
@@ -227,7 +265,6 @@ typedef struct prefill_side {
     uint32_t index;
     double cost, compute; /* compute: what pushes can hide behind */
     double rank;          /* the cost, with a push of which all but the last chunk is hidden */
-    uint64_t cached;      /* tokens of the prompt, on the device */
     const fg_speed *speed;
 } prefill_side;
 
@@ -290,16 +327,8 @@ static void offer(const fg_place_task *task, found *best, const found *way)
 
 typedef struct decode_side {
     uint32_t index, missing;
-    uint64_t cached;
-    double cost, token_ns;
+    double cost;
 } decode_side;
-
-/* A shared prefix that is sent to a worker without it takes the room of another one there: that is worth
- * what computing it is. */
-static double copy_cost(const fg_place_task *task, uint64_t have, uint64_t cached, double token_ns)
-{
-    return have > cached ? affinity(task) * token_ns * (double)(have - cached) : 0;
-}
 
 /* By role alone, mixed workers hand over to pure ones only: they must not crowd out the others. */
 enum { ANYBODY, MIXED, LISTS };
@@ -324,7 +353,6 @@ static void pair_up(const fg_place_task *task, const sides *s, uint32_t list, fo
                 (list == MIXED && workers[decode->index].roles == BOTH)) {
                 continue;
             }
-            least += copy_cost(task, prefill->cached, decode->cached, decode->token_ns);
             found way = { least + exposed_between(prefill->speed, prefill->compute,
                                                   &workers[decode->index], decode->missing),
                           prefill->index, decode->index };
@@ -355,17 +383,12 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
             prefill_side side = { .index = i, .compute = v.prefill, .speed = v.speed };
             side.cost = prefill_cost(task, &v) - gain;
             side.rank = side.cost + exposed_between(v.speed, INFINITY, v.worker, v.blocks);
-            side.cached = (uint64_t)v.hit * v.worker->block_size;
             uint32_t list = is_always && v.worker->roles == BOTH ? MIXED : ANYBODY;
             keep_best(task, s.prefill[list], &s.prefill_count[list], &side);
         }
         if (ways & FG_PLACE_AS_DECODE) {
             s.decode[s.decode_count++] =
-                (decode_side){ .index = i,
-                               .missing = v.blocks - v.hit,
-                               .cached = (uint64_t)v.hit * v.worker->block_size,
-                               .cost = decode_cost(task, &v) - gain,
-                               .token_ns = v.slow * v.speed->prefill[1] };
+                (decode_side){ i, v.blocks - v.hit, decode_cost(task, &v) - gain };
         }
     }
     pair_up(task, &s, ANYBODY, &best);
@@ -395,16 +418,14 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     fg_place_why why = { .queue = p.queue, .prefill = p.prefill, .restore = p.restore };
     if (whole) {
         why.wait = slot_wait(&p);
-        why.answer = whole_answer(&p);
+        why.answer = answer_time(&p);
         why.others = beside + weight * whole_burden(&p);
         why.cost = whole_cost(task, choice->prefill, &p);
     } else {
         why.exposed = exposed_between(p.speed, p.prefill, d.worker, d.blocks - d.hit);
-        why.answer = d.answer * d.step + d.queue;
+        why.answer = answer_time(&d) + d.queue;
         why.others = beside + weight * row_burden(&d);
-        why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) +
-                   copy_cost(task, (uint64_t)p.hit * p.worker->block_size,
-                             (uint64_t)d.hit * d.worker->block_size, d.slow * d.speed->prefill[1]) -
+        why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) -
                    session_gain(task, choice->prefill, &p) - session_gain(task, choice->decode, &d);
     }
     choice->why = why;

@@ -9,14 +9,15 @@
 
 #define FG_PLACE_NONE UINT32_MAX
 
-/* One decision. `doubt` slows workers whose speed is only claimed: see placement_cost.c. */
+/* One decision. */
 typedef struct fg_place_task {
     const fg_place_options *options;
     const fg_place_worker *workers;
     uint32_t count;
     const fg_place_request *request;
-    uint32_t roles; /* of all workers together */
-    double doubt_token_ns;
+    uint32_t roles;         /* of all workers together */
+    double doubt_token_ns;  /* workers whose speed is only claimed are not faster */
+    uint64_t shared_tokens; /* of the prompt, cached somewhere */
 } fg_place_task;
 
 /* What a worker may be: a side of some split, or the one worker for both. */
@@ -33,8 +34,8 @@ bool fg_place_may_pair(const fg_place_task *task, uint32_t prefill, uint32_t dec
 bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out);
 bool fg_place_pick_plain(const fg_place_task *task, fg_place_choice *choice_out);
 
-/* Sets the task's doubt. */
-void fg_place_doubt(fg_place_task *task);
+/* What is looked up once over all workers: doubt and sharing. */
+void fg_place_survey(fg_place_task *task);
 /* Fills in what is predicted for choice->prefill, decode and kind. */
 void fg_place_explain(const fg_place_task *task, fg_place_choice *choice);
 

@@ -3,8 +3,6 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "common/sched/cost.h"
-
 /* One observation counts as at most this many times too fast or too slow. */
 #define RATIO_MAX 8.0
 /* Share of a new observation once there are many of them. */
@@ -68,18 +66,6 @@ void fg_speed_init(fg_speed *speed, const fg_speed_claim *claim)
 static double sum(const double *weights, const double *x)
 {
     return weights[0] * x[0] + weights[1] * x[1] + weights[2] * x[2];
-}
-
-double fg_speed_prefill_ns(const fg_speed *speed, uint32_t position, uint32_t tokens)
-{
-    double pairs = (double)fg_cost_chunk_kv(position, tokens);
-    return tokens == 0 ? 0
-                       : speed->prefill[0] + speed->prefill[1] * tokens + speed->prefill[2] * pairs;
-}
-
-double fg_speed_step_ns(const fg_speed *speed, uint32_t rows, uint64_t kv_tokens)
-{
-    return speed->step[0] + speed->step[1] * rows + speed->step[2] * (double)kv_tokens;
 }
 
 /* Blocks whose time is seen: those of the last chunk, or what the prompt's computing did not cover. */

@@ -17,6 +17,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/sched/cost.h"
+
 enum { FG_SPEED_TERMS = 3 };
 
 typedef struct fg_speed {
@@ -48,8 +50,18 @@ typedef struct fg_speed_first {
 void fg_speed_init(fg_speed *speed, const fg_speed_claim *claim);
 
 /* ns. A prompt's `tokens` behind `position` cached ones; 0 for none. */
-double fg_speed_prefill_ns(const fg_speed *speed, uint32_t position, uint32_t tokens);
-double fg_speed_step_ns(const fg_speed *speed, uint32_t rows, uint64_t kv_tokens);
+static inline double fg_speed_prefill_ns(const fg_speed *speed, uint32_t position, uint32_t tokens)
+{
+    double pairs = (double)fg_cost_chunk_kv(position, tokens);
+    return tokens == 0 ? 0
+                       : speed->prefill[0] + speed->prefill[1] * tokens + speed->prefill[2] * pairs;
+}
+
+static inline double fg_speed_step_ns(const fg_speed *speed, uint32_t rows, uint64_t kv_tokens)
+{
+    return speed->step[0] + speed->step[1] * rows + speed->step[2] * (double)kv_tokens;
+}
+
 /* From the end of the last chunk to the receiver's acceptance, when `blocks` travel beside `compute_ns`
  * of prefill and the last chunk fills `last_blocks` of them. 0 blocks: 0. */
 double fg_speed_exposed_ns(const fg_speed *speed, uint32_t blocks, uint32_t last_blocks,

@@ -20,6 +20,7 @@ static const fg_speed_claim truth = { .prefill_ns_base = 6e6,
                                       .push_ns_per_block = 0.15e6 };
 #define STEP_NS_PER_KV 20.0
 #define PUSH_NS_BASE   2e6
+#define SHARE_S        5.0
 
 typedef struct request {
     uint32_t group, prompt, answer, hit; /* tokens; hit: found at the prefill worker */
@@ -45,6 +46,7 @@ typedef struct worker {
     uint32_t prefills, decodes;
     uint64_t prefill_tokens, placed, blocks_used, kv_tokens;
     double queue_ns;
+    double prompt_s, prompt_at; /* computing seen lately, fading with SHARE_S */
 } worker;
 
 typedef struct event {
@@ -154,6 +156,20 @@ static void keep_prefix(model *m, worker *w, const request *r)
     }
 }
 
+/* The router's view of how busy prompts keep a worker. */
+static double prompt_share(const model *m, const worker *w)
+{
+    double fresh = m->now < SHARE_S ? fmax(m->now, 0.1) : SHARE_S;
+    double share = w->prompt_s * exp(-(m->now - w->prompt_at) / SHARE_S) / fresh;
+    return share > 0.001 ? share : 0.001;
+}
+
+static void note_prompt(const model *m, worker *w, double compute_s)
+{
+    w->prompt_s = w->prompt_s * exp(-(m->now - w->prompt_at) / SHARE_S) + compute_s;
+    w->prompt_at = m->now;
+}
+
 /* ---- a worker's steps ---- */
 
 static void begin_step(model *m, int index)
@@ -246,6 +262,7 @@ static void end_prompt(model *m, worker *w, int index)
                              .seen_ns = (uint64_t)((m->now - r->placed) * 1e9),
                              .predicted_ns = (uint64_t)r->predicted };
     fg_speed_learn_first(&w->speed, &first);
+    note_prompt(m, w, m->now - r->started);
     if (r->prefill == r->decode) {
         w->whole_count--;
         join_batch(m, index);
@@ -310,7 +327,8 @@ static bool place(model *m, int index)
                                         .blocks_used = (uint32_t)w->blocks_used,
                                         .speed = &w->speed,
                                         .queue_ns = w->queue_ns,
-                                        .kv_tokens = w->kv_tokens };
+                                        .kv_tokens = w->kv_tokens,
+                                        .prompt_share = prompt_share(m, w) };
         uint32_t cached = cached_tokens(m, w, r) / BLOCK;
         hits[i] = (fg_place_hit){ cached, cached };
     }
