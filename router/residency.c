@@ -129,7 +129,7 @@ static uint32_t grow(fg_residency *tree, const mark *m, const uint64_t *keys, ui
         res_run_append(tree, run, entry, keys[added]);
         added++;
         if (added + RES_PREFETCH < count) {
-            res_prefetch(tree, keys[added + RES_PREFETCH]);
+            __builtin_prefetch(res_begin(tree, keys[added + RES_PREFETCH]));
         }
     } while (added < count && r->length < FG_RESIDENCY_RUN && keys[added] != 0 &&
              res_find(tree, keys[added], &entry).run == 0);
@@ -165,7 +165,7 @@ static bool place_blocks(fg_residency *tree, const mark *m, const fg_residency_e
     tree->stats.unknown += event->parent != 0 && last.run == 0;
     uint32_t at = 0;
     for (uint32_t i = 0; i < event->count && i < RES_PREFETCH; i++) {
-        res_prefetch(tree, event->keys[i]);
+        __builtin_prefetch(res_begin(tree, event->keys[i]));
     }
     while (at < event->count) {
         const uint64_t *keys = event->keys + at;
@@ -209,7 +209,7 @@ static void remove_blocks(fg_residency *tree, uint32_t slot, const fg_residency_
     uint32_t at = 0;
     while (at < event->count) {
         if (at + RES_PREFETCH < event->count) {
-            res_prefetch(tree, keys[at + RES_PREFETCH]);
+            __builtin_prefetch(res_begin(tree, keys[at + RES_PREFETCH]));
         }
         res_place place = keys[at] == 0 ? (res_place){ 0 } : res_find(tree, keys[at], NULL);
         at++;

@@ -174,7 +174,7 @@ static void free_run(fg_residency *tree, uint32_t run)
 {
     res_run *r = &tree->runs[run];
     for (uint32_t at = 0; at < r->length; at++) {
-        res_prefetch(tree, *res_key(tree, r, at));
+        __builtin_prefetch(res_begin(tree, *res_key(tree, r, at)));
     }
     for (uint32_t at = r->length; at > 0; at--) {
         res_erase(tree, *res_key(tree, r, at - 1), (res_place){ run, at - 1 });
