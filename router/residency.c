@@ -197,6 +197,9 @@ static bool place_blocks(fg_residency *tree, const mark *m, const fg_residency_e
         res_run_tidy(tree, last.run);
     } else if (last.run != 0) {
         res_run_merge(tree, last.run);
+        if (tree->runs[last.run].length != 0) { /* it has not gone into its parent */
+            res_run_refine(tree, last.run, m->slot);
+        }
     }
     return at == event->count;
 }
@@ -240,7 +243,11 @@ static void remove_blocks(fg_residency *tree, uint32_t slot, const fg_residency_
             masks.tier[event->tier] &= ~bits;
             res_masks_set(tree, place.run, slot, masks);
         }
-        res_run_tidy(tree, place.run);
+        if (tree->runs[place.run].holders != 0) {
+            res_run_refine(tree, place.run, slot);
+        } else {
+            res_run_tidy(tree, place.run);
+        }
     }
 }
 
@@ -284,6 +291,23 @@ static void apply_event(fg_residency *tree, uint32_t slot, const fg_residency_ev
     }
 }
 
+/* The table is asked ahead for what the events look for first. */
+static void apply_events(fg_residency *tree, uint32_t slot, const fg_residency_event *events,
+                         uint32_t count)
+{
+    for (uint32_t ahead = 0; ahead < count + RES_AHEAD; ahead++) {
+        if (ahead < count) {
+            __builtin_prefetch(res_begin(tree, events[ahead].parent));
+            if (events[ahead].count != 0) {
+                __builtin_prefetch(res_begin(tree, events[ahead].keys[0]));
+            }
+        }
+        if (ahead >= RES_AHEAD) {
+            apply_event(tree, slot, &events[ahead - RES_AHEAD]);
+        }
+    }
+}
+
 fg_status fg_residency_apply(fg_residency *tree, uint32_t slot, const fg_residency_frame *frame,
                              uint64_t now_ns)
 {
@@ -318,9 +342,7 @@ fg_status fg_residency_apply(fg_residency *tree, uint32_t slot, const fg_residen
         s->is_lost = false;
     }
     tree->stats.frames++;
-    for (uint32_t i = first; i < frame->count; i++) {
-        apply_event(tree, slot, &frame->events[i]);
-    }
+    apply_events(tree, slot, frame->events + first, frame->count - first);
     return FG_OK;
 }
 

@@ -24,9 +24,12 @@ enum {
     RES_CHUNK = 8, /* keys */
     RES_CHUNKS = FG_RESIDENCY_RUN / RES_CHUNK,
     RES_WORDS = FG_LIMIT_WORKERS / 64,
+    RES_AHEAD = 8,                 /* events ahead */
+    RES_ALIKE = 4,                 /* records of the same part that are worth a cut, ... */
+    RES_PIECE = 4,                 /* ... which leaves no piece shorter than that */
     RES_TICK_BITS = 20,            /* a tick is 2^20 ns; 32 bits of them wrap after 52 days */
     RES_TICKS_AHEAD_MAX = 1 << 30, /* the farthest future that a tick can name */
-    RES_PREFETCH = 32,             /* keys ahead */
+    RES_PREFETCH = 16,             /* keys ahead */
 };
 
 typedef struct res_run {
@@ -105,6 +108,7 @@ struct fg_residency {
     res_prediction *predictions;
     res_pool run_pool, chunk_pool, partial_pool, prediction_pool;
     res_list leaves, pinned;
+    uint32_t next_victim;     /* a guess, for prefetching */
     uint32_t soonest, latest; /* predictions */
     uint32_t unpin_tick;      /* some pinned leaf's pin runs out then */
     bool any_unpin;
@@ -209,6 +213,8 @@ uint64_t res_predicted(const fg_residency *tree, uint32_t run, uint32_t slot, ui
 /* Replaces this worker's prediction on this run; mask 0: there is none any more. */
 void res_predicted_set(fg_residency *tree, uint32_t run, uint32_t slot, uint64_t mask,
                        uint64_t until_ns);
+/* Workers that hold the very part of this run that this one does, itself included; 0: it holds no part. */
+uint32_t res_alike(const fg_residency *tree, uint32_t run, uint32_t slot);
 /* Drops all that a worker has on a run. */
 void res_drop(fg_residency *tree, uint32_t run, uint32_t slot);
 
@@ -220,6 +226,8 @@ uint32_t res_run_new(fg_residency *tree, uint32_t parent);
 void res_run_append(fg_residency *tree, uint32_t run, uint64_t entry, uint64_t key);
 /* Cuts a run in two behind its first `head` blocks. Returns the new run, which is the head. */
 uint32_t res_run_split(fg_residency *tree, uint32_t run, uint32_t head);
+/* Cuts a run where the part of it that this worker and some others hold begins or ends. */
+void res_run_refine(fg_residency *tree, uint32_t run, uint32_t slot);
 /* Joins a leaf to its parent where both have the same marks and together fit. */
 void res_run_merge(fg_residency *tree, uint32_t run);
 /* Frees a run that nobody holds and no run continues, and then its parent, likewise. */

@@ -3,7 +3,8 @@
  *
  *   events   blocks stored and removed per second: each worker stores prompts and drops its oldest ones.
  *            "own": all prompts differ. "shared": the first half of each is one of 32 system prompts.
- *            "single": stored and removed block by block, an event each, the last block first.
+ *            "single": a worker of 32 sequences that each get a block in a step: an event for each block, 32 in
+ *            a frame; removed likewise.
  *            Completion-correct: every event is applied when it counts, and the books are checked after.
  *   match    microseconds for a chain that all 128 workers hold, and for one that 127 of them hold half of;
  *            chains are taken in turns from a million blocks, so that they lie in no cache
@@ -28,6 +29,7 @@ enum {
     HELD = 32,                   /* chains that a worker keeps */
     PROMPTS = 4096,              /* own ones, made beforehand */
     SYSTEMS = PROMPTS / WORKERS, /* no worker has one twice */
+    STEPS = 8,
     ROUNDS = 3,
     SAMPLES = 4000,
 };
@@ -95,14 +97,34 @@ static uint64_t *make_keys(size_t count, uint64_t seed)
 typedef enum load_kind { OWN, SHARED, SINGLE, LOADS } load_kind;
 static const char *const load_names[] = { "own", "shared", "single" };
 
+/* `count` events in a frame. */
+static void tell_all(bench *b, uint32_t slot, const fg_residency_event *events, uint32_t count)
+{
+    fg_residency_frame frame = { 1, ++b->numbers[slot], events, count };
+    b->now_ns += 20000;
+    must(fg_residency_apply(b->tree, slot, &frame, b->now_ns) == FG_OK, "apply");
+}
+
+/* The chain as 32 sequences of 8 blocks: each frame has the next block of every sequence. */
+static void tell_steps(bench *b, uint32_t slot, uint32_t kind, const uint64_t *keys)
+{
+    fg_residency_event events[CHAIN / STEPS];
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t i = 0; i < CHAIN / STEPS; i++) {
+            uint32_t at = i * STEPS + (kind == FG_RESIDENCY_STORED ? step : STEPS - 1 - step);
+            uint64_t parent = kind == FG_RESIDENCY_STORED && step != 0 ? keys[at - 1] : 0;
+            events[i] = (fg_residency_event){ kind, FG_TIER_DEVICE, parent, keys + at, 1 };
+        }
+        tell_all(b, slot, events, CHAIN / STEPS);
+    }
+}
+
 static void store_chain(bench *b, uint32_t slot, const uint64_t *keys, load_kind load)
 {
-    if (load != SINGLE) {
+    if (load == SINGLE) {
+        tell_steps(b, slot, FG_RESIDENCY_STORED, keys);
+    } else {
         tell(b, slot, FG_RESIDENCY_STORED, 0, keys, CHAIN);
-        return;
-    }
-    for (uint32_t i = 0; i < CHAIN; i++) {
-        tell(b, slot, FG_RESIDENCY_STORED, i == 0 ? 0 : keys[i - 1], keys + i, 1);
     }
 }
 
@@ -110,12 +132,14 @@ static void store_chain(bench *b, uint32_t slot, const uint64_t *keys, load_kind
 static void remove_chain(bench *b, uint32_t slot, const uint64_t *keys, load_kind load)
 {
     uint64_t back[CHAIN];
+    if (load == SINGLE) {
+        tell_steps(b, slot, FG_RESIDENCY_REMOVED, keys);
+        return;
+    }
     for (uint32_t i = 0; i < CHAIN; i++) {
         back[i] = keys[CHAIN - 1 - i];
     }
-    for (uint32_t i = 0; i < CHAIN; i += load == SINGLE ? 1 : CHAIN) {
-        tell(b, slot, FG_RESIDENCY_REMOVED, 0, back + i, load == SINGLE ? 1 : CHAIN);
-    }
+    tell(b, slot, FG_RESIDENCY_REMOVED, 0, back, CHAIN);
 }
 
 /* Chains of a round: the worker and its keys. A worker stores its next one and drops its oldest. */
@@ -200,7 +224,7 @@ static void bench_match(uint32_t count, bool half)
     uint64_t *keys = make_keys((size_t)chains * count, 4);
     for (uint32_t i = 0; i < chains; i++) {
         for (uint32_t slot = 0; slot < WORKERS; slot++) {
-            uint32_t held = half && slot != 0 ? count / 2 - slot % 8 : count;
+            uint32_t held = half && slot != 0 ? count / 2 - slot % 4 * 8 : count;
             tell(&b, slot, FG_RESIDENCY_STORED, 0, keys + (size_t)i * count, held);
         }
     }
