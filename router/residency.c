@@ -291,7 +291,7 @@ static void apply_event(fg_residency *tree, uint32_t slot, const fg_residency_ev
     }
 }
 
-/* The table is asked ahead for what the events look for first. */
+/* What the events look for first is fetched ahead: the table, and half as far ahead the runs. */
 static void apply_events(fg_residency *tree, uint32_t slot, const fg_residency_event *events,
                          uint32_t count)
 {
@@ -300,6 +300,13 @@ static void apply_events(fg_residency *tree, uint32_t slot, const fg_residency_e
             __builtin_prefetch(res_begin(tree, events[ahead].parent));
             if (events[ahead].count != 0) {
                 __builtin_prefetch(res_begin(tree, events[ahead].keys[0]));
+            }
+        }
+        uint32_t half = ahead - RES_AHEAD / 2;
+        if (ahead >= RES_AHEAD / 2 && half < count) {
+            __builtin_prefetch(&tree->runs[res_guess(tree, events[half].parent)]);
+            if (events[half].count != 0) {
+                __builtin_prefetch(&tree->runs[res_guess(tree, events[half].keys[0])]);
             }
         }
         if (ahead >= RES_AHEAD) {

@@ -167,6 +167,12 @@ static inline const uint64_t *res_begin(const fg_residency *tree, uint64_t key)
     return &tree->table[res_home(tree, res_tag(tree, key))];
 }
 
+/* Most keys are found where their search begins: the run of what lies there, or 0. */
+static inline uint32_t res_guess(const fg_residency *tree, uint64_t key)
+{
+    return (uint32_t)*res_begin(tree, key) / FG_RESIDENCY_RUN;
+}
+
 /* ---- residency_table.c: keys, and where memory comes from ---- */
 
 /* The place of a key; run 0 when it is not here, and then *entry_out (may be NULL) is where it goes. */
