@@ -176,8 +176,8 @@ static void free_run(fg_residency *tree, uint32_t run)
     for (uint32_t at = 0; at < r->length; at++) {
         __builtin_prefetch(res_begin(tree, *res_key(tree, r, at)));
     }
-    for (uint32_t at = r->length; at > 0; at--) {
-        res_erase(tree, *res_key(tree, r, at - 1), (res_place){ run, at - 1 });
+    for (uint32_t at = 0; at < r->length; at++) { /* as they were fetched */
+        res_erase(tree, *res_key(tree, r, at), (res_place){ run, at });
     }
     give_chunks(tree, r, 0);
     list_remove(tree, list_of(tree, run), run);

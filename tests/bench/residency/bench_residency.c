@@ -11,7 +11,7 @@
  *   bytes    of the tree per block that is held by 1, 8 or 128 workers, by length of the prompts
  *   churn    10 million blocks (or so many) through a tree of 64 MiB
  *
- * PART: only these events (own, shared, single), for a profiler.
+ * PART: only own, shared, single or churn, for a profiler.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,6 +318,9 @@ int main(int argc, char **argv)
         if (strcmp(part, "") == 0 || strcmp(part, load_names[load]) == 0) {
             bench_events(load);
         }
+    }
+    if (strcmp(part, "churn") == 0) {
+        bench_churn(churn);
     }
     if (strcmp(part, "") != 0) {
         return 0;
