@@ -129,7 +129,7 @@ static uint32_t grow(fg_residency *tree, const mark *m, const uint64_t *keys, ui
         res_run_append(tree, run, entry, keys[added]);
         added++;
         if (added + RES_PREFETCH < count) {
-            res_prefetch(tree, keys[added + RES_PREFETCH]);
+            __builtin_prefetch(res_begin(tree, keys[added + RES_PREFETCH]));
         }
     } while (added < count && r->length < FG_RESIDENCY_RUN && keys[added] != 0 &&
              res_find(tree, keys[added], &entry).run == 0);
@@ -165,7 +165,7 @@ static bool place_blocks(fg_residency *tree, const mark *m, const fg_residency_e
     tree->stats.unknown += event->parent != 0 && last.run == 0;
     uint32_t at = 0;
     for (uint32_t i = 0; i < event->count && i < RES_PREFETCH; i++) {
-        res_prefetch(tree, event->keys[i]);
+        __builtin_prefetch(res_begin(tree, event->keys[i]));
     }
     while (at < event->count) {
         const uint64_t *keys = event->keys + at;
@@ -197,6 +197,9 @@ static bool place_blocks(fg_residency *tree, const mark *m, const fg_residency_e
         res_run_tidy(tree, last.run);
     } else if (last.run != 0) {
         res_run_merge(tree, last.run);
+        if (tree->runs[last.run].length != 0) { /* it has not gone into its parent */
+            res_run_refine(tree, last.run, m->slot);
+        }
     }
     return at == event->count;
 }
@@ -209,7 +212,7 @@ static void remove_blocks(fg_residency *tree, uint32_t slot, const fg_residency_
     uint32_t at = 0;
     while (at < event->count) {
         if (at + RES_PREFETCH < event->count) {
-            res_prefetch(tree, keys[at + RES_PREFETCH]);
+            __builtin_prefetch(res_begin(tree, keys[at + RES_PREFETCH]));
         }
         res_place place = keys[at] == 0 ? (res_place){ 0 } : res_find(tree, keys[at], NULL);
         at++;
@@ -240,7 +243,11 @@ static void remove_blocks(fg_residency *tree, uint32_t slot, const fg_residency_
             masks.tier[event->tier] &= ~bits;
             res_masks_set(tree, place.run, slot, masks);
         }
-        res_run_tidy(tree, place.run);
+        if (tree->runs[place.run].holders != 0) {
+            res_run_refine(tree, place.run, slot);
+        } else {
+            res_run_tidy(tree, place.run);
+        }
     }
 }
 
@@ -284,6 +291,30 @@ static void apply_event(fg_residency *tree, uint32_t slot, const fg_residency_ev
     }
 }
 
+/* What the events look for first is fetched ahead: the table, and half as far ahead the runs. */
+static void apply_events(fg_residency *tree, uint32_t slot, const fg_residency_event *events,
+                         uint32_t count)
+{
+    for (uint32_t ahead = 0; ahead < count + RES_AHEAD; ahead++) {
+        if (ahead < count) {
+            __builtin_prefetch(res_begin(tree, events[ahead].parent));
+            if (events[ahead].count != 0) {
+                __builtin_prefetch(res_begin(tree, events[ahead].keys[0]));
+            }
+        }
+        uint32_t half = ahead - RES_AHEAD / 2;
+        if (ahead >= RES_AHEAD / 2 && half < count) {
+            __builtin_prefetch(&tree->runs[res_guess(tree, events[half].parent)]);
+            if (events[half].count != 0) {
+                __builtin_prefetch(&tree->runs[res_guess(tree, events[half].keys[0])]);
+            }
+        }
+        if (ahead >= RES_AHEAD) {
+            apply_event(tree, slot, &events[ahead - RES_AHEAD]);
+        }
+    }
+}
+
 fg_status fg_residency_apply(fg_residency *tree, uint32_t slot, const fg_residency_frame *frame,
                              uint64_t now_ns)
 {
@@ -318,9 +349,7 @@ fg_status fg_residency_apply(fg_residency *tree, uint32_t slot, const fg_residen
         s->is_lost = false;
     }
     tree->stats.frames++;
-    for (uint32_t i = first; i < frame->count; i++) {
-        apply_event(tree, slot, &frame->events[i]);
-    }
+    apply_events(tree, slot, frame->events + first, frame->count - first);
     return FG_OK;
 }
 

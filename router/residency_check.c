@@ -1,8 +1,8 @@
 /* Statistics, and the proof of the books. */
 #include "router/residency_internal.h"
 
-/* A block's entry and the free one beside every two. */
-#define ENTRY_SHARE_BYTES (sizeof(uint64_t) * 3 / 2)
+/* A block's entry and the free one beside it. */
+#define ENTRY_SHARE_BYTES (sizeof(uint64_t) * 2)
 
 void fg_residency_stats_get(const fg_residency *tree, fg_residency_stats *stats_out)
 {

@@ -24,6 +24,9 @@ enum {
     RES_CHUNK = 8, /* keys */
     RES_CHUNKS = FG_RESIDENCY_RUN / RES_CHUNK,
     RES_WORDS = FG_LIMIT_WORKERS / 64,
+    RES_AHEAD = 8,                 /* events ahead */
+    RES_ALIKE = 4,                 /* records of the same part that are worth a cut, ... */
+    RES_PIECE = 4,                 /* ... which leaves no piece shorter than that */
     RES_TICK_BITS = 20,            /* a tick is 2^20 ns; 32 bits of them wrap after 52 days */
     RES_TICKS_AHEAD_MAX = 1 << 30, /* the farthest future that a tick can name */
     RES_PREFETCH = 16,             /* keys ahead */
@@ -105,6 +108,7 @@ struct fg_residency {
     res_prediction *predictions;
     res_pool run_pool, chunk_pool, partial_pool, prediction_pool;
     res_list leaves, pinned;
+    uint32_t next_victim;     /* a guess, for prefetching */
     uint32_t soonest, latest; /* predictions */
     uint32_t unpin_tick;      /* some pinned leaf's pin runs out then */
     bool any_unpin;
@@ -156,9 +160,17 @@ static inline uint64_t res_home(const fg_residency *tree, uint32_t tag)
     return tag * tree->table_count >> 32;
 }
 
-static inline void res_prefetch(const fg_residency *tree, uint64_t key)
+/* Where the search for a key begins. Callers prefetch it themselves: a function that did nothing else
+ * would count as doing nothing, and the compiler drops its calls. */
+static inline const uint64_t *res_begin(const fg_residency *tree, uint64_t key)
 {
-    __builtin_prefetch(&tree->table[res_home(tree, res_tag(tree, key))]);
+    return &tree->table[res_home(tree, res_tag(tree, key))];
+}
+
+/* Most keys are found where their search begins: the run of what lies there, or 0. */
+static inline uint32_t res_guess(const fg_residency *tree, uint64_t key)
+{
+    return (uint32_t)*res_begin(tree, key) / FG_RESIDENCY_RUN;
 }
 
 /* ---- residency_table.c: keys, and where memory comes from ---- */
@@ -207,6 +219,8 @@ uint64_t res_predicted(const fg_residency *tree, uint32_t run, uint32_t slot, ui
 /* Replaces this worker's prediction on this run; mask 0: there is none any more. */
 void res_predicted_set(fg_residency *tree, uint32_t run, uint32_t slot, uint64_t mask,
                        uint64_t until_ns);
+/* Workers that hold the very part of this run that this one does, itself included; 0: it holds no part. */
+uint32_t res_alike(const fg_residency *tree, uint32_t run, uint32_t slot);
 /* Drops all that a worker has on a run. */
 void res_drop(fg_residency *tree, uint32_t run, uint32_t slot);
 
@@ -218,6 +232,8 @@ uint32_t res_run_new(fg_residency *tree, uint32_t parent);
 void res_run_append(fg_residency *tree, uint32_t run, uint64_t entry, uint64_t key);
 /* Cuts a run in two behind its first `head` blocks. Returns the new run, which is the head. */
 uint32_t res_run_split(fg_residency *tree, uint32_t run, uint32_t head);
+/* Cuts a run where the part of it that this worker and some others hold begins or ends. */
+void res_run_refine(fg_residency *tree, uint32_t run, uint32_t slot);
 /* Joins a leaf to its parent where both have the same marks and together fit. */
 void res_run_merge(fg_residency *tree, uint32_t run);
 /* Frees a run that nobody holds and no run continues, and then its parent, likewise. */

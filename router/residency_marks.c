@@ -96,6 +96,13 @@ static bool write_partial(fg_residency *tree, uint32_t run, uint32_t slot, res_m
     return true;
 }
 
+/* Nearly every mask is full or empty; counting bits without an instruction for it takes a while. */
+static uint64_t mask_count(const fg_residency *tree, uint32_t run, uint64_t mask)
+{
+    uint32_t length = tree->runs[run].length;
+    return mask == 0 ? 0 : mask == res_low(length) ? length : (uint64_t)__builtin_popcountll(mask);
+}
+
 void res_masks_set(fg_residency *tree, uint32_t run, uint32_t slot, res_masks masks)
 {
     uint64_t all = res_low(tree->runs[run].length);
@@ -108,8 +115,8 @@ void res_masks_set(fg_residency *tree, uint32_t run, uint32_t slot, res_masks ma
         uint64_t *word = res_full(tree, run, tier) + slot / 64;
         uint64_t bit = (uint64_t)1 << slot % 64;
         *word = all != 0 && masks.tier[tier] == all ? *word | bit : *word & ~bit;
-        tree->slots[slot].blocks[tier] += (uint64_t)__builtin_popcountll(masks.tier[tier]) -
-                                          (uint64_t)__builtin_popcountll(old.tier[tier]);
+        tree->slots[slot].blocks[tier] +=
+            mask_count(tree, run, masks.tier[tier]) - mask_count(tree, run, old.tier[tier]);
     }
     row_refresh(tree, slot, run, (masks.tier[0] | masks.tier[1]) != 0);
 }
@@ -126,6 +133,20 @@ void res_holders(const fg_residency *tree, uint32_t run, uint64_t set_out[RES_WO
     for (uint32_t at = tree->runs[run].predictions; at != 0; at = tree->predictions[at].next) {
         set_out[tree->predictions[at].slot / 64] |= (uint64_t)1 << tree->predictions[at].slot % 64;
     }
+}
+
+uint32_t res_alike(const fg_residency *tree, uint32_t run, uint32_t slot)
+{
+    uint32_t own = *find_partial(tree, run, slot), alike = 0;
+    if (own == 0) {
+        return 0;
+    }
+    const uint64_t *masks = tree->partials[own].masks;
+    for (uint32_t at = tree->runs[run].partials; at != 0; at = tree->partials[at].next) {
+        const uint64_t *other = tree->partials[at].masks;
+        alike += other[0] == masks[0] && other[1] == masks[1];
+    }
+    return alike;
 }
 
 void res_drop(fg_residency *tree, uint32_t run, uint32_t slot)

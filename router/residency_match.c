@@ -114,7 +114,12 @@ uint32_t fg_residency_match(fg_residency *tree, const uint64_t *keys, uint32_t c
     while (goes_on && place.run != 0) {
         uint32_t next = done + tree->runs[place.run].length - place.at;
         if (next < count) { /* likely the first key of the run behind this one */
-            res_prefetch(tree, keys[next]);
+            uint32_t guess = res_guess(tree, keys[next]);
+            __builtin_prefetch(&tree->runs[guess]);
+            __builtin_prefetch(res_full(tree, guess, 0));
+        }
+        if (next + FG_RESIDENCY_RUN < count) { /* and of the one behind that, if both are long */
+            __builtin_prefetch(res_begin(tree, keys[next + FG_RESIDENCY_RUN]));
         }
         uint32_t same = res_along(tree, place, keys + done, count - done);
         res_touch(tree, place.run);

@@ -174,10 +174,10 @@ static void free_run(fg_residency *tree, uint32_t run)
 {
     res_run *r = &tree->runs[run];
     for (uint32_t at = 0; at < r->length; at++) {
-        res_prefetch(tree, *res_key(tree, r, at));
+        __builtin_prefetch(res_begin(tree, *res_key(tree, r, at)));
     }
-    for (uint32_t at = r->length; at > 0; at--) {
-        res_erase(tree, *res_key(tree, r, at - 1), (res_place){ run, at - 1 });
+    for (uint32_t at = 0; at < r->length; at++) { /* as they were fetched */
+        res_erase(tree, *res_key(tree, r, at), (res_place){ run, at });
     }
     give_chunks(tree, r, 0);
     list_remove(tree, list_of(tree, run), run);
@@ -200,6 +200,20 @@ void res_run_tidy(fg_residency *tree, uint32_t run)
 
 /* ---- room ---- */
 
+/* The runs that are reclaimed next, which nobody has looked at for long. Returns a link so that the
+ * compiler does not take this for nothing (see res_begin). */
+static uint32_t prefetch_next(const fg_residency *tree, uint32_t run)
+{
+    for (uint32_t at = 0; at < RES_CHUNKS; at++) {
+        __builtin_prefetch(&tree->chunks[tree->runs[run].chunks[at]]);
+    }
+    uint32_t after = tree->links[run].prev;
+    __builtin_prefetch(&tree->runs[after]);
+    __builtin_prefetch(&tree->links[after]);
+    __builtin_prefetch(res_full(tree, run, 0));
+    return after;
+}
+
 /* Drops the least recently used leaf, a pinned one last; false: there is none but the guard. */
 static bool reclaim(fg_residency *tree)
 {
@@ -213,6 +227,7 @@ static bool reclaim(fg_residency *tree)
     if (run == 0) {
         return false;
     }
+    tree->next_victim = prefetch_next(tree, tree->links[run].prev);
     uint64_t holders[RES_WORDS];
     res_holders(tree, run, holders);
     for (uint32_t word = 0; word < tree->words; word++) {
@@ -326,6 +341,27 @@ uint32_t res_run_split(fg_residency *tree, uint32_t run, uint32_t head)
     }
     tree->stats.splits++;
     return new_run;
+}
+
+void res_run_refine(fg_residency *tree, uint32_t run, uint32_t slot)
+{
+    if (tree->runs[run].partials == 0 || res_alike(tree, run, slot) < RES_ALIKE) {
+        return;
+    }
+    res_masks masks = res_masks_get(tree, run, slot);
+    uint64_t all = res_low(tree->runs[run].length);
+    bool is_device = masks.tier[0] != 0 && masks.tier[0] != all;
+    uint64_t mask = masks.tier[is_device ? FG_TIER_DEVICE : FG_TIER_HOST];
+    uint32_t head = (uint32_t)__builtin_ctzll((mask & 1) != 0 ? ~mask : mask);
+    if (head < RES_PIECE || tree->runs[run].length < head + RES_PIECE) {
+        return;
+    }
+    tree->guard = run;
+    if (res_make_room(tree)) {
+        res_run_split(tree, run, head);
+    }
+    tree->guard = 0;
+    res_run_tidy(tree, run); /* perhaps nobody has the tail */
 }
 
 static bool same_marks(const fg_residency *tree, uint32_t a, uint32_t b)

@@ -191,8 +191,7 @@ static plan plan_for(const fg_residency_options *options, uint64_t runs)
     plan p = { .runs = runs };
     p.blocks = runs * 16;
     p.chunks = runs * 5 / 2 + 64; /* a chunk in five is wasted at the ends of short runs */
-    p.entries = p.blocks / 2 *
-                3; /* full to two thirds at most: about two probes for a key that is not there */
+    p.entries = p.blocks * 2;     /* half full at most: searches and erasures stay short */
     p.partials = runs + 1;
     p.predictions = runs / 8 < 64 ? 64 : runs / 8 > 16384 ? 16384 : runs / 8;
     p.row_words = (runs + 63) / 64;

@@ -249,6 +249,26 @@ Test(residency, a_middle_block_ends_the_match_until_it_returns)
     fg_residency_destroy(tree);
 }
 
+Test(residency, a_run_is_cut_where_several_holders_stop)
+{
+    fg_residency *tree = make_tree(1 << 20, 64);
+    peer first = join(tree, 63);
+    store(&first, 0, chain(1, 64), 64);
+    for (uint32_t w = 0; w < 63; w++) {
+        peer p = join(tree, w);
+        store(&p, 0, chain(1, 16 * (1 + w % 3)), 16 * (1 + w % 3));
+        fg_residency_check(tree);
+    }
+    fg_residency_stats stats;
+    fg_residency_stats_get(tree, &stats);
+    cr_assert(stats.runs == 4 && stats.splits == 3 && stats.partials == 0, "%llu runs, %llu parts",
+              (unsigned long long)stats.runs, (unsigned long long)stats.partials);
+    for (uint32_t w = 0; w < 63; w++) {
+        cr_assert_eq(device_of(tree, w, chain(1, 64), 64, 0), 16 * (1 + w % 3));
+    }
+    fg_residency_destroy(tree);
+}
+
 Test(residency, children_may_come_before_their_parents)
 {
     fg_residency *tree = make_tree(1 << 20, 4);
