@@ -72,6 +72,9 @@ typedef struct fg_wire_params {
     uint32_t cache_mode;          /* fg_cache_mode */
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
     uint64_t family; /* 0, or the same in all choices of one request: they fork from one another */
+    /* W3C trace id, and the span that a worker's own spans are children of; span 0: not traced, and
+     * the id is 0 too. */
+    uint64_t trace_high, trace_low, trace_span;
 } fg_wire_params;
 
 typedef struct fg_wire_peer {

@@ -151,6 +151,11 @@ static fg_status check_params(const fg_wire_params *params, fg_error *err)
     if (status == FG_OK && params->cache_mode > FG_CACHE_DISABLE) {
         status = too_large("sampling.cache_mode", params->cache_mode, err);
     }
+    if (status == FG_OK &&
+        (params->trace_span != 0) != ((params->trace_high | params->trace_low) != 0)) {
+        status = fg_fail(err, FG_BAD_INPUT, "field sampling.trace_span and the trace id: %s",
+                         params->trace_span != 0 ? "the id is zero" : "an id without a span");
+    }
     return status;
 }
 

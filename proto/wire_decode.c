@@ -115,6 +115,9 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .salt_low = params->salt_low,
         .salt_high = params->salt_high,
         .family = params->family,
+        .trace_high = params->trace_high,
+        .trace_low = params->trace_low,
+        .trace_span = params->trace_span,
     };
 }
 

@@ -86,6 +86,9 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->salt_low = params->salt_low;
     to->salt_high = params->salt_high;
     to->family = params->family;
+    to->trace_high = params->trace_high;
+    to->trace_low = params->trace_low;
+    to->trace_span = params->trace_span;
     return to;
 }
 

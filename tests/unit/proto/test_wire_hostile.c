@@ -367,6 +367,26 @@ static void cache_mode_huge(fg_buf *b)
 {
     params_with(b, 10, UINT32_MAX);
 }
+/* fixed64; 15 is half of a trace id, 16 the span. */
+static void params_traced(fg_buf *b, uint32_t field)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\x02", 2);
+    fg_buf params = begin();
+    put_float(&params, 1, F_ONE);
+    put_float(&params, 2, F_ONE);
+    put_varint(&params, field << 3 | 1);
+    fg_buf_append(&params, "\1\2\3\4\5\6\7\10", 8);
+    put_inner(b, 3, &params);
+}
+static void trace_without_span(fg_buf *b)
+{
+    params_traced(b, 15);
+}
+static void span_without_trace(fg_buf *b)
+{
+    params_traced(b, 16);
+}
 static void no_tokens(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
@@ -563,6 +583,8 @@ static const change changes[] = {
     { "priority", FG_MSG_RESERVE, priority_least },
     { "cache_mode", FG_MSG_RESERVE, cache_mode_unknown },
     { "cache_mode", FG_MSG_RESERVE, cache_mode_huge },
+    { "trace_span", FG_MSG_RESERVE, trace_without_span },
+    { "trace_span", FG_MSG_RESERVE, span_without_trace },
     { "tokens", FG_MSG_RESERVE, no_tokens },
     { "tokens", FG_MSG_RESERVE, too_many_tokens },
     { "sampling", FG_MSG_RESERVE, no_sampling },

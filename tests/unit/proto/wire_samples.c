@@ -65,6 +65,7 @@ static float fraction(fg_rng *rng)
 
 static fg_wire_params any_sampling(fg_rng *rng)
 {
+    bool traced = up_to(rng, 1) == 1;
     return (fg_wire_params){ .temperature = 2 * fraction(rng),
                              .top_p = fraction(rng),
                              .min_p = fraction(rng),
@@ -77,7 +78,10 @@ static fg_wire_params any_sampling(fg_rng *rng)
                              .cache_mode = up_to(rng, FG_CACHE_DISABLE),
                              .salt_low = fg_rng_next(rng),
                              .salt_high = fg_rng_next(rng),
-                             .family = any64(rng) };
+                             .family = any64(rng),
+                             .trace_high = traced ? fg_rng_next(rng) | 1 : 0,
+                             .trace_low = traced ? fg_rng_next(rng) : 0,
+                             .trace_span = traced ? fg_rng_next(rng) | 1 : 0 };
 }
 
 static void sample_hello(fg_msg *msg, fg_rng *rng, fg_arena *arena)
@@ -275,6 +279,9 @@ static const char *sampling_difference(const fg_wire_params *a, const fg_wire_pa
     SAME(salt_low)
     SAME(salt_high)
     SAME(family)
+    SAME(trace_high)
+    SAME(trace_low)
+    SAME(trace_span)
     return NULL;
 }
 
