@@ -92,6 +92,7 @@ struct fg_host_worker {
     fg_metric *step_tokens, *step_rows;
     fg_worker_stats counted;
     fg_clock clock;
+    fg_spans *spans;
     uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
 };
 
@@ -253,6 +254,7 @@ static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
     fg_worker_tick(host->worker);
+    fg_spans_flush(host->spans);
     uint64_t now_ns = fg_clock_now_ns(&host->clock);
     if (fg_worker_joined(host->worker)) {
         host->notice_at_ns = now_ns + NOTICE_FIRST_NS;
@@ -424,6 +426,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .local_prefill_max = config->local_prefill_tokens,
                                   .tier = host->tier,
                                   .trace = place->trace,
+                                  .spans = place->spans,
                                   .fingerprint = model->fingerprint,
                                   .pid = (uint64_t)getpid(),
                                   .prefill = roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
@@ -450,6 +453,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     }
     host->loop = loop;
     host->hub = place->hub;
+    host->spans = place->spans;
     host->tokenizer = model->tokenizer;
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,

@@ -46,6 +46,7 @@ typedef struct fg_job {
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
     uint32_t need_blocks;            /* booked at `decode`: of the prompt */
     uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
+    uint64_t trace_parent;    /* of its own span, params.trace_span; 0: this router writes none */
     uint32_t state_tokens;    /* tokens delivered when it entered its state */
     bool done_known;          /* the last worker has ended it; tokens may still be missing */
     fg_finish done_finish;

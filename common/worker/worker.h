@@ -25,6 +25,7 @@
 #include "common/kv/prefix.h"
 #include "common/kv/tier.h"
 #include "common/link/link.h"
+#include "common/obs/spans.h"
 #include "common/obs/trace.h"
 #include "common/sched/sched.h"
 #include "common/worker/seq.h"
@@ -65,6 +66,7 @@ typedef struct fg_worker_options {
                                     computed by the decode worker itself; 0: never */
     fg_tier *tier;              /* borrowed; NULL: no swapping, evicted blocks are gone */
     fg_trace *trace;            /* borrowed; NULL: nobody looks */
+    fg_spans *spans;            /* borrowed; gets the spans of traced requests; NULL: likewise */
     fg_digest128 fingerprint;   /* of the model */
     uint64_t pid;
     const fg_handover *prefill; /* policies, borrowed; NULL where the role is absent */
