@@ -81,6 +81,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         return fg_fail(err, FG_AGAIN, "out of memory for the dispatcher");
     }
     dispatch->options = *options;
+    dispatch->created_ns = fg_clock_now_ns(&options->clock);
     dispatch->next_id = fg_hash_mix(options->router_epoch);
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
     fg_registry_options registry = { .fingerprint = options->fingerprint,

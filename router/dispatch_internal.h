@@ -74,6 +74,7 @@ struct fg_dispatch {
     fg_place_worker *snapshot;
     double ended_rate; /* per second, smoothed */
     uint64_t ended_seen, rate_at_ns;
+    uint64_t created_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
 };
