@@ -8,7 +8,10 @@
 
 #include "common/base/utf8.h"
 
-enum { LINE_MAX_BYTES = 512 };
+enum {
+    LINE_MAX_BYTES = 512,
+    BRIEF_HEIGHT = 13, /* below it, two lines of numbers are enough */
+};
 
 /* ---- text ---- */
 
@@ -219,7 +222,7 @@ static word time_word(double ms)
         snprintf(w.text, sizeof w.text, "%.0fms", ms);
     } else if (s < 99.95) {
         snprintf(w.text, sizeof w.text, "%.1fs", s);
-    } else if (s < 6000) {
+    } else if (s < 3600) {
         snprintf(w.text, sizeof w.text, "%.0fm%02.0fs", floor(s / 60), floor(fmod(s, 60)));
     } else if (s < 360000) {
         snprintf(w.text, sizeof w.text, "%.0fh%02.0fm", floor(s / 3600), floor(fmod(s / 60, 60)));
@@ -250,6 +253,9 @@ static void put_head(page *p, const fg_top_sample *s, const fg_top_view *view)
              number_word(s->running).text, number_word(s->queued).text,
              number_word(s->requests_per_s).text, number_word(s->refused_429).text,
              number_word(s->failed).text);
+    if (view->height != 0 && view->height < BRIEF_HEIGHT) {
+        return; /* the rows say more */
+    }
     put_line(p, "tokens/s  in %s  out %s  kv %s of %s blocks in use",
              number_word(s->prompt_per_s).text, number_word(s->generated_per_s).text,
              share_word(s->kv_usage).text, number_word(s->kv_blocks).text);
