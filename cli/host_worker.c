@@ -54,6 +54,15 @@ static const counter counters[] = {
     { "kv_swapped_blocks_total", "Blocks moved to the second tier", STAT(swapped_blocks), 1 },
     { "kv_restored_blocks_total", "Blocks that came back from the second tier",
       STAT(restored_blocks), 1 },
+    { "kv_link_pushed_blocks_total", "Blocks that this worker pushed, repeated ones too",
+      STAT(link_pushed_blocks), 1 },
+    { "kv_link_pushed_bytes_total", "KV bytes that this worker pushed", STAT(link_pushed_bytes),
+      1 },
+    { "kv_link_received_blocks_total", "Blocks that were pushed to this worker",
+      STAT(link_received_blocks), 1 },
+    { "kv_link_received_bytes_total", "KV bytes that were pushed to this worker",
+      STAT(link_received_bytes), 1 },
+    { "kv_link_stale_total", "Messages for tickets that were closed already", STAT(link_stale), 1 },
     { "kv_damaged_blocks_total", "Blocks that came back from the second tier changed",
       STAT(damaged_blocks), 1 },
 };
@@ -64,6 +73,9 @@ static const counter gauges[] = {
     { "kv_tier_swapped_blocks", "Blocks of preempted requests in the second tier",
       STAT(tier.swapped), 1 },
     { "kv_tier_stored_blocks", "Evicted cached blocks in the second tier", STAT(tier.stored), 1 },
+    { "kv_leaked_blocks",
+      "Blocks in use although no sequence lives here (counted at rest): anything but 0 is a bug",
+      STAT(leaked_blocks), 1 },
     { "kv_blocks_peak", "Most KV blocks ever in use at once", STAT(pool.used_peak), 1 },
 };
 enum {

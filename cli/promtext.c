@@ -179,9 +179,12 @@ bool fg_prom_is(const fg_prom_sample *sample, const char *name)
 
 bool fg_prom_label(const fg_prom_sample *sample, const char *wanted, char *out, size_t capacity)
 {
+    if (sample->labels_length == 0) {
+        return false;
+    }
     text in = { sample->labels, sample->labels + sample->labels_length };
     text name, value;
-    while (sample->labels_length > 0 && read_label(&in, &name, &value)) {
+    while (read_label(&in, &name, &value)) {
         size_t used = 0;
         if ((size_t)(name.end - name.at) == strlen(wanted) &&
             memcmp(name.at, wanted, strlen(wanted)) == 0) {

@@ -19,7 +19,7 @@ from _forge import Suite, Stream, get, wait_for
 SLACK_NS = 20_000_000
 ROUTER_STATES = {"queue", "reserve", "prefill", "transfer", "decode"}
 BODY = {"prompt": "Once upon a time there was a little girl who lived in a house by the sea",
-        "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+        "max_tokens": 40, "temperature": 0, "ignore_eos": True,
         "prefix_cache": "disable"}  # a cached prompt would not be handed over
 
 
@@ -136,7 +136,7 @@ def one_trace(suite):
         assert len(processes) == 3 and {"prefill-0", "decode-0"} < processes, processes
         named = {s["name"]: s for s in spans}
         usage = json.loads(text)["usage"]
-        assert root["attrs"]["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 12
+        assert root["attrs"]["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 40
         assert root["attrs"]["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
         assert root["attrs"]["http.response.status_code"] == 200
         generate = named["generate"]
@@ -151,6 +151,9 @@ def one_trace(suite):
         assert transfer["forge.transport"] and transfer["forge.transport"] == push["forge.transport"]
         assert named["worker.push"]["process"] == "prefill-0"
         assert named["worker.receive"]["process"] == "decode-0"
+        status, page = get(t.cluster.port, "/metrics")
+        for name in ("queue", "reserve", "prefill", "transfer", "decode"):
+            assert f"forge:request_{name}_time_seconds_count 1" in page.decode(), name
         order = ["queue", "reserve", "prefill", "transfer", "decode"]
         for before, after in zip(order, order[1:]):
             assert named[before]["endTimeUnixNano"] == named[after]["startTimeUnixNano"], before
@@ -173,7 +176,8 @@ def headers_bad_and_unsampled(suite):
             fresh.add(trace_id)
         assert len(fresh) == 9, "each begins a trace of its own"
         for trace_id in fresh:
-            check_tree(t.trace(trace_id, SPLIT))
+            # Two tokens may have come before the router hears that the blocks have arrived.
+            check_tree(t.trace(trace_id, SPLIT - {"decode"}))
         status, headers, _ = t.ask(BODY, {"traceparent": f"00-{good}-b7ad6b7169203331-00"})
         assert status == 200 and headers["traceparent"].startswith(f"00-{good}-"), headers
         assert headers["traceparent"].endswith("-00"), headers
