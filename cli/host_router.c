@@ -18,6 +18,7 @@ struct fg_host_router {
     fg_pulse pulse;
     fg_metrics *metrics;
     fg_trace *trace;
+    fg_spans *spans;
     fg_metric *workers_gauge[2];
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
@@ -183,6 +184,7 @@ static void on_tick(void *ctx)
 {
     fg_host_router *router = ctx;
     fg_dispatch_tick(router->dispatch);
+    fg_spans_flush(router->spans);
     update_metrics(router);
 }
 
@@ -204,6 +206,7 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .router_epoch = fg_rng_entropy(),
         .cache_key = { .low = fg_rng_entropy(), .high = fg_rng_entropy() },
         .trace = router->trace,
+        .spans = router->spans,
         .lease_ms = config->lease_ms,
         .stuck_ms = config->stuck_ms,
         .place = place,
@@ -256,6 +259,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .dispatch = router->dispatch,
                                  .metrics = router->metrics,
                                  .trace = router->trace,
+                                 .spans = router->spans,
                                  .served_model_name = router->model_name,
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
@@ -277,6 +281,7 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
     }
     router->metrics = metrics;
     router->trace = place->trace;
+    router->spans = place->spans;
     register_metrics(router, metrics);
     register_routing(router, metrics);
     fg_bus_events events = {

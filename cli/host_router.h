@@ -11,6 +11,7 @@
 #include "common/net/bus.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
+#include "common/obs/spans.h"
 #include "common/obs/trace.h"
 
 typedef struct fg_host_router fg_host_router;
@@ -19,6 +20,7 @@ typedef struct fg_host_router fg_host_router;
 typedef struct fg_host_router_place {
     fg_metrics *metrics;
     fg_trace *trace; /* NULL: nobody looks */
+    fg_spans *spans; /* likewise */
     fg_bus_hub *hub; /* given: workers are in this process; else ZeroMQ listens on --control */
 } fg_host_router_place;
 

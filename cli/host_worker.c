@@ -57,6 +57,15 @@ static const counter counters[] = {
     { "kv_swapped_blocks_total", "Blocks moved to the second tier", STAT(swapped_blocks), 1 },
     { "kv_restored_blocks_total", "Blocks that came back from the second tier",
       STAT(restored_blocks), 1 },
+    { "kv_link_pushed_blocks_total", "Blocks that this worker pushed, repeated ones too",
+      STAT(link_pushed_blocks), 1 },
+    { "kv_link_pushed_bytes_total", "KV bytes that this worker pushed", STAT(link_pushed_bytes),
+      1 },
+    { "kv_link_received_blocks_total", "Blocks that were pushed to this worker",
+      STAT(link_received_blocks), 1 },
+    { "kv_link_received_bytes_total", "KV bytes that were pushed to this worker",
+      STAT(link_received_bytes), 1 },
+    { "kv_link_stale_total", "Messages for tickets that were closed already", STAT(link_stale), 1 },
     { "kv_damaged_blocks_total", "Blocks that came back from the second tier changed",
       STAT(damaged_blocks), 1 },
 };
@@ -67,6 +76,9 @@ static const counter gauges[] = {
     { "kv_tier_swapped_blocks", "Blocks of preempted requests in the second tier",
       STAT(tier.swapped), 1 },
     { "kv_tier_stored_blocks", "Evicted cached blocks in the second tier", STAT(tier.stored), 1 },
+    { "kv_leaked_blocks",
+      "Blocks in use although no sequence lives here (counted at rest): anything but 0 is a bug",
+      STAT(leaked_blocks), 1 },
     { "kv_blocks_peak", "Most KV blocks ever in use at once", STAT(pool.used_peak), 1 },
 };
 enum {
@@ -95,6 +107,7 @@ struct fg_host_worker {
     fg_metric *step_tokens, *step_rows;
     fg_worker_stats counted;
     fg_clock clock;
+    fg_spans *spans;
     uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
 };
 
@@ -259,6 +272,7 @@ static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
     fg_worker_tick(host->worker);
+    fg_spans_flush(host->spans);
     uint64_t now_ns = fg_clock_now_ns(&host->clock);
     if (fg_worker_joined(host->worker)) {
         host->notice_at_ns = now_ns + NOTICE_FIRST_NS;
@@ -458,6 +472,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .local_prefill_max = config->local_prefill_tokens,
                                   .tier = host->tier,
                                   .trace = place->trace,
+                                  .spans = place->spans,
                                   .fingerprint = model->fingerprint,
                                   .pid = (uint64_t)getpid(),
                                   .prefill = fg_prefill_policy(),
@@ -485,6 +500,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     }
     host->loop = loop;
     host->hub = place->hub;
+    host->spans = place->spans;
     host->tokenizer = model->tokenizer;
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,

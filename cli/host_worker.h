@@ -10,6 +10,7 @@
 #include "common/net/bus.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
+#include "common/obs/spans.h"
 #include "common/obs/trace.h"
 
 typedef struct fg_host_worker fg_host_worker;
@@ -19,6 +20,7 @@ typedef struct fg_host_worker_place {
     uint32_t roles; /* FG_ROLE_* */
     fg_metrics *metrics;
     fg_trace *trace; /* NULL: nobody looks */
+    fg_spans *spans; /* likewise */
     fg_bus_hub
         *hub; /* given: the router is in this process, no link; else ZeroMQ connects to --router,
                         and UCX links */

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli/host_router.h"
@@ -9,6 +10,7 @@
 #include "cli/model.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/rng.h"
 #include "common/net/http.h"
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
@@ -31,6 +33,7 @@ typedef struct serve {
     fg_loop *loop;
     fg_metrics *metrics;
     fg_trace *trace;
+    fg_spans *spans; /* NULL: nobody asked for them */
     fg_bus_hub *hub;
     fg_host_router *router;
     fg_host_worker *worker;
@@ -259,12 +262,36 @@ static void on_signal(void *ctx, int signal)
     }
 }
 
+/* Spans are timed by the clock that never jumps; what is to be added to it is taken once. */
+static fg_status open_spans(serve *s, fg_error *err)
+{
+    if (s->config.otlp_file == NULL) {
+        return FG_OK;
+    }
+    if (s->config.otlp_file[0] == '\0') {
+        return fg_fail(err, FG_BAD_INPUT, "--otlp-file needs a file or a folder");
+    }
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    int64_t wall_ns = (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec;
+    fg_spans_options options = { .path = s->config.otlp_file,
+                                 .file_bytes_max = (uint64_t)s->config.otlp_file_mb << 20,
+                                 .sample = s->config.otlp_sample,
+                                 .process = { .instance = s->config.name,
+                                              .role = mode_name(s->config.mode),
+                                              .pid = (uint64_t)getpid() },
+                                 .offset_ns = wall_ns - (int64_t)fg_clock_now_ns(&s->clock),
+                                 .rng = { .state = fg_rng_entropy() } };
+    return fg_spans_open(&options, &s->spans, err);
+}
+
 static fg_status open_parts(serve *s, fg_error *err)
 {
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
     s->metrics = fg_metrics_create(SERIES_MAX);
     s->trace = fg_trace_create(s->config.name, TRACE_STEPS, TRACE_SPANS);
+    status = status != FG_OK ? status : open_spans(s, err);
     if (status == FG_OK && (s->metrics == NULL || s->trace == NULL)) {
         status = fg_fail(err, FG_AGAIN, "out of memory for metrics and trace");
     }
@@ -278,7 +305,9 @@ static fg_status open_parts(serve *s, fg_error *err)
         status = fg_bus_hub_create(&options, &s->hub, err);
     }
     if (status == FG_OK && s->config.mode <= FG_MODE_ROUTER) {
-        fg_host_router_place place = { .metrics = s->metrics, .trace = s->trace, .hub = s->hub };
+        fg_host_router_place place = {
+            .metrics = s->metrics, .trace = s->trace, .spans = s->spans, .hub = s->hub
+        };
         status = fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
     }
     if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
@@ -288,9 +317,11 @@ static fg_status open_parts(serve *s, fg_error *err)
         if (s->config.roles != 0) {
             roles = (uint32_t)s->config.roles;
         }
-        fg_host_worker_place place = {
-            .roles = roles, .metrics = s->metrics, .trace = s->trace, .hub = s->hub
-        };
+        fg_host_worker_place place = { .roles = roles,
+                                       .metrics = s->metrics,
+                                       .trace = s->trace,
+                                       .spans = s->spans,
+                                       .hub = s->hub };
         status = fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
     }
     if (status == FG_OK && s->router == NULL) {
@@ -316,6 +347,7 @@ static void close_parts(serve *s)
     }
     fg_metrics_destroy(s->metrics);
     fg_trace_destroy(s->trace);
+    fg_spans_close(s->spans);
 }
 
 static int bad_start(const fg_error *err)

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "router/batch_internal.h"
+#include "router/tracing.h"
 
 /* Lines that one pump reads and starts: their texts are tokenized here, and others wait meanwhile. */
 enum { STARTS_PER_PUMP = 16 };
@@ -99,7 +100,7 @@ fg_status fg_batch_open(fg_batches *batches, fg_http_exchange *exchange, const c
     batch->route = route;
     snprintf(batch->name, sizeof batch->name, "%s", name);
     fg_buf_init(&batch->scratch, 0);
-    batch->progress_ns = now_of(batch);
+    batch->progress_ns = batch->started_ns = now_of(batch);
     fg_status status = fg_api_parse_json(body, body_bytes, &batch->json, error_out);
     if (status == FG_OK) {
         status = fg_lines_read(batch, error_out);
@@ -116,12 +117,34 @@ fg_status fg_batch_open(fg_batches *batches, fg_http_exchange *exchange, const c
     return FG_OK;
 }
 
+void fg_batch_trace(fg_batches *batches, const fg_http_exchange *exchange,
+                    const fg_request_trace *trace)
+{
+    for (fg_batch *batch = batches->first; batch != NULL; batch = batch->next) {
+        if (batch->exchange == exchange) {
+            batch->trace = *trace;
+            batch->trace.state = NULL; /* it lies in the request's head, which goes first */
+        }
+    }
+}
+
+static void trace_end(const fg_batch *batch, int http_status)
+{
+    fg_tracing_end end = { .route = batch->route,
+                           .id = batch->name,
+                           .began_ns = batch->started_ns,
+                           .ended_ns = now_of(batch),
+                           .http_status = http_status };
+    fg_tracing_end_request(batch->owner->options.spans, &batch->trace, &end);
+}
+
 bool fg_batches_gone(fg_batches *batches, fg_http_exchange *exchange)
 {
     for (fg_batch *batch = batches->first; batch != NULL; batch = batch->next) {
         if (batch->exchange == exchange) {
             fg_info("batch", "event=client_gone batch=%s done=%u", batch->name, batch->done_count);
             fg_meter_http(batches->options.meter, batch->route, 499);
+            trace_end(batch, 499);
             unlink_batch(batch);
             free_batch(batch);
             return true;
@@ -159,6 +182,11 @@ static fg_status read_request(fg_batch *batch, fg_line *line, fg_api_error *erro
     }
     fg_status status =
         fg_api_read(&server, line->kind, line->body, &call, arena, &batch->request, error_out);
+    fg_request_trace trace;
+    fg_tracing_begin_line(batch->owner->options.spans, &batch->trace, &trace);
+    if (status == FG_OK && fg_tracing_apply(&trace, &batch->request) != FG_OK) {
+        status = fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
+    }
     if (status == FG_OK && batch->request.stream) {
         status = fg_api_refuse(error_out, FG_BAD_INPUT, 400, "stream", "invalid_value",
                                "a line of a batch cannot be streamed");
@@ -240,6 +268,7 @@ static void answer(fg_batch *batch)
     unlink_batch(batch); /* the exchange is dead as soon as it is answered */
     fg_info("batch", "event=end batch=%s lines=%u bytes=%zu", batch->name, batch->line_count,
             out.size);
+    trace_end(batch, out.failed ? 503 : 200);
     if (out.failed) {
         fg_api_error error;
         fg_api_refuse(&error, FG_AGAIN, 503, NULL, NULL, "out of memory for the batch's answer");

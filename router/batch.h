@@ -33,6 +33,7 @@ typedef struct fg_batches fg_batches; /* all batches of one front */
 typedef struct fg_batches_options {
     fg_streams *streams;
     fg_meter *meter; /* may be NULL */
+    fg_spans *spans; /* gets the spans of traced requests; may be NULL */
     fg_clock clock;
     /* What a request is measured against now, and what is drawn for it; call_out->id is valid until
      * the next call. */
@@ -55,6 +56,9 @@ void fg_batches_destroy(fg_batches *batches);
 fg_status fg_batch_open(fg_batches *batches, fg_http_exchange *exchange, const char *route,
                         const char *name, const char *body, size_t body_bytes,
                         fg_api_error *error_out);
+/* The trace of the batch that was just opened for this exchange; its state is not kept. */
+void fg_batch_trace(fg_batches *batches, const fg_http_exchange *exchange,
+                    const fg_request_trace *trace);
 /* For on_gone: true when the exchange was a batch's. */
 bool fg_batches_gone(fg_batches *batches, fg_http_exchange *exchange);
 

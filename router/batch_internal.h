@@ -51,6 +51,8 @@ struct fg_batch {
     uint32_t done_count;
     uint32_t running_choices;
     size_t answer_bytes;
+    fg_request_trace trace;
+    uint64_t started_ns;
 
     fg_request request; /* of next_line, while it waits for room; with its arena */
     bool request_read;

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "router/tracing.h"
 
 enum { ATTEMPTS_MAX = 3, ANSWERS = 32 /* recent ones, for the mean */ };
 #define RESIDENCY_BYTES ((size_t)64 << 20)
@@ -57,6 +58,7 @@ static void trace_stretch(fg_dispatch *dispatch, const fg_job *job, uint64_t now
                                          ? job->computed_tokens
                                          : fg_journal_count(job->journal) - job->state_tokens };
     fg_trace_add_span(dispatch->options.trace, &span);
+    fg_tracing_stretch(dispatch->options.spans, job, now, span.tokens);
 }
 
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state)
@@ -80,6 +82,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         return fg_fail(err, FG_AGAIN, "out of memory for the dispatcher");
     }
     dispatch->options = *options;
+    dispatch->created_ns = fg_clock_now_ns(&options->clock);
     dispatch->next_id = fg_hash_mix(options->router_epoch);
     dispatch->dice.state = options->router_epoch;
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
@@ -215,6 +218,8 @@ static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finis
     job->record.finish = finish;
     job->record.attempts = job->attempt;
     job->record.completion_tokens = fg_journal_count(job->journal);
+    fg_tracing_end_job(dispatch->options.spans, job, fg_dispatch_now(dispatch),
+                       finish == FG_FINISH_ERROR ? text : NULL);
     dispatch->recent[dispatch->recent_count++ % FG_RECENT_MAX] = job->record;
     fg_map_remove(dispatch->by_id, job->id);
     *(job->previous != NULL ? &job->previous->next : &dispatch->jobs) = job->next;
@@ -320,6 +325,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     job->attempt = 1;
     job->input = *input;
     job->journal = journal;
+    fg_tracing_start_job(dispatch->options.spans, job);
     job->record.id = id;
     job->record.prompt_tokens = input->token_count;
     job->record.created_ns = fg_dispatch_now(dispatch);

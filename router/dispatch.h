@@ -17,6 +17,7 @@
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/hash.h"
+#include "common/obs/spans.h"
 #include "common/obs/trace.h"
 #include "proto/wire.h"
 #include "router/admit.h"
@@ -70,6 +71,7 @@ typedef struct fg_dispatch_options {
     uint64_t router_epoch;    /* random; request ids and attempts are unique under it */
     fg_digest128 cache_key;   /* random: the secret of this cluster's block hashes */
     fg_trace *trace;          /* gets the life of each request; NULL: nobody looks */
+    fg_spans *spans;          /* gets the spans of traced ones; NULL: nobody looks */
     uint32_t lease_ms;        /* a worker silent for longer is lost */
     uint32_t stuck_ms;        /* so is one that works and ends no step for so long; 0: never */
     fg_admit_limits limits;

@@ -68,6 +68,7 @@ typedef struct fg_job {
     uint32_t need_blocks;     /* booked at `decode`: of the prompt */
     uint32_t context_tokens;  /* booked at `decode` */
     uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
+    uint64_t trace_parent;    /* of its own span, params.trace_span; 0: this router writes none */
     uint32_t state_tokens;    /* tokens delivered when it entered its state */
     bool done_known;          /* the last worker has ended it; tokens may still be missing */
     fg_finish done_finish;
@@ -102,6 +103,7 @@ struct fg_dispatch {
     double mean_answer; /* tokens, of recent requests; 0: none has ended */
     double ended_rate;  /* per second, smoothed */
     uint64_t ended_seen, rate_at_ns;
+    uint64_t created_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
 };

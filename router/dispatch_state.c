@@ -21,14 +21,17 @@ static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, f
         "\",\"role\":\"%s\",\"epoch\":%llu,\"pid\":%llu,"
         "\"blocks\":{\"total\":%u,\"free\":%u,\"cached\":%u,\"held\":%u,\"pinned\":%u,"
         "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
-        "\"busy_ms\":%.1f,\"known_blocks\":%llu,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f}",
+        "\"busy_ms\":%.1f,\"known_blocks\":%llu,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f,"
+        "\"query_tokens\":%llu,\"hit_tokens\":%llu}",
         fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch, (unsigned long long)w->pid,
         w->load.total, w->load.free, w->load.cached, w->load.held, w->load.pinned,
         w->load.quarantined, w->load.running, w->load.waiting, (unsigned long long)w->load.steps,
         (double)w->load.busy_ns / 1e6,
         (unsigned long long)fg_residency_slot_blocks(dispatch->residency, w->peer, FG_TIER_DEVICE),
         w->draining ? "true" : "false", w->stalled ? "true" : "false",
-        ms_between(w->seen_ns, fg_dispatch_now(dispatch)));
+        ms_between(w->seen_ns, fg_dispatch_now(dispatch)),
+        (unsigned long long)w->load.cache_query_tokens,
+        (unsigned long long)w->load.cache_hit_tokens);
 }
 
 static const char *finish_name(fg_finish finish)
@@ -88,9 +91,53 @@ static void render_refusals(const fg_dispatch *dispatch, fg_buf *out)
     }
 }
 
+/* Who has to move next for the request to leave its state. */
+static const char *owner_of(const fg_job *job)
+{
+    bool at_prefill =
+        job->life.state == FG_LIFE_PREFILLING || job->life.state == FG_LIFE_TRANSFERRING;
+    const fg_reg_worker *worker = at_prefill ? job->prefill : job->decode;
+    return worker != NULL ? worker->name : "router";
+}
+
+static void render_job(const fg_dispatch *dispatch, const fg_job *job, fg_buf *out)
+{
+    uint64_t now = fg_dispatch_now(dispatch);
+    fg_buf_printf(out,
+                  "{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
+                  "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u,\"priority\":%d,"
+                  "\"cached_tokens\":%u,\"chunks\":%u,\"preemptions\":%u,",
+                  (unsigned long long)job->id, fg_life_name(job->life.state),
+                  ms_between(job->record.created_ns, now), job->attempt,
+                  job->prefill != NULL ? job->prefill->name : "",
+                  job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal),
+                  job->input.params.priority, job->record.cached_tokens, job->record.chunks,
+                  job->record.preemptions);
+    fg_buf_printf(out,
+                  "\"prompt_tokens\":%u,\"owner\":\"%s\",\"in_state_ms\":%.0f,"
+                  "\"deadline_ms\":%.0f}",
+                  job->input.token_count, owner_of(job),
+                  ms_between(job->life.entered_at_ns[job->life.state], now),
+                  ms_between(now, job->deadline_ns));
+}
+
+static void render_router(const fg_dispatch *dispatch, fg_buf *out)
+{
+    uint64_t now = fg_dispatch_now(dispatch);
+    fg_buf_printf(
+        out,
+        "\"router\":{\"uptime_ms\":%.0f,\"ready\":%s,\"live\":%u},"
+        "\"queue\":{\"requests\":%u,\"tokens\":%llu,\"oldest_ms\":%.0f},",
+        ms_between(dispatch->created_ns, now), fg_dispatch_ready(dispatch) ? "true" : "false",
+        dispatch->stats.live, dispatch->stats.queued, (unsigned long long)dispatch->queued_tokens,
+        dispatch->queue == NULL ? 0.0 : ms_between(dispatch->queue->record.created_ns, now));
+}
+
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
 {
-    fg_buf_puts(out, "{\"workers\":[");
+    fg_buf_putc(out, '{');
+    render_router(dispatch, out);
+    fg_buf_puts(out, "\"workers\":[");
     for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
         fg_buf_puts(out, i > 0 ? "," : "");
         render_worker(dispatch, fg_registry_at(dispatch->registry, i), out);
@@ -98,17 +145,8 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
     render_refusals(dispatch, out);
     fg_buf_puts(out, "],\"requests\":[");
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
-        fg_buf_printf(out,
-                      "%s{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
-                      "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u,\"priority\":%d,"
-                      "\"cached_tokens\":%u,\"chunks\":%u,\"preemptions\":%u}",
-                      job == dispatch->jobs ? "" : ",", (unsigned long long)job->id,
-                      fg_life_name(job->life.state),
-                      ms_between(job->record.created_ns, fg_dispatch_now(dispatch)), job->attempt,
-                      job->prefill != NULL ? job->prefill->name : "",
-                      job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal),
-                      job->input.params.priority, job->record.cached_tokens, job->record.chunks,
-                      job->record.preemptions);
+        fg_buf_puts(out, job == dispatch->jobs ? "" : ",");
+        render_job(dispatch, job, out);
     }
     fg_buf_puts(out, "],\"recent\":[");
     uint32_t kept = dispatch->recent_count < FG_RECENT_MAX ? dispatch->recent_count : FG_RECENT_MAX;

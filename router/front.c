@@ -14,6 +14,7 @@
 #include "router/batch.h"
 #include "router/meter.h"
 #include "router/stream.h"
+#include "router/tracing.h"
 
 enum { MAX_TOKENS_DEFAULT = 512, RETRY_MS = 20 };
 
@@ -105,6 +106,34 @@ static void on_call(void *ctx, fg_api_kind kind, fg_api_server *server_out, fg_a
     };
 }
 
+/* The trace of a request, whose place in it the answer names. */
+static void begin_trace(fg_front *front, fg_http_exchange *exchange, fg_request_trace *trace_out)
+{
+    char text[FG_TRACEPARENT_LENGTH + 1];
+    fg_tracing_begin(front->options.spans, &front->options.rng,
+                     fg_http_header(exchange, "traceparent"),
+                     fg_http_header(exchange, "tracestate"), trace_out);
+    if (trace_out->known) {
+        fg_traceparent_format(&trace_out->own, text);
+        fg_http_add_header(exchange, "traceparent", text);
+    }
+    if (trace_out->state != NULL) {
+        fg_http_add_header(exchange, "tracestate", trace_out->state);
+    }
+}
+
+/* Answers with an error, which the trace shows. */
+static void refuse(fg_front *front, fg_http_exchange *exchange, const char *route,
+                   const fg_request_trace *trace, const fg_api_error *error)
+{
+    uint64_t now = fg_clock_now_ns(&front->options.clock);
+    fg_tracing_end end = {
+        .route = route, .began_ns = now, .ended_ns = now, .http_status = error->http_status
+    };
+    fg_tracing_end_request(front->options.spans, trace, &end);
+    fg_stream_reply_error(front->streams, exchange, route, error);
+}
+
 /* Whether a body is taken at all. */
 static fg_status check_door(const fg_front *front, const fg_http_exchange *exchange,
                             fg_api_error *error_out)
@@ -121,10 +150,17 @@ static fg_status check_door(const fg_front *front, const fg_http_exchange *excha
     return FG_OK;
 }
 
+/* A generation request on its way to its stream. */
+typedef struct call {
+    const char *route;
+    fg_api_kind kind;
+    fg_api_server server;
+    fg_api_call api;
+    fg_request_trace trace;
+} call;
+
 static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
-                             const fg_http_request *http, const char *route, fg_api_kind kind,
-                             const fg_api_server *server, const fg_api_call *call,
-                             fg_api_error *error_out)
+                             const fg_http_request *http, const call *this, fg_api_error *error_out)
 {
     fg_status status = check_door(front, exchange, error_out);
     if (status != FG_OK) {
@@ -135,10 +171,13 @@ static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
         return fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
     }
     fg_request request;
-    status =
-        fg_api_parse(server, kind, http->body, http->body_bytes, call, arena, &request, error_out);
+    status = fg_api_parse(&this->server, this->kind, http->body, http->body_bytes, &this->api,
+                          arena, &request, error_out);
+    if (status == FG_OK && fg_tracing_apply(&this->trace, &request) != FG_OK) {
+        status = fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
+    }
     if (status == FG_OK) {
-        status = fg_stream_open(front->streams, exchange, route, &request, error_out);
+        status = fg_stream_open(front->streams, exchange, this->route, &request, error_out);
     }
     if (status != FG_OK) {
         fg_arena_destroy(arena);
@@ -149,16 +188,16 @@ static fg_status open_stream(fg_front *front, fg_http_exchange *exchange,
 static void complete(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
                      const char *route, fg_api_kind kind)
 {
-    fg_api_server server;
-    fg_api_call call;
-    on_call(front, kind, &server, &call);
-    fg_http_add_header(exchange, "x-request-id", call.id);
+    call this = { .route = route, .kind = kind };
+    on_call(front, kind, &this.server, &this.api);
+    fg_http_add_header(exchange, "x-request-id", this.api.id);
+    begin_trace(front, exchange, &this.trace);
     fg_api_error error;
-    fg_status status = open_stream(front, exchange, http, route, kind, &server, &call, &error);
+    fg_status status = open_stream(front, exchange, http, &this, &error);
     if (status != FG_OK) {
-        fg_debug("front", "req=%s refused=%d param=%s cause=\"%s\"", call.id, error.http_status,
+        fg_debug("front", "req=%s refused=%d param=%s cause=\"%s\"", this.api.id, error.http_status,
                  error.param, error.text);
-        fg_stream_reply_error(front->streams, exchange, route, &error);
+        refuse(front, exchange, route, &this.trace, &error);
     }
 }
 
@@ -169,13 +208,17 @@ static void batch(fg_front *front, fg_http_exchange *exchange, const fg_http_req
     draw_name(front, "", name, sizeof name);
     fg_http_add_header(exchange, "x-request-id", name);
     fg_api_error error;
+    fg_request_trace trace;
+    begin_trace(front, exchange, &trace);
     fg_status status = check_door(front, exchange, &error);
     if (status == FG_OK) {
         status = fg_batch_open(front->batches, exchange, route, name, http->body, http->body_bytes,
                                &error);
     }
-    if (status != FG_OK) {
-        fg_stream_reply_error(front->streams, exchange, route, &error);
+    if (status == FG_OK) {
+        fg_batch_trace(front->batches, exchange, &trace);
+    } else {
+        refuse(front, exchange, route, &trace, &error);
     }
 }
 
@@ -475,6 +518,7 @@ static fg_status start(fg_front *front, fg_error *err)
         .tokenizer = front->options.tokenizer,
         .dispatch = front->options.dispatch,
         .meter = front->meter,
+        .spans = front->options.spans,
         .clock = front->options.clock,
         .on_news = on_news,
         .ctx = front,
@@ -486,6 +530,7 @@ static fg_status start(fg_front *front, fg_error *err)
     fg_batches_options batch_options = {
         .streams = front->streams,
         .meter = front->meter,
+        .spans = front->options.spans,
         .clock = front->options.clock,
         .on_call = on_call,
         .on_news = on_news,

@@ -69,7 +69,9 @@ typedef enum one {
     INTER_TOKEN,
     DURATION,
     QUEUE_TIME,
+    RESERVE_TIME,
     PREFILL_TIME,
+    TRANSFER_TIME,
     DECODE_TIME,
     CHOICES,
     ONE_COUNT,
@@ -108,9 +110,16 @@ static const struct {
     [QUEUE_TIME] = { "request_queue_time_seconds",
                      "Time of a choice in the router's queue, over all of its visits there.",
                      REQUEST_TIMES },
+    [RESERVE_TIME] = { "request_reserve_time_seconds",
+                       "Time until a decode worker had blocks for a choice that is handed over.",
+                       FIRST_TOKEN_TIMES },
     [PREFILL_TIME] = { "request_prefill_time_seconds",
                        "Time of a choice with its prefill worker, waiting there included.",
                        REQUEST_TIMES },
+    [TRANSFER_TIME] = { "request_transfer_time_seconds",
+                        "Time from the first token of a choice that is handed over until its "
+                        "decode worker has its blocks.",
+                        FIRST_TOKEN_TIMES },
     [DECODE_TIME] = { "request_decode_time_seconds",
                       "Time of a choice between its first token and its end.", REQUEST_TIMES },
     [CHOICES] = { "request_params_n", "The parameter n of accepted requests.", SMALL },
@@ -257,6 +266,13 @@ void fg_meter_report(fg_meter *meter, const fg_dispatch_report *report)
 {
     if (meter != NULL) {
         observe_ns(meter, QUEUE_TIME, report->queued_ns);
+        /* One worker for both has neither of these two. */
+        if (report->reserved_ns > 0) {
+            observe_ns(meter, RESERVE_TIME, report->reserved_ns);
+        }
+        if (report->transferring_ns > 0) {
+            observe_ns(meter, TRANSFER_TIME, report->transferring_ns);
+        }
         observe_ns(meter, PREFILL_TIME, report->prefilling_ns);
         observe_ns(meter, DECODE_TIME, report->decoding_ns);
         add(meter, PREEMPTIONS, report->preemptions);

@@ -10,9 +10,19 @@
 #include <stdint.h>
 
 #include "common/base/arena.h"
+#include "common/obs/traceparent.h"
 #include "proto/wire.h"
 
 typedef enum fg_api_kind { FG_API_CHAT, FG_API_COMPLETION } fg_api_kind;
+
+/* The trace that a request belongs to; all zero: none. */
+typedef struct fg_request_trace {
+    fg_traceparent own; /* the span of the request itself */
+    uint64_t parent;    /* of that span; 0: the trace begins with it */
+    const char *state;  /* the caller's tracestate; NULL: none */
+    bool known;         /* there is a trace */
+    bool recorded;      /* and this process writes spans of it */
+} fg_request_trace;
 
 typedef struct fg_request {
     fg_api_kind kind;
@@ -33,6 +43,7 @@ typedef struct fg_request {
     const char *id;          /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
     const char *fingerprint; /* system_fingerprint; NULL: null */
     int64_t created_s;       /* seconds since 1970 */
+    fg_request_trace trace;
 } fg_request;
 
 #endif

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "router/stream_internal.h"
+#include "router/tracing.h"
 
 /* The status that access logs use for a client that left before its answer. */
 enum { CLIENT_CLOSED = 499 };
@@ -208,6 +209,25 @@ static fg_finish finish_of(const fg_stream *stream)
     return stream->gone ? FG_FINISH_CANCELLED : stream->failed ? FG_FINISH_ERROR : finish;
 }
 
+static void trace_end(const fg_stream *stream, const fg_api_usage *usage, uint64_t now)
+{
+    const fg_request *request = &stream->request;
+    fg_tracing_end end = { .route = stream->sink.route,
+                           .id = request->id,
+                           .model = request->model,
+                           .began_ns = stream->started_ns,
+                           .ended_ns = now,
+                           .prompt_tokens = request->token_count,
+                           .cached_tokens = usage->cached_tokens,
+                           .choices = request->choice_count,
+                           .completion_tokens = usage->completion_tokens,
+                           .finish = fg_tracing_finish_name(finish_of(stream)),
+                           .http_status = stream->gone     ? CLIENT_CLOSED
+                                          : stream->failed ? stream->failure.http_status
+                                                           : 200 };
+    fg_tracing_end_request(stream->owner->options.spans, &request->trace, &end);
+}
+
 static void close_stream(fg_stream *stream)
 {
     fg_streams *owner = stream->owner;
@@ -216,8 +236,10 @@ static void close_stream(fg_stream *stream)
         fg_stream_count_http(stream, CLIENT_CLOSED);
     }
     fg_api_usage usage = fg_stream_usage(stream);
-    fg_meter_end(owner->options.meter, finish_of(stream),
-                 fg_clock_now_ns(&owner->options.clock) - stream->started_ns, usage.cached_tokens);
+    uint64_t now = fg_clock_now_ns(&owner->options.clock);
+    trace_end(stream, &usage, now);
+    fg_meter_end(owner->options.meter, finish_of(stream), now - stream->started_ns,
+                 usage.cached_tokens);
     fg_stream_move(stream, FG_STREAM_AT_REST);
     *(stream->previous ? &stream->previous->next : &owner->all) = stream->next;
     if (stream->next != NULL) {

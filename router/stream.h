@@ -40,6 +40,7 @@ typedef struct fg_streams_options {
     const fg_tokenizer *tokenizer;
     fg_dispatch *dispatch;
     fg_meter *meter; /* may be NULL */
+    fg_spans *spans; /* gets the spans of traced requests; may be NULL */
     fg_clock clock;
     /* A stream has news, and none had before: call fg_streams_flush soon, but not from here. */
     void (*on_news)(void *ctx);

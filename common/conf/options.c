@@ -463,6 +463,34 @@ static const fg_option options[] = {
       .help = "A decode worker that has the beginning of a prompt in its cache computes the rest "
               "itself when it is no longer than this; 0: never." },
 
+    { .name = "otlp-file",
+      .type = FG_OPTION_STRING,
+      .group = other,
+      .value_name = "FILE",
+      AT(otlp_file),
+      .help =
+          "Writes spans of traced requests there, as OTLP JSON, a line at a time; a folder gets "
+          "a file per process, NAME.jsonl. Each process of a cluster writes its own part." },
+    { .name = "otlp-sample",
+      .type = FG_OPTION_FLOAT,
+      .default_text = "1",
+      .min = 0,
+      .max = 1,
+      .group = other,
+      .roles = door_roles,
+      AT(otlp_sample),
+      .help = "Which share of the requests that come without a traceparent header is traced; one "
+              "that brings it decides for itself." },
+    { .name = "otlp-file-mb",
+      .type = FG_OPTION_U32,
+      .default_text = "64",
+      .min = 1,
+      .max = 65536,
+      .group = other,
+      AT(otlp_file_mb),
+      .help =
+          "When the file of spans has so many MiB it becomes FILE.1, in place of the one before, "
+          "and a new one begins." },
     { .name = "log-level",
       .type = FG_OPTION_CHOICE,
       .default_text = "info",

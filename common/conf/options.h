@@ -78,6 +78,10 @@ typedef struct fg_serve_config {
     int kv_dtype; /* fg_dtype: FG_F16 or FG_F32 */
     int cpu_isa;  /* fg_cpu_isa */
 
+    const char *otlp_file; /* NULL: no spans */
+    double otlp_sample;
+    uint32_t otlp_file_mb;
+
     int log_level; /* fg_log_level */
     bool insecure_network;
 } fg_serve_config;

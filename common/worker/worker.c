@@ -172,6 +172,19 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
     stats_out->preempted = worker->preempted.count;
     stats_out->waiting = worker->preempted.count + worker->waiting.count + worker->others.count;
     stats_out->closing = worker->closing.count;
+    if (worker->options.link != NULL) {
+        fg_link_stats link;
+        fg_link_stats_get(worker->options.link, &link);
+        stats_out->link_pushed_blocks = link.pushed_blocks;
+        stats_out->link_pushed_bytes = link.pushed_bytes;
+        stats_out->link_received_blocks = link.received_blocks;
+        stats_out->link_received_bytes = link.received_bytes;
+        stats_out->link_stale = link.stale_dropped;
+    }
+    const fg_pool_stats *pool = &stats_out->pool;
+    bool at_rest =
+        stats_out->running + stats_out->waiting + stats_out->closing == 0 && worker->in_flight == 0;
+    stats_out->leaked_blocks = at_rest ? pool->held + pool->pinned + pool->quarantined : 0;
 }
 
 /* ---- towards the router ---- */

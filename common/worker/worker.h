@@ -26,6 +26,7 @@
 #include "common/kv/prefix.h"
 #include "common/kv/tier.h"
 #include "common/link/link.h"
+#include "common/obs/spans.h"
 #include "common/obs/trace.h"
 #include "common/sched/sched.h"
 #include "common/worker/seq.h"
@@ -67,6 +68,7 @@ typedef struct fg_worker_options {
                                     computed by the decode worker itself; 0: never */
     fg_tier *tier;              /* borrowed; NULL: no swapping, evicted blocks are gone */
     fg_trace *trace;            /* borrowed; NULL: nobody looks */
+    fg_spans *spans;            /* borrowed; gets the spans of traced requests; NULL: likewise */
     fg_digest128 fingerprint;   /* of the model */
     uint64_t pid;
     const fg_handover *prefill; /* policies, borrowed; NULL: never sends, never receives */
@@ -114,6 +116,9 @@ typedef struct fg_worker_stats {
     uint64_t tier_hit_tokens;                      /* part of the hits that came from the tier */
     uint64_t preemptions, swapped_blocks, restored_blocks, copied_blocks;
     uint64_t chunks, deferrals, forks, remapped_blocks, damaged_blocks;
+    uint64_t link_pushed_blocks, link_pushed_bytes, link_received_blocks, link_received_bytes;
+    uint64_t link_stale;       /* messages of the link for tickets that are closed */
+    uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);

@@ -173,6 +173,8 @@ void fg_worker_pin(fg_worker *worker, const fg_seq *seq, uint32_t from);
 void fg_worker_shrink(fg_worker *worker, fg_seq *seq, uint32_t block_count);
 /* A span of the trace: the sequence leaves its state. */
 void fg_worker_trace_state(fg_worker *worker, fg_seq *seq);
+/* worker_spans.c: the state that a traced sequence leaves now, as spans. */
+void fg_worker_add_spans(fg_worker *worker, const fg_seq *seq, uint64_t now);
 
 /* worker_cache.c */
 fg_status fg_worker_cache_create(fg_worker *worker, fg_error *err);

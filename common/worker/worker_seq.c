@@ -108,6 +108,7 @@ void fg_worker_trace_state(fg_worker *worker, fg_seq *seq)
                            .tokens = seq->token_count };
     if (now > seq->since_ns && seq->list != NULL) { /* else it has just been made */
         fg_trace_add_span(worker->options.trace, &span);
+        fg_worker_add_spans(worker, seq, now);
     }
     seq->since_ns = now;
 }

@@ -405,6 +405,8 @@ Test(choices, reports_are_counted)
         "\nforge:request_queue_time_seconds_count 2\n",
         "\nforge:request_queue_time_seconds_sum 0.003\n",
         "\nforge:request_prefill_time_seconds_sum 0.006\n",
+        "\nforge:request_reserve_time_seconds_sum 0.004\n",
+        "\nforge:request_transfer_time_seconds_sum 0.008\n",
         "\nforge:request_decode_time_seconds_sum 0.01\n",
     };
     fg_buf page = { 0 };

@@ -158,6 +158,7 @@ void rig_close(rig *r)
     cr_assert(fg_worker_idle(r->worker));
     cr_assert_eq(rig_available(r), r->options.blocks);
     cr_assert_eq(stats.closing, 0u);
+    cr_assert_eq(stats.leaked_blocks, 0u);
     cr_assert_eq(stats.tier.swapped, 0u);
     cr_assert_eq(fg_engine_sim_bad_slots(r->engine), 0u);
     fg_worker_check(r->worker);
