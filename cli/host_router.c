@@ -13,12 +13,15 @@ enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
 
 struct fg_host_router {
     fg_bus *bus;
+    fg_keys *keys; /* NULL: none */
     fg_dispatch *dispatch;
     fg_front *front;
     fg_pulse pulse;
     fg_metrics *metrics;
     fg_trace *trace;
     fg_metric *workers_gauge[2];
+    fg_metric *refused[3]; /* by the keys */
+    fg_bus_refusals refusals;
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_dispatch_stats counted; /* what the counters show already */
     const char *prefill_names[FG_LIMIT_WORKERS];
@@ -60,6 +63,14 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
             fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "workers",
                                                          .help = "Workers that are alive, by role",
                                                          .labels = { { "role", roles[i] } } });
+    }
+    static const char *const reasons[] = { "unknown_key", "other_name", "handshake" };
+    for (int i = 0; i < 3; i++) {
+        router->refused[i] = fg_metrics_counter(
+            metrics,
+            &(fg_metric_spec){ .name = "bus_refused_total",
+                               .help = "Attempts to reach the bus that were refused, by reason",
+                               .labels = { { "reason", reasons[i] } } });
     }
     router->queued =
         fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
@@ -107,6 +118,12 @@ static void update_metrics(fg_host_router *router)
     fg_metric_add(router->pushed_blocks, (double)(stats.pushed_blocks - old->pushed_blocks));
     fg_metric_add(router->push_retries, (double)(stats.push_retries - old->push_retries));
     router->counted = stats;
+    fg_bus_refusals now, *before = &router->refusals;
+    fg_bus_zmq_refusals(router->bus, &now);
+    fg_metric_add(router->refused[0], (double)(now.unknown_key - before->unknown_key));
+    fg_metric_add(router->refused[1], (double)(now.other_name - before->other_name));
+    fg_metric_add(router->refused[2], (double)(now.handshake - before->handshake));
+    *before = now;
 }
 
 static bool busy(void *ctx)
@@ -208,6 +225,7 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
     }
     router->metrics = metrics;
     router->trace = place->trace;
+    router->keys = place->keys;
     register_metrics(router, metrics);
     fg_bus_events events = {
         .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = router
@@ -221,7 +239,8 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
             snprintf(port, sizeof port, "%u", config->control.port);
         }
         snprintf(endpoint, sizeof endpoint, "tcp://%s:%s", config->control.host, port);
-        status = fg_bus_listen_zmq(loop, endpoint, &events, &router->bus, err);
+        fg_bus_zmq_options options = { .endpoint = endpoint, .keys = place->keys };
+        status = fg_bus_open_zmq(loop, &options, &events, &router->bus, err);
     }
     if (status == FG_OK) {
         status = open_front(router, loop, config, model, err);
@@ -266,6 +285,20 @@ const char *fg_host_router_control(const fg_host_router *router)
 {
     const char *endpoint = fg_bus_endpoint(router->bus);
     return endpoint != NULL && strncmp(endpoint, "tcp://", 6) == 0 ? endpoint : "";
+}
+
+void fg_host_router_reload_keys(fg_host_router *router)
+{
+    fg_error err = { 0 };
+    if (router->keys == NULL) {
+        fg_info("router", "event=hangup ignored=yes why=\"no --keys\"");
+    } else if (fg_keys_reload(router->keys, &err) != FG_OK) {
+        fg_err("router", "event=keys_not_reloaded why=\"%s\" kept=%u", err.text,
+               fg_keys_allowed_count(router->keys));
+    } else {
+        fg_info("router", "event=keys_reloaded allowed=%u", fg_keys_allowed_count(router->keys));
+        fg_bus_zmq_rekey(router->bus);
+    }
 }
 
 void fg_host_router_drain(fg_host_router *router)

@@ -35,6 +35,7 @@ typedef struct fg_serve_config {
     fg_conf_names prefill;
     fg_conf_names decode;
     uint32_t lease_ms;
+    const char *keys; /* NULL: none */
     int kv_transport; /* fg_kv_transport */
     const char *link_host;
 
