@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/batch.h"
+#include "cli/keygen.h"
 #include "cli/serve.h"
 #include "cli/top.h"
 #include "cli/trace.h"
@@ -22,9 +23,10 @@ static const char help[] =
     "  forge serve --mode decode ...       a worker that computes answers\n"
     "  forge serve --help[=WORD]           every flag, or those about WORD\n"
     "  forge batch --model FILE IN OUT     answer a file of requests, resumable\n"
+    "  forge keygen DIR                    keys for the processes of a cluster\n"
     "  forge trace URL...                  what a cluster did lately, as a picture for Perfetto\n"
     "  forge top [--url URL]               what a server does now, in the terminal\n"
-    "  forge batch --help, trace --help    what they take and write\n"
+    "  forge batch --help, trace --help, keygen --help    what they take and write\n"
     "  forge --version                     what was compiled in\n"
     "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
     "\n"
@@ -50,7 +52,7 @@ static int print_version(void)
 static int print_config_docs(void)
 {
     const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec,
-                                          &fg_top_spec };
+                                          &fg_top_spec, &fg_keygen_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
     fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);
@@ -73,6 +75,10 @@ int main(int argc, char **argv)
     }
     if (strcmp(word, "top") == 0) {
         return fg_top_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
+    }
+    if (strcmp(word, "keygen") == 0) {
+        return fg_keygen_main(argc - 2, (const char *const *)argv + 2,
+                              (const char *const *)environ);
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         return print_version();

@@ -13,6 +13,7 @@ enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
 
 struct fg_host_router {
     fg_bus *bus;
+    fg_keys *keys; /* NULL: none */
     fg_dispatch *dispatch;
     fg_front *front;
     fg_pulse pulse;
@@ -20,6 +21,8 @@ struct fg_host_router {
     fg_trace *trace;
     fg_spans *spans;
     fg_metric *workers_gauge[2];
+    fg_metric *turned_away[3]; /* by the keys */
+    fg_bus_refusals refusals;
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
@@ -63,6 +66,14 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
             fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "workers",
                                                          .help = "Workers that are alive, by role",
                                                          .labels = { { "role", roles[i] } } });
+    }
+    static const char *const reasons[] = { "unknown_key", "other_name", "handshake" };
+    for (int i = 0; i < 3; i++) {
+        router->turned_away[i] = fg_metrics_counter(
+            metrics,
+            &(fg_metric_spec){ .name = "bus_refused_total",
+                               .help = "Attempts to reach the bus that were refused, by reason",
+                               .labels = { { "reason", reasons[i] } } });
     }
     router->queued =
         fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
@@ -171,6 +182,12 @@ static void update_metrics(fg_host_router *router)
     fg_metric_add(router->push_retries, (double)(stats.push_retries - old->push_retries));
     update_routing(router, &stats);
     router->counted = stats;
+    fg_bus_refusals now, *before = &router->refusals;
+    fg_bus_zmq_refusals(router->bus, &now);
+    fg_metric_add(router->turned_away[0], (double)(now.unknown_key - before->unknown_key));
+    fg_metric_add(router->turned_away[1], (double)(now.other_name - before->other_name));
+    fg_metric_add(router->turned_away[2], (double)(now.handshake - before->handshake));
+    *before = now;
 }
 
 static bool busy(void *ctx)
@@ -282,6 +299,7 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
     router->metrics = metrics;
     router->trace = place->trace;
     router->spans = place->spans;
+    router->keys = place->keys;
     register_metrics(router, metrics);
     register_routing(router, metrics);
     fg_bus_events events = {
@@ -296,7 +314,8 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
             snprintf(port, sizeof port, "%u", config->control.port);
         }
         snprintf(endpoint, sizeof endpoint, "tcp://%s:%s", config->control.host, port);
-        status = fg_bus_listen_zmq(loop, endpoint, &events, &router->bus, err);
+        fg_bus_zmq_options options = { .endpoint = endpoint, .keys = place->keys };
+        status = fg_bus_open_zmq(loop, &options, &events, &router->bus, err);
     }
     if (status == FG_OK) {
         status = open_front(router, loop, config, model, err);
@@ -341,6 +360,20 @@ const char *fg_host_router_control(const fg_host_router *router)
 {
     const char *endpoint = fg_bus_endpoint(router->bus);
     return endpoint != NULL && strncmp(endpoint, "tcp://", 6) == 0 ? endpoint : "";
+}
+
+void fg_host_router_reload_keys(fg_host_router *router)
+{
+    fg_error err = { 0 };
+    if (router->keys == NULL) {
+        fg_info("router", "event=hangup ignored=yes why=\"no --keys\"");
+    } else if (fg_keys_reload(router->keys, &err) != FG_OK) {
+        fg_err("router", "event=keys_not_reloaded why=\"%s\" kept=%u", err.text,
+               fg_keys_allowed_count(router->keys));
+    } else {
+        fg_info("router", "event=keys_reloaded allowed=%u", fg_keys_allowed_count(router->keys));
+        fg_bus_zmq_rekey(router->bus);
+    }
 }
 
 void fg_host_router_drain(fg_host_router *router)

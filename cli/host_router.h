@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/conf/options.h"
 #include "common/net/bus.h"
+#include "common/net/keys.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
 #include "common/obs/spans.h"
@@ -21,6 +22,7 @@ typedef struct fg_host_router_place {
     fg_metrics *metrics;
     fg_trace *trace; /* NULL: nobody looks */
     fg_spans *spans; /* likewise */
+    fg_keys *keys;   /* for ZeroMQ; borrowed; NULL: none */
     fg_bus_hub *hub; /* given: workers are in this process; else ZeroMQ listens on --control */
 } fg_host_router_place;
 
@@ -31,6 +33,8 @@ void fg_host_router_close(fg_host_router *router);
 uint16_t fg_host_router_port(const fg_host_router *router);
 /* "" with a hub. */
 const char *fg_host_router_control(const fg_host_router *router);
+/* SIGHUP: reads the list of the keys again; workers that are no longer in it are cut off. */
+void fg_host_router_reload_keys(fg_host_router *router);
 /* Stops being ready; idle is true when every answer has ended. */
 void fg_host_router_drain(fg_host_router *router);
 /* Every request that still runs ends with an error. */

@@ -90,6 +90,7 @@ struct fg_host_worker {
     fg_loop *loop;
     fg_bus *bus;
     fg_bus_hub *hub;
+    const fg_keys *keys;
     fg_link *link;
     fg_engine *engine;
     fg_worker *worker;
@@ -158,9 +159,11 @@ static fg_status connect_bus(fg_host_worker *host, uint64_t epoch, fg_error *err
     fg_bus_events events = {
         .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = host
     };
-    return host->hub != NULL
-               ? fg_bus_connect_mem(host->hub, identity, &events, &host->bus, err)
-               : fg_bus_connect_zmq(host->loop, host->endpoint, identity, &events, &host->bus, err);
+    fg_bus_zmq_options options = { .endpoint = host->endpoint,
+                                   .identity = identity,
+                                   .keys = host->keys };
+    return host->hub != NULL ? fg_bus_connect_mem(host->hub, identity, &events, &host->bus, err)
+                             : fg_bus_open_zmq(host->loop, &options, &events, &host->bus, err);
 }
 
 static void reconnect(void *ctx, uint64_t epoch)
@@ -501,6 +504,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     host->loop = loop;
     host->hub = place->hub;
     host->spans = place->spans;
+    host->keys = place->keys;
     host->tokenizer = model->tokenizer;
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,

@@ -8,6 +8,7 @@
 #include "cli/model.h"
 #include "common/conf/options.h"
 #include "common/net/bus.h"
+#include "common/net/keys.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
 #include "common/obs/spans.h"
@@ -19,8 +20,9 @@ typedef struct fg_host_worker fg_host_worker;
 typedef struct fg_host_worker_place {
     uint32_t roles; /* FG_ROLE_* */
     fg_metrics *metrics;
-    fg_trace *trace; /* NULL: nobody looks */
-    fg_spans *spans; /* likewise */
+    fg_trace *trace;     /* NULL: nobody looks */
+    fg_spans *spans;     /* likewise */
+    const fg_keys *keys; /* for ZeroMQ; borrowed; NULL: none */
     fg_bus_hub
         *hub; /* given: the router is in this process, no link; else ZeroMQ connects to --router,
                         and UCX links */

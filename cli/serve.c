@@ -1,5 +1,6 @@
 #include "cli/serve.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/net/http.h"
+#include "common/net/keys.h"
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
 #include "common/sched/sched.h"
@@ -30,6 +32,7 @@ enum {
 typedef struct serve {
     fg_serve_config config;
     fg_loaded_model model;
+    fg_keys *keys; /* NULL: none */
     fg_loop *loop;
     fg_metrics *metrics;
     fg_trace *trace;
@@ -49,8 +52,12 @@ typedef struct serve {
 
 static bool is_loopback(const char *host)
 {
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 ||
-           strcmp(host, "::1") == 0;
+    /* By value: a name may begin with "127." too. */
+    struct in_addr v4;
+    struct in6_addr v6;
+    return (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127) ||
+           (inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6)) ||
+           strcmp(host, "localhost") == 0;
 }
 
 static bool is_good_name(const char *name)
@@ -61,10 +68,61 @@ static bool is_good_name(const char *name)
                length;
 }
 
+static bool is_worker(const fg_serve_config *config)
+{
+    return config->mode == FG_MODE_PREFILL || config->mode == FG_MODE_DECODE;
+}
+
+/* Beyond loopback the bus needs keys. The link's addresses travel only over the bus; what passes over the
+ * link itself nobody protects but the network. */
+static fg_status check_network(const fg_serve_config *config, fg_error *err)
+{
+    bool worker = is_worker(config);
+    if (config->keys != NULL && config->mode == FG_MODE_STANDALONE) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--keys is for --mode router, prefill and decode: one process alone has no "
+                       "bus to protect");
+    }
+    const struct {
+        const char *flag, *host;
+        bool used, keys_do;
+    } places[] = { { "--host", config->host, !worker || config->status_port >= 0, false },
+                   { "--control", config->control.host, config->mode == FG_MODE_ROUTER, true },
+                   { "--router", config->router.host, worker, true },
+                   { "--link-host", config->link_host, worker, true } };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        bool safe = is_loopback(places[i].host) || (places[i].keys_do && config->keys != NULL);
+        if (!places[i].used || safe || config->insecure_network) {
+            continue;
+        }
+        return places[i].keys_do
+                   ? fg_fail(err, FG_BAD_INPUT,
+                             "%s %s is beyond this host: give --keys DIR (`forge keygen` makes "
+                             "them), or say --insecure-network on a network that you trust",
+                             places[i].flag, places[i].host)
+                   : fg_fail(err, FG_BAD_INPUT,
+                             "%s %s is reachable from outside, and clients need no key yet: use "
+                             "127.0.0.1, or say --insecure-network on a network that you trust",
+                             places[i].flag, places[i].host);
+    }
+    return FG_OK;
+}
+
+static void warn_of_network(const fg_serve_config *config)
+{
+    bool worker = is_worker(config);
+    bool beyond = worker ? !is_loopback(config->router.host) || !is_loopback(config->link_host)
+                         : config->mode == FG_MODE_ROUTER && !is_loopback(config->control.host);
+    if (beyond && config->keys == NULL) {
+        fg_warn("serve", "event=insecure_network why=\"whoever reaches the bus can join it, read "
+                         "prompts and answer requests: see --keys\"");
+    }
+}
+
 static fg_status check_config(serve *s, fg_error *err)
 {
     fg_serve_config *config = &s->config;
-    bool worker = config->mode == FG_MODE_PREFILL || config->mode == FG_MODE_DECODE;
+    bool worker = is_worker(config);
     if (config->model == NULL) {
         return fg_fail(err, FG_BAD_INPUT,
                        "--model FILE is missing: `deploy/get-model` fetches one");
@@ -104,20 +162,31 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",
                        config->max_batch_tokens, config->max_seqs);
     }
-    const struct {
-        const char *flag, *host;
-        bool used;
-    } binds[] = { { "--host", config->host, !worker || config->status_port >= 0 },
-                  { "--control", config->control.host, config->mode == FG_MODE_ROUTER },
-                  { "--link-host", config->link_host, worker } };
-    for (size_t i = 0; i < sizeof binds / sizeof *binds; i++) {
-        if (binds[i].used && !is_loopback(binds[i].host) && !config->insecure_network) {
-            return fg_fail(err, FG_BAD_INPUT,
-                           "%s %s is reachable from outside and there are no "
-                           "keys yet: use 127.0.0.1, or say --insecure-network on a network that "
-                           "you trust",
-                           binds[i].flag, binds[i].host);
-        }
+    return check_network(config, err);
+}
+
+/* The keys may know the name of their worker, and allow no other. */
+static fg_status open_keys(serve *s, fg_error *err)
+{
+    fg_serve_config *config = &s->config;
+    bool router = config->mode == FG_MODE_ROUTER;
+    if (config->keys == NULL) {
+        return FG_OK;
+    }
+    fg_keys_options options = { .directory = config->keys,
+                                .name = router ? "router" : config->name,
+                                .server = router };
+    fg_status status = fg_keys_open(&options, &s->keys, err);
+    if (status != FG_OK || router) {
+        return status;
+    }
+    const char *name = fg_keys_name(s->keys);
+    if (config->name == NULL && name[0] != '\0') {
+        config->name = name;
+    }
+    if (name[0] != '\0' && strcmp(config->name, name) != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--name %s: the keys in --keys %s are for %s",
+                       config->name, config->keys, name);
     }
     return FG_OK;
 }
@@ -285,10 +354,23 @@ static fg_status open_spans(serve *s, fg_error *err)
     return fg_spans_open(&options, &s->spans, err);
 }
 
+static void on_hangup(void *ctx)
+{
+    serve *s = ctx;
+    if (s->router != NULL) {
+        fg_host_router_reload_keys(s->router);
+    } else {
+        fg_info("serve", "event=hangup ignored=yes why=\"a worker reads its keys at start\"");
+    }
+}
+
 static fg_status open_parts(serve *s, fg_error *err)
 {
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
+    if (status == FG_OK && s->keys != NULL) {
+        status = fg_loop_on_hangup(s->loop, on_hangup, s);
+    }
     s->metrics = fg_metrics_create(SERIES_MAX);
     s->trace = fg_trace_create(s->config.name, TRACE_STEPS, TRACE_SPANS);
     status = status != FG_OK ? status : open_spans(s, err);
@@ -305,9 +387,11 @@ static fg_status open_parts(serve *s, fg_error *err)
         status = fg_bus_hub_create(&options, &s->hub, err);
     }
     if (status == FG_OK && s->config.mode <= FG_MODE_ROUTER) {
-        fg_host_router_place place = {
-            .metrics = s->metrics, .trace = s->trace, .spans = s->spans, .hub = s->hub
-        };
+        fg_host_router_place place = { .metrics = s->metrics,
+                                       .trace = s->trace,
+                                       .spans = s->spans,
+                                       .keys = s->keys,
+                                       .hub = s->hub };
         status = fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
     }
     if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
@@ -321,6 +405,7 @@ static fg_status open_parts(serve *s, fg_error *err)
                                        .metrics = s->metrics,
                                        .trace = s->trace,
                                        .spans = s->spans,
+                                       .keys = s->keys,
                                        .hub = s->hub };
         status = fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
     }
@@ -385,6 +470,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         return code;
     }
     status = status != FG_OK ? status : check_config(s, &err);
+    status = status != FG_OK ? status : open_keys(s, &err);
     if (status == FG_OK) {
         char name[FG_LIMIT_NAME_BYTES + 1];
         snprintf(name, sizeof name, "%s-%d", mode_name(s->config.mode), (int)getpid());
@@ -393,6 +479,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         }
         fg_log_set_process(s->config.name);
         fg_log_set_level((fg_log_level)s->config.log_level);
+        warn_of_network(&s->config);
         status = open_parts(s, &err);
         if (status == FG_OK) {
             report_start(s);
@@ -403,6 +490,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
     if (status != FG_OK) {
         code = bad_start(&err);
     }
+    fg_keys_close(s->keys);
     fg_mem_free(s);
     return code;
 }

@@ -26,6 +26,8 @@
 #define FG_LIMIT_LIVE_REQUESTS     4096u
 #define FG_LIMIT_WORKERS           256u
 #define FG_LIMIT_NAME_BYTES        64u
+#define FG_LIMIT_KEYS              1024u /* of workers that a router lets in */
+#define FG_LIMIT_KEY_FILE_BYTES    (256u * 1024u)
 #define FG_LIMIT_CONTEXT_TOKENS    (1u << 20)
 #define FG_LIMIT_BLOCKS            (1u << 22)
 #define FG_LIMIT_MESSAGES          10000u

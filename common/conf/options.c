@@ -159,7 +159,8 @@ static const fg_option options[] = {
       .group = cluster,
       .roles = "router",
       AT(control),
-      .help = "Where the router listens for its workers (ZeroMQ); port 0 picks a free one." },
+      .help = "Where the router listens for its workers (ZeroMQ); port 0 picks a free one. Beyond "
+              "loopback it needs --keys." },
     { .name = "router",
       .alias = "scheduler",
       .type = FG_OPTION_ADDRESS,
@@ -167,7 +168,7 @@ static const fg_option options[] = {
       .group = cluster,
       .roles = worker_roles,
       AT(router),
-      .help = "The router's --control address." },
+      .help = "The router's --control address. Beyond loopback it needs --keys." },
     { .name = "prefill",
       .type = FG_OPTION_NAMES,
       .group = cluster,
@@ -249,6 +250,18 @@ static const fg_option options[] = {
       .help =
           "What the router uses this worker for: what its mode says, or prefill, decode or both. "
           "Every worker can do both; POST /forge/v1/admin/role changes it while it runs." },
+    { .name = "keys",
+      .type = FG_OPTION_STRING,
+      .group = cluster,
+      .roles = "router, prefill and decode",
+      .value_name = "DIR",
+      AT(keys),
+      .help =
+          "This process's directory of the keys that `forge keygen` made, or the one that holds "
+          "the "
+          "directories of all. The bus is then encrypted, and only workers of the router's list "
+          "are heard. All processes of a cluster have keys, or none. SIGHUP makes the router read "
+          "its list again." },
     { .name = "kv-transport",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",
@@ -266,7 +279,9 @@ static const fg_option options[] = {
       .roles = worker_roles,
       .value_name = "HOST",
       AT(link_host),
-      .help = "The interface address that KV transfers over TCP use." },
+      .help =
+          "The interface address that KV transfers over TCP use. Beyond loopback it needs --keys, "
+          "and a private network: see docs/SECURITY.md." },
 
     { .name = "threads",
       .type = FG_OPTION_U32,
@@ -503,8 +518,8 @@ static const fg_option options[] = {
       .default_text = "false",
       .group = other,
       AT(insecure_network),
-      .help = "Allows listening beyond loopback although nothing is encrypted or authenticated "
-              "yet." },
+      .help = "Allows addresses beyond loopback without --keys, and for --host, where clients are "
+              "neither encrypted nor authenticated yet." },
 };
 
 /* Read by the tests and by the scripts of deploy/, not by this program. */

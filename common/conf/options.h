@@ -52,6 +52,7 @@ typedef struct fg_serve_config {
     int split;   /* fg_split */
     uint32_t residency_mb;
     int roles;        /* fg_use; 0: by mode */
+    const char *keys; /* NULL: none */
     int kv_transport; /* fg_kv_transport */
     const char *link_host;
 

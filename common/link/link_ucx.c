@@ -114,7 +114,9 @@ static fg_status open_context(ucx_link *link, unsigned wants, const char *host, 
             status = set_config(config, options[i].name, options[i].value, err);
         }
     }
-    if (status == FG_OK && (wants & WANTS_TCP) != 0 && strncmp(host, "127.", 4) == 0) {
+    bool loopback =
+        strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
+    if (status == FG_OK && (wants & WANTS_TCP) != 0 && loopback) {
         status = set_config(config, "NET_DEVICES", "lo", err);
     }
     if (status == FG_OK) {

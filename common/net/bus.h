@@ -14,6 +14,7 @@
 #include "common/base/status.h"
 
 struct fg_loop;
+struct fg_keys;
 typedef struct fg_bus fg_bus;
 
 typedef struct fg_bus_events {
@@ -40,7 +41,28 @@ uint64_t fg_bus_dropped(const fg_bus *bus);
 /* Server: the endpoint really bound ("tcp://127.0.0.1:39021"). */
 const char *fg_bus_endpoint(const fg_bus *bus);
 
-/* ZeroMQ ROUTER (server) and DEALER (client): bus_zmq.c. A server endpoint may end in ":*". */
+/* ZeroMQ ROUTER (server) and DEALER (client): bus_zmq.c. A server endpoint may end in ":*".
+ *
+ * With keys the bus is encrypted and both ends prove who they are (CURVE): a server hears only clients whose
+ * key is in its list, under the name that the list binds to the key; a client speaks only to the server whose
+ * key it has. Both ends need keys or neither; a handshake that fails is logged with its reason, a client
+ * tries again, a few times a second at most. */
+typedef struct fg_bus_zmq_options {
+    const char *endpoint;
+    const char *identity;       /* "name#epoch"; NULL: a server */
+    const struct fg_keys *keys; /* common/net/keys.h; borrowed until closed; NULL: none */
+} fg_bus_zmq_options;
+fg_status fg_bus_open_zmq(struct fg_loop *loop, const fg_bus_zmq_options *options,
+                          const fg_bus_events *events, fg_bus **bus_out, fg_error *err);
+/* Server: the list has changed. Nothing more is heard from or sent to a peer whose key is gone, its
+ * connection is ended, and on_down follows. */
+void fg_bus_zmq_rekey(fg_bus *bus);
+/* Whom the keys kept out; handshakes that failed before a key was shown. */
+typedef struct fg_bus_refusals {
+    uint64_t unknown_key, other_name, handshake;
+} fg_bus_refusals;
+void fg_bus_zmq_refusals(const fg_bus *bus, fg_bus_refusals *refusals_out);
+/* The same without keys. */
 fg_status fg_bus_listen_zmq(struct fg_loop *loop, const char *endpoint, const fg_bus_events *events,
                             fg_bus **bus_out, fg_error *err);
 /* A client may send at once, but only what is sent after on_up is sure to go to a server that answers. */

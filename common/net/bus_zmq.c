@@ -13,27 +13,37 @@
  * connection and says on_up when the server has answered it. Without HANDOVER the ROUTER leaves a client
  * that comes back before its old connection was cleaned up connected but mute, for ever; a client whose
  * greeting stays unanswered connects again.
+ *
+ * With keys (bus_guard.h) each frame carries its sender's public key, put there by ZeroMQ after the
+ * handshake. A peer is one identity with one key.
  */
 #include "common/net/bus.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include <zmq.h>
 
+#include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
+#include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/net/bus_guard.h"
 #include "common/net/bus_internal.h"
 #include "common/net/loop.h"
 
 enum {
     DRAIN_MAX = 256, /* frames a turn: HTTP and timers get their share of the loop */
     ENDPOINT_MAX = 256,
-    MONITOR_EVENTS = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED,
+    HANDSHAKE_FAILED = ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                       ZMQ_EVENT_HANDSHAKE_FAILED_AUTH,
+    MONITOR_EVENTS = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED,
     HEARTBEAT_MS = 300,
     /* Only for a network that went away: a dead process closes its socket, and silence is judged by the
      * router's leases. Longer than a pause of a host, which ends no connection by itself. */
@@ -42,8 +52,12 @@ enum {
     RECONNECT_MS = 50,
     RECONNECT_MAX_MS = 500,
     GREETING_MS = 1000, /* an unanswered greeting: connect again */
+    REASONS_MAX = 8,    /* more than fg_bus_guard_explain knows */
+    REFUSED_MS = 1000, /* a failed handshake: ZeroMQ itself would give up, or try without a pause */
     LINGER_MS = 100, /* the last frames of an orderly end; a stalled peer costs no more than this */
 };
+
+#define SAY_AGAIN_NS (60ull * 1000 * 1000 * 1000)
 
 typedef struct zmq_peer {
     char identity[FG_BUS_IDENTITY_MAX + 1]; /* "" : this slot is free */
@@ -51,6 +65,10 @@ typedef struct zmq_peer {
     uint64_t hash;
     int fd; /* of its connection, -1 unknown */
     bool ending;
+    bool barred; /* its key is gone */
+    char key[FG_KEY_TEXT_BYTES + 1];
+    struct sockaddr_storage address; /* where it came from; tells whether `fd` is still its own */
+    socklen_t address_bytes;         /* 0: unknown */
 } zmq_peer;
 
 typedef struct zmq_bus {
@@ -61,7 +79,15 @@ typedef struct zmq_bus {
     void *monitor;
     fg_watch *socket_watch;
     fg_watch *monitor_watch;
+    fg_watch *guard_watch;
     fg_hook *hook;
+    const fg_keys *keys; /* NULL: none */
+    fg_bus_guard *guard; /* of a server with keys */
+    uint64_t handshakes_failed;
+    struct {
+        const char *why; /* of fg_bus_guard_explain; NULL: free */
+        uint64_t at_ns;
+    } said[REASONS_MAX]; /* what was logged, and when */
     char endpoint[ENDPOINT_MAX];
     bool is_server;
     bool delivering; /* inside the hook: close only marks */
@@ -70,11 +96,13 @@ typedef struct zmq_bus {
     zmq_peer *peers;    /* FG_LIMIT_WORKERS */
     uint32_t peers_top; /* slots ever used */
     bool some_ending;
+    bool some_barred;
     int lost_fds
         [FG_LIMIT_WORKERS]; /* ended before a frame of theirs was read; until the socket is dry */
     uint32_t lost_count;
     /* client */
     fg_timer *greeting_timer; /* runs from the handshake to the server's greeting */
+    fg_timer *refused_timer;  /* runs from a failed handshake to the next attempt */
     bool up;
     bool ending;
 } zmq_bus;
@@ -152,10 +180,20 @@ static void greeting_unanswered(void *ctx)
     connect_again(ctx);
 }
 
+static void try_after_refusal(void *ctx)
+{
+    zmq_bus *bus = ctx;
+    fg_timer_close(bus->refused_timer);
+    bus->refused_timer = NULL;
+    connect_again(bus);
+}
+
 static void end_connection(zmq_bus *bus)
 {
     bus->ending = false;
-    connect_again(bus);
+    if (bus->refused_timer == NULL) {
+        connect_again(bus);
+    }
     if (bus->up) {
         bus->up = false;
         bus->base.events.on_down(bus->base.events.ctx, 0);
@@ -183,8 +221,49 @@ static void note_disconnect(zmq_bus *bus, int fd)
     }
 }
 
+/* Each reason is logged once a minute: whoever can connect can fail as often as he likes. */
+static bool is_news(zmq_bus *bus, const char *why)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t now_ns = fg_clock_now_ns(&clock);
+    int i = 0;
+    while (i < REASONS_MAX && bus->said[i].why != NULL && bus->said[i].why != why) {
+        i++;
+    }
+    if (i == REASONS_MAX ||
+        (bus->said[i].why == why && now_ns - bus->said[i].at_ns < SAY_AGAIN_NS)) {
+        return false;
+    }
+    bus->said[i].why = why;
+    bus->said[i].at_ns = now_ns;
+    return true;
+}
+
+static void note_failed_handshake(zmq_bus *bus, uint16_t event, int32_t value)
+{
+    const char *why = fg_bus_guard_explain(event, value, bus->is_server, bus->keys != NULL);
+    if (!bus->is_server && bus->refused_timer == NULL) {
+        /* Without memory for the timer the next attempt comes at once. */
+        (void)fg_timer_start(bus->loop, REFUSED_MS, 0, try_after_refusal, bus, &bus->refused_timer);
+    }
+    if (why == NULL) {
+        return;
+    }
+    bus->handshakes_failed++;
+    if (is_news(bus, why)) {
+        fg_log(bus->is_server ? FG_LOG_WARN : FG_LOG_ERROR, "bus",
+               "event=handshake_failed endpoint=%s total=%" PRIu64 " why=\"%s\"", bus->endpoint,
+               bus->handshakes_failed, why);
+    }
+}
+
 static void note_handshake(zmq_bus *bus, int fd)
 {
+    fg_timer_close(bus->refused_timer);
+    bus->refused_timer = NULL;
+    if (!bus->is_server) {
+        memset(bus->said, 0, sizeof bus->said);
+    }
     if (!bus->is_server && bus->greeting_timer == NULL) {
         /* Without memory for the timer only the cure of a mute connection is lost. */
         (void)fg_timer_start(bus->loop, GREETING_MS, 0, greeting_unanswered, bus,
@@ -236,6 +315,8 @@ static void read_monitor(zmq_bus *bus)
             note_disconnect(bus, value);
         } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
             note_handshake(bus, value);
+        } else if (event & HANDSHAKE_FAILED) {
+            note_failed_handshake(bus, event, value);
         }
     }
 }
@@ -285,15 +366,33 @@ static void on_greeting(zmq_bus *bus, const char *identity, size_t length, uint6
     (void)send_to(bus, &reply, "", 0);
 }
 
+/* What is kept to cut the connection of a peer with a key. */
+static void note_key(zmq_peer *peer, const char *key)
+{
+    snprintf(peer->key, sizeof peer->key, "%s", key);
+    peer->address_bytes = sizeof peer->address;
+    if (peer->fd < 0 ||
+        getpeername(peer->fd, (struct sockaddr *)&peer->address, &peer->address_bytes) != 0) {
+        peer->address_bytes = 0;
+    }
+}
+
 static void on_server_frame(zmq_bus *bus, const char *identity, size_t length, zmq_msg_t *body)
 {
     uint64_t hash = fg_hash64(identity, length, 0);
+    zmq_peer *peer = find_peer(bus, identity, length, hash);
+    const char *key = bus->guard != NULL ? zmq_msg_gets(body, "User-Id") : "";
+    bool same = peer != NULL && key != NULL && strcmp(key, peer->key) == 0;
+    if (bus->guard != NULL && (!same || peer->barred) &&
+        !fg_bus_guard_admits(bus->guard, key, identity, length)) {
+        fg_bus_count_dropped(&bus->base, "no key for this name");
+        return;
+    }
     if (zmq_msg_size(body) == 0) {
         on_greeting(bus, identity, length, hash);
         return;
     }
-    zmq_peer *peer = find_peer(bus, identity, length, hash);
-    if (peer != NULL && peer->ending && source_fd(body) != peer->fd) {
+    if (peer != NULL && (!same || (peer->ending && source_fd(body) != peer->fd))) {
         end_peer(bus, peer); /* came back without a greeting */
         peer = NULL;
     }
@@ -303,6 +402,9 @@ static void on_server_frame(zmq_bus *bus, const char *identity, size_t length, z
         if (peer == NULL) {
             fg_bus_count_dropped(&bus->base, "too many peers");
             return;
+        }
+        if (bus->guard != NULL) {
+            note_key(peer, key);
         }
         settle_fd(bus, peer);
         char name[FG_BUS_IDENTITY_MAX + 1];
@@ -384,6 +486,17 @@ static void end_lost(zmq_bus *bus)
     }
 }
 
+/* Nothing that a barred peer has sent is delivered: it need not wait for the socket to be dry. */
+static void end_barred(zmq_bus *bus)
+{
+    bus->some_barred = false;
+    for (uint32_t i = 0; i < bus->peers_top && !bus->closed; i++) {
+        if (bus->peers[i].length > 0 && bus->peers[i].barred) {
+            end_peer(bus, &bus->peers[i]);
+        }
+    }
+}
+
 static void destroy(zmq_bus *bus)
 {
     if (bus->socket != NULL) {
@@ -394,6 +507,7 @@ static void destroy(zmq_bus *bus)
     if (bus->monitor != NULL) {
         zmq_close(bus->monitor);
     }
+    fg_bus_guard_close(bus->guard);
     if (bus->context != NULL) {
         zmq_ctx_term(bus->context);
     }
@@ -412,8 +526,12 @@ static bool before_sleep(void *ctx)
 {
     zmq_bus *bus = ctx;
     bus->delivering = true;
+    bool more_to_guard = bus->guard != NULL && fg_bus_guard_serve(bus->guard);
     if (has_input(bus->monitor)) {
         read_monitor(bus);
+    }
+    if (bus->some_barred) {
+        end_barred(bus);
     }
     bool dry = !has_input(bus->socket);
     for (int i = 0; i < DRAIN_MAX && !dry && !bus->closed; i++) {
@@ -428,7 +546,7 @@ static bool before_sleep(void *ctx)
         return false;
     }
     /* Looking, receiving and sending all take the descriptor's hint away: only ZMQ_EVENTS tells. */
-    return has_input(bus->socket) || has_input(bus->monitor);
+    return more_to_guard || has_input(bus->socket) || has_input(bus->monitor);
 }
 
 static void woken(void *ctx)
@@ -442,7 +560,8 @@ static fg_status zmq_bus_send(fg_bus *base, uint32_t peer, const void *bytes, si
 {
     zmq_bus *bus = (zmq_bus *)base;
     if (bus->is_server) {
-        if (peer >= bus->peers_top || bus->peers[peer].length == 0 || bus->peers[peer].ending) {
+        if (peer >= bus->peers_top || bus->peers[peer].length == 0 || bus->peers[peer].ending ||
+            bus->peers[peer].barred) {
             return FG_PEER_LOST;
         }
         return send_to(bus, &bus->peers[peer], bytes, size_bytes);
@@ -469,7 +588,9 @@ static void zmq_bus_close(fg_bus *base)
     fg_hook_close(bus->hook);
     fg_watch_close(bus->socket_watch);
     fg_watch_close(bus->monitor_watch);
+    fg_watch_close(bus->guard_watch);
     fg_timer_close(bus->greeting_timer);
+    fg_timer_close(bus->refused_timer);
     if (!bus->delivering) {
         destroy(bus);
     }
@@ -481,6 +602,47 @@ static const char *zmq_bus_endpoint(const fg_bus *base)
 }
 
 static const fg_bus_ops zmq_ops = { zmq_bus_send, zmq_bus_drop, zmq_bus_close, zmq_bus_endpoint };
+
+/* Ends the TCP connection under ZeroMQ, whose own thread then cleans up. The descriptor is its own only as
+ * long as the far end has the same address: a closed one may be somebody else's by now. */
+static void cut_connection(const zmq_peer *peer)
+{
+    struct sockaddr_storage address = { 0 };
+    socklen_t size = sizeof address;
+    if (peer->address_bytes > 0 && getpeername(peer->fd, (struct sockaddr *)&address, &size) == 0 &&
+        size == peer->address_bytes && memcmp(&address, &peer->address, size) == 0) {
+        (void)shutdown(peer->fd, SHUT_RDWR);
+    }
+}
+
+void fg_bus_zmq_rekey(fg_bus *base)
+{
+    zmq_bus *bus = (zmq_bus *)base;
+    if (base->ops != &zmq_ops || bus->guard == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < bus->peers_top; i++) {
+        zmq_peer *peer = &bus->peers[i];
+        if (peer->length > 0 && !fg_bus_guard_knows(bus->guard, peer->key, peer->identity)) {
+            fg_warn("bus", "event=key_withdrawn peer=%s key=%s", peer->identity, peer->key);
+            peer->barred = true;
+            bus->some_barred = true;
+            cut_connection(peer);
+        }
+    }
+}
+
+void fg_bus_zmq_refusals(const fg_bus *base, fg_bus_refusals *refusals_out)
+{
+    const zmq_bus *bus = (const zmq_bus *)base;
+    *refusals_out = (fg_bus_refusals){ 0 };
+    if (base->ops == &zmq_ops) {
+        refusals_out->handshake = bus->handshakes_failed;
+        if (bus->guard != NULL) {
+            fg_bus_guard_counts(bus->guard, &refusals_out->unknown_key, &refusals_out->other_name);
+        }
+    }
+}
 
 /* --- construction --- */
 
@@ -537,6 +699,12 @@ static fg_status open_sockets(zmq_bus *bus, const char *endpoint, const char *id
         return fg_fail(err, FG_AGAIN, "bus: no socket");
     }
     fg_status status = set_options(bus, endpoint, identity, err);
+    if (status == FG_OK && bus->keys != NULL) {
+        status = fg_bus_guard_arm(bus->socket, bus->keys, bus->is_server, err);
+    }
+    if (status == FG_OK && bus->keys != NULL && bus->is_server) {
+        status = fg_bus_guard_open(bus->context, bus->keys, &bus->guard, err);
+    }
     if (status != FG_OK) {
         return status;
     }
@@ -575,6 +743,9 @@ static fg_status attach(zmq_bus *bus, fg_error *err)
         return status;
     }
     status = watch_socket(bus, bus->monitor, &bus->monitor_watch, err);
+    if (status == FG_OK && bus->guard != NULL) {
+        status = watch_socket(bus, fg_bus_guard_socket(bus->guard), &bus->guard_watch, err);
+    }
     if (status != FG_OK) {
         return status;
     }
@@ -612,9 +783,10 @@ static bool port_valid(const char *endpoint)
            strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
-static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *identity,
+fg_status fg_bus_open_zmq(fg_loop *loop, const fg_bus_zmq_options *options,
                           const fg_bus_events *events, fg_bus **bus_out, fg_error *err)
 {
+    const char *endpoint = options->endpoint, *identity = options->identity;
     if (strlen(endpoint) >= ENDPOINT_MAX) {
         return fg_fail(err, FG_BAD_INPUT, "bus: endpoint longer than %d bytes", ENDPOINT_MAX - 1);
     }
@@ -633,6 +805,7 @@ static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *ident
     bus->base.events = *events;
     bus->loop = loop;
     bus->is_server = identity == NULL;
+    bus->keys = options->keys;
     fg_status status = FG_OK;
     if (bus->is_server) {
         bus->peers = fg_mem_array(FG_LIMIT_WORKERS, sizeof *bus->peers);
@@ -659,11 +832,14 @@ static fg_status open_bus(fg_loop *loop, const char *endpoint, const char *ident
 fg_status fg_bus_listen_zmq(fg_loop *loop, const char *endpoint, const fg_bus_events *events,
                             fg_bus **bus_out, fg_error *err)
 {
-    return open_bus(loop, endpoint, NULL, events, bus_out, err);
+    fg_bus_zmq_options options = { .endpoint = endpoint };
+    return fg_bus_open_zmq(loop, &options, events, bus_out, err);
 }
 
 fg_status fg_bus_connect_zmq(fg_loop *loop, const char *endpoint, const char *identity,
                              const fg_bus_events *events, fg_bus **bus_out, fg_error *err)
 {
-    return open_bus(loop, endpoint, identity, events, bus_out, err);
+    FG_ASSERT(identity != NULL, "a client has a name");
+    fg_bus_zmq_options options = { .endpoint = endpoint, .identity = identity };
+    return fg_bus_open_zmq(loop, &options, events, bus_out, err);
 }

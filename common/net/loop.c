@@ -16,6 +16,10 @@ struct fg_loop {
     bool has_signals;
     void (*on_signal)(void *ctx, int signal);
     void *on_signal_ctx;
+    uv_signal_t hangup;
+    bool has_hangup;
+    void (*on_hangup)(void *ctx);
+    void *on_hangup_ctx;
 };
 
 /* Each object's handle is its first member, so that one close callback frees them all. */
@@ -88,6 +92,9 @@ void fg_loop_destroy(fg_loop *loop)
         for (int i = 0; i < SIGNAL_COUNT; i++) {
             uv_close((uv_handle_t *)&loop->signals[i], NULL);
         }
+    }
+    if (loop->has_hangup) {
+        uv_close((uv_handle_t *)&loop->hangup, NULL);
     }
     int open_count = 0;
     uv_walk(&loop->uv, count_open, &open_count);
@@ -309,4 +316,26 @@ fg_status fg_loop_on_signal(fg_loop *loop, void (*fn)(void *ctx, int signal), vo
     }
     loop->has_signals = true;
     return FG_OK;
+}
+
+static void hung_up(uv_signal_t *handle, int number)
+{
+    fg_loop *loop = handle->data;
+    loop->on_hangup(loop->on_hangup_ctx);
+}
+
+fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx)
+{
+    FG_ASSERT(!loop->has_hangup, "the signal is handled already");
+    loop->on_hangup = fn;
+    loop->on_hangup_ctx = ctx;
+    int rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_init(&loop->uv, &loop->hangup);
+    if (rc != 0) {
+        return uv_status(rc, "signal", NULL);
+    }
+    loop->hangup.data = loop;
+    loop->has_hangup = true; /* the handle is the loop's now */
+    uv_unref((uv_handle_t *)&loop->hangup);
+    rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_start(&loop->hangup, hung_up, SIGHUP);
+    return rc == 0 ? FG_OK : uv_status(rc, "signal", NULL);
 }

@@ -47,5 +47,7 @@ void fg_hook_close(fg_hook *hook);
 
 /* Calls fn once for each SIGINT or SIGTERM. */
 fg_status fg_loop_on_signal(fg_loop *loop, void (*fn)(void *ctx, int signal), void *ctx);
+/* Calls fn for each SIGHUP, which otherwise ends the process. */
+fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx);
 
 #endif
