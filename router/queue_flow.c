@@ -81,8 +81,7 @@ void fg_queue_attach(fg_queue *queue, fg_queue_flow *flow)
 {
     const fg_queue_item *first = fg_queue_first_of(flow);
     if (flow->requests == 0 || fg_queue_is_capped(queue, flow)) {
-        flow->level =
-            FG_QUEUE_NO_LEVEL; /* it does not wait for service: what it has missed is not made up */
+        flow->level = FG_QUEUE_NO_LEVEL; /* what it misses meanwhile is not made up */
     } else if (first != NULL) {
         fg_queue_stand_at(queue, flow, level_of(first->rank, queue->now_ns));
         fg_queue_heap_add(&queue->levels[flow->level].by_tag, &flow->by_tag);

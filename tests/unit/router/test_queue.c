@@ -256,7 +256,7 @@ Test(queue, who_comes_back_to_an_idle_tenant_brings_no_credit)
     static line l;
     fg_queue_options options = line_options();
     line_open(&l, &options);
-    fg_queue_item *lost = line_add(&l, 1, 0, 10);
+    fg_queue_item *lost = line_add(&l, 1, 0, 100);
     cr_assert_eq(line_serve(&l), 1u);
     for (int i = 0; i < 200; i++) { /* long work of others; tenant 1 has nothing in line */
         line_add(&l, 2, 0, 10);
