@@ -389,17 +389,21 @@ void fg_queue_check(const fg_queue *queue)
 {
     fg_queue_load sums = { 0 };
     uint64_t weights = 0;
-    uint32_t attached = 0, used = 0, idle = 0, unused = 0;
-    for (uint32_t bucket = 0; bucket <= queue->bucket_mask; bucket++) {
-        for (const fg_queue_flow *flow = queue->buckets[bucket]; flow != NULL;
-             flow = flow->next_in_bucket) {
-            check_flow(queue, flow, &sums);
-            used++;
-            attached += flow->attached;
-            idle += flow->requests + flow->running == 0;
-            weights += flow->requests > 0 ? flow->weight : 0;
-        }
+    uint32_t attached = 0, active = 0, idle = 0;
+    for (const fg_queue_flow *flow = queue->active.first; flow != NULL; flow = flow->next) {
+        check_flow(queue, flow, &sums);
+        FG_ASSERT(flow->requests + flow->running > 0);
+        active++;
+        attached += flow->attached;
+        weights += flow->requests > 0 ? flow->weight : 0;
     }
+    for (const fg_queue_flow *flow = queue->idle.first; flow != NULL; flow = flow->next) {
+        check_flow(queue, flow, &sums);
+        FG_ASSERT(flow->requests + flow->running == 0);
+        idle++;
+    }
+    FG_ASSERT(active == queue->active.count && idle == queue->idle.count);
+    FG_ASSERT((queue->free == NULL) == (active + idle == queue->options.live_max));
     FG_ASSERT(sums.requests == queue->load.requests && sums.tokens == queue->load.tokens);
     FG_ASSERT(sums.cost == queue->load.cost && sums.running == queue->load.running);
     FG_ASSERT(weights == queue->weights);
@@ -409,13 +413,5 @@ void fg_queue_check(const fg_queue *queue)
         attached -= check_level(queue, level);
     }
     FG_ASSERT(attached == 0);
-    for (const fg_queue_flow *flow = queue->idle; flow != NULL; flow = flow->next) {
-        idle--;
-        FG_ASSERT(flow->next != NULL || flow == queue->idle_last);
-    }
-    for (const fg_queue_flow *flow = queue->free; flow != NULL; flow = flow->next) {
-        unused++;
-    }
-    FG_ASSERT(idle == 0 && used + unused == queue->options.live_max);
     FG_ASSERT(queue->load.requests + queue->load.running <= queue->options.live_max);
 }

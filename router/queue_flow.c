@@ -121,11 +121,20 @@ fg_queue_flow *fg_queue_find_flow(const fg_queue *queue, uint64_t tenant)
     return flow;
 }
 
-static void leave_idle(fg_queue *queue, fg_queue_flow *flow)
+static void unlink_flow(fg_queue_flows *list, fg_queue_flow *flow)
 {
-    *(flow->previous != NULL ? &flow->previous->next : &queue->idle) = flow->next;
-    *(flow->next != NULL ? &flow->next->previous : &queue->idle_last) = flow->previous;
+    *(flow->previous != NULL ? &flow->previous->next : &list->first) = flow->next;
+    *(flow->next != NULL ? &flow->next->previous : &list->last) = flow->previous;
     flow->next = flow->previous = NULL;
+    list->count--;
+}
+
+static void link_last(fg_queue_flows *list, fg_queue_flow *flow)
+{
+    flow->previous = list->last;
+    *(list->last != NULL ? &list->last->next : &list->first) = flow;
+    list->last = flow;
+    list->count++;
 }
 
 static void drop_flow(fg_queue *queue, fg_queue_flow *flow)
@@ -144,6 +153,7 @@ void fg_queue_rest(fg_queue *queue, fg_queue_flow *flow)
     if (flow->requests + flow->running > 0) {
         return;
     }
+    unlink_flow(&queue->active, flow);
     bool owes = false;
     for (uint32_t level = 0; level < FG_QUEUE_LEVELS; level++) {
         owes = owes || flow->tags[level] > queue->levels[level].now;
@@ -152,9 +162,7 @@ void fg_queue_rest(fg_queue *queue, fg_queue_flow *flow)
         drop_flow(queue, flow);
         return;
     }
-    flow->previous = queue->idle_last;
-    *(flow->previous != NULL ? &flow->previous->next : &queue->idle) = flow;
-    queue->idle_last = flow;
+    link_last(&queue->idle, flow);
 }
 
 fg_queue_flow *fg_queue_need_flow(fg_queue *queue, uint64_t tenant)
@@ -164,11 +172,11 @@ fg_queue_flow *fg_queue_need_flow(fg_queue *queue, uint64_t tenant)
         return flow;
     }
     if (flow != NULL) {
-        leave_idle(queue, flow);
+        unlink_flow(&queue->idle, flow);
     } else {
         if (queue->free == NULL) {
-            fg_queue_flow *oldest = queue->idle;
-            leave_idle(queue, oldest);
+            fg_queue_flow *oldest = queue->idle.first;
+            unlink_flow(&queue->idle, oldest);
             drop_flow(queue, oldest);
         }
         flow = queue->free;
@@ -178,6 +186,7 @@ fg_queue_flow *fg_queue_need_flow(fg_queue *queue, uint64_t tenant)
         *bucket = flow;
         flow->items.before = rank_before;
     }
+    link_last(&queue->active, flow);
     flow->level = FG_QUEUE_NO_LEVEL;
     uint32_t weight =
         queue->options.weight_of != NULL ? queue->options.weight_of(queue->options.ctx, tenant) : 1;

@@ -12,8 +12,8 @@
 enum { FG_QUEUE_NO_LEVEL = FG_QUEUE_LEVELS, FG_QUEUE_CLASSES = 3 };
 
 /*
- * A tenant's record. Idle (nothing in line, nothing running) ones stay in a list of their own, oldest
- * first, while their tags say something: they are what is reused when no free one is left.
+ * A tenant's record, in one of three lists: active (it has something in line or running), idle, oldest
+ * first, while its tags say something, or free. Idle ones are reused when no free one is left.
  */
 struct fg_queue_flow {
     uint64_t tenant;
@@ -26,13 +26,18 @@ struct fg_queue_flow {
     fg_queue_heap items;            /* in line, by rank */
     fg_queue_node by_tag, by_rank;
     fg_queue_flow *next_in_bucket;
-    fg_queue_flow *next, *previous; /* in the idle list; `next` alone in the free list */
+    fg_queue_flow *next, *previous; /* in its list; `next` alone in the free one */
 };
 
 typedef struct fg_queue_level {
     fg_queue_heap by_tag, by_rank; /* flows that may go */
     uint64_t now; /* the level's virtual time: the greatest tag that was the smallest at a take */
 } fg_queue_level;
+
+typedef struct fg_queue_flows {
+    fg_queue_flow *first, *last;
+    uint32_t count;
+} fg_queue_flows;
 
 struct fg_queue {
     fg_queue_options options;
@@ -44,8 +49,9 @@ struct fg_queue {
     uint32_t takes_since_late; /* while somebody is late */
     fg_queue_load load;
     uint64_t class_tokens[FG_QUEUE_CLASSES];
-    uint64_t weights; /* of the tenants with something in line */
-    fg_queue_flow *flows, *free, *idle, *idle_last;
+    uint64_t weights;            /* of the tenants with something in line */
+    fg_queue_flow *flows, *free; /* all of them; the first free one */
+    fg_queue_flows active, idle;
     fg_queue_flow **buckets;
     uint32_t bucket_mask;
 };
