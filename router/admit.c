@@ -141,25 +141,6 @@ void fg_admit_judge(const fg_admit_request *request, const fg_admit_load *load,
     *verdict_out = verdict;
 }
 
-fg_status fg_admit_offer(const fg_admit_load *load, const fg_admit_limits *limits,
-                         uint32_t prompt_tokens)
-{
-    fg_admit_request request = { .prompt_tokens = prompt_tokens,
-                                 .start_ns = FG_ADMIT_UNKNOWN,
-                                 .prefill_ns = FG_ADMIT_UNKNOWN,
-                                 .itl_ns = FG_ADMIT_UNKNOWN };
-    fg_admit_verdict verdict;
-    fg_admit_judge(&request, load, limits, &verdict);
-    return verdict.reason == FG_ADMIT_OK ? FG_OK : FG_AGAIN;
-}
-
-uint32_t fg_admit_retry_after(const fg_admit_load *load)
-{
-    return load->ended_per_second > 0.0
-               ? whole_seconds((double)load->queued / 2.0 / load->ended_per_second)
-               : 1;
-}
-
 const char *fg_admit_reason_text(fg_admit_reason reason)
 {
     switch (reason) {

@@ -80,11 +80,6 @@ typedef struct fg_admit_verdict {
  * 60 s where waiting does not help (a prompt that alone takes longer than its target). */
 void fg_admit_judge(const fg_admit_request *request, const fg_admit_load *load,
                     const fg_admit_limits *limits, fg_admit_verdict *verdict_out);
-/* The bounds of the line alone. FG_AGAIN: refuse it now (429). */
-fg_status fg_admit_offer(const fg_admit_load *load, const fg_admit_limits *limits,
-                         uint32_t prompt_tokens);
-/* Seconds until half of the line has gone. */
-uint32_t fg_admit_retry_after(const fg_admit_load *load);
 /* Text for people: "the queue is full", ... */
 const char *fg_admit_reason_text(fg_admit_reason reason);
 

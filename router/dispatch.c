@@ -92,6 +92,8 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         if (dispatch->by_id == NULL || dispatch->identities == NULL || dispatch->inbox == NULL ||
             dispatch->snapshot == NULL) {
             status = fg_fail(err, FG_AGAIN, "out of memory for the dispatcher's tables");
+        } else {
+            status = fg_dispatch_create_queue(dispatch, err);
         }
     }
     if (status != FG_OK) {
@@ -118,6 +120,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
         dispatch->jobs = job->next;
         free_job(job);
     }
+    fg_queue_destroy(dispatch->queue);
     fg_registry_destroy(dispatch->registry);
     fg_map_destroy(dispatch->by_id);
     fg_arena_destroy(dispatch->inbox);
@@ -212,7 +215,7 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
 
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text)
 {
-    if (job->in_queue) {
+    if (fg_dispatch_waits(job)) {
         return;
     }
     if (fg_journal_count(job->journal) > 0 || job->failures + 1 >= ATTEMPTS_MAX) {
@@ -239,6 +242,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     uint64_t job_id = job->id;
     while (fg_journal_read(job->journal, &index, &id, &digest)) {
         any = true;
+        dispatch->prompt_tokens += index == 0 ? job->input.token_count : 0;
         fg_job_record *record = &job->record;
         *(index == 0   ? &record->first_ns
           : index == 1 ? &record->second_ns
@@ -279,11 +283,9 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     if (verdict == FG_PLACE_NOBODY || !fg_dispatch_ready(dispatch)) {
         return fg_fail(err, FG_PEER_LOST, "no worker is ready for this request");
     }
-    fg_admit_load load = { .queued = dispatch->stats.queued,
-                           .queued_tokens = dispatch->queued_tokens,
-                           .live = dispatch->stats.live };
-    if (fg_admit_offer(&load, &dispatch->options.limits, input->token_count) != FG_OK) {
-        return fg_fail(err, FG_AGAIN, "the queue is full (%u requests wait)", load.queued);
+    fg_status status = fg_dispatch_admit(dispatch, input, err);
+    if (status != FG_OK) {
+        return status;
     }
     fg_job *job = fg_mem_alloc(sizeof *job);
     fg_journal *journal = fg_journal_begin(input->params.max_tokens);
@@ -367,9 +369,7 @@ uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch)
 
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
 {
-    fg_admit_load load = { .queued = dispatch->stats.queued,
-                           .ended_per_second = dispatch->ended_rate };
-    return fg_admit_retry_after(&load);
+    return dispatch->retry_after_s > 0 ? dispatch->retry_after_s : 1;
 }
 
 void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out)
@@ -393,6 +393,9 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
     uint64_t ended = dispatch->stats.finished + dispatch->stats.failed + dispatch->stats.cancelled;
     double rate = (double)(ended - dispatch->ended_seen) * 1e9 / (double)since;
     dispatch->ended_rate = dispatch->ended_rate * 0.8 + rate * 0.2;
+    double tokens = (double)(dispatch->prompt_tokens - dispatch->prompt_seen) * 1e9 / (double)since;
+    dispatch->prompt_rate = dispatch->prompt_rate * 0.8 + tokens * 0.2;
+    dispatch->prompt_seen = dispatch->prompt_tokens;
     dispatch->ended_seen = ended;
     dispatch->rate_at_ns = now;
 }
@@ -402,7 +405,7 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
 static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
 {
     fg_place_choice choice;
-    fg_job *head = dispatch->queue;
+    fg_job *head = fg_dispatch_head(dispatch);
     fg_place_verdict verdict = FG_PLACE_OK;
     if (head != NULL) {
         verdict =
@@ -420,9 +423,10 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
         return;
     }
     do {
-        fg_dispatch_end(dispatch, dispatch->queue, FG_FINISH_ERROR, FG_PEER_LOST,
+        fg_dispatch_end(dispatch, head, FG_FINISH_ERROR, FG_PEER_LOST,
                         "no worker is left that could take this request");
-    } while (verdict == FG_PLACE_NOBODY && dispatch->queue != NULL);
+        head = fg_dispatch_head(dispatch);
+    } while (verdict == FG_PLACE_NOBODY && head != NULL);
 }
 
 void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
@@ -489,7 +493,9 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
 {
     fg_life_state state = job->life.state;
     FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
-    FG_ASSERT(job->in_queue == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
+    bool waits = fg_dispatch_waits(job);
+    FG_ASSERT(waits == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
+    FG_ASSERT(!waits || (job->prefill == NULL && job->decode == NULL));
     FG_ASSERT(state != FG_LIFE_RESERVED ||
               (job->prefill != NULL && job->decode != NULL && job->prefill != job->decode));
     /* One worker for both never transfers. */
@@ -517,7 +523,7 @@ void fg_dispatch_check(const fg_dispatch *dispatch)
     uint32_t live = 0, queued = 0;
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         live++;
-        queued += job->in_queue;
+        queued += fg_dispatch_waits(job);
         check_job(dispatch, job);
     }
     FG_ASSERT(live == dispatch->stats.live && queued == dispatch->stats.queued);

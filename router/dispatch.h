@@ -50,6 +50,7 @@ typedef struct fg_dispatch_job {
     uint32_t token_count;
     fg_wire_params params;
     fg_dispatch_sink sink;
+    uint64_t tenant; /* whose share it is; 0: nobody in particular */
 } fg_dispatch_job;
 
 /* FG_AGAIN: the queue is full (429). FG_PEER_LOST: no worker for a phase (503). FG_BAD_INPUT: can never
@@ -70,6 +71,7 @@ typedef struct fg_dispatch_options {
     fg_trace *trace;          /* gets the life of each request; NULL: nobody looks */
     uint32_t lease_ms;        /* a worker silent for longer is lost */
     fg_admit_limits limits;
+    uint32_t queue_ahead; /* requests past which smaller ones may be placed at a time; 0: nobody */
     const char *const
         *wait_for_prefill; /* names that must have joined once before ready; borrowed */
     uint32_t wait_for_prefill_count;

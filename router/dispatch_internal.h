@@ -12,6 +12,7 @@
 #include "router/dispatch.h"
 #include "router/journal.h"
 #include "router/placement.h"
+#include "router/queue.h"
 
 enum { FG_RECENT_MAX = 64, FG_TRANSPORT_BYTES = 32, FG_IDENTITY_BYTES = FG_LIMIT_NAME_BYTES + 32 };
 
@@ -34,9 +35,7 @@ typedef struct fg_job_record {
 
 typedef struct fg_job {
     struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
-    struct fg_job *queue_next;
-    bool in_queue;
-    uint64_t rank; /* its place in the queue: smaller is sooner, equals by id */
+    fg_queue_item item;             /* its place in the queue; RUNNING while workers have it */
     uint64_t id;
     uint32_t attempt;  /* of placement, from 1 */
     uint32_t failures; /* placements that a worker's failure or loss has ended */
@@ -60,8 +59,8 @@ struct fg_dispatch {
     fg_map *by_id;
     char (*identities)[FG_IDENTITY_BYTES]; /* of the bus, by its handles; "": nobody */
     fg_job *jobs, *jobs_last;
-    fg_job *queue, *queue_last; /* by rank */
-    uint64_t queued_tokens;
+    fg_queue *queue;
+    uint32_t retry_after_s; /* of the last refusal; 0: none yet */
     uint64_t next_id;
     bool was_complete; /* every awaited worker has joined once */
     bool was_cleared;  /* caches were: whoever joins may have missed it */
@@ -71,19 +70,28 @@ struct fg_dispatch {
     fg_job_record recent[FG_RECENT_MAX];
     uint32_t recent_count; /* ever; the newest is at (recent_count - 1) % FG_RECENT_MAX */
     fg_place_worker *snapshot;
-    double ended_rate; /* per second, smoothed */
-    uint64_t ended_seen, rate_at_ns;
+    double ended_rate,
+        prompt_rate; /* requests, and tokens of prompts computed, per second; smoothed */
+    uint64_t ended_seen, prompt_tokens, prompt_seen, rate_at_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
 };
 
 /* dispatch_queue.c */
+/* The queue for these options. */
+fg_status fg_dispatch_create_queue(fg_dispatch *dispatch, fg_error *err);
+/* A new one, which admit has let in, or one that comes back to its old place. */
 void fg_dispatch_enqueue(fg_dispatch *dispatch, fg_job *job);
-/* Does nothing when it is not in the queue. */
+/* It ends: the queue forgets it, and its tenant has had what was computed for it. */
 void fg_dispatch_dequeue(fg_dispatch *dispatch, fg_job *job);
+bool fg_dispatch_waits(const fg_job *job);
+/* The first in line that may go, or NULL. */
+fg_job *fg_dispatch_head(fg_dispatch *dispatch);
+/* Whether a request may wait; else FG_AGAIN, and when it may. */
+fg_status fg_dispatch_admit(fg_dispatch *dispatch, const fg_dispatch_job *input, fg_error *err);
 fg_place_verdict fg_dispatch_place(const fg_dispatch *dispatch, uint32_t prompt_tokens,
                                    uint32_t total_tokens, fg_place_choice *choice_out);
-/* Places what can be placed, from the queue's head. */
+/* Places what can be placed, from the queue's head; with queue_ahead, past some that cannot. */
 void fg_dispatch_pump(fg_dispatch *dispatch);
 /* Back to its old place in the queue, not counted as a failure: the worker was full after all. */
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
