@@ -96,10 +96,14 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         dispatch->snapshot = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->snapshot);
         dispatch->found = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->found);
         dispatch->hits = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->hits);
+        dispatch->waits = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->waits);
         dispatch->identities = fg_mem_array(FG_LIMIT_WORKERS, sizeof *dispatch->identities);
         if (dispatch->by_id == NULL || dispatch->identities == NULL || dispatch->inbox == NULL ||
-            dispatch->snapshot == NULL || dispatch->found == NULL || dispatch->hits == NULL) {
+            dispatch->snapshot == NULL || dispatch->found == NULL || dispatch->hits == NULL ||
+            dispatch->waits == NULL) {
             status = fg_fail(err, FG_AGAIN, "out of memory for the dispatcher's tables");
+        } else {
+            status = fg_dispatch_create_queue(dispatch, err);
         }
     }
     if (status == FG_OK) {
@@ -134,6 +138,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
         dispatch->jobs = job->next;
         free_job(job);
     }
+    fg_queue_destroy(dispatch->queue);
     fg_registry_destroy(dispatch->registry);
     fg_map_destroy(dispatch->by_id);
     fg_arena_destroy(dispatch->inbox);
@@ -141,6 +146,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_mem_free(dispatch->snapshot);
     fg_mem_free(dispatch->found);
     fg_mem_free(dispatch->hits);
+    fg_mem_free(dispatch->waits);
     fg_mem_free(dispatch->identities);
     fg_buf_deinit(&dispatch->out);
     fg_mem_free(dispatch);
@@ -163,7 +169,7 @@ static void leave_workers(fg_dispatch *dispatch, fg_job *job)
         cancel_at(dispatch, job, job->decode);
     }
     fg_dispatch_release_prefill(dispatch, job);
-    fg_dispatch_release_decode(job);
+    fg_dispatch_release_decode(dispatch, job);
 }
 
 static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
@@ -240,7 +246,7 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
 
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text)
 {
-    if (job->in_queue) {
+    if (fg_dispatch_waits(job)) {
         return;
     }
     if (fg_journal_count(job->journal) > 0 || job->failures + 1 >= ATTEMPTS_MAX) {
@@ -267,6 +273,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     uint64_t job_id = job->id;
     while (fg_journal_read(job->journal, &index, &id, &digest)) {
         any = true;
+        dispatch->prompt_tokens += index == 0 ? job->input.token_count : 0;
         fg_job_record *record = &job->record;
         *(index == 0   ? &record->first_ns
           : index == 1 ? &record->second_ns
@@ -285,18 +292,35 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     }
 }
 
-fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input, uint64_t *id_out,
-                            fg_error *err)
+static fg_job *new_job(fg_dispatch *dispatch, const fg_dispatch_job *input)
 {
-    fg_place_choice choice;
-    uint64_t total = (uint64_t)input->token_count + input->params.max_tokens;
-    if (input->token_count == 0 || input->params.max_tokens == 0 ||
-        total > FG_LIMIT_CONTEXT_TOKENS) {
-        return fg_fail(err, FG_BAD_INPUT, "%llu tokens (prompt and max_tokens) are out of range",
-                       (unsigned long long)total);
+    fg_job *job = fg_mem_alloc(sizeof *job);
+    fg_journal *journal = fg_journal_begin(input->params.max_tokens);
+    uint64_t id = ++dispatch->next_id;
+    if (job == NULL || journal == NULL || fg_map_put(dispatch->by_id, id, job) != FG_OK) {
+        fg_journal_end(journal);
+        fg_mem_free(job);
+        return NULL;
     }
-    fg_place_verdict verdict =
-        fg_dispatch_fits(dispatch, input->token_count, (uint32_t)total, &choice);
+    job->id = id;
+    job->attempt = 1;
+    job->input = *input;
+    job->journal = journal;
+    job->record.id = id;
+    job->record.prompt_tokens = input->token_count;
+    job->record.created_ns = fg_dispatch_now(dispatch);
+    fg_life_init(&job->life, job->record.created_ns);
+    extend(dispatch, job);
+    return job;
+}
+
+/* Where it would go, and whether it may come in at all. */
+static fg_status judge(fg_dispatch *dispatch, fg_job *job, fg_place_verdict *verdict_out,
+                       fg_place_choice *choice_out, fg_error *err)
+{
+    const fg_dispatch_job *input = &job->input;
+    fg_place_verdict verdict = fg_dispatch_choose(dispatch, job, choice_out);
+    *verdict_out = verdict;
     if (verdict == FG_PLACE_NEVER) {
         return fg_fail(err, FG_BAD_INPUT,
                        "prompt (%u tokens) and max_tokens (%u) exceed what any "
@@ -307,38 +331,43 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     if (verdict == FG_PLACE_NOBODY || !fg_dispatch_ready(dispatch)) {
         return fg_fail(err, FG_PEER_LOST, "no worker is ready for this request");
     }
-    fg_admit_load load = { .queued = dispatch->stats.queued,
-                           .queued_tokens = dispatch->queued_tokens,
-                           .live = dispatch->stats.live };
-    if (fg_admit_offer(&load, &dispatch->options.limits, input->token_count) != FG_OK) {
-        return fg_fail(err, FG_AGAIN, "the queue is full (%u requests wait)", load.queued);
+    return fg_dispatch_admit(dispatch, job, verdict == FG_PLACE_OK ? choice_out : NULL, err);
+}
+
+fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input, uint64_t *id_out,
+                            fg_error *err)
+{
+    fg_place_verdict verdict;
+    fg_place_choice choice;
+    uint64_t total = (uint64_t)input->token_count + input->params.max_tokens;
+    if (input->token_count == 0 || input->params.max_tokens == 0 ||
+        total > FG_LIMIT_CONTEXT_TOKENS) {
+        return fg_fail(err, FG_BAD_INPUT, "%llu tokens (prompt and max_tokens) are out of range",
+                       (unsigned long long)total);
     }
-    fg_job *job = fg_mem_alloc(sizeof *job);
-    fg_journal *journal = fg_journal_begin(input->params.max_tokens);
-    uint64_t id = ++dispatch->next_id;
-    if (job == NULL || journal == NULL || fg_map_put(dispatch->by_id, id, job) != FG_OK) {
-        fg_journal_end(journal);
-        fg_mem_free(job);
+    fg_job *job = new_job(dispatch, input);
+    if (job == NULL) {
         return fg_fail(err, FG_AGAIN, "router is out of memory");
     }
-    job->id = id;
-    job->attempt = 1;
-    job->input = *input;
-    job->journal = journal;
+    fg_status status = judge(dispatch, job, &verdict, &choice, err);
+    if (status != FG_OK) {
+        fg_map_remove(dispatch->by_id, job->id);
+        free_job(job);
+        return status;
+    }
     fg_tracing_start_job(dispatch->options.spans, job);
-    job->record.id = id;
-    job->record.prompt_tokens = input->token_count;
-    job->record.created_ns = fg_dispatch_now(dispatch);
-    fg_life_init(&job->life, job->record.created_ns);
-    extend(dispatch, job);
     job->previous = dispatch->jobs_last;
     *(dispatch->jobs_last != NULL ? &dispatch->jobs_last->next : &dispatch->jobs) = job;
     dispatch->jobs_last = job;
     dispatch->stats.live++;
     dispatch->stats.started++;
     fg_dispatch_enqueue(dispatch, job);
-    *id_out = id;
-    fg_dispatch_pump(dispatch);
+    *id_out = job->id;
+    if (verdict == FG_PLACE_OK) {
+        fg_dispatch_first_try(dispatch, job, &choice);
+    } else {
+        fg_dispatch_pump(dispatch);
+    }
     return FG_OK;
 }
 
@@ -396,9 +425,7 @@ uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch)
 
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
 {
-    fg_admit_load load = { .queued = dispatch->stats.queued,
-                           .ended_per_second = dispatch->ended_rate };
-    return fg_admit_retry_after(&load);
+    return dispatch->retry_after_s > 0 ? dispatch->retry_after_s : 1;
 }
 
 void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out)
@@ -427,6 +454,9 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
     uint64_t ended = dispatch->stats.finished + dispatch->stats.failed + dispatch->stats.cancelled;
     double rate = (double)(ended - dispatch->ended_seen) * 1e9 / (double)since;
     dispatch->ended_rate = dispatch->ended_rate * 0.8 + rate * 0.2;
+    double tokens = (double)(dispatch->prompt_tokens - dispatch->prompt_seen) * 1e9 / (double)since;
+    dispatch->prompt_rate = dispatch->prompt_rate * 0.8 + tokens * 0.2;
+    dispatch->prompt_seen = dispatch->prompt_tokens;
     dispatch->ended_seen = ended;
     dispatch->rate_at_ns = now;
 }
@@ -436,12 +466,10 @@ static void measure_rate(fg_dispatch *dispatch, uint64_t now)
 static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
 {
     fg_place_choice choice;
-    fg_job *head = dispatch->queue;
+    fg_job *head = fg_dispatch_head(dispatch);
     fg_place_verdict verdict = FG_PLACE_OK;
     if (head != NULL) {
-        verdict =
-            fg_dispatch_fits(dispatch, head->input.token_count,
-                             head->input.token_count + head->input.params.max_tokens, &choice);
+        verdict = fg_dispatch_choose(dispatch, head, &choice);
     }
     if (verdict != FG_PLACE_NOBODY && verdict != FG_PLACE_NEVER) {
         dispatch->nobody_since_ns = 0;
@@ -454,9 +482,10 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
         return;
     }
     do {
-        fg_dispatch_end(dispatch, dispatch->queue, FG_FINISH_ERROR, FG_PEER_LOST,
+        fg_dispatch_end(dispatch, head, FG_FINISH_ERROR, FG_PEER_LOST,
                         "no worker is left that could take this request");
-    } while (verdict == FG_PLACE_NOBODY && dispatch->queue != NULL);
+        head = fg_dispatch_head(dispatch);
+    } while (verdict == FG_PLACE_NOBODY && head != NULL);
 }
 
 void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
@@ -515,6 +544,7 @@ void fg_dispatch_tick(fg_dispatch *dispatch)
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, text);
     }
     measure_rate(dispatch, now);
+    fg_dispatch_end_late(dispatch);
     fg_dispatch_pump(dispatch);
     end_hopeless(dispatch, now);
 }
@@ -524,7 +554,9 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
 {
     fg_life_state state = job->life.state;
     FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
-    FG_ASSERT(job->in_queue == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
+    bool waits = fg_dispatch_waits(job);
+    FG_ASSERT(waits == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
+    FG_ASSERT(!waits || (job->prefill == NULL && job->decode == NULL));
     FG_ASSERT(state != FG_LIFE_RESERVED ||
               (job->prefill != NULL && job->decode != NULL && job->prefill != job->decode));
     /* One worker for both never transfers. */
@@ -556,7 +588,7 @@ void fg_dispatch_check(const fg_dispatch *dispatch)
     uint32_t live = 0, queued = 0;
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         live++;
-        queued += job->in_queue;
+        queued += fg_dispatch_waits(job);
         check_job(dispatch, job);
     }
     FG_ASSERT(live == dispatch->stats.live && queued == dispatch->stats.queued);

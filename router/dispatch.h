@@ -53,6 +53,9 @@ typedef struct fg_dispatch_job {
     uint32_t token_count;
     fg_wire_params params;
     fg_dispatch_sink sink;
+    uint64_t tenant;      /* whose share it is; 0: nobody in particular */
+    fg_admit_slo slo;     /* what it was promised; 0: nothing */
+    uint64_t deadline_ns; /* from now to its last token; 0: it has all the time */
 } fg_dispatch_job;
 
 /* FG_AGAIN: the queue is full (429). FG_PEER_LOST: no worker for a phase (503). FG_BAD_INPUT: can never
@@ -77,6 +80,7 @@ typedef struct fg_dispatch_options {
     fg_admit_limits limits;
     fg_place_options place;
     size_t residency_bytes; /* what may be known about cached blocks; 0: 64 MiB */
+    uint32_t queue_ahead; /* requests past which smaller ones may be placed at a time; 0: nobody */
     const char *const
         *wait_for_prefill; /* names that must have joined once before ready; borrowed */
     uint32_t wait_for_prefill_count;
@@ -115,6 +119,9 @@ typedef struct fg_dispatch_stats {
     uint64_t started, finished, failed, cancelled, retried;
     uint64_t workers_lost, workers_stuck, frames_refused, stale_dropped, refused_joins;
     uint64_t pushed_blocks, pushed_bytes, push_retries;
+    uint64_t refused[FG_ADMIT_REASONS]; /* at the door, by fg_admit_reason */
+    uint64_t given_up, held;            /* who waited in vain; whose pair was asked later */
+    uint64_t circles_avoided; /* pairs that were not made because they could wait for ever */
     uint64_t placed, placed_split, resyncs;
     uint64_t hit_blocks_expected, hit_blocks_found; /* of prompts, where they were computed */
 } fg_dispatch_stats;

@@ -13,6 +13,7 @@
 #include "router/dispatch.h"
 #include "router/journal.h"
 #include "router/placement.h"
+#include "router/queue.h"
 
 enum {
     FG_RECENT_MAX = 64,
@@ -49,9 +50,7 @@ typedef struct fg_refusal {
 
 typedef struct fg_job {
     struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
-    struct fg_job *queue_next;
-    bool in_queue;
-    uint64_t rank; /* its place in the queue: smaller is sooner, equals by id */
+    fg_queue_item item;             /* its place in the queue; RUNNING while workers have it */
     uint64_t id;
     uint32_t attempt;  /* of placement, from 1 */
     uint32_t failures; /* placements that a worker's failure or loss has ended */
@@ -59,7 +58,12 @@ typedef struct fg_job {
     fg_dispatch_job input;
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
-    uint64_t *keys;                  /* of its prompt's full blocks; NULL: not named */
+    uint32_t cost;                   /* to its tenant, as expected */
+    uint64_t give_up_ns;             /* from then on waiting is in vain; 0: never */
+    uint64_t held_since_ns; /* it could be placed, but prefill comes to it later; 0: not held */
+    bool waits; /* booked: the reservation of one peer waits for the prefill of the other */
+    uint32_t waits_by, waits_for;
+    uint64_t *keys; /* of its prompt's full blocks; NULL: not named */
     uint64_t root;
     uint32_t key_count;
     uint32_t ahead_tokens;    /* booked at `prefill`: of the prompt, still to be computed */
@@ -83,8 +87,8 @@ struct fg_dispatch {
     fg_map *by_id;
     char (*identities)[FG_IDENTITY_BYTES]; /* of the bus, by its handles; "": nobody */
     fg_job *jobs, *jobs_last;
-    fg_job *queue, *queue_last; /* by rank */
-    uint64_t queued_tokens;
+    fg_queue *queue;
+    uint32_t retry_after_s; /* of the last refusal; 0: none yet */
     uint64_t next_id;
     bool was_complete; /* every awaited worker has joined once */
     bool was_cleared;  /* caches were: whoever joins may have missed it */
@@ -99,40 +103,55 @@ struct fg_dispatch {
     fg_residency_hit *found;             /* by the tree; as many as there are slots */
     fg_place_hit *hits;                  /* like snapshot */
     uint32_t index_of[FG_LIMIT_WORKERS]; /* in the snapshot, by peer */
+    /* Live splits, by peers: how many reservations of one worker wait for the prefill of another. */
+    uint16_t (*waits)[FG_LIMIT_WORKERS];
     fg_rng dice;
     double mean_answer; /* tokens, of recent requests; 0: none has ended */
-    double ended_rate;  /* per second, smoothed */
-    uint64_t ended_seen, rate_at_ns;
+    double ended_rate,
+        prompt_rate; /* requests, and tokens of prompts computed, per second; smoothed */
+    uint64_t ended_seen, prompt_tokens, prompt_seen, rate_at_ns;
     uint64_t created_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */
 };
 
 /* dispatch_queue.c */
+/* The queue for these options. */
+fg_status fg_dispatch_create_queue(fg_dispatch *dispatch, fg_error *err);
+/* A new one, which admit has let in, or one that comes back to its old place. */
 void fg_dispatch_enqueue(fg_dispatch *dispatch, fg_job *job);
-/* Does nothing when it is not in the queue. */
+/* It ends: the queue forgets it, and its tenant has had what was computed for it. */
 void fg_dispatch_dequeue(fg_dispatch *dispatch, fg_job *job);
-/* Places what can be placed, from the queue's head. */
+bool fg_dispatch_waits(const fg_job *job);
+/* The first in line that may go, or NULL. */
+fg_job *fg_dispatch_head(fg_dispatch *dispatch);
+/* Whether a request may wait; else FG_AGAIN, and when it may. `choice`: where it would go now; NULL:
+ * nowhere yet. */
+fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice,
+                            fg_error *err);
+/* Those who wait in vain: even started now, they would miss what they were promised. */
+void fg_dispatch_end_late(fg_dispatch *dispatch);
+/* A newcomer goes where it was found to fit, if nobody is before it. */
+void fg_dispatch_first_try(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
+/* Places what can be placed, from the queue's head; with queue_ahead, past some that cannot. */
 void fg_dispatch_pump(fg_dispatch *dispatch);
 /* Back to its old place in the queue, not counted as a failure: the worker was full after all. */
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_check_queue(const fg_dispatch *dispatch);
 
 /* dispatch_place.c */
-/* Whether a request of this size could be placed, now or ever, whatever is cached. */
-fg_place_verdict fg_dispatch_fits(fg_dispatch *dispatch, uint32_t prompt_tokens,
-                                  uint32_t total_tokens, fg_place_choice *choice_out);
+/* An answer is as long as the recent ones were, but no longer than this one may be. */
+uint32_t fg_dispatch_expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens);
 fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
                                     fg_place_choice *choice_out);
-/* Books the job, which is in no queue, and tells its worker. False: that could not be told, the job is back
- * in the queue. */
+/* Books the job, which is in no queue, and tells its worker. False: that could not be told. */
 bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
 /* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */
 void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job);
 /* Its prompt is computed, or will not be. */
 void fg_dispatch_release_ahead(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job);
-void fg_dispatch_release_decode(fg_job *job);
+void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job);
 
 /* dispatch_know.c */
 void fg_dispatch_know_worker(fg_dispatch *dispatch, fg_reg_worker *worker);

@@ -5,7 +5,7 @@
 
 #include "common/kv/layout.h"
 
-enum { BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE };
+enum { BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE, CIRCLE_TRIES = 8 };
 
 /* ---- choosing ---- */
 
@@ -62,19 +62,42 @@ static uint32_t take_snapshot(fg_dispatch *dispatch)
     return count;
 }
 
-/* An answer is as long as the recent ones were, but no longer than this one may be. */
-static uint32_t expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens)
+uint32_t fg_dispatch_expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens)
 {
     double mean = dispatch->mean_answer;
     return mean > 0 && mean < max_tokens ? (uint32_t)mean + 1 : max_tokens;
 }
 
-fg_place_verdict fg_dispatch_fits(fg_dispatch *dispatch, uint32_t prompt_tokens,
-                                  uint32_t total_tokens, fg_place_choice *choice_out)
+/* Whether reservations of `from` wait, over whatever many others, for the prefill of `to`. */
+static bool waits_for(const fg_dispatch *dispatch, uint32_t from, uint32_t to)
 {
-    fg_place_request request = { .prompt_tokens = prompt_tokens, .total_tokens = total_tokens };
-    uint32_t count = take_snapshot(dispatch);
-    return fg_place_pick(&dispatch->options.place, dispatch->snapshot, count, &request, choice_out);
+    bool seen[FG_LIMIT_WORKERS] = { false };
+    uint32_t line[FG_LIMIT_WORKERS], count = 0;
+    line[count++] = from;
+    seen[from] = true;
+    for (uint32_t next = 0; next < count; next++) {
+        if (line[next] == to) {
+            return true;
+        }
+        for (uint32_t i = 0; i < fg_registry_count(dispatch->registry); i++) {
+            uint32_t peer = fg_registry_at(dispatch->registry, i)->peer;
+            if (dispatch->waits[line[next]][peer] > 0 && !seen[peer]) {
+                seen[peer] = true;
+                line[count++] = peer;
+            }
+        }
+    }
+    return false;
+}
+
+/* A reservation holds blocks of D until P has computed the prompt, and P may need blocks for that. If, over
+ * live splits, P's own reservations wait for D, all of them could wait for ever: such a pair is not made. */
+static bool closes_circle(const fg_dispatch *dispatch, const fg_place_choice *choice)
+{
+    const fg_reg_worker *prefill = fg_registry_at(dispatch->registry, choice->prefill);
+    const fg_reg_worker *decode = fg_registry_at(dispatch->registry, choice->decode);
+    return prefill != decode && prefill->reservations > 0 &&
+           waits_for(dispatch, prefill->peer, decode->peer);
 }
 
 fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place_choice *choice_out)
@@ -83,15 +106,50 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
     uint32_t most = job->input.params.max_tokens;
     fg_place_request request = { .prompt_tokens = job->input.token_count,
                                  .total_tokens = job->input.token_count + most,
-                                 .answer_tokens = expected_answer(dispatch, most),
+                                 .answer_tokens = fg_dispatch_expected_answer(dispatch, most),
                                  .hits = fg_dispatch_hits(dispatch, job, count),
                                  .heat = fg_dispatch_heat(dispatch, job),
                                  .turn = dispatch->stats.placed,
                                  .dice = fg_rng_next(&dispatch->dice) };
-    return fg_place_pick(&dispatch->options.place, dispatch->snapshot, count, &request, choice_out);
+    for (uint32_t tries = 0;; tries++) {
+        fg_place_verdict verdict = fg_place_pick(&dispatch->options.place, dispatch->snapshot,
+                                                 count, &request, choice_out);
+        if (verdict != FG_PLACE_OK) {
+            return tries == 0 ? verdict : FG_PLACE_WAIT;
+        }
+        if (!closes_circle(dispatch, choice_out)) {
+            return FG_PLACE_OK;
+        }
+        if (tries == CIRCLE_TRIES) {
+            return FG_PLACE_WAIT;
+        }
+        dispatch->stats.circles_avoided++;
+        dispatch->snapshot[choice_out->prefill].can &= ~(uint32_t)FG_PLACE_CAN_LINK;
+    }
 }
 
 /* ---- booking ---- */
+
+/* Until the prompt is computed or given up, decode's reservation waits for prefill. */
+static void book_wait(fg_dispatch *dispatch, fg_job *job)
+{
+    if (job->prefill != job->decode) {
+        job->waits = true;
+        job->waits_by = job->decode->peer;
+        job->waits_for = job->prefill->peer;
+        job->decode->reservations++;
+        dispatch->waits[job->waits_by][job->waits_for]++;
+    }
+}
+
+static void release_wait(fg_dispatch *dispatch, fg_job *job)
+{
+    if (job->waits) {
+        job->waits = false;
+        dispatch->waits[job->waits_by][job->waits_for]--;
+        job->decode->reservations--;
+    }
+}
 
 static void book_ahead(fg_dispatch *dispatch, fg_job *job, uint32_t hit_blocks)
 {
@@ -111,6 +169,7 @@ static void book_ahead(fg_dispatch *dispatch, fg_job *job, uint32_t hit_blocks)
 void fg_dispatch_release_ahead(fg_dispatch *dispatch, fg_job *job)
 {
     fg_reg_worker *worker = job->prefill;
+    release_wait(dispatch, job);
     if (worker == NULL || job->ahead_tokens == 0) {
         return;
     }
@@ -136,6 +195,7 @@ static void book(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choi
     decode->decodes++;
     decode->decode_blocks += job->need_blocks;
     decode->context_tokens += job->context_tokens;
+    book_wait(dispatch, job);
 }
 
 void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job)
@@ -147,9 +207,10 @@ void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job)
     }
 }
 
-void fg_dispatch_release_decode(fg_job *job)
+void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job)
 {
     if (job->decode != NULL) {
+        release_wait(dispatch, job);
         job->decode->decodes--;
         job->decode->decode_blocks -= job->need_blocks;
         job->decode->context_tokens -= job->context_tokens;
@@ -200,10 +261,10 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     record->predicted_hit_blocks = choice->hit_prefill;
     dispatch->stats.placed++;
     dispatch->stats.placed_split += prefill != decode;
+    job->held_since_ns = 0;
     fg_dispatch_set_state(dispatch, job, prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
     if (launch(dispatch, job) != FG_OK) {
         decode->full = true; /* its queue of frames is; its next report clears this */
-        fg_dispatch_requeue(dispatch, job);
         return false;
     }
     fg_dispatch_foresee(dispatch, job);

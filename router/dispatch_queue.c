@@ -1,90 +1,217 @@
 #include "router/dispatch_internal.h"
 
-#include "common/sched/sched.h"
+#include <stddef.h>
+
+enum { PASS_MAX = 16 /* how often one that does not fit is passed by others that do */ };
+/* RESERVE, TICKET and PREFILL take a millisecond; a prediction may be off by a step or two. */
+#define LEAD_NS     (200ull * 1000 * 1000)
+#define HELD_MAX_NS (2000ull * 1000 * 1000)
 
 /* ---- the queue ---- */
 
-static bool sooner(const fg_job *a, const fg_job *b)
+fg_status fg_dispatch_create_queue(fg_dispatch *dispatch, fg_error *err)
 {
-    return a->rank != b->rank ? a->rank < b->rank : (int64_t)(a->id - b->id) < 0;
+    const fg_admit_limits *limits = &dispatch->options.limits;
+    fg_queue_options options = { .requests_max = limits->queued_max,
+                                 .tokens_max = limits->queued_tokens_max,
+                                 .live_max = limits->live_max,
+                                 .tenant_requests_max = limits->tenant_queued_max,
+                                 .tenant_tokens_max = limits->tenant_queued_tokens_max,
+                                 .ahead_max = dispatch->options.queue_ahead,
+                                 .pass_max = PASS_MAX };
+    return fg_queue_create(&options, &dispatch->queue, err);
+}
+
+static fg_job *job_of(fg_queue_item *item)
+{
+    return item != NULL ? (fg_job *)((char *)item - offsetof(fg_job, item)) : NULL;
+}
+
+bool fg_dispatch_waits(const fg_job *job)
+{
+    return job->item.place == FG_QUEUE_LINE || job->item.place == FG_QUEUE_ASIDE;
+}
+
+fg_job *fg_dispatch_head(fg_dispatch *dispatch)
+{
+    return job_of(fg_queue_peek(dispatch->queue, fg_dispatch_now(dispatch)));
+}
+
+static void count_queued(fg_dispatch *dispatch)
+{
+    fg_queue_load load;
+    fg_queue_load_get(dispatch->queue, &load);
+    dispatch->stats.queued = load.requests;
 }
 
 void fg_dispatch_enqueue(fg_dispatch *dispatch, fg_job *job)
 {
-    FG_ASSERT(!job->in_queue);
-    job->in_queue = true;
-    job->rank = fg_sched_rank(job->record.created_ns, job->input.params.priority);
-    fg_job *last = dispatch->queue_last;
-    fg_job **at = last != NULL && sooner(last, job) ? &last->queue_next : &dispatch->queue;
-    while (*at != NULL && sooner(*at, job)) {
-        at = &(*at)->queue_next;
+    if (job->item.place == FG_QUEUE_RUNNING) {
+        fg_queue_put_back(dispatch->queue, &job->item);
+    } else {
+        job->item = (fg_queue_item){ .id = job->id,
+                                     .tenant = job->input.tenant,
+                                     .queued_ns = job->record.created_ns,
+                                     .priority = job->input.params.priority,
+                                     .give_up_ns = job->give_up_ns,
+                                     .tokens = job->input.token_count,
+                                     .cost = job->cost };
+        fg_status status = fg_queue_push(dispatch->queue, &job->item);
+        FG_ASSERT(status == FG_OK, "admit and queue have the same bounds");
     }
-    job->queue_next = *at;
-    *at = job;
-    if (job->queue_next == NULL) {
-        dispatch->queue_last = job;
-    }
-    dispatch->stats.queued++;
-    dispatch->queued_tokens += job->input.token_count;
+    count_queued(dispatch);
 }
 
 void fg_dispatch_dequeue(fg_dispatch *dispatch, fg_job *job)
 {
-    if (!job->in_queue) {
-        return;
+    uint32_t output = fg_journal_count(job->journal);
+    uint64_t served = output > 0 ? (uint64_t)job->computed_tokens + output : job->item.cost;
+    fg_queue_remove(dispatch->queue, &job->item, served);
+    count_queued(dispatch);
+}
+
+/* What a tenant is charged with at first: the end settles it. */
+static uint32_t expected_cost(const fg_dispatch *dispatch, const fg_job *job,
+                              const fg_place_choice *choice)
+{
+    uint32_t prompt = job->input.token_count, cached = 0;
+    if (choice != NULL) {
+        uint32_t block_size = fg_registry_at(dispatch->registry, choice->prefill)->block_size;
+        cached = choice->hit_prefill * block_size;
     }
-    fg_job *previous = NULL;
-    fg_job **at = &dispatch->queue;
-    while (*at != job) {
-        previous = *at;
-        at = &previous->queue_next;
+    return prompt - (cached < prompt ? cached : prompt) +
+           fg_dispatch_expected_answer(dispatch, job->input.params.max_tokens);
+}
+
+fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice,
+                            fg_error *err)
+{
+    const fg_dispatch_job *input = &job->input;
+    fg_queue_load all, own;
+    job->cost = expected_cost(dispatch, job, choice);
+    fg_queue_load_get(dispatch->queue, &all);
+    fg_queue_tenant_get(dispatch->queue, input->tenant, &own);
+    fg_admit_load load = { .queued = all.requests,
+                           .queued_tokens = all.tokens,
+                           .live = dispatch->stats.live,
+                           .ended_per_second = dispatch->ended_rate,
+                           .prompt_tokens_per_second = dispatch->prompt_rate,
+                           .tokens_ahead = fg_queue_tokens_ahead(dispatch->queue, input->tenant,
+                                                                 input->params.priority, job->cost),
+                           .tenant_queued = own.requests,
+                           .tenant_queued_tokens = own.tokens,
+                           .tenant_share = fg_queue_share(dispatch->queue, input->tenant) };
+    fg_admit_request request = { .prompt_tokens = input->token_count,
+                                 .output_tokens = fg_dispatch_expected_answer(
+                                     dispatch, input->params.max_tokens),
+                                 .start_ns = FG_ADMIT_UNKNOWN,
+                                 .prefill_ns = FG_ADMIT_UNKNOWN,
+                                 .itl_ns = FG_ADMIT_UNKNOWN,
+                                 .slo = input->slo,
+                                 .deadline_ns = input->deadline_ns };
+    if (choice != NULL) {
+        const fg_place_why *why = &choice->why;
+        request.start_ns = (uint64_t)(why->queue + why->wait);
+        request.prefill_ns = (uint64_t)(why->prefill + why->restore + why->exposed);
+        request.itl_ns = choice->itl_ns;
     }
-    *at = job->queue_next;
-    if (dispatch->queue_last == job) {
-        dispatch->queue_last = previous;
+    fg_admit_verdict verdict;
+    fg_admit_judge(&request, &load, &dispatch->options.limits, &verdict);
+    if (verdict.reason == FG_ADMIT_OK) {
+        job->give_up_ns = fg_admit_give_up_ns(&request, job->record.created_ns);
+        return FG_OK;
     }
-    job->in_queue = false;
-    dispatch->stats.queued--;
-    dispatch->queued_tokens -= job->input.token_count;
+    dispatch->stats.refused[verdict.reason]++;
+    dispatch->retry_after_s = verdict.retry_after_s;
+    return fg_fail(err, FG_AGAIN, "%s (%u requests wait)", fg_admit_reason_text(verdict.reason),
+                   load.queued);
+}
+
+void fg_dispatch_end_late(fg_dispatch *dispatch)
+{
+    fg_queue_item *item;
+    while ((item = fg_queue_hopeless(dispatch->queue, fg_dispatch_now(dispatch))) != NULL) {
+        dispatch->stats.given_up++;
+        fg_dispatch_end(dispatch, job_of(item), FG_FINISH_ERROR, FG_AGAIN,
+                        "it waited too long to be answered in its time");
+    }
 }
 
 void fg_dispatch_check_queue(const fg_dispatch *dispatch)
 {
-    uint32_t count = 0;
-    uint64_t tokens = 0;
-    const fg_job *last = NULL;
-    for (const fg_job *job = dispatch->queue; job != NULL; job = job->queue_next) {
-        FG_ASSERT(job->in_queue && job->prefill == NULL && job->decode == NULL);
-        FG_ASSERT(last == NULL || sooner(last, job), "the queue is out of order");
-        count++;
-        tokens += job->input.token_count;
-        last = job;
-    }
-    FG_ASSERT(last == dispatch->queue_last && count == dispatch->stats.queued);
-    FG_ASSERT(tokens == dispatch->queued_tokens);
+    fg_queue_load load;
+    fg_queue_check(dispatch->queue);
+    fg_queue_load_get(dispatch->queue, &load);
+    FG_ASSERT(load.requests == dispatch->stats.queued);
+    FG_ASSERT(load.requests + load.running == dispatch->stats.live);
 }
 
 /* ---- taking from it ---- */
 
+/* A pair is asked when its prompt is about to begin, so that decode's blocks do not idle until then. */
+static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    uint64_t now = fg_dispatch_now(dispatch), again;
+    fg_admit_times times = { .unsplit = choice->kind == FG_PLACE_WHOLE,
+                             .prefill_free_ns = (uint64_t)choice->why.queue,
+                             .lead_ns = LEAD_NS,
+                             .held_ns = job->held_since_ns == 0 ? 0 : now - job->held_since_ns,
+                             .held_max_ns = HELD_MAX_NS };
+    if (fg_admit_hold(&times, &again) == FG_ADMIT_PLACE) {
+        return false;
+    }
+    dispatch->stats.held += job->held_since_ns == 0;
+    job->held_since_ns = job->held_since_ns == 0 ? now : job->held_since_ns;
+    return true;
+}
+
+/* False: its worker takes no frames, and it is back in the queue. */
+static bool start_at(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    fg_queue_take(dispatch->queue, &job->item);
+    count_queued(dispatch);
+    if (fg_dispatch_send_off(dispatch, job, choice)) {
+        return true;
+    }
+    fg_queue_rewind(dispatch->queue);
+    fg_dispatch_requeue(dispatch, job);
+    return false;
+}
+
+void fg_dispatch_first_try(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    if (fg_dispatch_head(dispatch) == job && !is_early(dispatch, job, choice)) {
+        start_at(dispatch, job, choice);
+    } else {
+        fg_dispatch_pump(dispatch);
+    }
+}
+
 void fg_dispatch_pump(fg_dispatch *dispatch)
 {
-    while (dispatch->queue != NULL) {
-        fg_job *job = dispatch->queue;
+    fg_job *job;
+    while ((job = fg_dispatch_head(dispatch)) != NULL) {
         fg_place_choice choice;
-        if (fg_dispatch_choose(dispatch, job, &choice) != FG_PLACE_OK) {
-            return; /* nobody overtakes the first; the queue's deadline bounds the wait */
+        fg_place_verdict verdict = fg_dispatch_choose(dispatch, job, &choice);
+        if (verdict == FG_PLACE_OK && is_early(dispatch, job, &choice)) {
+            break;
         }
-        fg_dispatch_dequeue(dispatch, job);
-        if (!fg_dispatch_send_off(dispatch, job, &choice)) {
+        if (verdict == FG_PLACE_OK && !start_at(dispatch, job, &choice)) {
             return;
         }
+        /* A smaller one may have room; the bound on passes, and the queue's deadline, bound the wait. */
+        if (verdict != FG_PLACE_OK &&
+            (verdict != FG_PLACE_WAIT || !fg_queue_skip(dispatch->queue, &job->item))) {
+            break;
+        }
     }
+    fg_queue_rewind(dispatch->queue);
 }
 
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
 {
     fg_dispatch_release_prefill(dispatch, job);
-    fg_dispatch_release_decode(job);
+    fg_dispatch_release_decode(dispatch, job);
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++; /* each placement has its own number: late answers to this one are told apart */
     fg_dispatch_enqueue(dispatch, job);

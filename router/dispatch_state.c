@@ -123,14 +123,19 @@ static void render_job(const fg_dispatch *dispatch, const fg_job *job, fg_buf *o
 
 static void render_router(const fg_dispatch *dispatch, fg_buf *out)
 {
-    uint64_t now = fg_dispatch_now(dispatch);
-    fg_buf_printf(
-        out,
-        "\"router\":{\"uptime_ms\":%.0f,\"ready\":%s,\"live\":%u},"
-        "\"queue\":{\"requests\":%u,\"tokens\":%llu,\"oldest_ms\":%.0f},",
-        ms_between(dispatch->created_ns, now), fg_dispatch_ready(dispatch) ? "true" : "false",
-        dispatch->stats.live, dispatch->stats.queued, (unsigned long long)dispatch->queued_tokens,
-        dispatch->queue == NULL ? 0.0 : ms_between(dispatch->queue->record.created_ns, now));
+    uint64_t now = fg_dispatch_now(dispatch), oldest = 0;
+    fg_queue_load load;
+    fg_queue_load_get(dispatch->queue, &load);
+    for (const fg_job *job = dispatch->jobs; job != NULL && oldest == 0; job = job->next) {
+        oldest = fg_dispatch_waits(job) ? job->record.created_ns : 0;
+    }
+    fg_buf_printf(out,
+                  "\"router\":{\"uptime_ms\":%.0f,\"ready\":%s,\"live\":%u},"
+                  "\"queue\":{\"requests\":%u,\"tokens\":%llu,\"oldest_ms\":%.0f},",
+                  ms_between(dispatch->created_ns, now),
+                  fg_dispatch_ready(dispatch) ? "true" : "false", dispatch->stats.live,
+                  load.requests, (unsigned long long)load.tokens,
+                  oldest == 0 ? 0.0 : ms_between(oldest, now));
 }
 
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)

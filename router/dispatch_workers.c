@@ -181,7 +181,7 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
             fg_dispatch_release_prefill(dispatch, job);
         }
         if (job->decode == worker) {
-            fg_dispatch_release_decode(job);
+            fg_dispatch_release_decode(dispatch, job);
         }
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, text);
     }
@@ -340,7 +340,7 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
         fg_dispatch_release_prefill(dispatch, job);
     }
     if (was_decode) {
-        fg_dispatch_release_decode(job);
+        fg_dispatch_release_decode(dispatch, job);
     }
     job->record.preemptions += msg->done.preemptions;
     if (msg->done.finish == FG_FINISH_ERROR && msg->done.refused) {

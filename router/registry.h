@@ -41,6 +41,7 @@ typedef struct fg_reg_worker {
     uint32_t prefills, decodes;
     uint64_t placed;         /* requests ever placed there */
     uint64_t prefill_tokens; /* that are still to be computed there, as far as is known */
+    uint32_t reservations;   /* of its blocks that wait for the prefill of another worker */
     uint32_t ahead;          /* prompts that these belong to */
     double ahead_ns;         /* predicted for them */
     uint64_t ahead_since_ns; /* the first of them is under way */

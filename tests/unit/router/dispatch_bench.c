@@ -142,6 +142,7 @@ fg_status bench_start(bench *b, uint32_t prompt, uint32_t max_tokens, uint64_t *
     fg_dispatch_job job = { .tokens = tokens,
                             .token_count = prompt,
                             .params = b->params,
+                            .tenant = b->tenant,
                             .sink = { .on_token = on_token, .on_end = on_end, .ctx = b } };
     fg_error err;
     job.params.max_tokens = max_tokens;

@@ -26,6 +26,7 @@ typedef struct bench {
     char text[200];
     fg_dispatch_report report; /* of the last request that ended */
     fg_wire_params params;     /* of the next request, but for max_tokens */
+    uint64_t tenant;           /* likewise */
     uint32_t refuse_peer;      /* its queue of frames is full */
     uint64_t cancel_on_token;  /* a request to cancel from inside on_token */
 } bench;

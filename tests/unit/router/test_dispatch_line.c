@@ -149,6 +149,77 @@ Test(dispatch_line, a_lost_workers_request_takes_its_old_place)
     bench_close(&b);
 }
 
+/* Lets what is in the way go, and then one after the other; the order in which they reach D. */
+static void expect_turns(bench *b, uint64_t in_the_way, const uint64_t *order, uint32_t count)
+{
+    fg_dispatch_cancel(b->dispatch, in_the_way, FG_FINISH_CANCELLED, NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        b->sent_count = 0;
+        fg_dispatch_tick(b->dispatch);
+        fg_dispatch_check(b->dispatch);
+        const fg_msg *reserve = bench_sent(b, D, FG_MSG_RESERVE);
+        cr_assert(reserve != NULL && reserve->request == order[i], "place %u", i);
+        fg_dispatch_cancel(b->dispatch, order[i], FG_FINISH_CANCELLED, NULL);
+    }
+}
+
+Test(dispatch_line, tenants_take_turns)
+{
+    bench b;
+    uint64_t first, ids[4];
+    open_long(&b, NULL);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 37, 3, &first), FG_OK);
+    for (uint32_t i = 0; i < 4; i++) {
+        b.tenant = i < 3 ? 1 : 2;
+        cr_assert_eq(bench_start(&b, 37, 3, &ids[i]), FG_OK);
+    }
+    expect_turns(&b, first, (uint64_t[]){ ids[0], ids[3], ids[1], ids[2] }, 4);
+    bench_close(&b);
+}
+
+Test(dispatch_line, a_tenant_has_no_more_in_the_queue_than_its_cap)
+{
+    bench b;
+    uint64_t id;
+    fg_dispatch_options options = bench_options(&b);
+    options.limits.queued_max = 20;
+    options.limits.tenant_queued_max = 2;
+    bench_open_with(&b, &options);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 37, 3, &id), FG_OK); /* runs */
+    b.tenant = 1;
+    cr_assert(bench_start(&b, 37, 3, &id) == FG_OK && bench_start(&b, 37, 3, &id) == FG_OK);
+    cr_assert_eq(bench_start(&b, 37, 3, &id), FG_AGAIN);
+    cr_assert(fg_dispatch_retry_after(b.dispatch) >= 1);
+    b.tenant = 2;
+    cr_assert_eq(bench_start(&b, 37, 3, &id), FG_OK);
+    bench_close(&b);
+}
+
+Test(dispatch_line, a_small_one_is_placed_past_a_huge_one_where_it_may)
+{
+    for (uint32_t ahead = 0; ahead < 2; ahead++) {
+        bench b;
+        uint64_t half, huge, small;
+        fg_dispatch_options options = bench_options(&b);
+        options.queue_ahead = ahead;
+        bench_open_with(&b, &options);
+        bench_join_pair(&b);
+        cr_assert_eq(bench_start(&b, 20, 3, &half), FG_OK);
+        cr_assert_eq(bench_start(&b, 37, 3, &huge), FG_OK);
+        cr_assert_eq(bench_start(&b, 5, 3, &small), FG_OK);
+        cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 1 + ahead);
+        fg_dispatch_cancel(b.dispatch, half, FG_FINISH_CANCELLED, NULL);
+        fg_dispatch_cancel(b.dispatch, small, FG_FINISH_CANCELLED, NULL);
+        b.sent_count = 0;
+        fg_dispatch_tick(b.dispatch);
+        const fg_msg *reserve = bench_sent(&b, D, FG_MSG_RESERVE);
+        cr_assert(reserve != NULL && reserve->request == huge);
+        bench_close(&b);
+    }
+}
+
 /* ---- how much is placed ---- */
 
 Test(dispatch_line, a_decode_worker_gets_more_than_it_could_hold_at_the_end)

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "common/base/fault.h"
-#include "router/admit.h"
 #include "router/journal.h"
 #include "tests/support/test.h"
 
@@ -175,36 +174,4 @@ Test(journal, reads_in_order_whatever_the_order_of_arrival_and_drops_doubles)
     cr_assert(!fg_journal_read(journal, &index, &id, &digest));
     cr_assert_eq(fg_journal_count(journal), 4u);
     fg_journal_end(journal);
-}
-
-static const struct {
-    const char *name;
-    fg_admit_load load;
-    uint32_t prompt;
-    fg_status want;
-} admit_cases[] = {
-    { "empty", { 0, 0, 0, 0 }, 10, FG_OK },
-    { "last place", { 3, 0, 3, 0 }, 10, FG_OK },
-    { "queue full", { 4, 0, 4, 0 }, 10, FG_AGAIN },
-    { "tokens full", { 1, 95, 1, 0 }, 10, FG_AGAIN },
-    { "tokens exactly", { 1, 90, 1, 0 }, 10, FG_OK },
-    { "too many live", { 0, 0, 8, 0 }, 10, FG_AGAIN },
-};
-
-Test(admit, refuses_beyond_its_bounds)
-{
-    fg_admit_limits limits = { .queued_max = 4, .queued_tokens_max = 100, .live_max = 8 };
-    for (size_t i = 0; i < sizeof admit_cases / sizeof *admit_cases; i++) {
-        cr_assert_eq(fg_admit_offer(&admit_cases[i].load, &limits, admit_cases[i].prompt),
-                     admit_cases[i].want, "%s", admit_cases[i].name);
-    }
-}
-
-Test(admit, retry_after_follows_the_rate)
-{
-    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100 }), 1u);
-    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 100, .ended_per_second = 5 }),
-                 10u);
-    cr_assert_eq(fg_admit_retry_after(&(fg_admit_load){ .queued = 1000, .ended_per_second = 1 }),
-                 60u);
 }
