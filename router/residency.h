@@ -32,7 +32,7 @@ enum {
     FG_RESIDENCY_PINS = 1024, /* pinned prefixes at a time */
     FG_RESIDENCY_HEAT = 256,  /* what one match adds to the heat of a run */
 };
-#define FG_RESIDENCY_BYTES_MIN ((size_t)1 << 20)
+#define FG_RESIDENCY_BYTES_MIN ((size_t)1 << 18)
 /* After so long the heat of a run that nobody asked for has halved. */
 #define FG_RESIDENCY_HALF_LIFE_NS (8ull << 30)
 

@@ -166,6 +166,31 @@ Test(spans, a_full_buffer_drops_and_the_line_stays_whole)
     drop_place(&p);
 }
 
+/* Whatever room (it takes 8 bytes) is left behind the last span, the end of the line fits. */
+Test(spans, a_line_of_any_length_has_its_end)
+{
+    static const char padding[] =
+        "................................................................"
+        "................................................................"
+        "................................................................"
+        "................................................................";
+    for (size_t shift = 0; shift < sizeof padding; shift += 5) {
+        place p = make_place();
+        int count;
+        fg_spans_stats stats = { 0 };
+        fg_spans_options options = options_at(p.file);
+        fg_spans *spans = open_spans(&options);
+        add(spans, padding + shift);
+        while (stats.dropped == 0) {
+            add(spans, "a");
+            fg_spans_stats_get(spans, &stats);
+        }
+        fg_spans_close(spans);
+        cr_assert(count_lines(p.file, &count) == 1 && (uint64_t)count == stats.added, "%zu", shift);
+        drop_place(&p);
+    }
+}
+
 /* A pipe whose reader stopped takes no more: spans are dropped, nothing waits, lines stay whole. */
 Test(spans, a_reader_that_stops_costs_spans_and_nothing_else)
 {

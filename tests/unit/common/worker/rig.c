@@ -136,6 +136,7 @@ void rig_open(rig *r, const rig_options *options)
                                  .overlap = options->overlap,
                                  .prefix_cache = !options->no_cache,
                                  .tier = r->tier,
+                                 .spans = options->spans,
                                  .is_end = is_end,
                                  .send = hear,
                                  .reconnect = reconnect,
