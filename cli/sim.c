@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/args.h"
+#include "common/base/log.h"
 #include "common/conf/options.h"
 #include "tests/sim/world.h"
 
@@ -56,6 +57,7 @@ static bool is_flag(const char *word, const char *flag)
 
 static int run_worlds(const sim_config *config)
 {
+    fg_log_set_level(FG_LOG_OFF);
     for (uint32_t i = 0; i < config->seeds; i++) {
         sim_report report;
         uint64_t seed = config->seed + i;
