@@ -6,6 +6,7 @@
 
 #include "cli/batch.h"
 #include "cli/serve.h"
+#include "cli/sim.h"
 #include "cli/trace.h"
 #include "common/base/buf.h"
 #include "common/conf/options.h"
@@ -22,7 +23,8 @@ static const char help[] =
     "  forge serve --help[=WORD]           every flag, or those about WORD\n"
     "  forge batch --model FILE IN OUT     answer a file of requests, resumable\n"
     "  forge trace URL...                  what a cluster did lately, as a picture for Perfetto\n"
-    "  forge batch --help, trace --help    what they take and write\n"
+    "  forge sim --seeds 100               whole clusters in a simulator, from seeds\n"
+    "  forge batch --help, trace --help, sim --help   what they take and write\n"
     "  forge --version                     what was compiled in\n"
     "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
     "\n"
@@ -47,7 +49,8 @@ static int print_version(void)
 
 static int print_config_docs(void)
 {
-    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec };
+    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec,
+                                          &fg_sim_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
     fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);
@@ -67,6 +70,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(word, "trace") == 0) {
         return fg_trace_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
+    }
+    if (strcmp(word, "sim") == 0) {
+        return fg_cli_sim(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         return print_version();
