@@ -14,8 +14,9 @@ enum { TEXT_BYTES_MAX = 1 << 16, LINE_BYTES_MAX = 256 };
 static const fg_steptable built_in[] = {
     {
         .name = "gpu-8b-assumed",
-        .note = "ASSUMED, not measured: 8B weights in 16 bits on one accelerator with 400 Tflop/s and "
-                "2.4 TB/s in use, hand-over at 20 GB/s",
+        .note =
+            "ASSUMED, not measured: 8B weights in 16 bits on one accelerator with 400 Tflop/s and "
+            "2.4 TB/s in use, hand-over at 20 GB/s",
         .prefill_base = 3.0e6,
         .prefill_token = 40000,
         .prefill_pair = 1.7,
@@ -37,11 +38,11 @@ typedef struct field {
 
 #define AT(member) offsetof(fg_steptable, member)
 static const field fields[] = {
-    { "prefill-base-ns", AT(prefill_base) }, { "prefill-token-ns", AT(prefill_token) },
-    { "prefill-pair-ns", AT(prefill_pair) }, { "decode-base-ns", AT(decode_base) },
-    { "decode-row-ns", AT(decode_row) },     { "decode-kv-ns", AT(decode_kv) },
-    { "copy-block-ns", AT(copy_block) },     { "push-block-ns", AT(push_block) },
-    { "push-token-ns", AT(push_token) },     { "message-ns", AT(message) },
+    { "prefill-base-ns", AT(prefill_base) },  { "prefill-token-ns", AT(prefill_token) },
+    { "prefill-pair-ns", AT(prefill_pair) },  { "decode-base-ns", AT(decode_base) },
+    { "decode-row-ns", AT(decode_row) },      { "decode-kv-ns", AT(decode_kv) },
+    { "copy-block-ns", AT(copy_block) },      { "push-block-ns", AT(push_block) },
+    { "push-token-ns", AT(push_token) },      { "message-ns", AT(message) },
     { "kv-token-bytes", AT(kv_token_bytes) },
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
@@ -61,8 +62,8 @@ const fg_steptable *fg_steptable_find(const char *name)
     return NULL;
 }
 
-static fg_status read_number(const char *key, const char *value, uint32_t line,
-                             fg_steptable *table, fg_error *err)
+static fg_status read_number(const char *key, const char *value, uint32_t line, fg_steptable *table,
+                             fg_error *err)
 {
     size_t i = 0;
     while (i < FIELDS && strcmp(fields[i].name, key) != 0) {
@@ -117,9 +118,10 @@ static fg_status check(const fg_steptable *table, fg_error *err)
 {
     if (table->prefill_base + table->decode_base <= 0 || table->prefill_token <= 0 ||
         table->decode_row <= 0) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "a table needs a base (prefill-base-ns, decode-base-ns), prefill-token-ns and "
-                       "decode-row-ns above 0");
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "a table needs a base (prefill-base-ns, decode-base-ns), prefill-token-ns and "
+            "decode-row-ns above 0");
     }
     return FG_OK;
 }

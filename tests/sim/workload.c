@@ -12,7 +12,7 @@
 #include "common/base/map.h"
 #include "common/base/mem.h"
 
-#define SECOND_NS  1000000000ull
+#define SECOND_NS     1000000000ull
 #define ARRIVAL_MAX_S 1e10 /* three hundred years */
 enum { LINE_BYTES_MAX = 1 << 20 };
 
@@ -73,8 +73,8 @@ static fg_status read_length(const reader *r, const fg_json_node *object, const 
 
 static fg_status read_ids(reader *r, const fg_json_node *ids, fg_workload_request *request)
 {
-    uint32_t want = (request->prompt_tokens + FG_WORKLOAD_BLOCK_TOKENS - 1) /
-                    FG_WORKLOAD_BLOCK_TOKENS;
+    uint32_t want =
+        (request->prompt_tokens + FG_WORKLOAD_BLOCK_TOKENS - 1) / FG_WORKLOAD_BLOCK_TOKENS;
     if (fg_json_is(ids, FG_JSON_ABSENT)) {
         return FG_OK;
     }
@@ -114,8 +114,8 @@ static fg_status read_object(reader *r, const fg_json_node *object)
     }
     request.arrival_ns = (uint64_t)llround(ms * 1e6);
     fg_status status = read_length(r, object, "input_length", &request.prompt_tokens);
-    status = status != FG_OK ? status
-                             : read_length(r, object, "output_length", &request.output_tokens);
+    status =
+        status != FG_OK ? status : read_length(r, object, "output_length", &request.output_tokens);
     status = status != FG_OK ? status : read_ids(r, fg_json_get(object, "hash_ids"), &request);
     return status != FG_OK ? status : add_request(r, &request);
 }
@@ -204,8 +204,9 @@ static fg_status read_csv_line(reader *r, const char *text, size_t length)
     char *prompt = strchr(line, ',');
     char *output = prompt == NULL ? NULL : strchr(prompt + 1, ',');
     if (output == NULL || strlen(line) != length) {
-        return fg_fail(r->err, FG_BAD_INPUT, "line %u: three columns are wanted: arrival,prompt "
-                                             "tokens,answer tokens",
+        return fg_fail(r->err, FG_BAD_INPUT,
+                       "line %u: three columns are wanted: arrival,prompt "
+                       "tokens,answer tokens",
                        r->line);
     }
     *prompt++ = '\0';
@@ -215,7 +216,8 @@ static fg_status read_csv_line(reader *r, const char *text, size_t length)
                        "line %u: the arrival must be seconds or like 2023-11-16 18:17:03.97",
                        r->line);
     }
-    if (!read_count(prompt, &request.prompt_tokens) || !read_count(output, &request.output_tokens)) {
+    if (!read_count(prompt, &request.prompt_tokens) ||
+        !read_count(output, &request.output_tokens)) {
         return fg_fail(r->err, FG_BAD_INPUT, "line %u: token counts must be 1 to %u", r->line,
                        FG_LIMIT_CONTEXT_TOKENS);
     }
@@ -250,8 +252,8 @@ static fg_status sort(reader *r)
             uint32_t middle = from + width < w->count ? from + width : w->count;
             uint32_t end = middle + width < w->count ? middle + width : w->count;
             for (uint32_t i = from, j = middle, k = from; k < end; k++) {
-                bool left = j == end || (i < middle &&
-                                         by_arrival(&w->requests[i], &w->requests[j]) <= 0);
+                bool left =
+                    j == end || (i < middle && by_arrival(&w->requests[i], &w->requests[j]) <= 0);
                 half[k] = w->requests[left ? i++ : j++];
             }
         }
@@ -279,7 +281,7 @@ static fg_status count_known(reader *r)
             uint32_t before = j * FG_WORKLOAD_BLOCK_TOKENS;
             uint32_t left = request->prompt_tokens - before;
             known = known && fg_map_get(ids, id) != NULL;
-            w->known_tokens += !known                           ? 0
+            w->known_tokens += !known                            ? 0
                                : left < FG_WORKLOAD_BLOCK_TOKENS ? left
                                                                  : FG_WORKLOAD_BLOCK_TOKENS;
             status = fg_map_put(ids, id, &seen);
@@ -329,9 +331,9 @@ fg_status fg_workload_parse(const char *text, size_t size_bytes, uint32_t count_
             began = true;
             json = line[0] == '{';
             bool heading = !json && (line[0] < '0' || line[0] > '9');
-            status = json ? read_json_line(&r, line, length) : heading
-                                ? FG_OK
-                                : read_csv_line(&r, line, length);
+            status = json      ? read_json_line(&r, line, length)
+                     : heading ? FG_OK
+                               : read_csv_line(&r, line, length);
         } else {
             status = json ? read_json_line(&r, line, length) : read_csv_line(&r, line, length);
         }

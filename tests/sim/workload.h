@@ -22,7 +22,7 @@ enum { FG_WORKLOAD_BLOCK_TOKENS = 512 };
 #define FG_WORKLOAD_TEXT_BYTES   (512u * 1024u * 1024u) /* unpacked */
 
 typedef struct fg_workload_request {
-    uint64_t arrival_ns; /* since the first one */
+    uint64_t arrival_ns;                   /* since the first one */
     uint32_t prompt_tokens, output_tokens; /* both above 0 */
     uint32_t first_id, id_count;           /* in ids; 0: its tokens are its own */
 } fg_workload_request;
@@ -33,7 +33,8 @@ typedef struct fg_workload {
     uint64_t *ids;
     uint32_t id_count;
     uint64_t prompt_tokens, output_tokens; /* sums */
-    uint64_t known_tokens; /* of prompts: in blocks that an earlier request began with as well, so what a
+    uint64_t
+        known_tokens; /* of prompts: in blocks that an earlier request began with as well, so what a
                               cache without end would have found */
 } fg_workload;
 

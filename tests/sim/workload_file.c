@@ -22,7 +22,8 @@ static bool is_packed(const char *path)
 static fg_status add(fg_buf *text, const void *bytes, size_t size_bytes, fg_error *err)
 {
     if (text->size + size_bytes > FG_WORKLOAD_TEXT_BYTES) {
-        return fg_fail(err, FG_BAD_INPUT, "larger than %u MiB; cut it", FG_WORKLOAD_TEXT_BYTES >> 20);
+        return fg_fail(err, FG_BAD_INPUT, "larger than %u MiB; cut it",
+                       FG_WORKLOAD_TEXT_BYTES >> 20);
     }
     return fg_buf_append(text, bytes, size_bytes) ? FG_OK : fg_fail(err, FG_AGAIN, "out of memory");
 }
@@ -60,9 +61,9 @@ static fg_status unpack(FILE *file, lzma_stream *stream, fg_buf *text, fg_error 
     if (status != FG_OK || code == LZMA_STREAM_END) {
         return status;
     }
-    return code == LZMA_MEM_ERROR ? fg_fail(err, FG_AGAIN, "out of memory")
-                                  : fg_fail(err, FG_BAD_INPUT, "it is no whole .xz file (code %d)",
-                                            (int)code);
+    return code == LZMA_MEM_ERROR
+               ? fg_fail(err, FG_AGAIN, "out of memory")
+               : fg_fail(err, FG_BAD_INPUT, "it is no whole .xz file (code %d)", (int)code);
 }
 
 static fg_status read_packed(FILE *file, fg_buf *text, fg_error *err)
@@ -86,8 +87,8 @@ fg_status fg_workload_read(const char *path, uint32_t count_max, fg_workload *wo
     }
     fg_buf text;
     fg_buf_init(&text, FG_WORKLOAD_TEXT_BYTES);
-    fg_status status = is_packed(path) ? read_packed(file, &text, &why)
-                                       : read_plain(file, &text, &why);
+    fg_status status =
+        is_packed(path) ? read_packed(file, &text, &why) : read_plain(file, &text, &why);
     fclose(file);
     if (status == FG_OK) {
         status = fg_workload_parse(text.data == NULL ? "" : text.data, text.size, count_max,
