@@ -222,6 +222,7 @@ static const fg_option options[] = {
       .help = "Draws all set-ups into an SVG file." },
     { .name = "quiet",
       .type = FG_OPTION_BOOL,
+      .default_text = "false",
       .group = output,
       AT(quiet),
       .help = "No progress, and no columns under the table." },

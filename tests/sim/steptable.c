@@ -161,7 +161,7 @@ fg_status fg_steptable_open(const char *name, fg_steptable *table_out, fg_error 
     }
     FILE *file = fopen(name, "rb");
     if (file == NULL) {
-        char names[160] = "";
+        char names[sizeof built_in / sizeof *built_in * (FG_STEPTABLE_NAME_BYTES + 2)] = "";
         for (size_t i = 0; fg_steptable_built_in(i) != NULL; i++) {
             size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s%s", i == 0 ? "" : ", ",
