@@ -1,468 +1,24 @@
 #include "tests/sim/fleet.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "common/base/dtype.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
-#include "common/base/rng.h"
-#include "common/engine/engine_sim.h"
-#include "common/link/link.h"
-#include "common/net/bus.h"
-#include "common/worker/worker.h"
-#include "decode-worker/decode.h"
-#include "prefill-worker/prefill.h"
-#include "router/dispatch.h"
-#include "tests/sim/timeline.h"
+#include "tests/sim/fleet_internal.h"
 
-/* The beats are those of cli/host_worker.c, cli/host_router.c and cli/pulse.c. */
 enum {
-    VOCAB = 32000,
-    TICK_BUSY_MS = 10,
-    TICK_IDLE_MS = 100,
-    ROUTER_TICK_MS = 20,
-    QUIET_BEATS_MAX = 8,
+    ROUTER_TICK_MS = 20, /* as in cli/host_router.c */
     LEASE_MS = 2000,
     PROGRESS_EVERY = 64, /* ends */
     EVENTS_MAX = 1 << 24,
 };
-#define MS              1000000ull
-#define JOIN_LIMIT_NS   (60000 * MS)
-#define SAMPLE_FIRST_NS (250 * MS)
-
-typedef struct fleet fleet;
-
-typedef struct node {
-    fleet *fleet;
-    char name[16];
-    fg_fleet_role role;
-    uint32_t roles;
-    bool fast, stepping;
-    uint32_t quiet_beats;
-    uint64_t beat; /* only the beat of this number counts */
-    uint64_t wire_free_ns;
-    uint64_t busy_seen_ns; /* by the last sample */
-    fg_bus *bus;
-    fg_link *link;
-    fg_engine *engine;
-    fg_worker *worker;
-    fg_link_events link_events;
-} node;
-
-/* What a hub wants done later. */
-typedef struct parcel {
-    fleet *fleet;
-    struct parcel *next; /* among the free ones */
-    node *from, *to;     /* NULL: the router */
-    void (*run)(void *arg);
-    void (*end)(void *arg);
-    void *arg;
-} parcel;
-
-typedef struct live {
-    fleet *fleet;
-    uint32_t index;
-    uint64_t last_ns;
-    uint32_t *tokens;
-    struct live *next, **place; /* among all that are under way */
-} live;
-
-struct fleet {
-    const fg_fleet_options *options;
-    fg_fleet_setup setup;
-    fg_timeline timeline;
-    fg_rng rng;
-    fg_bus_hub *bus_hub;
-    fg_link_hub *link_hub;
-    fg_bus *router_bus;
-    fg_dispatch *dispatch;
-    fg_kv_layout layout;
-    node *nodes;
-    uint32_t node_count;
-    parcel *free_parcels;
-    live *lives;
-    uint64_t push_ns, message_ns;
-    uint64_t zero_ns; /* when the first request comes */
-    bool began;
-    uint64_t sample_ns, busy_before[FG_FLEET_ROLES];
-    uint32_t ended;
-    uint64_t last_end_ns;
-    fg_fleet_result *result;
-    fg_status broken;
-    fg_error *err;
-};
-
-/* ---- time ---- */
-
-static void push(fleet *f, uint64_t at_ns, fg_timeline_fire *fire, uint64_t index)
-{
-    fg_timeline_event event = { .at_ns = at_ns, .fire = fire, .index = index };
-    if (fg_timeline_push(&f->timeline, &event) != FG_OK && f->broken == FG_OK) {
-        f->broken = fg_fail(f->err, FG_AGAIN, "out of memory for the simulated future");
-    }
-}
-
-static void fire_engine(void *ctx, const fg_timeline_event *event);
-
-/* Whatever has reached a worker may have moved its link and begun a step. */
-static void settle(node *n)
-{
-    fleet *f = n->fleet;
-    if (n->link != NULL) {
-        fg_link_progress(n->link);
-    }
-    uint64_t due_ns = n->stepping ? UINT64_MAX : fg_engine_sim_due_ns(n->engine);
-    if (due_ns != UINT64_MAX) {
-        n->stepping = true;
-        push(f, f->timeline.now_ns + due_ns, fire_engine, (uint64_t)(n - f->nodes));
-    }
-}
-
-static void fire_engine(void *ctx, const fg_timeline_event *event)
-{
-    node *n = &((fleet *)ctx)->nodes[event->index];
-    n->stepping = false;
-    bool ended = fg_engine_sim_complete(n->engine);
-    FG_ASSERT(ended);
-    fg_worker_on_engine(n->worker);
-    settle(n);
-}
-
-static bool has_work(node *n)
-{
-    fg_worker_stats stats;
-    fg_worker_stats_get(n->worker, &stats);
-    return stats.running + stats.waiting + stats.closing > 0;
-}
-
-static void fire_beat(void *ctx, const fg_timeline_event *event)
-{
-    fleet *f = ctx;
-    node *n = &f->nodes[(uint32_t)event->index];
-    if (event->index >> 32 != (uint32_t)n->beat) {
-        return;
-    }
-    fg_worker_tick(n->worker);
-    settle(n);
-    n->quiet_beats = has_work(n) ? 0 : n->quiet_beats + 1;
-    n->fast = n->quiet_beats <= QUIET_BEATS_MAX;
-    push(f, f->timeline.now_ns + (n->fast ? TICK_BUSY_MS : TICK_IDLE_MS) * MS, fire_beat,
-         event->index);
-}
-
-/* Something has arrived: beat fast from now on. */
-static void quicken(node *n)
-{
-    fleet *f = n->fleet;
-    n->quiet_beats = 0;
-    if (!n->fast) {
-        n->fast = true;
-        n->beat++;
-        push(f, f->timeline.now_ns + TICK_BUSY_MS * MS, fire_beat,
-             (uint64_t)(n - f->nodes) | (uint64_t)(uint32_t)n->beat << 32);
-    }
-}
-
-/* ---- hubs ---- */
-
-static node *node_named(fleet *f, const char *name)
-{
-    /* "w17" or "w17#1"; the router's name is another. */
-    uint32_t index = 0;
-    if (name[0] != 'w') {
-        return NULL;
-    }
-    for (name++; *name >= '0' && *name <= '9'; name++) {
-        index = index * 10 + (uint32_t)(*name - '0');
-    }
-    return (*name == '\0' || *name == '#') && index < f->node_count ? &f->nodes[index] : NULL;
-}
-
-static void free_parcel(fleet *f, parcel *p)
-{
-    p->next = f->free_parcels;
-    f->free_parcels = p;
-}
-
-static void fire_frame(void *ctx, const fg_timeline_event *event)
-{
-    parcel *p = event->arg;
-    p->run(p->arg);
-    p->end(p->arg);
-    if (p->to != NULL) {
-        quicken(p->to);
-        settle(p->to);
-    }
-    free_parcel(ctx, p);
-}
-
-static void fire_item(void *ctx, const fg_timeline_event *event)
-{
-    parcel *p = event->arg;
-    p->run(p->arg);
-    if (p->to != NULL) {
-        settle(p->to);
-    }
-    if (p->from != NULL && p->from != p->to) {
-        settle(p->from);
-    }
-    free_parcel(ctx, p);
-}
-
-static void drop_parcel(void *arg)
-{
-    parcel *p = arg;
-    p->end(p->arg);
-    free_parcel(p->fleet, p);
-}
-
-static void send(fleet *f, uint64_t at_ns, fg_timeline_fire *fire, const parcel *given)
-{
-    parcel *p = f->free_parcels;
-    if (p != NULL) {
-        f->free_parcels = p->next;
-    } else {
-        p = fg_mem_alloc(sizeof *p);
-    }
-    if (p != NULL) {
-        *p = *given;
-        fg_timeline_event event = { .at_ns = at_ns, .fire = fire, .drop = drop_parcel, .arg = p };
-        if (fg_timeline_push(&f->timeline, &event) == FG_OK) {
-            return;
-        }
-        free_parcel(f, p);
-    }
-    f->broken = fg_fail(f->err, FG_AGAIN, "out of memory for the simulated network");
-    given->end(given->arg);
-}
-
-/* One time for all: so frames between two ends stay in order. */
-static void defer_frame(void *ctx, const char *from, const char *to, void (*run)(void *arg),
-                        void (*free_arg)(void *arg), void *arg)
-{
-    fleet *f = ctx;
-    parcel p = { .fleet = f, .to = node_named(f, to), .run = run, .end = free_arg, .arg = arg };
-    send(f, f->timeline.now_ns + f->message_ns, fire_frame, &p);
-}
-
-/* Blocks leave a sender one after the other. A receiver sends nothing but words. */
-static void defer_item(void *ctx, const char *from, const char *to, void (*run)(void *arg),
-                       void (*drop)(void *arg), void *arg)
-{
-    fleet *f = ctx;
-    parcel p = { .fleet = f,
-                 .from = node_named(f, from),
-                 .to = node_named(f, to),
-                 .run = run,
-                 .end = drop,
-                 .arg = arg };
-    uint64_t now = f->timeline.now_ns, at = now;
-    if (p.from != NULL && (p.from->roles & FG_ROLE_PREFILL)) {
-        uint64_t begin = p.from->wire_free_ns > now ? p.from->wire_free_ns : now;
-        at = p.from->wire_free_ns = begin + f->push_ns;
-    }
-    send(f, at + f->message_ns, fire_item, &p);
-}
-
-/* ---- workers ---- */
-
-static void link_commit(void *ctx, const fg_link_commit *commit)
-{
-    node *n = ctx;
-    n->link_events.on_commit(n->link_events.ctx, commit);
-}
-
-static void link_fenced(void *ctx, uint64_t ticket)
-{
-    node *n = ctx;
-    n->link_events.on_fenced(n->link_events.ctx, ticket);
-}
-
-static void link_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_t bad_count)
-{
-    node *n = ctx;
-    n->link_events.on_answer(n->link_events.ctx, ticket, bad, bad_count);
-}
-
-static void link_drained(void *ctx, uint64_t ticket, fg_status why)
-{
-    node *n = ctx;
-    n->link_events.on_drained(n->link_events.ctx, ticket, why);
-}
-
-static void bus_up(void *ctx, uint32_t peer, const char *identity)
-{
-    fg_worker_on_up(((node *)ctx)->worker);
-}
-
-static void bus_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
-{
-    fg_worker_on_frame(((node *)ctx)->worker, bytes, size_bytes);
-}
-
-static void bus_down(void *ctx, uint32_t peer)
-{
-    fg_worker_on_down(((node *)ctx)->worker);
-}
-
-static fg_status worker_send(void *ctx, const void *bytes, size_t size_bytes)
-{
-    return fg_bus_send(((node *)ctx)->bus, 0, bytes, size_bytes);
-}
-
-static fg_status connect_bus(node *n, uint64_t epoch, fg_error *err)
-{
-    char identity[48];
-    snprintf(identity, sizeof identity, "%s#%llu", n->name, (unsigned long long)epoch);
-    fg_bus_events events = {
-        .on_up = bus_up, .on_frame = bus_frame, .on_down = bus_down, .ctx = n
-    };
-    return fg_bus_connect_mem(n->fleet->bus_hub, identity, &events, &n->bus, err);
-}
-
-static void worker_reconnect(void *ctx, uint64_t epoch)
-{
-    node *n = ctx;
-    fg_bus_close(n->bus);
-    n->bus = NULL;
-    fg_status status = connect_bus(n, epoch, n->fleet->err);
-    n->fleet->broken = status != FG_OK ? status : n->fleet->broken;
-}
-
-static bool worker_is_end(void *ctx, uint32_t token)
-{
-    return false; /* the trace says how long an answer is */
-}
-
-static uint64_t step_time(void *ctx, const fg_step *step)
-{
-    return fg_steptable_step_ns(((node *)ctx)->fleet->options->steps, step);
-}
-
-static fg_sched_limits limits_of(const fg_fleet_setup *setup)
-{
-    return (fg_sched_limits){ .step_tokens_max = setup->max_batch_tokens,
-                              .chunk_tokens_max = setup->prefill_chunk_size,
-                              .seqs_max = setup->max_seqs,
-                              .block_size = setup->block_size,
-                              .order = FG_DECODE_FIRST,
-                              .victim = FG_VICTIM_FEWEST_OUTPUT,
-                              .preemption = FG_PREEMPT_AUTO,
-                              .admission = FG_ADMIT_WATERMARK,
-                              .watermark_blocks = setup->kv_blocks / 100,
-                              .step_target_ns = setup->step_ms * MS };
-}
-
-static uint32_t context_of(const fg_fleet_setup *setup)
-{
-    uint64_t slots = (uint64_t)setup->kv_blocks * setup->block_size;
-    return slots < FG_LIMIT_CONTEXT_TOKENS ? (uint32_t)slots : FG_LIMIT_CONTEXT_TOKENS;
-}
-
-static fg_status open_link(node *n, fg_error *err)
-{
-    fleet *f = n->fleet;
-    fg_link_options options = { .block_bytes = f->layout.block_bytes,
-                                .block_count = f->setup.kv_blocks,
-                                .transport = "auto",
-                                .host = "",
-                                .events = { .on_commit = link_commit,
-                                            .on_fenced = link_fenced,
-                                            .on_answer = link_answer,
-                                            .on_drained = link_drained,
-                                            .ctx = n } };
-    return fg_link_open_mem(f->link_hub, n->name, 1, &options, &n->link, err);
-}
-
-static fg_status open_engine(node *n, fg_error *err)
-{
-    fleet *f = n->fleet;
-    fg_engine_sim_options options = { .layout = f->layout,
-                                      .arena = fg_link_arena(n->link),
-                                      .block_count = f->setup.kv_blocks,
-                                      .limits = { .step_tokens_max = f->setup.max_batch_tokens,
-                                                  .step_seqs_max = f->setup.max_seqs,
-                                                  .context_max = context_of(&f->setup) },
-                                      .vocab_size = VOCAB,
-                                      .eos_token = UINT32_MAX,
-                                      .manual = true,
-                                      .quick = true,
-                                      .step_time_ns = step_time,
-                                      .ctx = n };
-    return fg_engine_open_sim(&options, &n->engine, err);
-}
-
-static fg_status open_worker(node *n, fg_error *err)
-{
-    fleet *f = n->fleet;
-    fg_worker_options options = { .name = n->name,
-                                  .epoch = 1,
-                                  .roles = n->roles,
-                                  .clock = fg_clock_manual(&f->timeline.now_ns),
-                                  .engine = n->engine,
-                                  .link = n->link,
-                                  .layout = f->layout,
-                                  .block_count = f->setup.kv_blocks,
-                                  .context_max = context_of(&f->setup),
-                                  .vocab_size = VOCAB,
-                                  .limits = limits_of(&f->setup),
-                                  .overlap = f->setup.overlap,
-                                  .prefix_cache = f->setup.prefix_cache,
-                                  .local_prefill_max = f->setup.local_prefill_tokens,
-                                  .fingerprint = { 11, 22 },
-                                  .pid = (uint64_t)(n - f->nodes) + 1,
-                                  .prefill =
-                                      n->roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
-                                  .decode = n->roles & FG_ROLE_DECODE ? fg_decode_policy() : NULL,
-                                  .is_end = worker_is_end,
-                                  .send = worker_send,
-                                  .reconnect = worker_reconnect,
-                                  .ctx = n };
-    fg_status status = fg_worker_create(&options, &n->worker, err);
-    if (status == FG_OK) {
-        n->link_events = fg_worker_link_events(n->worker);
-    }
-    return status;
-}
-
-static fg_status open_node(fleet *f, uint32_t index, fg_fleet_role role, fg_error *err)
-{
-    static const uint32_t roles[FG_FLEET_ROLES] = { FG_ROLE_PREFILL, FG_ROLE_DECODE,
-                                                    FG_ROLE_PREFILL | FG_ROLE_DECODE };
-    node *n = &f->nodes[index];
-    n->fleet = f;
-    n->role = role;
-    n->roles = roles[role];
-    snprintf(n->name, sizeof n->name, "w%u", index);
-    fg_status status = open_link(n, err);
-    status = status != FG_OK ? status : open_engine(n, err);
-    status = status != FG_OK ? status : open_worker(n, err);
-    status = status != FG_OK ? status : connect_bus(n, 1, err);
-    if (status == FG_OK) {
-        push(f, fg_rng_below(&f->rng, TICK_IDLE_MS * MS), fire_beat, index);
-    }
-    return status;
-}
-
-static void close_node(fleet *f, node *n)
-{
-    if (n->bus != NULL) {
-        fg_bus_close(n->bus);
-    }
-    if (n->engine != NULL) {
-        fg_engine_close(n->engine);
-    }
-    fg_worker_destroy(n->worker);
-    if (n->link != NULL) {
-        fg_link_hub_kill(f->link_hub, n->name, 1);
-        fg_link_close(n->link);
-    }
-}
+#define JOIN_LIMIT_NS   (60000 * FG_FLEET_MS)
+#define SAMPLE_FIRST_NS (250 * FG_FLEET_MS)
 
 /* ---- clients ---- */
 
-static void note_end(fleet *f, uint32_t index, fg_fleet_outcome outcome)
+static void note_end(fg_fleet *f, uint32_t index, fg_fleet_outcome outcome)
 {
     fg_fleet_row *row = &f->result->rows[index];
     uint64_t now = f->timeline.now_ns;
@@ -478,7 +34,7 @@ static void note_end(fleet *f, uint32_t index, fg_fleet_outcome outcome)
     }
 }
 
-static void free_live(live *l)
+static void free_live(fg_fleet_live *l)
 {
     *l->place = l->next;
     if (l->next != NULL) {
@@ -490,8 +46,8 @@ static void free_live(live *l)
 
 static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
 {
-    live *l = ctx;
-    fleet *f = l->fleet;
+    fg_fleet_live *l = ctx;
+    fg_fleet *f = l->fleet;
     fg_fleet_row *row = &f->result->rows[l->index];
     uint64_t now = f->timeline.now_ns;
     FG_ASSERT(index == row->output_tokens, "a token out of its order");
@@ -510,8 +66,8 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
 static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report)
 {
-    live *l = ctx;
-    fleet *f = l->fleet;
+    fg_fleet_live *l = ctx;
+    fg_fleet *f = l->fleet;
     fg_fleet_result *result = f->result;
     fg_fleet_row *row = &result->rows[l->index];
     row->cached_tokens = report->cached_tokens;
@@ -528,10 +84,10 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
     free_live(l);
 }
 
-static live *make_live(fleet *f, uint32_t index)
+static fg_fleet_live *make_live(fg_fleet *f, uint32_t index)
 {
     const fg_workload_request *request = &f->options->workload->requests[index];
-    live *l = fg_mem_alloc(sizeof *l);
+    fg_fleet_live *l = fg_mem_alloc(sizeof *l);
     uint32_t *tokens = fg_mem_array(request->prompt_tokens, sizeof *tokens);
     if (l == NULL || tokens == NULL) {
         fg_mem_free(l);
@@ -539,8 +95,8 @@ static live *make_live(fleet *f, uint32_t index)
         f->broken = fg_fail(f->err, FG_AGAIN, "out of memory for a request");
         return NULL;
     }
-    fg_workload_tokens(f->options->workload, index, f->options->seed, VOCAB, tokens);
-    *l = (live){
+    fg_workload_tokens(f->options->workload, index, f->options->seed, FG_FLEET_VOCAB, tokens);
+    *l = (fg_fleet_live){
         .fleet = f, .index = index, .tokens = tokens, .next = f->lives, .place = &f->lives
     };
     if (f->lives != NULL) {
@@ -550,10 +106,10 @@ static live *make_live(fleet *f, uint32_t index)
     return l;
 }
 
-static void start_request(fleet *f, uint32_t index)
+static void start_request(fg_fleet *f, uint32_t index)
 {
     const fg_workload_request *request = &f->options->workload->requests[index];
-    live *l = make_live(f, index);
+    fg_fleet_live *l = make_live(f, index);
     if (l == NULL) {
         return;
     }
@@ -582,7 +138,7 @@ static void start_request(fleet *f, uint32_t index)
     }
 }
 
-static uint64_t arrival_ns(const fleet *f, uint32_t index)
+static uint64_t arrival_ns(const fg_fleet *f, uint32_t index)
 {
     return (uint64_t)((double)f->options->workload->requests[index].arrival_ns /
                       f->options->speedup);
@@ -590,10 +146,10 @@ static uint64_t arrival_ns(const fleet *f, uint32_t index)
 
 static void fire_arrival(void *ctx, const fg_timeline_event *event)
 {
-    fleet *f = ctx;
+    fg_fleet *f = ctx;
     uint32_t next = (uint32_t)event->index + 1;
     if (next < f->result->row_count) {
-        push(f, f->zero_ns + arrival_ns(f, next), fire_arrival, next);
+        fg_fleet_push(f, f->zero_ns + arrival_ns(f, next), fire_arrival, next);
     }
     start_request(f, (uint32_t)event->index);
 }
@@ -601,7 +157,7 @@ static void fire_arrival(void *ctx, const fg_timeline_event *event)
 /* ---- looking ---- */
 
 /* Every other sample goes, and the next ones come half as often: a run of any length fits. */
-static void thin_out(fleet *f)
+static void thin_out(fg_fleet *f)
 {
     fg_fleet_result *result = f->result;
     f->sample_ns *= 2;
@@ -619,7 +175,7 @@ static void thin_out(fleet *f)
     result->sample_count = FG_FLEET_SAMPLES_MAX / 2;
 }
 
-static void take_sample(fleet *f, uint64_t since_ns)
+static void take_sample(fg_fleet *f, uint64_t since_ns)
 {
     fg_fleet_sample sample = { .at_ns = f->timeline.now_ns - f->zero_ns };
     uint64_t busy[FG_FLEET_ROLES] = { 0 }, used = 0, total = 0;
@@ -653,54 +209,54 @@ static void take_sample(fleet *f, uint64_t since_ns)
 
 static void fire_sample(void *ctx, const fg_timeline_event *event)
 {
-    fleet *f = ctx;
+    fg_fleet *f = ctx;
     take_sample(f, f->sample_ns);
-    push(f, f->timeline.now_ns + f->sample_ns, fire_sample, 0);
+    fg_fleet_push(f, f->timeline.now_ns + f->sample_ns, fire_sample, 0);
 }
 
 /* ---- the router ---- */
 
 static fg_status router_send(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    return fg_bus_send(((fleet *)ctx)->router_bus, peer, bytes, size_bytes);
+    return fg_bus_send(((fg_fleet *)ctx)->router_bus, peer, bytes, size_bytes);
 }
 
 static void router_drop(void *ctx, uint32_t peer)
 {
-    fg_bus_drop(((fleet *)ctx)->router_bus, peer);
+    fg_bus_drop(((fg_fleet *)ctx)->router_bus, peer);
 }
 
 static void router_up(void *ctx, uint32_t peer, const char *identity)
 {
-    fg_dispatch_on_up(((fleet *)ctx)->dispatch, peer, identity);
+    fg_dispatch_on_up(((fg_fleet *)ctx)->dispatch, peer, identity);
 }
 
 static void router_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_dispatch_on_frame(((fleet *)ctx)->dispatch, peer, bytes, size_bytes);
+    fg_dispatch_on_frame(((fg_fleet *)ctx)->dispatch, peer, bytes, size_bytes);
 }
 
 static void router_down(void *ctx, uint32_t peer)
 {
-    fg_dispatch_on_down(((fleet *)ctx)->dispatch, peer);
+    fg_dispatch_on_down(((fg_fleet *)ctx)->dispatch, peer);
 }
 
 /* Everybody has joined: the first request comes. */
-static void begin(fleet *f)
+static void begin(fg_fleet *f)
 {
     f->began = true;
     f->zero_ns = f->timeline.now_ns;
     f->sample_ns = SAMPLE_FIRST_NS;
     take_sample(f, 0);
-    push(f, f->zero_ns, fire_arrival, 0);
-    push(f, f->zero_ns + f->sample_ns, fire_sample, 0);
+    fg_fleet_push(f, f->zero_ns, fire_arrival, 0);
+    fg_fleet_push(f, f->zero_ns + f->sample_ns, fire_sample, 0);
 }
 
 static void fire_router_tick(void *ctx, const fg_timeline_event *event)
 {
-    fleet *f = ctx;
+    fg_fleet *f = ctx;
     fg_dispatch_tick(f->dispatch);
-    push(f, f->timeline.now_ns + ROUTER_TICK_MS * MS, fire_router_tick, 0);
+    fg_fleet_push(f, f->timeline.now_ns + ROUTER_TICK_MS * FG_FLEET_MS, fire_router_tick, 0);
     if (f->began) {
         return;
     }
@@ -715,10 +271,10 @@ static void fire_router_tick(void *ctx, const fg_timeline_event *event)
     }
 }
 
-static fg_status open_router(fleet *f, fg_error *err)
+static fg_status open_router(fg_fleet *f, fg_error *err)
 {
-    fg_bus_hub_options bus = { .defer = defer_frame, .ctx = f };
-    fg_link_hub_options link = { .defer = defer_item, .ctx = f };
+    fg_bus_hub_options bus = { .defer = fg_fleet_defer_frame, .ctx = f };
+    fg_link_hub_options link = { .defer = fg_fleet_defer_item, .ctx = f };
     fg_bus_events events = {
         .on_up = router_up, .on_frame = router_frame, .on_down = router_down, .ctx = f
     };
@@ -764,11 +320,11 @@ fg_status fg_fleet_check(const fg_fleet_setup *setup, fg_error *err)
     if (setup->kv_blocks == 0 || setup->kv_blocks > FG_LIMIT_BLOCKS) {
         return fg_fail(err, FG_BAD_INPUT, "--kv-blocks must be 1 to %u", FG_LIMIT_BLOCKS);
     }
-    fg_sched_limits limits = limits_of(setup);
+    fg_sched_limits limits = fg_fleet_limits(setup);
     return fg_sched_check(&limits, err);
 }
 
-static fg_status open_fleet(fleet *f, fg_error *err)
+static fg_status open_fleet(fg_fleet *f, fg_error *err)
 {
     const fg_fleet_options *options = f->options;
     f->push_ns = fg_steptable_push_ns(options->steps, f->setup.block_size);
@@ -790,17 +346,17 @@ static fg_status open_fleet(fleet *f, fg_error *err)
     uint32_t index = 0;
     for (int role = 0; role < FG_FLEET_ROLES; role++) {
         for (uint32_t i = 0; status == FG_OK && i < f->setup.workers[role]; i++) {
-            status = open_node(f, index++, (fg_fleet_role)role, err);
+            status = fg_fleet_open_node(f, index++, (fg_fleet_role)role, err);
         }
     }
-    push(f, 0, fire_router_tick, 0);
+    fg_fleet_push(f, 0, fire_router_tick, 0);
     return status != FG_OK ? status : f->broken;
 }
 
-static void close_fleet(fleet *f)
+static void close_fleet(fg_fleet *f)
 {
     for (uint32_t i = 0; f->nodes != NULL && i < f->node_count; i++) {
-        close_node(f, &f->nodes[i]);
+        fg_fleet_close_node(f, &f->nodes[i]);
     }
     fg_dispatch_destroy(f->dispatch);
     if (f->router_bus != NULL) {
@@ -813,14 +369,14 @@ static void close_fleet(fleet *f)
         free_live(f->lives);
     }
     while (f->free_parcels != NULL) {
-        parcel *p = f->free_parcels;
+        fg_fleet_parcel *p = f->free_parcels;
         f->free_parcels = p->next;
         fg_mem_free(p);
     }
     fg_mem_free(f->nodes);
 }
 
-static void count_up(fleet *f)
+static void count_up(fg_fleet *f)
 {
     fg_fleet_result *result = f->result;
     take_sample(f,
@@ -848,7 +404,7 @@ static void count_up(fleet *f)
 
 fg_status fg_fleet_run(const fg_fleet_options *options, fg_fleet_result **result_out, fg_error *err)
 {
-    fleet f = { .options = options, .setup = options->setup, .err = err };
+    fg_fleet f = { .options = options, .setup = options->setup, .err = err };
     fg_status status = fg_fleet_check(&options->setup, err);
     if (status != FG_OK) {
         return status;
