@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli/args.h"
 #include "cli/sim.h"
@@ -104,7 +105,7 @@ static const fg_option options[] = {
       .value_name = "NAME|FILE",
       AT(step_table),
       .help = "How long steps and hand-overs take: gpu-8b-assumed (round numbers, nobody measured "
-              "them), smollm2-135m-cpu2 (measured), or a file (docs/SIMULATOR.md)." },
+              "them), smollm2-135m-cpu1 (measured), or a file (docs/SIMULATOR.md)." },
 
     { .name = "kv-blocks",
       .type = FG_OPTION_U32,
@@ -265,6 +266,13 @@ static void show_progress(void *ctx, uint32_t ended, uint32_t count, uint64_t no
     }
 }
 
+static double cpu_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 static fg_status run_one(session *s, fg_error *err)
 {
     const fg_fleet_variant *variant = &s->variants[s->done];
@@ -278,6 +286,7 @@ static fg_status run_one(session *s, fg_error *err)
     fg_fleet_slo slo = { .ttft_ms = s->config.slo_ttft_ms, .itl_ms = s->config.slo_itl_ms };
     fg_clock clock = fg_clock_real();
     uint64_t from_ns = fg_clock_now_ns(&clock);
+    double cpu_s = cpu_now_s();
     fg_fleet_result *result;
     fg_status status = fg_fleet_run(&fleet, &result, err);
     if (status != FG_OK) {
@@ -287,6 +296,7 @@ static fg_status run_one(session *s, fg_error *err)
     run->label = variant->label;
     run->result = result;
     s->done++;
+    cpu_s = cpu_now_s() - cpu_s;
     double wall_s = (double)(fg_clock_now_ns(&clock) - from_ns) / 1e9;
     double simulated_s = (double)result->span_ns / 1e9;
     fprintf(stderr, "forge sim: %s: %.1f simulated s in %.2f s, %.0f:1; %.0f events/s\n",

@@ -355,6 +355,7 @@ static fg_status open_fleet(fg_fleet *f, fg_error *err)
 
 static void close_fleet(fg_fleet *f)
 {
+    f->closing = true;
     for (uint32_t i = 0; f->nodes != NULL && i < f->node_count; i++) {
         fg_fleet_close_node(f, &f->nodes[i]);
     }

@@ -136,8 +136,13 @@ static void drop_parcel(void *arg)
     free_parcel(p->fleet, p);
 }
 
-static void send(fg_fleet *f, uint64_t at_ns, fg_timeline_fire *fire, const fg_fleet_parcel *given)
+static void send_later(fg_fleet *f, uint64_t at_ns, fg_timeline_fire *fire,
+                       const fg_fleet_parcel *given)
 {
+    if (f->closing) {
+        given->end(given->arg);
+        return;
+    }
     fg_fleet_parcel *p = f->free_parcels;
     if (p != NULL) {
         f->free_parcels = p->next;
@@ -164,7 +169,7 @@ void fg_fleet_defer_frame(void *ctx, const char *from, const char *to, void (*ru
     fg_fleet_parcel p = {
         .fleet = f, .to = node_named(f, to), .run = run, .end = free_arg, .arg = arg
     };
-    send(f, f->timeline.now_ns + f->message_ns, fire_frame, &p);
+    send_later(f, f->timeline.now_ns + f->message_ns, fire_frame, &p);
 }
 
 /* Blocks leave a sender one after the other. A receiver sends nothing but words. */
@@ -183,7 +188,7 @@ void fg_fleet_defer_item(void *ctx, const char *from, const char *to, void (*run
         uint64_t begin = p.from->wire_free_ns > now ? p.from->wire_free_ns : now;
         at = p.from->wire_free_ns = begin + f->push_ns;
     }
-    send(f, at + f->message_ns, fire_item, &p);
+    send_later(f, at + f->message_ns, fire_item, &p);
 }
 
 /* ---- workers ---- */

@@ -29,6 +29,22 @@ static const fg_steptable built_in[] = {
         .message = 50000,
         .kv_token_bytes = 131072,
     },
+    {
+        .name = "smollm2-135m-cpu1",
+        .note = "measured by bench_steps: SmolLM2-135M Q4_1, F16 cache, one AVX2 thread of an "
+                "EPYC; push by "
+                "bench_link over shared memory; messages a guess",
+        .prefill_base = 41.0e6,
+        .prefill_token = 3057396,
+        .prefill_pair = 3281.2,
+        .decode_base = 13046591,
+        .decode_row = 2815202,
+        .decode_kv = 5990.7,
+        .copy_block = 45000,
+        .push_token = 2954,
+        .message = 50000,
+        .kv_token_bytes = 23040,
+    },
 };
 
 typedef struct field {
