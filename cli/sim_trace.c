@@ -299,8 +299,11 @@ static fg_status run_one(session *s, fg_error *err)
     cpu_s = cpu_now_s() - cpu_s;
     double wall_s = (double)(fg_clock_now_ns(&clock) - from_ns) / 1e9;
     double simulated_s = (double)result->span_ns / 1e9;
-    fprintf(stderr, "forge sim: %s: %.1f simulated s in %.2f s, %.0f:1; %.0f events/s\n",
-            run->label, simulated_s, wall_s, simulated_s / wall_s, (double)result->events / wall_s);
+    fprintf(stderr,
+            "forge sim: %s: %.1f simulated s in %.2f s, %.0f:1 (of processor time %.2f s, %.0f:1); "
+            "%.0f events/s\n",
+            run->label, simulated_s, wall_s, simulated_s / wall_s, cpu_s, simulated_s / cpu_s,
+            (double)result->events / cpu_s);
     return fg_fleet_summarise(result, &s->workload, &s->steps, &slo, &run->summary, err);
 }
 

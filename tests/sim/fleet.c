@@ -324,7 +324,7 @@ fg_status fg_fleet_check(const fg_fleet_setup *setup, fg_error *err)
     return fg_sched_check(&limits, err);
 }
 
-static fg_status open_fleet(fg_fleet *f, fg_error *err)
+static fg_status open_cluster(fg_fleet *f, fg_error *err)
 {
     const fg_fleet_options *options = f->options;
     f->push_ns = fg_steptable_push_ns(options->steps, f->setup.block_size);
@@ -353,7 +353,7 @@ static fg_status open_fleet(fg_fleet *f, fg_error *err)
     return status != FG_OK ? status : f->broken;
 }
 
-static void close_fleet(fg_fleet *f)
+void fg_fleet_close(fg_fleet *f)
 {
     f->closing = true;
     for (uint32_t i = 0; f->nodes != NULL && i < f->node_count; i++) {
@@ -375,6 +375,7 @@ static void close_fleet(fg_fleet *f)
         fg_mem_free(p);
     }
     fg_mem_free(f->nodes);
+    fg_fleet_result_free(f->result);
 }
 
 static void count_up(fg_fleet *f)
@@ -403,23 +404,37 @@ static void count_up(fg_fleet *f)
     result->retried = stats.retried;
 }
 
-fg_status fg_fleet_run(const fg_fleet_options *options, fg_fleet_result **result_out, fg_error *err)
+fg_status fg_fleet_open(const fg_fleet_options *options, fg_fleet *fleet_out, fg_error *err)
 {
-    fg_fleet f = { .options = options, .setup = options->setup, .err = err };
+    fg_fleet *f = fleet_out;
+    *f = (fg_fleet){ .options = options, .setup = options->setup, .err = err };
     fg_status status = fg_fleet_check(&options->setup, err);
     if (status != FG_OK) {
         return status;
     }
-    f.result = fg_mem_alloc(sizeof *f.result);
-    if (f.result == NULL) {
+    f->result = fg_mem_alloc(sizeof *f->result);
+    if (f->result == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the results");
     }
-    f.result->setup = options->setup;
-    f.result->row_count = options->workload->count;
-    f.result->rows = fg_mem_array(options->workload->count, sizeof *f.result->rows);
-    fg_timeline_init(&f.timeline, EVENTS_MAX, &f);
-    status = f.result->rows == NULL ? fg_fail(err, FG_AGAIN, "out of memory for the results")
-                                    : open_fleet(&f, err);
+    f->result->setup = options->setup;
+    f->result->row_count = options->workload->count;
+    f->result->rows = fg_mem_array(options->workload->count, sizeof *f->result->rows);
+    fg_timeline_init(&f->timeline, EVENTS_MAX, f);
+    status = f->result->rows == NULL ? fg_fail(err, FG_AGAIN, "out of memory for the results")
+                                     : open_cluster(f, err);
+    if (status != FG_OK) {
+        fg_fleet_close(f);
+    }
+    return status;
+}
+
+fg_status fg_fleet_run(const fg_fleet_options *options, fg_fleet_result **result_out, fg_error *err)
+{
+    fg_fleet f;
+    fg_status status = fg_fleet_open(options, &f, err);
+    if (status != FG_OK) {
+        return status;
+    }
     while (status == FG_OK && f.ended < f.result->row_count) {
         bool any = fg_timeline_step(&f.timeline);
         FG_ASSERT(any, "the future is empty");
@@ -427,14 +442,11 @@ fg_status fg_fleet_run(const fg_fleet_options *options, fg_fleet_result **result
     }
     if (status == FG_OK) {
         count_up(&f);
+        *result_out = f.result;
+        f.result = NULL;
     }
-    close_fleet(&f);
-    if (status != FG_OK) {
-        fg_fleet_result_free(f.result);
-        return status;
-    }
-    *result_out = f.result;
-    return FG_OK;
+    fg_fleet_close(&f);
+    return status;
 }
 
 void fg_fleet_result_free(fg_fleet_result *result)

@@ -73,10 +73,16 @@ struct fg_fleet {
     uint64_t sample_ns, busy_before[FG_FLEET_ROLES];
     uint32_t ended;
     uint64_t last_end_ns;
-    fg_fleet_result *result;
+    fg_fleet_result *result; /* NULL: given away */
     fg_status broken;
     fg_error *err;
 };
+
+/* ---- fleet.c ---- */
+
+/* A cluster before its first event. Callbacks know its address: it stays where it is until closed. */
+fg_status fg_fleet_open(const fg_fleet_options *options, fg_fleet *fleet_out, fg_error *err);
+void fg_fleet_close(fg_fleet *fleet);
 
 /* ---- fleet_node.c ---- */
 

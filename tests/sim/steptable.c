@@ -180,8 +180,8 @@ fg_status fg_steptable_open(const char *name, fg_steptable *table_out, fg_error 
         char names[sizeof built_in / sizeof *built_in * (FG_STEPTABLE_NAME_BYTES + 2)] = "";
         for (size_t i = 0; fg_steptable_built_in(i) != NULL; i++) {
             size_t used = strlen(names);
-            snprintf(names + used, sizeof names - used, "%s%s", i == 0 ? "" : ", ",
-                     built_in[i].name);
+            snprintf(names + used, sizeof names - used, "%s%.*s", i == 0 ? "" : ", ",
+                     FG_STEPTABLE_NAME_BYTES - 1, built_in[i].name);
         }
         return fg_fail(err, FG_BAD_INPUT, "%s: %s; it is neither a file nor one of %s", name,
                        strerror(errno), names);

@@ -5,6 +5,7 @@
 #include "common/base/fault.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "tests/sim/fleet_internal.h"
 #include "tests/sim/fleet_report.h"
 #include "tests/support/test.h"
 
@@ -223,4 +224,31 @@ Test(fleet, impossible_clusters_are_refused)
     fg_error err = { 0 };
     cr_assert_eq(fg_fleet_check(&setup, &err), FG_BAD_INPUT);
     cr_assert_eq(fg_fleet_check(&(fg_fleet_setup){ .workers = { 0, 0, 1 } }, &err), FG_BAD_INPUT);
+}
+
+/* Closing takes memory too, and news of a bus in memory must not fail: only opening is tried. */
+Test(fleet, opening_survives_every_failed_allocation)
+{
+    fg_workload w = { .requests = &(fg_workload_request){ .prompt_tokens = 9, .output_tokens = 1 },
+                      .count = 1 };
+    fg_fleet_options options = {
+        .setup = setup_of(1, 1, 1), .workload = &w, .steps = &steps, .speedup = 1
+    };
+    static fg_fleet fleet;
+    bool fired = true;
+    uint64_t nth = 0;
+    fg_log_set_level(FG_LOG_OFF);
+    while (fired) {
+        fg_error err = { 0 };
+        fg_fault_arm(++nth);
+        fg_status status = fg_fleet_open(&options, &fleet, &err);
+        fired = fg_fault_fired();
+        fg_fault_arm(0);
+        cr_assert_eq(status, fired ? FG_AGAIN : FG_OK, "%llu: %s", (unsigned long long)nth,
+                     err.text);
+        if (status == FG_OK) {
+            fg_fleet_close(&fleet);
+        }
+    }
+    cr_assert(nth > 30, "%llu", (unsigned long long)nth);
 }
