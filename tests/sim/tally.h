@@ -1,6 +1,6 @@
 /*
  * tally - times in great number, kept in little memory: a histogram whose columns are 1/64 of an octave
- * wide at the most, so that a percentile is true within 0.8 %. A value; owned by whoever fills it.
+ * wide at the most, so that a percentile is true within 1.6 %, and never too low. A value; owned by whoever fills it.
  */
 #ifndef FORGE_TESTS_SIM_TALLY_H
 #define FORGE_TESTS_SIM_TALLY_H
