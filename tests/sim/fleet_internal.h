@@ -69,7 +69,7 @@ struct fg_fleet {
     fg_fleet_live *lives;
     uint64_t push_ns, message_ns;
     uint64_t zero_ns;    /* when the first request comes */
-    bool began, closing; /* closing: what is sent arrives nowhere */
+    bool began, closing; /* closing: the links' words arrive nowhere */
     uint64_t sample_ns, busy_before[FG_FLEET_ROLES];
     uint32_t ended;
     uint64_t last_end_ns;

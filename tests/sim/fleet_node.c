@@ -139,7 +139,7 @@ static void drop_parcel(void *arg)
 static void send_later(fg_fleet *f, uint64_t at_ns, fg_timeline_fire *fire,
                        const fg_fleet_parcel *given)
 {
-    if (f->closing) {
+    if (f->closing && fire == fire_item) { /* frames hold the bus's lines until it is closed */
         given->end(given->arg);
         return;
     }
