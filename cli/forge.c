@@ -7,6 +7,7 @@
 #include "cli/batch.h"
 #include "cli/keygen.h"
 #include "cli/serve.h"
+#include "cli/sim.h"
 #include "cli/top.h"
 #include "cli/trace.h"
 #include "common/base/buf.h"
@@ -26,7 +27,9 @@ static const char help[] =
     "  forge keygen DIR                    keys for the processes of a cluster\n"
     "  forge trace URL...                  what a cluster did lately, as a picture for Perfetto\n"
     "  forge top [--url URL]               what a server does now, in the terminal\n"
-    "  forge batch --help, trace --help, keygen --help    what they take and write\n"
+    "  forge sim --seeds 100               whole clusters in a simulator, from seeds\n"
+    "  forge sim --trace FILE              what a cluster would make of a trace of real requests\n"
+    "  forge COMMAND --help                what a command takes and writes\n"
     "  forge --version                     what was compiled in\n"
     "  forge --config-docs                 all flags as Markdown (docs/CONFIG.md)\n"
     "\n"
@@ -52,7 +55,7 @@ static int print_version(void)
 static int print_config_docs(void)
 {
     const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec,
-                                          &fg_top_spec, &fg_keygen_spec };
+                                          &fg_top_spec, &fg_keygen_spec, &fg_sim_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
     fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);
@@ -79,6 +82,9 @@ int main(int argc, char **argv)
     if (strcmp(word, "keygen") == 0) {
         return fg_keygen_main(argc - 2, (const char *const *)argv + 2,
                               (const char *const *)environ);
+    }
+    if (strcmp(word, "sim") == 0) {
+        return fg_cli_sim(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         return print_version();

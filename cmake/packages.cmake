@@ -15,6 +15,7 @@ fg_require(JANSSON jansson libjansson-dev)
 fg_require(UV libuv libuv1-dev)
 fg_require(ZMQ libzmq libzmq3-dev)
 fg_require(CURL libcurl libcurl4-openssl-dev)
+fg_require(LZMA liblzma liblzma-dev)
 fg_require(PROTOBUFC libprotobuf-c libprotobuf-c-dev)
 
 find_path(UCX_INCLUDE ucp/api/ucp.h)

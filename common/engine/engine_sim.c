@@ -190,6 +190,9 @@ static void run_copy(sim_engine *engine, fg_step_copy *copy)
 static uint64_t step_ns(const sim_engine *engine, const fg_step *step)
 {
     const fg_engine_sim_ns *each = &engine->options.step_ns;
+    if (engine->options.step_time_ns != NULL) {
+        return engine->options.step_time_ns(engine->options.ctx, step);
+    }
     uint64_t ns = each->base + step->copy_count * each->copied_block;
     for (uint32_t i = 0; i < step->seq_count; i++) {
         uint32_t count = step->seqs[i].token_count;

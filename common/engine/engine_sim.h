@@ -37,7 +37,9 @@ typedef struct fg_engine_sim_options {
      * before its first token: O(1) per token, the same answers. A wrong block is still seen where it
      * is the one that is read; torn slots are not. */
     bool quick;
-    fg_engine_sim_ns step_ns;   /* for compute_ns_out and fg_engine_sim_due_ns */
+    fg_engine_sim_ns step_ns; /* for compute_ns_out and fg_engine_sim_due_ns */
+    /* What a step takes, instead of step_ns; pure. NULL: step_ns says it. */
+    uint64_t (*step_time_ns)(void *ctx, const fg_step *step);
     void (*on_done)(void *ctx); /* may be NULL; called from begin, or from complete */
     void *ctx;
 } fg_engine_sim_options;

@@ -31,31 +31,47 @@ typedef struct item {
 /* Exists while it has items. */
 struct channel {
     fg_link_hub *hub;
-    channel *next;
+    channel *next, *previous; /* in hub->channels */
+    channel *bucket_next;
     uint64_t from, to; /* link ids */
     item *first, *last;
 };
+
+/* Hundreds of links make thousands of channels, looked up for each block that is copied. */
+enum { BUCKETS = 1024 };
 
 struct fg_link_hub {
     fg_link_hub_options options;
     mem_link *links;
     channel *channels;
+    mem_link *link_buckets[BUCKETS]; /* by id */
+    channel *channel_buckets[BUCKETS];
 };
 
 struct mem_link {
     fg_link base;
     fg_link_hub *hub;
-    mem_link *next;
+    mem_link *next, *bucket_next;
     char *name;
     uint64_t epoch;
     size_t arena_bytes;
 };
 
+static size_t link_bucket(uint64_t id)
+{
+    return fg_hash_mix(id) % BUCKETS;
+}
+
+static size_t channel_bucket(uint64_t from, uint64_t to)
+{
+    return fg_hash_mix(fg_hash_mix(from) + to) % BUCKETS;
+}
+
 static mem_link *find_link(const fg_link_hub *hub, uint64_t id)
 {
-    mem_link *link = hub->links;
+    mem_link *link = hub->link_buckets[link_bucket(id)];
     while (link != NULL && link->base.id != id) {
-        link = link->next;
+        link = link->bucket_next;
     }
     return link;
 }
@@ -135,12 +151,37 @@ static void free_if_empty(channel *ch)
     if (ch->first != NULL) {
         return;
     }
-    channel **place = &ch->hub->channels;
-    while (*place != ch) {
-        place = &(*place)->next;
+    *(ch->previous != NULL ? &ch->previous->next : &ch->hub->channels) = ch->next;
+    if (ch->next != NULL) {
+        ch->next->previous = ch->previous;
     }
-    *place = ch->next;
+    channel **place = &ch->hub->channel_buckets[channel_bucket(ch->from, ch->to)];
+    while (*place != ch) {
+        place = &(*place)->bucket_next;
+    }
+    *place = ch->bucket_next;
     fg_mem_free(ch);
+}
+
+static channel *open_channel(fg_link_hub *hub, uint64_t from, uint64_t to)
+{
+    channel **bucket = &hub->channel_buckets[channel_bucket(from, to)];
+    channel *ch = *bucket;
+    while (ch != NULL && (ch->from != from || ch->to != to)) {
+        ch = ch->bucket_next;
+    }
+    if (ch != NULL || (ch = fg_mem_alloc(sizeof *ch)) == NULL) {
+        return ch;
+    }
+    *ch = (channel){
+        .hub = hub, .from = from, .to = to, .next = hub->channels, .bucket_next = *bucket
+    };
+    if (ch->next != NULL) {
+        ch->next->previous = ch;
+    }
+    hub->channels = ch;
+    *bucket = ch;
+    return ch;
 }
 
 /* Both ends may have events now; without `defer`, either of them moves the channel in its turn. */
@@ -207,18 +248,10 @@ static void drop_item(void *arg)
 /* Takes ownership of the item. False: out of memory, the item is freed. */
 static bool enqueue(fg_link_hub *hub, uint64_t from_id, uint64_t to_id, item *it)
 {
-    channel *ch = hub->channels;
-    while (ch != NULL && (ch->from != from_id || ch->to != to_id)) {
-        ch = ch->next;
-    }
+    channel *ch = open_channel(hub, from_id, to_id);
     if (ch == NULL) {
-        ch = fg_mem_alloc(sizeof *ch);
-        if (ch == NULL) {
-            free_item(it);
-            return false;
-        }
-        *ch = (channel){ .hub = hub, .from = from_id, .to = to_id, .next = hub->channels };
-        hub->channels = ch;
+        free_item(it);
+        return false;
     }
     it->channel = ch;
     if (ch->last != NULL) {
@@ -394,6 +427,11 @@ static void mem_close(fg_link *base)
         place = &(*place)->next;
     }
     *place = link->next;
+    place = &link->hub->link_buckets[link_bucket(base->id)];
+    while (*place != link) {
+        place = &(*place)->bucket_next;
+    }
+    *place = link->bucket_next;
     for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
         fg_mem_free(base->peers[i]);
     }
@@ -484,6 +522,8 @@ fg_status fg_link_open_mem(fg_link_hub *hub, const char *name, uint64_t epoch,
     }
     link->next = hub->links;
     hub->links = link;
+    link->bucket_next = hub->link_buckets[link_bucket(id)];
+    hub->link_buckets[link_bucket(id)] = link;
     *link_out = &link->base;
     return FG_OK;
 

@@ -15,10 +15,12 @@
 #include "decode-worker/decode.h"
 #include "prefill-worker/prefill.h"
 #include "router/dispatch.h"
+#include "tests/sim/timeline.h"
 
 enum {
     WORKERS_MAX = 5,
     REQUESTS_MAX = 48,
+    EVENTS_MAX = 1 << 16,
     LINES_MAX = 256, /* (from, to) pairs ever seen */
     VOCAB = 997,
     EOS = 3,
@@ -29,16 +31,16 @@ enum {
 
 struct world;
 
-typedef struct event {
-    uint64_t at_ns, order;
-    void (*fire)(struct world *world, struct event *event);
-    uint32_t index; /* worker or request */
-    uint64_t life;  /* of the worker; another one: the event is void */
+typedef fg_timeline_event event;
+
+/* A frame of the bus or an operation of the link under way. */
+typedef struct cargo {
     void (*run)(void *arg);
     void (*end)(void *arg); /* bus: frees; link: loses */
     void *arg;
-    bool again; /* bus: arg lives on for another delivery */
-} event;
+    uint32_t copies; /* deliveries that are still to come */
+    bool link;
+} cargo;
 
 typedef struct sim_worker {
     struct world *world;
@@ -78,9 +80,7 @@ typedef struct world {
     sim_options options;
     sim_report report;
     fg_rng rng;
-    uint64_t now_ns, order;
-    event *heap;
-    size_t heap_count, heap_capacity;
+    fg_timeline time;
     fg_bus_hub *bus_hub;
     fg_link_hub *link_hub;
     fg_bus *router_bus;
@@ -106,56 +106,16 @@ static void trace(const world *w, const char *who, const char *what, const void 
     fg_msg msg = { 0 };
     fg_error err;
     if (arena != NULL && fg_wire_decode(bytes, size_bytes, arena, &msg, &err) == FG_OK) {
-        fprintf(stderr, "%12.6f %s %s %s req=%016llx attempt=%u\n", (double)w->now_ns / 1e9, who,
-                what, fg_msg_name(msg.kind), (unsigned long long)msg.request, msg.attempt);
+        fprintf(stderr, "%12.6f %s %s %s req=%016llx attempt=%u\n", (double)w->time.now_ns / 1e9,
+                who, what, fg_msg_name(msg.kind), (unsigned long long)msg.request, msg.attempt);
     }
     fg_arena_destroy(arena);
 }
 
-/* ---- the event queue ---- */
-
-static bool before(const event *a, const event *b)
-{
-    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
-}
-
 static void push_event(world *w, event e)
 {
-    if (w->heap_count == w->heap_capacity) {
-        w->heap_capacity = w->heap_capacity == 0 ? 1024 : w->heap_capacity * 2;
-        w->heap = realloc(w->heap, w->heap_capacity * sizeof *w->heap);
-        FG_ASSERT(w->heap != NULL);
-    }
-    e.order = w->order++;
-    size_t at = w->heap_count++;
-    while (at > 0 && before(&e, &w->heap[(at - 1) / 2])) {
-        w->heap[at] = w->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    w->heap[at] = e;
-}
-
-static event pop_event(world *w)
-{
-    event top = w->heap[0];
-    event last = w->heap[--w->heap_count];
-    size_t at = 0;
-    for (;;) {
-        size_t child = at * 2 + 1;
-        if (child >= w->heap_count) {
-            break;
-        }
-        if (child + 1 < w->heap_count && before(&w->heap[child + 1], &w->heap[child])) {
-            child++;
-        }
-        if (!before(&w->heap[child], &last)) {
-            break;
-        }
-        w->heap[at] = w->heap[child];
-        at = child;
-    }
-    w->heap[at] = last;
-    return top;
+    fg_status status = fg_timeline_push(&w->time, &e);
+    FG_ASSERT(status == FG_OK, "too many events");
 }
 
 static uint64_t below(world *w, uint64_t bound)
@@ -200,16 +160,16 @@ static uint64_t arrival(world *w, const char *from, const char *to, uint64_t del
     line_time *line = &w->lines[i];
     snprintf(line->from, sizeof line->from, "%s", from);
     snprintf(line->to, sizeof line->to, "%s", to);
-    uint64_t at = w->now_ns + delay_ns;
+    uint64_t at = w->time.now_ns + delay_ns;
     at = at > line->last_ns ? at : line->last_ns + 1;
     line->last_ns = at;
     return at;
 }
 
 /* Who must be awake for an event to happen; SIGSTOP holds it until the thaw. */
-static bool postponed(world *w, event *e)
+static bool postponed(world *w, const event *e)
 {
-    if (e->index >= w->worker_count || w->workers[e->index].frozen_until_ns <= w->now_ns) {
+    if (e->index >= w->worker_count || w->workers[e->index].frozen_until_ns <= w->time.now_ns) {
         return false;
     }
     event later = *e;
@@ -218,15 +178,42 @@ static bool postponed(world *w, event *e)
     return true;
 }
 
-static void fire_frame(world *w, event *e)
+static void end_cargo(cargo *c)
 {
-    if (postponed(w, e)) {
+    if (--c->copies == 0) {
+        free(c);
+    }
+}
+
+/* The event never happens: the world ends. */
+static void drop_cargo(void *arg)
+{
+    cargo *c = arg;
+    if (c->copies == 1) {
+        c->end(c->arg);
+    }
+    end_cargo(c);
+}
+
+static void fire_cargo(void *ctx, const event *e)
+{
+    if (postponed(ctx, e)) {
         return;
     }
-    e->run(e->arg);
-    if (!e->again) {
-        e->end(e->arg);
+    cargo *c = e->arg;
+    c->run(c->arg);
+    if (c->copies == 1 && !c->link) {
+        c->end(c->arg);
     }
+    end_cargo(c);
+}
+
+static cargo *make_cargo(void (*run)(void *arg), void (*end)(void *arg), void *arg, bool link)
+{
+    cargo *c = malloc(sizeof *c);
+    FG_ASSERT(c != NULL);
+    *c = (cargo){ .run = run, .end = end, .arg = arg, .copies = 1, .link = link };
+    return c;
 }
 
 static void defer_frame(void *ctx, const char *from, const char *to, void (*run)(void *arg),
@@ -235,28 +222,20 @@ static void defer_frame(void *ctx, const char *from, const char *to, void (*run)
     world *w = ctx;
     sim_worker *target = worker_named(w, to);
     uint64_t delay = 50000 + below(w, 2 * MS);
+    cargo *c = make_cargo(run, free_arg, arg, false);
     event e = { .at_ns = arrival(w, from, to, delay),
-                .fire = fire_frame,
+                .fire = fire_cargo,
+                .drop = drop_cargo,
                 .index = target != NULL ? target->index : UINT32_MAX,
-                .run = run,
-                .end = free_arg,
-                .arg = arg };
+                .arg = c };
     if (w->options.faults && !w->quiet && chance(w, 10)) {
         /* Doubled: once in its place, and once more late and out of order. */
         w->report.doubled++;
-        e.again = true;
+        c->copies++;
         push_event(w, e);
-        e.again = false;
         e.at_ns += below(w, 400 * MS);
     }
     push_event(w, e);
-}
-
-static void fire_link(world *w, event *e)
-{
-    if (!postponed(w, e)) {
-        e->run(e->arg);
-    }
 }
 
 static void defer_link(void *ctx, const char *from, const char *to, void (*run)(void *arg),
@@ -266,12 +245,11 @@ static void defer_link(void *ctx, const char *from, const char *to, void (*run)(
     sim_worker *source = worker_named(w, from);
     /* Mostly fast; now and then a writer that takes its time. */
     uint64_t delay = chance(w, 30) ? below(w, 200 * MS) : 20000 + below(w, 3 * MS);
-    push_event(w, (event){ .at_ns = w->now_ns + delay,
-                           .fire = fire_link,
+    push_event(w, (event){ .at_ns = w->time.now_ns + delay,
+                           .fire = fire_cargo,
+                           .drop = drop_cargo,
                            .index = source != NULL ? source->index : UINT32_MAX,
-                           .run = run,
-                           .end = drop,
-                           .arg = arg });
+                           .arg = make_cargo(run, drop, arg, true) });
 }
 
 /* ---- workers ---- */
@@ -422,7 +400,7 @@ static void start_worker(world *w, sim_worker *s)
     fg_worker_options options = { .name = s->name,
                                   .epoch = s->epoch,
                                   .roles = s->roles,
-                                  .clock = fg_clock_manual(&w->now_ns),
+                                  .clock = fg_clock_manual(&w->time.now_ns),
                                   .engine = s->engine,
                                   .link = s->link,
                                   .layout = w->layout,
@@ -476,28 +454,30 @@ static void stop_worker(world *w, sim_worker *s)
     s->worker = NULL;
 }
 
-static void fire_tick(world *w, event *e)
+static void fire_tick(void *ctx, const event *e)
 {
+    world *w = ctx;
     sim_worker *s = &w->workers[e->index];
-    if (s->alive && s->frozen_until_ns <= w->now_ns) {
+    if (s->alive && s->frozen_until_ns <= w->time.now_ns) {
         if (s->link != NULL) {
             fg_link_progress(s->link);
         }
         fg_worker_tick(s->worker);
     }
     event next = *e;
-    next.at_ns = w->now_ns + TICK_NS / 2 + below(w, TICK_NS);
+    next.at_ns = w->time.now_ns + TICK_NS / 2 + below(w, TICK_NS);
     push_event(w, next);
 }
 
-static void fire_engine(world *w, event *e)
+static void fire_engine(void *ctx, const event *e)
 {
+    world *w = ctx;
     sim_worker *s = &w->workers[e->index];
-    if (s->alive && s->frozen_until_ns <= w->now_ns && fg_engine_sim_complete(s->engine)) {
+    if (s->alive && s->frozen_until_ns <= w->time.now_ns && fg_engine_sim_complete(s->engine)) {
         fg_worker_on_engine(s->worker);
     }
     event next = *e;
-    next.at_ns = w->now_ns + MS / 2 + below(w, 4 * MS);
+    next.at_ns = w->time.now_ns + MS / 2 + below(w, 4 * MS);
     push_event(w, next);
 }
 
@@ -532,11 +512,12 @@ static void router_down(void *ctx, uint32_t peer)
     fg_dispatch_on_down(((world *)ctx)->dispatch, peer);
 }
 
-static void fire_router_tick(world *w, event *e)
+static void fire_router_tick(void *ctx, const event *e)
 {
+    world *w = ctx;
     fg_dispatch_tick(w->dispatch);
     event next = *e;
-    next.at_ns = w->now_ns + TICK_NS;
+    next.at_ns = w->time.now_ns + TICK_NS;
     push_event(w, next);
 }
 
@@ -579,23 +560,25 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
     }
 }
 
-static void fire_start(world *w, event *e)
+static void fire_start(void *ctx, const event *e)
 {
+    world *w = ctx;
     sim_request *r = &w->requests[e->index];
     fg_error err;
     fg_status status = fg_dispatch_start(w->dispatch, &r->job, &r->id, &err);
     r->started = status == FG_OK;
     if (status == FG_AGAIN || status == FG_PEER_LOST) {
         event later = *e; /* an honest client comes again */
-        later.at_ns = w->now_ns + 100 * MS + below(w, 200 * MS);
+        later.at_ns = w->time.now_ns + 100 * MS + below(w, 200 * MS);
         push_event(w, later);
     } else if (status != FG_OK) {
         r->refused = true;
     }
 }
 
-static void fire_cancel(world *w, event *e)
+static void fire_cancel(void *ctx, const event *e)
 {
+    world *w = ctx;
     sim_request *r = &w->requests[e->index];
     if (r->started && !r->ended && !r->cancelled) {
         r->cancelled = true;
@@ -654,20 +637,22 @@ static void make_request(world *w, uint32_t index)
     }
 }
 
-static void fire_clear(world *w, event *e)
+static void fire_clear(void *ctx, const event *e)
 {
+    world *w = ctx;
     fg_dispatch_clear_cache(w->dispatch);
     if (!w->quiet) {
         event next = *e;
-        next.at_ns = w->now_ns + below(w, 1000 * MS);
+        next.at_ns = w->time.now_ns + below(w, 1000 * MS);
         push_event(w, next);
     }
 }
 
 /* ---- faults ---- */
 
-static void fire_restart(world *w, event *e)
+static void fire_restart(void *ctx, const event *e)
 {
+    world *w = ctx;
     sim_worker *s = &w->workers[e->index];
     if (!s->alive) {
         start_worker(w, s);
@@ -688,7 +673,7 @@ static void flip_a_bit(world *w, sim_worker *s)
             unsigned char *bytes = (unsigned char *)s->arena + block * w->layout.block_bytes;
             bytes[below(w, w->layout.block_bytes)] ^= (unsigned char)(1u << below(w, 8));
             if (w->options.verbose) {
-                fprintf(stderr, "%12.6f flip %s block %u\n", (double)w->now_ns / 1e9, s->name,
+                fprintf(stderr, "%12.6f flip %s block %u\n", (double)w->time.now_ns / 1e9, s->name,
                         block);
             }
             w->report.flips++;
@@ -697,25 +682,26 @@ static void flip_a_bit(world *w, sim_worker *s)
     }
 }
 
-static void fire_fault(world *w, event *e)
+static void fire_fault(void *ctx, const event *e)
 {
+    world *w = ctx;
     if (w->quiet) {
         return;
     }
     sim_worker *s = &w->workers[below(w, w->worker_count)];
     char identity[40];
-    if (s->alive && s->frozen_until_ns <= w->now_ns) {
+    if (s->alive && s->frozen_until_ns <= w->time.now_ns) {
         switch (below(w, 8)) {
         case 0:
             w->report.crashes++;
             stop_worker(w, s);
-            push_event(w, (event){ .at_ns = w->now_ns + below(w, 400 * MS),
+            push_event(w, (event){ .at_ns = w->time.now_ns + below(w, 400 * MS),
                                    .fire = fire_restart,
                                    .index = s->index });
             break;
         case 1:
             w->report.freezes++;
-            s->frozen_until_ns = w->now_ns + below(w, 900 * MS);
+            s->frozen_until_ns = w->time.now_ns + below(w, 900 * MS);
             break;
         case 2:
             w->report.cuts++;
@@ -728,7 +714,7 @@ static void fire_fault(world *w, event *e)
         }
     }
     event next = *e;
-    next.at_ns = w->now_ns + 5 * MS + below(w, 150 * MS);
+    next.at_ns = w->time.now_ns + 5 * MS + below(w, 150 * MS);
     push_event(w, next);
 }
 
@@ -766,6 +752,7 @@ static void open_world(world *w, const sim_options *options)
     fg_error err;
     w->options = *options;
     w->rng.state = options->seed;
+    fg_timeline_init(&w->time, EVENTS_MAX, w);
     fg_status status = fg_kv_layout_init(&w->layout, 2, 1, 8, 4, FG_F16, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     fg_bus_hub_options bus = { .defer = defer_frame, .ctx = w };
@@ -785,7 +772,7 @@ static void open_world(world *w, const sim_options *options)
     fg_dispatch_options dispatch = {
         .place = place,
         .residency_bytes = 1 << 20,
-        .clock = fg_clock_manual(&w->now_ns),
+        .clock = fg_clock_manual(&w->time.now_ns),
         .fingerprint = { 11, 22 },
         .router_epoch = options->seed,
         .cache_key = { options->seed, 77 },
@@ -886,18 +873,12 @@ static void close_world(world *w)
     }
     fg_dispatch_destroy(w->dispatch);
     fg_bus_close(w->router_bus);
-    while (w->heap_count > 0) {
-        event e = pop_event(w);
-        if (e.end != NULL && !e.again) {
-            e.end(e.arg);
-        }
-    }
+    fg_timeline_deinit(&w->time);
     fg_bus_hub_destroy(w->bus_hub);
     fg_link_hub_destroy(w->link_hub);
     for (uint32_t i = 0; i < w->request_count; i++) {
         free(w->requests[i].tokens);
     }
-    free(w->heap);
 }
 
 static void count_up(world *w)
@@ -915,7 +896,7 @@ static void count_up(world *w)
     w->report.push_retries = stats.push_retries;
     w->report.stale_dropped = stats.stale_dropped;
     w->report.retried = stats.retried;
-    w->report.simulated_s = (double)w->now_ns / 1e9;
+    w->report.simulated_s = (double)w->time.now_ns / 1e9;
 }
 
 void sim_run(const sim_options *options, sim_report *report_out)
@@ -925,17 +906,14 @@ void sim_run(const sim_options *options, sim_report *report_out)
     memset(w, 0, sizeof *w);
     open_world(w, options);
     uint64_t faults_until = 1500 * MS, limit = 30000 * MS;
-    while (!(w->now_ns > faults_until && at_rest(w))) {
-        event e = pop_event(w);
-        FG_ASSERT(e.at_ns >= w->now_ns);
-        w->now_ns = e.at_ns;
-        w->quiet = w->now_ns > faults_until;
-        if (w->now_ns > limit) {
+    while (!(w->time.now_ns > faults_until && at_rest(w))) {
+        w->quiet = fg_timeline_next_ns(&w->time) > faults_until;
+        if (w->time.now_ns > limit) {
             describe(w);
             FG_ASSERT(false, "not at rest after %llu simulated seconds",
                       (unsigned long long)(limit / (1000 * MS)));
         }
-        e.fire(w, &e);
+        fg_timeline_step(&w->time);
         w->report.events++;
         check_books(w);
     }
