@@ -59,9 +59,9 @@ static int run_worlds(const sim_config *config)
 {
     fg_log_set_level(FG_LOG_OFF);
     for (uint32_t i = 0; i < config->seeds; i++) {
-        sim_report report;
+        fg_sim_report report;
         uint64_t seed = config->seed + i;
-        sim_run(&(sim_options){ .seed = seed, .faults = seed % 2 == 0 }, &report);
+        fg_sim_options o = fg_sim_options_default(seed); fg_sim_run(&o, &report);
     }
     printf("%u passed, 0 failed\n", config->seeds);
     return 0;
