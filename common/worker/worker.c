@@ -178,14 +178,13 @@ void fg_worker_send(fg_worker *worker, const fg_msg *msg)
         return;
     }
     fg_buf_clear(&worker->out);
-    bool encoded = fg_wire_encode(msg, &worker->out);
-    FG_ASSERT(encoded, "a %s message does not fit a frame", fg_msg_name(msg->kind));
-    fg_status status =
-        worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
+    fg_status status = FG_AGAIN; /* no memory to encode it in, or thousands of frames unread */
+    if (fg_wire_encode(msg, &worker->out)) {
+        status = worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
+    }
     if (status == FG_AGAIN) {
-        /* Thousands of frames unread: as good as dead. */
         worker->stalled = true;
-        fg_warn("worker", "event=router_stalled");
+        fg_warn("worker", "event=router_stalled lost=%s", fg_msg_name(msg->kind));
     }
 }
 

@@ -232,9 +232,9 @@ void sim_plan_faults(sim_world *w)
     for (uint32_t kind = 0; kind < FG_SIM_FAULT_COUNT; kind++) {
         fg_rng *rng = &w->fault_rngs[kind];
         *rng = sim_rng(w, SIM_STREAM_FAULT, kind, 0);
-        bool drawn = sim_chance(rng, 400);
-        /* From as often as the table says to an eighth of that. */
-        uint64_t slower = 1 + sim_below(rng, 8);
+        bool drawn = sim_chance(rng, 500);
+        /* From as often as the table says to a quarter of that. */
+        uint64_t slower = 1 + sim_below(rng, 4);
         w->fault_gaps_ns[kind] = kinds[kind].gap_ms * slower * SIM_MS;
         if (none || (!drawn && !w->options.forced) || (w->options.faults >> kind & 1) == 0) {
             continue;
