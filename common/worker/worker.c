@@ -360,6 +360,9 @@ static void leave_if_cut_off(fg_worker *worker, uint64_t now)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
         const fg_worker_peer *peer = &worker->peers[i];
+        if (peer->broken_ns == 0 && !fg_link_usable(worker->options.link, peer->index)) {
+            fg_worker_note_broken(worker, peer->index); /* a verdict may be what was lost */
+        }
         if (peer->broken_ns != 0 && now - peer->broken_ns >= CUT_OFF_NS) {
             fg_warn("worker", "event=joining_again why=\"the link to %s stays broken\"",
                     peer->name);
@@ -469,7 +472,10 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
         fg_warn("worker", "event=frame_refused why=\"%s\"", err.text);
         return;
     }
-    if (!worker->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE) {
+    /* Not up: this side has left, and what still comes over the old connection is for somebody who is gone;
+     * a late WELCOME would make a member of the next connection out of it. */
+    if (!worker->up ||
+        (!worker->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE)) {
         worker->stats.stale_dropped++;
         return;
     }
