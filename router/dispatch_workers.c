@@ -233,6 +233,12 @@ static fg_job *find_job(fg_dispatch *dispatch, const fg_reg_worker *worker, uint
 static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    if (job == NULL && msg->ticket.granted) {
+        /* Nobody will use these blocks: a RESERVE that came twice, or after its CANCEL. */
+        fg_dispatch_send(
+            dispatch, worker,
+            &(fg_msg){ .kind = FG_MSG_CANCEL, .request = msg->request, .attempt = msg->attempt });
+    }
     if (job == NULL || job->decode != worker || job->life.state != FG_LIFE_RESERVED) {
         return;
     }

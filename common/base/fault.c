@@ -27,6 +27,18 @@ bool fg_fault_fired(void)
     return fault_fired;
 }
 
+uint64_t fg_fault_hold(void)
+{
+    uint64_t left = fault_left;
+    fault_left = 0;
+    return left;
+}
+
+void fg_fault_resume(uint64_t left)
+{
+    fault_left = left;
+}
+
 int fg_fault_each(bool (*attempt)(void *ctx), void *ctx)
 {
     for (int nth = 1;; nth++) {

@@ -18,6 +18,10 @@ void fg_fault_arm(uint64_t nth);
 bool fg_fault_hit(void);
 /* True when an armed fault has fired since the last fg_fault_arm(). */
 bool fg_fault_fired(void);
+/* What is left of the countdown; nothing fails until it is resumed. For a test's own code that runs inside
+ * the code under test. */
+uint64_t fg_fault_hold(void);
+void fg_fault_resume(uint64_t left);
 
 /* Calls `attempt` with the first, second, ... allocation failing until one call runs with no fault
  * fired; that call must return true (success), every earlier one false. Returns the number of faults

@@ -102,7 +102,13 @@ static uint64_t read_slot(sim_engine *engine, const uint32_t *block_ids, uint32_
         for (size_t i = 0; i < slot_bytes; i += sizeof hash) {
             uint64_t want = slot_word(hash, part, i);
             size_t left = slot_bytes - i;
-            if (memcmp(bytes + i, &want, left < sizeof want ? left : sizeof want) != 0) {
+            uint64_t seen = want;
+            if (left >= sizeof seen) { /* of a known length: no call */
+                memcpy(&seen, bytes + i, sizeof seen);
+            } else {
+                memcpy(&seen, bytes + i, left);
+            }
+            if (seen != want) {
                 damage = fg_hash_mix(damage + part + i + 1);
             }
         }

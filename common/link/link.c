@@ -102,6 +102,11 @@ static fg_link_peer *peer_up(const fg_link *link, uint32_t index)
     return peer != NULL && peer->state == FG_LINK_PEER_UP && !link->dead ? peer : NULL;
 }
 
+bool fg_link_usable(const fg_link *link, uint32_t peer)
+{
+    return peer_up(link, peer) != NULL;
+}
+
 fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, const void *record,
                            size_t record_bytes, uint32_t *peer_out, fg_error *err)
 {

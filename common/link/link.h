@@ -68,6 +68,8 @@ fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, cons
  * NACK ends it in on_fenced. The link itself notices the end of a process or connection: tickets end
  * likewise, and the index stays taken, answering FG_PEER_LOST, until this call. */
 void fg_link_lose_peer(fg_link *link, uint32_t peer);
+/* False: unknown, lost, or the link to it is broken; nothing that was under way to it is answered any more. */
+bool fg_link_usable(const fg_link *link, uint32_t peer);
 /* "posix/memory", "tcp/lo", ...: what the transport chose towards this peer, "" before contact. */
 const char *fg_link_transport(const fg_link *link, uint32_t peer);
 /* Makes progress; call from timers in set-ups without a loop (tests, simulator). */

@@ -101,8 +101,8 @@ typedef struct fg_seq {
     uint64_t first_digest;
 
     uint64_t queued_ns, started_ns, computed_ns;
-    uint64_t since_ns; /* of the present state, for the trace */
-    uint64_t fence_asked_ns;
+    uint64_t since_ns;                       /* of the present state, for the trace */
+    uint64_t fence_begun_ns, fence_asked_ns; /* first and last time */
 } fg_seq;
 
 typedef struct fg_seq_list {

@@ -191,18 +191,19 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
 
 void fg_worker_send(fg_worker *worker, const fg_msg *msg)
 {
-    if (!worker->up) {
+    /* A frame was lost already: what comes after it would be taken for the whole story (DONE, of which
+     * tokens are missing). The next tick breaks the connection. */
+    if (!worker->up || worker->stalled) {
         return;
     }
     fg_buf_clear(&worker->out);
-    bool encoded = fg_wire_encode(msg, &worker->out);
-    FG_ASSERT(encoded, "a %s message does not fit a frame", fg_msg_name(msg->kind));
-    fg_status status =
-        worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
-    if (status == FG_AGAIN && !worker->stalled) {
-        /* Thousands of frames unread: as good as dead. The next tick breaks the connection. */
+    fg_status status = FG_AGAIN; /* no memory to encode it in, or thousands of frames unread */
+    if (fg_wire_encode(msg, &worker->out)) {
+        status = worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
+    }
+    if (status == FG_AGAIN) {
         worker->stalled = true;
-        fg_warn("worker", "event=router_stalled");
+        fg_warn("worker", "event=router_stalled lost=%s", fg_msg_name(msg->kind));
     }
 }
 
@@ -218,7 +219,11 @@ static void send_hello(fg_worker *worker)
     fg_buf record;
     fg_buf_init(&record, 64 * 1024);
     if (options->link != NULL && !fg_link_describe(options->link, &record)) {
+        /* Out of memory. A member that nobody can push to would wait for introductions for ever. */
         fg_err("worker", "event=no_link_record");
+        worker->stalled = true;
+        fg_buf_deinit(&record);
+        return;
     }
     fg_msg msg = { .kind = FG_MSG_HELLO };
     msg.hello = (fg_wire_hello){
@@ -377,6 +382,9 @@ static void leave_if_cut_off(fg_worker *worker, uint64_t now)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
         const fg_worker_peer *peer = &worker->peers[i];
+        if (peer->broken_ns == 0 && !fg_link_usable(worker->options.link, peer->index)) {
+            fg_worker_note_broken(worker, peer->index); /* a verdict may be what was lost */
+        }
         if (peer->broken_ns != 0 && now - peer->broken_ns >= CUT_OFF_NS) {
             fg_warn("worker", "event=joining_again why=\"the link to %s stays broken\"",
                     peer->name);
@@ -407,8 +415,11 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
 static void on_refuse(fg_worker *worker, const fg_msg *msg)
 {
     fg_warn("worker", "event=refused reason=\"%s\"", msg->refuse.reason);
-    worker->refusals++;
-    worker->stalled = true; /* leave, and try again as a stranger */
+    /* Every frame of a connection that the router has given up is answered so; it is one refusal. */
+    if (worker->up && !worker->stalled) {
+        worker->refusals++;
+        worker->stalled = true; /* leave, and try again as a stranger */
+    }
 }
 
 static void on_welcome(fg_worker *worker, const fg_msg *msg)
@@ -423,6 +434,9 @@ static void on_welcome(fg_worker *worker, const fg_msg *msg)
     }
     fg_info("worker", "event=joined epoch=%llu", (unsigned long long)worker->epoch);
     fg_worker_news_begin(worker);
+    if (worker->draining) {
+        fg_worker_send(worker, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* a stranger is asked anew */
+    }
     send_load(worker);
 }
 
@@ -488,7 +502,10 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
         fg_warn("worker", "event=frame_refused why=\"%s\"", err.text);
         return;
     }
-    if (!worker->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE) {
+    /* Not up: this side has left, and what still comes over the old connection is for somebody who is gone;
+     * a late WELCOME would make a member of the next connection out of it. */
+    if (!worker->up ||
+        (!worker->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE)) {
         worker->stats.stale_dropped++;
         return;
     }
@@ -557,6 +574,20 @@ static void end_forgotten(fg_worker *worker, uint64_t now)
     }
 }
 
+/* A writer that is still a member and answers no fence: this side's link to it is broken, or the question
+ * was lost. Joining again makes another one, over which it can answer. A peer that was introduced since
+ * has another index, so this happens once. */
+static void note_silent(fg_worker *worker, const fg_seq *seq, uint64_t now)
+{
+    for (uint32_t i = 0; i < worker->peer_count; i++) {
+        if (worker->peers[i].index == seq->peer && now - seq->fence_begun_ns >= CUT_OFF_NS) {
+            fg_warn("worker", "event=joining_again why=\"%s answers no fence\"",
+                    worker->peers[i].name);
+            worker->stalled = true;
+        }
+    }
+}
+
 /* A fence that stays unanswered is asked for again: blocks stay quarantined until then. */
 static void ask_fences_again(fg_worker *worker, uint64_t now)
 {
@@ -565,6 +596,7 @@ static void ask_fences_again(fg_worker *worker, uint64_t now)
             now - seq->fence_asked_ns >= FENCE_AGAIN_NS) {
             seq->fence_asked_ns = now;
             fg_link_fence(worker->options.link, seq->ticket);
+            note_silent(worker, seq, now);
         }
     }
 }

@@ -275,7 +275,8 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
                 fg_worker_release_ticket(worker, seq);
             }
         } else {
-            seq->fence_asked_ns = fg_worker_now_ns(worker);
+            seq->fence_begun_ns = fg_worker_now_ns(worker);
+            seq->fence_asked_ns = seq->fence_begun_ns;
             fg_link_fence(worker->options.link, seq->ticket);
         }
     }

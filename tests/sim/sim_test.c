@@ -1,7 +1,9 @@
 /*
  * sim_test [--seeds N] [--first SEED] [--verbose]: worlds from N seeds in a row, every second one with
- * faults. Prints a line for each failure (by aborting, with the seed) and a summary.
+ * faults, in this process, so that sanitizers see all of it. A failure aborts, with the seed. `forge sim`
+ * does the same and goes on, prints what happened and shrinks what failed.
  */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,24 @@ static void on_abort(int number)
 {
     ssize_t ignored = write(STDERR_FILENO, last_words, strlen(last_words));
     (void)ignored;
+}
+
+static void print_report(const fg_sim_report *sum)
+{
+    printf("worlds=%" PRIu64 " simulated_s=%.0f events=%" PRIu64 " tokens=%" PRIu64 "\n",
+           sum->worlds, (double)sum->simulated_ns / 1e9, sum->events, sum->tokens);
+    printf("requests=%" PRIu64 " finished=%" PRIu64 " failed=%" PRIu64 " cancelled=%" PRIu64
+           " refused=%" PRIu64 " retried=%" PRIu64 "\n",
+           sum->requests, sum->finished, sum->failed, sum->cancelled, sum->refused, sum->retried);
+    for (uint32_t kind = 0; kind < FG_SIM_FAULT_COUNT; kind++) {
+        printf("%s=%" PRIu64 " ", fg_sim_fault_name((fg_sim_fault)kind), sum->faults[kind]);
+    }
+    printf("push_retries=%" PRIu64 " stale_dropped=%" PRIu64 "\n", sum->push_retries,
+           sum->stale_dropped);
+    printf("hit_tokens=%" PRIu64 " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64
+           " forks=%" PRIu64 " remapped_blocks=%" PRIu64 "\n",
+           sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped);
+    printf("%" PRIu64 " passed, 0 failed\n", sum->worlds);
 }
 
 int main(int argc, char **argv)
@@ -37,49 +57,18 @@ int main(int argc, char **argv)
     }
     signal(SIGABRT, on_abort);
     fg_log_set_level(verbose ? FG_LOG_DEBUG : FG_LOG_OFF);
-    sim_report total = { 0 };
+    fg_sim_report sum = { 0 };
     for (unsigned long long seed = first; seed < first + seeds; seed++) {
         snprintf(last_words, sizeof last_words,
-                 "seed %llu failed: replay with `sim_test --first %llu --seeds 1 --verbose`\n",
-                 seed, seed);
-        sim_report report;
-        sim_run(&(sim_options){ .seed = seed, .faults = seed % 2 == 0, .verbose = verbose },
-                &report);
-        total.events += report.events;
-        total.tokens += report.tokens;
-        total.requests += report.requests;
-        total.finished += report.finished;
-        total.failed += report.failed;
-        total.cancelled += report.cancelled;
-        total.refused += report.refused;
-        total.crashes += report.crashes;
-        total.freezes += report.freezes;
-        total.cuts += report.cuts;
-        total.flips += report.flips;
-        total.doubled += report.doubled;
-        total.push_retries += report.push_retries;
-        total.stale_dropped += report.stale_dropped;
-        total.retried += report.retried;
-        total.hit_tokens += report.hit_tokens;
-        total.preemptions += report.preemptions;
-        total.swapped += report.swapped;
-        total.forks += report.forks;
-        total.remapped += report.remapped;
-        total.simulated_s += report.simulated_s;
+                 "seed %llu failed: replay with `forge sim --seed %llu`, or `sim_test --first %llu "
+                 "--seeds 1 --verbose`\n",
+                 seed, seed, seed);
+        fg_sim_report report;
+        fg_sim_options options = fg_sim_options_default(seed);
+        options.history = verbose ? stderr : NULL;
+        fg_sim_run(&options, &report);
+        fg_sim_report_add(&sum, &report);
     }
-    printf("worlds=%llu simulated_s=%.0f events=%llu tokens=%llu\n", seeds, total.simulated_s,
-           (unsigned long long)total.events, (unsigned long long)total.tokens);
-    printf("requests=%u finished=%u failed=%u cancelled=%u refused=%u retried=%llu\n",
-           total.requests, total.finished, total.failed, total.cancelled, total.refused,
-           (unsigned long long)total.retried);
-    printf(
-        "crashes=%u freezes=%u cuts=%u flips=%u doubled=%u push_retries=%llu stale_dropped=%llu\n",
-        total.crashes, total.freezes, total.cuts, total.flips, total.doubled,
-        (unsigned long long)total.push_retries, (unsigned long long)total.stale_dropped);
-    printf("hit_tokens=%llu preemptions=%llu swapped_blocks=%llu forks=%llu remapped_blocks=%llu\n",
-           (unsigned long long)total.hit_tokens, (unsigned long long)total.preemptions,
-           (unsigned long long)total.swapped, (unsigned long long)total.forks,
-           (unsigned long long)total.remapped);
-    printf("%llu passed, 0 failed\n", seeds);
+    print_report(&sum);
     return 0;
 }

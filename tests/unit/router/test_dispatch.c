@@ -344,3 +344,22 @@ Test(dispatch, survives_each_failed_allocation)
     bench b = { .now_ns = 1 };
     cr_assert(fg_fault_each(create_once, &b) >= 5);
 }
+
+/* A RESERVE that came twice, the second time after its request was gone: nobody else would free them. */
+Test(dispatch, blocks_that_a_worker_holds_for_nobody_are_cancelled)
+{
+    bench b;
+    uint64_t id;
+    bench_open(&b);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
+    b.sent_count = 0;
+    bench_ticket(&b, id, 1);
+    const fg_msg *cancel = bench_sent(&b, D, FG_MSG_CANCEL);
+    cr_assert(cancel != NULL && cancel->request == id && cancel->attempt == 1);
+    b.sent_count = 0;
+    bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = id, .attempt = 1 });
+    cr_assert_null(bench_sent(&b, D, FG_MSG_CANCEL)); /* it holds none */
+    bench_close(&b);
+}

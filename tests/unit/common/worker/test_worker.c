@@ -327,6 +327,84 @@ Test(worker, a_router_that_does_not_answer_hello_is_left)
     close_bench(&b);
 }
 
+static void refuse(bench *b, int times)
+{
+    fg_msg msg = { .kind = FG_MSG_REFUSE };
+    msg.refuse.reason = "not a member any more";
+    for (int i = 0; i < times; i++) {
+        give(b, &msg);
+    }
+}
+
+/* A router answers every frame of a connection that it has given up; all that is one refusal. */
+Test(worker, many_refusals_of_one_connection_do_not_lengthen_the_wait)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    refuse(&b, 12);
+    fg_worker_tick(b.worker);
+    cr_assert(!fg_worker_joined(b.worker));
+    refuse(&b, 12); /* under way when it left */
+    b.now_ns += 600000000u;
+    fg_worker_tick(b.worker);
+    cr_assert_eq(b.reconnected_as, 6u);
+    close_bench(&b);
+}
+
+Test(worker, nothing_is_sent_after_a_frame_that_was_lost)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    b.send_answer = FG_AGAIN;
+    b.now_ns += 200000000u;
+    fg_worker_tick(b.worker); /* its LOAD is lost */
+    b.send_answer = FG_OK;
+    uint32_t sent = b.sent_count;
+    uint32_t tokens[90] = { 0 };
+    fg_msg msg = { .kind = FG_MSG_PREFILL, .request = 1, .attempt = 1 };
+    msg.prefill.tokens = tokens;
+    msg.prefill.token_count = 90; /* can never fit: DONE, if it could speak */
+    msg.prefill.sampling.max_tokens = 5;
+    give(&b, &msg);
+    cr_assert_eq(b.sent_count, sent);
+    close_bench(&b);
+}
+
+Test(worker, a_welcome_after_it_has_left_makes_no_member)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    fg_worker_on_down(b.worker);
+    give(&b,
+         &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
+    cr_assert(!fg_worker_joined(b.worker));
+    close_bench(&b);
+}
+
+Test(worker, one_that_drains_says_so_again_when_it_joins_again)
+{
+    bench b;
+    open_bench(&b);
+    join(&b);
+    fg_worker_drain(b.worker);
+    fg_worker_on_down(b.worker);
+    b.sent_count = 0;
+    b.now_ns += 600000000u;
+    fg_worker_tick(b.worker);
+    fg_worker_on_up(b.worker);
+    give(&b,
+         &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
+    bool said = false;
+    for (uint32_t i = 0; i < b.sent_count; i++) {
+        said = said || b.sent[i].kind == FG_MSG_DRAIN;
+    }
+    cr_assert(said);
+    close_bench(&b);
+}
+
 Test(worker, garbage_frames_are_counted_and_dropped)
 {
     bench b;
