@@ -230,7 +230,7 @@ static void send_hello(fg_worker *worker)
         .protocol = FG_PROTOCOL_VERSION,
         .self = { .name = worker->name, .epoch = worker->epoch },
         .roles = worker->roles,
-        .able = options->link != NULL ? FG_ROLE_PREFILL | FG_ROLE_DECODE : worker->roles,
+        .able = options->link != NULL ? FG_ROLE_PREFILL | FG_ROLE_DECODE : options->roles,
         .speed = options->speed,
         .pid = options->pid,
         .fingerprint_low = options->fingerprint.low,
@@ -424,6 +424,7 @@ static void on_refuse(fg_worker *worker, const fg_msg *msg)
 
 static void on_welcome(fg_worker *worker, const fg_msg *msg)
 {
+    bool doubled = worker->joined;
     worker->joined = true;
     worker->refusals = 0;
     fg_digest128 secret = { .low = msg->welcome.cache_key_low,
@@ -433,7 +434,9 @@ static void on_welcome(fg_worker *worker, const fg_msg *msg)
         worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
     fg_info("worker", "event=joined epoch=%llu", (unsigned long long)worker->epoch);
-    fg_worker_news_begin(worker);
+    if (!doubled) {
+        fg_worker_news_begin(worker);
+    }
     if (worker->draining) {
         fg_worker_send(worker, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* a stranger is asked anew */
     }
