@@ -87,6 +87,11 @@ void sim_start_router(sim_world *w)
     fg_place_options place = fg_place_defaults();
     place.policy = (fg_place_policy)sim_below(&shape, FG_PLACE_TWO_CHOICES + 1);
     place.split = (fg_place_split)sim_below(&shape, FG_PLACE_UNSPLIT + 1);
+    if (sim_chance(&shape, 250)) { /* whoever computes beside others is to be avoided: all is split */
+        place.policy = FG_PLACE_COST;
+        place.split = FG_PLACE_AUTO;
+        place.interference = 1000;
+    }
     fg_dispatch_options dispatch = {
         .place = place,
         .queue_ahead = (uint32_t)sim_below(&shape, 5),
@@ -284,7 +289,7 @@ static void make_request(sim_world *w, uint32_t index)
     r->index = index;
     r->rng = sim_rng(w, SIM_STREAM_REQUEST, index, 0);
     fg_rng *rng = &r->rng;
-    uint32_t longest = sim_chance(rng, 200) ? 300 : 60;
+    uint32_t longest = !w->burst && sim_chance(rng, 200) ? 300 : 60;
     r->prompt_count = 1 + (uint32_t)sim_below(rng, longest);
     uint32_t max_tokens = 1 + (uint32_t)sim_below(rng, 40);
     r->tokens = calloc(r->prompt_count + max_tokens, sizeof *r->tokens);
@@ -307,6 +312,7 @@ static void make_request(sim_world *w, uint32_t index)
         .tenant = sim_below(rng, 4),
     };
     uint64_t at = sim_below(rng, 600 * SIM_MS);
+    at = w->burst ? 300 * SIM_MS + at % (20 * SIM_MS) : at;
     bool cancels = sim_chance(rng, 200);
     uint64_t cancel_at = at + sim_below(rng, 500 * SIM_MS);
     r->left_out = (w->options.requests >> index & 1) == 0;

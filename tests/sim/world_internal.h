@@ -111,6 +111,7 @@ struct fg_sim_world {
     uint64_t fault_gaps_ns[FG_SIM_FAULT_COUNT]; /* on average */
     uint32_t double_rate, spike_rate;           /* of ten thousand frames */
     bool may_fail;                              /* something happened that a request may die of */
+    bool burst;                                 /* all requests come at once, and pools are small */
     bool quiet;                                 /* no more faults */
     uint32_t touched;                           /* processes called since the last check */
     uint64_t progress_ns;                       /* something moved that is no timer */

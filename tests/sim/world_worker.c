@@ -360,16 +360,21 @@ void sim_build_cluster(sim_world *w)
         { 3, { FG_ROLE_PREFILL, FG_ROLE_DECODE, FG_ROLE_DECODE } },
         { 4, { FG_ROLE_PREFILL, FG_ROLE_PREFILL, FG_ROLE_DECODE, FG_ROLE_DECODE } },
         { 3, { FG_ROLE_PREFILL, FG_ROLE_PREFILL | FG_ROLE_DECODE, FG_ROLE_DECODE } },
+        { 2, { FG_ROLE_PREFILL | FG_ROLE_DECODE, FG_ROLE_PREFILL | FG_ROLE_DECODE } },
+        { 3,
+          { FG_ROLE_PREFILL | FG_ROLE_DECODE, FG_ROLE_PREFILL | FG_ROLE_DECODE,
+            FG_ROLE_PREFILL | FG_ROLE_DECODE } },
     };
     fg_rng rng = sim_rng(w, SIM_STREAM_SHAPE, 0, 0);
     size_t shape = sim_below(&rng, sizeof shapes / sizeof *shapes);
     w->worker_count = shapes[shape].count;
+    w->burst = sim_chance(&rng, 200);
     for (uint32_t i = 0; i < w->worker_count; i++) {
         sim_worker *s = &w->workers[i];
         s->world = w;
         s->index = i;
         s->roles = shapes[shape].roles[i];
-        s->block_count = 30 + (uint32_t)sim_below(&rng, 100);
+        s->block_count = 30 + (uint32_t)sim_below(&rng, w->burst ? 15 : 100);
         snprintf(s->process.name, sizeof s->process.name, "w%u", i);
         s->ticks = sim_rng(w, SIM_STREAM_TICKS, i, 0);
         s->copies = sim_rng(w, SIM_STREAM_COPIES, i, 0);
