@@ -278,7 +278,11 @@ static fg_status open_router(fg_fleet *f, fg_error *err)
     fg_bus_events events = {
         .on_up = router_up, .on_frame = router_frame, .on_down = router_down, .ctx = f
     };
+    fg_place_options place = fg_place_defaults();
+    place.policy = FG_PLACE_LEAST_LOADED;
+    place.split = FG_PLACE_ALWAYS;
     fg_dispatch_options dispatch = {
+        .place = place,
         .clock = fg_clock_manual(&f->timeline.now_ns),
         .fingerprint = { 11, 22 },
         .router_epoch = f->options->seed,
