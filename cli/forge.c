@@ -54,8 +54,8 @@ static int print_version(void)
 
 static int print_config_docs(void)
 {
-    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec, &fg_trace_spec,
-                                          &fg_top_spec, &fg_keygen_spec, &fg_sim_spec };
+    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec,  &fg_trace_spec,
+                                          &fg_top_spec,   &fg_keygen_spec, &fg_sim_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
     fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);

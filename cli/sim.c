@@ -281,8 +281,8 @@ static void print_summary(const fg_sim_report *sum, uint64_t failed, double real
            " remapped_blocks=%" PRIu64 "\n",
            sum->push_retries, sum->stale_dropped, sum->hit_tokens, sum->preemptions, sum->swapped,
            sum->forks, sum->remapped);
-    printf("split=%" PRIu64 " role_changes=%" PRIu64 " circles_avoided=%" PRIu64
-           " held=%" PRIu64 " resyncs=%" PRIu64 "\n",
+    printf("split=%" PRIu64 " role_changes=%" PRIu64 " circles_avoided=%" PRIu64 " held=%" PRIu64
+           " resyncs=%" PRIu64 "\n",
            sum->split, sum->role_changes, sum->circles_avoided, sum->held, sum->resyncs);
     printf("%" PRIu64 " passed, %" PRIu64 " failed\n", sum->worlds, failed);
 }

@@ -87,7 +87,8 @@ void sim_start_router(sim_world *w)
     fg_place_options place = fg_place_defaults();
     place.policy = (fg_place_policy)sim_below(&shape, FG_PLACE_TWO_CHOICES + 1);
     place.split = (fg_place_split)sim_below(&shape, FG_PLACE_UNSPLIT + 1);
-    if (sim_chance(&shape, 250)) { /* whoever computes beside others is to be avoided: all is split */
+    if (sim_chance(&shape,
+                   250)) { /* whoever computes beside others is to be avoided: all is split */
         place.policy = FG_PLACE_COST;
         place.split = FG_PLACE_AUTO;
         place.interference = 1000;
