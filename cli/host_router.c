@@ -26,6 +26,8 @@ struct fg_host_router {
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
+    fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *circles;
+    fg_service service;
     fg_dispatch_stats counted; /* what the counters show already */
     const char *prefill_names[FG_LIMIT_WORKERS];
     const char *decode_names[FG_LIMIT_WORKERS];
@@ -119,6 +121,17 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
         { &router->resyncs,
           { .name = "residency_resyncs_total",
             .help = "Times that a worker had to tell again what it has cached" } },
+        { &router->given_up,
+          { .name = "requests_given_up_total",
+            .help =
+                "Waiting requests ended because they would have missed what they were promised" } },
+        { &router->held,
+          { .name = "placements_held_total",
+            .help = "Requests whose decode worker was asked later, as prefill was not free yet" } },
+        { &router->circles,
+          { .name = "placements_circles_avoided_total",
+            .help =
+                "Pairs of workers that were not chosen because they could have waited for ever" } },
         { &router->hits_expected,
           { .name = "residency_hit_blocks_expected_total",
             .help =
@@ -129,6 +142,17 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
     };
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
         *counters[i].metric = fg_metrics_counter(metrics, &counters[i].spec);
+    }
+    static const char *const reasons[] = { [FG_ADMIT_QUEUE_FULL] = "queue_full",
+                                           [FG_ADMIT_TENANT_CAP] = "tenant_cap",
+                                           [FG_ADMIT_TTFT] = "ttft",
+                                           [FG_ADMIT_ITL] = "itl",
+                                           [FG_ADMIT_DEADLINE] = "deadline" };
+    for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
+        fg_metric_spec spec = { .name = "requests_refused_total",
+                                .help = "Requests answered 429 at the door, by reason",
+                                .labels = { { "reason", reasons[i] } } };
+        router->turned_down[i] = fg_metrics_counter(metrics, &spec);
     }
     router->known_blocks = fg_metrics_gauge(
         metrics,
@@ -151,6 +175,12 @@ static void update_routing(fg_host_router *router, const fg_dispatch_stats *stat
     fg_metric_add(router->placed_whole, (double)(stats->placed - old->placed - split));
     fg_metric_add(router->stuck, (double)(stats->workers_stuck - old->workers_stuck));
     fg_metric_add(router->refused, (double)(stats->refused_joins - old->refused_joins));
+    for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
+        fg_metric_add(router->turned_down[i], (double)(stats->refused[i] - old->refused[i]));
+    }
+    fg_metric_add(router->given_up, (double)(stats->given_up - old->given_up));
+    fg_metric_add(router->held, (double)(stats->held - old->held));
+    fg_metric_add(router->circles, (double)(stats->circles_avoided - old->circles_avoided));
     fg_metric_add(router->resyncs, (double)(stats->resyncs - old->resyncs));
     fg_metric_add(router->hits_expected,
                   (double)(stats->hit_blocks_expected - old->hit_blocks_expected));
@@ -205,6 +235,11 @@ static void on_tick(void *ctx)
     update_metrics(router);
 }
 
+static uint32_t weight_of(void *ctx, uint64_t tenant)
+{
+    return fg_service_weight(ctx, tenant);
+}
+
 static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *config,
                                const fg_loaded_model *model, fg_error *err)
 {
@@ -217,6 +252,11 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
     fg_place_options place = fg_place_defaults();
     place.policy = (fg_place_policy)config->routing;
     place.split = (fg_place_split)config->split;
+    fg_status status = fg_service_init(&router->service, config->slo, config->tenant_weights,
+                                       fg_rng_entropy(), err);
+    if (status != FG_OK) {
+        return status;
+    }
     fg_dispatch_options options = {
         .clock = fg_clock_real(),
         .fingerprint = model->fingerprint,
@@ -230,7 +270,12 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .residency_bytes = (size_t)config->residency_mb << 20,
         .limits = { .queued_max = config->queue_limit,
                     .queued_tokens_max = (uint64_t)config->queue_limit * 65536,
-                    .live_max = FG_LIMIT_LIVE_REQUESTS - 1 },
+                    .live_max = FG_LIMIT_LIVE_REQUESTS - 1,
+                    .tenant_queued_max = config->tenant_queue_limit },
+        .weight_of = weight_of,
+        .weight_ctx = &router->service,
+        .tenant_running_max = config->tenant_running_limit,
+        .queue_ahead = config->queue_ahead,
         .wait_for_prefill = router->prefill_names,
         .wait_for_prefill_count = config->prefill.count,
         .wait_for_decode = router->decode_names,
@@ -281,6 +326,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
                                  .max_tokens_default = config->max_tokens_default,
+                                 .service = &router->service,
                                  .rng = { .state = fg_rng_entropy() },
                                  .clock = fg_clock_real() };
     return fg_front_create(&options, &router->front, err);

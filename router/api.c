@@ -142,6 +142,32 @@ static fg_status read_cache(fg_api_reading *r)
     return FG_OK;
 }
 
+/* Whose it is, and what it was promised. */
+static fg_status read_service(fg_api_reading *r)
+{
+    const fg_service *service = r->server->service;
+    const fg_json_node *user = fg_api_value(r, FG_PARAM_USER);
+    const fg_json_node *class = fg_api_value(r, FG_PARAM_SLO);
+    size_t length = 0;
+    if (user != NULL && service != NULL) {
+        const char *name = fg_json_string(user, &length);
+        r->request->tenant = fg_service_tenant(service, name, length);
+    }
+    const char *wanted = class == NULL ? NULL : fg_json_string(class, NULL);
+    const fg_admit_slo *slo =
+        service == NULL ? fg_admit_find_class(NULL, 0, wanted)
+                        : fg_admit_find_class(service->classes, service->class_count, wanted);
+    if (slo == NULL) {
+        return fg_api_wrong_value(r, "slo", "'%.64s' is not a class of service here (--slo)",
+                                  wanted);
+    }
+    r->request->slo = *slo;
+    if (r->given[FG_PARAM_DEADLINE]) {
+        r->request->deadline_ns = (uint64_t)r->integer[FG_PARAM_DEADLINE] * 1000000u;
+    }
+    return FG_OK;
+}
+
 static fg_status read_stream_options(fg_api_reading *r)
 {
     const fg_json_node *node = fg_api_value(r, FG_PARAM_STREAM_OPTIONS);
@@ -246,9 +272,13 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
     }
     name_family(r);
     fg_status (*const steps[])(fg_api_reading *) = {
-        read_model,          read_stop,
-        read_stream_options, read_priority,
-        read_cache,          r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
+        read_model,
+        read_stop,
+        read_stream_options,
+        read_priority,
+        read_cache,
+        read_service,
+        r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
         resolve_max_tokens,
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {

@@ -20,6 +20,7 @@
 #include "common/model/tokenizer.h"
 #include "router/dispatch.h"
 #include "router/request.h"
+#include "router/service.h"
 
 /* Room for everything that one request may keep: its texts, its rendered prompt and its token ids. */
 #define FG_API_ARENA_BYTES (64u * 1024u * 1024u)
@@ -32,6 +33,7 @@ typedef struct fg_api_server {
     const char *fingerprint; /* system_fingerprint, or NULL */
     uint32_t context_max;    /* largest prompt + output, in tokens */
     uint32_t max_tokens_default;
+    const fg_service *service; /* tenants and classes; NULL: none */
 } fg_api_server;
 
 /* What is drawn from outside for one request. */

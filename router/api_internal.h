@@ -36,6 +36,8 @@ typedef enum fg_api_param {
     FG_PARAM_LOGITS_DIGEST,
     FG_PARAM_RETURN_TOKEN_IDS,
     FG_PARAM_RETURN_TIMINGS,
+    FG_PARAM_SLO,
+    FG_PARAM_DEADLINE,
     FG_PARAM_COUNT,
 } fg_api_param;
 

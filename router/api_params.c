@@ -6,6 +6,7 @@
 
 #include "common/base/limits.h"
 #include "router/api_internal.h"
+#include "router/service.h"
 
 /* How a parameter is checked. */
 typedef enum rule {
@@ -69,6 +70,9 @@ static const param params[] = {
     [FG_PARAM_LOGITS_DIGEST] = { "logits_digest", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_RETURN_TOKEN_IDS] = { "return_token_ids", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_RETURN_TIMINGS] = { "return_timings", FOR_BOTH, .rule = FLAG },
+    [FG_PARAM_SLO] = { "slo", FOR_BOTH, .rule = TEXT },
+    [FG_PARAM_DEADLINE] = { "deadline_ms", FOR_BOTH, INTEGER, .least = 1,
+                            .most = FG_SERVICE_MS_MAX },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "logprobs", FOR_BOTH, NEUTRAL, .neutral = IS_FALSE },

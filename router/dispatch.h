@@ -80,6 +80,10 @@ typedef struct fg_dispatch_options {
     fg_admit_limits limits;
     fg_place_options place;
     size_t residency_bytes; /* what may be known about cached blocks; 0: 64 MiB */
+    /* A tenant's weight; NULL: all have 1. */
+    uint32_t (*weight_of)(void *ctx, uint64_t tenant);
+    void *weight_ctx;
+    uint32_t tenant_running_max; /* requests of one tenant that workers have; 0: no cap */
     uint32_t queue_ahead; /* requests past which smaller ones may be placed at a time; 0: nobody */
     const char *const
         *wait_for_prefill; /* names that must have joined once before ready; borrowed */

@@ -17,6 +17,9 @@ fg_status fg_dispatch_create_queue(fg_dispatch *dispatch, fg_error *err)
                                  .live_max = limits->live_max,
                                  .tenant_requests_max = limits->tenant_queued_max,
                                  .tenant_tokens_max = limits->tenant_queued_tokens_max,
+                                 .tenant_running_max = dispatch->options.tenant_running_max,
+                                 .weight_of = dispatch->options.weight_of,
+                                 .ctx = dispatch->options.weight_ctx,
                                  .ahead_max = dispatch->options.queue_ahead,
                                  .pass_max = PASS_MAX };
     return fg_queue_create(&options, &dispatch->queue, err);

@@ -20,6 +20,7 @@
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
 #include "router/dispatch.h"
+#include "router/service.h"
 
 typedef struct fg_front fg_front;
 
@@ -37,6 +38,7 @@ typedef struct fg_front_options {
     const char *served_model_name;   /* copied */
     const char *system_fingerprint;  /* copied; NULL: null in answers */
     uint32_t context_max;            /* of the model; workers may hold less */
+    const fg_service *service;       /* tenants and classes; NULL: none; borrowed */
     uint32_t max_tokens_default;     /* for requests that give none; 0: 512 */
     fg_rng rng;                      /* ids and missing seeds are drawn from it */
     fg_clock clock;                  /* monotonic: waiting times */

@@ -12,6 +12,7 @@
 #include "common/base/arena.h"
 #include "common/obs/traceparent.h"
 #include "proto/wire.h"
+#include "router/admit.h"
 
 typedef enum fg_api_kind { FG_API_CHAT, FG_API_COMPLETION } fg_api_kind;
 
@@ -43,6 +44,9 @@ typedef struct fg_request {
     const char *id;          /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
     const char *fingerprint; /* system_fingerprint; NULL: null */
     int64_t created_s;       /* seconds since 1970 */
+    uint64_t tenant;         /* whose share it is; 0: nobody in particular */
+    fg_admit_slo slo;        /* what its class promises */
+    uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
     fg_request_trace trace;
 } fg_request;
 

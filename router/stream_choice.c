@@ -132,6 +132,9 @@ fg_status fg_choice_start(fg_choice *choice, fg_error *err)
         .tokens = request->tokens,
         .token_count = request->token_count,
         .params = request->params,
+        .tenant = request->tenant,
+        .slo = request->slo,
+        .deadline_ns = request->deadline_ns,
         .sink = { .on_token = on_token, .on_end = on_end, .ctx = choice },
     };
     job.params.seed += choice->index;

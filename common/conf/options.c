@@ -135,6 +135,58 @@ static const fg_option options[] = {
       AT(queue_limit),
       .help =
           "Requests that may wait for a place; the next one is answered 429 with Retry-After." },
+    { .name = "queue-ahead",
+      .type = FG_OPTION_U32,
+      .default_text = "4",
+      .min = 0,
+      .max = 16,
+      .group = door,
+      .roles = door_roles,
+      AT(queue_ahead),
+      .help =
+          "How many waiting requests, for which no worker has room now, others may pass at a time; "
+          "each is passed 16 times at most. 0: strictly in order." },
+    { .name = "slo",
+      .type = FG_OPTION_STRING,
+      .group = door,
+      .roles = door_roles,
+      .value_name = "LIST",
+      AT(slo),
+      .help =
+          "Classes of service, NAME=TTFT_MS/ITL_MS separated by commas, 0 for no promise. A "
+          "request "
+          "with \"slo\": NAME that is predicted to miss its class's time to first token or between "
+          "tokens is answered 429 at once, with the time after which it would not." },
+    { .name = "tenant-queue-limit",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_QUEUED_REQUESTS,
+      .group = door,
+      .roles = door_roles,
+      AT(tenant_queue_limit),
+      .help = "Requests of one \"user\" that may wait for a place; 0: no limit of its own. Users "
+              "share the "
+              "workers fairly in any case." },
+    { .name = "tenant-running-limit",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_LIVE_REQUESTS,
+      .group = door,
+      .roles = door_roles,
+      AT(tenant_running_limit),
+      .help = "Requests of one \"user\" that workers may have at a time; the others wait. 0: no "
+              "limit." },
+    { .name = "tenant-weights",
+      .type = FG_OPTION_STRING,
+      .group = door,
+      .roles = door_roles,
+      .value_name = "LIST",
+      AT(tenant_weights),
+      .help =
+          "USER=WEIGHT separated by commas: a user of weight 3 gets three times the share of one "
+          "that is not named, while both wait." },
     { .name = "max-tokens-default",
       .type = FG_OPTION_U32,
       .default_text = "512",

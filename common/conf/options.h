@@ -40,6 +40,10 @@ typedef struct fg_serve_config {
     int32_t port;
     int32_t status_port; /* -1: none */
     uint32_t queue_limit;
+    uint32_t queue_ahead;
+    uint32_t tenant_queue_limit, tenant_running_limit; /* 0: none of its own */
+    const char *tenant_weights;                        /* NULL: all alike */
+    const char *slo;                                   /* NULL: no classes */
     uint32_t max_tokens_default;
     uint32_t drain_seconds;
 

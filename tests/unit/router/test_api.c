@@ -219,6 +219,13 @@ static const struct refused {
       "cache_salt", "invalid_value" },
     { "return_timings number", FG_API_CHAT, CHAT(",\"return_timings\":1"), 400, "return_timings",
       "invalid_type" },
+    { "slo unknown", FG_API_CHAT, CHAT(",\"slo\":\"gold\""), 400, "slo", "invalid_value" },
+    { "slo number", FG_API_CHAT, CHAT(",\"slo\":1"), 400, "slo", "invalid_type" },
+    { "deadline 0", FG_API_CHAT, CHAT(",\"deadline_ms\":0"), 400, "deadline_ms", "invalid_value" },
+    { "deadline of a day and more", FG_API_CHAT, CHAT(",\"deadline_ms\":86400001"), 400,
+      "deadline_ms", "invalid_value" },
+    { "deadline text", FG_API_CHAT, CHAT(",\"deadline_ms\":\"1s\""), 400, "deadline_ms",
+      "invalid_type" },
     { "prompt_embeds", FG_API_COMPLETION, COMP(",\"prompt_embeds\":\"AAAA\""), 400, "prompt_embeds",
       "unsupported_parameter" },
     { "chat_template", FG_API_CHAT, CHAT(",\"chat_template\":\"{{1}}\""), 400, "chat_template",
@@ -368,6 +375,24 @@ Test(api, priority_cache_and_choices_arrive)
                   "%s", it->body);
         cr_assert_eq(params->family != 0, it->choice_count > 1, "%s", it->body);
     }
+    close_world(&w);
+}
+
+Test(api, whose_it_is_and_what_it_was_promised_arrive)
+{
+    static fg_service service;
+    world w;
+    open_world(&w);
+    cr_assert_eq(fg_service_init(&service, "chat=500/50", NULL, 9, NULL), FG_OK);
+    w.server.service = &service;
+    cr_assert_eq(parse(&w, FG_API_COMPLETION,
+                       COMP(",\"user\":\"alice\",\"slo\":\"chat\",\"deadline_ms\":2500")),
+                 FG_OK, "%s", w.error.text);
+    cr_assert_eq(w.request.tenant, fg_service_tenant(&service, "alice", 5));
+    cr_assert(w.request.slo.ttft_ns == 500000000u && w.request.slo.itl_ns == 50000000u);
+    cr_assert_eq(w.request.deadline_ns, 2500000000u);
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, COMP(",\"user\":\"\",\"slo\":\"none\"")), FG_OK);
+    cr_assert(w.request.tenant == 0 && w.request.slo.ttft_ns == 0 && w.request.deadline_ns == 0);
     close_world(&w);
 }
 
