@@ -27,6 +27,7 @@ struct fg_host_router {
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
     fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *circles;
+    fg_metric *decisions, *decision_s[3];
     fg_service service;
     fg_dispatch_stats counted; /* what the counters show already */
     const char *prefill_names[FG_LIMIT_WORKERS];
@@ -68,6 +69,18 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
             fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "workers",
                                                          .help = "Workers that are alive, by role",
                                                          .labels = { { "role", roles[i] } } });
+    }
+    static const char *const phases[] = { "hash", "lookup", "score" };
+    router->decisions = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "router_decisions_total",
+                                    .help = "Times that a place was looked for" });
+    for (int i = 0; i < 3; i++) {
+        fg_metric_spec spec = { .name = "router_decision_seconds_total",
+                                .help =
+                                    "Time spent on looking, by phase: naming the prompt's blocks, "
+                                    "looking up who has them, weighing the workers",
+                                .labels = { { "phase", phases[i] } } };
+        router->decision_s[i] = fg_metrics_counter(metrics, &spec);
     }
     static const char *const reasons[] = { "unknown_key", "other_name", "handshake" };
     for (int i = 0; i < 3; i++) {
@@ -178,6 +191,10 @@ static void update_routing(fg_host_router *router, const fg_dispatch_stats *stat
     for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
         fg_metric_add(router->turned_down[i], (double)(stats->refused[i] - old->refused[i]));
     }
+    fg_metric_add(router->decisions, (double)(stats->decisions - old->decisions));
+    fg_metric_add(router->decision_s[0], (double)(stats->hash_ns - old->hash_ns) / 1e9);
+    fg_metric_add(router->decision_s[1], (double)(stats->lookup_ns - old->lookup_ns) / 1e9);
+    fg_metric_add(router->decision_s[2], (double)(stats->score_ns - old->score_ns) / 1e9);
     fg_metric_add(router->given_up, (double)(stats->given_up - old->given_up));
     fg_metric_add(router->held, (double)(stats->held - old->held));
     fg_metric_add(router->circles, (double)(stats->circles_avoided - old->circles_avoided));

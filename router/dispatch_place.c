@@ -100,20 +100,13 @@ static bool closes_circle(const fg_dispatch *dispatch, const fg_place_choice *ch
            waits_for(dispatch, prefill->peer, decode->peer);
 }
 
-fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place_choice *choice_out)
+/* The best place from which no circle of waits can come. */
+static fg_place_verdict pick(fg_dispatch *dispatch, uint32_t count, const fg_place_request *request,
+                             fg_place_choice *choice_out)
 {
-    uint32_t count = take_snapshot(dispatch);
-    uint32_t most = job->input.params.max_tokens;
-    fg_place_request request = { .prompt_tokens = job->input.token_count,
-                                 .total_tokens = job->input.token_count + most,
-                                 .answer_tokens = fg_dispatch_expected_answer(dispatch, most),
-                                 .hits = fg_dispatch_hits(dispatch, job, count),
-                                 .heat = fg_dispatch_heat(dispatch, job),
-                                 .turn = dispatch->stats.placed,
-                                 .dice = fg_rng_next(&dispatch->dice) };
     for (uint32_t tries = 0;; tries++) {
-        fg_place_verdict verdict = fg_place_pick(&dispatch->options.place, dispatch->snapshot,
-                                                 count, &request, choice_out);
+        fg_place_verdict verdict =
+            fg_place_pick(&dispatch->options.place, dispatch->snapshot, count, request, choice_out);
         if (verdict != FG_PLACE_OK) {
             return tries == 0 ? verdict : FG_PLACE_WAIT;
         }
@@ -126,6 +119,29 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
         dispatch->stats.circles_avoided++;
         dispatch->snapshot[choice_out->prefill].can &= ~(uint32_t)FG_PLACE_CAN_LINK;
     }
+}
+
+fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place_choice *choice_out)
+{
+    uint64_t began = fg_dispatch_now(dispatch);
+    fg_dispatch_name_blocks(dispatch, job);
+    uint64_t named = fg_dispatch_now(dispatch);
+    uint32_t count = take_snapshot(dispatch);
+    uint32_t most = job->input.params.max_tokens;
+    fg_place_request request = { .prompt_tokens = job->input.token_count,
+                                 .total_tokens = job->input.token_count + most,
+                                 .answer_tokens = fg_dispatch_expected_answer(dispatch, most),
+                                 .hits = fg_dispatch_hits(dispatch, job, count),
+                                 .heat = fg_dispatch_heat(dispatch, job),
+                                 .turn = dispatch->stats.placed,
+                                 .dice = fg_rng_next(&dispatch->dice) };
+    uint64_t looked = fg_dispatch_now(dispatch);
+    fg_place_verdict verdict = pick(dispatch, count, &request, choice_out);
+    dispatch->stats.decisions++;
+    dispatch->stats.hash_ns += named - began;
+    dispatch->stats.lookup_ns += looked - named;
+    dispatch->stats.score_ns += fg_dispatch_now(dispatch) - looked;
+    return verdict;
 }
 
 /* ---- booking ---- */

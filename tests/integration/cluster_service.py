@@ -63,8 +63,8 @@ def users_share(suite):
         model, rng = served_model(cluster), suite.random
         crowd = Crowd(cluster.port)
         for _ in range(40):
-            crowd.send("alice", body(model, rng, user="alice"))
-        wait_for("alice's line", lambda: queued(cluster) >= 30)
+            crowd.send("alice", body(model, rng, 300, user="alice"))
+        wait_for("alice's line", lambda: queued(cluster) >= 24)
         for _ in range(4):
             crowd.send("bob", body(model, rng, user="bob"))
         answers = crowd.wait()

@@ -136,6 +136,11 @@ void bench_join_pair(bench *b)
     b->sent_count = 0;
 }
 
+fg_dispatch_sink bench_sink(bench *b)
+{
+    return (fg_dispatch_sink){ .on_token = on_token, .on_end = on_end, .ctx = b };
+}
+
 fg_status bench_start(bench *b, uint32_t prompt, uint32_t max_tokens, uint64_t *id)
 {
     static const uint32_t tokens[200] = { 5 };
@@ -143,7 +148,7 @@ fg_status bench_start(bench *b, uint32_t prompt, uint32_t max_tokens, uint64_t *
                             .token_count = prompt,
                             .params = b->params,
                             .tenant = b->tenant,
-                            .sink = { .on_token = on_token, .on_end = on_end, .ctx = b } };
+                            .sink = bench_sink(b) };
     fg_error err;
     job.params.max_tokens = max_tokens;
     return fg_dispatch_start(b->dispatch, &job, id, &err);

@@ -43,6 +43,8 @@ fg_wire_hello bench_hello(const char *name, uint32_t roles);
 void bench_join(bench *b, uint32_t peer, const char *name, uint32_t roles);
 /* P and D, with what was sent so far forgotten. */
 void bench_join_pair(bench *b);
+/* Keeps what a request is told in `b`. */
+fg_dispatch_sink bench_sink(bench *b);
 fg_status bench_start(bench *b, uint32_t prompt, uint32_t max_tokens, uint64_t *id);
 /* Time goes by as in a process: with a tick now and then. */
 void bench_pass(bench *b, uint32_t ms);

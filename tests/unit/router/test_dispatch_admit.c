@@ -1,0 +1,147 @@
+/* What the dispatcher promises and what it refuses, by the times that it predicts. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/test.h"
+#include "tests/unit/router/dispatch_bench.h"
+
+enum { PROMPT = 18 };
+#define MS 1000000ull
+
+/* P computes a token in `prefill_ns`, and says so; so does D. */
+static void join_measured(bench *b, uint64_t prefill_ns)
+{
+    static const struct {
+        uint32_t peer, roles;
+        const char *name;
+    } workers[] = { { P, FG_ROLE_PREFILL, "p" }, { D, FG_ROLE_DECODE, "d" } };
+    for (size_t i = 0; i < 2; i++) {
+        fg_msg msg = { .kind = FG_MSG_HELLO,
+                       .hello = bench_hello(workers[i].name, workers[i].roles) };
+        msg.hello.block_count = 1000;
+        msg.hello.speed = (fg_wire_speed){ .prefill_ns_base = 1000,
+                                           .prefill_ns_per_token = prefill_ns,
+                                           .step_ns_base = 10 * MS,
+                                           .step_ns_per_row = 1000 };
+        char identity[40];
+        snprintf(identity, sizeof identity, "%s#1", workers[i].name);
+        fg_dispatch_on_up(b->dispatch, workers[i].peer, identity);
+        bench_give(b, workers[i].peer, &msg);
+    }
+    fg_dispatch_tick(b->dispatch);
+    b->sent_count = 0;
+}
+
+static fg_status start(bench *b, const fg_admit_slo *slo, uint64_t deadline_ns, uint64_t *id,
+                       fg_error *err)
+{
+    static const uint32_t tokens[PROMPT] = { 5 };
+    fg_dispatch_job job = { .tokens = tokens,
+                            .token_count = PROMPT,
+                            .params = { .top_p = 1, .max_tokens = 10 },
+                            .slo = *slo,
+                            .deadline_ns = deadline_ns,
+                            .sink = bench_sink(b) };
+    return fg_dispatch_start(b->dispatch, &job, id, err);
+}
+
+static const struct {
+    const char *name;
+    fg_admit_slo slo;
+    uint64_t deadline_ns;
+    fg_status want;
+    fg_admit_reason reason;
+} cases[] = {
+    { "nothing is promised", { 0, 0 }, 0, FG_OK, FG_ADMIT_OK },
+    { "a second is enough", { 1000 * MS, 0 }, 0, FG_OK, FG_ADMIT_OK },
+    { "18 tokens take 36 ms", { 20 * MS, 0 }, 0, FG_AGAIN, FG_ADMIT_TTFT },
+    { "a step takes 10 ms", { 0, 5 * MS }, 0, FG_AGAIN, FG_ADMIT_ITL },
+    { "50 ms for a step", { 0, 50 * MS }, 0, FG_OK, FG_ADMIT_OK },
+    { "ten tokens in 60 ms", { 0, 0 }, 60 * MS, FG_AGAIN, FG_ADMIT_DEADLINE },
+    { "ten tokens in a second", { 0, 0 }, 1000 * MS, FG_OK, FG_ADMIT_OK },
+};
+
+Test(admission, what_would_be_missed_is_refused_before_anything_is_sent)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t id;
+        fg_error err = { 0 };
+        fg_dispatch_stats stats;
+        bench_open(&b);
+        join_measured(&b, 2 * MS);
+        cr_assert_eq(start(&b, &cases[i].slo, cases[i].deadline_ns, &id, &err), cases[i].want,
+                     "%s: %s", cases[i].name, err.text);
+        fg_dispatch_stats_get(b.dispatch, &stats);
+        if (cases[i].want == FG_AGAIN) {
+            cr_assert_eq(stats.refused[cases[i].reason], 1u, "%s: %s", cases[i].name, err.text);
+            cr_assert(b.sent_count == 0 && stats.live == 0 && stats.started == 0);
+            cr_assert_geq(fg_dispatch_retry_after(b.dispatch), 1u);
+        } else {
+            cr_assert_not_null(bench_sent(&b, D, FG_MSG_RESERVE), "%s", cases[i].name);
+        }
+        bench_close(&b);
+    }
+}
+
+Test(admission, decode_is_asked_when_prefill_is_about_to_be_free)
+{
+    bench b;
+    uint64_t first, second;
+    fg_admit_slo none = { 0, 0 };
+    fg_dispatch_stats stats;
+    bench_open(&b);
+    join_measured(&b, 100 * MS); /* a prompt takes 1.8 s */
+    cr_assert_eq(start(&b, &none, 0, &first, NULL), FG_OK);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 1u);
+    cr_assert_eq(start(&b, &none, 0, &second, NULL), FG_OK);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 1u, "its blocks would idle until then");
+    fg_dispatch_stats_get(b.dispatch, &stats);
+    cr_assert(stats.held == 1 && stats.queued == 1);
+    bench_ticket(&b, first, 1);
+    bench_first(&b, first, 7);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 2u, "prefill is free");
+    bench_close(&b);
+}
+
+Test(admission, a_wrong_prediction_holds_nobody_for_long)
+{
+    bench b;
+    uint64_t first, second;
+    fg_admit_slo none = { 0, 0 };
+    fg_dispatch_options options = bench_options(&b);
+    options.lease_ms = 100000;
+    bench_open_with(&b, &options);
+    join_measured(&b, 1000 * MS);
+    cr_assert_eq(start(&b, &none, 0, &first, NULL), FG_OK);
+    cr_assert_eq(start(&b, &none, 0, &second, NULL), FG_OK);
+    bench_pass(&b, 1500);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 1u);
+    bench_pass(&b, 1000);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 2u);
+    bench_close(&b);
+}
+
+Test(admission, who_waits_in_vain_is_told)
+{
+    bench b;
+    uint64_t first, second;
+    fg_admit_slo none = { 0, 0 };
+    fg_dispatch_stats stats;
+    fg_dispatch_options options = bench_options(&b);
+    options.lease_ms = 100000;
+    bench_open_with(&b, &options);
+    join_measured(&b, 2 * MS);
+    cr_assert_eq(start(&b, &none, 0, &first, NULL), FG_OK);
+    bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = first, .attempt = 1 });
+    cr_assert_eq(start(&b, &none, 3000 * MS, &second, NULL), FG_OK,
+                 "D is full, nobody knows for how long");
+    bench_pass(&b, 2500);
+    cr_assert_eq(b.end_count, 0u);
+    bench_pass(&b, 600);
+    fg_dispatch_stats_get(b.dispatch, &stats);
+    cr_assert(b.end_count == 1 && b.status == FG_AGAIN && stats.given_up == 1, "%u %s", b.end_count,
+              b.text);
+    cr_assert_eq(stats.queued, 1u, "the other one has all the time");
+    bench_close(&b);
+}
