@@ -66,6 +66,10 @@ static const counter counters[] = {
     { "kv_link_received_bytes_total", "KV bytes that were pushed to this worker",
       STAT(link_received_bytes), 1 },
     { "kv_link_stale_total", "Messages for tickets that were closed already", STAT(link_stale), 1 },
+    { "prefix_pins_yielded_total", "Pinned prefixes given up because blocks were short",
+      STAT(pins_yielded), 1 },
+    { "prefix_pins_refused_total", "Wishes for a pinned prefix for which there was no room",
+      STAT(pins_refused), 1 },
     { "kv_damaged_blocks_total", "Blocks that came back from the second tier changed",
       STAT(damaged_blocks), 1 },
 };

@@ -74,6 +74,8 @@ typedef struct fg_wire_params {
     int32_t priority;             /* FG_PRIORITY_* */
     uint32_t cache_mode;          /* fg_cache_mode */
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
+    uint32_t
+        pin_ms; /* the prompt's blocks are to stay cached for so long, if there is room; 0: no wish */
     uint64_t family; /* 0, or the same in all choices of one request: they fork from one another */
     /* W3C trace id, and the span that a worker's own spans are children of; span 0: not traced, and
      * the id is 0 too. */

@@ -154,6 +154,9 @@ static fg_status check_params(const fg_wire_params *params, fg_error *err)
         status = fg_fail(err, FG_BAD_INPUT, "field sampling.priority is out of range: %d",
                          params->priority);
     }
+    if (status == FG_OK && params->pin_ms > FG_LIMIT_PIN_MS) {
+        status = too_large("sampling.pin_ms", params->pin_ms, err);
+    }
     if (status == FG_OK && params->cache_mode > FG_CACHE_DISABLE) {
         status = too_large("sampling.cache_mode", params->cache_mode, err);
     }

@@ -92,6 +92,7 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->trace_high = params->trace_high;
     to->trace_low = params->trace_low;
     to->trace_span = params->trace_span;
+    to->pin_ms = params->pin_ms;
     return to;
 }
 

@@ -127,6 +127,7 @@ static fg_status read_cache(fg_api_reading *r)
                                   "'%.32s' is not a cache mode: use 'auto', 'force' or 'disable'",
                                   fg_json_string(mode, NULL));
     }
+    params->pin_ms = (uint32_t)r->integer[FG_PARAM_CACHE_TTL] * 1000;
     if (salt != NULL) {
         size_t length;
         const char *text = fg_json_string(salt, &length);

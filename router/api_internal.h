@@ -38,6 +38,7 @@ typedef enum fg_api_param {
     FG_PARAM_RETURN_TIMINGS,
     FG_PARAM_SLO,
     FG_PARAM_DEADLINE,
+    FG_PARAM_CACHE_TTL,
     FG_PARAM_COUNT,
 } fg_api_param;
 

@@ -73,6 +73,8 @@ static const param params[] = {
     [FG_PARAM_SLO] = { "slo", FOR_BOTH, .rule = TEXT },
     [FG_PARAM_DEADLINE] = { "deadline_ms", FOR_BOTH, INTEGER, .least = 1,
                             .most = FG_SERVICE_MS_MAX },
+    [FG_PARAM_CACHE_TTL] = { "cache_ttl_s", FOR_BOTH, INTEGER, .least = 0,
+                             .most = FG_LIMIT_PIN_MS / 1000 },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "logprobs", FOR_BOTH, NEUTRAL, .neutral = IS_FALSE },

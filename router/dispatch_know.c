@@ -80,6 +80,11 @@ void fg_dispatch_foresee(fg_dispatch *dispatch, const fg_job *job)
         return;
     }
     uint64_t now = fg_dispatch_now(dispatch);
+    if (job->input.params.pin_ms >
+        0) { /* its workers keep it, so what is known of it is kept too */
+        fg_residency_pin(dispatch->residency, job->keys, job->key_count,
+                         now + (uint64_t)job->input.params.pin_ms * 1000000u, now);
+    }
     uint64_t until = now + FORESEEN_NS + 2 * job->record.predicted_ttft_ns;
     fg_residency_event blocks = { .parent = 0, .keys = job->keys, .count = job->key_count };
     fg_residency_predict(dispatch->residency, job->prefill->peer, &blocks, until, now);

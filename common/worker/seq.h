@@ -68,6 +68,7 @@ typedef struct fg_seq {
     uint32_t key_count, key_max;
     uint32_t published; /* leading blocks that are published, or adopted as such */
     uint32_t expected_from, expected_until; /* keys that others may wait for */
+    bool prefix_pinned;                     /* as it asked for, once */
     bool deferred;                          /* has waited for somebody else's prefix */
     uint64_t deferred_ns;   /* since when it waits for the block that somebody computes; 0 */
     uint32_t deferred_next; /* the block that it waited for then */

@@ -95,6 +95,7 @@ void fg_worker_destroy(fg_worker *worker)
     destroy_list(&worker->others);
     destroy_list(&worker->closing);
     fg_worker_plan_destroy(worker);
+    fg_worker_drop_pins(worker);
     fg_map_destroy(worker->by_request);
     fg_map_destroy(worker->by_ticket);
     fg_arena_destroy(worker->inbox);
@@ -172,6 +173,8 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
     stats_out->preempted = worker->preempted.count;
     stats_out->waiting = worker->preempted.count + worker->waiting.count + worker->others.count;
     stats_out->closing = worker->closing.count;
+    stats_out->pinned_prefixes = worker->pin_count;
+    stats_out->pinned_blocks = worker->pinned_blocks;
     if (worker->options.link != NULL) {
         fg_link_stats link;
         fg_link_stats_get(worker->options.link, &link);
@@ -184,7 +187,8 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
     const fg_pool_stats *pool = &stats_out->pool;
     bool at_rest =
         stats_out->running + stats_out->waiting + stats_out->closing == 0 && worker->in_flight == 0;
-    stats_out->leaked_blocks = at_rest ? pool->held + pool->pinned + pool->quarantined : 0;
+    stats_out->leaked_blocks =
+        at_rest && worker->pin_count == 0 ? pool->held + pool->pinned + pool->quarantined : 0;
 }
 
 /* ---- towards the router ---- */
@@ -541,6 +545,7 @@ void fg_worker_on_down(fg_worker *worker)
     }
     worker->up = false;
     worker->joined = false;
+    fg_worker_drop_pins(worker);
     fg_worker_end_all(worker, FG_FINISH_CANCELLED, "");
     /* The others are told that this epoch is lost and turn away from it; so does this side. The
      * router introduces everybody anew after the next WELCOME. */
@@ -622,6 +627,7 @@ void fg_worker_tick(fg_worker *worker)
     }
     pump_list(worker, &worker->running);
     pump_list(worker, &worker->others);
+    fg_worker_expire_pins(worker, now);
     ask_fences_again(worker, now);
     end_forgotten(worker, now);
     leave_if_cut_off(worker, now);

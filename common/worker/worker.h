@@ -117,8 +117,10 @@ typedef struct fg_worker_stats {
     uint64_t preemptions, swapped_blocks, restored_blocks, copied_blocks;
     uint64_t chunks, deferrals, forks, remapped_blocks, damaged_blocks;
     uint64_t link_pushed_blocks, link_pushed_bytes, link_received_blocks, link_received_bytes;
-    uint64_t link_stale;       /* messages of the link for tickets that are closed */
-    uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
+    uint64_t link_stale;    /* messages of the link for tickets that are closed */
+    uint32_t leaked_blocks; /* in use although no sequence lives here and no step runs: a bug */
+    uint32_t pinned_prefixes, pinned_blocks;
+    uint64_t pins_refused, pins_yielded;
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);

@@ -335,6 +335,8 @@ fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq)
         others_need = fg_kv_blocks_for(first->token_count, first->table.block_size);
     }
     uint64_t wanted = (uint64_t)need + others_need + (alone ? 0 : watermark);
+    while (fg_pool_available(worker->pool) < wanted && fg_worker_yield_pin(worker)) {
+    }
     if (worker->preempted.count > 0 || fg_pool_available(worker->pool) < wanted ||
         fg_pool_promise(worker->pool, need) != FG_OK) {
         fg_table_truncate(&seq->table, worker->pool, 0, NULL);
@@ -398,10 +400,16 @@ void fg_worker_publish(fg_worker *worker, fg_seq *seq)
         }
     }
     unexpect_below(worker, seq, full);
+    if (seq->params.pin_ms > 0 && !seq->prefix_pinned &&
+        full >= seq->prompt_count / seq->table.block_size) {
+        seq->prefix_pinned = true;
+        fg_worker_pin_prefix(worker, seq);
+    }
 }
 
 void fg_worker_clear_cache(fg_worker *worker)
 {
+    fg_worker_drop_pins(worker);
     fg_prefix_clear(worker->prefix);
     if (worker->options.tier != NULL) {
         fg_tier_clear(worker->options.tier);

@@ -8,6 +8,7 @@
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
  *   worker_news.c  what the router is told about the prefix cache
+ *   worker_pins.c  prefixes that stay for a while
  */
 #ifndef FORGE_COMMON_WORKER_WORKER_INTERNAL_H
 #define FORGE_COMMON_WORKER_WORKER_INTERNAL_H
@@ -89,7 +90,16 @@ enum {
     FG_WORKER_WAITS_MAX = 16,
     /* Those it may pass over because they wait for somebody's prefix. */
     FG_WORKER_LOOKS_MAX = 256,
+    /* Prefixes that stay for a while, at a time. */
+    FG_WORKER_PINS_MAX = 64,
 };
+
+/* The leading blocks of a prompt, each with a reference. */
+typedef struct fg_worker_pin_record {
+    uint32_t *blocks;
+    uint32_t count;
+    uint64_t until_ns;
+} fg_worker_pin_record;
 
 struct fg_worker_news;
 
@@ -143,6 +153,8 @@ struct fg_worker {
     uint32_t tokens_out_count;
 
     struct fg_worker_news *news;
+    fg_worker_pin_record pins[FG_WORKER_PINS_MAX];
+    uint32_t pin_count, pinned_blocks;
     fg_buf out;
     fg_arena *inbox;
     fg_worker_stats stats;
@@ -198,6 +210,15 @@ bool fg_worker_copy_room(const fg_worker *worker, uint32_t count);
 void fg_worker_add_copy(fg_worker *worker, const fg_step_copy *copy, const fg_worker_copy *owner);
 
 /* worker_link.c: fg_worker_link_events */
+
+/* worker_pins.c */
+/* The sequence's prompt is computed and published, and it asked for its blocks to stay. */
+void fg_worker_pin_prefix(fg_worker *worker, const fg_seq *seq);
+void fg_worker_expire_pins(fg_worker *worker, uint64_t now_ns);
+/* Somebody is short of blocks: the pin that would end first ends now. False: there is none. */
+bool fg_worker_yield_pin(fg_worker *worker);
+void fg_worker_drop_pins(fg_worker *worker);
+void fg_worker_recount_pins(const fg_worker *worker, uint32_t *recount);
 
 /* worker_news.c */
 fg_status fg_worker_news_create(fg_worker *worker, fg_error *err);

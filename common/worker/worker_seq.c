@@ -365,6 +365,7 @@ void fg_worker_check(fg_worker *worker)
             swapped += frame->copy_owners[j].why == FG_COPY_RESTORE;
         }
     }
+    fg_worker_recount_pins(worker, worker->recount);
     FG_ASSERT(promised == pool.promised, "promised %u, sequences hold %u", pool.promised, promised);
     for (uint32_t i = 0; i < worker->options.block_count; i++) {
         FG_ASSERT(worker->recount[i] == fg_pool_refs(worker->pool, i),

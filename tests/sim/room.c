@@ -394,6 +394,8 @@ static void drain(room *r)
         end_step(r);
     }
     FG_ASSERT(fg_worker_idle(r->worker));
+    r->now_ns += 2000 * ROOM_MS; /* no pin lasts longer */
+    fg_worker_tick(r->worker);
 }
 
 /* The end of a process that has waited long enough. */

@@ -154,6 +154,7 @@ static void draw_params(room *r, room_request *q)
         if (!r->cache && q->params.cache_mode == FG_CACHE_FORCE && room_chance(r, 9000)) {
             q->params.cache_mode = FG_CACHE_AUTO; /* all of them are refused: a few will do */
         }
+        q->params.pin_ms = room_chance(r, 500) ? (uint32_t)room_below(r, 2000) : 0;
         q->params.salt_low = room_chance(r, 1000) ? 1 + room_below(r, 2) : 0;
     }
 }

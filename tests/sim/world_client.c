@@ -307,6 +307,7 @@ static void make_request(sim_world *w, uint32_t index)
                     .want_digests = true,
                     .priority = (int32_t)sim_below(rng, 3) - 1,
                     .cache_mode = odd_mode ? (uint32_t)sim_below(rng, 3) : FG_CACHE_AUTO,
+                    .pin_ms = sim_chance(rng, 150) ? (uint32_t)sim_below(rng, 2000) : 0,
                     .salt_low = salted ? 1 + sim_below(rng, 2) : 0,
                     .family = in_family ? 1 + sim_below(rng, 3) : 0 },
         .sink = { .on_token = on_token, .on_end = on_end, .ctx = r },

@@ -390,6 +390,15 @@ static void span_without_trace(fg_buf *b)
 {
     params_traced(b, 16);
 }
+static void pinned_too_long(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
+    fg_buf params = begin();
+    put_number(&params, 6, 1);
+    put_number(&params, 17, FG_LIMIT_PIN_MS + 1);
+    put_inner(b, 3, &params);
+}
 static void no_tokens(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
@@ -646,6 +655,7 @@ static const change changes[] = {
     { "cache_mode", FG_MSG_RESERVE, cache_mode_huge },
     { "trace_span", FG_MSG_RESERVE, trace_without_span },
     { "trace_span", FG_MSG_RESERVE, span_without_trace },
+    { "pin_ms", FG_MSG_RESERVE, pinned_too_long },
     { "tokens", FG_MSG_RESERVE, no_tokens },
     { "tokens", FG_MSG_RESERVE, too_many_tokens },
     { "sampling", FG_MSG_RESERVE, no_sampling },

@@ -221,6 +221,10 @@ static const struct refused {
       "invalid_type" },
     { "slo unknown", FG_API_CHAT, CHAT(",\"slo\":\"gold\""), 400, "slo", "invalid_value" },
     { "slo number", FG_API_CHAT, CHAT(",\"slo\":1"), 400, "slo", "invalid_type" },
+    { "cache ttl of more than a day", FG_API_CHAT, CHAT(",\"cache_ttl_s\":86401"), 400,
+      "cache_ttl_s", "invalid_value" },
+    { "cache ttl negative", FG_API_CHAT, CHAT(",\"cache_ttl_s\":-1"), 400, "cache_ttl_s",
+      "invalid_value" },
     { "deadline 0", FG_API_CHAT, CHAT(",\"deadline_ms\":0"), 400, "deadline_ms", "invalid_value" },
     { "deadline of a day and more", FG_API_CHAT, CHAT(",\"deadline_ms\":86400001"), 400,
       "deadline_ms", "invalid_value" },
@@ -386,11 +390,13 @@ Test(api, whose_it_is_and_what_it_was_promised_arrive)
     cr_assert_eq(fg_service_init(&service, "chat=500/50", NULL, 9, NULL), FG_OK);
     w.server.service = &service;
     cr_assert_eq(parse(&w, FG_API_COMPLETION,
-                       COMP(",\"user\":\"alice\",\"slo\":\"chat\",\"deadline_ms\":2500")),
+                       COMP(",\"user\":\"alice\",\"slo\":\"chat\",\"deadline_ms\":2500,"
+                            "\"cache_ttl_s\":300")),
                  FG_OK, "%s", w.error.text);
     cr_assert_eq(w.request.tenant, fg_service_tenant(&service, "alice", 5));
     cr_assert(w.request.slo.ttft_ns == 500000000u && w.request.slo.itl_ns == 50000000u);
     cr_assert_eq(w.request.deadline_ns, 2500000000u);
+    cr_assert_eq(w.request.params.pin_ms, 300000u);
     cr_assert_eq(parse(&w, FG_API_COMPLETION, COMP(",\"user\":\"\",\"slo\":\"none\"")), FG_OK);
     cr_assert(w.request.tenant == 0 && w.request.slo.ttft_ns == 0 && w.request.deadline_ns == 0);
     close_world(&w);
