@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/base/json.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/dispatch_bench.h"
 
@@ -361,5 +362,31 @@ Test(dispatch, blocks_that_a_worker_holds_for_nobody_are_cancelled)
     b.sent_count = 0;
     bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = id, .attempt = 1 });
     cr_assert_null(bench_sent(&b, D, FG_MSG_CANCEL)); /* it holds none */
+    bench_close(&b);
+}
+
+Test(dispatch, names_with_quotes_break_no_json)
+{
+    static const char *const name = "q\"\\,\"x\":1";
+    bench b;
+    uint64_t id;
+    fg_buf text;
+    fg_json *json = NULL;
+    bench_open(&b);
+    bench_join(&b, P, "p", FG_ROLE_PREFILL);
+    bench_join(&b, D, name, FG_ROLE_DECODE);
+    fg_buf_init(&text, 0);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
+    cr_assert(fg_dispatch_render_state(b.dispatch, &text));
+    cr_assert_eq(fg_json_parse(text.data, text.size, &json, NULL), FG_OK, "%s", text.data);
+    static const char *const lists[] = { "requests", "recent" };
+    for (size_t i = 0; i < 2; i++) {
+        const fg_json_node *row = fg_json_at(fg_json_get(fg_json_root(json), lists[i]), 0);
+        cr_assert_str_eq(fg_json_string(fg_json_get(row, "decode"), NULL), name);
+    }
+    fg_json_destroy(json);
+    fg_buf_deinit(&text);
     bench_close(&b);
 }
