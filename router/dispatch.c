@@ -254,6 +254,7 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
         return;
     }
     leave_workers(dispatch, job);
+    fg_journal_forget(job->journal); /* decode may have overtaken the first token */
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
     job->failures++;

@@ -390,3 +390,23 @@ Test(dispatch, names_with_quotes_break_no_json)
     fg_buf_deinit(&text);
     bench_close(&b);
 }
+
+Test(dispatch, another_attempt_begins_without_the_tokens_of_a_failed_one)
+{
+    bench b;
+    uint64_t id;
+    bench_open(&b);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    bench_ticket(&b, id, 1);
+    bench_token(&b, id, 1, 66); /* before the first one, and then it fails */
+    bench_token(&b, id, 2, 66);
+    bench_done(&b, D, id, FG_FINISH_ERROR, 0);
+    bench_ticket(&b, id, 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        fg_wire_token one = { .request = id, .attempt = 2, .index = i, .id = 20 + i };
+        bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TOKENS, .tokens = { &one, 1 } });
+    }
+    cr_assert(b.token_count == 3 && b.tokens[1] == 21 && b.tokens[2] == 22, "%u", b.tokens[1]);
+    bench_close(&b);
+}
