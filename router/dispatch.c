@@ -557,7 +557,7 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
     FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
     bool waits = fg_dispatch_waits(job);
     FG_ASSERT(waits == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
-    FG_ASSERT(!waits || (job->prefill == NULL && job->decode == NULL));
+    FG_ASSERT(waits == (job->prefill == NULL && job->decode == NULL), "nobody will end it");
     FG_ASSERT(state != FG_LIFE_RESERVED ||
               (job->prefill != NULL && job->decode != NULL && job->prefill != job->decode));
     /* One worker for both never transfers. */

@@ -410,3 +410,42 @@ Test(dispatch, another_attempt_begins_without_the_tokens_of_a_failed_one)
     cr_assert(b.token_count == 3 && b.tokens[1] == 21 && b.tokens[2] == 22, "%u", b.tokens[1]);
     bench_close(&b);
 }
+
+/* Who says that a request is over, or is not its business any more, is not waited for. */
+Test(dispatch, a_request_that_its_workers_have_left_ends_or_goes_elsewhere)
+{
+    static const struct {
+        const char *name;
+        uint32_t first, peer;
+        fg_finish finish;
+        uint32_t generated;
+        bool fails;
+    } cases[] = {
+        { "decode hands over", 0, D, FG_FINISH_HANDED_OVER, 0, false },
+        { "decode hands over later", 1, D, FG_FINISH_HANDED_OVER, 0, true },
+        { "decode cancels", 1, D, FG_FINISH_CANCELLED, 0, true },
+        { "prefill hands over what it has not begun", 0, P, FG_FINISH_HANDED_OVER, 0, false },
+        { "decode counts tokens that never came", 2, D, FG_FINISH_LENGTH, 1000, true },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t id;
+        bench_open(&b);
+        bench_join_pair(&b);
+        cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+        bench_ticket(&b, id, 1);
+        if (cases[i].first > 0) {
+            bench_first(&b, id, 20);
+        }
+        if (cases[i].first > 1) {
+            bench_done(&b, P, id, FG_FINISH_HANDED_OVER, 1);
+        }
+        b.sent_count = 0;
+        bench_done(&b, cases[i].peer, id, cases[i].finish, cases[i].generated);
+        cr_assert_eq(b.end_count, cases[i].fails ? 1u : 0u, "%s", cases[i].name);
+        cr_assert(cases[i].fails ? b.status == FG_PEER_LOST
+                                 : bench_sent(&b, D, FG_MSG_RESERVE) != NULL,
+                  "%s", cases[i].name);
+        bench_close(&b);
+    }
+}
