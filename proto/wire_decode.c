@@ -256,7 +256,9 @@ static void read_news(decoder *d, const Forge__Wire__News *from, fg_msg *msg)
                                   .parent = from->parent[i],
                                   .keys = next,
                                   .key_count = from->key_count[i] };
-        next += from->key_count[i];
+        if (from->key_count[i] > 0) { /* in a frame without keys there is no pointer to move */
+            next += from->key_count[i];
+        }
     }
     msg->news.sequence = from->sequence;
     msg->news.rows = rows;

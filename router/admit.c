@@ -178,6 +178,9 @@ const fg_admit_slo *fg_admit_find_class(const fg_admit_class *classes, size_t co
 static uint64_t last_start(uint64_t arrived_ns, uint64_t within_ns, double takes_ns)
 {
     double spare = (double)within_ns - takes_ns;
+    if (spare >= 0x1p64) {
+        return UINT64_MAX; /* as a double, the longest of times is one more than it is */
+    }
     uint64_t at = spare > 0.0 ? arrived_ns + (uint64_t)spare : arrived_ns;
     return at < arrived_ns ? UINT64_MAX : at > 0 ? at : 1;
 }

@@ -254,6 +254,7 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
         return;
     }
     leave_workers(dispatch, job);
+    fg_journal_forget(job->journal); /* decode may have overtaken the first token */
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
     job->failures++;
@@ -556,7 +557,7 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
     FG_ASSERT(fg_map_get(dispatch->by_id, job->id) == job);
     bool waits = fg_dispatch_waits(job);
     FG_ASSERT(waits == (state == FG_LIFE_QUEUED) && !fg_life_ended(&job->life));
-    FG_ASSERT(!waits || (job->prefill == NULL && job->decode == NULL));
+    FG_ASSERT(waits == (job->prefill == NULL && job->decode == NULL), "nobody will end it");
     FG_ASSERT(state != FG_LIFE_RESERVED ||
               (job->prefill != NULL && job->decode != NULL && job->prefill != job->decode));
     /* One worker for both never transfers. */

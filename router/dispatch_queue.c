@@ -114,8 +114,8 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
                                  .deadline_ns = input->deadline_ns };
     if (choice != NULL) {
         const fg_place_why *why = &choice->why;
-        request.start_ns = (uint64_t)(why->queue + why->wait);
-        request.prefill_ns = (uint64_t)(why->prefill + why->restore + why->exposed);
+        request.start_ns = fg_place_whole_ns(why->queue + why->wait);
+        request.prefill_ns = fg_place_whole_ns(why->prefill + why->restore + why->exposed);
         request.itl_ns = choice->itl_ns;
     }
     fg_admit_verdict verdict;
@@ -156,7 +156,7 @@ static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *
 {
     uint64_t now = fg_dispatch_now(dispatch), again;
     fg_admit_times times = { .unsplit = choice->kind == FG_PLACE_WHOLE,
-                             .prefill_free_ns = (uint64_t)choice->why.queue,
+                             .prefill_free_ns = fg_place_whole_ns(choice->why.queue),
                              .lead_ns = LEAD_NS,
                              .held_ns = job->held_since_ns == 0 ? 0 : now - job->held_since_ns,
                              .held_max_ns = HELD_MAX_NS };

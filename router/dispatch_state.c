@@ -12,6 +12,13 @@ const char *fg_dispatch_role_name(uint32_t roles)
     return roles == FG_ROLE_PREFILL ? "prefill" : roles == FG_ROLE_DECODE ? "decode" : "both";
 }
 
+/* A worker chooses its name, within printable characters: a quote may be among them. */
+static void put_text(fg_buf *out, const char *before, const char *text)
+{
+    fg_buf_puts(out, before);
+    fg_buf_json_escape(out, text, strlen(text));
+}
+
 static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, fg_buf *out)
 {
     fg_buf_puts(out, "{\"name\":\"");
@@ -54,12 +61,12 @@ static void render_record(const fg_job_record *r, fg_buf *out)
     double itl = r->completion_tokens > 1
                      ? ms_between(r->first_ns, r->last_ns) / (r->completion_tokens - 1)
                      : 0.0;
-    fg_buf_printf(out,
-                  "{\"id\":\"%016llx\",\"prefill\":\"%s\",\"decode\":\"%s\",\"kv_blocks\":%u,"
-                  "\"kv_bytes\":%llu,\"transport\":\"",
-                  (unsigned long long)r->id, r->prefill, r->decode, r->kv_blocks,
+    fg_buf_printf(out, "{\"id\":\"%016llx\"", (unsigned long long)r->id);
+    put_text(out, ",\"prefill\":\"", r->prefill);
+    put_text(out, "\",\"decode\":\"", r->decode);
+    fg_buf_printf(out, "\",\"kv_blocks\":%u,\"kv_bytes\":%llu", r->kv_blocks,
                   (unsigned long long)r->kv_bytes);
-    fg_buf_json_escape(out, r->transport, strlen(r->transport));
+    put_text(out, ",\"transport\":\"", r->transport);
     fg_buf_printf(
         out,
         "\",\"push_retries\":%u,\"push_exposed_ms\":%.3f,\"queue_ms\":%.3f,"
@@ -103,20 +110,19 @@ static const char *owner_of(const fg_job *job)
 static void render_job(const fg_dispatch *dispatch, const fg_job *job, fg_buf *out)
 {
     uint64_t now = fg_dispatch_now(dispatch);
-    fg_buf_printf(out,
-                  "{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u,"
-                  "\"prefill\":\"%s\",\"decode\":\"%s\",\"tokens\":%u,\"priority\":%d,"
-                  "\"cached_tokens\":%u,\"chunks\":%u,\"preemptions\":%u,",
+    fg_buf_printf(out, "{\"id\":\"%016llx\",\"state\":\"%s\",\"age_ms\":%.0f,\"attempt\":%u",
                   (unsigned long long)job->id, fg_life_name(job->life.state),
-                  ms_between(job->record.created_ns, now), job->attempt,
-                  job->prefill != NULL ? job->prefill->name : "",
-                  job->decode != NULL ? job->decode->name : "", fg_journal_count(job->journal),
-                  job->input.params.priority, job->record.cached_tokens, job->record.chunks,
-                  job->record.preemptions);
+                  ms_between(job->record.created_ns, now), job->attempt);
+    put_text(out, ",\"prefill\":\"", job->prefill != NULL ? job->prefill->name : "");
+    put_text(out, "\",\"decode\":\"", job->decode != NULL ? job->decode->name : "");
     fg_buf_printf(out,
-                  "\"prompt_tokens\":%u,\"owner\":\"%s\",\"in_state_ms\":%.0f,"
-                  "\"deadline_ms\":%.0f}",
-                  job->input.token_count, owner_of(job),
+                  "\",\"tokens\":%u,\"priority\":%d,\"cached_tokens\":%u,\"chunks\":%u,"
+                  "\"preemptions\":%u,\"prompt_tokens\":%u",
+                  fg_journal_count(job->journal), job->input.params.priority,
+                  job->record.cached_tokens, job->record.chunks, job->record.preemptions,
+                  job->input.token_count);
+    put_text(out, ",\"owner\":\"", owner_of(job));
+    fg_buf_printf(out, "\",\"in_state_ms\":%.0f,\"deadline_ms\":%.0f}",
                   ms_between(job->life.entered_at_ns[job->life.state], now),
                   ms_between(now, job->deadline_ns));
 }

@@ -331,6 +331,16 @@ static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
     }
 }
 
+/* Frames of one worker come in order. So when all its workers have ended a request of which tokens are
+ * missing, they will not come. */
+static void end_if_left(fg_dispatch *dispatch, uint64_t id)
+{
+    fg_job *job = fg_map_get(dispatch->by_id, id);
+    if (job != NULL && !fg_dispatch_waits(job) && job->prefill == NULL && job->decode == NULL) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "its workers ended it too early");
+    }
+}
+
 static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
@@ -360,13 +370,15 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
                           msg->done.text[0] != '\0' ? msg->done.text : "a worker failed");
         return;
     }
-    if (msg->done.finish != FG_FINISH_STOP && msg->done.finish != FG_FINISH_LENGTH) {
-        return; /* handed over: the decode worker goes on */
+    if (msg->done.finish == FG_FINISH_STOP || msg->done.finish == FG_FINISH_LENGTH) {
+        job->done_known = true;
+        job->done_finish = msg->done.finish;
+        job->done_generated = msg->done.generated;
+        fg_dispatch_deliver(dispatch, job);
+    } else if (was_decode || job->life.state == FG_LIFE_PREFILLING) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "a worker gave it up");
     }
-    job->done_known = true;
-    job->done_finish = msg->done.finish;
-    job->done_generated = msg->done.generated;
-    fg_dispatch_deliver(dispatch, job);
+    end_if_left(dispatch, msg->request);
 }
 
 static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)

@@ -11,6 +11,7 @@ typedef struct entry {
 struct fg_journal {
     uint32_t token_max;
     uint32_t read;
+    uint32_t top; /* behind the last one ever filled */
     entry entries[];
 };
 
@@ -34,6 +35,7 @@ bool fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_
         return false;
     }
     journal->entries[index] = (entry){ .digest = digest, .id = id, .filled = true };
+    journal->top = index >= journal->top ? index + 1 : journal->top;
     return true;
 }
 
@@ -48,6 +50,13 @@ bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
     *id_out = e->id;
     *digest_out = e->digest;
     return true;
+}
+
+void fg_journal_forget(fg_journal *journal)
+{
+    while (journal->top > journal->read) {
+        journal->entries[--journal->top].filled = false;
+    }
 }
 
 uint32_t fg_journal_count(const fg_journal *journal)

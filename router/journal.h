@@ -18,6 +18,8 @@ bool fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_
 /* The next token in order that was not read yet. */
 bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
                      uint64_t *digest_out);
+/* Forgets what was appended and not yet read: a worker that has failed said it. */
+void fg_journal_forget(fg_journal *journal);
 /* Tokens read so far. */
 uint32_t fg_journal_count(const fg_journal *journal);
 

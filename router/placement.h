@@ -123,6 +123,12 @@ typedef struct fg_place_choice {
     fg_place_why why;
 } fg_place_choice;
 
+/* A predicted time as a number: a claim that is a lie can stretch one beyond what 64 bits hold. */
+static inline uint64_t fg_place_whole_ns(double ns)
+{
+    return ns > 0 ? (ns < 1e18 ? (uint64_t)ns : (uint64_t)1e18) : 0;
+}
+
 fg_place_options fg_place_defaults(void);
 
 /* At most FG_LIMIT_WORKERS workers. The choice is written for FG_PLACE_OK only. */

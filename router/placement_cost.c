@@ -404,11 +404,6 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
 
 /* ---- telling ---- */
 
-static uint64_t whole_ns(double ns)
-{
-    return ns > 0 ? (ns < 1e18 ? (uint64_t)ns : (uint64_t)1e18) : 0;
-}
-
 void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
 {
     view p = look_at(task, choice->prefill), d = look_at(task, choice->decode);
@@ -431,6 +426,6 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     choice->why = why;
     choice->hit_prefill = p.hit;
     choice->hit_decode = d.hit;
-    choice->ttft_ns = whole_ns(why.queue + why.restore + why.prefill + why.wait);
-    choice->itl_ns = whole_ns(why.answer / d.answer);
+    choice->ttft_ns = fg_place_whole_ns(why.queue + why.restore + why.prefill + why.wait);
+    choice->itl_ns = fg_place_whole_ns(why.answer / d.answer);
 }

@@ -340,6 +340,10 @@ static const struct {
       5500 * MS },
     { "never possible: at once", { EASY, .slo = { 100 * MS, 0 } }, 5 * S, 5 * S },
     { "at once at the beginning of time", { EASY, .slo = { 100 * MS, 0 } }, 0, 1 },
+    { "all the time there is",
+      { .prefill_ns = FG_ADMIT_UNKNOWN, .itl_ns = FG_ADMIT_UNKNOWN, .deadline_ns = UINT64_MAX },
+      5 * S,
+      UINT64_MAX },
     { "beyond the end of time", { EASY, .slo = { S, 0 } }, UINT64_MAX - 5, UINT64_MAX },
 };
 

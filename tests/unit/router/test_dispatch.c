@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/base/json.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/dispatch_bench.h"
 
@@ -362,4 +363,89 @@ Test(dispatch, blocks_that_a_worker_holds_for_nobody_are_cancelled)
     bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TICKET, .request = id, .attempt = 1 });
     cr_assert_null(bench_sent(&b, D, FG_MSG_CANCEL)); /* it holds none */
     bench_close(&b);
+}
+
+Test(dispatch, names_with_quotes_break_no_json)
+{
+    static const char *const name = "q\"\\,\"x\":1";
+    bench b;
+    uint64_t id;
+    fg_buf text;
+    fg_json *json = NULL;
+    bench_open(&b);
+    bench_join(&b, P, "p", FG_ROLE_PREFILL);
+    bench_join(&b, D, name, FG_ROLE_DECODE);
+    fg_buf_init(&text, 0);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    fg_dispatch_cancel(b.dispatch, id, FG_FINISH_CANCELLED, NULL);
+    cr_assert(fg_dispatch_render_state(b.dispatch, &text));
+    cr_assert_eq(fg_json_parse(text.data, text.size, &json, NULL), FG_OK, "%s", text.data);
+    static const char *const lists[] = { "requests", "recent" };
+    for (size_t i = 0; i < 2; i++) {
+        const fg_json_node *row = fg_json_at(fg_json_get(fg_json_root(json), lists[i]), 0);
+        cr_assert_str_eq(fg_json_string(fg_json_get(row, "decode"), NULL), name);
+    }
+    fg_json_destroy(json);
+    fg_buf_deinit(&text);
+    bench_close(&b);
+}
+
+Test(dispatch, another_attempt_begins_without_the_tokens_of_a_failed_one)
+{
+    bench b;
+    uint64_t id;
+    bench_open(&b);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+    bench_ticket(&b, id, 1);
+    bench_token(&b, id, 1, 66); /* before the first one, and then it fails */
+    bench_token(&b, id, 2, 66);
+    bench_done(&b, D, id, FG_FINISH_ERROR, 0);
+    bench_ticket(&b, id, 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        fg_wire_token one = { .request = id, .attempt = 2, .index = i, .id = 20 + i };
+        bench_give(&b, D, &(fg_msg){ .kind = FG_MSG_TOKENS, .tokens = { &one, 1 } });
+    }
+    cr_assert(b.token_count == 3 && b.tokens[1] == 21 && b.tokens[2] == 22, "%u", b.tokens[1]);
+    bench_close(&b);
+}
+
+/* Who says that a request is over, or is not its business any more, is not waited for. */
+Test(dispatch, a_request_that_its_workers_have_left_ends_or_goes_elsewhere)
+{
+    static const struct {
+        const char *name;
+        uint32_t first, peer;
+        fg_finish finish;
+        uint32_t generated;
+        bool fails;
+    } cases[] = {
+        { "decode hands over", 0, D, FG_FINISH_HANDED_OVER, 0, false },
+        { "decode hands over later", 1, D, FG_FINISH_HANDED_OVER, 0, true },
+        { "decode cancels", 1, D, FG_FINISH_CANCELLED, 0, true },
+        { "prefill hands over what it has not begun", 0, P, FG_FINISH_HANDED_OVER, 0, false },
+        { "decode counts tokens that never came", 2, D, FG_FINISH_LENGTH, 1000, true },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t id;
+        bench_open(&b);
+        bench_join_pair(&b);
+        cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+        bench_ticket(&b, id, 1);
+        if (cases[i].first > 0) {
+            bench_first(&b, id, 20);
+        }
+        if (cases[i].first > 1) {
+            bench_done(&b, P, id, FG_FINISH_HANDED_OVER, 1);
+        }
+        b.sent_count = 0;
+        bench_done(&b, cases[i].peer, id, cases[i].finish, cases[i].generated);
+        cr_assert_eq(b.end_count, cases[i].fails ? 1u : 0u, "%s", cases[i].name);
+        cr_assert(cases[i].fails ? b.status == FG_PEER_LOST
+                                 : bench_sent(&b, D, FG_MSG_RESERVE) != NULL,
+                  "%s", cases[i].name);
+        bench_close(&b);
+    }
 }

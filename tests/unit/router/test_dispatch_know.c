@@ -227,3 +227,33 @@ Test(know, news_of_a_hostile_worker_cost_a_bounded_room)
     cr_assert_gt(stats.reclaimed, 0u);
     bench_close(&b);
 }
+
+/* Its second prompt would wait for 10^20 ns: a liar is asked last, but here there is nobody else. */
+Test(know, a_liars_times_stay_numbers)
+{
+    bench b;
+    uint64_t id;
+    fg_msg msg = { .kind = FG_MSG_HELLO };
+    fg_dispatch_options options = bench_options(&b);
+    options.place.split = FG_PLACE_UNSPLIT;
+    bench_open_with(&b, &options);
+    for (uint32_t i = 0; i < 2; i++) {
+        static const char *const names[] = { "liar", "slow" };
+        static const fg_wire_speed speeds[] = {
+            { UINT64_MAX, 1, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX },
+            { UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX }
+        };
+        msg.hello =
+            bench_hello(names[i], i == 0 ? FG_ROLE_PREFILL | FG_ROLE_DECODE : FG_ROLE_DECODE);
+        msg.hello.able = msg.hello.roles;
+        msg.hello.speed = speeds[i];
+        fg_dispatch_on_up(b.dispatch, P + i, i == 0 ? "liar#1" : "slow#1");
+        bench_give(&b, P + i, &msg);
+    }
+    b.sent_count = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_assert_eq(bench_start(&b, 30, 3, &id), FG_OK);
+    }
+    cr_assert_eq(bench_sent_count(&b, P, FG_MSG_PREFILL), 3u);
+    bench_close(&b);
+}
