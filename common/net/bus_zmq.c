@@ -53,7 +53,8 @@ enum {
     RECONNECT_MAX_MS = 500,
     GREETING_MS = 1000, /* an unanswered greeting: connect again */
     REASONS_MAX = 8,    /* more than fg_bus_guard_explain knows */
-    REFUSED_MS = 1000, /* a failed handshake: ZeroMQ itself would give up, or try without a pause */
+    REFUSED_MS =
+        1000, /* a failed handshake: ZeroMQ itself gives up, or tries every RECONNECT_MS, by who hung up first */
     LINGER_MS = 100, /* the last frames of an orderly end; a stalled peer costs no more than this */
 };
 
@@ -242,9 +243,11 @@ static bool is_news(zmq_bus *bus, const char *why)
 static void note_failed_handshake(zmq_bus *bus, uint16_t event, int32_t value)
 {
     const char *why = fg_bus_guard_explain(event, value, bus->is_server, bus->keys != NULL);
-    if (!bus->is_server && bus->refused_timer == NULL) {
-        /* Without memory for the timer the next attempt comes at once. */
-        (void)fg_timer_start(bus->loop, REFUSED_MS, 0, try_after_refusal, bus, &bus->refused_timer);
+    /* Without memory for the timer the next attempt is ZeroMQ's own. */
+    if (!bus->is_server && bus->refused_timer == NULL &&
+        fg_timer_start(bus->loop, REFUSED_MS, 0, try_after_refusal, bus, &bus->refused_timer) ==
+            FG_OK) {
+        zmq_disconnect(bus->socket, bus->endpoint);
     }
     if (why == NULL) {
         return;

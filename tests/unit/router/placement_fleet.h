@@ -24,6 +24,12 @@ typedef struct spec {
     uint32_t no_room; /* 1: a batch of 0 */
 } spec;
 
+/* A spec of `role`; whatever else matters follows, as in W(P, .ahead = 50). */
+#define W(role, ...)                                                                               \
+    {                                                                                              \
+        .roles = (role), ##__VA_ARGS__                                                             \
+    }
+
 typedef struct fleet {
     fg_place_worker workers[WORKERS_MAX];
     fg_speed speeds[WORKERS_MAX];

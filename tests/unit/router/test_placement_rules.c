@@ -186,7 +186,7 @@ Test(placement, more_work_never_attracts)
 Test(placement, a_line_costs_its_own_worker)
 {
     static fleet f;
-    set_up(&f, (spec[]){ { P }, { D, .decodes = 3 } }, 2);
+    set_up(&f, (spec[]){ W(P), W(D, .decodes = 3) }, 2);
     fg_place_options options = fg_place_defaults();
     fg_place_request request = ask(&f, 1000, 64);
     double last = 0;
@@ -210,7 +210,7 @@ Test(placement, a_line_costs_its_own_worker)
 Test(placement, a_second_copy_of_a_shared_prefix_costs_its_room)
 {
     static fleet f;
-    set_up(&f, (spec[]){ { P, .hit = 120 }, { D }, { D, .hit = 120 } }, 3);
+    set_up(&f, (spec[]){ W(P, .hit = 120), W(D), W(D, .hit = 120) }, 3);
     fg_place_options options = fg_place_defaults();
     fg_place_request request = ask(&f, 2000, 64);
     double there = cost_of(&f, &options, &request, 0, 1);

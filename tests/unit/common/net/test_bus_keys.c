@@ -19,7 +19,7 @@ const char *__tsan_default_suppressions(void)
 }
 #endif
 
-enum { DEADLINE_MS = 10000, CLIENTS = 4 };
+enum { DEADLINE_MS = 60000, CLIENTS = 4 };
 
 typedef struct end {
     fg_bus *bus;
@@ -240,15 +240,17 @@ Test(bus_keys, refused_client_does_not_hammer)
     open_world(&w, true);
     join(&w, 0, "x#1", &w.rig.stranger, &w.rig.router);
     join(&w, 1, "y#1", NULL, NULL);
-    WAIT(&w, refusals(&w.server).unknown_key > 0 && refusals(&w.clients[1]).handshake > 0);
     uint64_t start_ms = now_ms();
+    WAIT(&w, refusals(&w.server).unknown_key > 0 && refusals(&w.clients[1]).handshake > 0);
     while (now_ms() - start_ms < 500) {
         turn(&w);
     }
-    /* A few; without a pause it would be hundreds. */
+    /* One a second each. Left to ZeroMQ, the one without keys comes every 50 to 100 ms or never again, by
+     * which end hangs up first. */
+    uint64_t most = 2 + (now_ms() - start_ms) / 1000;
     fg_bus_refusals counts = refusals(&w.server);
-    cr_assert(counts.unknown_key <= 20, "%d attempts", (int)counts.unknown_key);
-    cr_assert(counts.handshake <= 20, "%d attempts", (int)counts.handshake);
+    cr_assert(counts.unknown_key <= most, "%d attempts", (int)counts.unknown_key);
+    cr_assert(counts.handshake <= most, "%d attempts", (int)counts.handshake);
     close_world(&w);
 }
 
