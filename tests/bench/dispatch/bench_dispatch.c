@@ -27,6 +27,7 @@ enum {
     SYSTEM_BLOCKS = SYSTEM_TOKENS / BLOCK,
     HOLDERS = 8,
     LIVE = 512,
+    TICK = 67, /* requests between two ticks: 20 ms */
     PROMPT_MAX = SYSTEM_TOKENS + 1024,
 };
 
@@ -107,6 +108,11 @@ static void join(bench *b, uint32_t peer, uint32_t roles)
                                  .block_count = 100000,
                                  .max_seqs = 256,
                                  .context_max = 100000,
+                                 .speed = { .prefill_ns_base = 1000000,
+                                            .prefill_ns_per_token = 20000,
+                                            .step_ns_base = 10000000,
+                                            .step_ns_per_row = 100000,
+                                            .push_ns_per_block = 20000 },
                                  .link_record = "r",
                                  .link_record_bytes = 1 };
     give(b, peer, &msg);
@@ -192,20 +198,28 @@ static int by_took(const void *a, const void *b)
     return x->took < y->took ? -1 : x->took > y->took;
 }
 
-static void report(uint32_t workers, fg_place_policy policy, uint32_t at_once, sample *samples,
-                   uint32_t count, const fg_dispatch_stats *stats)
+/* What is measured, and what was seen. */
+typedef struct result {
+    uint32_t workers, at_once, count; /* requests at a time, and in all */
+    fg_place_policy policy;
+    sample *samples;
+    uint64_t ticks_ns; /* CPU time of all ticks */
+    fg_dispatch_stats stats;
+} result;
+
+static void report(result *r)
 {
-    uint64_t took = 0;
-    qsort(samples, count, sizeof *samples, by_took);
-    for (uint32_t i = 0; i < count; i++) {
-        took += samples[i].took;
+    double took = (double)r->ticks_ns, placed = (double)r->stats.placed;
+    qsort(r->samples, r->count, sizeof *r->samples, by_took);
+    for (uint32_t i = 0; i < r->count; i++) {
+        took += (double)r->samples[i].took;
     }
-    const sample *late = &samples[count - 1 - count / 100];
-    printf("| %u | %s | %u | %.1f | %.1f | %llu | %.1f | %.1f | %.2f |\n", workers,
-           fg_place_policy_name(policy), at_once, (double)samples[count / 2].took / 1e3,
+    const sample *late = &r->samples[r->count - 1 - r->count / 100];
+    printf("| %u | %s | %u | %.1f | %.1f | %llu | %.1f | %.1f | %.2f |\n", r->workers,
+           fg_place_policy_name(r->policy), r->at_once, (double)r->samples[r->count / 2].took / 1e3,
            (double)late->took / 1e3, (unsigned long long)late->placed,
-           (double)samples[count - 1].took / 1e3, (double)took / 1e3 / (double)stats->placed,
-           (double)stats->placed_split / (double)stats->placed);
+           (double)r->samples[r->count - 1].took / 1e3, took / 1e3 / placed,
+           (double)r->stats.placed_split / placed);
 }
 
 /* One request after the other; the oldest of so many is cancelled for each new one. */
@@ -216,9 +230,9 @@ static void run(uint32_t workers, fg_place_policy policy, uint32_t at_once, uint
     bench b;
     memset(live, 0, sizeof live);
     set_up(&b, workers, policy);
-    sample *samples = fg_mem_array(count, sizeof *samples);
-    must(samples != NULL, "memory");
-    fg_dispatch_stats stats = { 0 };
+    result r = { .workers = workers, .at_once = at_once, .count = count, .policy = policy };
+    r.samples = fg_mem_array(count, sizeof *r.samples);
+    must(r.samples != NULL, "memory");
     for (uint32_t i = 0; i < count; i++) {
         uint32_t at = i % at_once, tail = 16 + (uint32_t)fg_rng_below(&b.rng, 1000);
         uint32_t *prompt = prompts[at];
@@ -235,22 +249,27 @@ static void run(uint32_t workers, fg_place_policy policy, uint32_t at_once, uint
                                 .params = { .top_p = 1, .max_tokens = 200 },
                                 .sink = { .on_token = on_token, .on_end = on_end, .ctx = &b } };
         fg_error err;
-        uint64_t placed = stats.placed, from = now();
+        uint64_t placed = r.stats.placed, from = now();
         fg_status status = fg_dispatch_start(b.dispatch, &job, &live[at], &err);
-        samples[i].took = now() - from;
+        r.samples[i].took = now() - from;
         must(status == FG_OK, err.text);
-        fg_dispatch_stats_get(b.dispatch, &stats);
-        samples[i].placed = stats.placed - placed;
+        fg_dispatch_stats_get(b.dispatch, &r.stats);
+        r.samples[i].placed = r.stats.placed - placed;
         b.now_ns += 300000;
+        if (i % TICK == 0) {
+            from = now();
+            fg_dispatch_tick(b.dispatch);
+            r.ticks_ns += now() - from;
+        }
     }
-    report(workers, policy, at_once, samples, count, &stats);
+    report(&r);
     for (uint32_t i = 0; i < at_once; i++) {
         fg_dispatch_cancel(b.dispatch, live[i], FG_FINISH_CANCELLED, NULL);
     }
     fg_dispatch_destroy(b.dispatch);
     fg_buf_deinit(&b.frame);
     fg_mem_free(b.systems);
-    fg_mem_free(samples);
+    fg_mem_free(r.samples);
 }
 
 int main(int argc, char **argv)
@@ -266,7 +285,7 @@ int main(int argc, char **argv)
            "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
     static const uint32_t fleets[] = { 8, 32, 128, 256 };
     for (size_t i = 0; i < sizeof fleets / sizeof *fleets; i++) {
-        run(fleets[i], FG_PLACE_COST, fleets[i] / 2, count);
+        run(fleets[i], FG_PLACE_COST, fleets[i] / 4, count);
         run(fleets[i], FG_PLACE_COST, LIVE, count);
     }
     run(128, FG_PLACE_ROUND_ROBIN, LIVE, count);
