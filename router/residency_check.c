@@ -19,7 +19,7 @@ void fg_residency_stats_get(const fg_residency *tree, fg_residency_stats *stats_
     stats_out->bytes = stats_out->blocks * ENTRY_SHARE_BYTES + stats_out->runs * run_bytes +
                        tree->chunk_pool.taken * sizeof(uint64_t[RES_CHUNK]) +
                        stats_out->partials * sizeof(res_partial) +
-                       stats_out->predictions * sizeof(res_prediction);
+                       stats_out->predictions * (sizeof(res_prediction) + sizeof(uint32_t));
     stats_out->bytes_reserved = sizeof *tree + tree->memory_bytes;
 }
 
@@ -118,16 +118,13 @@ static void check_rows(const fg_residency *tree, const count *c)
 
 static void check_time(const fg_residency *tree, const count *c)
 {
-    uint64_t until_ns = 0, predictions = 0;
-    uint32_t prev = 0;
-    for (uint32_t at = tree->soonest; at != 0; at = tree->predictions[at].later) {
-        const res_prediction *p = &tree->predictions[at];
-        FG_ASSERT(p->sooner == prev && p->until_ns >= until_ns && predictions++ < c->predictions,
+    FG_ASSERT(tree->time_count == c->predictions);
+    for (uint32_t at = 1; at <= tree->time_count; at++) {
+        const res_prediction *p = &tree->predictions[tree->by_time[at]];
+        FG_ASSERT(p->time_at == at && p->mask != 0, "prediction %u is elsewhere", at);
+        FG_ASSERT(at == 1 || tree->predictions[tree->by_time[at / 2]].until_ns <= p->until_ns,
                   "prediction %u is out of order", at);
-        until_ns = p->until_ns;
-        prev = at;
     }
-    FG_ASSERT(tree->latest == prev && predictions == c->predictions);
 }
 
 void fg_residency_check(const fg_residency *tree)

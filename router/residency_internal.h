@@ -60,7 +60,7 @@ typedef struct res_prediction {
     uint64_t mask, until_ns;
     uint32_t next, slot; /* of this run */
     uint32_t run;
-    uint32_t sooner, later; /* in order of until_ns */
+    uint32_t time_at; /* its place in by_time */
 } res_prediction;
 
 typedef struct res_pin {
@@ -108,9 +108,10 @@ struct fg_residency {
     res_prediction *predictions;
     res_pool run_pool, chunk_pool, partial_pool, prediction_pool;
     res_list leaves, pinned;
-    uint32_t next_victim;     /* a guess, for prefetching */
-    uint32_t soonest, latest; /* predictions */
-    uint32_t unpin_tick;      /* some pinned leaf's pin runs out then */
+    uint32_t next_victim; /* a guess, for prefetching */
+    uint32_t *by_time;    /* predictions: a binary heap, the soonest to end at 1 */
+    uint32_t time_count;  /* predictions in it */
+    uint32_t unpin_tick;  /* some pinned leaf's pin runs out then */
     bool any_unpin;
 
     res_slot slots[FG_LIMIT_WORKERS];

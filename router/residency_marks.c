@@ -159,24 +159,39 @@ void res_drop(fg_residency *tree, uint32_t run, uint32_t slot)
 
 /* ---- predictions ---- */
 
-static void unlink_time(fg_residency *tree, const res_prediction *p)
+static void put_time(fg_residency *tree, uint32_t at, uint32_t prediction)
 {
-    *(p->sooner == 0 ? &tree->soonest : &tree->predictions[p->sooner].later) = p->later;
-    *(p->later == 0 ? &tree->latest : &tree->predictions[p->later].sooner) = p->sooner;
+    tree->by_time[at] = prediction;
+    tree->predictions[prediction].time_at = at;
 }
 
-/* Predictions live about equally long, so the search from the latest is short. */
-static void link_time(fg_residency *tree, uint32_t at)
+/* Puts a prediction where the order wants it, from a place in the heap whose own one has gone. Lives differ
+ * by the predicted time of their requests, so a list in order would be searched far on every placing. */
+static void settle_time(fg_residency *tree, uint32_t at, uint32_t prediction)
 {
-    res_prediction *p = &tree->predictions[at];
-    uint32_t sooner = tree->latest;
-    while (sooner != 0 && tree->predictions[sooner].until_ns > p->until_ns) {
-        sooner = tree->predictions[sooner].sooner;
+    const res_prediction *all = tree->predictions;
+    uint64_t until_ns = all[prediction].until_ns;
+    while (at > 1 && all[tree->by_time[at / 2]].until_ns > until_ns) {
+        put_time(tree, at, tree->by_time[at / 2]);
+        at /= 2;
     }
-    p->sooner = sooner;
-    p->later = sooner == 0 ? tree->soonest : tree->predictions[sooner].later;
-    *(sooner == 0 ? &tree->soonest : &tree->predictions[sooner].later) = at;
-    *(p->later == 0 ? &tree->latest : &tree->predictions[p->later].sooner) = at;
+    for (uint32_t child; (child = 2 * at) <= tree->time_count; at = child) {
+        child += child < tree->time_count &&
+                 all[tree->by_time[child + 1]].until_ns < all[tree->by_time[child]].until_ns;
+        if (all[tree->by_time[child]].until_ns >= until_ns) {
+            break;
+        }
+        put_time(tree, at, tree->by_time[child]);
+    }
+    put_time(tree, at, prediction);
+}
+
+static void unlink_time(fg_residency *tree, const res_prediction *p)
+{
+    uint32_t last = tree->by_time[tree->time_count--];
+    if (p->time_at <= tree->time_count) {
+        settle_time(tree, p->time_at, last);
+    }
 }
 
 uint64_t res_predicted(const fg_residency *tree, uint32_t run, uint32_t slot, uint64_t *until_out)
@@ -213,7 +228,7 @@ void res_predicted_set(fg_residency *tree, uint32_t run, uint32_t slot, uint64_t
                                                   .slot = slot,
                                                   .run = run };
         tree->runs[run].predictions = at;
-        link_time(tree, at);
+        settle_time(tree, ++tree->time_count, at);
     } else if (mask != 0) {
         tree->stats.dropped += (uint64_t)__builtin_popcountll(mask);
     }
@@ -223,8 +238,8 @@ void res_predicted_set(fg_residency *tree, uint32_t run, uint32_t slot, uint64_t
 
 void res_expire(fg_residency *tree)
 {
-    while (tree->soonest != 0 && tree->predictions[tree->soonest].until_ns <= tree->now_ns) {
-        res_prediction p = tree->predictions[tree->soonest];
+    while (tree->time_count != 0 && tree->predictions[tree->by_time[1]].until_ns <= tree->now_ns) {
+        res_prediction p = tree->predictions[tree->by_time[1]];
         res_predicted_set(tree, p.run, p.slot, 0, 0);
         res_run_tidy(tree, p.run);
     }

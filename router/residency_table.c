@@ -200,7 +200,7 @@ static plan plan_for(const fg_residency_options *options, uint64_t runs)
               runs * (sizeof(res_run) + sizeof(res_link) + FG_TIERS * words * sizeof(uint64_t)) +
               options->slot_count * (p.row_words + p.sum_words) * sizeof(uint64_t) +
               p.chunks * sizeof(uint64_t[RES_CHUNK]) + p.partials * sizeof(res_partial) +
-              p.predictions * sizeof(res_prediction) + 64 * 16;
+              p.predictions * (sizeof(res_prediction) + sizeof(uint32_t)) + 64 * 16;
     return p;
 }
 
@@ -245,6 +245,7 @@ static void divide(fg_residency *tree, const plan *p)
     tree->sums = carve(&at, slots * p->sum_words, sizeof *tree->sums);
     tree->partials = carve(&at, p->partials, sizeof *tree->partials);
     tree->predictions = carve(&at, p->predictions, sizeof *tree->predictions);
+    tree->by_time = carve(&at, p->predictions, sizeof *tree->by_time); /* 0 of both is nobody's */
     FG_ASSERT(at <= (uint8_t *)tree->memory + tree->memory_bytes);
     tree->run_pool = (res_pool){ .used = 1, .end = (uint32_t)p->runs };
     tree->chunk_pool = (res_pool){ .used = 1, .end = (uint32_t)p->chunks };
