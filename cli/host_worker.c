@@ -61,6 +61,8 @@ static const counter counters[] = {
       STAT(link_pushed_blocks), 1 },
     { "kv_link_pushed_bytes_total", "KV bytes that this worker pushed", STAT(link_pushed_bytes),
       1 },
+    { "kv_link_descriptors_total", "Transfers that they went in: neighbouring blocks travel as one",
+      STAT(link_descriptors), 1 },
     { "kv_link_received_blocks_total", "Blocks that were pushed to this worker",
       STAT(link_received_blocks), 1 },
     { "kv_link_received_bytes_total", "KV bytes that were pushed to this worker",

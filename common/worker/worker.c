@@ -177,6 +177,7 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
         fg_link_stats_get(worker->options.link, &link);
         stats_out->link_pushed_blocks = link.pushed_blocks;
         stats_out->link_pushed_bytes = link.pushed_bytes;
+        stats_out->link_descriptors = link.pushed_runs;
         stats_out->link_received_blocks = link.received_blocks;
         stats_out->link_received_bytes = link.received_bytes;
         stats_out->link_stale = link.stale_dropped;
@@ -322,7 +323,10 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
            msg->prefill.block_count * sizeof *seq->target_blocks);
     if (!fg_worker_bind_ticket(worker, seq)) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "worker has no room for another ticket");
+        return;
     }
+    /* While the prompt is computed, so that its first push does not wait for a connection. */
+    fg_link_prepare(worker->options.link, peer, seq->target_blocks, seq->ticket_blocks);
 }
 
 static void on_peer(fg_worker *worker, const fg_msg *msg)
