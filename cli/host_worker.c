@@ -423,6 +423,7 @@ static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_c
                               .victim = (fg_sched_victim)config->victim,
                               .preemption = (fg_sched_preemption)config->preemption,
                               .admission = (fg_sched_admission)config->admission,
+                              .last_chunk = (fg_sched_last_chunk)config->last_chunk,
                               .watermark_blocks = block_count / 100,
                               .skip_max = config->queue_skip,
                               .step_target_ns = (uint64_t)config->step_ms * 1000000u };

@@ -160,6 +160,11 @@ uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t
     return FG_LINK_PEER_NONE;
 }
 
+void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_ns)
+{
+    fg_cost_learn_push(&worker->cost, blocks, exposed_ns);
+}
+
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
 {
     *stats_out = worker->stats;

@@ -161,6 +161,8 @@ void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
 void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);
 /* A ticket id that this worker never used before. */
 uint64_t fg_worker_next_ticket(fg_worker *worker);
+/* A hand-over was accepted: this long after its last chunk was computed, which had filled `blocks`. */
+void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_ns);
 /* Whether another sequence may arrive: a slot is free, and no block that a remote writer would get is
  * still being copied away. */
 bool fg_worker_can_receive(const fg_worker *worker);
