@@ -61,6 +61,8 @@ static const counter counters[] = {
       STAT(link_pushed_blocks), 1 },
     { "kv_link_pushed_bytes_total", "KV bytes that this worker pushed", STAT(link_pushed_bytes),
       1 },
+    { "kv_link_descriptors_total", "Transfers that they went in: neighbouring blocks travel as one",
+      STAT(link_descriptors), 1 },
     { "kv_link_received_blocks_total", "Blocks that were pushed to this worker",
       STAT(link_received_blocks), 1 },
     { "kv_link_received_bytes_total", "KV bytes that were pushed to this worker",
@@ -425,6 +427,7 @@ static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_c
                               .victim = (fg_sched_victim)config->victim,
                               .preemption = (fg_sched_preemption)config->preemption,
                               .admission = (fg_sched_admission)config->admission,
+                              .last_chunk = (fg_sched_last_chunk)config->last_chunk,
                               .watermark_blocks = block_count / 100,
                               .skip_max = config->queue_skip,
                               .step_target_ns = (uint64_t)config->step_ms * 1000000u };

@@ -89,6 +89,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
 static void prefill_on_computed(fg_worker *worker, fg_seq *seq)
 {
     if (seq->computed == seq->prompt_count) {
+        seq->last_blocks = seq->ticket_blocks - seq->pushed;
         fg_worker_set_state(worker, seq, FG_SEQ_HANDING);
     }
     prefill_on_pump(worker, seq);
@@ -105,6 +106,9 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
         msg.pushed.transport = fg_link_transport(fg_worker_link(worker), seq->peer);
         msg.pushed.exposed_ns = fg_worker_now_ns(worker) - seq->computed_ns;
         msg.pushed.retries = seq->retries;
+        if (seq->retries == 0) {
+            fg_worker_learn_push(worker, seq->last_blocks, msg.pushed.exposed_ns);
+        }
         fg_worker_send(worker, &msg);
         fg_worker_release_ticket(worker, seq);
         fg_worker_end(worker, seq, FG_FINISH_HANDED_OVER, "");

@@ -33,6 +33,10 @@ static const fg_conf_choice victims[] = { { "fewest-output", FG_VICTIM_FEWEST_OU
                                           { "last-admitted", FG_VICTIM_LAST_ADMITTED },
                                           { "cheapest", FG_VICTIM_CHEAPEST },
                                           { NULL, 0 } };
+static const fg_conf_choice last_chunks[] = { { "auto", FG_LAST_CHUNK_AUTO },
+                                              { "short", FG_LAST_CHUNK_SHORT },
+                                              { "whole", FG_LAST_CHUNK_WHOLE },
+                                              { NULL, 0 } };
 static const fg_conf_choice levels[] = {
     { "debug", FG_LOG_DEBUG },
     { "info", FG_LOG_INFO },
@@ -501,6 +505,16 @@ static const fg_option options[] = {
       .help =
           "Who is preempted when blocks run out: the request with the shortest answer so far, the "
           "one admitted last, or the one that costs least to compute again." },
+    { .name = "last-chunk",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = last_chunks,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(last_chunk),
+      .help =
+          "How a prompt ends that is handed over: with a short chunk, because what the last one "
+          "computes travels after it, or not; auto where that is worth another step." },
     { .name = "queue-skip",
       .type = FG_OPTION_U32,
       .default_text = "0",

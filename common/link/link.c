@@ -203,6 +203,10 @@ fg_status fg_link_expect(fg_link *link, uint32_t peer_index, uint64_t id, const 
     }
     ticket->blocks = copy;
     ticket->block_count = block_count;
+    if (link->port->prepare != NULL) { /* its answer needs the connection, its reader the pages */
+        link->port->prepare(link, peer, blocks, block_count, true);
+        fg_link_stir(link);
+    }
     return FG_OK;
 }
 
@@ -279,6 +283,16 @@ static fg_status pushing_ticket(fg_link *link, fg_link_peer *peer, uint64_t id,
     }
     *ticket_out = ticket;
     return FG_OK;
+}
+
+void fg_link_prepare(fg_link *link, uint32_t peer_index, const uint32_t *target_blocks,
+                     uint32_t count)
+{
+    fg_link_peer *peer = peer_up(link, peer_index);
+    if (peer != NULL && link->port->prepare != NULL) {
+        link->port->prepare(link, peer, target_blocks, count, false);
+        fg_link_stir(link);
+    }
 }
 
 fg_status fg_link_push(fg_link *link, uint32_t peer_index, uint64_t id, uint32_t first_index,

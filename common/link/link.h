@@ -89,6 +89,9 @@ void fg_link_fence(fg_link *link, uint64_t ticket);
 
 /* --- sender --- */
 
+/* A push into these blocks of the peer is coming, when something has been computed: connects, and does
+ * in the turns until then what the first push would have to wait for. A hint; costs nothing twice. */
+void fg_link_prepare(fg_link *link, uint32_t peer, const uint32_t *target_blocks, uint32_t count);
 /* Puts `count` blocks: source_blocks[i] of this arena into target_blocks[i] of the peer's. The first
  * push of a ticket opens it here; `first_index` is the position in the ticket of the first one.
  * FG_AGAIN: too much in flight, try again after progress. FG_PEER_LOST: unknown or lost peer. */
@@ -102,6 +105,7 @@ void fg_link_abort(fg_link *link, uint32_t peer, uint64_t ticket);
 
 typedef struct fg_link_stats {
     uint64_t pushed_blocks, pushed_bytes;
+    uint64_t pushed_runs; /* puts or messages that they went in: neighbours travel together */
     uint64_t received_blocks, received_bytes;
     uint64_t stale_dropped; /* messages for closed or foreign tickets */
     uint32_t tickets_open;

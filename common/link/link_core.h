@@ -68,6 +68,10 @@ typedef struct fg_link_port {
      * fg_link_op_done will end; on failure of one it calls fg_link_peer_broken. */
     void (*put)(fg_link *link, fg_ticket *ticket, uint32_t first_index,
                 const uint32_t *source_blocks, const uint32_t *target_blocks, uint32_t count);
+    /* Hints that these blocks of the peer's arena (`own`: of ours, by the peer) are about to be written:
+     * connects, and does beforehand what a first write would have to wait for. NULL: nothing to do. */
+    void (*prepare)(fg_link *link, fg_link_peer *peer, const uint32_t *blocks, uint32_t count,
+                    bool own);
     /* As put, one operation: over when all that was put before lies in the peer's memory. */
     void (*flush)(fg_link *link, fg_ticket *ticket);
     /* Takes ownership of the message; a failure is told by fg_link_peer_broken. */

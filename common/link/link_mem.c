@@ -325,6 +325,7 @@ static void mem_put(fg_link *base, fg_ticket *ticket, uint32_t first_index,
         }
         ticket->in_flight++;
         peer->flight_blocks++;
+        base->stats.pushed_runs++;
         if (it == NULL || !enqueue(link->hub, base->id, peer->link_id, it)) {
             fg_link_peer_broken(base, peer, "out of memory for a copy");
             fg_link_op_done(base, ticket, 1);

@@ -222,12 +222,13 @@ bool ucx_pump(ucx_link *link)
 static bool ucx_progress(fg_link *base)
 {
     ucx_link *link = (ucx_link *)base;
+    bool cold = ucx_warm_turn(link);
     if (base->loop == NULL) {
         ucx_poll_exits(link);
-        return ucx_pump(link);
+        return ucx_pump(link) || cold;
     }
     for (int i = 0; i < ARM_MAX; i++) {
-        if (ucx_pump(link)) {
+        if (ucx_pump(link) || cold) {
             return true;
         }
         if (ucp_worker_arm(link->worker) != UCS_ERR_BUSY) {
@@ -277,6 +278,7 @@ static void ucx_close(fg_link *base)
     close_arena(link);
     ucp_cleanup(link->context);
     ucx_free_ops(link);
+    fg_mem_free(link->warm_map);
     fg_mem_free(link);
 }
 
@@ -286,6 +288,7 @@ static const fg_link_port ucx_port = {
     .close_peer = ucx_close_peer,
     .free_peer = ucx_free_peer,
     .put = ucx_put,
+    .prepare = ucx_prepare,
     .flush = ucx_flush,
     .send = ucx_send,
     .progress = ucx_progress,
@@ -398,6 +401,7 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
         status = fg_fail(err, FG_AGAIN, "link: the loop takes no more");
         goto deinit_core;
     }
+    link->warm_map = link->shm ? ucx_warm_map(options->block_count) : NULL;
     *link_out = &link->base;
     return FG_OK;
 

@@ -1,7 +1,7 @@
 /*
- * link_ucx - the UCX back end's own types, shared by its three files: link_ucx.c (context, arena,
- * progress), link_ucx_peer.c (handshake record, endpoints, exit of a peer) and link_ucx_move.c (puts,
- * active messages). Included by nothing else.
+ * link_ucx - the UCX back end's own types, shared by its four files: link_ucx.c (context, arena,
+ * progress), link_ucx_peer.c (handshake record, endpoints, exit of a peer), link_ucx_move.c (puts,
+ * active messages) and link_ucx_warm.c (what is done ahead of a first push). Included by nothing else.
  *
  * Towards a peer on this host, blocks are put into its shared-memory arena (a true remote write: the
  * peer need not do anything, and closing the endpoint stops nothing). Towards any other, they are
@@ -23,8 +23,11 @@ typedef struct ucx_peer {
     fg_link_peer base;
     ucx_link *link;
     ucp_ep_h ep;
-    ucp_rkey_h key;      /* NULL: blocks go as active messages */
-    uint64_t arena_base; /* of the peer */
+    ucp_rkey_h key;        /* NULL: blocks go as active messages */
+    uint64_t arena_base;   /* of the peer */
+    const uint8_t *mapped; /* where that arena lies in this process; NULL with the key */
+    uint64_t *warm_map;    /* a bit for each of its blocks whose pages have been touched; NULL */
+    bool greeted;          /* the connection was asked for */
     fg_link_medium medium;
     bool failed; /* the endpoint's error callback has run */
     int pid_fd;  /* readable once the peer's process has ended; -1: none */
@@ -44,6 +47,14 @@ typedef struct ucx_op {
     uint8_t header[FG_LINK_HEADER_BYTES]; /* UCX reads it until the operation ends */
 } ucx_op;
 
+/* Blocks whose pages wait to be touched: of a peer's arena, or (FG_LINK_PEER_NONE) of our own. */
+typedef struct ucx_warm {
+    uint32_t peer;
+    uint32_t first, count;
+} ucx_warm;
+
+enum { UCX_WARM_MAX = 1024 }; /* runs; what comes beyond is not warmed */
+
 struct ucx_link {
     fg_link base;
     ucp_context_h context;
@@ -58,11 +69,14 @@ struct ucx_link {
     int event_fd;
     fg_watch *watch;
     ucx_op *free_ops;
-    uint32_t ops_open; /* given to UCX and not ended */
-    uint32_t closing;  /* endpoints whose close has not ended */
+    uint32_t ops_open;           /* given to UCX and not ended */
+    uint32_t closing;            /* endpoints whose close has not ended */
+    ucx_warm warm[UCX_WARM_MAX]; /* from warm_first up to warm_end, both modulo its size */
+    uint32_t warm_first, warm_end;
+    uint64_t *warm_map; /* of our own arena; NULL: it is not in shared memory */
 };
 
-enum { UCX_AM_DATA = 1, UCX_AM_MESSAGE = 2 };
+enum { UCX_AM_DATA = 1, UCX_AM_MESSAGE = 2, UCX_AM_GREETING = 3 };
 
 fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err);
 
@@ -86,5 +100,13 @@ void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint3
 void ucx_flush(fg_link *base, fg_ticket *ticket);
 void ucx_send(fg_link *base, fg_link_peer *peer, fg_link_message *message);
 void ucx_free_ops(ucx_link *link);
+/* An empty message, which UCX cannot send without connecting; whoever gets it does nothing. */
+void ucx_greet(ucx_link *link, ucx_peer *peer);
+/* link_ucx_warm.c */
+uint64_t *ucx_warm_map(uint32_t block_count); /* NULL: out of memory */
+void ucx_prepare(fg_link *base, fg_link_peer *base_peer, const uint32_t *blocks, uint32_t count,
+                 bool own);
+/* Touches a turn's share; true: more is left. */
+bool ucx_warm_turn(ucx_link *link);
 
 #endif

@@ -138,6 +138,7 @@ void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint3
             return;
         }
         op->put_blocks = run;
+        base->stats.pushed_runs++;
         ticket->in_flight++;
         peer->base.flight_blocks += run;
         const uint8_t *source = base->arena + source_blocks[i] * block_bytes;
@@ -189,7 +190,23 @@ void ucx_send(fg_link *base, fg_link_peer *base_peer, fg_link_message *message)
                                 message->size_bytes, &param));
 }
 
+void ucx_greet(ucx_link *link, ucx_peer *peer)
+{
+    ucx_op *op = take_op(link, peer, NULL);
+    if (op == NULL) {
+        return; /* the first push connects, then */
+    }
+    ucp_request_param_t param = send_param(op);
+    started(op, ucp_am_send_nbx(peer->ep, UCX_AM_GREETING, NULL, 0, NULL, 0, &param));
+}
+
 /* --- receiving --- */
+
+static ucs_status_t on_greeting(void *arg, const void *header, size_t header_length, void *data,
+                                size_t length, const ucp_am_recv_param_t *param)
+{
+    return UCS_OK;
+}
 
 static ucs_status_t on_message(void *arg, const void *header, size_t header_length, void *data,
                                size_t length, const ucp_am_recv_param_t *param)
@@ -238,7 +255,9 @@ fg_status ucx_listen(ucx_link *link, fg_error *err)
     const struct {
         unsigned id;
         ucp_am_recv_callback_t fn;
-    } handlers[] = { { UCX_AM_DATA, on_data }, { UCX_AM_MESSAGE, on_message } };
+    } handlers[] = { { UCX_AM_DATA, on_data },
+                     { UCX_AM_MESSAGE, on_message },
+                     { UCX_AM_GREETING, on_greeting } };
     for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
         ucp_am_handler_param_t param = {
             .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |

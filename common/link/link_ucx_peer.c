@@ -194,7 +194,10 @@ static void take_key(ucx_peer *peer, const fg_link_record *record)
     if (ucp_rkey_ptr(peer->key, record->arena_base, &local) != UCS_OK) {
         ucp_rkey_destroy(peer->key);
         peer->key = NULL;
+        return;
     }
+    peer->mapped = local;
+    peer->warm_map = ucx_warm_map(record->block_count);
 }
 
 fg_status ucx_open_peer(fg_link *base, const fg_link_record *record, const char *name,
@@ -260,6 +263,7 @@ void ucx_close_peer(fg_link *base, fg_link_peer *base_peer)
     if (peer->key != NULL) {
         ucp_rkey_destroy(peer->key);
         peer->key = NULL;
+        peer->mapped = NULL;
     }
     ucp_request_param_t param = {
         .op_attr_mask =
@@ -286,6 +290,7 @@ void ucx_free_peer(fg_link *base, fg_link_peer *base_peer)
     if (peer->pid_fd >= 0) {
         close(peer->pid_fd);
     }
+    fg_mem_free(peer->warm_map);
     fg_mem_free(peer);
 }
 

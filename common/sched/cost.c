@@ -14,6 +14,12 @@
 /* Copies are guessed at 1 GB/s until one was seen, so that one will be tried and measured. */
 #define COPY_GUESS_BYTES_PER_NS 1.0
 #define COPY_NEW_SHARE          0.125
+/* A block handed over is written once and read twice, for its digests: guessed at 2 GB/s in all, until hand-overs
+ * of several lengths were seen; what they say is believed within these bounds of the guess. */
+#define PUSH_GUESS_BYTES_PER_NS 2.0
+#define PUSH_GUESS_BLOCKS       32.0
+#define PUSH_FORGETTING         0.97
+#define PUSH_BOUND              8.0
 
 enum {
     BASE,
@@ -36,11 +42,27 @@ static void forget_all(fg_cost *cost)
     }
 }
 
+/* One more point of the line of time over blocks; older ones count less and less. */
+static void add_push(fg_cost *cost, double blocks, double ns)
+{
+    double old = cost->push_weight * PUSH_FORGETTING, weight = old + 1;
+    double off_blocks = blocks - cost->push_blocks, off_ns = ns - cost->push_ns;
+    cost->push_weight = weight;
+    cost->push_blocks += off_blocks / weight;
+    cost->push_ns += off_ns / weight;
+    cost->push_blocks2 =
+        PUSH_FORGETTING * cost->push_blocks2 + off_blocks * off_blocks * old / weight;
+    cost->push_cross = PUSH_FORGETTING * cost->push_cross + off_blocks * off_ns * old / weight;
+}
+
 void fg_cost_init(fg_cost *cost, uint64_t block_bytes)
 {
     *cost = (fg_cost){ .block_bytes = (double)block_bytes };
     memcpy(cost->weights, guess, sizeof guess);
     forget_all(cost);
+    double push_ns = PUSH_GUESS_BLOCKS * (double)block_bytes / PUSH_GUESS_BYTES_PER_NS;
+    add_push(cost, 0, 0);
+    add_push(cost, PUSH_GUESS_BLOCKS, push_ns);
 }
 
 static double predict(const fg_cost *cost, double prefill, double rows, double kv)
@@ -206,6 +228,24 @@ uint32_t fg_cost_chunk_at(const fg_cost *cost, const fg_cost_step *rest, uint32_
                           uint64_t target_ns, uint32_t chunk_max)
 {
     return largest_chunk(cost, rest, position, true, target_ns, chunk_max);
+}
+
+void fg_cost_learn_push(fg_cost *cost, uint32_t blocks, uint64_t exposed_ns)
+{
+    add_push(cost, blocks, (double)exposed_ns);
+}
+
+double fg_cost_push_block(const fg_cost *cost)
+{
+    double known = cost->block_bytes / PUSH_GUESS_BYTES_PER_NS;
+    /* All of one length: they tell nothing about another block. */
+    double slope = cost->push_blocks2 > 1 ? cost->push_cross / cost->push_blocks2 : known;
+    return fmin(fmax(slope, known / PUSH_BOUND), known * PUSH_BOUND);
+}
+
+bool fg_cost_push_is_dearer(const fg_cost *cost, uint64_t blocks)
+{
+    return (double)blocks * fg_cost_push_block(cost) > cost->weights[BASE];
 }
 
 bool fg_cost_swap_is_cheaper(const fg_cost *cost, uint32_t blocks, uint32_t redo_tokens)

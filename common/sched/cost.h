@@ -22,6 +22,8 @@ typedef struct fg_cost {
     uint64_t steps;
     double copy_bytes_per_ns; /* 0: never seen */
     double block_bytes;
+    /* Hand-overs, by the blocks of the last chunk: weighted means and products of deviations. */
+    double push_weight, push_blocks, push_ns, push_blocks2, push_cross;
     uint32_t odd_steps; /* in a row, that took far too long to be believed at once */
 } fg_cost;
 
@@ -51,6 +53,12 @@ static inline uint64_t fg_cost_chunk_kv(uint32_t position, uint32_t tokens)
 {
     return (uint64_t)position * tokens + (uint64_t)tokens * (tokens + 1ull) / 2;
 }
+/* A hand-over was accepted this long after its last chunk was computed, which had filled `blocks`. */
+void fg_cost_learn_push(fg_cost *cost, uint32_t blocks, uint64_t exposed_ns);
+/* ns that each more block of a last chunk adds to its hand-over. */
+double fg_cost_push_block(const fg_cost *cost);
+/* Whether handing over `blocks` more at the end takes longer than a step more before it. */
+bool fg_cost_push_is_dearer(const fg_cost *cost, uint64_t blocks);
 /* Whether moving `blocks` out and in again is cheaper than computing `redo_tokens` again. */
 bool fg_cost_swap_is_cheaper(const fg_cost *cost, uint32_t blocks, uint32_t redo_tokens);
 

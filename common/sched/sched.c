@@ -37,6 +37,9 @@ fg_status fg_sched_check(const fg_sched_limits *limits, fg_error *err)
     if ((unsigned)limits->preemption > FG_PREEMPT_AUTO) {
         return fg_fail(err, FG_BAD_INPUT, "--preemption: no such way");
     }
+    if ((unsigned)limits->last_chunk > FG_LAST_CHUNK_WHOLE) {
+        return fg_fail(err, FG_BAD_INPUT, "--last-chunk: no such way");
+    }
     if ((unsigned)limits->admission > FG_ADMIT_NO_EVICT) {
         return fg_fail(err, FG_BAD_INPUT, "--admission: no such policy");
     }
@@ -122,6 +125,25 @@ static uint32_t chunk_of(fg_draft *draft, uint32_t position, uint32_t left)
     return fg_cost_chunk_at(draft->in->cost, &draft->cost, position, draft->time_ns, most);
 }
 
+/* The chunk of `token_count` tokens behind `position` would end a prompt that leaves. Its blocks travel
+ * when it has been computed; all but the last few go with the chunk before, when that is worth the step
+ * that it takes more. What the tokens cost is the same in one chunk or two. */
+static uint32_t shortened(const fg_draft *draft, uint32_t position, uint32_t token_count)
+{
+    const fg_sched_input *in = draft->in;
+    uint32_t size = in->limits->block_size;
+    uint64_t end = (uint64_t)position + token_count;
+    uint64_t end_blocks = (end + size - 1) / size, now = end_blocks - position / size;
+    if (in->limits->last_chunk == FG_LAST_CHUNK_WHOLE || now <= FG_SCHED_LAST_BLOCKS) {
+        return token_count;
+    }
+    if (in->limits->last_chunk == FG_LAST_CHUNK_AUTO &&
+        (in->cost == NULL || !fg_cost_push_is_dearer(in->cost, now - FG_SCHED_LAST_BLOCKS))) {
+        return token_count;
+    }
+    return (uint32_t)((end_blocks - FG_SCHED_LAST_BLOCKS) * size - position);
+}
+
 static void add_chunk(fg_draft *draft, uint32_t seq, uint32_t position, uint32_t left,
                       uint32_t token_count)
 {
@@ -151,6 +173,9 @@ static void add_running_chunks(fg_draft *draft)
         uint32_t token_count = chunk_of(draft, seq->slots_used, most);
         if (token_count == 0) {
             return;
+        }
+        if (seq->leaves && token_count == seq->tokens_left) {
+            token_count = shortened(draft, seq->slots_used, token_count);
         }
         add_chunk(draft, i, seq->slots_used, seq->tokens_left, token_count);
     }
@@ -200,6 +225,10 @@ static void admit(fg_draft *draft, bool chunks_added)
                 is_chunk ? chunk_of(draft, 0, wait->tokens_left) : smaller(1, draft->tokens_left);
             if (token_count == 0) {
                 break;
+            }
+            /* What it finds in the cache is whole blocks, so counting from there gives the same ones. */
+            if (is_chunk && wait->leaves && token_count == wait->tokens_left) {
+                token_count = shortened(draft, 0, token_count);
             }
         }
         uint32_t seq = in->seq_count + plan->admit_count;

@@ -40,6 +40,16 @@ typedef enum fg_sched_admission {
     FG_ADMIT_NO_EVICT, /* all that it may ever need: nobody is preempted for want of blocks */
 } fg_sched_admission;
 
+/* How a prompt ends whose blocks will be handed over: what its last chunk computes travels after it,
+ * exposed. */
+typedef enum fg_sched_last_chunk {
+    FG_LAST_CHUNK_AUTO = 0, /* short where the blocks that travel earlier are worth another step */
+    FG_LAST_CHUNK_SHORT,
+    FG_LAST_CHUNK_WHOLE,
+} fg_sched_last_chunk;
+/* Blocks that a short last chunk fills, the last one perhaps in part. */
+enum { FG_SCHED_LAST_BLOCKS = 2 };
+
 typedef struct fg_sched_limits {
     uint32_t step_tokens_max;  /* --max-batch-tokens */
     uint32_t chunk_tokens_max; /* --prefill-chunk-size */
@@ -49,6 +59,7 @@ typedef struct fg_sched_limits {
     fg_sched_victim victim;
     fg_sched_preemption preemption;
     fg_sched_admission admission;
+    fg_sched_last_chunk last_chunk;
     uint32_t watermark_blocks; /* stay free when somebody is admitted beside others */
     uint32_t skip_max;         /* how many may be admitted past one that does not fit; 0: strict */
     uint64_t
@@ -68,6 +79,7 @@ typedef struct fg_sched_seq {
     bool decoding;   /* tokens_left is the one token chosen last: it decodes */
     bool fixed;      /* in a step under way, or in a ticket: cannot be preempted now */
     bool stopped;    /* cannot be part of this step at all; still counts, may still be a victim */
+    bool leaves;     /* its blocks are handed over when its prompt is computed */
     uint32_t slots_used; /* tokens in its blocks, those of a step under way too */
     uint32_t blocks;     /* blocks in its table */
     uint32_t promised;   /* blocks set aside for it */
@@ -82,6 +94,7 @@ typedef struct fg_sched_wait {
     uint32_t need; /* blocks out of the available ones: new ones, and cached ones that it borrows */
     uint32_t need_all; /* likewise up to its longest possible end */
     bool decoding;     /* resumes with nothing but its last token missing */
+    bool leaves;       /* its blocks are handed over when its prompt is computed */
     bool restores;     /* comes back from the tier: admitted, but runs from the next step on */
     bool deferred;     /* waits for a prefix that somebody computes: passed over, stops nobody */
 } fg_sched_wait;

@@ -94,6 +94,7 @@ typedef struct fg_seq {
         digested; /* leading ticket blocks whose digest is known (sender), checked (receiver) */
     uint32_t digest_planned; /* likewise once the steps in flight have run */
     uint32_t pushed;         /* sender: leading blocks handed to the link */
+    uint32_t last_blocks;    /* sender: those that were not, when its prompt was computed */
     uint32_t *bad;           /* indices of blocks that arrived damaged, or must be pushed again */
     uint32_t bad_count;
     bool committed; /* sender: commit sent, verdict awaited */

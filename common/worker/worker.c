@@ -161,6 +161,11 @@ uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t
     return FG_LINK_PEER_NONE;
 }
 
+void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_ns)
+{
+    fg_cost_learn_push(&worker->cost, blocks, exposed_ns);
+}
+
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
 {
     *stats_out = worker->stats;
@@ -180,6 +185,7 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
         fg_link_stats_get(worker->options.link, &link);
         stats_out->link_pushed_blocks = link.pushed_blocks;
         stats_out->link_pushed_bytes = link.pushed_bytes;
+        stats_out->link_descriptors = link.pushed_runs;
         stats_out->link_received_blocks = link.received_blocks;
         stats_out->link_received_bytes = link.received_bytes;
         stats_out->link_stale = link.stale_dropped;
@@ -326,7 +332,10 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
            msg->prefill.block_count * sizeof *seq->target_blocks);
     if (!fg_worker_bind_ticket(worker, seq)) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "worker has no room for another ticket");
+        return;
     }
+    /* While the prompt is computed, so that its first push does not wait for a connection. */
+    fg_link_prepare(worker->options.link, peer, seq->target_blocks, seq->ticket_blocks);
 }
 
 static void on_peer(fg_worker *worker, const fg_msg *msg)

@@ -121,6 +121,9 @@ typedef struct fg_worker_stats {
     uint32_t leaked_blocks; /* in use although no sequence lives here and no step runs: a bug */
     uint32_t pinned_prefixes, pinned_blocks;
     uint64_t pins_refused, pins_yielded;
+    uint64_t link_descriptors; /* puts or messages that the pushed blocks went in */
+    uint64_t link_stale;       /* messages of the link for tickets that are closed */
+    uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);
@@ -162,6 +165,8 @@ void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
 void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);
 /* A ticket id that this worker never used before. */
 uint64_t fg_worker_next_ticket(fg_worker *worker);
+/* A hand-over was accepted: this long after its last chunk was computed, which had filled `blocks`. */
+void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_ns);
 /* Whether another sequence may arrive: a slot is free, and no block that a remote writer would get is
  * still being copied away. */
 bool fg_worker_can_receive(const fg_worker *worker);

@@ -129,6 +129,7 @@ static void describe(const fg_worker *worker, const fg_seq *seq, bool tight, fg_
                         .decoding = seq->planned >= seq->prompt_count && known == seq->planned + 1,
                         .fixed = seq->steps > 0 || seq->ticket_open,
                         .stopped = ends,
+                        .leaves = seq->side == FG_SIDE_SENDER,
                         .slots_used = seq->planned,
                         .blocks = seq->table.count,
                         .promised = seq->table.promised,
@@ -142,7 +143,7 @@ static bool offer(fg_worker *worker, fg_seq *seq, uint32_t available)
 {
     uint32_t block_size = seq->table.block_size;
     uint32_t known = seq->restored;
-    fg_sched_wait wait = { .restores = seq->slot_count > 0 };
+    fg_sched_wait wait = { .restores = seq->slot_count > 0, .leaves = seq->side == FG_SIDE_SENDER };
     fg_worker_hit hit = { 0 };
     if (seq->slot_count == 0) {
         fg_worker_match(worker, seq, &hit);

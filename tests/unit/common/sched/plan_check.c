@@ -226,6 +226,35 @@ static const char *check_admits(const fg_sched_input *in, const fg_sched_plan *p
     return done != plan->admit_count ? "admits are out of order" : NULL;
 }
 
+/* Whether a chunk that ended its prompt would fill so many blocks that it is to be cut. */
+static bool ends_long(const fg_sched_input *in, uint32_t position, uint32_t left)
+{
+    uint32_t size = in->limits->block_size;
+    uint32_t blocks = (position + left + size - 1) / size - position / size;
+    if (in->limits->last_chunk == FG_LAST_CHUNK_WHOLE || blocks <= FG_SCHED_LAST_BLOCKS) {
+        return false;
+    }
+    return in->limits->last_chunk == FG_LAST_CHUNK_SHORT ||
+           (in->cost != NULL &&
+            (blocks - FG_SCHED_LAST_BLOCKS) * fg_cost_push_block(in->cost) > in->cost->weights[0]);
+}
+
+/* Prompts that leave end short where that pays, and only they. *cut_out: this chunk was cut for it. */
+static const char *check_end(const fg_sched_input *in, const fg_sched_plan *plan,
+                             const fg_plan_item *item, bool *cut_out)
+{
+    bool fresh = item->seq >= in->seq_count;
+    const fg_sched_wait *wait = fresh ? &in->waits[plan->admits[item->seq - in->seq_count]] : NULL;
+    const fg_sched_seq *seq = fresh ? NULL : &in->seqs[item->seq];
+    uint32_t position = fresh ? 0 : seq->slots_used, size = in->limits->block_size;
+    uint32_t left = fresh ? wait->tokens_left : seq->tokens_left;
+    uint32_t rest = left - item->token_count;
+    bool to_be_cut = (fresh ? wait->leaves : seq->leaves) && ends_long(in, position, left);
+    *cut_out = to_be_cut && (position + item->token_count) % size == 0 && rest > size &&
+               rest <= FG_SCHED_LAST_BLOCKS * size;
+    return to_be_cut && rest == 0 ? "a prompt that leaves ends with many blocks" : NULL;
+}
+
 /* The step target holds, and half-prefilled ones come first, in order. */
 static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s)
 {
@@ -246,7 +275,12 @@ static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *p
         }
         uint64_t most =
             fresh ? UINT64_MAX : room_of(in, &in->seqs[item->seq]) - in->seqs[item->seq].slots_used;
-        if (!timed && !item->sample && item->token_count < limits->chunk_tokens_max &&
+        bool cut;
+        const char *wrong = check_end(in, plan, item, &cut);
+        if (wrong != NULL) {
+            return wrong;
+        }
+        if (!timed && !cut && !item->sample && item->token_count < limits->chunk_tokens_max &&
             item->token_count < most && s->total_tokens < limits->step_tokens_max) {
             return "a chunk is too short";
         }

@@ -300,3 +300,34 @@ Test(cost, steps_that_are_alike_do_not_make_it_climb)
                   i, fg_cost_predict(&cost, &step) / 1e6);
     }
 }
+
+/* A hand-over takes 2 ms and so much for each block: what another block adds is found whatever else it
+ * takes, and one length alone tells nothing. */
+Test(cost, learns_what_a_block_more_adds_to_a_hand_over)
+{
+    const double block_bytes = 400000, guessed = block_bytes / 2;
+    fg_cost cost;
+    fg_cost_init(&cost, (uint64_t)block_bytes);
+    cr_assert(near(fg_cost_push_block(&cost), guessed, 1e-9));
+    for (uint32_t i = 0; i < 400; i++) {
+        uint32_t blocks = 1 + i % 30;
+        fg_cost_learn_push(&cost, blocks, 2000000 + blocks * 60000ull + i % 3 * 100000);
+    }
+    cr_assert(near(fg_cost_push_block(&cost), 60000, 0.05), "%.0f", fg_cost_push_block(&cost));
+    cost.weights[0] = 600000;
+    cr_assert(!fg_cost_push_is_dearer(&cost, 9));
+    cr_assert(fg_cost_push_is_dearer(&cost, 11));
+    for (uint32_t i = 0; i < 2000; i++) {
+        fg_cost_learn_push(&cost, 5, 3000000);
+    }
+    cr_assert(isfinite(fg_cost_push_block(&cost)) && fg_cost_push_block(&cost) > 0);
+    /* Nonsense is believed within bounds. */
+    for (uint32_t i = 0; i < 500; i++) {
+        fg_cost_learn_push(&cost, i % 2, i % 2 ? UINT64_MAX : 0);
+    }
+    cr_assert(near(fg_cost_push_block(&cost), 8 * guessed, 1e-9));
+    for (uint32_t i = 0; i < 2000; i++) {
+        fg_cost_learn_push(&cost, i % 2 ? UINT32_MAX : 0, i % 2 ? 0 : 1000);
+    }
+    cr_assert(near(fg_cost_push_block(&cost), guessed / 8, 1e-9));
+}

@@ -62,6 +62,7 @@ static void draw_limits(fg_rng *rng, fg_sched_limits *limits)
                                  .victim = (fg_sched_victim)draw(rng, 3),
                                  .preemption = (fg_sched_preemption)draw(rng, 3),
                                  .admission = (fg_sched_admission)one_in(rng, 4),
+                                 .last_chunk = (fg_sched_last_chunk)draw(rng, 3),
                                  .watermark_blocks = draw(rng, 4),
                                  .skip_max = draw(rng, 3) };
     limits->step_tokens_max = limits->seqs_max + draw(rng, one_in(rng, 2) ? 4 : 1000);
@@ -76,6 +77,7 @@ static void draw_seq(fg_rng *rng, const fg_sched_limits *limits, fg_sched_seq *s
                            .decoding = !one_in(rng, 3),
                            .fixed = one_in(rng, 4),
                            .stopped = one_in(rng, 6),
+                           .leaves = one_in(rng, 3),
                            .blocks = 1 + draw(rng, 6),
                            .promised = one_in(rng, 3) ? draw(rng, 3) : 0,
                            .output_tokens = draw(rng, 5),
@@ -125,6 +127,7 @@ static void draw_snapshot(fg_rng *rng, snapshot *s)
         fg_sched_wait *wait = &s->waits[i];
         *wait = (fg_sched_wait){ .tokens_left = 1 + draw(rng, one_in(rng, 2) ? 8 : 600),
                                  .need = draw(rng, one_in(rng, 3) ? 60 : 6),
+                                 .leaves = one_in(rng, 3),
                                  .deferred = one_in(rng, 6) };
         wait->need_all = wait->need + draw(rng, 5);
         if (one_in(rng, 4)) {

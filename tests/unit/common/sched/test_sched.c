@@ -61,6 +61,10 @@ static const struct {
     { "preemption 3",
       "--preemption",
       { SIZES(16, 8, 8, 16), .preemption = (fg_sched_preemption)3 } },
+    { "last way to end", NULL, { SIZES(16, 8, 8, 16), .last_chunk = FG_LAST_CHUNK_WHOLE } },
+    { "way to end 3",
+      "--last-chunk",
+      { SIZES(16, 8, 8, 16), .last_chunk = (fg_sched_last_chunk)3 } },
     { "admission 2", "--admission", { SIZES(16, 8, 8, 16), .admission = (fg_sched_admission)2 } },
 };
 
@@ -586,4 +590,94 @@ Test(sched, a_class_is_worth_a_bounded_wait)
     cr_assert(fg_sched_rank(0, NORMAL) < fg_sched_rank(1, NORMAL), "in a class, who came first");
     cr_assert(fg_sched_rank(0, LOW) < fg_sched_rank(21 * second, HIGH), "but not for ever");
     cr_assert(fg_sched_rank(19 * second, HIGH) < fg_sched_rank(0, LOW));
+}
+
+/* Blocks of 16 tokens. */
+static const struct {
+    const char *name;
+    bool leaves;
+    fg_sched_last_chunk way;
+    double base_ns, block_ns;    /* of a step, and of a block handed over; 0: no cost model */
+    uint32_t used, left, budget; /* tokens */
+    uint32_t want;               /* tokens of the chunk */
+} last_cases[] = {
+    { "stays: whole", false, FG_LAST_CHUNK_SHORT, 0, 0, 0, 200, 999, 200 },
+    { "whole when told so", true, FG_LAST_CHUNK_WHOLE, 1, 9e9, 0, 200, 999, 200 },
+    { "all but two blocks, the last one in part", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 200, 999,
+      176 },
+    { "all but two full blocks", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 192, 999, 160 },
+    { "one token in the last block", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 193, 999, 176 },
+    { "behind a cached prefix", true, FG_LAST_CHUNK_SHORT, 0, 0, 64, 136, 999, 112 },
+    { "from the middle of a block", true, FG_LAST_CHUNK_SHORT, 0, 0, 70, 130, 999, 106 },
+    { "short already", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 32, 999, 32 },
+    { "three blocks", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 33, 999, 16 },
+    { "short in the middle of its blocks", true, FG_LAST_CHUNK_SHORT, 0, 0, 170, 30, 999, 6 },
+    { "does not end yet", true, FG_LAST_CHUNK_SHORT, 0, 0, 0, 200, 100, 100 },
+    { "nothing known: whole", true, FG_LAST_CHUNK_AUTO, 0, 0, 0, 200, 999, 200 },
+    { "11 blocks travel longer than a step", true, FG_LAST_CHUNK_AUTO, 10e6, 1e6, 0, 200, 999,
+      176 },
+    { "11 blocks travel faster than a step", true, FG_LAST_CHUNK_AUTO, 12e6, 1e6, 0, 200, 999,
+      200 },
+};
+
+static fg_cost cost_with(double base_ns, double block_ns)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, (uint64_t)(2 * block_ns)); /* guessed: 2 bytes a nanosecond */
+    cost.weights[0] = base_ns;
+    return cost;
+}
+
+Test(sched, a_prompt_that_leaves_ends_with_a_short_chunk_where_that_pays)
+{
+    for (size_t i = 0; i < sizeof last_cases / sizeof *last_cases; i++) {
+        room r;
+        fg_sched_limits limits = { SIZES(last_cases[i].budget, 999, 8, 16),
+                                   .last_chunk = last_cases[i].way };
+        fg_cost cost = cost_with(last_cases[i].base_ns, last_cases[i].block_ns);
+        fg_sched_seq seq = { .tokens_left = last_cases[i].left,
+                             .slots_used = last_cases[i].used,
+                             .promised = 20,
+                             .leaves = last_cases[i].leaves };
+        fg_sched_input in = { .limits = &limits,
+                              .cost = last_cases[i].block_ns > 0 ? &cost : NULL,
+                              .seqs = &seq,
+                              .seq_count = 1 };
+        const fg_sched_plan *plan = plan_of(&r, &in, last_cases[i].name);
+        fg_plan_item want = { 0, last_cases[i].want, last_cases[i].want == last_cases[i].left };
+        same_items(plan, &want, 1, last_cases[i].name);
+        if (last_cases[i].used % 16 != 0) {
+            continue; /* whoever waits has whole blocks from the cache */
+        }
+        fg_sched_wait wait = { .tokens_left = last_cases[i].left,
+                               .need = 1,
+                               .need_all = 1,
+                               .leaves = last_cases[i].leaves };
+        in = (fg_sched_input){
+            .limits = &limits, .cost = in.cost, .waits = &wait, .wait_count = 1, .available = 20
+        };
+        same_items(plan_of(&r, &in, last_cases[i].name), &want, 1, last_cases[i].name);
+    }
+}
+
+/* However long, it comes to its end, and the end is short. */
+Test(sched, a_prompt_cut_at_its_end_is_computed_all_the_same)
+{
+    for (uint32_t prompt = 1; prompt < 400; prompt++) {
+        fg_sched_limits limits = { SIZES(100, 64, 8, 16), .last_chunk = FG_LAST_CHUNK_SHORT };
+        uint32_t done = 0, steps = 0, last = 0;
+        while (done < prompt) {
+            room r;
+            fg_sched_seq seq = {
+                .tokens_left = prompt - done, .slots_used = done, .promised = 30, .leaves = true
+            };
+            fg_sched_input in = { .limits = &limits, .seqs = &seq, .seq_count = 1 };
+            last = plan_of(&r, &in, "to its end")->items[0].token_count;
+            done += last;
+            steps++;
+        }
+        cr_assert_eq(done, prompt);
+        cr_assert_leq(last, 32, "%u tokens end with %u", prompt, last);
+        cr_assert_leq(steps, (prompt + 63) / 64 + 1, "%u tokens in %u steps", prompt, steps);
+    }
 }
