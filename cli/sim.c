@@ -142,6 +142,7 @@ static const struct {
     int (*main)(int argc, const char *const *argv, const char *const *environment);
 } forms[] = {
     { "--trace", fg_cli_sim_trace },
+    { "--synthetic", fg_cli_sim_trace },
 };
 
 static bool is_flag(const char *word, const char *flag)

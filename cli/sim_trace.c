@@ -16,12 +16,12 @@
 #include "tests/sim/fleet_setup.h"
 
 typedef struct trace_config {
-    const char *trace, *step_table, *compare, *json, *csv, *plot;
+    const char *trace, *synthetic, *step_table, *compare, *json, *csv, *plot;
     double speedup, slo_ttft_ms, slo_itl_ms;
     uint64_t seed;
     uint32_t limit;
     bool quiet;
-    int prefix_cache, overlap;
+    int prefix_cache, overlap, routing, split;
     fg_fleet_setup setup;
 } trace_config;
 
@@ -43,6 +43,15 @@ static const fg_option options[] = {
       .help = "The requests: JSON lines as of Mooncake (timestamp in ms, input_length, "
               "output_length, hash_ids of 512 tokens each), or a CSV as of Azure (arrival, prompt "
               "tokens, answer tokens). FILE.xz is unpacked." },
+    { .name = "synthetic",
+      .type = FG_OPTION_STRING,
+      .group = traffic,
+      .value_name = "LOAD",
+      AT(synthetic),
+      .help = "Instead of a trace, requests that are drawn: \"requests=2000,rate=10,prefixes=64,"
+              "prefix-tokens=4096,zipf=1,hot=0,tail-tokens=256,answer-tokens=128,spread=50,long=0,"
+              "long-tokens=8192,long-answer=16\"; what is not named is as here "
+              "(docs/SIMULATOR.md)." },
     { .name = "limit",
       .type = FG_OPTION_U32,
       .default_text = "0",
@@ -172,6 +181,52 @@ static const fg_option options[] = {
       .group = worker,
       AT(setup.queue_limit),
       .help = "Requests that may wait in the router; more are refused, and do not come again." },
+    { .name = "queue-ahead",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = 1024,
+      .group = worker,
+      AT(setup.queue_ahead),
+      .help = "Requests that do not fit, past which others are placed at a time." },
+    { .name = "routing",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "cost",
+      .choices = fg_fleet_routings,
+      .group = worker,
+      AT(routing),
+      .help = "How a worker is chosen." },
+    { .name = "split",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = fg_fleet_splits,
+      .group = worker,
+      AT(split),
+      .help = "Whether prompt and answer are computed by two workers." },
+    { .name = "residency-mb",
+      .type = FG_OPTION_U32,
+      .default_text = "64",
+      .min = 1,
+      .max = 65536,
+      .group = worker,
+      AT(setup.residency_mb),
+      .help = "Memory of the router for what is cached where, in MiB." },
+    { .name = "slow",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = 1000000,
+      .group = worker,
+      AT(setup.slow),
+      .help = "So many workers of each role are slower than they say." },
+    { .name = "slow-percent",
+      .type = FG_OPTION_U32,
+      .default_text = "300",
+      .min = 1,
+      .max = 100000,
+      .group = worker,
+      AT(setup.slow_percent),
+      .help = "How long their steps take, in percent of what the table says." },
     { .name = "prefix-cache",
       .type = FG_OPTION_CHOICE,
       .default_text = "on",
@@ -388,7 +443,11 @@ static fg_status prepare(session *s, fg_error *err)
     fg_fleet_setup *setup = &config->setup;
     setup->prefix_cache = config->prefix_cache == 1;
     setup->overlap = config->overlap == 1;
-    if (config->trace == NULL || config->trace[0] == '\0') {
+    setup->routing = (uint32_t)config->routing;
+    setup->split = (uint32_t)config->split;
+    if (config->synthetic != NULL) {
+        config->trace = "synthetic";
+    } else if (config->trace == NULL || config->trace[0] == '\0') {
         return fg_fail(err, FG_BAD_INPUT, "--trace wants a file of requests");
     }
     fg_status status = FG_OK;
@@ -407,7 +466,12 @@ static fg_status prepare(session *s, fg_error *err)
     }
     status = status != FG_OK ? status : fg_steptable_open(config->step_table, &s->steps, err);
     uint32_t limit = config->limit == 0 ? FG_WORKLOAD_REQUESTS_MAX : config->limit;
-    return status != FG_OK ? status : fg_workload_read(config->trace, limit, &s->workload, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    return config->synthetic != NULL
+               ? fg_workload_draw(config->synthetic, config->seed, &s->workload, err)
+               : fg_workload_read(config->trace, limit, &s->workload, err);
 }
 
 static fg_status run_all(session *s, fg_error *err)

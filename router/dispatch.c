@@ -191,6 +191,9 @@ static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
         .worker_compute_ns = record->prefill_compute_ns,
         .first_token_ns = record->first_ns == 0 ? 0 : record->first_ns - record->created_ns,
         .total_ns = now - record->created_ns,
+        .predicted_ttft_ns = record->predicted_ttft_ns,
+        .why = record->why,
+        .split = record->split,
     };
 }
 

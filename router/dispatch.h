@@ -36,6 +36,10 @@ typedef struct fg_dispatch_report {
     uint64_t queued_ns, reserved_ns, prefilling_ns, transferring_ns, decoding_ns;
     uint64_t worker_queue_ns, worker_compute_ns; /* parts of prefilling, as the worker saw them */
     uint64_t first_token_ns, total_ns;           /* since its start; first 0: no token came */
+    /* As its last placing predicted it: from there to the first token, and why it was placed so. */
+    uint64_t predicted_ttft_ns;
+    fg_place_why why;
+    bool split;
 } fg_dispatch_report;
 
 /* What the owner of a request hears. After on_end the request id is dead. Never called from inside

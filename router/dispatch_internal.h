@@ -37,6 +37,8 @@ typedef struct fg_job_record {
     uint32_t preemptions;           /* on all workers, in all attempts */
     uint32_t attempts;
     uint64_t predicted_ttft_ns; /* from its last placing */
+    fg_place_why why;           /* likewise */
+    bool split;                 /* likewise */
     uint32_t predicted_hit_blocks;
     fg_finish finish;
 } fg_job_record;

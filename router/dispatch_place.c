@@ -274,6 +274,8 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     memcpy(record->decode, decode->name, sizeof record->decode);
     record->placed_ns = fg_dispatch_now(dispatch);
     record->predicted_ttft_ns = choice->ttft_ns;
+    record->why = choice->why;
+    record->split = prefill != decode;
     record->predicted_hit_blocks = choice->hit_prefill;
     dispatch->stats.placed++;
     dispatch->stats.placed_split += prefill != decode;

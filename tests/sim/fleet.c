@@ -10,6 +10,7 @@
 enum {
     ROUTER_TICK_MS = 20, /* as in cli/host_router.c */
     LEASE_MS = 2000,
+    SETTLE_MS = 500,     /* a worker's news leave with its next beat */
     PROGRESS_EVERY = 64, /* ends */
     EVENTS_MAX = 1 << 24,
 };
@@ -63,6 +64,18 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
     l->last_ns = now;
 }
 
+static void add_why(fg_place_why *sum, const fg_place_why *why)
+{
+    sum->queue += why->queue;
+    sum->prefill += why->prefill;
+    sum->restore += why->restore;
+    sum->exposed += why->exposed;
+    sum->wait += why->wait;
+    sum->answer += why->answer;
+    sum->others += why->others;
+    sum->cost += why->cost;
+}
+
 static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report)
 {
@@ -73,12 +86,15 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
     row->cached_tokens = report->cached_tokens;
     row->preemptions = report->preemptions;
     row->queued_ns = report->queued_ns;
+    row->predicted_ns = report->predicted_ttft_ns;
+    row->split = report->split;
     bool finished = finish == FG_FINISH_LENGTH;
     if (finished) {
         FG_ASSERT(row->output_tokens == f->options->workload->requests[l->index].output_tokens);
         result->prompt_tokens += f->options->workload->requests[l->index].prompt_tokens;
         result->cached_tokens += row->cached_tokens;
         result->output_tokens += row->output_tokens;
+        add_why(&result->why, &report->why);
     }
     note_end(f, l->index, finished ? FG_FLEET_FINISHED : FG_FLEET_FAILED);
     free_live(l);
@@ -279,8 +295,8 @@ static fg_status open_router(fg_fleet *f, fg_error *err)
         .on_up = router_up, .on_frame = router_frame, .on_down = router_down, .ctx = f
     };
     fg_place_options place = fg_place_defaults();
-    place.policy = FG_PLACE_LEAST_LOADED;
-    place.split = FG_PLACE_ALWAYS;
+    place.policy = (fg_place_policy)f->setup.routing;
+    place.split = (fg_place_split)f->setup.split;
     fg_dispatch_options dispatch = {
         .place = place,
         .clock = fg_clock_manual(&f->timeline.now_ns),
@@ -288,6 +304,8 @@ static fg_status open_router(fg_fleet *f, fg_error *err)
         .router_epoch = f->options->seed,
         .cache_key = { f->options->seed, 77 },
         .lease_ms = LEASE_MS,
+        .queue_ahead = f->setup.queue_ahead,
+        .residency_bytes = (size_t)f->setup.residency_mb << 20,
         .limits = { .queued_max = f->setup.queue_limit,
                     .queued_tokens_max = (uint64_t)f->setup.queue_limit * 65536,
                     .live_max = FG_LIMIT_LIVE_REQUESTS - 1 },
@@ -324,6 +342,9 @@ fg_status fg_fleet_check(const fg_fleet_setup *setup, fg_error *err)
     if (setup->kv_blocks == 0 || setup->kv_blocks > FG_LIMIT_BLOCKS) {
         return fg_fail(err, FG_BAD_INPUT, "--kv-blocks must be 1 to %u", FG_LIMIT_BLOCKS);
     }
+    if (setup->slow > 0 && setup->slow_percent < 1) {
+        return fg_fail(err, FG_BAD_INPUT, "--slow-percent must be above 0");
+    }
     fg_sched_limits limits = fg_fleet_limits(setup);
     return fg_sched_check(&limits, err);
 }
@@ -350,7 +371,7 @@ static fg_status open_cluster(fg_fleet *f, fg_error *err)
     uint32_t index = 0;
     for (int role = 0; role < FG_FLEET_ROLES; role++) {
         for (uint32_t i = 0; status == FG_OK && i < f->setup.workers[role]; i++) {
-            status = fg_fleet_open_node(f, index++, (fg_fleet_role)role, err);
+            status = fg_fleet_open_node(f, index++, (fg_fleet_role)role, i < f->setup.slow, err);
         }
     }
     fg_fleet_push(f, 0, fire_router_tick, 0);
@@ -406,6 +427,33 @@ static void count_up(fg_fleet *f)
     fg_dispatch_stats_get(f->dispatch, &stats);
     result->pushed_blocks = stats.pushed_blocks;
     result->retried = stats.retried;
+    result->placed = stats.placed;
+    result->placed_split = stats.placed_split;
+    result->circles_avoided = stats.circles_avoided;
+    result->held = stats.held;
+    result->given_up = stats.given_up;
+    result->resyncs = stats.resyncs;
+    result->hit_blocks_expected = stats.hit_blocks_expected;
+    result->hit_blocks_found = stats.hit_blocks_found;
+}
+
+/* Once the last news have come, what the router knows is what the workers have: a worker's own books say
+ * how much that is. Too little memory for it shows here. */
+static void compare_caches(fg_fleet *f)
+{
+    const fg_registry *registry = fg_dispatch_registry(f->dispatch);
+    for (uint32_t i = 0; i < f->node_count; i++) {
+        const fg_reg_worker *worker = fg_registry_by_name(registry, f->nodes[i].name);
+        fg_worker_stats stats;
+        fg_worker_stats_get(f->nodes[i].worker, &stats);
+        uint64_t known = worker == NULL
+                             ? 0
+                             : fg_residency_slot_blocks(fg_dispatch_residency(f->dispatch),
+                                                        worker->peer, FG_TIER_DEVICE);
+        uint64_t there = stats.prefix.entries;
+        f->result->known_blocks += there;
+        f->result->known_wrong += known > there ? known - there : there - known;
+    }
 }
 
 fg_status fg_fleet_open(const fg_fleet_options *options, fg_fleet *fleet_out, fg_error *err)
@@ -446,6 +494,10 @@ fg_status fg_fleet_run(const fg_fleet_options *options, fg_fleet_result **result
     }
     if (status == FG_OK) {
         count_up(&f);
+        uint64_t until_ns = f.timeline.now_ns + SETTLE_MS * FG_FLEET_MS;
+        while (f.timeline.now_ns < until_ns && fg_timeline_step(&f.timeline)) {
+        }
+        compare_caches(&f);
         *result_out = f.result;
         f.result = NULL;
     }

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "router/placement.h"
 #include "tests/sim/steptable.h"
 #include "tests/sim/tally.h"
 #include "tests/sim/workload.h"
@@ -35,6 +36,11 @@ typedef struct fg_fleet_setup {
     uint32_t prefill_chunk_size, max_batch_tokens, step_ms;
     uint32_t local_prefill_tokens;
     uint32_t queue_limit;
+    uint32_t routing, split; /* fg_place_policy, fg_place_split */
+    uint32_t queue_ahead, residency_mb;
+    /* The first `slow` workers of each role take slow_percent / 100 times as long for a step as they
+     * claim when they join. */
+    uint32_t slow, slow_percent;
     bool prefix_cache, overlap;
 } fg_fleet_setup;
 
@@ -65,8 +71,10 @@ typedef struct fg_fleet_row {
     uint64_t ttft_ns, e2e_ns; /* since its arrival; 0: never */
     uint64_t queued_ns;       /* in the router */
     uint64_t gap_sum_ns, gap_max_ns;
+    uint64_t predicted_ns; /* from its placing to its first token */
     uint32_t output_tokens, cached_tokens, preemptions;
     uint32_t outcome; /* fg_fleet_outcome */
+    bool split;
 } fg_fleet_row;
 
 /* The cluster at one moment; shares are of the time since the sample before. */
@@ -92,6 +100,11 @@ typedef struct fg_fleet_result {
     uint64_t prompt_tokens, cached_tokens, output_tokens; /* of finished requests */
     uint64_t computed_tokens, generated_tokens;           /* by workers */
     uint64_t preemptions, pushed_blocks, retried;
+    /* The router's: what it did, and what it knew. */
+    uint64_t placed, placed_split, circles_avoided, held, given_up, resyncs;
+    uint64_t hit_blocks_expected, hit_blocks_found;
+    uint64_t known_blocks, known_wrong; /* of caches, at the end; blocks too many or too few */
+    fg_place_why why;                   /* sums over finished requests */
     uint64_t evictions;
     uint32_t queue_peak;
     uint64_t events;

@@ -24,6 +24,7 @@ typedef struct fg_fleet_node {
     fg_fleet_role role;
     uint32_t roles;
     bool fast, stepping;
+    double slow; /* its steps take so many times longer than the table says */
     uint32_t quiet_beats;
     uint64_t beat; /* only the beat of this number counts */
     uint64_t wire_free_ns;
@@ -95,7 +96,8 @@ void fg_fleet_defer_item(void *ctx, const char *from, const char *to, void (*run
                          void (*drop)(void *arg), void *arg);
 fg_sched_limits fg_fleet_limits(const fg_fleet_setup *setup);
 /* What it opened before a failure, fg_fleet_close_node closes. */
-fg_status fg_fleet_open_node(fg_fleet *fleet, uint32_t index, fg_fleet_role role, fg_error *err);
+fg_status fg_fleet_open_node(fg_fleet *fleet, uint32_t index, fg_fleet_role role, bool slow,
+                             fg_error *err);
 void fg_fleet_close_node(fg_fleet *fleet, fg_fleet_node *node);
 
 #endif

@@ -263,7 +263,9 @@ static bool worker_is_end(void *ctx, uint32_t token)
 
 static uint64_t step_time(void *ctx, const fg_step *step)
 {
-    return fg_steptable_step_ns(((fg_fleet_node *)ctx)->fleet->options->steps, step);
+    const fg_fleet_node *n = ctx;
+    uint64_t ns = fg_steptable_step_ns(n->fleet->options->steps, step);
+    return n->slow == 1 ? ns : (uint64_t)((double)ns * n->slow);
 }
 
 fg_sched_limits fg_fleet_limits(const fg_fleet_setup *setup)
@@ -319,12 +321,25 @@ static fg_status open_engine(fg_fleet_node *n, fg_error *err)
     return fg_engine_open_sim(&options, &n->engine, err);
 }
 
+/* What a calibration at start would find (common/engine/calibrate.h). */
+static fg_wire_speed claim_of(const fg_fleet *f)
+{
+    const fg_steptable *t = f->options->steps;
+    return (fg_wire_speed){ .prefill_ns_base = (uint64_t)t->prefill_base,
+                            .prefill_ns_per_token = (uint64_t)t->prefill_token,
+                            .prefill_ps_per_kv = (uint64_t)(t->prefill_pair * 1000),
+                            .step_ns_base = (uint64_t)t->decode_base,
+                            .step_ns_per_row = (uint64_t)t->decode_row,
+                            .push_ns_per_block = f->push_ns };
+}
+
 static fg_status open_worker(fg_fleet_node *n, fg_error *err)
 {
     fg_fleet *f = n->fleet;
     fg_worker_options options = { .name = n->name,
                                   .epoch = 1,
                                   .roles = n->roles,
+                                  .speed = claim_of(f),
                                   .clock = fg_clock_manual(&f->timeline.now_ns),
                                   .engine = n->engine,
                                   .link = n->link,
@@ -338,9 +353,8 @@ static fg_status open_worker(fg_fleet_node *n, fg_error *err)
                                   .local_prefill_max = f->setup.local_prefill_tokens,
                                   .fingerprint = { 11, 22 },
                                   .pid = (uint64_t)(n - f->nodes) + 1,
-                                  .prefill =
-                                      n->roles & FG_ROLE_PREFILL ? fg_prefill_policy() : NULL,
-                                  .decode = n->roles & FG_ROLE_DECODE ? fg_decode_policy() : NULL,
+                                  .prefill = fg_prefill_policy(),
+                                  .decode = fg_decode_policy(),
                                   .is_end = worker_is_end,
                                   .send = worker_send,
                                   .reconnect = worker_reconnect,
@@ -352,7 +366,8 @@ static fg_status open_worker(fg_fleet_node *n, fg_error *err)
     return status;
 }
 
-fg_status fg_fleet_open_node(fg_fleet *f, uint32_t index, fg_fleet_role role, fg_error *err)
+fg_status fg_fleet_open_node(fg_fleet *f, uint32_t index, fg_fleet_role role, bool slow,
+                             fg_error *err)
 {
     static const uint32_t roles[FG_FLEET_ROLES] = { FG_ROLE_PREFILL, FG_ROLE_DECODE,
                                                     FG_ROLE_PREFILL | FG_ROLE_DECODE };
@@ -360,6 +375,7 @@ fg_status fg_fleet_open_node(fg_fleet *f, uint32_t index, fg_fleet_role role, fg
     n->fleet = f;
     n->role = role;
     n->roles = roles[role];
+    n->slow = slow ? f->setup.slow_percent / 100.0 : 1;
     snprintf(n->name, sizeof n->name, "w%u", index);
     fg_status status = open_link(n, err);
     status = status != FG_OK ? status : open_engine(n, err);

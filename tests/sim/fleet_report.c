@@ -60,6 +60,25 @@ static double queued_of(const fg_fleet_row *row)
     return (double)row->queued_ns / 1e9;
 }
 
+/* Seen against predicted, from the last placing to the first token. */
+static double calibration_of(const fg_fleet_row *row)
+{
+    double waited = (double)row->ttft_ns - (double)row->queued_ns;
+    return row->predicted_ns == 0 ? 1 : waited / (double)row->predicted_ns;
+}
+
+static double mean_of(const fg_fleet_result *result, row_value *value)
+{
+    double sum = 0, count = 0;
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        if (result->rows[i].outcome == FG_FLEET_FINISHED) {
+            sum += value(&result->rows[i]);
+            count++;
+        }
+    }
+    return count > 0 ? sum / count : 0;
+}
+
 /* Of finished requests with at least so many tokens. */
 static void quantiles_of(const fg_fleet_result *result, row_value *value, uint32_t tokens_min,
                          double *scratch, double *out)
@@ -72,6 +91,30 @@ static void quantiles_of(const fg_fleet_result *result, row_value *value, uint32
         }
     }
     take_quantiles(scratch, count, out);
+}
+
+static void sum_up_routing(const fg_fleet_result *result, double *scratch, fg_fleet_summary *s)
+{
+    double finished = s->finished > 0 ? s->finished * 1e9 : 1;
+    s->ttft_mean = mean_of(result, ttft_of);
+    s->e2e_mean = mean_of(result, e2e_of);
+    s->split_share = result->placed > 0 ? (double)result->placed_split / (double)result->placed : 0;
+    s->hit_expected = (double)result->hit_blocks_expected;
+    s->hit_found = (double)result->hit_blocks_found;
+    s->circles = (double)result->circles_avoided;
+    s->held = (double)result->held;
+    s->given_up = (double)result->given_up;
+    s->resyncs = (double)result->resyncs;
+    s->known_blocks = (double)result->known_blocks;
+    s->known_wrong = (double)result->known_wrong;
+    quantiles_of(result, calibration_of, 1, scratch, s->calibration);
+    s->calibration_mean = mean_of(result, calibration_of);
+    s->why_queue = result->why.queue / finished;
+    s->why_prefill = (result->why.prefill + result->why.restore) / finished;
+    s->why_exposed = result->why.exposed / finished;
+    s->why_wait = result->why.wait / finished;
+    s->why_answer = result->why.answer / finished;
+    s->why_others = result->why.others / finished;
 }
 
 fg_status fg_fleet_summarise(const fg_fleet_result *result, const fg_workload *workload,
@@ -120,6 +163,7 @@ fg_status fg_fleet_summarise(const fg_fleet_result *result, const fg_workload *w
     for (int role = 0; role < FG_FLEET_ROLES; role++) {
         s.busy[role] = result->setup.workers[role] == 0 ? -1 : result->busy[role];
     }
+    sum_up_routing(result, scratch, &s);
     fg_mem_free(scratch);
     *summary_out = s;
     return FG_OK;
@@ -148,6 +192,7 @@ static const line lines[] = {
     { "  refused: no worker (503)", "refused_no_worker", CELL_ONE, AT(nobody), 1, 0, true },
     { "  failed", "failed", CELL_ONE, AT(failed), 1, 0, true },
     { "TTFT s        p50 p90 p99", "ttft_s", CELL_QUANTILES, AT(ttft), 1, 3, false },
+    { "TTFT s        mean", "ttft_mean_s", CELL_ONE, AT(ttft_mean), 1, 3, false },
     { "ITL ms        p50 p90 p99", "itl_s", CELL_QUANTILES, AT(itl), 1e3, 1, false },
     { "mean ITL ms   p50 p90 p99", "tpot_s", CELL_QUANTILES, AT(tpot), 1e3, 1, false },
     { "end to end s  p50 p90 p99", "e2e_s", CELL_QUANTILES, AT(e2e), 1, 2, false },
@@ -165,6 +210,24 @@ static const line lines[] = {
     { "busy %  prefill", "busy_prefill", CELL_ONE, AT(busy[FG_FLEET_PREFILL]), 100, 1, true },
     { "busy %  decode", "busy_decode", CELL_ONE, AT(busy[FG_FLEET_DECODE]), 100, 1, true },
     { "busy %  both", "busy_both", CELL_ONE, AT(busy[FG_FLEET_BOTH]), 100, 1, true },
+    { "split %", "split_share", CELL_ONE, AT(split_share), 100, 1, false },
+    { "hit blocks    expected", "hit_blocks_expected", CELL_ONE, AT(hit_expected), 1, 0, false },
+    { "              found", "hit_blocks_found", CELL_ONE, AT(hit_found), 1, 0, false },
+    { "cached blocks at the end", "cached_blocks", CELL_ONE, AT(known_blocks), 1, 0, false },
+    { "  the router knew wrong", "cached_blocks_wrong", CELL_ONE, AT(known_wrong), 1, 0, false },
+    { "seen / predicted TTFT  mean", "ttft_ratio_mean", CELL_ONE, AT(calibration_mean), 1, 2,
+      false },
+    { "              p50 p90 p99", "ttft_ratio", CELL_QUANTILES, AT(calibration), 1, 2, false },
+    { "predicted s   queue", "why_queue_s", CELL_ONE, AT(why_queue), 1, 3, false },
+    { "              prefill", "why_prefill_s", CELL_ONE, AT(why_prefill), 1, 3, false },
+    { "              hand-over", "why_exposed_s", CELL_ONE, AT(why_exposed), 1, 3, false },
+    { "              wait", "why_wait_s", CELL_ONE, AT(why_wait), 1, 3, true },
+    { "              answer", "why_answer_s", CELL_ONE, AT(why_answer), 1, 3, false },
+    { "              others'", "why_others_s", CELL_ONE, AT(why_others), 1, 3, false },
+    { "circles avoided", "circles_avoided", CELL_ONE, AT(circles), 1, 0, true },
+    { "held back", "held", CELL_ONE, AT(held), 1, 0, true },
+    { "given up", "given_up", CELL_ONE, AT(given_up), 1, 0, true },
+    { "caches told again", "resyncs", CELL_ONE, AT(resyncs), 1, 0, true },
     { "router queue peak", "queue_peak", CELL_ONE, AT(queue_peak), 1, 0, false },
     { "simulated s", "span_s", CELL_ONE, AT(span_s), 1, 1, false },
 };
@@ -292,17 +355,17 @@ bool fg_fleet_render_csv(const fg_fleet_run_report *runs, size_t count, const fg
                          fg_buf *out)
 {
     fg_buf_puts(out, "run,request,arrival_s,prompt_tokens,output_tokens,outcome,ttft_s,e2e_s,"
-                     "queued_s,mean_itl_s,max_itl_s,cached_tokens,preemptions\n");
+                     "queued_s,mean_itl_s,max_itl_s,cached_tokens,preemptions,split,predicted_s\n");
     for (size_t r = 0; r < count; r++) {
         const fg_fleet_result *result = runs[r].result;
         for (uint32_t i = 0; i < result->row_count && !out->failed; i++) {
             const fg_fleet_row *row = &result->rows[i];
-            fg_buf_printf(out, "%s,%u,%.6f,%u,%u,%s,%.6f,%.6f,%.6f,%.6f,%.6f,%u,%u\n",
+            fg_buf_printf(out, "%s,%u,%.6f,%u,%u,%s,%.6f,%.6f,%.6f,%.6f,%.6f,%u,%u,%d,%.6f\n",
                           runs[r].label, i, (double)row->arrival_ns / 1e9,
                           workload->requests[i].prompt_tokens, row->output_tokens,
                           outcome_names[row->outcome], ttft_of(row), e2e_of(row), queued_of(row),
                           mean_gap_s(row), (double)row->gap_max_ns / 1e9, row->cached_tokens,
-                          row->preemptions);
+                          row->preemptions, row->split, (double)row->predicted_ns / 1e9);
         }
     }
     return !out->failed;

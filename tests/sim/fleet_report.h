@@ -30,6 +30,15 @@ typedef struct fg_fleet_summary {
     double preemptions, evictions, retried, pushed_bytes;
     double busy[FG_FLEET_ROLES]; /* negative: no such worker */
     double queue_peak, span_s;
+    double ttft_mean, e2e_mean;
+    double split_share, hit_expected, hit_found; /* the latter in blocks, of prompts computed */
+    double circles, held, given_up, resyncs;
+    double known_blocks,
+        known_wrong; /* cached blocks at the end; those the router was wrong about */
+    double calibration[FG_FLEET_QUANTILES]; /* seen / predicted, from placing to first token */
+    double calibration_mean;
+    double why_queue, why_prefill, why_exposed, why_wait, why_answer,
+        why_others; /* means, seconds */
 } fg_fleet_summary;
 
 typedef struct fg_fleet_run_report {

@@ -4,24 +4,57 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Names are those of the flags. How the dispatcher chooses will be one more row here. */
+const fg_conf_choice fg_fleet_routings[] = { { "cost", FG_PLACE_COST },
+                                             { "cache", FG_PLACE_CACHE_ONLY },
+                                             { "least-loaded", FG_PLACE_LEAST_LOADED },
+                                             { "round-robin", FG_PLACE_ROUND_ROBIN },
+                                             { "two-choices", FG_PLACE_TWO_CHOICES },
+                                             { NULL, 0 } };
+const fg_conf_choice fg_fleet_splits[] = { { "auto", FG_PLACE_AUTO },
+                                           { "always", FG_PLACE_ALWAYS },
+                                           { "never", FG_PLACE_UNSPLIT },
+                                           { NULL, 0 } };
+
+/* Names are those of the flags. */
 static const struct {
     const char *name;
     size_t offset;
+    const fg_conf_choice *words; /* NULL: it is a number */
 } keys[] = {
-    { "prefill", offsetof(fg_fleet_setup, workers[FG_FLEET_PREFILL]) },
-    { "decode", offsetof(fg_fleet_setup, workers[FG_FLEET_DECODE]) },
-    { "both", offsetof(fg_fleet_setup, workers[FG_FLEET_BOTH]) },
-    { "kv-blocks", offsetof(fg_fleet_setup, kv_blocks) },
-    { "block-size", offsetof(fg_fleet_setup, block_size) },
-    { "max-seqs", offsetof(fg_fleet_setup, max_seqs) },
-    { "prefill-chunk-size", offsetof(fg_fleet_setup, prefill_chunk_size) },
-    { "max-batch-tokens", offsetof(fg_fleet_setup, max_batch_tokens) },
-    { "step-ms", offsetof(fg_fleet_setup, step_ms) },
-    { "local-prefill-tokens", offsetof(fg_fleet_setup, local_prefill_tokens) },
-    { "queue-limit", offsetof(fg_fleet_setup, queue_limit) },
+    { "prefill", offsetof(fg_fleet_setup, workers[FG_FLEET_PREFILL]), NULL },
+    { "decode", offsetof(fg_fleet_setup, workers[FG_FLEET_DECODE]), NULL },
+    { "both", offsetof(fg_fleet_setup, workers[FG_FLEET_BOTH]), NULL },
+    { "kv-blocks", offsetof(fg_fleet_setup, kv_blocks), NULL },
+    { "block-size", offsetof(fg_fleet_setup, block_size), NULL },
+    { "max-seqs", offsetof(fg_fleet_setup, max_seqs), NULL },
+    { "prefill-chunk-size", offsetof(fg_fleet_setup, prefill_chunk_size), NULL },
+    { "max-batch-tokens", offsetof(fg_fleet_setup, max_batch_tokens), NULL },
+    { "step-ms", offsetof(fg_fleet_setup, step_ms), NULL },
+    { "local-prefill-tokens", offsetof(fg_fleet_setup, local_prefill_tokens), NULL },
+    { "queue-limit", offsetof(fg_fleet_setup, queue_limit), NULL },
+    { "queue-ahead", offsetof(fg_fleet_setup, queue_ahead), NULL },
+    { "residency-mb", offsetof(fg_fleet_setup, residency_mb), NULL },
+    { "slow", offsetof(fg_fleet_setup, slow), NULL },
+    { "slow-percent", offsetof(fg_fleet_setup, slow_percent), NULL },
+    { "routing", offsetof(fg_fleet_setup, routing), fg_fleet_routings },
+    { "split", offsetof(fg_fleet_setup, split), fg_fleet_splits },
 };
 enum { KEYS = sizeof keys / sizeof *keys };
+
+static fg_status read_word(const char *pair, const char *text, const fg_conf_choice *words,
+                           uint32_t *value_out, fg_error *err)
+{
+    char known[120] = "";
+    for (size_t i = 0; words[i].word != NULL; i++) {
+        if (strcmp(words[i].word, text) == 0) {
+            *value_out = (uint32_t)words[i].value;
+            return FG_OK;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ", words[i].word);
+    }
+    return fg_fail(err, FG_BAD_INPUT, "--compare: \"%s\" wants one of %s", pair, known);
+}
 
 static fg_status read_pair(const char *pair, fg_fleet_setup *setup, fg_error *err)
 {
@@ -31,17 +64,23 @@ static fg_status read_pair(const char *pair, fg_fleet_setup *setup, fg_error *er
             continue;
         }
         const char *digits = pair + length + (pair[length] == '=');
+        uint32_t number = 0;
+        if (keys[i].words != NULL) {
+            fg_status status = read_word(pair, digits, keys[i].words, &number, err);
+            memcpy((char *)setup + keys[i].offset, &number, status == FG_OK ? sizeof number : 0);
+            return status;
+        }
         char *end;
         unsigned long value = strtoul(digits, &end, 10);
         if (digits[0] < '0' || digits[0] > '9' || *end != '\0' || value > UINT32_MAX) {
             return fg_fail(err, FG_BAD_INPUT, "--compare: \"%s\" wants a whole number, as in %s=4",
                            pair, keys[i].name);
         }
-        uint32_t number = (uint32_t)value;
+        number = (uint32_t)value;
         memcpy((char *)setup + keys[i].offset, &number, sizeof number);
         return FG_OK;
     }
-    char known[200] = "";
+    char known[320] = "";
     for (size_t i = 0; i < KEYS; i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ", keys[i].name);

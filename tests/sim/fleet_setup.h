@@ -4,9 +4,12 @@
 #ifndef FORGE_TESTS_SIM_FLEET_SETUP_H
 #define FORGE_TESTS_SIM_FLEET_SETUP_H
 
+#include "common/conf/conf.h"
 #include "tests/sim/fleet.h"
 
 enum { FG_FLEET_SETUPS_MAX = 8, FG_FLEET_LABEL_BYTES = 96 };
+
+extern const fg_conf_choice fg_fleet_routings[], fg_fleet_splits[]; /* as in forge serve */
 
 typedef struct fg_fleet_variant {
     char label[FG_FLEET_LABEL_BYTES]; /* as it was written, a space for each comma */

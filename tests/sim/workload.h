@@ -43,6 +43,10 @@ fg_status fg_workload_parse(const char *text, size_t size_bytes, uint32_t count_
                             fg_workload *workload_out, fg_error *err);
 fg_status fg_workload_read(const char *path, uint32_t count_max, fg_workload *workload_out,
                            fg_error *err);
+/* No trace: requests that are drawn, a function of `text` and `seed`. "key=value" parted by ",", all of
+ * them optional; docs/SIMULATOR.md has the table. FG_BAD_INPUT names the key. */
+fg_status fg_workload_draw(const char *text, uint64_t seed, fg_workload *workload_out,
+                           fg_error *err);
 void fg_workload_free(fg_workload *workload);
 
 /* Writes the prompt of request `index`, prompt_tokens ids below `vocab_size`: a function of the ids of

@@ -32,6 +32,8 @@ static fg_fleet_setup setup_of(uint32_t prefill, uint32_t decode, uint32_t both)
                              .step_ms = 100,
                              .local_prefill_tokens = 128,
                              .queue_limit = 16,
+                             .split = FG_PLACE_ALWAYS,
+                             .residency_mb = 1,
                              .prefix_cache = true,
                              .overlap = true };
 }
@@ -114,6 +116,9 @@ Test(fleet, nothing_is_lost_and_nothing_counted_twice)
         cr_assert((uint64_t)r->gaps.sum == gap_sum_ns);
         cr_assert(outputs == w.output_tokens && r->output_tokens == outputs);
         cr_assert_eq(r->prompt_tokens, w.prompt_tokens);
+        cr_assert(r->known_blocks > 0 && r->known_wrong == 0, "shape %zu", i);
+        cr_assert_eq(r->placed, w.count);
+        cr_assert(shapes[i][2] > 0 || r->placed_split == w.count);
         if (shapes[i][2] == 1 && shapes[i][0] == 0) {
             cr_assert_eq(r->computed_tokens + r->cached_tokens, w.prompt_tokens);
             cr_assert(r->cached_tokens > 3000 && r->cached_tokens <= w.known_tokens);
@@ -137,6 +142,74 @@ static void render_all(const fg_fleet_result *result, const fg_workload *w, fg_b
     cr_assert(fg_fleet_render_csv(&report, 1, w, out));
     cr_assert(fg_fleet_render_terminal(&report, out));
     cr_assert(fg_fleet_render_svg(&report, 1, out));
+}
+
+/* Every pair of policy and mode serves the same requests, on workers that can do both whatever they are
+ * meant for. */
+Test(fleet, every_policy_serves_everything)
+{
+    static const uint32_t shapes[][3] = { { 0, 0, 2 }, { 1, 2, 0 }, { 1, 1, 1 } };
+    fg_workload w = tiny();
+    for (uint32_t routing = FG_PLACE_COST; routing <= FG_PLACE_TWO_CHOICES; routing++) {
+        for (uint32_t split = FG_PLACE_AUTO; split <= FG_PLACE_UNSPLIT; split++) {
+            for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+                fg_fleet_setup setup = setup_of(shapes[i][0], shapes[i][1], shapes[i][2]);
+                setup.routing = routing;
+                setup.split = split;
+                fg_fleet_result *r = run(&setup, &w, 3);
+                uint64_t rows_split = 0;
+                for (uint32_t k = 0; k < w.count; k++) {
+                    cr_assert(r->rows[k].predicted_ns > 0);
+                    rows_split += r->rows[k].split;
+                }
+                cr_assert_eq(r->counts[FG_FLEET_FINISHED], w.count);
+                cr_assert_eq(r->known_wrong, 0);
+                cr_assert_eq(rows_split, r->placed_split);
+                cr_assert(split != FG_PLACE_UNSPLIT || (rows_split == 0 && r->pushed_blocks == 0));
+                cr_assert((rows_split == 0) == (r->pushed_blocks == 0));
+                fg_fleet_result_free(r);
+            }
+        }
+    }
+    fg_workload_free(&w);
+}
+
+Test(fleet, a_shared_prefix_is_found_by_cost_and_missed_in_turns)
+{
+    fg_workload w;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_workload_draw("requests=120,rate=20,prefixes=8,prefix-tokens=2048,zipf=0,"
+                                  "tail-tokens=32,answer-tokens=8",
+                                  1, &w, &err),
+                 FG_OK, "%s", err.text);
+    uint64_t found[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        fg_fleet_setup setup = setup_of(0, 0, 4);
+        setup.kv_blocks = 500; /* three prefixes */
+        setup.routing = i == 0 ? FG_PLACE_COST : FG_PLACE_ROUND_ROBIN;
+        fg_fleet_result *r = run(&setup, &w, 1);
+        cr_assert_eq(r->counts[FG_FLEET_FINISHED], w.count);
+        found[i] = r->hit_blocks_found;
+        fg_fleet_result_free(r);
+    }
+    cr_assert(found[0] > 2 * found[1], "%llu, %llu", (unsigned long long)found[0],
+              (unsigned long long)found[1]);
+    fg_workload_free(&w);
+}
+
+Test(fleet, a_slow_worker_is_slower_than_it_says)
+{
+    fg_workload w = workload_of("0,1000,11\n");
+    fg_fleet_setup setup = setup_of(0, 0, 1);
+    fg_fleet_result *fine = run(&setup, &w, 1);
+    setup.slow = 1;
+    setup.slow_percent = 300;
+    fg_fleet_result *slow = run(&setup, &w, 1);
+    cr_assert_eq(slow->rows[0].predicted_ns, fine->rows[0].predicted_ns);
+    cr_assert(slow->rows[0].ttft_ns > 2 * fine->rows[0].ttft_ns);
+    fg_fleet_result_free(fine);
+    fg_fleet_result_free(slow);
+    fg_workload_free(&w);
 }
 
 /* The first result lives on, so that the second run has other addresses. */

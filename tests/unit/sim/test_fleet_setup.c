@@ -19,6 +19,11 @@ Test(fleet_setup, reads_set_ups)
               v[0].setup.workers[FG_FLEET_DECODE] == 4 && v[0].setup.workers[FG_FLEET_BOTH] == 0);
     cr_assert(v[1].setup.workers[FG_FLEET_BOTH] == 16 && v[1].setup.max_seqs == 2 &&
               v[1].setup.kv_blocks == 9);
+    cr_assert_eq(fg_fleet_setup_parse("both=2,routing=round-robin,split=never,queue-ahead=3", &base,
+                                      v, &count, &err),
+                 FG_OK, "%s", err.text);
+    cr_assert(v[0].setup.routing == FG_PLACE_ROUND_ROBIN && v[0].setup.split == FG_PLACE_UNSPLIT &&
+              v[0].setup.queue_ahead == 3);
     char label[FG_FLEET_LABEL_BYTES];
     fg_fleet_setup_label(&base, label);
     cr_assert_str_eq(label, "prefill=5 decode=6 both=7");
@@ -36,6 +41,8 @@ Test(fleet_setup, refuses_and_teaches)
         { "both=", "wants a whole number, as in both=4" },
         { "both=-1", "wants a whole number" },
         { "both=2x", "wants a whole number" },
+        { "both=2,routing=3", "wants one of cost, cache, least-loaded, round-robin, two-choices" },
+        { "both=2,split", "wants one of auto, always, never" },
         { "both=1;both=1;both=1;both=1;both=1;both=1;both=1;both=1;both=1", "more than 8" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -181,3 +181,60 @@ Test(workload, reads_the_corpus)
         fg_workload_free(&w);
     }
 }
+
+Test(workload, draws_what_was_asked_for)
+{
+    fg_workload w, again;
+    fg_error err = { 0 };
+    const char *text = "requests=1000,rate=50,prefixes=4,prefix-tokens=1024,hot=60,tail-tokens=100,"
+                       "answer-tokens=10,spread=0,long=10,long-tokens=3000,long-answer=2";
+    cr_assert_eq(fg_workload_draw(text, 7, &w, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_workload_draw(text, 7, &again, &err), FG_OK);
+    cr_assert(w.count == 1000 && again.count == 1000);
+    cr_assert(memcmp(w.requests, again.requests, w.count * sizeof *w.requests) == 0);
+    cr_assert(memcmp(w.ids, again.ids, w.id_count * sizeof *w.ids) == 0);
+    uint32_t longs = 0, hot = 0;
+    uint64_t prompts = 0;
+    for (uint32_t i = 0; i < w.count; i++) {
+        const fg_workload_request *r = &w.requests[i];
+        bool is_long = r->prompt_tokens == 3000;
+        cr_assert(is_long || r->prompt_tokens == 1124);
+        cr_assert_eq(r->output_tokens, is_long ? 2 : 10);
+        cr_assert_eq(r->id_count, (r->prompt_tokens + 511) / 512);
+        cr_assert(i == 0 || r->arrival_ns >= r[-1].arrival_ns);
+        longs += is_long;
+        hot += !is_long && w.ids[r->first_id] == 0;
+        prompts += r->prompt_tokens;
+    }
+    cr_assert(longs > 60 && longs < 150, "%u", longs);
+    cr_assert(hot > 550 && hot < 800, "%u: 60 %% and what else falls on the first", hot);
+    cr_assert(w.prompt_tokens == prompts && w.known_tokens == (1000 - longs - 4) * 1024ull);
+    cr_assert(w.requests[999].arrival_ns > 15e9 && w.requests[999].arrival_ns < 25e9);
+    fg_workload_free(&w);
+    fg_workload_free(&again);
+}
+
+Test(workload, refuses_what_cannot_be_drawn)
+{
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        { "reqests=3", "none of its keys" },
+        { "requests", "requests must be a number" },
+        { "requests=0", "requests must be a number" },
+        { "rate=-1", "rate must be a number" },
+        { "rate=1x", "rate must be a number" },
+        { "hot=101", "hot must be a number of 0 to 100" },
+        { "rate=nan", "rate must be a number" },
+        { "tail-tokens=1000000,prefix-tokens=2000000", "more tokens than fit" },
+        { "answer-tokens=10000000000000000000000000000000000000000000000000000000000000000000000",
+          "none of its keys" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fg_workload w;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_workload_draw(cases[i].text, 1, &w, &err), FG_BAD_INPUT, "%s",
+                     cases[i].text);
+        cr_assert(strstr(err.text, cases[i].want) != NULL, "%s: %s", cases[i].text, err.text);
+    }
+}
