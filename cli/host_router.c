@@ -1,5 +1,6 @@
 #include "cli/host_router.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "router/flight_records.h"
 #include "router/front.h"
 
 enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
@@ -15,6 +17,7 @@ struct fg_host_router {
     fg_bus *bus;
     fg_keys *keys; /* NULL: none */
     fg_dispatch *dispatch;
+    fg_flight *flight; /* NULL: nothing is kept */
     fg_front *front;
     fg_pulse pulse;
     fg_metrics *metrics;
@@ -257,6 +260,45 @@ static uint32_t weight_of(void *ctx, uint64_t tenant)
     return fg_service_weight(ctx, tenant);
 }
 
+static fg_status open_flight(fg_host_router *router, const fg_serve_config *config,
+                             const fg_dispatch_options *options, fg_error *err)
+{
+    if (config->flight_recorder_mb == 0) {
+        return FG_OK;
+    }
+    fg_buf preface;
+    fg_buf_init(&preface, 0);
+    fg_status status = FG_OK;
+    if (!fg_record_put_options(options, &preface)) {
+        status = fg_fail(err, FG_AGAIN, "no room for the options in the flight record");
+    } else {
+        fg_flight_options flight = { .bytes = (size_t)config->flight_recorder_mb << 20,
+                                     .shape = fg_record_shape(),
+                                     .process = config->name,
+                                     .directory = config->flight_dir,
+                                     .preface = preface.data,
+                                     .preface_bytes = preface.size };
+        status = fg_flight_create(&flight, &router->flight, err);
+    }
+    fg_buf_deinit(&preface);
+    if (status == FG_OK) {
+        fg_flight_on_crash(router->flight);
+    }
+    return status;
+}
+
+void fg_host_router_write_flight(fg_host_router *router)
+{
+    if (router->flight == NULL) {
+        fg_info("router", "event=user_signal ignored=yes why=\"--flight-recorder-mb 0\"");
+    } else if (fg_flight_write(router->flight, 0)) {
+        fg_info("router", "event=flight_written file=\"%s\"", fg_flight_path(router->flight));
+    } else {
+        fg_err("router", "event=flight_not_written file=\"%s\" why=\"%s\"",
+               fg_flight_path(router->flight), strerror(errno));
+    }
+}
+
 static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *config,
                                const fg_loaded_model *model, fg_error *err)
 {
@@ -301,7 +343,9 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .drop = drop_peer,
         .ctx = router,
     };
-    return fg_dispatch_create(&options, &router->dispatch, err);
+    status = open_flight(router, config, &options, err);
+    options.flight = router->flight;
+    return status != FG_OK ? status : fg_dispatch_create(&options, &router->dispatch, err);
 }
 
 /* The name that clients ask for: as configured, else the file's name without its extension. */
@@ -339,6 +383,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .metrics = router->metrics,
                                  .trace = router->trace,
                                  .spans = router->spans,
+                                 .flight = router->flight,
                                  .served_model_name = router->model_name,
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
@@ -411,6 +456,10 @@ void fg_host_router_close(fg_host_router *router)
         fg_bus_close(router->bus);
     }
     fg_dispatch_destroy(router->dispatch);
+    if (router->flight != NULL) {
+        fg_flight_on_crash(NULL);
+        fg_flight_destroy(router->flight);
+    }
     fg_mem_free(router);
 }
 

@@ -35,6 +35,8 @@ uint16_t fg_host_router_port(const fg_host_router *router);
 const char *fg_host_router_control(const fg_host_router *router);
 /* SIGHUP: reads the list of the keys again; workers that are no longer in it are cut off. */
 void fg_host_router_reload_keys(fg_host_router *router);
+/* SIGUSR2: writes the flight record. */
+void fg_host_router_write_flight(fg_host_router *router);
 /* Stops being ready; idle is true when every answer has ended. */
 void fg_host_router_drain(fg_host_router *router);
 /* Every request that still runs ends with an error. */

@@ -364,10 +364,21 @@ static void on_hangup(void *ctx)
     }
 }
 
+static void on_user(void *ctx)
+{
+    serve *s = ctx;
+    if (s->router != NULL) {
+        fg_host_router_write_flight(s->router);
+    } else {
+        fg_info("serve", "event=user_signal ignored=yes why=\"a worker keeps no flight record\"");
+    }
+}
+
 static fg_status open_parts(serve *s, fg_error *err)
 {
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
+    status = status != FG_OK ? status : fg_loop_on_user(s->loop, on_user, s);
     if (status == FG_OK && s->keys != NULL) {
         status = fg_loop_on_hangup(s->loop, on_hangup, s);
     }

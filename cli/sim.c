@@ -129,7 +129,9 @@ const fg_conf_spec fg_sim_spec = {
         "  forge sim --seeds 2000            worlds from seeds 1, 2, ..., and a summary\n"
         "  forge sim --seed 46               one world, the same each time, and its history\n"
         "  forge sim --trace FILE ...        plans capacity by replaying a trace; see\n"
-        "                                    forge sim --trace --help\n\n"
+        "                                    forge sim --trace --help\n"
+        "  forge sim --replay FILE           runs again what the flight recorder of a router\n"
+        "                                    kept; see forge sim --replay --help\n\n"
         "Exit code 0: every rule held; 1: one was broken, and the command that shows it is\n"
         "printed; 2: bad flags. docs/SIMULATOR.md says what can happen in a world.",
     .options = options,
@@ -143,6 +145,7 @@ static const struct {
 } forms[] = {
     { "--trace", fg_cli_sim_trace },
     { "--synthetic", fg_cli_sim_trace },
+    { "--replay", fg_cli_sim_replay },
 };
 
 static bool is_flag(const char *word, const char *flag)

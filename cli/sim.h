@@ -17,5 +17,7 @@ int fg_cli_sim(int argc, const char *const *argv, const char *const *environment
 /* `forge sim --trace FILE`: sim_trace.c. The same arguments and exit codes; --help is answered by
  * fg_cli_sim, unless --trace is given with it. */
 int fg_cli_sim_trace(int argc, const char *const *argv, const char *const *environment);
+/* `forge sim --replay FILE`: sim_replay.c. Likewise; 1: what happens now differs, or ends in a crash. */
+int fg_cli_sim_replay(int argc, const char *const *argv, const char *const *environment);
 
 #endif

@@ -31,11 +31,6 @@ static uint64_t state_limit_ms(fg_life_state state)
     }
 }
 
-uint64_t fg_dispatch_now(const fg_dispatch *dispatch)
-{
-    return fg_clock_now_ns(&dispatch->options.clock);
-}
-
 static void extend(fg_dispatch *dispatch, fg_job *job)
 {
     /* A request that is placed again and again still waits in one queue: its time there is one. */
@@ -86,6 +81,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
     dispatch->next_id = fg_hash_mix(options->router_epoch);
     dispatch->dice.state = options->router_epoch;
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
+    fg_buf_init(&dispatch->plain, FG_LIMIT_FRAME_BYTES);
     fg_registry_options registry = { .fingerprint = options->fingerprint,
                                      .lease_ns = (uint64_t)options->lease_ms * 1000000u,
                                      .stuck_ns = (uint64_t)options->stuck_ms * 1000000u };
@@ -110,7 +106,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
         size_t bytes = options->residency_bytes;
         fg_residency_options residency = { .bytes_max = bytes != 0 ? bytes : RESIDENCY_BYTES,
                                            .slot_count = FG_LIMIT_WORKERS,
-                                           .seed = options->cache_key.high };
+                                           .seed = fg_hash_mix(options->router_epoch) };
         status = fg_residency_create(&residency, &dispatch->residency, err);
     }
     if (status != FG_OK) {
@@ -149,6 +145,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_mem_free(dispatch->waits);
     fg_mem_free(dispatch->identities);
     fg_buf_deinit(&dispatch->out);
+    fg_buf_deinit(&dispatch->plain);
     fg_mem_free(dispatch);
 }
 
@@ -243,7 +240,9 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
                      const char *text)
 {
     fg_dispatch_sink sink = job->input.sink;
+    fg_dispatch_note_end(dispatch, job, finish, status);
     fg_dispatch_report report = close_job(dispatch, job, finish, text);
+    dispatch->sunken++;
     sink.on_end(sink.ctx, finish, status, text, &report);
 }
 
@@ -283,6 +282,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
           : index == 1 ? &record->second_ns
                        : &record->last_ns) = now;
         record->last_ns = now;
+        dispatch->sunken++;
         job->input.sink.on_token(job->input.sink.ctx, index, id, digest);
         if (fg_map_get(dispatch->by_id, job_id) != job) {
             return;
@@ -338,8 +338,8 @@ static fg_status judge(fg_dispatch *dispatch, fg_job *job, fg_place_verdict *ver
     return fg_dispatch_admit(dispatch, job, verdict == FG_PLACE_OK ? choice_out : NULL, err);
 }
 
-fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input, uint64_t *id_out,
-                            fg_error *err)
+fg_status fg_dispatch_do_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
+                               uint64_t *id_out, fg_error *err)
 {
     fg_place_verdict verdict;
     fg_place_choice choice;
@@ -360,6 +360,7 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
         return status;
     }
     fg_tracing_start_job(dispatch->options.spans, job);
+    fg_dispatch_note_span(dispatch, job);
     job->previous = dispatch->jobs_last;
     *(dispatch->jobs_last != NULL ? &dispatch->jobs_last->next : &dispatch->jobs) = job;
     dispatch->jobs_last = job;
@@ -375,8 +376,8 @@ fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *input,
     return FG_OK;
 }
 
-bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
-                        fg_dispatch_report *report_out)
+bool fg_dispatch_do_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+                           fg_dispatch_report *report_out)
 {
     fg_job *job = fg_map_get(dispatch->by_id, id);
     if (job == NULL) {
@@ -492,7 +493,7 @@ static void end_hopeless(fg_dispatch *dispatch, uint64_t now)
     } while (verdict == FG_PLACE_NOBODY && head != NULL);
 }
 
-void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why)
+void fg_dispatch_do_abort_all(fg_dispatch *dispatch, const char *why)
 {
     while (dispatch->jobs != NULL) {
         fg_dispatch_end(dispatch, dispatch->jobs, FG_FINISH_ERROR, FG_PEER_LOST, why);
@@ -527,7 +528,7 @@ static void lose_the_silent(fg_dispatch *dispatch, uint64_t now)
     }
 }
 
-void fg_dispatch_tick(fg_dispatch *dispatch)
+void fg_dispatch_do_tick(fg_dispatch *dispatch)
 {
     uint64_t now = fg_dispatch_now(dispatch);
     forgive_own_pause(dispatch, now);

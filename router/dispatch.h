@@ -17,6 +17,7 @@
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/hash.h"
+#include "common/obs/flight.h"
 #include "common/obs/spans.h"
 #include "common/obs/trace.h"
 #include "proto/wire.h"
@@ -79,6 +80,7 @@ typedef struct fg_dispatch_options {
     fg_digest128 cache_key;   /* random: the secret of this cluster's block hashes */
     fg_trace *trace;          /* gets the life of each request; NULL: nobody looks */
     fg_spans *spans;          /* gets the spans of traced ones; NULL: nobody looks */
+    fg_flight *flight;        /* keeps what comes in (router/flight_records.h); NULL: nobody does */
     uint32_t lease_ms;        /* a worker silent for longer is lost */
     uint32_t stuck_ms;        /* so is one that works and ends no step for so long; 0: never */
     fg_admit_limits limits;

@@ -1,5 +1,6 @@
 /*
- * dispatch_internal - what dispatch.c (requests), dispatch_queue.c (who is placed next), dispatch_place.c
+ * dispatch_internal - what dispatch.c (requests), dispatch_doors.c (who
+ * calls, and when), dispatch_flight.c (what is kept of that), dispatch_queue.c (who is placed next), dispatch_place.c
  * (where), dispatch_know.c (what is known about the workers), dispatch_workers.c (workers and their
  * messages) and dispatch_state.c (what people see) share. Private to router.
  */
@@ -11,6 +12,7 @@
 #include "common/base/rng.h"
 #include "common/obs/life.h"
 #include "router/dispatch.h"
+#include "router/flight_records.h"
 #include "router/journal.h"
 #include "router/placement.h"
 #include "router/queue.h"
@@ -95,6 +97,10 @@ struct fg_dispatch {
     bool was_complete; /* every awaited worker has joined once */
     bool was_cleared;  /* caches were: whoever joins may have missed it */
     fg_buf out;
+    fg_buf plain;        /* a frame without its secrets, for the flight recorder */
+    uint32_t depth;      /* calls from outside that are under way: one, or more from inside sinks */
+    uint32_t sunken;     /* sink calls of the outermost one so far */
+    uint64_t entered_ns; /* its time, for all that it does */
     fg_arena *inbox;
     fg_dispatch_stats stats;
     fg_job_record recent[FG_RECENT_MAX];
@@ -162,7 +168,7 @@ void fg_dispatch_name_blocks(fg_dispatch *dispatch, fg_job *job);
 /* One per worker of the snapshot, or NULL: nobody has anything of it. */
 const fg_place_hit *fg_dispatch_hits(fg_dispatch *dispatch, fg_job *job, uint32_t worker_count);
 /* Other requests that lately shared its beginning. */
-double fg_dispatch_heat(const fg_dispatch *dispatch, const fg_job *job);
+double fg_dispatch_heat(fg_dispatch *dispatch, const fg_job *job);
 /* It was placed: its blocks are expected on its workers. */
 void fg_dispatch_foresee(fg_dispatch *dispatch, const fg_job *job);
 void fg_dispatch_on_news(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
@@ -171,8 +177,53 @@ void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *m
 void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg);
 void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, uint32_t rows);
 
-/* dispatch.c */
+/* dispatch_doors.c: the time of the call that is under way. */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);
+
+/* What the doors lead to: dispatch.c, dispatch_workers.c */
+fg_status fg_dispatch_do_start(fg_dispatch *dispatch, const fg_dispatch_job *job, uint64_t *id_out,
+                               fg_error *err);
+bool fg_dispatch_do_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
+                           fg_dispatch_report *report_out);
+void fg_dispatch_do_up(fg_dispatch *dispatch, uint32_t peer, const char *identity);
+void fg_dispatch_do_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,
+                          size_t size_bytes);
+void fg_dispatch_do_down(fg_dispatch *dispatch, uint32_t peer);
+void fg_dispatch_do_tick(fg_dispatch *dispatch);
+void fg_dispatch_do_abort_all(fg_dispatch *dispatch, const char *why);
+fg_status fg_dispatch_do_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
+                                  uint32_t *was_out, fg_error *err);
+uint32_t fg_dispatch_do_clear(fg_dispatch *dispatch);
+
+/* dispatch_flight.c */
+fg_record_call fg_dispatch_call(const fg_dispatch *dispatch);
+void fg_dispatch_note_text(fg_dispatch *dispatch, fg_record_kind kind, const fg_record_peer *head,
+                           const char *text);
+typedef struct fg_dispatch_frame {
+    uint32_t peer;
+    const void *bytes;
+    size_t size_bytes;
+    const fg_msg *msg; /* NULL: it could not be read */
+} fg_dispatch_frame;
+void fg_dispatch_note_frame(fg_dispatch *dispatch, const fg_dispatch_frame *frame);
+void fg_dispatch_note_start(fg_dispatch *dispatch, const fg_dispatch_job *job);
+/* The span that was drawn for it; when a record is run again, the one that was drawn then. */
+void fg_dispatch_note_span(fg_dispatch *dispatch, fg_job *job);
+/* The record that is run again names its blocks. */
+bool fg_dispatch_told_keys(fg_dispatch *dispatch, fg_job *job);
+/* An answer of the residency tree; when a record is run again from a rest, the answer then. */
+uint64_t fg_dispatch_tell(fg_dispatch *dispatch, fg_record_kind kind, uint64_t value);
+uint32_t fg_dispatch_tell_hits(fg_dispatch *dispatch, uint32_t found); /* in dispatch->found */
+void fg_dispatch_note_sent(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg,
+                           fg_status status);
+void fg_dispatch_drop(fg_dispatch *dispatch, uint32_t peer);
+void fg_dispatch_note_end(fg_dispatch *dispatch, const fg_job *job, fg_finish finish,
+                          fg_status status);
+
+/* flight_records.c */
+void fg_dispatch_note_rest(fg_dispatch *dispatch);
+
+/* dispatch.c */
 void fg_dispatch_set_state(fg_dispatch *dispatch, fg_job *job, fg_life_state state);
 /* The request is over: tells workers still on it, the books, and its owner. */
 void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_status status,

@@ -22,7 +22,7 @@ void fg_dispatch_name_blocks(fg_dispatch *dispatch, fg_job *job)
 {
     fg_block_namer namer;
     if (job->keys != NULL || job->input.params.cache_mode == FG_CACHE_DISABLE ||
-        !fg_registry_namer(dispatch->registry, &namer)) {
+        fg_dispatch_told_keys(dispatch, job) || !fg_registry_namer(dispatch->registry, &namer)) {
         return;
     }
     namer.secret = dispatch->options.cache_key;
@@ -39,6 +39,7 @@ void fg_dispatch_name_blocks(fg_dispatch *dispatch, fg_job *job)
         job->keys[i] = key_of(parent);
     }
     job->key_count = count;
+    fg_flight_note(dispatch->options.flight, FG_RECORD_KEYS, job->keys, count * sizeof *job->keys);
 }
 
 /* ---- who has them ---- */
@@ -51,6 +52,7 @@ const fg_place_hit *fg_dispatch_hits(fg_dispatch *dispatch, fg_job *job, uint32_
     }
     uint32_t found = fg_residency_match(dispatch->residency, job->keys, job->key_count,
                                         fg_dispatch_now(dispatch), dispatch->found);
+    found = fg_dispatch_tell_hits(dispatch, found);
     if (found == 0) {
         return NULL;
     }
@@ -65,12 +67,13 @@ const fg_place_hit *fg_dispatch_hits(fg_dispatch *dispatch, fg_job *job, uint32_
     return dispatch->hits;
 }
 
-double fg_dispatch_heat(const fg_dispatch *dispatch, const fg_job *job)
+double fg_dispatch_heat(fg_dispatch *dispatch, const fg_job *job)
 {
-    return job->key_count == 0 ? 0
-                               : (double)fg_residency_heat(dispatch->residency, job->keys, 1,
-                                                           fg_dispatch_now(dispatch)) /
-                                     FG_RESIDENCY_HEAT;
+    if (job->key_count == 0) {
+        return 0;
+    }
+    uint32_t heat = fg_residency_heat(dispatch->residency, job->keys, 1, fg_dispatch_now(dispatch));
+    return (double)fg_dispatch_tell(dispatch, FG_RECORD_HEAT, heat) / FG_RESIDENCY_HEAT;
 }
 
 /* The blocks that a request will leave on its workers: siblings that come at once go there too. */
@@ -130,6 +133,7 @@ void fg_dispatch_on_news(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_
         status = fg_residency_apply(dispatch->residency, worker->peer, &frame,
                                     fg_dispatch_now(dispatch));
     }
+    status = (fg_status)fg_dispatch_tell(dispatch, FG_RECORD_NEWS, (uint64_t)status);
     worker->news_sequence = msg->news.sequence;
     if (status == FG_AGAIN || status == FG_BAD_INPUT) {
         dispatch->stats.frames_refused += status == FG_BAD_INPUT;
@@ -140,8 +144,9 @@ void fg_dispatch_on_news(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_
 /* Frames of one connection come in order: whoever says that it has sent more than came has lost some. */
 void fg_dispatch_check_news(fg_dispatch *dispatch, fg_reg_worker *worker)
 {
-    if (worker->load.news_sequence > worker->news_sequence ||
-        fg_residency_is_lost(dispatch->residency, worker->peer)) {
+    bool lost = fg_residency_is_lost(dispatch->residency, worker->peer);
+    lost = fg_dispatch_tell(dispatch, FG_RECORD_LOST, lost) != 0;
+    if (worker->load.news_sequence > worker->news_sequence || lost) {
         ask_again(dispatch, worker);
     }
 }

@@ -12,6 +12,7 @@ fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const f
     if (fg_wire_encode(msg, &dispatch->out)) {
         status = dispatch->options.send(dispatch->options.ctx, worker->peer, dispatch->out.data,
                                         dispatch->out.size);
+        fg_dispatch_note_sent(dispatch, worker->peer, msg, status);
     }
     /* RESERVE and PREFILL are tried elsewhere; a worker that misses any other frame holds on to what it
      * should have let go, so it has to leave. */
@@ -27,9 +28,11 @@ static void refuse(fg_dispatch *dispatch, uint32_t peer, const char *reason)
     msg.refuse.reason = reason;
     fg_buf_clear(&dispatch->out);
     if (fg_wire_encode(&msg, &dispatch->out)) {
-        dispatch->options.send(dispatch->options.ctx, peer, dispatch->out.data, dispatch->out.size);
+        fg_status status = dispatch->options.send(dispatch->options.ctx, peer, dispatch->out.data,
+                                                  dispatch->out.size);
+        fg_dispatch_note_sent(dispatch, peer, &msg, status);
     }
-    dispatch->options.drop(dispatch->options.ctx, peer);
+    fg_dispatch_drop(dispatch, peer);
 }
 
 /* ---- joining and leaving ---- */
@@ -107,8 +110,8 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
     }
 }
 
-fg_status fg_dispatch_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
-                               uint32_t *was_out, fg_error *err)
+fg_status fg_dispatch_do_set_role(fg_dispatch *dispatch, const char *name, uint32_t roles,
+                                  uint32_t *was_out, fg_error *err)
 {
     fg_reg_worker *worker = fg_registry_by_name(dispatch->registry, name);
     if (worker == NULL) {
@@ -130,7 +133,7 @@ fg_status fg_dispatch_set_role(fg_dispatch *dispatch, const char *name, uint32_t
     return FG_OK;
 }
 
-uint32_t fg_dispatch_clear_cache(fg_dispatch *dispatch)
+uint32_t fg_dispatch_do_clear(fg_dispatch *dispatch)
 {
     uint32_t told = 0;
     fg_msg msg = { .kind = FG_MSG_CLEAR };
@@ -188,11 +191,11 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
     uint32_t peer = worker->peer;
     fg_dispatch_forget_worker(dispatch, worker);
     fg_registry_remove(dispatch->registry, worker);
-    dispatch->options.drop(dispatch->options.ctx, peer);
+    fg_dispatch_drop(dispatch, peer);
     fg_dispatch_pump(dispatch);
 }
 
-void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identity)
+void fg_dispatch_do_up(fg_dispatch *dispatch, uint32_t peer, const char *identity)
 {
     /* A bus handle may have been given away again: nobody joined is behind a fresh one. */
     fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
@@ -204,7 +207,7 @@ void fg_dispatch_on_up(fg_dispatch *dispatch, uint32_t peer, const char *identit
     }
 }
 
-void fg_dispatch_on_down(fg_dispatch *dispatch, uint32_t peer)
+void fg_dispatch_do_down(fg_dispatch *dispatch, uint32_t peer)
 {
     if (peer < FG_LIMIT_WORKERS) {
         dispatch->identities[peer][0] = '\0';
@@ -420,20 +423,22 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
     fg_dispatch_pump(dispatch);
 }
 
-void fg_dispatch_on_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,
+void fg_dispatch_do_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,
                           size_t size_bytes)
 {
     fg_error err;
     fg_msg msg;
     fg_arena_reset(dispatch->inbox);
     fg_status status = fg_wire_decode(bytes, size_bytes, dispatch->inbox, &msg, &err);
+    fg_dispatch_frame frame = { peer, bytes, size_bytes, status == FG_OK ? &msg : NULL };
+    fg_dispatch_note_frame(dispatch, &frame);
     fg_reg_worker *worker = fg_registry_by_peer(dispatch->registry, peer);
     if (status != FG_OK) {
         dispatch->stats.frames_refused++;
         fg_warn("dispatch", "event=frame_refused worker=%s why=\"%s\"",
                 worker != NULL ? worker->name : "unknown", err.text);
         if (worker == NULL) {
-            dispatch->options.drop(dispatch->options.ctx, peer);
+            fg_dispatch_drop(dispatch, peer);
         }
         return;
     }

@@ -317,6 +317,25 @@ static void debug_trace(fg_front *front, fg_http_exchange *exchange, const fg_ht
     reply_page(front, exchange, route, "application/json");
 }
 
+static void debug_flight(fg_front *front, fg_http_exchange *exchange,
+                         const fg_http_request *request, const char *route)
+{
+    if (front->options.flight == NULL) {
+        fg_api_error error;
+        fg_api_refuse(&error, FG_BAD_INPUT, 404, NULL, NULL,
+                      "this process keeps no flight record: see --flight-recorder-mb");
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    fg_buf_clear(&front->page);
+    fg_flight_render(front->options.flight, &front->page);
+    fg_http_add_header(exchange, "content-disposition",
+                       "attachment; filename=\"forge-flight.bin\"");
+    reply_page(front, exchange, route, "application/octet-stream");
+    fg_buf_deinit(&front->page); /* it is far larger than any other page */
+    fg_buf_init(&front->page, 0);
+}
+
 static void cache_stats(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
                         const char *route)
 {
@@ -417,6 +436,7 @@ static const struct route {
     { "/metrics", false, false, metrics },
     { "/debug/state", false, false, debug_state },
     { "/debug/trace", false, false, debug_trace },
+    { "/debug/flight", false, false, debug_flight },
 };
 
 static const struct route *find_route(const char *path)

@@ -34,6 +34,7 @@ typedef struct fg_front_options {
     fg_dispatch *dispatch;
     fg_metrics *metrics;             /* NULL: nothing is counted, /metrics is empty */
     const fg_trace *trace;           /* for /debug/trace; NULL: that is 404 */
+    const fg_flight *flight;         /* for /debug/flight; NULL: that is 404 */
     fg_spans *spans;                 /* gets the spans of traced requests; NULL: nobody looks */
     const char *served_model_name;   /* copied */
     const char *system_fingerprint;  /* copied; NULL: null in answers */

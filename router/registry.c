@@ -168,6 +168,12 @@ void fg_registry_update(fg_reg_worker *worker, const fg_wire_load *load, uint64_
     }
 }
 
+const fg_wire_hello *fg_registry_shape(const fg_registry *registry, const char **class_out)
+{
+    *class_out = registry->numerics_class;
+    return &registry->shape;
+}
+
 fg_reg_worker *fg_registry_expired(const fg_registry *registry, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < registry->count; i++) {

@@ -84,6 +84,9 @@ void fg_registry_forgive(fg_registry *registry, uint64_t gap_ns, uint64_t now_ns
 /* What names the blocks of these workers, but for the secret. False: none has joined yet. */
 bool fg_registry_namer(const fg_registry *registry, fg_block_namer *namer_out);
 
+/* What the members agree on, or did last; *class_out is their numerics class. */
+const fg_wire_hello *fg_registry_shape(const fg_registry *registry, const char **class_out);
+
 /* A worker that a frame could not be delivered to, or NULL. */
 fg_reg_worker *fg_registry_deaf(const fg_registry *registry);
 

@@ -572,6 +572,25 @@ static const fg_option options[] = {
       .help =
           "When the file of spans has so many MiB it becomes FILE.1, in place of the one before, "
           "and a new one begins." },
+    { .name = "flight-recorder-mb",
+      .type = FG_OPTION_U32,
+      .default_text = "16",
+      .max = 4096,
+      .group = other,
+      .roles = door_roles,
+      AT(flight_recorder_mb),
+      .help =
+          "Memory for what the router was told lately, for `forge sim --replay`: no prompts, no "
+          "answers, no keys. Written into --flight-dir after a crash and on SIGUSR2; GET "
+          "/debug/flight returns it. 0: nothing is kept." },
+    { .name = "flight-dir",
+      .type = FG_OPTION_STRING,
+      .default_text = ".",
+      .group = other,
+      .value_name = "DIR",
+      .roles = door_roles,
+      AT(flight_dir),
+      .help = "Where forge-flight-NAME-PID.bin is written, readable by its owner only." },
     { .name = "log-level",
       .type = FG_OPTION_CHOICE,
       .default_text = "info",

@@ -87,6 +87,8 @@ typedef struct fg_serve_config {
     const char *otlp_file; /* NULL: no spans */
     double otlp_sample;
     uint32_t otlp_file_mb;
+    uint32_t flight_recorder_mb; /* 0: none */
+    const char *flight_dir;
 
     int log_level; /* fg_log_level */
     bool insecure_network;

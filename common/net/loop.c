@@ -10,16 +10,21 @@
 
 enum { SIGNAL_COUNT = 2 };
 
+/* One signal, for whoever asked for it. */
+typedef struct fg_caller {
+    uv_signal_t uv;
+    bool open;
+    void (*fn)(void *ctx);
+    void *ctx;
+} fg_caller;
+
 struct fg_loop {
     uv_loop_t uv;
     uv_signal_t signals[SIGNAL_COUNT];
     bool has_signals;
     void (*on_signal)(void *ctx, int signal);
     void *on_signal_ctx;
-    uv_signal_t hangup;
-    bool has_hangup;
-    void (*on_hangup)(void *ctx);
-    void *on_hangup_ctx;
+    fg_caller hangup, user;
 };
 
 /* Each object's handle is its first member, so that one close callback frees them all. */
@@ -93,8 +98,11 @@ void fg_loop_destroy(fg_loop *loop)
             uv_close((uv_handle_t *)&loop->signals[i], NULL);
         }
     }
-    if (loop->has_hangup) {
-        uv_close((uv_handle_t *)&loop->hangup, NULL);
+    if (loop->hangup.open) {
+        uv_close((uv_handle_t *)&loop->hangup.uv, NULL);
+    }
+    if (loop->user.open) {
+        uv_close((uv_handle_t *)&loop->user.uv, NULL);
     }
     int open_count = 0;
     uv_walk(&loop->uv, count_open, &open_count);
@@ -318,24 +326,35 @@ fg_status fg_loop_on_signal(fg_loop *loop, void (*fn)(void *ctx, int signal), vo
     return FG_OK;
 }
 
-static void hung_up(uv_signal_t *handle, int number)
+static void caller_arrived(uv_signal_t *handle, int number)
 {
-    fg_loop *loop = handle->data;
-    loop->on_hangup(loop->on_hangup_ctx);
+    const fg_caller *caller = handle->data;
+    caller->fn(caller->ctx);
+}
+
+static fg_status on_caller(fg_loop *loop, fg_caller *caller, int number, void (*fn)(void *ctx),
+                           void *ctx)
+{
+    FG_ASSERT(!caller->open, "the signal is handled already");
+    caller->fn = fn;
+    caller->ctx = ctx;
+    int rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_init(&loop->uv, &caller->uv);
+    if (rc != 0) {
+        return uv_status(rc, "signal", NULL);
+    }
+    caller->uv.data = caller;
+    caller->open = true; /* the handle is the loop's now */
+    uv_unref((uv_handle_t *)&caller->uv);
+    rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_start(&caller->uv, caller_arrived, number);
+    return rc == 0 ? FG_OK : uv_status(rc, "signal", NULL);
 }
 
 fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx)
 {
-    FG_ASSERT(!loop->has_hangup, "the signal is handled already");
-    loop->on_hangup = fn;
-    loop->on_hangup_ctx = ctx;
-    int rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_init(&loop->uv, &loop->hangup);
-    if (rc != 0) {
-        return uv_status(rc, "signal", NULL);
-    }
-    loop->hangup.data = loop;
-    loop->has_hangup = true; /* the handle is the loop's now */
-    uv_unref((uv_handle_t *)&loop->hangup);
-    rc = fg_fault_hit() ? UV_ENOMEM : uv_signal_start(&loop->hangup, hung_up, SIGHUP);
-    return rc == 0 ? FG_OK : uv_status(rc, "signal", NULL);
+    return on_caller(loop, &loop->hangup, SIGHUP, fn, ctx);
+}
+
+fg_status fg_loop_on_user(fg_loop *loop, void (*fn)(void *ctx), void *ctx)
+{
+    return on_caller(loop, &loop->user, SIGUSR2, fn, ctx);
 }

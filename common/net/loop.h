@@ -49,5 +49,7 @@ void fg_hook_close(fg_hook *hook);
 fg_status fg_loop_on_signal(fg_loop *loop, void (*fn)(void *ctx, int signal), void *ctx);
 /* Calls fn for each SIGHUP, which otherwise ends the process. */
 fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx);
+/* The same for SIGUSR2. */
+fg_status fg_loop_on_user(fg_loop *loop, void (*fn)(void *ctx), void *ctx);
 
 #endif

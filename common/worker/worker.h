@@ -117,8 +117,6 @@ typedef struct fg_worker_stats {
     uint64_t preemptions, swapped_blocks, restored_blocks, copied_blocks;
     uint64_t chunks, deferrals, forks, remapped_blocks, damaged_blocks;
     uint64_t link_pushed_blocks, link_pushed_bytes, link_received_blocks, link_received_bytes;
-    uint64_t link_stale;    /* messages of the link for tickets that are closed */
-    uint32_t leaked_blocks; /* in use although no sequence lives here and no step runs: a bug */
     uint32_t pinned_prefixes, pinned_blocks;
     uint64_t pins_refused, pins_yielded;
     uint64_t link_descriptors; /* puts or messages that the pushed blocks went in */
