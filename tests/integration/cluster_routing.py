@@ -47,7 +47,9 @@ def ask(cluster, request):
 
 
 def one_prefix(suite):
-    flags = ["--status-port", "0", "--local-prefill-tokens", "0"]
+    # By what is cached alone: by predicted time a worker that was slow just now, on a busy machine, loses
+    # so short a prompt even to one that has nothing of it.
+    flags = ["--status-port", "0", "--local-prefill-tokens", "0", "--routing", "cache"]
     with suite.cluster(model=suite.stories(), prefill=2, decode=2, flags=flags) as cluster:
         model = served_model(cluster)
         prefix = [BOS] + ids(suite.random, 10 * BLOCK - 1)
@@ -63,9 +65,9 @@ def one_prefix(suite):
             assert record["expected_hit_blocks"] == 10, record
             assert record["cached_tokens"] == 160, record
             computes(cluster, home, before + 20)
-        shown = counters(cluster.port)
-        assert shown["residency_hit_blocks_expected_total"] == 20, shown
-        assert shown["residency_hit_blocks_found_total"] == 20, shown
+        for name in ("expected", "found"):  # the page is brought up to date by a beat, not by a request
+            wait_for(f"20 blocks {name}", lambda name=name:
+                     counters(cluster.port)[f"residency_hit_blocks_{name}_total"] == 20)
         cluster.kill(home)
         wait_for("the router to forget it", lambda: worker_named(cluster, home) is None)
         _, record = ask(cluster, body(model, prompts[3]))
