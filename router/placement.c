@@ -181,9 +181,3 @@ const char *fg_place_policy_name(fg_place_policy policy)
                                          "two-choices" };
     return names[policy];
 }
-
-const char *fg_place_split_name(fg_place_split split)
-{
-    static const char *const names[] = { "auto", "always", "never" };
-    return names[split];
-}

@@ -142,8 +142,7 @@ void fg_place_predict(const fg_place_options *options, const fg_place_worker *wo
                       uint32_t count, const fg_place_request *request,
                       fg_place_choice *choice_in_out);
 
-/* "cost", "cache-only", ...; "auto", "always", "never". */
+/* "cost", "cache-only", ... */
 const char *fg_place_policy_name(fg_place_policy policy);
-const char *fg_place_split_name(fg_place_split split);
 
 #endif

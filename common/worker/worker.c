@@ -649,11 +649,6 @@ void fg_worker_tick(fg_worker *worker)
     }
 }
 
-uint32_t fg_worker_roles(const fg_worker *worker)
-{
-    return worker->roles;
-}
-
 void fg_worker_drain(fg_worker *worker)
 {
     if (!worker->draining) {

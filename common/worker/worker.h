@@ -101,7 +101,6 @@ fg_link_events fg_worker_link_events(fg_worker *worker);
 void fg_worker_drain(fg_worker *worker);
 bool fg_worker_idle(const fg_worker *worker);
 bool fg_worker_joined(const fg_worker *worker);
-uint32_t fg_worker_roles(const fg_worker *worker);
 /* Every sequence that is not CLOSING ends with an error to the router (shutdown past its deadline). */
 void fg_worker_abort_all(fg_worker *worker, const char *why);
 
