@@ -58,7 +58,8 @@ def compare(suite):
                   + " ".join(f"{r:.2f}" for r in rounds[name][-1][1]), flush=True)
     rows = []
     for name, seen in rounds.items():
-        parts = [spread([error(run[1][a:b]) for run in seen]) for a, b in ((0, 1), (0, 5), (5, 10), (10, 20))]
+        parts = [spread([error(run[1][a:b]) for run in seen]) if options.requests > a else "-"
+                 for a, b in ((0, 1), (0, 5), (5, 10), (10, 20))]
         rows.append((name, spread([run[0] for run in seen]),
                      f"{median([run[1][0] for run in seen]):.2f}", *parts))
     table(["", "ready after s", "first: predicted / seen", "error of the 1st", "1 to 5", "6 to 10", "11 to 20"], rows)
