@@ -209,7 +209,7 @@ fg_admit_move fg_admit_hold(const fg_admit_times *times, uint64_t *again_ns_out)
         *again_ns_out = times->decode_free_ns == FG_ADMIT_UNKNOWN ? 0 : times->decode_free_ns;
         return FG_ADMIT_HOLD_DECODE;
     }
-    if (times->unsplit || times->prefill_free_ns == FG_ADMIT_UNKNOWN ||
+    if (times->unsplit || times->ample || times->prefill_free_ns == FG_ADMIT_UNKNOWN ||
         times->prefill_free_ns <= times->lead_ns || times->held_ns >= times->held_max_ns) {
         return FG_ADMIT_PLACE;
     }

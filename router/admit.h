@@ -109,6 +109,7 @@ typedef struct fg_admit_times {
     uint64_t lead_ns;        /* what RESERVE, TICKET and PREFILL take, and some slack */
     uint64_t held_ns;        /* how long it was held for prefill's sake already */
     uint64_t held_max_ns;    /* a prediction that is wrong costs no more than this */
+    bool ample; /* decode has much more room than this takes: to idle there keeps nobody out */
 } fg_admit_times;
 
 /* Whether the pair is asked now. *again_ns_out: from now until the answer may be another one, 0 with

@@ -2,7 +2,12 @@
 
 #include <stddef.h>
 
-enum { PASS_MAX = 16 /* how often one that does not fit is passed by others that do */ };
+#include "common/kv/layout.h"
+
+enum {
+    PASS_MAX = 16,  /* how often one that does not fit is passed by others that do */
+    HELD_ASIDE = 8, /* that wait for their prefill while others are looked at */
+};
 /* RESERVE, TICKET and PREFILL take a millisecond; a prediction may be off by a step or two. */
 #define LEAD_NS     (200ull * 1000 * 1000)
 #define HELD_MAX_NS (2000ull * 1000 * 1000)
@@ -151,11 +156,24 @@ void fg_dispatch_check_queue(const fg_dispatch *dispatch)
 
 /* ---- taking from it ---- */
 
+/* A quarter of its blocks and places is free behind this one: a reservation that idles there costs nobody
+ * anything, and to hold requests back would only hide the line that they wait in from those who come after
+ * them, and cost time when the prediction of that line was too long. */
+static bool is_ample(const fg_dispatch *dispatch, const fg_job *job, const fg_place_choice *choice)
+{
+    const fg_reg_worker *decode = fg_registry_at(dispatch->registry, choice->decode);
+    uint64_t blocks = decode->decode_blocks + decode->load.quarantined +
+                      fg_kv_blocks_for(job->input.token_count, decode->block_size);
+    return (decode->decodes + 1ull) * 4 <= decode->max_seqs * 3ull &&
+           blocks * 4 <= decode->block_count * 3ull;
+}
+
 /* A pair is asked when its prompt is about to begin, so that decode's blocks do not idle until then. */
 static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
 {
     uint64_t now = fg_dispatch_now(dispatch), again;
     fg_admit_times times = { .unsplit = choice->kind == FG_PLACE_WHOLE,
+                             .ample = is_ample(dispatch, job, choice),
                              .prefill_free_ns = fg_place_whole_ns(choice->why.queue),
                              .lead_ns = LEAD_NS,
                              .held_ns = job->held_since_ns == 0 ? 0 : now - job->held_since_ns,
@@ -197,7 +215,11 @@ void fg_dispatch_pump(fg_dispatch *dispatch)
         fg_place_choice choice;
         fg_place_verdict verdict = fg_dispatch_choose(dispatch, job, &choice);
         if (verdict == FG_PLACE_OK && is_early(dispatch, job, &choice)) {
-            break;
+            /* Those behind it may go to workers that have nothing to do. */
+            if (!fg_queue_hold(dispatch->queue, &job->item, HELD_ASIDE)) {
+                break;
+            }
+            continue;
         }
         if (verdict == FG_PLACE_OK && !start_at(dispatch, job, &choice)) {
             return;

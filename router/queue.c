@@ -201,9 +201,15 @@ fg_queue_item *fg_queue_peek(fg_queue *queue, uint64_t now_ns)
 
 bool fg_queue_skip(fg_queue *queue, fg_queue_item *item)
 {
+    return item->passed < queue->options.pass_max &&
+           fg_queue_hold(queue, item, queue->options.ahead_max);
+}
+
+bool fg_queue_hold(fg_queue *queue, fg_queue_item *item, uint32_t most)
+{
     fg_queue_flow *flow = item->flow;
     FG_ASSERT(item->place == FG_QUEUE_LINE && flow->attached && fg_queue_first_of(flow) == item);
-    if (queue->aside_count >= queue->options.ahead_max || item->passed >= queue->options.pass_max) {
+    if (queue->aside_count >= (most < FG_QUEUE_AHEAD_MAX ? most : FG_QUEUE_AHEAD_MAX)) {
         return false;
     }
     fg_queue_detach(queue, flow);

@@ -115,6 +115,9 @@ fg_queue_item *fg_queue_peek(fg_queue *queue, uint64_t now_ns);
 /* What peek returned has no room because of its size: it is set aside, and peek names the next. False:
  * nobody may pass it (bounds above), the walk ends here. */
 bool fg_queue_skip(fg_queue *queue, fg_queue_item *item);
+/* What peek returned could go, but waits for a better moment that comes by itself: it is set aside likewise,
+ * with no bound on who passes it. False: `most` are aside already. */
+bool fg_queue_hold(fg_queue *queue, fg_queue_item *item, uint32_t most);
 /* Ends a walk: everybody aside goes back to its place. */
 void fg_queue_rewind(fg_queue *queue);
 /* What peek returned goes: RUNNING and charged; who is aside has been passed once more. */

@@ -14,7 +14,7 @@ typedef struct fg_calibrate_options {
     uint32_t block_count;
     fg_engine_limits limits;
     uint64_t
-        budget_ns; /* no further step begins after so much; what is not known by then stays 0 */
+        budget_ns; /* after the warm-up, no further step begins after so much; what is not known then is 0 */
 } fg_calibrate_options;
 
 /* Times of steps, ns; 0: not measured. */

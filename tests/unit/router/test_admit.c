@@ -364,7 +364,7 @@ static const struct {
     fg_admit_move want;
     uint64_t again_ns;
 } holds[] = {
-    /* unsplit, prefill free, decode free, lead, held, held at most */
+    /* unsplit, prefill free, decode free, lead, held, held at most, ample */
     { "both are free", { false, 0, 0, 5, 0, 100 }, FG_ADMIT_PLACE, 0 },
     { "decode is full", { false, 0, 30, 5, 0, 100 }, FG_ADMIT_HOLD_DECODE, 30 },
     { "decode is full and nobody knows for how long",
@@ -393,6 +393,11 @@ static const struct {
     { "held long enough", { false, 50, 0, 5, 100, 100 }, FG_ADMIT_PLACE, 0 },
     { "nearly long enough", { false, 50, 0, 5, 90, 100 }, FG_ADMIT_HOLD_PREFILL, 10 },
     { "never held", { false, 50, 0, 5, 0, 0 }, FG_ADMIT_PLACE, 0 },
+    { "decode has ample room", { false, 50, 0, 5, 0, 100, true }, FG_ADMIT_PLACE, 0 },
+    { "ample room that is not there yet",
+      { false, 50, 30, 5, 0, 100, true },
+      FG_ADMIT_HOLD_DECODE,
+      30 },
     { "one worker does all: its line holds nothing",
       { true, 50, 0, 5, 0, 100 },
       FG_ADMIT_PLACE,

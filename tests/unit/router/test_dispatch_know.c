@@ -170,6 +170,44 @@ Test(know, what_was_just_placed_counts_as_there_for_its_siblings)
     bench_close(&b);
 }
 
+/* 50 ms for each token of a prompt; 4 slots, and more blocks than all prompts here need. */
+static void join_slow(bench *b, uint32_t peer, const char *name, uint32_t roles)
+{
+    char identity[40];
+    snprintf(identity, sizeof identity, "%s#1", name);
+    fg_dispatch_on_up(b->dispatch, peer, identity);
+    fg_msg msg = { .kind = FG_MSG_HELLO, .hello = bench_hello(name, roles) };
+    msg.hello.block_count = 100;
+    msg.hello.speed.prefill_ns_per_token = 50ull * 1000 * 1000;
+    bench_give(b, peer, &msg);
+}
+
+Test(know, who_waits_for_its_prefill_stops_nobody_who_goes_elsewhere)
+{
+    bench b;
+    uint64_t id[3];
+    bench_open(&b);
+    join_slow(&b, P, "p", FG_ROLE_PREFILL);
+    join_slow(&b, D, "d", FG_ROLE_DECODE);
+    tell(&b, P, 1, FG_NEWS_RESET);
+    tell(&b, P, 2, FG_NEWS_STORED);
+    b.params.cache_mode = FG_CACHE_DISABLE;
+    cr_assert_eq(bench_start(&b, 8, 3, &id[0]), FG_OK); /* 400 ms at P */
+    join_slow(&b, P2, "p2", FG_ROLE_PREFILL);
+    tell(&b, P2, 1, FG_NEWS_RESET);
+    b.sent_count = 0;
+    b.params.cache_mode = FG_CACHE_AUTO;
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id[1]), FG_OK);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 0u, "P has its beginning, and is busy");
+    b.params.cache_mode = FG_CACHE_DISABLE;
+    cr_assert_eq(bench_start(&b, PROMPT, 3, &id[2]), FG_OK);
+    const fg_msg *reserve = bench_sent(&b, D, FG_MSG_RESERVE);
+    cr_assert_not_null(reserve, "P2 has nothing to do");
+    cr_assert_str_eq(reserve->reserve.writer.name, "p2");
+    cr_assert_eq(reserve->request, id[2]);
+    bench_close(&b);
+}
+
 Test(know, a_request_without_cache_is_placed_as_if_nobody_had_anything)
 {
     bench b;

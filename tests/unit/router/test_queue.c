@@ -335,6 +335,29 @@ Test(queue, small_ones_pass_a_huge_one_a_few_times_only)
     line_close(&l);
 }
 
+Test(queue, who_waits_by_choice_is_passed_without_a_bound)
+{
+    static line l;
+    fg_queue_options options = line_options();
+    options.ahead_max = 0; /* strict for those that do not fit */
+    line_open(&l, &options);
+    fg_queue_item *early = line_add(&l, 1, 0, 5);
+    for (int i = 0; i < 7; i++) {
+        line_add(&l, 1, 0, 1);
+    }
+    for (uint64_t id = 2; id <= 7; id++) { /* more than pass_max */
+        cr_assert_eq(fg_queue_peek(l.queue, l.now_ns), early, "it stays the first");
+        cr_assert(!fg_queue_skip(l.queue, early));
+        cr_assert(fg_queue_hold(l.queue, early, 1));
+        cr_assert(!fg_queue_hold(l.queue, fg_queue_peek(l.queue, l.now_ns), 1), "one at a time");
+        cr_assert_eq(line_serve(&l), id);
+        fg_queue_check(l.queue);
+        fg_queue_rewind(l.queue);
+    }
+    expect_order(&l, "1 8", "after the walks");
+    line_close(&l);
+}
+
 Test(queue, a_walk_goes_ahead_in_order_and_back)
 {
     static line l;
