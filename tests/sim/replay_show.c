@@ -64,6 +64,7 @@ bool fg_replay_is_sound(const fg_flight_record *record)
     case FG_RECORD_REST:
     case FG_RECORD_IDENTITY:
     case FG_RECORD_MEMBER:
+    case FG_RECORD_DEBT:
         return true; /* fg_dispatch_restore judges */
     default:
         return false;
