@@ -38,10 +38,10 @@ typedef enum fg_record_kind {
     /* What it was told. */
     FG_RECORD_KEYS = 48, /* uint64_t each */
     FG_RECORD_SPAN,      /* a drawn number */
-    FG_RECORD_HITS,      /* fg_residency_hit each; the residency tree's answers */
-    FG_RECORD_HEAT,      /* uint64_t */
-    FG_RECORD_NEWS,      /* uint64_t, an fg_status; absent: FG_OK */
-    FG_RECORD_LOST,      /* uint64_t; absent: no */
+    FG_RECORD_HITS,      /* fg_residency_hit each; each time that the residency tree is asked */
+    FG_RECORD_HEAT,      /* uint64_t; likewise */
+    FG_RECORD_NEWS,      /* uint64_t, an fg_status; absent: FG_OK. Once in a call at most */
+    FG_RECORD_LOST,      /* uint64_t; absent: no. Likewise */
     /* What it did. */
     FG_RECORD_SENT = 64,
     FG_RECORD_DROPPED,
