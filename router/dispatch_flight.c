@@ -238,7 +238,7 @@ uint64_t fg_dispatch_tell(fg_dispatch *dispatch, fg_record_kind kind, uint64_t v
             memcpy(&value, told, bytes);
         }
     }
-    if (value != 0) {
+    if (value != 0 || kind == FG_RECORD_HEAT) {
         fg_flight_note(flight, kind, &value, sizeof value);
     }
     return value;
@@ -259,9 +259,8 @@ uint32_t fg_dispatch_tell_hits(fg_dispatch *dispatch, uint32_t found)
             found = dispatch->found[i].slot < FG_LIMIT_WORKERS ? found : i;
         }
     }
-    if (found > 0) {
-        fg_flight_note(flight, FG_RECORD_HITS, dispatch->found, found * sizeof *dispatch->found);
-    }
+    /* Nothing found is noted too: a call may ask for several requests, and an answer is nobody else's. */
+    fg_flight_note(flight, FG_RECORD_HITS, dispatch->found, found * sizeof *dispatch->found);
     return found;
 }
 

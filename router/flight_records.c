@@ -9,14 +9,15 @@
 
 /* ---- at rest ---- */
 
-/* All that decides what the dispatcher does next, but for its members, the residency tree (whose answers are
- * noted instead) and what tenants still owe each other. */
+/* All that decides what the dispatcher does next, but for its members, the debts of tenants, and the residency
+ * tree, whose answers are noted instead. */
 typedef struct rest_record {
     uint64_t next_id, ended_seen, prompt_tokens, prompt_seen, rate_at_ns;
     uint64_t created_ns, ticked_ns, nobody_since_ns;
     fg_rng dice;
     double mean_answer, ended_rate, prompt_rate;
     uint32_t retry_after_s, was_complete, was_cleared, pad;
+    fg_queue_memory queue;
     fg_dispatch_stats stats;
 } rest_record;
 
@@ -51,6 +52,7 @@ void fg_dispatch_note_rest(fg_dispatch *dispatch)
                          .was_complete = dispatch->was_complete,
                          .was_cleared = dispatch->was_cleared,
                          .stats = dispatch->stats };
+    fg_queue_memory_get(dispatch->queue, &rest.queue);
     fg_flight_note(flight, FG_RECORD_REST, &rest, sizeof rest);
     for (uint32_t peer = 0; peer < FG_LIMIT_WORKERS; peer++) {
         if (dispatch->identities[peer][0] != '\0') {
@@ -58,6 +60,11 @@ void fg_dispatch_note_rest(fg_dispatch *dispatch)
             memcpy(identity.text, dispatch->identities[peer], sizeof identity.text);
             fg_flight_note(flight, FG_RECORD_IDENTITY, &identity, sizeof identity);
         }
+    }
+    fg_queue_debt debt;
+    const fg_queue_flow *flow = NULL;
+    while (fg_queue_debt_next(dispatch->queue, &flow, &debt)) {
+        fg_flight_note(flight, FG_RECORD_DEBT, &debt, sizeof debt);
     }
     const char *class;
     const fg_wire_hello *shape = fg_registry_shape(dispatch->registry, &class);
@@ -99,6 +106,7 @@ static fg_status restore_rest(fg_dispatch *dispatch, const rest_record *rest, fg
     dispatch->was_complete = rest->was_complete != 0;
     dispatch->was_cleared = rest->was_cleared != 0;
     dispatch->stats = rest->stats;
+    fg_queue_tell_memory(dispatch->queue, &rest->queue);
     return FG_OK;
 }
 
@@ -161,6 +169,10 @@ fg_status fg_dispatch_restore(fg_dispatch *dispatch, const fg_flight_record *rec
         memcpy(dispatch->identities[identity->peer], identity->text, sizeof identity->text);
         return FG_OK;
     }
+    if (record->kind == FG_RECORD_DEBT && record->bytes == sizeof(fg_queue_debt)) {
+        fg_queue_tell_debt(dispatch->queue, bytes);
+        return FG_OK;
+    }
     if (record->kind == FG_RECORD_MEMBER && record->bytes == sizeof(member_record)) {
         return restore_member(dispatch, bytes, err);
     }
@@ -182,19 +194,33 @@ uint64_t fg_record_shape(void)
 const char *fg_record_name(uint32_t kind)
 {
     static const char *const names[] = {
-        [FG_RECORD_UP] = "up",          [FG_RECORD_FRAME] = "frame",
-        [FG_RECORD_TOKENS] = "tokens",  [FG_RECORD_FIRST] = "first",
-        [FG_RECORD_TICKET] = "ticket",  [FG_RECORD_BAD_FRAME] = "bad_frame",
-        [FG_RECORD_DOWN] = "down",      [FG_RECORD_TICK] = "tick",
-        [FG_RECORD_START] = "start",    [FG_RECORD_CANCEL] = "cancel",
-        [FG_RECORD_ROLE] = "role",      [FG_RECORD_CLEAR] = "clear",
-        [FG_RECORD_ABORT] = "abort",    [FG_RECORD_REST] = "rest",
-        [FG_RECORD_IDENTITY] = "known", [FG_RECORD_MEMBER] = "member",
-        [FG_RECORD_KEYS] = "keys",      [FG_RECORD_SPAN] = "span",
-        [FG_RECORD_HITS] = "hits",      [FG_RECORD_HEAT] = "heat",
-        [FG_RECORD_NEWS] = "news",      [FG_RECORD_LOST] = "lost",
-        [FG_RECORD_SENT] = "sent",      [FG_RECORD_DROPPED] = "dropped",
-        [FG_RECORD_ENDED] = "ended",    [FG_RECORD_ANSWERED] = "answered",
+        [FG_RECORD_UP] = "up",
+        [FG_RECORD_FRAME] = "frame",
+        [FG_RECORD_TOKENS] = "tokens",
+        [FG_RECORD_FIRST] = "first",
+        [FG_RECORD_TICKET] = "ticket",
+        [FG_RECORD_BAD_FRAME] = "bad_frame",
+        [FG_RECORD_DOWN] = "down",
+        [FG_RECORD_TICK] = "tick",
+        [FG_RECORD_START] = "start",
+        [FG_RECORD_CANCEL] = "cancel",
+        [FG_RECORD_ROLE] = "role",
+        [FG_RECORD_CLEAR] = "clear",
+        [FG_RECORD_ABORT] = "abort",
+        [FG_RECORD_REST] = "rest",
+        [FG_RECORD_IDENTITY] = "known",
+        [FG_RECORD_MEMBER] = "member",
+        [FG_RECORD_DEBT] = "debt",
+        [FG_RECORD_KEYS] = "keys",
+        [FG_RECORD_SPAN] = "span",
+        [FG_RECORD_HITS] = "hits",
+        [FG_RECORD_HEAT] = "heat",
+        [FG_RECORD_NEWS] = "news",
+        [FG_RECORD_LOST] = "lost",
+        [FG_RECORD_SENT] = "sent",
+        [FG_RECORD_DROPPED] = "dropped",
+        [FG_RECORD_ENDED] = "ended",
+        [FG_RECORD_ANSWERED] = "answered",
     };
     const char *name = kind < sizeof names / sizeof *names ? names[kind] : NULL;
     return name != NULL ? name : "unknown";

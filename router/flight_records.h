@@ -34,13 +34,14 @@ typedef enum fg_record_kind {
     FG_RECORD_REST = 32,
     FG_RECORD_IDENTITY,
     FG_RECORD_MEMBER,
+    FG_RECORD_DEBT, /* fg_queue_debt */
     /* What it was told. */
     FG_RECORD_KEYS = 48, /* uint64_t each */
     FG_RECORD_SPAN,      /* a drawn number */
-    FG_RECORD_HITS,      /* fg_residency_hit each; the residency tree's answers */
-    FG_RECORD_HEAT,      /* uint64_t */
-    FG_RECORD_NEWS,      /* uint64_t, an fg_status; absent: FG_OK */
-    FG_RECORD_LOST,      /* uint64_t; absent: no */
+    FG_RECORD_HITS,      /* fg_residency_hit each; each time that the residency tree is asked */
+    FG_RECORD_HEAT,      /* uint64_t; likewise */
+    FG_RECORD_NEWS,      /* uint64_t, an fg_status; absent: FG_OK. Once in a call at most */
+    FG_RECORD_LOST,      /* uint64_t; absent: no. Likewise */
     /* What it did. */
     FG_RECORD_SENT = 64,
     FG_RECORD_DROPPED,
@@ -133,7 +134,7 @@ bool fg_record_put_options(const fg_dispatch_options *options, fg_buf *out);
 fg_status fg_record_get_options(const void *preface, size_t size_bytes, const char **prefill_names,
                                 const char **decode_names, fg_dispatch_options *options_out,
                                 fg_error *err);
-/* The dispatcher takes over what a record of REST, IDENTITY or MEMBER says; it is fresh, and these come in the
+/* The dispatcher takes over what a record of REST to DEBT says; it is fresh, and these come in the
  * order of the file. FG_BAD_INPUT: nonsense. */
 fg_status fg_dispatch_restore(fg_dispatch *dispatch, const fg_flight_record *record, fg_error *err);
 

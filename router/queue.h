@@ -139,6 +139,22 @@ double fg_queue_share(const fg_queue *queue, uint64_t tenant);
 uint64_t fg_queue_tokens_ahead(const fg_queue *queue, uint64_t tenant, int32_t priority,
                                uint32_t cost);
 
+/* What an empty queue remembers: how far service has come, and each tenant that was served beyond its share. One
+ * that is told the same goes on alike. */
+typedef struct fg_queue_memory {
+    uint64_t now_ns, level_now[FG_QUEUE_LEVELS];
+    uint32_t takes_since_late, pad;
+} fg_queue_memory;
+typedef struct fg_queue_debt {
+    uint64_t tenant, tags[FG_QUEUE_LEVELS];
+} fg_queue_debt;
+void fg_queue_memory_get(const fg_queue *queue, fg_queue_memory *memory_out);
+/* Debts in the order in which they are to be told; *at is NULL at first. False: there are no more. */
+bool fg_queue_debt_next(const fg_queue *queue, const fg_queue_flow **at, fg_queue_debt *debt_out);
+/* To a queue that is empty: its memory first. */
+void fg_queue_tell_memory(fg_queue *queue, const fg_queue_memory *memory);
+void fg_queue_tell_debt(fg_queue *queue, const fg_queue_debt *debt);
+
 /* Recounts everything; aborts on a difference (simulator, tests). */
 void fg_queue_check(const fg_queue *queue);
 

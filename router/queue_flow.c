@@ -1,5 +1,7 @@
 #include "router/queue_internal.h"
 
+#include <string.h>
+
 #include "common/base/hash.h"
 
 /* ---- orders ---- */
@@ -192,4 +194,42 @@ fg_queue_flow *fg_queue_need_flow(fg_queue *queue, uint64_t tenant)
         queue->options.weight_of != NULL ? queue->options.weight_of(queue->options.ctx, tenant) : 1;
     flow->weight = weight < 1 ? 1 : weight > FG_QUEUE_WEIGHT_MAX ? FG_QUEUE_WEIGHT_MAX : weight;
     return flow;
+}
+
+/* ---- what is remembered while nobody is here ---- */
+
+void fg_queue_memory_get(const fg_queue *queue, fg_queue_memory *memory_out)
+{
+    *memory_out =
+        (fg_queue_memory){ .now_ns = queue->now_ns, .takes_since_late = queue->takes_since_late };
+    for (uint32_t level = 0; level < FG_QUEUE_LEVELS; level++) {
+        memory_out->level_now[level] = queue->levels[level].now;
+    }
+}
+
+bool fg_queue_debt_next(const fg_queue *queue, const fg_queue_flow **at, fg_queue_debt *debt_out)
+{
+    *at = *at == NULL ? queue->idle.first : (*at)->next;
+    if (*at == NULL) {
+        return false;
+    }
+    debt_out->tenant = (*at)->tenant;
+    memcpy(debt_out->tags, (*at)->tags, sizeof debt_out->tags);
+    return true;
+}
+
+void fg_queue_tell_memory(fg_queue *queue, const fg_queue_memory *memory)
+{
+    queue->now_ns = memory->now_ns;
+    queue->takes_since_late = memory->takes_since_late;
+    for (uint32_t level = 0; level < FG_QUEUE_LEVELS; level++) {
+        queue->levels[level].now = memory->level_now[level];
+    }
+}
+
+void fg_queue_tell_debt(fg_queue *queue, const fg_queue_debt *debt)
+{
+    fg_queue_flow *flow = fg_queue_need_flow(queue, debt->tenant);
+    memcpy(flow->tags, debt->tags, sizeof flow->tags);
+    fg_queue_rest(queue, flow);
 }

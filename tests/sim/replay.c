@@ -270,7 +270,7 @@ static void look_for_difference(replay *r)
     }
     bool outer = record->kind < FG_RECORD_CALLS &&
                  ((const fg_record_call *)fg_flight_bytes(record))->depth == 0;
-    bool known = record->kind >= FG_RECORD_REST && record->kind <= FG_RECORD_MEMBER;
+    bool known = record->kind >= FG_RECORD_REST && record->kind <= FG_RECORD_DEBT;
     if (!outer && !known) {
         tell_difference(r, record, "nothing");
     }

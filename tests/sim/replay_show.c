@@ -60,10 +60,11 @@ bool fg_replay_is_sound(const fg_flight_record *record)
     case FG_RECORD_KEYS:
         return size > 0 && size % sizeof(uint64_t) == 0;
     case FG_RECORD_HITS:
-        return size > 0 && size % sizeof(fg_residency_hit) == 0;
+        return size % sizeof(fg_residency_hit) == 0;
     case FG_RECORD_REST:
     case FG_RECORD_IDENTITY:
     case FG_RECORD_MEMBER:
+    case FG_RECORD_DEBT:
         return true; /* fg_dispatch_restore judges */
     default:
         return false;

@@ -36,12 +36,14 @@ static void print_report(const fg_sim_report *sum)
     printf("hit_tokens=%" PRIu64 " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64
            " forks=%" PRIu64 " remapped_blocks=%" PRIu64 "\n",
            sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped);
+    printf("flight_records=%" PRIu64 " from_rest=%" PRIu64 " calls=%" PRIu64 "\n", sum->replayed,
+           sum->replayed_rest, sum->replayed_calls);
     printf("%" PRIu64 " passed, 0 failed\n", sum->worlds);
 }
 
 int main(int argc, char **argv)
 {
-    unsigned long long seeds = 200, first = 1;
+    unsigned long long seeds = 200, first = 1, flight_kb = 0;
     bool verbose = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--seeds") == 0 && i + 1 < argc) {
@@ -50,8 +52,11 @@ int main(int argc, char **argv)
             first = strtoull(argv[++i], NULL, 10);
         } else if (strcmp(argv[i], "--verbose") == 0) {
             verbose = true;
+        } else if (strcmp(argv[i], "--flights") == 0 && i + 1 < argc) {
+            flight_kb = strtoull(argv[++i], NULL, 10);
         } else {
-            fprintf(stderr, "usage: sim_test [--seeds N] [--first SEED] [--verbose]\n");
+            fprintf(stderr, "usage: sim_test [--seeds N] [--first SEED] [--verbose] "
+                            "[--flights KIB]\n");
             return 2;
         }
     }
@@ -66,6 +71,10 @@ int main(int argc, char **argv)
         fg_sim_report report;
         fg_sim_options options = fg_sim_options_default(seed);
         options.history = verbose ? stderr : NULL;
+        options.flight_bytes = (size_t)flight_kb << 10;
+        if (flight_kb > 0) {
+            options.faults &= ~(1u << FG_SIM_ALLOC); /* whether memory was had is not recorded */
+        }
         fg_sim_run(&options, &report);
         fg_sim_report_add(&sum, &report);
     }

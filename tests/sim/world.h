@@ -57,6 +57,7 @@ typedef struct fg_sim_options {
     uint32_t answer_max;      /* max_tokens */
     uint32_t faults_until_ms; /* simulated; later there are none */
     uint64_t until;           /* stops after so many events, wherever it is; 0: at the end */
+    size_t flight_bytes;      /* of the router's flight recorder, which is run again; 0: none */
     FILE *history;            /* one line per event; NULL: none */
 } fg_sim_options;
 
@@ -72,6 +73,7 @@ typedef struct fg_sim_report {
     uint64_t push_retries, stale_dropped;
     uint64_t hit_tokens, preemptions, swapped, forks, remapped;
     uint64_t role_changes, split, circles_avoided, resyncs, held;
+    uint64_t replayed, replayed_rest, replayed_calls; /* flight records; those that began at rest */
     uint64_t faults[FG_SIM_FAULT_COUNT];
 } fg_sim_report;
 

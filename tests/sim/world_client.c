@@ -107,6 +107,7 @@ void sim_start_router(sim_world *w)
         .drop = router_drop,
         .ctx = w,
     };
+    dispatch.flight = w->flight = sim_open_flight(w, &dispatch);
     status = fg_dispatch_create(&dispatch, &w->dispatch, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     sim_note(w, "router", "starts", "life=%llu", (unsigned long long)w->router_life);
@@ -132,6 +133,8 @@ void sim_close_router(sim_world *w)
     fg_dispatch_destroy(w->dispatch);
     fg_bus_close(w->router_bus);
     w->dispatch = NULL;
+    sim_close_flight(w, w->flight);
+    w->flight = NULL;
 }
 
 /* ---- clients ---- */

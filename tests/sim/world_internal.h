@@ -99,6 +99,7 @@ struct fg_sim_world {
     sim_process router;
     fg_bus *router_bus;
     fg_dispatch *dispatch; /* NULL: the router is dead */
+    fg_flight *flight;     /* of this router; NULL: nobody looks */
     uint64_t router_life;
     fg_dispatch_stats router_stats; /* of the routers that died */
     fg_kv_layout layout;
@@ -197,5 +198,9 @@ void sim_note_frame(const sim_world *w, const char *who, const char *what, const
 /* Requests whose state at the router has changed. */
 void sim_note_states(sim_world *w);
 void sim_describe(const sim_world *w, FILE *out);
+
+/* world_flight.c: NULL where the options want none. Closing runs the record again. */
+fg_flight *sim_open_flight(sim_world *w, const fg_dispatch_options *options);
+void sim_close_flight(sim_world *w, fg_flight *flight);
 
 #endif
