@@ -168,7 +168,7 @@ void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *m
                              .tokens = job->input.token_count - cached,
                              .ahead_tokens = job->before_tokens,
                              .queue_ns = msg->first.queue_ns,
-                             .compute_ns = msg->first.compute_ns,
+                             .compute_ns = msg->first.share_ns,
                              .seen_ns = fg_dispatch_now(dispatch) - job->record.placed_ns,
                              .predicted_ns = job->record.predicted_ttft_ns };
     fg_speed_learn_first(&job->prefill->pace, &first);
