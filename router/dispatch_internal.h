@@ -39,6 +39,7 @@ typedef struct fg_job_record {
     uint64_t predicted_ttft_ns; /* from its last placing */
     fg_place_why why;           /* likewise */
     bool split;                 /* likewise */
+    double correction;          /* of its prefill worker's predictions, likewise */
     uint32_t predicted_hit_blocks;
     fg_finish finish;
 } fg_job_record;

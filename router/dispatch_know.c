@@ -170,7 +170,8 @@ void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *m
                              .queue_ns = msg->first.queue_ns,
                              .compute_ns = msg->first.share_ns,
                              .seen_ns = fg_dispatch_now(dispatch) - job->record.placed_ns,
-                             .predicted_ns = job->record.predicted_ttft_ns };
+                             .predicted_ns = job->record.predicted_ttft_ns,
+                             .correction = job->record.correction };
     fg_speed_learn_first(&job->prefill->pace, &first);
 }
 

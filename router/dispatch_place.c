@@ -261,6 +261,7 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     record->why = choice->why;
     record->split = prefill != decode;
     record->predicted_hit_blocks = choice->hit_prefill;
+    record->correction = prefill->pace.correction;
     dispatch->stats.placed++;
     dispatch->stats.placed_split += prefill != decode;
     job->held_since_ns = 0;
