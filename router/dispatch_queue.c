@@ -2,6 +2,8 @@
 
 #include <stddef.h>
 
+#include "common/kv/layout.h"
+
 enum { PASS_MAX = 16 /* how often one that does not fit is passed by others that do */ };
 /* RESERVE, TICKET and PREFILL take a millisecond; a prediction may be off by a step or two. */
 #define LEAD_NS     (200ull * 1000 * 1000)
@@ -148,6 +150,16 @@ void fg_dispatch_check_queue(const fg_dispatch *dispatch)
 
 /* ---- taking from it ---- */
 
+/* Room that nobody else needs may as well idle: to hold requests back there would only hide the line that
+ * they wait in from those who come after them, and from the choice between pairs and single workers. */
+static bool has_plenty(const fg_job *job, const fg_reg_worker *decode)
+{
+    uint64_t blocks = decode->decode_blocks + decode->load.quarantined +
+                      fg_kv_blocks_for(job->input.token_count, decode->block_size);
+    return (decode->decodes + 1ull) * 4 <= decode->max_seqs * 3ull &&
+           blocks * 4 <= decode->block_count * 3ull;
+}
+
 /* A pair is asked when its prompt is about to begin, so that decode's blocks do not idle until then. */
 static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
 {
@@ -157,7 +169,8 @@ static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *
                              .lead_ns = LEAD_NS,
                              .held_ns = job->held_since_ns == 0 ? 0 : now - job->held_since_ns,
                              .held_max_ns = HELD_MAX_NS };
-    if (fg_admit_hold(&times, &again) == FG_ADMIT_PLACE) {
+    if (has_plenty(job, fg_registry_at(dispatch->registry, choice->decode)) ||
+        fg_admit_hold(&times, &again) == FG_ADMIT_PLACE) {
         return false;
     }
     dispatch->stats.held += job->held_since_ns == 0;
