@@ -110,6 +110,7 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .hits = fg_dispatch_hits(dispatch, job, count),
                                  .heat = fg_dispatch_heat(dispatch, job),
                                  .turn = dispatch->stats.placed,
+                                 .waiting = dispatch->stats.queued,
                                  .dice = fg_rng_next(&dispatch->dice) };
     for (uint32_t tries = 0;; tries++) {
         fg_place_verdict verdict = fg_place_pick(&dispatch->options.place, dispatch->snapshot,
