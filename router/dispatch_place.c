@@ -47,7 +47,8 @@ static fg_place_worker view(const fg_reg_worker *w, uint64_t now)
                               .full = w->full,
                               .speed = &w->pace,
                               .queue_ns = queue_ns(w, now),
-                              .kv_tokens = w->context_tokens };
+                              .kv_tokens = w->context_tokens,
+                              .prompt_share = fg_dispatch_prompt_share(w, now) };
 }
 
 static uint32_t take_snapshot(fg_dispatch *dispatch)
@@ -109,8 +110,8 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .answer_tokens = fg_dispatch_expected_answer(dispatch, most),
                                  .hits = fg_dispatch_hits(dispatch, job, count),
                                  .heat = fg_dispatch_heat(dispatch, job),
-                                 .turn = dispatch->stats.placed,
                                  .waiting = dispatch->stats.queued,
+                                 .turn = dispatch->stats.placed,
                                  .dice = fg_rng_next(&dispatch->dice) };
     for (uint32_t tries = 0;; tries++) {
         fg_place_verdict verdict = fg_place_pick(&dispatch->options.place, dispatch->snapshot,
@@ -260,9 +261,9 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     record->placed_ns = fg_dispatch_now(dispatch);
     record->predicted_ttft_ns = choice->ttft_ns;
     record->why = choice->why;
+    record->correction = prefill->pace.correction;
     record->split = prefill != decode;
     record->predicted_hit_blocks = choice->hit_prefill;
-    record->correction = prefill->pace.correction;
     dispatch->stats.placed++;
     dispatch->stats.placed_split += prefill != decode;
     job->held_since_ns = 0;
