@@ -206,6 +206,7 @@ typedef struct fg_msg {
             uint64_t queue_ns, compute_ns; /* waiting and computing on the prefill worker */
             uint32_t cached_tokens;        /* of the prompt, found in the cache */
             uint32_t chunks;               /* steps that the rest took */
+            uint64_t share_ns;             /* of these steps, by its share of their prompt tokens */
         } first;
         struct {
             uint32_t blocks;

@@ -276,6 +276,7 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->first.compute_ns = frame->first->compute_ns;
         msg->first.cached_tokens = frame->first->cached_tokens;
         msg->first.chunks = frame->first->chunks;
+        msg->first.share_ns = frame->first->share_ns;
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = frame->pushed->blocks;

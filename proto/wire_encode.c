@@ -275,6 +275,7 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->first->compute_ns = msg->first.compute_ns;
         frame->first->cached_tokens = msg->first.cached_tokens;
         frame->first->chunks = msg->first.chunks;
+        frame->first->share_ns = msg->first.share_ns;
         frame->body_case = FORGE__WIRE__FRAME__BODY_FIRST;
         break;
     case FG_MSG_PUSHED:

@@ -41,6 +41,7 @@ typedef struct fg_job_record {
     uint64_t predicted_ttft_ns; /* from its last placing */
     fg_place_why why;           /* likewise */
     bool split;                 /* likewise */
+    double correction;          /* of its prefill worker's predictions, likewise */
     uint32_t predicted_hit_blocks;
     fg_finish finish;
 } fg_job_record;
@@ -173,6 +174,8 @@ double fg_dispatch_heat(fg_dispatch *dispatch, const fg_job *job);
 void fg_dispatch_foresee(fg_dispatch *dispatch, const fg_job *job);
 void fg_dispatch_on_news(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
 void fg_dispatch_check_news(fg_dispatch *dispatch, fg_reg_worker *worker);
+/* The share of its time that computing prompts took lately, 0 to 1 and never 0. */
+double fg_dispatch_prompt_share(const fg_reg_worker *worker, uint64_t now);
 void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *msg);
 void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg);
 void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, uint32_t rows);

@@ -2,6 +2,8 @@
  * are. All of it is a hint: it makes a choice better or worse, never an answer wrong. */
 #include "router/dispatch_internal.h"
 
+#include <math.h>
+
 #include "common/base/log.h"
 #include "common/base/mem.h"
 
@@ -9,6 +11,11 @@
 #define RESYNC_NS (1000ull * 1000 * 1000)
 /* Blocks of a request that was just placed count as there for so long, besides twice its predicted time. */
 #define FORESEEN_NS (1000ull * 1000 * 1000)
+/* What a worker did so long ago counts e times less: longer than a long prompt, shorter than a change of
+ * load. At first it is taken for half, as placement does. */
+#define PROMPT_LATELY_NS   16e9
+#define PROMPT_SHARE_FIRST 0.5
+#define PROMPT_SHARE_MIN   0.01
 
 /* Key 0 is nobody's in the tree. */
 static uint64_t key_of(fg_digest128 key)
@@ -163,12 +170,31 @@ void fg_dispatch_know_worker(fg_dispatch *dispatch, fg_reg_worker *worker)
                              .step_ns_per_row = (double)said->step_ns_per_row,
                              .push_ns_per_block = (double)said->push_ns_per_block };
     fg_speed_init(&worker->pace, &claim);
+    worker->prompt_ns = PROMPT_SHARE_FIRST * PROMPT_LATELY_NS;
+    worker->prompt_at_ns = fg_dispatch_now(dispatch);
     fg_residency_join(dispatch->residency, worker->peer, worker->epoch);
 }
 
 void fg_dispatch_forget_worker(fg_dispatch *dispatch, const fg_reg_worker *worker)
 {
     fg_residency_forget(dispatch->residency, worker->peer);
+}
+
+static double recent_prompt_ns(const fg_reg_worker *worker, uint64_t now)
+{
+    return worker->prompt_ns * exp(-(double)(now - worker->prompt_at_ns) / PROMPT_LATELY_NS);
+}
+
+double fg_dispatch_prompt_share(const fg_reg_worker *worker, uint64_t now)
+{
+    double share = recent_prompt_ns(worker, now) / PROMPT_LATELY_NS;
+    return share < PROMPT_SHARE_MIN ? PROMPT_SHARE_MIN : share < 1 ? share : 1;
+}
+
+static void note_prompt(fg_reg_worker *worker, uint64_t took_ns, uint64_t now)
+{
+    worker->prompt_ns = recent_prompt_ns(worker, now) + (double)took_ns;
+    worker->prompt_at_ns = now;
 }
 
 void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *msg)
@@ -178,10 +204,13 @@ void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *m
                              .tokens = job->input.token_count - cached,
                              .ahead_tokens = job->before_tokens,
                              .queue_ns = msg->first.queue_ns,
-                             .compute_ns = msg->first.compute_ns,
+                             .compute_ns = msg->first.share_ns,
                              .seen_ns = fg_dispatch_now(dispatch) - job->record.placed_ns,
-                             .predicted_ns = job->record.predicted_ttft_ns };
+                             .predicted_ns = job->record.predicted_ttft_ns,
+                             .correction = job->record.correction };
     fg_speed_learn_first(&job->prefill->pace, &first);
+    note_prompt(job->prefill, first.compute_ns < first.seen_ns ? first.compute_ns : first.seen_ns,
+                fg_dispatch_now(dispatch));
 }
 
 void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg)

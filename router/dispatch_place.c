@@ -47,7 +47,8 @@ static fg_place_worker view(const fg_reg_worker *w, uint64_t now)
                               .full = w->full,
                               .speed = &w->pace,
                               .queue_ns = queue_ns(w, now),
-                              .kv_tokens = w->context_tokens };
+                              .kv_tokens = w->context_tokens,
+                              .prompt_share = fg_dispatch_prompt_share(w, now) };
 }
 
 static uint32_t take_snapshot(fg_dispatch *dispatch)
@@ -133,6 +134,7 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .answer_tokens = fg_dispatch_expected_answer(dispatch, most),
                                  .hits = fg_dispatch_hits(dispatch, job, count),
                                  .heat = fg_dispatch_heat(dispatch, job),
+                                 .waiting = dispatch->stats.queued,
                                  .turn = dispatch->stats.placed,
                                  .dice = fg_rng_next(&dispatch->dice) };
     uint64_t looked = fg_dispatch_now(dispatch);
@@ -275,6 +277,7 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     record->placed_ns = fg_dispatch_now(dispatch);
     record->predicted_ttft_ns = choice->ttft_ns;
     record->why = choice->why;
+    record->correction = prefill->pace.correction;
     record->split = prefill != decode;
     record->predicted_hit_blocks = choice->hit_prefill;
     dispatch->stats.placed++;

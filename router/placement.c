@@ -130,7 +130,7 @@ static bool any_worker(const fg_place_task *task)
 static fg_place_task task_of(const fg_place_options *options, const fg_place_worker *workers,
                              uint32_t count, const fg_place_request *request)
 {
-    fg_place_task task = { options, workers, count, request, 0, 0, 0 };
+    fg_place_task task = { options, workers, count, request, 0, 0, 0, 0 };
     for (uint32_t i = 0; i < count; i++) {
         task.roles |= workers[i].roles;
     }

@@ -90,6 +90,7 @@ typedef struct fg_place_request {
     const fg_place_hit *hits; /* one per worker; NULL: none */
     uint32_t session;         /* 1 + the worker that served this session last; 0: none */
     double heat;              /* other requests now under way that share this prefix */
+    uint32_t waiting;         /* others that wait in the router */
     uint64_t turn;            /* counts decisions, for round robin */
     uint64_t dice;            /* random, for two choices */
 } fg_place_request;

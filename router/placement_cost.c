@@ -90,6 +90,10 @@ void fg_place_survey(fg_place_task *task)
 {
     task->doubt_token_ns = believable_token_ns(task);
     task->shared_tokens = shared_tokens(task);
+    task->prefill_count = 0;
+    for (uint32_t i = 0; i < task->count; i++) {
+        task->prefill_count += (task->workers[i].roles & FG_ROLE_PREFILL) != 0;
+    }
 }
 
 /* ---- one worker ---- */
@@ -220,6 +224,18 @@ static double answer_time(const view *v)
         share = seen > 0 ? smaller(seen, PROMPTS_SHARE_MAX) : PROMPTS_SHARE;
     }
     return v->answer * v->step / (1 - share);
+}
+
+/* A pair is asked no earlier than its prompt can begin: those who wait for that wait in the router, where
+ * no worker's line shows them. So much of them as is this worker's share waits for this prompt as well, if
+ * they wait for prefill at all: nobody waits for a worker that is free. */
+static double delay_of_waiting(const fg_place_task *task, const view *v)
+{
+    if (task->request->waiting == 0 || v->queue <= 0) {
+        return 0;
+    }
+    double share = (double)task->request->waiting / task->prefill_count;
+    return task->options->backlog * v->prefill * share * v->queue / (v->queue + v->prefill);
 }
 
 /* From the second token on; the prompts that wait there run beside it. */
@@ -381,7 +397,7 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
         }
         if (ways & FG_PLACE_AS_PREFILL) {
             prefill_side side = { .index = i, .compute = v.prefill, .speed = v.speed };
-            side.cost = prefill_cost(task, &v) - gain;
+            side.cost = prefill_cost(task, &v) + delay_of_waiting(task, &v) - gain;
             side.rank = side.cost + exposed_between(v.speed, INFINITY, v.worker, v.blocks);
             uint32_t list = is_always && v.worker->roles == BOTH ? MIXED : ANYBODY;
             keep_best(task, s.prefill[list], &s.prefill_count[list], &side);
@@ -419,9 +435,10 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     } else {
         why.exposed = exposed_between(p.speed, p.prefill, d.worker, d.blocks - d.hit);
         why.answer = answer_time(&d) + d.queue;
-        why.others = beside + weight * row_burden(&d);
-        why.cost = prefill_cost(task, &p) + why.exposed + decode_cost(task, &d) -
-                   session_gain(task, choice->prefill, &p) - session_gain(task, choice->decode, &d);
+        why.others = beside + delay_of_waiting(task, &p) + weight * row_burden(&d);
+        why.cost = prefill_cost(task, &p) + delay_of_waiting(task, &p) + why.exposed +
+                   decode_cost(task, &d) - session_gain(task, choice->prefill, &p) -
+                   session_gain(task, choice->decode, &d);
     }
     choice->why = why;
     choice->hit_prefill = p.hit;

@@ -18,6 +18,7 @@ typedef struct fg_place_task {
     uint32_t roles;         /* of all workers together */
     double doubt_token_ns;  /* workers whose speed is only claimed are not faster */
     uint64_t shared_tokens; /* of the prompt, cached somewhere */
+    uint32_t prefill_count; /* workers that are meant for prompts */
 } fg_place_task;
 
 /* What a worker may be: a side of some split, or the one worker for both. */

@@ -46,6 +46,8 @@ typedef struct fg_reg_worker {
     double ahead_ns;         /* predicted for them */
     uint64_t ahead_since_ns; /* the first of them is under way */
     uint64_t context_tokens; /* of placed sequences that decode there */
+    double prompt_ns;        /* that it spent on prompts lately, older ones counting less ... */
+    uint64_t prompt_at_ns;   /* ... as of then */
     uint64_t decode_blocks;  /* of their prompts */
     fg_speed pace;           /* how fast it is, as far as is known */
     uint64_t tokens_ns; /* its last TOKENS, 0: nothing is to be learned from the next; of so many */

@@ -132,6 +132,9 @@ void fg_speed_learn_first(fg_speed *speed, const fg_speed_first *first)
     }
     if (first->seen_ns > 0 && first->predicted_ns > 0) {
         double error = log_ratio((double)first->seen_ns, (double)first->predicted_ns);
+        /* What it should have been then. Many prompts may be under way, all predicted before anything
+         * was learned from the first of them: to add up their errors would overshoot. */
+        error += first->correction > 0 ? log(first->correction / speed->correction) : 0;
         speed->correction = bounded(speed->correction * exp(CORRECTION_RATE * error),
                                     CORRECTION_MIN, CORRECTION_MAX);
     }

@@ -44,6 +44,7 @@ typedef struct fg_speed_first {
     uint64_t queue_ns, compute_ns; /* the worker's word */
     uint64_t seen_ns;              /* placed -> FIRST, by the router's clock; 0: not known */
     uint64_t predicted_ns;         /* by fg_place_pick for the same span; 0: not predicted */
+    double correction;             /* that was in this prediction; 0: the present one */
 } fg_speed_first;
 
 /* NULL: nothing is claimed. */

@@ -103,7 +103,8 @@ typedef struct fg_seq {
     uint64_t first_digest;
 
     uint64_t queued_ns, started_ns, computed_ns;
-    uint64_t since_ns;                       /* of the present state, for the trace */
+    uint64_t share_ns; /* of its prompt's steps, by its share of their tokens */
+    uint64_t since_ns; /* of the present state, for the trace */
     uint64_t fence_begun_ns, fence_asked_ns; /* first and last time */
 } fg_seq;
 

@@ -33,6 +33,7 @@ static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
     msg.first.compute_ns = seq->computed_ns - seq->started_ns;
     msg.first.cached_tokens = seq->cached_tokens;
     msg.first.chunks = seq->chunks;
+    msg.first.share_ns = seq->share_ns;
     fg_worker_send(worker, &msg);
 }
 
@@ -51,8 +52,23 @@ static void book_digests(fg_worker_frame *frame)
     }
 }
 
+/* Prompts that are computed by one step share its time: each of them taken for all of it would make a
+ * worker look as many times slower as it has prompts in a step. What answers in the same step cost is the
+ * prompts' as well: on a worker that has both it is always so. */
+static double ns_per_prompt_token(const fg_worker_frame *frame)
+{
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < frame->step.seq_count; i++) {
+        const fg_seq *seq = frame->item_seqs[i];
+        tokens += seq->computed < seq->prompt_count ? frame->items[i].token_count : 0;
+    }
+    uint64_t took = frame->step.compute_ns_out - frame->step.copy_ns_out;
+    return tokens > 0 ? (double)took / (double)tokens : 0;
+}
+
 static void book_items(fg_worker *worker, fg_worker_frame *frame)
 {
+    double token_ns = ns_per_prompt_token(frame);
     worker->tokens_out_count = 0;
     for (uint32_t i = 0; i < frame->step.seq_count; i++) {
         fg_seq *seq = frame->item_seqs[i];
@@ -65,6 +81,7 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         if (seq->computed < seq->prompt_count) {
             worker->stats.prompt_tokens += item->token_count;
             worker->stats.chunks++;
+            seq->share_ns += (uint64_t)(token_ns * item->token_count);
         }
         seq->computed += item->token_count;
         if (item->sample) {

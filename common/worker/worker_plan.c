@@ -341,6 +341,7 @@ static fg_seq *admit(fg_worker *worker, uint32_t index)
     }
     if (seq->started_ns == 0) {
         seq->started_ns = fg_worker_now_ns(worker);
+        seq->share_ns = 0;
         count_hit(worker, seq, seq->restored > seq->computed ? seq->restored - seq->computed : 0);
     }
     worker->building->trace.admitted++;

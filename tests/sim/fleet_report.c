@@ -196,6 +196,7 @@ static const line lines[] = {
     { "ITL ms        p50 p90 p99", "itl_s", CELL_QUANTILES, AT(itl), 1e3, 1, false },
     { "mean ITL ms   p50 p90 p99", "tpot_s", CELL_QUANTILES, AT(tpot), 1e3, 1, false },
     { "end to end s  p50 p90 p99", "e2e_s", CELL_QUANTILES, AT(e2e), 1, 2, false },
+    { "end to end s  mean", "e2e_mean_s", CELL_ONE, AT(e2e_mean), 1, 3, false },
     { "router queue s p50 p90 p99", "queued_s", CELL_QUANTILES, AT(queued), 1, 3, false },
     { "goodput %", "good_share", CELL_ONE, AT(good_share), 100, 1, false },
     { "goodput requests/s", "good_per_s", CELL_ONE, AT(good_rate), 1, 3, false },

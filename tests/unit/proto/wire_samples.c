@@ -207,6 +207,7 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         msg->first.compute_ns = any64(rng);
         msg->first.cached_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
         msg->first.chunks = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
+        msg->first.share_ns = any64(rng);
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = up_to(rng, 1000);
@@ -417,6 +418,7 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
         SAME(first.digest)
         SAME(first.queue_ns)
         SAME(first.compute_ns)
+        SAME(first.share_ns)
         SAME(first.cached_tokens)
         SAME(first.chunks)
         return NULL;

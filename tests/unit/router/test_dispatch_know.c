@@ -5,6 +5,7 @@
 
 #include "common/base/rng.h"
 #include "common/kv/block_key.h"
+#include "router/dispatch_internal.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/dispatch_bench.h"
 
@@ -294,4 +295,23 @@ Test(know, a_liars_times_stay_numbers)
     }
     cr_assert_eq(bench_sent_count(&b, P, FG_MSG_PREFILL), 3u);
     bench_close(&b);
+}
+
+Test(know, the_share_of_prompts_fades)
+{
+    static const struct {
+        double prompt_ns;
+        uint64_t later_ns;
+        double want;
+    } cases[] = { { 8e9, 0, 0.5 },
+                  { 8e9, 16000000000, 0.1839 },
+                  { 8e9, 1000000000000, 0.01 },
+                  { 0, 0, 0.01 },
+                  { 1e12, 0, 1 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fg_reg_worker worker = { .prompt_ns = cases[i].prompt_ns, .prompt_at_ns = 5 };
+        double share = fg_dispatch_prompt_share(&worker, 5 + cases[i].later_ns);
+        cr_assert(share > cases[i].want - 1e-4 && share < cases[i].want + 1e-4, "%zu: %g", i,
+                  share);
+    }
 }

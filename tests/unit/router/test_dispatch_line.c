@@ -698,3 +698,45 @@ Test(dispatch_line, an_end_before_the_beginning_is_a_failure_of_that_worker)
         }
     }
 }
+
+/* A pair is asked late only where decode's room is short: what idles elsewhere is nobody's. */
+Test(dispatch_line, requests_are_held_back_where_room_is_short)
+{
+    static const struct {
+        const char *name;
+        uint32_t max_seqs, block_count, reserved;
+    } cases[] = { { "plenty", 64, 1000, 6 },
+                  { "few places", 8, 1000, 6 },
+                  { "fewer", 4, 1000, 3 },
+                  { "few blocks", 64, 26, 4 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        bench_open(&b);
+        fg_dispatch_options options = bench_options(&b);
+        options.place.split = FG_PLACE_ALWAYS;
+        options.limits.queued_max = options.limits.live_max = 100;
+        bench_close(&b);
+        bench_open_with(&b, &options);
+        for (uint32_t peer = P; peer == P || peer == D; peer = peer == P ? D : UINT32_MAX) {
+            fg_msg msg = { .kind = FG_MSG_HELLO };
+            msg.hello =
+                bench_hello(peer == P ? "p" : "d", peer == P ? FG_ROLE_PREFILL : FG_ROLE_DECODE);
+            msg.hello.max_seqs = peer == P ? 64 : cases[i].max_seqs;
+            msg.hello.block_count = peer == P ? 1000 : cases[i].block_count;
+            msg.hello.speed.prefill_ns_per_token = 100000000;
+            fg_dispatch_on_up(b.dispatch, peer, peer == P ? "p#1" : "d#1");
+            bench_give(&b, peer, &msg);
+        }
+        b.sent_count = 0;
+        uint64_t ids[6];
+        for (uint32_t k = 0; k < 6; k++) {
+            cr_assert_eq(bench_start(&b, 16, 3, &ids[k]), FG_OK);
+        }
+        fg_dispatch_stats stats;
+        fg_dispatch_stats_get(b.dispatch, &stats);
+        cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), cases[i].reserved, "%s: %u",
+                     cases[i].name, bench_sent_count(&b, D, FG_MSG_RESERVE));
+        cr_assert_eq(stats.held > 0, cases[i].reserved < 6, "%s", cases[i].name);
+        bench_close(&b);
+    }
+}

@@ -265,3 +265,49 @@ Test(placement, the_many_are_placed_as_the_few)
     }
     cr_assert(kinds[0] + kinds[1] == 200);
 }
+
+/* Those who wait in the router wait for a prefill worker that is busy; nobody waits for a free one. */
+Test(placement_rules, who_waits_in_the_router_counts_where_there_is_a_line)
+{
+    static const struct {
+        const char *name;
+        double queue_ns;
+        uint32_t waiting;
+        fg_place_kind want;
+    } cases[] = { { "a short line", 50e6, 0, FG_PLACE_SPLIT },
+                  { "a short line, and a long one behind it", 50e6, 200, FG_PLACE_WHOLE },
+                  { "no line", 0, 200, FG_PLACE_SPLIT } };
+    fg_speed_claim claim = { .prefill_ns_base = 3e6,
+                             .prefill_ns_per_token = 40000,
+                             .prefill_ns_per_kv = 1.7,
+                             .step_ns_base = 6.7e6,
+                             .step_ns_per_row = 20000,
+                             .push_ns_per_block = 1e5 };
+    fg_speed speed;
+    fg_speed_init(&speed, &claim);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fg_place_worker p = { .roles = FG_ROLE_PREFILL,
+                              .can = FG_PLACE_CAN_WHOLE | FG_PLACE_CAN_LINK,
+                              .block_count = 10000,
+                              .block_size = 16,
+                              .context_max = 100000,
+                              .max_seqs = 64,
+                              .prefills = cases[i].queue_ns > 0,
+                              .queue_ns = cases[i].queue_ns,
+                              .speed = &speed };
+        fg_place_worker d = p;
+        d.roles = FG_ROLE_DECODE;
+        d.prefills = 0;
+        d.queue_ns = 0;
+        d.decodes = 40;
+        fg_place_worker workers[2] = { p, d };
+        fg_place_request request = { .prompt_tokens = 512,
+                                     .total_tokens = 768,
+                                     .answer_tokens = 256,
+                                     .waiting = cases[i].waiting };
+        fg_place_options options = fg_place_defaults();
+        fg_place_choice choice;
+        cr_assert_eq(fg_place_pick(&options, workers, 2, &request, &choice), FG_PLACE_OK);
+        cr_assert_eq(choice.kind, cases[i].want, "%s", cases[i].name);
+    }
+}

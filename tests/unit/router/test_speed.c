@@ -288,3 +288,18 @@ Test(speed, stays_sound_whatever_is_seen)
         }
     }
 }
+
+/* A worker with a long line: a hundred prompts are predicted before the first of them is seen. */
+Test(speed, what_was_predicted_long_ago_is_corrected_once)
+{
+    fg_speed s = machine();
+    for (int round = 0; round < 5; round++) {
+        double then = s.correction;
+        for (int i = 0; i < 100; i++) {
+            fg_speed_learn_first(&s, &(fg_speed_first){ .seen_ns = 20000000,
+                                                        .predicted_ns = (uint64_t)(1e7 * then),
+                                                        .correction = then });
+        }
+        cr_assert(near(s.correction, 2, 0.01), "%d: %g", round, s.correction);
+    }
+}

@@ -1,5 +1,6 @@
 #include "tests/sim/fleet.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/fault.h"
@@ -209,6 +210,36 @@ Test(fleet, a_slow_worker_is_slower_than_it_says)
     cr_assert(slow->rows[0].ttft_ns > 2 * fine->rows[0].ttft_ns);
     fg_fleet_result_free(fine);
     fg_fleet_result_free(slow);
+    fg_workload_free(&w);
+}
+
+/* Prompts that are computed by one step share its time: a worker is not slow because it does eight at once,
+ * and so those who come one at a time are not predicted to take eight times as long. */
+Test(fleet, prompts_side_by_side_are_not_each_taken_for_the_whole_step)
+{
+    char text[20000];
+    size_t used = 0;
+    for (uint32_t burst = 0; burst < 40; burst++) {
+        for (uint32_t i = 0; i < 8; i++) {
+            used += (size_t)snprintf(text + used, sizeof text - used, "%u,%u,2\n", burst, 250 + i);
+        }
+    }
+    fg_workload w = workload_of(text);
+    fg_fleet_setup setup = setup_of(1, 1, 0);
+    fg_fleet_options options = {
+        .setup = setup, .workload = &w, .steps = &steps, .speedup = 1, .seed = 1
+    };
+    static fg_fleet fleet;
+    fg_error err = { 0 };
+    fg_log_set_level(FG_LOG_OFF);
+    cr_assert_eq(fg_fleet_open(&options, &fleet, &err), FG_OK, "%s", err.text);
+    while (fleet.ended < w.count) {
+        cr_assert(fg_timeline_step(&fleet.timeline));
+    }
+    const fg_reg_worker *p = fg_registry_by_name(fg_dispatch_registry(fleet.dispatch), "w0");
+    double ns = fg_speed_prefill_ns(&p->pace, 0, 250);
+    cr_assert(ns > 4e6 && ns < 9e6, "7 ms alone, 5 ms beside six others, not %g", ns);
+    fg_fleet_close(&fleet);
     fg_workload_free(&w);
 }
 
