@@ -168,6 +168,35 @@ static uint32_t take_cached(fg_pool *pool)
     return block_id;
 }
 
+/* Ascending: blocks that lie side by side in memory become neighbours in the table too, and travel to
+ * another worker together. Mostly they come ascending, or descending from a table that was given back;
+ * the rest is sorted in place, by gaps that shrink. */
+static void sort_ids(uint32_t *ids, uint32_t count)
+{
+    bool ascending = true, descending = true;
+    for (uint32_t i = 1; i < count && (ascending || descending); i++) {
+        ascending = ascending && ids[i - 1] < ids[i];
+        descending = descending && ids[i - 1] > ids[i];
+    }
+    if (ascending) {
+        return;
+    }
+    for (uint32_t i = 0; descending && i < count / 2; i++) {
+        uint32_t id = ids[i];
+        ids[i] = ids[count - 1 - i];
+        ids[count - 1 - i] = id;
+    }
+    for (uint32_t gap = count / 2; !descending && gap > 0; gap = gap == 2 ? 1 : gap * 5 / 11) {
+        for (uint32_t i = gap; i < count; i++) {
+            uint32_t id = ids[i], at = i;
+            for (; at >= gap && ids[at - gap] > id; at -= gap) {
+                ids[at] = ids[at - gap];
+            }
+            ids[at] = id;
+        }
+    }
+}
+
 void fg_pool_take_promised(fg_pool *pool, uint32_t count, uint32_t *block_ids_out)
 {
     fg_pool_unpromise(pool, count);
@@ -180,6 +209,7 @@ void fg_pool_take_promised(fg_pool *pool, uint32_t count, uint32_t *block_ids_ou
         }
         block_ids_out[i] = block_id;
     }
+    sort_ids(block_ids_out, count);
 }
 
 void fg_pool_ref(fg_pool *pool, uint32_t block_id)

@@ -48,7 +48,8 @@ uint32_t fg_pool_available(const fg_pool *pool);
 fg_status fg_pool_promise(fg_pool *pool, uint32_t count);
 void fg_pool_unpromise(fg_pool *pool, uint32_t count);
 /* Takes `count` blocks, one reference each, or none at all: FG_AGAIN when too few are available. Free
- * ones first, last freed first; then cached ones, least recently used first. */
+ * ones first, last freed first; then cached ones, least recently used first; given out in ascending order,
+ * so that neighbours in memory are neighbours in the table. */
 fg_status fg_pool_take(fg_pool *pool, uint32_t count, uint32_t *block_ids_out);
 /* Takes blocks out of an earlier promise of the caller: cannot fail. */
 void fg_pool_take_promised(fg_pool *pool, uint32_t count, uint32_t *block_ids_out);

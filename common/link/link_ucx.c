@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 #include <ucs/debug/debug.h>
 
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
@@ -268,15 +269,25 @@ static void ucx_close(fg_link *base)
     if (link->watch != NULL) {
         fg_watch_close(link->watch);
     }
-    ucp_worker_destroy(link->worker);
+    /* Messages to a peer that froze before it died may never end in UCX 1.13, and its worker aborts the
+     * process when it is destroyed with them: its objects are left to the end of the process, then. */
+    bool clean = ucx_idle(base);
+    if (clean) {
+        ucp_worker_destroy(link->worker);
+    } else {
+        fg_warn("link", "event=left_open operations=%u endpoints=%u", link->ops_open,
+                link->closing);
+    }
     for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
         if (base->peers[i] != NULL) {
             ucx_free_peer(base, base->peers[i]);
         }
     }
     fg_link_core_deinit(base);
-    close_arena(link);
-    ucp_cleanup(link->context);
+    if (clean) {
+        close_arena(link);
+        ucp_cleanup(link->context);
+    }
     ucx_free_ops(link);
     fg_mem_free(link->warm_map);
     fg_mem_free(link);

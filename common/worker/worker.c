@@ -398,7 +398,8 @@ static void leave_if_cut_off(fg_worker *worker, uint64_t now)
         if (peer->broken_ns == 0 && !fg_link_usable(worker->options.link, peer->index)) {
             fg_worker_note_broken(worker, peer->index); /* a verdict may be what was lost */
         }
-        if (peer->broken_ns != 0 && now - peer->broken_ns >= CUT_OFF_NS) {
+        /* Noted just now, it broke after `now`, which is the tick's beginning. */
+        if (peer->broken_ns != 0 && now > peer->broken_ns && now - peer->broken_ns >= CUT_OFF_NS) {
             fg_warn("worker", "event=joining_again why=\"the link to %s stays broken\"",
                     peer->name);
             worker->stalled = true;

@@ -1,6 +1,7 @@
 #include "common/kv/pool.h"
 
 #include "common/base/fault.h"
+#include "common/base/rng.h"
 #include "tests/support/test.h"
 
 static fg_pool *make_pool(uint32_t total)
@@ -168,4 +169,34 @@ static bool create_and_destroy(void *ctx)
 Test(pool, survives_each_failed_allocation)
 {
     cr_assert_eq(fg_fault_each(create_and_destroy, NULL), 3); /* pool, records, links */
+}
+
+/* In whatever order blocks come back: the same ones are taken as ever, neighbours side by side. */
+Test(pool, what_is_taken_together_comes_in_ascending_order)
+{
+    enum { TOTAL = 64 };
+    fg_rng rng = { 5 };
+    for (uint32_t round = 0; round < 300; round++) {
+        fg_pool *pool = make_pool(TOTAL);
+        uint32_t ids[TOTAL], freed[TOTAL], count = 1 + round % TOTAL;
+        bool want[TOTAL] = { false };
+        cr_assert_eq(fg_pool_take(pool, TOTAL, ids), FG_OK);
+        for (uint32_t i = 0; i < TOTAL; i++) {
+            uint32_t other = (uint32_t)fg_rng_below(&rng, i + 1);
+            freed[i] = round % 3 == 0 ? i : round % 3 == 1 ? TOTAL - 1 - i : freed[other];
+            freed[round % 3 == 2 ? other : i] = round % 3 == 1 ? TOTAL - 1 - i : i;
+        }
+        for (uint32_t i = 0; i < TOTAL; i++) {
+            fg_pool_unref(pool, freed[i]);
+            want[freed[i]] = i >= TOTAL - count; /* last freed, first taken */
+        }
+        cr_assert_eq(fg_pool_take(pool, count, ids), FG_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            cr_assert(i == 0 || ids[i - 1] < ids[i], "round %u: %u before %u", round, ids[i - 1],
+                      ids[i]);
+            cr_assert(want[ids[i]], "round %u: block %u", round, ids[i]);
+            fg_pool_unref(pool, ids[i]);
+        }
+        fg_pool_destroy(pool, false);
+    }
 }

@@ -271,13 +271,19 @@ static uint32_t meet_back(bench *b)
 
 /* ---- the bench ---- */
 
+/* As of a real clock, no two readings are the same. */
+static uint64_t passing(void *ctx)
+{
+    return ((bench *)ctx)->now_ns++;
+}
+
 static void open_worker(bench *b, bool overlap)
 {
     fg_error err = { 0 };
     fg_worker_options options = { .name = "own",
                                   .epoch = 1,
                                   .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
-                                  .clock = fg_clock_manual(&b->now_ns),
+                                  .clock = { passing, b },
                                   .engine = b->engine,
                                   .link = b->link,
                                   .layout = b->layout,
@@ -521,4 +527,23 @@ Test(worker_handover, choices_that_wait_hold_up_nobody)
     cr_assert(!r.requests[1].started, "the long prompt takes fifty steps");
     rig_run(&r);
     rig_close(&r);
+}
+
+/* It once compared the moment noted with the beginning of the tick, which lies before it. */
+Test(worker_handover, only_a_link_that_stays_broken_makes_its_worker_join_again)
+{
+    bench b;
+    open_bench(&b, 8, 4, false);
+    fg_link_hub_kill(b.hub, "peer", 1);
+    pump(&b);
+    for (int i = 0; i < 4; i++) {
+        fg_worker_tick(b.worker);
+        cr_assert(fg_worker_joined(b.worker), "tick %d", i);
+        b.now_ns += 1000000000;
+    }
+    b.now_ns += 2000000000;
+    fg_worker_tick(b.worker); /* notes it */
+    fg_worker_tick(b.worker);
+    cr_assert(!fg_worker_joined(b.worker));
+    close_bench(&b);
 }

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""What a hand-over leaves behind: a decode worker that dies before its first token costs another push
+from prefill's cache, not another prefill; and however a prompt's last chunk is cut, over whatever
+transport, the answer is the same."""
+import signal
+
+from _forge import (Failed, Stream, Suite, answer_of, assert_same, counters, run_all, served_model,
+                    status_port, wait_for)
+from engine_room_identity import BOS, ids
+
+BLOCK = 16
+PROMPT = 400
+FLAGS = ["--status-port", "0", "--local-prefill-tokens", "0", "--prefill-chunk-size", "64"]
+
+
+def request(suite, model, prompt=PROMPT, tokens=8):
+    return {"model": model, "prompt": [BOS] + ids(suite.random, prompt - 1), "max_tokens": tokens,
+            "temperature": 0, "ignore_eos": True}
+
+
+def computed(cluster):
+    return counters(status_port(cluster.workers["prefill-0"]))["engine_prompt_tokens_total"]
+
+
+def under_way(cluster, chunks):
+    """The request that prefill computes, once its decode worker has reserved for it."""
+    def look():
+        found = [r for r in cluster.state()["requests"] if r["state"] == "prefilling"]
+        return found[0] if found and computed(cluster) >= chunks * 64 else None
+    return wait_for("a prompt that is being computed", look, 30)
+
+
+def dies_early(suite, transport, alone):
+    """Killed while the prompt is computed: nobody has seen a token, so the router tries again."""
+    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, transport=transport,
+                       flags=FLAGS) as cluster:
+        body = request(suite, served_model(cluster))
+        want = alone(body)
+        result = {}
+        jobs = [lambda: answer_of(cluster.port, body),
+                lambda: result.update(job=under_way(cluster, 2)) or cluster.kill(result["job"]["decode"])]
+        have = run_all(jobs)[0]
+        if isinstance(have, Exception):
+            raise have
+        assert have == want, "another answer after the retry"
+        record = cluster.state()["recent"][0]
+        assert record["attempts"] >= 2, record
+        assert record["decode"] != result["job"]["decode"] and record["prefill"] == "prefill-0"
+        assert record["cached_tokens"] >= 2 * 64, f"computed again: {record}"
+        again = computed(cluster) - PROMPT
+        assert again <= 2 * 64, f"{again:.0f} prompt tokens were computed twice"
+        cluster.wait_at_rest(workers=2)
+        return f"{record['cached_tokens']} of {PROMPT} from the cache, {again:.0f} computed twice"
+
+
+def freeze(cluster, stream):
+    """Stops the decode worker of a prompt that is still being computed. None: it was too late."""
+    victim = cluster.workers[under_way(cluster, 5)["decode"]]
+    victim.signal(signal.SIGSTOP)  # what is pushed into its memory arrives all the same
+    if not stream.ids and [r for r in cluster.state()["requests"] if r["state"] == "prefilling"]:
+        return victim
+    victim.signal(signal.SIGCONT)
+    return None
+
+
+def dies_late(suite, transport, alone):
+    """Killed when the first token is out and decode has said nothing: the client hears an error, and its
+    own retry finds the whole prompt."""
+    for _ in range(5):
+        note = try_late(suite, transport, alone)
+        if note is not None:
+            return note
+    raise AssertionError("the prompt was always computed before its decode worker could be stopped")
+
+
+def try_late(suite, transport, alone):
+    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, transport=transport,
+                       flags=FLAGS) as cluster:
+        body = request(suite, served_model(cluster))
+        want = alone(body)
+        stream = Stream(cluster.port, "/v1/completions", {**body, "logits_digest": True})
+        failed = None
+
+        def read():
+            nonlocal failed
+            try:
+                for _ in stream.chunks():
+                    pass
+            except Failed as why:
+                failed = why
+
+        def strike():
+            victim = freeze(cluster, stream)
+            if victim is None:
+                return None
+            wait_for("the first token", lambda: stream.ids, 30)
+            cluster.kill(victim.name)
+            return victim.name
+        name = run_all([read, strike])[1]
+        if isinstance(name, Exception):
+            raise name
+        if name is None or (stream.ids == want["ids"] and failed is None):
+            return None  # too late, or so slow that its lease ran out and the router tried elsewhere
+        assert stream.ids == want["ids"][:1], f"{stream.ids}, expected only the first token"
+        assert failed is not None, "a stream that lost its decode worker went on"
+        wait_for("the dead one to be forgotten",
+                 lambda: name not in [w["name"] for w in cluster.state()["workers"]])
+        before = computed(cluster)
+        assert answer_of(cluster.port, body) == want, "another answer after the retry"
+        record = cluster.state()["recent"][0]
+        whole = (PROMPT - 1) // BLOCK * BLOCK
+        assert record["cached_tokens"] == whole, record
+        wait_for("its count", lambda: computed(cluster) >= before + PROMPT - whole)
+        assert computed(cluster) == before + PROMPT - whole
+        cluster.wait_at_rest(workers=2)
+        return f"{whole} of {PROMPT} from the cache"
+
+
+def cut(suite, way, transport, requests, want):
+    """The same answers however the last chunk is cut, and neighbours travel together."""
+    flags = FLAGS + ["--last-chunk", way]
+    with suite.cluster(model=suite.stories(), prefill=1, decode=1, transport=transport,
+                       flags=flags) as cluster:
+        have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
+        assert_same(requests, want, have, f"--last-chunk {way} over {transport}")
+        cluster.wait_at_rest(workers=2)
+        shown = counters(status_port(cluster.workers["prefill-0"]))
+        blocks, puts = shown["kv_link_pushed_blocks_total"], shown["kv_link_descriptors_total"]
+        assert 0 < puts < blocks, f"{puts:.0f} transfers for {blocks:.0f} blocks"
+        return f"{blocks:.0f} blocks in {puts:.0f} transfers"
+
+
+def main():
+    suite = Suite(__doc__)
+    stories, want = [], []
+
+    def solo():
+        with suite.cluster(model=suite.stories(), standalone=True) as cluster:
+            stories.extend(request(suite, served_model(cluster), 20 + 17 * i, 12) for i in range(12))
+            want.extend(answer_of(cluster.port, body) for body in stories)
+    suite.case("solo runs", solo)
+    for way in ("short", "whole", "auto") if want else ():
+        for transport in ("shm", "tcp"):
+            suite.case(f"{transport}: --last-chunk {way}", cut, suite, way, transport, stories, want)
+
+    def alone(body):
+        with suite.cluster(model=suite.smollm2(), standalone=True) as cluster:
+            return answer_of(cluster.port, body)
+    for transport in ("shm", "tcp"):
+        suite.case(f"{transport}: decode dies while the prompt is computed", dies_early, suite,
+                   transport, alone)
+        suite.case(f"{transport}: decode dies behind the first token", dies_late, suite, transport,
+                   alone)
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()
