@@ -255,7 +255,7 @@ static void read_news(decoder *d, const Forge__Wire__News *from, fg_msg *msg)
                                   .parent = from->parent[i],
                                   .keys = next,
                                   .key_count = from->key_count[i] };
-        next += from->key_count[i];
+        next = from->key_count[i] > 0 ? next + from->key_count[i] : next;
     }
     msg->news.sequence = from->sequence;
     msg->news.rows = rows;
