@@ -18,7 +18,7 @@ static void join_measured(bench *b, uint64_t prefill_ns)
     for (size_t i = 0; i < 2; i++) {
         fg_msg msg = { .kind = FG_MSG_HELLO,
                        .hello = bench_hello(workers[i].name, workers[i].roles) };
-        msg.hello.block_count = 1000;
+        msg.hello.block_count = 12; /* no ample room behind one prompt */
         msg.hello.speed = (fg_wire_speed){ .prefill_ns_base = 1000,
                                            .prefill_ns_per_token = prefill_ns,
                                            .step_ns_base = 10 * MS,

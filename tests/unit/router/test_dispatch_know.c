@@ -171,7 +171,7 @@ Test(know, what_was_just_placed_counts_as_there_for_its_siblings)
     bench_close(&b);
 }
 
-/* 50 ms for each token of a prompt; 4 slots, and more blocks than all prompts here need. */
+/* 50 ms for each token of a prompt; 2 slots, and more blocks than all prompts here need. */
 static void join_slow(bench *b, uint32_t peer, const char *name, uint32_t roles)
 {
     char identity[40];
@@ -179,6 +179,7 @@ static void join_slow(bench *b, uint32_t peer, const char *name, uint32_t roles)
     fg_dispatch_on_up(b->dispatch, peer, identity);
     fg_msg msg = { .kind = FG_MSG_HELLO, .hello = bench_hello(name, roles) };
     msg.hello.block_count = 100;
+    msg.hello.max_seqs = 2;
     msg.hello.speed.prefill_ns_per_token = 50ull * 1000 * 1000;
     bench_give(b, peer, &msg);
 }
