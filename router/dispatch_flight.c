@@ -68,6 +68,7 @@ static void note_first(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
     fg_record_first first = { .call = fg_dispatch_call(dispatch),
                               .request = msg->request,
                               .queue_ns = msg->first.queue_ns,
+                              .share_ns = msg->first.share_ns,
                               .compute_ns = msg->first.compute_ns,
                               .attempt = msg->attempt,
                               .peer = peer,

@@ -124,9 +124,11 @@ static fg_place_verdict pick(fg_dispatch *dispatch, uint32_t count, const fg_pla
 
 fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place_choice *choice_out)
 {
-    uint64_t began = fg_dispatch_now(dispatch);
+    /* The clock itself: within a call the dispatcher's own time stands still. */
+    const fg_clock *clock = &dispatch->options.clock;
+    uint64_t began = fg_clock_now_ns(clock);
     fg_dispatch_name_blocks(dispatch, job);
-    uint64_t named = fg_dispatch_now(dispatch);
+    uint64_t named = fg_clock_now_ns(clock);
     uint32_t count = take_snapshot(dispatch);
     uint32_t most = job->input.params.max_tokens;
     fg_place_request request = { .prompt_tokens = job->input.token_count,
@@ -137,12 +139,12 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .waiting = dispatch->stats.queued,
                                  .turn = dispatch->stats.placed,
                                  .dice = fg_rng_next(&dispatch->dice) };
-    uint64_t looked = fg_dispatch_now(dispatch);
+    uint64_t looked = fg_clock_now_ns(clock);
     fg_place_verdict verdict = pick(dispatch, count, &request, choice_out);
     dispatch->stats.decisions++;
     dispatch->stats.hash_ns += named - began;
     dispatch->stats.lookup_ns += looked - named;
-    dispatch->stats.score_ns += fg_dispatch_now(dispatch) - looked;
+    dispatch->stats.score_ns += fg_clock_now_ns(clock) - looked;
     return verdict;
 }
 

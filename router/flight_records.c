@@ -236,6 +236,7 @@ bool fg_record_put_options(const fg_dispatch_options *options, fg_buf *out)
                                  .lease_ms = options->lease_ms,
                                  .stuck_ms = options->stuck_ms,
                                  .queue_ahead = options->queue_ahead,
+                                 .tenant_running_max = options->tenant_running_max,
                                  .wait_for_prefill_count = options->wait_for_prefill_count,
                                  .wait_for_decode_count = options->wait_for_decode_count };
     bool ok = fg_buf_append(out, &record, sizeof record);
@@ -287,6 +288,7 @@ fg_status fg_record_get_options(const void *preface, size_t size_bytes, const ch
                                           .lease_ms = record->lease_ms,
                                           .stuck_ms = record->stuck_ms,
                                           .queue_ahead = record->queue_ahead,
+                                          .tenant_running_max = record->tenant_running_max,
                                           .wait_for_prefill = prefill_names,
                                           .wait_for_prefill_count = record->wait_for_prefill_count,
                                           .wait_for_decode = decode_names,

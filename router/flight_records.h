@@ -77,7 +77,7 @@ typedef struct fg_record_tokens { /* fg_record_token each follow */
 
 typedef struct fg_record_first {
     fg_record_call call;
-    uint64_t request, queue_ns, compute_ns;
+    uint64_t request, queue_ns, compute_ns, share_ns;
     uint32_t attempt, peer, cached_tokens, chunks;
 } fg_record_first;
 
@@ -120,8 +120,8 @@ typedef struct fg_record_options {
     fg_admit_limits limits;
     fg_place_options place;
     uint64_t residency_bytes;
-    uint32_t lease_ms, stuck_ms, queue_ahead;
-    uint32_t wait_for_prefill_count, wait_for_decode_count, pad;
+    uint32_t lease_ms, stuck_ms, queue_ahead, tenant_running_max;
+    uint32_t wait_for_prefill_count, wait_for_decode_count;
 } fg_record_options;
 
 /* Of the records' layout. */

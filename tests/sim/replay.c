@@ -126,6 +126,7 @@ static void give_first(replay *r, const fg_record_first *first)
                    .request = first->request,
                    .attempt = first->attempt,
                    .first = { .queue_ns = first->queue_ns,
+                              .share_ns = first->share_ns,
                               .compute_ns = first->compute_ns,
                               .cached_tokens = first->cached_tokens,
                               .chunks = first->chunks } };
