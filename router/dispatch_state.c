@@ -2,6 +2,12 @@
 
 #include <string.h>
 
+/* What a worker reports may be any number; readers of JSON take up to 2^63 - 1. */
+static unsigned long long shown(uint64_t value)
+{
+    return value < INT64_MAX ? value : INT64_MAX;
+}
+
 static double ms_between(uint64_t from_ns, uint64_t to_ns)
 {
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0.0;
@@ -30,15 +36,13 @@ static void render_worker(const fg_dispatch *dispatch, const fg_reg_worker *w, f
         "\"quarantined\":%u},\"running\":%u,\"waiting\":%u,\"steps\":%llu,"
         "\"busy_ms\":%.1f,\"known_blocks\":%llu,\"draining\":%s,\"stalled\":%s,\"silent_ms\":%.0f,"
         "\"query_tokens\":%llu,\"hit_tokens\":%llu}",
-        fg_dispatch_role_name(w->roles), (unsigned long long)w->epoch, (unsigned long long)w->pid,
-        w->load.total, w->load.free, w->load.cached, w->load.held, w->load.pinned,
-        w->load.quarantined, w->load.running, w->load.waiting, (unsigned long long)w->load.steps,
-        (double)w->load.busy_ns / 1e6,
-        (unsigned long long)fg_residency_slot_blocks(dispatch->residency, w->peer, FG_TIER_DEVICE),
+        fg_dispatch_role_name(w->roles), shown(w->epoch), shown(w->pid), w->load.total,
+        w->load.free, w->load.cached, w->load.held, w->load.pinned, w->load.quarantined,
+        w->load.running, w->load.waiting, shown(w->load.steps), (double)w->load.busy_ns / 1e6,
+        shown(fg_residency_slot_blocks(dispatch->residency, w->peer, FG_TIER_DEVICE)),
         w->draining ? "true" : "false", w->stalled ? "true" : "false",
-        ms_between(w->seen_ns, fg_dispatch_now(dispatch)),
-        (unsigned long long)w->load.cache_query_tokens,
-        (unsigned long long)w->load.cache_hit_tokens);
+        ms_between(w->seen_ns, fg_dispatch_now(dispatch)), shown(w->load.cache_query_tokens),
+        shown(w->load.cache_hit_tokens));
 }
 
 static const char *finish_name(fg_finish finish)
@@ -64,8 +68,7 @@ static void render_record(const fg_job_record *r, fg_buf *out)
     fg_buf_printf(out, "{\"id\":\"%016llx\"", (unsigned long long)r->id);
     put_text(out, ",\"prefill\":\"", r->prefill);
     put_text(out, "\",\"decode\":\"", r->decode);
-    fg_buf_printf(out, "\",\"kv_blocks\":%u,\"kv_bytes\":%llu", r->kv_blocks,
-                  (unsigned long long)r->kv_bytes);
+    fg_buf_printf(out, "\",\"kv_blocks\":%u,\"kv_bytes\":%llu", r->kv_blocks, shown(r->kv_bytes));
     put_text(out, ",\"transport\":\"", r->transport);
     fg_buf_printf(
         out,
@@ -140,8 +143,7 @@ static void render_router(const fg_dispatch *dispatch, fg_buf *out)
                   "\"queue\":{\"requests\":%u,\"tokens\":%llu,\"oldest_ms\":%.0f},",
                   ms_between(dispatch->created_ns, now),
                   fg_dispatch_ready(dispatch) ? "true" : "false", dispatch->stats.live,
-                  load.requests, (unsigned long long)load.tokens,
-                  oldest == 0 ? 0.0 : ms_between(oldest, now));
+                  load.requests, shown(load.tokens), oldest == 0 ? 0.0 : ms_between(oldest, now));
 }
 
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
@@ -172,13 +174,10 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
         "\"cancelled\":%llu,\"retried\":%llu,\"workers_lost\":%llu,\"workers_stuck\":%llu,"
         "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
         "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
-        (unsigned long long)s->started, (unsigned long long)s->finished,
-        (unsigned long long)s->failed, (unsigned long long)s->cancelled,
-        (unsigned long long)s->retried, (unsigned long long)s->workers_lost,
-        (unsigned long long)s->workers_stuck, (unsigned long long)s->frames_refused,
-        (unsigned long long)s->stale_dropped, (unsigned long long)s->refused_joins,
-        (unsigned long long)s->pushed_blocks, (unsigned long long)s->pushed_bytes,
-        (unsigned long long)s->push_retries);
+        shown(s->started), shown(s->finished), shown(s->failed), shown(s->cancelled),
+        shown(s->retried), shown(s->workers_lost), shown(s->workers_stuck),
+        shown(s->frames_refused), shown(s->stale_dropped), shown(s->refused_joins),
+        shown(s->pushed_blocks), shown(s->pushed_bytes), shown(s->push_retries));
     return !out->failed;
 }
 
@@ -210,7 +209,7 @@ static void add_load(cache_row *row, const fg_wire_load *load)
 
 static void put_number(fg_buf *out, const char *name, uint64_t value)
 {
-    fg_buf_printf(out, "\"%s\":%llu", name, (unsigned long long)value);
+    fg_buf_printf(out, "\"%s\":%llu", name, shown(value));
 }
 
 /* The members of a row's object, without its braces. */

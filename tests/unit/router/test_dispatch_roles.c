@@ -1,6 +1,7 @@
 /* What workers are used for, and who is not let in or is stuck. */
 #include <string.h>
 
+#include "common/base/json.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/dispatch_bench.h"
 
@@ -161,6 +162,33 @@ Test(roles, the_operator_sees_who_was_refused_and_why)
     cr_assert_not_null(strstr(out.data, "block size 29,"));
     cr_assert_null(strstr(out.data, "block size 28,"), "only the last 16 are kept");
     cr_assert_not_null(strstr(out.data, "\"refused_joins\":40"));
+    fg_buf_deinit(&out);
+    bench_close(&b);
+}
+
+Test(roles, what_a_worker_reports_never_makes_the_state_unreadable)
+{
+    bench b;
+    fg_buf out;
+    fg_json *json = NULL;
+    fg_error err = { 0 };
+    bench_open(&b);
+    bench_join_pair(&b);
+    fg_msg load = { .kind = FG_MSG_LOAD };
+    memset(&load.load, 0xFF, sizeof load.load);
+    load.load.total = load.load.free = load.load.cached = load.load.held = 1;
+    load.load.pinned = load.load.quarantined = load.load.tier_blocks = 1;
+    bench_give(&b, P, &load);
+    fg_buf_init(&out, 0);
+    cr_assert(fg_dispatch_render_state(b.dispatch, &out));
+    cr_assert_eq(fg_json_parse(out.data, out.size, &json, &err), FG_OK, "%s: %s", err.text,
+                 out.data);
+    fg_json_destroy(json);
+    fg_buf_clear(&out);
+    cr_assert(fg_dispatch_render_cache(b.dispatch, &out));
+    cr_assert_eq(fg_json_parse(out.data, out.size, &json, &err), FG_OK, "%s: %s", err.text,
+                 out.data);
+    fg_json_destroy(json);
     fg_buf_deinit(&out);
     bench_close(&b);
 }
