@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* The format changes whenever a byte of a packed panel does. */
-enum { FG_PANEL_OUTPUTS = 16, FG_PANEL_FORMAT = 1, FG_PANEL_ALIGNMENT = 64 };
+enum { FG_PANEL_OUTPUTS = 16, FG_PANEL_FORMAT = 2, FG_PANEL_ALIGNMENT = 64 };
 
 /* A weight matrix as model files hold it: `outputs` rows of `columns` elements of `type` (fg_dtype),
  * each row a whole number of the type's blocks, rows adjacent. */
