@@ -45,6 +45,11 @@ static inline void fg_thread_sleep_while(_Atomic uint32_t *word, uint32_t value)
     syscall(SYS_futex, (void *)word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 
+static inline void fg_thread_wake_one(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, (void *)word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
 static inline void fg_thread_wake_all(_Atomic uint32_t *word)
 {
     syscall(SYS_futex, (void *)word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
