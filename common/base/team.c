@@ -20,11 +20,15 @@
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/team_rescue.h"
 #include "common/base/thread.h"
 
 /* Longer than the gaps between the operations of a step, much shorter than a time slice: a waiting
  * thread that gives its core back lets the system run one that lost its own core there. */
 enum { SPIN_NS = 20000, SPIN_SAMPLE = 64, SPIN_SAMPLES = 4 };
+
+/* How often a thread that sleeps during a run looks whether another lost its core. */
+enum { LOOK_NS = 250000 };
 
 enum { AWAKE, ASLEEP };
 
@@ -33,11 +37,13 @@ typedef struct member_slot {
     uint32_t member;
     fg_team *team;
     pthread_t thread;
+    fg_team_seat seat;
 } member_slot;
 
 struct fg_team {
     uint32_t thread_count;
     uint32_t started; /* threads running, without the caller */
+    pthread_t caller; /* of the newest run */
     uint32_t spins;   /* looks before a sleep */
     _Alignas(64) _Atomic uint32_t unclaimed;
     /* Written before `unclaimed`, read after a claim. */
@@ -79,8 +85,10 @@ static uint32_t do_pieces(fg_team *team, uint32_t member)
                                                    memory_order_acquire, memory_order_relaxed)) {
             continue;
         }
+        if (done++ == 0) {
+            fg_team_begin(&team->slots[member].seat);
+        }
         team->fn(team->ctx, team->piece_count - unclaimed, member);
-        done++;
         unclaimed = atomic_load_explicit(&team->unclaimed, memory_order_relaxed);
     }
     return done;
@@ -108,6 +116,17 @@ static bool wake(fg_team *team, member_slot *slot)
     return true;
 }
 
+/* Called by a thread that would sleep otherwise. */
+static void look_for_stuck(member_slot *slot)
+{
+    fg_team *team = slot->team;
+    for (uint32_t i = 0; i < team->thread_count && atomic_load(&team->left) != 0; i++) {
+        if (i != slot->member && fg_team_rescue(&slot->seat, &team->slots[i].seat, i == 0)) {
+            return;
+        }
+    }
+}
+
 static void wait_for_news(member_slot *slot)
 {
     fg_team *team = slot->team;
@@ -117,6 +136,7 @@ static void wait_for_news(member_slot *slot)
         }
         fg_thread_relax();
     }
+    look_for_stuck(slot);
     atomic_fetch_add(&team->sleepers, 1);
     atomic_store(&slot->state, ASLEEP);
     if (atomic_load(&team->unclaimed) != 0 || atomic_load(&team->stop)) {
@@ -124,7 +144,12 @@ static void wait_for_news(member_slot *slot)
         return;
     }
     while (atomic_load(&slot->state) == ASLEEP) {
-        fg_thread_sleep_while(&slot->state, ASLEEP);
+        if (atomic_load(&team->left) == 0) {
+            fg_thread_sleep_while(&slot->state, ASLEEP);
+        } else {
+            fg_thread_sleep_while_for(&slot->state, ASLEEP, LOOK_NS);
+            look_for_stuck(slot);
+        }
     }
 }
 
@@ -132,10 +157,12 @@ static void *member_main(void *ctx)
 {
     member_slot *slot = ctx;
     fg_team *team = slot->team;
+    fg_team_sit(&slot->seat);
     while (!atomic_load(&team->stop)) {
         uint32_t done = do_pieces(team, slot->member);
         if (done != 0) {
             report(team, done);
+            fg_team_end(&slot->seat);
         }
         wait_for_news(slot);
     }
@@ -166,7 +193,8 @@ static void wait_for_members(fg_team *team)
     atomic_store(&team->caller_sleeps, 1);
     uint32_t left;
     while ((left = atomic_load(&team->left)) != 0) {
-        fg_thread_sleep_while(&team->left, left);
+        look_for_stuck(&team->slots[0]);
+        fg_thread_sleep_while_for(&team->left, left, LOOK_NS);
     }
     atomic_store(&team->caller_sleeps, 0);
 }
@@ -188,6 +216,7 @@ fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *er
         return fg_fail(err, FG_AGAIN, "out of memory for %u compute threads", thread_count);
     }
     team->thread_count = thread_count;
+    team->slots[0].team = team;
     team->spins = thread_count == 1 ? 0 : count_spins();
     for (uint32_t i = 1; i < thread_count; i++) {
         member_slot *slot = &team->slots[i];
@@ -230,6 +259,11 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
         }
         return;
     }
+    fg_team_seat *seat = &team->slots[0].seat;
+    if (team->caller != pthread_self()) {
+        team->caller = pthread_self();
+        fg_team_sit(seat);
+    }
     team->piece_count = piece_count;
     team->fn = fn;
     team->ctx = ctx;
@@ -241,6 +275,7 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
     if (atomic_fetch_sub(&team->left, done) != done) {
         wait_for_members(team);
     }
+    fg_team_end(seat);
 }
 
 typedef struct shares {
