@@ -17,15 +17,15 @@ enum {
     FG_ATTEND_DIMS = 1024, /* largest head, see common/kv/layout.c */
     FG_ATTEND_HEAD = 16,   /* floats of a record before its output; the first is the maximum */
     FG_ATTEND_SUM = 1,
-    /* Scores of one strip row: vector kernels write up to three pieces beyond the chunk. */
+    /* Scores of one (row, head): vector kernels write up to three pieces beyond the chunk. */
     FG_ATTEND_SCORES = FG_ATTEND_CHUNK + 4 * FG_KV_PIECE,
 };
 
 /* One thread's working memory. */
 typedef struct fg_cpu_attend_scratch {
     _Alignas(64) float q[FG_ATTEND_TILE * FG_ATTEND_DIMS]; /* scaled; packed as the kernel likes */
-    _Alignas(64) float scores[FG_ATTEND_STRIP * FG_ATTEND_SCORES];
-    _Alignas(64) float part[FG_ATTEND_STRIP * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
+    _Alignas(64) float scores[FG_ATTEND_TILE * FG_ATTEND_SCORES];
+    _Alignas(64) float part[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
     _Alignas(64) float records[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
 } fg_cpu_attend_scratch;
 

@@ -1,9 +1,9 @@
 /*
- * Attention with AVX2, FMA and F16C, the arithmetic of plain_attend.c. A strip of up to six (row, head)s
- * goes through a chunk together: scores as a product of q with the keys, whose layout puts 16 slots
- * side by side, then weights, then their product with the values. Both products are register tiles of
- * up to six rows and 16 to 64 columns that widen K and V as they load them: the conversion and the
- * multiply-adds run on different ports, so that a widened copy in memory would gain nothing.
+ * Attention with AVX2, FMA and F16C, the arithmetic of plain_attend.c. A tile goes through a chunk in three
+ * passes: scores as a product of q with the keys, whose layout puts 16 slots side by side; weights;
+ * their product with the values. Both products are register tiles, for a strip of up to six (row, head)s
+ * and 16 to 64 columns, that widen K and V as they load them. All strips take a few pieces of K or V
+ * before the next ones are read, so that these come from the first-level cache.
  */
 #include <string.h>
 
@@ -12,15 +12,30 @@
 #include "kernels/cpu/avx2_math.h"
 #include "kernels/cpu/plain.h"
 
-enum { STRIP = FG_ATTEND_STRIP, SCORES = FG_ATTEND_SCORES, PIECE = FG_KV_PIECE };
-enum { PIECES = FG_ATTEND_CHUNK / PIECE, PIECES_PADDED = PIECES + 4 };
+enum {
+    TILE = FG_ATTEND_TILE,
+    STRIP = FG_ATTEND_STRIP,
+    STRIPS_MAX = TILE / STRIP,
+    SCORES = FG_ATTEND_SCORES,
+    PIECE = FG_KV_PIECE,
+    PIECES = FG_ATTEND_CHUNK / PIECE,
+    PIECES_PADDED = PIECES + 4,
+    AHEAD = 8,            /* pieces that K and V are fetched ahead */
+    DIMS = 256,           /* larger heads go to plain */
+    Q_STRIDE = DIMS + 16, /* floats from one (row, head) to the next; 17 cache lines use all sets */
+    CACHED_PIECES = 4,    /* that all strips take before the next ones */
+};
 
-/* Where one chunk's K and V lie, a pointer per piece of 16 slots. */
+/* Where one chunk's K and V lie, a pointer per piece of 16 slots, and what is fetched meanwhile. */
 typedef struct chunk_pieces {
     const uint8_t *keys[PIECES_PADDED];
     const uint8_t *values[PIECES_PADDED];
     const float *key_scales[PIECES_PADDED];
     const float *value_scales[PIECES_PADDED];
+    const uint8_t *after_keys[PIECES_PADDED];
+    const uint8_t *after_values[PIECES_PADDED];
+    uint32_t begin;
+    uint32_t end;
 } chunk_pieces;
 
 /* One strip on its way through one chunk. */
@@ -29,7 +44,10 @@ typedef struct strip {
     const chunk_pieces *pieces;
     uint32_t chunk;
     uint32_t first; /* (row, head) of the tile */
-    const float *q; /* [dim][(row, head)] */
+    uint32_t count;
+    const float *q; /* [(row, head)][Q_STRIDE] */
+    float *scores;  /* [(row, head)][SCORES] */
+    bool fresh;     /* targets are records, else records are still to be merged with them */
     float *targets[STRIP];
     fg_cpu_slots slots[STRIP];
     fg_cpu_slots any; /* slots that some row sees */
@@ -71,16 +89,28 @@ FG_AVX2_INLINE void step(int M, int N, const float *a, size_t a_step, const __m2
     }
 }
 
+/* Small tiles wait for memory: they fetch what comes later as they go. */
+FG_AVX2_INLINE bool fetches(int M)
+{
+    return M < 5;
+}
+
+FG_AVX2_INLINE void fetch(const uint8_t *at)
+{
+    _mm_prefetch((const char *)at, _MM_HINT_T0);
+}
+
 /* Scores of N / 2 pieces from `piece` on. */
-FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, uint32_t piece,
-                                 float *scores)
+FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, uint32_t piece)
 {
     uint32_t head_dim = s->args->kv->head_dim;
     const float *q = s->q;
     const uint8_t *keys[4];
+    const uint8_t *after[4];
     __m256 acc[STRIP][8];
     for (int n = 0; n < N; n++) {
         keys[n / 2] = s->pieces->keys[piece + n / 2];
+        after[n / 2] = s->pieces->after_keys[piece + n / 2];
         for (int m = 0; m < M; m++) {
             acc[m][n] = _mm256_setzero_ps();
         }
@@ -90,13 +120,15 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, ui
         __m256 b[8];
         for (int n = 0; n < N; n++) {
             b[n] = load_kv(kind, keys[n / 2] + at + (size_t)(n % 2) * 8 * element_bytes(kind));
+            if (fetches(M) && n % 2 == 0) {
+                fetch(after[n / 2] + at);
+            }
         }
-        step(M, N, q, 1, b, acc);
-        q += M;
+        step(M, N, q++, Q_STRIDE, b, acc);
     }
     for (int m = 0; m < M; m++) {
         for (int n = 0; n < N; n++) {
-            _mm256_store_ps(scores + m * SCORES + piece * PIECE + n * 8, acc[m][n]);
+            _mm256_store_ps(s->scores + m * SCORES + piece * PIECE + n * 8, acc[m][n]);
         }
     }
 }
@@ -117,8 +149,12 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const strip *s, con
                                (size_t)column * element_bytes(kind);
         uint32_t piece_end = (slot / PIECE + 1) * PIECE;
         uint32_t end = piece_end < slots.end ? piece_end : slots.end;
+        ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
         for (; slot < end; slot++) {
             __m256 b[8];
+            if (fetches(M)) {
+                fetch(value + after);
+            }
             for (int n = 0; n < N; n++) {
                 b[n] = load_kv(kind, value + (size_t)n * 8 * element_bytes(kind));
             }
@@ -255,54 +291,56 @@ static void merge(float *state, const float *record, uint32_t head_dim)
     }
 }
 
-/* Values of the rows' slots: what all see in one product, before it and after it each row's own. */
-FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const strip *s, const float *scores)
+static fg_cpu_slots clip(fg_cpu_slots slots, uint32_t begin, uint32_t end)
 {
-    fg_cpu_slots all = s->all;
+    begin = slots.begin > begin ? slots.begin : begin;
+    end = slots.end < end ? slots.end : end;
+    return (fg_cpu_slots){ .begin = begin, .end = end > begin ? end : begin };
+}
+
+/* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
+FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const strip *s, uint32_t begin, uint32_t end)
+{
     float *outs[STRIP];
+    uint32_t all_begin = s->all.begin < s->all.end ? s->all.begin : end;
+    uint32_t all_end = s->all.begin < s->all.end ? s->all.end : end;
     for (int m = 0; m < M; m++) {
         outs[m] = s->targets[m] + FG_ATTEND_HEAD;
+        fg_cpu_slots before = clip(s->slots[m], begin, all_begin < end ? all_begin : end);
+        add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], before);
     }
-    if (all.begin >= all.end) {
-        for (int m = 0; m < M; m++) {
-            add_values(kind, 1, s, scores + m * SCORES, &outs[m], s->slots[m]);
-        }
-        return;
-    }
+    add_values(kind, M, s, s->scores, outs, clip(s->all, begin, end));
     for (int m = 0; m < M; m++) {
-        fg_cpu_slots before = { .begin = s->slots[m].begin, .end = all.begin };
-        add_values(kind, 1, s, scores + m * SCORES, &outs[m], before);
-    }
-    add_values(kind, M, s, scores, outs, all);
-    for (int m = 0; m < M; m++) {
-        fg_cpu_slots after = { .begin = all.end, .end = s->slots[m].end };
-        add_values(kind, 1, s, scores + m * SCORES, &outs[m], after);
+        fg_cpu_slots after = clip(s->slots[m], all_end > begin ? all_end : begin, end);
+        add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], after);
     }
 }
 
-FG_AVX2_INLINE void strip_chunk(uint32_t kind, int M, const strip *s)
+/* Scores of the pieces begin .. end - 1 that the strip sees. */
+FG_AVX2_INLINE void strip_scores(uint32_t kind, int M, const strip *s, uint32_t begin, uint32_t end)
 {
-    float *scores = s->args->scratch->scores;
-    uint32_t pieces_end = (s->any.end + PIECE - 1) / PIECE;
-    uint32_t pieces_step = (uint32_t)tile_vectors(M) / 2;
-    for (uint32_t piece = s->any.begin / PIECE; piece < pieces_end; piece += pieces_step) {
-        score_pieces(kind, M, tile_vectors(M), s, piece, scores);
+    uint32_t first = s->any.begin / PIECE;
+    uint32_t last = (s->any.end + PIECE - 1) / PIECE;
+    first = first > begin ? first : begin;
+    last = last < end ? last : end;
+    for (; first < last; first += (uint32_t)tile_vectors(M) / 2) {
+        score_pieces(kind, M, tile_vectors(M), s, first);
     }
-    for (int m = 0; m < M; m++) {
-        clear(s->targets[m], s->args->kv->head_dim);
-        if (s->slots[m].begin < s->slots[m].end) {
-            weigh(s, (uint32_t)m, scores + m * SCORES, s->targets[m]);
-        }
-    }
-    strip_values(kind, M, s, scores);
 }
 
-typedef void (*strip_fn)(const strip *s);
+typedef struct strip_functions {
+    void (*scores)(const strip *s, uint32_t piece_begin, uint32_t piece_end);
+    void (*values)(const strip *s, uint32_t slot_begin, uint32_t slot_end);
+} strip_functions;
 
 #define STRIP_FUNCTION(kind, M)                                                                    \
-    static void strip_##kind##_##M(const strip *s)                                                 \
+    static void scores_##kind##_##M(const strip *s, uint32_t begin, uint32_t end)                  \
     {                                                                                              \
-        strip_chunk(kind, M, s);                                                                   \
+        strip_scores(kind, M, s, begin, end);                                                      \
+    }                                                                                              \
+    static void values_##kind##_##M(const strip *s, uint32_t begin, uint32_t end)                  \
+    {                                                                                              \
+        strip_values(kind, M, s, begin, end);                                                      \
     }
 #define STRIP_FUNCTIONS(kind)                                                                      \
     STRIP_FUNCTION(kind, 1)                                                                        \
@@ -310,33 +348,43 @@ typedef void (*strip_fn)(const strip *s);
     STRIP_FUNCTION(kind, 3)                                                                        \
     STRIP_FUNCTION(kind, 4)                                                                        \
     STRIP_FUNCTION(kind, 5)                                                                        \
-    STRIP_FUNCTION(kind, 6)
-#define STRIP_NAMES(kind)                                                                          \
-    {                                                                                              \
-        strip_##kind##_1, strip_##kind##_2, strip_##kind##_3, strip_##kind##_4, strip_##kind##_5,  \
-            strip_##kind##_6                                                                       \
-    }
+    STRIP_FUNCTION(kind, 6)                                                                        \
+    static const strip_functions functions_##kind[STRIP] = {                                       \
+        { scores_##kind##_1, values_##kind##_1 }, { scores_##kind##_2, values_##kind##_2 },        \
+        { scores_##kind##_3, values_##kind##_3 }, { scores_##kind##_4, values_##kind##_4 },        \
+        { scores_##kind##_5, values_##kind##_5 }, { scores_##kind##_6, values_##kind##_6 },        \
+    };
 
 STRIP_FUNCTIONS(FG_F32)
 STRIP_FUNCTIONS(FG_F16)
 STRIP_FUNCTIONS(FG_BF16)
 STRIP_FUNCTIONS(FG_I8)
 
-static const strip_fn *functions_of(uint32_t dtype)
+static const strip_functions *functions_of(uint32_t dtype)
 {
-    static const strip_fn functions[][STRIP] = { STRIP_NAMES(FG_F32), STRIP_NAMES(FG_F16),
-                                                 STRIP_NAMES(FG_BF16), STRIP_NAMES(FG_I8) };
-    return functions[dtype == FG_F32 ? 0 : dtype == FG_F16 ? 1 : dtype == FG_BF16 ? 2 : 3];
+    switch (dtype) {
+    case FG_F32:
+        return functions_FG_F32;
+    case FG_F16:
+        return functions_FG_F16;
+    case FG_BF16:
+        return functions_FG_BF16;
+    default:
+        return functions_FG_I8;
+    }
 }
 
-/* Pieces begin .. end - 1 of a chunk; those beyond repeat the last, for tiles of several pieces. */
-static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, uint32_t begin, uint32_t end,
-                        chunk_pieces *pieces)
+/* The pieces of a chunk that the tile sees; those beyond repeat the last, for register tiles of several
+ * pieces. */
+static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces *pieces)
 {
     const fg_paged_kv *kv = args->kv;
     size_t piece_bytes = (size_t)PIECE * kv->head_dim * fg_dtype_kv_bytes(kv->dtype);
-    for (uint32_t i = begin; i < end + 3; i++) {
-        uint32_t slot = chunk * FG_ATTEND_CHUNK + (i < end ? i : end - 1) * PIECE;
+    pieces->begin = fg_cpu_row_slots(args, chunk, 0).begin / PIECE;
+    pieces->end = (fg_cpu_row_slots(args, chunk, args->row_count - 1).end + PIECE - 1) / PIECE;
+    for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
+        uint32_t in_chunk = i < pieces->end ? i : pieces->end - 1;
+        uint32_t slot = chunk * FG_ATTEND_CHUNK + in_chunk * PIECE;
         uint8_t *keys = fg_cpu_kv_region(kv, args->block_ids, kv->key_offset, args->kv_head, slot);
         uint8_t *values = keys + kv->value_offset - kv->key_offset;
         size_t at = slot % kv->block_size / PIECE * piece_bytes;
@@ -347,11 +395,29 @@ static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, uint32_t begi
     }
 }
 
-static void find_slots(strip *s, uint32_t M)
+/* What is read AHEAD pieces later: keys, then values, then the next chunk's keys. */
+static void find_after(chunk_pieces *now, const chunk_pieces *next)
+{
+    uint32_t count = now->end - now->begin;
+    uint32_t next_count = next == NULL ? 0 : next->end - next->begin;
+    for (uint32_t i = 0; i < count + 3; i++) {
+        uint32_t later = i + AHEAD;
+        now->after_keys[now->begin + i] = later < count ? now->keys[now->begin + later]
+                                          : later < 2 * count
+                                              ? now->values[now->begin + later - count]
+                                              : now->values[now->end - 1];
+        now->after_values[now->begin + i] = later < count ? now->values[now->begin + later]
+                                            : later - count < next_count
+                                                ? next->keys[next->begin + later - count]
+                                                : now->values[now->end - 1];
+    }
+}
+
+static void find_slots(strip *s)
 {
     s->any = (fg_cpu_slots){ .begin = FG_ATTEND_CHUNK, .end = 0 };
     s->all = (fg_cpu_slots){ .begin = 0, .end = FG_ATTEND_CHUNK };
-    for (uint32_t m = 0; m < M; m++) {
+    for (uint32_t m = 0; m < s->count; m++) {
         fg_cpu_slots slots =
             fg_cpu_row_slots(s->args, s->chunk, (s->first + m) / s->args->head_count);
         s->slots[m] = slots;
@@ -364,64 +430,99 @@ static void find_slots(strip *s, uint32_t M)
     }
 }
 
-/* One strip through one chunk, into its records. */
-static void run_strip(strip *s, uint32_t M, const strip_fn *functions)
+/* Points a strip at its part of the scratch and at what it writes in this chunk. */
+static void begin_strip(const fg_cpu_attend *args, const chunk_pieces *pieces, uint32_t chunk,
+                        uint32_t first, uint32_t count, strip *s)
 {
-    const fg_cpu_attend *args = s->args;
     size_t record_floats = fg_cpu_record_floats(args->kv->head_dim);
-    bool fresh = args->record_count > 1 || s->chunk == args->chunk_first;
-    find_slots(s, M);
-    if (s->any.begin >= s->any.end) {
-        for (uint32_t m = 0; m < M && fresh; m++) {
-            clear(fg_cpu_record(args, s->chunk, s->first + m), args->kv->head_dim);
-        }
-        return;
-    }
-    for (uint32_t m = 0; m < M; m++) {
-        s->targets[m] = fresh ? fg_cpu_record(args, s->chunk, s->first + m)
-                              : args->scratch->part + m * record_floats;
-    }
-    functions[M - 1](s);
-    for (uint32_t m = 0; m < M && !fresh; m++) {
-        merge(fg_cpu_record(args, s->chunk, s->first + m), s->targets[m], args->kv->head_dim);
+    s->args = args;
+    s->pieces = pieces;
+    s->chunk = chunk;
+    s->first = first;
+    s->count = count;
+    s->q = args->scratch->q + (size_t)first * Q_STRIDE;
+    s->scores = args->scratch->scores + (size_t)first * SCORES;
+    s->fresh = args->record_count > 1 || chunk == args->chunk_first;
+    find_slots(s);
+    for (uint32_t m = 0; m < count; m++) {
+        s->targets[m] = s->fresh ? fg_cpu_record(args, chunk, first + m)
+                                 : args->scratch->part + (first + m) * record_floats;
+        clear(s->targets[m], args->kv->head_dim);
     }
 }
 
-/* q of a strip, scaled, as [dim][(row, head)]. */
-static void pack_q(const fg_cpu_attend *args, uint32_t first, uint32_t M, float *packed)
+static void weigh_strip(const strip *s)
 {
-    float factor = fg_cpu_attend_factor(args);
-    for (uint32_t m = 0; m < M; m++) {
-        const float *q = fg_cpu_attend_q(args, first + m);
-        for (uint32_t d = 0; d < args->kv->head_dim; d++) {
-            packed[d * M + m] = q[d] * factor;
+    for (uint32_t m = 0; m < s->count; m++) {
+        if (s->slots[m].begin < s->slots[m].end) {
+            weigh(s, m, s->scores + (size_t)m * SCORES, s->targets[m]);
         }
     }
 }
 
-static void run_chunks(const fg_cpu_attend *args, uint32_t tile_count)
+static void end_strip(const strip *s)
 {
-    uint32_t head_dim = args->kv->head_dim;
-    uint32_t strips = (tile_count + STRIP - 1) / STRIP;
-    uint32_t size = (tile_count + strips - 1) / strips;
-    const strip_fn *functions = functions_of(args->kv->dtype);
-    for (uint32_t first = 0; first < tile_count; first += size) {
-        uint32_t M = tile_count - first < size ? tile_count - first : size;
-        pack_q(args, first, M, args->scratch->q + first * head_dim);
+    for (uint32_t m = 0; m < s->count && !s->fresh; m++) {
+        merge(fg_cpu_record(s->args, s->chunk, s->first + m), s->targets[m], s->args->kv->head_dim);
+    }
+}
+
+static void run_chunk(const fg_cpu_attend *args, const chunk_pieces *pieces, uint32_t chunk)
+{
+    strip strips[STRIPS_MAX];
+    uint32_t tile_count = args->row_count * args->head_count;
+    uint32_t strip_count = (tile_count + STRIP - 1) / STRIP;
+    uint32_t size = (tile_count + strip_count - 1) / strip_count;
+    uint32_t pieces_step = strip_count == 1 ? PIECES : CACHED_PIECES;
+    const strip_functions *functions = functions_of(args->kv->dtype);
+    for (uint32_t i = 0; i < strip_count; i++) {
+        uint32_t left = tile_count - i * size;
+        begin_strip(args, pieces, chunk, i * size, left < size ? left : size, &strips[i]);
+    }
+    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
+        for (uint32_t i = 0; i < strip_count; i++) {
+            functions[strips[i].count - 1].scores(&strips[i], at, at + pieces_step);
+        }
+    }
+    for (uint32_t i = 0; i < strip_count; i++) {
+        weigh_strip(&strips[i]);
+    }
+    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
+        for (uint32_t i = 0; i < strip_count; i++) {
+            functions[strips[i].count - 1].values(&strips[i], at * PIECE,
+                                                  (at + pieces_step) * PIECE);
+        }
+    }
+    for (uint32_t i = 0; i < strip_count; i++) {
+        end_strip(&strips[i]);
+    }
+}
+
+static void scale_q(const fg_cpu_attend *args, uint32_t tile_count)
+{
+    __m256 factor = _mm256_set1_ps(fg_cpu_attend_factor(args));
+    for (uint32_t index = 0; index < tile_count; index++) {
+        const float *q = fg_cpu_attend_q(args, index);
+        float *scaled = args->scratch->q + (size_t)index * Q_STRIDE;
+        for (uint32_t d = 0; d < args->kv->head_dim; d += 8) {
+            _mm256_store_ps(scaled + d, _mm256_mul_ps(_mm256_loadu_ps(q + d), factor));
+        }
+    }
+}
+
+static void run_chunks(const fg_cpu_attend *args)
+{
+    chunk_pieces pieces[2];
+    if (args->chunk_first < args->chunk_end) {
+        find_pieces(args, args->chunk_first, &pieces[args->chunk_first % 2]);
     }
     for (uint32_t chunk = args->chunk_first; chunk < args->chunk_end; chunk++) {
-        chunk_pieces pieces;
-        uint32_t begin = fg_cpu_row_slots(args, chunk, 0).begin;
-        uint32_t end = fg_cpu_row_slots(args, chunk, args->row_count - 1).end;
-        find_pieces(args, chunk, begin / PIECE, (end + PIECE - 1) / PIECE, &pieces);
-        for (uint32_t first = 0; first < tile_count; first += size) {
-            strip s = { .args = args,
-                        .pieces = &pieces,
-                        .chunk = chunk,
-                        .first = first,
-                        .q = args->scratch->q + first * head_dim };
-            run_strip(&s, tile_count - first < size ? tile_count - first : size, functions);
+        chunk_pieces *next = chunk + 1 < args->chunk_end ? &pieces[(chunk + 1) % 2] : NULL;
+        if (next != NULL) {
+            find_pieces(args, chunk + 1, next);
         }
+        find_after(&pieces[chunk % 2], next);
+        run_chunk(args, &pieces[chunk % 2], chunk);
     }
 }
 
@@ -442,12 +543,13 @@ static void finish(const fg_cpu_attend *args, uint32_t index)
 
 void fg_cpu_avx2_attend(const fg_cpu_attend *args)
 {
-    if (args->kv->head_dim % 8 != 0 || args->kv->block_size < PIECE) {
+    if (args->kv->head_dim % 8 != 0 || args->kv->head_dim > DIMS || args->kv->block_size < PIECE) {
         fg_cpu_plain_attend(args);
         return;
     }
     uint32_t tile_count = args->row_count * args->head_count;
-    run_chunks(args, tile_count);
+    scale_q(args, args->chunk_first < args->chunk_end ? tile_count : 0);
+    run_chunks(args);
     for (uint32_t index = 0; index < tile_count && args->finish; index++) {
         finish(args, index);
     }
