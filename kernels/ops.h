@@ -19,57 +19,47 @@
 #include <stdint.h>
 
 #include "kernels/device.h"
+#include "kernels/panel.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Activations are quantised in groups of 32 columns; the scales of four rows lie together. */
-enum { FG_QUANT_GROUP = 32, FG_QUANT_ROWS = 4 };
+/* Activations are quantised in groups of 32 columns. */
+enum { FG_QUANT_GROUP = 32 };
 
-/* A weight matrix: `outputs` rows of `columns` elements of `type` (fg_dtype), each row a whole number
- * of the type's blocks, rows adjacent. */
-typedef struct fg_matrix {
-    const void *data;
-    uint32_t type;
-    uint32_t outputs;
-    uint32_t columns;
-} fg_matrix;
+/* What a group's 32 bytes stand for: value = scale * q. */
+typedef struct fg_quant_group {
+    float scale;
+    float offset; /* scale * sum(q), which multiplies the minimum of weight types that have one */
+    int16_t sums[2]; /* of q in columns 0..15 and 16..31 */
+} fg_quant_group;
 
 /*
- * Rows as a matrix product reads them: floats, and for quantised weights also bytes with scales.
- *   values [rows][columns] float
- *   quants [rows][columns] int8, |q| <= 127, value = scale * q
- *   scales [ceil(rows / 4)][columns / 32][2][4] float: per group the scales of four rows, then
- *          their scale * sum(q), which multiplies the minimum of weight types that have one
+ * Rows as a matrix product reads them: floats, and for quantised weights also bytes, |q| <= 127, with
+ * a description of each group. All are row-major: [rows][columns], groups [rows][columns / 32].
  */
 typedef struct fg_activations {
     float *values;
     int8_t *quants;
-    float *scales;
+    fg_quant_group *groups;
     uint32_t columns;
 } fg_activations;
-
-/* Bytes of `scales` for `rows` rows. */
-static inline size_t fg_activations_scales_bytes(uint32_t rows, uint32_t columns)
-{
-    size_t quads = ((size_t)rows + FG_QUANT_ROWS - 1) / FG_QUANT_ROWS;
-    return quads * (columns / FG_QUANT_GROUP) * 2 * FG_QUANT_ROWS * sizeof(float);
-}
 
 /* True when products with this weight type read `quants` and `scales` instead of `values`. */
 bool fg_op_linear_is_quantized(uint32_t type);
 
-/* quants and scales from values. Per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to
+/* quants and groups from values. Per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to
  * even on ties; a group of zeros has scale 0. */
 void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows);
 
-/* out[row][o] (= or +=) sum over k of weight[o][k] * in[row][k].
- *   float types: lanes(k) over float products, then fold; columns need not be a multiple of 8.
- *   quantised types: per group of 32 in order, lane l holds the exact integer sum of elements
- *   4l..4l+3 and is added by fma with d * scale; minima by one fma per group; then fold. */
+/* out[row][o] (= or +=) sum over k of weight[o][k] * in[row][k], one float accumulator per output:
+ *   float types: one fma per column, in rising order;
+ *   quantised types, per group in rising order: an fma of the weight's minimum with offset, where the
+ *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products,
+ *   in which the integer scales of K types are contained. */
 typedef struct fg_linear {
-    fg_matrix weight;
+    fg_panels weight;
     float *out;
     uint32_t out_stride;
     bool accumulate;
@@ -82,20 +72,26 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out);
 
-/* out[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] : row]. */
+/* out.values[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] :
+ * row]; `quantize`: quants and groups as well, as fg_op_quantize makes them. */
 typedef struct fg_rmsnorm {
     const float *in;
     const uint32_t *row_ids; /* NULL: rows in order */
     const float *weight;     /* [columns] */
-    uint32_t columns;
     float epsilon;
-    float *out;
+    bool quantize;
+    fg_activations out;
 } fg_rmsnorm;
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 
-/* out[row][c] = silu(gate[row][c]) * up[row][c]; out may be gate. */
-void fg_op_swiglu(fg_device_stream *stream, const float *gate, const float *up, uint32_t rows,
-                  uint32_t columns, float *out);
+/* out.values[row][c] = silu(gate[row][c]) * up[row][c]; out.values may be gate. */
+typedef struct fg_swiglu {
+    const float *gate;
+    const float *up;
+    bool quantize;
+    fg_activations out;
+} fg_swiglu;
+void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows);
 
 /* frequencies_out[i] = theta^(-2i / (2 * pair_count)) / divisors[i] in double, on the host, for
  * fg_op_rope_table; divisors may be NULL. */

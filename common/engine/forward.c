@@ -15,14 +15,20 @@
 enum { TILE_ROWS = 128 };
 /* Rows of logits held at a time. */
 enum { HEAD_ROWS = 16 };
-enum { SCRATCH_PARTS_MAX = 32 };
+enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
 
 typedef struct layer_weights {
     const float *attn_norm;
     const float *ffn_norm;
-    fg_matrix q, k, v, output;
-    fg_matrix gate, up, down;
+    fg_panels q, k, v, output;
+    fg_panels gate, up, down;
 } layer_weights;
+
+/* One allocation of the device. */
+typedef struct panel_memory {
+    void *data;
+    size_t size_bytes;
+} panel_memory;
 
 struct fg_forward {
     fg_hparams hparams;
@@ -36,7 +42,9 @@ struct fg_forward {
     double *frequencies; /* [rope_dims / 2] */
 
     fg_matrix embedding;
-    fg_matrix head;
+    fg_panels head;
+    panel_memory *packed; /* [packed_count], every product's panels */
+    uint32_t packed_count;
     const float *output_norm;
     layer_weights *layers;
 
@@ -77,9 +85,9 @@ static const fg_tensor *find_tensor(const fg_weights *weights, uint32_t layer_in
     return tensor;
 }
 
-static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
-                             const char *name, uint32_t outputs, uint32_t columns,
-                             fg_matrix *matrix_out, fg_error *err)
+static fg_status find_matrix(const fg_weights *weights, uint32_t layer_index, const char *name,
+                             uint32_t outputs, uint32_t columns, fg_matrix *matrix_out,
+                             fg_error *err)
 {
     const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
     if (tensor == NULL) {
@@ -91,11 +99,32 @@ static fg_status load_matrix(fg_forward *forward, const fg_weights *weights, uin
         return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x %u of a type that Forge computes",
                        tensor->name, columns, outputs);
     }
-    matrix_out->type = tensor->type;
-    matrix_out->outputs = outputs;
-    matrix_out->columns = columns;
-    return fg_device_load(forward->device, tensor->data, tensor->size_bytes, &matrix_out->data,
-                          err);
+    *matrix_out = (fg_matrix){
+        .data = tensor->data, .type = tensor->type, .outputs = outputs, .columns = columns
+    };
+    return FG_OK;
+}
+
+/* A matrix of products, packed to panels. */
+static fg_status load_panels(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
+                             const char *name, uint32_t outputs, uint32_t columns,
+                             fg_panels *panels_out, fg_error *err)
+{
+    fg_matrix matrix;
+    fg_status status = find_matrix(weights, layer_index, name, outputs, columns, &matrix, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    size_t size_bytes = fg_panel_count(outputs) * fg_panel_bytes(matrix.type, columns);
+    void *data = fg_device_alloc(forward->device, FG_MEMORY_SHARED, size_bytes);
+    if (data == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of tensor %s", size_bytes, name);
+    }
+    forward->packed[forward->packed_count++] = (panel_memory){ data, size_bytes };
+    fg_panel_pack(&matrix, 0, fg_panel_count(outputs), data);
+    *panels_out =
+        (fg_panels){ .data = data, .type = matrix.type, .outputs = outputs, .columns = columns };
+    return FG_OK;
 }
 
 static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
@@ -130,7 +159,7 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
         const char *name;
         uint32_t outputs;
         uint32_t columns;
-        fg_matrix *matrix;
+        fg_panels *panels;
     } matrices[] = {
         { "attn_q.weight", q_columns, h->embedding_length, &layer->q },
         { "attn_k.weight", kv_columns, h->embedding_length, &layer->k },
@@ -142,8 +171,8 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     };
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         fg_status status =
-            load_matrix(forward, weights, index, matrices[i].name, matrices[i].outputs,
-                        matrices[i].columns, matrices[i].matrix, err);
+            load_panels(forward, weights, index, matrices[i].name, matrices[i].outputs,
+                        matrices[i].columns, matrices[i].panels, err);
         if (status != FG_OK) {
             return status;
         }
@@ -159,18 +188,24 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
 static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
-    fg_status status = load_matrix(forward, weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
+    fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
                                    h->embedding_length, &forward->embedding, err);
     if (status != FG_OK) {
         return status;
     }
-    forward->head = forward->embedding;
-    if (!h->tied_output) {
-        status = load_matrix(forward, weights, UINT32_MAX, "output.weight", h->vocab_size,
-                             h->embedding_length, &forward->head, err);
-        if (status != FG_OK) {
-            return status;
-        }
+    size_t size_bytes = (size_t)h->vocab_size *
+                        (h->embedding_length / fg_dtype_block_count(forward->embedding.type)) *
+                        fg_dtype_block_bytes(forward->embedding.type);
+    status = fg_device_load(forward->device, forward->embedding.data, size_bytes,
+                            &forward->embedding.data, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    const char *head = h->tied_output ? "token_embd.weight" : "output.weight";
+    status = load_panels(forward, weights, UINT32_MAX, head, h->vocab_size, h->embedding_length,
+                         &forward->head, err);
+    if (status != FG_OK) {
+        return status;
     }
     status =
         load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm, err);
@@ -212,8 +247,8 @@ static void add_activations(part_list *list, fg_activations *activations, size_t
     activations->columns = columns;
     add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
     add_part(list, (void **)&activations->quants, rows, columns, 1);
-    add_part(list, (void **)&activations->scales, 1,
-             fg_activations_scales_bytes((uint32_t)rows, columns), 1);
+    add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
+             sizeof(fg_quant_group));
 }
 
 static fg_status take_scratch(fg_forward *forward, fg_error *err)
@@ -307,9 +342,12 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
         goto destroy;
     }
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
+    forward->packed =
+        fg_mem_array((size_t)h->layer_count * LAYER_MATRICES + 1, sizeof(panel_memory));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
     forward->sampler = fg_sampler_create(h->vocab_size);
-    if (forward->layers == NULL || forward->frequencies == NULL || forward->sampler == NULL) {
+    if (forward->layers == NULL || forward->packed == NULL || forward->frequencies == NULL ||
+        forward->sampler == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
     }
@@ -338,6 +376,11 @@ void fg_forward_destroy(fg_forward *forward)
     if (forward->scratch != NULL) {
         fg_device_free(forward->device, FG_MEMORY_SHARED, forward->scratch, forward->scratch_bytes);
     }
+    for (uint32_t i = 0; i < forward->packed_count; i++) {
+        fg_device_free(forward->device, FG_MEMORY_SHARED, forward->packed[i].data,
+                       forward->packed[i].size_bytes);
+    }
+    fg_mem_free(forward->packed);
     fg_sampler_destroy(forward->sampler);
     fg_mem_free(forward->frequencies);
     fg_mem_free(forward->layers);
@@ -346,30 +389,28 @@ void fg_forward_destroy(fg_forward *forward)
     fg_mem_free(forward);
 }
 
-/* Products of the same rows; the rows are quantised first when one of the weights wants it. */
-static void linears(fg_forward *forward, const fg_linear *list, uint32_t count,
-                    const fg_activations *in, uint32_t rows)
+/* True when one of the products reads quantised rows. */
+static bool wants_quants(const fg_linear *list, uint32_t count)
 {
-    bool quantized = false;
+    bool wants = false;
     for (uint32_t i = 0; i < count; i++) {
-        quantized |= fg_op_linear_is_quantized(list[i].weight.type);
+        wants |= fg_op_linear_is_quantized(list[i].weight.type);
     }
-    if (quantized) {
-        fg_op_quantize(forward->stream, in, rows);
-    }
-    fg_op_linear(forward->stream, list, count, in, rows);
+    return wants;
 }
 
-static void norm(fg_forward *forward, const float *in, const uint32_t *row_ids, const float *weight,
-                 uint32_t rows)
+/* Products of normalised rows. */
+static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
+                         const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
 {
     fg_rmsnorm args = { .in = in,
                         .row_ids = row_ids,
                         .weight = weight,
-                        .columns = forward->hparams.embedding_length,
                         .epsilon = forward->hparams.norm_epsilon,
-                        .out = forward->normed.values };
+                        .quantize = wants_quants(list, count),
+                        .out = forward->normed };
     fg_op_rmsnorm(forward->stream, &args, rows);
+    fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
 static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -378,13 +419,12 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     const fg_kv_layout *layout = &forward->layout;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
-    norm(forward, residual, NULL, layer->attn_norm, rows);
     const fg_linear qkv[] = {
         { .weight = layer->q, .out = forward->q, .out_stride = layer->q.outputs },
         { .weight = layer->k, .out = forward->k, .out_stride = layer->k.outputs },
         { .weight = layer->v, .out = forward->v, .out_stride = layer->v.outputs },
     };
-    linears(forward, qkv, 3, &forward->normed, rows);
+    norm_linears(forward, residual, NULL, layer->attn_norm, qkv, 3, rows);
     fg_paged_kv kv = { .arena = forward->arena,
                        .block_bytes = layout->block_bytes,
                        .key_offset = fg_kv_layout_offset(layout, index, 0, 0),
@@ -413,7 +453,10 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .out = residual,
                          .out_stride = h->embedding_length,
                          .accumulate = true };
-    linears(forward, &output, 1, &forward->attended, rows);
+    if (wants_quants(&output, 1)) {
+        fg_op_quantize(forward->stream, &forward->attended, rows);
+    }
+    fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
 }
 
 static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -421,19 +464,21 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
-    norm(forward, residual, NULL, layer->ffn_norm, rows);
     const fg_linear gate_up[] = {
         { .weight = layer->gate, .out = forward->hidden.values, .out_stride = h->ffn_length },
         { .weight = layer->up, .out = forward->up, .out_stride = h->ffn_length },
     };
-    linears(forward, gate_up, 2, &forward->normed, rows);
-    fg_op_swiglu(forward->stream, forward->hidden.values, forward->up, rows, h->ffn_length,
-                 forward->hidden.values);
+    norm_linears(forward, residual, NULL, layer->ffn_norm, gate_up, 2, rows);
     fg_linear down = { .weight = layer->down,
                        .out = residual,
                        .out_stride = h->embedding_length,
                        .accumulate = true };
-    linears(forward, &down, 1, &forward->hidden, rows);
+    fg_swiglu swiglu = { .gate = forward->hidden.values,
+                         .up = forward->up,
+                         .quantize = wants_quants(&down, 1),
+                         .out = forward->hidden };
+    fg_op_swiglu(forward->stream, &swiglu, rows);
+    fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
 }
 
 /* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. */
@@ -495,11 +540,11 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
     for (uint32_t first = 0; first < head_count; first += HEAD_ROWS) {
         uint32_t left = head_count - first;
         uint32_t rows = left < HEAD_ROWS ? left : HEAD_ROWS;
-        norm(forward, forward->residual, forward->head_row_ids + first, forward->output_norm, rows);
         fg_linear linear = { .weight = forward->head,
                              .out = forward->logits,
                              .out_stride = h->vocab_size };
-        linears(forward, &linear, 1, &forward->normed, rows);
+        norm_linears(forward, forward->residual, forward->head_row_ids + first,
+                     forward->output_norm, &linear, 1, rows);
         fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
         for (uint32_t row = 0; row < rows; row++) {
             take_logits(forward, &step->seqs[forward->head_seqs[first + row]],

@@ -54,8 +54,7 @@ static void bench_type(bench *b, uint32_t type, uint32_t outputs, uint32_t colum
                        uint32_t thread_count)
 {
     columns = (columns + 255) / 256 * 256;
-    b->weight_bytes =
-        (size_t)outputs * (columns / fg_dtype_block_count(type)) * fg_dtype_block_bytes(type);
+    b->weight_bytes = fg_panel_count(outputs) * fg_panel_bytes(type, columns);
     void *weights = fg_mem_map(b->weight_bytes);
     if (weights == NULL) {
         printf("%-5s out of memory\n", fg_dtype_name(type));
@@ -63,7 +62,7 @@ static void bench_type(bench *b, uint32_t type, uint32_t outputs, uint32_t colum
     }
     memset(weights, 0x2C, b->weight_bytes);
     b->linear.weight =
-        (fg_matrix){ .data = weights, .type = type, .outputs = outputs, .columns = columns };
+        (fg_panels){ .data = weights, .type = type, .outputs = outputs, .columns = columns };
     b->linear.out_stride = outputs;
     b->in.columns = columns;
     fg_op_quantize(b->stream, &b->in, ROWS_MAX);
@@ -102,10 +101,10 @@ int main(int argc, char **argv)
     }
     b.in.values = fg_mem_array((size_t)ROWS_MAX * columns, sizeof(float));
     b.in.quants = fg_mem_array((size_t)ROWS_MAX * columns, 1);
-    b.in.scales = fg_mem_alloc(fg_activations_scales_bytes(ROWS_MAX, columns));
+    b.in.groups = fg_mem_array((size_t)ROWS_MAX * columns / FG_QUANT_GROUP, sizeof(fg_quant_group));
     b.linear.out = fg_mem_array((size_t)ROWS_MAX * outputs, sizeof(float));
     if (fg_device_stream_open(device, &b.stream, &err) != FG_OK || b.in.values == NULL ||
-        b.in.quants == NULL || b.in.scales == NULL || b.linear.out == NULL) {
+        b.in.quants == NULL || b.in.groups == NULL || b.linear.out == NULL) {
         fprintf(stderr, "bench_linear: out of memory\n");
         return 1;
     }
@@ -122,7 +121,7 @@ int main(int argc, char **argv)
     }
     fg_mem_free(b.in.values);
     fg_mem_free(b.in.quants);
-    fg_mem_free(b.in.scales);
+    fg_mem_free(b.in.groups);
     fg_mem_free(b.linear.out);
     fg_device_stream_close(b.stream);
     fg_device_close(device);

@@ -11,7 +11,16 @@ static float largest(__m256 v)
     return _mm_cvtss_f32(m);
 }
 
-static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *quants, float *scales)
+static int32_t sum_of(__m256i v)
+{
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
+    return _mm_cvtsi128_si32(s);
+}
+
+static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *quants,
+                              fg_quant_group *groups)
 {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     /* packs works inside each half of a register; this puts the eight words back in order. */
@@ -32,19 +41,15 @@ static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *qua
         for (int i = 0; i < 4; i++) {
             q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
         }
-        __m256i sums = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
-        int32_t parts[8];
-        _mm256_storeu_si256((__m256i *)parts, sums);
-        int32_t sum = 0;
-        for (int i = 0; i < 8; i++) {
-            sum += parts[i];
-        }
+        int32_t first = sum_of(_mm256_add_epi32(q[0], q[1]));
+        int32_t second = sum_of(_mm256_add_epi32(q[2], q[3]));
         __m256i bytes =
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         bytes = _mm256_permutevar8x32_epi32(bytes, order);
         _mm256_storeu_si256((__m256i *)(quants + (size_t)g * FG_QUANT_GROUP), bytes);
-        scales[8 * (size_t)g] = scale;
-        scales[8 * (size_t)g + 4] = scale * (float)sum;
+        groups[g] = (fg_quant_group){ .scale = scale,
+                                      .offset = scale * (float)(first + second),
+                                      .sums = { (int16_t)first, (int16_t)second } };
     }
 }
 

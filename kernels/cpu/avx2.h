@@ -4,10 +4,17 @@
 #ifndef FORGE_KERNELS_CPU_AVX2_H
 #define FORGE_KERNELS_CPU_AVX2_H
 
+#include <immintrin.h>
+
 #include "kernels/cpu/cpu.h"
 
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count);
+void fg_cpu_avx2_linear_float(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                              uint32_t first, uint32_t count);
+/* Sixteen sums to the row's outputs `output` and on, as far as the product has them. */
+void fg_cpu_avx2_put_panel(const fg_linear *linear, uint32_t row, uint32_t output,
+                           const __m256 sums[2]);
 void fg_cpu_avx2_attend(const fg_cpu_attend *args);
 
 #endif

@@ -24,9 +24,9 @@ typedef struct fg_cpu_attend {
 
 typedef struct fg_cpu_kernels {
     const char *name;
-    /* `scales` points at this row's lane; group g's scale is scales[8 * g], its sum scales[8 * g + 4]. */
-    void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants, float *scales);
-    /* Outputs first .. first + count - 1 of one product, for all rows. */
+    void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,
+                         fg_quant_group *groups);
+    /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);
     void (*rmsnorm_row)(const float *in, const float *weight, uint32_t columns, float epsilon,

@@ -63,15 +63,18 @@ bool fg_op_linear_is_quantized(uint32_t type)
     return fg_dtype_block_count(type) > 1;
 }
 
+static void quantize_row(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t row)
+{
+    size_t at = (size_t)row * a->columns;
+    kernels->quantize_row(a->values + at, a->columns, a->quants + at,
+                          a->groups + (size_t)row * (a->columns / FG_QUANT_GROUP));
+}
+
 static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t first,
                           uint32_t count)
 {
-    const fg_activations *a = args;
-    size_t group_count = a->columns / FG_QUANT_GROUP;
     for (uint32_t row = first; row < first + count; row++) {
-        size_t at = (size_t)row * a->columns;
-        float *scales = a->scales + row / FG_QUANT_ROWS * group_count * 8 + row % FG_QUANT_ROWS;
-        stream->device->kernels->quantize_row(a->values + at, a->columns, a->quants + at, scales);
+        quantize_row(stream->device->kernels, args, row);
     }
 }
 
@@ -80,8 +83,7 @@ void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations,
     over_rows(stream, rows, activations->columns, quantize_rows, activations);
 }
 
-/* Outputs per piece of a product: a multiple of every tile width. */
-enum { LINEAR_STEP = 16, LINEARS_MAX = 8 };
+enum { LINEARS_MAX = 8 };
 
 typedef struct linear_job {
     const fg_cpu_kernels *kernels;
@@ -89,7 +91,7 @@ typedef struct linear_job {
     uint32_t linear_count;
     const fg_activations *in;
     uint32_t rows;
-    uint32_t per_piece;                /* outputs */
+    uint32_t per_piece;                /* panels */
     uint32_t first_piece[LINEARS_MAX]; /* of each product */
     fg_team_queue queue;
 } linear_job;
@@ -105,7 +107,7 @@ static void linear_member(void *ctx, uint32_t member, uint32_t member_count)
         }
         const fg_linear *linear = &job->linears[index];
         uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
-        uint32_t left = linear->weight.outputs - first;
+        uint32_t left = fg_panel_count(linear->weight.outputs) - first;
         job->kernels->linear(linear, job->in, job->rows, first,
                              left < job->per_piece ? left : job->per_piece);
     }
@@ -117,9 +119,9 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
     fg_team *team = stream->device->team;
     uint32_t members = fg_team_size(team);
-    uint64_t outputs = 0;
+    uint32_t panels = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
-        outputs += linears[i].weight.outputs;
+        panels += fg_panel_count(linears[i].weight.outputs);
     }
     linear_job job = { .kernels = stream->device->kernels,
                        .linears = linears,
@@ -127,14 +129,14 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .in = in,
                        .rows = rows };
     /* About four pieces per member, so that members end together. */
-    uint64_t share = members == 1 ? outputs : outputs / (4 * (uint64_t)members);
-    job.per_piece = (uint32_t)(share / LINEAR_STEP + 1) * LINEAR_STEP;
+    job.per_piece = members == 1 ? panels : panels / (4 * members) + 1;
     for (uint32_t i = 0; i < linear_count; i++) {
         job.first_piece[i] = job.queue.count;
-        job.queue.count += (linears[i].weight.outputs + job.per_piece - 1) / job.per_piece;
+        job.queue.count +=
+            (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
     }
     stream->sequence++;
-    if (outputs * in->columns * rows < ALONE_ELEMENTS) {
+    if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < ALONE_ELEMENTS) {
         linear_member(&job, 0, 1);
     } else {
         fg_team_run(team, linear_member, &job);
@@ -189,39 +191,40 @@ void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
     const fg_rmsnorm *norm = args;
+    const fg_cpu_kernels *kernels = stream->device->kernels;
+    uint32_t columns = norm->out.columns;
     for (uint32_t row = first; row < first + count; row++) {
         size_t source = norm->row_ids == NULL ? row : norm->row_ids[row];
-        stream->device->kernels->rmsnorm_row(norm->in + source * norm->columns, norm->weight,
-                                             norm->columns, norm->epsilon,
-                                             norm->out + (size_t)row * norm->columns);
+        kernels->rmsnorm_row(norm->in + source * columns, norm->weight, columns, norm->epsilon,
+                             norm->out.values + (size_t)row * columns);
+        if (norm->quantize) {
+            quantize_row(kernels, &norm->out, row);
+        }
     }
 }
 
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
-    over_rows(stream, rows, args->columns, rmsnorm_rows, args);
+    over_rows(stream, rows, args->out.columns, rmsnorm_rows, args);
 }
-
-typedef struct swiglu_args {
-    const float *gate;
-    const float *up;
-    uint32_t columns;
-    float *out;
-} swiglu_args;
 
 static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
-    const swiglu_args *swiglu = args;
-    size_t at = (size_t)first * swiglu->columns;
-    stream->device->kernels->swiglu(swiglu->gate + at, swiglu->up + at,
-                                    (size_t)count * swiglu->columns, swiglu->out + at);
+    const fg_swiglu *swiglu = args;
+    const fg_cpu_kernels *kernels = stream->device->kernels;
+    uint32_t columns = swiglu->out.columns;
+    for (uint32_t row = first; row < first + count; row++) {
+        size_t at = (size_t)row * columns;
+        kernels->swiglu(swiglu->gate + at, swiglu->up + at, columns, swiglu->out.values + at);
+        if (swiglu->quantize) {
+            quantize_row(kernels, &swiglu->out, row);
+        }
+    }
 }
 
-void fg_op_swiglu(fg_device_stream *stream, const float *gate, const float *up, uint32_t rows,
-                  uint32_t columns, float *out)
+void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows)
 {
-    swiglu_args args = { .gate = gate, .up = up, .columns = columns, .out = out };
-    over_rows(stream, rows, columns, swiglu_rows, &args);
+    over_rows(stream, rows, args->out.columns, swiglu_rows, args);
 }
 
 typedef struct attend_args {

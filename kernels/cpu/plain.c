@@ -2,12 +2,13 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/panel_group.h"
 #include "kernels/cpu/plain.h"
-#include "kernels/cpu/unpack.h"
 
 enum { LANES = 8 };
 
-static void plain_quantize_row(const float *values, uint32_t columns, int8_t *quants, float *scales)
+static void plain_quantize_row(const float *values, uint32_t columns, int8_t *quants,
+                               fg_quant_group *groups)
 {
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
@@ -18,14 +19,15 @@ static void plain_quantize_row(const float *values, uint32_t columns, int8_t *qu
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
         float scale = zero ? 0.0f : peak / 127.0f;
         float inverse = zero ? 0.0f : 127.0f / peak;
-        int32_t sum = 0;
+        int32_t sums[2] = { 0, 0 };
         for (int i = 0; i < FG_QUANT_GROUP; i++) {
             int32_t q = fg_cpu_round(x[i] * inverse);
             quants[(size_t)g * FG_QUANT_GROUP + (size_t)i] = (int8_t)q;
-            sum += q;
+            sums[i / 16] += q;
         }
-        scales[8 * (size_t)g] = scale;
-        scales[8 * (size_t)g + 4] = scale * (float)sum;
+        groups[g] = (fg_quant_group){ .scale = scale,
+                                      .offset = scale * (float)(sums[0] + sums[1]),
+                                      .sums = { (int16_t)sums[0], (int16_t)sums[1] } };
     }
 }
 
@@ -51,80 +53,86 @@ static void plain_swiglu(const float *gate, const float *up, size_t count, float
 /* Rows of the product that share one unpacking of the weights; it bounds the accumulators. */
 enum { PLAIN_ROWS = 8 };
 
-static void finish(const fg_linear *linear, uint32_t row, uint32_t output, float sum)
+/* One output of one panel, and the rows that meet it. */
+typedef struct output_job {
+    const fg_linear *linear;
+    const fg_activations *in;
+    fg_panel_shape shape;
+    const uint8_t *panel;
+    uint32_t output;
+    uint32_t lane; /* of the output in its panel */
+} output_job;
+
+static void finish(const output_job *job, uint32_t row, float sum)
 {
-    float *out = &linear->out[(size_t)row * linear->out_stride + output];
+    const fg_linear *linear = job->linear;
+    float *out = &linear->out[(size_t)row * linear->out_stride + job->output];
     *out = linear->accumulate ? *out + sum : sum;
 }
 
-static void quantized_output(const fg_linear *linear, const fg_activations *in, uint32_t first_row,
-                             uint32_t row_count, uint32_t output)
+static void quantized_output(const output_job *job, uint32_t first_row, uint32_t row_count)
 {
-    const fg_matrix *w = &linear->weight;
+    const fg_panels *w = &job->linear->weight;
+    const fg_activations *in = job->in;
     uint32_t group_count = w->columns / FG_QUANT_GROUP;
-    size_t row_bytes =
-        (size_t)(w->columns / fg_dtype_block_count(w->type)) * fg_dtype_block_bytes(w->type);
-    const uint8_t *weights = (const uint8_t *)w->data + output * row_bytes;
-    float factor = fg_cpu_minimum_factor(w->type);
-    float lanes[PLAIN_ROWS][LANES] = { { 0 } };
-    float minima[PLAIN_ROWS] = { 0 };
+    bool has_minimum = fg_cpu_has_minimum(w->type);
+    float sums[PLAIN_ROWS] = { 0 };
     for (uint32_t g = 0; g < group_count; g++) {
         fg_cpu_group group;
-        fg_cpu_unpack(w->type, weights, g, &group);
+        fg_cpu_panel_group(w->type, &job->shape, job->panel, g, job->lane, &group);
         for (uint32_t r = 0; r < row_count; r++) {
-            uint32_t row = first_row + r;
-            const int8_t *x = in->quants + (size_t)row * w->columns + (size_t)g * FG_QUANT_GROUP;
-            const float *scales = in->scales + ((size_t)(row / 4) * group_count + g) * 8 + row % 4;
-            float scale = group.d * scales[0];
-            for (int lane = 0; lane < LANES; lane++) {
-                int32_t sum = 0;
-                for (int i = 4 * lane; i < 4 * lane + 4; i++) {
-                    sum += group.q[i] * x[i];
-                }
-                sum *= group.scale[lane / 4];
-                lanes[r][lane] = fmaf(scale, (float)sum, lanes[r][lane]);
+            size_t at = (size_t)(first_row + r) * group_count + g;
+            const int8_t *x = in->quants + at * FG_QUANT_GROUP;
+            const fg_quant_group *quant = &in->groups[at];
+            int32_t sum = 0;
+            for (int i = 0; i < FG_QUANT_GROUP; i++) {
+                sum += group.scale[i / 16] * group.q[i] * x[i];
             }
-            minima[r] = fmaf(group.minimum, scales[4], minima[r]);
+            if (has_minimum) {
+                sums[r] = fmaf(group.minimum, quant->offset, sums[r]);
+            }
+            sums[r] = fmaf(group.d * quant->scale, (float)sum, sums[r]);
         }
     }
     for (uint32_t r = 0; r < row_count; r++) {
-        float sum = fg_cpu_fold(lanes[r]);
-        sum = factor != 0.0f ? sum + factor * minima[r] : sum;
-        finish(linear, first_row + r, output, sum);
+        finish(job, first_row + r, sums[r]);
     }
 }
 
-static void float_output(const fg_linear *linear, const fg_activations *in, uint32_t row,
-                         uint32_t output)
+static void float_output(const output_job *job, uint32_t row)
 {
-    const fg_matrix *w = &linear->weight;
-    size_t row_bytes = (size_t)w->columns * fg_dtype_block_bytes(w->type);
-    const uint8_t *weights = (const uint8_t *)w->data + output * row_bytes;
-    const float *x = in->values + (size_t)row * w->columns;
-    float lanes[LANES] = { 0 };
-    /* The last vector is filled up with zeros, as a register is: a product of zeros may still turn
-     * a lane of -0 into +0. */
-    uint32_t padded = (w->columns + LANES - 1) / LANES * LANES;
-    for (uint32_t k = 0; k < padded; k++) {
-        float a = k < w->columns ? fg_cpu_float_at(w->type, weights, k) : 0.0f;
-        float b = k < w->columns ? x[k] : 0.0f;
-        lanes[k % LANES] = fmaf(a, b, lanes[k % LANES]);
+    const fg_panels *w = &job->linear->weight;
+    const float *x = job->in->values + (size_t)row * w->columns;
+    float sum = 0.0f;
+    for (uint32_t k = 0; k < w->columns; k++) {
+        size_t at = (size_t)k * FG_PANEL_OUTPUTS + job->lane;
+        sum = fmaf(fg_cpu_float_at(w->type, job->panel, at), x[k], sum);
     }
-    finish(linear, row, output, fg_cpu_fold(lanes));
+    finish(job, row, sum);
 }
 
 void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                          uint32_t first, uint32_t count)
 {
-    bool quantized = fg_op_linear_is_quantized(linear->weight.type);
-    for (uint32_t output = first; output < first + count; output++) {
-        for (uint32_t row = 0; row < rows; row += quantized ? PLAIN_ROWS : 1) {
-            if (quantized) {
-                uint32_t left = rows - row;
-                quantized_output(linear, in, row, left < PLAIN_ROWS ? left : PLAIN_ROWS, output);
-            } else {
-                float_output(linear, in, row, output);
+    const fg_panels *w = &linear->weight;
+    output_job job = { .linear = linear,
+                       .in = in,
+                       .shape = fg_panel_shape_of(w->type, w->columns) };
+    uint32_t end = (first + count) * FG_PANEL_OUTPUTS;
+    end = end < w->outputs ? end : w->outputs;
+    for (job.output = first * FG_PANEL_OUTPUTS; job.output < end; job.output++) {
+        job.lane = job.output % FG_PANEL_OUTPUTS;
+        job.panel =
+            (const uint8_t *)w->data + job.output / FG_PANEL_OUTPUTS * job.shape.panel_bytes;
+        if (!fg_op_linear_is_quantized(w->type)) {
+            for (uint32_t row = 0; row < rows; row++) {
+                float_output(&job, row);
             }
+            continue;
+        }
+        for (uint32_t row = 0; row < rows; row += PLAIN_ROWS) {
+            uint32_t left = rows - row;
+            quantized_output(&job, row, left < PLAIN_ROWS ? left : PLAIN_ROWS);
         }
     }
 }

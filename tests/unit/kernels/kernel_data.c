@@ -91,12 +91,35 @@ void *random_matrix(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t colum
     return data;
 }
 
+static size_t panels_bytes(const fg_panels *panels)
+{
+    return fg_panel_count(panels->outputs) * fg_panel_bytes(panels->type, panels->columns);
+}
+
+fg_panels pack_panels(const fg_matrix *matrix)
+{
+    fg_panels panels = { .type = matrix->type,
+                         .outputs = matrix->outputs,
+                         .columns = matrix->columns };
+    void *data = fg_mem_map(panels_bytes(&panels));
+    FG_ASSERT(data != NULL, "panels");
+    fg_panel_pack(matrix, 0, fg_panel_count(matrix->outputs), data);
+    panels.data = data;
+    return panels;
+}
+
+void free_panels(fg_panels *panels)
+{
+    fg_mem_unmap((void *)(uintptr_t)panels->data, panels_bytes(panels));
+}
+
 fg_activations make_activations(uint32_t rows, uint32_t columns)
 {
     return (fg_activations){
         .values = fg_mem_array((size_t)rows * columns, sizeof(float)),
         .quants = fg_mem_array((size_t)rows * columns, 1),
-        .scales = fg_mem_alloc(fg_activations_scales_bytes(rows, columns)),
+        .groups =
+            fg_mem_array((size_t)rows * (columns / FG_QUANT_GROUP) + 1, sizeof(fg_quant_group)),
         .columns = columns,
     };
 }
@@ -105,5 +128,5 @@ void free_activations(fg_activations *activations)
 {
     fg_mem_free(activations->values);
     fg_mem_free(activations->quants);
-    fg_mem_free(activations->scales);
+    fg_mem_free(activations->groups);
 }

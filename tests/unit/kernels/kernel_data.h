@@ -23,6 +23,10 @@ float *random_floats(fg_rng *rng, size_t count, float span);
 void *random_matrix(fg_rng *rng, uint32_t type, uint32_t outputs, uint32_t columns,
                     fg_matrix *matrix_out);
 
+/* The matrix in panels; freed by free_panels. */
+fg_panels pack_panels(const fg_matrix *matrix);
+void free_panels(fg_panels *panels);
+
 /* Room for `rows` rows; the caller fills values. Freed by free_activations. */
 fg_activations make_activations(uint32_t rows, uint32_t columns);
 void free_activations(fg_activations *activations);

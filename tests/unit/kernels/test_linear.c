@@ -35,8 +35,9 @@ static uint32_t columns_for(uint32_t type, uint32_t columns)
 }
 
 typedef struct problem {
-    fg_matrix weight;
+    fg_matrix rows; /* as a model file has them */
     void *data;
+    fg_panels weight;
     fg_activations in;
     float *out;
 } problem;
@@ -45,7 +46,8 @@ static problem make_problem(fg_rng *rng, uint32_t type, uint32_t outputs, uint32
 {
     problem p;
     columns = columns_for(type, columns);
-    p.data = random_matrix(rng, type, outputs, columns, &p.weight);
+    p.data = random_matrix(rng, type, outputs, columns, &p.rows);
+    p.weight = pack_panels(&p.rows);
     p.in = make_activations(ROWS_MAX, columns);
     for (size_t i = 0; i < (size_t)ROWS_MAX * columns; i++) {
         p.in.values[i] = random_float(rng, 3.0f);
@@ -57,6 +59,7 @@ static problem make_problem(fg_rng *rng, uint32_t type, uint32_t outputs, uint32
 static void free_problem(problem *p)
 {
     fg_mem_free(p->data);
+    free_panels(&p->weight);
     free_activations(&p->in);
     fg_mem_free(p->out);
 }
@@ -122,8 +125,7 @@ static double seen_activation(const problem *p, uint32_t row, uint32_t k)
     if (!fg_op_linear_is_quantized(p->weight.type)) {
         return p->in.values[at];
     }
-    size_t group = (size_t)(row / 4) * (p->in.columns / 32) + k / 32;
-    return (double)p->in.quants[at] * p->in.scales[group * 8 + row % 4];
+    return (double)p->in.quants[at] * p->in.groups[at / FG_QUANT_GROUP].scale;
 }
 
 Test(linear, agrees_with_a_sum_in_double_over_the_reference_dequantiser)
@@ -194,23 +196,22 @@ Test(linear, extreme_quants_do_not_saturate)
     size_t device_count = open_test_device("plain", 1, &devices[0]);
     device_count += open_test_device("avx2", 1, &devices[device_count]);
     uint8_t block[34] = { 0x00, 0x3C };
+    fg_matrix matrix = { .data = block, .type = FG_Q8_0, .outputs = 1, .columns = 32 };
     fg_activations in = make_activations(1, 32);
     for (int i = 0; i < 32; i++) {
         block[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
         in.values[i] = i % 2 == 0 ? -127.0f : 127.0f;
     }
+    fg_panels panels = pack_panels(&matrix);
     for (size_t d = 0; d < device_count; d++) {
         float out = 0.0f;
-        fg_linear linear = {
-            .weight = { .data = block, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
-            .out = &out,
-            .out_stride = 1
-        };
+        fg_linear linear = { .weight = panels, .out = &out, .out_stride = 1 };
         fg_op_quantize(devices[d].stream, &in, 1);
         fg_op_linear(devices[d].stream, &linear, 1, &in, 1);
         cr_assert_eq(out, 16.0f * (128 * 127 + 127 * 127), "isa %s gives %f",
                      fg_device_isa(devices[d].device), (double)out);
         close_test_device(&devices[d]);
     }
+    free_panels(&panels);
     free_activations(&in);
 }

@@ -42,11 +42,12 @@ Test(rows, rmsnorm_is_exact_everywhere_and_close_to_double)
         float *out = fg_mem_array(count, sizeof(float));
         float *first = fg_mem_array(count, sizeof(float));
         for (size_t d = 0; d < device_count; d++) {
-            fg_rmsnorm args = { .in = in,
-                                .weight = weight,
-                                .columns = columns,
-                                .epsilon = 1e-5f,
-                                .out = d == 0 ? first : out };
+            fg_rmsnorm args = {
+                .in = in,
+                .weight = weight,
+                .epsilon = 1e-5f,
+                .out = { .values = d == 0 ? first : out, .columns = columns },
+            };
             fg_op_rmsnorm(devices[d].stream, &args, ROWS);
             cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0,
                       "%u columns, isa %s", columns, fg_device_isa(devices[d].device));
@@ -79,7 +80,7 @@ Test(rows, rmsnorm_takes_the_rows_it_is_told)
     const uint32_t ids[2] = { 2, 0 };
     float out[2][8];
     fg_rmsnorm args = {
-        .in = in[0], .row_ids = ids, .weight = weight, .columns = 8, .out = out[0]
+        .in = in[0], .row_ids = ids, .weight = weight, .out = { .values = out[0], .columns = 8 }
     };
     fg_op_rmsnorm(device.stream, &args, 2);
     for (int i = 0; i < 8; i++) {
@@ -103,29 +104,38 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     for (int i = 96; i < 128; i++) {
         a.values[i] = 1e-36f; /* too small to divide by */
     }
-    size_t scales_bytes = fg_activations_scales_bytes(ROWS, 288);
+    size_t group_bytes = (size_t)ROWS * 9 * sizeof(fg_quant_group);
     int8_t *quants = NULL;
-    float *scales = NULL;
+    fg_quant_group *groups = NULL;
     for (size_t d = 0; d < device_count; d++) {
         memset(a.quants, 0x55, (size_t)ROWS * 288);
         fg_op_quantize(devices[d].stream, &a, ROWS);
         if (d == 0) {
             quants = fg_mem_dup(a.quants, (size_t)ROWS * 288);
-            scales = fg_mem_dup(a.scales, scales_bytes);
+            groups = fg_mem_dup(a.groups, group_bytes);
         }
         cr_assert(memcmp(quants, a.quants, (size_t)ROWS * 288) == 0);
-        cr_assert(memcmp(scales, a.scales, scales_bytes) == 0);
+        cr_assert(memcmp(groups, a.groups, group_bytes) == 0);
     }
     for (uint32_t row = 0; row < ROWS; row++) {
         for (uint32_t k = 0; k < 288; k++) {
-            const float *scale = &a.scales[((row / 4) * 9 + k / 32) * 8 + row % 4];
-            float error = fabsf(a.values[row * 288 + k] - (float)a.quants[row * 288 + k] * *scale);
+            float scale = a.groups[row * 9 + k / 32].scale;
+            float error = fabsf(a.values[row * 288 + k] - (float)a.quants[row * 288 + k] * scale);
             cr_assert(a.quants[row * 288 + k] >= -127, "row %u column %u", row, k);
-            cr_assert(error <= 0.5001f * *scale + 1e-30f, "row %u column %u", row, k);
+            cr_assert(error <= 0.5001f * scale + 1e-30f, "row %u column %u", row, k);
         }
     }
+    for (uint32_t g = 0; g < ROWS * 9; g++) {
+        int sums[2] = { 0, 0 };
+        for (uint32_t k = 0; k < 32; k++) {
+            sums[k / 16] += a.quants[g * 32 + k];
+        }
+        cr_assert_eq(a.groups[g].sums[0], sums[0], "group %u", g);
+        cr_assert_eq(a.groups[g].sums[1], sums[1], "group %u", g);
+        cr_assert_eq(a.groups[g].offset, a.groups[g].scale * (float)(sums[0] + sums[1]));
+    }
     fg_mem_free(quants);
-    fg_mem_free(scales);
+    fg_mem_free(groups);
     free_activations(&a);
     close_devices(devices, device_count);
 }
@@ -144,7 +154,10 @@ Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
     gate[1] = -120.0f;
     gate[2] = 0.0f;
     for (size_t d = 0; d < device_count; d++) {
-        fg_op_swiglu(devices[d].stream, gate, up, ROWS, 300, d == 0 ? first : out);
+        fg_swiglu args = { .gate = gate,
+                           .up = up,
+                           .out = { .values = d == 0 ? first : out, .columns = 300 } };
+        fg_op_swiglu(devices[d].stream, &args, ROWS);
         cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "isa %s",
                   fg_device_isa(devices[d].device));
     }
@@ -158,6 +171,38 @@ Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
     fg_mem_free(first);
     fg_mem_free(out);
     close_devices(devices, device_count);
+}
+
+Test(rows, norm_and_swiglu_quantise_as_the_operation_does)
+{
+    test_device device;
+    cr_assert(open_test_device("auto", 2, &device));
+    fg_rng rng = { .state = 25 };
+    float *in = random_floats(&rng, (size_t)ROWS * 96, 2.0f);
+    float *up = random_floats(&rng, (size_t)ROWS * 96, 2.0f);
+    fg_activations fused = make_activations(ROWS, 96);
+    fg_activations apart = make_activations(ROWS, 96);
+    for (int round = 0; round < 2; round++) {
+        if (round == 0) {
+            fg_op_rmsnorm(device.stream,
+                          &(fg_rmsnorm){ .in = in, .weight = up, .quantize = true, .out = fused },
+                          ROWS);
+        } else {
+            fg_op_swiglu(device.stream,
+                         &(fg_swiglu){ .gate = in, .up = up, .quantize = true, .out = fused },
+                         ROWS);
+        }
+        memcpy(apart.values, fused.values, (size_t)ROWS * 96 * sizeof(float));
+        fg_op_quantize(device.stream, &apart, ROWS);
+        cr_assert(memcmp(apart.quants, fused.quants, (size_t)ROWS * 96) == 0);
+        cr_assert(memcmp(apart.groups, fused.groups, (size_t)ROWS * 3 * sizeof(fg_quant_group)) ==
+                  0);
+    }
+    free_activations(&fused);
+    free_activations(&apart);
+    fg_mem_free(in);
+    fg_mem_free(up);
+    close_test_device(&device);
 }
 
 Test(rows, embed_is_the_reference_dequantiser_bit_for_bit)

@@ -1,0 +1,162 @@
+#include "kernels/panel.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "kernels/cpu/unpack.h"
+
+enum { GROUP = 32, VECTOR = 64, HALVES = 2 * FG_PANEL_OUTPUTS };
+
+static uint32_t code_bytes(uint32_t type)
+{
+    switch (type) {
+    case FG_Q4_0:
+    case FG_Q4_1:
+    case FG_Q4_K:
+        return 4 * VECTOR;
+    case FG_Q5_0:
+    case FG_Q5_1:
+    case FG_Q5_K:
+        return 5 * VECTOR;
+    case FG_Q6_K:
+        return 6 * VECTOR;
+    default: /* FG_Q8_0 */
+        return 8 * VECTOR;
+    }
+}
+
+/* Bytes of scales per block of the type: a group, or a super-block. */
+static uint32_t scale_bytes(uint32_t type)
+{
+    switch (type) {
+    case FG_Q4_1:
+    case FG_Q5_1:
+        return 2 * HALVES;
+    case FG_Q4_K:
+    case FG_Q5_K:
+        return 2 * HALVES + 8 * 2 * FG_PANEL_OUTPUTS;
+    case FG_Q6_K:
+        return HALVES + 8 * 2 * FG_PANEL_OUTPUTS;
+    default:
+        return HALVES;
+    }
+}
+
+fg_panel_shape fg_panel_shape_of(uint32_t type, uint32_t columns)
+{
+    uint32_t block = fg_dtype_block_count(type);
+    fg_panel_shape shape;
+    size_t end;
+    if (block == 1) {
+        shape.group_bytes = FG_PANEL_OUTPUTS * fg_dtype_block_bytes(type);
+        shape.scale_bytes = 0;
+        shape.scales_offset = 0;
+        end = (size_t)columns * shape.group_bytes;
+    } else {
+        shape.group_bytes = code_bytes(type);
+        shape.scale_bytes = scale_bytes(type);
+        shape.scales_offset = (size_t)(columns / GROUP) * shape.group_bytes;
+        end = shape.scales_offset + (size_t)(columns / block) * shape.scale_bytes;
+    }
+    shape.panel_bytes = (end + FG_PANEL_ALIGNMENT - 1) / FG_PANEL_ALIGNMENT * FG_PANEL_ALIGNMENT;
+    return shape;
+}
+
+/* The codes of one group of output r: q as unpack.h gives them. */
+static void put_codes(uint32_t type, const int8_t *q, uint32_t r, uint8_t *codes)
+{
+    for (uint32_t k = 0; k < GROUP; k++) {
+        uint32_t at = 4 * r + k % 4;
+        if (type == FG_Q8_0) {
+            codes[k / 4 * VECTOR + at] = (uint8_t)q[k];
+            continue;
+        }
+        uint32_t u = (uint32_t)(type == FG_Q6_K ? q[k] + 32 : q[k]);
+        codes[k % 16 / 4 * VECTOR + at] |= (uint8_t)((u & 15) << (k < 16 ? 0 : 4));
+        if (type == FG_Q6_K) {
+            codes[(4 + k / 16) * VECTOR + at] |= (uint8_t)((u >> 4) << (k % 16 / 4 * 2));
+        } else if (u > 15) {
+            codes[4 * VECTOR + at] |= (uint8_t)(1u << (k / 4));
+        }
+    }
+}
+
+static void put_k_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_t *scales)
+{
+    if (type == FG_Q6_K) {
+        memcpy(scales + 2 * r, block + 208, 2);
+        for (uint32_t i = 0; i < 16; i++) {
+            scales[HALVES + i * FG_PANEL_OUTPUTS + r] = block[192 + i];
+        }
+        return;
+    }
+    memcpy(scales + 2 * r, block, 2);
+    memcpy(scales + HALVES + 2 * r, block + 2, 2);
+    for (uint32_t g = 0; g < 8; g++) {
+        uint32_t scale;
+        uint32_t minimum;
+        fg_cpu_k_scale(block + 4, g, &scale, &minimum);
+        uint8_t *group = scales + 2 * HALVES + (size_t)g * 2 * FG_PANEL_OUTPUTS;
+        group[r] = (uint8_t)scale;
+        group[FG_PANEL_OUTPUTS + r] = (uint8_t)minimum;
+    }
+}
+
+static void put_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_t *scales)
+{
+    if (fg_dtype_block_count(type) == 256) {
+        put_k_scales(type, block, r, scales);
+        return;
+    }
+    memcpy(scales + 2 * r, block, 2);
+    if (type == FG_Q4_1 || type == FG_Q5_1) {
+        memcpy(scales + HALVES + 2 * r, block + 2, 2);
+    }
+}
+
+static void pack_quantized_row(uint32_t type, uint32_t columns, const uint8_t *row, uint32_t r,
+                               const fg_panel_shape *shape, uint8_t *panel)
+{
+    uint32_t block_count = columns / fg_dtype_block_count(type);
+    for (uint32_t g = 0; g < columns / GROUP; g++) {
+        fg_cpu_group group;
+        fg_cpu_unpack(type, row, g, &group);
+        put_codes(type, group.q, r, panel + (size_t)g * shape->group_bytes);
+    }
+    for (uint32_t b = 0; b < block_count; b++) {
+        put_scales(type, row + (size_t)b * fg_dtype_block_bytes(type), r,
+                   panel + shape->scales_offset + (size_t)b * shape->scale_bytes);
+    }
+}
+
+static void pack_float_row(uint32_t columns, const uint8_t *row, uint32_t r, uint32_t element_bytes,
+                           uint8_t *panel)
+{
+    for (uint32_t k = 0; k < columns; k++) {
+        memcpy(panel + ((size_t)k * FG_PANEL_OUTPUTS + r) * element_bytes,
+               row + (size_t)k * element_bytes, element_bytes);
+    }
+}
+
+void fg_panel_pack(const fg_matrix *matrix, uint32_t first, uint32_t count, void *out)
+{
+    fg_panel_shape shape = fg_panel_shape_of(matrix->type, matrix->columns);
+    uint32_t block_bytes = fg_dtype_block_bytes(matrix->type);
+    uint32_t block = fg_dtype_block_count(matrix->type);
+    size_t row_bytes = (size_t)(matrix->columns / block) * block_bytes;
+    memset(out, 0, count * shape.panel_bytes);
+    for (uint32_t i = 0; i < count * FG_PANEL_OUTPUTS; i++) {
+        uint32_t output = first * FG_PANEL_OUTPUTS + i;
+        if (output >= matrix->outputs) {
+            break;
+        }
+        const uint8_t *row = (const uint8_t *)matrix->data + output * row_bytes;
+        uint8_t *panel = (uint8_t *)out + i / FG_PANEL_OUTPUTS * shape.panel_bytes;
+        if (block == 1) {
+            pack_float_row(matrix->columns, row, i % FG_PANEL_OUTPUTS, block_bytes, panel);
+        } else {
+            pack_quantized_row(matrix->type, matrix->columns, row, i % FG_PANEL_OUTPUTS, &shape,
+                               panel);
+        }
+    }
+}
