@@ -209,21 +209,6 @@ uint64_t fg_weights_size_bytes(const fg_weights *weights)
     return weights->size_bytes;
 }
 
-void fg_weights_warm(const fg_weights *weights)
-{
-#ifdef MADV_POPULATE_READ
-    if (weights->mapped &&
-        madvise((void *)(uintptr_t)weights->bytes, weights->size_bytes, MADV_POPULATE_READ) == 0) {
-        return;
-    }
-#endif
-    /* An older kernel (before 5.14), or memory that is not ours: touch every page. */
-    volatile unsigned char sink = 0;
-    for (size_t at = 0; at < weights->size_bytes; at += 4096) {
-        sink = (unsigned char)(sink + weights->bytes[at]);
-    }
-}
-
 /* Advice about the whole pages inside a tensor; it may be ignored, so no answer is looked at. */
 static void advise(const fg_weights *weights, const fg_tensor *tensor, int advice)
 {

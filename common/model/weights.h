@@ -52,10 +52,6 @@ const fg_tensor *fg_weights_find(const fg_weights *weights, const char *name); /
 uint64_t fg_weights_tensor_count(const fg_weights *weights);
 const fg_tensor *fg_weights_tensor(const fg_weights *weights, uint64_t index);
 uint64_t fg_weights_size_bytes(const fg_weights *weights);
-/* Brings the whole file into memory and this process's page tables, so that the first request does not
- * pay for it. */
-void fg_weights_warm(const fg_weights *weights);
-
 /* The rows of a tensor leave this process's page tables (the page cache keeps what it wants to): they were
  * packed and are not read again. */
 void fg_weights_release(const fg_weights *weights, const fg_tensor *tensor);
