@@ -177,10 +177,35 @@ static void check_some(void *ctx, uint32_t member, uint32_t member_count)
     }
 }
 
+/* Maps at an address that huge pages can be mapped at; not every file system sees to that. */
+static void *map_aligned(int fd, off_t offset, size_t size_bytes)
+{
+    size_t room_bytes = size_bytes + FG_PIECE_BYTES;
+    uint8_t *room =
+        mmap(NULL, room_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        return MAP_FAILED;
+    }
+    uint8_t *at = room + (FG_PIECE_BYTES - (uintptr_t)room % FG_PIECE_BYTES) % FG_PIECE_BYTES;
+    void *data = mmap(at, size_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, offset);
+    if (data == MAP_FAILED) {
+        munmap(room, room_bytes);
+        return MAP_FAILED;
+    }
+    /* What is left over on both sides; the mapping ends in the middle of a page. */
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *end = at + (size_bytes + page - 1) / page * page;
+    if (at > room) {
+        munmap(room, (size_t)(at - room));
+    }
+    munmap(end, (size_t)(room + room_bytes - end));
+    return data;
+}
+
 static fg_status map_file(opening *open, int fd, fg_error *err)
 {
     size_t size = open->plan.data_bytes;
-    void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)open->plan.data_offset);
+    void *data = map_aligned(fd, (off_t)open->plan.data_offset, size);
     if (data == MAP_FAILED) {
         return fg_fail(err, FG_BAD_INPUT, "cannot be mapped: %s", strerror(errno));
     }
@@ -273,8 +298,10 @@ static fg_status make_file(opening *open, const char *path, fg_error *err)
         status = map_file(open, writer.fd, err);
     }
     if (status == FG_OK) {
-        /* In shared memory (a directory on tmpfs) huge pages come only when asked for so. */
+        /* In shared memory (a directory on tmpfs) huge pages come only when asked for so, once for all
+         * processes; elsewhere this is refused at once. */
         madvise(open->store->data, open->plan.data_bytes, MADV_COLLAPSE);
+        madvise(open->store->data, open->plan.data_bytes, MADV_POPULATE_READ);
         report->origin = FG_WEIGHTS_MADE;
         snprintf(report->path, sizeof report->path, "%s", path);
     }
@@ -347,7 +374,9 @@ static fg_status open_somehow(opening *open, fg_error *err)
     if (wanted) {
         open->model = (fg_panel_model){ .size_bytes = open->file->size_bytes,
                                         .modified_ns = open->file->modified_ns,
-                                        .fingerprint = fg_weights_fingerprint(weights) };
+                                        .fingerprint = open->options->fingerprint != NULL
+                                                           ? *open->options->fingerprint
+                                                           : fg_weights_fingerprint(weights) };
         if (open_cached(open, automatic ? NULL : cache) == FG_OK) {
             return FG_OK;
         }
