@@ -17,7 +17,9 @@ static const fg_conf_choice transports[] = {
 static const fg_conf_choice instruction_sets[] = {
     { "auto", FG_ISA_AUTO }, { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 }, { NULL, 0 }
 };
-static const fg_conf_choice kv_types[] = { { "f16", FG_F16 }, { "f32", FG_F32 }, { NULL, 0 } };
+static const fg_conf_choice kv_types[] = {
+    { "f16", FG_F16 }, { "bf16", FG_BF16 }, { "int8", FG_I8 }, { "f32", FG_F32 }, { NULL, 0 }
+};
 static const fg_conf_choice switches[] = { { "on", FG_ON }, { "off", FG_OFF }, { NULL, 0 } };
 static const fg_conf_choice schedules[] = { { "decode-first", FG_DECODE_FIRST },
                                             { "prefill-first", FG_PREFILL_FIRST },
@@ -438,7 +440,9 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(kv_dtype),
-      .help = "Number type of the KV cache. Both sides of a hand-over need the same." },
+      .help = "Number type of the KV cache. int8 has a scale per token and KV head and takes about "
+              "half "
+              "of f16's memory. Both sides of a hand-over need the same." },
     { .name = "cpu-isa",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

@@ -474,6 +474,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                        .key_offset = fg_kv_layout_offset(layout, index, 0, 0),
                        .value_offset = fg_kv_layout_offset(layout, index, 1, 0),
                        .head_bytes = layout->head_bytes,
+                       .scale_offset = layout->scale_offset,
                        .block_size = layout->block_size,
                        .dtype = layout->dtype,
                        .kv_head_count = h->kv_head_count,

@@ -46,7 +46,6 @@ typedef struct opening {
 /* One run of the team over all pieces. */
 typedef struct work {
     opening *open;
-    fg_team_queue queue;
     _Atomic bool failed;
     _Atomic uint32_t done;
     /* Filling: scratch of each member, a piece's bytes first; where the pieces go. */
@@ -87,30 +86,30 @@ static void speak(work *w)
     }
 }
 
-static void fill_some(void *ctx, uint32_t member, uint32_t member_count)
+static void fill_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     work *w = ctx;
     const fg_panel_plan *plan = &w->open->plan;
+    if (atomic_load(&w->failed)) {
+        return;
+    }
     uint8_t *scratch = w->scratch + member * w->scratch_stride;
-    uint32_t piece;
-    while (!atomic_load(&w->failed) && (piece = fg_team_take(&w->queue)) != UINT32_MAX) {
-        uint64_t at = (uint64_t)piece * FG_PIECE_BYTES;
-        size_t size = fg_panel_piece_bytes(plan, piece);
-        if (w->target != NULL) {
-            fg_panel_plan_fill(plan, piece, scratch, w->target + at);
-        } else {
-            uint8_t *bytes = scratch + w->scratch_stride - FG_PIECE_BYTES;
-            fg_panel_plan_fill(plan, piece, scratch, bytes);
-            w->digests[piece] = fg_hash64(bytes, size, 0);
-            if (fg_cache_write(w->writer, plan->data_offset + at, bytes, size,
-                               &w->errors[member]) != FG_OK) {
-                atomic_store(&w->failed, true);
-            }
+    uint64_t at = (uint64_t)piece * FG_PIECE_BYTES;
+    size_t size = fg_panel_piece_bytes(plan, piece);
+    if (w->target != NULL) {
+        fg_panel_plan_fill(plan, piece, scratch, w->target + at);
+    } else {
+        uint8_t *bytes = scratch + w->scratch_stride - FG_PIECE_BYTES;
+        fg_panel_plan_fill(plan, piece, scratch, bytes);
+        w->digests[piece] = fg_hash64(bytes, size, 0);
+        if (fg_cache_write(w->writer, plan->data_offset + at, bytes, size, &w->errors[member]) !=
+            FG_OK) {
+            atomic_store(&w->failed, true);
         }
-        atomic_fetch_add(&w->done, 1);
-        if (member == 0) {
-            speak(w);
-        }
+    }
+    atomic_fetch_add(&w->done, 1);
+    if (member == 0) {
+        speak(w);
     }
 }
 
@@ -124,12 +123,11 @@ static fg_status fill(work *w, fg_error *err)
     w->scratch = fg_mem_map(w->scratch_stride * members);
     w->errors = fg_mem_array(members, sizeof *w->errors);
     w->started_ns = w->spoke_ns = now_ns(open);
-    w->queue.count = open->plan.piece_count;
     fg_status status = FG_OK;
     if (w->scratch == NULL || w->errors == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for packing weights");
     } else {
-        fg_team_run(open->team, fill_some, w);
+        fg_team_for(open->team, open->plan.piece_count, fill_piece, w);
     }
     for (uint32_t i = 0; w->errors != NULL && i < members && status == FG_OK; i++) {
         if (w->errors[i].text[0] != '\0') {
@@ -160,20 +158,18 @@ static fg_status pack_in_memory(opening *open, fg_error *err)
 
 /* ---- a sidecar that is there ---- */
 
-static void check_some(void *ctx, uint32_t member, uint32_t member_count)
+static void check_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     work *w = ctx;
-    uint32_t piece;
-    while (!atomic_load(&w->failed) && (piece = fg_team_take(&w->queue)) != UINT32_MAX) {
-        size_t size = fg_panel_piece_bytes(&w->open->plan, piece);
-        const uint8_t *bytes = w->data + (uint64_t)piece * FG_PIECE_BYTES;
-        /* Where this kernel cannot, the reading below brings the pages. An error here is one that would
-         * be a SIGBUS there. */
-        if (madvise((void *)(uintptr_t)bytes, size, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
-            atomic_store(&w->failed, true);
-        } else if (fg_hash64(bytes, size, 0) != w->wanted[piece]) {
-            atomic_store(&w->failed, true);
-        }
+    size_t size = fg_panel_piece_bytes(&w->open->plan, piece);
+    const uint8_t *bytes = w->data + (uint64_t)piece * FG_PIECE_BYTES;
+    /* Where this kernel cannot, the reading below brings the pages. An error here is one that would be a
+     * SIGBUS there. */
+    if (madvise((void *)(uintptr_t)bytes, size, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
+        atomic_store(&w->failed, true);
+    }
+    if (!atomic_load(&w->failed) && fg_hash64(bytes, size, 0) != w->wanted[piece]) {
+        atomic_store(&w->failed, true);
     }
 }
 
@@ -227,7 +223,7 @@ static fg_status use_file(opening *open, const char *path, fg_error *err)
     uint64_t from = now_ns(open);
     int fd;
     void *header;
-    work w = { .open = open, .queue = { .count = open->plan.piece_count } };
+    work w = { .open = open };
     fg_status status = fg_cache_open(path, &open->plan, &open->model, open->file->owner, &fd,
                                      &header, &w.wanted, err);
     if (status != FG_OK) {
@@ -236,7 +232,7 @@ static fg_status use_file(opening *open, const char *path, fg_error *err)
     status = map_file(open, fd, err);
     if (status == FG_OK) {
         w.data = open->store->data;
-        fg_team_run(open->team, check_some, &w);
+        fg_team_for(open->team, open->plan.piece_count, check_piece, &w);
         if (atomic_load(&w.failed)) {
             status = fg_fail(err, FG_BAD_INPUT, "is damaged");
             unmap_file(open);
