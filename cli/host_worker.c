@@ -410,6 +410,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                                   : cores > 0          ? (uint32_t)cores
                                                                        : 1,
                                   .cpu_isa = isa_name(config->cpu_isa),
+                                  .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
                                   .on_done = engine_done,
                                   .ctx = host };
