@@ -102,16 +102,25 @@ void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count
 void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
                       const double *frequencies, uint32_t pair_count, float *table);
 
-/* The paged KV of one layer as attention sees it. Slot s of a sequence lies in block
- * block_ids[s / block_size] of its table, [head][slot][dim] from key_offset and value_offset on. */
+/* Slots whose keys lie together, dimension by dimension. A block smaller than that is one piece. */
+enum { FG_KV_PIECE = 16 };
+
+/*
+ * The paged KV of one layer as attention sees it. Slot s of a sequence lies in block
+ * block_ids[s / block_size] of its table, at s % block_size:
+ *   from key_offset on    [KV head][piece][dim][slot of the piece], a piece being 16 slots or the block
+ *   from value_offset on  [KV head][slot][dim]
+ * int8 has in each head's region a scale per slot [slot] float from scale_offset on.
+ */
 typedef struct fg_paged_kv {
     void *arena;
     size_t block_bytes;
     size_t key_offset;   /* of this layer's K inside a block */
     size_t value_offset; /* of this layer's V */
     size_t head_bytes;   /* from one KV head to the next */
-    uint32_t block_size; /* slots */
-    uint32_t dtype;      /* FG_F16 or FG_F32 */
+    size_t scale_offset; /* inside a head's region; FG_I8 alone reads it */
+    uint32_t block_size; /* slots, a power of two */
+    uint32_t dtype;      /* FG_F16, FG_F32, FG_BF16 or FG_I8 */
     uint32_t kv_head_count;
     uint32_t head_dim;
 } fg_paged_kv;
@@ -122,7 +131,8 @@ typedef struct fg_kv_row {
     uint32_t position;
 } fg_kv_row;
 
-/* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots.
+/* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots. int8: per
+ * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties.
  *   q [row][head_count][head_dim], k and v [row][kv_head_count][head_dim]
  *   pairs: interleaved (2i, 2i+1), else (i, i + pair_count); dims beyond 2 * pair_count stay. */
 typedef struct fg_rope_store {
@@ -138,17 +148,24 @@ typedef struct fg_rope_store {
 void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
                       uint32_t rows);
 
-/* Slots per piece of attention's online softmax: pieces begin at multiples of this. */
-enum { FG_ATTEND_PIECE = 16 };
+/* Slots per chunk of attention: chunks begin at multiples of this. */
+enum { FG_ATTEND_CHUNK = 256 };
 
-/* out[row][head] = softmax(q . K * scale) V over slots 0 .. position, K and V read as stored. Pieces
- * of 16 slots in rising order; in each: scores by lanes and fold, the running maximum, sum and
- * output rescaled once, then added to slot by slot. head_count is a multiple of kv_head_count;
- * head h reads KV head h / (head_count / kv_head_count). */
+/*
+ * out[row][head] = softmax(q . K * scale) V over the slots position - window + 1 .. position (window 0:
+ * from slot 0 on), K and V read as stored. head_count is a multiple of kv_head_count; head h reads KV
+ * head h / (head_count / kv_head_count). In each chunk that holds such slots, and only over these:
+ *   score[s] = one fma chain over d of (q[d] * (scale * log2 e)) * k[s][d] (int8: times k's scale)
+ *   weight[s] = 2^(score[s] - the chunk's maximum); sum = weights added in lane s % 8, then fold
+ *   o[d] = one fma chain over s of weight[s] (int8: times v's scale) * v[s][d], from 0
+ * Chunks are merged in rising order: with the larger maximum m, f = 2^(old - m) and g = 2^(new - m),
+ * sum = fma(new sum, g, sum * f), o = fma(new o, g, o * f). At the end out = o * (1 / sum).
+ */
 typedef struct fg_attend {
     const float *q;
     const fg_kv_row *kv_rows;
     uint32_t head_count;
+    uint32_t window; /* slots that a row sees, its own included; 0: all */
     float scale;
     float *out; /* [row][head_count][head_dim] */
 } fg_attend;

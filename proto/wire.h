@@ -103,6 +103,7 @@ typedef struct fg_wire_hello {
     uint64_t fingerprint_low, fingerprint_high; /* of the model file */
     const char *numerics_class;
     uint32_t layer_count, kv_head_count, head_dim, block_size, kv_dtype; /* kv/layout */
+    uint32_t kv_layout;                                                  /* FG_KV_LAYOUT_VERSION */
     uint32_t block_count, max_seqs, context_max;
     uint32_t able; /* FG_ROLE_* that it could take; holds `roles` */
     fg_wire_speed speed;

@@ -99,7 +99,7 @@ static fg_status check_hello(const fg_wire_hello *hello, fg_error *err)
                             (hello->roles & ~hello->able))) {
         status = too_large("hello.able", hello->able, err);
     }
-    if (status == FG_OK && fg_dtype_block_count(hello->kv_dtype) == 0) {
+    if (status == FG_OK && fg_dtype_kv_bytes(hello->kv_dtype) == 0) {
         status = too_large("hello.kv_dtype", hello->kv_dtype, err);
     }
     if (status == FG_OK) {

@@ -148,6 +148,7 @@ static void read_hello(decoder *d, const Forge__Wire__Frame *frame, fg_wire_hell
     to->head_dim = from->head_dim;
     to->block_size = from->block_size;
     to->kv_dtype = from->kv_dtype;
+    to->kv_layout = from->kv_layout;
     to->block_count = from->block_count;
     to->max_seqs = from->max_seqs;
     to->context_max = from->context_max;

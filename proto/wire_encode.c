@@ -112,6 +112,7 @@ static void fill_hello(builder *b, const fg_wire_hello *hello)
     to->head_dim = hello->head_dim;
     to->block_size = hello->block_size;
     to->kv_dtype = hello->kv_dtype;
+    to->kv_layout = hello->kv_layout;
     to->block_count = hello->block_count;
     to->max_seqs = hello->max_seqs;
     to->context_max = hello->context_max;

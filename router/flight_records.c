@@ -28,7 +28,7 @@ typedef struct identity_record {
 
 typedef struct member_record {
     fg_reg_worker worker;
-    uint32_t layer_count, kv_head_count, head_dim, kv_dtype;
+    uint32_t layer_count, kv_head_count, head_dim, kv_dtype, kv_layout, pad;
     char numerics_class[64];
 } member_record;
 
@@ -73,7 +73,8 @@ void fg_dispatch_note_rest(fg_dispatch *dispatch)
                                  .layer_count = shape->layer_count,
                                  .kv_head_count = shape->kv_head_count,
                                  .head_dim = shape->head_dim,
-                                 .kv_dtype = shape->kv_dtype };
+                                 .kv_dtype = shape->kv_dtype,
+                                 .kv_layout = shape->kv_layout };
         member.worker.link_record = NULL;
         snprintf(member.numerics_class, sizeof member.numerics_class, "%s", class);
         fg_flight_note(flight, FG_RECORD_MEMBER, &member, sizeof member);
@@ -130,6 +131,7 @@ static fg_status restore_member(fg_dispatch *dispatch, const member_record *memb
                             .kv_head_count = member->kv_head_count,
                             .head_dim = member->head_dim,
                             .kv_dtype = member->kv_dtype,
+                            .kv_layout = member->kv_layout,
                             .block_size = from->block_size,
                             .block_count = from->block_count,
                             .max_seqs = from->max_seqs,

@@ -76,7 +76,8 @@ static fg_status check_with_others(const fg_registry *registry, const fg_wire_he
     }
     const fg_wire_hello *shape = &registry->shape;
     if (hello->layer_count != shape->layer_count || hello->kv_head_count != shape->kv_head_count ||
-        hello->head_dim != shape->head_dim || hello->kv_dtype != shape->kv_dtype) {
+        hello->head_dim != shape->head_dim || hello->kv_dtype != shape->kv_dtype ||
+        hello->kv_layout != shape->kv_layout) {
         return fg_fail(err, FG_BAD_INPUT, "another KV layout than the workers that are here");
     }
     if (hello->block_size != shape->block_size) {

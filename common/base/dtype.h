@@ -19,6 +19,7 @@ typedef enum fg_dtype {
     FG_Q4_K = 12,
     FG_Q5_K = 13,
     FG_Q6_K = 14,
+    FG_I8 = 24, /* of the KV cache only, with a scale per token and head */
     FG_BF16 = 30,
 } fg_dtype;
 
@@ -74,6 +75,12 @@ static inline uint32_t fg_dtype_block_bytes(uint32_t type)
     }
 }
 
+/* Bytes of one element of a type that the KV cache can store; 0 for any other. */
+static inline uint32_t fg_dtype_kv_bytes(uint32_t type)
+{
+    return type == FG_I8 ? 1 : fg_dtype_block_count(type) == 1 ? fg_dtype_block_bytes(type) : 0;
+}
+
 static inline const char *fg_dtype_name(uint32_t type)
 {
     switch (type) {
@@ -99,6 +106,8 @@ static inline const char *fg_dtype_name(uint32_t type)
         return "q5_k";
     case FG_Q6_K:
         return "q6_k";
+    case FG_I8:
+        return "int8";
     default:
         return "unknown";
     }
@@ -160,6 +169,16 @@ static inline uint16_t fg_f16_from_f32(float value)
 static inline float fg_bf16_to_f32(uint16_t brain)
 {
     return fg_f32_from_bits((uint32_t)brain << 16);
+}
+
+/* Round to nearest even; NaN stays NaN. */
+static inline uint16_t fg_bf16_from_f32(float value)
+{
+    uint32_t bits = fg_f32_bits(value);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+        return (uint16_t)(bits >> 16 | 0x40u);
+    }
+    return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 #endif

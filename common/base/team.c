@@ -298,6 +298,7 @@ void fg_team_destroy(fg_team *team)
     for (uint32_t i = 1; i <= team->started; i++) {
         fg_thread_join(team->slots[i].thread);
     }
+    fg_team_leave(&team->slots[0].seat);
     fg_mem_unmap(team, size_of(team->thread_count));
 }
 

@@ -96,3 +96,12 @@ void fg_team_settle(fg_team_seat *self)
         sched_setaffinity(0, sizeof self->home, &self->home);
     }
 }
+
+void fg_team_leave(fg_team_seat *self)
+{
+    if (atomic_load(&self->tid) == gettid() && (self->held || atomic_load(&self->state) == MOVED)) {
+        self->held = false;
+        atomic_store(&self->state, FREE);
+        sched_setaffinity(0, sizeof self->home, &self->home);
+    }
+}

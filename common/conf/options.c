@@ -17,7 +17,9 @@ static const fg_conf_choice transports[] = {
 static const fg_conf_choice instruction_sets[] = {
     { "auto", FG_ISA_AUTO }, { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 }, { NULL, 0 }
 };
-static const fg_conf_choice kv_types[] = { { "f16", FG_F16 }, { "f32", FG_F32 }, { NULL, 0 } };
+static const fg_conf_choice kv_types[] = {
+    { "f16", FG_F16 }, { "bf16", FG_BF16 }, { "int8", FG_I8 }, { "f32", FG_F32 }, { NULL, 0 }
+};
 static const fg_conf_choice switches[] = { { "on", FG_ON }, { "off", FG_OFF }, { NULL, 0 } };
 static const fg_conf_choice schedules[] = { { "decode-first", FG_DECODE_FIRST },
                                             { "prefill-first", FG_PREFILL_FIRST },
@@ -418,6 +420,19 @@ static const fg_option options[] = {
       .help =
           "Puts the blocks of --kv-host-blocks into a file in this directory, which takes their "
           "room at start and vanishes with the process." },
+    { .name = "weights-cache",
+      .type = FG_OPTION_STRING,
+      .default_text = "auto",
+      .group = memory,
+      .roles = engine_roles,
+      .value_name = "DIR",
+      AT(weights_cache),
+      .help =
+          "Where packed weights are kept, in a file that the processes of a host share: beside the "
+          "model, else in the user's cache directory (auto, for models above 32 MiB), in this "
+          "directory, which may be in memory (/dev/shm), or nowhere (off), which makes every "
+          "process "
+          "pack them into memory of its own." },
     { .name = "kv-dtype",
       .type = FG_OPTION_CHOICE,
       .default_text = "f16",
@@ -425,7 +440,9 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(kv_dtype),
-      .help = "Number type of the KV cache. Both sides of a hand-over need the same." },
+      .help = "Number type of the KV cache. int8 has a scale per token and KV head and takes about "
+              "half "
+              "of f16's memory. Both sides of a hand-over need the same." },
     { .name = "cpu-isa",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

@@ -13,6 +13,11 @@ static fg_status check_range(const char *what, uint32_t value, uint32_t value_ma
     return FG_OK;
 }
 
+static size_t whole_lines(size_t size_bytes)
+{
+    return (size_bytes + 63) & ~(size_t)63;
+}
+
 fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t kv_head_count,
                             uint32_t head_dim, uint32_t block_size, uint32_t dtype, fg_error *err)
 {
@@ -35,8 +40,9 @@ fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t
         return fg_fail(err, FG_BAD_INPUT, "KV layout: block size %u is no power of two",
                        block_size);
     }
-    if (dtype != FG_F16 && dtype != FG_F32) {
-        return fg_fail(err, FG_BAD_INPUT, "KV layout: type %s is not stored (f16 or f32)",
+    if (fg_dtype_kv_bytes(dtype) == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "KV layout: type %s is not stored (f16, f32, bf16 or int8)",
                        fg_dtype_name(dtype));
     }
     fg_kv_layout made = {
@@ -45,10 +51,14 @@ fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t
         .head_dim = head_dim,
         .block_size = block_size,
         .dtype = dtype,
-        .element_bytes = fg_dtype_block_bytes(dtype),
+        .element_bytes = fg_dtype_kv_bytes(dtype),
     };
     size_t block_bytes;
     made.head_bytes = (size_t)block_size * head_dim * made.element_bytes;
+    if (dtype == FG_I8) {
+        made.scale_offset = whole_lines(made.head_bytes);
+        made.head_bytes = whole_lines(made.scale_offset + block_size * sizeof(float));
+    }
     if (__builtin_mul_overflow(made.head_bytes, (size_t)2 * kv_head_count, &made.layer_bytes) ||
         __builtin_mul_overflow(made.layer_bytes, (size_t)layer_count, &block_bytes)) {
         return fg_fail(err, FG_BAD_INPUT, "KV layout: a block's size overflows");

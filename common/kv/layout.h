@@ -1,7 +1,8 @@
 /*
  * layout - where a layer's part of a KV block lies. Pure values.
  *
- * A block holds `block_size` token slots of all layers, block-major: [layer][K or V][KV head][slot][dim].
+ * A block holds `block_size` token slots of all layers, block-major: [layer][K or V][KV head]. A head's
+ * region holds its slots as kernels/ops.h lays them out (fg_paged_kv), and for int8 a scale per slot.
  * Two workers may exchange blocks only when their layouts are the same.
  */
 #ifndef FORGE_COMMON_KV_LAYOUT_H
@@ -14,16 +15,20 @@
 #include "common/base/status.h"
 
 #define FG_KV_BLOCK_SIZE_MAX 1024u
+/* How a head's region is laid out; a change of it is a new number, told in HELLO. 1 had [slot][dim] for K
+ * too and was not told. */
+#define FG_KV_LAYOUT_VERSION 2u
 
 typedef struct fg_kv_layout {
     uint32_t layer_count;
     uint32_t kv_head_count;
     uint32_t head_dim;
     uint32_t block_size; /* token slots per block, a power of two */
-    uint32_t dtype;      /* FG_F16 or FG_F32 */
+    uint32_t dtype;      /* FG_F16, FG_F32, FG_BF16 or FG_I8 */
     uint32_t element_bytes;
-    size_t head_bytes;  /* one KV head's slots of one layer, K or V */
-    size_t layer_bytes; /* K and V of one layer */
+    size_t scale_offset; /* FG_I8: of the scales in a head's region; else 0 */
+    size_t head_bytes;   /* one KV head's slots of one layer, K or V */
+    size_t layer_bytes;  /* K and V of one layer */
     size_t block_bytes;
 } fg_kv_layout;
 

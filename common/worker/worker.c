@@ -251,6 +251,7 @@ static void send_hello(fg_worker *worker)
         .head_dim = options->layout.head_dim,
         .block_size = options->layout.block_size,
         .kv_dtype = options->layout.dtype,
+        .kv_layout = FG_KV_LAYOUT_VERSION,
         .block_count = options->block_count,
         .max_seqs = options->limits.seqs_max,
         .context_max = options->context_max,

@@ -20,11 +20,12 @@ enum { TILE_ROWS = 8 };
 /* Rows whose sums fit into registers. */
 enum { REGISTER_ROWS = 4 };
 enum { VECTOR = 64, HALF = 32 };
+/* Bytes ahead of a row's walk through its panels: what arrives meanwhile from memory. */
+enum { AHEAD = 3072 };
 
 /* Some rows against one panel; its sums lie in memory that never leaves the first-level cache. */
 typedef struct tile {
     const uint8_t *panel;
-    const fg_panel_shape *shape;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
     size_t columns;
@@ -101,22 +102,20 @@ FG_AVX2_INLINE __m256i twice(__m256i value)
     return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xAA);
 }
 
-/* Scales of group g for outputs 8 * half .. 8 * half + 7. */
-FG_AVX2_INLINE factors scales_of(uint32_t type, const tile *t, size_t g, size_t half)
+/* Scales of group g of a unit for outputs 8 * half .. 8 * half + 7. */
+FG_AVX2_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g, size_t half)
 {
-    const uint8_t *scales = t->panel + t->shape->scales_offset;
     factors f = { .first = _mm256_set1_epi16(1) };
     switch (type) {
     case FG_Q4_1:
     case FG_Q5_1:
-        scales += g * 64 + half * 16;
+        scales += half * 16;
         f.d = halves(scales);
         f.minimum = halves(scales + 32);
         break;
     case FG_Q4_K:
     case FG_Q5_K: {
-        scales += g / 8 * 320;
-        const uint8_t *bytes = scales + 64 + g % 8 * 32 + half * 8;
+        const uint8_t *bytes = scales + 64 + g * 32 + half * 8;
         f.d = halves(scales + half * 16);
         f.first = twice(_mm256_cvtepu8_epi32(load8(bytes)));
         /* The product of halves and six bits is exact. */
@@ -126,8 +125,7 @@ FG_AVX2_INLINE factors scales_of(uint32_t type, const tile *t, size_t g, size_t 
         break;
     }
     case FG_Q6_K: {
-        scales += g / 8 * 288;
-        const uint8_t *bytes = scales + 32 + g % 8 * 32 + half * 8;
+        const uint8_t *bytes = scales + 32 + g * 32 + half * 8;
         f.d = halves(scales + half * 16);
         __m256i first = _mm256_cvtepi8_epi32(load8(bytes));
         __m256i second = _mm256_cvtepi8_epi32(load8(bytes + 16));
@@ -211,30 +209,54 @@ FG_AVX2_INLINE __m256 add_scaled(uint32_t type, __m256i sum, const fg_quant_grou
     return _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), total);
 }
 
-FG_AVX2_INLINE void add_group(uint32_t type, tile *t, size_t g)
+/* A group as the walk through a panel meets it. */
+typedef struct place {
+    const uint8_t *scales; /* of its unit */
+    const uint8_t *codes;
+    size_t in_unit;
+    size_t group; /* in the row */
+} place;
+
+FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
 {
-    const uint8_t *at = t->panel + g * t->shape->group_bytes;
-    const int8_t *x = t->quants + g * FG_QUANT_GROUP;
-    factors a = scales_of(type, t, g, 0);
-    factors b = scales_of(type, t, g, 1);
-    codes w = unpack_half(type, at, 0);
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    factors a = scales_of(type, p->scales, p->in_unit, 0);
+    factors b = scales_of(type, p->scales, p->in_unit, 1);
+    codes w = unpack_half(type, p->codes, 0);
     for (uint32_t row = 0; row < t->rows; row++) {
-        products p = half_products(type, w, x + row * t->columns, a.first, b.first);
-        t->halves[row][0] = p.a;
-        t->halves[row][1] = p.b;
+        products half = half_products(type, w, x + row * t->columns, a.first, b.first);
+        t->halves[row][0] = half.a;
+        t->halves[row][1] = half.b;
     }
-    w = unpack_half(type, at, 1);
+    w = unpack_half(type, p->codes, 1);
     __m256i a_scales = type == FG_Q6_K ? a.second : a.first;
     __m256i b_scales = type == FG_Q6_K ? b.second : b.first;
-    const fg_quant_group *group = t->groups + g;
+    const fg_quant_group *group = t->groups + p->group;
     for (uint32_t row = 0; row < t->rows; row++) {
-        products p = half_products(type, w, x + row * t->columns + 16, a_scales, b_scales);
-        __m256i first = whole_sum(type, t->halves[row][0], p.a, group->sums, &a);
-        __m256i second = whole_sum(type, t->halves[row][1], p.b, group->sums, &b);
+        products half = half_products(type, w, x + row * t->columns + 16, a_scales, b_scales);
+        __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a);
+        __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b);
         t->sums[row][0] = add_scaled(type, first, group, &a, t->sums[row][0]);
         t->sums[row][1] = add_scaled(type, second, group, &b, t->sums[row][1]);
         group += t->group_count;
     }
+}
+
+/* The same for one row, whose sums never leave the registers. */
+FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *p, __m256 sums[2])
+{
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    const fg_quant_group *group = t->groups + p->group;
+    factors a = scales_of(type, p->scales, p->in_unit, 0);
+    factors b = scales_of(type, p->scales, p->in_unit, 1);
+    bool two = type == FG_Q6_K;
+    products low = half_products(type, unpack_half(type, p->codes, 0), x, a.first, b.first);
+    products high = half_products(type, unpack_half(type, p->codes, 1), x + 16,
+                                  two ? a.second : a.first, two ? b.second : b.first);
+    __m256i first = whole_sum(type, low.a, high.a, group->sums, &a);
+    __m256i second = whole_sum(type, low.b, high.b, group->sums, &b);
+    sums[0] = add_scaled(type, first, group, &a, sums[0]);
+    sums[1] = add_scaled(type, second, group, &b, sums[1]);
 }
 
 /* Four products of 8-bit codes for each of eight outputs. The activations take the weights' signs, so
@@ -254,24 +276,23 @@ FG_AVX2_INLINE __m256i signed_dot4(__m256i magnitude, __m256i w, __m256i x, __m2
     }
 #define FINISH_SIGNED_ROW(r)                                                                       \
     if (R > (r)) {                                                                                 \
-        const fg_quant_group *group = t->groups + g + (first + (r)) * t->group_count;              \
+        const fg_quant_group *group = t->groups + p->group + (first + (r)) * t->group_count;       \
         __m256 *sums = t->sums[first + (r)];                                                       \
         sums[0] = add_scaled(FG_Q8_0, a##r, group, &a_factors, sums[0]);                           \
         sums[1] = add_scaled(FG_Q8_0, b##r, group, &b_factors, sums[1]);                           \
     }
 
 /* A group of 8-bit codes against rows first .. first + R - 1 of the tile. */
-FG_AVX2_INLINE void add_signed_group(int R, tile *t, size_t g, size_t first)
+FG_AVX2_INLINE void add_signed_group(int R, tile *t, const place *p, size_t first)
 {
-    const uint8_t *at = t->panel + g * t->shape->group_bytes;
-    const int8_t *x = t->quants + g * FG_QUANT_GROUP + first * t->columns;
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP + first * t->columns;
     __m256i zero = _mm256_setzero_si256();
     __m256i a0 = zero, a1 = zero, a2 = zero, a3 = zero;
     __m256i b0 = zero, b1 = zero, b2 = zero, b3 = zero;
 #pragma GCC unroll 8
     for (size_t j = 0; j < 8; j++) {
-        __m256i a = load32(at + j * VECTOR);
-        __m256i b = load32(at + j * VECTOR + HALF);
+        __m256i a = load32(p->codes + j * VECTOR);
+        __m256i b = load32(p->codes + j * VECTOR + HALF);
         __m256i a_magnitude = _mm256_abs_epi8(a);
         __m256i b_magnitude = _mm256_abs_epi8(b);
         ADD_SIGNED_ROW(0)
@@ -279,44 +300,90 @@ FG_AVX2_INLINE void add_signed_group(int R, tile *t, size_t g, size_t first)
         ADD_SIGNED_ROW(2)
         ADD_SIGNED_ROW(3)
     }
-    factors a_factors = scales_of(FG_Q8_0, t, g, 0);
-    factors b_factors = scales_of(FG_Q8_0, t, g, 1);
+    factors a_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
+    factors b_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
     FINISH_SIGNED_ROW(0)
     FINISH_SIGNED_ROW(1)
     FINISH_SIGNED_ROW(2)
     FINISH_SIGNED_ROW(3)
 }
 
-static void add_signed_rows(tile *t, uint32_t first, uint32_t rows)
+static void add_signed_rows(tile *t, const place *p, uint32_t first, uint32_t rows)
 {
-    for (size_t g = 0; g < t->group_count; g++) {
-        switch (rows) {
-        case 1:
-            add_signed_group(1, t, g, first);
-            break;
-        case 2:
-            add_signed_group(2, t, g, first);
-            break;
-        case 3:
-            add_signed_group(3, t, g, first);
-            break;
-        default:
-            add_signed_group(REGISTER_ROWS, t, g, first);
-            break;
-        }
+    switch (rows) {
+    case 1:
+        add_signed_group(1, t, p, first);
+        break;
+    case 2:
+        add_signed_group(2, t, p, first);
+        break;
+    case 3:
+        add_signed_group(3, t, p, first);
+        break;
+    default:
+        add_signed_group(REGISTER_ROWS, t, p, first);
+        break;
     }
 }
 
-FG_AVX2_INLINE void run_tile(uint32_t type, tile *t)
+/* Few rows pass a panel too quickly for the processor to foresee what they will read. */
+FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
 {
-    if (type != FG_Q8_0) {
-        for (size_t g = 0; g < t->group_count; g++) {
-            add_group(type, t, g);
-        }
-        return;
+    for (size_t i = 0; i < size_bytes; i += VECTOR) {
+        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
     }
-    for (uint32_t row = 0; row < t->rows; row += REGISTER_ROWS) {
-        add_signed_rows(t, row, t->rows - row);
+}
+
+/* One row against a panel. */
+FG_AVX2_INLINE void run_row(uint32_t type, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    __m256 sums[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    place p = { .scales = t->panel };
+    while (p.group < t->group_count) {
+        ask_ahead(p.scales, shape.scale_bytes);
+        p.codes = p.scales + shape.scale_bytes;
+        size_t left = t->group_count - p.group;
+        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
+        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
+            ask_ahead(p.codes, shape.group_bytes);
+            if (type == FG_Q8_0) {
+                add_signed_group(1, t, &p, 0);
+            } else {
+                add_group_to_row(type, t, &p, sums);
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        p.scales += shape.unit_bytes;
+    }
+    if (type != FG_Q8_0) {
+        t->sums[0][0] = sums[0];
+        t->sums[0][1] = sums[1];
+    }
+}
+
+FG_AVX2_INLINE void run_rows(uint32_t type, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    place p = { .scales = t->panel };
+    while (p.group < t->group_count) {
+        p.codes = p.scales + shape.scale_bytes;
+        size_t left = t->group_count - p.group;
+        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
+        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
+            ask_ahead(p.codes, shape.group_bytes);
+            if (type != FG_Q8_0) {
+                add_group(type, t, &p);
+            } else {
+                for (uint32_t row = 0; row < t->rows; row += REGISTER_ROWS) {
+                    add_signed_rows(t, &p, row, t->rows - row);
+                }
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        p.scales += shape.unit_bytes;
     }
 }
 
@@ -349,8 +416,8 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
                                uint32_t rows, uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
-    fg_panel_shape shape = fg_panel_shape_of(type, w->columns);
-    tile t = { .shape = &shape, .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
+    const fg_panel_shape shape = fg_panel_shape_of(type, w->columns);
+    tile t = { .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
     for (uint32_t panel = first; panel < first + count; panel++) {
         t.panel = (const uint8_t *)w->data + panel * shape.panel_bytes;
         for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
@@ -358,7 +425,11 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
             t.quants = in->quants + row * t.columns;
             t.groups = in->groups + row * t.group_count;
             memset(t.sums, 0, sizeof t.sums);
-            run_tile(type, &t);
+            if (t.rows == 1) {
+                run_row(type, &t);
+            } else {
+                run_rows(type, &t);
+            }
             for (uint32_t i = 0; i < t.rows; i++) {
                 fg_cpu_avx2_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, t.sums[i]);
             }

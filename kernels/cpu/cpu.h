@@ -10,17 +10,9 @@
 #include "common/base/team.h"
 #include "kernels/ops.h"
 
-/* One (row, group of query heads that share a KV head) of attention. */
-typedef struct fg_cpu_attend {
-    const fg_paged_kv *kv;
-    const uint32_t *block_ids;
-    uint32_t slot_count; /* position + 1 */
-    uint32_t kv_head;
-    uint32_t head_count; /* query heads in this call */
-    const float *q;      /* [head_count][head_dim] */
-    float scale;
-    float *out; /* [head_count][head_dim] */
-} fg_cpu_attend;
+/* kernels/cpu/attend.h */
+typedef struct fg_cpu_attend fg_cpu_attend;
+typedef struct fg_cpu_attend_plan fg_cpu_attend_plan;
 
 typedef struct fg_cpu_kernels {
     const char *name;
@@ -47,16 +39,8 @@ struct fg_device {
 
 struct fg_device_stream {
     fg_device *device;
+    fg_cpu_attend_plan *attend_plan;
     uint64_t sequence; /* operations given so far; all of them have ended */
 };
-
-/* Address of a slot's first K or V element: `offset` is the layer's and head's place in a block. */
-static inline const uint8_t *fg_cpu_slot(const fg_paged_kv *kv, const uint32_t *block_ids,
-                                         size_t offset, uint32_t slot)
-{
-    size_t element_bytes = fg_dtype_block_bytes(kv->dtype);
-    return (const uint8_t *)kv->arena + block_ids[slot / kv->block_size] * kv->block_bytes +
-           offset + (size_t)(slot % kv->block_size) * kv->head_dim * element_bytes;
-}
 
 #endif

@@ -7,6 +7,7 @@
 #endif
 
 #include "common/base/mem.h"
+#include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
 
 #if defined(__x86_64__)
@@ -108,12 +109,21 @@ fg_status fg_device_stream_open(fg_device *device, fg_device_stream **stream_out
         return fg_fail(err, FG_AGAIN, "out of memory for a device stream");
     }
     stream->device = device;
+    stream->attend_plan = fg_cpu_attend_plan_create(fg_team_size(device->team));
+    if (stream->attend_plan == NULL) {
+        fg_mem_free(stream);
+        return fg_fail(err, FG_AGAIN, "out of memory for a device stream");
+    }
     *stream_out = stream;
     return FG_OK;
 }
 
 void fg_device_stream_close(fg_device_stream *stream)
 {
+    if (stream == NULL) {
+        return;
+    }
+    fg_cpu_attend_plan_destroy(stream->attend_plan);
     fg_mem_free(stream);
 }
 

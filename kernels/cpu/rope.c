@@ -8,7 +8,9 @@
 
 #include "common/base/dtype.h"
 #include "common/base/fmath.h"
+#include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/math.h"
 
 static double double_from_bits(uint64_t bits)
 {
@@ -87,24 +89,61 @@ static void rotate_heads(const fg_rope_store *args, uint32_t row, uint32_t head_
     }
 }
 
-static void store_heads(const fg_paged_kv *kv, const fg_kv_row *at, size_t offset,
-                        const float *heads)
+static void store_element(uint32_t dtype, uint8_t *region, size_t at, float value)
 {
-    for (uint32_t head = 0; head < kv->kv_head_count; head++) {
-        const float *source = heads + (size_t)head * kv->head_dim;
-        uint8_t *slot = (uint8_t *)kv->arena +
-                        at->block_ids[at->position / kv->block_size] * kv->block_bytes + offset +
-                        head * kv->head_bytes +
-                        (size_t)(at->position % kv->block_size) * kv->head_dim *
-                            fg_dtype_block_bytes(kv->dtype);
-        if (kv->dtype == FG_F32) {
-            memcpy(slot, source, kv->head_dim * sizeof(float));
-            continue;
-        }
+    uint16_t half;
+    switch (dtype) {
+    case FG_F32:
+        memcpy(region + 4 * at, &value, sizeof value);
+        return;
+    case FG_F16:
+        half = fg_f16_from_f32(value);
+        break;
+    default:
+        half = fg_bf16_from_f32(value);
+        break;
+    }
+    memcpy(region + 2 * at, &half, sizeof half);
+}
+
+/* What int8 multiplies by before it rounds; writes the slot's scale. */
+static float quant_factor(const float *values, uint32_t count, float *scale_out)
+{
+    float peak = 0.0f;
+    for (uint32_t d = 0; d < count; d++) {
+        float magnitude = values[d] < 0.0f ? -values[d] : values[d];
+        peak = magnitude > peak ? magnitude : peak;
+    }
+    bool nothing = peak < FG_CPU_QUANT_TINY;
+    *scale_out = nothing ? 0.0f : peak / 127.0f;
+    return nothing ? 0.0f : 127.0f / peak;
+}
+
+/* One head's K or V into its slot; neighbouring dimensions are `step` elements apart. */
+static void store_head(const fg_paged_kv *kv, uint8_t *region, uint32_t slot, size_t at,
+                       size_t step, const float *values)
+{
+    if (kv->dtype == FG_I8) {
+        float factor = quant_factor(values, kv->head_dim, fg_cpu_kv_scale(kv, region, slot));
         for (uint32_t d = 0; d < kv->head_dim; d++) {
-            uint16_t half = fg_f16_from_f32(source[d]);
-            memcpy(slot + 2 * (size_t)d, &half, sizeof half);
+            region[at + d * step] = (uint8_t)fg_cpu_round(values[d] * factor);
         }
+        return;
+    }
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        store_element(kv->dtype, region, at + d * step, values[d]);
+    }
+}
+
+static void store_row(const fg_paged_kv *kv, const fg_kv_row *row, const float *k, const float *v)
+{
+    uint32_t slot = row->position;
+    for (uint32_t head = 0; head < kv->kv_head_count; head++) {
+        size_t first = (size_t)head * kv->head_dim;
+        uint8_t *keys = fg_cpu_kv_region(kv, row->block_ids, kv->key_offset, head, slot);
+        uint8_t *values = fg_cpu_kv_region(kv, row->block_ids, kv->value_offset, head, slot);
+        store_head(kv, keys, slot, fg_cpu_key_at(kv, slot, 0), fg_cpu_kv_piece(kv), k + first);
+        store_head(kv, values, slot, fg_cpu_value_at(kv, slot, 0), 1, v + first);
     }
 }
 
@@ -115,8 +154,7 @@ void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
     for (uint32_t row = 0; row < rows; row++) {
         rotate_heads(args, row, args->head_count, kv->head_dim, args->q);
         rotate_heads(args, row, kv->kv_head_count, kv->head_dim, args->k);
-        store_heads(kv, &args->kv_rows[row], kv->key_offset, args->k + row * kv_columns);
-        store_heads(kv, &args->kv_rows[row], kv->value_offset, args->v + row * kv_columns);
+        store_row(kv, &args->kv_rows[row], args->k + row * kv_columns, args->v + row * kv_columns);
     }
     stream->sequence++;
 }

@@ -1,8 +1,13 @@
 /*
- * bench_attend [THREADS] [CONTEXT] [ISA]: what paging costs attention. The same rows over the same KV,
- * three ways: one block as long as the context (contiguous), blocks of 16 in rising order, and blocks
- * of 16 in an order drawn from a fixed seed. Each time is the best of nine, because other work on the
- * machine only ever slows it; the ratio is to contiguous. The outputs of all three must be equal.
+ * bench_attend [THREADS] [DTYPE] [ISA] [PART]: attention alone, over shapes of a 135M and an 8B model, prefill
+ * and decode, short and long contexts. Speed as a share of what the machine multiplies in registers
+ * (kernels/bench/peak) in the same minute, and the bytes of K and V a second; PART: only shapes whose
+ * name contains it.
+ *
+ * Then what paging costs: the same rows over the same KV in one block as long as the context
+ * (contiguous), in blocks of 16 in rising order, and in blocks of 16 in an order drawn from a fixed seed.
+ * Each time is the best of nine, because other work on the machine only ever slows it. The outputs of all
+ * three must be equal.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +18,10 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/kv/layout.h"
+#include "kernels/bench/peak.h"
 #include "kernels/ops.h"
 
-enum { RUNS = 9, BLOCK_SIZE = 16, ROWS_MAX = 64 };
+enum { RUNS = 9, BLOCK_SIZE = 16, ROWS_MAX = 128 };
 
 /* Layers are walked one after the other, as a forward pass does, so that the KV read is larger than the
  * caches. */
@@ -23,15 +29,19 @@ typedef struct shape {
     const char *name;
     uint32_t layer_count, head_count, kv_head_count, head_dim;
     uint32_t seq_count, rows_per_seq; /* one row: decode; more: the end of a prompt */
+    uint32_t context;
 } shape;
 
 static const shape shapes[] = {
-    { "135M decode, 1 sequence", 30, 9, 3, 64, 1, 1 },
-    { "135M decode, 8 sequences", 30, 9, 3, 64, 8, 1 },
-    { "135M prefill, 64 rows", 8, 9, 3, 64, 1, 64 },
-    { "8B decode, 1 sequence", 8, 32, 8, 128, 1, 1 },
-    { "8B decode, 4 sequences", 8, 32, 8, 128, 4, 1 },
-    { "8B prefill, 32 rows", 2, 32, 8, 128, 1, 32 },
+    { "135M prefill to 512", 30, 9, 3, 64, 1, 128, 512 },
+    { "135M prefill to 8k", 4, 9, 3, 64, 1, 128, 8192 },
+    { "135M decode at 1k", 30, 9, 3, 64, 1, 1, 1024 },
+    { "135M decode at 8k", 30, 9, 3, 64, 1, 1, 8192 },
+    { "135M decode at 1k, 16 seqs", 10, 9, 3, 64, 16, 1, 1024 },
+    { "8B prefill to 512", 8, 32, 8, 128, 1, 128, 512 },
+    { "8B prefill to 8k", 1, 32, 8, 128, 1, 128, 8192 },
+    { "8B decode at 1k", 16, 32, 8, 128, 1, 1, 1024 },
+    { "8B decode at 8k", 8, 32, 8, 128, 1, 1, 8192 },
 };
 
 typedef enum order { CONTIGUOUS, IN_ORDER, SHUFFLED, ORDER_COUNT } order;
@@ -39,7 +49,6 @@ typedef enum order { CONTIGUOUS, IN_ORDER, SHUFFLED, ORDER_COUNT } order;
 typedef struct bench {
     const shape *shape;
     fg_device_stream *stream;
-    uint32_t context;
     fg_kv_layout layout;
     void *arena;
     size_t arena_bytes;
@@ -62,22 +71,23 @@ static void bench_close(bench *b)
     fg_mem_free(b->out);
 }
 
-static bool bench_open(bench *b, order how)
+static bool bench_open(bench *b, uint32_t dtype, order how)
 {
     const shape *s = b->shape;
     if (fg_kv_layout_init(&b->layout, s->layer_count, s->kv_head_count, s->head_dim, BLOCK_SIZE,
-                          FG_F16, NULL) != FG_OK) {
+                          dtype, NULL) != FG_OK) {
         return false;
     }
     if (how == CONTIGUOUS) {
         /* Blocks longer than a pool would have; all sizes grow alike. */
-        uint32_t factor = b->context / BLOCK_SIZE;
+        uint32_t factor = s->context / BLOCK_SIZE;
         b->layout.block_size *= factor;
+        b->layout.scale_offset *= factor;
         b->layout.head_bytes *= factor;
         b->layout.layer_bytes *= factor;
         b->layout.block_bytes *= factor;
     }
-    b->blocks_per_seq = b->context / b->layout.block_size;
+    b->blocks_per_seq = s->context / b->layout.block_size;
     uint32_t block_count = b->blocks_per_seq * s->seq_count;
     b->arena_bytes = block_count * b->layout.block_bytes;
     b->arena = fg_mem_map(b->arena_bytes);
@@ -97,27 +107,44 @@ static bool bench_open(bench *b, order how)
     return true;
 }
 
+static fg_paged_kv layer_kv(const bench *b, uint32_t layer)
+{
+    return (fg_paged_kv){ .arena = b->arena,
+                          .block_bytes = b->layout.block_bytes,
+                          .key_offset = fg_kv_layout_offset(&b->layout, layer, 0, 0),
+                          .value_offset = fg_kv_layout_offset(&b->layout, layer, 1, 0),
+                          .head_bytes = b->layout.head_bytes,
+                          .scale_offset = b->layout.scale_offset,
+                          .block_size = b->layout.block_size,
+                          .dtype = b->layout.dtype,
+                          .kv_head_count = b->layout.kv_head_count,
+                          .head_dim = b->layout.head_dim };
+}
+
 /* Small numbers in every slot, the same for a token however its slot is found. */
 static void fill(bench *b)
 {
-    const fg_kv_layout *layout = &b->layout;
-    for (uint32_t seq = 0; seq < b->shape->seq_count; seq++) {
-        for (uint32_t at = 0; at < b->context; at++) {
-            uint32_t id = b->block_ids[seq * b->blocks_per_seq + at / layout->block_size];
-            uint8_t *block = (uint8_t *)b->arena + id * layout->block_bytes;
-            for (uint32_t part = 0; part < layout->layer_count * 2 * layout->kv_head_count;
-                 part++) {
-                uint16_t *slot = (uint16_t *)(void *)(block + part * layout->head_bytes) +
-                                 (size_t)(at % layout->block_size) * layout->head_dim;
-                uint64_t noise = fg_hash_mix((uint64_t)seq << 48 | (uint64_t)at << 16 | part);
-                for (uint32_t i = 0; i < layout->head_dim; i++) {
-                    /* 1/32 to 1/8 with either sign. */
-                    slot[i] = (uint16_t)(0x2800u + (noise >> (i % 48) & 0x87FFu));
-                }
+    enum { KV_MAX = 8 * 128 };
+    const shape *s = b->shape;
+    float k[KV_MAX];
+    float v[KV_MAX];
+    for (uint32_t seq = 0; seq < s->seq_count; seq++) {
+        for (uint32_t at = 0; at < s->context; at++) {
+            fg_kv_row row = { .block_ids = b->block_ids + (size_t)seq * b->blocks_per_seq,
+                              .position = at };
+            for (uint32_t i = 0; i < s->kv_head_count * s->head_dim; i++) {
+                uint64_t noise = fg_hash_mix((uint64_t)seq << 48 | (uint64_t)at << 16 | i);
+                k[i] = (float)(noise & 0xFFFF) * 0x1p-17f - 0.25f;
+                v[i] = (float)(noise >> 48) * 0x1p-17f - 0.25f;
+            }
+            fg_rope_store store = { .q = b->q, .k = k, .v = v, .kv_rows = &row };
+            for (uint32_t layer = 0; layer < s->layer_count; layer++) {
+                fg_paged_kv kv = layer_kv(b, layer);
+                fg_op_rope_store(b->stream, &kv, &store, 1);
             }
         }
     }
-    for (size_t i = 0; i < ROWS_MAX * row_floats(b->shape); i++) {
+    for (size_t i = 0; i < ROWS_MAX * row_floats(s); i++) {
         b->q[i] = (float)(fg_hash_mix(i) >> 40) * 0x1p-24f - 0.5f;
     }
 }
@@ -132,21 +159,13 @@ static uint64_t attend_once(bench *b)
         for (uint32_t i = 0; i < s->rows_per_seq; i++) {
             rows[row_count++] =
                 (fg_kv_row){ .block_ids = b->block_ids + (size_t)seq * b->blocks_per_seq,
-                             .position = b->context - s->rows_per_seq + i };
+                             .position = s->context - s->rows_per_seq + i };
         }
     }
     fg_clock clock = fg_clock_real();
     uint64_t started_at_ns = fg_clock_now_ns(&clock);
     for (uint32_t layer = 0; layer < s->layer_count; layer++) {
-        fg_paged_kv kv = { .arena = b->arena,
-                           .block_bytes = b->layout.block_bytes,
-                           .key_offset = fg_kv_layout_offset(&b->layout, layer, 0, 0),
-                           .value_offset = fg_kv_layout_offset(&b->layout, layer, 1, 0),
-                           .head_bytes = b->layout.head_bytes,
-                           .block_size = b->layout.block_size,
-                           .dtype = FG_F16,
-                           .kv_head_count = s->kv_head_count,
-                           .head_dim = s->head_dim };
+        fg_paged_kv kv = layer_kv(b, layer);
         fg_attend attend = { .q = b->q,
                              .kv_rows = rows,
                              .head_count = s->head_count,
@@ -160,7 +179,7 @@ static uint64_t attend_once(bench *b)
 
 /* Fills the best time of each order; false when the outputs differ or memory is short. The orders take
  * turns, so that a slow moment of the machine does not fall on one of them alone. */
-static bool measure(const shape *s, fg_device_stream *stream, uint32_t context,
+static bool measure(const shape *s, fg_device_stream *stream, uint32_t dtype,
                     uint64_t best_ns[ORDER_COUNT])
 {
     bench benches[ORDER_COUNT];
@@ -168,8 +187,8 @@ static bool measure(const shape *s, fg_device_stream *stream, uint32_t context,
     uint32_t opened = 0;
     for (; opened < ORDER_COUNT; opened++) {
         bench *b = &benches[opened];
-        *b = (bench){ .shape = s, .stream = stream, .context = context };
-        if (!bench_open(b, (order)opened)) {
+        *b = (bench){ .shape = s, .stream = stream };
+        if (!bench_open(b, dtype, (order)opened)) {
             fprintf(stderr, "bench_attend: no memory for \"%s\"\n", s->name);
             fine = false;
             break;
@@ -196,15 +215,59 @@ static bool measure(const shape *s, fg_device_stream *stream, uint32_t context,
     return fine;
 }
 
+static void report(const shape *s, uint32_t dtype, uint32_t threads, const uint64_t ns[ORDER_COUNT])
+{
+    double rows = (double)s->seq_count * s->rows_per_seq;
+    double slots = s->context - (s->rows_per_seq - 1) / 2.0;
+    double macs = rows * slots * (double)row_floats(s) * 2 * s->layer_count;
+    double bytes = (double)s->seq_count * s->context * s->kv_head_count * s->head_dim * 2 *
+                   fg_dtype_kv_bytes(dtype) * s->layer_count;
+    double peak = fg_peak_f32_macs() * threads;
+    printf("%-26s %8.0f %8.1f %5.1f %6.1f %12.3f %9.3f\n", s->name, (double)ns[IN_ORDER] * 1e-3,
+           macs / (double)ns[IN_ORDER],
+           peak > 0 ? 100.0 * macs / ((double)ns[IN_ORDER] * 1e-9) / peak : 0.0,
+           bytes / (double)ns[IN_ORDER], (double)ns[IN_ORDER] / (double)ns[CONTIGUOUS],
+           (double)ns[SHUFFLED] / (double)ns[CONTIGUOUS]);
+}
+
+/* FG_F32 .. FG_I8 by name; UINT32_MAX: not a type of the KV cache. */
+static uint32_t dtype_of(const char *name)
+{
+    static const uint32_t types[] = { FG_F16, FG_F32, FG_BF16, FG_I8 };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(name, fg_dtype_name(types[i])) == 0) {
+            return types[i];
+        }
+    }
+    return UINT32_MAX;
+}
+
+static bool run_all(fg_device_stream *stream, uint32_t dtype, uint32_t threads, const char *part)
+{
+    printf("%-26s %8s %8s %5s %6s %12s %9s\n", "", "us", "Gmac/s", "peak%", "GB/s", "/contiguous",
+           "shuffled");
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        uint64_t ns[ORDER_COUNT];
+        if (strstr(shapes[i].name, part) == NULL) {
+            continue;
+        }
+        if (!measure(&shapes[i], stream, dtype, ns)) {
+            return false;
+        }
+        report(&shapes[i], dtype, threads, ns);
+    }
+    return true;
+}
+
 int main(int argc, char **argv)
 {
-    uint32_t context = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 2048;
+    uint32_t threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1;
+    uint32_t dtype = dtype_of(argc > 2 ? argv[2] : "f16");
     fg_device_options options = { .kind = "cpu",
                                   .isa = argc > 3 ? argv[3] : "auto",
-                                  .thread_count =
-                                      argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1 };
-    if (context < ROWS_MAX || (context & (context - 1)) != 0) {
-        fprintf(stderr, "usage: bench_attend [THREADS] [CONTEXT, a power of two] [ISA]\n");
+                                  .thread_count = threads };
+    if (threads == 0 || dtype == UINT32_MAX) {
+        fprintf(stderr, "usage: bench_attend [THREADS] [f16, bf16, int8 or f32] [ISA] [PART]\n");
         return 2;
     }
     fg_device *device;
@@ -219,20 +282,9 @@ int main(int argc, char **argv)
         fg_device_close(device);
         return 2;
     }
-    printf("threads=%u isa=%s context=%u block_size=%d\n", options.thread_count,
-           fg_device_isa(device), context, BLOCK_SIZE);
-    bool fine = true;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0] && fine; i++) {
-        uint64_t ns[ORDER_COUNT];
-        fine = measure(&shapes[i], stream, context, ns);
-        if (fine) {
-            printf("%-26s contiguous_us=%.0f in_order_us=%.0f ratio=%.3f shuffled_us=%.0f "
-                   "ratio=%.3f\n",
-                   shapes[i].name, (double)ns[CONTIGUOUS] * 1e-3, (double)ns[IN_ORDER] * 1e-3,
-                   (double)ns[IN_ORDER] / (double)ns[CONTIGUOUS], (double)ns[SHUFFLED] * 1e-3,
-                   (double)ns[SHUFFLED] / (double)ns[CONTIGUOUS]);
-        }
-    }
+    printf("threads=%u isa=%s kv=%s block_size=%d\n", threads, fg_device_isa(device),
+           fg_dtype_name(dtype), BLOCK_SIZE);
+    bool fine = run_all(stream, dtype, threads, argc > 4 ? argv[4] : "");
     fg_device_stream_close(stream);
     fg_device_close(device);
     return fine ? 0 : 1;

@@ -632,6 +632,10 @@ static void dtype_unknown(fg_buf *b)
 {
     hello_with(b, 11, 5);
 }
+static void dtype_not_of_kv(fg_buf *b)
+{
+    hello_with(b, 11, 8); /* Q8_0 */
+}
 static void block_count_huge(fg_buf *b)
 {
     hello_with(b, 12, FG_LIMIT_BLOCKS + 1);
@@ -702,6 +706,7 @@ static const change changes[] = {
     { "roles", FG_MSG_ROLE, role_none },
     { "roles", FG_MSG_ROLE, role_unknown },
     { "kv_dtype", FG_MSG_HELLO, dtype_unknown },
+    { "kv_dtype", FG_MSG_HELLO, dtype_not_of_kv },
     { "block_count", FG_MSG_HELLO, block_count_huge },
     { "context_max", FG_MSG_HELLO, context_huge },
 };

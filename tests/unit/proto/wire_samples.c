@@ -87,7 +87,7 @@ static fg_wire_params any_sampling(fg_rng *rng)
 
 static void sample_hello(fg_msg *msg, fg_rng *rng, fg_arena *arena)
 {
-    static const uint32_t types[] = { FG_F32, FG_F16, FG_BF16, FG_Q8_0 };
+    static const uint32_t types[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
     msg->hello = (fg_wire_hello){
         .protocol = FG_PROTOCOL_VERSION,
         .self = any_peer(rng, arena),
@@ -108,6 +108,7 @@ static void sample_hello(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         .head_dim = up_to(rng, 256),
         .block_size = up_to(rng, 64),
         .kv_dtype = types[up_to(rng, 3)],
+        .kv_layout = up_to(rng, 9),
         .block_count = up_to(rng, FG_LIMIT_BLOCKS),
         .max_seqs = up_to(rng, FG_LIMIT_LIVE_REQUESTS),
         .context_max = up_to(rng, FG_LIMIT_CONTEXT_TOKENS),
@@ -346,6 +347,7 @@ static const char *hello_difference(const fg_wire_hello *a, const fg_wire_hello 
     SAME(head_dim)
     SAME(block_size)
     SAME(kv_dtype)
+    SAME(kv_layout)
     SAME(block_count)
     SAME(max_seqs)
     SAME(context_max)

@@ -56,6 +56,10 @@ static void other_dtype(fg_wire_hello *h)
 {
     h->kv_dtype = 0;
 }
+static void other_layout(fg_wire_hello *h)
+{
+    h->kv_layout++;
+}
 static void other_class(fg_wire_hello *h)
 {
     h->numerics_class = "cpu/k2";
@@ -79,6 +83,7 @@ static const struct {
     { "layers", other_layers, "layout" },
     { "block size", other_block_size, "block size" },
     { "dtype", other_dtype, "layout" },
+    { "layout", other_layout, "layout" },
     { "class", other_class, "numerics class" },
     { "no role", no_role, "role" },
     { "name", taken_name, "first" },

@@ -124,6 +124,33 @@ Test(dtype, every_type_has_a_block_and_a_name_and_no_other_number_does)
         bool is_known = at < known_count;
         cr_assert_eq(fg_dtype_block_count(type), is_known ? known[at].count : 0, "%u", type);
         cr_assert_eq(fg_dtype_block_bytes(type), is_known ? known[at].bytes : 0, "%u", type);
-        cr_assert_str_eq(fg_dtype_name(type), is_known ? known[at].name : "unknown", "%u", type);
+        const char *name = is_known ? known[at].name : type == FG_I8 ? "int8" : "unknown";
+        cr_assert_str_eq(fg_dtype_name(type), name, "%u", type);
+    }
+}
+
+Test(dtype, the_kv_cache_takes_floats_and_int8)
+{
+    for (uint32_t type = 0; type < 300; type++) {
+        uint32_t want = type == FG_F32                      ? 4
+                        : type == FG_F16 || type == FG_BF16 ? 2
+                        : type == FG_I8                     ? 1
+                                                            : 0;
+        cr_assert_eq(fg_dtype_kv_bytes(type), want, "%u", type);
+    }
+}
+
+Test(dtype, bf16_rounds_to_nearest_even)
+{
+    static const struct {
+        uint32_t bits;
+        uint16_t want;
+    } cases[] = {
+        { 0x3F800000, 0x3F80 }, { 0x3F807FFF, 0x3F80 }, { 0x3F808000, 0x3F80 },
+        { 0x3F808001, 0x3F81 }, { 0x3F818000, 0x3F82 }, { 0xBF818000, 0xBF82 },
+        { 0x7F7FFFFF, 0x7F80 }, { 0x7F800000, 0x7F80 }, { 0x7F800001, 0x7FC0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(fg_bf16_from_f32(fg_f32_from_bits(cases[i].bits)), cases[i].want, "%zu", i);
     }
 }

@@ -9,6 +9,8 @@ static const struct {
     fg_status want;
 } init_cases[] = {
     { "SmolLM2", 30, 3, 64, 16, FG_F16, FG_OK },
+    { "bf16", 30, 3, 64, 16, FG_BF16, FG_OK },
+    { "int8", 30, 3, 64, 16, FG_I8, FG_OK },
     { "one of each", 1, 1, 1, 1, FG_F32, FG_OK },
     { "largest of each", 1024, 4096, 1024, 1024, FG_F32, FG_OK },
     { "no layer", 0, 3, 64, 16, FG_F16, FG_BAD_INPUT },
@@ -53,6 +55,25 @@ Test(kv_layout, parts_of_a_block_follow_each_other_without_gaps)
     }
     cr_assert_eq(layout.block_bytes, expected);
     cr_assert_eq(layout.layer_bytes, expected / 3);
+}
+
+Test(kv_layout, int8_has_scales_in_lines_of_their_own)
+{
+    static const struct {
+        uint32_t head_dim, block_size;
+        size_t scale_offset, head_bytes;
+    } cases[] = {
+        { 64, 16, 1024, 1088 }, { 20, 4, 128, 192 }, { 8, 1, 64, 128 }, { 80, 64, 5120, 5376 }
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_kv_layout layout;
+        cr_assert_eq(
+            fg_kv_layout_init(&layout, 1, 1, cases[i].head_dim, cases[i].block_size, FG_I8, NULL),
+            FG_OK);
+        cr_assert_eq(layout.scale_offset, cases[i].scale_offset, "%zu", i);
+        cr_assert_eq(layout.head_bytes, cases[i].head_bytes, "%zu", i);
+        cr_assert_eq(layout.block_bytes, 2 * cases[i].head_bytes, "%zu", i);
+    }
 }
 
 Test(kv_layout, same_compares_every_number)

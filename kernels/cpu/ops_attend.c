@@ -1,0 +1,263 @@
+/*
+ * Attention on the CPU: rows that follow each other in one sequence become tiles, a tile is computed once
+ * per KV head, and where tiles are few (decode of a long sequence) their chunks are shared out too. The
+ * team's members take these units as they become free, heavy ones first. Who takes what never shows in a
+ * result: records are merged in the order of chunks, whoever wrote them.
+ */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "common/base/mem.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/ops.h"
+
+enum {
+    /* Below this many multiply-adds the caller works alone: a fork costs more than it saves. */
+    ALONE_MACS = 65536,
+    UNITS_PER_MEMBER = 6,
+    TILES_MAX = 256,           /* more rows go in several rounds */
+    RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
+    SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
+};
+
+typedef struct tile {
+    uint32_t row;
+    uint32_t row_count;
+    uint32_t chunk_first;
+    uint32_t chunk_end;
+    uint32_t span;       /* chunks per unit */
+    uint32_t unit_first; /* of all units */
+    uint32_t unit_count; /* per part of heads */
+    uint32_t shared;     /* index of the first part's `left`, when there are several units */
+    size_t record;       /* of the first part, in records */
+} tile;
+
+struct fg_cpu_attend_plan {
+    fg_cpu_attend_scratch *scratch; /* one per member */
+    size_t scratch_bytes;
+    float *records;
+    tile tiles[TILES_MAX];
+    _Atomic uint32_t left[SHARED_MAX]; /* units of a shared part that have not ended */
+};
+
+typedef struct attend_job {
+    const fg_cpu_kernels *kernels;
+    fg_cpu_attend_plan *plan;
+    const fg_paged_kv *kv;
+    const fg_attend *attend;
+    uint32_t group;       /* query heads of a KV head */
+    uint32_t part_heads;  /* query heads of one part */
+    uint32_t group_parts; /* parts of a group: 1 unless a group is larger than a tile */
+    uint32_t part_count;  /* group_parts of all KV heads */
+    uint32_t tile_count;
+    size_t record_floats;
+    fg_team_queue queue;
+} attend_job;
+
+fg_cpu_attend_plan *fg_cpu_attend_plan_create(uint32_t member_count)
+{
+    fg_cpu_attend_plan *plan = fg_mem_alloc(sizeof *plan);
+    if (plan == NULL) {
+        return NULL;
+    }
+    /* Mapped, so that only what is used takes memory. */
+    plan->scratch_bytes = member_count * sizeof *plan->scratch;
+    plan->scratch = fg_mem_map(plan->scratch_bytes);
+    plan->records = fg_mem_map(RECORD_FLOATS * sizeof(float));
+    if (plan->scratch == NULL || plan->records == NULL) {
+        fg_cpu_attend_plan_destroy(plan);
+        return NULL;
+    }
+    return plan;
+}
+
+void fg_cpu_attend_plan_destroy(fg_cpu_attend_plan *plan)
+{
+    if (plan == NULL) {
+        return;
+    }
+    if (plan->scratch != NULL) {
+        fg_mem_unmap(plan->scratch, plan->scratch_bytes);
+    }
+    if (plan->records != NULL) {
+        fg_mem_unmap(plan->records, RECORD_FLOATS * sizeof(float));
+    }
+    fg_mem_free(plan);
+}
+
+/* The tile that begins at `first`: rows of one sequence at rising positions, as many as fit. */
+static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
+{
+    const fg_kv_row *at = &job->attend->kv_rows[first];
+    uint32_t row_max = FG_ATTEND_TILE / job->part_heads;
+    uint32_t count = 1;
+    while (count < row_max && first + count < rows && at[count].block_ids == at->block_ids &&
+           at[count].position == at->position + count) {
+        count++;
+    }
+    uint32_t window = job->attend->window;
+    uint32_t least = window == 0 || at->position < window ? 0 : at->position + 1 - window;
+    return (tile){ .row = first,
+                   .row_count = count,
+                   .chunk_first = least / FG_ATTEND_CHUNK,
+                   .chunk_end = (at->position + count - 1) / FG_ATTEND_CHUNK + 1 };
+}
+
+static uint64_t tile_cost(const tile *t)
+{
+    return (uint64_t)(t->chunk_end - t->chunk_first) * t->row_count;
+}
+
+/* Takes tiles from row `first` on, heavy ones before light ones; returns the first row that is left. */
+static uint32_t take_tiles(attend_job *job, uint32_t first, uint32_t rows, uint64_t *cost_out)
+{
+    tile *tiles = job->plan->tiles;
+    uint64_t cost = 0;
+    job->tile_count = 0;
+    while (first < rows && job->tile_count < TILES_MAX) {
+        tile t = next_tile(job, first, rows);
+        uint32_t at = job->tile_count++;
+        first += t.row_count;
+        cost += tile_cost(&t);
+        for (; at > 0 && tile_cost(&tiles[at - 1]) < tile_cost(&t); at--) {
+            tiles[at] = tiles[at - 1];
+        }
+        tiles[at] = t;
+    }
+    *cost_out = cost;
+    return first;
+}
+
+/* Cuts tiles into units of about equal cost where whole ones would be too few. */
+static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
+{
+    uint64_t unit_cost = cost * job->part_count / ((uint64_t)member_count * UNITS_PER_MEMBER) + 1;
+    size_t record = 0;
+    uint32_t shared = 0;
+    uint32_t units = 0;
+    for (uint32_t i = 0; i < job->tile_count; i++) {
+        tile *t = &job->plan->tiles[i];
+        uint32_t chunks = t->chunk_end - t->chunk_first;
+        uint64_t span = unit_cost / t->row_count;
+        size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
+        bool cut = member_count > 1 && span < chunks && shared + job->part_count <= SHARED_MAX &&
+                   (record + needed) * job->record_floats <= RECORD_FLOATS;
+        t->span = cut ? (uint32_t)(span == 0 ? 1 : span) : chunks;
+        t->unit_first = units;
+        t->unit_count = (chunks + t->span - 1) / t->span;
+        units += t->unit_count * job->part_count;
+        if (t->unit_count > 1) {
+            t->record = record;
+            t->shared = shared;
+            for (uint32_t part = 0; part < job->part_count; part++) {
+                atomic_init(&job->plan->left[shared++], t->unit_count);
+            }
+            record += needed;
+        }
+    }
+    job->queue.count = units;
+}
+
+static const tile *tile_of(const attend_job *job, uint32_t unit)
+{
+    const tile *tiles = job->plan->tiles;
+    uint32_t low = 0;
+    uint32_t high = job->tile_count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (tiles[middle].unit_first <= unit) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return &tiles[low];
+}
+
+static void attend_unit(attend_job *job, uint32_t unit, fg_cpu_attend_scratch *scratch)
+{
+    const fg_attend *attend = job->attend;
+    const tile *t = tile_of(job, unit);
+    uint32_t part = (unit - t->unit_first) / t->unit_count;
+    uint32_t piece = (unit - t->unit_first) % t->unit_count;
+    uint32_t kv_head = part / job->group_parts;
+    uint32_t head = part % job->group_parts * job->part_heads;
+    uint32_t heads_left = job->group - head;
+    size_t row_stride = (size_t)attend->head_count * job->kv->head_dim;
+    size_t at = t->row * row_stride + ((size_t)kv_head * job->group + head) * job->kv->head_dim;
+    uint32_t chunks = t->chunk_end - t->chunk_first;
+    uint32_t end = t->chunk_first + (piece + 1) * t->span;
+    fg_cpu_attend args = {
+        .kv = job->kv,
+        .block_ids = attend->kv_rows[t->row].block_ids,
+        .q = attend->q + at,
+        .out = attend->out + at,
+        .row_stride = row_stride,
+        .position = attend->kv_rows[t->row].position,
+        .row_count = t->row_count,
+        .head_count = heads_left < job->part_heads ? heads_left : job->part_heads,
+        .kv_head = kv_head,
+        .window = attend->window,
+        .scale = attend->scale,
+        .chunk_first = t->chunk_first + piece * t->span,
+        .chunk_end = end < t->chunk_end ? end : t->chunk_end,
+        .records = scratch->records,
+        .record_first = t->chunk_first,
+        .record_count = 1,
+        .finish = t->unit_count == 1,
+        .scratch = scratch,
+    };
+    if (t->unit_count > 1) {
+        size_t part_records = (size_t)chunks * t->row_count * job->part_heads;
+        args.records = job->plan->records + (t->record + part * part_records) * job->record_floats;
+        args.record_count = chunks;
+    }
+    job->kernels->attend(&args);
+    if (t->unit_count > 1 && atomic_fetch_sub_explicit(&job->plan->left[t->shared + part], 1,
+                                                       memory_order_acq_rel) == 1) {
+        args.chunk_end = args.chunk_first;
+        args.finish = true;
+        job->kernels->attend(&args);
+    }
+}
+
+static void attend_member(void *ctx, uint32_t member, uint32_t member_count)
+{
+    attend_job *job = ctx;
+    uint32_t unit;
+    while ((unit = fg_team_take(&job->queue)) != UINT32_MAX) {
+        attend_unit(job, unit, &job->plan->scratch[member]);
+    }
+}
+
+void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                  uint32_t rows)
+{
+    FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
+    fg_team *team = stream->device->team;
+    uint32_t group = args->head_count / kv->kv_head_count;
+    uint32_t group_parts = (group + FG_ATTEND_TILE - 1) / FG_ATTEND_TILE;
+    attend_job job = { .kernels = stream->device->kernels,
+                       .plan = stream->attend_plan,
+                       .kv = kv,
+                       .attend = args,
+                       .group = group,
+                       .part_heads = (group + group_parts - 1) / group_parts,
+                       .group_parts = group_parts,
+                       .part_count = group_parts * kv->kv_head_count,
+                       .record_floats = fg_cpu_record_floats(kv->head_dim) };
+    stream->sequence++;
+    for (uint32_t first = 0; first < rows;) {
+        uint64_t cost;
+        first = take_tiles(&job, first, rows, &cost);
+        uint64_t macs = cost * FG_ATTEND_CHUNK * args->head_count * kv->head_dim * 2; /* at most */
+        uint32_t members = macs < ALONE_MACS ? 1 : fg_team_size(team);
+        cut_tiles(&job, cost, members);
+        atomic_store_explicit(&job.queue.next, 0, memory_order_relaxed);
+        if (members == 1 || job.queue.count == 1) {
+            attend_member(&job, 0, 1);
+        } else {
+            fg_team_run(team, attend_member, &job);
+        }
+    }
+}
