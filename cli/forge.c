@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/batch.h"
+#include "cli/bench.h"
 #include "cli/keygen.h"
 #include "cli/serve.h"
 #include "cli/sim.h"
@@ -24,6 +25,7 @@ static const char help[] =
     "  forge serve --mode decode ...       a worker that computes answers\n"
     "  forge serve --help[=WORD]           every flag, or those about WORD\n"
     "  forge batch --model FILE IN OUT     answer a file of requests, resumable\n"
+    "  forge bench throughput --model F    how fast a model is here, offline, against the limits\n"
     "  forge keygen DIR                    keys for the processes of a cluster\n"
     "  forge trace URL...                  what a cluster did lately, as a picture for Perfetto\n"
     "  forge top [--url URL]               what a server does now, in the terminal\n"
@@ -54,8 +56,14 @@ static int print_version(void)
 
 static int print_config_docs(void)
 {
-    const fg_conf_spec *const specs[] = { &fg_serve_spec, &fg_batch_spec,  &fg_trace_spec,
-                                          &fg_top_spec,   &fg_keygen_spec, &fg_sim_spec };
+    const fg_conf_spec *const specs[] = { &fg_serve_spec,
+                                          &fg_batch_spec,
+                                          &fg_trace_spec,
+                                          &fg_top_spec,
+                                          &fg_keygen_spec,
+                                          &fg_sim_spec,
+                                          &fg_bench_throughput_spec,
+                                          &fg_bench_peak_spec };
     fg_buf out;
     fg_buf_init(&out, 0);
     fg_conf_render_markdown(specs, sizeof specs / sizeof specs[0], &out);
@@ -82,6 +90,9 @@ int main(int argc, char **argv)
     if (strcmp(word, "keygen") == 0) {
         return fg_keygen_main(argc - 2, (const char *const *)argv + 2,
                               (const char *const *)environ);
+    }
+    if (strcmp(word, "bench") == 0) {
+        return fg_bench_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
     if (strcmp(word, "sim") == 0) {
         return fg_cli_sim(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);

@@ -410,9 +410,10 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                                   : cores > 0          ? (uint32_t)cores
                                                                        : 1,
                                   .cpu_isa = isa_name(config->cpu_isa),
+                                  .fingerprint = &model->fingerprint,
+                                  .weights_cache = config->weights_cache,
                                   .on_done = engine_done,
                                   .ctx = host };
-    fg_weights_warm(model->weights);
     return fg_engine_open_model(&options, &host->engine, err);
 }
 
@@ -527,8 +528,11 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     fg_status status = fg_wake_create(loop, on_wake, host, &host->wake);
     status = status != FG_OK ? status : open_memory(host, config, model, err);
     status = status != FG_OK ? status : open_tier(host, config, model, err);
+    fg_start_lap(place->start, FG_START_KV);
     status = status != FG_OK ? status : open_engine(host, config, model, err);
+    fg_start_lap(place->start, FG_START_WEIGHTS);
     status = status != FG_OK ? status : open_worker(host, config, model, place, epoch, err);
+    fg_start_lap(place->start, FG_START_CALIBRATE);
     status = status != FG_OK ? status : connect_bus(host, epoch, err);
     status = status != FG_OK ? status
                              : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS,
@@ -590,6 +594,11 @@ bool fg_host_worker_joined(const fg_host_worker *host)
 uint32_t fg_host_worker_blocks(const fg_host_worker *host)
 {
     return host->block_count;
+}
+
+const fg_engine *fg_host_worker_engine(const fg_host_worker *host)
+{
+    return host->engine;
 }
 
 const char *fg_host_worker_class(const fg_host_worker *host)

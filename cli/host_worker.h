@@ -22,6 +22,7 @@ typedef struct fg_host_worker_place {
     fg_metrics *metrics;
     fg_trace *trace;     /* NULL: nobody looks */
     fg_spans *spans;     /* likewise */
+    fg_start *start;     /* counts the time; NULL: nobody does */
     const fg_keys *keys; /* for ZeroMQ; borrowed; NULL: none */
     fg_bus_hub
         *hub; /* given: the router is in this process, no link; else ZeroMQ connects to --router,
@@ -38,6 +39,7 @@ void fg_host_worker_abort(fg_host_worker *worker);
 bool fg_host_worker_idle(const fg_host_worker *worker);
 bool fg_host_worker_joined(const fg_host_worker *worker);
 uint32_t fg_host_worker_blocks(const fg_host_worker *worker);
+const fg_engine *fg_host_worker_engine(const fg_host_worker *worker);
 const char *fg_host_worker_class(const fg_host_worker *worker);
 
 #endif

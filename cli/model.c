@@ -1,13 +1,14 @@
 #include "cli/model.h"
 
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               uint32_t block_size, fg_error *err)
+                               uint32_t block_size, fg_start *start, fg_error *err)
 {
     *model = (fg_loaded_model){ 0 };
     fg_status status = fg_weights_open(path, &model->weights, err);
     if (status == FG_OK) {
         status = fg_hparams_read(model->weights, &model->hparams, err);
     }
+    fg_start_lap(start, FG_START_MODEL);
     if (status == FG_OK) {
         status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
     }
@@ -19,6 +20,7 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
     if (status == FG_OK) {
         status = fg_chat_open(model->weights, &model->chat, err);
     }
+    fg_start_lap(start, FG_START_TOKENIZER);
     if (status == FG_OK) {
         const fg_hparams *h = &model->hparams;
         status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
@@ -29,6 +31,7 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
         return status;
     }
     model->fingerprint = fg_weights_fingerprint(model->weights);
+    fg_start_lap(start, FG_START_FINGERPRINT);
     return FG_OK;
 }
 

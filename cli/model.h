@@ -4,6 +4,7 @@
 #ifndef FORGE_CLI_MODEL_H
 #define FORGE_CLI_MODEL_H
 
+#include "cli/start.h"
 #include "common/base/hash.h"
 #include "common/kv/layout.h"
 #include "common/model/chat.h"
@@ -20,8 +21,9 @@ typedef struct fg_loaded_model {
     fg_kv_layout layout;
 } fg_loaded_model;
 
+/* `start` may be NULL: nobody counts the time. */
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               uint32_t block_size, fg_error *err);
+                               uint32_t block_size, fg_start *start, fg_error *err);
 void fg_loaded_model_close(fg_loaded_model *model);
 
 #endif

@@ -1,6 +1,7 @@
 #include "cli/serve.h"
 
 #include <arpa/inet.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -43,7 +44,8 @@ typedef struct serve {
     fg_http_server *status_server;
     fg_timer *drain_timer;
     fg_clock clock;
-    uint64_t started_ns, signalled_ns, drain_until_ns;
+    fg_start start;
+    uint64_t signalled_ns, drain_until_ns;
     bool draining, aborted;
     uint32_t idle_checks;
 } serve;
@@ -260,12 +262,14 @@ static fg_status open_status(serve *s, fg_error *err)
 
 /* ---- start, run, end ---- */
 
-static void report_start(const serve *s)
+static void report_start(serve *s)
 {
-    double ms = (double)(fg_clock_now_ns(&s->clock) - s->started_ns) / 1e6;
+    double ms = (double)(fg_clock_now_ns(&s->clock) - s->start.began_ns) / 1e6;
     fg_info("serve", "event=started mode=%s model=\"%s\" layers=%u vocab=%u start_ms=%.0f",
             mode_name(s->config.mode), s->model.hparams.name, s->model.hparams.layer_count,
             s->model.hparams.vocab_size, ms);
+    fg_start_tell(&s->start, s->worker != NULL ? fg_host_worker_engine(s->worker) : NULL,
+                  (uint32_t)s->config.kv_dtype, s->metrics);
     if (s->worker != NULL) {
         uint32_t blocks = fg_host_worker_blocks(s->worker);
         fg_info("serve", "event=kv blocks=%u block_size=%u block_bytes=%zu mib=%zu class=%s",
@@ -391,8 +395,9 @@ static fg_status open_parts(serve *s, fg_error *err)
     if (status != FG_OK) {
         return status;
     }
+    fg_start_lap(&s->start, FG_START_OTHER);
     status = fg_loaded_model_open(&s->model, s->config.model, (uint32_t)s->config.kv_dtype,
-                                  s->config.block_size, err);
+                                  s->config.block_size, &s->start, err);
     if (status == FG_OK && s->config.mode == FG_MODE_STANDALONE) {
         fg_bus_hub_options options = { .loop = s->loop };
         status = fg_bus_hub_create(&options, &s->hub, err);
@@ -405,6 +410,7 @@ static fg_status open_parts(serve *s, fg_error *err)
                                        .hub = s->hub };
         status = fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
     }
+    fg_start_lap(&s->start, FG_START_ROUTER);
     if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
         uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
                          : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
@@ -416,6 +422,7 @@ static fg_status open_parts(serve *s, fg_error *err)
                                        .metrics = s->metrics,
                                        .trace = s->trace,
                                        .spans = s->spans,
+                                       .start = &s->start,
                                        .keys = s->keys,
                                        .hub = s->hub };
         status = fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
@@ -469,8 +476,9 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
     if (s == NULL) {
         return bad_start(&(fg_error){ .text = "out of memory" });
     }
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a full disk, not our end */
     s->clock = fg_clock_real();
-    s->started_ns = fg_clock_now_ns(&s->clock);
+    s->start = fg_start_now();
     fg_conf_input input = { .argc = argc, .argv = argv, .environment = environment };
     fg_conf_asked asked = { 0 };
     int code = 0;

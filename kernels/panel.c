@@ -7,61 +7,6 @@
 
 enum { GROUP = 32, VECTOR = 64, HALVES = 2 * FG_PANEL_OUTPUTS };
 
-static uint32_t code_bytes(uint32_t type)
-{
-    switch (type) {
-    case FG_Q4_0:
-    case FG_Q4_1:
-    case FG_Q4_K:
-        return 4 * VECTOR;
-    case FG_Q5_0:
-    case FG_Q5_1:
-    case FG_Q5_K:
-        return 5 * VECTOR;
-    case FG_Q6_K:
-        return 6 * VECTOR;
-    default: /* FG_Q8_0 */
-        return 8 * VECTOR;
-    }
-}
-
-/* Bytes of scales per block of the type: a group, or a super-block. */
-static uint32_t scale_bytes(uint32_t type)
-{
-    switch (type) {
-    case FG_Q4_1:
-    case FG_Q5_1:
-        return 2 * HALVES;
-    case FG_Q4_K:
-    case FG_Q5_K:
-        return 2 * HALVES + 8 * 2 * FG_PANEL_OUTPUTS;
-    case FG_Q6_K:
-        return HALVES + 8 * 2 * FG_PANEL_OUTPUTS;
-    default:
-        return HALVES;
-    }
-}
-
-fg_panel_shape fg_panel_shape_of(uint32_t type, uint32_t columns)
-{
-    uint32_t block = fg_dtype_block_count(type);
-    fg_panel_shape shape;
-    size_t end;
-    if (block == 1) {
-        shape.group_bytes = FG_PANEL_OUTPUTS * fg_dtype_block_bytes(type);
-        shape.scale_bytes = 0;
-        shape.scales_offset = 0;
-        end = (size_t)columns * shape.group_bytes;
-    } else {
-        shape.group_bytes = code_bytes(type);
-        shape.scale_bytes = scale_bytes(type);
-        shape.scales_offset = (size_t)(columns / GROUP) * shape.group_bytes;
-        end = shape.scales_offset + (size_t)(columns / block) * shape.scale_bytes;
-    }
-    shape.panel_bytes = (end + FG_PANEL_ALIGNMENT - 1) / FG_PANEL_ALIGNMENT * FG_PANEL_ALIGNMENT;
-    return shape;
-}
-
 /* The codes of one group of output r: q as unpack.h gives them. */
 static void put_codes(uint32_t type, const int8_t *q, uint32_t r, uint8_t *codes)
 {
@@ -102,6 +47,7 @@ static void put_k_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_
     }
 }
 
+/* The scales of one block of output r: a group's, or a super-block's. */
 static void put_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_t *scales)
 {
     if (fg_dtype_block_count(type) == 256) {
@@ -117,15 +63,16 @@ static void put_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_t 
 static void pack_quantized_row(uint32_t type, uint32_t columns, const uint8_t *row, uint32_t r,
                                const fg_panel_shape *shape, uint8_t *panel)
 {
-    uint32_t block_count = columns / fg_dtype_block_count(type);
+    uint32_t block_groups = fg_dtype_block_count(type) / GROUP;
     for (uint32_t g = 0; g < columns / GROUP; g++) {
         fg_cpu_group group;
         fg_cpu_unpack(type, row, g, &group);
-        put_codes(type, group.q, r, panel + (size_t)g * shape->group_bytes);
-    }
-    for (uint32_t b = 0; b < block_count; b++) {
-        put_scales(type, row + (size_t)b * fg_dtype_block_bytes(type), r,
-                   panel + shape->scales_offset + (size_t)b * shape->scale_bytes);
+        put_codes(type, group.q, r, panel + fg_panel_codes_offset(shape, g));
+        if (g % block_groups == 0) {
+            uint8_t *scales = panel + fg_panel_unit_offset(shape, g);
+            put_scales(type, row + (size_t)(g / block_groups) * fg_dtype_block_bytes(type), r,
+                       scales + (block_groups == 1 ? g % shape->unit_groups * HALVES : 0));
+        }
     }
 }
 

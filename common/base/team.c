@@ -1,79 +1,190 @@
+/*
+ * How a run works, and why a late member can do no harm:
+ *
+ * `unclaimed` counts the pieces that nobody has claimed yet; a claim is one compare-and-swap from n to
+ * n - 1. Its acquire reads what the run's release store (or a claim after it) wrote, so that the fields
+ * beside it are the run's. They are read only after a claim has succeeded: the run cannot end before the
+ * claimed piece is reported in `left`, so the fields, and the caller's ctx behind them, stay as they are
+ * until then. A member that stood still since an earlier run and then succeeds has claimed a piece of
+ * the run of now, and reads the fields of now; no number of the run is needed to tell the two apart. One
+ * that fails has touched nothing but the counter.
+ *
+ * `left` falls by what each member has done (release); the caller that sees 0 (acquire) sees all their
+ * results, and its next release store hands them to the next claims.
+ *
+ * Sleep: a member says that it sleeps and then looks for work; the caller publishes work and then looks
+ * for sleepers. Both are sequentially consistent, so one of them sees the other. Whoever turns a
+ * member's ASLEEP into AWAKE takes it out of `sleepers`.
+ */
 #include "common/base/team.h"
 
+#include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/team_rescue.h"
 #include "common/base/thread.h"
 
-/* About 20 us: longer than the gaps between the operations of a step, shorter than any step. */
-enum { SPIN_MAX = 1000 };
+/* Longer than the gaps between the operations of a step, much shorter than a time slice: a waiting
+ * thread that gives its core back lets the system run one that lost its own core there. */
+enum { SPIN_NS = 20000, SPIN_SAMPLE = 64, SPIN_SAMPLES = 4 };
+
+/* How often a thread that sleeps during a run looks whether another lost its core. */
+enum { LOOK_NS = 250000 };
+
+enum { AWAKE, ASLEEP };
 
 typedef struct member_slot {
-    fg_team *team;
+    _Alignas(64) _Atomic uint32_t state;
     uint32_t member;
+    fg_team *team;
     pthread_t thread;
+    fg_team_seat seat;
 } member_slot;
 
 struct fg_team {
     uint32_t thread_count;
     uint32_t started; /* threads running, without the caller */
-    fg_team_fn fn;
+    pthread_t caller; /* of the newest run */
+    uint32_t spins;   /* looks before a sleep */
+    _Alignas(64) _Atomic uint32_t unclaimed;
+    /* Written before `unclaimed`, read after a claim. */
+    uint32_t piece_count;
+    fg_team_piece_fn fn;
     void *ctx;
-    bool stop;
-    _Alignas(64) _Atomic uint32_t epoch; /* grows by one per run; the members' starting gun */
-    _Atomic uint32_t sleepers;
-    _Alignas(64) _Atomic uint32_t left; /* members that have not finished this run */
+    _Alignas(64) _Atomic uint32_t left; /* pieces whose end has not been reported */
     _Atomic uint32_t caller_sleeps;
-    _Alignas(64) member_slot slots[];
+    _Alignas(64) _Atomic uint32_t sleepers;
+    _Atomic bool stop;
+    member_slot slots[];
 };
 
-static uint32_t wait_for_epoch(fg_team *team, uint32_t seen)
+/* How many looks fit into SPIN_NS: a pause is 10 cycles on one processor and 140 on the next. The
+ * quickest of a few samples, since one may be interrupted. */
+static uint32_t count_spins(void)
 {
-    for (int spin = 0; spin < SPIN_MAX; spin++) {
-        uint32_t epoch = atomic_load_explicit(&team->epoch, memory_order_acquire);
-        if (epoch != seen) {
-            return epoch;
+    fg_clock clock = fg_clock_real();
+    uint64_t best_ns = UINT64_MAX;
+    for (int sample = 0; sample < SPIN_SAMPLES; sample++) {
+        uint64_t start_ns = fg_clock_now_ns(&clock);
+        for (int spin = 0; spin < SPIN_SAMPLE; spin++) {
+            fg_thread_relax();
+        }
+        uint64_t took_ns = fg_clock_now_ns(&clock) - start_ns;
+        best_ns = took_ns < best_ns ? took_ns : best_ns;
+    }
+    return (uint32_t)(SPIN_NS * (uint64_t)SPIN_SAMPLE / (best_ns == 0 ? 1 : best_ns)) + 1;
+}
+
+/* Claims pieces until none is left and does them; returns how many. All are of one run, since it cannot
+ * end before they are reported. */
+static uint32_t do_pieces(fg_team *team, uint32_t member)
+{
+    uint32_t done = 0;
+    uint32_t unclaimed = atomic_load_explicit(&team->unclaimed, memory_order_relaxed);
+    while (unclaimed != 0) {
+        if (!atomic_compare_exchange_weak_explicit(&team->unclaimed, &unclaimed, unclaimed - 1,
+                                                   memory_order_acquire, memory_order_relaxed)) {
+            continue;
+        }
+        if (done++ == 0) {
+            fg_team_begin(&team->slots[member].seat);
+        }
+        team->fn(team->ctx, team->piece_count - unclaimed, member);
+        unclaimed = atomic_load_explicit(&team->unclaimed, memory_order_relaxed);
+    }
+    return done;
+}
+
+static void report(fg_team *team, uint32_t done)
+{
+    if (atomic_fetch_sub(&team->left, done) == done && atomic_load(&team->caller_sleeps) != 0) {
+        fg_thread_wake_all(&team->left);
+    }
+}
+
+static bool has_news(fg_team *team)
+{
+    return atomic_load_explicit(&team->unclaimed, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&team->stop, memory_order_relaxed);
+}
+
+static bool wake(fg_team *team, member_slot *slot)
+{
+    if (atomic_load(&slot->state) == AWAKE || atomic_exchange(&slot->state, AWAKE) == AWAKE) {
+        return false;
+    }
+    atomic_fetch_sub(&team->sleepers, 1);
+    return true;
+}
+
+/* Called by a thread that would sleep otherwise. */
+static void look_for_stuck(member_slot *slot)
+{
+    fg_team *team = slot->team;
+    for (uint32_t i = 0; i < team->thread_count && atomic_load(&team->left) != 0; i++) {
+        if (i != slot->member && fg_team_rescue(&slot->seat, &team->slots[i].seat, i == 0)) {
+            return;
+        }
+    }
+}
+
+static void wait_for_news(member_slot *slot)
+{
+    fg_team *team = slot->team;
+    for (uint32_t spin = 0; spin < team->spins; spin++) {
+        if (has_news(team)) {
+            return;
         }
         fg_thread_relax();
     }
-    /* Announce the sleep before the last look; fg_team_run raises the epoch before it counts the
-     * sleepers, so one of the two sees the other. */
+    look_for_stuck(slot);
     atomic_fetch_add(&team->sleepers, 1);
-    uint32_t epoch = atomic_load(&team->epoch);
-    while (epoch == seen) {
-        fg_thread_sleep_while(&team->epoch, seen);
-        epoch = atomic_load(&team->epoch);
+    atomic_store(&slot->state, ASLEEP);
+    if (atomic_load(&team->unclaimed) != 0 || atomic_load(&team->stop)) {
+        wake(team, slot);
+        return;
     }
-    atomic_fetch_sub(&team->sleepers, 1);
-    return epoch;
+    while (atomic_load(&slot->state) == ASLEEP) {
+        if (atomic_load(&team->left) == 0) {
+            fg_thread_sleep_while(&slot->state, ASLEEP);
+        } else {
+            fg_thread_sleep_while_for(&slot->state, ASLEEP, LOOK_NS);
+            look_for_stuck(slot);
+        }
+    }
 }
 
 static void *member_main(void *ctx)
 {
     member_slot *slot = ctx;
     fg_team *team = slot->team;
-    uint32_t seen = 0;
-    for (;;) {
-        seen = wait_for_epoch(team, seen);
-        if (team->stop) {
-            return NULL;
+    fg_team_sit(&slot->seat);
+    while (!atomic_load(&team->stop)) {
+        uint32_t done = do_pieces(team, slot->member);
+        if (done != 0) {
+            report(team, done);
+            fg_team_end(&slot->seat);
         }
-        team->fn(team->ctx, slot->member, team->thread_count);
-        if (atomic_fetch_sub(&team->left, 1) == 1 && atomic_load(&team->caller_sleeps) != 0) {
-            fg_thread_wake_all(&team->left);
-        }
+        wait_for_news(slot);
     }
+    return NULL;
 }
 
-static void start_members(fg_team *team)
+/* Makes sure that members 1 to count - 1 are awake. */
+static void wake_members(fg_team *team, uint32_t count)
 {
-    atomic_fetch_add(&team->epoch, 1);
-    if (atomic_load(&team->sleepers) != 0) {
-        fg_thread_wake_all(&team->epoch);
+    if (atomic_load(&team->sleepers) == 0) {
+        return;
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        if (wake(team, &team->slots[i])) {
+            fg_thread_wake_one(&team->slots[i].state);
+        }
     }
 }
 
 static void wait_for_members(fg_team *team)
 {
-    for (int spin = 0; spin < SPIN_MAX; spin++) {
+    for (uint32_t spin = 0; spin < team->spins; spin++) {
         if (atomic_load_explicit(&team->left, memory_order_acquire) == 0) {
             return;
         }
@@ -82,9 +193,15 @@ static void wait_for_members(fg_team *team)
     atomic_store(&team->caller_sleeps, 1);
     uint32_t left;
     while ((left = atomic_load(&team->left)) != 0) {
-        fg_thread_sleep_while(&team->left, left);
+        look_for_stuck(&team->slots[0]);
+        fg_thread_sleep_while_for(&team->left, left, LOOK_NS);
     }
     atomic_store(&team->caller_sleeps, 0);
+}
+
+static size_t size_of(uint32_t thread_count)
+{
+    return sizeof(fg_team) + thread_count * sizeof(member_slot);
 }
 
 fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *err)
@@ -94,12 +211,13 @@ fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *er
                        thread_count);
     }
     /* The struct holds cache-line aligned members, which the heap does not promise. */
-    size_t size_bytes = sizeof(fg_team) + thread_count * sizeof(member_slot);
-    fg_team *team = fg_mem_map(size_bytes);
+    fg_team *team = fg_mem_map(size_of(thread_count));
     if (team == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for %u compute threads", thread_count);
     }
     team->thread_count = thread_count;
+    team->slots[0].team = team;
+    team->spins = thread_count == 1 ? 0 : count_spins();
     for (uint32_t i = 1; i < thread_count; i++) {
         member_slot *slot = &team->slots[i];
         slot->team = team;
@@ -120,12 +238,13 @@ void fg_team_destroy(fg_team *team)
     if (team == NULL) {
         return;
     }
-    team->stop = true;
-    start_members(team);
+    atomic_store(&team->stop, true);
+    wake_members(team, team->started + 1);
     for (uint32_t i = 1; i <= team->started; i++) {
         fg_thread_join(team->slots[i].thread);
     }
-    fg_mem_unmap(team, sizeof(fg_team) + team->thread_count * sizeof(member_slot));
+    fg_team_leave(&team->slots[0].seat);
+    fg_mem_unmap(team, size_of(team->thread_count));
 }
 
 uint32_t fg_team_size(const fg_team *team)
@@ -133,16 +252,47 @@ uint32_t fg_team_size(const fg_team *team)
     return team->thread_count;
 }
 
-void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx)
+void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx)
 {
-    if (team->started == 0) {
-        fn(ctx, 0, 1);
+    if (team->started == 0 || piece_count < 2) {
+        for (uint32_t piece = 0; piece < piece_count; piece++) {
+            fn(ctx, piece, 0);
+        }
         return;
     }
+    fg_team_seat *seat = &team->slots[0].seat;
+    if (team->caller != pthread_self()) {
+        team->caller = pthread_self();
+        fg_team_sit(seat);
+    }
+    team->piece_count = piece_count;
     team->fn = fn;
     team->ctx = ctx;
-    atomic_store_explicit(&team->left, team->started, memory_order_relaxed);
-    start_members(team);
-    fn(ctx, 0, team->thread_count);
-    wait_for_members(team);
+    atomic_store_explicit(&team->left, piece_count, memory_order_relaxed);
+    atomic_store(&team->unclaimed, piece_count);
+    wake_members(team, piece_count < team->thread_count ? piece_count : team->thread_count);
+    uint32_t done = do_pieces(team, 0);
+    /* The caller's own report needs no wake-up, and is the last one more often than not. */
+    if (atomic_fetch_sub(&team->left, done) != done) {
+        wait_for_members(team);
+    }
+    fg_team_end(seat);
+}
+
+typedef struct shares {
+    fg_team_fn fn;
+    void *ctx;
+    uint32_t count;
+} shares;
+
+static void do_share(void *ctx, uint32_t piece, uint32_t member)
+{
+    const shares *s = ctx;
+    s->fn(s->ctx, piece, s->count);
+}
+
+void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx)
+{
+    shares s = { fn, ctx, team->thread_count };
+    fg_team_for(team, s.count, do_share, &s);
 }

@@ -1,6 +1,11 @@
 /*
- * team - the compute threads of one engine: fork-join over a fixed set of threads. Owned by the
- * thread that runs it, which takes part as member 0; a team of one starts no threads at all.
+ * team - the compute threads of one engine. Owned by the thread that runs it, which takes part as
+ * member 0; a team of one starts no threads at all.
+ *
+ * Work is cut into pieces, and whoever is free claims the next one. Nobody waits for a member that has
+ * not begun: a member whose core was taken away costs its share of the work and no more, and finds
+ * nothing to claim when it comes late. Which member did which piece never shows in a result, as long as
+ * pieces write to different places.
  *
  * A join is a few hundred nanoseconds when the work is short, because members spin a moment before
  * they sleep; an idle team sleeps in the kernel and costs nothing.
@@ -17,15 +22,22 @@ typedef struct fg_team fg_team;
 
 enum { FG_TEAM_THREADS_MAX = 256 };
 
-/* One member's share: `member` counts from 0 to member_count - 1. */
-typedef void (*fg_team_fn)(void *ctx, uint32_t member, uint32_t member_count);
-
 /* FG_BAD_INPUT for 0 or too many threads, FG_AGAIN when the system gives none. */
 fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *err);
 void fg_team_destroy(fg_team *team);
 uint32_t fg_team_size(const fg_team *team);
 
-/* Calls `fn` once per member and returns when all have returned. Not reentrant. */
+/* One piece of work. `member` says who does it, from 0 to fg_team_size() - 1: nobody else has this
+ * number meanwhile, so it may choose scratch memory. */
+typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
+
+/* Calls `fn` once for each piece from 0 to piece_count - 1, in any order, and returns when all calls
+ * have returned; `ctx` is not read afterwards. Only the owner calls it, and not from a piece. */
+void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
+
+/* The older way, for work that counts its own pieces: `fn` is called once for each share, by any
+ * member; a share that comes late finds the queue empty. */
+typedef void (*fg_team_fn)(void *ctx, uint32_t member, uint32_t member_count);
 void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx);
 
 /* Pieces of work that members take as they become free, so that a slow core delays nobody. */

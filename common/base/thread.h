@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -43,6 +44,18 @@ static inline void fg_thread_relax(void)
 static inline void fg_thread_sleep_while(_Atomic uint32_t *word, uint32_t value)
 {
     syscall(SYS_futex, (void *)word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+/* The same, for `wait_ns` at most; under a second. */
+static inline void fg_thread_sleep_while_for(_Atomic uint32_t *word, uint32_t value, long wait_ns)
+{
+    struct timespec wait = { .tv_nsec = wait_ns };
+    syscall(SYS_futex, (void *)word, FUTEX_WAIT_PRIVATE, value, &wait, NULL, 0);
+}
+
+static inline void fg_thread_wake_one(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, (void *)word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 static inline void fg_thread_wake_all(_Atomic uint32_t *word)

@@ -420,6 +420,19 @@ static const fg_option options[] = {
       .help =
           "Puts the blocks of --kv-host-blocks into a file in this directory, which takes their "
           "room at start and vanishes with the process." },
+    { .name = "weights-cache",
+      .type = FG_OPTION_STRING,
+      .default_text = "auto",
+      .group = memory,
+      .roles = engine_roles,
+      .value_name = "DIR",
+      AT(weights_cache),
+      .help =
+          "Where packed weights are kept, in a file that the processes of a host share: beside the "
+          "model, else in the user's cache directory (auto, for models above 32 MiB), in this "
+          "directory, which may be in memory (/dev/shm), or nowhere (off), which makes every "
+          "process "
+          "pack them into memory of its own." },
     { .name = "kv-dtype",
       .type = FG_OPTION_CHOICE,
       .default_text = "f16",

@@ -81,8 +81,9 @@ typedef struct fg_serve_config {
     int overlap;         /* fg_switch */
     uint32_t local_prefill_tokens;
 
-    int kv_dtype; /* fg_dtype: FG_F16, FG_BF16, FG_I8 or FG_F32 */
-    int cpu_isa;  /* fg_cpu_isa */
+    const char *weights_cache; /* "auto", "off" or a directory */
+    int kv_dtype;              /* fg_dtype: FG_F16, FG_BF16, FG_I8 or FG_F32 */
+    int cpu_isa;               /* fg_cpu_isa */
 
     const char *otlp_file; /* NULL: no spans */
     double otlp_sample;

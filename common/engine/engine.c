@@ -183,6 +183,11 @@ void fg_engine_close(fg_engine *engine)
     }
 }
 
+fg_engine_start fg_engine_started(const fg_engine *engine)
+{
+    return engine->start;
+}
+
 const char *fg_engine_numerics_class(const fg_engine *engine)
 {
     return engine->numerics_class;

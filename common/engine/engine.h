@@ -101,8 +101,10 @@ typedef struct fg_engine_options {
     uint32_t tier_block_count;
     fg_engine_limits limits;
     uint32_t thread_count;
-    const char *cpu_isa;        /* "auto", "plain", "avx2", ... */
-    void (*on_done)(void *ctx); /* called from the engine thread */
+    const char *cpu_isa;             /* "auto", "plain", "avx2", ... */
+    const fg_digest128 *fingerprint; /* of the weights; NULL: computed where it is needed */
+    const char *weights_cache;       /* fg_weight_store_options.cache; NULL: "off" */
+    void (*on_done)(void *ctx);      /* called from the engine thread */
     void *ctx;
 } fg_engine_options;
 
@@ -123,6 +125,15 @@ fg_step *fg_engine_poll(fg_engine *engine);
  * equal inside one class; the CPU's instruction sets all give the same ones and are not named. */
 const char *fg_engine_numerics_class(const fg_engine *engine);
 
+/* What a real engine chose when it opened; isa and weights are NULL for a simulated one. Valid until
+ * close. */
+typedef struct fg_engine_start {
+    const char *isa;
+    uint32_t thread_count;
+    const struct fg_weight_report *weights;
+} fg_engine_start;
+fg_engine_start fg_engine_started(const fg_engine *engine);
+
 /* For back ends (engine_model.c, engine_sim.c): the first member of their struct. */
 typedef struct fg_engine_ops {
     fg_status (*begin)(fg_engine *engine, fg_step *step, fg_error *err);
@@ -132,6 +143,7 @@ typedef struct fg_engine_ops {
 struct fg_engine {
     const fg_engine_ops *ops;
     char numerics_class[64];
+    fg_engine_start start;
 };
 
 #endif

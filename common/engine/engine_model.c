@@ -145,6 +145,9 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     if (status != FG_OK) {
         goto free_engine;
     }
+    engine->base.start = (fg_engine_start){ .isa = fg_forward_isa(engine->forward),
+                                            .thread_count = options->thread_count,
+                                            .weights = fg_forward_weights(engine->forward) };
     if (!fg_thread_start(&engine->thread, engine_main, engine)) {
         status = fg_fail(err, FG_AGAIN, "the system gave no thread for the engine");
         goto destroy_forward;

@@ -8,6 +8,7 @@
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_internal.h"
+#include "common/engine/weight_store.h"
 #include "kernels/ops.h"
 
 /* Rows that pass through a layer together: enough to use unpacked weights many times, few enough that
@@ -24,11 +25,12 @@ typedef struct layer_weights {
     fg_panels gate, up, down;
 } layer_weights;
 
-/* One allocation of the device. */
-typedef struct panel_memory {
-    void *data;
-    size_t size_bytes;
-} panel_memory;
+/* The matrices of products, until the store has packed them: each, and who wants to know where. */
+typedef struct panel_list {
+    fg_panel_source *sources;
+    fg_panels **targets;
+    uint32_t count;
+} panel_list;
 
 struct fg_forward {
     fg_hparams hparams;
@@ -43,8 +45,7 @@ struct fg_forward {
 
     fg_matrix embedding;
     fg_panels head;
-    panel_memory *packed; /* [packed_count], every product's panels */
-    uint32_t packed_count;
+    fg_weight_store *store; /* every product's panels */
     const float *output_norm;
     layer_weights *layers;
 
@@ -105,8 +106,8 @@ static fg_status find_matrix(const fg_weights *weights, uint32_t layer_index, co
     return FG_OK;
 }
 
-/* A matrix of products, packed to panels. */
-static fg_status load_panels(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
+/* Puts a matrix of products on the list. */
+static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
                              const char *name, uint32_t outputs, uint32_t columns,
                              fg_panels *panels_out, fg_error *err)
 {
@@ -115,16 +116,36 @@ static fg_status load_panels(fg_forward *forward, const fg_weights *weights, uin
     if (status != FG_OK) {
         return status;
     }
-    size_t size_bytes = fg_panel_count(outputs) * fg_panel_bytes(matrix.type, columns);
-    void *data = fg_device_alloc(forward->device, FG_MEMORY_SHARED, size_bytes);
-    if (data == NULL) {
-        return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of tensor %s", size_bytes, name);
-    }
-    forward->packed[forward->packed_count++] = (panel_memory){ data, size_bytes };
-    fg_panel_pack(&matrix, 0, fg_panel_count(outputs), data);
-    *panels_out =
-        (fg_panels){ .data = data, .type = matrix.type, .outputs = outputs, .columns = columns };
+    const char *full_name = find_tensor(weights, layer_index, name, err)->name;
+    *panels_out = (fg_panels){ .type = matrix.type, .outputs = outputs, .columns = columns };
+    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
+    list->targets[list->count++] = panels_out;
     return FG_OK;
+}
+
+/* Has all on the list packed, or finds them packed; their rows are not read again, but for those of the
+ * embedding that tokens name. */
+static fg_status load_panels(fg_forward *forward, const fg_engine_options *options,
+                             const panel_list *list, fg_error *err)
+{
+    fg_weight_store_options store = { .weights = options->weights,
+                                      .cache = options->weights_cache != NULL
+                                                   ? options->weights_cache
+                                                   : "off",
+                                      .fingerprint = options->fingerprint,
+                                      .thread_count = options->thread_count };
+    fg_status status =
+        fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
+    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
+        const fg_matrix *rows = &list->sources[i].rows;
+        size_t size_bytes =
+            fg_panel_count(rows->outputs) * fg_panel_bytes(rows->type, rows->columns);
+        status = fg_device_load(forward->device, fg_weight_store_panels(forward->store, i),
+                                size_bytes, &list->targets[i]->data, err);
+        fg_weights_release(options->weights,
+                           fg_weights_find(options->weights, list->sources[i].name));
+    }
+    return status;
 }
 
 static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
@@ -149,7 +170,7 @@ static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uin
 }
 
 static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
-                            fg_error *err)
+                            panel_list *list, fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
     layer_weights *layer = &forward->layers[index];
@@ -170,9 +191,8 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
         { "ffn_down.weight", h->embedding_length, h->ffn_length, &layer->down },
     };
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        fg_status status =
-            load_panels(forward, weights, index, matrices[i].name, matrices[i].outputs,
-                        matrices[i].columns, matrices[i].panels, err);
+        fg_status status = want_panels(list, weights, index, matrices[i].name, matrices[i].outputs,
+                                       matrices[i].columns, matrices[i].panels, err);
         if (status != FG_OK) {
             return status;
         }
@@ -185,7 +205,8 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     return load_vector(forward, weights, index, "ffn_norm.weight", &layer->ffn_norm, err);
 }
 
-static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg_error *err)
+static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, panel_list *list,
+                              fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
     fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
@@ -202,7 +223,7 @@ static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg
         return status;
     }
     const char *head = h->tied_output ? "token_embd.weight" : "output.weight";
-    status = load_panels(forward, weights, UINT32_MAX, head, h->vocab_size, h->embedding_length,
+    status = want_panels(list, weights, UINT32_MAX, head, h->vocab_size, h->embedding_length,
                          &forward->head, err);
     if (status != FG_OK) {
         return status;
@@ -210,8 +231,28 @@ static fg_status load_weights(fg_forward *forward, const fg_weights *weights, fg
     status =
         load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm, err);
     for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
-        status = load_layer(forward, weights, i, err);
+        status = load_layer(forward, weights, i, list, err);
     }
+    return status;
+}
+
+static fg_status load_weights(fg_forward *forward, const fg_engine_options *options, fg_error *err)
+{
+    size_t count_max = (size_t)forward->hparams.layer_count * LAYER_MATRICES + 1;
+    panel_list list = { .sources = fg_mem_array(count_max, sizeof *list.sources),
+                        .targets = fg_mem_array(count_max, sizeof *list.targets) };
+    fg_status status = list.sources == NULL || list.targets == NULL
+                           ? fg_fail(err, FG_AGAIN, "out of memory for the list of weights")
+                           : load_tensors(forward, options->weights, &list, err);
+    if (status == FG_OK) {
+        status = load_panels(forward, options, &list, err);
+    }
+    if (status == FG_OK) {
+        fg_weights_prefetch(options->weights,
+                            fg_weights_find(options->weights, "token_embd.weight"));
+    }
+    fg_mem_free(list.targets);
+    fg_mem_free(list.sources);
     return status;
 }
 
@@ -342,16 +383,13 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
         goto destroy;
     }
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
-    forward->packed =
-        fg_mem_array((size_t)h->layer_count * LAYER_MATRICES + 1, sizeof(panel_memory));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
     forward->sampler = fg_sampler_create(h->vocab_size);
-    if (forward->layers == NULL || forward->packed == NULL || forward->frequencies == NULL ||
-        forward->sampler == NULL) {
+    if (forward->layers == NULL || forward->frequencies == NULL || forward->sampler == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
     }
-    status = load_weights(forward, options->weights, err);
+    status = load_weights(forward, options, err);
     if (status != FG_OK) {
         goto destroy;
     }
@@ -376,17 +414,23 @@ void fg_forward_destroy(fg_forward *forward)
     if (forward->scratch != NULL) {
         fg_device_free(forward->device, FG_MEMORY_SHARED, forward->scratch, forward->scratch_bytes);
     }
-    for (uint32_t i = 0; i < forward->packed_count; i++) {
-        fg_device_free(forward->device, FG_MEMORY_SHARED, forward->packed[i].data,
-                       forward->packed[i].size_bytes);
-    }
-    fg_mem_free(forward->packed);
+    fg_weight_store_close(forward->store);
     fg_sampler_destroy(forward->sampler);
     fg_mem_free(forward->frequencies);
     fg_mem_free(forward->layers);
     fg_device_stream_close(forward->stream);
     fg_device_close(forward->device);
     fg_mem_free(forward);
+}
+
+const fg_weight_report *fg_forward_weights(const fg_forward *forward)
+{
+    return fg_weight_store_report(forward->store);
+}
+
+const char *fg_forward_isa(const fg_forward *forward)
+{
+    return fg_device_isa(forward->device);
 }
 
 /* True when one of the products reads quantised rows. */

@@ -18,6 +18,10 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
                             fg_error *err);
 void fg_forward_destroy(fg_forward *forward);
 
+/* What became of the weights, and the instruction set in use; valid until destroy. */
+const struct fg_weight_report *fg_forward_weights(const fg_forward *forward);
+const char *fg_forward_isa(const fg_forward *forward);
+
 /* The copies of a step that fg_engine_check_step has accepted, in order, with their digests. */
 void fg_forward_copy(fg_forward *forward, fg_step *step);
 /* Runs its sequences, then its digests; fills their *_out fields. */

@@ -141,10 +141,22 @@ fg_status fg_weights_open(const char *path, fg_weights **weights_out, fg_error *
         return fg_fail(err, FG_AGAIN, "cannot map model file '%s': %s", path, strerror(map_errno));
     }
     fg_error cause = { .status = FG_OK };
-    fg_status status = open_bytes(bytes, size_bytes, true, weights_out, &cause);
+    fg_weights *weights = NULL;
+    fg_status status = open_bytes(bytes, size_bytes, true, &weights, &cause);
     if (status != FG_OK) {
         return fg_fail(err, status, "model file '%s': %s", path, cause.text);
     }
+    weights->file = (fg_weights_file){ .path = fg_mem_strdup(path),
+                                       .size_bytes = size_bytes,
+                                       .modified_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 +
+                                                      info.st_mtim.tv_nsec,
+                                       .owner = info.st_uid,
+                                       .mode = info.st_mode & 07777 };
+    if (weights->file.path == NULL) {
+        fg_weights_close(weights);
+        return fg_fail(err, FG_AGAIN, "out of memory for the model file's name");
+    }
+    *weights_out = weights;
     return FG_OK;
 }
 
@@ -168,6 +180,7 @@ void fg_weights_close(fg_weights *weights)
     fg_mem_free(weights->tensors);
     fg_mem_free(weights->tensor_table.slots);
     fg_mem_free(weights->tensor_names);
+    fg_mem_free((void *)(uintptr_t)weights->file.path);
     if (weights->mapped) {
         munmap((void *)(uintptr_t)weights->bytes, weights->size_bytes);
     }
@@ -196,19 +209,30 @@ uint64_t fg_weights_size_bytes(const fg_weights *weights)
     return weights->size_bytes;
 }
 
-void fg_weights_warm(const fg_weights *weights)
+/* Advice about the whole pages inside a tensor; it may be ignored, so no answer is looked at. */
+static void advise(const fg_weights *weights, const fg_tensor *tensor, int advice)
 {
-#ifdef MADV_POPULATE_READ
-    if (weights->mapped &&
-        madvise((void *)(uintptr_t)weights->bytes, weights->size_bytes, MADV_POPULATE_READ) == 0) {
-        return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)tensor->data + tensor->size_bytes) & ~(page - 1);
+    if (weights->mapped && first < end) {
+        madvise((void *)first, end - first, advice);
     }
-#endif
-    /* An older kernel (before 5.14), or memory that is not ours: touch every page. */
-    volatile unsigned char sink = 0;
-    for (size_t at = 0; at < weights->size_bytes; at += 4096) {
-        sink = (unsigned char)(sink + weights->bytes[at]);
-    }
+}
+
+void fg_weights_release(const fg_weights *weights, const fg_tensor *tensor)
+{
+    advise(weights, tensor, MADV_DONTNEED);
+}
+
+void fg_weights_prefetch(const fg_weights *weights, const fg_tensor *tensor)
+{
+    advise(weights, tensor, MADV_WILLNEED);
+}
+
+const fg_weights_file *fg_weights_file_of(const fg_weights *weights)
+{
+    return weights->file.path == NULL ? NULL : &weights->file;
 }
 
 const fg_meta *fg_weights_meta(const fg_weights *weights, const char *key)

@@ -52,9 +52,21 @@ const fg_tensor *fg_weights_find(const fg_weights *weights, const char *name); /
 uint64_t fg_weights_tensor_count(const fg_weights *weights);
 const fg_tensor *fg_weights_tensor(const fg_weights *weights, uint64_t index);
 uint64_t fg_weights_size_bytes(const fg_weights *weights);
-/* Brings the whole file into memory and this process's page tables, so that the first request does not
- * pay for it. */
-void fg_weights_warm(const fg_weights *weights);
+/* The rows of a tensor leave this process's page tables (the page cache keeps what it wants to): they were
+ * packed and are not read again. */
+void fg_weights_release(const fg_weights *weights, const fg_tensor *tensor);
+/* The rows of a tensor are read from the disk in the background, where they are not in memory yet. */
+void fg_weights_prefetch(const fg_weights *weights, const fg_tensor *tensor);
+
+/* The file's state when it was mapped. NULL for bytes in memory; valid until close. */
+typedef struct fg_weights_file {
+    const char *path;
+    uint64_t size_bytes;
+    int64_t modified_ns; /* since 1970 */
+    uint32_t owner;      /* user id */
+    uint32_t mode;       /* permission bits */
+} fg_weights_file;
+const fg_weights_file *fg_weights_file_of(const fg_weights *weights);
 
 /* Typed metadata. False (and *out untouched) when absent or of another kind; integers of any width
  * are accepted where the value fits. */

@@ -28,7 +28,8 @@ typedef struct fg_name_table {
 struct fg_weights {
     const unsigned char *bytes;
     size_t size_bytes;
-    bool mapped; /* by us: unmapped at close */
+    bool mapped;          /* by us: unmapped at close */
+    fg_weights_file file; /* path NULL: bytes in memory */
     fg_meta *metas;
     uint32_t meta_count;
     fg_name_table meta_table;

@@ -1,91 +1,418 @@
 #include "kernels/bench/peak.h"
 
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/base/team.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    CHAINS = 12, /* hide the latency of any multiply-add, and leave registers for its inputs */
+    ROUNDS =
+        100000, /* 0.4 ms: short, to fall between what others do; long for a thread to wake up */
+    RUNS_MIN = 5,
+    L1_BYTES = 16 << 10, /* of one thread: half of the smallest L1 around */
+    L2_BYTES = 192 << 10,
+    L3_BYTES = 3 << 20,
+    DRAM_BYTES = 256 << 20, /* of all threads: far more than a cache */
+    READ_BYTES = 128 << 20, /* what a run over a cache reads in all */
+};
+
+struct fg_peaks {
+    fg_team *team;
+    char *memory;
+    /* The run in progress. */
+    fg_peak_kind kind;
+    uint32_t thread_count;
+};
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
+#define ON_AVX2 __attribute__((target("avx2,fma")))
+#define ON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define ON_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
-/* Eight independent chains hide the latency; the empty asm keeps the compiler from folding them. */
-enum { CHAINS = 8, ROUNDS = 10000, RUNS = 40 };
+/* Every chain does STEP(sum) in each round. The empty asm keeps the compiler from folding rounds. */
+#define RUN_CHAINS(vector, zero, input, STEP)                                                      \
+    do {                                                                                           \
+        vector sums[CHAINS];                                                                       \
+        for (int c = 0; c < CHAINS; c++) {                                                         \
+            sums[c] = zero;                                                                        \
+        }                                                                                          \
+        for (int round = 0; round < ROUNDS; round++) {                                             \
+            _Pragma("GCC unroll 12") for (int c = 0; c < CHAINS; c++)                              \
+            {                                                                                      \
+                __asm__ volatile("" : "+v"(input));                                                \
+                sums[c] = STEP(sums[c]);                                                           \
+            }                                                                                      \
+        }                                                                                          \
+        for (int c = 0; c < CHAINS; c++) {                                                         \
+            __asm__ volatile("" : : "v"(sums[c]));                                                 \
+        }                                                                                          \
+    } while (0)
 
-static __attribute__((target("avx2,fma"))) void run_int8(void)
+static ON_AVX2 void run_int8(void)
 {
-    __m256i sums[CHAINS];
-    __m256i a = _mm256_set1_epi8(3);
-    __m256i b = _mm256_set1_epi8(5);
-    __m256i ones = _mm256_set1_epi16(1);
-    for (int c = 0; c < CHAINS; c++) {
-        sums[c] = _mm256_setzero_si256();
-    }
-    for (int round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 8
-        for (int c = 0; c < CHAINS; c++) {
-            __asm__ volatile("" : "+x"(a));
-            __m256i pairs = _mm256_maddubs_epi16(a, b);
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(pairs, ones));
-        }
-    }
-    for (int c = 0; c < CHAINS; c++) {
-        __asm__ volatile("" : : "x"(sums[c]));
-    }
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), ones = _mm256_set1_epi16(1);
+#define STEP(sum) _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones))
+    RUN_CHAINS(__m256i, _mm256_setzero_si256(), a, STEP);
+#undef STEP
 }
 
-static __attribute__((target("avx2,fma"))) void run_f32(void)
+static ON_AVX2 void run_int8_short(void)
 {
-    __m256 sums[CHAINS];
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5);
+#define STEP(sum) _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b))
+    RUN_CHAINS(__m256i, _mm256_setzero_si256(), a, STEP);
+#undef STEP
+}
+
+static ON_AVX2 void run_f32(void)
+{
     __m256 a = _mm256_set1_ps(0.5f);
-    for (int c = 0; c < CHAINS; c++) {
-        sums[c] = _mm256_setzero_ps();
+#define STEP(sum) _mm256_fmadd_ps(a, a, sum)
+    RUN_CHAINS(__m256, _mm256_setzero_ps(), a, STEP);
+#undef STEP
+}
+
+static ON_VNNI void run_vnni(void)
+{
+    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
+#define STEP(sum) _mm512_dpbusd_epi32(sum, a, b)
+    RUN_CHAINS(__m512i, _mm512_setzero_si512(), a, STEP);
+#undef STEP
+}
+
+static ON_VNNI void run_f32_wide(void)
+{
+    __m512 a = _mm512_set1_ps(0.5f);
+#define STEP(sum) _mm512_fmadd_ps(a, a, sum)
+    RUN_CHAINS(__m512, _mm512_setzero_ps(), a, STEP);
+#undef STEP
+}
+
+static ON_BF16 void run_bf16(void)
+{
+    __m512 halves = _mm512_set1_ps(0.5f);
+    __m512bh a = _mm512_cvtne2ps_pbh(halves, halves);
+#define STEP(sum) _mm512_dpbf16_ps(sum, a, a)
+    RUN_CHAINS(__m512, _mm512_setzero_ps(), a, STEP);
+#undef STEP
+}
+
+/* `size_bytes` in four streams of 64-byte lines; `ahead` prefetches for memory. */
+static inline ON_AVX2 __attribute__((always_inline)) void read_streams(const char *at,
+                                                                       size_t size_bytes,
+                                                                       bool ahead)
+{
+    size_t stream = size_bytes / 4 / 64 * 64;
+    __m256i low[4], high[4];
+    for (int s = 0; s < 4; s++) {
+        low[s] = high[s] = _mm256_setzero_si256();
     }
-    for (int round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 8
-        for (int c = 0; c < CHAINS; c++) {
-            __asm__ volatile("" : "+x"(a));
-            sums[c] = _mm256_fmadd_ps(a, a, sums[c]);
+    for (size_t i = 0; i < stream; i += 64) {
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++) {
+            const char *line = at + (size_t)s * stream + i;
+            if (ahead) {
+                _mm_prefetch(line + 2048, _MM_HINT_T0);
+            }
+            low[s] = _mm256_or_si256(low[s], _mm256_load_si256((const __m256i *)line));
+            high[s] = _mm256_or_si256(high[s], _mm256_load_si256((const __m256i *)(line + 32)));
         }
     }
-    for (int c = 0; c < CHAINS; c++) {
-        __asm__ volatile("" : : "x"(sums[c]));
+    for (int s = 0; s < 4; s++) {
+        __asm__ volatile("" : : "x"(low[s]), "x"(high[s]));
     }
 }
 
-static double best_rate(void (*run)(void), double macs)
+static ON_AVX2 void read_cache(const char *at, size_t size_bytes)
 {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    read_streams(at, size_bytes, false);
+}
+
+static ON_AVX2 void read_memory(const char *at, size_t size_bytes)
+{
+    read_streams(at, size_bytes, true);
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool has_vnni(void)
+{
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw");
+}
+
+static bool has_bf16(void)
+{
+    return has_vnni() && __builtin_cpu_supports("avx512bf16");
+}
+
+/* How a compute probe is run here; run == NULL: not at all. */
+typedef struct method {
+    void (*run)(void);
+    uint32_t macs; /* of one instruction */
+    const char *how;
+} method;
+
+static method method_of(fg_peak_kind kind)
+{
+    if (!has_avx2()) {
+        return (method){ NULL, 0, "" };
+    }
+    switch (kind) {
+    case FG_PEAK_INT8:
+        return has_vnni() ? (method){ run_vnni, 64, "vpdpbusd zmm" }
+                          : (method){ run_int8, 32, "vpmaddubsw + vpmaddwd + vpaddd ymm" };
+    case FG_PEAK_INT8_SHORT:
+        return has_vnni() ? (method){ NULL, 0, "" }
+                          : (method){ run_int8_short, 32, "vpmaddubsw + vpaddw ymm" };
+    case FG_PEAK_BF16:
+        return has_bf16() ? (method){ run_bf16, 32, "vdpbf16ps zmm" } : (method){ NULL, 0, "" };
+    case FG_PEAK_F32:
+        return has_vnni() ? (method){ run_f32_wide, 16, "vfmadd231ps zmm" }
+                          : (method){ run_f32, 8, "vfmadd231ps ymm" };
+    default:
+        return (method){ NULL, 0, "" };
+    }
+}
+
+#else /* not x86-64: bytes only */
+
+typedef struct method {
+    void (*run)(void);
+    uint32_t macs;
+    const char *how;
+} method;
+
+static method method_of(fg_peak_kind kind)
+{
+    (void)kind;
+    return (method){ NULL, 0, "" };
+}
+
+#endif
+
+static void read_plain(const char *at, size_t size_bytes)
+{
+    uint64_t sums[8] = { 0 };
+    for (size_t i = 0; i + sizeof sums <= size_bytes; i += sizeof sums) {
+        for (int s = 0; s < 8; s++) {
+            uint64_t word;
+            memcpy(&word, at + i + 8 * s, sizeof word);
+            sums[s] |= word;
+        }
+    }
+    for (int s = 0; s < 8; s++) {
+        __asm__ volatile("" : : "r"(sums[s]));
+    }
+}
+
+static void read_bytes(const char *at, size_t size_bytes, bool is_memory)
+{
+#if defined(__x86_64__)
+    if (has_avx2()) {
+        (is_memory ? read_memory : read_cache)(at, size_bytes);
+        return;
+    }
+#endif
+    read_plain(at, size_bytes);
+}
+
+/* What one thread reads again and again. */
+static size_t set_bytes(const fg_peaks *peaks)
+{
+    size_t share = DRAM_BYTES / peaks->thread_count / 4096 * 4096;
+    size_t set = share;
+    if (peaks->kind == FG_PEAK_L1) {
+        set = L1_BYTES;
+    } else if (peaks->kind == FG_PEAK_L2) {
+        set = L2_BYTES;
+    } else if (peaks->kind == FG_PEAK_L3) {
+        long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+        set = l2 > 0 && 2 * (size_t)l2 > L3_BYTES ? 2 * (size_t)l2 : L3_BYTES;
+    }
+    return set < share ? set : share;
+}
+
+/* Reads or copies of one run and thread; the same in all of them. */
+static uint32_t pass_count(const fg_peaks *peaks)
+{
+    bool is_cache = peaks->kind != FG_PEAK_DRAM && peaks->kind != FG_PEAK_COPY;
+    return is_cache ? (uint32_t)(READ_BYTES / set_bytes(peaks)) : 1;
+}
+
+static void run_member(void *ctx, uint32_t member, uint32_t member_count)
+{
+    (void)member_count;
+    fg_peaks *peaks = ctx;
+    if (member >= peaks->thread_count) {
+        return;
+    }
+    if (fg_peak_is_compute(peaks->kind)) {
+        method_of(peaks->kind).run();
+        return;
+    }
+    size_t set = set_bytes(peaks);
+    char *at = peaks->memory + (size_t)member * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    if (peaks->kind == FG_PEAK_COPY) {
+        memcpy(at, at + set / 2, set / 2);
+        return;
+    }
+    uint32_t passes = pass_count(peaks);
+    for (uint32_t pass = 0; pass < passes; pass++) {
+        read_bytes(at, set, peaks->kind == FG_PEAK_DRAM);
+    }
+}
+
+/* Multiply-adds or bytes of one run. */
+static double amount_of_run(const fg_peaks *peaks)
+{
+    double threads = peaks->thread_count;
+    if (fg_peak_is_compute(peaks->kind)) {
+        return threads * method_of(peaks->kind).macs * CHAINS * ROUNDS;
+    }
+    double set = (double)set_bytes(peaks);
+    return threads * (peaks->kind == FG_PEAK_COPY ? set / 2 : set * pass_count(peaks));
+}
+
+fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *err)
+{
+    fg_peaks *peaks = fg_mem_alloc(sizeof *peaks);
+    if (peaks == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the probes");
+    }
+    fg_status status = fg_team_create(thread_count, &peaks->team, err);
+    if (status == FG_OK) {
+        peaks->memory = fg_mem_map(DRAM_BYTES);
+        status =
+            peaks->memory != NULL
+                ? FG_OK
+                : fg_fail(err, FG_AGAIN, "no %d MiB of memory for the probes", DRAM_BYTES >> 20);
+    }
+    if (status != FG_OK) {
+        fg_peaks_close(peaks);
+        return status;
+    }
+    memset(peaks->memory, 1, DRAM_BYTES);
+    *peaks_out = peaks;
+    return FG_OK;
+}
+
+void fg_peaks_close(fg_peaks *peaks)
+{
+    if (peaks == NULL) {
+        return;
+    }
+    if (peaks->memory != NULL) {
+        fg_mem_unmap(peaks->memory, DRAM_BYTES);
+    }
+    fg_team_destroy(peaks->team);
+    fg_mem_free(peaks);
+}
+
+static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
+{
+    if (fg_peak_is_compute(peaks->kind) && method_of(peaks->kind).run == NULL) {
         return 0.0;
     }
+    double amount = amount_of_run(peaks), best = 0.0;
     fg_clock clock = fg_clock_real();
-    double best = 0.0;
-    for (int i = 0; i < RUNS; i++) {
-        uint64_t started_at_ns = fg_clock_now_ns(&clock);
-        run();
-        double rate = macs / ((double)(fg_clock_now_ns(&clock) - started_at_ns) * 1e-9);
+    uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns = began_at_ns;
+    for (int run = 0; run < RUNS_MIN || ended_at_ns - began_at_ns < budget_ms * 1000000ull; run++) {
+        uint64_t run_at_ns = fg_clock_now_ns(&clock);
+        if (peaks->thread_count == 1) {
+            run_member(peaks, 0, 1);
+        } else {
+            fg_team_run(peaks->team, run_member, peaks);
+        }
+        ended_at_ns = fg_clock_now_ns(&clock);
+        double rate = amount / ((double)(ended_at_ns - run_at_ns) * 1e-9);
         best = rate > best ? rate : best;
     }
     return best;
 }
 
+double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
+                        uint32_t budget_ms)
+{
+    FG_ASSERT(thread_count >= 1 && thread_count <= fg_team_size(peaks->team), "%u threads",
+              thread_count);
+    peaks->kind = kind;
+    peaks->thread_count = thread_count;
+    return best_rate(peaks, budget_ms);
+}
+
 double fg_peak_int8_macs(void)
 {
-    return best_rate(run_int8, 32.0 * CHAINS * ROUNDS);
+    fg_peaks peaks = { .kind = FG_PEAK_INT8, .thread_count = 1 };
+    return best_rate(&peaks, 100);
 }
 
 double fg_peak_f32_macs(void)
 {
-    return best_rate(run_f32, 8.0 * CHAINS * ROUNDS);
+    fg_peaks peaks = { .kind = FG_PEAK_F32, .thread_count = 1 };
+    return best_rate(&peaks, 100);
 }
 
-#else
-
-double fg_peak_int8_macs(void)
+static void print_json(fg_peak_kind kind, uint32_t threads, double rate)
 {
-    return 0.0;
+    printf("{\"probe\":\"%s\",\"threads\":%u,\"unit\":\"%s\",\"value\":%.2f,\"how\":\"%s\"}\n",
+           fg_peak_name(kind), threads, fg_peak_is_compute(kind) ? "Gmac/s" : "GB/s", rate * 1e-9,
+           fg_peak_how(kind));
+    fflush(stdout);
 }
 
-double fg_peak_f32_macs(void)
+void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json)
 {
-    return 0.0;
+    if (!json) {
+        printf("| probe | unit | 1 thread | %u threads | how |\n| --- | --- | --: | --: | --- |\n",
+               thread_count);
+    }
+    for (fg_peak_kind kind = 0; kind < FG_PEAK_COUNT; kind++) {
+        double one = fg_peaks_measure(peaks, kind, 1, 100);
+        double all = thread_count > 1 ? fg_peaks_measure(peaks, kind, thread_count, 100) : one;
+        if (one == 0.0) {
+            continue; /* no such instruction here */
+        }
+        if (json) {
+            print_json(kind, 1, one);
+            if (thread_count > 1) {
+                print_json(kind, thread_count, all);
+            }
+            continue;
+        }
+        printf("| %s | %s | %.1f | %.1f | %s |\n", fg_peak_name(kind),
+               fg_peak_is_compute(kind) ? "Gmac/s" : "GB/s", one * 1e-9, all * 1e-9,
+               fg_peak_how(kind));
+        fflush(stdout);
+    }
 }
 
-#endif
+const char *fg_peak_name(fg_peak_kind kind)
+{
+    static const char *const names[] = { "int8",    "int8 16-bit sums", "bf16",
+                                         "f32",     "L1 read",          "L2 read",
+                                         "L3 read", "DRAM read",        "memcpy" };
+    return names[kind];
+}
+
+bool fg_peak_is_compute(fg_peak_kind kind)
+{
+    return kind <= FG_PEAK_F32;
+}
+
+const char *fg_peak_how(fg_peak_kind kind)
+{
+    return fg_peak_is_compute(kind) ? method_of(kind).how : "";
+}

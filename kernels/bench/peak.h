@@ -1,11 +1,57 @@
 /*
- * peak - what one core can multiply and add per second with everything in registers: the number that
- * a kernel's speed is a percentage of. 0 where this machine has no measured peak (no AVX2 and FMA).
+ * peak - what this machine can do at most, measured now: multiply-adds with everything in registers,
+ * bytes read from each level of memory, bytes copied. A kernel's or a model's speed is a share of these,
+ * because machines differ and a shared one changes from minute to minute.
+ *
+ * A probe takes its best run of many short ones: other work on the machine only ever slows one down.
+ * One thread owns the probes; it takes part in measuring.
  */
 #ifndef FORGE_KERNELS_BENCH_PEAK_H
 #define FORGE_KERNELS_BENCH_PEAK_H
 
-/* int8 products summed to int32: multiply-add pairs to 16 bits, pairs to 32 bits, add. */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+typedef enum fg_peak_kind {
+    /* int8 products summed exactly to 32 bits, for any weights: VNNI where there is AVX-512 with it, else
+     * multiply-add pairs to 16 bits, pairs to 32 bits, add. */
+    FG_PEAK_INT8,
+    /* int8 pairs summed in 16 bits, which holds for a few groups of small weights: what a kernel that
+     * widens rarely can come near. 0 where VNNI makes it pointless. */
+    FG_PEAK_INT8_SHORT,
+    FG_PEAK_BF16, /* pairs of bf16 to float; 0 without AVX512_BF16 */
+    FG_PEAK_F32,  /* fused multiply-add */
+    FG_PEAK_L1,   /* read, from here on; four streams with prefetch from memory */
+    FG_PEAK_L2,
+    FG_PEAK_L3,
+    FG_PEAK_DRAM,
+    FG_PEAK_COPY, /* memcpy between two places in memory: bytes of payload */
+    FG_PEAK_COUNT
+} fg_peak_kind;
+
+typedef struct fg_peaks fg_peaks;
+
+/* thread_count: the most that will be asked for. FG_AGAIN: no memory (256 MiB) or no threads. */
+fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *err);
+void fg_peaks_close(fg_peaks *peaks);
+
+/* Multiply-adds or bytes per second of all `thread_count` threads together, measured for about
+ * `budget_ms`; 0 when this machine has no such instruction. */
+double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
+                        uint32_t budget_ms);
+
+const char *fg_peak_name(fg_peak_kind kind);
+/* False: bytes. */
+bool fg_peak_is_compute(fg_peak_kind kind);
+/* All probes for 1 and `thread_count` threads on stdout, a table or one JSON object per line. */
+void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json);
+
+/* The instructions behind a compute probe on this machine, "" when there are none. */
+const char *fg_peak_how(fg_peak_kind kind);
+
+/* Of one thread, in a tenth of a second. */
 double fg_peak_int8_macs(void);
 double fg_peak_f32_macs(void);
 

@@ -1,13 +1,14 @@
 /*
  * Matrix products with AVX2, FMA and F16C, over panels of sixteen outputs (kernels/panel.h).
  *
- * Quantised types: the codes of half a panel's group, 8 outputs x 32 columns, are unpacked into eight
- * registers and stay there while up to TILE_ROWS rows pass: four columns of a row are broadcast to all
- * outputs, multiplied, and summed in 16 bits for as long as that is exact. A lane is an output, so no
- * sum is ever folded, and one row runs through the same instructions as many.
+ * A lane is an output, so no sum is ever folded, and one row runs through the same instructions as many.
+ * Codes of 4 to 6 bits: those of half a group, 16 outputs x 16 columns, are unpacked into eight registers
+ * and stay there while up to TILE_ROWS rows pass; four columns of a row are broadcast once for all
+ * outputs. The sums of the first half wait in memory for the second. Codes of 8 bits need their sign as
+ * well as their magnitude: there the sums of four rows stay in registers while the codes pass.
  *
- * How long 16 bits are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow eight
- * pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).
+ * How long 16-bit sums are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow
+ * eight pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).
  */
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_math.h"
@@ -16,26 +17,31 @@
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
  * two more of them would fall into the same few sets of the first-level cache. */
 enum { TILE_ROWS = 8 };
+/* Rows whose sums fit into registers. */
+enum { REGISTER_ROWS = 4 };
 enum { VECTOR = 64, HALF = 32 };
+/* Bytes ahead of a row's walk through its panels: what arrives meanwhile from memory. */
+enum { AHEAD = 3072 };
 
 /* Some rows against one panel; its sums lie in memory that never leaves the first-level cache. */
 typedef struct tile {
     const uint8_t *panel;
-    const fg_panel_shape *shape;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
     size_t columns;
     size_t group_count;
     uint32_t rows;
-    __m256 sums[TILE_ROWS][2];
+    __m256i halves[TILE_ROWS][2]; /* products of columns 0..15 of the group at hand */
+    __m256 sums[TILE_ROWS][2];    /* of outputs 0..7 and 8..15 */
 } tile;
 
-/* Half a panel's codes of one group, without their offset. */
+/* Codes of 16 columns, without their offset: vector j of outputs 0..7 and of 8..15. */
 typedef struct codes {
-    __m256i v0, v1, v2, v3, v4, v5, v6, v7;
+    __m256i a0, a1, a2, a3;
+    __m256i b0, b1, b2, b3;
 } codes;
 
-/* What the products of half a group are scaled with. */
+/* What the products of a group are scaled with, for eight outputs. */
 typedef struct factors {
     __m256 d;
     __m256 minimum;
@@ -44,77 +50,40 @@ typedef struct factors {
     __m256i both;   /* Q6_K: the two of an output side by side */
 } factors;
 
+/* Eight 32-bit or sixteen 16-bit sums of each half of the panel. */
+typedef struct products {
+    __m256i a, b;
+} products;
+
 FG_AVX2_INLINE __m256i load32(const void *bytes)
 {
     return _mm256_loadu_si256((const __m256i *)bytes);
 }
 
-/* Bits of the fifth-bit vector that belong to vector j, at 16. */
-#define FIFTH(high, j)                                                                             \
-    _mm256_and_si256((j) < 4 ? _mm256_slli_epi16(high, 4 - (j)) : _mm256_srli_epi16(high, (j)-4),  \
-                     _mm256_set1_epi8(16))
-/* Two upper bits of vector j (0..3 of its half), at 16 and 32. */
-#define UPPER(high, j)                                                                             \
-    _mm256_and_si256((j) < 2 ? _mm256_slli_epi16(high, 4 - 2 * (j))                                \
-                             : _mm256_srli_epi16(high, 2 * (j)-4),                                 \
-                     _mm256_set1_epi8(48))
-
-FG_AVX2_INLINE codes unpack_nibbles(const uint8_t *at)
+/* Vector j (0..3) of the 16 columns from 16 * half on, for eight outputs. */
+FG_AVX2_INLINE __m256i unpack(uint32_t type, const uint8_t *at, int half, int j)
 {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i a = load32(at);
-    __m256i b = load32(at + VECTOR);
-    __m256i c = load32(at + 2 * VECTOR);
-    __m256i d = load32(at + 3 * VECTOR);
-    return (codes){ _mm256_and_si256(a, low),
-                    _mm256_and_si256(b, low),
-                    _mm256_and_si256(c, low),
-                    _mm256_and_si256(d, low),
-                    _mm256_and_si256(_mm256_srli_epi16(a, 4), low),
-                    _mm256_and_si256(_mm256_srli_epi16(b, 4), low),
-                    _mm256_and_si256(_mm256_srli_epi16(c, 4), low),
-                    _mm256_and_si256(_mm256_srli_epi16(d, 4), low) };
-}
-
-/* Unsigned codes of half a group; of Q8_0 the magnitudes. */
-FG_AVX2_INLINE codes unpack(uint32_t type, const uint8_t *at)
-{
-    if (type == FG_Q8_0) {
-        return (codes){
-            _mm256_abs_epi8(load32(at)),
-            _mm256_abs_epi8(load32(at + VECTOR)),
-            _mm256_abs_epi8(load32(at + 2 * VECTOR)),
-            _mm256_abs_epi8(load32(at + 3 * VECTOR)),
-            _mm256_abs_epi8(load32(at + 4 * VECTOR)),
-            _mm256_abs_epi8(load32(at + 5 * VECTOR)),
-            _mm256_abs_epi8(load32(at + 6 * VECTOR)),
-            _mm256_abs_epi8(load32(at + 7 * VECTOR)),
-        };
-    }
-    codes w = unpack_nibbles(at);
+    __m256i raw = load32(at + (size_t)j * VECTOR);
+    raw = half == 0 ? raw : _mm256_srli_epi16(raw, 4);
+    __m256i w = _mm256_and_si256(raw, _mm256_set1_epi8(15));
     if (type == FG_Q5_0 || type == FG_Q5_1 || type == FG_Q5_K) {
         __m256i high = load32(at + 4 * VECTOR);
-        w.v0 = _mm256_or_si256(w.v0, FIFTH(high, 0));
-        w.v1 = _mm256_or_si256(w.v1, FIFTH(high, 1));
-        w.v2 = _mm256_or_si256(w.v2, FIFTH(high, 2));
-        w.v3 = _mm256_or_si256(w.v3, FIFTH(high, 3));
-        w.v4 = _mm256_or_si256(w.v4, FIFTH(high, 4));
-        w.v5 = _mm256_or_si256(w.v5, FIFTH(high, 5));
-        w.v6 = _mm256_or_si256(w.v6, FIFTH(high, 6));
-        w.v7 = _mm256_or_si256(w.v7, FIFTH(high, 7));
+        high = half == 0 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j);
+        w = _mm256_or_si256(w, _mm256_and_si256(high, _mm256_set1_epi8(16)));
     } else if (type == FG_Q6_K) {
-        __m256i first = load32(at + 4 * VECTOR);
-        __m256i second = load32(at + 5 * VECTOR);
-        w.v0 = _mm256_or_si256(w.v0, UPPER(first, 0));
-        w.v1 = _mm256_or_si256(w.v1, UPPER(first, 1));
-        w.v2 = _mm256_or_si256(w.v2, UPPER(first, 2));
-        w.v3 = _mm256_or_si256(w.v3, UPPER(first, 3));
-        w.v4 = _mm256_or_si256(w.v4, UPPER(second, 0));
-        w.v5 = _mm256_or_si256(w.v5, UPPER(second, 1));
-        w.v6 = _mm256_or_si256(w.v6, UPPER(second, 2));
-        w.v7 = _mm256_or_si256(w.v7, UPPER(second, 3));
+        __m256i high = load32(at + (size_t)(4 + half) * VECTOR);
+        high = j < 2 ? _mm256_slli_epi16(high, 4 - 2 * j) : _mm256_srli_epi16(high, 2 * j - 4);
+        w = _mm256_or_si256(w, _mm256_and_si256(high, _mm256_set1_epi8(48)));
     }
     return w;
+}
+
+FG_AVX2_INLINE codes unpack_half(uint32_t type, const uint8_t *at, int half)
+{
+    return (codes){ unpack(type, at, half, 0),        unpack(type, at, half, 1),
+                    unpack(type, at, half, 2),        unpack(type, at, half, 3),
+                    unpack(type, at + HALF, half, 0), unpack(type, at + HALF, half, 1),
+                    unpack(type, at + HALF, half, 2), unpack(type, at + HALF, half, 3) };
 }
 
 FG_AVX2_INLINE __m256 halves(const uint8_t *at)
@@ -133,22 +102,20 @@ FG_AVX2_INLINE __m256i twice(__m256i value)
     return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xAA);
 }
 
-/* Scales of group g for outputs 8 * half .. 8 * half + 7. */
-FG_AVX2_INLINE factors scales_of(uint32_t type, const tile *t, size_t g, size_t half)
+/* Scales of group g of a unit for outputs 8 * half .. 8 * half + 7. */
+FG_AVX2_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g, size_t half)
 {
-    const uint8_t *scales = t->panel + t->shape->scales_offset;
     factors f = { .first = _mm256_set1_epi16(1) };
     switch (type) {
     case FG_Q4_1:
     case FG_Q5_1:
-        scales += g * 64 + half * 16;
+        scales += half * 16;
         f.d = halves(scales);
         f.minimum = halves(scales + 32);
         break;
     case FG_Q4_K:
     case FG_Q5_K: {
-        scales += g / 8 * 320;
-        const uint8_t *bytes = scales + 64 + g % 8 * 32 + half * 8;
+        const uint8_t *bytes = scales + 64 + g * 32 + half * 8;
         f.d = halves(scales + half * 16);
         f.first = twice(_mm256_cvtepu8_epi32(load8(bytes)));
         /* The product of halves and six bits is exact. */
@@ -158,8 +125,7 @@ FG_AVX2_INLINE factors scales_of(uint32_t type, const tile *t, size_t g, size_t 
         break;
     }
     case FG_Q6_K: {
-        scales += g / 8 * 288;
-        const uint8_t *bytes = scales + 32 + g % 8 * 32 + half * 8;
+        const uint8_t *bytes = scales + 32 + g * 32 + half * 8;
         f.d = halves(scales + half * 16);
         __m256i first = _mm256_cvtepi8_epi32(load8(bytes));
         __m256i second = _mm256_cvtepi8_epi32(load8(bytes + 16));
@@ -182,96 +148,242 @@ FG_AVX2_INLINE __m256i broadcast4(const void *bytes)
     return _mm256_set1_epi32(word);
 }
 
-/* Two sums of two products for each of eight outputs: columns 4j .. 4j + 3. */
-#define PAIRS(w, x, j) _mm256_maddubs_epi16((w).v##j, broadcast4((x) + 4 * (j)))
-#define ADD16(a, b)    _mm256_add_epi16(a, b)
-#define ADD32(a, b)    _mm256_add_epi32(a, b)
-
-FG_AVX2_INLINE __m256i dot4(codes w, const int8_t *x, __m256i scales)
+/* Sums of 16 columns of one row for eight outputs: 16-bit pair sums of 4-bit codes, else 32 bits. */
+FG_AVX2_INLINE __m256i dot16(uint32_t type, __m256i w0, __m256i w1, __m256i w2, __m256i w3,
+                             __m256i x0, __m256i x1, __m256i x2, __m256i x3, __m256i scales)
 {
-    __m256i a = ADD16(PAIRS(w, x, 0), PAIRS(w, x, 1));
-    __m256i b = ADD16(PAIRS(w, x, 2), PAIRS(w, x, 3));
-    __m256i c = ADD16(PAIRS(w, x, 4), PAIRS(w, x, 5));
-    __m256i d = ADD16(PAIRS(w, x, 6), PAIRS(w, x, 7));
-    return _mm256_madd_epi16(ADD16(ADD16(a, b), ADD16(c, d)), scales);
+    __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));
+    __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(w2, x2), _mm256_maddubs_epi16(w3, x3));
+    if (type == FG_Q6_K) {
+        return _mm256_add_epi32(_mm256_madd_epi16(low, scales), _mm256_madd_epi16(high, scales));
+    }
+    __m256i sum = _mm256_add_epi16(low, high);
+    bool four_bits = type == FG_Q4_0 || type == FG_Q4_1 || type == FG_Q4_K;
+    return four_bits ? sum : _mm256_madd_epi16(sum, scales);
 }
 
-FG_AVX2_INLINE __m256i dot5(codes w, const int8_t *x, __m256i scales)
+FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x, __m256i a_scales,
+                                      __m256i b_scales)
 {
-    __m256i a = ADD16(PAIRS(w, x, 0), PAIRS(w, x, 1));
-    __m256i b = ADD16(PAIRS(w, x, 2), PAIRS(w, x, 3));
-    __m256i c = ADD16(PAIRS(w, x, 4), PAIRS(w, x, 5));
-    __m256i d = ADD16(PAIRS(w, x, 6), PAIRS(w, x, 7));
-    return ADD32(_mm256_madd_epi16(ADD16(a, b), scales), _mm256_madd_epi16(ADD16(c, d), scales));
+    __m256i x0 = broadcast4(x);
+    __m256i x1 = broadcast4(x + 4);
+    __m256i x2 = broadcast4(x + 8);
+    __m256i x3 = broadcast4(x + 12);
+    return (products){ dot16(type, w.a0, w.a1, w.a2, w.a3, x0, x1, x2, x3, a_scales),
+                       dot16(type, w.b0, w.b1, w.b2, w.b3, x0, x1, x2, x3, b_scales) };
 }
 
-FG_AVX2_INLINE __m256i dot6(codes w, const int8_t *x, const factors *f)
-{
-    __m256i a = _mm256_madd_epi16(ADD16(PAIRS(w, x, 0), PAIRS(w, x, 1)), f->first);
-    __m256i b = _mm256_madd_epi16(ADD16(PAIRS(w, x, 2), PAIRS(w, x, 3)), f->first);
-    __m256i c = _mm256_madd_epi16(ADD16(PAIRS(w, x, 4), PAIRS(w, x, 5)), f->second);
-    __m256i d = _mm256_madd_epi16(ADD16(PAIRS(w, x, 6), PAIRS(w, x, 7)), f->second);
-    return ADD32(ADD32(a, b), ADD32(c, d));
-}
-
-/* The activations take the weights' signs, so that the first factor is unsigned. */
-#define SIGNED_PAIRS(w, x, at, j)                                                                  \
-    _mm256_madd_epi16(                                                                             \
-        _mm256_maddubs_epi16((w).v##j, _mm256_sign_epi8(broadcast4((x) + 4 * (j)),                 \
-                                                        load32((at) + (j) * (size_t)VECTOR))),     \
-        _mm256_set1_epi16(1))
-
-FG_AVX2_INLINE __m256i dot8(codes w, const int8_t *x, const uint8_t *at)
-{
-    __m256i a = ADD32(SIGNED_PAIRS(w, x, at, 0), SIGNED_PAIRS(w, x, at, 1));
-    __m256i b = ADD32(SIGNED_PAIRS(w, x, at, 2), SIGNED_PAIRS(w, x, at, 3));
-    __m256i c = ADD32(SIGNED_PAIRS(w, x, at, 4), SIGNED_PAIRS(w, x, at, 5));
-    __m256i d = ADD32(SIGNED_PAIRS(w, x, at, 6), SIGNED_PAIRS(w, x, at, 7));
-    return ADD32(ADD32(a, b), ADD32(c, d));
-}
-
-/* The exact sum of one row's group for eight outputs. */
-FG_AVX2_INLINE __m256i dot(uint32_t type, codes w, const uint8_t *at, const int8_t *x,
-                           const int16_t *sums, const factors *f)
+/* The exact sum of one row's group for eight outputs, from those of its halves. */
+FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second, const int16_t *sums,
+                                 const factors *f)
 {
     switch (type) {
-    case FG_Q4_0:
-        return ADD32(dot4(w, x, f->first),
-                     _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-8)));
-    case FG_Q5_0:
-        return ADD32(dot5(w, x, f->first),
-                     _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-16)));
-    case FG_Q5_1:
-    case FG_Q5_K:
-        return dot5(w, x, f->first);
+    case FG_Q4_0: {
+        __m256i offset = _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-8));
+        first = _mm256_madd_epi16(_mm256_add_epi16(first, second), f->first);
+        return _mm256_add_epi32(first, offset);
+    }
+    case FG_Q5_0: {
+        __m256i offset = _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-16));
+        return _mm256_add_epi32(_mm256_add_epi32(first, second), offset);
+    }
     case FG_Q6_K: {
         __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(broadcast4(sums), f->both), 5);
-        return _mm256_sub_epi32(dot6(w, x, f), offset);
+        return _mm256_sub_epi32(_mm256_add_epi32(first, second), offset);
     }
-    case FG_Q8_0:
-        return dot8(w, x, at);
+    case FG_Q5_1:
+    case FG_Q5_K:
+        return _mm256_add_epi32(first, second);
     default:
-        return dot4(w, x, f->first);
+        return _mm256_madd_epi16(_mm256_add_epi16(first, second), f->first);
     }
 }
 
-FG_AVX2_INLINE void add_half_group(uint32_t type, tile *t, size_t g, size_t half)
+FG_AVX2_INLINE __m256 add_scaled(uint32_t type, __m256i sum, const fg_quant_group *group,
+                                 const factors *f, __m256 total)
 {
-    const uint8_t *at = t->panel + g * t->shape->group_bytes + half * HALF;
-    codes w = unpack(type, at);
-    factors f = scales_of(type, t, g, half);
-    const int8_t *x = t->quants + g * FG_QUANT_GROUP;
-    const fg_quant_group *group = t->groups + g;
+    if (fg_cpu_has_minimum(type)) {
+        total = _mm256_fmadd_ps(f->minimum, _mm256_set1_ps(group->offset), total);
+    }
+    __m256 scale = _mm256_mul_ps(f->d, _mm256_set1_ps(group->scale));
+    return _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), total);
+}
+
+/* A group as the walk through a panel meets it. */
+typedef struct place {
+    const uint8_t *scales; /* of its unit */
+    const uint8_t *codes;
+    size_t in_unit;
+    size_t group; /* in the row */
+} place;
+
+FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
+{
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    factors a = scales_of(type, p->scales, p->in_unit, 0);
+    factors b = scales_of(type, p->scales, p->in_unit, 1);
+    codes w = unpack_half(type, p->codes, 0);
     for (uint32_t row = 0; row < t->rows; row++) {
-        __m256 sum = t->sums[row][half];
-        if (fg_cpu_has_minimum(type)) {
-            sum = _mm256_fmadd_ps(f.minimum, _mm256_set1_ps(group->offset), sum);
-        }
-        __m256 scale = _mm256_mul_ps(f.d, _mm256_set1_ps(group->scale));
-        __m256i products = dot(type, w, at, x, group->sums, &f);
-        t->sums[row][half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(products), sum);
-        x += t->columns;
+        products half = half_products(type, w, x + row * t->columns, a.first, b.first);
+        t->halves[row][0] = half.a;
+        t->halves[row][1] = half.b;
+    }
+    w = unpack_half(type, p->codes, 1);
+    __m256i a_scales = type == FG_Q6_K ? a.second : a.first;
+    __m256i b_scales = type == FG_Q6_K ? b.second : b.first;
+    const fg_quant_group *group = t->groups + p->group;
+    for (uint32_t row = 0; row < t->rows; row++) {
+        products half = half_products(type, w, x + row * t->columns + 16, a_scales, b_scales);
+        __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a);
+        __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b);
+        t->sums[row][0] = add_scaled(type, first, group, &a, t->sums[row][0]);
+        t->sums[row][1] = add_scaled(type, second, group, &b, t->sums[row][1]);
         group += t->group_count;
+    }
+}
+
+/* The same for one row, whose sums never leave the registers. */
+FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *p, __m256 sums[2])
+{
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    const fg_quant_group *group = t->groups + p->group;
+    factors a = scales_of(type, p->scales, p->in_unit, 0);
+    factors b = scales_of(type, p->scales, p->in_unit, 1);
+    bool two = type == FG_Q6_K;
+    products low = half_products(type, unpack_half(type, p->codes, 0), x, a.first, b.first);
+    products high = half_products(type, unpack_half(type, p->codes, 1), x + 16,
+                                  two ? a.second : a.first, two ? b.second : b.first);
+    __m256i first = whole_sum(type, low.a, high.a, group->sums, &a);
+    __m256i second = whole_sum(type, low.b, high.b, group->sums, &b);
+    sums[0] = add_scaled(type, first, group, &a, sums[0]);
+    sums[1] = add_scaled(type, second, group, &b, sums[1]);
+}
+
+/* Four products of 8-bit codes for each of eight outputs. The activations take the weights' signs, so
+ * that the first factor is unsigned. */
+FG_AVX2_INLINE __m256i signed_dot4(__m256i magnitude, __m256i w, __m256i x, __m256i sum)
+{
+    __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+/* One vector of codes against R rows; named sums, because compilers keep arrays in memory. */
+#define ADD_SIGNED_ROW(r)                                                                          \
+    if (R > (r)) {                                                                                 \
+        __m256i x##r = broadcast4(x + (r)*t->columns + 4 * j);                                     \
+        a##r = signed_dot4(a_magnitude, a, x##r, a##r);                                            \
+        b##r = signed_dot4(b_magnitude, b, x##r, b##r);                                            \
+    }
+#define FINISH_SIGNED_ROW(r)                                                                       \
+    if (R > (r)) {                                                                                 \
+        const fg_quant_group *group = t->groups + p->group + (first + (r)) * t->group_count;       \
+        __m256 *sums = t->sums[first + (r)];                                                       \
+        sums[0] = add_scaled(FG_Q8_0, a##r, group, &a_factors, sums[0]);                           \
+        sums[1] = add_scaled(FG_Q8_0, b##r, group, &b_factors, sums[1]);                           \
+    }
+
+/* A group of 8-bit codes against rows first .. first + R - 1 of the tile. */
+FG_AVX2_INLINE void add_signed_group(int R, tile *t, const place *p, size_t first)
+{
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP + first * t->columns;
+    __m256i zero = _mm256_setzero_si256();
+    __m256i a0 = zero, a1 = zero, a2 = zero, a3 = zero;
+    __m256i b0 = zero, b1 = zero, b2 = zero, b3 = zero;
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; j++) {
+        __m256i a = load32(p->codes + j * VECTOR);
+        __m256i b = load32(p->codes + j * VECTOR + HALF);
+        __m256i a_magnitude = _mm256_abs_epi8(a);
+        __m256i b_magnitude = _mm256_abs_epi8(b);
+        ADD_SIGNED_ROW(0)
+        ADD_SIGNED_ROW(1)
+        ADD_SIGNED_ROW(2)
+        ADD_SIGNED_ROW(3)
+    }
+    factors a_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
+    factors b_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
+    FINISH_SIGNED_ROW(0)
+    FINISH_SIGNED_ROW(1)
+    FINISH_SIGNED_ROW(2)
+    FINISH_SIGNED_ROW(3)
+}
+
+static void add_signed_rows(tile *t, const place *p, uint32_t first, uint32_t rows)
+{
+    switch (rows) {
+    case 1:
+        add_signed_group(1, t, p, first);
+        break;
+    case 2:
+        add_signed_group(2, t, p, first);
+        break;
+    case 3:
+        add_signed_group(3, t, p, first);
+        break;
+    default:
+        add_signed_group(REGISTER_ROWS, t, p, first);
+        break;
+    }
+}
+
+/* Few rows pass a panel too quickly for the processor to foresee what they will read. */
+FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
+{
+    for (size_t i = 0; i < size_bytes; i += VECTOR) {
+        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
+    }
+}
+
+/* One row against a panel. */
+FG_AVX2_INLINE void run_row(uint32_t type, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    __m256 sums[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    place p = { .scales = t->panel };
+    while (p.group < t->group_count) {
+        ask_ahead(p.scales, shape.scale_bytes);
+        p.codes = p.scales + shape.scale_bytes;
+        size_t left = t->group_count - p.group;
+        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
+        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
+            ask_ahead(p.codes, shape.group_bytes);
+            if (type == FG_Q8_0) {
+                add_signed_group(1, t, &p, 0);
+            } else {
+                add_group_to_row(type, t, &p, sums);
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        p.scales += shape.unit_bytes;
+    }
+    if (type != FG_Q8_0) {
+        t->sums[0][0] = sums[0];
+        t->sums[0][1] = sums[1];
+    }
+}
+
+FG_AVX2_INLINE void run_rows(uint32_t type, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    place p = { .scales = t->panel };
+    while (p.group < t->group_count) {
+        p.codes = p.scales + shape.scale_bytes;
+        size_t left = t->group_count - p.group;
+        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
+        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
+            ask_ahead(p.codes, shape.group_bytes);
+            if (type != FG_Q8_0) {
+                add_group(type, t, &p);
+            } else {
+                for (uint32_t row = 0; row < t->rows; row += REGISTER_ROWS) {
+                    add_signed_rows(t, &p, row, t->rows - row);
+                }
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        p.scales += shape.unit_bytes;
     }
 }
 
@@ -304,8 +416,8 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
                                uint32_t rows, uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
-    fg_panel_shape shape = fg_panel_shape_of(type, w->columns);
-    tile t = { .shape = &shape, .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
+    const fg_panel_shape shape = fg_panel_shape_of(type, w->columns);
+    tile t = { .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
     for (uint32_t panel = first; panel < first + count; panel++) {
         t.panel = (const uint8_t *)w->data + panel * shape.panel_bytes;
         for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
@@ -313,9 +425,10 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
             t.quants = in->quants + row * t.columns;
             t.groups = in->groups + row * t.group_count;
             memset(t.sums, 0, sizeof t.sums);
-            for (size_t g = 0; g < t.group_count; g++) {
-                add_half_group(type, &t, g, 0);
-                add_half_group(type, &t, g, 1);
+            if (t.rows == 1) {
+                run_row(type, &t);
+            } else {
+                run_rows(type, &t);
             }
             for (uint32_t i = 0; i < t.rows; i++) {
                 fg_cpu_avx2_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, t.sums[i]);

@@ -46,11 +46,11 @@ static inline void fg_cpu_panel_group(uint32_t type, const fg_panel_shape *shape
                                       fg_cpu_group *out)
 {
     for (uint32_t k = 0; k < 32; k++) {
-        out->q[k] = fg_cpu_panel_code(type, panel + (size_t)g * shape->group_bytes, lane, k);
+        out->q[k] = fg_cpu_panel_code(type, panel + fg_panel_codes_offset(shape, g), lane, k);
     }
     bool super = fg_dtype_block_count(type) == 256;
-    const uint8_t *scales =
-        panel + shape->scales_offset + (size_t)(super ? g / 8 : g) * shape->scale_bytes;
+    const uint8_t *scales = panel + fg_panel_unit_offset(shape, g);
+    scales += shape->unit_groups == 2 ? g % 2 * 32 : 0;
     out->d = fg_cpu_half(scales + 2 * lane);
     out->scale[0] = 1;
     out->scale[1] = 1;

@@ -19,6 +19,7 @@ typedef struct field_list {
 struct fg_gguf_builder {
     fg_buf meta, infos, data;
     uint64_t meta_count, tensor_count;
+    uint64_t announced_bytes; /* of tensors that the caller writes, behind `data` */
     field_list meta_fields, info_fields, all_fields;
     fg_rng rng;
 };
@@ -213,11 +214,15 @@ void fg_gguf_fill_random(uint32_t type, void *out, uint64_t count, float scale, 
     }
 }
 
-void fg_gguf_add_tensor(fg_gguf_builder *builder, const char *name, uint32_t type,
-                        uint32_t dim_count, const uint64_t *dims, const void *data)
+static uint64_t aligned(uint64_t size_bytes)
 {
-    static const char zeros[ALIGNMENT];
-    put(&builder->data, zeros, (ALIGNMENT - builder->data.size % ALIGNMENT) % ALIGNMENT);
+    return (size_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Returns the bytes of the tensor's data. */
+static size_t put_info(fg_gguf_builder *builder, const char *name, uint32_t type,
+                       uint32_t dim_count, const uint64_t *dims, uint64_t offset)
+{
     put_text(&builder->infos, &builder->info_fields, "name length", name);
     put_u32(&builder->infos, &builder->info_fields, "dim count", dim_count);
     uint64_t count = 1;
@@ -226,17 +231,35 @@ void fg_gguf_add_tensor(fg_gguf_builder *builder, const char *name, uint32_t typ
         count *= dims[d];
     }
     put_u32(&builder->infos, &builder->info_fields, "tensor type", type);
-    put_u64(&builder->infos, &builder->info_fields, "tensor offset", builder->data.size);
-    size_t size_bytes = count / fg_dtype_block_count(type) * fg_dtype_block_bytes(type);
+    put_u64(&builder->infos, &builder->info_fields, "tensor offset", offset);
+    builder->tensor_count++;
+    return count / fg_dtype_block_count(type) * fg_dtype_block_bytes(type);
+}
+
+void fg_gguf_add_tensor(fg_gguf_builder *builder, const char *name, uint32_t type,
+                        uint32_t dim_count, const uint64_t *dims, const void *data)
+{
+    static const char zeros[ALIGNMENT];
+    FG_ASSERT(builder->announced_bytes == 0, "announced tensors come last");
+    put(&builder->data, zeros, aligned(builder->data.size) - builder->data.size);
+    size_t size_bytes = put_info(builder, name, type, dim_count, dims, builder->data.size);
     char *at = fg_buf_reserve(&builder->data, size_bytes);
     FG_ASSERT(at != NULL, "out of memory");
     if (data != NULL) {
         memcpy(at, data, size_bytes);
     } else {
+        uint64_t count = size_bytes / fg_dtype_block_bytes(type) * fg_dtype_block_count(type);
         fg_gguf_fill_random(type, at, count, 1.0f, &builder->rng);
     }
     builder->data.size += size_bytes;
-    builder->tensor_count++;
+}
+
+void fg_gguf_announce_tensor(fg_gguf_builder *builder, const char *name, uint32_t type,
+                             uint32_t dim_count, const uint64_t *dims)
+{
+    uint64_t offset = aligned(builder->data.size + builder->announced_bytes);
+    uint64_t end = offset + put_info(builder, name, type, dim_count, dims, offset);
+    builder->announced_bytes = end - builder->data.size;
 }
 
 static void note_part(fg_gguf_builder *builder, const field_list *part, size_t base)

@@ -35,6 +35,12 @@ void fg_gguf_add_array(fg_gguf_builder *builder, const char *key, fg_meta_type i
 void fg_gguf_add_tensor(fg_gguf_builder *builder, const char *name, uint32_t type,
                         uint32_t dim_count, const uint64_t *dims, const void *data);
 
+/* A tensor whose data the caller writes itself behind the finished file, for files larger than memory:
+ * padding up to a multiple of 32 bytes, then the data, in the order of announcing. No other tensor may
+ * be added after that. */
+void fg_gguf_announce_tensor(fg_gguf_builder *builder, const char *name, uint32_t type,
+                             uint32_t dim_count, const uint64_t *dims);
+
 /* The whole file, to be given to free(). The builder may be added to and finished again. */
 void *fg_gguf_finish(fg_gguf_builder *builder, size_t *size_bytes_out);
 

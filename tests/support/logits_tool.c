@@ -12,7 +12,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 
 enum { LINE_TOKENS_MAX = 4096 };
 

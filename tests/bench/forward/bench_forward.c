@@ -8,7 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 
 static uint32_t argument(int argc, char **argv, int index, uint32_t fallback)
 {

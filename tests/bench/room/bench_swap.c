@@ -15,7 +15,7 @@
 #include "common/base/mem.h"
 #include "common/base/thread.h"
 #include "common/kv/tier.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21

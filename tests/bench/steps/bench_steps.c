@@ -10,7 +10,7 @@
 
 #include "common/base/dtype.h"
 #include "common/sched/cost.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 
 enum { CHUNK = 512, SHORT_CHUNK = 64, FAR = 1536, ROWS = 16, NEAR = 16 };
 

@@ -12,7 +12,7 @@
 #include "common/base/rng.h"
 #include "common/base/thread.h"
 #include "common/engine/engine_sim.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 #include "tests/support/test.h"
 
 enum { RIG_SEQS = 4, RIG_TOKENS = 256, RIG_AREAS = FG_ENGINE_STEPS_MAX + 1 };

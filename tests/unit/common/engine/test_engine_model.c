@@ -6,7 +6,7 @@
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 #include "tests/support/test.h"
 
 /* Longer than a tile of the forward pass, so that tiles meet inside a step. */

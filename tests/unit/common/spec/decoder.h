@@ -8,7 +8,7 @@
 #include "common/engine/engine_sim.h"
 #include "common/kv/table.h"
 #include "common/spec/lookahead.h"
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 #include "tests/support/test.h"
 
 enum {

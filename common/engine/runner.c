@@ -1,4 +1,4 @@
-#include "tests/support/run_engine.h"
+#include "common/engine/runner.h"
 
 #include <string.h>
 
@@ -43,7 +43,7 @@ static fg_status take_blocks(const fg_runner_options *options, uint32_t context_
                              uint32_t seqs_max, fg_runner *runner, fg_error *err)
 {
     runner->blocks_per_seq = fg_kv_blocks_for(context_max, runner->layout.block_size);
-    runner->block_count = runner->blocks_per_seq * seqs_max;
+    runner->block_count = or_default(options->block_count, runner->blocks_per_seq * seqs_max);
     runner->arena_bytes = (size_t)runner->block_count * runner->layout.block_bytes;
     runner->arena = fg_mem_map(runner->arena_bytes);
     runner->block_ids = fg_mem_array(runner->block_count, sizeof(uint32_t));
@@ -118,13 +118,24 @@ fg_step_seq fg_runner_seq(const fg_runner *runner, uint32_t seq, const uint32_t 
                           .sampling = { .top_p = 1.0f } };
 }
 
+fg_step *fg_runner_wait(fg_runner *runner)
+{
+    /* A step that has ended before is seen by the poll; one that ends later raises the signal. */
+    for (;;) {
+        uint32_t seen = fg_signal_count(&runner->done->signal);
+        fg_step *step = fg_engine_poll(runner->engine);
+        if (step != NULL) {
+            return step;
+        }
+        fg_signal_wait(&runner->done->signal, seen);
+    }
+}
+
 fg_status fg_runner_step(fg_runner *runner, fg_step *step, fg_error *err)
 {
-    uint32_t seen = fg_signal_count(&runner->done->signal);
     fg_status status = fg_engine_begin(runner->engine, step, err);
     if (status == FG_OK) {
-        fg_signal_wait(&runner->done->signal, seen);
-        FG_ASSERT(fg_engine_poll(runner->engine), "a step that has ended");
+        FG_ASSERT(fg_runner_wait(runner) == step, "the only step in flight");
     }
     return status;
 }

@@ -1,9 +1,9 @@
 /*
- * run_engine - a model file opened and run step by step in the calling thread: what the engine's
- * tests, benches and tools share.
+ * runner - a model file opened and run step by step by the calling thread: what `forge bench`, the
+ * engine's tests and tools share. No server in it: no scheduler, no cache, no loop.
  */
-#ifndef FORGE_TESTS_SUPPORT_RUN_ENGINE_H
-#define FORGE_TESTS_SUPPORT_RUN_ENGINE_H
+#ifndef FORGE_COMMON_ENGINE_RUNNER_H
+#define FORGE_COMMON_ENGINE_RUNNER_H
 
 #include "common/engine/engine.h"
 
@@ -13,6 +13,7 @@ typedef struct fg_runner_options {
     size_t size_bytes;
     uint32_t context_max;     /* tokens; 0: what the model was trained for */
     uint32_t seqs_max;        /* 0: 1 */
+    uint32_t block_count;     /* 0: enough for seqs_max sequences of context_max */
     uint32_t step_tokens_max; /* 0: 512 */
     uint32_t thread_count;    /* 0: 1 */
     uint32_t block_size;      /* 0: 16 */
@@ -43,6 +44,8 @@ fg_step_seq fg_runner_seq(const fg_runner *runner, uint32_t seq, const uint32_t 
                           uint32_t position, uint32_t count);
 /* Begins the step and waits for its end. */
 fg_status fg_runner_step(fg_runner *runner, fg_step *step, fg_error *err);
+/* Waits for the oldest step that fg_engine_begin was given. */
+fg_step *fg_runner_wait(fg_runner *runner);
 /* Runs a prompt in chunks of at most `chunk` tokens; only the last chunk's step has `last`'s wishes
  * (sample, digest, logits), and `last` has their results. */
 fg_status fg_runner_prompt(fg_runner *runner, uint32_t seq, const uint32_t *tokens, uint32_t count,

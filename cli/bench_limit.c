@@ -1,0 +1,84 @@
+#include "cli/bench_limit.h"
+
+#include <string.h>
+
+#include "common/base/dtype.h"
+
+enum { PROBE_MS = 100 };
+
+static bool is_float(uint32_t type)
+{
+    return type == FG_F32 || type == FG_F16 || type == FG_BF16;
+}
+
+fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hparams)
+{
+    fg_bench_cost cost = { 0 };
+    for (uint64_t i = 0; i < fg_weights_tensor_count(weights); i++) {
+        const fg_tensor *t = fg_weights_tensor(weights, i);
+        double macs = (double)t->dims[0] * (double)t->dims[1];
+        cost.params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
+        if (t->dim_count != 2) {
+            continue;
+        }
+        bool is_embedding = strcmp(t->name, "token_embd.weight") == 0;
+        bool is_head =
+            strcmp(t->name, "output.weight") == 0 || (is_embedding && hparams->tied_output);
+        if (is_embedding && !is_head) {
+            continue; /* a look-up */
+        }
+        double *sum = is_head ? (is_float(t->type) ? &cost.head_float_macs : &cost.head_int8_macs)
+                              : (is_float(t->type) ? &cost.float_macs : &cost.int8_macs);
+        *sum += macs;
+        cost.weight_bytes += (double)t->size_bytes;
+    }
+    return cost;
+}
+
+fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
+                                      const fg_bench_cost *cost)
+{
+    fg_bench_rates rates = { 0 };
+    rates.read = fg_peaks_measure(peaks, FG_PEAK_DRAM, thread_count, PROBE_MS);
+    if (cost->int8_macs + cost->head_int8_macs > 0.0) {
+        rates.int8 = fg_peaks_measure(peaks, FG_PEAK_INT8, thread_count, PROBE_MS);
+    }
+    if (cost->float_macs + cost->head_float_macs > 0.0) {
+        double bf16 = fg_peaks_measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
+        double f32 = fg_peaks_measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
+        rates.floats = bf16 > f32 ? bf16 : f32;
+    }
+    return rates;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b)
+{
+    return (fg_bench_rates){ .int8 = larger(a.int8, b.int8),
+                             .floats = larger(a.floats, b.floats),
+                             .read = larger(a.read, b.read) };
+}
+
+static double seconds(double amount, double rate)
+{
+    return rate > 0.0 ? amount / rate : 0.0;
+}
+
+double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
+                      const fg_bench_rates *rates, const char **probe_out)
+{
+    double int8 = work->rows * cost->int8_macs + work->head_rows * cost->head_int8_macs;
+    double floats = work->rows * cost->float_macs + work->head_rows * cost->head_float_macs;
+    double int8_s = seconds(int8, rates->int8), float_s = seconds(floats, rates->floats);
+    double read_s = seconds(work->weight_reads * cost->weight_bytes + work->kv_bytes, rates->read);
+    if (int8_s + float_s < read_s) {
+        *probe_out = "read";
+        return read_s;
+    }
+    *probe_out = int8_s >= float_s ? "int8" : "float";
+    return int8_s + float_s;
+}

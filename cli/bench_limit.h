@@ -1,0 +1,45 @@
+/*
+ * bench_limit - the time that a step would take if only this machine's limits counted: each weight
+ * multiplied once per row at the compute probe's speed, each byte of the weights read once at the
+ * memory probe's, whichever takes longer. Used by one thread.
+ */
+#ifndef FORGE_CLI_BENCH_LIMIT_H
+#define FORGE_CLI_BENCH_LIMIT_H
+
+#include "common/model/hparams.h"
+#include "kernels/bench/peak.h"
+
+/* What a model costs. "Float" is F32, F16 and BF16, whose products are not done in int8. */
+typedef struct fg_bench_cost {
+    double int8_macs, float_macs;           /* of the layers, per row */
+    double head_int8_macs, head_float_macs; /* of the head, per row that needs logits */
+    double weight_bytes;                    /* read once per step: layers and head */
+    uint64_t params;
+} fg_bench_cost;
+
+fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hparams);
+
+/* What the machine can do, of all threads together; 0 where it was not asked. */
+typedef struct fg_bench_rates {
+    double int8, floats, read;
+} fg_bench_rates;
+
+/* About 0.1 s each. */
+fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
+                                      const fg_bench_cost *cost);
+/* The larger of each: what the machine could do around a measurement. */
+fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b);
+
+/* A step, or several alike. */
+typedef struct fg_bench_work {
+    double rows;         /* tokens run through the layers */
+    double head_rows;    /* rows that need logits */
+    double weight_reads; /* how often all weights are read */
+    double kv_bytes;     /* of the cache, read */
+} fg_bench_work;
+
+/* Seconds, and which probe they come from. */
+double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
+                      const fg_bench_rates *rates, const char **probe_out);
+
+#endif

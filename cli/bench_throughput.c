@@ -1,0 +1,484 @@
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/bench.h"
+#include "cli/bench_model.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+
+enum { TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64 };
+
+typedef struct throughput_config {
+    const char *model, *prompt, *batch, *verify, *cpu_isa, *kv_dtype;
+    uint32_t threads, generate, depth, repeat, chunk;
+    bool json;
+} throughput_config;
+
+#define AT(member) .offset = offsetof(throughput_config, member)
+static const char group_what[] = "What is measured";
+static const char group_how[] = "How";
+
+static const fg_option options[] = {
+    { .name = "model",
+      .type = FG_OPTION_STRING,
+      .group = group_what,
+      .value_name = "FILE",
+      AT(model),
+      .help = "The model, a GGUF file. Also -m." },
+    { .name = "prompt",
+      .type = FG_OPTION_STRING,
+      .default_text = "512",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(prompt),
+      .help =
+          "Prefill: prompts of so many tokens, one sequence, the last row's logits; pp512 in the "
+          "table. 0: none. Also -p." },
+    { .name = "generate",
+      .type = FG_OPTION_U32,
+      .default_text = "128",
+      .max = TOKENS_MAX,
+      .group = group_what,
+      .value_name = "N",
+      AT(generate),
+      .help =
+          "Decode: so many greedy tokens for each sequence, each step begun before the last one "
+          "was read, as a server does; tg128 in the table. 0: none. Also -n." },
+    { .name = "batch",
+      .type = FG_OPTION_STRING,
+      .default_text = "1,2,4,8,16",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(batch),
+      .help =
+          "Decode with so many sequences at once; tokens per second are those of all. Also -b." },
+    { .name = "verify",
+      .type = FG_OPTION_STRING,
+      .default_text = "0",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(verify),
+      .help = "Steps of so many tokens of one sequence with logits for each, as when drafted "
+              "tokens are "
+              "verified; vf5 in the table. 0: none." },
+    { .name = "depth",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .max = TOKENS_MAX,
+      .group = group_what,
+      .value_name = "N",
+      AT(depth),
+      .help = "Tokens that each sequence of decode and verify has before, not timed. Also -d." },
+    { .name = "threads",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .max = 256,
+      .group = group_how,
+      AT(threads),
+      .help = "Compute threads; 0 uses all cores. Also -t." },
+    { .name = "cpu-isa",
+      .type = FG_OPTION_STRING,
+      .default_text = "auto",
+      .group = group_how,
+      .value_name = "NAME",
+      AT(cpu_isa),
+      .help = "Instruction set of the kernels, as for `forge serve`." },
+    { .name = "kv-dtype",
+      .type = FG_OPTION_STRING,
+      .default_text = "f16",
+      .group = group_how,
+      .value_name = "NAME",
+      AT(kv_dtype),
+      .help = "Number type of the KV cache, as for `forge serve`." },
+    { .name = "chunk",
+      .type = FG_OPTION_U32,
+      .default_text = "512",
+      .min = 1,
+      .max = 65536,
+      .group = group_how,
+      .value_name = "N",
+      AT(chunk),
+      .help = "Tokens of a prompt that one step runs." },
+    { .name = "repeat",
+      .type = FG_OPTION_U32,
+      .default_text = "3",
+      .min = 1,
+      .max = REPEAT_MAX,
+      .group = group_how,
+      .value_name = "N",
+      AT(repeat),
+      .help = "Runs of each test, after one step that is not counted. Also -r." },
+    { .name = "json",
+      .type = FG_OPTION_BOOL,
+      .default_text = "false",
+      .group = group_how,
+      AT(json),
+      .help =
+          "One JSON object per line: test, tokens, batch, tokens_per_s, share_of_probe and more." },
+};
+#undef AT
+
+const fg_conf_spec fg_bench_throughput_spec = {
+    .command = "forge bench throughput",
+    .intro =
+        "Tokens per second of a model file, as llama-bench gives them, and the share of what this\n"
+        "machine could do: the time that the weights' multiply-adds would take at the speed of "
+        "its\n"
+        "int8 (or float) probe, or the reading of the weights and of the KV cache at the speed of "
+        "its\n"
+        "memory probe, whichever is longer. The probes run before and after each test.\n"
+        "\n"
+        "  forge bench throughput --model F                       pp512 and tg128 for 1 to 16 "
+        "sequences\n"
+        "  forge bench throughput -m F -t 2 -p 512,8192 -n 0      a long prompt against a short "
+        "one\n"
+        "  forge bench throughput -m F -p 0 -b 1 --verify 5       five tokens in one pass against "
+        "one\n"
+        "\n"
+        "Token ids are (7919 i + 17) mod the vocabulary's size, so that others can run the same "
+        "ones.",
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+};
+
+/* ---- one test ---- */
+
+typedef enum test_kind { PREFILL, DECODE, VERIFY } test_kind;
+
+typedef struct test {
+    test_kind kind;
+    uint32_t tokens; /* of the prompt; per sequence; per step */
+    uint32_t batch;
+} test;
+
+/* Three sets of items: one that runs, one that waits for it, and the one before, whose results are still
+ * read by the first. */
+enum { STEP_SETS = 3 };
+
+typedef struct bench {
+    throughput_config config;
+    fg_bench_model model;
+    fg_step steps[STEP_SETS];
+    fg_step_seq *items[STEP_SETS]; /* [largest batch] */
+    uint32_t chosen[VERIFY_MAX];
+    fg_clock clock;
+} bench;
+
+/* `count` steps of one token for each of `batch` sequences, one step always waiting behind another. */
+static fg_status run_decode(bench *b, uint32_t batch, uint32_t count, fg_error *err)
+{
+    uint32_t begun = 0, ended = 0;
+    fg_status status = FG_OK;
+    while (status == FG_OK && ended < count) {
+        if (begun < count && begun - ended < FG_ENGINE_STEPS_MAX) {
+            fg_step_seq *items = b->items[begun % STEP_SETS];
+            const fg_step_seq *before = b->items[(begun + STEP_SETS - 1) % STEP_SETS];
+            for (uint32_t s = 0; s < batch; s++) {
+                items[s] = fg_bench_model_item(&b->model, s, batch, b->config.depth + begun, 1);
+                items[s].sample = true;
+                items[s].follows = begun > 0 ? &before[s] : NULL;
+            }
+            fg_step *step = &b->steps[begun % STEP_SETS];
+            *step = (fg_step){ .seqs = items, .seq_count = batch };
+            status = fg_engine_begin(b->model.runner.engine, step, err);
+            begun += status == FG_OK;
+        } else {
+            (void)fg_runner_wait(&b->model.runner);
+            ended++;
+        }
+    }
+    while (ended < begun) {
+        (void)fg_runner_wait(&b->model.runner);
+        ended++;
+    }
+    return status;
+}
+
+static fg_status run_verify(bench *b, uint32_t tokens, uint32_t count, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; status == FG_OK && i < count; i++) {
+        /* The same slots again, as when all drafts but none of the answer are thrown away. */
+        fg_step_seq item = fg_bench_model_item(&b->model, 0, 1, b->config.depth, tokens);
+        item.sample = true;
+        item.sample_rows = tokens;
+        item.tokens_out = b->chosen;
+        fg_step step = { .seqs = &item, .seq_count = 1 };
+        status = fg_runner_step(&b->model.runner, &step, err);
+    }
+    return status;
+}
+
+static uint32_t steps_of(const bench *b, const test *t)
+{
+    return t->kind == PREFILL ? (t->tokens + b->config.chunk - 1) / b->config.chunk
+                              : b->config.generate;
+}
+
+/* Tokens that all sequences together run in one run of the test. */
+static uint32_t tokens_of(const bench *b, const test *t)
+{
+    return t->kind == PREFILL  ? t->tokens
+           : t->kind == DECODE ? b->config.generate * t->batch
+                               : b->config.generate * t->tokens;
+}
+
+static fg_status run_once(bench *b, const test *t, uint32_t steps, fg_error *err)
+{
+    return t->kind == PREFILL
+               ? fg_bench_model_prompt(&b->model, 0, 1, steps < steps_of(b, t) ? 1 : t->tokens,
+                                       b->config.chunk, err)
+           : t->kind == DECODE ? run_decode(b, t->batch, steps, err)
+                               : run_verify(b, t->tokens, steps, err);
+}
+
+/* Tokens per second of each run. */
+static fg_status measure(bench *b, const test *t, double *samples, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (uint32_t s = 0; t->kind != PREFILL && status == FG_OK && s < t->batch; s++) {
+        status =
+            fg_bench_model_prompt(&b->model, s, t->batch, b->config.depth, b->config.chunk, err);
+    }
+    if (status == FG_OK) {
+        status = run_once(b, t, 1, err);
+    }
+    for (uint32_t i = 0; status == FG_OK && i < b->config.repeat; i++) {
+        uint64_t began_at_ns = fg_clock_now_ns(&b->clock);
+        status = run_once(b, t, steps_of(b, t), err);
+        double seconds = (double)(fg_clock_now_ns(&b->clock) - began_at_ns) * 1e-9;
+        samples[i] = tokens_of(b, t) / seconds;
+    }
+    return status;
+}
+
+/* Seconds that the machine's limits leave for one run of the test. */
+static double limit_of(const bench *b, const test *t, const fg_bench_rates *rates,
+                       const char **probe_out)
+{
+    const fg_kv_layout *layout = &b->model.runner.layout;
+    double kv_token_bytes = (double)layout->block_bytes / layout->block_size;
+    double steps = steps_of(b, t);
+    fg_bench_work work = { .rows = tokens_of(b, t), .weight_reads = steps };
+    if (t->kind == PREFILL) {
+        work.head_rows = 1.0;
+    } else {
+        double context = b->config.depth + (t->kind == DECODE ? steps / 2.0 : 0.0);
+        work.head_rows = work.rows;
+        work.kv_bytes = steps * (t->kind == DECODE ? t->batch : 1) * context * kv_token_bytes;
+    }
+    return fg_bench_limit(&b->model.cost, &work, rates, probe_out);
+}
+
+static void name_of(const bench *b, const test *t, char *out, size_t size)
+{
+    char depth[24] = "";
+    if (b->config.depth > 0 && t->kind != PREFILL) {
+        snprintf(depth, sizeof depth, " @ d%u", b->config.depth);
+    }
+    if (t->kind == DECODE && t->batch > 1) {
+        snprintf(out, size, "tg%u b=%u%s", b->config.generate, t->batch, depth);
+    } else {
+        const char *kind = t->kind == PREFILL ? "pp" : t->kind == DECODE ? "tg" : "vf";
+        uint32_t count = t->kind == DECODE ? b->config.generate : t->tokens;
+        snprintf(out, size, "%s%u%s", kind, count, depth);
+    }
+}
+
+/* ---- output ---- */
+
+static void print_head(const bench *b)
+{
+    if (!b->config.json) {
+        printf(
+            "| model | size | params | backend | threads | test | t/s | best | share of limit |\n"
+            "| --- | --: | --: | --- | --: | --: | --: | --: | --: |\n");
+        fflush(stdout);
+    }
+}
+
+static void print_json(const bench *b, const test *t, const char *name, fg_bench_stats stats,
+                       const fg_bench_rates *rates, double limit, const char *probe)
+{
+    const fg_hparams *h = &b->model.runner.hparams;
+    fg_buf line;
+    fg_buf_init(&line, 0);
+    fg_buf_puts(&line, "{\"model\":\"");
+    fg_buf_json_escape(&line, h->name, strlen(h->name));
+    fg_buf_printf(&line,
+                  "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"cpu\",\"isa\":\"%s\","
+                  "\"threads\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
+                  (double)fg_weights_size_bytes(b->model.runner.weights),
+                  (unsigned long long)b->model.cost.params, b->model.isa, b->model.threads, name,
+                  tokens_of(b, t), t->batch, t->kind == PREFILL ? 0 : b->config.depth);
+    fg_buf_printf(&line,
+                  "\"repeat\":%u,\"tokens_per_s\":%.3f,\"stddev\":%.3f,\"best\":%.3f,"
+                  "\"step_ms\":%.4f,\"limit_tokens_per_s\":%.3f,\"share_of_probe\":%.4f,"
+                  "\"probe\":\"%s\",",
+                  b->config.repeat, stats.mean, stats.deviation, stats.best,
+                  1e3 * tokens_of(b, t) / steps_of(b, t) / stats.mean, tokens_of(b, t) / limit,
+                  stats.mean * limit / tokens_of(b, t), probe);
+    fg_buf_printf(
+        &line, "\"probe_int8_gmac_s\":%.2f,\"probe_float_gmac_s\":%.2f,\"probe_read_gb_s\":%.2f}\n",
+        rates->int8 * 1e-9, rates->floats * 1e-9, rates->read * 1e-9);
+    if (!line.failed) {
+        fwrite(line.data, 1, line.size, stdout);
+    }
+    fg_buf_deinit(&line);
+}
+
+static void print_test(const bench *b, const test *t, const double *samples,
+                       const fg_bench_rates *rates)
+{
+    char name[64];
+    const char *probe;
+    fg_bench_stats stats = fg_bench_stats_of(samples, b->config.repeat);
+    double limit = limit_of(b, t, rates, &probe);
+    name_of(b, t, name, sizeof name);
+    if (b->config.json) {
+        print_json(b, t, name, stats, rates, limit, probe);
+    } else {
+        printf(
+            "| %s | %.2f MiB | %.2f M | cpu %s | %u | %s | %.2f ± %.2f | %.2f | %.1f %% of %s |\n",
+            b->model.runner.hparams.name,
+            (double)fg_weights_size_bytes(b->model.runner.weights) / 1048576.0,
+            (double)b->model.cost.params * 1e-6, b->model.isa, b->model.threads, name, stats.mean,
+            stats.deviation, stats.best, 100.0 * stats.mean * limit / tokens_of(b, t), probe);
+    }
+    fflush(stdout);
+}
+
+/* ---- all tests ---- */
+
+enum { TESTS_MAX = 3 * FG_BENCH_LIST_MAX };
+
+typedef struct plan {
+    test tests[TESTS_MAX];
+    uint32_t count;
+    uint32_t prompt_max, batch_max, verify_max;
+} plan;
+
+static void add_tests(plan *p, test_kind kind, const fg_bench_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        bool is_batch = kind == DECODE;
+        p->tests[p->count++] = (test){ .kind = kind,
+                                       .tokens = is_batch ? 1 : list->items[i],
+                                       .batch = is_batch ? list->items[i] : 1 };
+        uint32_t *max = kind == PREFILL  ? &p->prompt_max
+                        : kind == DECODE ? &p->batch_max
+                                         : &p->verify_max;
+        *max = list->items[i] > *max ? list->items[i] : *max;
+    }
+}
+
+static fg_status make_plan(const throughput_config *c, plan *p, fg_error *err)
+{
+    fg_bench_list prompts, batches, drafts;
+    fg_status status = fg_bench_list_parse("--prompt", c->prompt, TOKENS_MAX, &prompts, err);
+    if (status == FG_OK) {
+        status = fg_bench_list_parse("--batch", c->batch, BATCH_MAX, &batches, err);
+    }
+    if (status == FG_OK) {
+        status = fg_bench_list_parse("--verify", c->verify, VERIFY_MAX, &drafts, err);
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    *p = (plan){ 0 };
+    add_tests(p, PREFILL, &prompts);
+    if (c->generate > 0) {
+        add_tests(p, DECODE, &batches);
+        add_tests(p, VERIFY, &drafts);
+    }
+    return p->count > 0 ? FG_OK
+                        : fg_fail(err, FG_BAD_INPUT,
+                                  "nothing to measure: --prompt 512 or --generate 128 --batch 1");
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static fg_status open_bench(bench *b, const plan *p, fg_error *err)
+{
+    const throughput_config *c = &b->config;
+    fg_bench_model_options o = {
+        .path = c->model,
+        .cpu_isa = c->cpu_isa,
+        .kv_dtype = c->kv_dtype,
+        .threads = c->threads,
+        .step_tokens = larger(c->chunk, p->verify_max),
+        .seqs = p->batch_max,
+        .prompt = p->prompt_max,
+        .context = c->depth + larger(c->generate, p->verify_max),
+    };
+    fg_status status = fg_bench_model_open(&b->model, &o, err);
+    for (int i = 0; status == FG_OK && i < STEP_SETS; i++) {
+        b->items[i] = fg_mem_array(larger(p->batch_max, 1), sizeof *b->items[i]);
+        if (b->items[i] == NULL) {
+            status = fg_fail(err, FG_AGAIN, "out of memory for %u sequences", p->batch_max);
+        }
+    }
+    return status;
+}
+
+static void close_bench(bench *b)
+{
+    for (int i = 0; i < STEP_SETS; i++) {
+        fg_mem_free(b->items[i]);
+    }
+    fg_bench_model_close(&b->model);
+    fg_mem_free(b);
+}
+
+static fg_status run_tests(bench *b, const plan *p, fg_error *err)
+{
+    double samples[REPEAT_MAX];
+    print_head(b);
+    fg_bench_rates before =
+        fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
+    for (uint32_t i = 0; i < p->count; i++) {
+        fg_status status = measure(b, &p->tests[i], samples, err);
+        if (status != FG_OK) {
+            return status;
+        }
+        fg_bench_rates after =
+            fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
+        fg_bench_rates rates = fg_bench_rates_max(before, after);
+        print_test(b, &p->tests[i], samples, &rates);
+        before = after;
+    }
+    return FG_OK;
+}
+
+static fg_status run_throughput(const void *config, fg_error *err)
+{
+    const throughput_config *c = config;
+    plan p;
+    fg_status status = make_plan(c, &p, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    bench *b = fg_mem_alloc(sizeof *b);
+    if (b == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory");
+    }
+    b->config = *c;
+    b->clock = fg_clock_real();
+    status = open_bench(b, &p, err);
+    if (status == FG_OK) {
+        status = run_tests(b, &p, err);
+    }
+    close_bench(b);
+    return status;
+}
+
+const fg_bench_form fg_bench_throughput = {
+    .word = "throughput",
+    .spec = &fg_bench_throughput_spec,
+    .config_bytes = sizeof(throughput_config),
+    .run = run_throughput,
+};

@@ -1,0 +1,392 @@
+/*
+ * make-gguf OUT [--shape S] [--type T] [--layers N] [--vocab N] [--seed N]
+ *
+ * Writes a llama model with random weights that has the exact shapes, metadata and mix of types of a
+ * real file: speed needs no real ones. The vocabulary is made up (byte-level BPE over the letters),
+ * of the right size, with merges and Llama 3's special tokens, so that every engine loads the file.
+ *
+ * The types follow what llama.cpp's quantiser does with such a model: in Q4_K_M and Q5_K_M some
+ * attn_v and ffn_down are Q6_K; the embedding of a model that has it as its head too is Q6_K, or
+ * Q8_0 in Q8_0; rows that are no multiple of 256 get the legacy type next to it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/mem.h"
+#include "tests/support/gguf_builder.h"
+
+typedef struct shape {
+    const char *name;
+    uint32_t layers, embedding, ffn, heads, kv_heads, head_dim, vocab, context;
+    float theta;
+    bool rope_freqs;
+} shape;
+
+static const shape shapes[] = {
+    { "llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 500000.0f, true },
+    { "llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072, 500000.0f, true },
+    { "llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072, 500000.0f, true },
+    { "smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192, 100000.0f, false },
+};
+
+/* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
+typedef struct mix {
+    const char *name;
+    uint32_t most, more, head;
+    uint32_t file_type; /* llama.cpp's number, general.file_type */
+} mix;
+
+static const mix mixes[] = {
+    { "q4_k_m", FG_Q4_K, FG_Q6_K, FG_Q6_K, 15 }, { "q5_k_m", FG_Q5_K, FG_Q6_K, FG_Q6_K, 17 },
+    { "q6_k", FG_Q6_K, FG_Q6_K, FG_Q6_K, 18 },   { "q4_0", FG_Q4_0, FG_Q4_0, FG_Q6_K, 2 },
+    { "q4_1", FG_Q4_1, FG_Q4_1, FG_Q6_K, 3 },    { "q5_0", FG_Q5_0, FG_Q5_0, FG_Q6_K, 8 },
+    { "q5_1", FG_Q5_1, FG_Q5_1, FG_Q6_K, 9 },    { "q8_0", FG_Q8_0, FG_Q8_0, FG_Q8_0, 7 },
+    { "bf16", FG_BF16, FG_BF16, FG_BF16, 32 },   { "f16", FG_F16, FG_F16, FG_F16, 1 },
+    { "f32", FG_F32, FG_F32, FG_F32, 0 },
+};
+
+enum { SPECIAL_COUNT = 256, TENSORS_MAX = 2 + 9 * 128, CHUNK = 1 << 20 };
+
+typedef struct tensor {
+    char name[64];
+    uint32_t type;
+    uint32_t columns, rows; /* rows 0: a vector, of factors around one */
+} tensor;
+
+typedef struct making {
+    shape shape;
+    const mix *mix;
+    uint64_t seed;
+    tensor tensors[TENSORS_MAX];
+    uint32_t tensor_count;
+    fg_gguf_builder *builder;
+} making;
+
+/* A type whose blocks divide a row, as llama.cpp falls back. */
+static uint32_t fitting(uint32_t type, uint32_t columns)
+{
+    if (columns % fg_dtype_block_count(type) == 0) {
+        return type;
+    }
+    return type == FG_Q4_K ? FG_Q5_0 : type == FG_Q5_K ? FG_Q5_1 : FG_Q8_0;
+}
+
+/* The layers whose attn_v and ffn_down a _M mix keeps in the better type: the first and the last
+ * eighth, and every third between. */
+static bool has_more_bits(uint32_t layer, uint32_t layers)
+{
+    uint32_t eighth = layers / 8;
+    return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+}
+
+static void want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+{
+    FG_ASSERT(m->tensor_count < TENSORS_MAX, "too many tensors");
+    tensor *t = &m->tensors[m->tensor_count++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->type = fitting(type, columns);
+    t->columns = columns;
+    t->rows = rows;
+    uint64_t dims[2] = { columns, rows };
+    fg_gguf_announce_tensor(m->builder, t->name, t->type, rows == 0 ? 1 : 2, dims);
+}
+
+static void want_layer(making *m, uint32_t layer)
+{
+    const shape *s = &m->shape;
+    uint32_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    uint32_t most = m->mix->most;
+    uint32_t more = has_more_bits(layer, s->layers) ? m->mix->more : most;
+    const struct {
+        const char *name;
+        uint32_t type, columns, rows;
+    } list[] = {
+        { "attn_norm", FG_F32, s->embedding, 0 },   { "ffn_down", more, s->ffn, s->embedding },
+        { "ffn_gate", most, s->embedding, s->ffn }, { "ffn_up", most, s->embedding, s->ffn },
+        { "ffn_norm", FG_F32, s->embedding, 0 },    { "attn_k", most, s->embedding, kv },
+        { "attn_output", most, q, s->embedding },   { "attn_q", most, s->embedding, q },
+        { "attn_v", more, s->embedding, kv },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.%s.weight", layer, list[i].name);
+        want(m, name, list[i].type, list[i].columns, list[i].rows);
+    }
+}
+
+static void want_all(making *m)
+{
+    const shape *s = &m->shape;
+    want(m, "output_norm.weight", FG_F32, s->embedding, 0);
+    want(m, "token_embd.weight", m->mix->head, s->embedding, s->vocab);
+    if (s->rope_freqs) {
+        want(m, "rope_freqs.weight", FG_F32, s->head_dim / 2, 0);
+    }
+    for (uint32_t layer = 0; layer < s->layers; layer++) {
+        want_layer(m, layer);
+    }
+}
+
+/* ---- metadata ---- */
+
+static void add_hparams(making *m)
+{
+    const shape *s = &m->shape;
+    fg_gguf_builder *b = m->builder;
+    char name[64];
+    snprintf(name, sizeof name, "random %s %s", s->name, m->mix->name);
+    fg_gguf_add_string(b, "general.architecture", "llama");
+    fg_gguf_add_string(b, "general.name", name);
+    fg_gguf_add_u32(b, "general.file_type", m->mix->file_type);
+    fg_gguf_add_u32(b, "general.quantization_version", 2);
+    fg_gguf_add_u32(b, "llama.block_count", s->layers);
+    fg_gguf_add_u32(b, "llama.context_length", s->context);
+    fg_gguf_add_u32(b, "llama.embedding_length", s->embedding);
+    fg_gguf_add_u32(b, "llama.feed_forward_length", s->ffn);
+    fg_gguf_add_u32(b, "llama.attention.head_count", s->heads);
+    fg_gguf_add_u32(b, "llama.attention.head_count_kv", s->kv_heads);
+    fg_gguf_add_u32(b, "llama.attention.key_length", s->head_dim);
+    fg_gguf_add_u32(b, "llama.attention.value_length", s->head_dim);
+    fg_gguf_add_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    fg_gguf_add_f32(b, "llama.rope.freq_base", s->theta);
+    fg_gguf_add_u32(b, "llama.rope.dimension_count", s->head_dim);
+    fg_gguf_add_u32(b, "llama.vocab_size", s->vocab);
+}
+
+enum { TEXT_BYTES = 32 };
+typedef char text[TEXT_BYTES];
+
+/* The byte alphabet of byte-level BPE: printable bytes as themselves, the others from U+0100 on. */
+static void spell_byte(uint32_t byte, uint32_t *next, char *out)
+{
+    bool is_shown = (byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173);
+    uint32_t code = is_shown ? byte : 256 + (*next)++;
+    if (code < 0x80) {
+        snprintf(out, TEXT_BYTES, "%c", (int)code);
+    } else {
+        snprintf(out, TEXT_BYTES, "%c%c", (int)(0xC0 | code >> 6), (int)(0x80 | (code & 0x3F)));
+    }
+}
+
+/* Word `index` of aa, ab, ..., zz, aaa, ...: each is an earlier word, or a letter, and one letter more. */
+static void spell_word(uint32_t index, char *out)
+{
+    uint32_t length = 2;
+    for (uint32_t words = 26 * 26; index >= words; words *= 26) {
+        index -= words;
+        length++;
+    }
+    out[length] = '\0';
+    for (uint32_t i = length; i-- > 0; index /= 26) {
+        out[i] = (char)('a' + index % 26);
+    }
+}
+
+static void spell_special(uint32_t index, char *out)
+{
+    static const struct {
+        uint32_t index;
+        const char *name;
+    } known[] = { { 0, "begin_of_text" }, { 1, "end_of_text" }, { 6, "start_header_id" },
+                  { 7, "end_header_id" }, { 8, "eom_id" },      { 9, "eot_id" },
+                  { 10, "im_start" },     { 11, "im_end" } };
+    snprintf(out, TEXT_BYTES, "<|reserved_special_token_%u|>", index);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (known[i].index == index) {
+            snprintf(out, TEXT_BYTES, "<|%s|>", known[i].name);
+        }
+    }
+}
+
+static void add_vocab(making *m)
+{
+    enum { NORMAL = 1, CONTROL = 3 };
+    fg_gguf_builder *b = m->builder;
+    uint32_t count = m->shape.vocab, first_special = count - SPECIAL_COUNT, next = 0;
+    uint32_t merge_count = first_special - 256;
+    text *texts = fg_mem_array(count, sizeof *texts);
+    text *merges = fg_mem_array(merge_count + 1, sizeof *merges);
+    const char **lines = fg_mem_array(count, sizeof *lines);
+    int32_t *kinds = fg_mem_array(count, sizeof *kinds);
+    FG_ASSERT(texts != NULL && merges != NULL && lines != NULL && kinds != NULL, "out of memory");
+    for (uint32_t i = 0; i < count; i++) {
+        if (i < 256) {
+            spell_byte(i, &next, texts[i]);
+        } else if (i < first_special) {
+            spell_word(i - 256, texts[i]);
+            size_t last = strlen(texts[i]) - 1;
+            snprintf(merges[i - 256], TEXT_BYTES, "%.*s %c", (int)last, texts[i], texts[i][last]);
+        } else {
+            spell_special(i - first_special, texts[i]);
+        }
+        kinds[i] = i < first_special ? NORMAL : CONTROL;
+        lines[i] = texts[i];
+    }
+    fg_gguf_add_string(b, "tokenizer.ggml.model", "gpt2");
+    fg_gguf_add_string(b, "tokenizer.ggml.pre", "llama-bpe");
+    fg_gguf_add_strings(b, "tokenizer.ggml.tokens", lines, count);
+    fg_gguf_add_array(b, "tokenizer.ggml.token_type", FG_META_I32, kinds, count);
+    for (uint32_t i = 0; i < merge_count; i++) {
+        lines[i] = merges[i];
+    }
+    fg_gguf_add_strings(b, "tokenizer.ggml.merges", lines, merge_count);
+    fg_gguf_add_u32(b, "tokenizer.ggml.bos_token_id", first_special);
+    fg_gguf_add_u32(b, "tokenizer.ggml.eos_token_id", first_special + 9);
+    fg_gguf_add_string(b, "tokenizer.chat_template",
+                       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+                       "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if "
+                       "add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}");
+    fg_mem_free(texts);
+    fg_mem_free(merges);
+    fg_mem_free(lines);
+    fg_mem_free(kinds);
+}
+
+/* ---- data ---- */
+
+/* Norms and frequency divisors lie around one. */
+static void fill_vector(float *out, uint32_t count, fg_rng *rng)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        out[i] = 0.9f + 0.2f * (float)fg_rng_below(rng, 1024) / 1024.0f;
+    }
+}
+
+/* About 1/sqrt(columns): activations keep their size from layer to layer. */
+static float scale_for(uint32_t columns)
+{
+    uint32_t root = 1;
+    while (root * root < columns) {
+        root++;
+    }
+    return 1.7f / (float)root;
+}
+
+static bool write_tensor(const tensor *t, uint64_t seed, void *buffer, FILE *out)
+{
+    static const char zeros[32];
+    fg_rng rng = { .state = fg_hash64(t->name, strlen(t->name), seed) };
+    uint64_t left = (uint64_t)t->columns * (t->rows == 0 ? 1 : t->rows), written = 0;
+    while (left > 0) {
+        uint64_t count = left < CHUNK ? left : CHUNK;
+        if (t->rows == 0) {
+            fill_vector(buffer, (uint32_t)count, &rng);
+        } else {
+            fg_gguf_fill_random(t->type, buffer, count, scale_for(t->columns), &rng);
+        }
+        size_t size_bytes = count / fg_dtype_block_count(t->type) * fg_dtype_block_bytes(t->type);
+        if (fwrite(buffer, 1, size_bytes, out) != size_bytes) {
+            return false;
+        }
+        left -= count;
+        written += size_bytes;
+    }
+    size_t padding = (32 - written % 32) % 32;
+    return fwrite(zeros, 1, padding, out) == padding;
+}
+
+static int write_file(making *m, const char *path)
+{
+    size_t head_bytes;
+    void *head = fg_gguf_finish(m->builder, &head_bytes);
+    void *buffer = fg_mem_alloc(CHUNK * sizeof(float));
+    FILE *out = fopen(path, "wb");
+    bool fine = out != NULL && buffer != NULL && fwrite(head, 1, head_bytes, out) == head_bytes;
+    for (uint32_t i = 0; fine && i < m->tensor_count; i++) {
+        fine = write_tensor(&m->tensors[i], m->seed, buffer, out);
+    }
+    fine = (out == NULL || fclose(out) == 0) && fine;
+    if (!fine) {
+        fprintf(stderr, "make-gguf: %s: %s\n", path, strerror(errno));
+        if (out != NULL) {
+            remove(path);
+        }
+    }
+    fg_mem_free(buffer);
+    free(head);
+    return fine ? 0 : 1;
+}
+
+/* ---- the command ---- */
+
+static int usage(void)
+{
+    fprintf(stderr, "usage: make-gguf OUT [--shape SHAPE] [--type TYPE] [--layers N] [--vocab N] "
+                    "[--seed N]\n  SHAPE:");
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        fprintf(stderr, " %s", shapes[i].name);
+    }
+    fprintf(stderr, "\n  TYPE: ");
+    for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++) {
+        fprintf(stderr, " %s", mixes[i].name);
+    }
+    fprintf(stderr, "\n  --layers 1 to 128, --vocab 1024 to 262144: smaller ones, for tests\n");
+    return 2;
+}
+
+static bool take_number(const char *word, uint64_t low, uint64_t high, uint64_t *out)
+{
+    char *end;
+    *out = strtoull(word, &end, 10);
+    return *word != '\0' && *end == '\0' && *out >= low && *out <= high;
+}
+
+static bool take_option(making *m, const char *name, const char *word)
+{
+    uint64_t number = 0;
+    bool known = false;
+    if (strcmp(name, "--shape") == 0) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            if (strcmp(word, shapes[i].name) == 0) {
+                m->shape = shapes[i];
+                known = true;
+            }
+        }
+    } else if (strcmp(name, "--type") == 0) {
+        for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++) {
+            if (strcmp(word, mixes[i].name) == 0) {
+                m->mix = &mixes[i];
+                known = true;
+            }
+        }
+    } else if (strcmp(name, "--layers") == 0) {
+        known = take_number(word, 1, 128, &number);
+        m->shape.layers = (uint32_t)number;
+    } else if (strcmp(name, "--vocab") == 0) {
+        known = take_number(word, 1024, 262144, &number);
+        m->shape.vocab = (uint32_t)number;
+    } else if (strcmp(name, "--seed") == 0) {
+        known = take_number(word, 0, UINT64_MAX, &m->seed);
+    }
+    return known;
+}
+
+int main(int argc, char **argv)
+{
+    static making m = { .mix = &mixes[0], .seed = 1 };
+    m.shape = shapes[0];
+    if (argc % 2 != 0 || argc < 2 || argv[1][0] == '-') {
+        return usage();
+    }
+    /* The shape first: the other options change it. */
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 2; i + 1 < argc; i += 2) {
+            bool is_shape = strcmp(argv[i], "--shape") == 0;
+            if (is_shape == (pass == 0) && !take_option(&m, argv[i], argv[i + 1])) {
+                fprintf(stderr, "make-gguf: %s %s is not known\n", argv[i], argv[i + 1]);
+                return usage();
+            }
+        }
+    }
+    m.builder = fg_gguf_builder_create();
+    add_hparams(&m);
+    add_vocab(&m);
+    want_all(&m);
+    int code = write_file(&m, argv[1]);
+    fg_gguf_builder_destroy(m.builder);
+    return code;
+}

@@ -1,0 +1,134 @@
+#include "cli/bench.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "cli/bench_limit.h"
+#include "common/base/dtype.h"
+#include "common/base/fault.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/test.h"
+
+Test(bench, lists_are_read_or_refused)
+{
+    static const struct {
+        const char *text;
+        int count; /* -1: refused */
+        uint32_t last;
+    } cases[] = {
+        { NULL, 0, 0 },
+        { "", 0, 0 },
+        { "0", 0, 0 },
+        { "1", 1, 1 },
+        { "1,8,16", 3, 16 },
+        { "100", 1, 100 },
+        { "101", -1, 0 },
+        { "1,", -1, 0 },
+        { ",1", -1, 0 },
+        { "1,,2", -1, 0 },
+        { "1 2", -1, 0 },
+        { "-1", -1, 0 },
+        { "1,0", -1, 0 },
+        { "0x1", -1, 0 },
+        { "9999999999", -1, 0 },
+        { "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", 32, 1 },
+        { "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", -1, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_bench_list list = { .count = 77 };
+        fg_error err;
+        fg_status status = fg_bench_list_parse("--batch", cases[i].text, 100, &list, &err);
+        const char *text = cases[i].text == NULL ? "NULL" : cases[i].text;
+        if (cases[i].count < 0) {
+            cr_assert_eq(status, FG_BAD_INPUT, "%s", text);
+            cr_assert_eq(list.count, 77u, "%s", text);
+            continue;
+        }
+        cr_assert_eq(status, FG_OK, "%s", text);
+        cr_assert_eq(list.count, (uint32_t)cases[i].count, "%s", text);
+        cr_assert(list.count == 0 || list.items[list.count - 1] == cases[i].last, "%s", text);
+    }
+}
+
+Test(bench, statistics)
+{
+    const double samples[] = { 2, 4, 4, 6 };
+    fg_bench_stats stats = fg_bench_stats_of(samples, 4);
+    cr_assert_eq(stats.mean, 4.0);
+    cr_assert_eq(stats.best, 6.0);
+    cr_assert(fabs(stats.deviation - sqrt(8.0 / 3.0)) < 1e-12);
+    stats = fg_bench_stats_of(samples, 1);
+    cr_assert_eq(stats.deviation, 0.0);
+}
+
+/* A model of 2 layers, 64 wide, 4 heads on 2 of 16, ffn 128. */
+static fg_bench_cost cost_of(uint32_t type, bool separate_output, double *vocab_out)
+{
+    fg_tiny_llama options = { .weight_type = type, .separate_output = separate_output };
+    size_t size_bytes;
+    void *bytes = fg_gguf_build_tiny_llama(&options, &size_bytes);
+    fg_weights *weights;
+    fg_hparams hparams;
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, NULL), FG_OK);
+    cr_assert_eq(fg_hparams_read(weights, &hparams, NULL), FG_OK);
+    fg_bench_cost cost = fg_bench_cost_of(weights, &hparams);
+    *vocab_out = hparams.vocab_size;
+    fg_weights_close(weights);
+    free(bytes);
+    return cost;
+}
+
+Test(bench, costs_count_each_weight_once)
+{
+    const double layers = 2 * (2.0 * 64 * 64 + 2.0 * 64 * 32 + 3.0 * 64 * 128);
+    double vocab;
+    fg_bench_cost cost = cost_of(FG_Q8_0, false, &vocab);
+    cr_assert_eq(cost.int8_macs, layers);
+    cr_assert_eq(cost.float_macs, 0.0);
+    cr_assert_eq(cost.head_int8_macs, vocab * 64);
+    cr_assert_eq(cost.weight_bytes, (layers + vocab * 64) / 32 * 34);
+    double tied_params = (double)cost.params;
+    /* With a head of its own the embedding is a look-up, and no step reads all of it. */
+    cost = cost_of(FG_BF16, true, &vocab);
+    cr_assert_eq(cost.int8_macs, 0.0);
+    cr_assert_eq(cost.float_macs, layers);
+    cr_assert_eq(cost.head_float_macs, vocab * 64);
+    cr_assert_eq(cost.weight_bytes, (layers + vocab * 64) * 2);
+    cr_assert_eq((double)cost.params, tied_params + vocab * 64);
+}
+
+Test(bench, the_slower_limit_counts)
+{
+    const fg_bench_cost cost = { .int8_macs = 1000, .head_int8_macs = 100, .weight_bytes = 500 };
+    const fg_bench_rates rates = { .int8 = 1e3, .floats = 1e3, .read = 1e3 };
+    static const struct {
+        const char *name;
+        fg_bench_work work;
+        double seconds;
+        const char *probe;
+    } cases[] = {
+        { "one row reads", { 0.25, 0.25, 1, 0 }, 0.5, "read" },
+        { "many rows multiply", { 8, 1, 1, 0 }, 8.1, "int8" },
+        { "a long context reads", { 1, 1, 1, 2500 }, 3.0, "read" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *probe = NULL;
+        double seconds = fg_bench_limit(&cost, &cases[i].work, &rates, &probe);
+        cr_assert(fabs(seconds - cases[i].seconds) < 1e-12, "%s: %g", cases[i].name, seconds);
+        cr_assert_str_eq(probe, cases[i].probe, "%s", cases[i].name);
+    }
+}
+
+static bool open_peaks(void *ctx)
+{
+    (void)ctx;
+    fg_peaks *peaks = NULL;
+    fg_status status = fg_peaks_open(2, &peaks, NULL);
+    fg_peaks_close(peaks);
+    return status == FG_OK;
+}
+
+Test(bench, probes_survive_every_failed_allocation)
+{
+    cr_assert_geq(fg_fault_each(open_peaks, NULL), 4);
+}
