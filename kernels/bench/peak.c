@@ -13,14 +13,15 @@
 #endif
 
 enum {
-    CHAINS = 12,    /* hide the latency of any multiply-add, and leave registers for its inputs */
-    ROUNDS = 50000, /* about a millisecond */
+    CHAINS = 12, /* hide the latency of any multiply-add, and leave registers for its inputs */
+    ROUNDS =
+        100000, /* 0.4 ms: short, to fall between what others do; long for a thread to wake up */
     RUNS_MIN = 5,
     L1_BYTES = 16 << 10, /* of one thread: half of the smallest L1 around */
     L2_BYTES = 192 << 10,
     L3_BYTES = 3 << 20,
     DRAM_BYTES = 256 << 20, /* of all threads: far more than a cache */
-    READ_BYTES = 64 << 20,  /* what a run over a cache reads in all */
+    READ_BYTES = 128 << 20, /* what a run over a cache reads in all */
 };
 
 struct fg_peaks {

@@ -23,6 +23,7 @@ enum {
     AHEAD = 8,            /* pieces that K and V are fetched ahead */
     DIMS = 256,           /* larger heads go to plain */
     Q_STRIDE = DIMS + 16, /* floats from one (row, head) to the next; 17 cache lines use all sets */
+    UNROLL = 4,           /* divides every head size that comes here */
     CACHED_PIECES = 4,    /* that all strips take before the next ones */
 };
 
@@ -77,10 +78,28 @@ FG_AVX2_INLINE __m256 load_kv(uint32_t kind, const uint8_t *at)
     }
 }
 
-/* One step of a product: acc[m][n] += a[m * a_step] * b[n]. Few rows hold a, few columns hold b. */
-FG_AVX2_INLINE void step(int M, int N, const float *a, size_t a_step, const __m256 *b,
-                         __m256 acc[STRIP][8])
+/* One step of a product: acc[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is
+ * held in registers, and the other passes through one: 16 must do for all. */
+FG_AVX2_INLINE void step(uint32_t kind, int M, int N, const float *a, size_t a_step,
+                         const uint8_t *const bs[8], __m256 acc[STRIP][8])
 {
+    if (M < N) {
+        __m256 x[STRIP];
+        for (int m = 0; m < M; m++) {
+            x[m] = _mm256_broadcast_ss(a + m * a_step);
+        }
+        for (int n = 0; n < N; n++) {
+            __m256 b = load_kv(kind, bs[n]);
+            for (int m = 0; m < M; m++) {
+                acc[m][n] = _mm256_fmadd_ps(x[m], b, acc[m][n]);
+            }
+        }
+        return;
+    }
+    __m256 b[8];
+    for (int n = 0; n < N; n++) {
+        b[n] = load_kv(kind, bs[n]);
+    }
     for (int m = 0; m < M; m++) {
         __m256 x = _mm256_broadcast_ss(a + m * a_step);
         for (int n = 0; n < N; n++) {
@@ -100,6 +119,14 @@ FG_AVX2_INLINE void fetch(const uint8_t *at)
     _mm_prefetch((const char *)at, _MM_HINT_T0);
 }
 
+/* 16 elements of a piece; not again where they share a cache line with the ones before. */
+FG_AVX2_INLINE void fetch_line(uint32_t kind, const uint8_t *at, uint32_t index)
+{
+    if (index % (64 / (PIECE * element_bytes(kind))) == 0) {
+        fetch(at);
+    }
+}
+
 /* Scores of N / 2 pieces from `piece` on. */
 FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, uint32_t piece)
 {
@@ -115,16 +142,18 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, ui
             acc[m][n] = _mm256_setzero_ps();
         }
     }
-    size_t end = (size_t)head_dim * PIECE * element_bytes(kind);
-    for (size_t at = 0; at < end; at += (size_t)PIECE * element_bytes(kind)) {
-        __m256 b[8];
-        for (int n = 0; n < N; n++) {
-            b[n] = load_kv(kind, keys[n / 2] + at + (size_t)(n % 2) * 8 * element_bytes(kind));
-            if (fetches(M) && n % 2 == 0) {
-                fetch(after[n / 2] + at);
+    size_t line = (size_t)PIECE * element_bytes(kind);
+    for (size_t at = 0; at < head_dim * line; at += UNROLL * line) {
+        for (size_t u = 0; u < UNROLL; u++) {
+            const uint8_t *bs[8];
+            for (int n = 0; n < N; n++) {
+                bs[n] = keys[n / 2] + at + u * line + (size_t)(n % 2) * 8 * element_bytes(kind);
             }
+            for (int n = 0; n < N && fetches(M); n += 2) {
+                fetch_line(kind, after[n / 2] + at + u * line, (uint32_t)u);
+            }
+            step(kind, M, N, q++, Q_STRIDE, bs, acc);
         }
-        step(M, N, q++, Q_STRIDE, b, acc);
     }
     for (int m = 0; m < M; m++) {
         for (int n = 0; n < N; n++) {
@@ -150,15 +179,16 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const strip *s, con
         uint32_t piece_end = (slot / PIECE + 1) * PIECE;
         uint32_t end = piece_end < slots.end ? piece_end : slots.end;
         ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
+#pragma GCC unroll 4
         for (; slot < end; slot++) {
-            __m256 b[8];
+            const uint8_t *bs[8];
+            for (int n = 0; n < N; n++) {
+                bs[n] = value + (size_t)n * 8 * element_bytes(kind);
+            }
             if (fetches(M)) {
                 fetch(value + after);
             }
-            for (int n = 0; n < N; n++) {
-                b[n] = load_kv(kind, value + (size_t)n * 8 * element_bytes(kind));
-            }
-            step(M, N, weights + slot, SCORES, b, acc);
+            step(kind, M, N, weights + slot, SCORES, bs, acc);
             value += slot_bytes;
         }
     }

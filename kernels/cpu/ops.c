@@ -22,19 +22,15 @@ typedef struct rows_job {
     const void *args;
     uint32_t rows;
     uint32_t rows_per_piece;
-    fg_team_queue queue;
 } rows_job;
 
-static void rows_member(void *ctx, uint32_t member, uint32_t member_count)
+static void rows_piece(void *ctx, uint32_t piece, uint32_t member)
 {
-    rows_job *job = ctx;
-    uint32_t piece;
-    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
-        uint32_t first = piece * job->rows_per_piece;
-        uint32_t left = job->rows - first;
-        job->run(job->stream, job->args, first,
-                 left < job->rows_per_piece ? left : job->rows_per_piece);
-    }
+    const rows_job *job = ctx;
+    uint32_t first = piece * job->rows_per_piece;
+    uint32_t left = job->rows - first;
+    job->run(job->stream, job->args, first,
+             left < job->rows_per_piece ? left : job->rows_per_piece);
 }
 
 /* Runs `run` over all rows; `row_elements` says how heavy a row is. */
@@ -54,8 +50,7 @@ static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elemen
                      .args = args,
                      .rows = rows,
                      .rows_per_piece = per_piece == 0 ? 1 : per_piece };
-    job.queue.count = (rows + job.rows_per_piece - 1) / job.rows_per_piece;
-    fg_team_run(team, rows_member, &job);
+    fg_team_for(team, (rows + job.rows_per_piece - 1) / job.rows_per_piece, rows_piece, &job);
 }
 
 bool fg_op_linear_is_quantized(uint32_t type)
@@ -93,24 +88,35 @@ typedef struct linear_job {
     uint32_t rows;
     uint32_t per_piece;                /* panels */
     uint32_t first_piece[LINEARS_MAX]; /* of each product */
-    fg_team_queue queue;
 } linear_job;
 
-static void linear_member(void *ctx, uint32_t member, uint32_t member_count)
+static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 {
-    linear_job *job = ctx;
-    uint32_t piece;
-    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
-        uint32_t index = job->linear_count - 1;
-        while (job->first_piece[index] > piece) {
-            index--;
-        }
-        const fg_linear *linear = &job->linears[index];
-        uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
-        uint32_t left = fg_panel_count(linear->weight.outputs) - first;
-        job->kernels->linear(linear, job->in, job->rows, first,
-                             left < job->per_piece ? left : job->per_piece);
+    const linear_job *job = ctx;
+    uint32_t index = job->linear_count - 1;
+    while (job->first_piece[index] > piece) {
+        index--;
     }
+    const fg_linear *linear = &job->linears[index];
+    uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
+    uint32_t left = fg_panel_count(linear->weight.outputs) - first;
+    job->kernels->linear(linear, job->in, job->rows, first,
+                         left < job->per_piece ? left : job->per_piece);
+}
+
+/* How finely products are cut: a member that is slow or joins late should cost little, and so should a
+ * claim. Four pieces per member do that, fewer when they would be too small to be read in one go. */
+static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
+                                 uint32_t panels, uint32_t members)
+{
+    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 3 * 1000 * 1000 };
+    size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
+    uint64_t by_bytes = panels * panel_bytes / PIECE_BYTES;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    uint64_t pieces = by_bytes > by_macs ? by_bytes : by_macs;
+    uint64_t most = 4 * (uint64_t)members;
+    pieces = pieces > most ? most : pieces < members ? members : pieces;
+    return members == 1 ? panels : (uint32_t)((panels + pieces - 1) / pieces);
 }
 
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
@@ -128,18 +134,19 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    /* About four pieces per member, so that members end together. */
-    job.per_piece = members == 1 ? panels : panels / (4 * members) + 1;
+    job.per_piece = panels_per_piece(linears, in, rows, panels, members);
+    uint32_t pieces = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
-        job.first_piece[i] = job.queue.count;
-        job.queue.count +=
-            (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
+        job.first_piece[i] = pieces;
+        pieces += (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
     }
     stream->sequence++;
     if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < ALONE_ELEMENTS) {
-        linear_member(&job, 0, 1);
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            linear_piece(&job, piece, 0);
+        }
     } else {
-        fg_team_run(team, linear_member, &job);
+        fg_team_for(team, pieces, linear_piece, &job);
     }
 }
 

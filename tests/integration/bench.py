@@ -82,6 +82,14 @@ def refused(suite):
                 (["throughput", "-m", model, "stray"], "stray"),
                 (["throughput", "-m", model, "-x"], "-x"),
                 (["peak", "--threads", "257"], "--threads"),
+                (["kernels", "--types", "q4_0,q9"], "--types q9"),
+                (["kernels", "--shapes", "10x100"], "--shapes 10x100"),
+                (["kernels", "--shapes", "10"], "--shapes 10"),
+                (["kernels", "--heads", "4x3x16"], "--heads 4x3x16"),
+                (["kernels", "--rows", "4097"], "--rows"),
+                (["kernels", "--rows", "0"], "nothing to measure"),
+                (["kernels", "--ops", "linea"], "--ops linea"),
+                (["kernels", "--cpu-isa", "abacus"], "abacus"),
                 (["juggling"], "juggling")):
             out, text = run(suite, *arguments, code=2)
             assert wanted in text and text.count("\n") == 1 and not out, (arguments, out, text)
@@ -91,7 +99,7 @@ def help_teaches(suite):
     for arguments in ([], ["--help"], ["-h"]):
         out, _ = run(suite, *arguments)
         assert "forge bench throughput --model F" in out and "forge bench peak" in out, out
-    for form in ("throughput", "peak"):
+    for form in ("throughput", "kernels", "peak"):
         out, _ = run(suite, form, "--help")
         assert f"usage: forge bench {form}" in out and "--json" in out, out
 
@@ -105,6 +113,22 @@ def peak_prints(suite):
     assert all(line["value"] > 0 and line["threads"] == 1 for line in lines), lines
     out, _ = run(suite, "peak", "--threads", "2")
     assert out.startswith("| probe | unit | 1 thread | 2 threads |"), out
+
+
+def kernels_print(suite):
+    """One line per operation and number of rows, in every weight type."""
+    out, _ = run(suite, "kernels", "--threads", "1", "--rows", "1,3", "--shapes", "64x256,20x512",
+                 "--contexts", "40", "--heads", "4x2x16", "--budget-ms", "1", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    counts = {}
+    for line in lines:
+        counts[line["op"]] = counts.get(line["op"], 0) + 1
+        assert line["us"] > 0 and line["share_of_probe"] > 0, line
+    assert counts == {"linear": 11 * 2 * 2, "attend": 2, "quantize": 2, "rmsnorm": 2, "swiglu": 2}, counts
+    out, _ = run(suite, "kernels", "--threads", "2", "--rows", "2", "--ops", "linear", "--types", "q6_k",
+                 "--shapes", "64x256", "--budget-ms", "1", "--warm")
+    rows = [line for line in out.splitlines() if line.startswith("| linear")]
+    assert len(rows) == 1 and "q6_k 64x256" in rows[0], out
 
 
 def make_gguf(suite):
@@ -138,6 +162,7 @@ def main():
     suite.case("bad input", refused, suite)
     suite.case("help", help_teaches, suite)
     suite.case("peak", peak_prints, suite)
+    suite.case("kernels", kernels_print, suite)
     suite.case("make-gguf", make_gguf, suite)
     suite.end()
 
