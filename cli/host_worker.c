@@ -544,7 +544,6 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);
     host->clock = fg_clock_real();
-    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     register_metrics(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
@@ -570,6 +569,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
         fg_host_worker_close(host);
         return status;
     }
+    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     *worker_out = host;
     return FG_OK;
 }
