@@ -7,22 +7,48 @@
 
 enum { GROUP = 32, VECTOR = 64, HALVES = 2 * FG_PANEL_OUTPUTS };
 
-/* The codes of one group of output r: q as unpack.h gives them. */
+/* Four columns' codes, one a byte. */
+static uint32_t four(const int8_t *q)
+{
+    uint32_t codes;
+    memcpy(&codes, q, sizeof codes);
+    return codes;
+}
+
+static void put_four(uint8_t *codes, uint32_t vector, uint32_t r, uint32_t value)
+{
+    memcpy(codes + vector * VECTOR + 4 * r, &value, sizeof value);
+}
+
+/* The codes of one group of output r: q as unpack.h gives them. Four at a time: no byte of a word reaches
+ * into the next, so their order in memory does not matter. */
 static void put_codes(uint32_t type, const int8_t *q, uint32_t r, uint8_t *codes)
 {
+    if (type == FG_Q8_0) {
+        for (uint32_t j = 0; j < 8; j++) {
+            put_four(codes, j, r, four(q + 4 * j));
+        }
+        return;
+    }
+    int8_t u[GROUP];
     for (uint32_t k = 0; k < GROUP; k++) {
-        uint32_t at = 4 * r + k % 4;
-        if (type == FG_Q8_0) {
-            codes[k / 4 * VECTOR + at] = (uint8_t)q[k];
-            continue;
-        }
-        uint32_t u = (uint32_t)(type == FG_Q6_K ? q[k] + 32 : q[k]);
-        codes[k % 16 / 4 * VECTOR + at] |= (uint8_t)((u & 15) << (k < 16 ? 0 : 4));
-        if (type == FG_Q6_K) {
-            codes[(4 + k / 16) * VECTOR + at] |= (uint8_t)((u >> 4) << (k % 16 / 4 * 2));
-        } else if (u > 15) {
-            codes[4 * VECTOR + at] |= (uint8_t)(1u << (k / 4));
-        }
+        u[k] = (int8_t)(type == FG_Q6_K ? q[k] + 32 : q[k]);
+    }
+    uint32_t fifth = 0;
+    uint32_t upper[2] = { 0, 0 };
+    for (uint32_t j = 0; j < 4; j++) {
+        uint32_t low = four(u + 4 * j);
+        uint32_t high = four(u + 16 + 4 * j);
+        put_four(codes, j, r, (low & 0x0F0F0F0Fu) | (high & 0x0F0F0F0Fu) << 4);
+        fifth |= (low >> 4 & 0x01010101u) << j | (high >> 4 & 0x01010101u) << (4 + j);
+        upper[0] |= (low >> 4 & 0x03030303u) << (2 * j);
+        upper[1] |= (high >> 4 & 0x03030303u) << (2 * j);
+    }
+    if (type == FG_Q6_K) {
+        put_four(codes, 4, r, upper[0]);
+        put_four(codes, 5, r, upper[1]);
+    } else if (type == FG_Q5_0 || type == FG_Q5_1 || type == FG_Q5_K) {
+        put_four(codes, 4, r, fifth);
     }
 }
 
