@@ -30,8 +30,8 @@ typedef struct fg_team_seat {
     cpu_set_t home; /* what the thread may use otherwise */
 } fg_team_seat;
 
-/* Called by the thread that takes the seat. */
-void fg_team_sit(fg_team_seat *self);
+/* Called by the thread that takes the seat; `cpu` is the only one it may use, -1 for all it has. */
+void fg_team_sit(fg_team_seat *self, int cpu);
 
 /* Moves `stuck` to the rescuer's core if it works but does not run; true when it did. `keep` says that
  * it stays there, and that the rescuer goes to its core instead. */

@@ -424,7 +424,7 @@ fg_status fg_weight_store_open(const fg_weight_store_options *options,
     }
     store->report.bytes = open.plan.data_bytes;
     store->source_count = count;
-    status = fg_team_create(options->thread_count, &open.team, err);
+    status = fg_team_create(options->thread_count, NULL, &open.team, err);
     if (status != FG_OK) {
         goto free_plan;
     }

@@ -20,7 +20,7 @@ enum {
     PIECE = FG_KV_PIECE,
     PIECES = FG_ATTEND_CHUNK / PIECE,
     PIECES_PADDED = PIECES + 4,
-    AHEAD = 8,            /* pieces that K and V are fetched ahead */
+    AHEAD = 8,            /* pieces that a tile of one strip fetches ahead */
     DIMS = 256,           /* larger heads go to plain */
     Q_STRIDE = DIMS + 16, /* floats from one (row, head) to the next; 17 cache lines use all sets */
     UNROLL = 4,           /* divides every head size that comes here */
@@ -404,12 +404,22 @@ static const strip_functions *functions_of(uint32_t dtype)
     }
 }
 
+static size_t piece_bytes_of(const fg_paged_kv *kv)
+{
+    return (size_t)PIECE * kv->head_dim * fg_dtype_kv_bytes(kv->dtype);
+}
+
+static uint32_t strip_count_of(const fg_cpu_attend *args)
+{
+    return (args->row_count * args->head_count + STRIP - 1) / STRIP;
+}
+
 /* The pieces of a chunk that the tile sees; those beyond repeat the last, for register tiles of several
  * pieces. */
 static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces *pieces)
 {
     const fg_paged_kv *kv = args->kv;
-    size_t piece_bytes = (size_t)PIECE * kv->head_dim * fg_dtype_kv_bytes(kv->dtype);
+    size_t piece_bytes = piece_bytes_of(kv);
     pieces->begin = fg_cpu_row_slots(args, chunk, 0).begin / PIECE;
     pieces->end = (fg_cpu_row_slots(args, chunk, args->row_count - 1).end + PIECE - 1) / PIECE;
     for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
@@ -425,13 +435,13 @@ static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces 
     }
 }
 
-/* What is read AHEAD pieces later: keys, then values, then the next chunk's keys. */
-static void find_after(chunk_pieces *now, const chunk_pieces *next)
+/* What is read `ahead` pieces later: keys, then values, then the next chunk's keys. */
+static void find_after(chunk_pieces *now, const chunk_pieces *next, uint32_t ahead)
 {
     uint32_t count = now->end - now->begin;
     uint32_t next_count = next == NULL ? 0 : next->end - next->begin;
     for (uint32_t i = 0; i < count + 3; i++) {
-        uint32_t later = i + AHEAD;
+        uint32_t later = i + ahead;
         now->after_keys[now->begin + i] = later < count ? now->keys[now->begin + later]
                                           : later < 2 * count
                                               ? now->values[now->begin + later - count]
@@ -497,34 +507,67 @@ static void end_strip(const strip *s)
     }
 }
 
+/* One tile on its way through one chunk. */
+typedef struct tile_chunk {
+    const strip_functions *functions;
+    const chunk_pieces *pieces;
+    uint32_t strip_count;
+    size_t piece_bytes;
+    strip strips[STRIPS_MAX];
+} tile_chunk;
+
+/* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
+ * products do not fetch as they go. */
+static void fetch_share(const tile_chunk *t, const uint8_t *const *after, uint32_t begin,
+                        uint32_t share)
+{
+    uint32_t end = begin + CACHED_PIECES < t->pieces->end ? begin + CACHED_PIECES : t->pieces->end;
+    for (uint32_t piece = begin + share; piece < end && t->strip_count > 1;
+         piece += t->strip_count) {
+        for (size_t at = 0; at < t->piece_bytes; at += 64) {
+            fetch(after[piece] + at);
+        }
+    }
+}
+
+/* The first or the last pass over a chunk, some pieces at a time. */
+static void pass(const tile_chunk *t, bool over_values)
+{
+    const chunk_pieces *pieces = t->pieces;
+    uint32_t count = t->strip_count == 1 ? PIECES : CACHED_PIECES;
+    for (uint32_t at = pieces->begin; at < pieces->end; at += count) {
+        for (uint32_t i = 0; i < t->strip_count; i++) {
+            const strip *s = &t->strips[i];
+            const strip_functions *functions = &t->functions[s->count - 1];
+            fetch_share(t, over_values ? pieces->after_values : pieces->after_keys, at, i);
+            if (over_values) {
+                functions->values(s, at * PIECE, (at + count) * PIECE);
+            } else {
+                functions->scores(s, at, at + count);
+            }
+        }
+    }
+}
+
 static void run_chunk(const fg_cpu_attend *args, const chunk_pieces *pieces, uint32_t chunk)
 {
-    strip strips[STRIPS_MAX];
     uint32_t tile_count = args->row_count * args->head_count;
-    uint32_t strip_count = (tile_count + STRIP - 1) / STRIP;
-    uint32_t size = (tile_count + strip_count - 1) / strip_count;
-    uint32_t pieces_step = strip_count == 1 ? PIECES : CACHED_PIECES;
-    const strip_functions *functions = functions_of(args->kv->dtype);
-    for (uint32_t i = 0; i < strip_count; i++) {
+    tile_chunk t = { .functions = functions_of(args->kv->dtype),
+                     .pieces = pieces,
+                     .strip_count = strip_count_of(args),
+                     .piece_bytes = piece_bytes_of(args->kv) };
+    uint32_t size = (tile_count + t.strip_count - 1) / t.strip_count;
+    for (uint32_t i = 0; i < t.strip_count; i++) {
         uint32_t left = tile_count - i * size;
-        begin_strip(args, pieces, chunk, i * size, left < size ? left : size, &strips[i]);
+        begin_strip(args, pieces, chunk, i * size, left < size ? left : size, &t.strips[i]);
     }
-    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
-        for (uint32_t i = 0; i < strip_count; i++) {
-            functions[strips[i].count - 1].scores(&strips[i], at, at + pieces_step);
-        }
+    pass(&t, false);
+    for (uint32_t i = 0; i < t.strip_count; i++) {
+        weigh_strip(&t.strips[i]);
     }
-    for (uint32_t i = 0; i < strip_count; i++) {
-        weigh_strip(&strips[i]);
-    }
-    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
-        for (uint32_t i = 0; i < strip_count; i++) {
-            functions[strips[i].count - 1].values(&strips[i], at * PIECE,
-                                                  (at + pieces_step) * PIECE);
-        }
-    }
-    for (uint32_t i = 0; i < strip_count; i++) {
-        end_strip(&strips[i]);
+    pass(&t, true);
+    for (uint32_t i = 0; i < t.strip_count; i++) {
+        end_strip(&t.strips[i]);
     }
 }
 
@@ -551,7 +594,7 @@ static void run_chunks(const fg_cpu_attend *args)
         if (next != NULL) {
             find_pieces(args, chunk + 1, next);
         }
-        find_after(&pieces[chunk % 2], next);
+        find_after(&pieces[chunk % 2], next, strip_count_of(args) == 1 ? AHEAD : CACHED_PIECES);
         run_chunk(args, &pieces[chunk % 2], chunk);
     }
 }

@@ -16,7 +16,7 @@ typedef struct sleeper {
 static void *sleeper_main(void *ctx)
 {
     sleeper *s = ctx;
-    fg_team_sit(&s->seat);
+    fg_team_sit(&s->seat, -1);
     fg_team_begin(&s->seat);
     uint32_t seen = 0;
     for (;;) {
@@ -75,7 +75,7 @@ static int only_cpu_of(int32_t tid)
 /* Two processors that this thread may use, itself held on the first. */
 static bool take_two_cpus(fg_team_seat *self, uint32_t cpus[2])
 {
-    fg_team_sit(self);
+    fg_team_sit(self, -1);
     uint32_t count = 0;
     for (uint32_t cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++) {
         if (CPU_ISSET(cpu, &self->home)) {
