@@ -35,6 +35,10 @@ typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
  * have returned; `ctx` is not read afterwards. Only the owner calls it, and not from a piece. */
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
 
+/* NULL, or where the time is summed up that callers wait at the end of their runs for the others: for
+ * benches, which set it while nothing runs. */
+extern uint64_t *fg_team_wait_ns;
+
 /* The older way, for work that counts its own pieces: `fn` is called once for each share, by any
  * member; a share that comes late finds the queue empty. */
 typedef void (*fg_team_fn)(void *ctx, uint32_t member, uint32_t member_count);

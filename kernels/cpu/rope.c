@@ -11,6 +11,7 @@
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/op_clock.h"
 
 static double double_from_bits(uint64_t bits)
 {
@@ -58,6 +59,7 @@ void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count
 void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
                       const double *frequencies, uint32_t pair_count, float *table)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     for (uint32_t row = 0; row < rows; row++) {
         for (uint32_t pair = 0; pair < pair_count; pair++) {
             double sine;
@@ -68,6 +70,7 @@ void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint3
         }
     }
     stream->sequence++;
+    fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }
 
 static void rotate_heads(const fg_rope_store *args, uint32_t row, uint32_t head_count,
@@ -150,6 +153,7 @@ static void store_row(const fg_paged_kv *kv, const fg_kv_row *row, const float *
 void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
                       uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     size_t kv_columns = (size_t)kv->kv_head_count * kv->head_dim;
     for (uint32_t row = 0; row < rows; row++) {
         rotate_heads(args, row, args->head_count, kv->head_dim, args->q);
@@ -157,4 +161,5 @@ void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
         store_row(kv, &args->kv_rows[row], args->k + row * kv_columns, args->v + row * kv_columns);
     }
     stream->sequence++;
+    fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }
