@@ -51,8 +51,4 @@ void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json);
 /* The instructions behind a compute probe on this machine, "" when there are none. */
 const char *fg_peak_how(fg_peak_kind kind);
 
-/* Of one thread, in a tenth of a second. */
-double fg_peak_int8_macs(void);
-double fg_peak_f32_macs(void);
-
 #endif
