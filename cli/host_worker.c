@@ -410,6 +410,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                                   : cores > 0          ? (uint32_t)cores
                                                                        : 1,
                                   .cpu_isa = isa_name(config->cpu_isa),
+                                  .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
                                   .on_done = engine_done,
                                   .ctx = host };
@@ -517,7 +518,6 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);
     host->clock = fg_clock_real();
-    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     register_metrics(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
@@ -543,6 +543,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
         fg_host_worker_close(host);
         return status;
     }
+    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     *worker_out = host;
     return FG_OK;
 }

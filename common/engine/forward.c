@@ -132,6 +132,7 @@ static fg_status load_panels(fg_forward *forward, const fg_engine_options *optio
                                       .cache = options->weights_cache != NULL
                                                    ? options->weights_cache
                                                    : "off",
+                                      .fingerprint = options->fingerprint,
                                       .thread_count = options->thread_count };
     fg_status status =
         fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);

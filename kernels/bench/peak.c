@@ -292,7 +292,7 @@ fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *e
     if (peaks == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the probes");
     }
-    fg_status status = fg_team_create(thread_count, &peaks->team, err);
+    fg_status status = fg_team_create(thread_count, NULL, &peaks->team, err);
     if (status == FG_OK) {
         peaks->memory = fg_mem_map(DRAM_BYTES);
         status =

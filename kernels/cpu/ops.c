@@ -107,6 +107,21 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
                          left < job->per_piece ? left : job->per_piece);
 }
 
+/* How finely products are cut: a member that is slow or joins late should cost little, and so should a
+ * claim. Four pieces per member do that, fewer when they would be too small to be read in one go. */
+static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
+                                 uint32_t panels, uint32_t members)
+{
+    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 3 * 1000 * 1000 };
+    size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
+    uint64_t by_bytes = panels * panel_bytes / PIECE_BYTES;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    uint64_t pieces = by_bytes > by_macs ? by_bytes : by_macs;
+    uint64_t most = 4 * (uint64_t)members;
+    pieces = pieces > most ? most : pieces < members ? members : pieces;
+    return members == 1 ? panels : (uint32_t)((panels + pieces - 1) / pieces);
+}
+
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows)
 {
@@ -123,8 +138,7 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    /* About four pieces per member, so that members end together. */
-    job.per_piece = members == 1 ? panels : panels / (4 * members) + 1;
+    job.per_piece = panels_per_piece(linears, in, rows, panels, members);
     uint32_t pieces = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
         job.first_piece[i] = pieces;
