@@ -233,6 +233,16 @@ static void wait_for_members(fg_team *team)
     atomic_store(&team->caller_sleeps, 0);
 }
 
+uint64_t *fg_team_wait_ns;
+
+static void wait_counted(fg_team *team)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t began_ns = fg_clock_now_ns(&clock);
+    wait_for_members(team);
+    *fg_team_wait_ns += fg_clock_now_ns(&clock) - began_ns;
+}
+
 static size_t size_of(uint32_t thread_count)
 {
     return sizeof(fg_team) + thread_count * sizeof(member_slot);
@@ -352,7 +362,11 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
     uint32_t done = do_pieces(team, 0);
     /* The caller's own report needs no wake-up, and is the last one more often than not. */
     if (atomic_fetch_sub(&team->left, done) != done) {
-        wait_for_members(team);
+        if (fg_team_wait_ns == NULL) {
+            wait_for_members(team);
+        } else {
+            wait_counted(team);
+        }
     }
     fg_team_end(&self->seat);
 }

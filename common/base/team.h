@@ -55,4 +55,8 @@ typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
  * lies on the node that will mostly read it. */
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
 
+/* NULL, or where the time is summed up that callers wait at the end of their runs for the others: for
+ * benches, which set it while nothing runs. */
+extern uint64_t *fg_team_wait_ns;
+
 #endif

@@ -8,6 +8,7 @@
 
 #include "common/base/dtype.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/op_clock.h"
 #include "kernels/cpu/unpack.h"
 
 /* Below this many touched elements the caller works alone: a fork costs more than it saves. */
@@ -75,7 +76,9 @@ static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t f
 
 void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, activations->columns, quantize_rows, activations);
+    fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
 }
 
 enum { LINEARS_MAX = 8 };
@@ -123,6 +126,7 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
     fg_team *team = stream->device->team;
     uint32_t members = fg_team_size(team);
@@ -149,6 +153,7 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
     } else {
         fg_team_for(team, pieces, linear_piece, &job);
     }
+    fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }
 
 typedef struct embed_args {
@@ -192,8 +197,10 @@ static void embed_rows(fg_device_stream *stream, const void *args, uint32_t firs
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     embed_args args = { .table = table, .tokens = tokens, .out = out };
     over_rows(stream, rows, table->columns, embed_rows, &args);
+    fg_op_clock_end(FG_OP_KIND_EMBED, began_ns);
 }
 
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
@@ -213,7 +220,9 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
 
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, args->out.columns, rmsnorm_rows, args);
+    fg_op_clock_end(FG_OP_KIND_NORM, began_ns);
 }
 
 static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
@@ -232,5 +241,7 @@ static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t fir
 
 void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, args->out.columns, swiglu_rows, args);
+    fg_op_clock_end(FG_OP_KIND_ACTIVATION, began_ns);
 }

@@ -9,6 +9,7 @@
 
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/op_clock.h"
 #include "kernels/ops.h"
 
 enum {
@@ -226,6 +227,7 @@ static void attend_unit(void *ctx, uint32_t unit, uint32_t member)
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                   uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
     fg_team *team = stream->device->team;
     uint32_t group = args->head_count / kv->kv_head_count;
@@ -254,4 +256,5 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
             attend_unit(&job, unit, 0);
         }
     }
+    fg_op_clock_end(FG_OP_KIND_ATTEND, began_ns);
 }
