@@ -337,7 +337,8 @@ static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_
 
 static const char *isa_name(int isa)
 {
-    return isa == FG_ISA_PLAIN ? "plain" : isa == FG_ISA_AVX2 ? "avx2" : "auto";
+    static const char *const names[] = { "auto", "plain", "avx2", "avx512", "neon" };
+    return names[isa];
 }
 
 static const char *transport_name(int transport)

@@ -15,7 +15,8 @@ static const fg_conf_choice transports[] = {
     { "auto", FG_KV_AUTO }, { "shm", FG_KV_SHM }, { "tcp", FG_KV_TCP }, { NULL, 0 }
 };
 static const fg_conf_choice instruction_sets[] = {
-    { "auto", FG_ISA_AUTO }, { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 }, { NULL, 0 }
+    { "auto", FG_ISA_AUTO },     { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 },
+    { "avx512", FG_ISA_AVX512 }, { "neon", FG_ISA_NEON },   { NULL, 0 }
 };
 static const fg_conf_choice cpu_pins[] = {
     { "auto", FG_PIN_AUTO }, { "on", FG_PIN_ON }, { "off", FG_PIN_OFF }, { NULL, 0 }
@@ -454,8 +455,8 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(cpu_isa),
-      .help = "Instruction set of the kernels: the best this processor has (auto), plain C, or "
-              "AVX2." },
+      .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
+              "AVX-512 with VNNI, or NEON with dot products. All give the same bits." },
     { .name = "cpu-pin",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

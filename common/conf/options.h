@@ -14,7 +14,13 @@ typedef enum fg_mode {
 } fg_mode;
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
 typedef enum fg_cpu_pin { FG_PIN_AUTO, FG_PIN_ON, FG_PIN_OFF } fg_cpu_pin;
-typedef enum fg_cpu_isa { FG_ISA_AUTO, FG_ISA_PLAIN, FG_ISA_AVX2 } fg_cpu_isa;
+typedef enum fg_cpu_isa {
+    FG_ISA_AUTO,
+    FG_ISA_PLAIN,
+    FG_ISA_AVX2,
+    FG_ISA_AVX512,
+    FG_ISA_NEON
+} fg_cpu_isa;
 
 /* Both in the order of router/placement.h. */
 typedef enum fg_routing {
