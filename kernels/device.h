@@ -30,7 +30,7 @@ typedef enum fg_memory_kind {
 
 typedef struct fg_device_options {
     const char *kind;                   /* "cpu" */
-    const char *isa;                    /* CPU: "auto", "plain" or "avx2" */
+    const char *isa;                    /* CPU: "auto", "plain", "avx2", "avx512", "neon" */
     uint32_t thread_count;              /* CPU: compute threads, the caller's included */
     const struct fg_team_place *places; /* CPU: where each of them runs; NULL: anywhere. Not kept */
 } fg_device_options;
@@ -45,7 +45,7 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
 /* Everything allocated from the device is freed before. */
 void fg_device_close(fg_device *device);
 
-/* The name of the instruction set in use: "plain", "avx2". Every set gives the same bits. */
+/* The name of the instruction set in use, never "auto". Every set gives the same bits. */
 const char *fg_device_isa(const fg_device *device);
 uint32_t fg_device_thread_count(const fg_device *device);
 

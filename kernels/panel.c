@@ -10,11 +10,24 @@ enum { GROUP = 32, VECTOR = 64, HALVES = 2 * FG_PANEL_OUTPUTS };
 /* The integers of one group of a panel: [output][column]. */
 typedef int8_t group_codes[FG_PANEL_OUTPUTS][GROUP];
 
+/* Four columns of one output, one a byte; no byte of a word reaches into the next below. */
+static uint32_t four(const int8_t *q)
+{
+    uint32_t word;
+    memcpy(&word, q, sizeof word);
+    return word;
+}
+
+static void put_four(uint8_t *vector, uint32_t r, uint32_t word)
+{
+    memcpy(vector + 4 * r, &word, sizeof word);
+}
+
 static void put_bytes(group_codes q, uint8_t *codes)
 {
     for (uint32_t j = 0; j < 8; j++) {
         for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
-            memcpy(codes + j * VECTOR + 4 * r, &q[r][4 * j], 4);
+            put_four(codes + j * VECTOR, r, four(&q[r][4 * j]));
         }
     }
 }
@@ -22,33 +35,34 @@ static void put_bytes(group_codes q, uint8_t *codes)
 static void put_nibbles(group_codes q, uint8_t *codes)
 {
     for (uint32_t j = 0; j < 4; j++) {
-        for (uint32_t at = 0; at < VECTOR; at++) {
-            const int8_t *low = &q[at / 4][4 * j + at % 4];
-            codes[j * VECTOR + at] = (uint8_t)((low[0] & 15) | (low[16] & 15) << 4);
+        for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
+            uint32_t low = four(&q[r][4 * j]) & 0x0F0F0F0Fu;
+            uint32_t high = four(&q[r][16 + 4 * j]) & 0x0F0F0F0Fu;
+            put_four(codes + j * VECTOR, r, low | high << 4);
         }
     }
 }
 
 static void put_fifth_bits(group_codes q, uint8_t *codes)
 {
-    for (uint32_t at = 0; at < VECTOR; at++) {
+    for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 8; j++) {
-            bits |= (uint32_t)(q[at / 4][4 * j + at % 4] >> 4 & 1) << j;
+            bits |= (four(&q[r][4 * j]) >> 4 & 0x01010101u) << j;
         }
-        codes[at] = (uint8_t)bits;
+        put_four(codes, r, bits);
     }
 }
 
 static void put_upper_bits(group_codes q, uint8_t *codes)
 {
     for (uint32_t h = 0; h < 2; h++) {
-        for (uint32_t at = 0; at < VECTOR; at++) {
+        for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
             uint32_t bits = 0;
             for (uint32_t j = 0; j < 4; j++) {
-                bits |= (uint32_t)(q[at / 4][16 * h + 4 * j + at % 4] >> 4 & 3) << 2 * j;
+                bits |= (four(&q[r][16 * h + 4 * j]) >> 4 & 0x03030303u) << 2 * j;
             }
-            codes[h * VECTOR + at] = (uint8_t)bits;
+            put_four(codes + h * VECTOR, r, bits);
         }
     }
 }

@@ -370,21 +370,3 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
     }
     fg_team_end(&self->seat);
 }
-
-typedef struct shares {
-    fg_team_fn fn;
-    void *ctx;
-    uint32_t count;
-} shares;
-
-static void do_share(void *ctx, uint32_t piece, uint32_t member)
-{
-    const shares *s = ctx;
-    s->fn(s->ctx, piece, s->count);
-}
-
-void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx)
-{
-    shares s = { fn, ctx, team->thread_count };
-    fg_team_for(team, s.count, do_share, &s);
-}

@@ -35,6 +35,7 @@ typedef struct fg_team_place {
  * FG_AGAIN when the system gives none. */
 fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_team **team_out,
                          fg_error *err);
+/* By its caller of runs, if that still lives: where it may run is as before then. */
 void fg_team_destroy(fg_team *team);
 uint32_t fg_team_size(const fg_team *team);
 
@@ -57,23 +58,5 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
 /* NULL, or where the time is summed up that callers wait at the end of their runs for the others: for
  * benches, which set it while nothing runs. */
 extern uint64_t *fg_team_wait_ns;
-
-/* The older way, for work that counts its own pieces: `fn` is called once for each share, by any
- * member; a share that comes late finds the queue empty. */
-typedef void (*fg_team_fn)(void *ctx, uint32_t member, uint32_t member_count);
-void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx);
-
-/* Pieces of work that members take as they become free, so that a slow core delays nobody. */
-typedef struct fg_team_queue {
-    _Atomic uint32_t next;
-    uint32_t count;
-} fg_team_queue;
-
-/* The next piece, or UINT32_MAX when none is left. */
-static inline uint32_t fg_team_take(fg_team_queue *queue)
-{
-    uint32_t piece = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed);
-    return piece < queue->count ? piece : UINT32_MAX;
-}
 
 #endif

@@ -27,12 +27,16 @@ static void put(int32_t tid, uint32_t cpu)
 
 void fg_team_sit(fg_team_seat *self, int cpu)
 {
+    atomic_store_explicit(&self->tid, gettid(), memory_order_relaxed);
+    if (sched_getaffinity(0, sizeof self->before, &self->before) != 0) {
+        memset(&self->before, 0xFF, sizeof self->before);
+    }
+    self->home = self->before;
     if (cpu >= 0 && cpu < CPU_SETSIZE) {
         put(0, (uint32_t)cpu);
-    }
-    atomic_store_explicit(&self->tid, gettid(), memory_order_relaxed);
-    if (sched_getaffinity(0, sizeof self->home, &self->home) != 0) {
-        memset(&self->home, 0xFF, sizeof self->home);
+        if (sched_getaffinity(0, sizeof self->home, &self->home) != 0) {
+            self->home = self->before;
+        }
     }
 }
 
@@ -99,9 +103,11 @@ void fg_team_settle(fg_team_seat *self)
 
 void fg_team_leave(fg_team_seat *self)
 {
-    if (atomic_load(&self->tid) == gettid() && (self->held || atomic_load(&self->state) == MOVED)) {
+    bool elsewhere =
+        self->held || atomic_load(&self->state) == MOVED || !CPU_EQUAL(&self->home, &self->before);
+    if (atomic_load(&self->tid) == gettid() && elsewhere) {
         self->held = false;
         atomic_store(&self->state, FREE);
-        sched_setaffinity(0, sizeof self->home, &self->home);
+        sched_setaffinity(0, sizeof self->before, &self->before);
     }
 }

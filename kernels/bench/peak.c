@@ -252,19 +252,17 @@ static uint32_t pass_count(const fg_peaks *peaks)
     return is_cache ? (uint32_t)(READ_BYTES / set_bytes(peaks)) : 1;
 }
 
-static void run_member(void *ctx, uint32_t member, uint32_t member_count)
+/* One piece for each thread, far longer than a wake-up: whoever is awake finds one left. */
+static void run_share(void *ctx, uint32_t share, uint32_t member)
 {
-    (void)member_count;
+    (void)member;
     fg_peaks *peaks = ctx;
-    if (member >= peaks->thread_count) {
-        return;
-    }
     if (fg_peak_is_compute(peaks->kind)) {
         method_of(peaks->kind).run();
         return;
     }
     size_t set = set_bytes(peaks);
-    char *at = peaks->memory + (size_t)member * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    char *at = peaks->memory + (size_t)share * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
     if (peaks->kind == FG_PEAK_COPY) {
         memcpy(at, at + set / 2, set / 2);
         return;
@@ -331,11 +329,7 @@ static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
     uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns = began_at_ns;
     for (int run = 0; run < RUNS_MIN || ended_at_ns - began_at_ns < budget_ms * 1000000ull; run++) {
         uint64_t run_at_ns = fg_clock_now_ns(&clock);
-        if (peaks->thread_count == 1) {
-            run_member(peaks, 0, 1);
-        } else {
-            fg_team_run(peaks->team, run_member, peaks);
-        }
+        fg_team_for(peaks->team, peaks->thread_count, run_share, peaks);
         ended_at_ns = fg_clock_now_ns(&clock);
         double rate = amount / ((double)(ended_at_ns - run_at_ns) * 1e-9);
         best = rate > best ? rate : best;

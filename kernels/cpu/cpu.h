@@ -30,6 +30,7 @@ typedef struct fg_cpu_kernels {
 extern const fg_cpu_kernels fg_cpu_plain;
 #if defined(__x86_64__)
 extern const fg_cpu_kernels fg_cpu_avx2;
+extern const fg_cpu_kernels fg_cpu_avx512;
 #endif
 
 struct fg_device {

@@ -2,60 +2,27 @@
 
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
-
-#if defined(__x86_64__)
-/* The compiler's own check covers the operating system's part; not every compiler knows F16C's name,
- * which is bit 29 of leaf 1's ECX. */
-static bool has_avx2(void)
-{
-    unsigned eax;
-    unsigned ebx;
-    unsigned ecx;
-    unsigned edx;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1u << 29) != 0;
-}
-#endif
-
-/* A table that this machine can run; NULL when it lacks the instructions or the name is unknown. */
-static const fg_cpu_kernels *find_kernels(const char *isa)
-{
-    bool automatic = strcmp(isa, "auto") == 0;
-#if defined(__x86_64__)
-    if (has_avx2() && (automatic || strcmp(isa, "avx2") == 0)) {
-        return &fg_cpu_avx2;
-    }
-#endif
-    return automatic || strcmp(isa, "plain") == 0 ? &fg_cpu_plain : NULL;
-}
+#include "kernels/cpu/isa.h"
 
 fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
 {
     if (strcmp(options->kind, "cpu") != 0) {
         return fg_fail(err, FG_BAD_INPUT, "unknown device kind \"%s\" (known: cpu)", options->kind);
     }
-    const fg_cpu_kernels *kernels = find_kernels(options->isa);
-    if (kernels == NULL) {
-        bool known = strcmp(options->isa, "avx2") == 0;
-        return fg_fail(err, FG_BAD_INPUT,
-                       known
-                           ? "this processor lacks the instructions for cpu-isa \"%s\" (AVX2, FMA "
-                             "and F16C)"
-                           : "unknown cpu-isa \"%s\" (known: auto, plain, avx2)",
-                       options->isa);
+    fg_cpu_facts facts = fg_cpu_facts_read();
+    const fg_cpu_kernels *kernels;
+    fg_status status = fg_cpu_find_kernels(options->isa, &facts, &kernels, err);
+    if (status != FG_OK) {
+        return status;
     }
     fg_device *device = fg_mem_alloc(sizeof *device);
     if (device == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for a device");
     }
-    fg_status status = fg_team_create(options->thread_count, options->places, &device->team, err);
+    status = fg_team_create(options->thread_count, options->places, &device->team, err);
     if (status != FG_OK) {
         fg_mem_free(device);
         return status;

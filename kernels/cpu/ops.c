@@ -108,17 +108,18 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 }
 
 /* How finely products are cut: a member that is slow or joins late should cost little, and so should a
- * claim. Four pieces per member do that, fewer when they would be too small to be read in one go. */
+ * claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory, into four
+ * pieces per member, or fewer when those would be too small to be read in one go. */
 static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
                                  uint32_t panels, uint32_t members)
 {
-    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 3 * 1000 * 1000 };
+    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 6 * 1000 * 1000 };
     size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
-    uint64_t by_bytes = panels * panel_bytes / PIECE_BYTES;
-    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
-    uint64_t pieces = by_bytes > by_macs ? by_bytes : by_macs;
     uint64_t most = 4 * (uint64_t)members;
+    uint64_t pieces = panels * panel_bytes / PIECE_BYTES;
     pieces = pieces > most ? most : pieces < members ? members : pieces;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    pieces = by_macs > pieces ? by_macs : pieces;
     return members == 1 ? panels : (uint32_t)((panels + pieces - 1) / pieces);
 }
 

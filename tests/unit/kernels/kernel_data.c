@@ -4,11 +4,30 @@
 
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
+#include "kernels/cpu/cpu.h"
+
+#if defined(FG_EMULATED_AVX512)
+extern const fg_cpu_kernels fg_emulated_avx512;
+#endif
+
+/* A device whose kernels this machine can only emulate, which needs AVX2. */
+static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
+{
+#if defined(FG_EMULATED_AVX512)
+    fg_device_options options = { .kind = "cpu", .isa = "avx2", .thread_count = threads };
+    if (strcmp(isa, "avx512") == 0 && fg_device_open(&options, &out->device, NULL) == FG_OK) {
+        out->device->kernels = &fg_emulated_avx512;
+        return true;
+    }
+#endif
+    return false;
+}
 
 bool open_test_device(const char *isa, uint32_t threads, test_device *out)
 {
     fg_device_options options = { .kind = "cpu", .isa = isa, .thread_count = threads };
-    if (fg_device_open(&options, &out->device, NULL) != FG_OK) {
+    if (fg_device_open(&options, &out->device, NULL) != FG_OK &&
+        !open_emulated(isa, threads, out)) {
         return false;
     }
     FG_ASSERT(fg_device_stream_open(out->device, &out->stream, NULL) == FG_OK, "stream");

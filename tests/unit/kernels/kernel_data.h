@@ -13,7 +13,7 @@ typedef struct test_device {
     fg_device_stream *stream;
 } test_device;
 
-/* False when this machine lacks the instruction set. */
+/* False when this machine lacks the instruction set and the tests have no emulation of it. */
 bool open_test_device(const char *isa, uint32_t threads, test_device *out);
 void close_test_device(test_device *device);
 

@@ -94,10 +94,12 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } variants[] = { { "plain", 1 }, { "plain", 3 }, { "avx2", 1 }, { "avx2", 2 }, { "avx2", 4 } };
-    test_device devices[5];
+    } variants[] = { { "plain", 1 }, { "plain", 3 },  { "avx2", 1 },   { "avx2", 2 },
+                     { "avx2", 4 },  { "avx512", 1 }, { "avx512", 2 }, { "neon", 1 } };
+    enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
+    test_device devices[VARIANT_COUNT];
     size_t device_count = 0;
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < VARIANT_COUNT; i++) {
         device_count +=
             open_test_device(variants[i].isa, variants[i].threads, &devices[device_count]);
     }
@@ -192,9 +194,11 @@ Test(linear, several_products_and_accumulation_equal_single_ones)
 Test(linear, extreme_quants_do_not_saturate)
 {
     /* The largest magnitudes that Q8_0 can hold against activations at +-127. */
-    test_device devices[2];
+    test_device devices[4];
     size_t device_count = open_test_device("plain", 1, &devices[0]);
     device_count += open_test_device("avx2", 1, &devices[device_count]);
+    device_count += open_test_device("avx512", 1, &devices[device_count]);
+    device_count += open_test_device("neon", 1, &devices[device_count]);
     uint8_t block[34] = { 0x00, 0x3C };
     fg_matrix matrix = { .data = block, .type = FG_Q8_0, .outputs = 1, .columns = 32 };
     fg_activations in = make_activations(1, 32);

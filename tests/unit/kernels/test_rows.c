@@ -8,18 +8,22 @@
 #include "tests/support/test.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-/* The oracle first, then what this machine adds; all one and two threads. */
-static size_t open_devices(test_device devices[4])
+enum { DEVICES_MAX = 6 };
+
+/* The oracle first, then what this machine adds or can emulate. */
+static size_t open_devices(test_device devices[DEVICES_MAX])
 {
     size_t count = 0;
     count += open_test_device("plain", 1, &devices[count]);
     count += open_test_device("plain", 2, &devices[count]);
     count += open_test_device("avx2", 1, &devices[count]);
     count += open_test_device("avx2", 2, &devices[count]);
+    count += open_test_device("avx512", 1, &devices[count]);
+    count += open_test_device("neon", 1, &devices[count]);
     return count;
 }
 
-static void close_devices(test_device devices[4], size_t count)
+static void close_devices(test_device devices[DEVICES_MAX], size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         close_test_device(&devices[i]);
@@ -31,7 +35,7 @@ enum { WIDTH_COUNT = sizeof widths / sizeof widths[0], ROWS = 37 };
 
 Test(rows, rmsnorm_is_exact_everywhere_and_close_to_double)
 {
-    test_device devices[4];
+    test_device devices[DEVICES_MAX];
     size_t device_count = open_devices(devices);
     fg_rng rng = { .state = 21 };
     for (size_t w = 0; w < WIDTH_COUNT; w++) {
@@ -92,7 +96,7 @@ Test(rows, rmsnorm_takes_the_rows_it_is_told)
 
 Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
 {
-    test_device devices[4];
+    test_device devices[DEVICES_MAX];
     size_t device_count = open_devices(devices);
     fg_rng rng = { .state = 22 };
     fg_activations a = make_activations(ROWS, 288);
@@ -142,7 +146,7 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
 
 Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
 {
-    test_device devices[4];
+    test_device devices[DEVICES_MAX];
     size_t device_count = open_devices(devices);
     fg_rng rng = { .state = 23 };
     size_t count = (size_t)ROWS * 300;

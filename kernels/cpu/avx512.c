@@ -1,0 +1,63 @@
+#include "kernels/cpu/avx512.h"
+#include "kernels/cpu/math.h"
+#include "kernels/cpu/plain.h"
+
+static void avx512_quantize_row(const float *values, uint32_t columns, int8_t *quants,
+                                fg_quant_group *groups)
+{
+    for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
+        const float *x = values + (size_t)g * FG_QUANT_GROUP;
+        int8_t *q = quants + (size_t)g * FG_QUANT_GROUP;
+        __m512 a = _mm512_loadu_ps(x);
+        __m512 b = _mm512_loadu_ps(x + 16);
+        __m512 peaks = _mm512_max_ps(_mm512_abs_ps(a), _mm512_setzero_ps());
+        float peak = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(b), peaks));
+        bool zero = !(peak >= FG_CPU_QUANT_TINY);
+        float scale = zero ? 0.0f : peak / 127.0f;
+        __m512 inverse = _mm512_set1_ps(zero ? 0.0f : 127.0f / peak);
+        __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+        __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+        _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(first));
+        _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(second));
+        int32_t sums[2] = { _mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second) };
+        groups[g] = (fg_quant_group){ .scale = scale,
+                                      .offset = scale * (float)(sums[0] + sums[1]),
+                                      .sums = { (int16_t)sums[0], (int16_t)sums[1] } };
+    }
+}
+
+/* The sum has eight lanes (ops.h), whatever the width of a register. */
+static void avx512_rmsnorm_row(const float *in, const float *weight, uint32_t columns,
+                               float epsilon, float *out)
+{
+    if (columns % 8 != 0) {
+        fg_cpu_plain_rmsnorm_row(in, weight, columns, epsilon, out);
+        return;
+    }
+    __m256 sums = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < columns; i += 8) {
+        __m256 x = _mm256_loadu_ps(in + i);
+        sums = _mm256_fmadd_ps(x, x, sums);
+    }
+    float lanes[8];
+    _mm256_storeu_ps(lanes, sums);
+    float mean = fg_cpu_fold(lanes) / (float)columns;
+    float factor = 1.0f / __builtin_sqrtf(mean + epsilon);
+    for (uint32_t i = 0; i < columns; i++) {
+        out[i] = in[i] * factor * weight[i];
+    }
+}
+
+static void avx512_swiglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_swiglu(gate, up, count, out);
+}
+
+const fg_cpu_kernels fg_cpu_avx512 = {
+    .name = "avx512",
+    .quantize_row = avx512_quantize_row,
+    .linear = fg_cpu_avx512_linear,
+    .rmsnorm_row = avx512_rmsnorm_row,
+    .swiglu = avx512_swiglu,
+    .attend = fg_cpu_avx2_attend,
+};

@@ -1,0 +1,125 @@
+#include "kernels/cpu/isa.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+/* Bits of one word of facts, all of them needed. */
+typedef struct need {
+    fg_cpu_word word;
+    uint64_t bits;
+    const char *name;
+} need;
+
+enum { NEEDS_MAX = 10 };
+
+typedef struct level {
+    const fg_cpu_kernels *kernels;
+    need needs[NEEDS_MAX]; /* to the first without a name */
+} level;
+
+#if defined(__x86_64__)
+enum { OSXSAVE = 1u << 27, YMM_STATE = 0x06, ZMM_STATE = 0xE6 };
+
+static uint64_t register_state(void)
+{
+    uint32_t low;
+    uint32_t high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+#endif
+
+/* The best first. */
+static const level levels[] = {
+#if defined(__x86_64__)
+    { &fg_cpu_avx512,
+      { { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" },
+        { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
+        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },
+        { FG_CPU_LEAF7_EBX, 1u << 16, "AVX512F" },
+        { FG_CPU_LEAF7_EBX, 1u << 17, "AVX512DQ" },
+        { FG_CPU_LEAF7_EBX, 1u << 30, "AVX512BW" },
+        { FG_CPU_LEAF7_EBX, 1u << 31, "AVX512VL" },
+        { FG_CPU_LEAF7_ECX, 1u << 11, "AVX512_VNNI" },
+        { FG_CPU_XCR0, ZMM_STATE, "512-bit registers switched on by the operating system" } } },
+    { &fg_cpu_avx2,
+      { { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" },
+        { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
+        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },
+        { FG_CPU_XCR0, YMM_STATE, "256-bit registers switched on by the operating system" } } },
+#endif
+    { &fg_cpu_plain, { { FG_CPU_LEAF1_ECX, 0, NULL } } },
+};
+enum { LEVEL_COUNT = sizeof levels / sizeof levels[0] };
+
+fg_cpu_facts fg_cpu_facts_read(void)
+{
+    fg_cpu_facts facts = { { 0 } };
+#if defined(__x86_64__)
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+        facts.words[FG_CPU_LEAF1_ECX] = ecx;
+        facts.words[FG_CPU_XCR0] = (ecx & OSXSAVE) != 0 ? register_state() : 0;
+    }
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) {
+        facts.words[FG_CPU_LEAF7_EBX] = ebx;
+        facts.words[FG_CPU_LEAF7_ECX] = ecx;
+    }
+#elif defined(__aarch64__)
+    facts.words[FG_CPU_HWCAP] = getauxval(AT_HWCAP);
+#endif
+    return facts;
+}
+
+/* Writes the names of what is missing; true when nothing is. */
+static bool can_run(const level *l, const fg_cpu_facts *facts, char *missing, size_t size)
+{
+    size_t length = 0;
+    missing[0] = '\0';
+    for (const need *n = l->needs; n < l->needs + NEEDS_MAX && n->name != NULL; n++) {
+        if ((facts->words[n->word] & n->bits) != n->bits && length < size) {
+            int written =
+                snprintf(missing + length, size - length, "%s%s", length == 0 ? "" : ", ", n->name);
+            length += written > 0 ? (size_t)written : 0;
+        }
+    }
+    return length == 0;
+}
+
+fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
+                              const fg_cpu_kernels **kernels_out, fg_error *err)
+{
+    char missing[200];
+    bool automatic = strcmp(isa, "auto") == 0;
+    for (size_t i = 0; i < LEVEL_COUNT; i++) {
+        const char *name = levels[i].kernels->name;
+        if (!automatic && strcmp(isa, name) != 0) {
+            continue;
+        }
+        if (can_run(&levels[i], facts, missing, sizeof missing)) {
+            *kernels_out = levels[i].kernels;
+            return FG_OK;
+        }
+        if (!automatic) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "cpu-isa \"%s\" cannot run here: this processor lacks %s; use auto", isa,
+                           missing);
+        }
+    }
+    if (strcmp(isa, "avx2") == 0 || strcmp(isa, "avx512") == 0 || strcmp(isa, "neon") == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "cpu-isa \"%s\" is for another kind of processor than this one; use auto",
+                       isa);
+    }
+    return fg_fail(err, FG_BAD_INPUT,
+                   "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, neon)", isa);
+}

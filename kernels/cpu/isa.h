@@ -1,0 +1,30 @@
+/*
+ * isa - which instruction set's kernels a device uses: what this processor and its operating system
+ * offer, and what each table of kernels needs. Facts are data, so that tests can make machines up.
+ */
+#ifndef FORGE_KERNELS_CPU_ISA_H
+#define FORGE_KERNELS_CPU_ISA_H
+
+#include "kernels/cpu/cpu.h"
+
+typedef enum fg_cpu_word {
+    FG_CPU_LEAF1_ECX, /* x86: cpuid */
+    FG_CPU_LEAF7_EBX,
+    FG_CPU_LEAF7_ECX,
+    FG_CPU_XCR0,  /* x86: the registers that the operating system keeps for a thread */
+    FG_CPU_HWCAP, /* ARM64: what the kernel says */
+    FG_CPU_WORDS
+} fg_cpu_word;
+
+typedef struct fg_cpu_facts {
+    uint64_t words[FG_CPU_WORDS];
+} fg_cpu_facts;
+
+fg_cpu_facts fg_cpu_facts_read(void);
+
+/* The table called `isa`, or the best one that the facts allow for "auto". FG_BAD_INPUT with what is
+ * missing when it cannot run here, or with the known names. */
+fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
+                              const fg_cpu_kernels **kernels_out, fg_error *err);
+
+#endif

@@ -1,0 +1,161 @@
+/*
+ * immintrin - in place of the compiler's own header, where the AVX-512 kernels are compiled for a
+ * machine without the instructions: SIMDe does their work with AVX2, and what its Debian 12 release
+ * lacks follows here. Test only; it shows the arithmetic to be right, not the speed.
+ */
+#ifndef FORGE_TESTS_EMULATED_IMMINTRIN_H
+#define FORGE_TESTS_EMULATED_IMMINTRIN_H
+
+#include_next <immintrin.h>
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+
+/* Specialised and emulated, the kernels would take the compiler minutes. */
+#define FG_AVX512_INLINE static __attribute__((noinline, unused))
+#define FG_EMULATED      static inline __attribute__((always_inline))
+
+/* Two halves of 256 bits as 512. */
+FG_EMULATED __m512i fg_emulated_joined(__m256i low, __m256i high)
+{
+    simde__m512i_private out;
+    out.m256i[0] = low;
+    out.m256i[1] = high;
+    return simde__m512i_from_private(out);
+}
+
+FG_EMULATED __m256i fg_emulated_half(__m512i value, int half)
+{
+    return simde__m512i_to_private(value).m256i[half];
+}
+
+FG_EMULATED __m512 fg_emulated_joined_ps(__m256 low, __m256 high)
+{
+    return simde_mm512_castsi512_ps(
+        fg_emulated_joined(_mm256_castps_si256(low), _mm256_castps_si256(high)));
+}
+
+/* Bytes 0 and 2 of a lane, then 1 and 3, as words; their products are summed in 32 bits. */
+FG_EMULATED __m512i fg_emulated_dpbusd(__m512i sums, __m512i a, __m512i b)
+{
+    __m256i out[2];
+    for (int half = 0; half < 2; half++) {
+        __m256i x = fg_emulated_half(a, half);
+        __m256i y = fg_emulated_half(b, half);
+        __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+        __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+        out[half] = _mm256_add_epi32(fg_emulated_half(sums, half), _mm256_add_epi32(even, odd));
+    }
+    return fg_emulated_joined(out[0], out[1]);
+}
+
+FG_EMULATED __m512 fg_emulated_cvtph_ps(__m256i halves)
+{
+    return fg_emulated_joined_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
+}
+
+FG_EMULATED __m512i fg_emulated_cvtepu8_epi32(__m128i bytes)
+{
+    return fg_emulated_joined(_mm256_cvtepu8_epi32(bytes),
+                              _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+}
+
+FG_EMULATED __m512i fg_emulated_cvtepi8_epi32(__m128i bytes)
+{
+    return fg_emulated_joined(_mm256_cvtepi8_epi32(bytes),
+                              _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
+}
+
+FG_EMULATED __m512i fg_emulated_cvtepu16_epi32(__m256i words)
+{
+    return fg_emulated_joined(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)),
+                              _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1)));
+}
+
+FG_EMULATED __m512 fg_emulated_cvtepi32_ps(__m512i value)
+{
+    return fg_emulated_joined_ps(_mm256_cvtepi32_ps(fg_emulated_half(value, 0)),
+                                 _mm256_cvtepi32_ps(fg_emulated_half(value, 1)));
+}
+
+FG_EMULATED __m512i fg_emulated_cvtps_epi32(__m512 value)
+{
+    __m512i bits = simde_mm512_castps_si512(value);
+    return fg_emulated_joined(_mm256_cvtps_epi32(_mm256_castsi256_ps(fg_emulated_half(bits, 0))),
+                              _mm256_cvtps_epi32(_mm256_castsi256_ps(fg_emulated_half(bits, 1))));
+}
+
+FG_EMULATED __m128i fg_emulated_cvtepi32_epi8(__m512i value)
+{
+    int32_t words[16];
+    int8_t bytes[16];
+    simde_mm512_storeu_si512(words, value);
+    for (int i = 0; i < 16; i++) {
+        bytes[i] = (int8_t)words[i];
+    }
+    return _mm_loadu_si128((const __m128i *)bytes);
+}
+
+FG_EMULATED int32_t fg_emulated_reduce_add_epi32(__m512i value)
+{
+    int32_t words[16];
+    int32_t sum = 0;
+    simde_mm512_storeu_si512(words, value);
+    for (int i = 0; i < 16; i++) {
+        sum += words[i];
+    }
+    return sum;
+}
+
+FG_EMULATED float fg_emulated_reduce_max_ps(__m512 value)
+{
+    float lanes[16];
+    float largest;
+    simde_mm512_storeu_ps(lanes, value);
+    largest = lanes[0];
+    for (int i = 1; i < 16; i++) {
+        largest = lanes[i] > largest ? lanes[i] : largest;
+    }
+    return largest;
+}
+
+/* Masked loads and stores touch only the lanes of their mask, as the instructions do. */
+FG_EMULATED __m512 fg_emulated_maskz_loadu_ps(unsigned mask, const float *at)
+{
+    float lanes[16];
+    for (int i = 0; i < 16; i++) {
+        lanes[i] = (mask >> i & 1) != 0 ? at[i] : 0.0f;
+    }
+    return simde_mm512_loadu_ps(lanes);
+}
+
+FG_EMULATED void fg_emulated_mask_storeu_ps(float *at, unsigned mask, __m512 value)
+{
+    float lanes[16];
+    simde_mm512_storeu_ps(lanes, value);
+    for (int i = 0; i < 16; i++) {
+        if ((mask >> i & 1) != 0) {
+            at[i] = lanes[i];
+        }
+    }
+}
+
+#undef _mm512_madd_epi16 /* of four arguments by mistake */
+#define _mm512_madd_epi16 simde_mm512_madd_epi16
+#undef _mm512_dpbusd_epi32
+#define _mm512_dpbusd_epi32     fg_emulated_dpbusd
+#define _mm512_cvtph_ps         fg_emulated_cvtph_ps
+#define _mm512_cvtepu8_epi32    fg_emulated_cvtepu8_epi32
+#define _mm512_cvtepi8_epi32    fg_emulated_cvtepi8_epi32
+#define _mm512_cvtepu16_epi32   fg_emulated_cvtepu16_epi32
+#define _mm512_cvtepi32_ps      fg_emulated_cvtepi32_ps
+#define _mm512_cvtps_epi32      fg_emulated_cvtps_epi32
+#define _mm512_cvtepi32_epi8    fg_emulated_cvtepi32_epi8
+#define _mm512_reduce_add_epi32 fg_emulated_reduce_add_epi32
+#define _mm512_reduce_max_ps    fg_emulated_reduce_max_ps
+#define _mm512_maskz_loadu_ps   fg_emulated_maskz_loadu_ps
+#define _mm512_mask_storeu_ps   fg_emulated_mask_storeu_ps
+
+#endif
