@@ -72,6 +72,27 @@ class Engine:
                        for s in range(sequences)])
 
 
+def negative_log_probabilities(options):
+    """For each line of ids: how many tokens were predicted, and the sum in nats."""
+    import numpy
+    with open(options.nats, encoding="ascii") as lines:
+        windows = [[int(word) for word in line.split()] for line in lines if line.strip()]
+    engine = Engine(options.model, options.threads, -(-max(map(len, windows)) // 256) * 256, 1)
+    for window in windows:
+        engine.clear()
+        total = 0.0
+        for at in range(0, len(window), 32):
+            part = window[at:at + 32]
+            engine.step([(token, at + i, 0, True) for i, token in enumerate(part)])
+            for i in range(len(part)):
+                if at + i + 1 < len(window):
+                    row = numpy.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(engine.context, i),
+                                                   (engine.vocabulary,)).astype(numpy.float64)
+                    peak = row.max()
+                    total += numpy.log(numpy.exp(row - peak).sum()) + peak - row[window[at + i + 1]]
+        print(len(window) - 1, total, flush=True)
+
+
 def timed(function):
     began = time.perf_counter()
     function()
@@ -86,7 +107,11 @@ def main():
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--batch", default="1,8,16")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--nats", default=None, help="instead: score the lines of ids in this file")
     options = parser.parse_args()
+    if options.nats:
+        negative_log_probabilities(options)
+        return
     batches = [int(b) for b in options.batch.split(",") if int(b) > 0]
     most = max(batches, default=1)
     room = max(options.prompt, options.generate + 1)

@@ -131,7 +131,6 @@ def main():
     parser.add_argument("--batch", default="1,8,16")
     parser.add_argument("--engines", default="")
     parser.add_argument("--http", action="store_true")
-    parser.add_argument("--perplexity", default=None)
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     for path in (options.forge, options.model):
