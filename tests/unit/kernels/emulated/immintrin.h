@@ -11,9 +11,7 @@
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 
-/* Specialised and emulated, the kernels would take the compiler minutes. */
-#define FG_AVX512_INLINE static __attribute__((noinline, unused))
-#define FG_EMULATED      static inline __attribute__((always_inline))
+#define FG_EMULATED static inline __attribute__((always_inline))
 
 /* Two halves of 256 bits as 512. */
 FG_EMULATED __m512i fg_emulated_joined(__m256i low, __m256i high)
