@@ -18,6 +18,8 @@ static const char help[] =
     "  forge bench throughput --model F              tokens per second of a model file: prefill\n"
     "                                                (pp), decode (tg), several sequences at once\n"
     "  forge bench throughput --model F -p 512 -n 128 -b 1,8,16 --json\n"
+    "  forge bench step --model F -b 1,16            where the time of a step goes\n"
+    "  forge bench kernels                           single operations, without a model\n"
     "  forge bench FORM --help                       every flag of a form\n"
     "\n"
     "Nothing is served: no HTTP, no scheduler, one thread more than --threads that waits. Stop "
@@ -186,7 +188,8 @@ free_words:
 
 int fg_bench_main(int argc, const char *const *argv, const char *const *environment)
 {
-    static const fg_bench_form *const forms[] = { &fg_bench_throughput, &peak_form };
+    static const fg_bench_form *const forms[] = { &fg_bench_throughput, &fg_bench_step,
+                                                  &fg_bench_kernels, &peak_form };
     const char *word = argc > 0 ? argv[0] : "--help";
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         fputs(help, stdout);

@@ -9,7 +9,8 @@
 #include "common/conf/conf.h"
 
 /* One for each form of the command. */
-extern const fg_conf_spec fg_bench_throughput_spec, fg_bench_peak_spec;
+extern const fg_conf_spec fg_bench_throughput_spec, fg_bench_step_spec, fg_bench_kernels_spec,
+    fg_bench_peak_spec;
 
 /* argv: what follows the word `bench`. Returns the exit code: 0, 1 a measurement failed, 2 bad flags or a
  * bad model file. */
@@ -44,6 +45,6 @@ typedef struct fg_bench_form {
     fg_status (*run)(const void *config, fg_error *err);
 } fg_bench_form;
 
-extern const fg_bench_form fg_bench_throughput;
+extern const fg_bench_form fg_bench_throughput, fg_bench_step, fg_bench_kernels;
 
 #endif

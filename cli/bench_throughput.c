@@ -1,17 +1,13 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/bench.h"
-#include "cli/bench_limit.h"
+#include "cli/bench_model.h"
 #include "common/base/clock.h"
-#include "common/base/dtype.h"
 #include "common/base/mem.h"
-#include "common/engine/runner.h"
-#include "kernels/device.h"
 
-enum { BLOCK_SIZE = 16, TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64 };
+enum { TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64 };
 
 typedef struct throughput_config {
     const char *model, *prompt, *batch, *verify, *cpu_isa, *kv_dtype;
@@ -162,41 +158,12 @@ enum { STEP_SETS = 3 };
 
 typedef struct bench {
     throughput_config config;
-    fg_runner runner;
-    fg_bench_cost cost;
-    fg_peaks *peaks;
-    uint32_t threads;
-    const char *isa;
-    uint32_t *ids; /* of the longest prompt */
-    uint32_t id_count;
+    fg_bench_model model;
     fg_step steps[STEP_SETS];
     fg_step_seq *items[STEP_SETS]; /* [largest batch] */
     uint32_t chosen[VERIFY_MAX];
     fg_clock clock;
 } bench;
-
-/* The part of sequence `seq` of `count` that begins at `position`. */
-static fg_step_seq item_of(const bench *b, uint32_t seq, uint32_t count, const uint32_t *tokens,
-                           uint32_t position, uint32_t token_count)
-{
-    fg_step_seq item = fg_runner_seq(&b->runner, 0, tokens, position, token_count);
-    item.block_count = b->runner.block_count / count;
-    item.block_ids = b->runner.block_ids + (size_t)seq * item.block_count;
-    return item;
-}
-
-static fg_status run_prompt(bench *b, uint32_t seq, uint32_t count, uint32_t tokens, fg_error *err)
-{
-    fg_status status = FG_OK;
-    for (uint32_t at = 0; status == FG_OK && at < tokens; at += b->config.chunk) {
-        uint32_t size = tokens - at < b->config.chunk ? tokens - at : b->config.chunk;
-        fg_step_seq item = item_of(b, seq, count, b->ids + at, at, size);
-        item.sample = at + size == tokens;
-        fg_step step = { .seqs = &item, .seq_count = 1 };
-        status = fg_runner_step(&b->runner, &step, err);
-    }
-    return status;
-}
 
 /* `count` steps of one token for each of `batch` sequences, one step always waiting behind another. */
 static fg_status run_decode(bench *b, uint32_t batch, uint32_t count, fg_error *err)
@@ -208,22 +175,21 @@ static fg_status run_decode(bench *b, uint32_t batch, uint32_t count, fg_error *
             fg_step_seq *items = b->items[begun % STEP_SETS];
             const fg_step_seq *before = b->items[(begun + STEP_SETS - 1) % STEP_SETS];
             for (uint32_t s = 0; s < batch; s++) {
-                items[s] =
-                    item_of(b, s, batch, b->ids + s % b->id_count, b->config.depth + begun, 1);
+                items[s] = fg_bench_model_item(&b->model, s, batch, b->config.depth + begun, 1);
                 items[s].sample = true;
                 items[s].follows = begun > 0 ? &before[s] : NULL;
             }
             fg_step *step = &b->steps[begun % STEP_SETS];
             *step = (fg_step){ .seqs = items, .seq_count = batch };
-            status = fg_engine_begin(b->runner.engine, step, err);
+            status = fg_engine_begin(b->model.runner.engine, step, err);
             begun += status == FG_OK;
         } else {
-            (void)fg_runner_wait(&b->runner);
+            (void)fg_runner_wait(&b->model.runner);
             ended++;
         }
     }
     while (ended < begun) {
-        (void)fg_runner_wait(&b->runner);
+        (void)fg_runner_wait(&b->model.runner);
         ended++;
     }
     return status;
@@ -234,12 +200,12 @@ static fg_status run_verify(bench *b, uint32_t tokens, uint32_t count, fg_error 
     fg_status status = FG_OK;
     for (uint32_t i = 0; status == FG_OK && i < count; i++) {
         /* The same slots again, as when all drafts but none of the answer are thrown away. */
-        fg_step_seq item = item_of(b, 0, 1, b->ids, b->config.depth, tokens);
+        fg_step_seq item = fg_bench_model_item(&b->model, 0, 1, b->config.depth, tokens);
         item.sample = true;
         item.sample_rows = tokens;
         item.tokens_out = b->chosen;
         fg_step step = { .seqs = &item, .seq_count = 1 };
-        status = fg_runner_step(&b->runner, &step, err);
+        status = fg_runner_step(&b->model.runner, &step, err);
     }
     return status;
 }
@@ -260,7 +226,9 @@ static uint32_t tokens_of(const bench *b, const test *t)
 
 static fg_status run_once(bench *b, const test *t, uint32_t steps, fg_error *err)
 {
-    return t->kind == PREFILL  ? run_prompt(b, 0, 1, steps < steps_of(b, t) ? 1 : t->tokens, err)
+    return t->kind == PREFILL
+               ? fg_bench_model_prompt(&b->model, 0, 1, steps < steps_of(b, t) ? 1 : t->tokens,
+                                       b->config.chunk, err)
            : t->kind == DECODE ? run_decode(b, t->batch, steps, err)
                                : run_verify(b, t->tokens, steps, err);
 }
@@ -270,7 +238,8 @@ static fg_status measure(bench *b, const test *t, double *samples, fg_error *err
 {
     fg_status status = FG_OK;
     for (uint32_t s = 0; t->kind != PREFILL && status == FG_OK && s < t->batch; s++) {
-        status = run_prompt(b, s, t->batch, b->config.depth, err);
+        status =
+            fg_bench_model_prompt(&b->model, s, t->batch, b->config.depth, b->config.chunk, err);
     }
     if (status == FG_OK) {
         status = run_once(b, t, 1, err);
@@ -288,7 +257,7 @@ static fg_status measure(bench *b, const test *t, double *samples, fg_error *err
 static double limit_of(const bench *b, const test *t, const fg_bench_rates *rates,
                        const char **probe_out)
 {
-    const fg_kv_layout *layout = &b->runner.layout;
+    const fg_kv_layout *layout = &b->model.runner.layout;
     double kv_token_bytes = (double)layout->block_bytes / layout->block_size;
     double steps = steps_of(b, t);
     fg_bench_work work = { .rows = tokens_of(b, t), .weight_reads = steps };
@@ -299,7 +268,7 @@ static double limit_of(const bench *b, const test *t, const fg_bench_rates *rate
         work.head_rows = work.rows;
         work.kv_bytes = steps * (t->kind == DECODE ? t->batch : 1) * context * kv_token_bytes;
     }
-    return fg_bench_limit(&b->cost, &work, rates, probe_out);
+    return fg_bench_limit(&b->model.cost, &work, rates, probe_out);
 }
 
 static void name_of(const bench *b, const test *t, char *out, size_t size)
@@ -332,7 +301,7 @@ static void print_head(const bench *b)
 static void print_json(const bench *b, const test *t, const char *name, fg_bench_stats stats,
                        const fg_bench_rates *rates, double limit, const char *probe)
 {
-    const fg_hparams *h = &b->runner.hparams;
+    const fg_hparams *h = &b->model.runner.hparams;
     fg_buf line;
     fg_buf_init(&line, 0);
     fg_buf_puts(&line, "{\"model\":\"");
@@ -340,9 +309,9 @@ static void print_json(const bench *b, const test *t, const char *name, fg_bench
     fg_buf_printf(&line,
                   "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"cpu\",\"isa\":\"%s\","
                   "\"threads\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
-                  (double)fg_weights_size_bytes(b->runner.weights),
-                  (unsigned long long)b->cost.params, b->isa, b->threads, name, tokens_of(b, t),
-                  t->batch, t->kind == PREFILL ? 0 : b->config.depth);
+                  (double)fg_weights_size_bytes(b->model.runner.weights),
+                  (unsigned long long)b->model.cost.params, b->model.isa, b->model.threads, name,
+                  tokens_of(b, t), t->batch, t->kind == PREFILL ? 0 : b->config.depth);
     fg_buf_printf(&line,
                   "\"repeat\":%u,\"tokens_per_s\":%.3f,\"stddev\":%.3f,\"best\":%.3f,"
                   "\"step_ms\":%.4f,\"limit_tokens_per_s\":%.3f,\"share_of_probe\":%.4f,"
@@ -372,9 +341,10 @@ static void print_test(const bench *b, const test *t, const double *samples,
     } else {
         printf(
             "| %s | %.2f MiB | %.2f M | cpu %s | %u | %s | %.2f ± %.2f | %.2f | %.1f %% of %s |\n",
-            b->runner.hparams.name, (double)fg_weights_size_bytes(b->runner.weights) / 1048576.0,
-            (double)b->cost.params * 1e-6, b->isa, b->threads, name, stats.mean, stats.deviation,
-            stats.best, 100.0 * stats.mean * limit / tokens_of(b, t), probe);
+            b->model.runner.hparams.name,
+            (double)fg_weights_size_bytes(b->model.runner.weights) / 1048576.0,
+            (double)b->model.cost.params * 1e-6, b->model.isa, b->model.threads, name, stats.mean,
+            stats.deviation, stats.best, 100.0 * stats.mean * limit / tokens_of(b, t), probe);
     }
     fflush(stdout);
 }
@@ -432,86 +402,27 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-static fg_status dtype_of(const char *name, uint32_t *dtype_out, fg_error *err)
-{
-    for (uint32_t type = 0; type < 64; type++) {
-        if (fg_dtype_block_count(type) == 1 && strcmp(fg_dtype_name(type), name) == 0) {
-            *dtype_out = type;
-            return FG_OK;
-        }
-    }
-    return fg_fail(err, FG_BAD_INPUT, "--kv-dtype %.30s is not known: f16 or f32", name);
-}
-
-static fg_status open_runner(bench *b, const plan *p, fg_error *err)
-{
-    const throughput_config *c = &b->config;
-    uint32_t answer = larger(c->generate, p->verify_max);
-    fg_runner_options o = { .path = c->model,
-                            .context_max = larger(p->prompt_max, c->depth + answer),
-                            .seqs_max = larger(p->batch_max, 1),
-                            .step_tokens_max =
-                                larger(larger(c->chunk, p->batch_max), p->verify_max),
-                            .block_size = BLOCK_SIZE,
-                            .thread_count = b->threads,
-                            .cpu_isa = c->cpu_isa };
-    uint32_t each = fg_kv_blocks_for(c->depth + answer, BLOCK_SIZE);
-    o.block_count = larger(fg_kv_blocks_for(p->prompt_max, BLOCK_SIZE), each * o.seqs_max);
-    fg_status status = dtype_of(c->kv_dtype, &o.kv_dtype, err);
-    if (status == FG_OK) {
-        status = fg_runner_open(&o, &b->runner, err);
-    }
-    if (status == FG_OK && o.context_max > b->runner.hparams.context_length) {
-        status = fg_fail(err, FG_BAD_INPUT,
-                         "%u tokens are more than the %u that the model was trained for: smaller "
-                         "--prompt, --depth or --generate",
-                         o.context_max, b->runner.hparams.context_length);
-    }
-    b->id_count = larger(o.context_max, o.seqs_max);
-    return status;
-}
-
-/* The name behind "auto". */
-static fg_status find_isa(bench *b, fg_error *err)
-{
-    static char name[32];
-    fg_device_options o = { .kind = "cpu", .isa = b->config.cpu_isa, .thread_count = 1 };
-    fg_device *device;
-    fg_status status = fg_device_open(&o, &device, err);
-    if (status == FG_OK) {
-        snprintf(name, sizeof name, "%s", fg_device_isa(device));
-        b->isa = name;
-        fg_device_close(device);
-    }
-    return status;
-}
-
 static fg_status open_bench(bench *b, const plan *p, fg_error *err)
 {
-    fg_status status = find_isa(b, err);
-    if (status == FG_OK) {
-        status = open_runner(b, p, err);
-    }
-    if (status == FG_OK) {
-        status = fg_peaks_open(b->threads, &b->peaks, err);
-    }
-    if (status != FG_OK) {
-        return status;
-    }
-    b->cost = fg_bench_cost_of(b->runner.weights, &b->runner.hparams);
-    b->ids = fg_mem_array(b->id_count, sizeof *b->ids);
-    bool fine = b->ids != NULL;
-    for (int i = 0; i < STEP_SETS; i++) {
+    const throughput_config *c = &b->config;
+    fg_bench_model_options o = {
+        .path = c->model,
+        .cpu_isa = c->cpu_isa,
+        .kv_dtype = c->kv_dtype,
+        .threads = c->threads,
+        .step_tokens = larger(c->chunk, p->verify_max),
+        .seqs = p->batch_max,
+        .prompt = p->prompt_max,
+        .context = c->depth + larger(c->generate, p->verify_max),
+    };
+    fg_status status = fg_bench_model_open(&b->model, &o, err);
+    for (int i = 0; status == FG_OK && i < STEP_SETS; i++) {
         b->items[i] = fg_mem_array(larger(p->batch_max, 1), sizeof *b->items[i]);
-        fine = fine && b->items[i] != NULL;
+        if (b->items[i] == NULL) {
+            status = fg_fail(err, FG_AGAIN, "out of memory for %u sequences", p->batch_max);
+        }
     }
-    if (!fine) {
-        return fg_fail(err, FG_AGAIN, "out of memory for %u tokens", b->id_count);
-    }
-    for (uint32_t i = 0; i < b->id_count; i++) {
-        b->ids[i] = (uint32_t)((i * 7919ull + 17) % b->runner.hparams.vocab_size);
-    }
-    return FG_OK;
+    return status;
 }
 
 static void close_bench(bench *b)
@@ -519,9 +430,7 @@ static void close_bench(bench *b)
     for (int i = 0; i < STEP_SETS; i++) {
         fg_mem_free(b->items[i]);
     }
-    fg_mem_free(b->ids);
-    fg_peaks_close(b->peaks);
-    fg_runner_close(&b->runner);
+    fg_bench_model_close(&b->model);
     fg_mem_free(b);
 }
 
@@ -529,13 +438,15 @@ static fg_status run_tests(bench *b, const plan *p, fg_error *err)
 {
     double samples[REPEAT_MAX];
     print_head(b);
-    fg_bench_rates before = fg_bench_rates_measure(b->peaks, b->threads, &b->cost);
+    fg_bench_rates before =
+        fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
     for (uint32_t i = 0; i < p->count; i++) {
         fg_status status = measure(b, &p->tests[i], samples, err);
         if (status != FG_OK) {
             return status;
         }
-        fg_bench_rates after = fg_bench_rates_measure(b->peaks, b->threads, &b->cost);
+        fg_bench_rates after =
+            fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
         fg_bench_rates rates = fg_bench_rates_max(before, after);
         print_test(b, &p->tests[i], samples, &rates);
         before = after;
@@ -547,9 +458,6 @@ static fg_status run_throughput(const void *config, fg_error *err)
 {
     const throughput_config *c = config;
     plan p;
-    if (c->model == NULL) {
-        return fg_fail(err, FG_BAD_INPUT, "name a model file: --model FILE");
-    }
     fg_status status = make_plan(c, &p, err);
     if (status != FG_OK) {
         return status;
@@ -558,9 +466,7 @@ static fg_status run_throughput(const void *config, fg_error *err)
     if (b == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory");
     }
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     b->config = *c;
-    b->threads = c->threads != 0 ? c->threads : cores > 0 ? (uint32_t)cores : 1;
     b->clock = fg_clock_real();
     status = open_bench(b, &p, err);
     if (status == FG_OK) {

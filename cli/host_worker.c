@@ -8,6 +8,8 @@
 #include "cli/pulse.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/team.h"
+#include "common/base/topology.h"
 #include "common/engine/calibrate.h"
 #include "common/engine/engine.h"
 #include "common/link/link.h"
@@ -392,10 +394,35 @@ static fg_status open_tier(fg_host_worker *host, const fg_serve_config *config,
     return fg_tier_open(&options, &host->tier, err);
 }
 
+/* How many compute threads, and where; says so once. */
+static uint32_t place_threads(const fg_serve_config *config,
+                              fg_team_place places_out[FG_TEAM_THREADS_MAX])
+{
+    fg_topology topology;
+    fg_topology_read("", NULL, &topology);
+    uint32_t threads = config->threads != 0 ? config->threads : fg_topology_thread_count(&topology);
+    threads = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
+    bool several = topology.node_count > 1 && threads <= topology.cpu_count;
+    bool pinned = config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several);
+    for (uint32_t i = 0; i < threads; i++) {
+        const fg_topology_cpu *cpu = &topology.cpus[i % topology.cpu_count];
+        places_out[i] =
+            (fg_team_place){ .cpu = cpu->cpu, .node = pinned ? cpu->node : 0, .pinned = pinned };
+    }
+    fg_buf machine;
+    fg_buf_init(&machine, 0);
+    if (fg_topology_describe(&topology, &machine)) {
+        fg_info("worker", "event=threads count=%u pinned=%s machine=\"%s\"", threads,
+                pinned ? "yes" : "no", machine.data);
+    }
+    fg_buf_deinit(&machine);
+    return threads;
+}
+
 static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, fg_error *err)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    fg_team_place places[FG_TEAM_THREADS_MAX];
     fg_engine_options options = { .weights = model->weights,
                                   .hparams = &model->hparams,
                                   .layout = model->layout,
@@ -407,10 +434,10 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .limits = { .step_tokens_max = config->max_batch_tokens,
                                               .step_seqs_max = config->max_seqs,
                                               .context_max = context_of(config, model) },
-                                  .thread_count = config->threads != 0 ? config->threads
-                                                  : cores > 0          ? (uint32_t)cores
-                                                                       : 1,
+                                  .thread_count = place_threads(config, places),
+                                  .places = places,
                                   .cpu_isa = isa_name(config->cpu_isa),
+                                  .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
                                   .on_done = engine_done,
                                   .ctx = host };
@@ -518,7 +545,6 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);
     host->clock = fg_clock_real();
-    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     register_metrics(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
@@ -544,6 +570,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
         fg_host_worker_close(host);
         return status;
     }
+    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     *worker_out = host;
     return FG_OK;
 }

@@ -7,22 +7,77 @@
 
 enum { GROUP = 32, VECTOR = 64, HALVES = 2 * FG_PANEL_OUTPUTS };
 
-/* The codes of one group of output r: q as unpack.h gives them. */
-static void put_codes(uint32_t type, const int8_t *q, uint32_t r, uint8_t *codes)
+/* The integers of one group of a panel: [output][column]. */
+typedef int8_t group_codes[FG_PANEL_OUTPUTS][GROUP];
+
+/* Four columns of one output, one a byte; no byte of a word reaches into the next below. */
+static uint32_t four(const int8_t *q)
 {
-    for (uint32_t k = 0; k < GROUP; k++) {
-        uint32_t at = 4 * r + k % 4;
-        if (type == FG_Q8_0) {
-            codes[k / 4 * VECTOR + at] = (uint8_t)q[k];
-            continue;
+    uint32_t word;
+    memcpy(&word, q, sizeof word);
+    return word;
+}
+
+static void put_four(uint8_t *vector, uint32_t r, uint32_t word)
+{
+    memcpy(vector + 4 * r, &word, sizeof word);
+}
+
+static void put_bytes(group_codes q, uint8_t *codes)
+{
+    for (uint32_t j = 0; j < 8; j++) {
+        for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
+            put_four(codes + j * VECTOR, r, four(&q[r][4 * j]));
         }
-        uint32_t u = (uint32_t)(type == FG_Q6_K ? q[k] + 32 : q[k]);
-        codes[k % 16 / 4 * VECTOR + at] |= (uint8_t)((u & 15) << (k < 16 ? 0 : 4));
-        if (type == FG_Q6_K) {
-            codes[(4 + k / 16) * VECTOR + at] |= (uint8_t)((u >> 4) << (k % 16 / 4 * 2));
-        } else if (u > 15) {
-            codes[4 * VECTOR + at] |= (uint8_t)(1u << (k / 4));
+    }
+}
+
+static void put_nibbles(group_codes q, uint8_t *codes)
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
+            uint32_t low = four(&q[r][4 * j]) & 0x0F0F0F0Fu;
+            uint32_t high = four(&q[r][16 + 4 * j]) & 0x0F0F0F0Fu;
+            put_four(codes + j * VECTOR, r, low | high << 4);
         }
+    }
+}
+
+static void put_fifth_bits(group_codes q, uint8_t *codes)
+{
+    for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
+        uint32_t bits = 0;
+        for (uint32_t j = 0; j < 8; j++) {
+            bits |= (four(&q[r][4 * j]) >> 4 & 0x01010101u) << j;
+        }
+        put_four(codes, r, bits);
+    }
+}
+
+static void put_upper_bits(group_codes q, uint8_t *codes)
+{
+    for (uint32_t h = 0; h < 2; h++) {
+        for (uint32_t r = 0; r < FG_PANEL_OUTPUTS; r++) {
+            uint32_t bits = 0;
+            for (uint32_t j = 0; j < 4; j++) {
+                bits |= (four(&q[r][16 * h + 4 * j]) >> 4 & 0x03030303u) << 2 * j;
+            }
+            put_four(codes + h * VECTOR, r, bits);
+        }
+    }
+}
+
+static void put_codes(uint32_t type, group_codes q, uint8_t *codes)
+{
+    if (type == FG_Q8_0) {
+        put_bytes(q, codes);
+        return;
+    }
+    put_nibbles(q, codes);
+    if (type == FG_Q5_0 || type == FG_Q5_1 || type == FG_Q5_K) {
+        put_fifth_bits(q, codes + 4 * VECTOR);
+    } else if (type == FG_Q6_K) {
+        put_upper_bits(q, codes + 4 * VECTOR);
     }
 }
 
@@ -60,50 +115,67 @@ static void put_scales(uint32_t type, const uint8_t *block, uint32_t r, uint8_t 
     }
 }
 
-static void pack_quantized_row(uint32_t type, uint32_t columns, const uint8_t *row, uint32_t r,
-                               const fg_panel_shape *shape, uint8_t *panel)
+/* Rows row .. row + count - 1 (at most 16) of the matrix. */
+static void pack_quantized(const fg_matrix *matrix, const uint8_t *rows, size_t row_bytes,
+                           uint32_t count, const fg_panel_shape *shape, uint8_t *panel)
 {
+    uint32_t type = matrix->type;
     uint32_t block_groups = fg_dtype_block_count(type) / GROUP;
-    for (uint32_t g = 0; g < columns / GROUP; g++) {
-        fg_cpu_group group;
-        fg_cpu_unpack(type, row, g, &group);
-        put_codes(type, group.q, r, panel + fg_panel_codes_offset(shape, g));
-        if (g % block_groups == 0) {
-            uint8_t *scales = panel + fg_panel_unit_offset(shape, g);
-            put_scales(type, row + (size_t)(g / block_groups) * fg_dtype_block_bytes(type), r,
-                       scales + (block_groups == 1 ? g % shape->unit_groups * HALVES : 0));
+    group_codes codes = { { 0 } };
+    for (uint32_t g = 0; g < matrix->columns / GROUP; g++) {
+        for (uint32_t r = 0; r < count; r++) {
+            const uint8_t *row = rows + r * row_bytes;
+            fg_cpu_group group;
+            fg_cpu_unpack(type, row, g, &group);
+            for (uint32_t k = 0; k < GROUP; k++) {
+                codes[r][k] = (int8_t)(type == FG_Q6_K ? group.q[k] + 32 : group.q[k]);
+            }
+            if (g % block_groups == 0) {
+                uint8_t *scales = panel + fg_panel_unit_offset(shape, g);
+                put_scales(type, row + (size_t)(g / block_groups) * fg_dtype_block_bytes(type), r,
+                           scales + (block_groups == 1 ? g % shape->unit_groups * HALVES : 0));
+            }
+        }
+        put_codes(type, codes, panel + fg_panel_codes_offset(shape, g));
+    }
+}
+
+static void pack_halves(const uint16_t *rows, uint32_t columns, uint32_t count, uint16_t *panel)
+{
+    for (size_t k = 0; k < columns; k++) {
+        for (uint32_t r = 0; r < count; r++) {
+            panel[k * FG_PANEL_OUTPUTS + r] = rows[(size_t)r * columns + k];
         }
     }
 }
 
-static void pack_float_row(uint32_t columns, const uint8_t *row, uint32_t r, uint32_t element_bytes,
-                           uint8_t *panel)
+static void pack_words(const uint32_t *rows, uint32_t columns, uint32_t count, uint32_t *panel)
 {
-    for (uint32_t k = 0; k < columns; k++) {
-        memcpy(panel + ((size_t)k * FG_PANEL_OUTPUTS + r) * element_bytes,
-               row + (size_t)k * element_bytes, element_bytes);
+    for (size_t k = 0; k < columns; k++) {
+        for (uint32_t r = 0; r < count; r++) {
+            panel[k * FG_PANEL_OUTPUTS + r] = rows[(size_t)r * columns + k];
+        }
     }
 }
 
 void fg_panel_pack(const fg_matrix *matrix, uint32_t first, uint32_t count, void *out)
 {
     fg_panel_shape shape = fg_panel_shape_of(matrix->type, matrix->columns);
-    uint32_t block_bytes = fg_dtype_block_bytes(matrix->type);
     uint32_t block = fg_dtype_block_count(matrix->type);
-    size_t row_bytes = (size_t)(matrix->columns / block) * block_bytes;
+    size_t row_bytes = (size_t)(matrix->columns / block) * fg_dtype_block_bytes(matrix->type);
     memset(out, 0, count * shape.panel_bytes);
-    for (uint32_t i = 0; i < count * FG_PANEL_OUTPUTS; i++) {
-        uint32_t output = first * FG_PANEL_OUTPUTS + i;
-        if (output >= matrix->outputs) {
-            break;
-        }
-        const uint8_t *row = (const uint8_t *)matrix->data + output * row_bytes;
-        uint8_t *panel = (uint8_t *)out + i / FG_PANEL_OUTPUTS * shape.panel_bytes;
-        if (block == 1) {
-            pack_float_row(matrix->columns, row, i % FG_PANEL_OUTPUTS, block_bytes, panel);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t output = (first + i) * FG_PANEL_OUTPUTS;
+        uint32_t left = matrix->outputs - output;
+        left = left < FG_PANEL_OUTPUTS ? left : FG_PANEL_OUTPUTS;
+        const uint8_t *rows = (const uint8_t *)matrix->data + output * row_bytes;
+        uint8_t *panel = (uint8_t *)out + i * shape.panel_bytes;
+        if (block > 1) {
+            pack_quantized(matrix, rows, row_bytes, left, &shape, panel);
+        } else if (matrix->type == FG_F32) {
+            pack_words((const void *)rows, matrix->columns, left, (void *)panel);
         } else {
-            pack_quantized_row(matrix->type, matrix->columns, row, i % FG_PANEL_OUTPUTS, &shape,
-                               panel);
+            pack_halves((const void *)rows, matrix->columns, left, (void *)panel);
         }
     }
 }

@@ -1,7 +1,8 @@
 /*
  * How a run works, and why a late member can do no harm:
  *
- * `unclaimed` counts the pieces that nobody has claimed yet; a claim is one compare-and-swap from n to
+ * Pieces lie in lanes, one for each memory node. A lane's `unclaimed` counts its pieces that nobody has
+ * claimed yet; a claim is one compare-and-swap from n to
  * n - 1. Its acquire reads what the run's release store (or a claim after it) wrote, so that the fields
  * beside it are the run's. They are read only after a claim has succeeded: the run cannot end before the
  * claimed piece is reported in `left`, so the fields, and the caller's ctx behind them, stay as they are
@@ -32,9 +33,21 @@ enum { LOOK_NS = 250000 };
 
 enum { AWAKE, ASLEEP };
 
+/* Nodes with pieces of their own; on a machine with more, some share. */
+enum { LANES_MAX = 16 };
+
+typedef struct lane {
+    _Alignas(64) _Atomic uint32_t unclaimed;
+    uint32_t end; /* one behind its last piece; written before `unclaimed`, read after a claim */
+    uint32_t node;
+    uint32_t member_count;
+} lane;
+
 typedef struct member_slot {
     _Alignas(64) _Atomic uint32_t state;
     uint32_t member;
+    uint32_t lane;
+    int pin; /* a processor, or -1 */
     fg_team *team;
     pthread_t thread;
     fg_team_seat seat;
@@ -45,11 +58,12 @@ struct fg_team {
     uint32_t started; /* threads running, without the caller */
     pthread_t caller; /* of the newest run */
     uint32_t spins;   /* looks before a sleep */
-    _Alignas(64) _Atomic uint32_t unclaimed;
-    /* Written before `unclaimed`, read after a claim. */
-    uint32_t piece_count;
+    uint32_t lane_count;
+    _Atomic uint32_t width;
+    /* Written before any `unclaimed`, read after a claim. */
     fg_team_piece_fn fn;
     void *ctx;
+    lane lanes[LANES_MAX];
     _Alignas(64) _Atomic uint32_t left; /* pieces whose end has not been reported */
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) _Atomic uint32_t sleepers;
@@ -74,22 +88,31 @@ static uint32_t count_spins(void)
     return (uint32_t)(SPIN_NS * (uint64_t)SPIN_SAMPLE / (best_ns == 0 ? 1 : best_ns)) + 1;
 }
 
-/* Claims pieces until none is left and does them; returns how many. All are of one run, since it cannot
- * end before they are reported. */
-static uint32_t do_pieces(fg_team *team, uint32_t member)
+/* Claims a lane's pieces until none is left and does them; adds how many to *done. */
+static void do_lane(fg_team *team, lane *from, uint32_t member, uint32_t *done)
 {
-    uint32_t done = 0;
-    uint32_t unclaimed = atomic_load_explicit(&team->unclaimed, memory_order_relaxed);
+    uint32_t unclaimed = atomic_load_explicit(&from->unclaimed, memory_order_relaxed);
     while (unclaimed != 0) {
-        if (!atomic_compare_exchange_weak_explicit(&team->unclaimed, &unclaimed, unclaimed - 1,
+        if (!atomic_compare_exchange_weak_explicit(&from->unclaimed, &unclaimed, unclaimed - 1,
                                                    memory_order_acquire, memory_order_relaxed)) {
             continue;
         }
-        if (done++ == 0) {
+        if ((*done)++ == 0) {
             fg_team_begin(&team->slots[member].seat);
         }
-        team->fn(team->ctx, team->piece_count - unclaimed, member);
-        unclaimed = atomic_load_explicit(&team->unclaimed, memory_order_relaxed);
+        team->fn(team->ctx, from->end - unclaimed, member);
+        unclaimed = atomic_load_explicit(&from->unclaimed, memory_order_relaxed);
+    }
+}
+
+/* Does pieces, those of the member's own node first, until none is left; returns how many. All are of
+ * one run, since it cannot end before they are reported. */
+static uint32_t do_pieces(fg_team *team, uint32_t member)
+{
+    uint32_t done = 0;
+    uint32_t own = team->slots[member].lane;
+    for (uint32_t i = own; i < own + team->lane_count; i++) {
+        do_lane(team, &team->lanes[i < team->lane_count ? i : i - team->lane_count], member, &done);
     }
     return done;
 }
@@ -101,10 +124,21 @@ static void report(fg_team *team, uint32_t done)
     }
 }
 
-static bool has_news(fg_team *team)
+static bool takes_part(const member_slot *slot)
 {
-    return atomic_load_explicit(&team->unclaimed, memory_order_relaxed) != 0 ||
-           atomic_load_explicit(&team->stop, memory_order_relaxed);
+    return slot->member < atomic_load_explicit(&slot->team->width, memory_order_relaxed);
+}
+
+/* Sequentially consistent, because the last look before a sleep has to be; on x86 that is free. */
+static bool has_news(member_slot *slot)
+{
+    fg_team *team = slot->team;
+    for (uint32_t i = 0; i < team->lane_count; i++) {
+        if (atomic_load(&team->lanes[i].unclaimed) != 0) {
+            return takes_part(slot);
+        }
+    }
+    return atomic_load(&team->stop);
 }
 
 static bool wake(fg_team *team, member_slot *slot)
@@ -131,7 +165,7 @@ static void wait_for_news(member_slot *slot)
 {
     fg_team *team = slot->team;
     for (uint32_t spin = 0; spin < team->spins; spin++) {
-        if (has_news(team)) {
+        if (has_news(slot)) {
             return;
         }
         fg_thread_relax();
@@ -139,7 +173,7 @@ static void wait_for_news(member_slot *slot)
     look_for_stuck(slot);
     atomic_fetch_add(&team->sleepers, 1);
     atomic_store(&slot->state, ASLEEP);
-    if (atomic_load(&team->unclaimed) != 0 || atomic_load(&team->stop)) {
+    if (has_news(slot)) {
         wake(team, slot);
         return;
     }
@@ -157,9 +191,9 @@ static void *member_main(void *ctx)
 {
     member_slot *slot = ctx;
     fg_team *team = slot->team;
-    fg_team_sit(&slot->seat);
+    fg_team_sit(&slot->seat, slot->pin);
     while (!atomic_load(&team->stop)) {
-        uint32_t done = do_pieces(team, slot->member);
+        uint32_t done = takes_part(slot) ? do_pieces(team, slot->member) : 0;
         if (done != 0) {
             report(team, done);
             fg_team_end(&slot->seat);
@@ -199,12 +233,44 @@ static void wait_for_members(fg_team *team)
     atomic_store(&team->caller_sleeps, 0);
 }
 
+uint64_t *fg_team_wait_ns;
+
+static void wait_counted(fg_team *team)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t began_ns = fg_clock_now_ns(&clock);
+    wait_for_members(team);
+    *fg_team_wait_ns += fg_clock_now_ns(&clock) - began_ns;
+}
+
 static size_t size_of(uint32_t thread_count)
 {
     return sizeof(fg_team) + thread_count * sizeof(member_slot);
 }
 
-fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *err)
+/* Gives each member its lane. */
+static void assign_lanes(fg_team *team, const fg_team_place *places)
+{
+    for (uint32_t i = 0; i < team->thread_count; i++) {
+        member_slot *slot = &team->slots[i];
+        uint32_t node = places != NULL ? places[i].node : 0;
+        slot->team = team;
+        slot->member = i;
+        slot->pin = places != NULL && places[i].pinned ? places[i].cpu : -1;
+        while (slot->lane < team->lane_count && team->lanes[slot->lane].node != node) {
+            slot->lane++;
+        }
+        if (slot->lane == LANES_MAX) {
+            slot->lane = node % LANES_MAX;
+        } else if (slot->lane == team->lane_count) {
+            team->lanes[team->lane_count++].node = node;
+        }
+        team->lanes[slot->lane].member_count++;
+    }
+}
+
+fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_team **team_out,
+                         fg_error *err)
 {
     if (thread_count == 0 || thread_count > FG_TEAM_THREADS_MAX) {
         return fg_fail(err, FG_BAD_INPUT, "threads must be 1 to %d, not %u", FG_TEAM_THREADS_MAX,
@@ -216,12 +282,11 @@ fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *er
         return fg_fail(err, FG_AGAIN, "out of memory for %u compute threads", thread_count);
     }
     team->thread_count = thread_count;
-    team->slots[0].team = team;
+    team->width = thread_count;
+    assign_lanes(team, places);
     team->spins = thread_count == 1 ? 0 : count_spins();
     for (uint32_t i = 1; i < thread_count; i++) {
         member_slot *slot = &team->slots[i];
-        slot->team = team;
-        slot->member = i;
         if (!fg_thread_start(&slot->thread, member_main, slot)) {
             fg_team_destroy(team);
             return fg_fail(err, FG_AGAIN, "the system gave only %u of %u compute threads", i,
@@ -243,6 +308,7 @@ void fg_team_destroy(fg_team *team)
     for (uint32_t i = 1; i <= team->started; i++) {
         fg_thread_join(team->slots[i].thread);
     }
+    fg_team_leave(&team->slots[0].seat);
     fg_mem_unmap(team, size_of(team->thread_count));
 }
 
@@ -251,47 +317,56 @@ uint32_t fg_team_size(const fg_team *team)
     return team->thread_count;
 }
 
+void fg_team_set_width(fg_team *team, uint32_t width)
+{
+    width = width < team->thread_count ? width : team->thread_count;
+    atomic_store_explicit(&team->width, width == 0 ? 1 : width, memory_order_relaxed);
+}
+
+/* Each lane gets a range as long as its part of the members. */
+static void publish(fg_team *team, uint32_t piece_count)
+{
+    uint32_t counts[LANES_MAX];
+    uint32_t members = 0, first = 0;
+    for (uint32_t i = 0; i < team->lane_count; i++) {
+        members += team->lanes[i].member_count;
+        uint32_t end = (uint32_t)((uint64_t)piece_count * members / team->thread_count);
+        team->lanes[i].end = end;
+        counts[i] = end - first;
+        first = end;
+    }
+    for (uint32_t i = 0; i < team->lane_count; i++) {
+        atomic_store(&team->lanes[i].unclaimed, counts[i]);
+    }
+}
+
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx)
 {
-    if (team->started == 0 || piece_count < 2) {
+    member_slot *self = &team->slots[0];
+    if (team->caller != pthread_self()) {
+        team->caller = pthread_self();
+        fg_team_sit(&self->seat, self->pin);
+    }
+    uint32_t width = atomic_load_explicit(&team->width, memory_order_relaxed);
+    if (team->started == 0 || piece_count < 2 || width == 1) {
         for (uint32_t piece = 0; piece < piece_count; piece++) {
             fn(ctx, piece, 0);
         }
         return;
     }
-    fg_team_seat *seat = &team->slots[0].seat;
-    if (team->caller != pthread_self()) {
-        team->caller = pthread_self();
-        fg_team_sit(seat);
-    }
-    team->piece_count = piece_count;
     team->fn = fn;
     team->ctx = ctx;
     atomic_store_explicit(&team->left, piece_count, memory_order_relaxed);
-    atomic_store(&team->unclaimed, piece_count);
-    wake_members(team, piece_count < team->thread_count ? piece_count : team->thread_count);
+    publish(team, piece_count);
+    wake_members(team, piece_count < width ? piece_count : width);
     uint32_t done = do_pieces(team, 0);
     /* The caller's own report needs no wake-up, and is the last one more often than not. */
     if (atomic_fetch_sub(&team->left, done) != done) {
-        wait_for_members(team);
+        if (fg_team_wait_ns == NULL) {
+            wait_for_members(team);
+        } else {
+            wait_counted(team);
+        }
     }
-    fg_team_end(seat);
-}
-
-typedef struct shares {
-    fg_team_fn fn;
-    void *ctx;
-    uint32_t count;
-} shares;
-
-static void do_share(void *ctx, uint32_t piece, uint32_t member)
-{
-    const shares *s = ctx;
-    s->fn(s->ctx, piece, s->count);
-}
-
-void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx)
-{
-    shares s = { fn, ctx, team->thread_count };
-    fg_team_for(team, s.count, do_share, &s);
+    fg_team_end(&self->seat);
 }

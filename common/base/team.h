@@ -14,6 +14,7 @@
 #define FORGE_COMMON_BASE_TEAM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -22,35 +23,40 @@ typedef struct fg_team fg_team;
 
 enum { FG_TEAM_THREADS_MAX = 256 };
 
-/* FG_BAD_INPUT for 0 or too many threads, FG_AGAIN when the system gives none. */
-fg_status fg_team_create(uint32_t thread_count, fg_team **team_out, fg_error *err);
+/* Where a member runs. */
+typedef struct fg_team_place {
+    uint16_t cpu;
+    uint16_t node; /* of memory: see fg_team_for */
+    bool pinned;   /* to `cpu`; else the system chooses */
+} fg_team_place;
+
+/* `places` has one for each thread, member 0 (the caller of runs) first, and is not kept; NULL: one node,
+ * nobody pinned. A pin that the system refuses is no error. FG_BAD_INPUT for 0 or too many threads,
+ * FG_AGAIN when the system gives none. */
+fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_team **team_out,
+                         fg_error *err);
+/* By its caller of runs, if that still lives: where it may run is as before then. */
 void fg_team_destroy(fg_team *team);
 uint32_t fg_team_size(const fg_team *team);
+
+/* From the next run on only members 0 to width - 1 take part (clipped to 1 .. size), but for one that was
+ * about to claim a piece when the width fell. */
+void fg_team_set_width(fg_team *team, uint32_t width);
 
 /* One piece of work. `member` says who does it, from 0 to fg_team_size() - 1: nobody else has this
  * number meanwhile, so it may choose scratch memory. */
 typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
 
 /* Calls `fn` once for each piece from 0 to piece_count - 1, in any order, and returns when all calls
- * have returned; `ctx` is not read afterwards. Only the owner calls it, and not from a piece. */
+ * have returned; `ctx` is not read afterwards. Only the owner calls it, and not from a piece.
+ *
+ * With members on several nodes, each node is offered a range of its own first, the same one for the
+ * same piece_count, and helps the others when that is done: memory that was first written in such a run
+ * lies on the node that will mostly read it. */
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
 
-/* The older way, for work that counts its own pieces: `fn` is called once for each share, by any
- * member; a share that comes late finds the queue empty. */
-typedef void (*fg_team_fn)(void *ctx, uint32_t member, uint32_t member_count);
-void fg_team_run(fg_team *team, fg_team_fn fn, void *ctx);
-
-/* Pieces of work that members take as they become free, so that a slow core delays nobody. */
-typedef struct fg_team_queue {
-    _Atomic uint32_t next;
-    uint32_t count;
-} fg_team_queue;
-
-/* The next piece, or UINT32_MAX when none is left. */
-static inline uint32_t fg_team_take(fg_team_queue *queue)
-{
-    uint32_t piece = atomic_fetch_add_explicit(&queue->next, 1, memory_order_relaxed);
-    return piece < queue->count ? piece : UINT32_MAX;
-}
+/* NULL, or where the time is summed up that callers wait at the end of their runs for the others: for
+ * benches, which set it while nothing runs. */
+extern uint64_t *fg_team_wait_ns;
 
 #endif

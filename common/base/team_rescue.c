@@ -17,11 +17,26 @@ static uint64_t now_ns(void)
     return fg_clock_now_ns(&clock);
 }
 
-void fg_team_sit(fg_team_seat *self)
+static void put(int32_t tid, uint32_t cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(tid, sizeof one, &one);
+}
+
+void fg_team_sit(fg_team_seat *self, int cpu)
 {
     atomic_store_explicit(&self->tid, gettid(), memory_order_relaxed);
-    if (sched_getaffinity(0, sizeof self->home, &self->home) != 0) {
-        memset(&self->home, 0xFF, sizeof self->home);
+    if (sched_getaffinity(0, sizeof self->before, &self->before) != 0) {
+        memset(&self->before, 0xFF, sizeof self->before);
+    }
+    self->home = self->before;
+    if (cpu >= 0 && cpu < CPU_SETSIZE) {
+        put(0, (uint32_t)cpu);
+        if (sched_getaffinity(0, sizeof self->home, &self->home) != 0) {
+            self->home = self->before;
+        }
     }
 }
 
@@ -45,14 +60,6 @@ static bool runs(int32_t tid)
     }
     return clock_gettime(clock_of(tid), &after) != 0 || after.tv_nsec != before.tv_nsec ||
            after.tv_sec != before.tv_sec;
-}
-
-static void put(int32_t tid, uint32_t cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(tid, sizeof one, &one);
 }
 
 /* By the seat's own thread. */
@@ -91,5 +98,16 @@ void fg_team_settle(fg_team_seat *self)
     } else if (self->held && now_ns() > self->held_until_ns) {
         self->held = false;
         sched_setaffinity(0, sizeof self->home, &self->home);
+    }
+}
+
+void fg_team_leave(fg_team_seat *self)
+{
+    bool elsewhere =
+        self->held || atomic_load(&self->state) == MOVED || !CPU_EQUAL(&self->home, &self->before);
+    if (atomic_load(&self->tid) == gettid() && elsewhere) {
+        self->held = false;
+        atomic_store(&self->state, FREE);
+        sched_setaffinity(0, sizeof self->before, &self->before);
     }
 }

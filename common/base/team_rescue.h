@@ -27,17 +27,21 @@ typedef struct fg_team_seat {
     uint32_t target_cpu;    /* where it goes when the piece that it was rescued with is done */
     bool held;              /* the thread's own: it may use one core of `home` alone */
     uint64_t held_until_ns;
-    cpu_set_t home; /* what the thread may use otherwise */
+    cpu_set_t home;   /* what the thread may use otherwise */
+    cpu_set_t before; /* what it could use before it sat down */
 } fg_team_seat;
 
-/* Called by the thread that takes the seat. */
-void fg_team_sit(fg_team_seat *self);
+/* Called by the thread that takes the seat; `cpu` is the only one it may use, -1 for all it has. */
+void fg_team_sit(fg_team_seat *self, int cpu);
 
 /* Moves `stuck` to the rescuer's core if it works but does not run; true when it did. `keep` says that
  * it stays there, and that the rescuer goes to its core instead. */
 bool fg_team_rescue(fg_team_seat *rescuer, fg_team_seat *stuck, bool keep);
 /* Called by the seat's own thread between pieces: goes where it was told, or home when it is time. */
 void fg_team_settle(fg_team_seat *self);
+/* Called by the seat's own thread when its team ends, and by others for nothing: it may run where it could
+ * before, or the thread and all that it starts would keep to one core. Nobody else of the team is left. */
+void fg_team_leave(fg_team_seat *self);
 
 static inline void fg_team_begin(fg_team_seat *self)
 {

@@ -18,6 +18,9 @@ static const fg_conf_choice instruction_sets[] = {
     { "auto", FG_ISA_AUTO },     { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 },
     { "avx512", FG_ISA_AVX512 }, { "neon", FG_ISA_NEON },   { NULL, 0 }
 };
+static const fg_conf_choice cpu_pins[] = {
+    { "auto", FG_PIN_AUTO }, { "on", FG_PIN_ON }, { "off", FG_PIN_OFF }, { NULL, 0 }
+};
 static const fg_conf_choice kv_types[] = {
     { "f16", FG_F16 }, { "bf16", FG_BF16 }, { "int8", FG_I8 }, { "f32", FG_F32 }, { NULL, 0 }
 };
@@ -350,7 +353,8 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(threads),
-      .help = "Compute threads; 0 uses all cores. Never give the processes of one machine more "
+      .help = "Compute threads; 0 takes one for each core that this process may use, within the "
+              "container's processor quota. Never give the processes of one machine more "
               "threads together than it has cores." },
     { .name = "max-seqs",
       .type = FG_OPTION_U32,
@@ -453,6 +457,15 @@ static const fg_option options[] = {
       AT(cpu_isa),
       .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
               "AVX-512 with VNNI, or NEON with dot products. All give the same bits." },
+    { .name = "cpu-pin",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = cpu_pins,
+      .group = memory,
+      .roles = engine_roles,
+      AT(cpu_pin),
+      .help = "Hold each compute thread on a processor of its own. auto: on machines with several "
+              "memory nodes." },
 
     { .name = "prefill-chunk-size",
       .type = FG_OPTION_U32,

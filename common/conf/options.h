@@ -13,6 +13,7 @@ typedef enum fg_mode {
     FG_MODE_DECODE
 } fg_mode;
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
+typedef enum fg_cpu_pin { FG_PIN_AUTO, FG_PIN_ON, FG_PIN_OFF } fg_cpu_pin;
 typedef enum fg_cpu_isa {
     FG_ISA_AUTO,
     FG_ISA_PLAIN,
@@ -90,6 +91,7 @@ typedef struct fg_serve_config {
     const char *weights_cache; /* "auto", "off" or a directory */
     int kv_dtype;              /* fg_dtype: FG_F16, FG_BF16, FG_I8 or FG_F32 */
     int cpu_isa;               /* fg_cpu_isa */
+    int cpu_pin;               /* fg_cpu_pin */
 
     const char *otlp_file; /* NULL: no spans */
     double otlp_sample;

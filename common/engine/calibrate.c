@@ -7,11 +7,15 @@
 
 enum {
     ROWS_MAX = 4,
-    CHUNK = 32,
+    CHUNK = 16,
+    CHUNK_LARGE = 4,
     FAR = 512, /* where a chunk attends to much */
     BLOCKS_MAX = FAR + CHUNK,
     COPIES = 8,
 };
+
+/* A step of one token that takes longer is a large model's: an eighth of a gigabyte and more. */
+#define LARGE_NS (15ull * 1000 * 1000)
 
 /* One step's shape: so many sequences of so many tokens behind a position. Sequence i has the arena's blocks
  * from i on, so that no two write one slot; nobody looks at what comes out. */
@@ -78,14 +82,28 @@ static uint64_t above(uint64_t value, uint64_t base)
     return value > base ? value - base : 0;
 }
 
+/* What a prompt's tokens cost, from a step of `chunk` of them; needs c->step_ns_base. */
+static void judge_prompt(fg_calibration *c, uint64_t near_ns, uint64_t far_ns, uint32_t chunk)
+{
+    if (near_ns == 0) {
+        return;
+    }
+    /* A prompt's step has what every step has, and its tokens. */
+    c->prefill_ns_base = c->step_ns_base < near_ns / 2 ? c->step_ns_base : near_ns / 2;
+    c->prefill_ns_per_token = (near_ns - c->prefill_ns_base) / chunk;
+    if (far_ns > 0) {
+        c->prefill_ps_per_kv = above(far_ns, near_ns) * 1000 / (FAR * chunk);
+    }
+}
+
 fg_status fg_engine_calibrate(const fg_calibrate_options *o, fg_calibration *out, fg_error *err)
 {
-    /* The first one only warms up, and brings the weights into memory: it is not counted. Then by weight: where time runs out, on a slow or busy machine, a prompt's
-     * speed is known and the rest is guessed. */
-    static const shape shapes[] = {
+    enum { WARM, NEAR, ONE, ROWS, FAR_OFF, SHAPES };
+    /* The first one warms up: it is not counted. Then by weight: where time runs out, on a slow or busy
+     * machine, a prompt's speed is known and the rest is guessed. */
+    shape shapes[SHAPES] = {
         { 1, 1, 0 }, { 1, CHUNK, 0 }, { 1, 1, 0 }, { ROWS_MAX, 1, 0 }, { 1, CHUNK, FAR }
     };
-    enum { WARM, NEAR, ONE, ROWS, FAR_OFF, SHAPES };
     uint64_t took[SHAPES] = { 0 }, spent = 0;
     for (int i = 0; i < SHAPES && spent < o->budget_ns; i++) {
         if (!fits(o, &shapes[i])) {
@@ -96,20 +114,19 @@ fg_status fg_engine_calibrate(const fg_calibrate_options *o, fg_calibration *out
             return status;
         }
         spent += i == WARM ? 0 : took[i];
+        if (i == WARM && took[WARM] > LARGE_NS) {
+            /* A large model: somebody waits for its first token, and few tokens are long enough to be
+             * timed. What a warm-up costs beside the step itself is lost in it. */
+            spent = o->budget_ns - 1;
+            shapes[NEAR].tokens = CHUNK_LARGE;
+        }
     }
     fg_calibration c = { .copy_ns_per_block = copy_time(o) };
     if (took[ROWS] > 0) {
         c.step_ns_per_row = above(took[ROWS], took[ONE]) / (ROWS_MAX - 1);
     }
     c.step_ns_base = above(took[ONE] > 0 ? took[ONE] : took[WARM], c.step_ns_per_row);
-    if (took[NEAR] > 0) {
-        /* A prompt's step has what every step has, and its tokens. */
-        c.prefill_ns_base = c.step_ns_base < took[NEAR] / 2 ? c.step_ns_base : took[NEAR] / 2;
-        c.prefill_ns_per_token = (took[NEAR] - c.prefill_ns_base) / CHUNK;
-    }
-    if (took[FAR_OFF] > 0) {
-        c.prefill_ps_per_kv = above(took[FAR_OFF], took[NEAR]) * 1000 / (FAR * CHUNK);
-    }
+    judge_prompt(&c, took[NEAR], took[FAR_OFF], shapes[NEAR].tokens);
     *out = c;
     return FG_OK;
 }

@@ -101,9 +101,11 @@ typedef struct fg_engine_options {
     uint32_t tier_block_count;
     fg_engine_limits limits;
     uint32_t thread_count;
-    const char *cpu_isa;        /* "auto", "plain", "avx2", ... */
-    const char *weights_cache;  /* fg_weight_store_options.cache; NULL: "off" */
-    void (*on_done)(void *ctx); /* called from the engine thread */
+    const struct fg_team_place *places; /* where each thread runs; NULL: anywhere. Not kept */
+    const char *cpu_isa;                /* "auto", "plain", "avx2", ... */
+    const fg_digest128 *fingerprint;    /* of the weights; NULL: computed where it is needed */
+    const char *weights_cache;          /* fg_weight_store_options.cache; NULL: "off" */
+    void (*on_done)(void *ctx);         /* called from the engine thread */
     void *ctx;
 } fg_engine_options;
 

@@ -132,6 +132,7 @@ static fg_status load_panels(fg_forward *forward, const fg_engine_options *optio
                                       .cache = options->weights_cache != NULL
                                                    ? options->weights_cache
                                                    : "off",
+                                      .fingerprint = options->fingerprint,
                                       .thread_count = options->thread_count };
     fg_status status =
         fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
@@ -372,7 +373,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     forward->limits = options->limits;
     fg_device_options device = { .kind = "cpu",
                                  .isa = options->cpu_isa,
-                                 .thread_count = options->thread_count };
+                                 .thread_count = options->thread_count,
+                                 .places = options->places };
     status = fg_device_open(&device, &forward->device, err);
     if (status != FG_OK) {
         goto destroy;

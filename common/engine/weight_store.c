@@ -46,7 +46,6 @@ typedef struct opening {
 /* One run of the team over all pieces. */
 typedef struct work {
     opening *open;
-    fg_team_queue queue;
     _Atomic bool failed;
     _Atomic uint32_t done;
     /* Filling: scratch of each member, a piece's bytes first; where the pieces go. */
@@ -87,30 +86,30 @@ static void speak(work *w)
     }
 }
 
-static void fill_some(void *ctx, uint32_t member, uint32_t member_count)
+static void fill_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     work *w = ctx;
     const fg_panel_plan *plan = &w->open->plan;
+    if (atomic_load(&w->failed)) {
+        return;
+    }
     uint8_t *scratch = w->scratch + member * w->scratch_stride;
-    uint32_t piece;
-    while (!atomic_load(&w->failed) && (piece = fg_team_take(&w->queue)) != UINT32_MAX) {
-        uint64_t at = (uint64_t)piece * FG_PIECE_BYTES;
-        size_t size = fg_panel_piece_bytes(plan, piece);
-        if (w->target != NULL) {
-            fg_panel_plan_fill(plan, piece, scratch, w->target + at);
-        } else {
-            uint8_t *bytes = scratch + w->scratch_stride - FG_PIECE_BYTES;
-            fg_panel_plan_fill(plan, piece, scratch, bytes);
-            w->digests[piece] = fg_hash64(bytes, size, 0);
-            if (fg_cache_write(w->writer, plan->data_offset + at, bytes, size,
-                               &w->errors[member]) != FG_OK) {
-                atomic_store(&w->failed, true);
-            }
+    uint64_t at = (uint64_t)piece * FG_PIECE_BYTES;
+    size_t size = fg_panel_piece_bytes(plan, piece);
+    if (w->target != NULL) {
+        fg_panel_plan_fill(plan, piece, scratch, w->target + at);
+    } else {
+        uint8_t *bytes = scratch + w->scratch_stride - FG_PIECE_BYTES;
+        fg_panel_plan_fill(plan, piece, scratch, bytes);
+        w->digests[piece] = fg_hash64(bytes, size, 0);
+        if (fg_cache_write(w->writer, plan->data_offset + at, bytes, size, &w->errors[member]) !=
+            FG_OK) {
+            atomic_store(&w->failed, true);
         }
-        atomic_fetch_add(&w->done, 1);
-        if (member == 0) {
-            speak(w);
-        }
+    }
+    atomic_fetch_add(&w->done, 1);
+    if (member == 0) {
+        speak(w);
     }
 }
 
@@ -124,12 +123,11 @@ static fg_status fill(work *w, fg_error *err)
     w->scratch = fg_mem_map(w->scratch_stride * members);
     w->errors = fg_mem_array(members, sizeof *w->errors);
     w->started_ns = w->spoke_ns = now_ns(open);
-    w->queue.count = open->plan.piece_count;
     fg_status status = FG_OK;
     if (w->scratch == NULL || w->errors == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for packing weights");
     } else {
-        fg_team_run(open->team, fill_some, w);
+        fg_team_for(open->team, open->plan.piece_count, fill_piece, w);
     }
     for (uint32_t i = 0; w->errors != NULL && i < members && status == FG_OK; i++) {
         if (w->errors[i].text[0] != '\0') {
@@ -160,27 +158,50 @@ static fg_status pack_in_memory(opening *open, fg_error *err)
 
 /* ---- a sidecar that is there ---- */
 
-static void check_some(void *ctx, uint32_t member, uint32_t member_count)
+static void check_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     work *w = ctx;
-    uint32_t piece;
-    while (!atomic_load(&w->failed) && (piece = fg_team_take(&w->queue)) != UINT32_MAX) {
-        size_t size = fg_panel_piece_bytes(&w->open->plan, piece);
-        const uint8_t *bytes = w->data + (uint64_t)piece * FG_PIECE_BYTES;
-        /* Where this kernel cannot, the reading below brings the pages. An error here is one that would
-         * be a SIGBUS there. */
-        if (madvise((void *)(uintptr_t)bytes, size, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
-            atomic_store(&w->failed, true);
-        } else if (fg_hash64(bytes, size, 0) != w->wanted[piece]) {
-            atomic_store(&w->failed, true);
-        }
+    size_t size = fg_panel_piece_bytes(&w->open->plan, piece);
+    const uint8_t *bytes = w->data + (uint64_t)piece * FG_PIECE_BYTES;
+    /* Where this kernel cannot, the reading below brings the pages. An error here is one that would be a
+     * SIGBUS there. */
+    if (madvise((void *)(uintptr_t)bytes, size, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
+        atomic_store(&w->failed, true);
     }
+    if (!atomic_load(&w->failed) && fg_hash64(bytes, size, 0) != w->wanted[piece]) {
+        atomic_store(&w->failed, true);
+    }
+}
+
+/* Maps at an address that huge pages can be mapped at; not every file system sees to that. */
+static void *map_aligned(int fd, off_t offset, size_t size_bytes)
+{
+    size_t room_bytes = size_bytes + FG_PIECE_BYTES;
+    uint8_t *room =
+        mmap(NULL, room_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        return MAP_FAILED;
+    }
+    uint8_t *at = room + (FG_PIECE_BYTES - (uintptr_t)room % FG_PIECE_BYTES) % FG_PIECE_BYTES;
+    void *data = mmap(at, size_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, offset);
+    if (data == MAP_FAILED) {
+        munmap(room, room_bytes);
+        return MAP_FAILED;
+    }
+    /* What is left over on both sides; the mapping ends in the middle of a page. */
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *end = at + (size_bytes + page - 1) / page * page;
+    if (at > room) {
+        munmap(room, (size_t)(at - room));
+    }
+    munmap(end, (size_t)(room + room_bytes - end));
+    return data;
 }
 
 static fg_status map_file(opening *open, int fd, fg_error *err)
 {
     size_t size = open->plan.data_bytes;
-    void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)open->plan.data_offset);
+    void *data = map_aligned(fd, (off_t)open->plan.data_offset, size);
     if (data == MAP_FAILED) {
         return fg_fail(err, FG_BAD_INPUT, "cannot be mapped: %s", strerror(errno));
     }
@@ -202,7 +223,7 @@ static fg_status use_file(opening *open, const char *path, fg_error *err)
     uint64_t from = now_ns(open);
     int fd;
     void *header;
-    work w = { .open = open, .queue = { .count = open->plan.piece_count } };
+    work w = { .open = open };
     fg_status status = fg_cache_open(path, &open->plan, &open->model, open->file->owner, &fd,
                                      &header, &w.wanted, err);
     if (status != FG_OK) {
@@ -211,7 +232,7 @@ static fg_status use_file(opening *open, const char *path, fg_error *err)
     status = map_file(open, fd, err);
     if (status == FG_OK) {
         w.data = open->store->data;
-        fg_team_run(open->team, check_some, &w);
+        fg_team_for(open->team, open->plan.piece_count, check_piece, &w);
         if (atomic_load(&w.failed)) {
             status = fg_fail(err, FG_BAD_INPUT, "is damaged");
             unmap_file(open);
@@ -273,8 +294,10 @@ static fg_status make_file(opening *open, const char *path, fg_error *err)
         status = map_file(open, writer.fd, err);
     }
     if (status == FG_OK) {
-        /* In shared memory (a directory on tmpfs) huge pages come only when asked for so. */
+        /* In shared memory (a directory on tmpfs) huge pages come only when asked for so, once for all
+         * processes; elsewhere this is refused at once. */
         madvise(open->store->data, open->plan.data_bytes, MADV_COLLAPSE);
+        madvise(open->store->data, open->plan.data_bytes, MADV_POPULATE_READ);
         report->origin = FG_WEIGHTS_MADE;
         snprintf(report->path, sizeof report->path, "%s", path);
     }
@@ -347,7 +370,9 @@ static fg_status open_somehow(opening *open, fg_error *err)
     if (wanted) {
         open->model = (fg_panel_model){ .size_bytes = open->file->size_bytes,
                                         .modified_ns = open->file->modified_ns,
-                                        .fingerprint = fg_weights_fingerprint(weights) };
+                                        .fingerprint = open->options->fingerprint != NULL
+                                                           ? *open->options->fingerprint
+                                                           : fg_weights_fingerprint(weights) };
         if (open_cached(open, automatic ? NULL : cache) == FG_OK) {
             return FG_OK;
         }
@@ -399,7 +424,7 @@ fg_status fg_weight_store_open(const fg_weight_store_options *options,
     }
     store->report.bytes = open.plan.data_bytes;
     store->source_count = count;
-    status = fg_team_create(options->thread_count, &open.team, err);
+    status = fg_team_create(options->thread_count, NULL, &open.team, err);
     if (status != FG_OK) {
         goto free_plan;
     }

@@ -20,6 +20,8 @@ typedef struct fg_weight_store_options {
     /* "auto": beside the model, else the user's cache directory, for models worth it. "off": no file. Else
      * a directory, made when missing. */
     const char *cache;
+    const fg_digest128
+        *fingerprint; /* fg_weights_fingerprint, for who has it; NULL: it is computed */
     uint32_t thread_count;
     uint32_t wait_ms; /* for another process that packs the same; 0: as long as is sensible */
     /* NULL, or told on the caller's thread how far packing is. */

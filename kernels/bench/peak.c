@@ -13,14 +13,15 @@
 #endif
 
 enum {
-    CHAINS = 12,    /* hide the latency of any multiply-add, and leave registers for its inputs */
-    ROUNDS = 50000, /* about a millisecond */
+    CHAINS = 12, /* hide the latency of any multiply-add, and leave registers for its inputs */
+    ROUNDS =
+        100000, /* 0.4 ms: short, to fall between what others do; long for a thread to wake up */
     RUNS_MIN = 5,
     L1_BYTES = 16 << 10, /* of one thread: half of the smallest L1 around */
     L2_BYTES = 192 << 10,
     L3_BYTES = 3 << 20,
     DRAM_BYTES = 256 << 20, /* of all threads: far more than a cache */
-    READ_BYTES = 64 << 20,  /* what a run over a cache reads in all */
+    READ_BYTES = 128 << 20, /* what a run over a cache reads in all */
 };
 
 struct fg_peaks {
@@ -251,19 +252,17 @@ static uint32_t pass_count(const fg_peaks *peaks)
     return is_cache ? (uint32_t)(READ_BYTES / set_bytes(peaks)) : 1;
 }
 
-static void run_member(void *ctx, uint32_t member, uint32_t member_count)
+/* One piece for each thread, far longer than a wake-up: whoever is awake finds one left. */
+static void run_share(void *ctx, uint32_t share, uint32_t member)
 {
-    (void)member_count;
+    (void)member;
     fg_peaks *peaks = ctx;
-    if (member >= peaks->thread_count) {
-        return;
-    }
     if (fg_peak_is_compute(peaks->kind)) {
         method_of(peaks->kind).run();
         return;
     }
     size_t set = set_bytes(peaks);
-    char *at = peaks->memory + (size_t)member * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    char *at = peaks->memory + (size_t)share * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
     if (peaks->kind == FG_PEAK_COPY) {
         memcpy(at, at + set / 2, set / 2);
         return;
@@ -291,7 +290,7 @@ fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *e
     if (peaks == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the probes");
     }
-    fg_status status = fg_team_create(thread_count, &peaks->team, err);
+    fg_status status = fg_team_create(thread_count, NULL, &peaks->team, err);
     if (status == FG_OK) {
         peaks->memory = fg_mem_map(DRAM_BYTES);
         status =
@@ -330,11 +329,7 @@ static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
     uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns = began_at_ns;
     for (int run = 0; run < RUNS_MIN || ended_at_ns - began_at_ns < budget_ms * 1000000ull; run++) {
         uint64_t run_at_ns = fg_clock_now_ns(&clock);
-        if (peaks->thread_count == 1) {
-            run_member(peaks, 0, 1);
-        } else {
-            fg_team_run(peaks->team, run_member, peaks);
-        }
+        fg_team_for(peaks->team, peaks->thread_count, run_share, peaks);
         ended_at_ns = fg_clock_now_ns(&clock);
         double rate = amount / ((double)(ended_at_ns - run_at_ns) * 1e-9);
         best = rate > best ? rate : best;
@@ -350,12 +345,6 @@ double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     peaks->kind = kind;
     peaks->thread_count = thread_count;
     return best_rate(peaks, budget_ms);
-}
-
-double fg_peak_int8_macs(void)
-{
-    fg_peaks peaks = { .kind = FG_PEAK_INT8, .thread_count = 1 };
-    return best_rate(&peaks, 100);
 }
 
 double fg_peak_f32_macs(void)

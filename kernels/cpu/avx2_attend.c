@@ -20,9 +20,10 @@ enum {
     PIECE = FG_KV_PIECE,
     PIECES = FG_ATTEND_CHUNK / PIECE,
     PIECES_PADDED = PIECES + 4,
-    AHEAD = 8,            /* pieces that K and V are fetched ahead */
+    AHEAD = 8,            /* pieces that a tile of one strip fetches ahead */
     DIMS = 256,           /* larger heads go to plain */
     Q_STRIDE = DIMS + 16, /* floats from one (row, head) to the next; 17 cache lines use all sets */
+    UNROLL = 4,           /* divides every head size that comes here */
     CACHED_PIECES = 4,    /* that all strips take before the next ones */
 };
 
@@ -77,10 +78,28 @@ FG_AVX2_INLINE __m256 load_kv(uint32_t kind, const uint8_t *at)
     }
 }
 
-/* One step of a product: acc[m][n] += a[m * a_step] * b[n]. Few rows hold a, few columns hold b. */
-FG_AVX2_INLINE void step(int M, int N, const float *a, size_t a_step, const __m256 *b,
-                         __m256 acc[STRIP][8])
+/* One step of a product: acc[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is
+ * held in registers, and the other passes through one: 16 must do for all. */
+FG_AVX2_INLINE void step(uint32_t kind, int M, int N, const float *a, size_t a_step,
+                         const uint8_t *const bs[8], __m256 acc[STRIP][8])
 {
+    if (M < N) {
+        __m256 x[STRIP];
+        for (int m = 0; m < M; m++) {
+            x[m] = _mm256_broadcast_ss(a + m * a_step);
+        }
+        for (int n = 0; n < N; n++) {
+            __m256 b = load_kv(kind, bs[n]);
+            for (int m = 0; m < M; m++) {
+                acc[m][n] = _mm256_fmadd_ps(x[m], b, acc[m][n]);
+            }
+        }
+        return;
+    }
+    __m256 b[8];
+    for (int n = 0; n < N; n++) {
+        b[n] = load_kv(kind, bs[n]);
+    }
     for (int m = 0; m < M; m++) {
         __m256 x = _mm256_broadcast_ss(a + m * a_step);
         for (int n = 0; n < N; n++) {
@@ -100,6 +119,14 @@ FG_AVX2_INLINE void fetch(const uint8_t *at)
     _mm_prefetch((const char *)at, _MM_HINT_T0);
 }
 
+/* 16 elements of a piece; not again where they share a cache line with the ones before. */
+FG_AVX2_INLINE void fetch_line(uint32_t kind, const uint8_t *at, uint32_t index)
+{
+    if (index % (64 / (PIECE * element_bytes(kind))) == 0) {
+        fetch(at);
+    }
+}
+
 /* Scores of N / 2 pieces from `piece` on. */
 FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, uint32_t piece)
 {
@@ -115,16 +142,18 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, ui
             acc[m][n] = _mm256_setzero_ps();
         }
     }
-    size_t end = (size_t)head_dim * PIECE * element_bytes(kind);
-    for (size_t at = 0; at < end; at += (size_t)PIECE * element_bytes(kind)) {
-        __m256 b[8];
-        for (int n = 0; n < N; n++) {
-            b[n] = load_kv(kind, keys[n / 2] + at + (size_t)(n % 2) * 8 * element_bytes(kind));
-            if (fetches(M) && n % 2 == 0) {
-                fetch(after[n / 2] + at);
+    size_t line = (size_t)PIECE * element_bytes(kind);
+    for (size_t at = 0; at < head_dim * line; at += UNROLL * line) {
+        for (size_t u = 0; u < UNROLL; u++) {
+            const uint8_t *bs[8];
+            for (int n = 0; n < N; n++) {
+                bs[n] = keys[n / 2] + at + u * line + (size_t)(n % 2) * 8 * element_bytes(kind);
             }
+            for (int n = 0; n < N && fetches(M); n += 2) {
+                fetch_line(kind, after[n / 2] + at + u * line, (uint32_t)u);
+            }
+            step(kind, M, N, q++, Q_STRIDE, bs, acc);
         }
-        step(M, N, q++, Q_STRIDE, b, acc);
     }
     for (int m = 0; m < M; m++) {
         for (int n = 0; n < N; n++) {
@@ -150,15 +179,16 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const strip *s, con
         uint32_t piece_end = (slot / PIECE + 1) * PIECE;
         uint32_t end = piece_end < slots.end ? piece_end : slots.end;
         ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
+#pragma GCC unroll 4
         for (; slot < end; slot++) {
-            __m256 b[8];
+            const uint8_t *bs[8];
+            for (int n = 0; n < N; n++) {
+                bs[n] = value + (size_t)n * 8 * element_bytes(kind);
+            }
             if (fetches(M)) {
                 fetch(value + after);
             }
-            for (int n = 0; n < N; n++) {
-                b[n] = load_kv(kind, value + (size_t)n * 8 * element_bytes(kind));
-            }
-            step(M, N, weights + slot, SCORES, b, acc);
+            step(kind, M, N, weights + slot, SCORES, bs, acc);
             value += slot_bytes;
         }
     }
@@ -374,12 +404,22 @@ static const strip_functions *functions_of(uint32_t dtype)
     }
 }
 
+static size_t piece_bytes_of(const fg_paged_kv *kv)
+{
+    return (size_t)PIECE * kv->head_dim * fg_dtype_kv_bytes(kv->dtype);
+}
+
+static uint32_t strip_count_of(const fg_cpu_attend *args)
+{
+    return (args->row_count * args->head_count + STRIP - 1) / STRIP;
+}
+
 /* The pieces of a chunk that the tile sees; those beyond repeat the last, for register tiles of several
  * pieces. */
 static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces *pieces)
 {
     const fg_paged_kv *kv = args->kv;
-    size_t piece_bytes = (size_t)PIECE * kv->head_dim * fg_dtype_kv_bytes(kv->dtype);
+    size_t piece_bytes = piece_bytes_of(kv);
     pieces->begin = fg_cpu_row_slots(args, chunk, 0).begin / PIECE;
     pieces->end = (fg_cpu_row_slots(args, chunk, args->row_count - 1).end + PIECE - 1) / PIECE;
     for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
@@ -395,13 +435,13 @@ static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces 
     }
 }
 
-/* What is read AHEAD pieces later: keys, then values, then the next chunk's keys. */
-static void find_after(chunk_pieces *now, const chunk_pieces *next)
+/* What is read `ahead` pieces later: keys, then values, then the next chunk's keys. */
+static void find_after(chunk_pieces *now, const chunk_pieces *next, uint32_t ahead)
 {
     uint32_t count = now->end - now->begin;
     uint32_t next_count = next == NULL ? 0 : next->end - next->begin;
     for (uint32_t i = 0; i < count + 3; i++) {
-        uint32_t later = i + AHEAD;
+        uint32_t later = i + ahead;
         now->after_keys[now->begin + i] = later < count ? now->keys[now->begin + later]
                                           : later < 2 * count
                                               ? now->values[now->begin + later - count]
@@ -467,34 +507,67 @@ static void end_strip(const strip *s)
     }
 }
 
+/* One tile on its way through one chunk. */
+typedef struct tile_chunk {
+    const strip_functions *functions;
+    const chunk_pieces *pieces;
+    uint32_t strip_count;
+    size_t piece_bytes;
+    strip strips[STRIPS_MAX];
+} tile_chunk;
+
+/* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
+ * products do not fetch as they go. */
+static void fetch_share(const tile_chunk *t, const uint8_t *const *after, uint32_t begin,
+                        uint32_t share)
+{
+    uint32_t end = begin + CACHED_PIECES < t->pieces->end ? begin + CACHED_PIECES : t->pieces->end;
+    for (uint32_t piece = begin + share; piece < end && t->strip_count > 1;
+         piece += t->strip_count) {
+        for (size_t at = 0; at < t->piece_bytes; at += 64) {
+            fetch(after[piece] + at);
+        }
+    }
+}
+
+/* The first or the last pass over a chunk, some pieces at a time. */
+static void pass(const tile_chunk *t, bool over_values)
+{
+    const chunk_pieces *pieces = t->pieces;
+    uint32_t count = t->strip_count == 1 ? PIECES : CACHED_PIECES;
+    for (uint32_t at = pieces->begin; at < pieces->end; at += count) {
+        for (uint32_t i = 0; i < t->strip_count; i++) {
+            const strip *s = &t->strips[i];
+            const strip_functions *functions = &t->functions[s->count - 1];
+            fetch_share(t, over_values ? pieces->after_values : pieces->after_keys, at, i);
+            if (over_values) {
+                functions->values(s, at * PIECE, (at + count) * PIECE);
+            } else {
+                functions->scores(s, at, at + count);
+            }
+        }
+    }
+}
+
 static void run_chunk(const fg_cpu_attend *args, const chunk_pieces *pieces, uint32_t chunk)
 {
-    strip strips[STRIPS_MAX];
     uint32_t tile_count = args->row_count * args->head_count;
-    uint32_t strip_count = (tile_count + STRIP - 1) / STRIP;
-    uint32_t size = (tile_count + strip_count - 1) / strip_count;
-    uint32_t pieces_step = strip_count == 1 ? PIECES : CACHED_PIECES;
-    const strip_functions *functions = functions_of(args->kv->dtype);
-    for (uint32_t i = 0; i < strip_count; i++) {
+    tile_chunk t = { .functions = functions_of(args->kv->dtype),
+                     .pieces = pieces,
+                     .strip_count = strip_count_of(args),
+                     .piece_bytes = piece_bytes_of(args->kv) };
+    uint32_t size = (tile_count + t.strip_count - 1) / t.strip_count;
+    for (uint32_t i = 0; i < t.strip_count; i++) {
         uint32_t left = tile_count - i * size;
-        begin_strip(args, pieces, chunk, i * size, left < size ? left : size, &strips[i]);
+        begin_strip(args, pieces, chunk, i * size, left < size ? left : size, &t.strips[i]);
     }
-    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
-        for (uint32_t i = 0; i < strip_count; i++) {
-            functions[strips[i].count - 1].scores(&strips[i], at, at + pieces_step);
-        }
+    pass(&t, false);
+    for (uint32_t i = 0; i < t.strip_count; i++) {
+        weigh_strip(&t.strips[i]);
     }
-    for (uint32_t i = 0; i < strip_count; i++) {
-        weigh_strip(&strips[i]);
-    }
-    for (uint32_t at = pieces->begin; at < pieces->end; at += pieces_step) {
-        for (uint32_t i = 0; i < strip_count; i++) {
-            functions[strips[i].count - 1].values(&strips[i], at * PIECE,
-                                                  (at + pieces_step) * PIECE);
-        }
-    }
-    for (uint32_t i = 0; i < strip_count; i++) {
-        end_strip(&strips[i]);
+    pass(&t, true);
+    for (uint32_t i = 0; i < t.strip_count; i++) {
+        end_strip(&t.strips[i]);
     }
 }
 
@@ -521,7 +594,7 @@ static void run_chunks(const fg_cpu_attend *args)
         if (next != NULL) {
             find_pieces(args, chunk + 1, next);
         }
-        find_after(&pieces[chunk % 2], next);
+        find_after(&pieces[chunk % 2], next, strip_count_of(args) == 1 ? AHEAD : CACHED_PIECES);
         run_chunk(args, &pieces[chunk % 2], chunk);
     }
 }

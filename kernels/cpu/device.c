@@ -22,7 +22,7 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
     if (device == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for a device");
     }
-    status = fg_team_create(options->thread_count, &device->team, err);
+    status = fg_team_create(options->thread_count, options->places, &device->team, err);
     if (status != FG_OK) {
         fg_mem_free(device);
         return status;

@@ -8,6 +8,7 @@
 
 #include "common/base/dtype.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/op_clock.h"
 #include "kernels/cpu/unpack.h"
 
 /* Below this many touched elements the caller works alone: a fork costs more than it saves. */
@@ -22,19 +23,15 @@ typedef struct rows_job {
     const void *args;
     uint32_t rows;
     uint32_t rows_per_piece;
-    fg_team_queue queue;
 } rows_job;
 
-static void rows_member(void *ctx, uint32_t member, uint32_t member_count)
+static void rows_piece(void *ctx, uint32_t piece, uint32_t member)
 {
-    rows_job *job = ctx;
-    uint32_t piece;
-    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
-        uint32_t first = piece * job->rows_per_piece;
-        uint32_t left = job->rows - first;
-        job->run(job->stream, job->args, first,
-                 left < job->rows_per_piece ? left : job->rows_per_piece);
-    }
+    const rows_job *job = ctx;
+    uint32_t first = piece * job->rows_per_piece;
+    uint32_t left = job->rows - first;
+    job->run(job->stream, job->args, first,
+             left < job->rows_per_piece ? left : job->rows_per_piece);
 }
 
 /* Runs `run` over all rows; `row_elements` says how heavy a row is. */
@@ -54,8 +51,7 @@ static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elemen
                      .args = args,
                      .rows = rows,
                      .rows_per_piece = per_piece == 0 ? 1 : per_piece };
-    job.queue.count = (rows + job.rows_per_piece - 1) / job.rows_per_piece;
-    fg_team_run(team, rows_member, &job);
+    fg_team_for(team, (rows + job.rows_per_piece - 1) / job.rows_per_piece, rows_piece, &job);
 }
 
 bool fg_op_linear_is_quantized(uint32_t type)
@@ -80,7 +76,9 @@ static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t f
 
 void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, activations->columns, quantize_rows, activations);
+    fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
 }
 
 enum { LINEARS_MAX = 8 };
@@ -93,29 +91,42 @@ typedef struct linear_job {
     uint32_t rows;
     uint32_t per_piece;                /* panels */
     uint32_t first_piece[LINEARS_MAX]; /* of each product */
-    fg_team_queue queue;
 } linear_job;
 
-static void linear_member(void *ctx, uint32_t member, uint32_t member_count)
+static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 {
-    linear_job *job = ctx;
-    uint32_t piece;
-    while ((piece = fg_team_take(&job->queue)) != UINT32_MAX) {
-        uint32_t index = job->linear_count - 1;
-        while (job->first_piece[index] > piece) {
-            index--;
-        }
-        const fg_linear *linear = &job->linears[index];
-        uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
-        uint32_t left = fg_panel_count(linear->weight.outputs) - first;
-        job->kernels->linear(linear, job->in, job->rows, first,
-                             left < job->per_piece ? left : job->per_piece);
+    const linear_job *job = ctx;
+    uint32_t index = job->linear_count - 1;
+    while (job->first_piece[index] > piece) {
+        index--;
     }
+    const fg_linear *linear = &job->linears[index];
+    uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
+    uint32_t left = fg_panel_count(linear->weight.outputs) - first;
+    job->kernels->linear(linear, job->in, job->rows, first,
+                         left < job->per_piece ? left : job->per_piece);
+}
+
+/* How finely products are cut: a member that is slow or joins late should cost little, and so should a
+ * claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory, into four
+ * pieces per member, or fewer when those would be too small to be read in one go. */
+static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
+                                 uint32_t panels, uint32_t members)
+{
+    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 6 * 1000 * 1000 };
+    size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
+    uint64_t most = 4 * (uint64_t)members;
+    uint64_t pieces = panels * panel_bytes / PIECE_BYTES;
+    pieces = pieces > most ? most : pieces < members ? members : pieces;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    pieces = by_macs > pieces ? by_macs : pieces;
+    return members == 1 ? panels : (uint32_t)((panels + pieces - 1) / pieces);
 }
 
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
     fg_team *team = stream->device->team;
     uint32_t members = fg_team_size(team);
@@ -128,19 +139,21 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    /* About four pieces per member, so that members end together. */
-    job.per_piece = members == 1 ? panels : panels / (4 * members) + 1;
+    job.per_piece = panels_per_piece(linears, in, rows, panels, members);
+    uint32_t pieces = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
-        job.first_piece[i] = job.queue.count;
-        job.queue.count +=
-            (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
+        job.first_piece[i] = pieces;
+        pieces += (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
     }
     stream->sequence++;
     if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < ALONE_ELEMENTS) {
-        linear_member(&job, 0, 1);
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            linear_piece(&job, piece, 0);
+        }
     } else {
-        fg_team_run(team, linear_member, &job);
+        fg_team_for(team, pieces, linear_piece, &job);
     }
+    fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }
 
 typedef struct embed_args {
@@ -184,8 +197,10 @@ static void embed_rows(fg_device_stream *stream, const void *args, uint32_t firs
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     embed_args args = { .table = table, .tokens = tokens, .out = out };
     over_rows(stream, rows, table->columns, embed_rows, &args);
+    fg_op_clock_end(FG_OP_KIND_EMBED, began_ns);
 }
 
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
@@ -205,7 +220,9 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
 
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, args->out.columns, rmsnorm_rows, args);
+    fg_op_clock_end(FG_OP_KIND_NORM, began_ns);
 }
 
 static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
@@ -224,5 +241,7 @@ static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t fir
 
 void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, args->out.columns, swiglu_rows, args);
+    fg_op_clock_end(FG_OP_KIND_ACTIVATION, began_ns);
 }

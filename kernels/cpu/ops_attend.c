@@ -9,6 +9,7 @@
 
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/op_clock.h"
 #include "kernels/ops.h"
 
 enum {
@@ -51,7 +52,7 @@ typedef struct attend_job {
     uint32_t part_count;  /* group_parts of all KV heads */
     uint32_t tile_count;
     size_t record_floats;
-    fg_team_queue queue;
+    uint32_t unit_count;
 } attend_job;
 
 fg_cpu_attend_plan *fg_cpu_attend_plan_create(uint32_t member_count)
@@ -155,7 +156,7 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
             record += needed;
         }
     }
-    job->queue.count = units;
+    job->unit_count = units;
 }
 
 static const tile *tile_of(const attend_job *job, uint32_t unit)
@@ -174,8 +175,10 @@ static const tile *tile_of(const attend_job *job, uint32_t unit)
     return &tiles[low];
 }
 
-static void attend_unit(attend_job *job, uint32_t unit, fg_cpu_attend_scratch *scratch)
+static void attend_unit(void *ctx, uint32_t unit, uint32_t member)
 {
+    attend_job *job = ctx;
+    fg_cpu_attend_scratch *scratch = &job->plan->scratch[member];
     const fg_attend *attend = job->attend;
     const tile *t = tile_of(job, unit);
     uint32_t part = (unit - t->unit_first) / t->unit_count;
@@ -221,18 +224,10 @@ static void attend_unit(attend_job *job, uint32_t unit, fg_cpu_attend_scratch *s
     }
 }
 
-static void attend_member(void *ctx, uint32_t member, uint32_t member_count)
-{
-    attend_job *job = ctx;
-    uint32_t unit;
-    while ((unit = fg_team_take(&job->queue)) != UINT32_MAX) {
-        attend_unit(job, unit, &job->plan->scratch[member]);
-    }
-}
-
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                   uint32_t rows)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
     fg_team *team = stream->device->team;
     uint32_t group = args->head_count / kv->kv_head_count;
@@ -253,11 +248,13 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
         uint64_t macs = cost * FG_ATTEND_CHUNK * args->head_count * kv->head_dim * 2; /* at most */
         uint32_t members = macs < ALONE_MACS ? 1 : fg_team_size(team);
         cut_tiles(&job, cost, members);
-        atomic_store_explicit(&job.queue.next, 0, memory_order_relaxed);
-        if (members == 1 || job.queue.count == 1) {
-            attend_member(&job, 0, 1);
-        } else {
-            fg_team_run(team, attend_member, &job);
+        if (members > 1 && job.unit_count > 1) {
+            fg_team_for(team, job.unit_count, attend_unit, &job);
+            continue;
+        }
+        for (uint32_t unit = 0; unit < job.unit_count; unit++) {
+            attend_unit(&job, unit, 0);
         }
     }
+    fg_op_clock_end(FG_OP_KIND_ATTEND, began_ns);
 }

@@ -11,6 +11,7 @@
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/op_clock.h"
 
 static double double_from_bits(uint64_t bits)
 {
@@ -58,6 +59,7 @@ void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count
 void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
                       const double *frequencies, uint32_t pair_count, float *table)
 {
+    uint64_t began_ns = fg_op_clock_begin();
     for (uint32_t row = 0; row < rows; row++) {
         for (uint32_t pair = 0; pair < pair_count; pair++) {
             double sine;
@@ -68,6 +70,7 @@ void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint3
         }
     }
     stream->sequence++;
+    fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }
 
 static void rotate_heads(const fg_rope_store *args, uint32_t row, uint32_t head_count,
@@ -147,14 +150,46 @@ static void store_row(const fg_paged_kv *kv, const fg_kv_row *row, const float *
     }
 }
 
-void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
-                      uint32_t rows)
+/* Rows of one piece of work: as many as share a piece of keys, so that few cache lines have two
+ * writers. */
+enum { ROWS_PER_PIECE = FG_KV_PIECE };
+
+typedef struct store_job {
+    const fg_paged_kv *kv;
+    const fg_rope_store *args;
+    uint32_t rows;
+} store_job;
+
+static void store_piece(void *ctx, uint32_t piece, uint32_t member)
 {
+    const store_job *job = ctx;
+    const fg_paged_kv *kv = job->kv;
+    const fg_rope_store *args = job->args;
     size_t kv_columns = (size_t)kv->kv_head_count * kv->head_dim;
-    for (uint32_t row = 0; row < rows; row++) {
+    uint32_t first = piece * ROWS_PER_PIECE;
+    uint32_t left = job->rows - first;
+    uint32_t end = first + (left < ROWS_PER_PIECE ? left : ROWS_PER_PIECE);
+    for (uint32_t row = first; row < end; row++) {
         rotate_heads(args, row, args->head_count, kv->head_dim, args->q);
         rotate_heads(args, row, kv->kv_head_count, kv->head_dim, args->k);
         store_row(kv, &args->kv_rows[row], args->k + row * kv_columns, args->v + row * kv_columns);
     }
+}
+
+void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
+                      uint32_t rows)
+{
+    uint64_t began_ns = fg_op_clock_begin();
+    store_job job = { .kv = kv, .args = args, .rows = rows };
+    uint32_t pieces = (rows + ROWS_PER_PIECE - 1) / ROWS_PER_PIECE;
+    fg_team *team = stream->device->team;
     stream->sequence++;
+    if (pieces > 1 && fg_team_size(team) > 1) {
+        fg_team_for(team, pieces, store_piece, &job);
+    } else {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            store_piece(&job, piece, 0);
+        }
+    }
+    fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }

@@ -86,6 +86,8 @@ def forget(path):
 
 def rounds(options, folder, how):
     results, last = [], None
+    if how in ("warm", "cold") and not list(pathlib.Path(folder).glob("*.fgp")):
+        Server(options, folder).stop()
     for _ in range(options.rounds):
         sidecars = list(pathlib.Path(folder).glob("*.fgp"))
         if how == "first":

@@ -82,6 +82,17 @@ def refused(suite):
                 (["throughput", "-m", model, "stray"], "stray"),
                 (["throughput", "-m", model, "-x"], "-x"),
                 (["peak", "--threads", "257"], "--threads"),
+                (["step"], "--model FILE"),
+                (["step", "-m", model, "-b", "0", "-p", "0"], "nothing to measure"),
+                (["step", "-m", model, "-d", "60000"], "trained for"),
+                (["kernels", "--types", "q4_0,q9"], "--types q9"),
+                (["kernels", "--shapes", "10x100"], "--shapes 10x100"),
+                (["kernels", "--shapes", "10"], "--shapes 10"),
+                (["kernels", "--heads", "4x3x16"], "--heads 4x3x16"),
+                (["kernels", "--rows", "4097"], "--rows"),
+                (["kernels", "--rows", "0"], "nothing to measure"),
+                (["kernels", "--ops", "linea"], "--ops linea"),
+                (["kernels", "--cpu-isa", "abacus"], "abacus"),
                 (["juggling"], "juggling")):
             out, text = run(suite, *arguments, code=2)
             assert wanted in text and text.count("\n") == 1 and not out, (arguments, out, text)
@@ -91,7 +102,7 @@ def help_teaches(suite):
     for arguments in ([], ["--help"], ["-h"]):
         out, _ = run(suite, *arguments)
         assert "forge bench throughput --model F" in out and "forge bench peak" in out, out
-    for form in ("throughput", "peak"):
+    for form in ("throughput", "step", "kernels", "peak"):
         out, _ = run(suite, form, "--help")
         assert f"usage: forge bench {form}" in out and "--json" in out, out
 
@@ -105,6 +116,43 @@ def peak_prints(suite):
     assert all(line["value"] > 0 and line["threads"] == 1 for line in lines), lines
     out, _ = run(suite, "peak", "--threads", "2")
     assert out.startswith("| probe | unit | 1 thread | 2 threads |"), out
+
+
+def step_prints(suite):
+    """The parts of a step: every operation has been called as often as a model of so many layers calls it,
+    and the parts make up the whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make(suite, folder, "--shape", "smollm2-135m", "--type", "q8_0", "--layers", "3",
+                     "--vocab", "1200")
+        out, _ = run(suite, "step", "-m", model, "-t", "2", "-b", "1,4", "-p", "33", "-d", "5", "--steps",
+                     "3", "--json")
+    parts = {}
+    for line in map(json.loads, out.splitlines()):
+        parts.setdefault(line["step"], {})[line["part"]] = line
+    assert list(parts) == ["decode b=1", "decode b=4", "prefill 33"], list(parts)
+    for name, step in parts.items():
+        calls = {part: line["calls"] for part, line in step.items()}
+        assert calls["attention"] == calls["activation"] == 3 and calls["norm"] == 7, (name, calls)
+        assert calls["linear"] == 3 * 4 + 1 and calls["embed"] == 1, (name, calls)
+        whole = sum(line["us"] for part, line in step.items()
+                    if part not in ("all", "barrier (of all)"))
+        assert abs(whole - step["all"]["us"]) < 0.01 * whole, (name, whole, step["all"])
+
+
+def kernels_print(suite):
+    """One line per operation and number of rows, in every weight type."""
+    out, _ = run(suite, "kernels", "--threads", "1", "--rows", "1,3", "--shapes", "64x256,20x512",
+                 "--contexts", "40", "--heads", "4x2x16", "--budget-ms", "1", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    counts = {}
+    for line in lines:
+        counts[line["op"]] = counts.get(line["op"], 0) + 1
+        assert line["us"] > 0 and line["share_of_probe"] > 0, line
+    assert counts == {"linear": 11 * 2 * 2, "attend": 2, "quantize": 2, "rmsnorm": 2, "swiglu": 2}, counts
+    out, _ = run(suite, "kernels", "--threads", "2", "--rows", "2", "--ops", "linear", "--types", "q6_k",
+                 "--shapes", "64x256", "--budget-ms", "1", "--warm")
+    rows = [line for line in out.splitlines() if line.startswith("| linear")]
+    assert len(rows) == 1 and "q6_k 64x256" in rows[0], out
 
 
 def make_gguf(suite):
@@ -138,6 +186,8 @@ def main():
     suite.case("bad input", refused, suite)
     suite.case("help", help_teaches, suite)
     suite.case("peak", peak_prints, suite)
+    suite.case("step", step_prints, suite)
+    suite.case("kernels", kernels_print, suite)
     suite.case("make-gguf", make_gguf, suite)
     suite.end()
 

@@ -167,7 +167,7 @@ int main(int argc, char **argv)
     sched_getaffinity(0, sizeof allowed, &allowed);
     fg_team *team;
     fg_error err = { 0 };
-    if (fg_team_create(threads, &team, &err) != FG_OK) {
+    if (fg_team_create(threads, NULL, &team, &err) != FG_OK) {
         fprintf(stderr, "bench_team: %s\n", err.text);
         return 1;
     }

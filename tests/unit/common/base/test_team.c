@@ -1,6 +1,7 @@
 #include "common/base/team.h"
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "common/base/fault.h"
@@ -50,7 +51,7 @@ Test(team, every_piece_is_done_once)
     static const uint32_t counts[] = { 0, 1, 2, 3, 7, 8, 9, PIECES };
     for (uint32_t threads = 1; threads <= THREADS_MAX; threads++) {
         fg_team *team;
-        cr_assert_eq(fg_team_create(threads, &team, NULL), FG_OK);
+        cr_assert_eq(fg_team_create(threads, NULL, &team, NULL), FG_OK);
         cr_assert_eq(fg_team_size(team), threads);
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             run_once(team, counts[i], 0, 0);
@@ -73,7 +74,7 @@ Test(team, holds_under_random_runs_and_delays)
 {
     for (uint32_t threads = 1; threads <= THREADS_MAX; threads++) {
         fg_team *team;
-        cr_assert_eq(fg_team_create(threads, &team, NULL), FG_OK);
+        cr_assert_eq(fg_team_create(threads, NULL, &team, NULL), FG_OK);
         fg_rng rng = { .state = threads };
         for (uint32_t run = 0; run < 400; run++) {
             static const uint32_t ranges[] = { 4, 12, 60 };
@@ -84,6 +85,159 @@ Test(team, holds_under_random_runs_and_delays)
         }
         fg_team_destroy(team);
     }
+}
+
+static void mark(void *ctx, uint32_t piece, uint32_t member)
+{
+    ((uint32_t *)ctx)[piece]++;
+}
+
+/* Four members on the nodes of each case. */
+static const struct {
+    const char *name;
+    uint16_t nodes[4];
+} node_cases[] = {
+    { "two and two", { 0, 0, 1, 1 } },
+    { "in turns, numbers with gaps", { 7, 3, 7, 3 } },
+    { "one and three", { 1, 0, 0, 0 } },
+    { "one each", { 0, 1, 2, 3 } },
+};
+
+Test(team, every_piece_is_done_once_on_several_nodes)
+{
+    for (size_t i = 0; i < sizeof node_cases / sizeof node_cases[0]; i++) {
+        fg_team_place places[4] = { { 0 } };
+        for (int member = 0; member < 4; member++) {
+            places[member].node = node_cases[i].nodes[member];
+        }
+        fg_team *team;
+        cr_assert_eq(fg_team_create(4, places, &team, NULL), FG_OK, "%s", node_cases[i].name);
+        for (uint32_t run = 0; run < 200; run++) {
+            run_once(team, run % 70, run % 4, run);
+            pause_caller(run);
+        }
+        fg_team_destroy(team);
+    }
+}
+
+Test(team, more_nodes_than_lanes_share)
+{
+    fg_team_place places[24] = { { 0 } };
+    for (uint16_t member = 0; member < 24; member++) {
+        places[member].node = member;
+    }
+    fg_team *team;
+    cr_assert_eq(fg_team_create(24, places, &team, NULL), FG_OK);
+    for (uint32_t run = 0; run < 20; run++) {
+        uint32_t done[100] = { 0 };
+        fg_team_for(team, 100, mark, done);
+        for (int i = 0; i < 100; i++) {
+            cr_assert_eq(done[i], 1);
+        }
+    }
+    fg_team_destroy(team);
+}
+
+/* Members 0 and 1 are on different nodes. The caller holds its first piece until member 1 has begun, so
+ * that both ranges are full when it does: it must begin with the first piece of its own. */
+enum { HALF = 32 };
+
+typedef struct node_job {
+    _Atomic bool begun;
+    _Atomic uint32_t helped; /* 1 when member 1 began with a piece of node 0 */
+} node_job;
+
+static void prefer_own(void *ctx, uint32_t piece, uint32_t member)
+{
+    node_job *j = ctx;
+    if (member == 1) {
+        bool first = !atomic_exchange(&j->begun, true);
+        atomic_fetch_add(&j->helped, first && piece != HALF);
+    }
+    while (!atomic_load(&j->begun)) {
+        sched_yield();
+    }
+}
+
+Test(team, a_node_does_its_own_pieces_first)
+{
+    fg_team_place places[2] = { { .node = 0 }, { .node = 1 } };
+    fg_team *team;
+    cr_assert_eq(fg_team_create(2, places, &team, NULL), FG_OK);
+    for (int run = 0; run < 50; run++) {
+        node_job j = { .begun = false };
+        fg_team_for(team, 2 * HALF, prefer_own, &j);
+        cr_assert_eq(j.helped, 0);
+    }
+    fg_team_destroy(team);
+}
+
+/* Bits of the members that did something. */
+static void note_member(void *ctx, uint32_t piece, uint32_t member)
+{
+    sched_yield();
+    atomic_fetch_or((_Atomic uint32_t *)ctx, 1u << member);
+}
+
+Test(team, only_members_within_the_width_take_part)
+{
+    static const uint32_t widths[] = { 4, 1, 2, 3, 0, 4, 2, 9 };
+    fg_team *team;
+    cr_assert_eq(fg_team_create(4, NULL, &team, NULL), FG_OK);
+    for (int round = 0; round < 50; round++) {
+        for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+            uint32_t width = widths[i] == 0 ? 1 : widths[i] > 4 ? 4 : widths[i];
+            fg_team_set_width(team, widths[i]);
+            /* One that was about to claim may be late once. */
+            _Atomic uint32_t members = 0;
+            uint32_t runs = 0;
+            do {
+                members = 0;
+                fg_team_for(team, 40, note_member, &members);
+            } while (members >> width != 0 && ++runs < 5);
+            cr_assert(runs < 5, "width %u: members %x", width, members);
+            run_once(team, (uint32_t)round, 3, i);
+        }
+    }
+    fg_team_destroy(team);
+}
+
+static void check_cpu(void *ctx, uint32_t piece, uint32_t member)
+{
+    sched_yield();
+    FG_ASSERT(sched_getcpu() == *(const int *)ctx);
+}
+
+Test(team, pinned_members_stay_on_their_cpu)
+{
+    cpu_set_t before;
+    cr_assert_eq(sched_getaffinity(0, sizeof before, &before), 0);
+    int cpu = sched_getcpu();
+    fg_team_place places[3];
+    for (int i = 0; i < 3; i++) {
+        places[i] = (fg_team_place){ .cpu = (uint16_t)cpu, .pinned = true };
+    }
+    fg_team *team;
+    cr_assert_eq(fg_team_create(3, places, &team, NULL), FG_OK);
+    for (int run = 0; run < 20; run++) {
+        fg_team_for(team, 20, check_cpu, &cpu);
+    }
+    fg_team_destroy(team);
+    cpu_set_t after;
+    cr_assert_eq(sched_getaffinity(0, sizeof after, &after), 0);
+    cr_assert(CPU_EQUAL(&before, &after));
+}
+
+Test(team, works_where_it_cannot_be_pinned)
+{
+    fg_team_place places[3];
+    for (int i = 0; i < 3; i++) {
+        places[i] = (fg_team_place){ .cpu = i == 1 ? UINT16_MAX : CPU_SETSIZE - 1, .pinned = true };
+    }
+    fg_team *team;
+    cr_assert_eq(fg_team_create(3, places, &team, NULL), FG_OK);
+    run_once(team, 100, 0, 0);
+    fg_team_destroy(team);
 }
 
 /* Nobody waits for a member that has not begun: with one piece held until all others are done, a run
@@ -105,7 +259,7 @@ static void hold_first_piece(void *ctx, uint32_t piece, uint32_t member)
 Test(team, a_member_that_stands_still_holds_only_its_own_piece)
 {
     fg_team *team;
-    cr_assert_eq(fg_team_create(2, &team, NULL), FG_OK);
+    cr_assert_eq(fg_team_create(2, NULL, &team, NULL), FG_OK);
     for (int run = 0; run < 200; run++) {
         held_job j = { .piece_count = 64 };
         fg_team_for(team, j.piece_count, hold_first_piece, &j);
@@ -127,7 +281,7 @@ static void dawdle(void *ctx, uint32_t piece, uint32_t member)
 Test(team, sleeping_members_and_a_sleeping_caller_are_woken)
 {
     fg_team *team;
-    cr_assert_eq(fg_team_create(3, &team, NULL), FG_OK);
+    cr_assert_eq(fg_team_create(3, NULL, &team, NULL), FG_OK);
     _Atomic uint32_t calls = 0;
     for (int run = 0; run < 20; run++) {
         dawdle(&calls, 2, 0); /* the members fall asleep meanwhile */
@@ -143,7 +297,7 @@ Test(team, ends_at_any_moment)
 {
     for (int round = 0; round < 100; round++) {
         fg_team *team;
-        cr_assert_eq(fg_team_create(4, &team, NULL), FG_OK);
+        cr_assert_eq(fg_team_create(4, NULL, &team, NULL), FG_OK);
         if (round % 3 != 0) {
             run_once(team, (uint32_t)round, 3, (uint64_t)round);
         }
@@ -152,33 +306,12 @@ Test(team, ends_at_any_moment)
     }
 }
 
-static void count_share(void *ctx, uint32_t member, uint32_t member_count)
-{
-    uint32_t *seen = ctx;
-    FG_ASSERT(member < member_count);
-    seen[member]++;
-}
-
-Test(team, every_share_runs_once)
-{
-    fg_team *team;
-    cr_assert_eq(fg_team_create(5, &team, NULL), FG_OK);
-    for (int run = 0; run < 50; run++) {
-        uint32_t seen[5] = { 0 };
-        fg_team_run(team, count_share, seen);
-        for (int i = 0; i < 5; i++) {
-            cr_assert_eq(seen[i], 1);
-        }
-    }
-    fg_team_destroy(team);
-}
-
 Test(team, refuses_silly_sizes)
 {
     static const uint32_t sizes[] = { 0, FG_TEAM_THREADS_MAX + 1, UINT32_MAX };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         fg_team *team = NULL;
-        cr_assert_eq(fg_team_create(sizes[i], &team, NULL), FG_BAD_INPUT);
+        cr_assert_eq(fg_team_create(sizes[i], NULL, &team, NULL), FG_BAD_INPUT);
         cr_assert_null(team);
     }
     fg_team_destroy(NULL);
@@ -187,7 +320,7 @@ Test(team, refuses_silly_sizes)
 static bool create_and_destroy(void *ctx)
 {
     fg_team *team;
-    if (fg_team_create(4, &team, NULL) != FG_OK) {
+    if (fg_team_create(4, NULL, &team, NULL) != FG_OK) {
         return false;
     }
     fg_team_destroy(team);

@@ -9,14 +9,14 @@ typedef struct sleeper {
     fg_team_seat seat;
     pthread_t thread;
     fg_signal told, done;
-    enum { SIT, SETTLE, SPIN, LEAVE } what;
+    enum { SIT, SETTLE, SPIN, LEAVE_SEAT, LEAVE } what;
     _Atomic bool spinning;
 } sleeper;
 
 static void *sleeper_main(void *ctx)
 {
     sleeper *s = ctx;
-    fg_team_sit(&s->seat);
+    fg_team_sit(&s->seat, -1);
     fg_team_begin(&s->seat);
     uint32_t seen = 0;
     for (;;) {
@@ -27,6 +27,9 @@ static void *sleeper_main(void *ctx)
         }
         if (s->what == SETTLE) {
             fg_team_settle(&s->seat);
+        }
+        if (s->what == LEAVE_SEAT) {
+            fg_team_leave(&s->seat);
         }
         while (s->what == SPIN && atomic_load(&s->spinning)) {
         }
@@ -72,7 +75,7 @@ static int only_cpu_of(int32_t tid)
 /* Two processors that this thread may use, itself held on the first. */
 static bool take_two_cpus(fg_team_seat *self, uint32_t cpus[2])
 {
-    fg_team_sit(self);
+    fg_team_sit(self, -1);
     uint32_t count = 0;
     for (uint32_t cpu = 0; cpu < CPU_SETSIZE && count < 2; cpu++) {
         if (CPU_ISSET(cpu, &self->home)) {
@@ -118,6 +121,30 @@ Test(team_rescue, moves_who_has_no_core_and_brings_both_home)
         cr_assert(!s.seat.held && !self.held, "%s", cases[i].name);
         cr_assert_eq(only_cpu_of(s.seat.tid), -1, "%s", cases[i].name);
         cr_assert_eq(only_cpu_of(0), -1, "%s", cases[i].name);
+        stop(&s);
+    }
+}
+
+/* Both sides of a rescue, when the team ends before they are due home. */
+Test(team_rescue, nobody_is_held_once_the_team_is_gone)
+{
+    for (int rescued = 0; rescued < 2; rescued++) {
+        sleeper s = { 0 };
+        start(&s);
+        fg_team_seat self = { 0 };
+        uint32_t cpus[2];
+        if (!take_two_cpus(&self, cpus)) {
+            cr_skip("needs two processors");
+        }
+        atomic_store(&s.seat.cpu, cpus[1]);
+        cr_assert(fg_team_rescue(&self, &s.seat, false));
+        fg_team_leave(&s.seat);
+        cr_assert_eq(only_cpu_of(s.seat.tid), (int)cpus[0], "another thread's seat is left alone");
+        tell(&s, rescued ? SETTLE : LEAVE_SEAT);
+        tell(&s, LEAVE_SEAT);
+        fg_team_leave(&self);
+        cr_assert_eq(only_cpu_of(s.seat.tid), -1);
+        cr_assert_eq(only_cpu_of(0), -1);
         stop(&s);
     }
 }

@@ -7,7 +7,8 @@
 enum { BLOCKS = 200, BLOCK_SIZE = 4 };
 
 /* What the simulated engine takes is what is measured. */
-static fg_calibration measure(uint32_t block_count, uint32_t context_max, uint64_t budget_ns)
+static fg_calibration measure_slow(uint32_t block_count, uint32_t context_max, uint64_t budget_ns,
+                                   uint64_t slower)
 {
     fg_engine_limits limits = { .step_tokens_max = 64,
                                 .step_seqs_max = 8,
@@ -23,7 +24,7 @@ static fg_calibration measure(uint32_t block_count, uint32_t context_max, uint64
         .vocab_size = 100,
         .eos_token = UINT32_MAX,
         .quick = true,
-        .step_ns = { .base = 1000000, .prefill_token = 500000, .decode_row = 20000 },
+        .step_ns = { .base = 1000000 * slower, .prefill_token = 500000, .decode_row = 20000 },
     };
     fg_engine *engine;
     fg_calibration c;
@@ -38,6 +39,11 @@ static fg_calibration measure(uint32_t block_count, uint32_t context_max, uint64
     fg_engine_close(engine);
     free(arena);
     return c;
+}
+
+static fg_calibration measure(uint32_t block_count, uint32_t context_max, uint64_t budget_ns)
+{
+    return measure_slow(block_count, context_max, budget_ns, 1);
 }
 
 Test(calibrate, measures_what_steps_take)
@@ -68,5 +74,17 @@ Test(calibrate, stops_when_its_time_is_spent)
     cr_assert_eq(c.step_ns_per_row, 0u);
     cr_assert(c.prefill_ns_per_token > 490000u && c.prefill_ns_per_token < 510000u,
               "a prompt's speed is known before anything else: %llu",
+              (unsigned long long)c.prefill_ns_per_token);
+}
+
+/* Two steps, however much time there is: one token, and a short prompt. */
+Test(calibrate, a_large_model_is_not_kept_waiting)
+{
+    fg_calibration c = measure_slow(BLOCKS, 1024, 1000000000, 20);
+    cr_assert_eq(c.step_ns_base, 20020000u);
+    cr_assert_eq(c.step_ns_per_row, 0u);
+    cr_assert_eq(c.prefill_ps_per_kv, 0u);
+    /* Half of a short prompt's step is taken for its tokens at least. */
+    cr_assert(c.prefill_ns_per_token > 490000u && c.prefill_ns_per_token < 3000000u, "%llu",
               (unsigned long long)c.prefill_ns_per_token);
 }

@@ -196,8 +196,8 @@ Test(panel_file, what_is_wrong_is_said)
         { "name", other_name, "other matrices (z)" },
         { "type", other_type, "other matrices" },
         { "outputs", other_outputs, "other matrices (b)" },
-        { "format", other_format, "format 2.1" },
-        { "panels", other_panels, "format 1.2" },
+        { "format", other_format, "has format 2." },
+        { "panels", other_panels, "has format 1." },
         { "magic", other_magic, "not a file of packed weights" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -1,0 +1,297 @@
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/bench.h"
+#include "cli/bench_model.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/base/team.h"
+#include "kernels/cpu/op_clock.h"
+
+enum { TOKENS_MAX = 65536, BATCH_MAX = 1024, STEPS_MAX = 100000 };
+
+typedef struct step_config {
+    const char *model, *prompt, *batch, *cpu_isa, *kv_dtype;
+    uint32_t threads, depth, steps;
+    bool json;
+} step_config;
+
+#define AT(member) .offset = offsetof(step_config, member)
+static const char group_what[] = "What is measured";
+static const char group_how[] = "How";
+
+static const fg_option options[] = {
+    { .name = "model",
+      .type = FG_OPTION_STRING,
+      .group = group_what,
+      .value_name = "FILE",
+      AT(model),
+      .help = "The model, a GGUF file. Also -m." },
+    { .name = "batch",
+      .type = FG_OPTION_STRING,
+      .default_text = "1,16",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(batch),
+      .help = "Decode steps of so many sequences. Also -b." },
+    { .name = "prompt",
+      .type = FG_OPTION_STRING,
+      .default_text = "512",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(prompt),
+      .help = "Prefill steps of so many tokens of one sequence. 0: none. Also -p." },
+    { .name = "depth",
+      .type = FG_OPTION_U32,
+      .default_text = "128",
+      .max = TOKENS_MAX,
+      .group = group_what,
+      .value_name = "N",
+      AT(depth),
+      .help = "Tokens that each sequence of a decode step has before. Also -d." },
+    { .name = "steps",
+      .type = FG_OPTION_U32,
+      .default_text = "32",
+      .min = 1,
+      .max = STEPS_MAX,
+      .group = group_how,
+      .value_name = "N",
+      AT(steps),
+      .help = "Decode steps that are averaged; of prefill steps an eighth as many." },
+    { .name = "threads",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .max = 256,
+      .group = group_how,
+      AT(threads),
+      .help = "Compute threads; 0 uses all cores. Also -t." },
+    { .name = "cpu-isa",
+      .type = FG_OPTION_STRING,
+      .default_text = "auto",
+      .group = group_how,
+      .value_name = "NAME",
+      AT(cpu_isa),
+      .help = "Instruction set of the kernels, as for `forge serve`." },
+    { .name = "kv-dtype",
+      .type = FG_OPTION_STRING,
+      .default_text = "f16",
+      .group = group_how,
+      .value_name = "NAME",
+      AT(kv_dtype),
+      .help = "Number type of the KV cache, as for `forge serve`." },
+    { .name = "json",
+      .type = FG_OPTION_BOOL,
+      .default_text = "false",
+      .group = group_how,
+      AT(json),
+      .help = "One JSON object per kind of step and part of it." },
+};
+#undef AT
+
+const fg_conf_spec fg_bench_step_spec = {
+    .command = "forge bench step",
+    .intro = "Where the time of a step goes. The operations are timed on the thread that runs them "
+             "and contain\n"
+             "its waiting for the others at their end, which is `barrier`, given once more by "
+             "itself. `rest` is\n"
+             "the engine's own work between them, sampling included. `wake` is the way from the "
+             "caller to the\n"
+             "engine's thread and back; a server that keeps a step waiting behind the one that "
+             "runs does not\n"
+             "pay it.\n"
+             "\n"
+             "  forge bench step --model F                   decode of 1 and 16 sequences, prefill "
+             "of 512\n"
+             "  forge bench step -m F -b 8 -p 0 -d 4096      eight long sequences",
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+};
+
+typedef struct bench {
+    step_config config;
+    fg_bench_model model;
+    fg_step_seq *items;
+    fg_op_clock ops;
+    uint64_t barrier_ns;
+    fg_clock clock;
+} bench;
+
+/* Sums over the steps of one kind. */
+typedef struct sums {
+    uint64_t wall_ns, wake_ns, compute_ns;
+    uint32_t steps;
+} sums;
+
+static fg_status one_step(bench *b, fg_step *step, sums *s, fg_error *err)
+{
+    uint64_t began_ns = fg_clock_now_ns(&b->clock);
+    fg_status status = fg_runner_step(&b->model.runner, step, err);
+    uint64_t wall_ns = fg_clock_now_ns(&b->clock) - began_ns;
+    s->wall_ns += wall_ns;
+    s->compute_ns += step->compute_ns_out;
+    s->wake_ns += wall_ns - step->compute_ns_out;
+    s->steps++;
+    return status;
+}
+
+static fg_status decode_steps(bench *b, uint32_t batch, uint32_t count, sums *s, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; status == FG_OK && i < count; i++) {
+        for (uint32_t seq = 0; seq < batch; seq++) {
+            b->items[seq] = fg_bench_model_item(&b->model, seq, batch, b->config.depth + i, 1);
+            b->items[seq].sample = true;
+        }
+        fg_step step = { .seqs = b->items, .seq_count = batch };
+        status = one_step(b, &step, s, err);
+    }
+    return status;
+}
+
+static fg_status prefill_steps(bench *b, uint32_t tokens, uint32_t count, sums *s, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; status == FG_OK && i < count; i++) {
+        fg_step_seq item = fg_bench_model_item(&b->model, 0, 1, 0, tokens);
+        item.sample = true;
+        fg_step step = { .seqs = &item, .seq_count = 1 };
+        status = one_step(b, &step, s, err);
+    }
+    return status;
+}
+
+static void print_part(const bench *b, const char *kind, const char *part, const sums *s,
+                       uint64_t ns, uint64_t calls)
+{
+    double us = (double)ns * 1e-3 / s->steps, share = 100.0 * (double)ns / (double)s->wall_ns;
+    if (b->config.json) {
+        printf(
+            "{\"step\":\"%s\",\"part\":\"%s\",\"us\":%.3f,\"share_percent\":%.2f,\"calls\":%.1f}\n",
+            kind, part, us, share, (double)calls / s->steps);
+    } else {
+        printf("| %s | %s | %.1f | %.1f | %.1f |\n", kind, part, us, share,
+               (double)calls / s->steps);
+    }
+}
+
+static void print_sums(const bench *b, const char *kind, const sums *s)
+{
+    uint64_t rest_ns = s->compute_ns;
+    for (fg_op_kind op = 0; op < FG_OP_KIND_COUNT; op++) {
+        print_part(b, kind, fg_op_kind_name(op), s, b->ops.ns[op], b->ops.calls[op]);
+        rest_ns -= b->ops.ns[op] < rest_ns ? b->ops.ns[op] : rest_ns;
+    }
+    print_part(b, kind, "rest", s, rest_ns, 0);
+    print_part(b, kind, "wake", s, s->wake_ns, 0);
+    print_part(b, kind, "all", s, s->wall_ns, 0);
+    print_part(b, kind, "barrier (of all)", s, b->barrier_ns, 0);
+    fflush(stdout);
+}
+
+typedef fg_status (*steps_fn)(bench *b, uint32_t size, uint32_t count, sums *s, fg_error *err);
+
+static fg_status measure(bench *b, const char *kind, steps_fn run, uint32_t size, uint32_t count,
+                         fg_error *err)
+{
+    sums warm_up = { 0 }, s = { 0 };
+    fg_status status = run(b, size, 1, &warm_up, err);
+    memset(&b->ops, 0, sizeof b->ops);
+    b->barrier_ns = 0;
+    fg_op_clock_set(&b->ops);
+    fg_team_wait_ns = &b->barrier_ns;
+    if (status == FG_OK) {
+        status = run(b, size, count, &s, err);
+    }
+    fg_op_clock_set(NULL);
+    fg_team_wait_ns = NULL;
+    if (status == FG_OK) {
+        print_sums(b, kind, &s);
+    }
+    return status;
+}
+
+static fg_status measure_all(bench *b, const fg_bench_list *batches, const fg_bench_list *prompts,
+                             fg_error *err)
+{
+    char kind[32];
+    fg_status status = FG_OK;
+    if (!b->config.json) {
+        printf("%s, isa %s, %u threads\n\n| step | part | us | %% | calls |\n"
+               "| --- | --- | --: | --: | --: |\n",
+               b->model.runner.hparams.name, b->model.isa, b->model.threads);
+    }
+    for (uint32_t i = 0; status == FG_OK && i < batches->count; i++) {
+        uint32_t batch = batches->items[i];
+        for (uint32_t seq = 0; status == FG_OK && seq < batch; seq++) {
+            status = fg_bench_model_prompt(&b->model, seq, batch, b->config.depth, 512, err);
+        }
+        snprintf(kind, sizeof kind, "decode b=%u", batch);
+        status =
+            status != FG_OK ? status : measure(b, kind, decode_steps, batch, b->config.steps, err);
+    }
+    for (uint32_t i = 0; status == FG_OK && i < prompts->count; i++) {
+        snprintf(kind, sizeof kind, "prefill %u", prompts->items[i]);
+        uint32_t count = (b->config.steps + 7) / 8;
+        status = measure(b, kind, prefill_steps, prompts->items[i], count, err);
+    }
+    return status;
+}
+
+static uint32_t max_of(const fg_bench_list *list, uint32_t least)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        least = list->items[i] > least ? list->items[i] : least;
+    }
+    return least;
+}
+
+static fg_status run_step(const void *config, fg_error *err)
+{
+    const step_config *c = config;
+    fg_bench_list batches, prompts;
+    fg_status status = fg_bench_list_parse("--batch", c->batch, BATCH_MAX, &batches, err);
+    if (status == FG_OK) {
+        status = fg_bench_list_parse("--prompt", c->prompt, TOKENS_MAX, &prompts, err);
+    }
+    if (status == FG_OK && batches.count + prompts.count == 0) {
+        status = fg_fail(err, FG_BAD_INPUT, "nothing to measure: --batch 1,16 or --prompt 512");
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    uint32_t batch_max = max_of(&batches, 1), prompt_max = max_of(&prompts, 1);
+    bench *b = fg_mem_alloc(sizeof *b);
+    fg_step_seq *items = fg_mem_array(batch_max, sizeof *items);
+    if (b == NULL || items == NULL) {
+        fg_mem_free(b);
+        fg_mem_free(items);
+        return fg_fail(err, FG_AGAIN, "out of memory for %u sequences", batch_max);
+    }
+    b->config = *c;
+    b->items = items;
+    b->clock = fg_clock_real();
+    fg_bench_model_options o = { .path = c->model,
+                                 .cpu_isa = c->cpu_isa,
+                                 .kv_dtype = c->kv_dtype,
+                                 .threads = c->threads,
+                                 .step_tokens = prompt_max > 512 ? prompt_max : 512,
+                                 .seqs = batch_max,
+                                 .prompt = prompt_max,
+                                 .context = c->depth + c->steps };
+    status = fg_bench_model_open(&b->model, &o, err);
+    if (status == FG_OK) {
+        status = measure_all(b, &batches, &prompts, err);
+    }
+    fg_bench_model_close(&b->model);
+    fg_mem_free(items);
+    fg_mem_free(b);
+    return status;
+}
+
+const fg_bench_form fg_bench_step = {
+    .word = "step",
+    .spec = &fg_bench_step_spec,
+    .config_bytes = sizeof(step_config),
+    .run = run_step,
+};
