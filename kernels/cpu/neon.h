@@ -5,6 +5,7 @@
 #ifndef FORGE_KERNELS_CPU_NEON_H
 #define FORGE_KERNELS_CPU_NEON_H
 
+#if defined(__aarch64__)
 #include <arm_neon.h>
 
 #include "kernels/cpu/cpu.h"
@@ -35,4 +36,5 @@ FG_NEON_INLINE void fg_neon_put_panel(const fg_linear *linear, uint32_t row, uin
     }
 }
 
+#endif
 #endif

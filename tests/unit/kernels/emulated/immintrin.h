@@ -8,6 +8,7 @@
 
 #include_next <immintrin.h>
 
+#if __has_include(<simde/x86/avx512.h>) /* CMake compiles the copy only then */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 
@@ -156,4 +157,5 @@ FG_EMULATED void fg_emulated_mask_storeu_ps(float *at, unsigned mask, __m512 val
 #define _mm512_maskz_loadu_ps   fg_emulated_maskz_loadu_ps
 #define _mm512_mask_storeu_ps   fg_emulated_mask_storeu_ps
 
+#endif
 #endif
