@@ -9,7 +9,10 @@
 
 #include "kernels/cpu/cpu.h"
 
-#ifndef FG_AVX512_INLINE /* emulation in tests wants small code */
+/* A function for every type and number of rows takes compilers long with sanitizers or emulation (tests). */
+#if defined(FORGE_SANITIZED) || defined(FG_AVX512_SMALL)
+#define FG_AVX512_INLINE static __attribute__((noinline, unused))
+#else
 #define FG_AVX512_INLINE static inline __attribute__((always_inline))
 #endif
 

@@ -31,6 +31,8 @@ extern const fg_cpu_kernels fg_cpu_plain;
 #if defined(__x86_64__)
 extern const fg_cpu_kernels fg_cpu_avx2;
 extern const fg_cpu_kernels fg_cpu_avx512;
+#elif defined(__aarch64__)
+extern const fg_cpu_kernels fg_cpu_neon;
 #endif
 
 struct fg_device {

@@ -53,6 +53,8 @@ static const level levels[] = {
         { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
         { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },
         { FG_CPU_XCR0, YMM_STATE, "256-bit registers switched on by the operating system" } } },
+#elif defined(__aarch64__)
+    { &fg_cpu_neon, { { FG_CPU_HWCAP, HWCAP_ASIMDDP, "NEON's dot products (asimddp)" } } },
 #endif
     { &fg_cpu_plain, { { FG_CPU_LEAF1_ECX, 0, NULL } } },
 };

@@ -8,12 +8,11 @@
 
 #include_next <immintrin.h>
 
+#if __has_include(<simde/x86/avx512.h>) /* CMake compiles the copy only then */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 
-/* Specialised and emulated, the kernels would take the compiler minutes. */
-#define FG_AVX512_INLINE static __attribute__((noinline, unused))
-#define FG_EMULATED      static inline __attribute__((always_inline))
+#define FG_EMULATED static inline __attribute__((always_inline))
 
 /* Two halves of 256 bits as 512. */
 FG_EMULATED __m512i fg_emulated_joined(__m256i low, __m256i high)
@@ -158,4 +157,5 @@ FG_EMULATED void fg_emulated_mask_storeu_ps(float *at, unsigned mask, __m512 val
 #define _mm512_maskz_loadu_ps   fg_emulated_maskz_loadu_ps
 #define _mm512_mask_storeu_ps   fg_emulated_mask_storeu_ps
 
+#endif
 #endif

@@ -1,0 +1,74 @@
+#include "kernels/cpu/neon.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/math.h"
+#include "kernels/cpu/plain.h"
+
+enum { VECTORS = FG_QUANT_GROUP / 4 };
+
+static void neon_quantize_row(const float *values, uint32_t columns, int8_t *quants,
+                              fg_quant_group *groups)
+{
+    for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
+        const float *x = values + (size_t)g * FG_QUANT_GROUP;
+        float32x4_t v[VECTORS];
+        float32x4_t peaks = vdupq_n_f32(0.0f);
+        for (int i = 0; i < VECTORS; i++) {
+            v[i] = vld1q_f32(x + 4 * i);
+            peaks = vmaxnmq_f32(peaks, vabsq_f32(v[i]));
+        }
+        float peak = vmaxnmvq_f32(peaks);
+        bool zero = !(peak >= FG_CPU_QUANT_TINY);
+        float scale = zero ? 0.0f : peak / 127.0f;
+        float32x4_t inverse = vdupq_n_f32(zero ? 0.0f : 127.0f / peak);
+        int32_t sums[2] = { 0, 0 };
+        for (int i = 0; i < VECTORS; i += 2) {
+            int32x4_t low = vcvtnq_s32_f32(vmulq_f32(v[i], inverse));
+            int32x4_t high = vcvtnq_s32_f32(vmulq_f32(v[i + 1], inverse));
+            int16x8_t words = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
+            vst1_s8(quants + (size_t)g * FG_QUANT_GROUP + 4 * (size_t)i, vmovn_s16(words));
+            sums[i / (VECTORS / 2)] += vaddvq_s32(vaddq_s32(low, high));
+        }
+        groups[g] = (fg_quant_group){ .scale = scale,
+                                      .offset = scale * (float)(sums[0] + sums[1]),
+                                      .sums = { (int16_t)sums[0], (int16_t)sums[1] } };
+    }
+}
+
+static void neon_rmsnorm_row(const float *in, const float *weight, uint32_t columns, float epsilon,
+                             float *out)
+{
+    if (columns % 8 != 0) {
+        fg_cpu_plain_rmsnorm_row(in, weight, columns, epsilon, out);
+        return;
+    }
+    float32x4_t low = vdupq_n_f32(0.0f);
+    float32x4_t high = vdupq_n_f32(0.0f);
+    for (uint32_t i = 0; i < columns; i += 8) {
+        float32x4_t a = vld1q_f32(in + i);
+        float32x4_t b = vld1q_f32(in + i + 4);
+        low = vfmaq_f32(low, a, a);
+        high = vfmaq_f32(high, b, b);
+    }
+    float lanes[8];
+    vst1q_f32(lanes, low);
+    vst1q_f32(lanes + 4, high);
+    float mean = fg_cpu_fold(lanes) / (float)columns;
+    float factor = 1.0f / __builtin_sqrtf(mean + epsilon);
+    for (uint32_t i = 0; i < columns; i++) {
+        out[i] = in[i] * factor * weight[i];
+    }
+}
+
+static void neon_swiglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_swiglu(gate, up, count, out);
+}
+
+const fg_cpu_kernels fg_cpu_neon = {
+    .name = "neon",
+    .quantize_row = neon_quantize_row,
+    .linear = fg_cpu_neon_linear,
+    .rmsnorm_row = neon_rmsnorm_row,
+    .swiglu = neon_swiglu,
+    .attend = fg_cpu_plain_attend,
+};
