@@ -97,10 +97,11 @@ def rounds(options, folder, how):
             for path in [*sidecars, pathlib.Path(options.model)]:
                 forget(path)
         server = Server(options, "off" if how == "off" else folder)
-        token = server.first_token()
-        results.append((server.listening_ms, token))
-        last = server.event("start_ms"), server.event("chosen")
-        server.stop()
+        try:
+            results.append((server.listening_ms, server.first_token()))
+            last = server.event("start_ms"), server.event("chosen")
+        finally:
+            server.stop()
     listening, token = (statistics.median(column) for column in zip(*results))
     spread = f"{min(t for _, t in results):.0f}..{max(t for _, t in results):.0f}"
     phases, chosen = last
@@ -114,6 +115,14 @@ PHASES = ("model", "tokenizer", "fingerprint", "router", "kv", "weights", "calib
 
 def added_memory(options, folder):
     servers = []
+    try:
+        add_servers(options, folder, servers)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def add_servers(options, folder, servers):
     print("\n| processes | RSS of the newest, MiB | sum of PSS | added |\n| ---: | ---: | ---: | ---: |")
     before = 0
     for count in range(1, options.processes + 1):
@@ -123,8 +132,6 @@ def added_memory(options, folder):
         print(f"| {count} | {servers[-1].memory_mib()[0]:.0f} | {total:.0f} | {total - before:.0f} |",
               flush=True)
         before = total
-    for server in servers:
-        server.stop()
 
 
 def main():
