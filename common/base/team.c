@@ -106,13 +106,19 @@ static void do_lane(fg_team *team, lane *from, uint32_t member, uint32_t *done)
 }
 
 /* Does pieces, those of the member's own node first, until none is left; returns how many. All are of
- * one run, since it cannot end before they are reported. */
+ * one run, since it cannot end before they are reported. Who finds its own lane empty and another one full
+ * may only have been too early for its own: a run fills the caller's lane last. */
 static uint32_t do_pieces(fg_team *team, uint32_t member)
 {
     uint32_t done = 0;
     uint32_t own = team->slots[member].lane;
-    for (uint32_t i = own; i < own + team->lane_count; i++) {
-        do_lane(team, &team->lanes[i < team->lane_count ? i : i - team->lane_count], member, &done);
+    do_lane(team, &team->lanes[own], member, &done);
+    for (uint32_t i = own + 1; i < own + team->lane_count; i++) {
+        lane *other = &team->lanes[i < team->lane_count ? i : i - team->lane_count];
+        if (atomic_load_explicit(&other->unclaimed, memory_order_acquire) != 0) {
+            do_lane(team, &team->lanes[own], member, &done);
+        }
+        do_lane(team, other, member, &done);
     }
     return done;
 }
@@ -335,7 +341,7 @@ static void publish(fg_team *team, uint32_t piece_count)
         counts[i] = end - first;
         first = end;
     }
-    for (uint32_t i = 0; i < team->lane_count; i++) {
+    for (uint32_t i = team->lane_count; i-- > 0;) {
         atomic_store(&team->lanes[i].unclaimed, counts[i]);
     }
 }
