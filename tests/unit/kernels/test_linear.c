@@ -161,6 +161,61 @@ Test(linear, agrees_with_a_sum_in_double_over_the_reference_dequantiser)
     close_test_device(&device);
 }
 
+/* Roughly normal, with now and then a value ten times as large, as activations have them. */
+static float activation_like(fg_rng *rng)
+{
+    float sum = 0.0f;
+    for (int i = 0; i < 6; i++) {
+        sum += random_float(rng, 1.0f);
+    }
+    return fg_rng_below(rng, 200) == 0 ? 10.0f * sum : sum;
+}
+
+/* Relative root mean square distance of a product from the one in double over the dequantised weights and
+ * the unrounded activations. For quantised types that is the rounding of activations to int8 and nothing
+ * else: a group's largest value / 127 / sqrt(12) per element, some 0.5 to 1 % of a row. */
+static double distance_from_double(const test_device *device, fg_rng *rng, uint32_t type)
+{
+    enum { OUTPUTS = 48, COLUMNS = 1024, ROWS = 8 };
+    problem p = make_problem(rng, type, OUTPUTS, COLUMNS);
+    uint32_t columns = p.weight.columns;
+    float *weights = fg_mem_array((size_t)OUTPUTS * columns, sizeof(float));
+    fg_dequant(type, p.data, weights, (uint64_t)OUTPUTS * columns);
+    for (size_t i = 0; i < (size_t)ROWS * columns; i++) {
+        p.in.values[i] = activation_like(rng);
+    }
+    run(device, &p, ROWS);
+    double error = 0.0;
+    double size = 0.0;
+    for (uint32_t i = 0; i < ROWS * OUTPUTS; i++) {
+        double want = 0.0;
+        for (uint32_t k = 0; k < columns; k++) {
+            want += (double)weights[(size_t)(i % OUTPUTS) * columns + k] *
+                    p.in.values[(size_t)(i / OUTPUTS) * columns + k];
+        }
+        error += (p.out[i] - want) * (p.out[i] - want);
+        size += want * want;
+    }
+    fg_mem_free(weights);
+    free_problem(&p);
+    return sqrt(error / size);
+}
+
+Test(linear, the_rounding_of_activations_costs_what_it_may)
+{
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    fg_rng rng = { .state = 14 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        double distance = distance_from_double(&device, &rng, types[t]);
+        double bound = fg_op_linear_is_quantized(types[t]) ? 0.012 : 2e-6;
+        cr_log_info("%s: %.2e", fg_dtype_name(types[t]), distance);
+        cr_assert(distance <= bound, "%s: relative rms %.3g, bound %g", fg_dtype_name(types[t]),
+                  distance, bound);
+    }
+    close_test_device(&device);
+}
+
 Test(linear, several_products_and_accumulation_equal_single_ones)
 {
     test_device device;
