@@ -88,12 +88,8 @@ static const fg_option peak_options[] = {
       .group = "Probes",
       .offset = offsetof(peak_config, threads),
       .help = "Measured with one thread and with so many; 0 uses all cores." },
-    { .name = "json",
-      .type = FG_OPTION_BOOL,
-      .default_text = "false",
-      .group = "Probes",
-      .offset = offsetof(peak_config, json),
-      .help = "One JSON object per line: probe, threads, unit, value, how." },
+    FG_BENCH_OPTION_JSON(peak_config, "Probes",
+                         "One JSON object per line: probe, threads, unit, value, how."),
 };
 
 const fg_conf_spec fg_bench_peak_spec = {

@@ -5,6 +5,8 @@
 #ifndef FORGE_CLI_BENCH_H
 #define FORGE_CLI_BENCH_H
 
+#include <stddef.h>
+
 #include "common/base/buf.h"
 #include "common/conf/conf.h"
 
@@ -27,6 +29,36 @@ typedef struct fg_bench_list {
 /* "" and "0" are an empty list. FG_BAD_INPUT names the flag. */
 fg_status fg_bench_list_parse(const char *flag, const char *text, uint32_t max,
                               fg_bench_list *list_out, fg_error *err);
+
+/* Rows of a form's option table that several forms have. */
+#define FG_BENCH_OPTION_MODEL(config, section)                                                     \
+    {                                                                                              \
+        .name = "model", .type = FG_OPTION_STRING, .group = section, .value_name = "FILE",         \
+        .offset = offsetof(config, model), .help = "The model, a GGUF file. Also -m."              \
+    }
+#define FG_BENCH_OPTION_THREADS(config, section)                                                   \
+    {                                                                                              \
+        .name = "threads", .type = FG_OPTION_U32, .default_text = "0", .max = 256,                 \
+        .group = section, .offset = offsetof(config, threads),                                     \
+        .help = "Compute threads; 0 uses all cores. Also -t."                                      \
+    }
+#define FG_BENCH_OPTION_CPU_ISA(config, section)                                                   \
+    {                                                                                              \
+        .name = "cpu-isa", .type = FG_OPTION_STRING, .default_text = "auto", .group = section,     \
+        .value_name = "NAME", .offset = offsetof(config, cpu_isa),                                 \
+        .help = "Instruction set of the kernels, as for `forge serve`."                            \
+    }
+#define FG_BENCH_OPTION_KV_DTYPE(config, section)                                                  \
+    {                                                                                              \
+        .name = "kv-dtype", .type = FG_OPTION_STRING, .default_text = "f16", .group = section,     \
+        .value_name = "NAME", .offset = offsetof(config, kv_dtype),                                \
+        .help = "Number type of the KV cache, as for `forge serve`."                               \
+    }
+#define FG_BENCH_OPTION_JSON(config, section, text)                                                \
+    {                                                                                              \
+        .name = "json", .type = FG_OPTION_BOOL, .default_text = "false", .group = section,         \
+        .offset = offsetof(config, json), .help = text                                             \
+    }
 
 /* Mean, standard deviation and best of samples. */
 typedef struct fg_bench_stats {

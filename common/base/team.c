@@ -59,7 +59,6 @@ struct fg_team {
     pthread_t caller; /* of the newest run */
     uint32_t spins;   /* looks before a sleep */
     uint32_t lane_count;
-    _Atomic uint32_t width;
     /* Written before any `unclaimed`, read after a claim. */
     fg_team_piece_fn fn;
     void *ctx;
@@ -130,18 +129,13 @@ static void report(fg_team *team, uint32_t done)
     }
 }
 
-static bool takes_part(const member_slot *slot)
-{
-    return slot->member < atomic_load_explicit(&slot->team->width, memory_order_relaxed);
-}
-
 /* Sequentially consistent, because the last look before a sleep has to be; on x86 that is free. */
 static bool has_news(member_slot *slot)
 {
     fg_team *team = slot->team;
     for (uint32_t i = 0; i < team->lane_count; i++) {
         if (atomic_load(&team->lanes[i].unclaimed) != 0) {
-            return takes_part(slot);
+            return true;
         }
     }
     return atomic_load(&team->stop);
@@ -199,7 +193,7 @@ static void *member_main(void *ctx)
     fg_team *team = slot->team;
     fg_team_sit(&slot->seat, slot->pin);
     while (!atomic_load(&team->stop)) {
-        uint32_t done = takes_part(slot) ? do_pieces(team, slot->member) : 0;
+        uint32_t done = do_pieces(team, slot->member);
         if (done != 0) {
             report(team, done);
             fg_team_end(&slot->seat);
@@ -288,7 +282,6 @@ fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_
         return fg_fail(err, FG_AGAIN, "out of memory for %u compute threads", thread_count);
     }
     team->thread_count = thread_count;
-    team->width = thread_count;
     assign_lanes(team, places);
     team->spins = thread_count == 1 ? 0 : count_spins();
     for (uint32_t i = 1; i < thread_count; i++) {
@@ -323,12 +316,6 @@ uint32_t fg_team_size(const fg_team *team)
     return team->thread_count;
 }
 
-void fg_team_set_width(fg_team *team, uint32_t width)
-{
-    width = width < team->thread_count ? width : team->thread_count;
-    atomic_store_explicit(&team->width, width == 0 ? 1 : width, memory_order_relaxed);
-}
-
 /* Each lane gets a range as long as its part of the members. */
 static void publish(fg_team *team, uint32_t piece_count)
 {
@@ -353,8 +340,7 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
         team->caller = pthread_self();
         fg_team_sit(&self->seat, self->pin);
     }
-    uint32_t width = atomic_load_explicit(&team->width, memory_order_relaxed);
-    if (team->started == 0 || piece_count < 2 || width == 1) {
+    if (team->started == 0 || piece_count < 2) {
         for (uint32_t piece = 0; piece < piece_count; piece++) {
             fn(ctx, piece, 0);
         }
@@ -364,7 +350,7 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
     team->ctx = ctx;
     atomic_store_explicit(&team->left, piece_count, memory_order_relaxed);
     publish(team, piece_count);
-    wake_members(team, piece_count < width ? piece_count : width);
+    wake_members(team, piece_count < team->thread_count ? piece_count : team->thread_count);
     uint32_t done = do_pieces(team, 0);
     /* The caller's own report needs no wake-up, and is the last one more often than not. */
     if (atomic_fetch_sub(&team->left, done) != done) {

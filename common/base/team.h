@@ -39,10 +39,6 @@ fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_
 void fg_team_destroy(fg_team *team);
 uint32_t fg_team_size(const fg_team *team);
 
-/* From the next run on only members 0 to width - 1 take part (clipped to 1 .. size), but for one that was
- * about to claim a piece when the width fell. */
-void fg_team_set_width(fg_team *team, uint32_t width);
-
 /* One piece of work. `member` says who does it, from 0 to fg_team_size() - 1: nobody else has this
  * number meanwhile, so it may choose scratch memory. */
 typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);

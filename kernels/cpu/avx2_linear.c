@@ -445,43 +445,18 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
         run_panels(type, linear, in, rows, first, count);                                          \
     }
 
-DEFINE_PANELS(q4_0, FG_Q4_0)
-DEFINE_PANELS(q4_1, FG_Q4_1)
-DEFINE_PANELS(q5_0, FG_Q5_0)
-DEFINE_PANELS(q5_1, FG_Q5_1)
-DEFINE_PANELS(q8_0, FG_Q8_0)
-DEFINE_PANELS(q4_k, FG_Q4_K)
-DEFINE_PANELS(q5_k, FG_Q5_K)
-DEFINE_PANELS(q6_k, FG_Q6_K)
+FG_CPU_EACH_QUANTIZED(DEFINE_PANELS)
+
+#define PANELS_CASE(name, type)                                                                    \
+    case type:                                                                                     \
+        name##_panels(linear, in, rows, first, count);                                             \
+        break;
 
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
     switch (linear->weight.type) {
-    case FG_Q4_0:
-        q4_0_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q4_1:
-        q4_1_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q5_0:
-        q5_0_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q5_1:
-        q5_1_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q8_0:
-        q8_0_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q4_K:
-        q4_k_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q5_K:
-        q5_k_panels(linear, in, rows, first, count);
-        break;
-    case FG_Q6_K:
-        q6_k_panels(linear, in, rows, first, count);
-        break;
+        FG_CPU_EACH_QUANTIZED(PANELS_CASE)
     default:
         fg_cpu_avx2_linear_float(linear, in, rows, first, count);
         break;

@@ -14,6 +14,17 @@
 typedef struct fg_cpu_attend fg_cpu_attend;
 typedef struct fg_cpu_attend_plan fg_cpu_attend_plan;
 
+/* X(name, type) for each quantised type: vector kernels are compiled once per type. */
+#define FG_CPU_EACH_QUANTIZED(X)                                                                   \
+    X(q4_0, FG_Q4_0)                                                                               \
+    X(q4_1, FG_Q4_1)                                                                               \
+    X(q5_0, FG_Q5_0)                                                                               \
+    X(q5_1, FG_Q5_1)                                                                               \
+    X(q8_0, FG_Q8_0)                                                                               \
+    X(q4_k, FG_Q4_K)                                                                               \
+    X(q5_k, FG_Q5_K)                                                                               \
+    X(q6_k, FG_Q6_K)
+
 typedef struct fg_cpu_kernels {
     const char *name;
     void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,

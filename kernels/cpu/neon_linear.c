@@ -240,36 +240,21 @@ FG_NEON_INLINE void run_tile(uint32_t type, int R, tile *t)
         }                                                                                          \
     }
 
-DEFINE_TILE(q4_0, FG_Q4_0)
-DEFINE_TILE(q4_1, FG_Q4_1)
-DEFINE_TILE(q5_0, FG_Q5_0)
-DEFINE_TILE(q5_1, FG_Q5_1)
-DEFINE_TILE(q8_0, FG_Q8_0)
-DEFINE_TILE(q4_k, FG_Q4_K)
-DEFINE_TILE(q5_k, FG_Q5_K)
-DEFINE_TILE(q6_k, FG_Q6_K)
+FG_CPU_EACH_QUANTIZED(DEFINE_TILE)
 
 typedef void (*tile_fn)(uint32_t rows, tile *t);
 
+#define TILE_CASE(name, type)                                                                      \
+    case type:                                                                                     \
+        return name##_tile;
+
+/* NULL: not a quantised type. */
 static tile_fn tile_of(uint32_t type)
 {
     switch (type) {
-    case FG_Q4_0:
-        return q4_0_tile;
-    case FG_Q4_1:
-        return q4_1_tile;
-    case FG_Q5_0:
-        return q5_0_tile;
-    case FG_Q5_1:
-        return q5_1_tile;
-    case FG_Q8_0:
-        return q8_0_tile;
-    case FG_Q4_K:
-        return q4_k_tile;
-    case FG_Q5_K:
-        return q5_k_tile;
+        FG_CPU_EACH_QUANTIZED(TILE_CASE)
     default:
-        return q6_k_tile;
+        return NULL;
     }
 }
 
@@ -277,11 +262,11 @@ void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint3
                         uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
-    if (!fg_op_linear_is_quantized(w->type)) {
+    tile_fn run = tile_of(w->type);
+    if (run == NULL) {
         fg_cpu_neon_linear_float(linear, in, rows, first, count);
         return;
     }
-    tile_fn run = tile_of(w->type);
     size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
     tile t = { .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
     for (uint32_t panel = first; panel < first + count; panel++) {

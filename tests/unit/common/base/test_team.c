@@ -172,36 +172,6 @@ Test(team, a_node_does_its_own_pieces_first)
     fg_team_destroy(team);
 }
 
-/* Bits of the members that did something. */
-static void note_member(void *ctx, uint32_t piece, uint32_t member)
-{
-    sched_yield();
-    atomic_fetch_or((_Atomic uint32_t *)ctx, 1u << member);
-}
-
-Test(team, only_members_within_the_width_take_part)
-{
-    static const uint32_t widths[] = { 4, 1, 2, 3, 0, 4, 2, 9 };
-    fg_team *team;
-    cr_assert_eq(fg_team_create(4, NULL, &team, NULL), FG_OK);
-    for (int round = 0; round < 50; round++) {
-        for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-            uint32_t width = widths[i] == 0 ? 1 : widths[i] > 4 ? 4 : widths[i];
-            fg_team_set_width(team, widths[i]);
-            /* One that was about to claim may be late once. */
-            _Atomic uint32_t members = 0;
-            uint32_t runs = 0;
-            do {
-                members = 0;
-                fg_team_for(team, 40, note_member, &members);
-            } while (members >> width != 0 && ++runs < 5);
-            cr_assert(runs < 5, "width %u: members %x", width, members);
-            run_once(team, (uint32_t)round, 3, i);
-        }
-    }
-    fg_team_destroy(team);
-}
-
 static void check_cpu(void *ctx, uint32_t piece, uint32_t member)
 {
     sched_yield();
