@@ -18,8 +18,9 @@
  * two more of them would fall into the same few sets of the first-level cache. */
 enum { TILE_ROWS = 8 };
 enum { VECTOR = 64, HALF = 32 };
-/* Groups ahead of a walk through panels: what arrives meanwhile from memory. */
-enum { GROUPS_AHEAD = 12 };
+/* Bytes ahead of one row's walk through panels, groups ahead of that of more rows: what arrives from memory
+ * meanwhile. */
+enum { BYTES_AHEAD = 2304, GROUPS_AHEAD = 12 };
 
 /* Some rows against one panel; its sums lie in memory that never leaves the first-level cache. */
 typedef struct tile {
@@ -390,9 +391,8 @@ FG_AVX2_INLINE void add_signed_to_row(const tile *t, const place *p, __m256 sums
 }
 
 /* Few rows pass a panel too quickly for the processor to foresee what they will read. */
-FG_AVX2_INLINE void ask_ahead(const fg_panel_shape *shape, const uint8_t *at, size_t size_bytes)
+FG_AVX2_INLINE void ask_for(const uint8_t *at, size_t size_bytes)
 {
-    at += (size_t)GROUPS_AHEAD * shape->group_bytes;
     for (size_t i = 0; i < size_bytes; i += VECTOR) {
         _mm_prefetch((const char *)at + i, _MM_HINT_T0);
     }
@@ -408,7 +408,7 @@ FG_AVX2_INLINE void run_row(uint32_t type, size_t panels, size_t panel_bytes, ti
     while (p.group < t->group_count) {
         p.codes = p.scales + shape.scale_bytes;
         for (size_t i = 0; i < panels; i++) {
-            ask_ahead(&shape, p.scales + i * panel_bytes, shape.scale_bytes);
+            ask_for(p.scales + i * panel_bytes + BYTES_AHEAD, shape.scale_bytes);
         }
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
@@ -417,7 +417,7 @@ FG_AVX2_INLINE void run_row(uint32_t type, size_t panels, size_t panel_bytes, ti
                 place at = p;
                 at.scales += i * panel_bytes;
                 at.codes += i * panel_bytes;
-                ask_ahead(&shape, at.codes, shape.group_bytes);
+                ask_for(at.codes + BYTES_AHEAD, shape.group_bytes);
                 if (type == FG_Q8_0) {
                     add_signed_to_row(t, &at, sums[i]);
                 } else {
@@ -442,7 +442,7 @@ FG_AVX2_INLINE void run_rows(uint32_t type, uint32_t rows, tile *t)
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_ahead(&shape, p.codes, shape.group_bytes);
+            ask_for(p.codes + (size_t)GROUPS_AHEAD * shape.group_bytes, shape.group_bytes);
             if (type == FG_Q8_0) {
                 add_signed_group(rows, t, &p);
             } else {
