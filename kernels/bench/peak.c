@@ -347,12 +347,6 @@ double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     return best_rate(peaks, budget_ms);
 }
 
-double fg_peak_f32_macs(void)
-{
-    fg_peaks peaks = { .kind = FG_PEAK_F32, .thread_count = 1 };
-    return best_rate(&peaks, 100);
-}
-
 static void print_json(fg_peak_kind kind, uint32_t threads, double rate)
 {
     printf("{\"probe\":\"%s\",\"threads\":%u,\"unit\":\"%s\",\"value\":%.2f,\"how\":\"%s\"}\n",
