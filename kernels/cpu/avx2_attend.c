@@ -243,31 +243,22 @@ FG_AVX2_INLINE void add_values(uint32_t kind, int M, const strip *s, const float
     }
 }
 
-/* fg_cpu_exp2 of `count` times eight, in step: each waits for its own multiply-adds, so that one alone
- * would leave the ports empty. What is below the least power comes out as nonsense and is masked. */
-FG_AVX2_INLINE void exp2_of(__m256 *x, int count)
+/* fg_cpu_exp2 of eight. What is below the least comes out as nonsense, and is masked. */
+FG_AVX2_INLINE __m256 exp2_of(__m256 x)
 {
     const __m256 magic = _mm256_set1_ps(0x1.8p23f);
-    static const float terms[] = { FG_CPU_EXP2_4, FG_CPU_EXP2_3, FG_CPU_EXP2_2, FG_CPU_EXP2_1,
-                                   1.0f };
-    __m256 f[4];
-    __m256 p[4];
-    for (int i = 0; i < count; i++) {
-        f[i] = _mm256_sub_ps(x[i], _mm256_sub_ps(_mm256_add_ps(x[i], magic), magic));
-        p[i] = _mm256_set1_ps(FG_CPU_EXP2_5);
-    }
-    for (size_t t = 0; t < sizeof terms / sizeof terms[0]; t++) {
-        __m256 term = _mm256_set1_ps(terms[t]);
-        for (int i = 0; i < count; i++) {
-            p[i] = _mm256_fmadd_ps(p[i], f[i], term);
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        __m256i power = _mm256_castps_si256(_mm256_add_ps(x[i], magic));
-        power = _mm256_add_epi32(_mm256_slli_epi32(power, 23), _mm256_castps_si256(p[i]));
-        __m256 gone = _mm256_cmp_ps(x[i], _mm256_set1_ps(FG_CPU_EXP2_LEAST), _CMP_LT_OQ);
-        x[i] = _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
-    }
+    __m256 shifted = _mm256_add_ps(x, magic);
+    __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
+    __m256 p = _mm256_set1_ps(FG_CPU_EXP2_5);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_2));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_1));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    power = _mm256_add_epi32(power, _mm256_castps_si256(p));
+    __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(FG_CPU_EXP2_LEAST), _CMP_LT_OQ);
+    return _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
 }
 
 FG_AVX2_INLINE float largest(__m256 v)
@@ -283,20 +274,6 @@ static void scale_by(float *x, const float *const *scales, uint32_t begin, uint3
         __m256 scale = _mm256_loadu_ps(scales[j / PIECE] + j % PIECE);
         _mm256_store_ps(x + j, _mm256_mul_ps(_mm256_load_ps(x + j), scale));
     }
-}
-
-FG_AVX2_INLINE __m256 weigh_some(float *x, int count, __m256 maximum, __m256 sum)
-{
-    __m256 weights[4];
-    for (int i = 0; i < count; i++) {
-        weights[i] = _mm256_sub_ps(_mm256_load_ps(x + i * 8), maximum);
-    }
-    exp2_of(weights, count);
-    for (int i = 0; i < count; i++) {
-        sum = _mm256_add_ps(sum, weights[i]);
-        _mm256_store_ps(x + i * 8, weights[i]);
-    }
-    return sum;
 }
 
 /* Turns the scores of one row into weights; writes their maximum and sum. Slots that the row does not
@@ -322,12 +299,10 @@ static void weigh(const strip *s, uint32_t m, float *x, float *record)
     record[0] = largest(high);
     __m256 maximum = _mm256_set1_ps(record[0]);
     __m256 sum = _mm256_setzero_ps();
-    uint32_t j = begin;
-    for (; j + 32 <= end; j += 32) {
-        sum = weigh_some(x + j, 4, maximum, sum);
-    }
-    for (; j < end; j += 8) {
-        sum = weigh_some(x + j, 1, maximum, sum);
+    for (uint32_t j = begin; j < end; j += 8) {
+        __m256 weight = exp2_of(_mm256_sub_ps(_mm256_load_ps(x + j), maximum));
+        sum = _mm256_add_ps(sum, weight);
+        _mm256_store_ps(x + j, weight);
     }
     record[FG_ATTEND_SUM] = fg_avx2_fold(sum);
     if (scaled) {
