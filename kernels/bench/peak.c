@@ -380,12 +380,6 @@ double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     return amount / ((double)(ended_at_ns - began_at_ns) * 1e-9);
 }
 
-double fg_peak_f32_macs(void)
-{
-    fg_peaks peaks = { .kind = FG_PEAK_F32, .thread_count = 1 };
-    return best_rate(&peaks, 100);
-}
-
 static void print_json(fg_peak_kind kind, uint32_t threads, double rate)
 {
     printf("{\"probe\":\"%s\",\"threads\":%u,\"unit\":\"%s\",\"value\":%.2f,\"how\":\"%s\"}\n",

@@ -51,8 +51,6 @@ double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
 const char *fg_peak_name(fg_peak_kind kind);
 /* False: bytes. */
 bool fg_peak_is_compute(fg_peak_kind kind);
-/* FG_PEAK_F32 of one thread, without opening anything. */
-double fg_peak_f32_macs(void);
 
 /* All probes for 1 and `thread_count` threads on stdout, a table or one JSON object per line. */
 void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json);

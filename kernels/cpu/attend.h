@@ -12,10 +12,12 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    FG_ATTEND_TILE = 24,   /* (row, head)s of a tile at most */
-    FG_ATTEND_STRIP = 6,   /* of these, the ones that a vector kernel holds in registers */
-    FG_ATTEND_DIMS = 1024, /* largest head, see common/kv/layout.c */
-    FG_ATTEND_HEAD = 16,   /* floats of a record before its output; the first is the maximum */
+    FG_ATTEND_TILE = 96,       /* (row, head)s of a tile at most */
+    FG_ATTEND_STRIP = 6,       /* of these, the ones that a vector kernel holds in registers */
+    FG_ATTEND_DIMS = 1024,     /* largest head, see common/kv/layout.c */
+    FG_ATTEND_COPY_DIMS = 256, /* largest head that vector kernels copy */
+    FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
+    FG_ATTEND_HEAD = 16, /* floats of a record before its output; the first is the maximum */
     FG_ATTEND_SUM = 1,
     /* Scores of one (row, head): vector kernels write up to three pieces beyond the chunk. */
     FG_ATTEND_SCORES = FG_ATTEND_CHUNK + 4 * FG_KV_PIECE,
@@ -27,6 +29,7 @@ typedef struct fg_cpu_attend_scratch {
     _Alignas(64) float scores[FG_ATTEND_TILE * FG_ATTEND_SCORES];
     _Alignas(64) float part[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
     _Alignas(64) float records[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
+    _Alignas(64) uint8_t copies[2][FG_ATTEND_COPY]; /* a chunk's K and V */
 } fg_cpu_attend_scratch;
 
 struct fg_cpu_attend {

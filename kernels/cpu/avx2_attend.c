@@ -1,8 +1,9 @@
 /*
- * Attention with AVX2, FMA and F16C, the arithmetic of plain_attend.c. A tile goes through a chunk in three
- * passes: scores as a product of q with the keys, whose layout puts 16 slots side by side; weights;
- * their product with the values. Both products are register tiles, for a strip of up to six (row, head)s
- * and 16 to 64 columns, that widen K and V as they load them. All strips take a few pieces of K or V
+ * Attention with AVX2, FMA and F16C, the arithmetic of plain_attend.c. A strip of up to six (row, head)s of
+ * the tile goes through a chunk in three passes: scores as a product of q with the keys, whose layout puts
+ * 16 slots side by side; weights; their product with the values. Both products are register tiles, for the
+ * strip and 16 to 64 columns, that widen K and V as they load them. Where a tile has many strips, the
+ * chunk's K and V are copied first, to where they follow each other; else the strips take a few pieces
  * before the next ones are read, so that these come from the first-level cache.
  */
 #include <string.h>
@@ -13,18 +14,18 @@
 #include "kernels/cpu/plain.h"
 
 enum {
-    TILE = FG_ATTEND_TILE,
     STRIP = FG_ATTEND_STRIP,
-    STRIPS_MAX = TILE / STRIP,
     SCORES = FG_ATTEND_SCORES,
     PIECE = FG_KV_PIECE,
     PIECES = FG_ATTEND_CHUNK / PIECE,
     PIECES_PADDED = PIECES + 4,
-    AHEAD = 8,            /* pieces that a tile of one strip fetches ahead */
-    DIMS = 256,           /* larger heads go to plain */
+    AHEAD = 8,                  /* pieces that a tile of one strip fetches ahead */
+    DIMS = FG_ATTEND_COPY_DIMS, /* larger heads go to plain */
     Q_STRIDE = DIMS + 16, /* floats from one (row, head) to the next; 17 cache lines use all sets */
     UNROLL = 4,           /* divides every head size that comes here */
-    CACHED_PIECES = 4,    /* that all strips take before the next ones */
+    CACHED_PIECES = 4,    /* that both strips take before the next ones */
+    DIRECT_STRIPS = 2,    /* more than these read a copy of K and V */
+    COPY_AHEAD = 2,       /* pieces fetched ahead of the one being copied */
 };
 
 /* Where one chunk's K and V lie, a pointer per piece of 16 slots, and what is fetched meanwhile. */
@@ -37,6 +38,7 @@ typedef struct chunk_pieces {
     const uint8_t *after_values[PIECES_PADDED];
     uint32_t begin;
     uint32_t end;
+    uint32_t run; /* slots whose values follow each other: a piece, in a copy all */
 } chunk_pieces;
 
 /* One strip on its way through one chunk. */
@@ -78,6 +80,9 @@ FG_AVX2_INLINE __m256 load_kv(uint32_t kind, const uint8_t *at)
     }
 }
 
+/* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
+#define HOLD(x) __asm__("" : "+x"(x))
+
 /* One step of a product: acc[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is
  * held in registers, and the other passes through one: 16 must do for all. */
 FG_AVX2_INLINE void step(uint32_t kind, int M, int N, const float *a, size_t a_step,
@@ -99,11 +104,13 @@ FG_AVX2_INLINE void step(uint32_t kind, int M, int N, const float *a, size_t a_s
     __m256 b[8];
     for (int n = 0; n < N; n++) {
         b[n] = load_kv(kind, bs[n]);
+        HOLD(b[n]);
     }
     for (int m = 0; m < M; m++) {
         __m256 x = _mm256_broadcast_ss(a + m * a_step);
         for (int n = 0; n < N; n++) {
             acc[m][n] = _mm256_fmadd_ps(x, b[n], acc[m][n]);
+            HOLD(acc[m][n]);
         }
     }
 }
@@ -162,6 +169,19 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const strip *s, ui
     }
 }
 
+FG_AVX2_INLINE void value_step(uint32_t kind, int M, int N, const float *weights,
+                               const uint8_t *value, ptrdiff_t after, __m256 acc[STRIP][8])
+{
+    const uint8_t *bs[8];
+    for (int n = 0; n < N; n++) {
+        bs[n] = value + (size_t)n * 8 * element_bytes(kind);
+    }
+    if (fetches(M)) {
+        fetch(value + after);
+    }
+    step(kind, M, N, weights, SCORES, bs, acc);
+}
+
 /* Adds weights times values to N * 8 columns of M outputs. */
 FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const strip *s, const float *weights,
                                 float *const *outs, fg_cpu_slots slots, uint32_t column)
@@ -176,19 +196,17 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const strip *s, con
     for (uint32_t slot = slots.begin; slot < slots.end;) {
         const uint8_t *value = s->pieces->values[slot / PIECE] + slot % PIECE * slot_bytes +
                                (size_t)column * element_bytes(kind);
-        uint32_t piece_end = (slot / PIECE + 1) * PIECE;
-        uint32_t end = piece_end < slots.end ? piece_end : slots.end;
+        uint32_t run_end = (slot / s->pieces->run + 1) * s->pieces->run;
+        uint32_t end = run_end < slots.end ? run_end : slots.end;
         ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
-#pragma GCC unroll 4
+        for (; slot + UNROLL <= end; slot += UNROLL) {
+            for (uint32_t u = 0; u < UNROLL; u++) {
+                value_step(kind, M, N, weights + slot + u, value + u * slot_bytes, after, acc);
+            }
+            value += UNROLL * slot_bytes;
+        }
         for (; slot < end; slot++) {
-            const uint8_t *bs[8];
-            for (int n = 0; n < N; n++) {
-                bs[n] = value + (size_t)n * 8 * element_bytes(kind);
-            }
-            if (fetches(M)) {
-                fetch(value + after);
-            }
-            step(kind, M, N, weights + slot, SCORES, bs, acc);
+            value_step(kind, M, N, weights + slot, value, after, acc);
             value += slot_bytes;
         }
     }
@@ -225,13 +243,12 @@ FG_AVX2_INLINE void add_values(uint32_t kind, int M, const strip *s, const float
     }
 }
 
-/* fg_cpu_exp2 of eight. */
+/* fg_cpu_exp2 of eight. What is below the least comes out as nonsense, and is masked. */
 FG_AVX2_INLINE __m256 exp2_of(__m256 x)
 {
-    const __m256 least = _mm256_set1_ps(FG_CPU_EXP2_LEAST);
     const __m256 magic = _mm256_set1_ps(0x1.8p23f);
-    __m256 shifted = _mm256_add_ps(_mm256_max_ps(least, x), magic);
-    __m256 f = _mm256_sub_ps(_mm256_max_ps(least, x), _mm256_sub_ps(shifted, magic));
+    __m256 shifted = _mm256_add_ps(x, magic);
+    __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
     __m256 p = _mm256_set1_ps(FG_CPU_EXP2_5);
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_4));
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(FG_CPU_EXP2_3));
@@ -240,7 +257,7 @@ FG_AVX2_INLINE __m256 exp2_of(__m256 x)
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
     __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     power = _mm256_add_epi32(power, _mm256_castps_si256(p));
-    __m256 gone = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+    __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(FG_CPU_EXP2_LEAST), _CMP_LT_OQ);
     return _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
 }
 
@@ -414,6 +431,12 @@ static uint32_t strip_count_of(const fg_cpu_attend *args)
     return (args->row_count * args->head_count + STRIP - 1) / STRIP;
 }
 
+/* Whether so many strips read K and V that copying them first pays. */
+static bool copies_kv(const fg_cpu_attend *args)
+{
+    return strip_count_of(args) > DIRECT_STRIPS;
+}
+
 /* The pieces of a chunk that the tile sees; those beyond repeat the last, for register tiles of several
  * pieces. */
 static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces *pieces)
@@ -433,6 +456,7 @@ static void find_pieces(const fg_cpu_attend *args, uint32_t chunk, chunk_pieces 
         pieces->key_scales[i] = fg_cpu_kv_scale(kv, keys, slot);
         pieces->value_scales[i] = fg_cpu_kv_scale(kv, values, slot);
     }
+    pieces->run = PIECE;
 }
 
 /* What is read `ahead` pieces later: keys, then values, then the next chunk's keys. */
@@ -481,12 +505,13 @@ static void begin_strip(const fg_cpu_attend *args, const chunk_pieces *pieces, u
     s->first = first;
     s->count = count;
     s->q = args->scratch->q + (size_t)first * Q_STRIDE;
-    s->scores = args->scratch->scores + (size_t)first * SCORES;
+    uint32_t share = copies_kv(args) ? 0 : first;
+    s->scores = args->scratch->scores + (size_t)share * SCORES;
     s->fresh = args->record_count > 1 || chunk == args->chunk_first;
     find_slots(s);
     for (uint32_t m = 0; m < count; m++) {
         s->targets[m] = s->fresh ? fg_cpu_record(args, chunk, first + m)
-                                 : args->scratch->part + (first + m) * record_floats;
+                                 : args->scratch->part + (share + m) * record_floats;
         clear(s->targets[m], args->kv->head_dim);
     }
 }
@@ -513,7 +538,7 @@ typedef struct tile_chunk {
     const chunk_pieces *pieces;
     uint32_t strip_count;
     size_t piece_bytes;
-    strip strips[STRIPS_MAX];
+    strip strips[DIRECT_STRIPS];
 } tile_chunk;
 
 /* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
@@ -571,6 +596,63 @@ static void run_chunk(const fg_cpu_attend *args, const chunk_pieces *pieces, uin
     }
 }
 
+/* Copies pieces to where they follow each other and points `at` there. */
+static void copy_side(const chunk_pieces *pieces, size_t piece_bytes, const uint8_t **at,
+                      uint8_t *to)
+{
+    for (uint32_t i = pieces->begin; i < pieces->end; i++) {
+        uint32_t later = i + COPY_AHEAD < pieces->end ? i + COPY_AHEAD : pieces->end - 1;
+        for (size_t byte = 0; byte < piece_bytes; byte += 64) {
+            fetch(at[later] + byte);
+            for (size_t half = byte; half < byte + 64; half += 32) {
+                __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(at[i] + half));
+                _mm256_store_si256((__m256i *)(void *)(to + i * piece_bytes + half), x);
+            }
+        }
+        at[i] = to + i * piece_bytes;
+    }
+    for (uint32_t i = pieces->end; i < pieces->end + 3; i++) {
+        at[i] = at[pieces->end - 1];
+    }
+}
+
+/* Pieces of one head lie far apart in the arena, often by a power of two: read again and again, they
+ * would drive each other out of the caches. */
+static void copy_pieces(const fg_cpu_attend *args, chunk_pieces *pieces)
+{
+    size_t piece_bytes = piece_bytes_of(args->kv);
+    copy_side(pieces, piece_bytes, pieces->keys, args->scratch->copies[0]);
+    copy_side(pieces, piece_bytes, pieces->values, args->scratch->copies[1]);
+    for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
+        pieces->after_keys[i] = pieces->keys[i];
+        pieces->after_values[i] = pieces->values[i];
+    }
+    pieces->run = FG_ATTEND_CHUNK;
+}
+
+/* Many strips: each on its own through copies of K and V that stay in the second-level cache. */
+static void run_copied_chunks(const fg_cpu_attend *args)
+{
+    const strip_functions *functions = functions_of(args->kv->dtype);
+    uint32_t tile_count = args->row_count * args->head_count;
+    uint32_t strip_count = strip_count_of(args);
+    uint32_t size = (tile_count + strip_count - 1) / strip_count;
+    for (uint32_t chunk = args->chunk_first; chunk < args->chunk_end; chunk++) {
+        chunk_pieces pieces;
+        find_pieces(args, chunk, &pieces);
+        copy_pieces(args, &pieces);
+        for (uint32_t first = 0; first < tile_count; first += size) {
+            strip s;
+            uint32_t left = tile_count - first;
+            begin_strip(args, &pieces, chunk, first, left < size ? left : size, &s);
+            functions[s.count - 1].scores(&s, pieces.begin, pieces.end);
+            weigh_strip(&s);
+            functions[s.count - 1].values(&s, pieces.begin * PIECE, pieces.end * PIECE);
+            end_strip(&s);
+        }
+    }
+}
+
 static void scale_q(const fg_cpu_attend *args, uint32_t tile_count)
 {
     __m256 factor = _mm256_set1_ps(fg_cpu_attend_factor(args));
@@ -583,7 +665,8 @@ static void scale_q(const fg_cpu_attend *args, uint32_t tile_count)
     }
 }
 
-static void run_chunks(const fg_cpu_attend *args)
+/* One or two strips, as in decode: straight from the arena, fetching ahead. */
+static void run_direct_chunks(const fg_cpu_attend *args)
 {
     chunk_pieces pieces[2];
     if (args->chunk_first < args->chunk_end) {
@@ -622,7 +705,11 @@ void fg_cpu_avx2_attend(const fg_cpu_attend *args)
     }
     uint32_t tile_count = args->row_count * args->head_count;
     scale_q(args, args->chunk_first < args->chunk_end ? tile_count : 0);
-    run_chunks(args);
+    if (copies_kv(args)) {
+        run_copied_chunks(args);
+    } else {
+        run_direct_chunks(args);
+    }
     for (uint32_t index = 0; index < tile_count && args->finish; index++) {
         finish(args, index);
     }

@@ -15,6 +15,7 @@
 enum {
     /* Below this many multiply-adds the caller works alone: a fork costs more than it saves. */
     ALONE_MACS = 65536,
+    HUGE_PAGE = 2u << 20u, /* a mapping of whole ones gets them, which fill the caches evenly */
     UNITS_PER_MEMBER = 6,
     TILES_MAX = 256,           /* more rows go in several rounds */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
@@ -62,7 +63,8 @@ fg_cpu_attend_plan *fg_cpu_attend_plan_create(uint32_t member_count)
         return NULL;
     }
     /* Mapped, so that only what is used takes memory. */
-    plan->scratch_bytes = member_count * sizeof *plan->scratch;
+    size_t scratch_bytes = member_count * sizeof *plan->scratch;
+    plan->scratch_bytes = (scratch_bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     plan->scratch = fg_mem_map(plan->scratch_bytes);
     plan->records = fg_mem_map(RECORD_FLOATS * sizeof(float));
     if (plan->scratch == NULL || plan->records == NULL) {

@@ -20,7 +20,8 @@ static const struct attend_case {
     { "bf16 kv", 4, 2, 64, 16, FG_BF16, 40, 40, 0 },
     { "int8 kv", 6, 2, 64, 16, FG_I8, 70, 70, 0 },
     { "a group of eight", 8, 1, 16, 16, FG_F16, 33, 33, 0 },
-    { "a group larger than a tile", 26, 1, 16, 16, FG_F16, 20, 20, 0 },
+    { "a group of several strips", 26, 1, 16, 16, FG_F16, 20, 20, 0 },
+    { "a group larger than a tile", 98, 1, 16, 16, FG_F16, 20, 20, 0 },
     { "heads of no whole register", 4, 2, 12, 16, FG_F16, 21, 21, 0 },
     { "heads of twenty, int8", 3, 1, 20, 16, FG_I8, 30, 30, 0 },
     { "heads of eighty", 5, 1, 80, 16, FG_F16, 50, 50, 0 },
@@ -30,6 +31,10 @@ static const struct attend_case {
     { "large blocks", 2, 2, 24, 64, FG_F16, 100, 100, 0 },
     { "across a chunk", 3, 1, 64, 16, FG_F16, 270, 30, 0 },
     { "across a chunk, int8", 4, 1, 128, 16, FG_I8, 263, 12, 0 },
+    { "a tile of many strips across chunks", 8, 2, 64, 16, FG_F16, 530, 50, 0 },
+    { "the same, f32, large blocks", 4, 1, 80, 64, FG_F32, 530, 30, 0 },
+    { "the same, bf16, head of 256", 4, 1, 256, 16, FG_BF16, 300, 9, 0 },
+    { "the same, int8, a window", 6, 1, 40, 32, FG_I8, 600, 40, 270 },
     { "one row at a chunk's end", 9, 3, 64, 16, FG_F16, 256, 1, 0 },
     { "one row at a chunk's begin", 9, 3, 64, 16, FG_F16, 257, 1, 0 },
     { "many chunks, one row", 4, 2, 64, 32, FG_F16, 1600, 1, 0 },
@@ -42,7 +47,7 @@ static const struct attend_case {
     { "a window in small blocks", 2, 1, 16, 8, FG_F16, 300, 50, 45 },
     { "a window larger than the context", 2, 1, 16, 16, FG_F16, 30, 30, 4000 },
 };
-enum { CASE_COUNT = sizeof cases / sizeof cases[0], DIMS_MAX = 128 };
+enum { CASE_COUNT = sizeof cases / sizeof cases[0], DIMS_MAX = 256 };
 
 /* One layer's paged KV, filled through fg_op_rope_store. */
 typedef struct world {
