@@ -473,11 +473,12 @@ static const fg_option options[] = {
       .roles = engine_roles,
       .value_name = "DIR",
       AT(share_cores),
-      .help = "Agree with the other Forge processes of this user on this machine who computes on "
-              "how many threads: each has its fair part of the cores while others compute, and all "
-              "of its --threads while they do not. They meet in a small file in /dev/shm (auto), or "
-              "in this directory, which keeps them apart from those that meet elsewhere. off: all "
-              "threads, always. Threads that --cpu-pin holds in place are not shared." },
+      .help =
+          "Agree with the other Forge processes of this user on this machine who computes on "
+          "how many threads: each has its fair part of the cores while others compute, and all "
+          "of its --threads while they do not. They meet in a small file in /dev/shm (auto), or "
+          "in this directory, which keeps them apart from those that meet elsewhere. off: all "
+          "threads, always. Threads that --cpu-pin holds in place are not shared." },
 
     { .name = "prefill-chunk-size",
       .type = FG_OPTION_U32,

@@ -100,8 +100,8 @@ static void set_up(room *r)
     snprintf(r->directory, sizeof r->directory, "/tmp/fg_core_share_XXXXXX");
     cr_assert_not_null(mkdtemp(r->directory));
     snprintf(r->path, sizeof r->path, "%s/forge-cores-%u-v1", r->directory, (unsigned)geteuid());
-    r->now_ns = mmap(NULL, sizeof *r->now_ns, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                     -1, 0);
+    r->now_ns =
+        mmap(NULL, sizeof *r->now_ns, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert(r->now_ns != MAP_FAILED);
     atomic_store(r->now_ns, 1000000000u);
     r->clock = (fg_clock){ .now_ns = read_now, .ctx = r->now_ns };
