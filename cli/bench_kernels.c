@@ -227,7 +227,7 @@ static void print_line(const bench *b, const line *l)
 static fg_bench_rates measure_probes(const bench *b)
 {
     static const fg_bench_cost all = { .int8_macs = 1, .float_macs = 1 };
-    return fg_bench_rates_measure(b->peaks, b->threads, &all);
+    return fg_bench_rates_measure(b->peaks, b->threads, &all, false);
 }
 
 /* Prints what was measured since the last call, as shares of the probes before and after. */

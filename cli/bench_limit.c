@@ -36,16 +36,18 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
 }
 
 fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
-                                      const fg_bench_cost *cost)
+                                      const fg_bench_cost *cost, bool sustained)
 {
+    double (*measure)(fg_peaks *, fg_peak_kind, uint32_t, uint32_t) =
+        sustained ? fg_peaks_sustain : fg_peaks_measure;
     fg_bench_rates rates = { 0 };
-    rates.read = fg_peaks_measure(peaks, FG_PEAK_DRAM, thread_count, PROBE_MS);
+    rates.read = measure(peaks, FG_PEAK_DRAM, thread_count, PROBE_MS);
     if (cost->int8_macs + cost->head_int8_macs > 0.0) {
-        rates.int8 = fg_peaks_measure(peaks, FG_PEAK_INT8, thread_count, PROBE_MS);
+        rates.int8 = measure(peaks, FG_PEAK_INT8, thread_count, PROBE_MS);
     }
     if (cost->float_macs + cost->head_float_macs > 0.0) {
-        double bf16 = fg_peaks_measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
-        double f32 = fg_peaks_measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
+        double bf16 = measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
+        double f32 = measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
         rates.floats = bf16 > f32 ? bf16 : f32;
     }
     return rates;
@@ -61,6 +63,17 @@ fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b)
     return (fg_bench_rates){ .int8 = larger(a.int8, b.int8),
                              .floats = larger(a.floats, b.floats),
                              .read = larger(a.read, b.read) };
+}
+
+fg_bench_rates fg_bench_rates_mean(const fg_bench_rates *rates, uint32_t count)
+{
+    fg_bench_rates sum = { 0 };
+    for (uint32_t i = 0; i < count; i++) {
+        sum.int8 += rates[i].int8 / count;
+        sum.floats += rates[i].floats / count;
+        sum.read += rates[i].read / count;
+    }
+    return sum;
 }
 
 static double seconds(double amount, double rate)

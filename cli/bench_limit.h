@@ -24,11 +24,13 @@ typedef struct fg_bench_rates {
     double int8, floats, read;
 } fg_bench_rates;
 
-/* About 0.1 s each. */
+/* Those that the cost asks for: the best of short runs, or (`sustained`) the mean. About 0.1 s each. */
 fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
-                                      const fg_bench_cost *cost);
+                                      const fg_bench_cost *cost, bool sustained);
 /* The larger of each: what the machine could do around a measurement. */
 fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b);
+
+fg_bench_rates fg_bench_rates_mean(const fg_bench_rates *rates, uint32_t count);
 
 /* A step, or several alike. */
 typedef struct fg_bench_work {

@@ -100,7 +100,8 @@ const fg_conf_spec fg_bench_throughput_spec = {
         "its\n"
         "int8 (or float) probe, or the reading of the weights and of the KV cache at the speed of "
         "its\n"
-        "memory probe, whichever is longer. The probes run before and after each test.\n"
+        "memory probe, whichever is longer. Once with the probes at their best before and after a\n"
+        "test, once with what they sustain between its runs, others on the machine included.\n"
         "\n"
         "  forge bench throughput --model F                       pp512 and tg128 for 1 to 16 "
         "sequences\n"
@@ -206,8 +207,18 @@ static fg_status run_once(bench *b, const test *t, uint32_t steps, fg_error *err
                                : run_verify(b, t->tokens, steps, err);
 }
 
-/* Tokens per second of each run. */
-static fg_status measure(bench *b, const test *t, double *samples, fg_error *err)
+/* Tokens per second of each run, and what the probes sustained before, between and after them. */
+typedef struct samples {
+    double tokens_per_s[REPEAT_MAX];
+    fg_bench_rates sustained[REPEAT_MAX + 1];
+} samples;
+
+static fg_bench_rates probe(const bench *b, bool sustained)
+{
+    return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, sustained);
+}
+
+static fg_status measure(bench *b, const test *t, samples *out, fg_error *err)
 {
     fg_status status = FG_OK;
     for (uint32_t s = 0; t->kind != PREFILL && status == FG_OK && s < t->batch; s++) {
@@ -217,11 +228,13 @@ static fg_status measure(bench *b, const test *t, double *samples, fg_error *err
     if (status == FG_OK) {
         status = run_once(b, t, 1, err);
     }
+    out->sustained[0] = probe(b, true);
     for (uint32_t i = 0; status == FG_OK && i < b->config.repeat; i++) {
         uint64_t began_at_ns = fg_clock_now_ns(&b->clock);
         status = run_once(b, t, steps_of(b, t), err);
         double seconds = (double)(fg_clock_now_ns(&b->clock) - began_at_ns) * 1e-9;
-        samples[i] = tokens_of(b, t) / seconds;
+        out->tokens_per_s[i] = tokens_of(b, t) / seconds;
+        out->sustained[i + 1] = probe(b, true);
     }
     return status;
 }
@@ -264,15 +277,44 @@ static void name_of(const bench *b, const test *t, char *out, size_t size)
 static void print_head(const bench *b)
 {
     if (!b->config.json) {
-        printf(
-            "| model | size | params | backend | threads | test | t/s | best | share of limit |\n"
-            "| --- | --: | --: | --- | --: | --: | --: | --: | --: |\n");
+        printf("| model | size | params | backend | threads | test | t/s | best | share of limit | "
+               "sustained |\n"
+               "| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: |\n");
         fflush(stdout);
     }
 }
 
-static void print_json(const bench *b, const test *t, const char *name, fg_bench_stats stats,
-                       const fg_bench_rates *rates, double limit, const char *probe)
+/* What a test came to. */
+typedef struct result {
+    char name[64];
+    fg_bench_stats stats;
+    fg_bench_rates best, sustained; /* of the probes */
+    double limit_s, sustained_s;    /* for one run, by them */
+    const char *probe;
+    double share, sustained_share;
+} result;
+
+static result result_of(const bench *b, const test *t, const samples *runs, fg_bench_rates best)
+{
+    result r = { .stats = fg_bench_stats_of(runs->tokens_per_s, b->config.repeat), .best = best };
+    const char *probe;
+    r.sustained = fg_bench_rates_mean(runs->sustained, b->config.repeat + 1);
+    r.limit_s = limit_of(b, t, &r.best, &r.probe);
+    r.sustained_s = limit_of(b, t, &r.sustained, &probe);
+    r.share = r.stats.mean * r.limit_s / tokens_of(b, t);
+    r.sustained_share = r.stats.mean * r.sustained_s / tokens_of(b, t);
+    name_of(b, t, r.name, sizeof r.name);
+    return r;
+}
+
+static void put_probes(fg_buf *line, const char *prefix, const fg_bench_rates *rates)
+{
+    fg_buf_printf(line, ",\"%s_int8_gmac_s\":%.2f,\"%s_float_gmac_s\":%.2f,\"%s_read_gb_s\":%.2f",
+                  prefix, rates->int8 * 1e-9, prefix, rates->floats * 1e-9, prefix,
+                  rates->read * 1e-9);
+}
+
+static void print_json(const bench *b, const test *t, const result *r)
 {
     const fg_hparams *h = &b->model.runner.hparams;
     fg_buf line;
@@ -283,41 +325,36 @@ static void print_json(const bench *b, const test *t, const char *name, fg_bench
                   "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"cpu\",\"isa\":\"%s\","
                   "\"threads\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
                   (double)fg_weights_size_bytes(b->model.runner.weights),
-                  (unsigned long long)b->model.cost.params, b->model.isa, b->model.threads, name,
+                  (unsigned long long)b->model.cost.params, b->model.isa, b->model.threads, r->name,
                   tokens_of(b, t), t->batch, t->kind == PREFILL ? 0 : b->config.depth);
     fg_buf_printf(&line,
                   "\"repeat\":%u,\"tokens_per_s\":%.3f,\"stddev\":%.3f,\"best\":%.3f,"
                   "\"step_ms\":%.4f,\"limit_tokens_per_s\":%.3f,\"share_of_probe\":%.4f,"
-                  "\"probe\":\"%s\",",
-                  b->config.repeat, stats.mean, stats.deviation, stats.best,
-                  1e3 * tokens_of(b, t) / steps_of(b, t) / stats.mean, tokens_of(b, t) / limit,
-                  stats.mean * limit / tokens_of(b, t), probe);
-    fg_buf_printf(
-        &line, "\"probe_int8_gmac_s\":%.2f,\"probe_float_gmac_s\":%.2f,\"probe_read_gb_s\":%.2f}\n",
-        rates->int8 * 1e-9, rates->floats * 1e-9, rates->read * 1e-9);
+                  "\"share_of_sustained\":%.4f,\"probe\":\"%s\"",
+                  b->config.repeat, r->stats.mean, r->stats.deviation, r->stats.best,
+                  1e3 * tokens_of(b, t) / steps_of(b, t) / r->stats.mean,
+                  tokens_of(b, t) / r->limit_s, r->share, r->sustained_share, r->probe);
+    put_probes(&line, "probe", &r->best);
+    put_probes(&line, "sustained", &r->sustained);
+    fg_buf_puts(&line, "}\n");
     if (!line.failed) {
         fwrite(line.data, 1, line.size, stdout);
     }
     fg_buf_deinit(&line);
 }
 
-static void print_test(const bench *b, const test *t, const double *samples,
-                       const fg_bench_rates *rates)
+static void print_result(const bench *b, const test *t, const result *r)
 {
-    char name[64];
-    const char *probe;
-    fg_bench_stats stats = fg_bench_stats_of(samples, b->config.repeat);
-    double limit = limit_of(b, t, rates, &probe);
-    name_of(b, t, name, sizeof name);
     if (b->config.json) {
-        print_json(b, t, name, stats, rates, limit, probe);
+        print_json(b, t, r);
     } else {
-        printf(
-            "| %s | %.2f MiB | %.2f M | cpu %s | %u | %s | %.2f ± %.2f | %.2f | %.1f %% of %s |\n",
-            b->model.runner.hparams.name,
-            (double)fg_weights_size_bytes(b->model.runner.weights) / 1048576.0,
-            (double)b->model.cost.params * 1e-6, b->model.isa, b->model.threads, name, stats.mean,
-            stats.deviation, stats.best, 100.0 * stats.mean * limit / tokens_of(b, t), probe);
+        printf("| %s | %.2f MiB | %.2f M | cpu %s | %u | %s | %.2f ± %.2f | %.2f | %.1f %% of %s | "
+               "%.1f %% |\n",
+               b->model.runner.hparams.name,
+               (double)fg_weights_size_bytes(b->model.runner.weights) / 1048576.0,
+               (double)b->model.cost.params * 1e-6, b->model.isa, b->model.threads, r->name,
+               r->stats.mean, r->stats.deviation, r->stats.best, 100.0 * r->share, r->probe,
+               100.0 * r->sustained_share);
     }
     fflush(stdout);
 }
@@ -409,19 +446,17 @@ static void close_bench(bench *b)
 
 static fg_status run_tests(bench *b, const plan *p, fg_error *err)
 {
-    double samples[REPEAT_MAX];
+    samples runs;
     print_head(b);
-    fg_bench_rates before =
-        fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
+    fg_bench_rates before = probe(b, false);
     for (uint32_t i = 0; i < p->count; i++) {
-        fg_status status = measure(b, &p->tests[i], samples, err);
+        fg_status status = measure(b, &p->tests[i], &runs, err);
         if (status != FG_OK) {
             return status;
         }
-        fg_bench_rates after =
-            fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost);
-        fg_bench_rates rates = fg_bench_rates_max(before, after);
-        print_test(b, &p->tests[i], samples, &rates);
+        fg_bench_rates after = probe(b, false);
+        result r = result_of(b, &p->tests[i], &runs, fg_bench_rates_max(before, after));
+        print_result(b, &p->tests[i], &r);
         before = after;
     }
     return FG_OK;

@@ -262,7 +262,8 @@ static void run_share(void *ctx, uint32_t share, uint32_t member)
         return;
     }
     size_t set = set_bytes(peaks);
-    char *at = peaks->memory + (size_t)share * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    char *at = peaks->memory + (size_t)(share % peaks->thread_count) *
+                                   (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
     if (peaks->kind == FG_PEAK_COPY) {
         memcpy(at, at + set / 2, set / 2);
         return;
@@ -319,9 +320,14 @@ void fg_peaks_close(fg_peaks *peaks)
     fg_mem_free(peaks);
 }
 
+static bool is_missing(fg_peak_kind kind)
+{
+    return fg_peak_is_compute(kind) && method_of(kind).run == NULL;
+}
+
 static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
 {
-    if (fg_peak_is_compute(peaks->kind) && method_of(peaks->kind).run == NULL) {
+    if (is_missing(peaks->kind)) {
         return 0.0;
     }
     double amount = amount_of_run(peaks), best = 0.0;
@@ -345,6 +351,33 @@ double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     peaks->kind = kind;
     peaks->thread_count = thread_count;
     return best_rate(peaks, budget_ms);
+}
+
+double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
+                        uint32_t budget_ms)
+{
+    enum { SHARES = 8 }; /* of a thread between two looks at the clock */
+    FG_ASSERT(thread_count == 1 || thread_count == fg_team_size(peaks->team), "%u threads",
+              thread_count);
+    if (is_missing(kind)) {
+        return 0.0;
+    }
+    peaks->kind = kind;
+    peaks->thread_count = thread_count;
+    fg_clock clock = fg_clock_real();
+    uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns;
+    double amount = 0.0;
+    do {
+        if (thread_count == 1) {
+            run_share(peaks, 0, 0);
+            amount += amount_of_run(peaks);
+        } else {
+            fg_team_for(peaks->team, SHARES * thread_count, run_share, peaks);
+            amount += SHARES * amount_of_run(peaks);
+        }
+        ended_at_ns = fg_clock_now_ns(&clock);
+    } while (ended_at_ns - began_at_ns < budget_ms * 1000000ull);
+    return amount / ((double)(ended_at_ns - began_at_ns) * 1e-9);
 }
 
 double fg_peak_f32_macs(void)

@@ -3,7 +3,8 @@
  * bytes read from each level of memory, bytes copied. A kernel's or a model's speed is a share of these,
  * because machines differ and a shared one changes from minute to minute.
  *
- * A probe takes its best run of many short ones: other work on the machine only ever slows one down.
+ * A probe takes its best run of many short ones: other work on the machine only ever slows one down. What a
+ * machine holds for seconds can be much less, where others have a part of it: fg_peaks_sustain.
  * One thread owns the probes; it takes part in measuring.
  */
 #ifndef FORGE_KERNELS_BENCH_PEAK_H
@@ -40,6 +41,11 @@ void fg_peaks_close(fg_peaks *peaks);
 /* Multiply-adds or bytes per second of all `thread_count` threads together, measured for about
  * `budget_ms`; 0 when this machine has no such instruction. */
 double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
+                        uint32_t budget_ms);
+
+/* The mean over `budget_ms` instead, with whatever others took meanwhile. The threads claim short pieces, so
+ * that a slow one holds up nobody. thread_count: 1 or as many as there are. */
+double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
                         uint32_t budget_ms);
 
 const char *fg_peak_name(fg_peak_kind kind);

@@ -83,33 +83,62 @@ void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations,
 
 enum { LINEARS_MAX = 8 };
 
+/* A piece is some panels of one product for a block of rows. */
 typedef struct linear_job {
     const fg_cpu_kernels *kernels;
     const fg_linear *linears;
     uint32_t linear_count;
     const fg_activations *in;
     uint32_t rows;
-    uint32_t per_piece;                /* panels */
-    uint32_t first_piece[LINEARS_MAX]; /* of each product */
+    uint32_t rows_per_block;
+    uint32_t pieces_per_block;
+    uint32_t panels_per_piece;
+    uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
+
+static fg_activations activations_from(const fg_activations *a, uint32_t row)
+{
+    size_t at = (size_t)row * a->columns;
+    return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
+                             .quants = a->quants == NULL ? NULL : a->quants + at,
+                             .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
+                             .columns = a->columns };
+}
 
 static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     const linear_job *job = ctx;
+    uint32_t row = piece / job->pieces_per_block * job->rows_per_block;
+    uint32_t rows = job->rows - row < job->rows_per_block ? job->rows - row : job->rows_per_block;
+    piece %= job->pieces_per_block;
     uint32_t index = job->linear_count - 1;
     while (job->first_piece[index] > piece) {
         index--;
     }
-    const fg_linear *linear = &job->linears[index];
-    uint32_t first = (piece - job->first_piece[index]) * job->per_piece;
-    uint32_t left = fg_panel_count(linear->weight.outputs) - first;
-    job->kernels->linear(linear, job->in, job->rows, first,
-                         left < job->per_piece ? left : job->per_piece);
+    fg_linear linear = job->linears[index];
+    linear.out += (size_t)row * linear.out_stride;
+    fg_activations in = activations_from(job->in, row);
+    uint32_t first = (piece - job->first_piece[index]) * job->panels_per_piece;
+    uint32_t left = fg_panel_count(linear.weight.outputs) - first;
+    job->kernels->linear(&linear, &in, rows, first,
+                         left < job->panels_per_piece ? left : job->panels_per_piece);
 }
 
-/* How finely products are cut: a member that is slow or joins late should cost little, and so should a
- * claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory, into four
- * pieces per member, or fewer when those would be too small to be read in one go. */
+/* As many rows as stay in a core's second-level cache while panel after panel passes them; whole tiles
+ * of every kernel. */
+static uint32_t rows_per_block(bool quantized, uint32_t columns, uint32_t rows)
+{
+    enum { BLOCK_BYTES = 192 * 1024, TILE = 8 };
+    size_t row_bytes = quantized ? columns + columns / FG_QUANT_GROUP * sizeof(fg_quant_group)
+                                 : columns * sizeof(float);
+    size_t fit = BLOCK_BYTES / row_bytes / TILE * TILE;
+    fit = fit < TILE ? TILE : fit;
+    return fit < rows ? (uint32_t)fit : rows;
+}
+
+/* How finely a block's products are cut: a member that is slow or joins late should cost little, and so
+ * should a claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory,
+ * into four pieces per member, or fewer when those would be too small to be read in one go. */
 static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
                                  uint32_t panels, uint32_t members)
 {
@@ -129,7 +158,6 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
     fg_team *team = stream->device->team;
-    uint32_t members = fg_team_size(team);
     uint32_t panels = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
         panels += fg_panel_count(linears[i].weight.outputs);
@@ -139,12 +167,16 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    job.per_piece = panels_per_piece(linears, in, rows, panels, members);
-    uint32_t pieces = 0;
+    bool quantized = fg_op_linear_is_quantized(linears[0].weight.type);
+    job.rows_per_block = rows_per_block(quantized, in->columns, rows);
+    job.panels_per_piece =
+        panels_per_piece(linears, in, job.rows_per_block, panels, fg_team_size(team));
     for (uint32_t i = 0; i < linear_count; i++) {
-        job.first_piece[i] = pieces;
-        pieces += (fg_panel_count(linears[i].weight.outputs) + job.per_piece - 1) / job.per_piece;
+        job.first_piece[i] = job.pieces_per_block;
+        uint32_t count = fg_panel_count(linears[i].weight.outputs);
+        job.pieces_per_block += (count + job.panels_per_piece - 1) / job.panels_per_piece;
     }
+    uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
     stream->sequence++;
     if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < ALONE_ELEMENTS) {
         for (uint32_t piece = 0; piece < pieces; piece++) {

@@ -8,8 +8,8 @@ import tempfile
 from _forge import Suite, find_tool
 
 FIELDS = {"model", "size_bytes", "params", "isa", "threads", "test", "tokens", "batch", "depth", "repeat",
-          "tokens_per_s", "stddev", "best", "step_ms", "limit_tokens_per_s", "share_of_probe", "probe",
-          "probe_int8_gmac_s", "probe_float_gmac_s", "probe_read_gb_s"}
+          "tokens_per_s", "stddev", "best", "step_ms", "limit_tokens_per_s", "share_of_probe",
+          "share_of_sustained", "probe", "probe_int8_gmac_s", "probe_float_gmac_s", "probe_read_gb_s"}
 
 
 def run(suite, *arguments, code=0):
@@ -42,6 +42,7 @@ def throughput_json(suite):
         assert FIELDS <= set(line), FIELDS - set(line)
         assert 0 < line["tokens_per_s"] <= line["best"] and line["stddev"] >= 0, line
         assert line["probe"] in ("int8", "float", "read") and line["probe_read_gb_s"] > 0, line
+        assert 0 < line["sustained_read_gb_s"] and line["share_of_sustained"] > 0, line
         product = line["share_of_probe"] * line["limit_tokens_per_s"]
         assert abs(product - line["tokens_per_s"]) <= 0.02 * line["tokens_per_s"] + 0.1, line
     return f"{lines[0]['params']} parameters"

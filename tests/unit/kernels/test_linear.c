@@ -17,7 +17,7 @@ static const struct {
     uint32_t outputs, columns; /* columns of K types and of plain floats are adapted */
 } shapes[] = {
     { "one output", 1, 32 },    { "odd outputs", 7, 64 },  { "a full tile", 16, 256 },
-    { "many pieces", 150, 96 }, { "long rows", 37, 1536 },
+    { "many pieces", 150, 96 }, { "long rows", 37, 1536 }, { "blocks of rows", 20, 8192 },
 };
 
 static const uint32_t row_counts[] = {
@@ -118,6 +118,47 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     for (size_t i = 0; i < device_count; i++) {
         close_test_device(&devices[i]);
     }
+}
+
+/* 33 rows of 8192 columns are several blocks; two products, one added to what is there. */
+Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
+{
+    enum { OUTPUTS = 40, COLUMNS = 8192 };
+    static const uint32_t block_types[] = { FG_Q4_0, FG_Q6_K, FG_F16 };
+    test_device device;
+    cr_assert(open_test_device("auto", 2, &device));
+    fg_rng rng = { .state = 14 };
+    for (size_t t = 0; t < sizeof block_types / sizeof block_types[0]; t++) {
+        problem p = make_problem(&rng, block_types[t], OUTPUTS, COLUMNS);
+        float *second = fg_mem_array(ROWS_MAX * OUTPUTS, sizeof(float));
+        fg_linear linears[] = {
+            { .weight = p.weight, .out = p.out, .out_stride = OUTPUTS },
+            { .weight = p.weight, .out = second, .out_stride = OUTPUTS, .accumulate = true },
+        };
+        for (size_t i = 0; i < ROWS_MAX * OUTPUTS; i++) {
+            second[i] = 1.0f;
+        }
+        if (fg_op_linear_is_quantized(block_types[t])) {
+            fg_op_quantize(device.stream, &p.in, ROWS_MAX);
+        }
+        fg_op_linear(device.stream, linears, 2, &p.in, ROWS_MAX);
+        float *want = fg_mem_dup(p.out, ROWS_MAX * OUTPUTS * sizeof(float));
+        for (uint32_t row = 0; row < ROWS_MAX; row++) {
+            size_t columns = p.in.columns;
+            memmove(p.in.values, p.in.values + row * columns, columns * sizeof(float));
+            run(&device, &p, 1);
+            cr_assert(memcmp(p.out, want + row * OUTPUTS, OUTPUTS * sizeof(float)) == 0,
+                      "%s, row %u", fg_dtype_name(block_types[t]), row);
+            for (uint32_t o = 0; o < OUTPUTS; o++) {
+                cr_assert(second[row * OUTPUTS + o] == 1.0f + p.out[o], "%s, row %u, output %u",
+                          fg_dtype_name(block_types[t]), row, o);
+            }
+        }
+        fg_mem_free(want);
+        fg_mem_free(second);
+        free_problem(&p);
+    }
+    close_test_device(&device);
 }
 
 /* The activation that the product saw, in double. */
