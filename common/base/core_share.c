@@ -26,6 +26,9 @@ enum { LAYOUT = 1 };
 
 enum { CPU_WORDS = CPU_SETSIZE / 64, COMPUTES = 1 };
 
+/* While nobody else computes, a sign of life in so many pieces is enough for who begins. */
+enum { QUIET_CALLS = 8 };
+
 typedef struct entry {
     _Alignas(64) _Atomic uint64_t life; /* ns, the lowest bit replaced by COMPUTES */
     _Atomic uint32_t threads;
@@ -47,6 +50,7 @@ struct fg_core_share {
     uint32_t rank;
     uint64_t cpus[CPU_WORDS];
     fg_clock clock;
+    uint32_t quiet;   /* calls that may still be answered without a look at the clock */
     bool step_shared; /* the step of now has been counted */
     _Atomic uint32_t last_width;
     _Atomic uint64_t shared_steps;
@@ -264,17 +268,36 @@ static uint32_t find_width(const fg_core_share *share, uint32_t used, uint64_t n
     return count < 2 ? share->threads : fg_core_share_fair(claims, count, self, share->cores);
 }
 
+static uint32_t used_entries(const fg_core_share *share)
+{
+    uint32_t used = atomic_load_explicit(&share->table->used, memory_order_relaxed);
+    used = used > FG_CORE_SHARE_ENTRIES ? FG_CORE_SHARE_ENTRIES : used;
+    return used > share->self ? used : share->self + 1;
+}
+
+static bool others_compute(const fg_core_share *share, uint32_t used)
+{
+    for (uint32_t i = 0; i < used; i++) {
+        uint64_t life = atomic_load_explicit(&share->table->entries[i].life, memory_order_relaxed);
+        if ((life & COMPUTES) != 0 && i != share->self) {
+            return true;
+        }
+    }
+    return false;
+}
+
 uint32_t fg_core_share_width(void *ctx)
 {
     fg_core_share *share = ctx;
-    uint32_t used = atomic_load_explicit(&share->table->used, memory_order_relaxed);
-    uint32_t width = share->threads;
-    /* Alone, nobody reads the time that would be written. */
-    if (used != 1 || share->self != 0) {
-        used = used > FG_CORE_SHARE_ENTRIES ? FG_CORE_SHARE_ENTRIES : used;
-        used = used > share->self ? used : share->self + 1;
-        width = find_width(share, used, stamp(share, COMPUTES));
+    uint32_t used = used_entries(share);
+    if (share->quiet != 0 && !others_compute(share, used)) {
+        /* Alone, nobody would read it. */
+        share->quiet -= used != 1;
+        return share->threads;
     }
+    uint32_t width = find_width(share, used, stamp(share, COMPUTES));
+    /* Not while somebody is between two steps: the end of that is a matter of time. */
+    share->quiet = width == share->threads ? QUIET_CALLS : 0;
     if (width != share->threads && !share->step_shared) {
         share->step_shared = true;
         atomic_fetch_add_explicit(&share->shared_steps, 1, memory_order_relaxed);
@@ -286,6 +309,7 @@ uint32_t fg_core_share_width(void *ctx)
 void fg_core_share_begin(fg_core_share *share)
 {
     share->step_shared = false;
+    share->quiet = 0;
     stamp(share, COMPUTES);
 }
 

@@ -184,6 +184,29 @@ Test(core_share, who_computes_counts_until_a_moment_after)
     tear_down(&r);
 }
 
+/* Also when it has begun before, on all threads: it looks again as soon as somebody computes. */
+Test(core_share, who_works_on_in_quiet_notices_at_once)
+{
+    room r;
+    set_up(&r);
+    fg_core_share *a = join(&r), *b = join(&r);
+    fg_core_share_begin(a);
+    for (int piece = 0; piece < 1000; piece++) {
+        pass_us(&r, 3000);
+        cr_assert_eq(fg_core_share_width(a), 2);
+        if (piece % 50 == 49) {
+            fg_core_share_begin(b);
+            cr_assert_eq(fg_core_share_width(b), 1, "piece %d: a gives signs of life", piece);
+            cr_assert_eq(fg_core_share_width(a), 1, "piece %d", piece);
+            fg_core_share_end(b);
+            cr_assert_eq(fg_core_share_width(a), 1, "piece %d: just ended", piece);
+        }
+    }
+    fg_core_share_close(a);
+    fg_core_share_close(b);
+    tear_down(&r);
+}
+
 Test(core_share, who_is_silent_stops_counting_and_may_come_back)
 {
     room r;
