@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integratio
 from _forge import Stream, Suite, counters, served_model, status_port  # noqa: E402  pylint: disable=wrong-import-position
 
 SHORT, LONG = 18, 450
-COLUMNS = ("ttft_short", "ttft_long", "itl", "mixed_ttft", "mixed_itl")
+COLUMNS = ("ttft_short", "ttft_long", "itl", "mixed_ttft", "mixed_itl", "exposed")
 
 
 class Answer:
@@ -57,6 +57,7 @@ def one_round(cluster, turn, tokens, result):
     answer = Answer(cluster, prompt_of("Short", turn, SHORT), tokens).read()
     result["ttft_short"].append(answer.ttft())
     result["itl"].extend(answer.gaps())
+    result["exposed"].append(cluster.state()["recent"][0].get("push_exposed_ms") or 0)
     result["ttft_long"].append(Answer(cluster, prompt_of("Long", turn, LONG), 2).read().ttft())
     written = Answer(cluster, prompt_of("Written", turn, SHORT), 8 * tokens, reached=8)
     reader = threading.Thread(target=written.read)
@@ -100,6 +101,8 @@ def bench(suite):
               "mean, p99 ms |\n| --- | ---: | ---: | ---: | ---: | ---: |")
         for name, result in results.items():
             print(row(name, result))
+        for name, result in results.items():
+            print(f"{name}: transfer of a short prompt, exposed {statistics.median(result['exposed']):.1f} ms")
         print(f"\n{suite.options.rounds} rounds, answers of {suite.options.tokens} tokens.")
         for name, cluster in clusters.items():
             for worker in cluster.workers.values() if "standalone" not in name else ():
