@@ -110,7 +110,7 @@ struct fg_host_worker {
     void *arena; /* where there is no link */
     size_t arena_bytes;
     fg_tier *tier; /* NULL: none was asked for */
-    const fg_tokenizer *tokenizer;
+    const fg_loaded_model *model;
     char name[FG_LIMIT_NAME_BYTES + 1];
     char endpoint[FG_CONF_HOST_MAX + 32];
     uint32_t block_count;
@@ -128,7 +128,7 @@ struct fg_host_worker {
 
 static bool is_end(void *ctx, uint32_t token)
 {
-    return fg_tokenizer_is_end(((fg_host_worker *)ctx)->tokenizer, token);
+    return fg_tokenizer_is_end(((fg_host_worker *)ctx)->model->tokenizer, token);
 }
 
 static fg_status send_frame(void *ctx, const void *bytes, size_t size_bytes)
@@ -543,7 +543,8 @@ static fg_status calibrate(fg_host_worker *host, fg_worker_options *worker, fg_e
                                      .limits = { .step_tokens_max = worker->limits.step_tokens_max,
                                                  .step_seqs_max = worker->limits.seqs_max,
                                                  .context_max = worker->context_max },
-                                     .budget_ns = CALIBRATE_NS };
+                                     .budget_ns = CALIBRATE_NS,
+                                     .is_alone = host->hub != NULL };
     fg_status status = fg_engine_calibrate(&options, &c, err);
     if (status != FG_OK) {
         return status;
@@ -611,7 +612,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     host->hub = place->hub;
     host->spans = place->spans;
     host->keys = place->keys;
-    host->tokenizer = model->tokenizer;
+    host->model = model;
     snprintf(host->name, sizeof host->name, "%s", config->name);
     snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
              config->router.port);

@@ -1,42 +1,69 @@
 #include "cli/model.h"
 
+static fg_status open_text(fg_loaded_model *model, fg_error *err)
+{
+    fg_status status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
+    if (status == FG_OK && fg_tokenizer_vocab_size(model->tokenizer) > model->hparams.vocab_size) {
+        status = fg_fail(err, FG_BAD_INPUT,
+                         "%s: the tokenizer has %u tokens, the embedding %u rows", model->path,
+                         fg_tokenizer_vocab_size(model->tokenizer), model->hparams.vocab_size);
+    }
+    return status != FG_OK ? status : fg_chat_open(model->weights, &model->chat, err);
+}
+
+static void *reader_main(void *ctx)
+{
+    fg_loaded_model *model = ctx;
+    model->text_status = open_text(model, &model->text_error);
+    return NULL;
+}
+
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
                                uint32_t block_size, fg_start *start, fg_error *err)
 {
-    *model = (fg_loaded_model){ 0 };
+    *model = (fg_loaded_model){ .path = path };
     fg_status status = fg_weights_open(path, &model->weights, err);
     if (status == FG_OK) {
         status = fg_hparams_read(model->weights, &model->hparams, err);
     }
-    fg_start_lap(start, FG_START_MODEL);
-    if (status == FG_OK) {
-        status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
-    }
-    if (status == FG_OK && fg_tokenizer_vocab_size(model->tokenizer) > model->hparams.vocab_size) {
-        status =
-            fg_fail(err, FG_BAD_INPUT, "%s: the tokenizer has %u tokens, the embedding %u rows",
-                    path, fg_tokenizer_vocab_size(model->tokenizer), model->hparams.vocab_size);
-    }
-    if (status == FG_OK) {
-        status = fg_chat_open(model->weights, &model->chat, err);
-    }
-    fg_start_lap(start, FG_START_TOKENIZER);
     if (status == FG_OK) {
         const fg_hparams *h = &model->hparams;
         status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
                                    block_size, kv_dtype, err);
     }
+    fg_start_lap(start, FG_START_MODEL);
     if (status != FG_OK) {
         fg_loaded_model_close(model);
         return status;
     }
+    model->is_reading = fg_thread_start(&model->reader, reader_main, model);
+    if (!model->is_reading) {
+        reader_main(model);
+    }
+    fg_start_lap(start, FG_START_TOKENIZER);
     model->fingerprint = fg_weights_fingerprint(model->weights);
     fg_start_lap(start, FG_START_FINGERPRINT);
     return FG_OK;
 }
 
+fg_status fg_loaded_model_finish(fg_loaded_model *model, fg_start *start, fg_error *err)
+{
+    if (model->is_reading) {
+        fg_thread_join(model->reader);
+        model->is_reading = false;
+    }
+    fg_start_lap(start, FG_START_TOKENIZER);
+    if (model->text_status != FG_OK) {
+        *err = model->text_error;
+    }
+    return model->text_status;
+}
+
 void fg_loaded_model_close(fg_loaded_model *model)
 {
+    if (model->is_reading) {
+        fg_thread_join(model->reader);
+    }
     fg_chat_close(model->chat);
     fg_tokenizer_close(model->tokenizer);
     fg_weights_close(model->weights);

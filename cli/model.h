@@ -1,11 +1,13 @@
 /*
- * model - everything that the processes of a cluster read from one model file. Read-only once open.
+ * model - everything that the processes of a cluster read from one model file. Read-only once finished:
+ * the tokenizer and the chat template are read by a thread of their own, while others check the weights.
  */
 #ifndef FORGE_CLI_MODEL_H
 #define FORGE_CLI_MODEL_H
 
 #include "cli/start.h"
 #include "common/base/hash.h"
+#include "common/base/thread.h"
 #include "common/kv/layout.h"
 #include "common/model/chat.h"
 #include "common/model/hparams.h"
@@ -15,15 +17,23 @@
 typedef struct fg_loaded_model {
     fg_weights *weights;
     fg_hparams hparams;
-    fg_tokenizer *tokenizer;
+    fg_tokenizer *tokenizer; /* this and `chat` once finished */
     fg_chat *chat;
     fg_digest128 fingerprint;
     fg_kv_layout layout;
+    const char *path;
+    bool is_reading;
+    pthread_t reader;
+    fg_status text_status; /* of the reader, once it is joined */
+    fg_error text_error;
 } fg_loaded_model;
 
-/* `start` may be NULL: nobody counts the time. */
+/* `path` is kept. `start` may be NULL, here and below: nobody counts the time. The caller then calls
+ * fg_loaded_model_finish, and fg_loaded_model_close in any case. */
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
                                uint32_t block_size, fg_start *start, fg_error *err);
+/* Waits for what is still being read. */
+fg_status fg_loaded_model_finish(fg_loaded_model *model, fg_start *start, fg_error *err);
 void fg_loaded_model_close(fg_loaded_model *model);
 
 #endif

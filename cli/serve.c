@@ -378,6 +378,36 @@ static void on_user(void *ctx)
     }
 }
 
+static fg_status open_router(serve *s, fg_error *err)
+{
+    if (s->config.mode > FG_MODE_ROUTER) {
+        return FG_OK;
+    }
+    fg_host_router_place place = {
+        .metrics = s->metrics, .trace = s->trace, .spans = s->spans, .keys = s->keys, .hub = s->hub
+    };
+    return fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
+}
+
+static fg_status open_worker(serve *s, fg_error *err)
+{
+    if (s->config.mode == FG_MODE_ROUTER) {
+        return FG_OK;
+    }
+    uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
+                     : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
+                                                        : FG_ROLE_PREFILL | FG_ROLE_DECODE;
+    fg_host_worker_place place = { .roles =
+                                       s->config.roles != 0 ? (uint32_t)s->config.roles : roles,
+                                   .metrics = s->metrics,
+                                   .trace = s->trace,
+                                   .spans = s->spans,
+                                   .start = &s->start,
+                                   .keys = s->keys,
+                                   .hub = s->hub };
+    return fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
+}
+
 static fg_status open_parts(serve *s, fg_error *err)
 {
     fg_status status = fg_loop_create(&s->loop, err);
@@ -402,35 +432,12 @@ static fg_status open_parts(serve *s, fg_error *err)
         fg_bus_hub_options options = { .loop = s->loop };
         status = fg_bus_hub_create(&options, &s->hub, err);
     }
-    if (status == FG_OK && s->config.mode <= FG_MODE_ROUTER) {
-        fg_host_router_place place = { .metrics = s->metrics,
-                                       .trace = s->trace,
-                                       .spans = s->spans,
-                                       .keys = s->keys,
-                                       .hub = s->hub };
-        status = fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
-    }
+    /* The worker first: its weights are checked while the tokenizer is read. */
+    status = status != FG_OK ? status : open_worker(s, err);
+    status = status != FG_OK ? status : fg_loaded_model_finish(&s->model, &s->start, err);
+    status = status != FG_OK ? status : open_router(s, err);
     fg_start_lap(&s->start, FG_START_ROUTER);
-    if (status == FG_OK && s->config.mode != FG_MODE_ROUTER) {
-        uint32_t roles = s->config.mode == FG_MODE_PREFILL  ? FG_ROLE_PREFILL
-                         : s->config.mode == FG_MODE_DECODE ? FG_ROLE_DECODE
-                                                            : FG_ROLE_PREFILL | FG_ROLE_DECODE;
-        if (s->config.roles != 0) {
-            roles = (uint32_t)s->config.roles;
-        }
-        fg_host_worker_place place = { .roles = roles,
-                                       .metrics = s->metrics,
-                                       .trace = s->trace,
-                                       .spans = s->spans,
-                                       .start = &s->start,
-                                       .keys = s->keys,
-                                       .hub = s->hub };
-        status = fg_host_worker_open(s->loop, &s->config, &s->model, &place, &s->worker, err);
-    }
-    if (status == FG_OK && s->router == NULL) {
-        status = open_status(s, err);
-    }
-    return status;
+    return status != FG_OK || s->router != NULL ? status : open_status(s, err);
 }
 
 static void close_parts(serve *s)

@@ -14,6 +14,9 @@ enum {
     COPIES = 8,
 };
 
+/* A token of a prompt costs about so much of a step of one token, which waits for memory. */
+#define PROMPT_SHARE 4
+
 /* A step of one token that takes longer is a large model's: an eighth of a gigabyte and more. */
 #define LARGE_NS (15ull * 1000 * 1000)
 
@@ -117,7 +120,7 @@ fg_status fg_engine_calibrate(const fg_calibrate_options *o, fg_calibration *out
         if (i == WARM && took[WARM] > LARGE_NS) {
             /* A large model: somebody waits for its first token, and few tokens are long enough to be
              * timed. What a warm-up costs beside the step itself is lost in it. */
-            spent = o->budget_ns - 1;
+            spent = o->is_alone ? o->budget_ns : o->budget_ns - 1;
             shapes[NEAR].tokens = CHUNK_LARGE;
         }
     }
@@ -127,6 +130,10 @@ fg_status fg_engine_calibrate(const fg_calibrate_options *o, fg_calibration *out
     }
     c.step_ns_base = above(took[ONE] > 0 ? took[ONE] : took[WARM], c.step_ns_per_row);
     judge_prompt(&c, took[NEAR], took[FAR_OFF], shapes[NEAR].tokens);
+    if (took[NEAR] == 0 && o->is_alone) {
+        c.prefill_ns_base = c.step_ns_base - c.step_ns_base / PROMPT_SHARE;
+        c.prefill_ns_per_token = c.step_ns_base / PROMPT_SHARE;
+    }
     *out = c;
     return FG_OK;
 }

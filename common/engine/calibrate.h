@@ -13,8 +13,11 @@ typedef struct fg_calibrate_options {
     void *arena;
     uint32_t block_count;
     fg_engine_limits limits;
-    uint64_t
-        budget_ns; /* after the warm-up, no further step begins after so much; what is not known then is 0 */
+    /* After the warm-up, no further step begins after so much; what is not known then is 0. */
+    uint64_t budget_ns;
+    /* Nobody chooses between workers by it: a large model runs the warm-up alone, and what a prompt's token
+     * costs is guessed from that. */
+    bool is_alone;
 } fg_calibrate_options;
 
 /* Times of steps, ns; 0: not measured. */

@@ -8,7 +8,7 @@ enum { BLOCKS = 200, BLOCK_SIZE = 4 };
 
 /* What the simulated engine takes is what is measured. */
 static fg_calibration measure_slow(uint32_t block_count, uint32_t context_max, uint64_t budget_ns,
-                                   uint64_t slower)
+                                   uint64_t slower, bool is_alone)
 {
     fg_engine_limits limits = { .step_tokens_max = 64,
                                 .step_seqs_max = 8,
@@ -34,7 +34,8 @@ static fg_calibration measure_slow(uint32_t block_count, uint32_t context_max, u
                                        .arena = arena,
                                        .block_count = block_count,
                                        .limits = limits,
-                                       .budget_ns = budget_ns };
+                                       .budget_ns = budget_ns,
+                                       .is_alone = is_alone };
     cr_assert_eq(fg_engine_calibrate(&calibrate, &c, NULL), FG_OK);
     fg_engine_close(engine);
     free(arena);
@@ -43,7 +44,7 @@ static fg_calibration measure_slow(uint32_t block_count, uint32_t context_max, u
 
 static fg_calibration measure(uint32_t block_count, uint32_t context_max, uint64_t budget_ns)
 {
-    return measure_slow(block_count, context_max, budget_ns, 1);
+    return measure_slow(block_count, context_max, budget_ns, 1, false);
 }
 
 Test(calibrate, measures_what_steps_take)
@@ -80,11 +81,22 @@ Test(calibrate, stops_when_its_time_is_spent)
 /* Two steps, however much time there is: one token, and a short prompt. */
 Test(calibrate, a_large_model_is_not_kept_waiting)
 {
-    fg_calibration c = measure_slow(BLOCKS, 1024, 1000000000, 20);
+    fg_calibration c = measure_slow(BLOCKS, 1024, 1000000000, 20, false);
     cr_assert_eq(c.step_ns_base, 20020000u);
     cr_assert_eq(c.step_ns_per_row, 0u);
     cr_assert_eq(c.prefill_ps_per_kv, 0u);
     /* Half of a short prompt's step is taken for its tokens at least. */
     cr_assert(c.prefill_ns_per_token > 490000u && c.prefill_ns_per_token < 3000000u, "%llu",
               (unsigned long long)c.prefill_ns_per_token);
+}
+
+/* Where there is one worker, one step: its first request has to wait for no other. */
+Test(calibrate, a_large_model_alone_runs_one_step_and_guesses)
+{
+    fg_calibration c = measure_slow(BLOCKS, 1024, 1000000000, 20, true);
+    cr_assert_eq(c.step_ns_base, 20020000u);
+    cr_assert_eq(c.prefill_ns_per_token, 5005000u);
+    cr_assert_eq(c.prefill_ns_base + c.prefill_ns_per_token, c.step_ns_base);
+    c = measure_slow(BLOCKS, 1024, 1000000000, 1, true);
+    cr_assert_eq(c.prefill_ns_per_token, 500000u, "a small one is measured");
 }
