@@ -31,6 +31,10 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
         status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
                                    block_size, kv_dtype, err);
     }
+    if (status == FG_OK) {
+        /* At once, not after the weights have been packed for it. */
+        status = fg_tokenizer_check(model->weights, err);
+    }
     fg_start_lap(start, FG_START_MODEL);
     if (status != FG_OK) {
         fg_loaded_model_close(model);

@@ -24,6 +24,11 @@ typedef struct encoder {
     fg_merger merger;
 } encoder;
 
+fg_status fg_tokenizer_check(const fg_weights *weights, fg_error *err)
+{
+    return fg_vocab_check(weights, err);
+}
+
 fg_status fg_tokenizer_open(const fg_weights *weights, fg_tokenizer **tokenizer_out, fg_error *err)
 {
     fg_tokenizer *tokenizer = fg_mem_alloc(sizeof(*tokenizer));

@@ -14,6 +14,8 @@
 
 typedef struct fg_tokenizer fg_tokenizer;
 
+/* FG_BAD_INPUT when fg_tokenizer_open would not know this kind of tokenizer. Takes no time. */
+fg_status fg_tokenizer_check(const fg_weights *weights, fg_error *err);
 /* `weights` may be closed afterwards: everything needed is copied. */
 fg_status fg_tokenizer_open(const fg_weights *weights, fg_tokenizer **tokenizer_out, fg_error *err);
 void fg_tokenizer_close(fg_tokenizer *tokenizer);

@@ -90,6 +90,12 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     return FG_OK;
 }
 
+fg_status fg_vocab_check(const fg_weights *weights, fg_error *err)
+{
+    fg_vocab vocab = { 0 };
+    return load_family(&vocab, weights, err);
+}
+
 /* Checks the lists against each other and takes the memory. */
 static fg_status measure(fg_vocab *vocab, const fg_weights *weights, fg_error *err)
 {

@@ -66,6 +66,8 @@ typedef struct fg_vocab {
     fg_special_set defined;  /* user-defined */
 } fg_vocab;
 
+/* The first of what fg_vocab_load checks: the family, from a few strings. */
+fg_status fg_vocab_check(const fg_weights *weights, fg_error *err);
 fg_status fg_vocab_load(fg_vocab *vocab, const fg_weights *weights, fg_error *err);
 void fg_vocab_deinit(fg_vocab *vocab);
 

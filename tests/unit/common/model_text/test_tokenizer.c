@@ -477,6 +477,9 @@ Test(tokenizer, refuses_what_it_does_not_know_by_name)
         cr_assert_eq(fg_tokenizer_open(weights, &tokenizer, &err), FG_BAD_INPUT, "case %zu", i);
         cr_assert_not_null(strstr(err.text, cases[i].says), "case %zu: %s", i, err.text);
         cr_assert_null(tokenizer);
+        bool by_name = cases[i].kind <= UNKNOWN_PRE;
+        cr_assert_eq(fg_tokenizer_check(weights, &err), by_name ? FG_BAD_INPUT : FG_OK, "case %zu",
+                     i);
         fg_weights_close(weights);
         fg_buf_deinit(&file);
     }
