@@ -149,6 +149,10 @@ static bool lock_entry(int file, uint32_t index)
 static fg_status take_entry(fg_core_share *share, fg_error *err)
 {
     while (share->self < FG_CORE_SHARE_ENTRIES && !lock_entry(share->file, share->self)) {
+        if (errno != EAGAIN && errno != EACCES) {
+            share->self = FG_CORE_SHARE_ENTRIES;
+            return fg_fail(err, FG_BAD_INPUT, "its entries cannot be locked: %s", strerror(errno));
+        }
         share->self++;
     }
     if (share->self == FG_CORE_SHARE_ENTRIES) {
