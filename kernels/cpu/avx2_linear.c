@@ -17,11 +17,10 @@
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
  * two more of them would fall into the same few sets of the first-level cache. */
 enum { TILE_ROWS = 8 };
-/* Rows whose sums fit into registers. */
-enum { REGISTER_ROWS = 4 };
 enum { VECTOR = 64, HALF = 32 };
-/* Bytes ahead of a row's walk through its panels: what arrives meanwhile from memory. */
-enum { AHEAD = 3072 };
+/* Bytes ahead of one row's walk through panels, groups ahead of that of more rows: what arrives from memory
+ * meanwhile. */
+enum { BYTES_AHEAD = 2304, GROUPS_AHEAD = 12 };
 
 /* Some rows against one panel; its sums lie in memory that never leaves the first-level cache. */
 typedef struct tile {
@@ -47,7 +46,7 @@ typedef struct factors {
     __m256 minimum;
     __m256i first;  /* integer scale per pair sum: of all columns, or of 0..15 */
     __m256i second; /* Q6_K: of columns 16..31 */
-    __m256i both;   /* Q6_K: the two of an output side by side */
+    __m256i both;   /* Q6_K: the two of an output side by side, times the codes' offset */
 } factors;
 
 /* Eight 32-bit or sixteen 16-bit sums of each half of the panel. */
@@ -132,6 +131,7 @@ FG_AVX2_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g,
         f.first = twice(first);
         f.second = twice(second);
         f.both = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xAA);
+        f.both = _mm256_slli_epi16(f.both, 5);
         break;
     }
     default:
@@ -148,29 +148,42 @@ FG_AVX2_INLINE __m256i broadcast4(const void *bytes)
     return _mm256_set1_epi32(word);
 }
 
-/* Sums of 16 columns of one row for eight outputs: 16-bit pair sums of 4-bit codes, else 32 bits. */
-FG_AVX2_INLINE __m256i dot16(uint32_t type, __m256i w0, __m256i w1, __m256i w2, __m256i w3,
-                             __m256i x0, __m256i x1, __m256i x2, __m256i x3, __m256i scales)
+/* Compilers take what comes before it first. Free to interleave a row's 16 columns, they run out of
+ * registers and keep codes in memory: up to a sixth of the time. */
+FG_AVX2_INLINE void finish_first(products *p)
 {
-    __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));
-    __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(w2, x2), _mm256_maddubs_epi16(w3, x3));
-    if (type == FG_Q6_K) {
-        return _mm256_add_epi32(_mm256_madd_epi16(low, scales), _mm256_madd_epi16(high, scales));
-    }
-    __m256i sum = _mm256_add_epi16(low, high);
-    bool four_bits = type == FG_Q4_0 || type == FG_Q4_1 || type == FG_Q4_K;
-    return four_bits ? sum : _mm256_madd_epi16(sum, scales);
+    __asm__("" : "+x"(p->a), "+x"(p->b));
 }
 
+/* Pair sums of eight columns of one row. */
+FG_AVX2_INLINE products pairs8(__m256i a0, __m256i b0, __m256i a1, __m256i b1, const int8_t *x)
+{
+    __m256i x0 = broadcast4(x);
+    products p = { _mm256_maddubs_epi16(a0, x0), _mm256_maddubs_epi16(b0, x0) };
+    __m256i x1 = broadcast4(x + 4);
+    p.a = _mm256_add_epi16(p.a, _mm256_maddubs_epi16(a1, x1));
+    p.b = _mm256_add_epi16(p.b, _mm256_maddubs_epi16(b1, x1));
+    return p;
+}
+
+/* Sums of 16 columns of one row: 16-bit pair sums of 4-bit codes, else 32 bits. */
 FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x, __m256i a_scales,
                                       __m256i b_scales)
 {
-    __m256i x0 = broadcast4(x);
-    __m256i x1 = broadcast4(x + 4);
-    __m256i x2 = broadcast4(x + 8);
-    __m256i x3 = broadcast4(x + 12);
-    return (products){ dot16(type, w.a0, w.a1, w.a2, w.a3, x0, x1, x2, x3, a_scales),
-                       dot16(type, w.b0, w.b1, w.b2, w.b3, x0, x1, x2, x3, b_scales) };
+    products low = pairs8(w.a0, w.b0, w.a1, w.b1, x);
+    finish_first(&low);
+    products high = pairs8(w.a2, w.b2, w.a3, w.b3, x + 8);
+    if (type == FG_Q6_K) {
+        return (products){ _mm256_add_epi32(_mm256_madd_epi16(low.a, a_scales),
+                                            _mm256_madd_epi16(high.a, a_scales)),
+                           _mm256_add_epi32(_mm256_madd_epi16(low.b, b_scales),
+                                            _mm256_madd_epi16(high.b, b_scales)) };
+    }
+    products sum = { _mm256_add_epi16(low.a, high.a), _mm256_add_epi16(low.b, high.b) };
+    if (type == FG_Q4_0 || type == FG_Q4_1 || type == FG_Q4_K) {
+        return sum;
+    }
+    return (products){ _mm256_madd_epi16(sum.a, a_scales), _mm256_madd_epi16(sum.b, b_scales) };
 }
 
 /* The exact sum of one row's group for eight outputs, from those of its halves. */
@@ -188,7 +201,7 @@ FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second, c
         return _mm256_add_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q6_K: {
-        __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(broadcast4(sums), f->both), 5);
+        __m256i offset = _mm256_madd_epi16(broadcast4(sums), f->both);
         return _mm256_sub_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q5_1:
@@ -234,6 +247,7 @@ FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
     const fg_quant_group *group = t->groups + p->group;
     for (uint32_t row = 0; row < t->rows; row++) {
         products half = half_products(type, w, x + row * t->columns + 16, a_scales, b_scales);
+        finish_first(&half);
         __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a);
         __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b);
         t->sums[row][0] = add_scaled(type, first, group, &a, t->sums[row][0]);
@@ -260,130 +274,202 @@ FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *
 }
 
 /* Four products of 8-bit codes for each of eight outputs. The activations take the weights' signs, so
- * that the first factor is unsigned. */
+ * that the first factor is unsigned. The empty asm keeps compilers from adding up the group as a tree,
+ * for which there are not registers enough. */
 FG_AVX2_INLINE __m256i signed_dot4(__m256i magnitude, __m256i w, __m256i x, __m256i sum)
 {
     __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(sum));
+    return sum;
 }
 
-/* One vector of codes against R rows; named sums, because compilers keep arrays in memory. */
+/* Named sums, because compilers keep arrays in memory. */
+/* clang-format off */
+#define EACH_SIGNED_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define EACH_WHOLE_ROW(X) X(0) X(1) X(2)
+/* clang-format on */
+#define BEGIN_SIGNED_ROW(r) __m256i sum##r = _mm256_setzero_si256();
 #define ADD_SIGNED_ROW(r)                                                                          \
+    if (R > (r)) {                                                                                 \
+        sum##r = signed_dot4(magnitude, w, broadcast4(x + (r)*t->columns + 4 * j), sum##r);        \
+    }
+#define FINISH_SIGNED_ROW(r)                                                                       \
+    if (R > (r)) {                                                                                 \
+        t->sums[r][half] =                                                                         \
+            add_scaled(FG_Q8_0, sum##r, group + (r)*t->group_count, &f, t->sums[r][half]);         \
+    }
+
+/* Eight outputs' group of 8-bit codes against R rows. */
+FG_AVX2_INLINE void add_signed_half(uint32_t R, tile *t, const place *p, size_t half)
+{
+    EACH_SIGNED_ROW(BEGIN_SIGNED_ROW)
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    __asm__("" : "+r"(x) : "r"(half)); /* what is broadcast should not be kept for the other half */
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; j++) {
+        __m256i w = load32(p->codes + j * VECTOR + half * HALF);
+        __m256i magnitude = _mm256_abs_epi8(w);
+        EACH_SIGNED_ROW(ADD_SIGNED_ROW)
+    }
+    factors f = scales_of(FG_Q8_0, p->scales, p->in_unit, half);
+    const fg_quant_group *group = t->groups + p->group;
+    EACH_SIGNED_ROW(FINISH_SIGNED_ROW)
+}
+
+/* Many rows: half a panel after the other, so that a half's sums stay in registers. */
+FG_AVX2_INLINE void add_signed_halves(uint32_t R, tile *t, const place *p)
+{
+#pragma GCC unroll 1
+    for (size_t half = 0; half < 2; half++) {
+        add_signed_half(R, t, p, half);
+    }
+}
+
+#define BEGIN_WHOLE_ROW(r)                                                                         \
+    __m256i a##r = _mm256_setzero_si256();                                                         \
+    __m256i b##r = _mm256_setzero_si256();
+#define ADD_WHOLE_ROW(r)                                                                           \
     if (R > (r)) {                                                                                 \
         __m256i x##r = broadcast4(x + (r)*t->columns + 4 * j);                                     \
         a##r = signed_dot4(a_magnitude, a, x##r, a##r);                                            \
         b##r = signed_dot4(b_magnitude, b, x##r, b##r);                                            \
     }
-#define FINISH_SIGNED_ROW(r)                                                                       \
+#define FINISH_WHOLE_ROW(r)                                                                        \
     if (R > (r)) {                                                                                 \
-        const fg_quant_group *group = t->groups + p->group + (first + (r)) * t->group_count;       \
-        __m256 *sums = t->sums[first + (r)];                                                       \
-        sums[0] = add_scaled(FG_Q8_0, a##r, group, &a_factors, sums[0]);                           \
-        sums[1] = add_scaled(FG_Q8_0, b##r, group, &b_factors, sums[1]);                           \
+        const fg_quant_group *group = t->groups + p->group + (r)*t->group_count;                   \
+        t->sums[r][0] = add_scaled(FG_Q8_0, a##r, group, &a_factors, t->sums[r][0]);               \
+        t->sums[r][1] = add_scaled(FG_Q8_0, b##r, group, &b_factors, t->sums[r][1]);               \
     }
 
-/* A group of 8-bit codes against rows first .. first + R - 1 of the tile. */
-FG_AVX2_INLINE void add_signed_group(int R, tile *t, const place *p, size_t first)
+/* Few rows: all sixteen outputs at once, as their codes come from memory. */
+FG_AVX2_INLINE void add_signed_whole(uint32_t R, tile *t, const place *p)
 {
-    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP + first * t->columns;
-    __m256i zero = _mm256_setzero_si256();
-    __m256i a0 = zero, a1 = zero, a2 = zero, a3 = zero;
-    __m256i b0 = zero, b1 = zero, b2 = zero, b3 = zero;
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    EACH_WHOLE_ROW(BEGIN_WHOLE_ROW)
 #pragma GCC unroll 8
     for (size_t j = 0; j < 8; j++) {
         __m256i a = load32(p->codes + j * VECTOR);
         __m256i b = load32(p->codes + j * VECTOR + HALF);
         __m256i a_magnitude = _mm256_abs_epi8(a);
         __m256i b_magnitude = _mm256_abs_epi8(b);
-        ADD_SIGNED_ROW(0)
-        ADD_SIGNED_ROW(1)
-        ADD_SIGNED_ROW(2)
-        ADD_SIGNED_ROW(3)
+        EACH_WHOLE_ROW(ADD_WHOLE_ROW)
     }
     factors a_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
     factors b_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
-    FINISH_SIGNED_ROW(0)
-    FINISH_SIGNED_ROW(1)
-    FINISH_SIGNED_ROW(2)
-    FINISH_SIGNED_ROW(3)
+    EACH_WHOLE_ROW(FINISH_WHOLE_ROW)
 }
 
-static void add_signed_rows(tile *t, const place *p, uint32_t first, uint32_t rows)
+FG_AVX2_INLINE void add_signed_group(uint32_t R, tile *t, const place *p)
 {
-    switch (rows) {
-    case 1:
-        add_signed_group(1, t, p, first);
-        break;
-    case 2:
-        add_signed_group(2, t, p, first);
-        break;
-    case 3:
-        add_signed_group(3, t, p, first);
-        break;
-    default:
-        add_signed_group(REGISTER_ROWS, t, p, first);
-        break;
+    if (R <= 3) {
+        add_signed_whole(R, t, p);
+    } else {
+        add_signed_halves(R, t, p);
     }
+}
+
+/* The same for one row, whose sums never leave the registers. */
+FG_AVX2_INLINE void add_signed_to_row(const tile *t, const place *p, __m256 sums[2])
+{
+    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
+    const fg_quant_group *group = t->groups + p->group;
+    __m256i a_sum = _mm256_setzero_si256();
+    __m256i b_sum = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; j++) {
+        __m256i a = load32(p->codes + j * VECTOR);
+        __m256i b = load32(p->codes + j * VECTOR + HALF);
+        __m256i x_j = broadcast4(x + 4 * j);
+        a_sum = signed_dot4(_mm256_abs_epi8(a), a, x_j, a_sum);
+        b_sum = signed_dot4(_mm256_abs_epi8(b), b, x_j, b_sum);
+    }
+    factors a = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
+    factors b = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
+    sums[0] = add_scaled(FG_Q8_0, a_sum, group, &a, sums[0]);
+    sums[1] = add_scaled(FG_Q8_0, b_sum, group, &b, sums[1]);
 }
 
 /* Few rows pass a panel too quickly for the processor to foresee what they will read. */
-FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
+FG_AVX2_INLINE void ask_for(const uint8_t *at, size_t size_bytes)
 {
     for (size_t i = 0; i < size_bytes; i += VECTOR) {
-        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)at + i, _MM_HINT_T0);
     }
 }
 
-/* One row against a panel. */
-FG_AVX2_INLINE void run_row(uint32_t type, tile *t)
+/* One row against one panel, or against two in turns. */
+FG_AVX2_INLINE void run_row(uint32_t type, size_t panels, size_t panel_bytes, tile *t)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
-    __m256 sums[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    __m256 sums[2][2] = { { _mm256_setzero_ps(), _mm256_setzero_ps() },
+                          { _mm256_setzero_ps(), _mm256_setzero_ps() } };
     place p = { .scales = t->panel };
     while (p.group < t->group_count) {
-        ask_ahead(p.scales, shape.scale_bytes);
         p.codes = p.scales + shape.scale_bytes;
-        size_t left = t->group_count - p.group;
-        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
-        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_ahead(p.codes, shape.group_bytes);
-            if (type == FG_Q8_0) {
-                add_signed_group(1, t, &p, 0);
-            } else {
-                add_group_to_row(type, t, &p, sums);
-            }
-            p.codes += shape.group_bytes;
-            p.group++;
+        for (size_t i = 0; i < panels; i++) {
+            ask_for(p.scales + i * panel_bytes + BYTES_AHEAD, shape.scale_bytes);
         }
-        p.scales += shape.unit_bytes;
-    }
-    if (type != FG_Q8_0) {
-        t->sums[0][0] = sums[0];
-        t->sums[0][1] = sums[1];
-    }
-}
-
-FG_AVX2_INLINE void run_rows(uint32_t type, tile *t)
-{
-    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
-    place p = { .scales = t->panel };
-    while (p.group < t->group_count) {
-        p.codes = p.scales + shape.scale_bytes;
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_ahead(p.codes, shape.group_bytes);
-            if (type != FG_Q8_0) {
-                add_group(type, t, &p);
-            } else {
-                for (uint32_t row = 0; row < t->rows; row += REGISTER_ROWS) {
-                    add_signed_rows(t, &p, row, t->rows - row);
+            for (size_t i = 0; i < panels; i++) {
+                place at = p;
+                at.scales += i * panel_bytes;
+                at.codes += i * panel_bytes;
+                ask_for(at.codes + BYTES_AHEAD, shape.group_bytes);
+                if (type == FG_Q8_0) {
+                    add_signed_to_row(t, &at, sums[i]);
+                } else {
+                    add_group_to_row(type, t, &at, sums[i]);
                 }
             }
             p.codes += shape.group_bytes;
             p.group++;
         }
         p.scales += shape.unit_bytes;
+    }
+    memcpy(t->sums, sums, panels * sizeof sums[0]);
+}
+
+/* The tile's rows against a panel; of 8-bit codes their number is a constant. */
+FG_AVX2_INLINE void run_rows(uint32_t type, uint32_t rows, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    place p = { .scales = t->panel };
+    while (p.group < t->group_count) {
+        p.codes = p.scales + shape.scale_bytes;
+        size_t left = t->group_count - p.group;
+        size_t count = left < shape.unit_groups ? left : shape.unit_groups;
+        for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
+            ask_for(p.codes + (size_t)GROUPS_AHEAD * shape.group_bytes, shape.group_bytes);
+            if (type == FG_Q8_0) {
+                add_signed_group(rows, t, &p);
+            } else {
+                add_group(type, t, &p);
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        p.scales += shape.unit_bytes;
+    }
+}
+
+#define SIGNED_ROWS_CASE(r)                                                                        \
+    case (r) + 1:                                                                                  \
+        run_rows(FG_Q8_0, (r) + 1, t);                                                             \
+        break;
+
+FG_AVX2_INLINE void run_tile(uint32_t type, tile *t)
+{
+    if (type == FG_Q8_0) {
+        switch (t->rows) {
+            EACH_SIGNED_ROW(SIGNED_ROWS_CASE)
+        }
+    } else if (t->rows == 1) {
+        run_row(type, 1, 0, t);
+    } else {
+        run_rows(type, 0, t);
     }
 }
 
@@ -416,20 +502,27 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
                                uint32_t rows, uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
-    const fg_panel_shape shape = fg_panel_shape_of(type, w->columns);
-    tile t = { .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
+    const size_t panel_bytes = fg_panel_bytes(type, w->columns);
+    tile t = { .quants = in->quants,
+               .groups = in->groups,
+               .columns = w->columns,
+               .group_count = w->columns / FG_QUANT_GROUP };
     for (uint32_t panel = first; panel < first + count; panel++) {
-        t.panel = (const uint8_t *)w->data + panel * shape.panel_bytes;
+        t.panel = (const uint8_t *)w->data + panel * panel_bytes;
+        /* Two streams of 8-bit codes come quicker from memory than one; of smaller codes they do not. */
+        if (type == FG_Q8_0 && rows == 1 && panel + 1 < first + count) {
+            run_row(type, 2, panel_bytes, &t);
+            fg_cpu_avx2_put_panel(linear, 0, panel * FG_PANEL_OUTPUTS, t.sums[0]);
+            panel++;
+            fg_cpu_avx2_put_panel(linear, 0, panel * FG_PANEL_OUTPUTS, t.sums[1]);
+            continue;
+        }
         for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
             t.rows = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
             t.quants = in->quants + row * t.columns;
             t.groups = in->groups + row * t.group_count;
             memset(t.sums, 0, sizeof t.sums);
-            if (t.rows == 1) {
-                run_row(type, &t);
-            } else {
-                run_rows(type, &t);
-            }
+            run_tile(type, &t);
             for (uint32_t i = 0; i < t.rows; i++) {
                 fg_cpu_avx2_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, t.sums[i]);
             }

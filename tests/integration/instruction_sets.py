@@ -11,7 +11,7 @@ from _forge import ROOT, Skip, Suite, find_tool
 
 # Instructions of one product of 256 outputs x 1024 columns with AVX2 (valgrind knows no AVX-512), as gcc
 # 12 compiles the release preset. A better kernel changes its number here, a slip shows.
-COUNTS = {("q4_1", 1): 64360, ("q4_k", 8): 309589}
+COUNTS = {("q4_1", 1): 60260, ("q4_k", 8): 304179}
 TOLERANCE = 0.03
 COMPILER = "12."
 
