@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/pulse.h"
+#include "common/base/core_share.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/team.h"
@@ -101,6 +102,7 @@ struct fg_host_worker {
     const fg_keys *keys;
     fg_link *link;
     fg_engine *engine;
+    fg_core_share *share; /* NULL: the cores are not shared */
     fg_worker *worker;
     fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
     fg_wake *wake;
@@ -114,6 +116,8 @@ struct fg_host_worker {
     uint32_t block_count;
     fg_metric *counters[WORKER_COUNTERS], *gauges[WORKER_GAUGES], *blocks[5];
     fg_metric *step_tokens, *step_rows;
+    fg_metric *threads, *shared_steps;
+    uint64_t counted_shared_steps;
     fg_worker_stats counted;
     fg_clock clock;
     fg_spans *spans;
@@ -279,6 +283,32 @@ static void register_metrics(fg_host_worker *host, fg_metrics *metrics)
     }
 }
 
+static void register_thread_metrics(fg_host_worker *host, fg_metrics *metrics)
+{
+    host->threads = fg_metrics_gauge(
+        metrics,
+        &(fg_metric_spec){ .name = "compute_threads",
+                           .help = "Threads that computed last: fewer than this worker has while "
+                                   "other processes compute on the same cores" });
+    host->shared_steps = fg_metrics_counter(
+        metrics,
+        &(fg_metric_spec){ .name = "engine_shared_steps_total",
+                           .help = "Engine steps that left cores to other processes, at least for "
+                                   "a part of their time" });
+}
+
+static void count_threads(fg_host_worker *host)
+{
+    if (host->share == NULL) {
+        fg_metric_set(host->threads, fg_engine_started(host->engine).thread_count);
+        return;
+    }
+    fg_metric_set(host->threads, fg_core_share_last_width(host->share));
+    uint64_t shared_steps = fg_core_share_shared_steps(host->share);
+    fg_metric_add(host->shared_steps, (double)(shared_steps - host->counted_shared_steps));
+    host->counted_shared_steps = shared_steps;
+}
+
 static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
@@ -306,6 +336,7 @@ static void on_tick(void *ctx)
         fg_metric_set(host->blocks[i], counts[i]);
     }
     host->counted = now;
+    count_threads(host);
 }
 
 /* ---- sizes ---- */
@@ -394,35 +425,74 @@ static fg_status open_tier(fg_host_worker *host, const fg_serve_config *config,
     return fg_tier_open(&options, &host->tier, err);
 }
 
-/* How many compute threads, and where; says so once. */
-static uint32_t place_threads(const fg_serve_config *config,
-                              fg_team_place places_out[FG_TEAM_THREADS_MAX])
-{
+/* How many compute threads, and where. */
+typedef struct thread_plan {
     fg_topology topology;
-    fg_topology_read("", NULL, &topology);
-    uint32_t threads = config->threads != 0 ? config->threads : fg_topology_thread_count(&topology);
-    threads = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
-    bool several = topology.node_count > 1 && threads <= topology.cpu_count;
-    bool pinned = config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several);
-    for (uint32_t i = 0; i < threads; i++) {
-        const fg_topology_cpu *cpu = &topology.cpus[i % topology.cpu_count];
-        places_out[i] =
-            (fg_team_place){ .cpu = cpu->cpu, .node = pinned ? cpu->node : 0, .pinned = pinned };
+    uint32_t count;
+    bool pinned;
+    fg_team_place places[FG_TEAM_THREADS_MAX];
+} thread_plan;
+
+static void plan_threads(const fg_serve_config *config, thread_plan *plan)
+{
+    const fg_topology *topology = &plan->topology;
+    fg_topology_read("", NULL, &plan->topology);
+    uint32_t threads = config->threads != 0 ? config->threads : fg_topology_thread_count(topology);
+    plan->count = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
+    bool several = topology->node_count > 1 && plan->count <= topology->cpu_count;
+    plan->pinned = config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several);
+    for (uint32_t i = 0; i < plan->count; i++) {
+        const fg_topology_cpu *cpu = &topology->cpus[i % topology->cpu_count];
+        plan->places[i] = (fg_team_place){ .cpu = cpu->cpu,
+                                           .node = plan->pinned ? cpu->node : 0,
+                                           .pinned = plan->pinned };
     }
+}
+
+static void log_threads(const thread_plan *plan, bool shared)
+{
     fg_buf machine;
     fg_buf_init(&machine, 0);
-    if (fg_topology_describe(&topology, &machine)) {
-        fg_info("worker", "event=threads count=%u pinned=%s machine=\"%s\"", threads,
-                pinned ? "yes" : "no", machine.data);
+    if (fg_topology_describe(&plan->topology, &machine)) {
+        fg_info("worker", "event=threads count=%u pinned=%s shared=%s machine=\"%s\"", plan->count,
+                plan->pinned ? "yes" : "no", shared ? "yes" : "no", machine.data);
     }
     fg_buf_deinit(&machine);
-    return threads;
+}
+
+/* Without it everything works as well, but for the speed of several processes on the same cores. */
+static void open_share(fg_host_worker *host, const fg_serve_config *config,
+                       const fg_host_worker_place *place, const thread_plan *plan)
+{
+    bool standard = strcmp(config->share_cores, "auto") == 0;
+    if (strcmp(config->share_cores, "off") == 0 || plan->pinned) {
+        return;
+    }
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    for (uint32_t i = 0; i < plan->topology.cpu_count; i++) {
+        CPU_SET(plan->topology.cpus[i].cpu, &cpus);
+    }
+    /* A client notices a late token; a prompt takes its time anyway. */
+    fg_core_share_options options = { .directory = standard ? NULL : config->share_cores,
+                                      .cpus = &cpus,
+                                      .cores = fg_topology_thread_count(&plan->topology),
+                                      .threads = plan->count,
+                                      .rank = (place->roles & FG_ROLE_DECODE) != 0 ? 0 : 1 };
+    fg_error err;
+    if (fg_core_share_open(&options, &host->share, &err) != FG_OK) {
+        fg_warn("worker", "event=cores_not_shared why=\"%s\"", err.text);
+    }
 }
 
 static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config,
-                             const fg_loaded_model *model, fg_error *err)
+                             const fg_loaded_model *model, const fg_host_worker_place *place,
+                             fg_error *err)
 {
-    fg_team_place places[FG_TEAM_THREADS_MAX];
+    thread_plan plan = { .count = 0 };
+    plan_threads(config, &plan);
+    open_share(host, config, place, &plan);
+    log_threads(&plan, host->share != NULL);
     fg_engine_options options = { .weights = model->weights,
                                   .hparams = &model->hparams,
                                   .layout = model->layout,
@@ -434,8 +504,9 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .limits = { .step_tokens_max = config->max_batch_tokens,
                                               .step_seqs_max = config->max_seqs,
                                               .context_max = context_of(config, model) },
-                                  .thread_count = place_threads(config, places),
-                                  .places = places,
+                                  .thread_count = plan.count,
+                                  .places = plan.places,
+                                  .share = host->share,
                                   .cpu_isa = isa_name(config->cpu_isa),
                                   .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
@@ -547,6 +618,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
              config->router.port);
     host->clock = fg_clock_real();
     register_metrics(host, place->metrics);
+    register_thread_metrics(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -556,7 +628,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     status = status != FG_OK ? status : open_memory(host, config, model, err);
     status = status != FG_OK ? status : open_tier(host, config, model, err);
     fg_start_lap(place->start, FG_START_KV);
-    status = status != FG_OK ? status : open_engine(host, config, model, err);
+    status = status != FG_OK ? status : open_engine(host, config, model, place, err);
     fg_start_lap(place->start, FG_START_WEIGHTS);
     status = status != FG_OK ? status : open_worker(host, config, model, place, epoch, err);
     fg_start_lap(place->start, FG_START_CALIBRATE);
@@ -588,6 +660,7 @@ void fg_host_worker_close(fg_host_worker *host)
     if (host->engine != NULL) {
         fg_engine_close(host->engine); /* waits for the step in flight */
     }
+    fg_core_share_close(host->share);
     fg_wake_close(host->wake);
     if (host->link != NULL) {
         fg_link_close(host->link);

@@ -16,6 +16,10 @@
  * Sleep: a member says that it sleeps and then looks for work; the caller publishes work and then looks
  * for sleepers. Both are sequentially consistent, so one of them sees the other. Whoever turns a
  * member's ASLEEP into AWAKE takes it out of `sleepers`.
+ *
+ * Width: members from `width` on have no work to look for. It is the caller's, who changes it between two
+ * claims of its own; a member reads it before each claim. A greater width is published as work is. A
+ * member that has missed that the width fell does one piece more, which harms nobody.
  */
 #include "common/base/team.h"
 
@@ -59,6 +63,8 @@ struct fg_team {
     pthread_t caller; /* of the newest run */
     uint32_t spins;   /* looks before a sleep */
     uint32_t lane_count;
+    fg_team_width_fn ask_width; /* NULL: all take part */
+    void *width_ctx;
     /* Written before any `unclaimed`, read after a claim. */
     fg_team_piece_fn fn;
     void *ctx;
@@ -66,6 +72,7 @@ struct fg_team {
     _Alignas(64) _Atomic uint32_t left; /* pieces whose end has not been reported */
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) _Atomic uint32_t sleepers;
+    _Atomic uint32_t width; /* changes about as often as `sleepers` */
     _Atomic bool stop;
     member_slot slots[];
 };
@@ -87,11 +94,58 @@ static uint32_t count_spins(void)
     return (uint32_t)(SPIN_NS * (uint64_t)SPIN_SAMPLE / (best_ns == 0 ? 1 : best_ns)) + 1;
 }
 
-/* Claims a lane's pieces until none is left and does them; adds how many to *done. */
+static bool wake(fg_team *team, member_slot *slot)
+{
+    if (atomic_load(&slot->state) == AWAKE || atomic_exchange(&slot->state, AWAKE) == AWAKE) {
+        return false;
+    }
+    atomic_fetch_sub(&team->sleepers, 1);
+    return true;
+}
+
+/* Makes sure that members 1 to count - 1 are awake. */
+static void wake_members(fg_team *team, uint32_t count)
+{
+    if (atomic_load(&team->sleepers) == 0) {
+        return;
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        if (wake(team, &team->slots[i])) {
+            fg_thread_wake_one(&team->slots[i].state);
+        }
+    }
+}
+
+/* By the caller of runs. */
+static void refresh_width(fg_team *team)
+{
+    if (team->ask_width == NULL) {
+        return;
+    }
+    uint32_t width = team->ask_width(team->width_ctx);
+    width = width == 0 ? 1 : width < team->thread_count ? width : team->thread_count;
+    uint32_t before = atomic_load_explicit(&team->width, memory_order_relaxed);
+    if (width == before) {
+        return;
+    }
+    fg_team_unhold(&team->slots[0].seat);
+    atomic_store(&team->width, width);
+    if (width > before) {
+        wake_members(team, width);
+    }
+}
+
+static bool takes_part(const member_slot *slot)
+{
+    return slot->member < atomic_load(&slot->team->width);
+}
+
+/* Claims a lane's pieces until none is left, or the member is left out, and does them; adds how many to
+ * *done. */
 static void do_lane(fg_team *team, lane *from, uint32_t member, uint32_t *done)
 {
     uint32_t unclaimed = atomic_load_explicit(&from->unclaimed, memory_order_relaxed);
-    while (unclaimed != 0) {
+    while (unclaimed != 0 && takes_part(&team->slots[member])) {
         if (!atomic_compare_exchange_weak_explicit(&from->unclaimed, &unclaimed, unclaimed - 1,
                                                    memory_order_acquire, memory_order_relaxed)) {
             continue;
@@ -100,6 +154,9 @@ static void do_lane(fg_team *team, lane *from, uint32_t member, uint32_t *done)
             fg_team_begin(&team->slots[member].seat);
         }
         team->fn(team->ctx, from->end - unclaimed, member);
+        if (member == 0) {
+            refresh_width(team);
+        }
         unclaimed = atomic_load_explicit(&from->unclaimed, memory_order_relaxed);
     }
 }
@@ -135,25 +192,19 @@ static bool has_news(member_slot *slot)
     fg_team *team = slot->team;
     for (uint32_t i = 0; i < team->lane_count; i++) {
         if (atomic_load(&team->lanes[i].unclaimed) != 0) {
-            return true;
+            return takes_part(slot) || atomic_load(&team->stop);
         }
     }
     return atomic_load(&team->stop);
 }
 
-static bool wake(fg_team *team, member_slot *slot)
-{
-    if (atomic_load(&slot->state) == AWAKE || atomic_exchange(&slot->state, AWAKE) == AWAKE) {
-        return false;
-    }
-    atomic_fetch_sub(&team->sleepers, 1);
-    return true;
-}
-
-/* Called by a thread that would sleep otherwise. */
+/* Called by a thread that would sleep otherwise. Who is left out has no core to give. */
 static void look_for_stuck(member_slot *slot)
 {
     fg_team *team = slot->team;
+    if (!takes_part(slot)) {
+        return;
+    }
     for (uint32_t i = 0; i < team->thread_count && atomic_load(&team->left) != 0; i++) {
         if (i != slot->member && fg_team_rescue(&slot->seat, &team->slots[i].seat, i == 0)) {
             return;
@@ -168,6 +219,9 @@ static void wait_for_news(member_slot *slot)
         if (has_news(slot)) {
             return;
         }
+        if (!takes_part(slot)) {
+            break;
+        }
         fg_thread_relax();
     }
     look_for_stuck(slot);
@@ -178,7 +232,7 @@ static void wait_for_news(member_slot *slot)
         return;
     }
     while (atomic_load(&slot->state) == ASLEEP) {
-        if (atomic_load(&team->left) == 0) {
+        if (atomic_load(&team->left) == 0 || !takes_part(slot)) {
             fg_thread_sleep_while(&slot->state, ASLEEP);
         } else {
             fg_thread_sleep_while_for(&slot->state, ASLEEP, LOOK_NS);
@@ -201,19 +255,6 @@ static void *member_main(void *ctx)
         wait_for_news(slot);
     }
     return NULL;
-}
-
-/* Makes sure that members 1 to count - 1 are awake. */
-static void wake_members(fg_team *team, uint32_t count)
-{
-    if (atomic_load(&team->sleepers) == 0) {
-        return;
-    }
-    for (uint32_t i = 1; i < count; i++) {
-        if (wake(team, &team->slots[i])) {
-            fg_thread_wake_one(&team->slots[i].state);
-        }
-    }
 }
 
 static void wait_for_members(fg_team *team)
@@ -282,6 +323,7 @@ fg_status fg_team_create(uint32_t thread_count, const fg_team_place *places, fg_
         return fg_fail(err, FG_AGAIN, "out of memory for %u compute threads", thread_count);
     }
     team->thread_count = thread_count;
+    team->width = thread_count;
     assign_lanes(team, places);
     team->spins = thread_count == 1 ? 0 : count_spins();
     for (uint32_t i = 1; i < thread_count; i++) {
@@ -316,6 +358,13 @@ uint32_t fg_team_size(const fg_team *team)
     return team->thread_count;
 }
 
+void fg_team_follow(fg_team *team, fg_team_width_fn width, void *ctx)
+{
+    team->ask_width = width;
+    team->width_ctx = ctx;
+    atomic_store(&team->width, team->thread_count);
+}
+
 /* Each lane gets a range as long as its part of the members. */
 static void publish(fg_team *team, uint32_t piece_count)
 {
@@ -340,9 +389,11 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
         team->caller = pthread_self();
         fg_team_sit(&self->seat, self->pin);
     }
+    refresh_width(team);
     if (team->started == 0 || piece_count < 2) {
         for (uint32_t piece = 0; piece < piece_count; piece++) {
             fn(ctx, piece, 0);
+            refresh_width(team);
         }
         return;
     }
@@ -350,7 +401,8 @@ void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void 
     team->ctx = ctx;
     atomic_store_explicit(&team->left, piece_count, memory_order_relaxed);
     publish(team, piece_count);
-    wake_members(team, piece_count < team->thread_count ? piece_count : team->thread_count);
+    uint32_t width = atomic_load_explicit(&team->width, memory_order_relaxed);
+    wake_members(team, piece_count < width ? piece_count : width);
     uint32_t done = do_pieces(team, 0);
     /* The caller's own report needs no wake-up, and is the last one more often than not. */
     if (atomic_fetch_sub(&team->left, done) != done) {

@@ -51,6 +51,15 @@ typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
  * lies on the node that will mostly read it. */
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
 
+/* How many members should take part from now on. Called by the owner's thread, as a run begins and before
+ * each piece that it claims itself. */
+typedef uint32_t (*fg_team_width_fn)(void *ctx);
+
+/* From the next run on only members 0 to width - 1 take part (clipped to 1 .. size), whatever `width`
+ * answers while the run goes on: one that is left out ends its piece and sleeps, one that is let in
+ * helps at once. NULL: all take part. Only the owner calls it, between runs. */
+void fg_team_follow(fg_team *team, fg_team_width_fn width, void *ctx);
+
 /* NULL, or where the time is summed up that callers wait at the end of their runs for the others: for
  * benches, which set it while nothing runs. */
 extern uint64_t *fg_team_wait_ns;

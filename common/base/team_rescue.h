@@ -57,4 +57,10 @@ static inline void fg_team_end(fg_team_seat *self)
     }
 }
 
+/* By the seat's own thread: where it was put makes no sense any more, others have come or gone. */
+static inline void fg_team_unhold(fg_team_seat *self)
+{
+    self->held_until_ns = 0;
+}
+
 #endif

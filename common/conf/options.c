@@ -354,8 +354,8 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(threads),
       .help = "Compute threads; 0 takes one for each core that this process may use, within the "
-              "container's processor quota. Never give the processes of one machine more "
-              "threads together than it has cores." },
+              "container's processor quota. Processes of one machine may each have all of its "
+              "cores: see --share-cores." },
     { .name = "max-seqs",
       .type = FG_OPTION_U32,
       .default_text = "64",
@@ -466,6 +466,19 @@ static const fg_option options[] = {
       AT(cpu_pin),
       .help = "Hold each compute thread on a processor of its own. auto: on machines with several "
               "memory nodes." },
+    { .name = "share-cores",
+      .type = FG_OPTION_STRING,
+      .default_text = "auto",
+      .group = memory,
+      .roles = engine_roles,
+      .value_name = "DIR",
+      AT(share_cores),
+      .help =
+          "Agree with the other Forge processes of this user on this machine who computes on "
+          "how many threads: each has its fair part of the cores while others compute, and all "
+          "of its --threads while they do not. They meet in a small file in /dev/shm (auto), or "
+          "in this directory, which keeps them apart from those that meet elsewhere. off: all "
+          "threads, always. Threads that --cpu-pin holds in place are not shared." },
 
     { .name = "prefill-chunk-size",
       .type = FG_OPTION_U32,

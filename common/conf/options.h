@@ -92,6 +92,7 @@ typedef struct fg_serve_config {
     int kv_dtype;              /* fg_dtype: FG_F16, FG_BF16, FG_I8 or FG_F32 */
     int cpu_isa;               /* fg_cpu_isa */
     int cpu_pin;               /* fg_cpu_pin */
+    const char *share_cores;   /* "auto", "off" or a directory */
 
     const char *otlp_file; /* NULL: no spans */
     double otlp_sample;

@@ -102,6 +102,7 @@ typedef struct fg_engine_options {
     fg_engine_limits limits;
     uint32_t thread_count;
     const struct fg_team_place *places; /* where each thread runs; NULL: anywhere. Not kept */
+    struct fg_core_share *share;        /* NULL, or with whom the cores are shared; till close */
     const char *cpu_isa;                /* "auto", "plain", "avx2", ... */
     const fg_digest128 *fingerprint;    /* of the weights; NULL: computed where it is needed */
     const char *weights_cache;          /* fg_weight_store_options.cache; NULL: "off" */

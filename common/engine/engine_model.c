@@ -17,6 +17,7 @@
 #include <stdio.h>
 
 #include "common/base/clock.h"
+#include "common/base/core_share.h"
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
@@ -27,6 +28,7 @@ typedef struct model_engine {
     fg_engine base;
     fg_engine_bounds bounds;
     fg_forward *forward;
+    fg_core_share *share;
     void (*on_done)(void *ctx);
     void *ctx;
     fg_step *steps[FG_ENGINE_STEPS_MAX]; /* step n at n % FG_ENGINE_STEPS_MAX */
@@ -44,6 +46,9 @@ static void run_step(model_engine *engine, fg_step *step)
     fg_clock clock = fg_clock_real();
     uint64_t started_at_ns = fg_clock_now_ns(&clock);
     step->began_ns_out = started_at_ns;
+    if (engine->share != NULL) {
+        fg_core_share_begin(engine->share);
+    }
     step->copy_ns_out = 0;
     if (step->copy_count > 0) {
         fg_forward_copy(engine->forward, step);
@@ -65,6 +70,9 @@ static void run_steps(model_engine *engine)
         if (engine->on_done != NULL) {
             engine->on_done(engine->ctx);
         }
+    }
+    if (engine->share != NULL) {
+        fg_core_share_end(engine->share);
     }
 }
 
@@ -137,6 +145,7 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
                             .block_count = options->block_count,
                             .tier_block_count =
                                 options->tier_arena == NULL ? 0 : options->tier_block_count };
+    engine->share = options->share;
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
     snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "cpu/k2/kv-%s/tp1",

@@ -374,7 +374,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     fg_device_options device = { .kind = "cpu",
                                  .isa = options->cpu_isa,
                                  .thread_count = options->thread_count,
-                                 .places = options->places };
+                                 .places = options->places,
+                                 .share = options->share };
     status = fg_device_open(&device, &forward->device, err);
     if (status != FG_OK) {
         goto destroy;

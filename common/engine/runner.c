@@ -80,6 +80,7 @@ fg_status fg_runner_open(const fg_runner_options *options, fg_runner *runner, fg
                     .step_seqs_max = seqs_max,
                     .context_max = context_max },
         .thread_count = or_default(options->thread_count, 1),
+        .share = options->share,
         .cpu_isa = options->cpu_isa == NULL ? "auto" : options->cpu_isa,
         .on_done = on_done,
         .ctx = runner->done,

@@ -19,7 +19,9 @@ typedef struct fg_runner_options {
     uint32_t block_size;      /* 0: 16 */
     uint32_t kv_dtype;        /* FG_F32 (0) or FG_F16 */
     const char *cpu_isa;      /* NULL: "auto" */
-    bool reverse_blocks;      /* sequence tables name the blocks from the last one down */
+    /* As in fg_engine_options. */
+    struct fg_core_share *share;
+    bool reverse_blocks; /* sequence tables name the blocks from the last one down */
 } fg_runner_options;
 
 /* Sequence s owns blocks s * blocks_per_seq ...; all fields are the caller's to read. */

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "common/base/core_share.h"
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
@@ -26,6 +27,9 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
     if (status != FG_OK) {
         fg_mem_free(device);
         return status;
+    }
+    if (options->share != NULL) {
+        fg_team_follow(device->team, fg_core_share_width, options->share);
     }
     device->kernels = kernels;
     *device_out = device;

@@ -3,8 +3,7 @@
 so that both see the same machine: time to first token (TTFT), inter-token latency (ITL), and the
 hand-over gap from the first to the second token. Medians, as a Markdown table.
 
-Each process gets the threads that deploy/cluster would give it, so that the cluster does not run
-more compute threads than there are cores."""
+The processes of a cluster get a part of the cores each; core_share.py has them share all of them."""
 import os
 import pathlib
 import statistics

@@ -3,6 +3,7 @@
  *
  *   join      nanoseconds of a run whose pieces do nothing, members warm
  *   wake      the same after the members fell asleep
+ *   shared    join with a core share: nobody else has one; `beside`: one other has, and rests
  *   step      a step of OPS operations, alone; then with a process that spins on one core (on the last
  *             and on the first core that this process may use). `share` is what was got of the fair
  *             share: with half of one core of n gone, n - 0.5 of n cores are left.
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/core_share.h"
 #include "common/base/team.h"
 
 enum { JOINS = 200000, WAKES = 200, OPS = 200, ROUNDS_MAX = 4000 };
@@ -47,7 +49,7 @@ static void work_piece(void *ctx, uint32_t piece, uint32_t member)
     work(*(const uint32_t *)ctx);
 }
 
-static void bench_join(fg_team *team, uint32_t pieces)
+static void bench_join(fg_team *team, const char *what, uint32_t pieces)
 {
     double best = 1e18;
     for (int round = 0; round < 5; round++) {
@@ -58,7 +60,7 @@ static void bench_join(fg_team *team, uint32_t pieces)
         double each = (double)(now_ns() - start) / (JOINS / 5);
         best = each < best ? each : best;
     }
-    printf("join   %4u pieces  %8.0f ns\n", pieces, best);
+    printf("%-6s %4u pieces  %8.0f ns\n", what, pieces, best);
 }
 
 static int by_value(const void *a, const void *b)
@@ -87,6 +89,32 @@ static cpu_set_t allowed;
 typedef struct times {
     double mean, median, p90;
 } times;
+
+static void bench_shared(fg_team *team, uint32_t threads)
+{
+    char directory[] = "/tmp/bench_team_XXXXXX";
+    char path[128];
+    fg_core_share_options options = {
+        .directory = directory, .cpus = &allowed, .cores = threads, .threads = threads
+    };
+    fg_core_share *own = NULL, *other = NULL;
+    if (mkdtemp(directory) == NULL || fg_core_share_open(&options, &own, NULL) != FG_OK) {
+        return;
+    }
+    fg_team_follow(team, fg_core_share_width, own);
+    bench_join(team, "shared", 8);
+    bench_join(team, "shared", 64);
+    if (fg_core_share_open(&options, &other, NULL) == FG_OK) {
+        bench_join(team, "beside", 8);
+        bench_join(team, "beside", 64);
+    }
+    fg_team_follow(team, NULL, NULL);
+    fg_core_share_close(other);
+    fg_core_share_close(own);
+    snprintf(path, sizeof path, "%s/forge-cores-%u-v1", directory, (unsigned)geteuid());
+    unlink(path);
+    rmdir(directory);
+}
 
 /* A step: OPS operations with 1 us of the caller's own work between them. */
 static times bench_step(fg_team *team, uint32_t pieces, uint32_t loops, uint32_t loops_us,
@@ -181,8 +209,9 @@ int main(int argc, char **argv)
     uint32_t loops_us = (uint32_t)(1e9 / (double)best);
     static const uint32_t counts[] = { 1, 2, 4, 8, 64 };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        bench_join(team, counts[i]);
+        bench_join(team, "join", counts[i]);
     }
+    bench_shared(team, threads);
     bench_wake(team, 2);
     static const struct {
         uint32_t pieces, piece_us;

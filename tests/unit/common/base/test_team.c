@@ -172,6 +172,148 @@ Test(team, a_node_does_its_own_pieces_first)
     fg_team_destroy(team);
 }
 
+/* ---- widths ---- */
+
+typedef struct widths {
+    uint64_t seed, calls;
+    uint32_t one_in; /* calls between changes, about */
+    uint32_t width;
+} widths;
+
+static uint32_t random_width(void *ctx)
+{
+    widths *w = ctx;
+    uint64_t noise = fg_hash_mix(w->seed + w->calls++);
+    if (noise % w->one_in == 0) {
+        w->width = (uint32_t)(noise >> 32) % (THREADS_MAX + 2);
+    }
+    return w->width;
+}
+
+Test(team, every_piece_is_done_once_whatever_the_width_does)
+{
+    for (uint32_t threads = 1; threads <= THREADS_MAX; threads++) {
+        fg_team *team;
+        cr_assert_eq(fg_team_create(threads, NULL, &team, NULL), FG_OK);
+        widths w = { .seed = threads };
+        fg_team_follow(team, random_width, &w);
+        for (uint32_t run = 0; run < 400; run++) {
+            static const uint32_t changes[] = { 1, 3, 20, 200 };
+            w.one_in = changes[run % 4];
+            run_once(team, (uint32_t)fg_hash_mix(run) % 70, run % 5, run);
+            pause_caller(fg_hash_mix(w.calls));
+        }
+        fg_team_follow(team, NULL, NULL);
+        run_once(team, 100, 3, threads);
+        fg_team_destroy(team);
+    }
+}
+
+static uint32_t same_width(void *ctx)
+{
+    return *(const uint32_t *)ctx;
+}
+
+/* Bits of the members that did something. */
+static void note_member(void *ctx, uint32_t piece, uint32_t member)
+{
+    sched_yield();
+    atomic_fetch_or((_Atomic uint32_t *)ctx, 1u << member);
+}
+
+Test(team, only_members_within_the_width_take_part)
+{
+    static const uint32_t answers[] = { 4, 1, 2, 3, 0, 4, 2, 9 };
+    fg_team *team;
+    cr_assert_eq(fg_team_create(4, NULL, &team, NULL), FG_OK);
+    uint32_t answer = 4;
+    fg_team_follow(team, same_width, &answer);
+    for (int round = 0; round < 50; round++) {
+        for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+            answer = answers[i];
+            uint32_t width = answer == 0 ? 1 : answer > 4 ? 4 : answer;
+            /* One that was about to claim may be late once. */
+            _Atomic uint32_t members = 0;
+            uint32_t runs = 0;
+            do {
+                members = 0;
+                fg_team_for(team, 40, note_member, &members);
+            } while (members >> width != 0 && ++runs < 5);
+            cr_assert(runs < 5, "width %u: members %x", width, members);
+            run_once(team, (uint32_t)round, 3, i);
+        }
+    }
+    fg_team_destroy(team);
+}
+
+/* The width is `first` until the caller has asked `calls` times, and `second` from then on. */
+typedef struct turning {
+    uint32_t first, second, calls;
+    bool turned;
+    _Atomic bool acted;    /* the caller began a piece after the turn */
+    _Atomic uint32_t late; /* pieces that member 1 began after that */
+    _Atomic bool helped;
+} turning;
+
+static uint32_t turning_width(void *ctx)
+{
+    turning *t = ctx;
+    t->turned = t->calls == 0;
+    t->calls -= t->calls != 0;
+    return t->turned ? t->second : t->first;
+}
+
+/* The caller goes no further than the turn while member 1 has done nothing. */
+static void wait_for_help(void *ctx, uint32_t piece, uint32_t member)
+{
+    turning *t = ctx;
+    if (member == 1) {
+        atomic_store(&t->helped, true);
+    }
+    while (member == 0 && t->turned && !atomic_load(&t->helped)) {
+        sched_yield();
+    }
+}
+
+Test(team, a_member_is_let_in_during_a_run)
+{
+    fg_team *team;
+    cr_assert_eq(fg_team_create(2, NULL, &team, NULL), FG_OK);
+    for (uint32_t run = 0; run < 300; run++) {
+        turning t = { .first = 1, .second = 2, .calls = 1 + run % 20 };
+        fg_team_follow(team, turning_width, &t);
+        fg_team_for(team, 40, wait_for_help, &t);
+        cr_assert(t.helped);
+        fg_team_follow(team, NULL, NULL);
+        pause_caller(run); /* asleep in some runs, awake in others */
+    }
+    fg_team_destroy(team);
+}
+
+static void count_late(void *ctx, uint32_t piece, uint32_t member)
+{
+    turning *t = ctx;
+    if (member == 0 && t->turned) {
+        atomic_store(&t->acted, true);
+    }
+    atomic_fetch_add(&t->late, member == 1 && atomic_load(&t->acted));
+    sched_yield();
+}
+
+Test(team, a_member_is_left_out_during_a_run)
+{
+    fg_team *team;
+    cr_assert_eq(fg_team_create(2, NULL, &team, NULL), FG_OK);
+    for (uint32_t run = 0; run < 300; run++) {
+        turning t = { .first = 2, .second = 1, .calls = 1 + run % 20 };
+        fg_team_follow(team, turning_width, &t);
+        fg_team_for(team, 60, count_late, &t);
+        cr_assert(t.late <= 1, "run %u: %u pieces after it was left out", run, t.late);
+        fg_team_follow(team, NULL, NULL);
+    }
+    fg_team_destroy(team);
+}
+
 static void check_cpu(void *ctx, uint32_t piece, uint32_t member)
 {
     sched_yield();

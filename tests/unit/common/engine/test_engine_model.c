@@ -1,6 +1,11 @@
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "common/base/core_share.h"
 #include "common/base/dtype.h"
 #include "common/base/fault.h"
 #include "common/base/hash.h"
@@ -103,6 +108,86 @@ Test(engine_model, digests_do_not_depend_on_chunks_threads_isa_or_block_ids)
             fg_runner_close(&runner);
         }
         cr_assert_neq(want.digests[0], want.digests[1], "%s: the rows differ", models[m].name);
+        free(bytes);
+    }
+}
+
+/* Two shares of which one computes, and a clock by which the other hears of it now and then: the width is
+ * another one for about every second piece. */
+typedef struct flickering {
+    char directory[64];
+    _Atomic uint64_t calls;
+    fg_core_share *own, *other;
+} flickering;
+
+static uint64_t jump(void *ctx)
+{
+    flickering *f = ctx;
+    return 1000000000u + (fg_hash_mix(atomic_fetch_add(&f->calls, 1)) & 1) * 500000000u;
+}
+
+static void open_flickering(flickering *f, uint32_t threads)
+{
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    for (size_t cpu = 0; cpu < threads; cpu++) {
+        CPU_SET(cpu, &cpus);
+    }
+    fg_clock clock = { .now_ns = jump, .ctx = f };
+    snprintf(f->directory, sizeof f->directory, "/tmp/fg_flickering_XXXXXX");
+    cr_assert_not_null(mkdtemp(f->directory));
+    fg_core_share_options options = { .directory = f->directory,
+                                      .cpus = &cpus,
+                                      .cores = threads,
+                                      .threads = threads,
+                                      .clock = &clock };
+    cr_assert_eq(fg_core_share_open(&options, &f->own, NULL), FG_OK);
+    cr_assert_eq(fg_core_share_open(&options, &f->other, NULL), FG_OK);
+    fg_core_share_begin(f->other);
+}
+
+static void close_flickering(flickering *f)
+{
+    char path[128];
+    fg_core_share_close(f->own);
+    fg_core_share_close(f->other);
+    snprintf(path, sizeof path, "%s/forge-cores-%u-v1", f->directory, (unsigned)geteuid());
+    unlink(path);
+    rmdir(f->directory);
+}
+
+Test(engine_model, digests_do_not_depend_on_a_width_that_changes_within_runs)
+{
+    for (size_t m = 0; m < MODEL_COUNT; m++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
+        trace want = { 0 };
+        for (uint32_t threads = 1; threads <= 4; threads++) {
+            flickering f = { .calls = threads };
+            fg_runner runner;
+            fg_runner_options options = { .bytes = bytes,
+                                          .size_bytes = size_bytes,
+                                          .context_max = CONTEXT,
+                                          .seqs_max = 3,
+                                          .kv_dtype = models[m].kv_dtype,
+                                          .thread_count = threads };
+            if (threads > 1) {
+                open_flickering(&f, threads);
+                options.share = f.own;
+            }
+            open_runner(&options, &runner);
+            uint32_t prompt[PROMPT];
+            make_prompt(40 + m, runner.hparams.vocab_size, PROMPT, prompt);
+            trace got = run_solo(&runner, 1, prompt, PROMPT, 64);
+            want = threads == 1 ? got : want;
+            cr_assert(memcmp(&got, &want, sizeof got) == 0, "%s: %u threads", models[m].name,
+                      threads);
+            fg_runner_close(&runner);
+            if (threads > 1) {
+                cr_assert(fg_core_share_shared_steps(f.own) > 0);
+                close_flickering(&f);
+            }
+        }
         free(bytes);
     }
 }
