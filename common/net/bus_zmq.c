@@ -7,7 +7,9 @@
  *
  * Who went away is read from the socket monitor (it names a file descriptor within a millisecond of the
  * peer's death) and from the descriptor that each message came by. A lost peer's last frames may still
- * lie in the socket, so it is `ending` until everything that had arrived is delivered.
+ * lie in the socket, so it is `ending` until everything that had arrived is delivered. ZeroMQ's thread
+ * tells the monitor of an end before it hands over the last batch, so a socket that is dry at once says
+ * nothing yet.
  *
  * An empty frame is the bus's own greeting and no application frame. A client sends one first on every
  * connection and says on_up when the server has answered it. Without HANDOVER the ROUTER leaves a client
@@ -26,6 +28,7 @@
 
 #include <zmq.h>
 
+#include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -36,6 +39,9 @@ enum {
     DRAIN_MAX = 256, /* frames a turn: HTTP and timers get their share of the loop */
     LINGER_MS = 100, /* the last frames of an orderly end; a stalled peer costs no more than this */
 };
+
+/* From the monitor's word to the last batch: microseconds, unless that thread just lost its core. */
+#define LAST_BATCH_NS (5ull * 1000 * 1000)
 
 /* --- peers of a server --- */
 
@@ -232,6 +238,12 @@ static bool read_frame(fg_zmq_bus *bus)
     return true;
 }
 
+static bool last_batch_is_in(const fg_zmq_bus *bus)
+{
+    fg_clock clock = fg_clock_real();
+    return fg_clock_now_ns(&clock) - bus->lost_at_ns >= LAST_BATCH_NS;
+}
+
 /* Everything that the lost had sent is delivered. */
 static void end_lost(fg_zmq_bus *bus)
 {
@@ -301,8 +313,10 @@ bool fg_zmq_before_sleep(void *ctx)
     for (int i = 0; i < DRAIN_MAX && !dry && !bus->closed; i++) {
         dry = !read_frame(bus);
     }
-    if (dry && !bus->closed && (bus->some_ending || bus->ending || bus->lost_count > 0)) {
+    bool some_lost = bus->some_ending || bus->ending || bus->lost_count > 0;
+    if (some_lost && dry && !bus->closed && last_batch_is_in(bus)) {
         end_lost(bus);
+        some_lost = false;
     }
     bus->delivering = false;
     if (bus->closed) {
@@ -310,7 +324,7 @@ bool fg_zmq_before_sleep(void *ctx)
         return false;
     }
     /* Looking, receiving and sending all take the descriptor's hint away: only ZMQ_EVENTS tells. */
-    return more_to_guard || has_input(bus->socket) || has_input(bus->monitor);
+    return some_lost || more_to_guard || has_input(bus->socket) || has_input(bus->monitor);
 }
 
 /* --- the calls of bus.h --- */

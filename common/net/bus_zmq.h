@@ -55,6 +55,7 @@ typedef struct fg_zmq_bus {
     bool is_server;
     bool delivering; /* inside the hook: close only marks */
     bool closed;
+    uint64_t lost_at_ns; /* the newest end that the monitor told of */
     /* server */
     fg_zmq_peer *peers; /* FG_LIMIT_WORKERS */
     uint32_t peers_top; /* slots ever used */

@@ -68,6 +68,8 @@ void fg_zmq_end_connection(fg_zmq_bus *bus)
 
 static void note_disconnect(fg_zmq_bus *bus, int fd)
 {
+    fg_clock clock = fg_clock_real();
+    bus->lost_at_ns = fg_clock_now_ns(&clock);
     if (!bus->is_server) {
         bus->ending = true;
         return;
