@@ -259,7 +259,12 @@ const char *fg_bus_guard_explain(uint16_t event, int32_t value, bool server, boo
         return server && has_keys ? "a peer does not have this router's public key, or is no peer"
                                   : "the other side does not speak as a peer would";
     }
-    return server || !has_keys ? NULL
-                               : "the router ended the handshake: this worker's file `router` may "
-                                 "hold the key of another router";
+    if (server) {
+        return NULL;
+    }
+    /* A router with keys hangs up on one without before that one has read why, more often than not. */
+    return has_keys
+               ? "the router ended the handshake: this worker's file `router` may hold the key "
+                 "of another router"
+               : "the router ended the handshake: if it has keys, start this worker with --keys";
 }
