@@ -63,7 +63,7 @@ def users_share(suite):
         model, rng = served_model(cluster), suite.random
         crowd = Crowd(cluster.port)
         for _ in range(40):
-            crowd.send("alice", body(model, rng, 300, user="alice"))
+            crowd.send("alice", body(model, rng, 400, user="alice"))
         wait_for("alice's line", lambda: queued(cluster) >= 24)
         for _ in range(4):
             crowd.send("bob", body(model, rng, user="bob"))
@@ -82,7 +82,7 @@ def weights_count(suite):
     with suite.cluster(model=suite.stories(), standalone=True, flags=flags) as cluster:
         model, rng = served_model(cluster), suite.random
         crowd = Crowd(cluster.port)
-        for _ in range(8):  # the worker and its own line are taken
+        for _ in range(16):  # the worker and its own line are taken
             crowd.send("first", body(model, rng, 400, user="first"))
         wait_for("a line", lambda: queued(cluster) >= 3)
         for _ in range(30):
@@ -138,7 +138,7 @@ def deadlines_end_a_wait(suite):
     with suite.cluster(model=suite.stories(), standalone=True, flags=flags) as cluster:
         model, rng = served_model(cluster), suite.random
         crowd = Crowd(cluster.port)
-        for _ in range(12):
+        for _ in range(48):  # a quick server has answered many of them before all are sent
             crowd.send("first", body(model, rng, 400, user="a"))
         wait_for("a line", lambda: queued(cluster) >= 8)
         status, _, answer = request(cluster.port, body(model, rng, 5, user="a", deadline_ms=30))
