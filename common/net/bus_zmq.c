@@ -238,28 +238,37 @@ static bool read_frame(fg_zmq_bus *bus)
     return true;
 }
 
-static bool last_batch_is_in(const fg_zmq_bus *bus)
-{
-    fg_clock clock = fg_clock_real();
-    return fg_clock_now_ns(&clock) - bus->lost_at_ns >= LAST_BATCH_NS;
-}
-
-/* Everything that the lost had sent is delivered. */
+/* The socket is dry: ends whoever was lost long enough ago for everything it had sent to be delivered. Each
+ * has its own time, so that others who come and go put nobody's end off. */
 static void end_lost(fg_zmq_bus *bus)
 {
+    fg_clock clock = fg_clock_real();
+    uint64_t now_ns = fg_clock_now_ns(&clock);
     if (!bus->is_server) {
-        if (bus->ending) {
+        if (bus->ending && now_ns - bus->ending_at_ns >= LAST_BATCH_NS) {
             fg_zmq_end_connection(bus);
         }
         return;
     }
-    bus->some_ending = false;
-    bus->lost_count = 0;
-    for (uint32_t i = 0; i < bus->peers_top && !bus->closed; i++) {
-        if (bus->peers[i].length > 0 && bus->peers[i].ending) {
-            end_peer(bus, &bus->peers[i]);
+    for (uint32_t i = bus->lost_count; i-- > 0;) {
+        if (now_ns - bus->lost[i].at_ns >= LAST_BATCH_NS) {
+            bus->lost[i] = bus->lost[--bus->lost_count];
         }
     }
+    bool some_ending = false;
+    bus->some_ending = false;
+    for (uint32_t i = 0; i < bus->peers_top && !bus->closed; i++) {
+        fg_zmq_peer *peer = &bus->peers[i];
+        if (peer->length == 0 || !peer->ending) {
+            continue;
+        }
+        if (now_ns - peer->ending_at_ns >= LAST_BATCH_NS) {
+            end_peer(bus, peer);
+        } else {
+            some_ending = true;
+        }
+    }
+    bus->some_ending |= some_ending;
 }
 
 /* Nothing that a barred peer has sent is delivered: it need not wait for the socket to be dry. */
@@ -313,10 +322,8 @@ bool fg_zmq_before_sleep(void *ctx)
     for (int i = 0; i < DRAIN_MAX && !dry && !bus->closed; i++) {
         dry = !read_frame(bus);
     }
-    bool some_lost = bus->some_ending || bus->ending || bus->lost_count > 0;
-    if (some_lost && dry && !bus->closed && last_batch_is_in(bus)) {
+    if (dry && !bus->closed && (bus->some_ending || bus->ending || bus->lost_count > 0)) {
         end_lost(bus);
-        some_lost = false;
     }
     bus->delivering = false;
     if (bus->closed) {
@@ -324,7 +331,8 @@ bool fg_zmq_before_sleep(void *ctx)
         return false;
     }
     /* Looking, receiving and sending all take the descriptor's hint away: only ZMQ_EVENTS tells. */
-    return some_lost || more_to_guard || has_input(bus->socket) || has_input(bus->monitor);
+    return bus->some_ending || bus->ending || more_to_guard || has_input(bus->socket) ||
+           has_input(bus->monitor);
 }
 
 /* --- the calls of bus.h --- */

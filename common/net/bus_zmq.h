@@ -28,11 +28,18 @@ typedef struct fg_zmq_peer {
     uint64_t hash;
     int fd; /* of its connection, -1 unknown */
     bool ending;
-    bool barred; /* its key is gone */
+    uint64_t ending_at_ns; /* since when */
+    bool barred;           /* its key is gone */
     char key[FG_KEY_TEXT_BYTES + 1];
     struct sockaddr_storage address; /* where it came from; tells whether `fd` is still its own */
     socklen_t address_bytes;         /* 0: unknown */
 } fg_zmq_peer;
+
+/* A connection that ended before a frame of it was read. */
+typedef struct fg_zmq_lost {
+    int fd;
+    uint64_t at_ns;
+} fg_zmq_lost;
 
 typedef struct fg_zmq_bus {
     fg_bus base;
@@ -55,20 +62,19 @@ typedef struct fg_zmq_bus {
     bool is_server;
     bool delivering; /* inside the hook: close only marks */
     bool closed;
-    uint64_t lost_at_ns; /* the newest end that the monitor told of */
     /* server */
     fg_zmq_peer *peers; /* FG_LIMIT_WORKERS */
     uint32_t peers_top; /* slots ever used */
     bool some_ending;
     bool some_barred;
-    int lost_fds
-        [FG_LIMIT_WORKERS]; /* ended before a frame of theirs was read; until the socket is dry */
+    fg_zmq_lost lost[FG_LIMIT_WORKERS];
     uint32_t lost_count;
     /* client */
     fg_timer *greeting_timer; /* runs from the handshake to the server's greeting */
     fg_timer *refused_timer;  /* runs from a failed handshake to the next attempt */
     bool up;
     bool ending;
+    uint64_t ending_at_ns;
 } fg_zmq_bus;
 
 /* --- bus_zmq.c --- */

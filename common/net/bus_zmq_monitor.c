@@ -66,42 +66,54 @@ void fg_zmq_end_connection(fg_zmq_bus *bus)
 
 /* --- the monitor --- */
 
-static void note_disconnect(fg_zmq_bus *bus, int fd)
+static uint64_t now_ns(void)
 {
     fg_clock clock = fg_clock_real();
-    bus->lost_at_ns = fg_clock_now_ns(&clock);
+    return fg_clock_now_ns(&clock);
+}
+
+static void note_ending(fg_zmq_bus *bus, fg_zmq_peer *peer)
+{
+    if (!peer->ending) {
+        peer->ending = true;
+        peer->ending_at_ns = now_ns();
+    }
+    bus->some_ending = true;
+}
+
+static void note_disconnect(fg_zmq_bus *bus, int fd)
+{
     if (!bus->is_server) {
         bus->ending = true;
+        bus->ending_at_ns = now_ns();
         return;
     }
     bool known = false;
     for (uint32_t i = 0; i < bus->peers_top; i++) {
         if (bus->peers[i].length > 0 && bus->peers[i].fd == fd) {
-            bus->peers[i].ending = true;
-            bus->some_ending = true;
+            note_ending(bus, &bus->peers[i]);
             known = true;
         }
     }
     if (!known && bus->lost_count < FG_LIMIT_WORKERS) {
-        bus->lost_fds[bus->lost_count++] = fd;
+        bus->lost[bus->lost_count++] = (fg_zmq_lost){ .fd = fd, .at_ns = now_ns() };
     }
 }
 
 /* Each reason is logged once a minute: whoever can connect can fail as often as he likes. */
 static bool is_news(fg_zmq_bus *bus, const char *why)
 {
-    fg_clock clock = fg_clock_real();
-    uint64_t now_ns = fg_clock_now_ns(&clock);
+    uint64_t at_ns = now_ns();
     int i = 0;
     while (i < FG_ZMQ_REASONS_MAX && bus->said[i].why != NULL && bus->said[i].why != why) {
         i++;
     }
     if (i == FG_ZMQ_REASONS_MAX ||
-        (bus->said[i].why == why && now_ns - bus->said[i].at_ns < SAY_AGAIN_NS)) {
+        (bus->said[i].why == why && at_ns - bus->said[i].at_ns < SAY_AGAIN_NS)) {
         return false;
     }
     bus->said[i].why = why;
-    bus->said[i].at_ns = now_ns;
+    bus->said[i].at_ns = at_ns;
     return true;
 }
 
@@ -139,8 +151,8 @@ static void note_handshake(fg_zmq_bus *bus, int fd)
     }
     /* The number is in use again. */
     for (uint32_t i = bus->lost_count; i-- > 0;) {
-        if (bus->lost_fds[i] == fd) {
-            bus->lost_fds[i] = bus->lost_fds[--bus->lost_count];
+        if (bus->lost[i].fd == fd) {
+            bus->lost[i] = bus->lost[--bus->lost_count];
         }
     }
 }
@@ -150,14 +162,12 @@ void fg_zmq_settle_fd(fg_zmq_bus *bus, fg_zmq_peer *fresh)
     for (uint32_t i = 0; i < bus->peers_top; i++) {
         if (&bus->peers[i] != fresh && bus->peers[i].length > 0 && bus->peers[i].fd == fresh->fd &&
             fresh->fd >= 0) {
-            bus->peers[i].ending = true;
-            bus->some_ending = true;
+            note_ending(bus, &bus->peers[i]);
         }
     }
     for (uint32_t i = 0; i < bus->lost_count; i++) {
-        if (bus->lost_fds[i] == fresh->fd) {
-            fresh->ending = true;
-            bus->some_ending = true;
+        if (bus->lost[i].fd == fresh->fd) {
+            note_ending(bus, fresh);
         }
     }
 }

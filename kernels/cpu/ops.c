@@ -157,6 +157,7 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
+    FG_ASSERT(rows > 0, "a product of no rows");
     fg_team *team = stream->device->team;
     uint32_t panels = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
