@@ -50,7 +50,7 @@ fg_status fg_bench_list_parse(const char *flag, const char *text, uint32_t max,
     }
 #define FG_BENCH_OPTION_KV_DTYPE(config, section)                                                  \
     {                                                                                              \
-        .name = "kv-dtype", .type = FG_OPTION_STRING, .default_text = "f16", .group = section,     \
+        .name = "kv-dtype", .type = FG_OPTION_STRING, .default_text = "auto", .group = section,    \
         .value_name = "NAME", .offset = offsetof(config, kv_dtype),                                \
         .help = "Number type of the KV cache, as for `forge serve`."                               \
     }

@@ -106,7 +106,7 @@ const fg_conf_spec fg_bench_kernels_spec = {
     .intro =
         "Speed of single operations, without a model: multiply-adds and bytes per second, and the "
         "share\n"
-        "of what this machine could do, by its int8 (or float) and memory probes of the same "
+        "of what this machine could do, by its int8, bf16 or float and memory probes of the same "
         "minute,\n"
         "whichever is the tighter limit. Above 100 % of `read` the data came from a cache.\n"
         "\n"
@@ -123,8 +123,8 @@ typedef struct shape {
 
 /* What an operation does in one run. */
 typedef struct work {
-    double macs, bytes;
-    bool is_int8;
+    double bytes;
+    fg_bench_macs macs; /* of one kind */
 } work;
 
 typedef struct line {
@@ -185,11 +185,12 @@ static double best_seconds(bench *b, run_fn run, void *args)
 static void print_head(const bench *b)
 {
     if (!b->config->json) {
-        printf("isa %s, %u threads; probes: int8 %.1f, float %.1f Gmac/s, read %.1f GB/s\n\n"
+        printf("isa %s, %u threads; probes: int8 %.1f, bf16 %.1f, float %.1f Gmac/s, read %.1f "
+               "GB/s\n\n"
                "| op | what | M | us | Gmac/s | GB/s | share of limit |\n"
                "| --- | --- | --: | --: | --: | --: | --: |\n",
-               fg_device_isa(b->device), b->threads, b->before.int8 * 1e-9, b->before.floats * 1e-9,
-               b->before.read * 1e-9);
+               fg_device_isa(b->device), b->threads, b->before.int8 * 1e-9, b->before.bf16 * 1e-9,
+               b->before.floats * 1e-9, b->before.read * 1e-9);
     }
 }
 
@@ -206,27 +207,29 @@ static void keep_line(bench *b, const char *op, const char *what, uint32_t rows,
 static void print_line(const bench *b, const line *l)
 {
     const work *w = &l->work;
-    double compute = w->is_int8 ? b->best.int8 : b->best.floats;
-    double compute_s = compute > 0.0 ? w->macs / compute : 0.0, read_s = w->bytes / b->best.read;
-    const char *probe = read_s > compute_s ? "read" : w->is_int8 ? "int8" : "float";
-    double limit = read_s > compute_s ? read_s : compute_s;
+    double macs = w->macs.int8 + w->macs.bf16 + w->macs.floats;
+    fg_bench_cost cost = { .layers = w->macs, .weight_bytes = w->bytes };
+    const char *probe;
+    double limit =
+        fg_bench_limit(&cost, &(fg_bench_work){ .rows = 1, .weight_reads = 1 }, &b->best, &probe);
     if (!b->config->json) {
         printf("| %s | %s | %u | %.1f | %.1f | %.2f | %.1f %% of %s |\n", l->op, l->what, l->rows,
-               l->seconds * 1e6, w->macs / l->seconds * 1e-9, w->bytes / l->seconds * 1e-9,
+               l->seconds * 1e6, macs / l->seconds * 1e-9, w->bytes / l->seconds * 1e-9,
                100.0 * limit / l->seconds, probe);
         return;
     }
     printf("{\"op\":\"%s\",\"what\":\"%s\",\"rows\":%u,\"isa\":\"%s\",\"threads\":%u,\"us\":%.3f,"
            "\"gmac_s\":%.3f,\"gb_s\":%.3f,\"share_of_probe\":%.4f,\"probe\":\"%s\",",
            l->op, l->what, l->rows, fg_device_isa(b->device), b->threads, l->seconds * 1e6,
-           w->macs / l->seconds * 1e-9, w->bytes / l->seconds * 1e-9, limit / l->seconds, probe);
-    printf("\"probe_int8_gmac_s\":%.2f,\"probe_float_gmac_s\":%.2f,\"probe_read_gb_s\":%.2f}\n",
-           b->best.int8 * 1e-9, b->best.floats * 1e-9, b->best.read * 1e-9);
+           macs / l->seconds * 1e-9, w->bytes / l->seconds * 1e-9, limit / l->seconds, probe);
+    printf("\"probe_int8_gmac_s\":%.2f,\"probe_bf16_gmac_s\":%.2f,\"probe_float_gmac_s\":%.2f,"
+           "\"probe_read_gb_s\":%.2f}\n",
+           b->best.int8 * 1e-9, b->best.bf16 * 1e-9, b->best.floats * 1e-9, b->best.read * 1e-9);
 }
 
 static fg_bench_rates measure_probes(const bench *b)
 {
-    static const fg_bench_cost all = { .int8_macs = 1, .float_macs = 1 };
+    static const fg_bench_cost all = { .layers = { .int8 = 1, .bf16 = 1, .floats = 1 } };
     return fg_bench_rates_measure(b->peaks, b->threads, &all, false);
 }
 
@@ -268,14 +271,13 @@ static void bench_products(bench *b, uint32_t type, shape s)
         .out_stride = s.outputs,
     };
     b->in.columns = s.columns;
-    fg_op_quantize(b->stream, &b->in, b->row_max);
+    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(type), b->row_max);
     char what[64];
     snprintf(what, sizeof what, "%s %ux%u", fg_dtype_name(type), s.outputs, s.columns);
     for (uint32_t i = 0; i < b->rows.count; i++) {
         p.rows = b->rows.items[i];
-        work w = { .macs = (double)s.outputs * s.columns * p.rows,
-                   .bytes = (double)p.copy_bytes,
-                   .is_int8 = fg_op_linear_is_quantized(type) };
+        work w = { .bytes = (double)p.copy_bytes };
+        *fg_bench_macs_of(&w.macs, type) = (double)s.outputs * s.columns * p.rows;
         keep_line(b, "linear", what, p.rows, best_seconds(b, run_product, &p), &w);
     }
 }
@@ -343,7 +345,7 @@ static void bench_attention(bench *b, uint32_t context, uint32_t sequences, uint
         .layer_bytes = layout.layer_bytes,
     };
     double kv_bytes = 2.0 * context * b->kv_heads * b->head_dim * layout.element_bytes;
-    work w = { .macs = 2.0 * a.rows * (context - rows / 2.0) * b->heads * b->head_dim,
+    work w = { .macs.floats = 2.0 * a.rows * (context - rows / 2.0) * b->heads * b->head_dim,
                .bytes = sequences * kv_bytes };
     char what[64];
     snprintf(what, sizeof what, "%s, context %u", rows == 1 ? "decode" : "prefill", context);
@@ -386,7 +388,13 @@ typedef struct other {
 static void run_quantize(bench *b, void *args, uint32_t turn)
 {
     (void)turn;
-    fg_op_quantize(b->stream, &b->in, ((other *)args)->rows);
+    fg_op_prepare(b->stream, &b->in, FG_FORM_QUANTS, ((other *)args)->rows);
+}
+
+static void run_round(bench *b, void *args, uint32_t turn)
+{
+    (void)turn;
+    fg_op_prepare(b->stream, &b->in, FG_FORM_PAIRS, ((other *)args)->rows);
 }
 
 static void run_norm(bench *b, void *args, uint32_t turn)
@@ -395,7 +403,7 @@ static void run_norm(bench *b, void *args, uint32_t turn)
     fg_rmsnorm norm = { .in = b->in.values,
                         .weight = b->in.values,
                         .epsilon = 1e-5f,
-                        .quantize = true,
+                        .forms = FG_FORM_QUANTS,
                         .out = b->out };
     fg_op_rmsnorm(b->stream, &norm, ((other *)args)->rows);
 }
@@ -404,7 +412,7 @@ static void run_swiglu(bench *b, void *args, uint32_t turn)
 {
     (void)turn;
     fg_swiglu swiglu = {
-        .gate = b->in.values, .up = b->in.values, .quantize = true, .out = b->out
+        .gate = b->in.values, .up = b->in.values, .forms = FG_FORM_QUANTS, .out = b->out
     };
     fg_op_swiglu(b->stream, &swiglu, ((other *)args)->rows);
 }
@@ -417,6 +425,7 @@ static void bench_others(bench *b)
         double bytes; /* of a column: floats read, floats and codes written */
     } ops[] = {
         { "quantize", run_quantize, 4 + 1 },
+        { "round", run_round, 4 + 2 },
         { "rmsnorm", run_norm, 4 + 4 + 1 },
         { "swiglu", run_swiglu, 8 + 4 + 1 },
     };
@@ -522,13 +531,15 @@ static fg_status parse(bench *b, fg_error *err)
 
 /* ---- the form ---- */
 
-static bool take_activations(fg_activations *a, size_t elements, uint32_t columns)
+static bool take_activations(fg_activations *a, size_t rows, uint32_t columns)
 {
+    size_t elements = rows * columns;
     a->values = fg_mem_array(elements, sizeof(float));
     a->quants = fg_mem_array(elements, 1);
     a->groups = fg_mem_array(elements / FG_QUANT_GROUP + 1, sizeof *a->groups);
+    a->pairs = fg_mem_array(rows * fg_pair_stride(columns), sizeof *a->pairs);
     a->columns = columns;
-    return a->values != NULL && a->quants != NULL && a->groups != NULL;
+    return a->values != NULL && a->quants != NULL && a->groups != NULL && a->pairs != NULL;
 }
 
 static void give_activations(fg_activations *a)
@@ -536,6 +547,7 @@ static void give_activations(fg_activations *a)
     fg_mem_free(a->values);
     fg_mem_free(a->quants);
     fg_mem_free(a->groups);
+    fg_mem_free(a->pairs);
 }
 
 static fg_status open_bench(bench *b, fg_error *err)
@@ -561,8 +573,8 @@ static fg_status open_bench(bench *b, fg_error *err)
     uint32_t columns = larger(b->column_max, b->heads * b->head_dim);
     size_t elements = (size_t)rows * columns;
     b->values = fg_mem_array((size_t)rows * larger(b->output_max, columns), sizeof(float));
-    bool taken = take_activations(&b->in, elements, columns);
-    taken = take_activations(&b->out, elements, columns) && taken;
+    bool taken = take_activations(&b->in, rows, columns);
+    taken = take_activations(&b->out, rows, columns) && taken;
     if (b->memory == NULL || b->values == NULL || !taken) {
         return fg_fail(err, FG_AGAIN, "out of memory: fewer --rows or smaller --shapes");
     }

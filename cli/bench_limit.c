@@ -6,9 +6,11 @@
 
 enum { PROBE_MS = 100 };
 
-static bool is_float(uint32_t type)
+double *fg_bench_macs_of(fg_bench_macs *macs, uint32_t type)
 {
-    return type == FG_F32 || type == FG_F16 || type == FG_BF16;
+    return fg_dtype_block_count(type) > 1 ? &macs->int8
+           : type == FG_BF16              ? &macs->bf16
+                                          : &macs->floats;
 }
 
 fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hparams)
@@ -27,9 +29,7 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
         if (is_embedding && !is_head) {
             continue; /* a look-up */
         }
-        double *sum = is_head ? (is_float(t->type) ? &cost.head_float_macs : &cost.head_int8_macs)
-                              : (is_float(t->type) ? &cost.float_macs : &cost.int8_macs);
-        *sum += macs;
+        *fg_bench_macs_of(is_head ? &cost.head : &cost.layers, t->type) += macs;
         cost.weight_bytes += (double)t->size_bytes;
     }
     return cost;
@@ -42,14 +42,17 @@ fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
         sustained ? fg_peaks_sustain : fg_peaks_measure;
     fg_bench_rates rates = { 0 };
     rates.read = measure(peaks, FG_PEAK_DRAM, thread_count, PROBE_MS);
-    if (cost->int8_macs + cost->head_int8_macs > 0.0) {
+    if (cost->layers.int8 + cost->head.int8 > 0.0) {
         rates.int8 = measure(peaks, FG_PEAK_INT8, thread_count, PROBE_MS);
     }
-    if (cost->float_macs + cost->head_float_macs > 0.0) {
-        double bf16 = measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
-        double f32 = measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
-        rates.floats = bf16 > f32 ? bf16 : f32;
+    if (cost->layers.bf16 + cost->head.bf16 > 0.0) {
+        rates.bf16 = measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
     }
+    bool by_floats = cost->layers.bf16 + cost->head.bf16 > 0.0 && rates.bf16 <= 0.0;
+    if (by_floats || cost->layers.floats + cost->head.floats > 0.0) {
+        rates.floats = measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
+    }
+    rates.bf16 = by_floats ? rates.floats : rates.bf16;
     return rates;
 }
 
@@ -61,6 +64,7 @@ static double larger(double a, double b)
 fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b)
 {
     return (fg_bench_rates){ .int8 = larger(a.int8, b.int8),
+                             .bf16 = larger(a.bf16, b.bf16),
                              .floats = larger(a.floats, b.floats),
                              .read = larger(a.read, b.read) };
 }
@@ -70,6 +74,7 @@ fg_bench_rates fg_bench_rates_mean(const fg_bench_rates *rates, uint32_t count)
     fg_bench_rates sum = { 0 };
     for (uint32_t i = 0; i < count; i++) {
         sum.int8 += rates[i].int8 / count;
+        sum.bf16 += rates[i].bf16 / count;
         sum.floats += rates[i].floats / count;
         sum.read += rates[i].read / count;
     }
@@ -84,14 +89,16 @@ static double seconds(double amount, double rate)
 double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
                       const fg_bench_rates *rates, const char **probe_out)
 {
-    double int8 = work->rows * cost->int8_macs + work->head_rows * cost->head_int8_macs;
-    double floats = work->rows * cost->float_macs + work->head_rows * cost->head_float_macs;
-    double int8_s = seconds(int8, rates->int8), float_s = seconds(floats, rates->floats);
+    fg_bench_macs layers = cost->layers, head = cost->head;
+    double rows = work->rows, head_rows = work->head_rows;
+    double int8_s = seconds(rows * layers.int8 + head_rows * head.int8, rates->int8);
+    double bf16_s = seconds(rows * layers.bf16 + head_rows * head.bf16, rates->bf16);
+    double float_s = seconds(rows * layers.floats + head_rows * head.floats, rates->floats);
     double read_s = seconds(work->weight_reads * cost->weight_bytes + work->kv_bytes, rates->read);
-    if (int8_s + float_s < read_s) {
+    if (int8_s + bf16_s + float_s < read_s) {
         *probe_out = "read";
         return read_s;
     }
-    *probe_out = int8_s >= float_s ? "int8" : "float";
-    return int8_s + float_s;
+    *probe_out = int8_s >= larger(bf16_s, float_s) ? "int8" : bf16_s >= float_s ? "bf16" : "float";
+    return int8_s + bf16_s + float_s;
 }

@@ -9,19 +9,28 @@
 #include "common/model/hparams.h"
 #include "kernels/bench/peak.h"
 
-/* What a model costs. "Float" is F32, F16 and BF16, whose products are not done in int8. */
+/* Multiply-adds by how they are done: quantised weights in int8, BF16 in pairs, F16 and F32 as floats. */
+typedef struct fg_bench_macs {
+    double int8, bf16, floats;
+} fg_bench_macs;
+
+/* Where products with this weight type count. */
+double *fg_bench_macs_of(fg_bench_macs *macs, uint32_t type);
+
+/* What a model costs. */
 typedef struct fg_bench_cost {
-    double int8_macs, float_macs;           /* of the layers, per row */
-    double head_int8_macs, head_float_macs; /* of the head, per row that needs logits */
-    double weight_bytes;                    /* read once per step: layers and head */
+    fg_bench_macs layers; /* per row */
+    fg_bench_macs head;   /* per row that needs logits */
+    double weight_bytes;  /* read once per step: layers and head */
     uint64_t params;
 } fg_bench_cost;
 
 fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hparams);
 
-/* What the machine can do, of all threads together; 0 where it was not asked. */
+/* What the machine can do, of all threads together; 0 where it was not asked. Without an instruction for
+ * bf16 its products are floats'. */
 typedef struct fg_bench_rates {
-    double int8, floats, read;
+    double int8, bf16, floats, read;
 } fg_bench_rates;
 
 /* Those that the cost asks for: the best of short runs, or (`sustained`) the mean. About 0.1 s each. */

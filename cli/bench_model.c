@@ -17,14 +17,10 @@ static uint32_t larger(uint32_t a, uint32_t b)
 
 static fg_status dtype_of(const char *name, uint32_t *dtype_out, fg_error *err)
 {
-    for (uint32_t type = 0; type < 64; type++) {
-        if (fg_dtype_kv_bytes(type) != 0 && strcmp(fg_dtype_name(type), name) == 0) {
-            *dtype_out = type;
-            return FG_OK;
-        }
-    }
-    return fg_fail(err, FG_BAD_INPUT, "--kv-dtype %.30s is not known: f16, bf16, int8 or f32",
-                   name);
+    return fg_dtype_find_kv(name, dtype_out)
+               ? FG_OK
+               : fg_fail(err, FG_BAD_INPUT,
+                         "--kv-dtype %.30s is not known: auto, f16, bf16, int8 or f32", name);
 }
 
 static fg_status find_isa(fg_bench_model *model, const char *isa, fg_error *err)

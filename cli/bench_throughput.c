@@ -98,7 +98,8 @@ const fg_conf_spec fg_bench_throughput_spec = {
         "Tokens per second of a model file, as llama-bench gives them, and the share of what this\n"
         "machine could do: the time that the weights' multiply-adds would take at the speed of "
         "its\n"
-        "int8 (or float) probe, or the reading of the weights and of the KV cache at the speed of "
+        "int8, bf16 or float probe, or the reading of the weights and of the KV cache at the speed "
+        "of "
         "its\n"
         "memory probe, whichever is longer. Once with the probes at their best before and after a\n"
         "test, once with what they sustain between its runs, others on the machine included.\n"
@@ -309,9 +310,11 @@ static result result_of(const bench *b, const test *t, const samples *runs, fg_b
 
 static void put_probes(fg_buf *line, const char *prefix, const fg_bench_rates *rates)
 {
-    fg_buf_printf(line, ",\"%s_int8_gmac_s\":%.2f,\"%s_float_gmac_s\":%.2f,\"%s_read_gb_s\":%.2f",
-                  prefix, rates->int8 * 1e-9, prefix, rates->floats * 1e-9, prefix,
-                  rates->read * 1e-9);
+    fg_buf_printf(line,
+                  ",\"%s_int8_gmac_s\":%.2f,\"%s_bf16_gmac_s\":%.2f,\"%s_float_gmac_s\":%.2f,"
+                  "\"%s_read_gb_s\":%.2f",
+                  prefix, rates->int8 * 1e-9, prefix, rates->bf16 * 1e-9, prefix,
+                  rates->floats * 1e-9, prefix, rates->read * 1e-9);
 }
 
 static void print_json(const bench *b, const test *t, const result *r)

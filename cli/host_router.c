@@ -29,7 +29,7 @@ struct fg_host_router {
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
-    fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *circles;
+    fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *prefix_waits, *circles;
     fg_metric *decisions, *decision_s[3];
     fg_service service;
     fg_dispatch_stats counted; /* what the counters show already */
@@ -144,6 +144,9 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
         { &router->held,
           { .name = "placements_held_total",
             .help = "Requests whose decode worker was asked later, as prefill was not free yet" } },
+        { &router->prefix_waits,
+          { .name = "placements_prefix_waits_total",
+            .help = "Requests that waited for room where their prefix is" } },
         { &router->circles,
           { .name = "placements_circles_avoided_total",
             .help =
@@ -200,6 +203,7 @@ static void update_routing(fg_host_router *router, const fg_dispatch_stats *stat
     fg_metric_add(router->decision_s[2], (double)(stats->score_ns - old->score_ns) / 1e9);
     fg_metric_add(router->given_up, (double)(stats->given_up - old->given_up));
     fg_metric_add(router->held, (double)(stats->held - old->held));
+    fg_metric_add(router->prefix_waits, (double)(stats->prefix_waits - old->prefix_waits));
     fg_metric_add(router->circles, (double)(stats->circles_avoided - old->circles_avoided));
     fg_metric_add(router->resyncs, (double)(stats->resyncs - old->resyncs));
     fg_metric_add(router->hits_expected,

@@ -28,8 +28,9 @@ fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_
     }
     if (status == FG_OK) {
         const fg_hparams *h = &model->hparams;
-        status = fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
-                                   block_size, kv_dtype, err);
+        status =
+            fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
+                              block_size, kv_dtype == FG_DTYPE_AUTO ? h->kv_dtype : kv_dtype, err);
     }
     if (status == FG_OK) {
         /* At once, not after the weights have been packed for it. */

@@ -28,8 +28,8 @@ typedef struct fg_loaded_model {
     fg_error text_error;
 } fg_loaded_model;
 
-/* `path` is kept. `start` may be NULL, here and below: nobody counts the time. The caller then calls
- * fg_loaded_model_finish, and fg_loaded_model_close in any case. */
+/* `path` is kept; `kv_dtype` may be FG_DTYPE_AUTO. `start` may be NULL, here and below: nobody counts the
+ * time. The caller then calls fg_loaded_model_finish, and fg_loaded_model_close in any case. */
 fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
                                uint32_t block_size, fg_start *start, fg_error *err);
 /* Waits for what is still being read. */

@@ -269,7 +269,7 @@ static void report_start(serve *s)
             mode_name(s->config.mode), s->model.hparams.name, s->model.hparams.layer_count,
             s->model.hparams.vocab_size, ms);
     fg_start_tell(&s->start, s->worker != NULL ? fg_host_worker_engine(s->worker) : NULL,
-                  (uint32_t)s->config.kv_dtype, s->metrics);
+                  s->model.layout.dtype, s->metrics);
     if (s->worker != NULL) {
         uint32_t blocks = fg_host_worker_blocks(s->worker);
         fg_info("serve", "event=kv blocks=%u block_size=%u block_bytes=%zu mib=%zu class=%s",

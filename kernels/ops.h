@@ -33,31 +33,52 @@ typedef struct fg_quant_group {
     float scale;
     float offset; /* scale * sum(q), which multiplies the minimum of weight types that have one */
     int16_t sums[2]; /* of q in columns 0..15 and 16..31 */
+    int32_t negated; /* minus the sum of q */
 } fg_quant_group;
 
 /*
- * Rows as a matrix product reads them: floats, and for quantised weights also bytes, |q| <= 127, with
- * a description of each group. All are row-major: [rows][columns], groups [rows][columns / 32].
+ * Rows as a matrix product reads them: floats, and beside them what the weight types of the product
+ * want. All are row-major: [rows][columns], groups [rows][columns / 32], pairs [rows][fg_pair_stride].
  */
 typedef struct fg_activations {
     float *values;
-    int8_t *quants;
+    int8_t *quants; /* |q| <= 127 */
     fg_quant_group *groups;
+    uint32_t
+        *pairs; /* bf16: column 2j in the upper half, 2j + 1 in the lower, 0 where there is none */
     uint32_t columns;
 } fg_activations;
 
-/* True when products with this weight type read `quants` and `scales` instead of `values`. */
-bool fg_op_linear_is_quantized(uint32_t type);
+/* From one row of pairs to the next: whole cache lines, an odd number of them, because a first-level cache
+ * could not hold the same columns of many rows that are a power of two apart. */
+static inline uint32_t fg_pair_stride(uint32_t columns)
+{
+    return ((fg_panel_pairs(columns) + 15) / 16 | 1) * 16;
+}
 
-/* quants and groups from values. Per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to
- * even on ties; a group of zeros has scale 0. */
-void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows);
+/* What a product may read instead of `values`; a set of them is a sum of flags. */
+enum {
+    FG_FORM_QUANTS = 1, /* quants and groups */
+    FG_FORM_PAIRS = 2
+};
+
+/* The form that products with this weight type read: QUANTS for quantised types, PAIRS for BF16, else 0. */
+uint32_t fg_op_linear_form(uint32_t type);
+
+/* These forms from values.
+ *   QUANTS, per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties; a group of
+ *          zeros has scale 0.
+ *   PAIRS: x to the nearest bf16, to even on ties; what is then below 2^-50 becomes 0, NaN stays NaN. */
+void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                   uint32_t rows);
 
 /* out[row][o] (= or +=) sum over k of weight[o][k] * in[row][k], one float accumulator per output:
- *   float types: one fma per column, in rising order;
+ *   F32, F16: one fma per column, in rising order;
+ *   BF16: the same with the pairs of `in` and with weights below 2^-50 taken as 0. So every product and
+ *   every sum is 0 or at least 2^-114: instructions that take denormals for zeros agree with all others;
  *   quantised types, per group in rising order: an fma of the weight's minimum with offset, where the
- *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products,
- *   in which the integer scales of K types are contained. */
+ *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products. d of
+ *   Q4_K and Q5_K has the group's integer scale in it; Q6_K's two are contained in the sum. */
 typedef struct fg_linear {
     fg_panels weight;
     float *out;
@@ -73,22 +94,22 @@ void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_
                  uint32_t rows, float *out);
 
 /* out.values[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] :
- * row]; `quantize`: quants and groups as well, as fg_op_quantize makes them. */
+ * row]; and these forms of it, as fg_op_prepare makes them. */
 typedef struct fg_rmsnorm {
     const float *in;
     const uint32_t *row_ids; /* NULL: rows in order */
     const float *weight;     /* [columns] */
     float epsilon;
-    bool quantize;
+    uint32_t forms;
     fg_activations out;
 } fg_rmsnorm;
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 
-/* out.values[row][c] = silu(gate[row][c]) * up[row][c]; out.values may be gate. */
+/* out.values[row][c] = silu(gate[row][c]) * up[row][c]; out.values may be gate; and these forms of it. */
 typedef struct fg_swiglu {
     const float *gate;
     const float *up;
-    bool quantize;
+    uint32_t forms;
     fg_activations out;
 } fg_swiglu;
 void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows);
@@ -110,6 +131,9 @@ enum { FG_KV_PIECE = 16 };
  * block_ids[s / block_size] of its table, at s % block_size:
  *   from key_offset on    [KV head][piece][dim][slot of the piece], a piece being 16 slots or the block
  *   from value_offset on  [KV head][slot][dim]
+ * bf16 keeps pairs of dimensions of K and pairs of slots of V, the later one first:
+ *   [KV head][piece][dim / 2][slot of the piece][dim 1, dim 0]
+ *   [KV head][slot / 2][dim][slot 1, slot 0], in blocks of one slot [KV head][dim]
  * int8 has in each head's region a scale per slot [slot] float from scale_offset on.
  */
 typedef struct fg_paged_kv {
@@ -132,7 +156,8 @@ typedef struct fg_kv_row {
 } fg_kv_row;
 
 /* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots. int8: per
- * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties.
+ * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties. bf16: what
+ * is then below 2^-50 becomes 0.
  *   q [row][head_count][head_dim], k and v [row][kv_head_count][head_dim]
  *   pairs: interleaved (2i, 2i+1), else (i, i + pair_count); dims beyond 2 * pair_count stay. */
 typedef struct fg_rope_store {
@@ -158,6 +183,10 @@ enum { FG_ATTEND_CHUNK = 256 };
  *   score[s] = one fma chain over d of (q[d] * (scale * log2 e)) * k[s][d] (int8: times k's scale)
  *   weight[s] = 2^(score[s] - the chunk's maximum); sum = weights added in lane s % 8, then fold
  *   o[d] = one fma chain over s of weight[s] (int8: times v's scale) * v[s][d], from 0
+ * bf16: q[d] * (scale * log2 e) and the weights are rounded to bf16, half to even. The sum is of the rounded
+ * weights, in lane (s / 2) % 8. A q[d] below 2^-50 is 0, and a weight where score[s] is more than 50 below
+ * the maximum. So no product and no sum is a denormal, and instructions that multiply pairs of bf16, adding
+ * first the product of the upper halves, then that of the lower ones, give these bits.
  * Chunks are merged in rising order: with the larger maximum m, f = 2^(old - m) and g = 2^(new - m),
  * sum = fma(new sum, g, sum * f), o = fma(new o, g, o * f). At the end out = o * (1 / sum).
  */

@@ -149,6 +149,23 @@ static void pack_halves(const uint16_t *rows, uint32_t columns, uint32_t count, 
     }
 }
 
+/* A pair's columns as one word (panel.h); no denormals, and none that products could lead to. */
+static uint32_t pair_of(const uint16_t *row, uint32_t columns, size_t column)
+{
+    uint16_t first = fg_cpu_bf16_normal(row[column]);
+    uint16_t second = column + 1 < columns ? fg_cpu_bf16_normal(row[column + 1]) : 0;
+    return (uint32_t)first << 16 | second;
+}
+
+static void pack_pairs(const uint16_t *rows, uint32_t columns, uint32_t count, uint32_t *panel)
+{
+    for (size_t k = 0; k < columns; k += 2) {
+        for (uint32_t r = 0; r < count; r++) {
+            panel[k / 2 * FG_PANEL_OUTPUTS + r] = pair_of(rows + (size_t)r * columns, columns, k);
+        }
+    }
+}
+
 static void pack_words(const uint32_t *rows, uint32_t columns, uint32_t count, uint32_t *panel)
 {
     for (size_t k = 0; k < columns; k++) {
@@ -174,6 +191,8 @@ void fg_panel_pack(const fg_matrix *matrix, uint32_t first, uint32_t count, void
             pack_quantized(matrix, rows, row_bytes, left, &shape, panel);
         } else if (matrix->type == FG_F32) {
             pack_words((const void *)rows, matrix->columns, left, (void *)panel);
+        } else if (matrix->type == FG_BF16) {
+            pack_pairs((const void *)rows, matrix->columns, left, (void *)panel);
         } else {
             pack_halves((const void *)rows, matrix->columns, left, (void *)panel);
         }

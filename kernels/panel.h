@@ -15,7 +15,8 @@
  *   5 bits   one more vector: bit j is the fifth bit of column 4j + i
  *   6 bits   two more vectors; vector h: bits 2j and 2j + 1 are the upper bits of column 16h + 4j + i
  *   8 bits   8 vectors; vector j: column 4j + i, signed
- * Floats: [column][16 outputs].
+ * F32, F16: [column][16 outputs]. BF16: [pair of columns][16 outputs][2], of each pair a 32-bit word with the
+ * first column in its upper half and the second, or 0, in its lower; magnitudes below 2^-50 become 0.
  */
 #ifndef FORGE_KERNELS_PANEL_H
 #define FORGE_KERNELS_PANEL_H
@@ -30,7 +31,7 @@ extern "C" {
 #endif
 
 /* The format changes whenever a byte of a packed panel does. */
-enum { FG_PANEL_OUTPUTS = 16, FG_PANEL_FORMAT = 2, FG_PANEL_ALIGNMENT = 64 };
+enum { FG_PANEL_OUTPUTS = 16, FG_PANEL_FORMAT = 3, FG_PANEL_ALIGNMENT = 64 };
 
 /* A weight matrix as model files hold it: `outputs` rows of `columns` elements of `type` (fg_dtype),
  * each row a whole number of the type's blocks, rows adjacent. */
@@ -49,7 +50,7 @@ typedef struct fg_panels {
     uint32_t columns;
 } fg_panels;
 
-/* Where a panel's parts are; of floats, a column counts as a group and there are no scales. */
+/* Where a panel's parts are; of floats, a column (BF16: a pair) counts as a group and there are no scales. */
 typedef struct fg_panel_shape {
     uint32_t unit_groups;
     uint32_t scale_bytes; /* of a unit, a multiple of 64 */
@@ -58,7 +59,7 @@ typedef struct fg_panel_shape {
     size_t panel_bytes; /* a multiple of FG_PANEL_ALIGNMENT */
 } fg_panel_shape;
 
-/* Bytes of codes per group of 32 columns; of floats, per column. */
+/* Bytes of codes per group of 32 columns; of floats, per column, of BF16 per pair. */
 static inline uint32_t fg_panel_group_bytes(uint32_t type)
 {
     switch (type) {
@@ -74,9 +75,17 @@ static inline uint32_t fg_panel_group_bytes(uint32_t type)
         return 6 * 64;
     case FG_Q8_0:
         return 8 * 64;
+    case FG_BF16:
+        return 64;
     default:
         return FG_PANEL_OUTPUTS * fg_dtype_block_bytes(type);
     }
+}
+
+/* Of BF16, whose columns lie in pairs. */
+static inline uint32_t fg_panel_pairs(uint32_t columns)
+{
+    return columns / 2 + columns % 2;
 }
 
 /* Inline: kernels know the type when they are compiled. */
@@ -92,7 +101,7 @@ static inline fg_panel_shape fg_panel_shape_of(uint32_t type, uint32_t columns)
         shape.unit_groups = 2;
     }
     shape.unit_bytes = shape.scale_bytes + (size_t)shape.unit_groups * shape.group_bytes;
-    size_t groups = block == 1 ? columns : columns / 32;
+    size_t groups = type == FG_BF16 ? fg_panel_pairs(columns) : block == 1 ? columns : columns / 32;
     size_t bytes = groups / shape.unit_groups * shape.unit_bytes;
     if (groups % shape.unit_groups != 0) {
         bytes += shape.scale_bytes + groups % shape.unit_groups * shape.group_bytes;

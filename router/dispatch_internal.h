@@ -66,6 +66,7 @@ typedef struct fg_job {
     uint32_t cost;                   /* to its tenant, as expected */
     uint64_t give_up_ns;             /* from then on waiting is in vain; 0: never */
     uint64_t held_since_ns; /* it could be placed, but prefill comes to it later; 0: not held */
+    uint64_t elsewhere_since_ns; /* it could be placed, but not where its prefix is; 0: not held */
     bool waits; /* booked: the reservation of one peer waits for the prefill of the other */
     uint32_t waits_by, waits_for;
     uint64_t *keys; /* of its prompt's full blocks; NULL: not named */

@@ -285,6 +285,9 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
     dispatch->stats.placed++;
     dispatch->stats.placed_split += prefill != decode;
     job->held_since_ns = 0;
+    dispatch->stats.prefix_waits +=
+        job->elsewhere_since_ns != 0 && job->elsewhere_since_ns < record->placed_ns;
+    job->elsewhere_since_ns = 0;
     fg_dispatch_set_state(dispatch, job, prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
     if (launch(dispatch, job) != FG_OK) {
         decode->full = true; /* its queue of frames is; its next report clears this */

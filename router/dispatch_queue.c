@@ -7,6 +7,11 @@
 enum {
     PASS_MAX = 16,  /* how often one that does not fit is passed by others that do */
     HELD_ASIDE = 8, /* that wait for their prefill while others are looked at */
+    /* A prefix is waited for that is a fourth of what would be computed without it: so many may pass, and it takes
+     * no longer than computing so many times. */
+    SAVED_SHARE = 4,
+    PREFIX_PASS_MAX = 48,
+    PREFIX_PATIENCE = 4,
 };
 /* RESERVE, TICKET and PREFILL take a millisecond; a prediction may be off by a step or two. */
 #define LEAD_NS     (200ull * 1000 * 1000)
@@ -186,6 +191,39 @@ static bool is_early(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *
     return true;
 }
 
+/* Waiting would put what was promised at risk: predictions may be off by half. */
+static bool is_pressed(const fg_job *job, const fg_place_choice *choice, uint64_t now)
+{
+    double start = (double)now + 2 * (choice->why.queue + choice->why.wait);
+    return job->give_up_ns != 0 && start >= (double)job->give_up_ns;
+}
+
+/* Whoever has its prefix has no room, and where there is room it would compute that again: better it goes
+ * later, and one of those behind it whose prefix is there now. */
+static bool is_elsewhere(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+{
+    uint64_t now = fg_dispatch_now(dispatch);
+    if (choice->hit_full <= choice->hit_prefill) {
+        return false;
+    }
+    uint32_t size = fg_registry_at(dispatch->registry, choice->prefill)->block_size;
+    uint64_t saved = (uint64_t)(choice->hit_full - choice->hit_prefill) * size;
+    uint64_t computed = job->input.token_count - (uint64_t)choice->hit_prefill * size;
+    if (saved * SAVED_SHARE < computed || job->item.passed >= PREFIX_PASS_MAX ||
+        is_pressed(job, choice, now)) {
+        return false;
+    }
+    job->elsewhere_since_ns = job->elsewhere_since_ns == 0 ? now : job->elsewhere_since_ns;
+    return (double)(now - job->elsewhere_since_ns) < PREFIX_PATIENCE * choice->why.prefill;
+}
+
+/* What is ahead there takes less time than its own prompt: if nobody came, the worker would soon have nothing to
+ * compute. */
+static bool would_idle(const fg_place_choice *choice)
+{
+    return choice->why.queue <= choice->why.prefill;
+}
+
 /* False: its worker takes no frames, and it is back in the queue. */
 static bool start_at(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
 {
@@ -201,19 +239,30 @@ static bool start_at(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *
 
 void fg_dispatch_first_try(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
 {
-    if (fg_dispatch_head(dispatch) == job && !is_early(dispatch, job, choice)) {
+    if (fg_dispatch_head(dispatch) == job && !is_elsewhere(dispatch, job, choice) &&
+        !is_early(dispatch, job, choice)) {
         start_at(dispatch, job, choice);
     } else {
         fg_dispatch_pump(dispatch);
     }
 }
 
-void fg_dispatch_pump(fg_dispatch *dispatch)
+/* Through the queue from its head on. `patient`: those whose prefix is elsewhere are passed even if a worker would
+ * idle; *passed_out says whether any was. False: a worker takes no frames. */
+static bool walk(fg_dispatch *dispatch, bool patient, bool *passed_out)
 {
     fg_job *job;
     while ((job = fg_dispatch_head(dispatch)) != NULL) {
         fg_place_choice choice;
         fg_place_verdict verdict = fg_dispatch_choose(dispatch, job, &choice);
+        if (verdict == FG_PLACE_OK && is_elsewhere(dispatch, job, &choice) &&
+            (patient || !would_idle(&choice))) {
+            *passed_out = *passed_out || would_idle(&choice);
+            if (!fg_queue_hold(dispatch->queue, &job->item, FG_QUEUE_AHEAD_MAX)) {
+                break;
+            }
+            continue;
+        }
         if (verdict == FG_PLACE_OK && is_early(dispatch, job, &choice)) {
             /* Those behind it may go to workers that have nothing to do. */
             if (!fg_queue_hold(dispatch->queue, &job->item, HELD_ASIDE)) {
@@ -222,7 +271,7 @@ void fg_dispatch_pump(fg_dispatch *dispatch)
             continue;
         }
         if (verdict == FG_PLACE_OK && !start_at(dispatch, job, &choice)) {
-            return;
+            return false;
         }
         /* A smaller one may have room; the bound on passes, and the queue's deadline, bound the wait. */
         if (verdict != FG_PLACE_OK &&
@@ -231,6 +280,15 @@ void fg_dispatch_pump(fg_dispatch *dispatch)
         }
     }
     fg_queue_rewind(dispatch->queue);
+    return true;
+}
+
+void fg_dispatch_pump(fg_dispatch *dispatch)
+{
+    bool passed = false;
+    if (walk(dispatch, true, &passed) && passed) {
+        walk(dispatch, false, &passed); /* nobody behind them wants that place: it is theirs */
+    }
 }
 
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)

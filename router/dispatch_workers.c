@@ -386,6 +386,7 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
 
 static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
+    uint32_t live = dispatch->stats.live;
     switch (msg->kind) {
     case FG_MSG_HELLO:
         break; /* a doubled one */
@@ -419,8 +420,11 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
         dispatch->stats.frames_refused++;
         break;
     }
-    /* A LOAD may have made room, a DONE did. */
-    fg_dispatch_pump(dispatch);
+    /* A LOAD may have made room, a DONE did. What comes most often makes none, but where a token ends something. */
+    bool frequent = msg->kind == FG_MSG_TOKENS || msg->kind == FG_MSG_NEWS;
+    if (!frequent || dispatch->stats.live != live) {
+        fg_dispatch_pump(dispatch);
+    }
 }
 
 void fg_dispatch_do_frame(fg_dispatch *dispatch, uint32_t peer, const void *bytes,

@@ -120,7 +120,8 @@ typedef struct fg_place_choice {
     uint32_t prefill, decode; /* indices into the snapshot; equal: one worker for both */
     fg_place_kind kind;
     uint32_t hit_prefill, hit_decode; /* leading blocks expected on the device */
-    uint64_t ttft_ns, itl_ns;         /* predicted, from now */
+    uint32_t hit_full; /* the most on a worker that could compute it, had it room; `cost` only */
+    uint64_t ttft_ns, itl_ns; /* predicted, from now */
     fg_place_why why;
 } fg_place_choice;
 

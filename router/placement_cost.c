@@ -13,7 +13,8 @@ enum {
     CHUNK = 512,    /* tokens; what a worker computes at once, give or take */
     ANSWER_GUESS = 128,
     ANSWER_CAP = 4096, /* longer expectations say no more */
-    BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE
+    BOTH = FG_ROLE_PREFILL | FG_ROLE_DECODE,
+    COMPUTES = FG_PLACE_AS_PREFILL | FG_PLACE_AS_WHOLE, /* the prompt */
 };
 
 /* Prompts will come to a worker that is meant for prompts only, however idle it is now. */
@@ -383,9 +384,14 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
     s.prefill_count[ANYBODY] = s.prefill_count[MIXED] = s.decode_count = 0;
     found best = { 0, FG_PLACE_NONE, FG_PLACE_NONE };
     bool is_always = task->options->split == FG_PLACE_ALWAYS;
+    uint32_t full = 0;
     for (uint32_t i = 0; i < task->count; i++) {
-        uint32_t ways = fg_place_may(task, i);
-        ways = ways != 0 ? fg_place_with_room(task, i, ways) : 0;
+        uint32_t may = fg_place_may(task, i);
+        uint32_t ways = may != 0 ? fg_place_with_room(task, i, may) : 0;
+        if ((may & COMPUTES) != 0 && (ways & COMPUTES) == 0 && task->request->hits != NULL) {
+            uint32_t hit = task->request->hits[i].device_blocks;
+            full = hit > full ? hit : full;
+        }
         if (ways == 0) {
             continue;
         }
@@ -414,6 +420,7 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
     }
     choice_out->prefill = best.prefill;
     choice_out->decode = best.decode;
+    choice_out->hit_full = full;
     choice_out->kind = best.prefill == best.decode ? FG_PLACE_WHOLE : FG_PLACE_SPLIT;
     return true;
 }

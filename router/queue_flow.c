@@ -79,6 +79,16 @@ bool fg_queue_is_capped(const fg_queue *queue, const fg_queue_flow *flow)
     return max > 0 && flow->running >= max;
 }
 
+/* Of a flow's items that are aside, the one that was next. */
+static const fg_queue_item *first_aside(const fg_queue *queue, const fg_queue_flow *flow)
+{
+    uint32_t at = 0;
+    while (queue->aside[at]->flow != flow) {
+        at++;
+    }
+    return queue->aside[at];
+}
+
 void fg_queue_attach(fg_queue *queue, fg_queue_flow *flow)
 {
     const fg_queue_item *first = fg_queue_first_of(flow);
@@ -89,6 +99,10 @@ void fg_queue_attach(fg_queue *queue, fg_queue_flow *flow)
         fg_queue_heap_add(&queue->levels[flow->level].by_tag, &flow->by_tag);
         fg_queue_heap_add(&queue->levels[flow->level].by_rank, &flow->by_rank);
         flow->attached = true;
+    } else if (flow->level == FG_QUEUE_NO_LEVEL) {
+        /* Its cap held it while all that it has was aside: it waits again from now on. */
+        first = first_aside(queue, flow);
+        fg_queue_stand_at(queue, flow, level_of(first->rank, queue->now_ns));
     }
 }
 

@@ -4,6 +4,7 @@
 #ifndef FORGE_COMMON_BASE_DTYPE_H
 #define FORGE_COMMON_BASE_DTYPE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -22,6 +23,9 @@ typedef enum fg_dtype {
     FG_I8 = 24, /* of the KV cache only, with a scale per token and head */
     FG_BF16 = 30,
 } fg_dtype;
+
+/* No type of anything: for the KV cache, whatever suits the model (fg_hparams.kv_dtype). */
+#define FG_DTYPE_AUTO UINT32_MAX
 
 /* Elements per block (1 for plain floats) and bytes per block; 0 for a type that Forge does not know. */
 static inline uint32_t fg_dtype_block_count(uint32_t type)
@@ -111,6 +115,20 @@ static inline const char *fg_dtype_name(uint32_t type)
     default:
         return "unknown";
     }
+}
+
+/* A type of the KV cache by its name, or "auto". False: there is none. */
+static inline bool fg_dtype_find_kv(const char *name, uint32_t *type_out)
+{
+    static const uint32_t types[] = { FG_F16, FG_BF16, FG_I8, FG_F32 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(name, fg_dtype_name(types[i])) == 0) {
+            *type_out = types[i];
+            return true;
+        }
+    }
+    *type_out = FG_DTYPE_AUTO;
+    return strcmp(name, "auto") == 0;
 }
 
 static inline float fg_f32_from_bits(uint32_t bits)

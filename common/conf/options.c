@@ -15,15 +15,23 @@ static const fg_conf_choice transports[] = {
     { "auto", FG_KV_AUTO }, { "shm", FG_KV_SHM }, { "tcp", FG_KV_TCP }, { NULL, 0 }
 };
 static const fg_conf_choice instruction_sets[] = {
-    { "auto", FG_ISA_AUTO },     { "plain", FG_ISA_PLAIN }, { "avx2", FG_ISA_AVX2 },
-    { "avx512", FG_ISA_AVX512 }, { "neon", FG_ISA_NEON },   { NULL, 0 }
+    { "auto", FG_ISA_AUTO },
+    { "plain", FG_ISA_PLAIN },
+    { "avx2", FG_ISA_AVX2 },
+    { "avx512", FG_ISA_AVX512 },
+    { "avx512_bf16", FG_ISA_AVX512_BF16 },
+    { "neon", FG_ISA_NEON },
+    { NULL, 0 },
 };
 static const fg_conf_choice cpu_pins[] = {
     { "auto", FG_PIN_AUTO }, { "on", FG_PIN_ON }, { "off", FG_PIN_OFF }, { NULL, 0 }
 };
-static const fg_conf_choice kv_types[] = {
-    { "f16", FG_F16 }, { "bf16", FG_BF16 }, { "int8", FG_I8 }, { "f32", FG_F32 }, { NULL, 0 }
-};
+static const fg_conf_choice kv_types[] = { { "auto", (int)FG_DTYPE_AUTO },
+                                           { "f16", FG_F16 },
+                                           { "bf16", FG_BF16 },
+                                           { "int8", FG_I8 },
+                                           { "f32", FG_F32 },
+                                           { NULL, 0 } };
 static const fg_conf_choice switches[] = { { "on", FG_ON }, { "off", FG_OFF }, { NULL, 0 } };
 static const fg_conf_choice schedules[] = { { "decode-first", FG_DECODE_FIRST },
                                             { "prefill-first", FG_PREFILL_FIRST },
@@ -440,14 +448,16 @@ static const fg_option options[] = {
           "pack them into memory of its own." },
     { .name = "kv-dtype",
       .type = FG_OPTION_CHOICE,
-      .default_text = "f16",
+      .default_text = "auto",
       .choices = kv_types,
       .group = memory,
       .roles = engine_roles,
       AT(kv_dtype),
-      .help = "Number type of the KV cache. int8 has a scale per token and KV head and takes about "
-              "half "
-              "of f16's memory. Both sides of a hand-over need the same." },
+      .help =
+          "Number type of the KV cache: as precise as the weights, which is bf16 for quantised and "
+          "bf16 models and f16 for others (auto), or one of these. bf16 is the quickest; int8 "
+          "has a scale per token and KV head and takes about half the memory. Both sides of a "
+          "hand-over need the same." },
     { .name = "cpu-isa",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",
@@ -456,7 +466,8 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(cpu_isa),
       .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
-              "AVX-512 with VNNI, or NEON with dot products. All give the same bits." },
+              "AVX-512 with VNNI, the same with BF16, or NEON with dot products. All give the same "
+              "bits." },
     { .name = "cpu-pin",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

@@ -19,6 +19,7 @@ typedef enum fg_cpu_isa {
     FG_ISA_PLAIN,
     FG_ISA_AVX2,
     FG_ISA_AVX512,
+    FG_ISA_AVX512_BF16,
     FG_ISA_NEON
 } fg_cpu_isa;
 
@@ -89,7 +90,7 @@ typedef struct fg_serve_config {
     uint32_t local_prefill_tokens;
 
     const char *weights_cache; /* "auto", "off" or a directory */
-    int kv_dtype;              /* fg_dtype: FG_F16, FG_BF16, FG_I8 or FG_F32 */
+    int kv_dtype;              /* FG_DTYPE_AUTO; or FG_F16, FG_BF16, FG_I8 or FG_F32 */
     int cpu_isa;               /* fg_cpu_isa */
     int cpu_pin;               /* fg_cpu_pin */
     const char *share_cores;   /* "auto", "off" or a directory */

@@ -11,8 +11,8 @@
 #include "common/engine/weight_store.h"
 #include "kernels/ops.h"
 
-/* Rows that pass through a layer together: enough to use unpacked weights many times, few enough that
- * their activations stay in the second-level cache. */
+/* Rows that pass through a layer together: enough to use unpacked weights many times; products cut them into
+ * blocks that stay in the second-level cache. */
 enum { TILE_ROWS = 128 };
 /* Rows of logits held at a time. */
 enum { HEAD_ROWS = 16 };
@@ -290,6 +290,7 @@ static void add_activations(part_list *list, fg_activations *activations, size_t
     add_part(list, (void **)&activations->quants, rows, columns, 1);
     add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
              sizeof(fg_quant_group));
+    add_part(list, (void **)&activations->pairs, rows, fg_pair_stride(columns), sizeof(uint32_t));
 }
 
 static fg_status take_scratch(fg_forward *forward, fg_error *err)
@@ -435,14 +436,14 @@ const char *fg_forward_isa(const fg_forward *forward)
     return fg_device_isa(forward->device);
 }
 
-/* True when one of the products reads quantised rows. */
-static bool wants_quants(const fg_linear *list, uint32_t count)
+/* What the products read beside floats. */
+static uint32_t forms_of(const fg_linear *list, uint32_t count)
 {
-    bool wants = false;
+    uint32_t forms = 0;
     for (uint32_t i = 0; i < count; i++) {
-        wants |= fg_op_linear_is_quantized(list[i].weight.type);
+        forms |= fg_op_linear_form(list[i].weight.type);
     }
-    return wants;
+    return forms;
 }
 
 /* Products of normalised rows. */
@@ -453,7 +454,7 @@ static void norm_linears(fg_forward *forward, const float *in, const uint32_t *r
                         .row_ids = row_ids,
                         .weight = weight,
                         .epsilon = forward->hparams.norm_epsilon,
-                        .quantize = wants_quants(list, count),
+                        .forms = forms_of(list, count),
                         .out = forward->normed };
     fg_op_rmsnorm(forward->stream, &args, rows);
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
@@ -500,8 +501,9 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .out = residual,
                          .out_stride = h->embedding_length,
                          .accumulate = true };
-    if (wants_quants(&output, 1)) {
-        fg_op_quantize(forward->stream, &forward->attended, rows);
+    uint32_t forms = forms_of(&output, 1);
+    if (forms != 0) {
+        fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
     fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
 }
@@ -522,7 +524,7 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
                        .accumulate = true };
     fg_swiglu swiglu = { .gate = forward->hidden.values,
                          .up = forward->up,
-                         .quantize = wants_quants(&down, 1),
+                         .forms = forms_of(&down, 1),
                          .out = forward->hidden };
     fg_op_swiglu(forward->stream, &swiglu, rows);
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);

@@ -35,8 +35,9 @@ static fg_status open_model(const fg_runner_options *options, fg_runner *runner,
         return status;
     }
     const fg_hparams *h = &runner->hparams;
+    uint32_t kv_dtype = options->kv_dtype == FG_DTYPE_AUTO ? h->kv_dtype : options->kv_dtype;
     return fg_kv_layout_init(&runner->layout, h->layer_count, h->kv_head_count, h->head_dim,
-                             or_default(options->block_size, 16), options->kv_dtype, err);
+                             or_default(options->block_size, 16), kv_dtype, err);
 }
 
 static fg_status take_blocks(const fg_runner_options *options, uint32_t context_max,

@@ -17,7 +17,7 @@ typedef struct fg_runner_options {
     uint32_t step_tokens_max; /* 0: 512 */
     uint32_t thread_count;    /* 0: 1 */
     uint32_t block_size;      /* 0: 16 */
-    uint32_t kv_dtype;        /* FG_F32 (0) or FG_F16 */
+    uint32_t kv_dtype;        /* fg_dtype, or FG_DTYPE_AUTO; 0: FG_F32 */
     const char *cpu_isa;      /* NULL: "auto" */
     /* As in fg_engine_options. */
     struct fg_core_share *share;

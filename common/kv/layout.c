@@ -45,6 +45,11 @@ fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t
                        "KV layout: type %s is not stored (f16, f32, bf16 or int8)",
                        fg_dtype_name(dtype));
     }
+    if (dtype == FG_BF16 && head_dim % 2 != 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "KV layout: bf16 holds pairs of dimensions, and head size %u is odd",
+                       head_dim);
+    }
     fg_kv_layout made = {
         .layer_count = layer_count,
         .kv_head_count = kv_head_count,

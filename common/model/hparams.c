@@ -424,6 +424,14 @@ static fg_status read_rope_freqs(const fg_weights *weights, fg_hparams *hp, fg_e
     return FG_OK;
 }
 
+/* Rounding keys to 8 bits adds nothing that could be seen to what rounding weights to so few has done
+ * (docs/PERFORMANCE.md), and is quicker. */
+static uint32_t suitable_kv_dtype(const fg_weights *weights)
+{
+    uint32_t type = fg_weights_find(weights, "blk.0.attn_k.weight")->type;
+    return type == FG_F32 || type == FG_F16 ? FG_F16 : FG_BF16;
+}
+
 fg_status fg_hparams_read(const fg_weights *weights, fg_hparams *hparams_out, fg_error *err)
 {
     fg_hparams hp = { .layer_count = 0 };
@@ -448,6 +456,7 @@ fg_status fg_hparams_read(const fg_weights *weights, fg_hparams *hparams_out, fg
         return status;
     }
     hp.tied_output = fg_weights_find(weights, "output.weight") == NULL;
+    hp.kv_dtype = suitable_kv_dtype(weights);
     status = read_rope_freqs(weights, &hp, err);
     if (status != FG_OK) {
         return status;

@@ -27,6 +27,7 @@ typedef struct fg_hparams {
     float norm_epsilon;
     bool tied_output;        /* no output.weight: the embedding is the head */
     const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
+    uint32_t kv_dtype;       /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
 
 /* Reads and checks the metadata and every tensor's presence, type and shape for the architecture.

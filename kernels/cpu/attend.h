@@ -12,8 +12,7 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    FG_ATTEND_TILE = 96,       /* (row, head)s of a tile at most */
-    FG_ATTEND_STRIP = 6,       /* of these, the ones that a vector kernel holds in registers */
+    FG_ATTEND_TILE = 192,      /* (row, head)s of a tile at most */
     FG_ATTEND_DIMS = 1024,     /* largest head, see common/kv/layout.c */
     FG_ATTEND_COPY_DIMS = 256, /* largest head that vector kernels copy */
     FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
@@ -29,7 +28,7 @@ typedef struct fg_cpu_attend_scratch {
     _Alignas(64) float scores[FG_ATTEND_TILE * FG_ATTEND_SCORES];
     _Alignas(64) float part[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
     _Alignas(64) float records[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
-    _Alignas(64) uint8_t copies[2][FG_ATTEND_COPY]; /* a chunk's K and V */
+    _Alignas(64) uint8_t copies[2][2][FG_ATTEND_COPY]; /* K and V of two chunks */
 } fg_cpu_attend_scratch;
 
 struct fg_cpu_attend {
@@ -46,10 +45,11 @@ struct fg_cpu_attend {
     float scale;
     uint32_t chunk_first; /* to compute: chunk_first .. chunk_end - 1 */
     uint32_t chunk_end;
-    float *records;        /* [record][row][head] */
-    uint32_t record_first; /* the chunk of record 0 */
-    uint32_t record_count; /* 1: each chunk is merged at once */
-    bool finish;           /* merge all records, then write out */
+    float *records;            /* [record][row][head] */
+    uint32_t record_first;     /* the chunk of record 0 */
+    uint32_t record_count;     /* 1: each chunk is merged at once */
+    bool finish;               /* merge all records, then write out */
+    const fg_cpu_attend *next; /* computed by this thread afterwards; NULL: not known */
     fg_cpu_attend_scratch *scratch;
 };
 
@@ -114,22 +114,35 @@ static inline uint8_t *fg_cpu_kv_region(const fg_paged_kv *kv, const uint32_t *b
            kv_head * kv->head_bytes;
 }
 
-/* Where in a region element `d` of a slot's key lies, in elements; the next is a piece further. */
 static inline uint32_t fg_cpu_kv_piece(const fg_paged_kv *kv)
 {
     return kv->block_size < FG_KV_PIECE ? kv->block_size : FG_KV_PIECE;
 }
 
+/* [index][inner] of a matrix with so many columns, in elements; in pairs, two rows are interleaved, the
+ * later one first. */
+static inline size_t fg_cpu_element_at(bool paired, uint32_t index, uint32_t inner,
+                                       uint32_t columns)
+{
+    if (paired) {
+        return (size_t)(index & ~1u) * columns + (size_t)inner * 2 + (index % 2 == 0 ? 1 : 0);
+    }
+    return (size_t)index * columns + inner;
+}
+
+/* Where in a region element `d` of a slot's key or value lies, in elements (ops.h). */
 static inline size_t fg_cpu_key_at(const fg_paged_kv *kv, uint32_t slot, uint32_t d)
 {
     uint32_t piece = fg_cpu_kv_piece(kv);
     uint32_t in_block = slot % kv->block_size;
-    return ((size_t)(in_block / piece) * kv->head_dim + d) * piece + in_block % piece;
+    return (size_t)(in_block / piece) * kv->head_dim * piece +
+           fg_cpu_element_at(kv->dtype == FG_BF16, d, in_block % piece, piece);
 }
 
 static inline size_t fg_cpu_value_at(const fg_paged_kv *kv, uint32_t slot, uint32_t d)
 {
-    return (size_t)(slot % kv->block_size) * kv->head_dim + d;
+    bool paired = kv->dtype == FG_BF16 && kv->block_size > 1;
+    return fg_cpu_element_at(paired, slot % kv->block_size, d, kv->head_dim);
 }
 
 /* A slot's scale in its region; int8 only. */

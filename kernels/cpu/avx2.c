@@ -47,9 +47,24 @@ static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *qua
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         bytes = _mm256_permutevar8x32_epi32(bytes, order);
         _mm256_storeu_si256((__m256i *)(quants + (size_t)g * FG_QUANT_GROUP), bytes);
-        groups[g] = (fg_quant_group){ .scale = scale,
-                                      .offset = scale * (float)(first + second),
-                                      .sums = { (int16_t)first, (int16_t)second } };
+        groups[g] = fg_cpu_quant_group(scale, first, second);
+    }
+}
+
+static void avx2_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
+{
+    const __m256i upper = _mm256_set1_epi64x(0xFFFF0000);
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    uint32_t k = 0;
+    for (; k + 8 <= columns; k += 8) {
+        /* Of two columns in 64 bits the first one's bits 16..31 stay, the second one's go below them. */
+        __m256i x = fg_avx2_brain(_mm256_loadu_ps(values + k));
+        x = _mm256_or_si256(_mm256_and_si256(x, upper), _mm256_srli_epi64(x, 48));
+        x = _mm256_permutevar8x32_epi32(x, even);
+        _mm_storeu_si128((__m128i *)(pairs + k / 2), _mm256_castsi256_si128(x));
+    }
+    for (; k < columns; k += 2) {
+        pairs[k / 2] = fg_cpu_pair(values + k, columns - k);
     }
 }
 
@@ -78,11 +93,62 @@ static void avx2_swiglu(const float *gate, const float *up, size_t count, float 
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+void fg_cpu_avx2_rotate(float *x, const float *turns, uint32_t pair_count)
+{
+    if (pair_count % 8 != 0) {
+        fg_cpu_plain_rotate(x, turns, pair_count);
+        return;
+    }
+    for (uint32_t i = 0; i < pair_count; i += 8) {
+        __m256 first = _mm256_loadu_ps(turns + (size_t)2 * i);
+        __m256 second = _mm256_loadu_ps(turns + (size_t)2 * i + 8);
+        /* {0, 1, 4, 5, 2, 3, 6, 7}, in twos. */
+        __m256d mixed_cosines = _mm256_castps_pd(_mm256_shuffle_ps(first, second, 0x88));
+        __m256d mixed_sines = _mm256_castps_pd(_mm256_shuffle_ps(first, second, 0xDD));
+        __m256 cosine = _mm256_castpd_ps(_mm256_permute4x64_pd(mixed_cosines, 0xD8));
+        __m256 sine = _mm256_castpd_ps(_mm256_permute4x64_pd(mixed_sines, 0xD8));
+        __m256 a = _mm256_loadu_ps(x + i);
+        __m256 b = _mm256_loadu_ps(x + i + pair_count);
+        _mm256_storeu_ps(x + i, _mm256_sub_ps(_mm256_mul_ps(a, cosine), _mm256_mul_ps(b, sine)));
+        _mm256_storeu_ps(x + i + pair_count,
+                         _mm256_add_ps(_mm256_mul_ps(a, sine), _mm256_mul_ps(b, cosine)));
+    }
+}
+
+void fg_cpu_avx2_rotate_neighbours(float *x, const float *turns, uint32_t pair_count)
+{
+    uint32_t whole = pair_count / 4 * 4;
+    for (uint32_t i = 0; i < whole; i += 4) {
+        __m256 turn = _mm256_loadu_ps(turns + (size_t)2 * i);
+        __m256 pairs = _mm256_loadu_ps(x + (size_t)2 * i);
+        __m256 swapped = _mm256_permute_ps(pairs, 0xB1);
+        __m256 turned = _mm256_addsub_ps(_mm256_mul_ps(pairs, _mm256_moveldup_ps(turn)),
+                                         _mm256_mul_ps(swapped, _mm256_movehdup_ps(turn)));
+        _mm256_storeu_ps(x + (size_t)2 * i, turned);
+    }
+    fg_cpu_plain_rotate_neighbours(x + (size_t)2 * whole, turns + (size_t)2 * whole,
+                                   pair_count - whole);
+}
+
+void fg_cpu_avx2_to_halves(const float *values, uint32_t count, uint16_t *halves)
+{
+    uint32_t whole = count / 8 * 8;
+    for (uint32_t i = 0; i < whole; i += 8) {
+        __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(values + i), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((__m128i *)(void *)(halves + i), rounded);
+    }
+    fg_cpu_plain_to_halves(values + whole, count - whole, halves + whole);
+}
+
 const fg_cpu_kernels fg_cpu_avx2 = {
     .name = "avx2",
     .quantize_row = avx2_quantize_row,
+    .pair_row = avx2_pair_row,
     .linear = fg_cpu_avx2_linear,
     .rmsnorm_row = avx2_rmsnorm_row,
     .swiglu = avx2_swiglu,
     .attend = fg_cpu_avx2_attend,
+    .rotate = fg_cpu_avx2_rotate,
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
+    .to_halves = fg_cpu_avx2_to_halves,
 };

@@ -44,7 +44,7 @@ typedef struct codes {
 typedef struct factors {
     __m256 d;
     __m256 minimum;
-    __m256i first;  /* integer scale per pair sum: of all columns, or of 0..15 */
+    __m256i first;  /* what pair sums are multiplied with: 1; of Q6_K columns 0..15's scale */
     __m256i second; /* Q6_K: of columns 16..31 */
     __m256i both;   /* Q6_K: the two of an output side by side, times the codes' offset */
 } factors;
@@ -115,9 +115,9 @@ FG_AVX2_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g,
     case FG_Q4_K:
     case FG_Q5_K: {
         const uint8_t *bytes = scales + 64 + g * 32 + half * 8;
-        f.d = halves(scales + half * 16);
-        f.first = twice(_mm256_cvtepu8_epi32(load8(bytes)));
-        /* The product of halves and six bits is exact. */
+        /* The products of halves and six bits are exact. */
+        __m256 integers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes)));
+        f.d = _mm256_mul_ps(halves(scales + half * 16), integers);
         __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes + 16)));
         f.minimum = _mm256_xor_ps(_mm256_mul_ps(halves(scales + 32 + half * 16), minima),
                                   _mm256_set1_ps(-0.0f));
@@ -550,6 +550,9 @@ void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint3
 {
     switch (linear->weight.type) {
         FG_CPU_EACH_QUANTIZED(PANELS_CASE)
+    case FG_BF16:
+        fg_cpu_avx2_linear_bf16(linear, in, rows, first, count);
+        break;
     default:
         fg_cpu_avx2_linear_float(linear, in, rows, first, count);
         break;

@@ -1,5 +1,5 @@
 /*
- * Matrix products with weights of floats (F32, F16, BF16), over panels of sixteen outputs. A tile is R
+ * Matrix products with weights of floats (F32, F16), over panels of sixteen outputs. A tile is R
  * rows by P panels; the sums stay in registers over all columns. One row takes four panels at a time,
  * because a single chain of sums would wait for itself.
  */
@@ -21,11 +21,7 @@ FG_AVX2_INLINE __m256 weights_at(uint32_t type, const uint8_t *column, int half)
     if (type == FG_F32) {
         return _mm256_loadu_ps((const float *)(const void *)(column + 32 * half));
     }
-    __m128i bits = _mm_loadu_si128((const __m128i *)(column + 16 * half));
-    if (type == FG_F16) {
-        return _mm256_cvtph_ps(bits);
-    }
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(column + 16 * half)));
 }
 
 /* sums[panel][row][half] of the tile's rows and panels. */
@@ -98,17 +94,14 @@ FG_AVX2_INLINE void choose_tile(uint32_t type, uint32_t rows, uint32_t panels, c
 
 DEFINE_TILE(f32, FG_F32)
 DEFINE_TILE(f16, FG_F16)
-DEFINE_TILE(bf16, FG_BF16)
 
 static void any_tile(uint32_t type, uint32_t rows, uint32_t panels, const tile *t,
                      __m256 out[PANELS_MAX][ROWS_MAX][2])
 {
     if (type == FG_F32) {
         f32_tile(rows, panels, t, out);
-    } else if (type == FG_F16) {
-        f16_tile(rows, panels, t, out);
     } else {
-        bf16_tile(rows, panels, t, out);
+        f16_tile(rows, panels, t, out);
     }
 }
 

@@ -1,4 +1,6 @@
 #include "kernels/cpu/avx512.h"
+
+#include "kernels/cpu/avx2.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/plain.h"
 
@@ -20,9 +22,22 @@ static void avx512_quantize_row(const float *values, uint32_t columns, int8_t *q
         _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(first));
         _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(second));
         int32_t sums[2] = { _mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second) };
-        groups[g] = (fg_quant_group){ .scale = scale,
-                                      .offset = scale * (float)(sums[0] + sums[1]),
-                                      .sums = { (int16_t)sums[0], (int16_t)sums[1] } };
+        groups[g] = fg_cpu_quant_group(scale, sums[0], sums[1]);
+    }
+}
+
+static void avx512_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
+{
+    const __m512i upper = _mm512_set1_epi64(0xFFFF0000);
+    uint32_t k = 0;
+    for (; k + 16 <= columns; k += 16) {
+        /* Of two columns in 64 bits the first one's bits 16..31 stay, the second one's go below them. */
+        __m512i x = fg_avx512_brain(_mm512_loadu_ps(values + k));
+        x = _mm512_or_si512(_mm512_and_si512(x, upper), _mm512_srli_epi64(x, 48));
+        _mm256_storeu_si256((__m256i *)(pairs + k / 2), _mm512_cvtepi64_epi32(x));
+    }
+    for (; k < columns; k += 2) {
+        pairs[k / 2] = fg_cpu_pair(values + k, columns - k);
     }
 }
 
@@ -56,8 +71,25 @@ static void avx512_swiglu(const float *gate, const float *up, size_t count, floa
 const fg_cpu_kernels fg_cpu_avx512 = {
     .name = "avx512",
     .quantize_row = avx512_quantize_row,
+    .pair_row = avx512_pair_row,
     .linear = fg_cpu_avx512_linear,
     .rmsnorm_row = avx512_rmsnorm_row,
     .swiglu = avx512_swiglu,
-    .attend = fg_cpu_avx2_attend,
+    .attend = fg_cpu_avx512_attend,
+    .rotate = fg_cpu_avx2_rotate,
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
+    .to_halves = fg_cpu_avx2_to_halves,
+};
+
+const fg_cpu_kernels fg_cpu_avx512_bf16 = {
+    .name = "avx512_bf16",
+    .quantize_row = avx512_quantize_row,
+    .pair_row = avx512_pair_row,
+    .linear = fg_cpu_avx512_bf16_linear,
+    .rmsnorm_row = avx512_rmsnorm_row,
+    .swiglu = avx512_swiglu,
+    .attend = fg_cpu_avx512_attend_bf16,
+    .rotate = fg_cpu_avx2_rotate,
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
+    .to_halves = fg_cpu_avx2_to_halves,
 };

@@ -1,6 +1,6 @@
 /*
- * avx512 - the parts of the AVX-512 table that are not in one file. It needs F, BW, DQ, VL and VNNI,
- * and all that the AVX2 table needs.
+ * avx512 - the parts of the AVX-512 tables that are not in one file. They need F, BW, DQ, VL and VNNI,
+ * and all that the AVX2 table needs; the one called avx512_bf16 needs BF16 as well.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_H
 #define FORGE_KERNELS_CPU_AVX512_H
@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/math.h"
 
 /* A function for every type and number of rows takes compilers long with sanitizers or emulation (tests). */
 #if defined(FORGE_SANITIZED) || defined(FG_AVX512_SMALL)
@@ -16,13 +17,21 @@
 #define FG_AVX512_INLINE static inline __attribute__((always_inline))
 #endif
 
-/* The attention of the AVX2 table. */
+/* For head sizes that are no multiple of 16. */
 void fg_cpu_avx2_attend(const fg_cpu_attend *args);
+void fg_cpu_avx512_attend(const fg_cpu_attend *args);
+/* The same with AVX512_BF16, which makes a bf16 cache quicker. */
+void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args);
 
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count);
 void fg_cpu_avx512_linear_float(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                 uint32_t first, uint32_t count);
+void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                               uint32_t first, uint32_t count);
+/* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
+void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                               uint32_t first, uint32_t count);
 
 /* Sixteen sums to the row's outputs `output` and on, as far as the product has them. */
 FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row, uint32_t output,
@@ -36,5 +45,23 @@ FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row,
     }
     _mm512_mask_storeu_ps(out, mask, sums);
 }
+
+#if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
+/* fg_cpu_brain of sixteen: bf16 in the upper halves of their lanes. */
+FG_AVX512_INLINE __m512i fg_avx512_brain(__m512 x)
+{
+    const __m512i least = _mm512_set1_epi32((FG_CPU_BF16_LEAST << 16) - 1);
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
+    __mmask16 is_nan = _mm512_cmpgt_epi32_mask(size, _mm512_set1_epi32(0x7F800000));
+    __m512i rounded = _mm512_mask_mov_epi32(_mm512_add_epi32(bits, up), is_nan, quiet);
+    size = _mm512_and_si512(rounded, _mm512_set1_epi32(INT32_MAX));
+    rounded = _mm512_and_si512(rounded, _mm512_set1_epi32((int32_t)0xFFFF0000));
+    return _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(size, least), rounded);
+}
+#endif
 
 #endif

@@ -2,46 +2,67 @@
  * Matrix products with AVX-512 and VNNI, over panels of sixteen outputs (kernels/panel.h).
  *
  * A register holds four columns of all sixteen outputs of a panel, and a lane of its sums is an output: no
- * sum is ever folded, and one row runs through the same instructions as many. A tile is R rows against
- * one panel; the integer sums of a group and the float sums of the rows stay in registers, each vector of
+ * sum is ever folded, and one row runs through the same instructions as many. A tile is R rows against P
+ * panels; the integer sums of a group and the float sums of the rows stay in registers, each vector of
  * codes is unpacked once and meets every row of the tile, four of whose columns are broadcast.
  *
  * vpdpbusd multiplies unsigned with signed bytes and adds in 32 bits, exactly: codes go in without their
  * offset (8-bit ones with their top bit turned, which adds 128), and a row's sum begins at minus offset
- * times the sum of its quants. Integer scales of K types are multiplied in as floats: the largest product
- * is 2 * 16 * 32 * 127 * 128 < 2^24 (Q6_K), so every one of them is exact.
+ * times the sum of its quants. With Q6_K's integer scales the largest sum is 2 * 16 * 32 * 127 * 128, less
+ * than 2^24: as a float it is still exact.
+ *
+ * One product of 512 bits starts in a cycle, be it of bytes or of floats, and one load of 512 bits, be it a
+ * broadcast. So what is left beside the eight vpdpbusd of a row's group decides: a row's columns are
+ * broadcast once for two panels, sums begin with a shift, and what depends on the weights alone is
+ * multiplied once for all rows. Pairs of panels are taken slice by slice, which stay in the first-level cache
+ * while many rows pass; the rows' sums wait in memory.
  */
 #include "kernels/cpu/avx512.h"
 #include "kernels/cpu/panel_group.h"
 
-enum { TILE_ROWS = 8, VECTOR = 64, VECTORS = 8 };
-/* Bytes ahead of a walk through panels: what arrives meanwhile from memory. */
-enum { AHEAD = 3072 };
+enum { TILE_ROWS = 8, TILE_PANELS = 2, VECTOR = 64, VECTORS = 8 };
+/* Slices of all panels of a tile, and what they are a multiple of: whole units of every type. */
+enum { SLICE_BYTES = 18 << 10, UNIT_GROUPS = 8 };
+/* Rows whose sums wait, and the most tiles they make. */
+enum { BATCH_ROWS = 96, BATCH_TILES = BATCH_ROWS / 6 };
+/* Bytes ahead of a walk through panels: what arrives meanwhile from memory, in the second-level cache, which
+ * waits for more lines at once than the first. */
+enum { AHEAD = 6144 };
 
-/* Some rows against one panel. */
+/* Some rows against some panels. */
 typedef struct tile {
-    const uint8_t *panel;
+    const uint8_t *panel; /* the first */
+    size_t panel_bytes;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
     size_t columns;
     size_t group_count;
+    size_t group_first; /* the groups to add */
+    size_t group_end;
+    /* What is asked for meanwhile, in each panel: so many lines for every group. */
+    const uint8_t *ask;
+    size_t ask_lines; /* 0: what lies AHEAD */
 } tile;
 
 /* What the products of a group are scaled with. */
 typedef struct factors {
     __m512 d;
     __m512 minimum;
-    __m512 first;  /* integer scale: of all columns, or of 0..15 */
-    __m512 second; /* Q6_K: of columns 16..31 */
+    __m512i first;  /* Q6_K: integer scale of columns 0..15 */
+    __m512i second; /* and of 16..31 */
 } factors;
 
-/* A group as the walk through a panel meets it. */
+/* A group as the walk through the panels meets it. */
 typedef struct place {
-    const uint8_t *scales; /* of its unit */
+    const uint8_t *scales; /* of its unit, in the first panel */
     const uint8_t *codes;
     size_t in_unit;
     size_t group; /* in the row */
 } place;
+
+/* Of each row of a tile against each panel. */
+typedef __m512i int_sums[TILE_PANELS][TILE_ROWS];
+typedef __m512 float_sums[TILE_PANELS][TILE_ROWS];
 
 FG_AVX512_INLINE __m512i load64(const void *bytes)
 {
@@ -89,9 +110,9 @@ FG_AVX512_INLINE __m512 unsigned_bytes(const uint8_t *at)
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)));
 }
 
-FG_AVX512_INLINE __m512 signed_bytes(const uint8_t *at)
+FG_AVX512_INLINE __m512i signed_bytes(const uint8_t *at)
 {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
 }
 
 /* Scales of group g of a unit. */
@@ -107,9 +128,8 @@ FG_AVX512_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t 
     case FG_Q4_K:
     case FG_Q5_K: {
         const uint8_t *bytes = scales + 64 + g * 32;
-        f.d = halves(scales);
-        f.first = unsigned_bytes(bytes);
-        /* The product of halves and six bits is exact. */
+        /* The products of halves and six bits are exact. */
+        f.d = _mm512_mul_ps(halves(scales), unsigned_bytes(bytes));
         __m512 minimum = _mm512_mul_ps(halves(scales + 32), unsigned_bytes(bytes + 16));
         f.minimum = _mm512_castsi512_ps(
             _mm512_xor_si512(_mm512_castps_si512(minimum), _mm512_set1_epi32(INT32_MIN)));
@@ -127,42 +147,52 @@ FG_AVX512_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t 
     return f;
 }
 
-/* Where a row's sum begins: what the codes' offset adds too much, over the whole group or, of Q6_K, over
- * its half `half`. */
-FG_AVX512_INLINE __m512i begin_sum(uint32_t type, const int16_t *sums, int half)
+/* What the codes of a type are too large by, as a power of two; 0: nothing. */
+FG_AVX512_INLINE unsigned offset_bits(uint32_t type)
 {
-    int32_t words = 0;
-    switch (type) {
-    case FG_Q4_0:
-        words = (int32_t)0xFFF8FFF8;
-        break;
-    case FG_Q5_0:
-        words = (int32_t)0xFFF0FFF0;
-        break;
-    case FG_Q8_0:
-        words = (int32_t)0xFF80FF80;
-        break;
-    case FG_Q6_K:
-        words = half == 0 ? 0x0000FFE0 : (int32_t)0xFFE00000;
-        break;
-    default:
-        return _mm512_setzero_si512();
-    }
-    return _mm512_madd_epi16(broadcast4(sums), _mm512_set1_epi32(words));
+    return type == FG_Q4_0 ? 3 : type == FG_Q5_0 ? 4 : type == FG_Q8_0 ? 7 : 0;
 }
 
-/* Columns 4 * first .. 4 * end - 1 of the group against R rows. */
-FG_AVX512_INLINE void multiply(uint32_t type, int R, const tile *t, const place *p, int first,
-                               int end, __m512i sums[TILE_ROWS])
+/* Where a row's sum begins: what the codes' offset adds too much. */
+FG_AVX512_INLINE __m512i begin_sum(uint32_t type, const fg_quant_group *group)
+{
+    if (offset_bits(type) == 0) {
+        return _mm512_setzero_si512();
+    }
+    return _mm512_slli_epi32(_mm512_set1_epi32(group->negated), offset_bits(type));
+}
+
+/* The same for columns 0..15 of Q6_K. */
+FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group)
+{
+    return _mm512_madd_epi16(broadcast4(group->sums), _mm512_set1_epi32(0x0000FFE0));
+}
+
+/* Row r's part of the group. */
+FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, int r)
+{
+    return t->groups + p->group + (size_t)r * t->group_count;
+}
+
+/* Columns 4 * first .. 4 * end - 1 of the group. */
+FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const place *p,
+                               int first, int end, int_sums sums)
 {
     const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
-        __m512i w = unpack(type, p->codes, j);
+        __m512i w[TILE_PANELS];
+#pragma GCC unroll 2
+        for (int i = 0; i < P; i++) {
+            w[i] = unpack(type, p->codes + (size_t)i * t->panel_bytes, j);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const int8_t *at = x + (size_t)r * t->columns + 4 * j;
-            sums[r] = _mm512_dpbusd_epi32(sums[r], w, broadcast4(at));
+            __m512i columns = broadcast4(x + (size_t)r * t->columns + 4 * j);
+#pragma GCC unroll 2
+            for (int i = 0; i < P; i++) {
+                sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
+            }
         }
     }
 }
@@ -177,35 +207,59 @@ FG_AVX512_INLINE __m512 add_scaled(uint32_t type, __m512 sum, const fg_quant_gro
     return _mm512_fmadd_ps(scale, sum, total);
 }
 
-FG_AVX512_INLINE void add_group(uint32_t type, int R, const tile *t, const place *p,
-                                __m512 totals[TILE_ROWS])
+/* Q6_K: the sums of columns 0..15 are scaled, those of 16..31 begin. */
+FG_AVX512_INLINE void turn_to_second_half(int R, int P, const tile *t, const place *p,
+                                          const factors f[TILE_PANELS], int_sums sums,
+                                          int_sums firsts)
 {
-    const fg_quant_group *groups = t->groups + p->group;
-    factors f = scales_of(type, p->scales, p->in_unit);
-    __m512i sums[TILE_ROWS];
-    __m512 firsts[TILE_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        sums[r] = begin_sum(type, groups[(size_t)r * t->group_count].sums, 0);
+        const fg_quant_group *group = group_of(t, p, r);
+        __m512i whole = _mm512_slli_epi32(_mm512_set1_epi32(group->negated), 5);
+        __m512i begin = _mm512_sub_epi32(whole, begin_half(group));
+#pragma GCC unroll 2
+        for (int i = 0; i < P; i++) {
+            firsts[i][r] = _mm512_mullo_epi32(sums[i][r], f[i].first);
+            sums[i][r] = begin;
+        }
     }
-    multiply(type, R, t, p, 0, VECTORS / 2, sums);
+}
+
+FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, const tile *t, const place *p,
+                                float_sums totals)
+{
+    factors f[TILE_PANELS];
+    int_sums sums;
+    int_sums firsts;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const fg_quant_group *group = group_of(t, p, r);
+        __m512i begin = type == FG_Q6_K ? begin_half(group) : begin_sum(type, group);
+#pragma GCC unroll 2
+        for (int i = 0; i < P; i++) {
+            sums[i][r] = begin;
+        }
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < P; i++) {
+        f[i] = scales_of(type, p->scales + (size_t)i * t->panel_bytes, p->in_unit);
+    }
+    multiply(type, R, P, t, p, 0, VECTORS / 2, sums);
     if (type == FG_Q6_K) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            firsts[r] = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r]), f.first);
-            sums[r] = begin_sum(type, groups[(size_t)r * t->group_count].sums, 1);
-        }
+        turn_to_second_half(R, P, t, p, f, sums, firsts);
     }
-    multiply(type, R, t, p, VECTORS / 2, VECTORS, sums);
+    multiply(type, R, P, t, p, VECTORS / 2, VECTORS, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        __m512 sum = _mm512_cvtepi32_ps(sums[r]);
-        if (type == FG_Q6_K) {
-            sum = _mm512_fmadd_ps(sum, f.second, firsts[r]);
-        } else if (type == FG_Q4_K || type == FG_Q5_K) {
-            sum = _mm512_mul_ps(sum, f.first);
+        const fg_quant_group *group = group_of(t, p, r);
+#pragma GCC unroll 2
+        for (int i = 0; i < P; i++) {
+            __m512i sum = sums[i][r];
+            sum = type == FG_Q6_K
+                      ? _mm512_add_epi32(_mm512_mullo_epi32(sum, f[i].second), firsts[i][r])
+                      : sum;
+            totals[i][r] = add_scaled(type, _mm512_cvtepi32_ps(sum), group, &f[i], totals[i][r]);
         }
-        totals[r] = add_scaled(type, sum, &groups[(size_t)r * t->group_count], &f, totals[r]);
     }
 }
 
@@ -213,82 +267,108 @@ FG_AVX512_INLINE void add_group(uint32_t type, int R, const tile *t, const place
 FG_AVX512_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
 {
     for (size_t i = 0; i < size_bytes; i += VECTOR) {
-        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T1);
     }
 }
 
-/* R rows against a panel. */
-FG_AVX512_INLINE void run_tile(uint32_t type, int R, const tile *t, __m512 out[TILE_ROWS])
+/* R rows against the groups of P panels: totals grow. */
+FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals_io)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
-    place p = { .scales = t->panel };
-    __m512 totals[TILE_ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        totals[r] = _mm512_setzero_ps();
+    place p = { .scales = t->panel + fg_panel_unit_offset(&shape, t->group_first),
+                .group = t->group_first };
+    const uint8_t *next = t->ask;
+    float_sums totals;
+#pragma GCC unroll 12
+    for (int i = 0; i < R * P; i++) {
+        totals[i / R][i % R] = totals_io[i / R][i % R];
     }
-    while (p.group < t->group_count) {
-        if (R == 1) {
+    while (p.group < t->group_end) {
+        if (t->ask_lines == 0) {
             ask_ahead(p.scales, shape.scale_bytes);
         }
         p.codes = p.scales + shape.scale_bytes;
-        size_t left = t->group_count - p.group;
+        size_t left = t->group_end - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_ahead(p.codes, shape.group_bytes);
-            add_group(type, R, t, &p, totals);
+            if (t->ask_lines == 0) {
+                ask_ahead(p.codes, shape.group_bytes);
+            }
+            for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
+                _mm_prefetch((const char *)next, _MM_HINT_T1);
+                _mm_prefetch((const char *)next + (size_t)(P - 1) * t->panel_bytes, _MM_HINT_T1);
+            }
+            add_group(type, R, P, t, &p, totals);
             p.codes += shape.group_bytes;
             p.group++;
         }
         p.scales += shape.unit_bytes;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        out[r] = totals[r];
+#pragma GCC unroll 12
+    for (int i = 0; i < R * P; i++) {
+        totals_io[i / R][i % R] = totals[i / R][i % R];
     }
 }
 
-FG_AVX512_INLINE void choose_tile(uint32_t type, uint32_t rows, const tile *t,
-                                  __m512 out[TILE_ROWS])
+/* Types whose codes and scales leave registers for two panels, and time for the loads to matter. */
+FG_AVX512_INLINE bool pairs_panels(uint32_t type)
 {
-    switch (rows) {
-    case 1:
-        run_tile(type, 1, t, out);
+    return type == FG_Q4_0 || type == FG_Q8_0 || type == FG_Q4_K;
+}
+
+/* Panels of a tile. Few rows wait for memory, which gives more when it is read in one go. */
+static uint32_t tile_panels(uint32_t type, uint32_t rows, uint32_t left)
+{
+    uint32_t few = type == FG_Q8_0 ? 6 : 4;
+    return pairs_panels(type) && left > 1 && rows > few ? TILE_PANELS : 1;
+}
+
+/* Rows of a tile against so many panels, as registers allow. */
+static uint32_t most_rows(uint32_t panels)
+{
+    return panels == 1 ? TILE_ROWS : 6;
+}
+
+#define RUN(R, P)                                                                                  \
+    case (R)*4 + (P):                                                                              \
+        if ((P) == 1 || pairs_panels(type)) {                                                      \
+            run_tile(type, R, P, t, totals);                                                       \
+        }                                                                                          \
         break;
-    case 2:
-        run_tile(type, 2, t, out);
-        break;
-    case 3:
-        run_tile(type, 3, t, out);
-        break;
-    case 4:
-        run_tile(type, 4, t, out);
-        break;
-    case 5:
-        run_tile(type, 5, t, out);
-        break;
-    case 6:
-        run_tile(type, 6, t, out);
-        break;
-    case 7:
-        run_tile(type, 7, t, out);
-        break;
+
+FG_AVX512_INLINE void choose_tile(uint32_t type, uint32_t rows, uint32_t panels, const tile *t,
+                                  float_sums totals)
+{
+    switch (rows * 4 + panels) {
+        RUN(1, 1)
+        RUN(1, 2)
+        RUN(2, 1)
+        RUN(2, 2)
+        RUN(3, 1)
+        RUN(3, 2)
+        RUN(4, 1)
+        RUN(4, 2)
+        RUN(5, 1)
+        RUN(5, 2)
+        RUN(6, 1)
+        RUN(6, 2)
+        RUN(7, 1)
+        RUN(8, 1)
     default:
-        run_tile(type, TILE_ROWS, t, out);
         break;
     }
 }
 
 /* One function per type: the type is a constant in each. */
 #define DEFINE_TILE(name, type)                                                                    \
-    static void name##_tile(uint32_t rows, const tile *t, __m512 out[TILE_ROWS])                   \
+    static void name##_tile(uint32_t rows, uint32_t panels, const tile *t, float_sums totals)      \
     {                                                                                              \
-        choose_tile(type, rows, t, out);                                                           \
+        choose_tile(type, rows, panels, t, totals);                                                \
     }
 
 FG_CPU_EACH_QUANTIZED(DEFINE_TILE)
 
-typedef void (*tile_fn)(uint32_t rows, const tile *t, __m512 out[TILE_ROWS]);
+typedef void (*tile_fn)(uint32_t rows, uint32_t panels, const tile *t, float_sums totals);
 
 #define TILE_CASE(name, type)                                                                      \
     case type:                                                                                     \
@@ -304,28 +384,110 @@ static tile_fn tile_of(uint32_t type)
     }
 }
 
+/* Some rows of a product, BATCH_ROWS at most, against the tile's panels. */
+typedef struct batch {
+    fg_panel_shape shape;
+    uint32_t first;
+    uint32_t count;
+    uint32_t panels;
+    uint32_t tile_count;
+    uint32_t tile_rows;  /* tiles are about as large as each other */
+    size_t slice_groups; /* 0: tiles take whole panels */
+    size_t ask_lines;    /* of a tile, for every group */
+    float_sums totals[BATCH_TILES];
+} batch;
+
+static void begin_batch(batch *b)
+{
+    uint32_t most = most_rows(b->panels);
+    b->tile_count = (b->count + most - 1) / most;
+    b->tile_rows = (b->count + b->tile_count - 1) / b->tile_count;
+    memset(b->totals, 0, b->tile_count * sizeof b->totals[0]);
+    size_t groups = SLICE_BYTES / b->panels / b->shape.group_bytes / UNIT_GROUPS * UNIT_GROUPS;
+    groups = groups == 0 ? UNIT_GROUPS : groups;
+    size_t lines = fg_panel_unit_offset(&b->shape, groups) / VECTOR;
+    size_t turns = b->tile_count * groups;
+    b->slice_groups = b->panels == 1 ? 0 : groups;
+    b->ask_lines = b->panels == 1 ? 0 : (lines + turns - 1) / turns;
+}
+
+/* Of the tile that begins with `row`. */
+static uint32_t rows_of_tile(const batch *b, uint32_t row)
+{
+    uint32_t left = b->count - row;
+    return left < b->tile_rows ? left : b->tile_rows;
+}
+
+/* A slice against all rows, each tile of which has its part in asking for the next slice. */
+static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
+{
+    uint32_t row = 0;
+    for (uint32_t index = 0; index < b->tile_count; index++) {
+        uint32_t rows = rows_of_tile(b, row);
+        t->quants = in->quants + (b->first + row) * t->columns;
+        t->groups = in->groups + (b->first + row) * t->group_count;
+        run(rows, b->panels, t, b->totals[index]);
+        t->ask += t->ask_lines * b->slice_groups * VECTOR;
+        row += rows;
+    }
+}
+
+static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
+{
+    size_t step = b->slice_groups == 0 ? t->group_count : b->slice_groups;
+    t->ask_lines = b->ask_lines;
+    for (size_t group = 0; group < t->group_count; group += step) {
+        t->group_first = group;
+        t->group_end = t->group_count - group < step ? t->group_count : group + step;
+        /* Behind the last slice come the next panels. */
+        t->ask = t->panel + (t->group_end < t->group_count
+                                 ? fg_panel_unit_offset(&b->shape, t->group_end)
+                                 : b->panels * t->panel_bytes);
+        run_slice(run, t, in, b);
+    }
+}
+
+/* Without divisions: where rows are short, a row of a panel takes no more than 200 cycles. */
+static void put_batch(const fg_linear *linear, const batch *b, uint32_t panel)
+{
+    uint32_t row = 0;
+    for (uint32_t index = 0; index < b->tile_count; index++) {
+        uint32_t rows = rows_of_tile(b, row);
+        for (uint32_t i = 0; i < b->panels; i++) {
+            for (uint32_t r = 0; r < rows; r++) {
+                fg_avx512_put_panel(linear, b->first + row + r, (panel + i) * FG_PANEL_OUTPUTS,
+                                    b->totals[index][i][r]);
+            }
+        }
+        row += rows;
+    }
+}
+
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
     tile_fn run = tile_of(w->type);
+    if (w->type == FG_BF16) {
+        fg_cpu_avx512_linear_bf16(linear, in, rows, first, count);
+        return;
+    }
     if (run == NULL) {
         fg_cpu_avx512_linear_float(linear, in, rows, first, count);
         return;
     }
-    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
-    tile t = { .columns = w->columns, .group_count = w->columns / FG_QUANT_GROUP };
-    for (uint32_t panel = first; panel < first + count; panel++) {
-        t.panel = (const uint8_t *)w->data + panel * panel_bytes;
-        for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
-            uint32_t taken = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-            __m512 sums[TILE_ROWS];
-            t.quants = in->quants + row * t.columns;
-            t.groups = in->groups + row * t.group_count;
-            run(taken, &t, sums);
-            for (uint32_t i = 0; i < taken; i++) {
-                fg_avx512_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, sums[i]);
-            }
+    tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
+               .columns = w->columns,
+               .group_count = w->columns / FG_QUANT_GROUP };
+    batch b = { .shape = fg_panel_shape_of(w->type, w->columns) };
+    for (uint32_t panel = first; panel < first + count; panel += b.panels) {
+        b.panels = tile_panels(w->type, rows, first + count - panel);
+        t.panel = (const uint8_t *)w->data + panel * t.panel_bytes;
+        for (b.first = 0; b.first < rows; b.first += b.count) {
+            b.count = rows - b.first < BATCH_ROWS ? rows - b.first : BATCH_ROWS;
+            begin_batch(&b);
+            run_batch(run, &t, in, &b);
+            put_batch(linear, &b, panel);
         }
     }
 }

@@ -1,14 +1,14 @@
 /*
- * Matrix products with AVX-512 and weights of floats (F32, F16, BF16), over panels of sixteen outputs. A
+ * Matrix products with AVX-512 and weights of floats (F32, F16), over panels of sixteen outputs. A
  * tile is R rows by P panels; the sums stay in registers over all columns. Small tiles take several
  * panels at a time, because few chains of sums would wait for themselves.
- *
- * AVX-512_BF16 (vdpbf16ps) is not used: it adds two products at a time, in an order and with roundings
- * of its own, and no other instruction set could give the same bits.
  */
 #include "kernels/cpu/avx512.h"
 
 enum { ROWS_MAX = 8, PANELS_MAX = 4 };
+/* Bytes that a tile of F16 asks for ahead of its walk, into the second-level cache: what arrives meanwhile from
+ * memory. One row, and F32, are what the processor foresees better by itself. */
+enum { AHEAD = 4096 };
 
 typedef struct tile {
     const uint8_t *panel; /* the first of P */
@@ -22,11 +22,7 @@ FG_AVX512_INLINE __m512 weights_at(uint32_t type, const uint8_t *column)
     if (type == FG_F32) {
         return _mm512_loadu_ps(column);
     }
-    __m256i bits = _mm256_loadu_si256((const __m256i *)column);
-    if (type == FG_F16) {
-        return _mm512_cvtph_ps(bits);
-    }
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)column));
 }
 
 /* out[p * R + r]: sums of row r and panel p. */
@@ -42,7 +38,11 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, __m51
         __m512 w[PANELS_MAX];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-            w[p] = weights_at(type, t->panel + (size_t)p * t->panel_bytes + k * column_bytes);
+            const uint8_t *column = t->panel + (size_t)p * t->panel_bytes + k * column_bytes;
+            w[p] = weights_at(type, column);
+            if (type == FG_F16 && R > 1) {
+                _mm_prefetch((const char *)column + AHEAD, _MM_HINT_T1);
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
@@ -106,17 +106,14 @@ FG_AVX512_INLINE void choose_tile(uint32_t type, uint32_t rows, uint32_t panels,
 
 DEFINE_TILE(f32, FG_F32)
 DEFINE_TILE(f16, FG_F16)
-DEFINE_TILE(bf16, FG_BF16)
 
 static void any_tile(uint32_t type, uint32_t rows, uint32_t panels, const tile *t,
                      __m512 out[2 * ROWS_MAX])
 {
     if (type == FG_F32) {
         f32_tile(rows, panels, t, out);
-    } else if (type == FG_F16) {
-        f16_tile(rows, panels, t, out);
     } else {
-        bf16_tile(rows, panels, t, out);
+        f16_tile(rows, panels, t, out);
     }
 }
 

@@ -29,6 +29,7 @@ typedef struct fg_cpu_kernels {
     const char *name;
     void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,
                          fg_quant_group *groups);
+    void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);
@@ -36,19 +37,35 @@ typedef struct fg_cpu_kernels {
                         float *out);
     void (*swiglu)(const float *gate, const float *up, size_t count, float *out);
     void (*attend)(const fg_cpu_attend *args);
+    /* Turns the pairs (i, i + pair_count) of one head by {cos, sin} of each. */
+    void (*rotate)(float *x, const float *turns, uint32_t pair_count);
+    /* The same for the pairs (2i, 2i + 1). */
+    void (*rotate_neighbours)(float *x, const float *turns, uint32_t pair_count);
+    void (*to_halves)(const float *values, uint32_t count, uint16_t *halves);
 } fg_cpu_kernels;
 
 extern const fg_cpu_kernels fg_cpu_plain;
 #if defined(__x86_64__)
 extern const fg_cpu_kernels fg_cpu_avx2;
 extern const fg_cpu_kernels fg_cpu_avx512;
+extern const fg_cpu_kernels fg_cpu_avx512_bf16;
 #elif defined(__aarch64__)
 extern const fg_cpu_kernels fg_cpu_neon;
 #endif
 
+/* What a group's bytes stand for, from its scale and the sums of its halves. */
+static inline fg_quant_group fg_cpu_quant_group(float scale, int32_t first, int32_t second)
+{
+    return (fg_quant_group){ .scale = scale,
+                             .offset = scale * (float)(first + second),
+                             .sums = { (int16_t)first, (int16_t)second },
+                             .negated = -(first + second) };
+}
+
 struct fg_device {
     const fg_cpu_kernels *kernels;
     fg_team *team;
+    size_t block_bytes; /* of activations that one piece of a product reads again and again */
 };
 
 struct fg_device_stream {

@@ -1,12 +1,22 @@
 #include "kernels/device.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/core_share.h"
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/isa.h"
+
+/* The larger part of a core's second-level cache is left to weights and sums. */
+static size_t block_bytes(void)
+{
+    enum { LEAST = 192 << 10, MOST = 768 << 10 };
+    long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    size_t part = cache > 0 ? (size_t)cache / 8 * 3 : 0;
+    return part < LEAST ? LEAST : part < MOST ? part : MOST;
+}
 
 fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
 {
@@ -32,6 +42,7 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
         fg_team_follow(device->team, fg_core_share_width, options->share);
     }
     device->kernels = kernels;
+    device->block_bytes = block_bytes();
     *device_out = device;
     return FG_OK;
 }

@@ -16,7 +16,7 @@ typedef struct need {
     const char *name;
 } need;
 
-enum { NEEDS_MAX = 10 };
+enum { NEEDS_MAX = 12 };
 
 typedef struct level {
     const fg_cpu_kernels *kernels;
@@ -35,19 +35,23 @@ static uint64_t register_state(void)
 }
 #endif
 
+#if defined(__x86_64__)
+/* What both AVX-512 tables need. */
+#define AVX512_NEEDS                                                                               \
+    { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" }, { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },                  \
+        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" }, { FG_CPU_LEAF7_EBX, 1u << 16, "AVX512F" },         \
+        { FG_CPU_LEAF7_EBX, 1u << 17, "AVX512DQ" }, { FG_CPU_LEAF7_EBX, 1u << 30, "AVX512BW" },    \
+        { FG_CPU_LEAF7_EBX, 1u << 31, "AVX512VL" }, { FG_CPU_LEAF7_ECX, 1u << 11, "AVX512_VNNI" }, \
+    {                                                                                              \
+        FG_CPU_XCR0, ZMM_STATE, "512-bit registers switched on by the operating system"            \
+    }
+#endif
+
 /* The best first. */
 static const level levels[] = {
 #if defined(__x86_64__)
-    { &fg_cpu_avx512,
-      { { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" },
-        { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
-        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },
-        { FG_CPU_LEAF7_EBX, 1u << 16, "AVX512F" },
-        { FG_CPU_LEAF7_EBX, 1u << 17, "AVX512DQ" },
-        { FG_CPU_LEAF7_EBX, 1u << 30, "AVX512BW" },
-        { FG_CPU_LEAF7_EBX, 1u << 31, "AVX512VL" },
-        { FG_CPU_LEAF7_ECX, 1u << 11, "AVX512_VNNI" },
-        { FG_CPU_XCR0, ZMM_STATE, "512-bit registers switched on by the operating system" } } },
+    { &fg_cpu_avx512_bf16, { AVX512_NEEDS, { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" } } },
+    { &fg_cpu_avx512, { AVX512_NEEDS } },
     { &fg_cpu_avx2,
       { { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" },
         { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
@@ -75,6 +79,10 @@ fg_cpu_facts fg_cpu_facts_read(void)
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) {
         facts.words[FG_CPU_LEAF7_EBX] = ebx;
         facts.words[FG_CPU_LEAF7_ECX] = ecx;
+        uint32_t subleaf_max = eax;
+        if (subleaf_max >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
+            facts.words[FG_CPU_LEAF7_1_EAX] = eax;
+        }
     }
 #elif defined(__aarch64__)
     facts.words[FG_CPU_HWCAP] = getauxval(AT_HWCAP);
@@ -117,11 +125,13 @@ fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                            missing);
         }
     }
-    if (strcmp(isa, "avx2") == 0 || strcmp(isa, "avx512") == 0 || strcmp(isa, "neon") == 0) {
+    if (strcmp(isa, "avx2") == 0 || strcmp(isa, "avx512") == 0 || strcmp(isa, "avx512_bf16") == 0 ||
+        strcmp(isa, "neon") == 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "cpu-isa \"%s\" is for another kind of processor than this one; use auto",
                        isa);
     }
     return fg_fail(err, FG_BAD_INPUT,
-                   "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, neon)", isa);
+                   "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, avx512_bf16, neon)",
+                   isa);
 }

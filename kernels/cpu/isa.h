@@ -11,8 +11,9 @@ typedef enum fg_cpu_word {
     FG_CPU_LEAF1_ECX, /* x86: cpuid */
     FG_CPU_LEAF7_EBX,
     FG_CPU_LEAF7_ECX,
-    FG_CPU_XCR0,  /* x86: the registers that the operating system keeps for a thread */
-    FG_CPU_HWCAP, /* ARM64: what the kernel says */
+    FG_CPU_LEAF7_1_EAX, /* of its subleaf 1 */
+    FG_CPU_XCR0,        /* x86: the registers that the operating system keeps for a thread */
+    FG_CPU_HWCAP,       /* ARM64: what the kernel says */
     FG_CPU_WORDS
 } fg_cpu_word;
 

@@ -6,11 +6,13 @@
 #define FORGE_KERNELS_CPU_MATH_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/dtype.h"
 #include "common/base/fmath.h"
+#include "kernels/cpu/unpack.h"
 
 /* A group whose largest magnitude is below this quantises to zeros: 127 / peak must stay finite. */
 #define FG_CPU_QUANT_TINY 1e-30f
@@ -19,6 +21,31 @@
 static inline int32_t fg_cpu_round(float x)
 {
     return (int32_t)(fg_f32_bits(x + 12582912.0f) - fg_f32_bits(12582912.0f));
+}
+
+/* bf16 as it is multiplied: half to even, and what is then below 2^-50 is 0. So of two such factors no product
+ * and no sum of products is a denormal, which bf16 instructions take for 0. */
+static inline uint16_t fg_cpu_brain(float x)
+{
+    return fg_cpu_bf16_normal(fg_bf16_from_f32(x));
+}
+
+/* A pair of bf16 (FG_FORM_PAIRS) of the `left` columns at `values`. */
+static inline uint32_t fg_cpu_pair(const float *values, uint32_t left)
+{
+    uint16_t first = fg_cpu_brain(values[0]);
+    uint16_t second = left > 1 ? fg_cpu_brain(values[1]) : 0;
+    return (uint32_t)first << 16 | second;
+}
+
+static inline float fg_cpu_pair_first(uint32_t pair)
+{
+    return fg_f32_from_bits(pair & 0xFFFF0000u);
+}
+
+static inline float fg_cpu_pair_second(uint32_t pair)
+{
+    return fg_f32_from_bits(pair << 16);
 }
 
 /* The fold of ops.h. */
@@ -58,6 +85,37 @@ static inline float fg_cpu_exp2(float x)
     p = fmaf(p, f, 1.0f);
     float power = fg_f32_from_bits(fg_f32_bits(p) + (fg_f32_bits(shifted) << 23));
     return x < FG_CPU_EXP2_LEAST ? 0.0f : power;
+}
+
+/* What two records are multiplied by to become one: 2^(its maximum - the larger one), which is 1 for one of
+ * them. Returns the larger one. */
+static inline float fg_cpu_merge_factors(float before, float now, float *before_out, float *now_out)
+{
+    bool rises = now > before;
+    float lesser = fg_cpu_exp2(rises ? before - now : now - before);
+    *before_out = rises ? lesser : 1.0f;
+    *now_out = rises ? 1.0f : lesser;
+    return rises ? now : before;
+}
+
+/* 2^x for x <= 0 as bf16, 0 below -50; 2^0 is exactly 1. Before it is rounded, the largest relative error is
+ * 1.02e-4: a twentieth of what rounding adds. */
+#define FG_CPU_BRAIN_LEAST -50.0f
+#define FG_CPU_BRAIN_1     0x1.62f5fcp-1f
+#define FG_CPU_BRAIN_2     0x1.f00c8p-3f
+#define FG_CPU_BRAIN_3     0x1.c2a268p-5f
+
+static inline uint16_t fg_cpu_brain_exp2(float x)
+{
+    if (x < FG_CPU_BRAIN_LEAST) {
+        return 0;
+    }
+    float shifted = x + 0x1.8p23f;
+    float f = x - (shifted - 0x1.8p23f);
+    float p = fmaf(FG_CPU_BRAIN_3, f, FG_CPU_BRAIN_2);
+    p = fmaf(p, f, FG_CPU_BRAIN_1);
+    p = fmaf(p, f, 1.0f);
+    return fg_bf16_from_f32(fg_f32_from_bits(fg_f32_bits(p) + (fg_f32_bits(shifted) << 23)));
 }
 
 #endif

@@ -19,6 +19,8 @@ void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint3
                         uint32_t first, uint32_t count);
 void fg_cpu_neon_linear_float(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                               uint32_t first, uint32_t count);
+void fg_cpu_neon_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                             uint32_t first, uint32_t count);
 
 /* Sixteen sums to the row's outputs `output` and on, as far as the product has them. */
 FG_NEON_INLINE void fg_neon_put_panel(const fg_linear *linear, uint32_t row, uint32_t output,

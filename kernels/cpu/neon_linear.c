@@ -27,8 +27,8 @@ typedef struct tile {
 typedef struct factors {
     float32x4_t d;
     float32x4_t minimum;
-    int32x4_t first;  /* integer scale: of all columns, or of 0..15 */
-    int32x4_t second; /* Q6_K: of columns 16..31 */
+    int32x4_t first;  /* Q6_K: integer scale of columns 0..15 */
+    int32x4_t second; /* and of 16..31 */
 } factors;
 
 /* A group as the walk through a panel meets it. */
@@ -96,8 +96,8 @@ FG_NEON_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g,
     case FG_Q4_K:
     case FG_Q5_K: {
         const uint8_t *bytes = scales + 64 + g * 32 + quarter * 4;
-        f.first = four_bytes(bytes, false);
-        /* The product of halves and six bits is exact. */
+        /* The products of halves and six bits are exact. */
+        f.d = vmulq_f32(f.d, vcvtq_f32_s32(four_bytes(bytes, false)));
         f.minimum = vnegq_f32(
             vmulq_f32(halves(scales + 32 + half_at), vcvtq_f32_s32(four_bytes(bytes + 16, false))));
         break;
@@ -192,8 +192,6 @@ FG_NEON_INLINE void add_group(uint32_t type, int R, tile *t, const place *p)
         int32x4_t sum = sums[r][quarter];
         if (type == FG_Q6_K) {
             sum = vmlaq_s32(firsts[r][quarter], sum, f[quarter].second);
-        } else if (type == FG_Q4_K || type == FG_Q5_K) {
-            sum = vmulq_s32(sum, f[quarter].first);
         }
         t->totals[r][quarter] =
             add_scaled(type, sum, &t->groups[p->group + (size_t)r * t->group_count], &f[quarter],
@@ -263,6 +261,10 @@ void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint3
 {
     const fg_panels *w = &linear->weight;
     tile_fn run = tile_of(w->type);
+    if (w->type == FG_BF16) {
+        fg_cpu_neon_linear_bf16(linear, in, rows, first, count);
+        return;
+    }
     if (run == NULL) {
         fg_cpu_neon_linear_float(linear, in, rows, first, count);
         return;

@@ -1,5 +1,5 @@
 /*
- * Matrix products with NEON and weights of floats (F32, F16, BF16), over panels of sixteen outputs. A tile
+ * Matrix products with NEON and weights of floats (F32, F16), over panels of sixteen outputs. A tile
  * is R rows by one panel; the sums stay in registers over all columns.
  */
 #include "kernels/cpu/neon.h"
@@ -18,11 +18,7 @@ FG_NEON_INLINE float32x4_t weights_at(uint32_t type, const uint8_t *column, int 
     if (type == FG_F32) {
         return vreinterpretq_f32_u8(vld1q_u8(column + 16 * quarter));
     }
-    uint8x8_t bits = vld1_u8(column + 8 * quarter);
-    if (type == FG_F16) {
-        return vcvt_f32_f16(vreinterpret_f16_u8(bits));
-    }
-    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(bits), 16));
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(column + 8 * quarter)));
 }
 
 FG_NEON_INLINE void run_tile(uint32_t type, int R, const tile *t, float32x4_t out[][QUARTERS])
@@ -70,7 +66,6 @@ FG_NEON_INLINE void run_tile(uint32_t type, int R, const tile *t, float32x4_t ou
 
 DEFINE_TILE(f32, FG_F32)
 DEFINE_TILE(f16, FG_F16)
-DEFINE_TILE(bf16, FG_BF16)
 
 void fg_cpu_neon_linear_float(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                               uint32_t first, uint32_t count)
@@ -86,10 +81,8 @@ void fg_cpu_neon_linear_float(const fg_linear *linear, const fg_activations *in,
             t.values = in->values + row * t.columns;
             if (w->type == FG_F32) {
                 f32_tile(taken, &t, sums);
-            } else if (w->type == FG_F16) {
-                f16_tile(taken, &t, sums);
             } else {
-                bf16_tile(taken, &t, sums);
+                f16_tile(taken, &t, sums);
             }
             for (uint32_t i = 0; i < taken; i++) {
                 fg_neon_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, sums[i]);

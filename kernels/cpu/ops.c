@@ -54,30 +54,44 @@ static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elemen
     fg_team_for(team, (rows + job.rows_per_piece - 1) / job.rows_per_piece, rows_piece, &job);
 }
 
-bool fg_op_linear_is_quantized(uint32_t type)
+uint32_t fg_op_linear_form(uint32_t type)
 {
-    return fg_dtype_block_count(type) > 1;
+    return fg_dtype_block_count(type) > 1 ? FG_FORM_QUANTS : type == FG_BF16 ? FG_FORM_PAIRS : 0;
 }
 
-static void quantize_row(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t row)
+static void prepare_row(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
+                        uint32_t row)
 {
     size_t at = (size_t)row * a->columns;
-    kernels->quantize_row(a->values + at, a->columns, a->quants + at,
-                          a->groups + (size_t)row * (a->columns / FG_QUANT_GROUP));
-}
-
-static void quantize_rows(fg_device_stream *stream, const void *args, uint32_t first,
-                          uint32_t count)
-{
-    for (uint32_t row = first; row < first + count; row++) {
-        quantize_row(stream->device->kernels, args, row);
+    if ((forms & FG_FORM_QUANTS) != 0) {
+        kernels->quantize_row(a->values + at, a->columns, a->quants + at,
+                              a->groups + (size_t)row * (a->columns / FG_QUANT_GROUP));
+    }
+    if ((forms & FG_FORM_PAIRS) != 0) {
+        kernels->pair_row(a->values + at, a->columns,
+                          a->pairs + (size_t)row * fg_pair_stride(a->columns));
     }
 }
 
-void fg_op_quantize(fg_device_stream *stream, const fg_activations *activations, uint32_t rows)
+typedef struct prepare_args {
+    const fg_activations *activations;
+    uint32_t forms;
+} prepare_args;
+
+static void prepare_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
+{
+    const prepare_args *prepare = args;
+    for (uint32_t row = first; row < first + count; row++) {
+        prepare_row(stream->device->kernels, prepare->activations, prepare->forms, row);
+    }
+}
+
+void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                   uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    over_rows(stream, rows, activations->columns, quantize_rows, activations);
+    prepare_args args = { .activations = activations, .forms = forms };
+    over_rows(stream, rows, activations->columns, prepare_rows, &args);
     fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
 }
 
@@ -99,9 +113,11 @@ typedef struct linear_job {
 static fg_activations activations_from(const fg_activations *a, uint32_t row)
 {
     size_t at = (size_t)row * a->columns;
+    size_t pair = (size_t)row * fg_pair_stride(a->columns);
     return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
                              .quants = a->quants == NULL ? NULL : a->quants + at,
                              .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
+                             .pairs = a->pairs == NULL ? NULL : a->pairs + pair,
                              .columns = a->columns };
 }
 
@@ -124,21 +140,39 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
                          left < job->panels_per_piece ? left : job->panels_per_piece);
 }
 
-/* As many rows as stay in a core's second-level cache while panel after panel passes them; whole tiles
- * of every kernel. */
-static uint32_t rows_per_block(bool quantized, uint32_t columns, uint32_t rows)
+static size_t row_bytes(uint32_t form, uint32_t columns)
 {
-    enum { BLOCK_BYTES = 192 * 1024, TILE = 8 };
-    size_t row_bytes = quantized ? columns + columns / FG_QUANT_GROUP * sizeof(fg_quant_group)
-                                 : columns * sizeof(float);
-    size_t fit = BLOCK_BYTES / row_bytes / TILE * TILE;
-    fit = fit < TILE ? TILE : fit;
-    return fit < rows ? (uint32_t)fit : rows;
+    switch (form) {
+    case FG_FORM_QUANTS:
+        return columns + columns / FG_QUANT_GROUP * sizeof(fg_quant_group);
+    case FG_FORM_PAIRS:
+        return fg_pair_stride(columns) * sizeof(uint32_t);
+    default:
+        return columns * sizeof(float);
+    }
+}
+
+/* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
+ * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6, 8 or 12 rows. Pairs
+ * are walked in slices, and BF16 weights are large: read again for every block, they want tall ones. */
+static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
+                               uint32_t rows)
+{
+    enum { TILE = 8, TILES = 24 };
+    size_t bytes = form == FG_FORM_PAIRS ? device->block_bytes / 2 * 3 : device->block_bytes;
+    size_t least = form == FG_FORM_PAIRS ? 2 * TILES : TILE;
+    size_t fit = bytes / row_bytes(form, columns);
+    fit = fit < least ? least : fit;
+    size_t blocks = (rows + fit - 1) / fit;
+    size_t even = (rows + blocks - 1) / blocks;
+    size_t tile = even >= TILES ? TILES : TILE;
+    return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
 }
 
 /* How finely a block's products are cut: a member that is slow or joins late should cost little, and so
  * should a claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory,
- * into four pieces per member, or fewer when those would be too small to be read in one go. */
+ * into four pieces per member, or fewer when those would be too small to be read in one go. Kernels take
+ * two panels at a time, or of floats and few rows four. */
 static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
                                  uint32_t panels, uint32_t members)
 {
@@ -149,7 +183,10 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     pieces = pieces > most ? most : pieces < members ? members : pieces;
     uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
     pieces = by_macs > pieces ? by_macs : pieces;
-    return members == 1 ? panels : (uint32_t)((panels + pieces - 1) / pieces);
+    uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
+    uint32_t step =
+        fg_op_linear_form(linears[0].weight.type) == FG_FORM_QUANTS || rows >= 8 ? 2 : 4;
+    return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
@@ -168,8 +205,8 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    bool quantized = fg_op_linear_is_quantized(linears[0].weight.type);
-    job.rows_per_block = rows_per_block(quantized, in->columns, rows);
+    uint32_t form = fg_op_linear_form(linears[0].weight.type);
+    job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows);
     job.panels_per_piece =
         panels_per_piece(linears, in, job.rows_per_block, panels, fg_team_size(team));
     for (uint32_t i = 0; i < linear_count; i++) {
@@ -200,7 +237,7 @@ static void embed_row(const fg_matrix *table, uint32_t token, float *out)
     size_t row_bytes = (size_t)(table->columns / fg_dtype_block_count(table->type)) *
                        fg_dtype_block_bytes(table->type);
     const uint8_t *row = (const uint8_t *)table->data + token * row_bytes;
-    if (!fg_op_linear_is_quantized(table->type)) {
+    if (fg_op_linear_form(table->type) != FG_FORM_QUANTS) {
         for (uint32_t i = 0; i < table->columns; i++) {
             out[i] = fg_cpu_float_at(table->type, row, i);
         }
@@ -245,9 +282,7 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
         size_t source = norm->row_ids == NULL ? row : norm->row_ids[row];
         kernels->rmsnorm_row(norm->in + source * columns, norm->weight, columns, norm->epsilon,
                              norm->out.values + (size_t)row * columns);
-        if (norm->quantize) {
-            quantize_row(kernels, &norm->out, row);
-        }
+        prepare_row(kernels, &norm->out, norm->forms, row);
     }
 }
 
@@ -266,9 +301,7 @@ static void swiglu_rows(fg_device_stream *stream, const void *args, uint32_t fir
     for (uint32_t row = first; row < first + count; row++) {
         size_t at = (size_t)row * columns;
         kernels->swiglu(swiglu->gate + at, swiglu->up + at, columns, swiglu->out.values + at);
-        if (swiglu->quantize) {
-            quantize_row(kernels, &swiglu->out, row);
-        }
+        prepare_row(kernels, &swiglu->out, swiglu->forms, row);
     }
 }
 

@@ -20,6 +20,10 @@ enum {
     TILES_MAX = 256,           /* more rows go in several rounds */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
+    /* Small units are claimed so many at once, of so many multiply-adds together: each one's beginning is
+     * fetched while the one before is computed. */
+    CLAIM_UNITS = 4,
+    CLAIM_MACS = 1u << 20u,
 };
 
 typedef struct tile {
@@ -51,9 +55,11 @@ typedef struct attend_job {
     uint32_t part_heads;  /* query heads of one part */
     uint32_t group_parts; /* parts of a group: 1 unless a group is larger than a tile */
     uint32_t part_count;  /* group_parts of all KV heads */
+    uint32_t row_max;     /* of a tile */
     uint32_t tile_count;
     size_t record_floats;
     uint32_t unit_count;
+    uint32_t claim_units;
 } attend_job;
 
 fg_cpu_attend_plan *fg_cpu_attend_plan_create(uint32_t member_count)
@@ -92,9 +98,8 @@ void fg_cpu_attend_plan_destroy(fg_cpu_attend_plan *plan)
 static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
 {
     const fg_kv_row *at = &job->attend->kv_rows[first];
-    uint32_t row_max = FG_ATTEND_TILE / job->part_heads;
     uint32_t count = 1;
-    while (count < row_max && first + count < rows && at[count].block_ids == at->block_ids &&
+    while (count < job->row_max && first + count < rows && at[count].block_ids == at->block_ids &&
            at[count].position == at->position + count) {
         count++;
     }
@@ -104,6 +109,15 @@ static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
                    .row_count = count,
                    .chunk_first = least / FG_ATTEND_CHUNK,
                    .chunk_end = (at->position + count - 1) / FG_ATTEND_CHUNK + 1 };
+}
+
+/* Rows of a tile at most: all that fit, but half as many where whole ones would be too few for the team. */
+static uint32_t tile_rows(const attend_job *job, uint32_t rows, uint32_t member_count)
+{
+    uint32_t most = FG_ATTEND_TILE / job->part_heads;
+    uint32_t least = most / 2 == 0 ? 1 : most / 2;
+    uint64_t even = (uint64_t)rows * job->part_count / (member_count * UNITS_PER_MEMBER);
+    return member_count == 1 || even > most ? most : even < least ? least : (uint32_t)even;
 }
 
 static uint64_t tile_cost(const tile *t)
@@ -177,13 +191,16 @@ static const tile *tile_of(const attend_job *job, uint32_t unit)
     return &tiles[low];
 }
 
-static void attend_unit(void *ctx, uint32_t unit, uint32_t member)
+static uint32_t part_of(const tile *t, uint32_t unit)
 {
-    attend_job *job = ctx;
-    fg_cpu_attend_scratch *scratch = &job->plan->scratch[member];
+    return (unit - t->unit_first) / t->unit_count;
+}
+
+static fg_cpu_attend args_of(const attend_job *job, uint32_t unit, fg_cpu_attend_scratch *scratch)
+{
     const fg_attend *attend = job->attend;
     const tile *t = tile_of(job, unit);
-    uint32_t part = (unit - t->unit_first) / t->unit_count;
+    uint32_t part = part_of(t, unit);
     uint32_t piece = (unit - t->unit_first) % t->unit_count;
     uint32_t kv_head = part / job->group_parts;
     uint32_t head = part % job->group_parts * job->part_heads;
@@ -217,13 +234,47 @@ static void attend_unit(void *ctx, uint32_t unit, uint32_t member)
         args.records = job->plan->records + (t->record + part * part_records) * job->record_floats;
         args.record_count = chunks;
     }
-    job->kernels->attend(&args);
-    if (t->unit_count > 1 && atomic_fetch_sub_explicit(&job->plan->left[t->shared + part], 1,
-                                                       memory_order_acq_rel) == 1) {
-        args.chunk_end = args.chunk_first;
-        args.finish = true;
-        job->kernels->attend(&args);
+    return args;
+}
+
+static void attend_unit(const attend_job *job, uint32_t unit, fg_cpu_attend *args)
+{
+    const tile *t = tile_of(job, unit);
+    job->kernels->attend(args);
+    if (t->unit_count > 1 &&
+        atomic_fetch_sub_explicit(&job->plan->left[t->shared + part_of(t, unit)], 1,
+                                  memory_order_acq_rel) == 1) {
+        args->chunk_end = args->chunk_first;
+        args->finish = true;
+        job->kernels->attend(args);
     }
+}
+
+static void attend_claim(void *ctx, uint32_t claim, uint32_t member)
+{
+    const attend_job *job = ctx;
+    fg_cpu_attend_scratch *scratch = &job->plan->scratch[member];
+    uint32_t unit = claim * job->claim_units;
+    uint32_t left = job->unit_count - unit;
+    uint32_t end = unit + (left < job->claim_units ? left : job->claim_units);
+    fg_cpu_attend args[2];
+    args[unit % 2] = args_of(job, unit, scratch);
+    for (; unit < end; unit++) {
+        if (unit + 1 < end) {
+            args[(unit + 1) % 2] = args_of(job, unit + 1, scratch);
+            args[unit % 2].next = &args[(unit + 1) % 2];
+        }
+        attend_unit(job, unit, &args[unit % 2]);
+    }
+}
+
+/* Small units are claimed some at a time, but so that every member has its share of claims. */
+static uint32_t claim_units(const attend_job *job, uint64_t macs, uint32_t member_count)
+{
+    uint64_t fair = job->unit_count / (member_count * UNITS_PER_MEMBER);
+    uint64_t small = CLAIM_MACS / (macs / job->unit_count + 1);
+    uint64_t units = fair < small ? fair : small;
+    return units < 1 ? 1 : units > CLAIM_UNITS ? CLAIM_UNITS : (uint32_t)units;
 }
 
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
@@ -243,6 +294,7 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
                        .group_parts = group_parts,
                        .part_count = group_parts * kv->kv_head_count,
                        .record_floats = fg_cpu_record_floats(kv->head_dim) };
+    job.row_max = tile_rows(&job, rows, fg_team_size(team));
     stream->sequence++;
     for (uint32_t first = 0; first < rows;) {
         uint64_t cost;
@@ -251,11 +303,12 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
         uint32_t members = macs < ALONE_MACS ? 1 : fg_team_size(team);
         cut_tiles(&job, cost, members);
         if (members > 1 && job.unit_count > 1) {
-            fg_team_for(team, job.unit_count, attend_unit, &job);
-            continue;
-        }
-        for (uint32_t unit = 0; unit < job.unit_count; unit++) {
-            attend_unit(&job, unit, 0);
+            job.claim_units = claim_units(&job, macs, members);
+            uint32_t claims = (job.unit_count + job.claim_units - 1) / job.claim_units;
+            fg_team_for(team, claims, attend_claim, &job);
+        } else {
+            job.claim_units = job.unit_count;
+            attend_claim(&job, 0, 0);
         }
     }
     fg_op_clock_end(FG_OP_KIND_ATTEND, began_ns);

@@ -63,8 +63,7 @@ static inline void fg_cpu_panel_group(uint32_t type, const fg_panel_shape *shape
         out->scale[1] = (int8_t)pair[16];
     } else if (super) {
         const uint8_t *pair = scales + 64 + g % 8 * 32 + lane;
-        out->scale[0] = pair[0];
-        out->scale[1] = pair[0];
+        out->d *= (float)pair[0];
         out->minimum = -(fg_cpu_half(scales + 32 + 2 * lane) * (float)pair[16]);
     }
 }

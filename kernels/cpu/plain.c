@@ -1,4 +1,5 @@
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/math.h"
@@ -25,9 +26,14 @@ static void plain_quantize_row(const float *values, uint32_t columns, int8_t *qu
             quants[(size_t)g * FG_QUANT_GROUP + (size_t)i] = (int8_t)q;
             sums[i / 16] += q;
         }
-        groups[g] = (fg_quant_group){ .scale = scale,
-                                      .offset = scale * (float)(sums[0] + sums[1]),
-                                      .sums = { (int16_t)sums[0], (int16_t)sums[1] } };
+        groups[g] = fg_cpu_quant_group(scale, sums[0], sums[1]);
+    }
+}
+
+static void plain_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
+{
+    for (uint32_t k = 0; k < columns; k += 2) {
+        pairs[k / 2] = fg_cpu_pair(values + k, columns - k);
     }
 }
 
@@ -111,6 +117,21 @@ static void float_output(const output_job *job, uint32_t row)
     finish(job, row, sum);
 }
 
+/* One fma per column, of the pair's upper half first. */
+static void pair_output(const output_job *job, uint32_t row)
+{
+    uint32_t count = fg_panel_pairs(job->linear->weight.columns);
+    const uint32_t *x = job->in->pairs + (size_t)row * fg_pair_stride(job->in->columns);
+    float sum = 0.0f;
+    for (uint32_t j = 0; j < count; j++) {
+        uint32_t w;
+        memcpy(&w, job->panel + ((size_t)j * FG_PANEL_OUTPUTS + job->lane) * sizeof w, sizeof w);
+        sum = fmaf(fg_cpu_pair_first(w), fg_cpu_pair_first(x[j]), sum);
+        sum = fmaf(fg_cpu_pair_second(w), fg_cpu_pair_second(x[j]), sum);
+    }
+    finish(job, row, sum);
+}
+
 void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                          uint32_t first, uint32_t count)
 {
@@ -124,10 +145,11 @@ void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint
         job.lane = job.output % FG_PANEL_OUTPUTS;
         job.panel =
             (const uint8_t *)w->data + job.output / FG_PANEL_OUTPUTS * job.shape.panel_bytes;
-        if (!fg_op_linear_is_quantized(w->type)) {
-            for (uint32_t row = 0; row < rows; row++) {
-                float_output(&job, row);
-            }
+        uint32_t form = fg_op_linear_form(w->type);
+        for (uint32_t row = 0; row < rows && form != FG_FORM_QUANTS; row++) {
+            (form == FG_FORM_PAIRS ? pair_output : float_output)(&job, row);
+        }
+        if (form != FG_FORM_QUANTS) {
             continue;
         }
         for (uint32_t row = 0; row < rows; row += PLAIN_ROWS) {
@@ -137,11 +159,46 @@ void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint
     }
 }
 
+void fg_cpu_plain_rotate(float *x, const float *turns, uint32_t pair_count)
+{
+    for (uint32_t i = 0; i < pair_count; i++) {
+        float cosine = turns[2 * i];
+        float sine = turns[2 * i + 1];
+        float a = x[i];
+        float b = x[i + pair_count];
+        x[i] = a * cosine - b * sine;
+        x[i + pair_count] = a * sine + b * cosine;
+    }
+}
+
+void fg_cpu_plain_rotate_neighbours(float *x, const float *turns, uint32_t pair_count)
+{
+    for (uint32_t pair = 0; pair < pair_count; pair++) {
+        float cosine = turns[2 * pair];
+        float sine = turns[2 * pair + 1];
+        float a = x[2 * pair];
+        float b = x[2 * pair + 1];
+        x[2 * pair] = a * cosine - b * sine;
+        x[2 * pair + 1] = a * sine + b * cosine;
+    }
+}
+
+void fg_cpu_plain_to_halves(const float *values, uint32_t count, uint16_t *halves)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        halves[i] = fg_f16_from_f32(values[i]);
+    }
+}
+
 const fg_cpu_kernels fg_cpu_plain = {
     .name = "plain",
     .quantize_row = plain_quantize_row,
+    .pair_row = plain_pair_row,
     .linear = fg_cpu_plain_linear,
     .rmsnorm_row = fg_cpu_plain_rmsnorm_row,
     .swiglu = plain_swiglu,
     .attend = fg_cpu_plain_attend,
+    .rotate = fg_cpu_plain_rotate,
+    .rotate_neighbours = fg_cpu_plain_rotate_neighbours,
+    .to_halves = fg_cpu_plain_to_halves,
 };

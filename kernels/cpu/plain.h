@@ -11,5 +11,8 @@ void fg_cpu_plain_rmsnorm_row(const float *in, const float *weight, uint32_t col
 void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                          uint32_t first, uint32_t count);
 void fg_cpu_plain_attend(const fg_cpu_attend *args);
+void fg_cpu_plain_rotate(float *x, const float *turns, uint32_t pair_count);
+void fg_cpu_plain_rotate_neighbours(float *x, const float *turns, uint32_t pair_count);
+void fg_cpu_plain_to_halves(const float *values, uint32_t count, uint16_t *halves);
 
 #endif

@@ -16,6 +16,11 @@ static float element(const fg_paged_kv *kv, const uint8_t *region, size_t at)
     return fg_cpu_float_at(kv->dtype, region, at);
 }
 
+static float weight_of(bool brain, float x)
+{
+    return brain ? fg_bf16_to_f32(fg_cpu_brain_exp2(x)) : fg_cpu_exp2(x);
+}
+
 static float score_of(const fg_cpu_attend *args, const float *q, uint32_t slot)
 {
     const fg_paged_kv *kv = args->kv;
@@ -45,6 +50,7 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
 {
     uint32_t base = chunk * FG_ATTEND_CHUNK;
     float *scores = args->scratch->scores;
+    bool brain = args->kv->dtype == FG_BF16;
     float maximum = -INFINITY;
     float lanes[LANES] = { 0 };
     for (uint32_t s = slots.begin; s < slots.end; s++) {
@@ -53,8 +59,8 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
     }
     memset(record, 0, fg_cpu_record_floats(args->kv->head_dim) * sizeof *record);
     for (uint32_t s = slots.begin; s < slots.end; s++) {
-        float weight = fg_cpu_exp2(scores[s] - maximum);
-        lanes[s % LANES] += weight;
+        float weight = weight_of(brain, scores[s] - maximum);
+        lanes[(brain ? s / 2 : s) % LANES] += weight;
         add_value(args, base + s, weight, record + FG_ATTEND_HEAD);
     }
     record[0] = maximum;
@@ -88,6 +94,9 @@ static void row_chunks(const fg_cpu_attend *args, uint32_t index)
     const float *q = fg_cpu_attend_q(args, index);
     for (uint32_t d = 0; d < head_dim; d++) {
         scaled[d] = q[d] * fg_cpu_attend_factor(args);
+        if (args->kv->dtype == FG_BF16) {
+            scaled[d] = fg_bf16_to_f32(fg_cpu_brain(scaled[d]));
+        }
     }
     for (uint32_t chunk = args->chunk_first; chunk < args->chunk_end; chunk++) {
         float *state = fg_cpu_record(args, chunk, index);

@@ -1,6 +1,5 @@
 /*
- * Rotary position embedding, and the step that puts K and V into their slots. One version for all
- * processors: it touches each number once.
+ * Rotary position embedding, and the step that puts K and V into their slots.
  */
 #include "kernels/ops.h"
 
@@ -73,40 +72,15 @@ void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint3
     fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }
 
-static void rotate_heads(const fg_rope_store *args, uint32_t row, uint32_t head_count,
-                         uint32_t head_dim, float *heads)
+static void rotate_heads(const fg_cpu_kernels *kernels, const fg_rope_store *args, uint32_t row,
+                         uint32_t head_count, uint32_t head_dim, float *heads)
 {
     const float *turns = args->table + (size_t)row * args->pair_count * 2;
-    uint32_t step = args->interleaved ? 2 : 1;
-    uint32_t other = args->interleaved ? 1 : args->pair_count;
     for (uint32_t head = 0; head < head_count; head++) {
         float *x = heads + ((size_t)row * head_count + head) * head_dim;
-        for (uint32_t pair = 0; pair < args->pair_count; pair++) {
-            float cosine = turns[2 * pair];
-            float sine = turns[2 * pair + 1];
-            float a = x[pair * step];
-            float b = x[pair * step + other];
-            x[pair * step] = a * cosine - b * sine;
-            x[pair * step + other] = a * sine + b * cosine;
-        }
+        (args->interleaved ? kernels->rotate_neighbours : kernels->rotate)(x, turns,
+                                                                           args->pair_count);
     }
-}
-
-static void store_element(uint32_t dtype, uint8_t *region, size_t at, float value)
-{
-    uint16_t half;
-    switch (dtype) {
-    case FG_F32:
-        memcpy(region + 4 * at, &value, sizeof value);
-        return;
-    case FG_F16:
-        half = fg_f16_from_f32(value);
-        break;
-    default:
-        half = fg_bf16_from_f32(value);
-        break;
-    }
-    memcpy(region + 2 * at, &half, sizeof half);
 }
 
 /* What int8 multiplies by before it rounds; writes the slot's scale. */
@@ -122,43 +96,146 @@ static float quant_factor(const float *values, uint32_t count, float *scale_out)
     return nothing ? 0.0f : 127.0f / peak;
 }
 
-/* One head's K or V into its slot; neighbouring dimensions are `step` elements apart. */
-static void store_head(const fg_paged_kv *kv, uint8_t *region, uint32_t slot, size_t at,
-                       size_t step, const float *values)
+/* Where in a region a slot's dimensions lie, in elements: 2i at even + i * step, 2i + 1 at odd + i * step. */
+typedef struct places {
+    size_t even;
+    size_t odd;
+    size_t step;
+} places;
+
+static places key_places(const fg_paged_kv *kv, uint32_t slot)
+{
+    return (places){ .even = fg_cpu_key_at(kv, slot, 0),
+                     .odd = fg_cpu_key_at(kv, slot, 1),
+                     .step = (size_t)2 * fg_cpu_kv_piece(kv) };
+}
+
+static places value_places(const fg_paged_kv *kv, uint32_t slot)
+{
+    size_t even = fg_cpu_value_at(kv, slot, 0);
+    size_t odd = fg_cpu_value_at(kv, slot, 1);
+    return (places){ .even = even, .odd = odd, .step = 2 * (odd - even) };
+}
+
+/* Where dimension d lies. */
+static size_t place(places at, uint32_t d)
+{
+    return (d % 2 == 0 ? at.even : at.odd) + d / 2 * at.step;
+}
+
+static void store_halves(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *region,
+                         places at, const float *values)
+{
+    uint16_t rounded[FG_ATTEND_DIMS];
+    uint16_t *slots = (uint16_t *)(void *)region;
+    kernels->to_halves(values, kv->head_dim, rounded);
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        slots[place(at, d)] = rounded[d];
+    }
+}
+
+/* bf16: dimensions 2i and 2i + 1 come in one word, the first in its upper half; of keys they lie so in the cache. */
+static void store_brains(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *region,
+                         places at, const float *values)
+{
+    uint32_t pairs[FG_ATTEND_DIMS / 2];
+    uint32_t count = kv->head_dim / 2;
+    kernels->pair_row(values, kv->head_dim, pairs);
+    if (at.even == at.odd + 1) {
+        uint32_t *words = (uint32_t *)(void *)region + at.odd / 2;
+        for (uint32_t i = 0; i < count; i++) {
+            words[i * (at.step / 2)] = pairs[i];
+        }
+        return;
+    }
+    uint16_t *slots = (uint16_t *)(void *)region;
+    for (uint32_t i = 0; i < count; i++) {
+        slots[at.even + i * at.step] = (uint16_t)(pairs[i] >> 16);
+        slots[at.odd + i * at.step] = (uint16_t)pairs[i];
+    }
+}
+
+/* One head's K or V into its slot. */
+static void store_head(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *region,
+                       uint32_t slot, places at, const float *values)
 {
     if (kv->dtype == FG_I8) {
         float factor = quant_factor(values, kv->head_dim, fg_cpu_kv_scale(kv, region, slot));
         for (uint32_t d = 0; d < kv->head_dim; d++) {
-            region[at + d * step] = (uint8_t)fg_cpu_round(values[d] * factor);
+            region[place(at, d)] = (uint8_t)fg_cpu_round(values[d] * factor);
         }
-        return;
-    }
-    for (uint32_t d = 0; d < kv->head_dim; d++) {
-        store_element(kv->dtype, region, at + d * step, values[d]);
+    } else if (kv->dtype == FG_F32) {
+        for (uint32_t d = 0; d < kv->head_dim; d++) {
+            ((float *)(void *)region)[place(at, d)] = values[d];
+        }
+    } else if (kv->dtype == FG_F16) {
+        store_halves(kernels, kv, region, at, values);
+    } else {
+        store_brains(kernels, kv, region, at, values);
     }
 }
 
-static void store_row(const fg_paged_kv *kv, const fg_kv_row *row, const float *k, const float *v)
+static void store_row(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, const fg_kv_row *row,
+                      const float *k, const float *v)
 {
     uint32_t slot = row->position;
     for (uint32_t head = 0; head < kv->kv_head_count; head++) {
         size_t first = (size_t)head * kv->head_dim;
         uint8_t *keys = fg_cpu_kv_region(kv, row->block_ids, kv->key_offset, head, slot);
         uint8_t *values = fg_cpu_kv_region(kv, row->block_ids, kv->value_offset, head, slot);
-        store_head(kv, keys, slot, fg_cpu_key_at(kv, slot, 0), fg_cpu_kv_piece(kv), k + first);
-        store_head(kv, values, slot, fg_cpu_value_at(kv, slot, 0), 1, v + first);
+        store_head(kernels, kv, keys, slot, key_places(kv, slot), k + first);
+        store_head(kernels, kv, values, slot, value_places(kv, slot), v + first);
     }
 }
 
-/* Rows of one piece of work: as many as share a piece of keys, so that few cache lines have two
- * writers. */
-enum { ROWS_PER_PIECE = FG_KV_PIECE };
+enum {
+    ROWS_PER_PIECE = FG_KV_PIECE, /* that share a piece of keys: few cache lines have two writers */
+    ROWS_LEAST = 4, /* of sequences of their own, which share nothing; a fork costs about as much */
+};
 
 typedef struct store_job {
+    const fg_cpu_kernels *kernels;
     const fg_paged_kv *kv;
     const fg_rope_store *args;
     uint32_t rows;
+    uint32_t rows_per_piece;
 } store_job;
+
+static bool is_same_piece(const fg_kv_row *a, const fg_kv_row *b)
+{
+    return a->block_ids == b->block_ids && a->position / FG_KV_PIECE == b->position / FG_KV_PIECE;
+}
+
+static uint32_t rows_per_piece(const fg_rope_store *args, uint32_t rows, uint32_t member_count)
+{
+    for (uint32_t row = 1; row < rows; row++) {
+        if (args->kv_rows[row].block_ids == args->kv_rows[row - 1].block_ids) {
+            return ROWS_PER_PIECE;
+        }
+    }
+    uint32_t share = (rows + member_count - 1) / member_count;
+    return share < ROWS_LEAST ? ROWS_LEAST : share > ROWS_PER_PIECE ? ROWS_PER_PIECE : share;
+}
+
+/* Asks memory for what a row is going to write parts of, a little in each of many cache lines. */
+static void fetch_row(const fg_paged_kv *kv, const fg_kv_row *row)
+{
+    size_t element_bytes = fg_dtype_kv_bytes(kv->dtype);
+    size_t piece_bytes = (size_t)fg_cpu_kv_piece(kv) * kv->head_dim * element_bytes;
+    uint32_t slot = row->position;
+    for (uint32_t head = 0; head < kv->kv_head_count; head++) {
+        const uint8_t *keys = fg_cpu_kv_region(kv, row->block_ids, kv->key_offset, head, slot);
+        const uint8_t *values = fg_cpu_kv_region(kv, row->block_ids, kv->value_offset, head, slot);
+        keys += slot % kv->block_size / fg_cpu_kv_piece(kv) * piece_bytes;
+        for (size_t at = 0; at < piece_bytes; at += 64) {
+            __builtin_prefetch(keys + at, 0, 2);
+        }
+        size_t end = fg_cpu_value_at(kv, slot, kv->head_dim - 1) * element_bytes;
+        for (size_t at = fg_cpu_value_at(kv, slot, 0) * element_bytes; at <= end; at += 64) {
+            __builtin_prefetch(values + at, 0, 2);
+        }
+    }
+}
 
 static void store_piece(void *ctx, uint32_t piece, uint32_t member)
 {
@@ -166,13 +243,18 @@ static void store_piece(void *ctx, uint32_t piece, uint32_t member)
     const fg_paged_kv *kv = job->kv;
     const fg_rope_store *args = job->args;
     size_t kv_columns = (size_t)kv->kv_head_count * kv->head_dim;
-    uint32_t first = piece * ROWS_PER_PIECE;
+    uint32_t first = piece * job->rows_per_piece;
     uint32_t left = job->rows - first;
-    uint32_t end = first + (left < ROWS_PER_PIECE ? left : ROWS_PER_PIECE);
+    uint32_t end = first + (left < job->rows_per_piece ? left : job->rows_per_piece);
+    fetch_row(kv, &args->kv_rows[first]);
     for (uint32_t row = first; row < end; row++) {
-        rotate_heads(args, row, args->head_count, kv->head_dim, args->q);
-        rotate_heads(args, row, kv->kv_head_count, kv->head_dim, args->k);
-        store_row(kv, &args->kv_rows[row], args->k + row * kv_columns, args->v + row * kv_columns);
+        if (row + 1 < end && !is_same_piece(&args->kv_rows[row], &args->kv_rows[row + 1])) {
+            fetch_row(kv, &args->kv_rows[row + 1]);
+        }
+        rotate_heads(job->kernels, args, row, args->head_count, kv->head_dim, args->q);
+        rotate_heads(job->kernels, args, row, kv->kv_head_count, kv->head_dim, args->k);
+        store_row(job->kernels, kv, &args->kv_rows[row], args->k + row * kv_columns,
+                  args->v + row * kv_columns);
     }
 }
 
@@ -180,9 +262,14 @@ void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
                       uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    store_job job = { .kv = kv, .args = args, .rows = rows };
-    uint32_t pieces = (rows + ROWS_PER_PIECE - 1) / ROWS_PER_PIECE;
+    FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
     fg_team *team = stream->device->team;
+    store_job job = { .kernels = stream->device->kernels,
+                      .kv = kv,
+                      .args = args,
+                      .rows = rows,
+                      .rows_per_piece = rows_per_piece(args, rows, fg_team_size(team)) };
+    uint32_t pieces = (rows + job.rows_per_piece - 1) / job.rows_per_piece;
     stream->sequence++;
     if (pieces > 1 && fg_team_size(team) > 1) {
         fg_team_for(team, pieces, store_piece, &job);

@@ -152,6 +152,14 @@ static inline void fg_cpu_unpack(uint32_t type, const uint8_t *row, uint32_t g, 
     }
 }
 
+/* A bf16 whose magnitude is below 2^-50 becomes 0 (ops.h: products with BF16 weights). */
+enum { FG_CPU_BF16_LEAST = (127 - 50) << 7 };
+
+static inline uint16_t fg_cpu_bf16_normal(uint16_t brain)
+{
+    return (brain & 0x7FFF) < FG_CPU_BF16_LEAST ? 0 : brain;
+}
+
 /* One element of a row of plain floats. */
 static inline float fg_cpu_float_at(uint32_t type, const uint8_t *row, size_t index)
 {

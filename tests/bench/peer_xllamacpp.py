@@ -7,6 +7,7 @@ first to the last of as many requests with prompts of one token.
 """
 import argparse
 import json
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,11 @@ def complete(server, tokens, count):
     return json.loads(answer) if isinstance(answer, (str, bytes)) else answer
 
 
+def instructions():
+    """Those of the processor that llama.cpp was compiled for and found."""
+    return " ".join(re.findall(r"(\w+) = 1", xllamacpp.get_system_info()))
+
+
 def together(server, batch, count):
     """Seconds for `batch` answers at once."""
     threads = [threading.Thread(target=complete, args=(server, [17 + s], count))
@@ -59,7 +65,8 @@ def main():
     options = parser.parse_args()
     if options.serve:
         server = serve(options, options.serve, options.serve * (options.prompt + options.generate + 64))
-        print(json.dumps({"address": server.listening_address}), flush=True)
+        print(json.dumps({"address": server.listening_address, "instructions": instructions()}),
+              flush=True)
         sys.stdin.read()  # until whoever started this is gone
         return
     batches = [int(b) for b in options.batch.split(",") if int(b) > 0]

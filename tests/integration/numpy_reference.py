@@ -9,8 +9,8 @@ out as a float32 file) and so is the KV cache, so only the order of float additi
 bound is 3e-5 of the spread of the logits.
 
 Is the quantised path as good as its roundings allow? With quantised weights Forge rounds activations
-to 8 bits in groups of 32, and it keeps keys and values in 16 bits. NumPy does the same two roundings
-("rounded") and measures what they cost against float32 throughout ("exact"). Forge may be as far
+to 8 bits in groups of 32, with BF16 weights to bf16, and it keeps keys and values in 16 bits: in f16, or in bf16 (the usual type
+of such models), where it rounds queries and attention's weights to bf16 as well. NumPy does the same roundings ("rounded") and measures what they cost against float32 throughout ("exact"). Forge may be as far
 from exact as rounded is, with a margin of a quarter. Rounded is no bit-exact twin: a last-bit
 difference tips some value over a rounding edge in every layer, and after a few layers the two are
 two draws of the same noise, which may lie the square root of two times as far apart as each of them
@@ -29,17 +29,17 @@ import time
 import numpy as np
 from _forge import Suite, find_tool
 from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
-                  dequantize)
+                  dequantize, quantize)
 
 STEPS = 64
 GROUP = 32
-FLOAT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 class Model:
     """One GGUF file of architecture llama: float32 weights and the numbers of its shape."""
 
-    def __init__(self, path):
+    def __init__(self, path, kv="f16"):
+        self.kv = kv
         reader = GGUFReader(path)
 
         def field(name, default=None):
@@ -54,16 +54,16 @@ class Model:
         self.rotated = field("rope.dimension_count", self.head_dim)
         self.theta = field("rope.freq_base", 10000.0)
         self.epsilon = field("attention.layer_norm_rms_epsilon")
-        self.weights, self.quantised = {}, {}
+        self.weights, self.rounding = {}, {}
         for tensor in reader.tensors:
             self.weights[tensor.name] = np.ascontiguousarray(
                 dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-            self.quantised[tensor.name] = tensor.tensor_type not in FLOAT_TYPES
+            self.rounding[tensor.name] = ROUNDINGS.get(tensor.tensor_type, round_activations)
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
 
     def product(self, x, name, rounded):
-        if rounded and self.quantised[name]:
-            x = round_activations(x)
+        if rounded:
+            x = self.rounding[name](x)
         return x @ self.weights[name].T
 
     def norm(self, x, name):
@@ -84,15 +84,19 @@ class Model:
         out[..., 1:self.rotated:2] = even * np.sin(angles) + odd * np.cos(angles)
         return out
 
-    def attend(self, q, k, v):
+    def attend(self, q, k, v, rounded):
         """Causal attention of one sequence, grouped queries. [tokens][heads][dim] each."""
+        if rounded:
+            k, v = (KV_ROUNDINGS[self.kv](x) for x in (k, v))
+        narrow = round_to_bf16 if rounded and self.kv == "bf16" else lambda x: x
+        q = narrow(q * np.float32(math.log2(math.e) / math.sqrt(self.head_dim)))
         group = self.heads // self.kv_heads
         tokens = len(q)
         mask = np.triu(np.full((tokens, tokens), -np.inf, dtype=np.float32), 1)
         out = np.empty_like(q)
         for head in range(self.heads):
-            scores = q[:, head] @ k[:, head // group].T / np.sqrt(np.float32(self.head_dim)) + mask
-            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores = q[:, head] @ k[:, head // group].T + mask
+            scores = narrow(np.exp2(scores - scores.max(axis=-1, keepdims=True)))
             scores /= scores.sum(axis=-1, keepdims=True)
             out[:, head] = scores @ v[:, head // group]
         return out
@@ -108,11 +112,8 @@ class Model:
                        .reshape(len(x), -1, self.head_dim) for part in "qkv")
             parts = []
             for start, end in zip(edges, edges[1:]):
-                keys, values = self.rotate(k[start:end]), v[start:end]
-                if rounded:
-                    keys = keys.astype(np.float16).astype(np.float32)
-                    values = values.astype(np.float16).astype(np.float32)
-                parts.append(self.attend(self.rotate(q[start:end]), keys, values))
+                parts.append(self.attend(self.rotate(q[start:end]), self.rotate(k[start:end]),
+                                         v[start:end], rounded))
             h = np.concatenate(parts).reshape(len(x), -1)
             x = x + self.product(h, name + "attn_output.weight", rounded)
             h = self.norm(x, name + "ffn_norm.weight")
@@ -132,6 +133,20 @@ def round_activations(x):
     peak = np.abs(groups).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak > 0)
     return (np.rint(groups * inverse) * (peak / np.float32(127))).reshape(x.shape)
+
+
+def round_to_bf16(x):
+    """The nearest bf16, to even on ties; the models here have nothing near 2^-50."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    bits = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+    return bits.view(np.float32)
+
+
+# What becomes of activations that meet weights of these types; others are quantised.
+ROUNDINGS = {GGMLQuantizationType.F32: lambda x: x, GGMLQuantizationType.F16: lambda x: x,
+             GGMLQuantizationType.BF16: round_to_bf16}
+KV_ROUNDINGS = {"f32": lambda x: x, "f16": lambda x: x.astype(np.float16).astype(np.float32),
+                "bf16": round_to_bf16}
 
 
 def forge_logits(suite, model_path, prompts, vocabulary, steps=STEPS, kv="f16"):
@@ -197,7 +212,7 @@ class Difference:
 
 def compare(suite, path, prompts, steps, kv, ways):
     """Differences between Forge, exact and (in ways) rounded, over all steps of all prompts."""
-    model = Model(path)
+    model = Model(path, kv)
     vocabulary = len(model.weights[model.output])
     tokens, logits = forge_logits(suite, path, prompts, vocabulary, steps, kv)
     # The last token of each answer is chosen by the last row; it is never an input.
@@ -224,19 +239,22 @@ def smollm2_prompts():
     return [entry["ids"] for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def write_float_file(source, target):
-    """The same model with every tensor as float32: no product of it rounds activations."""
+def write_float_file(source, target, kind=GGMLQuantizationType.F32):
+    """The same model with every matrix of this type. With float32 no product rounds activations."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, "llama")
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
-        kind = field.types[0]
-        element = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, sub_type=element)
+        value = field.types[0]
+        element = field.types[-1] if value == GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), value, sub_type=element)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, np.ascontiguousarray(
-            dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        floats = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if floats.ndim < 2 or kind == GGMLQuantizationType.F32:
+            writer.add_tensor(tensor.name, floats)
+        else:
+            writer.add_tensor(tensor.name, quantize(floats, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -261,10 +279,24 @@ def smollm2_as_float(suite):
                            16 if suite.options.full else 8)
 
 
+def smollm2_as_bf16(suite):
+    source = suite.smollm2()
+    with tempfile.TemporaryDirectory() as folder:
+        target = folder + "/bf16.gguf"
+        write_float_file(source, target, GGMLQuantizationType.BF16)
+        prompts = smollm2_prompts()
+        return rounded_model(suite, target, prompts if suite.options.full else prompts[::4],
+                             STEPS if suite.options.full else 16, "f16")
+
+
 def smollm2_quantised(suite):
     prompts = smollm2_prompts()
-    results = compare(suite, suite.smollm2(), prompts if suite.options.full else prompts[::3],
-                      STEPS, "f16", ("exact", "rounded"))
+    return rounded_model(suite, suite.smollm2(), prompts if suite.options.full else prompts[::3], STEPS,
+                         "bf16")
+
+
+def rounded_model(suite, path, prompts, steps, kv):
+    results = compare(suite, path, prompts, steps, kv, ("exact", "rounded"))
     forge, noise = results["forge", "exact"], results["rounded", "exact"]
     assert forge.rms <= 1.25 * noise.rms, "further from exact than the roundings explain"
     assert forge.worst <= 2.0 * noise.worst, "one logit is further off than the roundings explain"
@@ -281,6 +313,7 @@ def main():
     suite.case("stories260K, float weights",
                lambda: float_model(suite, suite.stories(), story, STEPS))
     suite.case("SmolLM2 as a float file", smollm2_as_float, suite)
+    suite.case("SmolLM2 as a bf16 file", smollm2_as_bf16, suite)
     suite.case("SmolLM2, quantised weights", smollm2_quantised, suite)
     suite.end()
 

@@ -3,8 +3,8 @@
  *
  * For each line of IDS_FILE (token ids separated by spaces: a prompt) runs the prompt and N_STEPS
  * greedy steps, and writes per step: u32 token, f32[vocab] the logits that chose it, little-endian.
- * The comparison with an independent reference reads this. KV is kept as f16, or as f32 when
- * FORGE_KV_DTYPE=f32; the instruction set is FORGE_CPU_ISA's.
+ * The comparison with an independent reference reads this. KV is kept as FORGE_KV_DTYPE says
+ * ("auto"); the instruction set is FORGE_CPU_ISA's.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,9 +57,14 @@ int main(int argc, char **argv)
         return 2;
     }
     const char *dtype = getenv("FORGE_KV_DTYPE");
+    uint32_t kv_dtype;
+    if (!fg_dtype_find_kv(dtype != NULL ? dtype : "auto", &kv_dtype)) {
+        fprintf(stderr, "logits_tool: FORGE_KV_DTYPE names no type of the KV cache\n");
+        return 2;
+    }
     fg_runner_options options = {
         .path = argv[1],
-        .kv_dtype = dtype != NULL && strcmp(dtype, "f32") == 0 ? FG_F32 : FG_F16,
+        .kv_dtype = kv_dtype,
         .cpu_isa = getenv("FORGE_CPU_ISA"),
         .thread_count = 2,
     };

@@ -3,7 +3,7 @@
  *
  * Each line of IDS_FILE is a window of token ids. Runs it in steps of CHUNK (32) tokens and prints one line:
  * how many tokens were predicted (all but the first), and the sum of their negative log-probabilities in
- * nats. KV is kept as FORGE_KV_DTYPE says (f16); the instruction set is FORGE_CPU_ISA's.
+ * nats. KV is kept as FORGE_KV_DTYPE says ("auto"); the instruction set is FORGE_CPU_ISA's.
  */
 #include <math.h>
 #include <stdio.h>
@@ -87,21 +87,16 @@ static fg_status run_file(tool *t, FILE *file, fg_error *err)
     return status;
 }
 
-static uint32_t kv_dtype(void)
-{
-    const char *name = getenv("FORGE_KV_DTYPE");
-    for (uint32_t type = 0; name != NULL && type < 64; type++) {
-        if (fg_dtype_kv_bytes(type) != 0 && strcmp(fg_dtype_name(type), name) == 0) {
-            return type;
-        }
-    }
-    return FG_F16;
-}
-
 int main(int argc, char **argv)
 {
     if (argc < 3) {
         fprintf(stderr, "usage: perplexity_tool MODEL IDS_FILE [CHUNK]\n");
+        return 2;
+    }
+    const char *dtype = getenv("FORGE_KV_DTYPE");
+    uint32_t kv_dtype;
+    if (!fg_dtype_find_kv(dtype != NULL ? dtype : "auto", &kv_dtype)) {
+        fprintf(stderr, "perplexity_tool: FORGE_KV_DTYPE names no type of the KV cache\n");
         return 2;
     }
     static tool t;
@@ -111,7 +106,7 @@ int main(int argc, char **argv)
                                   .context_max = WINDOW_MAX,
                                   .step_tokens_max = t.chunk,
                                   .thread_count = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN),
-                                  .kv_dtype = kv_dtype(),
+                                  .kv_dtype = kv_dtype,
                                   .cpu_isa = getenv("FORGE_CPU_ISA") };
     fg_error err = { 0 };
     FILE *file = fopen(argv[2], "r");

@@ -1,8 +1,7 @@
 /*
  * test.h - what every unit test includes. Criterion normally; a plain in-process runner where
- * Criterion cannot start (TSan), with the same few macros. Tests use only: Test(suite, name),
- * cr_assert(cond, ...), cr_assert_eq, cr_assert_neq, cr_assert_str_eq, cr_assert_not_null,
- * cr_assert_null, cr_log_info, cr_skip.
+ * Criterion cannot start (TSan). Tests use only Test(suite, name) and the macros defined below;
+ * tests/tidy checks that.
  */
 #ifndef FORGE_TESTS_SUPPORT_TEST_H
 #define FORGE_TESTS_SUPPORT_TEST_H

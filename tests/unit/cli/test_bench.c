@@ -83,24 +83,26 @@ Test(bench, costs_count_each_weight_once)
     const double layers = 2 * (2.0 * 64 * 64 + 2.0 * 64 * 32 + 3.0 * 64 * 128);
     double vocab;
     fg_bench_cost cost = cost_of(FG_Q8_0, false, &vocab);
-    cr_assert_eq(cost.int8_macs, layers);
-    cr_assert_eq(cost.float_macs, 0.0);
-    cr_assert_eq(cost.head_int8_macs, vocab * 64);
+    cr_assert_eq(cost.layers.int8, layers);
+    cr_assert_eq(cost.layers.bf16, 0.0);
+    cr_assert_eq(cost.head.int8, vocab * 64);
     cr_assert_eq(cost.weight_bytes, (layers + vocab * 64) / 32 * 34);
     double tied_params = (double)cost.params;
     /* With a head of its own the embedding is a look-up, and no step reads all of it. */
     cost = cost_of(FG_BF16, true, &vocab);
-    cr_assert_eq(cost.int8_macs, 0.0);
-    cr_assert_eq(cost.float_macs, layers);
-    cr_assert_eq(cost.head_float_macs, vocab * 64);
+    cr_assert_eq(cost.layers.int8, 0.0);
+    cr_assert_eq(cost.layers.bf16, layers);
+    cr_assert_eq(cost.head.bf16, vocab * 64);
     cr_assert_eq(cost.weight_bytes, (layers + vocab * 64) * 2);
     cr_assert_eq((double)cost.params, tied_params + vocab * 64);
 }
 
 Test(bench, the_slower_limit_counts)
 {
-    const fg_bench_cost cost = { .int8_macs = 1000, .head_int8_macs = 100, .weight_bytes = 500 };
-    const fg_bench_rates rates = { .int8 = 1e3, .floats = 1e3, .read = 1e3 };
+    const fg_bench_cost cost = { .layers.int8 = 1000,
+                                 .head = { .int8 = 50, .bf16 = 50 },
+                                 .weight_bytes = 500 };
+    const fg_bench_rates rates = { .int8 = 1e3, .bf16 = 1e3, .read = 1e3 };
     static const struct {
         const char *name;
         fg_bench_work work;
@@ -109,6 +111,7 @@ Test(bench, the_slower_limit_counts)
     } cases[] = {
         { "one row reads", { 0.25, 0.25, 1, 0 }, 0.5, "read" },
         { "many rows multiply", { 8, 1, 1, 0 }, 8.1, "int8" },
+        { "heads of a few rows multiply", { 0, 60, 1, 0 }, 6.0, "int8" },
         { "a long context reads", { 1, 1, 1, 2500 }, 3.0, "read" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -39,7 +39,7 @@ int main(int argc, char **argv)
         in.values[i] = random_float(&rng, 3.0f);
     }
     fg_linear linear = { .weight = weight, .out = out, .out_stride = OUTPUTS };
-    fg_op_quantize(device.stream, &in, rows);
+    fg_op_prepare(device.stream, &in, FG_FORM_QUANTS, rows);
     fg_op_linear(device.stream, &linear, 1, &in, rows);
     fg_mem_free(out);
     free_activations(&in);

@@ -57,9 +57,7 @@ static void product(const test_device *device, const fg_panels *weight, const fg
     for (size_t i = 0; i < (size_t)ROWS_MAX * weight->outputs; i++) {
         out[i] = 0.25f;
     }
-    if (fg_op_linear_is_quantized(weight->type)) {
-        fg_op_quantize(device->stream, in, rows);
-    }
+    fg_op_prepare(device->stream, in, fg_op_linear_form(weight->type), rows);
     fg_op_linear(device->stream, &linear, 1, in, rows);
 }
 
@@ -97,15 +95,18 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     float out[2][2][ROW_COLUMNS];
     int8_t quants[2][ROW_COLUMNS];
     fg_quant_group groups[2][ROW_COLUMNS / FG_QUANT_GROUP];
+    uint32_t pairs[2][ROW_COLUMNS / 2];
     memset(quants, 0, sizeof quants);
     memset(groups, 0, sizeof groups);
     for (int i = 0; i < 2; i++) {
         tables[i]->quantize_row(in, columns, quants[i], groups[i]);
+        tables[i]->pair_row(in, columns, pairs[i]);
         tables[i]->rmsnorm_row(in, weight, columns, 1e-5f, out[i][0]);
         tables[i]->swiglu(in, weight, columns, out[i][1]);
     }
     compare(c, "quants", 1, quants[1], quants[0], sizeof quants[0]);
     compare(c, "groups", 1, groups[1], groups[0], sizeof groups[0]);
+    compare(c, "pairs", 1, pairs[1], pairs[0], fg_panel_pairs(columns) * sizeof(uint32_t));
     compare(c, "rmsnorm", 1, out[1][0], out[0][0], columns * sizeof(float));
     compare(c, "swiglu", 1, out[1][1], out[0][1], columns * sizeof(float));
     fg_mem_free(in);

@@ -8,6 +8,7 @@
 
 #if defined(FG_EMULATED_AVX512)
 extern const fg_cpu_kernels fg_emulated_avx512;
+extern const fg_cpu_kernels fg_emulated_avx512_bf16;
 #endif
 
 /* A device whose kernels this machine can only emulate, which needs AVX2. */
@@ -15,8 +16,10 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
 {
 #if defined(FG_EMULATED_AVX512)
     fg_device_options options = { .kind = "cpu", .isa = "avx2", .thread_count = threads };
-    if (strcmp(isa, "avx512") == 0 && fg_device_open(&options, &out->device, NULL) == FG_OK) {
-        out->device->kernels = &fg_emulated_avx512;
+    bool bf16 = strcmp(isa, "avx512_bf16") == 0;
+    if ((bf16 || strcmp(isa, "avx512") == 0) &&
+        fg_device_open(&options, &out->device, NULL) == FG_OK) {
+        out->device->kernels = bf16 ? &fg_emulated_avx512_bf16 : &fg_emulated_avx512;
         return true;
     }
 #endif
@@ -139,6 +142,7 @@ fg_activations make_activations(uint32_t rows, uint32_t columns)
         .quants = fg_mem_array((size_t)rows * columns, 1),
         .groups =
             fg_mem_array((size_t)rows * (columns / FG_QUANT_GROUP) + 1, sizeof(fg_quant_group)),
+        .pairs = fg_mem_array((size_t)rows * fg_pair_stride(columns), sizeof(uint32_t)),
         .columns = columns,
     };
 }
@@ -148,4 +152,5 @@ void free_activations(fg_activations *activations)
     fg_mem_free(activations->values);
     fg_mem_free(activations->quants);
     fg_mem_free(activations->groups);
+    fg_mem_free(activations->pairs);
 }

@@ -18,6 +18,18 @@ static const struct attend_case {
     { "smollm2 heads", 9, 3, 64, 16, FG_F16, 83, 83, 0 },
     { "f32 kv", 4, 2, 32, 16, FG_F32, 40, 40, 0 },
     { "bf16 kv", 4, 2, 64, 16, FG_BF16, 40, 40, 0 },
+    { "bf16 kv, every strip", 13, 1, 32, 32, FG_BF16, 31, 31, 0 },
+    { "bf16 kv, an odd end", 9, 3, 64, 16, FG_BF16, 83, 1, 0 },
+    { "bf16 kv, one slot", 2, 1, 32, 16, FG_BF16, 1, 1, 0 },
+    { "bf16 kv, an odd end after a chunk", 4, 1, 64, 64, FG_BF16, 257, 3, 0 },
+    { "bf16 kv, windows that begin and end anywhere", 6, 2, 64, 16, FG_BF16, 330, 80, 27 },
+    { "bf16 kv, a window of one", 3, 1, 48, 16, FG_BF16, 40, 40, 1 },
+    { "bf16 kv, a window across chunks, many strips", 8, 1, 64, 16, FG_BF16, 800, 60, 301 },
+    { "bf16 kv, heads of no whole register", 4, 2, 12, 16, FG_BF16, 21, 21, 0 },
+    { "bf16 kv, heads of eighty", 5, 1, 80, 32, FG_BF16, 50, 50, 0 },
+    { "bf16 kv, heads of forty", 5, 1, 40, 32, FG_BF16, 50, 50, 0 },
+    { "bf16 kv, small blocks", 4, 4, 16, 4, FG_BF16, 37, 37, 0 },
+    { "bf16 kv, blocks of one", 2, 1, 16, 1, FG_BF16, 19, 19, 5 },
     { "int8 kv", 6, 2, 64, 16, FG_I8, 70, 70, 0 },
     { "a group of eight", 8, 1, 16, 16, FG_F16, 33, 33, 0 },
     { "a group of several strips", 26, 1, 16, 16, FG_F16, 20, 20, 0 },
@@ -238,9 +250,11 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
         cr_assert(open_test_device("plain", 1, &plain));
         store(&plain, &w, c);
         attend(&plain, &w, c, c->slot_count - c->row_count, c->row_count, want);
-        cr_assert_leq(distance(&w, c, c->dtype, want), 2e-6, "%s", c->name);
-        static const char *const isas[] = { "plain", "avx2" };
-        for (uint32_t variant = 0; variant < 6; variant++) {
+        /* bf16 rounds q and the weights, too. */
+        double bound = c->dtype == FG_BF16 ? 1.5e-2 : 2e-6;
+        cr_assert_leq(distance(&w, c, c->dtype, want), bound, "%s", c->name);
+        static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16" };
+        for (uint32_t variant = 0; variant < 12; variant++) {
             test_device device;
             if (!open_test_device(isas[variant / 3], 1 + variant % 3, &device)) {
                 continue;
@@ -253,6 +267,100 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
         fg_mem_free(out);
         free_world(&w);
     }
+}
+
+/* Later slots hold what nobody may multiply by, even by 0: the rows of a tile end at every place of a pair. */
+Test(attend, what_lies_behind_a_row_changes_nothing)
+{
+    static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16 };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16" };
+    enum { BAD = 37, SLOTS = 45, WIDTH = 4 * 64 };
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * 4; i++) {
+        const struct attend_case c = { "nan", 4, 1, 64, 16, dtypes[i / 4], SLOTS, SLOTS, 0 };
+        float outs[2][SLOTS * WIDTH];
+        test_device device;
+        if (!open_test_device(isas[i % 4], 1, &device)) {
+            continue;
+        }
+        for (int bad = 0; bad < 2; bad++) {
+            world w = make_world(&c, 905);
+            for (uint32_t d = 0; d < 64 && bad == 1; d++) {
+                w.k[BAD * 64 + d] = NAN;
+                w.v[BAD * 64 + d] = NAN;
+            }
+            store(&device, &w, &c);
+            attend(&device, &w, &c, 0, SLOTS, outs[bad]);
+            free_world(&w);
+        }
+        cr_assert(memcmp(outs[0], outs[1], sizeof(float[BAD * WIDTH])) == 0, "%s, isa %s",
+                  fg_dtype_name(dtypes[i / 4]), isas[i % 4]);
+        close_test_device(&device);
+    }
+}
+
+/* Weights from 1 to none at all: sums of them round, which those of nearly equal bf16 weights do not. */
+Test(attend, scores_far_apart_are_exact_everywhere)
+{
+    static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16" };
+    enum { SLOTS = 300, FIRST = 240, WIDTH = 4 * 64 };
+    const size_t out_bytes = (size_t)SLOTS * WIDTH * sizeof(float);
+    float *outs[2] = { fg_mem_alloc(out_bytes), fg_mem_alloc(out_bytes) };
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * 4; i++) {
+        const struct attend_case c = { "far", 4, 1, 64, 16, dtypes[i / 4], SLOTS, SLOTS, 0 };
+        test_device device;
+        if (!open_test_device(isas[i % 4], 1, &device)) {
+            continue;
+        }
+        world w = make_world(&c, 906);
+        for (uint32_t at = 0; at < SLOTS * WIDTH; at++) {
+            w.q[at] *= 6.0f;
+        }
+        float *out = outs[i % 4 != 0];
+        memset(out, 0, out_bytes);
+        store(&device, &w, &c);
+        attend(&device, &w, &c, FIRST, SLOTS - FIRST, out);
+        cr_assert(memcmp(outs[0], out, out_bytes) == 0, "%s, isa %s", fg_dtype_name(dtypes[i / 4]),
+                  isas[i % 4]);
+        free_world(&w);
+        close_test_device(&device);
+    }
+    fg_mem_free(outs[0]);
+    fg_mem_free(outs[1]);
+}
+
+/* Where bf16 lies (ops.h), half to even, and no number below 2^-50. */
+Test(rope_store, bf16_keeps_pairs)
+{
+    static const uint32_t block_sizes[] = { 1, 4, 32 };
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    for (size_t i = 0; i < 3; i++) {
+        const uint32_t size = block_sizes[i];
+        const struct attend_case c = { "pairs", 1, 1, 8, size, FG_BF16, 40, 40, 0 };
+        world w = make_world(&c, 79);
+        w.v[0] = 0x1p-51f;
+        w.v[1] = -0x1.01p-50f; /* a tie, to even */
+        w.v[2] = -0x1.ffp-51f;
+        store(&device, &w, &c);
+        for (uint32_t at = 0; at < 40 * 8; at++) {
+            uint32_t slot = at / 8;
+            uint32_t d = at % 8;
+            uint32_t in_block = slot % size;
+            uint32_t piece = size < 16 ? size : 16;
+            const uint8_t *block =
+                (const uint8_t *)w.kv.arena + w.block_ids[slot / size] * w.kv.block_bytes;
+            size_t key = ((in_block / piece * 4 + d / 2) * piece + in_block % piece) * 2;
+            size_t value = size == 1 ? d : (in_block / 2 * 8 + d) * 2 + (in_block % 2 == 0);
+            uint16_t stored[2];
+            memcpy(&stored[0], block + (key + (d % 2 == 0)) * 2, 2);
+            memcpy(&stored[1], block + w.kv.value_offset + value * 2, 2);
+            cr_assert_eq(stored[0], fg_bf16_from_f32(w.k[at]), "key %u of blocks of %u", at, size);
+            cr_assert_eq(stored[1], at == 0 ? 0 : fg_bf16_from_f32(w.v[at]), "value %u", at);
+        }
+        free_world(&w);
+    }
+    close_test_device(&device);
 }
 
 /* What a KV type costs, against attention over the very K and V: uniform numbers of spans 1.5 and 1. */
@@ -282,10 +390,10 @@ Test(attend, kv_types_stay_within_their_error)
 Test(attend, block_size_does_not_show)
 {
     static const uint32_t sizes[] = { 16, 1, 2, 4, 8, 32, 64, 512 };
-    static const uint32_t dtypes[] = { FG_F16, FG_I8 };
+    static const uint32_t dtypes[] = { FG_F16, FG_I8, FG_BF16 };
     test_device device;
     cr_assert(open_test_device("auto", 2, &device));
-    for (size_t t = 0; t < 2; t++) {
+    for (size_t t = 0; t < sizeof dtypes / sizeof dtypes[0]; t++) {
         float *outs[2];
         size_t out_bytes = (size_t)300 * 3 * 64 * sizeof(float);
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -442,4 +550,79 @@ Test(rope_store, rotates_both_pairings_and_writes_rounded_slots)
         free_world(&w);
     }
     close_test_device(&device);
+}
+
+/* Where rounding to halves changes its way: ties, the smallest normal and denormal ones, what overflows, no number. */
+static const float rounding_edges[] = {
+    0x1.002p0f, 0x1.006p0f,       0x1p-14f,          0x1.ffcp-15f,      0x1p-24f, 0x1.8p-24f,
+    0x1p-25f,   0x1p-26f,         65504.0f,          65519.0f,          65520.0f, 1e30f,
+    -0.0f,      __builtin_inff(), -__builtin_inff(), __builtin_nanf("")
+};
+
+typedef struct turn_case {
+    uint32_t dtype, pair_count;
+    bool interleaved;
+    bool apart; /* rows of sequences of their own, else of one */
+} turn_case;
+
+/* One world, turned and stored by one instruction set. */
+static world turned_world(const char *isa, uint32_t threads, const turn_case *t)
+{
+    const struct attend_case c = { "turn", 3, 2, 64, 16, t->dtype, 19, 19, 0 };
+    test_device device;
+    cr_assert(open_test_device(isa, threads, &device));
+    world w = make_world(&c, 79);
+    size_t columns = (size_t)c.kv_head_count * c.head_dim;
+    for (uint32_t i = 0; i < c.slot_count * t->pair_count; i++) {
+        w.table[2 * i] = cosf((float)i);
+        w.table[2 * i + 1] = sinf((float)i);
+    }
+    for (uint32_t row = 0; row < c.slot_count && t->apart; row++) {
+        w.kv_rows[row] = (fg_kv_row){ .block_ids = w.block_ids + row % 3, .position = row / 3 };
+    }
+    memcpy(w.v + columns, rounding_edges, sizeof rounding_edges);
+    fg_rope_store args = { .q = w.q,
+                           .k = w.k,
+                           .v = w.v,
+                           .kv_rows = w.kv_rows,
+                           .table = w.table,
+                           .pair_count = t->pair_count,
+                           .head_count = c.head_count,
+                           .interleaved = t->interleaved };
+    fg_op_rope_store(device.stream, &w.kv, &args, c.slot_count);
+    close_test_device(&device);
+    return w;
+}
+
+static void expect_same_turns(const char *isa, uint32_t threads, const turn_case *t)
+{
+    enum { Q_BYTES = 19 * 3 * 64 * sizeof(float), BLOCKS = 3 };
+    world want = turned_world("plain", 1, t);
+    world got = turned_world(isa, threads, t);
+    cr_assert(memcmp(got.q, want.q, Q_BYTES) == 0, "%s, %u threads, %u pairs, interleaved %d", isa,
+              threads, t->pair_count, t->interleaved);
+    cr_assert(memcmp(got.kv.arena, want.kv.arena, BLOCKS * want.kv.block_bytes) == 0,
+              "%s, %u threads, %u pairs, interleaved %d, apart %d: what is stored as %s", isa,
+              threads, t->pair_count, t->interleaved, t->apart, fg_dtype_name(t->dtype));
+    free_world(&want);
+    free_world(&got);
+}
+
+Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
+{
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+    static const uint32_t pair_counts[] = { 32, 24, 8, 20, 5 };
+    static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32 };
+    for (uint32_t i = 0; i < 5 * 3; i++) {
+        test_device device;
+        uint32_t threads = 1 + i / 5;
+        if (!open_test_device(isas[i % 5], threads, &device)) {
+            continue;
+        }
+        close_test_device(&device);
+        for (uint32_t k = 0; k < 5 * 3 * 4; k++) {
+            turn_case t = { dtypes[k % 3], pair_counts[k / 3 % 5], k / 15 % 2 == 1, k / 30 == 1 };
+            expect_same_turns(isas[i % 5], threads, &t);
+        }
+    }
 }

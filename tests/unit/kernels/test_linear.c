@@ -68,9 +68,7 @@ static void run(const test_device *device, problem *p, uint32_t rows)
 {
     fg_linear linear = { .weight = p->weight, .out = p->out, .out_stride = p->weight.outputs };
     memset(p->out, 0xFF, (size_t)ROWS_MAX * p->weight.outputs * sizeof(float));
-    if (fg_op_linear_is_quantized(p->weight.type)) {
-        fg_op_quantize(device->stream, &p->in, rows);
-    }
+    fg_op_prepare(device->stream, &p->in, fg_op_linear_form(p->weight.type), rows);
     fg_op_linear(device->stream, &linear, 1, &p->in, rows);
 }
 
@@ -94,8 +92,9 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } variants[] = { { "plain", 1 }, { "plain", 3 },  { "avx2", 1 },   { "avx2", 2 },
-                     { "avx2", 4 },  { "avx512", 1 }, { "avx512", 2 }, { "neon", 1 } };
+    } variants[] = { { "plain", 1 },       { "plain", 3 },  { "avx2", 1 },   { "avx2", 2 },
+                     { "avx2", 4 },        { "avx512", 1 }, { "avx512", 2 }, { "avx512_bf16", 1 },
+                     { "avx512_bf16", 2 }, { "neon", 1 } };
     enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
     test_device devices[VARIANT_COUNT];
     size_t device_count = 0;
@@ -124,7 +123,7 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
 Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
 {
     enum { OUTPUTS = 40, COLUMNS = 8192 };
-    static const uint32_t block_types[] = { FG_Q4_0, FG_Q6_K, FG_F16 };
+    static const uint32_t block_types[] = { FG_Q4_0, FG_Q6_K, FG_F16, FG_BF16 };
     test_device device;
     cr_assert(open_test_device("auto", 2, &device));
     fg_rng rng = { .state = 14 };
@@ -138,9 +137,7 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
         for (size_t i = 0; i < ROWS_MAX * OUTPUTS; i++) {
             second[i] = 1.0f;
         }
-        if (fg_op_linear_is_quantized(block_types[t])) {
-            fg_op_quantize(device.stream, &p.in, ROWS_MAX);
-        }
+        fg_op_prepare(device.stream, &p.in, fg_op_linear_form(block_types[t]), ROWS_MAX);
         fg_op_linear(device.stream, linears, 2, &p.in, ROWS_MAX);
         float *want = fg_mem_dup(p.out, ROWS_MAX * OUTPUTS * sizeof(float));
         for (uint32_t row = 0; row < ROWS_MAX; row++) {
@@ -165,8 +162,12 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
 static double seen_activation(const problem *p, uint32_t row, uint32_t k)
 {
     size_t at = (size_t)row * p->in.columns + k;
-    if (!fg_op_linear_is_quantized(p->weight.type)) {
+    uint32_t form = fg_op_linear_form(p->weight.type);
+    if (form == 0) {
         return p->in.values[at];
+    }
+    if (form == FG_FORM_PAIRS) {
+        return fg_bf16_to_f32(fg_bf16_from_f32(p->in.values[at]));
     }
     return (double)p->in.quants[at] * p->in.groups[at / FG_QUANT_GROUP].scale;
 }
@@ -214,7 +215,8 @@ static float activation_like(fg_rng *rng)
 
 /* Relative root mean square distance of a product from the one in double over the dequantised weights and
  * the unrounded activations. For quantised types that is the rounding of activations to int8 and nothing
- * else: a group's largest value / 127 / sqrt(12) per element, some 0.5 to 1 % of a row. */
+ * else: a group's largest value / 127 / sqrt(12) per element, some 0.5 to 1 % of a row. For BF16 it is that to
+ * eight bits: at most 2^-8 of an element, evenly spread, so at most 2^-8 / sqrt(3) = 0.0023 of a row. */
 static double distance_from_double(const test_device *device, fg_rng *rng, uint32_t type)
 {
     enum { OUTPUTS = 48, COLUMNS = 1024, ROWS = 8 };
@@ -249,12 +251,154 @@ Test(linear, the_rounding_of_activations_costs_what_it_may)
     fg_rng rng = { .state = 14 };
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         double distance = distance_from_double(&device, &rng, types[t]);
-        double bound = fg_op_linear_is_quantized(types[t]) ? 0.012 : 2e-6;
+        uint32_t form = fg_op_linear_form(types[t]);
+        double bound = form == FG_FORM_QUANTS ? 0.012 : form == FG_FORM_PAIRS ? 0.0023 : 2e-6;
         cr_log_info("%s: %.2e", fg_dtype_name(types[t]), distance);
         cr_assert(distance <= bound, "%s: relative rms %.3g, bound %g", fg_dtype_name(types[t]),
                   distance, bound);
     }
     close_test_device(&device);
+}
+
+/* Of magnitude 2^low to 2^high; now and then an infinity or NaN, where they may be. */
+static float wide_float(fg_rng *rng, int low, int high, bool special)
+{
+    uint64_t dice = fg_rng_below(rng, 400);
+    if (special && dice < 2) {
+        return dice == 0 ? NAN : -INFINITY;
+    }
+    int exponent = low + (int)fg_rng_below(rng, (uint32_t)(high - low + 1));
+    return ldexpf(random_float(rng, 1.0f), exponent);
+}
+
+/* NaN have no bits of their own: instruction sets differ in which one they make. */
+static bool same_numbers(const float *a, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (isnan(a[i]) != isnan(b[i]) || (!isnan(a[i]) && memcmp(&a[i], &b[i], sizeof *a) != 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What the product makes of a value before it multiplies. */
+static double seen_bf16(float value)
+{
+    double rounded = fg_bf16_to_f32(fg_bf16_from_f32(value));
+    return fabs(rounded) < 0x1p-50 ? 0.0 : rounded;
+}
+
+/* Row by row of one matrix in double; `size`: of the terms. */
+static double sum_in_double(const fg_matrix *weights, const float *row, uint32_t output,
+                            double *size)
+{
+    const uint16_t *w = (const uint16_t *)weights->data + (size_t)output * weights->columns;
+    double sum = 0.0;
+    *size = 0.0;
+    for (uint32_t k = 0; k < weights->columns; k++) {
+        double term = seen_bf16(fg_bf16_to_f32(w[k])) * seen_bf16(row[k]);
+        sum += term;
+        *size += fabs(term);
+    }
+    return sum;
+}
+
+/* vdpbf16ps takes denormals for zeros, so none may come about: factors on both sides of 2^-50. */
+Test(linear, bf16_products_of_any_magnitude_are_the_same_everywhere)
+{
+    enum { OUTPUTS = 37, COLUMNS = 67, ROWS = 30, SUMS = OUTPUTS * ROWS };
+    static const struct {
+        const char *name;
+        int low, high;
+        bool special, finite;
+    } cases[] = {
+        { "tiny", -75, -45, false, true },
+        { "subnormal", -149, -100, false, true },
+        { "any", -149, 60, false, true },
+        { "overflowing", 40, 127, false, false },
+        { "with infinities and NaN", -20, 20, true, false },
+    };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+    fg_rng rng = { .state = 15 };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        fg_matrix matrix;
+        uint16_t *data = random_matrix(&rng, FG_BF16, OUTPUTS, COLUMNS, &matrix);
+        fg_activations in = make_activations(ROWS, COLUMNS);
+        for (int i = 0; i < OUTPUTS * COLUMNS; i++) {
+            data[i] =
+                fg_bf16_from_f32(wide_float(&rng, cases[c].low, cases[c].high, cases[c].special));
+        }
+        for (int i = 0; i < ROWS * COLUMNS; i++) {
+            in.values[i] = wide_float(&rng, cases[c].low, cases[c].high, cases[c].special);
+        }
+        fg_panels panels = pack_panels(&matrix);
+        float want[SUMS];
+        float got[SUMS];
+        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+            test_device device;
+            if (!open_test_device(isas[i], 1, &device)) {
+                continue;
+            }
+            fg_linear linear = { .weight = panels, .out = got, .out_stride = OUTPUTS };
+            fg_op_prepare(device.stream, &in, FG_FORM_PAIRS, ROWS);
+            fg_op_linear(device.stream, &linear, 1, &in, ROWS);
+            memcpy(i == 0 ? want : got, got, sizeof got);
+            cr_assert(same_numbers(got, want, SUMS), "%s, isa %s", cases[c].name, isas[i]);
+            close_test_device(&device);
+        }
+        for (uint32_t i = 0; i < SUMS && cases[c].finite; i++) {
+            double size;
+            double sum = sum_in_double(&matrix, in.values + (size_t)(i / OUTPUTS) * COLUMNS,
+                                       i % OUTPUTS, &size);
+            /* An fma rounds by at most 2^-24 of a sum that is no larger than the terms together. */
+            cr_assert(fabs(want[i] - sum) <= COLUMNS * 0x1p-24 * size, "%s: %g, want %g",
+                      cases[c].name, (double)want[i], sum);
+        }
+        free_panels(&panels);
+        free_activations(&in);
+        fg_mem_free(data);
+    }
+}
+
+/* More rows than a kernel keeps sums of at a time, and columns of several slices. */
+Test(linear, many_rows_of_pairs_become_what_plain_makes_of_them)
+{
+    static const struct {
+        uint32_t rows, outputs, columns;
+    } cases[] = { { 300, 150, 67 }, { 129, 17, 2 }, { 141, 33, 1 }, { 60, 35, 4500 } };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+    fg_rng rng = { .state = 16 };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        fg_matrix matrix;
+        void *data = random_matrix(&rng, FG_BF16, cases[c].outputs, cases[c].columns, &matrix);
+        fg_panels panels = pack_panels(&matrix);
+        fg_activations in = make_activations(cases[c].rows, cases[c].columns);
+        size_t count = (size_t)cases[c].rows * cases[c].outputs;
+        float *sums[2] = { fg_mem_array(count, sizeof(float)), fg_mem_array(count, sizeof(float)) };
+        for (size_t i = 0; i < (size_t)cases[c].rows * cases[c].columns; i++) {
+            in.values[i] = random_float(&rng, 3.0f);
+        }
+        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+            test_device device;
+            if (!open_test_device(isas[i], 2, &device)) {
+                continue;
+            }
+            fg_linear linear = { .weight = panels,
+                                 .out = sums[i > 0],
+                                 .out_stride = cases[c].outputs };
+            fg_op_prepare(device.stream, &in, FG_FORM_PAIRS, cases[c].rows);
+            fg_op_linear(device.stream, &linear, 1, &in, cases[c].rows);
+            cr_assert(memcmp(sums[i > 0], sums[0], count * sizeof(float)) == 0, "%u rows, isa %s",
+                      cases[c].rows, isas[i]);
+            close_test_device(&device);
+        }
+        fg_mem_free(sums[0]);
+        fg_mem_free(sums[1]);
+        free_activations(&in);
+        free_panels(&panels);
+        fg_mem_free(data);
+    }
 }
 
 Test(linear, several_products_and_accumulation_equal_single_ones)
@@ -306,7 +450,7 @@ Test(linear, extreme_quants_do_not_saturate)
     for (size_t d = 0; d < device_count; d++) {
         float out = 0.0f;
         fg_linear linear = { .weight = panels, .out = &out, .out_stride = 1 };
-        fg_op_quantize(devices[d].stream, &in, 1);
+        fg_op_prepare(devices[d].stream, &in, FG_FORM_QUANTS, 1);
         fg_op_linear(devices[d].stream, &linear, 1, &in, 1);
         cr_assert_eq(out, 16.0f * (128 * 127 + 127 * 127), "isa %s gives %f",
                      fg_device_isa(devices[d].device), (double)out);

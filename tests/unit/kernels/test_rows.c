@@ -8,7 +8,7 @@
 #include "tests/support/test.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-enum { DEVICES_MAX = 6 };
+enum { DEVICES_MAX = 7 };
 
 /* The oracle first, then what this machine adds or can emulate. */
 static size_t open_devices(test_device devices[DEVICES_MAX])
@@ -19,6 +19,7 @@ static size_t open_devices(test_device devices[DEVICES_MAX])
     count += open_test_device("avx2", 1, &devices[count]);
     count += open_test_device("avx2", 2, &devices[count]);
     count += open_test_device("avx512", 1, &devices[count]);
+    count += open_test_device("avx512_bf16", 1, &devices[count]);
     count += open_test_device("neon", 1, &devices[count]);
     return count;
 }
@@ -113,7 +114,7 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     fg_quant_group *groups = NULL;
     for (size_t d = 0; d < device_count; d++) {
         memset(a.quants, 0x55, (size_t)ROWS * 288);
-        fg_op_quantize(devices[d].stream, &a, ROWS);
+        fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, ROWS);
         if (d == 0) {
             quants = fg_mem_dup(a.quants, (size_t)ROWS * 288);
             groups = fg_mem_dup(a.groups, group_bytes);
@@ -141,6 +142,47 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     fg_mem_free(quants);
     fg_mem_free(groups);
     free_activations(&a);
+    close_devices(devices, device_count);
+}
+
+/* Every exponent, ties, and values that round up to 2^-50 or stay below it. */
+static void fill_for_rounding(fg_rng *rng, float *values, uint32_t count)
+{
+    static const uint32_t chosen[] = { 0x26800000, 0x267FFFFF, 0x267F8000, 0x267F7FFF, 0x00000001,
+                                       0x80000000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7F800001,
+                                       0xFFFFFFFF, 0x3F808000, 0x3F818000, 0x3F808001, 0xA6800000 };
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)fg_rng_next(rng);
+        if (fg_rng_below(rng, 4) == 0) {
+            bits = chosen[fg_rng_below(rng, sizeof chosen / sizeof chosen[0])];
+        }
+        values[i] = fg_f32_from_bits(bits);
+    }
+}
+
+/* NaN lies behind a row, where nobody may look. */
+Test(rows, pairs_are_the_nearest_bf16_everywhere_and_never_tiny)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 26 };
+    for (uint32_t columns = 1; columns <= 80; columns++) {
+        fg_activations a = make_activations(1, columns + 1);
+        a.columns = columns;
+        fill_for_rounding(&rng, a.values, columns);
+        a.values[columns] = NAN;
+        for (size_t d = 0; d < device_count; d++) {
+            fg_op_prepare(devices[d].stream, &a, FG_FORM_PAIRS, 1);
+            for (uint32_t k = 0; k < (columns + 1) / 2 * 2; k++) {
+                uint16_t got = (uint16_t)(a.pairs[k / 2] >> (k % 2 == 0 ? 16 : 0));
+                uint16_t want = k < columns ? fg_bf16_from_f32(a.values[k]) : 0;
+                want = fabsf(fg_bf16_to_f32(want)) < 0x1p-50f ? 0 : want;
+                cr_assert_eq(got, want, "isa %s, column %u of %u: %04x, want %04x",
+                             fg_device_isa(devices[d].device), k, columns, got, want);
+            }
+        }
+        free_activations(&a);
+    }
     close_devices(devices, device_count);
 }
 
@@ -186,19 +228,21 @@ Test(rows, norm_and_swiglu_quantise_as_the_operation_does)
     float *up = random_floats(&rng, (size_t)ROWS * 96, 2.0f);
     fg_activations fused = make_activations(ROWS, 96);
     fg_activations apart = make_activations(ROWS, 96);
+    const uint32_t forms = FG_FORM_QUANTS | FG_FORM_PAIRS;
     for (int round = 0; round < 2; round++) {
         if (round == 0) {
             fg_op_rmsnorm(device.stream,
-                          &(fg_rmsnorm){ .in = in, .weight = up, .quantize = true, .out = fused },
+                          &(fg_rmsnorm){ .in = in, .weight = up, .forms = forms, .out = fused },
                           ROWS);
         } else {
             fg_op_swiglu(device.stream,
-                         &(fg_swiglu){ .gate = in, .up = up, .quantize = true, .out = fused },
-                         ROWS);
+                         &(fg_swiglu){ .gate = in, .up = up, .forms = forms, .out = fused }, ROWS);
         }
         memcpy(apart.values, fused.values, (size_t)ROWS * 96 * sizeof(float));
-        fg_op_quantize(device.stream, &apart, ROWS);
+        fg_op_prepare(device.stream, &apart, forms, ROWS);
         cr_assert(memcmp(apart.quants, fused.quants, (size_t)ROWS * 96) == 0);
+        cr_assert(memcmp(apart.pairs, fused.pairs,
+                         (size_t)ROWS * fg_pair_stride(96) * sizeof(uint32_t)) == 0);
         cr_assert(memcmp(apart.groups, fused.groups, (size_t)ROWS * 3 * sizeof(fg_quant_group)) ==
                   0);
     }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/base/rng.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 
 #define MS 1000000ull
@@ -290,8 +291,7 @@ Test(admit, retry_after_is_the_truth)
     for (uint64_t seed = 1; seed <= 10; seed++) {
         run_truth(seed);
     }
-    uint64_t drawn = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)drawn);
+    uint64_t drawn = test_seed(__func__);
     run_truth(drawn);
 }
 

@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "common/base/limits.h"
 #include "common/base/rng.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/crowd.h"
 
@@ -619,8 +620,7 @@ Test(batch, whatever_allocation_fails_later_each_line_is_answered_or_all_say_503
  * still has a client is answered completely, and nothing stays behind. */
 Test(batch, any_order_of_events_answers_each_line_once)
 {
-    fg_rng rng = { .state = fg_rng_entropy() };
-    cr_log_info("seed %llu", (unsigned long long)rng.state);
+    fg_rng rng = { .state = test_seed(__func__) };
     for (int round = 0; round < 60; round++) {
         fg_buf body = { 0 };
         bool gone[3] = { false };

@@ -5,6 +5,7 @@
 #include "common/base/fault.h"
 #include "common/base/limits.h"
 #include "common/base/rng.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/crowd.h"
 
@@ -462,8 +463,7 @@ Test(choices, every_failed_allocation_is_refused)
  * request or a touch of a dead exchange, and ASan finds what is freed twice or never. */
 Test(choices, any_order_of_events_ends_each_choice_once)
 {
-    fg_rng rng = { .state = fg_rng_entropy() };
-    cr_log_info("seed %llu", (unsigned long long)rng.state);
+    fg_rng rng = { .state = test_seed(__func__) };
     for (int round = 0; round < 200; round++) {
         bool gone[2] = { false };
         crowd_open();

@@ -210,6 +210,162 @@ Test(know, who_waits_for_its_prefill_stops_nobody_who_goes_elsewhere)
     bench_close(&b);
 }
 
+/* ---- waiting for a prefix ---- */
+
+enum { LINE = 4 /* of a worker with 2 slots that does both */ };
+
+static uint64_t start(bench *b, uint32_t cache_mode, uint32_t prompt)
+{
+    uint64_t id;
+    b->params.cache_mode = cache_mode;
+    cr_assert_eq(bench_start(b, prompt, 3, &id), FG_OK);
+    return id;
+}
+
+/* Two for both: P has the prompt's beginning and no room, P2 has `busy` others in line, each of so many tokens. */
+static void open_full(bench *b, uint32_t busy, uint32_t tokens, uint64_t *at_holder)
+{
+    fg_dispatch_options options = bench_options(b);
+    options.lease_ms = 60000;
+    options.limits.queued_max = 100;
+    bench_open_with(b, &options);
+    join_slow(b, P, "p", FG_ROLE_PREFILL | FG_ROLE_DECODE);
+    tell(b, P, 1, FG_NEWS_RESET);
+    tell(b, P, 2, FG_NEWS_STORED);
+    for (uint32_t i = 0; i < LINE; i++) {
+        at_holder[i] = start(b, FG_CACHE_AUTO, PROMPT);
+    }
+    cr_assert_eq(bench_sent_count(b, P, FG_MSG_PREFILL), (uint32_t)LINE);
+    join_slow(b, P2, "p2", FG_ROLE_PREFILL | FG_ROLE_DECODE);
+    tell(b, P2, 1, FG_NEWS_RESET);
+    for (uint32_t i = 0; i < busy; i++) {
+        start(b, FG_CACHE_DISABLE, tokens);
+    }
+    cr_assert_eq(bench_sent_count(b, P2, FG_MSG_PREFILL), busy);
+    b->sent_count = 0;
+}
+
+Test(know, a_prefix_is_waited_for_where_that_costs_no_idle_worker)
+{
+    static const struct {
+        const char *name;
+        uint32_t busy, tokens, cache_mode, prompt;
+        bool waits;
+    } cases[] = {
+        { "others wait there", 2, PROMPT, FG_CACHE_AUTO, PROMPT, true },
+        { "a quarter of it is cached", 3, 40, FG_CACHE_AUTO, 64, true },
+        { "less than a quarter", 3, 40, FG_CACHE_AUTO, 65, false },
+        { "one, which takes a little longer", 1, PROMPT + 1, FG_CACHE_AUTO, PROMPT, true },
+        { "one, which takes as long as itself", 1, PROMPT, FG_CACHE_AUTO, PROMPT, false },
+        { "idle", 0, 0, FG_CACHE_AUTO, PROMPT, false },
+        { "wants no cache", 2, PROMPT, FG_CACHE_DISABLE, PROMPT, false },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t at_holder[LINE];
+        open_full(&b, cases[i].busy, cases[i].tokens, at_holder);
+        start(&b, cases[i].cache_mode, cases[i].prompt);
+        cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_PREFILL), cases[i].waits ? 0u : 1u, "%s",
+                     cases[i].name);
+        bench_close(&b);
+    }
+}
+
+Test(know, who_waits_for_a_prefix_is_passed_and_goes_when_its_holder_has_room)
+{
+    bench b;
+    uint64_t at_holder[LINE];
+    open_full(&b, 2, PROMPT, at_holder);
+    uint64_t held = start(&b, FG_CACHE_AUTO, PROMPT), passes = start(&b, FG_CACHE_DISABLE, PROMPT);
+    const fg_msg *sent = bench_sent(&b, P2, FG_MSG_PREFILL);
+    cr_assert(sent != NULL && sent->request == passes);
+    fg_dispatch_cancel(b.dispatch, at_holder[1], FG_FINISH_CANCELLED, NULL);
+    bench_pass(&b, 100);
+    sent = bench_sent(&b, P, FG_MSG_PREFILL);
+    cr_assert(sent != NULL && sent->request == held);
+    fg_dispatch_stats stats;
+    fg_dispatch_stats_get(b.dispatch, &stats);
+    cr_assert_eq(stats.prefix_waits, 1u);
+    bench_close(&b);
+}
+
+Test(know, who_was_promised_a_time_waits_for_a_prefix_only_while_there_is_some)
+{
+    static const struct {
+        uint64_t deadline_ms;
+        bool waits;
+    } cases[] = { { 0, true }, { 60000, true }, { 4000, false } };
+    static const uint32_t tokens[PROMPT] = { 5 };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench b;
+        uint64_t at_holder[LINE], id;
+        open_full(&b, 3, PROMPT, at_holder); /* 2.7 s before it would begin there */
+        fg_dispatch_job job = { .tokens = tokens,
+                                .token_count = PROMPT,
+                                .params = { .max_tokens = 3, .top_p = 1.0f },
+                                .deadline_ns = cases[i].deadline_ms * 1000000u,
+                                .sink = bench_sink(&b) };
+        fg_error err;
+        cr_assert_eq(fg_dispatch_start(b.dispatch, &job, &id, &err), FG_OK, "%s", err.text);
+        cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_PREFILL), cases[i].waits ? 0u : 1u, "%llu ms",
+                     (unsigned long long)cases[i].deadline_ms);
+        bench_close(&b);
+    }
+}
+
+/* A place at a worker that would soon have nothing to compute is for whoever comes next and loses nothing there. */
+Test(know, a_place_without_the_prefix_is_offered_to_those_behind_first)
+{
+    enum { SHORT = 4 };
+    bench b;
+    uint64_t at_holder[LINE], others[LINE];
+    open_full(&b, 0, 0, at_holder);
+    for (uint32_t i = 0; i < LINE; i++) {
+        others[i] = start(&b, FG_CACHE_DISABLE, SHORT);
+    }
+    uint64_t first = start(&b, FG_CACHE_AUTO, PROMPT), second = start(&b, FG_CACHE_DISABLE, PROMPT);
+    const uint64_t turns[] = { second, first };
+    for (uint32_t i = 0; i < 2; i++) {
+        b.sent_count = 0;
+        fg_dispatch_cancel(b.dispatch, others[i], FG_FINISH_CANCELLED, NULL);
+        fg_dispatch_tick(b.dispatch);
+        cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_PREFILL), 1u, "turn %u", i);
+        cr_assert_eq(bench_sent(&b, P2, FG_MSG_PREFILL)->request, turns[i], "turn %u", i);
+        fg_dispatch_cancel(b.dispatch, i == 0 ? second : first, FG_FINISH_CANCELLED, NULL);
+    }
+    bench_close(&b);
+}
+
+Test(know, nobody_waits_for_a_prefix_for_ever)
+{
+    enum { PASSES = 48, PATIENCE_MS = 4 * 900 };
+    bench b;
+    uint64_t at_holder[LINE];
+    open_full(&b, 3, PROMPT, at_holder);
+    start(&b, FG_CACHE_AUTO, PROMPT);
+    bench_pass(&b, PATIENCE_MS - 100);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_PREFILL), 0u);
+    bench_pass(&b, 200);
+    cr_assert_eq(bench_sent_count(&b, P2, FG_MSG_PREFILL), 1u,
+                 "not longer than computing it four times");
+    bench_close(&b);
+
+    open_full(&b, 3, PROMPT, at_holder);
+    uint64_t held = start(&b, FG_CACHE_AUTO, PROMPT);
+    for (uint32_t i = 0; i < PASSES; i++) {
+        b.sent_count = 0;
+        uint64_t other = start(&b, FG_CACHE_DISABLE, PROMPT);
+        const fg_msg *sent = bench_sent(&b, P2, FG_MSG_PREFILL);
+        cr_assert(sent != NULL && sent->request == other, "pass %u", i);
+        fg_dispatch_cancel(b.dispatch, other, FG_FINISH_CANCELLED, NULL);
+    }
+    b.sent_count = 0;
+    fg_dispatch_tick(b.dispatch);
+    const fg_msg *sent = bench_sent(&b, P2, FG_MSG_PREFILL);
+    cr_assert(sent != NULL && sent->request == held, "so many have passed");
+    bench_close(&b);
+}
+
 Test(know, a_request_without_cache_is_placed_as_if_nobody_had_anything)
 {
     bench b;

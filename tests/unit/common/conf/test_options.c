@@ -34,7 +34,7 @@ Test(options, defaults_are_the_documented_ones)
     cr_assert_eq(conf.queue_limit, 256);
     cr_assert_eq(conf.drain_seconds, 10);
     cr_assert_eq(conf.lease_ms, 2000);
-    cr_assert_eq(conf.kv_dtype, FG_F16);
+    cr_assert_eq((uint32_t)conf.kv_dtype, FG_DTYPE_AUTO);
     cr_assert_eq(conf.kv_transport, FG_KV_AUTO);
     cr_assert_eq(conf.cpu_isa, FG_ISA_AUTO);
     cr_assert_eq(conf.log_level, FG_LOG_INFO);

@@ -69,6 +69,7 @@ static const struct {
       FG_F32 },
     { "q6_k", { .seed = 4, .weight_type = FG_Q6_K }, FG_F16 },
     { "bf16, one kv head", { .seed = 5, .weight_type = FG_BF16, .kv_head_count = 1 }, FG_F16 },
+    { "q4_1, bf16 kv", { .seed = 6, .weight_type = FG_Q4_1 }, FG_BF16 },
 };
 enum { MODEL_COUNT = sizeof models / sizeof models[0] };
 
@@ -395,7 +396,7 @@ Test(engine_model, logits_digests_and_block_digests_are_of_the_bytes_seen)
         cr_assert_eq(digests[i].digest_out, fg_hash64(block, runner.layout.block_bytes, 0));
     }
     cr_assert(step.compute_ns_out > 0);
-    cr_assert_str_eq(fg_engine_numerics_class(runner.engine), "cpu/k2/kv-f16/tp1");
+    cr_assert_str_eq(fg_engine_numerics_class(runner.engine), "cpu/k3/kv-f16/tp1");
     fg_mem_free(logits);
     fg_runner_close(&runner);
     free(bytes);

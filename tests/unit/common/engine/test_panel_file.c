@@ -17,7 +17,7 @@ static const struct {
     const char *name;
     uint32_t type, outputs, columns;
 } shapes[SOURCES] = {
-    { "a", FG_Q4_0, 1000, 2048 }, { "b", FG_Q8_0, 33, 32 },   { "c", FG_F16, 2000, 1056 },
+    { "a", FG_Q4_0, 1000, 2048 }, { "b", FG_Q8_0, 33, 32 },   { "c", FG_BF16, 2000, 1055 },
     { "d", FG_Q6_K, 15, 256 },    { "e", FG_Q4_K, 48, 4096 },
 };
 

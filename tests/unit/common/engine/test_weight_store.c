@@ -239,6 +239,28 @@ static void change_format(const rig *r)
 {
     change_byte(r->sidecar, 12);
 }
+/* As a forge whose panels had one version less wrote it: nothing else in the file is wrong. */
+static void make_older(const rig *r)
+{
+    enum { PANEL_FORMAT_AT = 12 };
+    fg_panel_plan plan;
+    cr_assert_eq(fg_panel_plan_init(&plan, r->sources, r->count, NULL), FG_OK);
+    uint8_t *header = malloc(plan.header_bytes);
+    int fd = open(r->sidecar, O_RDWR);
+    cr_assert_eq(pread(fd, header, plan.header_bytes, 0), (ssize_t)plan.header_bytes);
+    uint32_t format;
+    memcpy(&format, header + PANEL_FORMAT_AT, sizeof format);
+    cr_assert_eq(format, FG_PANEL_FORMAT);
+    format--;
+    memcpy(header + PANEL_FORMAT_AT, &format, sizeof format);
+    size_t checked = plan.header_bytes - sizeof(uint64_t);
+    uint64_t digest = fg_hash64(header, checked, 0);
+    memcpy(header + checked, &digest, sizeof digest);
+    cr_assert_eq(pwrite(fd, header, plan.header_bytes, 0), (ssize_t)plan.header_bytes);
+    close(fd);
+    free(header);
+    fg_panel_plan_deinit(&plan);
+}
 static void change_header(const rig *r)
 {
     change_byte(r->sidecar, 100);
@@ -273,6 +295,29 @@ static void take_strangers(const rig *r)
     tear_down(&other);
 }
 
+/* Opens twice; returns how many warnings were logged meanwhile. */
+static int warnings_of(const rig *r, const char *name, fg_weight_report *first_out,
+                       fg_weight_report *second_out)
+{
+    char path[96], text[4096] = { 0 };
+    snprintf(path, sizeof path, "%s/log", r->folder);
+    int kept = dup(STDERR_FILENO), log = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    cr_assert(kept >= 0 && log >= 0 && dup2(log, STDERR_FILENO) == STDERR_FILENO);
+    fg_log_set_level(FG_LOG_WARN);
+    *first_out = must_open(r, r->cache, name);
+    *second_out = must_open(r, r->cache, name);
+    fg_log_set_level(FG_LOG_OFF);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    cr_assert_geq(pread(log, text, sizeof text - 1, 0), 0);
+    close(log);
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, "level=warn")) != NULL; at++) {
+        count++;
+    }
+    return count;
+}
+
 Test(weight_store, a_file_that_is_no_good_is_made_again)
 {
     static const struct {
@@ -285,6 +330,7 @@ Test(weight_store, a_file_that_is_no_good_is_made_again)
         { "empty", cut_to_nothing, "is truncated" },
         { "a byte long", grow, "is truncated" },
         { "another version", change_format, "has format" },
+        { "an older version, whole", make_older, "has format" },
         { "header changed", change_header, "is damaged" },
         { "first byte changed", change_first, "is damaged" },
         { "last byte changed", change_last, "is damaged" },
@@ -297,15 +343,31 @@ Test(weight_store, a_file_that_is_no_good_is_made_again)
         rig r;
         set_up_cached(&r);
         cases[i].spoil(&r);
-        fg_weight_report report = must_open(&r, r.cache, cases[i].name);
+        fg_weight_report report, later;
+        cr_assert_eq(warnings_of(&r, cases[i].name, &report, &later), 1, "%s", cases[i].name);
         cr_assert_eq(report.origin, FG_WEIGHTS_MADE, "%s: %s", cases[i].name, report.warning);
         cr_assert_not_null(strstr(report.warning, cases[i].want), "%s: %s", cases[i].name,
                            report.warning);
-        report = must_open(&r, r.cache, cases[i].name);
-        cr_assert_eq(report.origin, FG_WEIGHTS_MAPPED, "%s", cases[i].name);
-        cr_assert_str_eq(report.warning, "");
+        cr_assert_eq(later.origin, FG_WEIGHTS_MAPPED, "%s", cases[i].name);
+        cr_assert_str_eq(later.warning, "");
         tear_down(&r);
     }
+}
+
+Test(weight_store, an_older_file_that_cannot_be_replaced_is_not_used)
+{
+    rig r;
+    char temporary[300];
+    set_up_cached(&r);
+    make_older(&r);
+    snprintf(temporary, sizeof temporary, "%s.tmp", r.sidecar);
+    cr_assert_eq(symlink(r.model, temporary), 0); /* is not followed: nothing can be written */
+    fg_weight_report report = must_open(&r, r.cache, "an older version");
+    cr_assert_eq(report.origin, FG_WEIGHTS_PACKED);
+    cr_assert(strstr(report.warning, "has format") && strstr(report.warning, "cannot write"), "%s",
+              report.warning);
+    cr_assert_str_eq(report.path, "");
+    tear_down(&r);
 }
 
 Test(weight_store, a_changed_model_file_is_packed_again)

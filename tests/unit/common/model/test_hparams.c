@@ -347,6 +347,27 @@ Test(hparams, reads_every_number_of_a_tiny_model)
     free(bytes);
 }
 
+Test(hparams, keys_are_kept_as_precisely_as_their_weights)
+{
+    static const struct {
+        uint32_t weights, kv;
+    } pairs[] = { { FG_F32, FG_F16 },   { FG_F16, FG_F16 },   { FG_BF16, FG_BF16 },
+                  { FG_Q8_0, FG_BF16 }, { FG_Q4_1, FG_BF16 }, { FG_Q6_K, FG_BF16 } };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        size_t size_bytes;
+        fg_weights *weights;
+        fg_hparams hp;
+        fg_error err;
+        fg_tiny_llama tiny = { .vocab = FG_TINY_BARE, .weight_type = pairs[i].weights };
+        void *bytes = fg_gguf_build_tiny_llama(&tiny, &size_bytes);
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+        cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
+        cr_assert_eq(hp.kv_dtype, pairs[i].kv, "%s", fg_dtype_name(pairs[i].weights));
+        fg_weights_close(weights);
+        free(bytes);
+    }
+}
+
 Test(hparams, shows_a_name_without_control_characters_or_half_letters)
 {
     size_t size_bytes;

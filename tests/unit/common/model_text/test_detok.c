@@ -5,6 +5,7 @@
 #include "common/base/buf.h"
 #include "common/base/rng.h"
 #include "common/base/utf8.h"
+#include "tests/support/seed.h"
 #include "tests/support/small_vocab.h"
 #include "tests/support/test.h"
 
@@ -128,8 +129,7 @@ Test(detok, the_first_space_of_spm_is_dropped_when_asked)
 
 Test(detok, decoding_gives_back_any_valid_text)
 {
-    uint64_t seed = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)seed);
+    uint64_t seed = test_seed(__func__);
     fg_rng rng = { seed };
     static const char *const parts[] = { " ",          "a",    "ab",   "hello", " w",
                                          "\xC3\xA9",   "日本", "🦙", "\n",    "<tool>",

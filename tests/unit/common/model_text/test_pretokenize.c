@@ -5,6 +5,7 @@
 
 #include "common/base/rng.h"
 #include "common/model/unicode_class.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 
 /* Words are shown parted by '|'. */
@@ -71,8 +72,7 @@ Test(pretokenize, cuts_as_the_expressions_do)
 
 Test(pretokenize, always_moves_on_and_stays_inside)
 {
-    uint64_t seed = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)seed);
+    uint64_t seed = test_seed(__func__);
     fg_rng rng = { seed };
     static const char *const parts[] = {
         " ",    "\n",           "\r", "a", "1", "'",    "s",  "LL",  "\xC3",

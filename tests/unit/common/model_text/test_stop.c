@@ -6,6 +6,7 @@
 #include "common/base/fault.h"
 #include "common/base/limits.h"
 #include "common/base/rng.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 
 enum { STRINGS_MAX = 4 };
@@ -140,8 +141,7 @@ static void near_misses(fg_rng *rng, const char *const *strings, size_t count, c
 
 Test(stop, equals_a_search_of_the_whole_text)
 {
-    uint64_t seed = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)seed);
+    uint64_t seed = test_seed(__func__);
     fg_rng rng = { seed };
     for (int round = 0; round < 20000; round++) {
         char strings[STRINGS_MAX][16];

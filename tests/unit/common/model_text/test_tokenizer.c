@@ -9,6 +9,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/seed.h"
 #include "tests/support/small_vocab.h"
 #include "tests/support/test.h"
 
@@ -301,8 +302,7 @@ static size_t slow_bpe(const char *text, size_t length, uint32_t *ids)
 
 Test(tokenizer, merging_equals_its_definition)
 {
-    uint64_t seed = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)seed);
+    uint64_t seed = test_seed(__func__);
     fg_rng rng = { seed };
     fg_tokenizer *tokenizer = open_bpe("gpt-2");
     for (int round = 0; round < 5000; round++) {

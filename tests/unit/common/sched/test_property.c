@@ -30,6 +30,7 @@
 #include <string.h>
 
 #include "common/base/rng.h"
+#include "tests/support/seed.h"
 #include "tests/support/test.h"
 #include "tests/unit/common/sched/plan_check.h"
 
@@ -180,7 +181,6 @@ Test(sched_property, every_plan_keeps_the_rules)
     for (uint64_t seed = 1; seed <= 20; seed++) {
         run_seed(seed, 10000);
     }
-    uint64_t drawn = fg_rng_entropy();
-    cr_log_info("seed %llu", (unsigned long long)drawn);
+    uint64_t drawn = test_seed(__func__);
     run_seed(drawn, 100000);
 }

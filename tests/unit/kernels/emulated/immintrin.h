@@ -49,6 +49,57 @@ FG_EMULATED __m512i fg_emulated_dpbusd(__m512i sums, __m512i a, __m512i b)
     return fg_emulated_joined(out[0], out[1]);
 }
 
+/* Of each pair the upper halves first (kernels/cpu/avx512_bf16_linear.c, avx512_attend_bf16.c); for inputs without denormals. */
+FG_EMULATED __m256 fg_emulated_dpbf16_half(__m256 sums, __m256i a, __m256i b)
+{
+    __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
+    sums = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, upper)),
+                           _mm256_castsi256_ps(_mm256_and_si256(b, upper)), sums);
+    return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
+                           _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sums);
+}
+
+FG_EMULATED __m512 fg_emulated_dpbf16(__m512 sums, __m512i a, __m512i b)
+{
+    __m512i bits = simde_mm512_castps_si512(sums);
+    __m256 out[2];
+    for (int half = 0; half < 2; half++) {
+        out[half] = fg_emulated_dpbf16_half(_mm256_castsi256_ps(fg_emulated_half(bits, half)),
+                                            fg_emulated_half(a, half), fg_emulated_half(b, half));
+    }
+    return fg_emulated_joined_ps(out[0], out[1]);
+}
+
+FG_EMULATED __m256 fg_emulated_extractf32x8_ps(__m512 value, int half)
+{
+    return _mm256_castsi256_ps(fg_emulated_half(simde_mm512_castps_si512(value), half));
+}
+
+/* To nearest, to even on ties; for inputs that are neither denormal nor NaN. */
+FG_EMULATED __m256i fg_emulated_cvtneps_pbh(__m512 value)
+{
+    uint32_t bits[16];
+    uint16_t brains[16];
+    simde_mm512_storeu_si512(bits, simde_mm512_castps_si512(value));
+    for (int i = 0; i < 16; i++) {
+        brains[i] = (uint16_t)((bits[i] + 0x7FFF + (bits[i] >> 16 & 1)) >> 16);
+    }
+    return _mm256_loadu_si256((const __m256i *)brains);
+}
+
+FG_EMULATED __m256i fg_emulated_rol_epi32(__m256i value, int count)
+{
+    return _mm256_or_si256(_mm256_slli_epi32(value, count), _mm256_srli_epi32(value, 32 - count));
+}
+
+FG_EMULATED __m256i fg_emulated_cvtepi64_epi32(__m512i value)
+{
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    __m256i low = _mm256_permutevar8x32_epi32(fg_emulated_half(value, 0), even);
+    __m256i high = _mm256_permutevar8x32_epi32(fg_emulated_half(value, 1), even);
+    return _mm256_permute2x128_si256(low, high, 0x20);
+}
+
 FG_EMULATED __m512 fg_emulated_cvtph_ps(__m256i halves)
 {
     return fg_emulated_joined_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
@@ -144,7 +195,21 @@ FG_EMULATED void fg_emulated_mask_storeu_ps(float *at, unsigned mask, __m512 val
 #undef _mm512_madd_epi16 /* of four arguments by mistake */
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
 #undef _mm512_dpbusd_epi32
-#define _mm512_dpbusd_epi32     fg_emulated_dpbusd
+#define _mm512_dpbusd_epi32 fg_emulated_dpbusd
+#undef _mm512_dpbf16_ps
+#undef _mm256_dpbf16_ps
+#undef _mm512_cvtneps_pbh
+#undef _mm512_extractf32x8_ps
+#undef _mm256_rol_epi32
+#undef _mm512_cvtepi64_epi32
+#define __m512bh                __m512i
+#define __m256bh                __m256i
+#define _mm512_dpbf16_ps        fg_emulated_dpbf16
+#define _mm256_dpbf16_ps        fg_emulated_dpbf16_half
+#define _mm512_extractf32x8_ps  fg_emulated_extractf32x8_ps
+#define _mm512_cvtneps_pbh      fg_emulated_cvtneps_pbh
+#define _mm256_rol_epi32        fg_emulated_rol_epi32
+#define _mm512_cvtepi64_epi32   fg_emulated_cvtepi64_epi32
 #define _mm512_cvtph_ps         fg_emulated_cvtph_ps
 #define _mm512_cvtepu8_epi32    fg_emulated_cvtepu8_epi32
 #define _mm512_cvtepi8_epi32    fg_emulated_cvtepi8_epi32

@@ -1,0 +1,245 @@
+/*
+ * Attention with AVX-512. K and V are widened to floats as they are loaded; where the processor multiplies
+ * bf16 (AVX512_BF16), pairs of a bf16 cache are multiplied as they are, in avx512_attend_bf16.c.
+ */
+#include "kernels/cpu/avx512_attend.h"
+
+#include "kernels/cpu/avx512_attend_bf16.h"
+
+FG_AVX512_DEFINE(FG_F32)
+FG_AVX512_DEFINE(FG_F16)
+FG_AVX512_DEFINE(FG_BF16)
+FG_AVX512_DEFINE(FG_I8)
+
+static const fg_strip_products *products_of(uint32_t dtype)
+{
+    static const fg_strip_products f32[] = FG_AVX512_TABLE(FG_F32);
+    static const fg_strip_products f16[] = FG_AVX512_TABLE(FG_F16);
+    static const fg_strip_products bf16[] = FG_AVX512_TABLE(FG_BF16);
+    static const fg_strip_products int8[] = FG_AVX512_TABLE(FG_I8);
+    switch (dtype) {
+    case FG_F32:
+        return f32;
+    case FG_F16:
+        return f16;
+    case FG_BF16:
+        return bf16;
+    default:
+        return int8;
+    }
+}
+
+static const fg_strip_products *products_with_pairs(uint32_t dtype)
+{
+    return dtype == FG_BF16 ? fg_cpu_avx512_attend_pairs : products_of(dtype);
+}
+
+/* fg_cpu_exp2 of sixteen. What is below the least comes out as nonsense, and is masked. */
+FG_AVX512_INLINE __m512 exp2_of(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+    __m512 shifted = _mm512_add_ps(x, magic);
+    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+    __m512 p = _mm512_set1_ps(FG_CPU_EXP2_5);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_EXP2_4));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_EXP2_3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_EXP2_2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_EXP2_1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    __mmask16 there = _mm512_cmp_ps_mask(x, _mm512_set1_ps(FG_CPU_EXP2_LEAST), _CMP_NLT_UQ);
+    __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(there, power, _mm512_castps_si512(p)));
+}
+
+/* Half to even, to bf16 in the upper halves. */
+FG_AVX512_INLINE __m512i round_brain(__m512 x)
+{
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    return _mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xFFFF0000));
+}
+
+/* Sixteen elements in eight pairs, the first of a pair in the upper half. */
+FG_AVX512_INLINE void store_pairs(float *at, __m512i brains)
+{
+    /* Elements 2i come from the lower of two words, elements 2i + 1 go below them. */
+    __m512i first = _mm512_and_si512(brains, _mm512_set1_epi64(0xFFFF0000));
+    __m512i pairs = _mm512_or_si512(first, _mm512_srli_epi64(brains, 48));
+    _mm256_store_si256((__m256i *)(void *)at, _mm512_cvtepi64_epi32(pairs));
+}
+
+/* The sum has eight lanes (ops.h): the halves are added in rising order. */
+FG_AVX512_INLINE __m256 add_lanes(__m256 sum, __m512 weights)
+{
+    sum = _mm256_add_ps(sum, _mm512_castps512_ps256(weights));
+    return _mm256_add_ps(sum, _mm512_extractf32x8_ps(weights, 1));
+}
+
+static void weigh_floats(float *x, uint32_t begin, uint32_t end, float *record)
+{
+    record[0] = fg_avx512_maximum(x, begin, end);
+    __m512 maximum = _mm512_set1_ps(record[0]);
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+        __m512 weights = exp2_of(_mm512_sub_ps(_mm512_load_ps(x + j), maximum));
+        sum = add_lanes(sum, weights);
+        _mm512_store_ps(x + j, weights);
+    }
+    record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
+}
+
+/* The lanes of a bf16 cache's sum are pairs of slots, which are the 64-bit elements here. */
+static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
+{
+    record[0] = fg_avx512_maximum(x, begin, end);
+    __m512 maximum = _mm512_set1_ps(record[0]);
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+        __m512 exact = fg_avx512_brain_exp2(_mm512_sub_ps(_mm512_load_ps(x + j), maximum));
+        __m512i weights = round_brain(exact);
+        __m256i first = _mm512_cvtepi64_epi32(weights);
+        __m256i second = _mm512_cvtepi64_epi32(_mm512_srli_epi64(weights, 32));
+        sum = _mm256_add_ps(sum, _mm256_castsi256_ps(first));
+        sum = _mm256_add_ps(sum, _mm256_castsi256_ps(second));
+        _mm512_store_si512(x + j, weights);
+    }
+    record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
+}
+
+static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = 0; i < rows->count; i++) {
+        if (dtype == FG_BF16) {
+            weigh_brain(rows->scores[i], begin, end, rows->records[i]);
+        } else {
+            weigh_floats(rows->scores[i], begin, end, rows->records[i]);
+        }
+    }
+}
+
+static void weigh_pairs(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    if (dtype == FG_BF16) {
+        fg_cpu_avx512_weigh_pairs(rows, begin, end);
+    } else {
+        weigh(dtype, rows, begin, end);
+    }
+}
+
+static void scale(float *x, const float *const *scales, uint32_t begin, uint32_t end)
+{
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+        __m512 factors = _mm512_loadu_ps(scales[j / FG_KV_PIECE]);
+        _mm512_store_ps(x + j, _mm512_mul_ps(_mm512_load_ps(x + j), factors));
+    }
+}
+
+static void merge(float *state, const float *record, uint32_t head_dim)
+{
+    float old_factor;
+    float new_factor;
+    float maximum = fg_cpu_merge_factors(state[0], record[0], &old_factor, &new_factor);
+    __m512 before = _mm512_set1_ps(old_factor);
+    __m512 now = _mm512_set1_ps(new_factor);
+    /* The sum with the vector that it lies in, whose other elements mean nothing. */
+    for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += FG_AVX512_LANES) {
+        __m512 old = _mm512_mul_ps(_mm512_load_ps(state + d), before);
+        _mm512_store_ps(state + d, _mm512_fmadd_ps(_mm512_load_ps(record + d), now, old));
+    }
+    state[0] = maximum;
+}
+
+static void multiply(const float *x, float factor, uint32_t count, float *out)
+{
+    for (uint32_t d = 0; d < count; d += FG_AVX512_LANES) {
+        __m512 product = _mm512_mul_ps(_mm512_load_ps(x + d), _mm512_set1_ps(factor));
+        _mm512_storeu_ps(out + d, product);
+    }
+}
+
+FG_AVX512_INLINE void pack_any(bool brain, bool pairs, const float *q, float factor,
+                               uint32_t head_dim, float *packed)
+{
+    for (uint32_t d = 0; d < head_dim; d += FG_AVX512_LANES) {
+        __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(factor));
+        if (brain) {
+            scaled = _mm512_castsi512_ps(fg_avx512_brain(scaled));
+        }
+        if (pairs) {
+            store_pairs(packed + d / 2, _mm512_castps_si512(scaled));
+        } else {
+            _mm512_store_ps(packed + d, scaled);
+        }
+    }
+}
+
+static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_dim, float *packed)
+{
+    pack_any(dtype == FG_BF16, false, q, factor, head_dim, packed);
+}
+
+static void pack_q_pairs(uint32_t dtype, const float *q, float factor, uint32_t head_dim,
+                         float *packed)
+{
+    pack_any(dtype == FG_BF16, dtype == FG_BF16, q, factor, head_dim, packed);
+}
+
+FG_AVX512_INLINE void widen(uint32_t dtype, float *to, const uint8_t *from, size_t count)
+{
+    size_t line = fg_avx512_line(dtype);
+    for (size_t i = 0; i < count; i += FG_AVX512_LANES) {
+        __m512 x = fg_avx512_load(dtype, false, from + i / FG_AVX512_LANES * line);
+        _mm512_store_ps(to + i, x);
+    }
+}
+
+static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
+{
+    switch (dtype) {
+    case FG_F16:
+        widen(FG_F16, (float *)(void *)to, from, count);
+        break;
+    case FG_I8:
+        widen(FG_I8, (float *)(void *)to, from, count);
+        break;
+    default:
+        for (size_t at = 0; at < count * fg_dtype_kv_bytes(dtype); at += 64) {
+            _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
+        }
+        break;
+    }
+}
+
+enum { DIM_STEP = FG_AVX512_LANES };
+
+/* What both tables share. */
+#define SHARED_KERNELS                                                                             \
+    .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .scale = scale, .merge = merge,            \
+    .multiply = multiply, .copy = copy
+
+static void attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
+{
+    if (args->kv->head_dim % DIM_STEP != 0) {
+        fg_cpu_avx2_attend(args);
+        return;
+    }
+    fg_strip_attend(kernels, args);
+}
+
+void fg_cpu_avx512_attend(const fg_cpu_attend *args)
+{
+    static const fg_strip_kernels kernels = {
+        .products = products_of, .pack_q = pack_q, .weigh = weigh, SHARED_KERNELS
+    };
+    attend(&kernels, args);
+}
+
+void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args)
+{
+    static const fg_strip_kernels kernels = { .products = products_with_pairs,
+                                              .pack_q = pack_q_pairs,
+                                              .weigh = weigh_pairs,
+                                              SHARED_KERNELS };
+    attend(&kernels, args);
+}

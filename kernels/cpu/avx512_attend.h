@@ -1,0 +1,411 @@
+/*
+ * avx512_attend - the register tiles of attention with AVX-512, for strips of up to twelve (row, head)s and
+ * 32 or 64 columns: a piece of 16 slots is one register. Only for files compiled with AVX-512; each says
+ * for which kinds of K and V it wants them.
+ */
+#ifndef FORGE_KERNELS_CPU_AVX512_ATTEND_H
+#define FORGE_KERNELS_CPU_AVX512_ATTEND_H
+
+#include "kernels/cpu/avx512.h"
+#include "kernels/cpu/math.h"
+#include "kernels/cpu/strip.h"
+
+enum {
+    FG_AVX512_STRIP = 12,
+    FG_AVX512_LANES = 16,
+    FG_AVX512_VECTORS = 4, /* of a register tile, at most */
+    FG_AVX512_UNROLL = 4,  /* steps; even, and divides half of every head size that comes here */
+    /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs. */
+    FG_AVX512_PAIRS = 0x100,
+};
+
+#if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
+
+/* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
+#if defined(FG_AVX512_SMALL)
+#define FG_AVX512_HOLD(x) (void)(x)
+#else
+#define FG_AVX512_HOLD(x) __asm__("" : "+v"(x))
+#endif
+
+typedef __m512 fg_avx512_sums[FG_AVX512_STRIP][FG_AVX512_VECTORS];
+
+/* Bytes of sixteen elements, or pairs, that one step reads. */
+FG_AVX512_INLINE uint32_t fg_avx512_line(uint32_t kind)
+{
+    switch (kind) {
+    case FG_F16:
+        return 32;
+    case FG_I8:
+        return 16;
+    default:
+        return 64; /* F32; and both elements of bf16 pairs */
+    }
+}
+
+/* Where the step of an index begins, in steps of that many bytes: both of a pair begin together. */
+FG_AVX512_INLINE size_t fg_avx512_place(uint32_t kind, uint32_t index, size_t step_bytes)
+{
+    return (kind == FG_BF16 ? index / 2 : index) * step_bytes;
+}
+
+/* Sixteen elements as floats, int8 without its scale; of bf16 pairs the first or (odd) the second ones,
+ * or both as they are. */
+FG_AVX512_INLINE __m512 fg_avx512_load(uint32_t kind, bool odd, const uint8_t *at)
+{
+    switch (kind) {
+    case FG_F16:
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
+    case FG_BF16: {
+        __m512i pairs = _mm512_loadu_si512(at);
+        __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
+        return _mm512_castsi512_ps(odd ? _mm512_slli_epi32(pairs, 16)
+                                       : _mm512_and_si512(pairs, upper));
+    }
+    case FG_I8:
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)));
+    default:
+        return _mm512_loadu_ps(at);
+    }
+}
+
+FG_AVX512_INLINE __m512 fg_avx512_multiply_add(uint32_t kind, __m512 x, __m512 b, __m512 sum)
+{
+#if defined(FG_AVX512_DOT)
+    if (kind == FG_AVX512_PAIRS) {
+        return FG_AVX512_DOT(sum, x, b);
+    }
+#endif
+    (void)kind;
+    return _mm512_fmadd_ps(x, b, sum);
+}
+
+/* One step of a product: sums[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is held
+ * in registers, and the other passes through one. */
+FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, const float *a,
+                                     size_t a_step, const uint8_t *const bs[FG_AVX512_VECTORS],
+                                     fg_avx512_sums sums)
+{
+    if (M < N) {
+        __m512 x[FG_AVX512_VECTORS];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+            x[m] = _mm512_set1_ps(a[(size_t)m * a_step]);
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            __m512 b = fg_avx512_load(kind, odd, bs[n]);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+                sums[m][n] = fg_avx512_multiply_add(kind, x[m], b, sums[m][n]);
+            }
+        }
+        return;
+    }
+    __m512 b[FG_AVX512_VECTORS];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+        b[n] = fg_avx512_load(kind, odd, bs[n]);
+        FG_AVX512_HOLD(b[n]);
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+        __m512 x = _mm512_set1_ps(a[(size_t)m * a_step]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = fg_avx512_multiply_add(kind, x, b[n], sums[m][n]);
+            FG_AVX512_HOLD(sums[m][n]);
+        }
+    }
+}
+
+/* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
+FG_AVX512_INLINE int fg_avx512_vectors(int M)
+{
+    return M < 4 ? 4 : 2;
+}
+
+/* Small tiles wait for memory: they fetch what comes later as they go, into the second-level cache, which waits
+ * for more lines at once than the first. */
+FG_AVX512_INLINE bool fg_avx512_fetches(int M)
+{
+    return M < 8;
+}
+
+FG_AVX512_INLINE void fg_avx512_fetch(const uint8_t *at)
+{
+    _mm_prefetch((const char *)at, _MM_HINT_T1);
+}
+
+/* Steps of the scores: dimensions, or pairs of them. */
+FG_AVX512_INLINE uint32_t fg_avx512_score_steps(uint32_t kind, const fg_strip *s)
+{
+    return s->args->kv->head_dim / (kind == FG_AVX512_PAIRS ? 2 : 1);
+}
+
+/* Scores of N pieces from `piece` on. */
+FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
+                                             uint32_t piece)
+{
+    uint32_t line = fg_avx512_line(kind);
+    const float *q = s->q;
+    fg_avx512_sums sums;
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = _mm512_setzero_ps();
+        }
+    }
+    uint32_t steps = fg_avx512_score_steps(kind, s);
+    for (uint32_t d = 0; d < steps; d += FG_AVX512_UNROLL) {
+#pragma GCC unroll 4
+        for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
+            const uint8_t *bs[FG_AVX512_VECTORS];
+            size_t at = fg_avx512_place(kind, d, line) + fg_avx512_place(kind, u, line);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                bs[n] = s->pieces->keys[piece + (uint32_t)n] + at;
+                if (fg_avx512_fetches(M) && fg_avx512_place(kind, u, line) % 64 == 0) {
+                    fg_avx512_fetch(s->pieces->after_keys[piece + (uint32_t)n] + at);
+                }
+            }
+            fg_avx512_step(kind, u % 2 == 1, M, N, q++, FG_STRIP_Q, bs, sums);
+        }
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+        float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps(scores + n * FG_AVX512_LANES, sums[m][n]);
+        }
+    }
+}
+
+FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
+                                       uint32_t end)
+{
+    fg_cpu_slots seen = fg_strip_seen(s, begin, end);
+    for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)fg_avx512_vectors(M)) {
+        fg_avx512_score_pieces(kind, M, fg_avx512_vectors(M), s, at);
+    }
+}
+
+/* What a product with the values goes through: weights and values of one run of slots. */
+typedef struct fg_avx512_run {
+    const float *weights; /* of the first row, a word per step */
+    const uint8_t *values;
+    ptrdiff_t after; /* from values to what is fetched */
+    size_t step_bytes;
+} fg_avx512_run;
+
+FG_AVX512_INLINE void fg_avx512_value_step(uint32_t kind, int M, int N, const fg_avx512_run *run,
+                                           uint32_t step, fg_avx512_sums sums)
+{
+    const uint8_t *value = run->values + fg_avx512_place(kind, step, run->step_bytes);
+    const uint8_t *bs[FG_AVX512_VECTORS];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+        bs[n] = value + (size_t)n * fg_avx512_line(kind);
+        if (fg_avx512_fetches(M) && (size_t)n * fg_avx512_line(kind) % 64 == 0) {
+            fg_avx512_fetch(bs[n] + run->after);
+        }
+    }
+    fg_avx512_step(kind, step % 2 == 1, M, N, run->weights + step, FG_ATTEND_SCORES, bs, sums);
+}
+
+/* One slot of a pair whose other slot is not to be read: its place is taken by 0. */
+FG_AVX512_INLINE void fg_avx512_half_step(int M, int N, const fg_avx512_run *run, uint32_t slot,
+                                          fg_avx512_sums sums)
+{
+    const uint8_t *value = run->values + slot / 2 * run->step_bytes;
+    __m512i mask = _mm512_set1_epi32((int32_t)(slot % 2 == 0 ? 0xFFFF0000 : 0xFFFF));
+    for (int n = 0; n < N; n++) {
+        __m512i pairs = _mm512_loadu_si512(value + (size_t)n * 64);
+        __m512 b = _mm512_castsi512_ps(_mm512_and_si512(pairs, mask));
+        for (int m = 0; m < M; m++) {
+            __m512 x = _mm512_set1_ps(run->weights[(size_t)m * FG_ATTEND_SCORES + slot / 2]);
+            sums[m][n] = fg_avx512_multiply_add(FG_AVX512_PAIRS, x, b, sums[m][n]);
+        }
+    }
+}
+
+/* The slots begin .. end - 1 of a run, which begins at slot 0. */
+FG_AVX512_INLINE void fg_avx512_run_values(uint32_t kind, int M, int N, const fg_avx512_run *run,
+                                           uint32_t begin, uint32_t end, fg_avx512_sums sums)
+{
+    bool pairs = kind == FG_AVX512_PAIRS;
+    if (pairs && begin % 2 == 1) {
+        fg_avx512_half_step(M, N, run, begin++, sums);
+    } else if (kind == FG_BF16 && begin % 2 == 1) {
+        fg_avx512_value_step(kind, M, N, run, begin++, sums);
+    }
+    uint32_t step = pairs ? begin / 2 : begin;
+    uint32_t steps = pairs ? end / 2 : end;
+    for (; step + FG_AVX512_UNROLL <= steps; step += FG_AVX512_UNROLL) {
+#pragma GCC unroll 4
+        for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
+            fg_avx512_value_step(kind, M, N, run, step + u, sums);
+        }
+    }
+    for (; step < steps; step++) {
+        fg_avx512_value_step(kind, M, N, run, step, sums);
+    }
+    if (pairs && begin < end && end % 2 == 1) {
+        fg_avx512_half_step(M, N, run, end - 1, sums);
+    }
+}
+
+/* Adds weights times values to N * 16 columns of M outputs. */
+FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const fg_strip *s,
+                                            const float *weights, float *const *outs,
+                                            fg_cpu_slots slots, uint32_t column)
+{
+    const fg_strip_pieces *pieces = s->pieces;
+    size_t columns = column / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
+    size_t step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
+    uint32_t slots_per_word = kind == FG_AVX512_PAIRS ? 2 : 1;
+    fg_avx512_sums sums;
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = _mm512_load_ps(outs[m] + column + n * FG_AVX512_LANES);
+        }
+    }
+    for (uint32_t slot = slots.begin; slot < slots.end;) {
+        uint32_t piece = slot / FG_KV_PIECE;
+        uint32_t first = piece * FG_KV_PIECE;
+        uint32_t run_end = (slot / pieces->run + 1) * pieces->run;
+        uint32_t end = run_end < slots.end ? run_end : slots.end;
+        fg_avx512_run run = { .weights = weights + first / slots_per_word,
+                              .values = pieces->values[piece] + columns,
+                              .after = pieces->after_values[piece] - pieces->values[piece],
+                              .step_bytes = step_bytes };
+        fg_avx512_run_values(kind, M, N, &run, slot - first, end - first, sums);
+        slot = end;
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps(outs[m] + column + n * FG_AVX512_LANES, sums[m][n]);
+        }
+    }
+}
+
+FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip *s,
+                                           const float *weights, float *const *outs,
+                                           fg_cpu_slots slots)
+{
+    uint32_t head_dim = s->args->kv->head_dim;
+    uint32_t column = 0;
+    uint32_t wide = (uint32_t)fg_avx512_vectors(M) * FG_AVX512_LANES;
+    if (slots.begin >= slots.end) {
+        return;
+    }
+    for (; column + wide <= head_dim; column += wide) {
+        fg_avx512_add_columns(kind, M, fg_avx512_vectors(M), s, weights, outs, slots, column);
+    }
+    for (; column < head_dim; column += FG_AVX512_LANES) {
+        fg_avx512_add_columns(kind, M, 1, s, weights, outs, slots, column);
+    }
+}
+
+/* One row, where the others do not see what it sees. */
+FG_AVX512_INLINE void fg_avx512_row_values(uint32_t kind, const fg_strip *s, int m, uint32_t begin,
+                                           uint32_t end)
+{
+    float *out = s->targets[m] + FG_ATTEND_HEAD;
+    fg_avx512_add_values(kind, 1, s, s->scores + m * FG_ATTEND_SCORES, &out,
+                         fg_strip_clip(s->slots[m], begin, end));
+}
+
+typedef void fg_avx512_row(const fg_strip *s, int m, uint32_t begin, uint32_t end);
+
+/* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
+FG_AVX512_INLINE void fg_avx512_values(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
+                                       uint32_t end, fg_avx512_row *row)
+{
+    float *outs[FG_AVX512_STRIP];
+    fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
+    for (int m = 0; m < M; m++) {
+        outs[m] = s->targets[m] + FG_ATTEND_HEAD;
+        fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
+        if (before.begin < before.end) {
+            row(s, m, before.begin, before.end);
+        }
+    }
+    fg_avx512_add_values(kind, M, s, s->scores, outs, all);
+    for (int m = 0; m < M; m++) {
+        fg_cpu_slots after = fg_strip_after(s, (uint32_t)m, begin, end);
+        if (after.begin < after.end) {
+            row(s, m, after.begin, after.end);
+        }
+    }
+}
+
+FG_AVX512_INLINE float fg_avx512_fold(__m256 sum)
+{
+    float lanes[8];
+    _mm256_storeu_ps(lanes, sum);
+    return fg_cpu_fold(lanes);
+}
+
+FG_AVX512_INLINE float fg_avx512_maximum(const float *x, uint32_t begin, uint32_t end)
+{
+    __m512 high = _mm512_set1_ps(-__builtin_inff());
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+        high = _mm512_max_ps(high, _mm512_load_ps(x + j));
+    }
+    return _mm512_reduce_max_ps(high);
+}
+
+/* fg_cpu_brain_exp2 of sixteen before it is rounded. */
+FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+    __m512 shifted = _mm512_add_ps(x, magic);
+    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+    __m512 p = _mm512_set1_ps(FG_CPU_BRAIN_3);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_BRAIN_2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_BRAIN_1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    __mmask16 there = _mm512_cmp_ps_mask(x, _mm512_set1_ps(FG_CPU_BRAIN_LEAST), _CMP_NLT_UQ);
+    __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(there, power, _mm512_castps_si512(p)));
+}
+
+/* The products of a kind, for strips of 1 to 12 (row, head)s. */
+#define FG_AVX512_PRODUCT(kind, M)                                                                 \
+    static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
+    {                                                                                              \
+        fg_avx512_scores(kind, M, s, begin, end);                                                  \
+    }                                                                                              \
+    static void values_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
+    {                                                                                              \
+        fg_avx512_values(kind, M, s, begin, end, row_##kind);                                      \
+    }
+#define FG_AVX512_EACH(X, kind)                                                                    \
+    X(kind, 1)                                                                                     \
+    X(kind, 2)                                                                                     \
+    X(kind, 3)                                                                                     \
+    X(kind, 4)                                                                                     \
+    X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8) X(kind, 9) X(kind, 10) X(kind, 11) X(kind, 12)
+#define FG_AVX512_ENTRY(kind, M) { scores_##kind##_##M, values_##kind##_##M },
+#define FG_AVX512_DEFINE(kind)                                                                     \
+    static __attribute__((noinline)) void row_##kind(const fg_strip *s, int m, uint32_t begin,     \
+                                                     uint32_t end)                                 \
+    {                                                                                              \
+        fg_avx512_row_values(kind, s, m, begin, end);                                              \
+    }                                                                                              \
+    FG_AVX512_EACH(FG_AVX512_PRODUCT, kind)
+#define FG_AVX512_TABLE(kind)                                                                      \
+    {                                                                                              \
+        FG_AVX512_EACH(FG_AVX512_ENTRY, kind)                                                      \
+    }
+
+#endif
+#endif

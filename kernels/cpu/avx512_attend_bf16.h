@@ -1,0 +1,13 @@
+/*
+ * avx512_attend_bf16 - the products of attention over a bf16 cache, for processors with AVX512_BF16.
+ */
+#ifndef FORGE_KERNELS_CPU_AVX512_ATTEND_BF16_H
+#define FORGE_KERNELS_CPU_AVX512_ATTEND_BF16_H
+
+#include "kernels/cpu/strip.h"
+
+/* q and weights are packed in pairs: a word holds dimensions or slots 2i, in its upper half, and 2i + 1. */
+void fg_cpu_avx512_weigh_pairs(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
+extern const fg_strip_products fg_cpu_avx512_attend_pairs[FG_STRIP_MAX];
+
+#endif

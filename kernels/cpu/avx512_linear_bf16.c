@@ -1,0 +1,27 @@
+/*
+ * Matrix products with AVX-512 and BF16 weights where the processor lacks AVX512_BF16: both columns of a pair
+ * are widened, and added by an fma each.
+ */
+#include "kernels/cpu/avx512_pairs.h"
+
+FG_AVX512_INLINE __m512 first_of(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int32_t)0xFFFF0000)));
+}
+
+FG_AVX512_INLINE __m512 second_of(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+}
+
+FG_AVX512_INLINE __m512 add_pair(__m512 sum, __m512i weights, __m512i pair)
+{
+    sum = _mm512_fmadd_ps(first_of(weights), first_of(pair), sum);
+    return _mm512_fmadd_ps(second_of(weights), second_of(pair), sum);
+}
+
+void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                               uint32_t first, uint32_t count)
+{
+    multiply_pairs(linear, in, rows, first, count);
+}

@@ -1,0 +1,213 @@
+/*
+ * avx512_pairs - matrix products with BF16 weights in 512-bit registers, for the two files that know how a
+ * pair of columns is added: with vdpbf16ps, or with two fmas (add_pair, which they define). Both give the
+ * chain of ops.h: the first column of a pair, in the upper halves, comes first.
+ *
+ * A tile is R rows by P panels, whose sums stay in registers: at least 12, where there are rows enough, because
+ * a vdpbf16ps takes six cycles and one begins in each. A block of rows passes two panels tile after tile, so
+ * that their weights come from memory once and then from the second-level cache; of long rows a slice of the
+ * columns at a time, the sums being kept in memory meanwhile, which is exact. While it runs, a tile asks
+ * for its share of what follows the slice: into the second level, as the first has no room for it.
+ */
+#ifndef FORGE_KERNELS_CPU_AVX512_PAIRS_H
+#define FORGE_KERNELS_CPU_AVX512_PAIRS_H
+
+#if defined(__AVX512F__) || defined(FG_AVX512_SMALL)
+#include <string.h>
+
+#include "kernels/cpu/avx512.h"
+
+/* Four panels are taken by tiles of so few rows that two would leave registers empty. */
+enum { TILE_ROWS = 12, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24 };
+enum {
+    SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
+    BLOCK_ROWS = 128,   /* whose sums are kept at a time */
+    PAIR_BYTES = FG_PANEL_OUTPUTS * 4,
+    AHEAD =
+        4096, /* bytes that a single tile asks ahead of its walk: what arrives meanwhile from memory */
+};
+
+/* Some rows against a slice of some panels. */
+typedef struct tile {
+    const uint8_t *panel; /* the first of P */
+    size_t panel_bytes;
+    const uint32_t *pairs; /* of the tile's first row */
+    size_t stride;         /* from one row's pairs to the next */
+    size_t count;          /* pairs of the slice */
+    float *sums;           /* [panel][row][output] */
+    const uint8_t *ask;    /* what will be read later, and how much of it for each pair */
+    size_t ask_step;
+} tile;
+
+FG_AVX512_INLINE __m512 add_pair(__m512 sum, __m512i weights, __m512i pair);
+
+/* Three rows share a pointer, or addresses would not fit the registers; the compiler may not undo it. */
+FG_AVX512_INLINE __m512i row_pair(const uint32_t *const thirds[], size_t stride, int r)
+{
+    return _mm512_set1_epi32((int32_t)thirds[r / 3][(size_t)(r % 3) * stride]);
+}
+
+FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
+{
+    __m512 sums[TILE_SUMS];
+    float *kept = t->sums;
+#pragma GCC unroll 24
+    for (int i = 0; i < R * P; i++) {
+        sums[i] = _mm512_load_ps(kept + (size_t)i * FG_PANEL_OUTPUTS);
+    }
+    const uint32_t *thirds[TILE_ROWS / 3];
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        thirds[i] = t->pairs + (size_t)i * 3 * t->stride;
+    }
+    const uint8_t *at = t->panel;
+    const uint8_t *ask = t->ask;
+    for (const uint8_t *end = at + t->count * PAIR_BYTES; at < end; at += PAIR_BYTES) {
+        __m512i w[TILE_PANELS];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            w[p] = _mm512_loadu_si512(at + (size_t)p * t->panel_bytes);
+            _mm_prefetch((const char *)ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
+        }
+        ask += t->ask_step;
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            __m512i pair = row_pair(thirds, t->stride, r);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                sums[p * R + r] = add_pair(sums[p * R + r], w[p], pair);
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < (R + 2) / 3; i++) {
+            thirds[i]++;
+            __asm__("" : "+r"(thirds[i]));
+        }
+    }
+#pragma GCC unroll 24
+    for (int i = 0; i < R * P; i++) {
+        _mm512_store_ps(kept + (size_t)i * FG_PANEL_OUTPUTS, sums[i]);
+    }
+}
+
+/* X(R, P) of every tile. */
+#define EACH_TILE_OF(P, X)      X(1, P) X(2, P) X(3, P) X(4, P) X(5, P) X(6, P)
+#define EACH_TALL_TILE_OF(P, X) X(7, P) X(8, P) X(9, P) X(10, P) X(11, P) X(12, P)
+#define EACH_TILE(X)                                                                               \
+    EACH_TILE_OF(1, X)                                                                             \
+    EACH_TILE_OF(2, X)                                                                             \
+    EACH_TILE_OF(4, X)                                                                             \
+    EACH_TALL_TILE_OF(1, X)                                                                        \
+    EACH_TALL_TILE_OF(2, X)
+
+#define DEFINE_TILE(R, P)                                                                          \
+    static __attribute__((noinline)) void tile_##R##_##P(const tile *t)                            \
+    {                                                                                              \
+        run_tile(R, P, t);                                                                         \
+    }
+EACH_TILE(DEFINE_TILE)
+
+#define TILE_ENTRY(R, P) [R][P] = tile_##R##_##P,
+static void (*const tiles[TILE_ROWS + 1][TILE_PANELS + 1])(const tile *t) = {
+    EACH_TILE(TILE_ENTRY)
+};
+
+static uint32_t tile_panels(uint32_t rows, uint32_t left)
+{
+    uint32_t want = rows <= FEW_ROWS ? TILE_PANELS : 2;
+    return left >= want ? want : left >= 2 ? 2 : 1;
+}
+
+/* At most BLOCK_ROWS rows against some panels; their tiles are as equal as they can be. */
+typedef struct block {
+    const fg_linear *linear;
+    const uint32_t *pairs; /* of the first row */
+    size_t stride;
+    size_t row_pairs;
+    uint32_t first_row;
+    uint32_t rows;
+    uint32_t tiles;
+    uint32_t panel;
+    uint32_t panels;
+    float *sums; /* tile by tile */
+} block;
+
+/* The first row of tile `index`. */
+static uint32_t tile_row(const block *b, uint32_t index)
+{
+    return b->rows * index / b->tiles;
+}
+
+static void put_tile(const block *b, uint32_t index)
+{
+    uint32_t row = tile_row(b, index);
+    uint32_t rows = tile_row(b, index + 1) - row;
+    const float *sums = b->sums + (size_t)row * b->panels * FG_PANEL_OUTPUTS;
+    for (uint32_t i = 0; i < rows * b->panels; i++) {
+        fg_avx512_put_panel(b->linear, b->first_row + row + i % rows,
+                            (b->panel + i / rows) * FG_PANEL_OUTPUTS,
+                            _mm512_load_ps(sums + (size_t)i * FG_PANEL_OUTPUTS));
+    }
+}
+
+/* The slice that begins at `pair`. A tile asks for its share of what follows. */
+static void run_slice(const block *b, size_t pair, size_t slice)
+{
+    const fg_panels *w = &b->linear->weight;
+    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
+    const uint8_t *panel = (const uint8_t *)w->data + b->panel * panel_bytes;
+    size_t left = b->row_pairs - pair;
+    tile t = { .panel = panel + pair * PAIR_BYTES,
+               .panel_bytes = panel_bytes,
+               .stride = b->stride,
+               .count = left < slice ? left : slice,
+               .ask_step = (PAIR_BYTES + b->tiles - 1) / b->tiles };
+    t.ask = b->tiles == 1  ? t.panel + AHEAD
+            : left > slice ? t.panel + slice * PAIR_BYTES
+                           : panel + b->panels * panel_bytes;
+    for (uint32_t index = 0; index < b->tiles; index++) {
+        uint32_t row = tile_row(b, index);
+        t.pairs = b->pairs + row * b->stride + pair;
+        t.sums = b->sums + (size_t)row * b->panels * FG_PANEL_OUTPUTS;
+        tiles[tile_row(b, index + 1) - row][b->panels](&t);
+        t.ask += t.count * t.ask_step;
+        if (left <= slice) {
+            put_tile(b,
+                     index); /* outputs come from memory as well: the next tile covers their way */
+        }
+    }
+}
+
+static void run_block(const block *b)
+{
+    size_t slice = b->tiles == 1 ? b->row_pairs : SLICE_PAIRS;
+    memset(b->sums, 0, (size_t)b->panels * b->rows * FG_PANEL_OUTPUTS * sizeof *b->sums);
+    for (size_t pair = 0; pair < b->row_pairs; pair += slice) {
+        run_slice(b, pair, slice);
+    }
+}
+
+/* Panels first .. first + count - 1 of a product with BF16 weights, for all rows. */
+static void multiply_pairs(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                           uint32_t first, uint32_t count)
+{
+    float sums[2 * BLOCK_ROWS * FG_PANEL_OUTPUTS] __attribute__((aligned(64)));
+    uint32_t columns = linear->weight.columns;
+    block b = { .linear = linear,
+                .stride = fg_pair_stride(columns),
+                .row_pairs = fg_panel_pairs(columns),
+                .sums = sums };
+    for (b.panel = first; b.panel < first + count; b.panel += b.panels) {
+        b.panels = tile_panels(rows, first + count - b.panel);
+        for (b.first_row = 0; b.first_row < rows; b.first_row += b.rows) {
+            uint32_t left = rows - b.first_row;
+            b.pairs = in->pairs + b.first_row * b.stride;
+            b.rows = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+            b.tiles = (b.rows + TILE_ROWS - 1) / TILE_ROWS;
+            run_block(&b);
+        }
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,430 @@
+#include "kernels/cpu/strip.h"
+
+#include <string.h>
+
+#include "kernels/cpu/plain.h"
+
+enum {
+    PIECE = FG_KV_PIECE,
+    AHEAD = 8,         /* pieces that a tile of one strip fetches ahead */
+    CACHED_PIECES = 4, /* that both strips take before the next ones */
+    DIRECT_STRIPS = 2, /* more than these read a copy of K and V */
+    COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
+    FETCH_SHARES =
+        4, /* parts of a strip's scores, between which a part of the next chunk is fetched */
+    MOVED_BYTES_MAX = 512 << 10,
+};
+
+/* One unit of attention, a tile and its chunks. */
+typedef struct walk {
+    const fg_strip_kernels *kernels;
+    const fg_cpu_attend *args;
+    const fg_strip_products *products;
+    uint32_t tile_count; /* (row, head)s */
+    uint32_t strip_count;
+    uint32_t strip_size; /* (row, head)s of all strips but the last */
+    size_t piece_bytes;
+    const fg_strip_products *copy_products; /* the same for copies of K and V */
+    size_t copy_bytes;                      /* of a piece */
+} walk;
+
+/* Many strips would widen the same elements again and again: a copy has floats. bf16 is multiplied as it is, or
+ * is quick to widen. */
+static uint32_t copy_dtype(uint32_t dtype)
+{
+    return dtype == FG_BF16 ? FG_BF16 : FG_F32;
+}
+
+static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
+{
+    uint32_t tile_count = args->row_count * args->head_count;
+    uint32_t strip_count = (tile_count + kernels->strip_max - 1) / kernels->strip_max;
+    const fg_paged_kv *kv = args->kv;
+    uint32_t copied = copy_dtype(kv->dtype);
+    size_t piece_count = (size_t)PIECE * kv->head_dim;
+    return (walk){ .kernels = kernels,
+                   .args = args,
+                   .products = kernels->products(kv->dtype),
+                   .tile_count = tile_count,
+                   .strip_count = strip_count,
+                   .strip_size = (tile_count + strip_count - 1) / strip_count,
+                   .piece_bytes = piece_count * fg_dtype_kv_bytes(kv->dtype),
+                   .copy_products = kernels->products(copied),
+                   .copy_bytes = piece_count * fg_dtype_kv_bytes(copied) };
+}
+
+/* Whether so many strips read K and V that copying them first pays. */
+static bool copies_kv(const walk *w)
+{
+    return w->strip_count > DIRECT_STRIPS;
+}
+
+/* The pieces of a chunk that the tile sees, `most` of them. */
+static void find_pieces(const walk *w, uint32_t chunk, uint32_t most, fg_strip_pieces *pieces)
+{
+    const fg_cpu_attend *args = w->args;
+    const fg_paged_kv *kv = args->kv;
+    pieces->begin = fg_cpu_row_slots(args, chunk, 0).begin / PIECE;
+    pieces->end = (fg_cpu_row_slots(args, chunk, args->row_count - 1).end + PIECE - 1) / PIECE;
+    pieces->end = pieces->end - pieces->begin < most ? pieces->end : pieces->begin + most;
+    for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
+        uint32_t in_chunk = i < pieces->end ? i : pieces->end - 1;
+        uint32_t slot = chunk * FG_ATTEND_CHUNK + in_chunk * PIECE;
+        uint8_t *keys = fg_cpu_kv_region(kv, args->block_ids, kv->key_offset, args->kv_head, slot);
+        uint8_t *values = keys + kv->value_offset - kv->key_offset;
+        size_t at = slot % kv->block_size / PIECE * w->piece_bytes;
+        pieces->keys[i] = keys + at;
+        pieces->values[i] = values + at;
+        pieces->key_scales[i] = fg_cpu_kv_scale(kv, keys, slot);
+        pieces->value_scales[i] = fg_cpu_kv_scale(kv, values, slot);
+    }
+    pieces->run = PIECE;
+}
+
+/* What is read `ahead` pieces later: keys, then values, then the next chunk's keys. */
+static void find_after(fg_strip_pieces *now, const fg_strip_pieces *next, uint32_t ahead)
+{
+    uint32_t count = now->end - now->begin;
+    uint32_t next_count = next == NULL ? 0 : next->end - next->begin;
+    for (uint32_t i = 0; i < count + 3; i++) {
+        uint32_t later = i + ahead;
+        now->after_keys[now->begin + i] = later < count ? now->keys[now->begin + later]
+                                          : later < 2 * count
+                                              ? now->values[now->begin + later - count]
+                                              : now->values[now->end - 1];
+        now->after_values[now->begin + i] = later < count ? now->values[now->begin + later]
+                                            : later - count < next_count
+                                                ? next->keys[next->begin + later - count]
+                                                : now->values[now->end - 1];
+    }
+}
+
+static void find_slots(fg_strip *s)
+{
+    s->any = (fg_cpu_slots){ .begin = FG_ATTEND_CHUNK, .end = 0 };
+    s->all = (fg_cpu_slots){ .begin = 0, .end = FG_ATTEND_CHUNK };
+    for (uint32_t m = 0; m < s->count; m++) {
+        fg_cpu_slots slots =
+            fg_cpu_row_slots(s->args, s->chunk, (s->first + m) / s->args->head_count);
+        s->slots[m] = slots;
+        s->all.begin = slots.begin > s->all.begin ? slots.begin : s->all.begin;
+        s->all.end = slots.end < s->all.end ? slots.end : s->all.end;
+        if (slots.begin < slots.end) {
+            s->any.begin = slots.begin < s->any.begin ? slots.begin : s->any.begin;
+            s->any.end = slots.end > s->any.end ? slots.end : s->any.end;
+        }
+    }
+}
+
+/* Points the strip that begins at `first` to its part of the scratch and to what it writes in this chunk. */
+static void begin_strip(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk,
+                        uint32_t first, fg_strip *s)
+{
+    const fg_cpu_attend *args = w->args;
+    size_t record_floats = fg_cpu_record_floats(args->kv->head_dim);
+    uint32_t left = w->tile_count - first;
+    s->args = args;
+    s->pieces = pieces;
+    s->chunk = chunk;
+    s->first = first;
+    s->count = left < w->strip_size ? left : w->strip_size;
+    s->q = args->scratch->q + (size_t)first * FG_STRIP_Q;
+    uint32_t share = copies_kv(w) ? 0 : first;
+    s->scores = args->scratch->scores + (size_t)share * FG_ATTEND_SCORES;
+    s->fresh = args->record_count > 1 || chunk == args->chunk_first;
+    find_slots(s);
+    for (uint32_t m = 0; m < s->count; m++) {
+        s->targets[m] = s->fresh ? fg_cpu_record(args, chunk, first + m)
+                                 : args->scratch->part + (share + m) * record_floats;
+        memset(s->targets[m], 0, record_floats * sizeof *s->targets[m]);
+    }
+}
+
+/* Slots that a row does not see, in the pieces where `any` begins and ends, weigh nothing. */
+static void hide_unseen(float *scores, fg_cpu_slots seen, uint32_t begin, uint32_t end)
+{
+    for (uint32_t j = begin; j < seen.begin; j++) {
+        scores[j] = -__builtin_inff();
+    }
+    for (uint32_t j = seen.end; j < end; j++) {
+        scores[j] = -__builtin_inff();
+    }
+}
+
+static void weigh_strip(const walk *w, const fg_strip *s)
+{
+    uint32_t dtype = s->args->kv->dtype;
+    uint32_t begin = s->any.begin / PIECE * PIECE;
+    uint32_t end = (s->any.end + PIECE - 1) / PIECE * PIECE;
+    fg_strip_rows rows = { .count = 0 };
+    for (uint32_t m = 0; m < s->count; m++) {
+        float *scores = s->scores + (size_t)m * FG_ATTEND_SCORES;
+        if (s->slots[m].begin >= s->slots[m].end) {
+            continue;
+        }
+        if (dtype == FG_I8) {
+            w->kernels->scale(scores, s->pieces->key_scales, begin, end);
+        }
+        hide_unseen(scores, s->slots[m], begin, end);
+        rows.scores[rows.count] = scores;
+        rows.records[rows.count++] = s->targets[m];
+    }
+    w->kernels->weigh(dtype, &rows, begin, end);
+    for (uint32_t i = 0; i < rows.count && dtype == FG_I8; i++) {
+        w->kernels->scale(rows.scores[i], s->pieces->value_scales, begin, end);
+    }
+}
+
+/* `state` is what came before; a record with a sum of 0 saw no slot. */
+static void merge(const walk *w, float *state, const float *record)
+{
+    uint32_t head_dim = w->args->kv->head_dim;
+    if (record[FG_ATTEND_SUM] == 0.0f) {
+        return;
+    }
+    if (state[FG_ATTEND_SUM] == 0.0f) {
+        memcpy(state, record, fg_cpu_record_floats(head_dim) * sizeof *state);
+        return;
+    }
+    w->kernels->merge(state, record, head_dim);
+}
+
+static void end_strip(const walk *w, const fg_strip *s)
+{
+    for (uint32_t m = 0; m < s->count && !s->fresh; m++) {
+        merge(w, fg_cpu_record(s->args, s->chunk, s->first + m), s->targets[m]);
+    }
+}
+
+/* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
+ * products do not fetch as they go. */
+static void fetch_share(const walk *w, const fg_strip_pieces *pieces, const uint8_t *const *after,
+                        uint32_t begin, uint32_t share)
+{
+    uint32_t end = begin + CACHED_PIECES < pieces->end ? begin + CACHED_PIECES : pieces->end;
+    for (uint32_t piece = begin + share; piece < end && w->strip_count > 1;
+         piece += w->strip_count) {
+        for (size_t at = 0; at < w->piece_bytes; at += 64) {
+            __builtin_prefetch(after[piece] + at);
+        }
+    }
+}
+
+/* The first or the last pass over a chunk, some pieces at a time. */
+static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *strips,
+                 bool over_values)
+{
+    uint32_t count = w->strip_count == 1 ? FG_STRIP_PIECES : CACHED_PIECES;
+    for (uint32_t at = pieces->begin; at < pieces->end; at += count) {
+        for (uint32_t i = 0; i < w->strip_count; i++) {
+            const fg_strip *s = &strips[i];
+            const fg_strip_products *products = &w->products[s->count - 1];
+            fetch_share(w, pieces, over_values ? pieces->after_values : pieces->after_keys, at, i);
+            if (over_values) {
+                products->values(s, at * PIECE, (at + count) * PIECE);
+            } else {
+                products->scores(s, at, at + count);
+            }
+        }
+    }
+}
+
+static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk)
+{
+    fg_strip strips[DIRECT_STRIPS];
+    for (uint32_t i = 0; i < w->strip_count; i++) {
+        begin_strip(w, pieces, chunk, i * w->strip_size, &strips[i]);
+    }
+    pass(w, pieces, strips, false);
+    for (uint32_t i = 0; i < w->strip_count; i++) {
+        weigh_strip(w, &strips[i]);
+    }
+    pass(w, pieces, strips, true);
+    for (uint32_t i = 0; i < w->strip_count; i++) {
+        end_strip(w, &strips[i]);
+    }
+}
+
+/* The pieces that follow a chunk's, in this unit or at the beginning of the next one; false: nobody knows. */
+static bool find_following(const walk *w, uint32_t chunk, fg_strip_pieces *pieces)
+{
+    const fg_cpu_attend *next = w->args->next;
+    if (chunk + 1 < w->args->chunk_end) {
+        find_pieces(w, chunk + 1, FG_STRIP_PIECES, pieces);
+        return true;
+    }
+    if (next == NULL || next->chunk_first == next->chunk_end) {
+        return false;
+    }
+    walk following = walk_of(w->kernels, next);
+    if (copies_kv(&following)) {
+        return false;
+    }
+    find_pieces(&following, next->chunk_first, AHEAD, pieces);
+    return true;
+}
+
+/* One or two strips, as in decode: straight from the arena, fetching ahead. */
+static void run_direct_chunks(const walk *w)
+{
+    const fg_cpu_attend *args = w->args;
+    fg_strip_pieces pieces[2];
+    find_pieces(w, args->chunk_first, FG_STRIP_PIECES, &pieces[args->chunk_first % 2]);
+    for (uint32_t chunk = args->chunk_first; chunk < args->chunk_end; chunk++) {
+        fg_strip_pieces *next = &pieces[(chunk + 1) % 2];
+        bool known = find_following(w, chunk, next);
+        find_after(&pieces[chunk % 2], known ? next : NULL,
+                   w->strip_count == 1 ? AHEAD : CACHED_PIECES);
+        run_chunk(w, &pieces[chunk % 2], chunk);
+    }
+}
+
+/* K and V of one chunk on their way to where their pieces follow each other, keys before values. Pieces of
+ * one head lie far apart in the arena, often by a power of two: read again and again, they would drive
+ * each other out of the caches. */
+typedef struct moving {
+    fg_strip_pieces from;
+    fg_strip_pieces to; /* valid once all have moved */
+    uint32_t count;     /* pieces of K and of V */
+    uint32_t moved;
+} moving;
+
+/* Whether two chunks' copies leave room in a second-level cache of 1 MiB. */
+static bool moves_ahead(const walk *w)
+{
+    return w->copy_bytes * FG_STRIP_PIECES * 4 <= MOVED_BYTES_MAX;
+}
+
+static void begin_move(const walk *w, uint32_t chunk, moving *m)
+{
+    uint32_t buffer = moves_ahead(w) ? chunk % 2 : 0;
+    find_pieces(w, chunk, FG_STRIP_PIECES, &m->from);
+    m->to = m->from;
+    m->to.run = FG_ATTEND_CHUNK;
+    m->count = 2 * (m->from.end - m->from.begin);
+    m->moved = 0;
+    for (uint32_t i = m->from.begin; i < m->from.end + 3; i++) {
+        size_t at = (i < m->from.end ? i : m->from.end - 1) * w->copy_bytes;
+        m->to.keys[i] = w->args->scratch->copies[buffer][0] + at;
+        m->to.values[i] = w->args->scratch->copies[buffer][1] + at;
+        m->to.after_keys[i] = m->to.keys[i];
+        m->to.after_values[i] = m->to.values[i];
+    }
+}
+
+static const uint8_t *piece_of(const fg_strip_pieces *pieces, uint32_t index)
+{
+    uint32_t count = pieces->end - pieces->begin;
+    return index < count ? pieces->keys[pieces->begin + index]
+                         : pieces->values[pieces->begin + index - count];
+}
+
+static void move(const walk *w, moving *m, uint32_t end)
+{
+    for (; m->moved < end; m->moved++) {
+        uint32_t later = m->moved + COPY_AHEAD;
+        for (size_t at = 0; at < w->piece_bytes && later < end; at += 64) {
+            __builtin_prefetch(piece_of(&m->from, later) + at);
+        }
+        w->kernels->copy(w->args->kv->dtype, (uint8_t *)(uintptr_t)piece_of(&m->to, m->moved),
+                         piece_of(&m->from, m->moved), (size_t)PIECE * w->args->kv->head_dim);
+    }
+}
+
+/* Fetches the `share`th of FETCH_SHARES of the pieces moved .. end - 1. */
+static void fetch_moves(const walk *w, const moving *m, uint32_t end, uint32_t share)
+{
+    size_t size_bytes = w->piece_bytes / 64 / FETCH_SHARES * 64;
+    size_t first = share * size_bytes;
+    size_t last = share + 1 == FETCH_SHARES ? w->piece_bytes : first + size_bytes;
+    for (uint32_t i = m->moved; i < end; i++) {
+        for (size_t at = first; at < last; at += 64) {
+            __builtin_prefetch(piece_of(&m->from, i) + at);
+        }
+    }
+}
+
+/* One strip through a copied chunk, while pieces of the next chunk up to `end` are fetched, then moved: a few
+ * at a time, because a processor waits when too many are on their way. */
+static void run_copied_strip(const walk *w, const fg_strip *s, moving *next, uint32_t end)
+{
+    const fg_strip_products *products = &w->copy_products[s->count - 1];
+    const fg_strip_pieces *pieces = s->pieces;
+    for (uint32_t share = 0; share < FETCH_SHARES; share++) {
+        uint32_t first = share * FG_STRIP_PIECES / FETCH_SHARES;
+        uint32_t last = (share + 1) * FG_STRIP_PIECES / FETCH_SHARES;
+        fetch_moves(w, next, end, share);
+        products->scores(s, first > pieces->begin ? first : pieces->begin,
+                         last < pieces->end ? last : pieces->end);
+    }
+    weigh_strip(w, s);
+    products->values(s, pieces->begin * PIECE, pieces->end * PIECE);
+    move(w, next, end);
+}
+
+/* Many strips: each on its own through copies of K and V that stay in the second-level cache. */
+static void run_copied_chunks(const walk *w)
+{
+    moving moves[2];
+    uint32_t end = w->args->chunk_end;
+    begin_move(w, w->args->chunk_first, &moves[w->args->chunk_first % 2]);
+    for (uint32_t chunk = w->args->chunk_first; chunk < end; chunk++) {
+        moving *now = &moves[chunk % 2];
+        moving *next = &moves[(chunk + 1) % 2];
+        move(w, now, now->count);
+        next->count = next->moved = 0;
+        if (chunk + 1 < end) {
+            begin_move(w, chunk + 1, next);
+        }
+        for (uint32_t i = 0; i < w->strip_count; i++) {
+            fg_strip s;
+            begin_strip(w, &now->to, chunk, i * w->strip_size, &s);
+            run_copied_strip(w, &s, next,
+                             moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0);
+            end_strip(w, &s);
+        }
+    }
+}
+
+static void pack_q(const walk *w)
+{
+    const fg_cpu_attend *args = w->args;
+    for (uint32_t index = 0; index < w->tile_count; index++) {
+        w->kernels->pack_q(args->kv->dtype, fg_cpu_attend_q(args, index),
+                           fg_cpu_attend_factor(args), args->kv->head_dim,
+                           args->scratch->q + (size_t)index * FG_STRIP_Q);
+    }
+}
+
+static void finish(const walk *w, uint32_t index)
+{
+    const fg_cpu_attend *args = w->args;
+    float *state = fg_cpu_record(args, args->record_first, index);
+    for (uint32_t i = 1; i < args->record_count; i++) {
+        merge(w, state, fg_cpu_record(args, args->record_first + i, index));
+    }
+    w->kernels->multiply(state + FG_ATTEND_HEAD, 1.0f / state[FG_ATTEND_SUM], args->kv->head_dim,
+                         fg_cpu_attend_out(args, index));
+}
+
+void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
+{
+    const fg_paged_kv *kv = args->kv;
+    if (kv->head_dim % kernels->dim_step != 0 || kv->head_dim > FG_ATTEND_COPY_DIMS ||
+        kv->block_size < PIECE) {
+        fg_cpu_plain_attend(args);
+        return;
+    }
+    walk w = walk_of(kernels, args);
+    if (args->chunk_first < args->chunk_end) {
+        pack_q(&w);
+        if (copies_kv(&w)) {
+            run_copied_chunks(&w);
+        } else {
+            run_direct_chunks(&w);
+        }
+    }
+    for (uint32_t index = 0; index < w.tile_count && args->finish; index++) {
+        finish(&w, index);
+    }
+}

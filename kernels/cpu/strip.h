@@ -1,0 +1,120 @@
+/*
+ * strip - attention for vector kernels, the arithmetic of plain_attend.c. A strip, some (row, head)s of a
+ * tile, goes through a chunk in three passes: scores as a product of q with the keys, whose layout puts 16
+ * slots side by side; weights; their product with the values. Both products are register tiles that each
+ * instruction set has its own of; the way through a tile is the same for all and in strip.c. Where a tile
+ * has many strips, the chunk's K and V are copied first, to where they follow each other; else the strips
+ * take a few pieces before the next ones are read, so that these come from the first-level cache.
+ */
+#ifndef FORGE_KERNELS_CPU_STRIP_H
+#define FORGE_KERNELS_CPU_STRIP_H
+
+#include "kernels/cpu/attend.h"
+
+enum {
+    FG_STRIP_MAX = 12,
+    FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
+    FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
+    /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
+    FG_STRIP_Q = FG_ATTEND_COPY_DIMS + 16,
+};
+
+/* Where one chunk's K and V lie, a pointer per piece of 16 slots, and what is fetched meanwhile. Up to three
+ * pieces beyond the last repeat it, for register tiles of several pieces. */
+typedef struct fg_strip_pieces {
+    const uint8_t *keys[FG_STRIP_PIECES_PADDED];
+    const uint8_t *values[FG_STRIP_PIECES_PADDED];
+    const float *key_scales[FG_STRIP_PIECES_PADDED];
+    const float *value_scales[FG_STRIP_PIECES_PADDED];
+    const uint8_t *after_keys[FG_STRIP_PIECES_PADDED];
+    const uint8_t *after_values[FG_STRIP_PIECES_PADDED];
+    uint32_t begin;
+    uint32_t end;
+    uint32_t run; /* slots whose values follow each other: a piece, in a copy all */
+} fg_strip_pieces;
+
+/* One strip on its way through one chunk. */
+typedef struct fg_strip {
+    const fg_cpu_attend *args;
+    const fg_strip_pieces *pieces;
+    uint32_t chunk;
+    uint32_t first; /* (row, head) of the tile */
+    uint32_t count;
+    const float *q; /* [(row, head)][FG_STRIP_Q], as pack_q writes it */
+    float *scores;  /* [(row, head)][FG_ATTEND_SCORES]; then weights, as weigh writes them */
+    bool fresh;     /* targets are records, else records are still to be merged with them */
+    float *targets[FG_STRIP_MAX];
+    fg_cpu_slots slots[FG_STRIP_MAX];
+    fg_cpu_slots any; /* slots that some row sees */
+    fg_cpu_slots all; /* slots that every row sees; may be empty */
+} fg_strip;
+
+/* The two products of strips of one number of (row, head)s. */
+typedef struct fg_strip_products {
+    /* Scores of the pieces begin .. end - 1, without int8's scales. */
+    void (*scores)(const fg_strip *s, uint32_t begin, uint32_t end);
+    /* Adds to the targets' outputs what the slots begin .. end - 1 give, of which each row has its own. */
+    void (*values)(const fg_strip *s, uint32_t begin, uint32_t end);
+} fg_strip_products;
+
+/* Rows of a strip that see something of a chunk. */
+typedef struct fg_strip_rows {
+    uint32_t count;
+    float *scores[FG_STRIP_MAX];
+    float *records[FG_STRIP_MAX];
+} fg_strip_rows;
+
+/* What an instruction set brings. Slots begin and end at pieces, outputs are whole vectors. */
+typedef struct fg_strip_kernels {
+    uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
+    uint32_t dim_step;  /* divides the head size, else attention is plain's */
+    const fg_strip_products *(*products)(uint32_t dtype); /* [count - 1] */
+    void (*pack_q)(uint32_t dtype, const float *q, float factor, uint32_t head_dim, float *packed);
+    /* Scores of begin .. end - 1 of some rows to weights in place; writes their maxima and sums. */
+    void (*weigh)(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end);
+    /* int8: x[slot] *= the slot's scale. */
+    void (*scale)(float *x, const float *const *scales, uint32_t begin, uint32_t end);
+    /* Two records that saw slots to one, as ops.h says. */
+    void (*merge)(float *state, const float *record, uint32_t head_dim);
+    void (*multiply)(const float *x, float factor, uint32_t count, float *out);
+    /* A number of elements, a multiple of 64, to where many strips read them: f16 and int8 as floats, the
+     * others as they are. */
+    void (*copy)(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count);
+} fg_strip_kernels;
+
+void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args);
+
+/* What both lie in: slots of `slots` that are in begin .. end - 1. */
+static inline fg_cpu_slots fg_strip_clip(fg_cpu_slots slots, uint32_t begin, uint32_t end)
+{
+    begin = slots.begin > begin ? slots.begin : begin;
+    end = slots.end < end ? slots.end : end;
+    return (fg_cpu_slots){ .begin = begin, .end = end > begin ? end : begin };
+}
+
+/* Pieces of begin .. end - 1 that some row of the strip sees. */
+static inline fg_cpu_slots fg_strip_seen(const fg_strip *s, uint32_t begin, uint32_t end)
+{
+    uint32_t last = (s->any.end + FG_KV_PIECE - 1) / FG_KV_PIECE;
+    return fg_strip_clip((fg_cpu_slots){ .begin = s->any.begin / FG_KV_PIECE, .end = last }, begin,
+                         end);
+}
+
+/* Slots of begin .. end - 1 that row m sees before those that all rows see, and after them; where there are none
+ * that all see, those before are all that it sees. */
+static inline fg_cpu_slots fg_strip_before(const fg_strip *s, uint32_t m, uint32_t begin,
+                                           uint32_t end)
+{
+    bool shared = s->all.begin < s->all.end && s->all.begin < end;
+    return fg_strip_clip(s->slots[m], begin, shared ? s->all.begin : end);
+}
+
+static inline fg_cpu_slots fg_strip_after(const fg_strip *s, uint32_t m, uint32_t begin,
+                                          uint32_t end)
+{
+    bool shared = s->all.begin < s->all.end;
+    uint32_t from = shared && s->all.end > begin ? s->all.end : shared ? begin : end;
+    return fg_strip_clip(s->slots[m], from, end);
+}
+
+#endif
