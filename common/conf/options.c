@@ -20,6 +20,7 @@ static const fg_conf_choice instruction_sets[] = {
     { "avx2", FG_ISA_AVX2 },
     { "avx512", FG_ISA_AVX512 },
     { "avx512_bf16", FG_ISA_AVX512_BF16 },
+    { "amx", FG_ISA_AMX },
     { "neon", FG_ISA_NEON },
     { NULL, 0 },
 };
@@ -466,8 +467,9 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(cpu_isa),
       .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
-              "AVX-512 with VNNI, the same with BF16, or NEON with dot products. All give the same "
-              "bits." },
+              "AVX-512 with VNNI, the same with BF16, that and AMX, or NEON with dot products. All "
+              "give the same "
+              "products. All give the same bits." },
     { .name = "cpu-pin",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

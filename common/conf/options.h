@@ -20,6 +20,7 @@ typedef enum fg_cpu_isa {
     FG_ISA_AVX2,
     FG_ISA_AVX512,
     FG_ISA_AVX512_BF16,
+    FG_ISA_AMX,
     FG_ISA_NEON
 } fg_cpu_isa;
 

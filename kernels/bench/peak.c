@@ -7,6 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/team.h"
+#include "kernels/cpu/isa.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,6 +37,7 @@ struct fg_peaks {
 
 #define ON_AVX2 __attribute__((target("avx2,fma")))
 #define ON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define ON_AMX  __attribute__((target("amx-tile,amx-int8")))
 #define ON_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
 /* Every chain does STEP(sum) in each round. The empty asm keeps the compiler from folding rounds. */
@@ -106,6 +108,29 @@ static ON_BF16 void run_bf16(void)
 #undef STEP
 }
 
+/* All of 16 rows, 64 columns; a product is as long as 16 of the others. */
+static ON_AMX void run_int8_tiles(void)
+{
+    static const _Alignas(64) uint8_t config[64] = {
+        [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64,
+        [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16,
+    };
+    _tile_loadconfig(config);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    for (int round = 0; round < ROUNDS / 16 * CHAINS / 4; round++) {
+        _tile_dpbssd(0, 4, 5);
+        _tile_dpbssd(1, 4, 5);
+        _tile_dpbssd(2, 4, 5);
+        _tile_dpbssd(3, 4, 5);
+    }
+    _tile_release();
+}
+
 /* `size_bytes` in four streams of 64-byte lines; `ahead` prefetches for memory. */
 static inline ON_AVX2 __attribute__((always_inline)) void read_streams(const char *at,
                                                                        size_t size_bytes,
@@ -153,6 +178,13 @@ static bool has_vnni(void)
            __builtin_cpu_supports("avx512bw");
 }
 
+static bool has_amx(void)
+{
+    fg_cpu_facts facts = fg_cpu_facts_read();
+    const fg_cpu_kernels *kernels;
+    return fg_cpu_find_kernels("amx", &facts, &kernels, NULL) == FG_OK;
+}
+
 static bool has_bf16(void)
 {
     return has_vnni() && __builtin_cpu_supports("avx512bf16");
@@ -177,6 +209,8 @@ static method method_of(fg_peak_kind kind)
     case FG_PEAK_INT8_SHORT:
         return has_vnni() ? (method){ NULL, 0, "" }
                           : (method){ run_int8_short, 32, "vpmaddubsw + vpaddw ymm" };
+    case FG_PEAK_INT8_TILES:
+        return has_amx() ? (method){ run_int8_tiles, 1024, "tdpbssd" } : (method){ NULL, 0, "" };
     case FG_PEAK_BF16:
         return has_bf16() ? (method){ run_bf16, 32, "vdpbf16ps zmm" } : (method){ NULL, 0, "" };
     case FG_PEAK_F32:
@@ -416,9 +450,10 @@ void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json)
 
 const char *fg_peak_name(fg_peak_kind kind)
 {
-    static const char *const names[] = { "int8",    "int8 16-bit sums", "bf16",
-                                         "f32",     "L1 read",          "L2 read",
-                                         "L3 read", "DRAM read",        "memcpy" };
+    static const char *const names[] = {
+        "int8",    "int8 16-bit sums", "int8 tiles", "bf16",      "f32",
+        "L1 read", "L2 read",          "L3 read",    "DRAM read", "memcpy"
+    };
     return names[kind];
 }
 

@@ -93,3 +93,16 @@ const fg_cpu_kernels fg_cpu_avx512_bf16 = {
     .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
     .to_halves = fg_cpu_avx2_to_halves,
 };
+
+const fg_cpu_kernels fg_cpu_amx = {
+    .name = "amx",
+    .quantize_row = avx512_quantize_row,
+    .pair_row = avx512_pair_row,
+    .linear = fg_cpu_amx_linear,
+    .rmsnorm_row = avx512_rmsnorm_row,
+    .swiglu = avx512_swiglu,
+    .attend = fg_cpu_avx512_attend_bf16,
+    .rotate = fg_cpu_avx2_rotate,
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
+    .to_halves = fg_cpu_avx2_to_halves,
+};

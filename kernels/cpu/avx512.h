@@ -1,6 +1,6 @@
 /*
  * avx512 - the parts of the AVX-512 tables that are not in one file. They need F, BW, DQ, VL and VNNI,
- * and all that the AVX2 table needs; the one called avx512_bf16 needs BF16 as well.
+ * and all that the AVX2 table needs; the ones called avx512_bf16 and amx need BF16 as well.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_H
 #define FORGE_KERNELS_CPU_AVX512_H
@@ -32,6 +32,9 @@ void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);
+/* With AMX, for quantised types and many rows; else as fg_cpu_avx512_bf16_linear. */
+void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                       uint32_t first, uint32_t count);
 
 /* Sixteen sums to the row's outputs `output` and on, as far as the product has them. */
 FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row, uint32_t output,

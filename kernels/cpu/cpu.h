@@ -49,6 +49,7 @@ extern const fg_cpu_kernels fg_cpu_plain;
 extern const fg_cpu_kernels fg_cpu_avx2;
 extern const fg_cpu_kernels fg_cpu_avx512;
 extern const fg_cpu_kernels fg_cpu_avx512_bf16;
+extern const fg_cpu_kernels fg_cpu_amx;
 #elif defined(__aarch64__)
 extern const fg_cpu_kernels fg_cpu_neon;
 #endif

@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -16,7 +18,7 @@ typedef struct need {
     const char *name;
 } need;
 
-enum { NEEDS_MAX = 12 };
+enum { NEEDS_MAX = 16 };
 
 typedef struct level {
     const fg_cpu_kernels *kernels;
@@ -24,7 +26,9 @@ typedef struct level {
 } level;
 
 #if defined(__x86_64__)
-enum { OSXSAVE = 1u << 27, YMM_STATE = 0x06, ZMM_STATE = 0xE6 };
+enum { OSXSAVE = 1u << 27, YMM_STATE = 0x06, ZMM_STATE = 0xE6, TILE_STATE = 0x60000 };
+/* Leaf 7, edx. */
+enum { AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25 };
 
 static uint64_t register_state(void)
 {
@@ -33,10 +37,17 @@ static uint64_t register_state(void)
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t)high << 32 | low;
 }
+
+/* Linux keeps a process's signal frames small until it asks for tiles; from then on all its threads have them. */
+static bool ask_for_tiles(void)
+{
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
 #endif
 
 #if defined(__x86_64__)
-/* What both AVX-512 tables need. */
+/* What all tables with AVX-512 need. */
 #define AVX512_NEEDS                                                                               \
     { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" }, { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },                  \
         { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" }, { FG_CPU_LEAF7_EBX, 1u << 16, "AVX512F" },         \
@@ -50,6 +61,13 @@ static uint64_t register_state(void)
 /* The best first. */
 static const level levels[] = {
 #if defined(__x86_64__)
+    { &fg_cpu_amx,
+      { AVX512_NEEDS,
+        { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" },
+        { FG_CPU_LEAF7_EDX, AMX_TILE, "AMX_TILE" },
+        { FG_CPU_LEAF7_EDX, AMX_INT8, "AMX_INT8" },
+        { FG_CPU_XCR0, TILE_STATE, "tiles switched on by the operating system" },
+        { FG_CPU_GRANTED, 1, "the kernel's leave to use tiles (Linux 5.16)" } } },
     { &fg_cpu_avx512_bf16, { AVX512_NEEDS, { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" } } },
     { &fg_cpu_avx512, { AVX512_NEEDS } },
     { &fg_cpu_avx2,
@@ -79,6 +97,10 @@ fg_cpu_facts fg_cpu_facts_read(void)
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) {
         facts.words[FG_CPU_LEAF7_EBX] = ebx;
         facts.words[FG_CPU_LEAF7_ECX] = ecx;
+        facts.words[FG_CPU_LEAF7_EDX] = edx;
+        bool has_tiles =
+            (edx & AMX_TILE) != 0 && (facts.words[FG_CPU_XCR0] & TILE_STATE) == TILE_STATE;
+        facts.words[FG_CPU_GRANTED] = has_tiles && ask_for_tiles();
         uint32_t subleaf_max = eax;
         if (subleaf_max >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
             facts.words[FG_CPU_LEAF7_1_EAX] = eax;
@@ -108,7 +130,7 @@ static bool can_run(const level *l, const fg_cpu_facts *facts, char *missing, si
 fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                               const fg_cpu_kernels **kernels_out, fg_error *err)
 {
-    char missing[200];
+    char missing[300];
     bool automatic = strcmp(isa, "auto") == 0;
     for (size_t i = 0; i < LEVEL_COUNT; i++) {
         const char *name = levels[i].kernels->name;
@@ -126,12 +148,12 @@ fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
         }
     }
     if (strcmp(isa, "avx2") == 0 || strcmp(isa, "avx512") == 0 || strcmp(isa, "avx512_bf16") == 0 ||
-        strcmp(isa, "neon") == 0) {
+        strcmp(isa, "amx") == 0 || strcmp(isa, "neon") == 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "cpu-isa \"%s\" is for another kind of processor than this one; use auto",
                        isa);
     }
-    return fg_fail(err, FG_BAD_INPUT,
-                   "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, avx512_bf16, neon)",
-                   isa);
+    return fg_fail(
+        err, FG_BAD_INPUT,
+        "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, avx512_bf16, amx, neon)", isa);
 }

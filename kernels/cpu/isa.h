@@ -11,8 +11,10 @@ typedef enum fg_cpu_word {
     FG_CPU_LEAF1_ECX, /* x86: cpuid */
     FG_CPU_LEAF7_EBX,
     FG_CPU_LEAF7_ECX,
+    FG_CPU_LEAF7_EDX,
     FG_CPU_LEAF7_1_EAX, /* of its subleaf 1 */
     FG_CPU_XCR0,        /* x86: the registers that the operating system keeps for a thread */
+    FG_CPU_GRANTED,     /* x86: 1 when the kernel lets this process use AMX tiles */
     FG_CPU_HWCAP,       /* ARM64: what the kernel says */
     FG_CPU_WORDS
 } fg_cpu_word;
@@ -21,6 +23,7 @@ typedef struct fg_cpu_facts {
     uint64_t words[FG_CPU_WORDS];
 } fg_cpu_facts;
 
+/* Asks the kernel for AMX tiles, where there are such. */
 fg_cpu_facts fg_cpu_facts_read(void);
 
 /* The table called `isa`, or the best one that the facts allow for "auto". FG_BAD_INPUT with what is

@@ -9,6 +9,7 @@
 #if defined(FG_EMULATED_AVX512)
 extern const fg_cpu_kernels fg_emulated_avx512;
 extern const fg_cpu_kernels fg_emulated_avx512_bf16;
+extern const fg_cpu_kernels fg_emulated_amx;
 #endif
 
 /* A device whose kernels this machine can only emulate, which needs AVX2. */
@@ -16,11 +17,16 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
 {
 #if defined(FG_EMULATED_AVX512)
     fg_device_options options = { .kind = "cpu", .isa = "avx2", .thread_count = threads };
-    bool bf16 = strcmp(isa, "avx512_bf16") == 0;
-    if ((bf16 || strcmp(isa, "avx512") == 0) &&
-        fg_device_open(&options, &out->device, NULL) == FG_OK) {
-        out->device->kernels = bf16 ? &fg_emulated_avx512_bf16 : &fg_emulated_avx512;
-        return true;
+    static const fg_cpu_kernels *const tables[] = { &fg_emulated_avx512, &fg_emulated_avx512_bf16,
+                                                    &fg_emulated_amx };
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (strcmp(isa, tables[i]->name) == 0) {
+            bool opened = fg_device_open(&options, &out->device, NULL) == FG_OK;
+            if (opened) {
+                out->device->kernels = tables[i];
+            }
+            return opened;
+        }
     }
 #endif
     return false;

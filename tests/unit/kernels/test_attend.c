@@ -610,7 +610,7 @@ static void expect_same_turns(const char *isa, uint32_t threads, const turn_case
 
 Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
 {
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     static const uint32_t pair_counts[] = { 32, 24, 8, 20, 5 };
     static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32 };
     for (uint32_t i = 0; i < 5 * 3; i++) {

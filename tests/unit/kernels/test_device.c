@@ -37,6 +37,8 @@ Test(device, refuses_what_it_does_not_know)
 #define BF16   (1u << 5)
 #define YMM    0x07
 #define ZMM    0xE7
+#define AMX    (1u << 24 | 1u << 25)
+#define TILES  (0x60000 | ZMM)
 
 Test(device, the_instruction_set_follows_the_processor_and_the_system)
 {
@@ -49,21 +51,47 @@ Test(device, the_instruction_set_follows_the_processor_and_the_system)
     } cases[] = {
         { "nothing", { { 0 } }, "auto", "plain", false },
         { "nothing", { { 0 } }, "avx2", "AVX2, FMA, F16C, 256-bit", true },
-        { "avx2", { { LEAF1, AVX2, 0, 0, YMM } }, "auto", "avx2", false },
-        { "avx2", { { LEAF1, AVX2, 0, 0, YMM } }, "avx512", "AVX512F, AVX512DQ", true },
-        { "avx2", { { LEAF1, AVX2, 0, 0, YMM } }, "neon", "another kind of processor", true },
-        { "no ymm state", { { LEAF1, AVX2, 0, 0, 0x03 } }, "auto", "plain", false },
-        { "no fma", { { 1u << 29, AVX2, 0, 0, YMM } }, "avx2", "lacks FMA;", true },
-        { "avx512", { { LEAF1, AVX512, VNNI, 0, ZMM } }, "auto", "avx512", false },
-        { "avx512", { { LEAF1, AVX512, VNNI, 0, ZMM } }, "avx2", "avx2", false },
-        { "bf16", { { LEAF1, AVX512, VNNI, BF16, ZMM } }, "auto", "avx512_bf16", false },
-        { "bf16", { { LEAF1, AVX512, VNNI, BF16, ZMM } }, "avx512", "avx512", false },
-        { "no bf16", { { LEAF1, AVX512, VNNI, 0, ZMM } }, "avx512_bf16", "AVX512_BF16;", true },
-        { "no vnni", { { LEAF1, AVX512, 0, 0, ZMM } }, "auto", "avx2", false },
-        { "no vnni", { { LEAF1, AVX512, 0, 0, ZMM } }, "avx512", "lacks AVX512_VNNI;", true },
-        { "no zmm state", { { LEAF1, AVX512, VNNI, 0, YMM } }, "auto", "avx2", false },
-        { "no zmm state", { { LEAF1, AVX512, VNNI, 0, YMM } }, "avx512", "lacks 512-bit", true },
-        { "half of it", { { LEAF1, AVX2 | 1u << 16, VNNI, 0, ZMM } }, "avx512", "AVX512DQ,", true },
+        { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "auto", "avx2", false },
+        { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "avx512", "AVX512F, AVX512DQ", true },
+        { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "neon", "another kind of processor", true },
+        { "no ymm state", { { LEAF1, AVX2, 0, 0, 0, 0x03 } }, "auto", "plain", false },
+        { "no fma", { { 1u << 29, AVX2, 0, 0, 0, YMM } }, "avx2", "lacks FMA;", true },
+        { "avx512", { { LEAF1, AVX512, VNNI, 0, 0, ZMM } }, "auto", "avx512", false },
+        { "avx512", { { LEAF1, AVX512, VNNI, 0, 0, ZMM } }, "avx2", "avx2", false },
+        { "bf16", { { LEAF1, AVX512, VNNI, 0, BF16, ZMM } }, "auto", "avx512_bf16", false },
+        { "bf16", { { LEAF1, AVX512, VNNI, 0, BF16, ZMM } }, "avx512", "avx512", false },
+        { "no bf16", { { LEAF1, AVX512, VNNI, 0, 0, ZMM } }, "avx512_bf16", "AVX512_BF16;", true },
+        { "no vnni", { { LEAF1, AVX512, 0, 0, 0, ZMM } }, "auto", "avx2", false },
+        { "no vnni", { { LEAF1, AVX512, 0, 0, 0, ZMM } }, "avx512", "lacks AVX512_VNNI;", true },
+        { "no zmm state", { { LEAF1, AVX512, VNNI, 0, 0, YMM } }, "auto", "avx2", false },
+        { "no zmm state", { { LEAF1, AVX512, VNNI, 0, 0, YMM } }, "avx512", "lacks 512-bit", true },
+        { "amx", { { LEAF1, AVX512, VNNI, AMX, BF16, TILES, 1 } }, "auto", "amx", false },
+        { "amx", { { LEAF1, AVX512, VNNI, AMX, BF16, TILES, 1 } }, "avx2", "avx2", false },
+        { "no int8",
+          { { LEAF1, AVX512, VNNI, 1u << 24, BF16, TILES, 1 } },
+          "amx",
+          "AMX_INT8;",
+          true },
+        { "no tile state",
+          { { LEAF1, AVX512, VNNI, AMX, BF16, ZMM, 0 } },
+          "amx",
+          "lacks tiles",
+          true },
+        { "no leave",
+          { { LEAF1, AVX512, VNNI, AMX, BF16, TILES, 0 } },
+          "auto",
+          "avx512_bf16",
+          false },
+        { "no leave",
+          { { LEAF1, AVX512, VNNI, AMX, BF16, TILES, 0 } },
+          "amx",
+          "lacks the kernel's leave",
+          true },
+        { "half of it",
+          { { LEAF1, AVX2 | 1u << 16, VNNI, 0, 0, ZMM } },
+          "avx512",
+          "AVX512DQ,",
+          true },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fg_cpu_kernels *kernels = NULL;

@@ -20,9 +20,8 @@ static const struct {
     { "many pieces", 150, 96 }, { "long rows", 37, 1536 }, { "blocks of rows", 20, 8192 },
 };
 
-static const uint32_t row_counts[] = {
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 33
-};
+static const uint32_t row_counts[] = { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                                       13, 14, 15, 16, 17, 24, 25, 28, 29, 31, 32, 33 };
 enum { ROWS_MAX = 33 };
 
 static uint32_t columns_for(uint32_t type, uint32_t columns)
@@ -94,7 +93,7 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
         uint32_t threads;
     } variants[] = { { "plain", 1 },       { "plain", 3 },  { "avx2", 1 },   { "avx2", 2 },
                      { "avx2", 4 },        { "avx512", 1 }, { "avx512", 2 }, { "avx512_bf16", 1 },
-                     { "avx512_bf16", 2 }, { "neon", 1 } };
+                     { "avx512_bf16", 2 }, { "amx", 1 },    { "amx", 2 },    { "neon", 1 } };
     enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
     test_device devices[VARIANT_COUNT];
     size_t device_count = 0;
@@ -319,7 +318,7 @@ Test(linear, bf16_products_of_any_magnitude_are_the_same_everywhere)
         { "overflowing", 40, 127, false, false },
         { "with infinities and NaN", -20, 20, true, false },
     };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 15 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fg_matrix matrix;
@@ -362,19 +361,24 @@ Test(linear, bf16_products_of_any_magnitude_are_the_same_everywhere)
 }
 
 /* More rows than a kernel keeps sums of at a time, and columns of several slices. */
-Test(linear, many_rows_of_pairs_become_what_plain_makes_of_them)
+Test(linear, many_rows_become_what_plain_makes_of_them)
 {
     static const struct {
-        uint32_t rows, outputs, columns;
-    } cases[] = { { 300, 150, 67 }, { 129, 17, 2 }, { 141, 33, 1 }, { 60, 35, 4500 } };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "neon" };
+        uint32_t type, rows, outputs, columns;
+    } cases[] = { { FG_BF16, 300, 150, 67 },  { FG_BF16, 129, 17, 2 },  { FG_BF16, 141, 33, 1 },
+                  { FG_BF16, 60, 35, 4500 },  { FG_Q4_0, 530, 35, 96 }, { FG_Q4_1, 513, 16, 64 },
+                  { FG_Q5_0, 130, 33, 1056 }, { FG_Q8_0, 49, 20, 544 }, { FG_Q4_K, 515, 17, 256 },
+                  { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 } };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 16 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fg_matrix matrix;
-        void *data = random_matrix(&rng, FG_BF16, cases[c].outputs, cases[c].columns, &matrix);
+        void *data =
+            random_matrix(&rng, cases[c].type, cases[c].outputs, cases[c].columns, &matrix);
         fg_panels panels = pack_panels(&matrix);
         fg_activations in = make_activations(cases[c].rows, cases[c].columns);
         size_t count = (size_t)cases[c].rows * cases[c].outputs;
+        float *before = random_floats(&rng, count, 10.0f);
         float *sums[2] = { fg_mem_array(count, sizeof(float)), fg_mem_array(count, sizeof(float)) };
         for (size_t i = 0; i < (size_t)cases[c].rows * cases[c].columns; i++) {
             in.values[i] = random_float(&rng, 3.0f);
@@ -384,17 +388,21 @@ Test(linear, many_rows_of_pairs_become_what_plain_makes_of_them)
             if (!open_test_device(isas[i], 2, &device)) {
                 continue;
             }
+            /* A row that a kernel meets twice is added once. */
+            memcpy(sums[i > 0], before, count * sizeof(float));
             fg_linear linear = { .weight = panels,
                                  .out = sums[i > 0],
-                                 .out_stride = cases[c].outputs };
-            fg_op_prepare(device.stream, &in, FG_FORM_PAIRS, cases[c].rows);
+                                 .out_stride = cases[c].outputs,
+                                 .accumulate = c % 2 == 0 };
+            fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), cases[c].rows);
             fg_op_linear(device.stream, &linear, 1, &in, cases[c].rows);
-            cr_assert(memcmp(sums[i > 0], sums[0], count * sizeof(float)) == 0, "%u rows, isa %s",
-                      cases[c].rows, isas[i]);
+            cr_assert(memcmp(sums[i > 0], sums[0], count * sizeof(float)) == 0,
+                      "%s, %u rows, isa %s", fg_dtype_name(cases[c].type), cases[c].rows, isas[i]);
             close_test_device(&device);
         }
         fg_mem_free(sums[0]);
         fg_mem_free(sums[1]);
+        fg_mem_free(before);
         free_activations(&in);
         free_panels(&panels);
         fg_mem_free(data);
@@ -433,29 +441,49 @@ Test(linear, several_products_and_accumulation_equal_single_ones)
 
 Test(linear, extreme_quants_do_not_saturate)
 {
-    /* The largest magnitudes that Q8_0 can hold against activations at +-127. */
-    test_device devices[4];
-    size_t device_count = open_test_device("plain", 1, &devices[0]);
-    device_count += open_test_device("avx2", 1, &devices[device_count]);
-    device_count += open_test_device("avx512", 1, &devices[device_count]);
-    device_count += open_test_device("neon", 1, &devices[device_count]);
-    uint8_t block[34] = { 0x00, 0x3C };
-    fg_matrix matrix = { .data = block, .type = FG_Q8_0, .outputs = 1, .columns = 32 };
-    fg_activations in = make_activations(1, 32);
-    for (int i = 0; i < 32; i++) {
-        block[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
-        in.values[i] = i % 2 == 0 ? -127.0f : 127.0f;
+    enum { ROWS = 24 }; /* the last one is what one row becomes */
+    /* The largest magnitudes that Q8_0 and Q6_K can hold against activations at +-127. */
+    static const char *const isas[] = { "plain", "avx2", "avx512", "amx", "neon" };
+    uint8_t bytes[34] = { 0x00, 0x3C };
+    struct {
+        uint8_t low[128], high[64];
+        int8_t scales[16];
+        uint16_t d;
+    } sixes = { .d = 0x3C00 };
+    memset(sixes.scales, -128, sizeof sixes.scales); /* and all codes are -32 */
+    fg_activations ins[2] = { make_activations(ROWS, 32), make_activations(ROWS, 256) };
+    for (int row = 0; row < ROWS; row++) {
+        for (int i = 0; i < 32; i++) {
+            bytes[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
+            ins[0].values[row * 32 + i] = i % 2 == 0 ? -127.0f : 127.0f;
+        }
+        for (int i = 0; i < 256; i++) {
+            ins[1].values[row * 256 + i] = 127.0f;
+        }
     }
-    fg_panels panels = pack_panels(&matrix);
-    for (size_t d = 0; d < device_count; d++) {
-        float out = 0.0f;
-        fg_linear linear = { .weight = panels, .out = &out, .out_stride = 1 };
-        fg_op_prepare(devices[d].stream, &in, FG_FORM_QUANTS, 1);
-        fg_op_linear(devices[d].stream, &linear, 1, &in, 1);
-        cr_assert_eq(out, 16.0f * (128 * 127 + 127 * 127), "isa %s gives %f",
-                     fg_device_isa(devices[d].device), (double)out);
-        close_test_device(&devices[d]);
+    const fg_matrix matrices[2] = {
+        { .data = bytes, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
+        { .data = &sixes, .type = FG_Q6_K, .outputs = 1, .columns = 256 },
+    };
+    static const float want[2] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127 };
+    for (int m = 0; m < 2; m++) {
+        fg_panels panels = pack_panels(&matrices[m]);
+        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+            test_device device;
+            if (!open_test_device(isas[i], 1, &device)) {
+                continue;
+            }
+            for (uint32_t rows = 1; rows <= ROWS; rows++) {
+                float out[ROWS] = { 0.0f };
+                fg_linear linear = { .weight = panels, .out = out, .out_stride = 1 };
+                fg_op_prepare(device.stream, &ins[m], FG_FORM_QUANTS, rows);
+                fg_op_linear(device.stream, &linear, 1, &ins[m], rows);
+                cr_assert_eq(out[rows - 1], want[m], "%s, isa %s, %u rows: %f",
+                             fg_dtype_name(matrices[m].type), isas[i], rows, (double)out[rows - 1]);
+            }
+            close_test_device(&device);
+        }
+        free_panels(&panels);
+        free_activations(&ins[m]);
     }
-    free_panels(&panels);
-    free_activations(&in);
 }

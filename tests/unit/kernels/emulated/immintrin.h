@@ -6,6 +6,10 @@
 #ifndef FORGE_TESTS_EMULATED_IMMINTRIN_H
 #define FORGE_TESTS_EMULATED_IMMINTRIN_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
 #include_next <immintrin.h>
 
 #if __has_include(<simde/x86/avx512.h>) /* CMake compiles the copy only then */
@@ -191,6 +195,94 @@ FG_EMULATED void fg_emulated_mask_storeu_ps(float *at, unsigned mask, __m512 val
         }
     }
 }
+
+/* The tiles of AMX, of one thread at a time. */
+typedef struct fg_emulated_tiles {
+    uint8_t bytes[8][16][64];
+    uint16_t row_bytes[8];
+    uint8_t rows[8];
+} fg_emulated_tiles;
+
+static __thread fg_emulated_tiles fg_emulated_tile;
+
+FG_EMULATED void fg_emulated_tile_loadconfig(const void *config)
+{
+    const uint8_t *at = config;
+    for (int i = 0; i < 8; i++) {
+        fg_emulated_tile.row_bytes[i] = (uint16_t)(at[16 + 2 * i] | at[17 + 2 * i] << 8);
+        fg_emulated_tile.rows[i] = at[48 + i];
+    }
+}
+
+FG_EMULATED void fg_emulated_tile_release(void)
+{
+    for (int i = 0; i < 8; i++) {
+        fg_emulated_tile.rows[i] = 0;
+    }
+}
+
+/* Bytes and rows that a tile does not have become zeros. */
+FG_EMULATED void fg_emulated_tile_loadd(int tile, const void *base, size_t stride)
+{
+    for (int row = 0; row < 16; row++) {
+        for (int i = 0; i < 64; i++) {
+            bool has = row < fg_emulated_tile.rows[tile] && i < fg_emulated_tile.row_bytes[tile];
+            fg_emulated_tile.bytes[tile][row][i] =
+                has ? ((const uint8_t *)base)[(size_t)row * stride + (size_t)i] : 0;
+        }
+    }
+}
+
+FG_EMULATED void fg_emulated_tile_stored(int tile, void *base, size_t stride)
+{
+    for (int row = 0; row < fg_emulated_tile.rows[tile]; row++) {
+        for (int i = 0; i < fg_emulated_tile.row_bytes[tile]; i++) {
+            ((uint8_t *)base)[(size_t)row * stride + (size_t)i] =
+                fg_emulated_tile.bytes[tile][row][i];
+        }
+    }
+}
+
+FG_EMULATED void fg_emulated_tile_zero(int tile)
+{
+    for (int row = 0; row < 16; row++) {
+        for (int i = 0; i < 64; i++) {
+            fg_emulated_tile.bytes[tile][row][i] = 0;
+        }
+    }
+}
+
+FG_EMULATED void fg_emulated_tile_dpbssd(int sums, int rows, int codes)
+{
+    for (int m = 0; m < fg_emulated_tile.rows[sums]; m++) {
+        for (int n = 0; n < fg_emulated_tile.row_bytes[sums] / 4; n++) {
+            uint8_t *at = fg_emulated_tile.bytes[sums][m] + 4 * n;
+            uint32_t sum =
+                at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+            for (int k = 0; k < fg_emulated_tile.row_bytes[rows]; k++) {
+                int8_t x = (int8_t)fg_emulated_tile.bytes[rows][m][k];
+                int8_t y = (int8_t)fg_emulated_tile.bytes[codes][k / 4][4 * n + k % 4];
+                sum += (uint32_t)(x * y);
+            }
+            for (int i = 0; i < 4; i++) {
+                at[i] = (uint8_t)(sum >> 8 * i);
+            }
+        }
+    }
+}
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbssd
+#define _tile_loadconfig fg_emulated_tile_loadconfig
+#define _tile_release    fg_emulated_tile_release
+#define _tile_loadd      fg_emulated_tile_loadd
+#define _tile_stored     fg_emulated_tile_stored
+#define _tile_zero       fg_emulated_tile_zero
+#define _tile_dpbssd     fg_emulated_tile_dpbssd
 
 #undef _mm512_madd_epi16 /* of four arguments by mistake */
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
