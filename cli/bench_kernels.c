@@ -37,12 +37,12 @@ static const char group_how[] = "How";
 static const fg_option options[] = {
     { .name = "ops",
       .type = FG_OPTION_STRING,
-      .default_text = "linear,attend,other",
+      .default_text = "linear,gated,attend,other",
       .group = group_what,
       .value_name = "LIST",
       AT(ops),
-      .help =
-          "linear: matrix products; attend: attention; other: quantisation, norm, activation." },
+      .help = "linear: matrix products; gated: the same matrix as a gate and an up half, with what "
+              "follows them; attend: attention; other: quantisation, norm." },
     { .name = "types",
       .type = FG_OPTION_STRING,
       .default_text = "q4_0,q4_1,q5_0,q5_1,q8_0,q4_k,q5_k,q6_k,f16,bf16,f32",
@@ -282,6 +282,45 @@ static void bench_products(bench *b, uint32_t type, shape s)
     }
 }
 
+/* The matrix's first half as a gate, its second as what is gated: as much work as the whole as a product. */
+typedef struct gated_halves {
+    fg_gated gated;
+    uint32_t rows, copies;
+    size_t half_bytes;
+} gated_halves;
+
+static void run_gated(bench *b, void *args, uint32_t turn)
+{
+    gated_halves *g = args;
+    g->gated.gate.data = b->memory + (turn % g->copies) * 2 * g->half_bytes;
+    g->gated.up.data = (const char *)g->gated.gate.data + g->half_bytes;
+    fg_op_gated(b->stream, &g->gated, &b->in, g->rows);
+}
+
+static void bench_gated(bench *b, uint32_t type, shape s)
+{
+    if (s.outputs % (2 * FG_QUANT_GROUP) != 0) {
+        return; /* the next product reads whole groups */
+    }
+    fg_panels half = { .type = type, .outputs = s.outputs / 2, .columns = s.columns };
+    gated_halves g = { .gated = { .gate = half, .up = half, .forms = FG_FORM_QUANTS },
+                       .half_bytes =
+                           fg_panel_count(half.outputs) * fg_panel_bytes(type, s.columns) };
+    g.copies = b->config->warm ? 1 : (uint32_t)(b->memory_bytes / (2 * g.half_bytes));
+    g.gated.out = b->out;
+    g.gated.out.columns = half.outputs;
+    b->in.columns = s.columns;
+    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(type), b->row_max);
+    char what[64];
+    snprintf(what, sizeof what, "%s 2x%ux%u", fg_dtype_name(type), half.outputs, s.columns);
+    for (uint32_t i = 0; i < b->rows.count; i++) {
+        g.rows = b->rows.items[i];
+        work w = { .bytes = (double)(2 * g.half_bytes) };
+        *fg_bench_macs_of(&w.macs, type) = (double)s.outputs * s.columns * g.rows;
+        keep_line(b, "gated", what, g.rows, best_seconds(b, run_gated, &g), &w);
+    }
+}
+
 /* ---- attention ---- */
 
 typedef struct attention {
@@ -408,15 +447,6 @@ static void run_norm(bench *b, void *args, uint32_t turn)
     fg_op_rmsnorm(b->stream, &norm, ((other *)args)->rows);
 }
 
-static void run_swiglu(bench *b, void *args, uint32_t turn)
-{
-    (void)turn;
-    fg_swiglu swiglu = {
-        .gate = b->in.values, .up = b->in.values, .forms = FG_FORM_QUANTS, .out = b->out
-    };
-    fg_op_swiglu(b->stream, &swiglu, ((other *)args)->rows);
-}
-
 static void bench_others(bench *b)
 {
     static const struct {
@@ -427,7 +457,6 @@ static void bench_others(bench *b)
         { "quantize", run_quantize, 4 + 1 },
         { "round", run_round, 4 + 2 },
         { "rmsnorm", run_norm, 4 + 4 + 1 },
-        { "swiglu", run_swiglu, 8 + 4 + 1 },
     };
     b->in.columns = b->out.columns = b->column_max;
     char what[64];
@@ -574,7 +603,7 @@ static fg_status open_bench(bench *b, fg_error *err)
     size_t elements = (size_t)rows * columns;
     b->values = fg_mem_array((size_t)rows * larger(b->output_max, columns), sizeof(float));
     bool taken = take_activations(&b->in, rows, columns);
-    taken = take_activations(&b->out, rows, columns) && taken;
+    taken = take_activations(&b->out, rows, larger(columns, b->output_max / 2)) && taken;
     if (b->memory == NULL || b->values == NULL || !taken) {
         return fg_fail(err, FG_AGAIN, "out of memory: fewer --rows or smaller --shapes");
     }
@@ -619,16 +648,23 @@ static bool wants(const bench *b, const char *op)
 
 static fg_status measure_all(bench *b, fg_error *err)
 {
-    if (!wants(b, "linear") && !wants(b, "attend") && !wants(b, "other")) {
-        return fg_fail(err, FG_BAD_INPUT, "--ops %.60s: give linear, attend or other",
+    if (!wants(b, "linear") && !wants(b, "gated") && !wants(b, "attend") && !wants(b, "other")) {
+        return fg_fail(err, FG_BAD_INPUT, "--ops %.60s: give linear, gated, attend or other",
                        b->config->ops);
     }
     b->before = measure_probes(b);
     print_head(b);
-    for (uint32_t t = 0; wants(b, "linear") && t < b->type_count; t++) {
+    for (uint32_t t = 0; t < b->type_count; t++) {
         for (uint32_t s = 0; s < b->shape_count; s++) {
-            bench_products(b, b->types[t], b->shapes[s]);
-            end_group(b);
+            if (wants(b, "linear")) {
+                bench_products(b, b->types[t], b->shapes[s]);
+            }
+            if (wants(b, "gated")) {
+                bench_gated(b, b->types[t], b->shapes[s]);
+            }
+            if (b->line_count > 0) {
+                end_group(b);
+            }
         }
     }
     fg_status status = wants(b, "attend") ? bench_attentions(b, err) : FG_OK;

@@ -13,7 +13,8 @@ FORGE_BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libxxhash-dev l
 FORGE_SCRIPT_PACKAGES=(ca-certificates curl jq python3 python3-pip)
 FORGE_TEST_PACKAGES=(libcriterion-dev clang-format-14 python3-venv xz-utils procps
     libsimde-dev valgrind)
-FORGE_FULL_PACKAGES=(clang-14 clang libclang-rt-14-dev llvm-14 gcc-aarch64-linux-gnu qemu-user-static)
+FORGE_FULL_PACKAGES=(clang-14 clang libclang-rt-14-dev llvm-14 gcc-aarch64-linux-gnu
+    libc6-dev-arm64-cross qemu-user-static)
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -89,6 +89,17 @@ typedef struct fg_linear {
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows);
 
+/* out[row][c] = silu(gate . in[row]) * (up . in[row]), both products as fg_op_linear's, and these forms of it
+ * as fg_op_prepare makes them. out.values is written only where there are no forms. */
+typedef struct fg_gated {
+    fg_panels gate;
+    fg_panels up; /* of the same size */
+    uint32_t forms;
+    fg_activations out;
+} fg_gated;
+void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                 uint32_t rows);
+
 /* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. */
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out);
@@ -104,15 +115,6 @@ typedef struct fg_rmsnorm {
     fg_activations out;
 } fg_rmsnorm;
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
-
-/* out.values[row][c] = silu(gate[row][c]) * up[row][c]; out.values may be gate; and these forms of it. */
-typedef struct fg_swiglu {
-    const float *gate;
-    const float *up;
-    uint32_t forms;
-    fg_activations out;
-} fg_swiglu;
-void fg_op_swiglu(fg_device_stream *stream, const fg_swiglu *args, uint32_t rows);
 
 /* frequencies_out[i] = theta^(-2i / (2 * pair_count)) / divisors[i] in double, on the host, for
  * fg_op_rope_table; divisors may be NULL. */

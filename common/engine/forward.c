@@ -61,8 +61,8 @@ struct fg_forward {
     /* Per row of a tile. */
     fg_activations normed;   /* columns: embedding_length */
     fg_activations attended; /* columns: head_count * head_dim */
-    fg_activations hidden;   /* columns: ffn_length; values are the gate's output */
-    float *q, *k, *v, *up;
+    fg_activations hidden;   /* columns: ffn_length */
+    float *q, *k, *v;
     /* Per row that needs logits. */
     uint32_t *head_seqs;
     uint32_t *head_row_ids;
@@ -313,7 +313,6 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
     add_part(&list, (void **)&forward->q, rows, (size_t)h->head_count * h->head_dim, sizeof(float));
     add_part(&list, (void **)&forward->k, rows, kv_columns, sizeof(float));
     add_part(&list, (void **)&forward->v, rows, kv_columns, sizeof(float));
-    add_part(&list, (void **)&forward->up, rows, h->ffn_length, sizeof(float));
     add_part(&list, (void **)&forward->head_seqs, step_rows, 1, sizeof(uint32_t));
     add_part(&list, (void **)&forward->head_row_ids, step_rows, 1, sizeof(uint32_t));
     add_part(&list, (void **)&forward->logits, HEAD_ROWS, h->vocab_size, sizeof(float));
@@ -446,17 +445,24 @@ static uint32_t forms_of(const fg_linear *list, uint32_t count)
     return forms;
 }
 
-/* Products of normalised rows. */
-static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
-                         const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
+/* Rows in `normed`. */
+static void norm_rows(fg_forward *forward, const float *in, const uint32_t *row_ids,
+                      const float *weight, uint32_t forms, uint32_t rows)
 {
     fg_rmsnorm args = { .in = in,
                         .row_ids = row_ids,
                         .weight = weight,
                         .epsilon = forward->hparams.norm_epsilon,
-                        .forms = forms_of(list, count),
+                        .forms = forms,
                         .out = forward->normed };
     fg_op_rmsnorm(forward->stream, &args, rows);
+}
+
+/* Products of normalised rows. */
+static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
+                         const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
+{
+    norm_rows(forward, in, row_ids, weight, forms_of(list, count), rows);
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
@@ -513,20 +519,16 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
-    const fg_linear gate_up[] = {
-        { .weight = layer->gate, .out = forward->hidden.values, .out_stride = h->ffn_length },
-        { .weight = layer->up, .out = forward->up, .out_stride = h->ffn_length },
-    };
-    norm_linears(forward, residual, NULL, layer->ffn_norm, gate_up, 2, rows);
+    uint32_t forms = fg_op_linear_form(layer->gate.type) | fg_op_linear_form(layer->up.type);
+    norm_rows(forward, residual, NULL, layer->ffn_norm, forms, rows);
     fg_linear down = { .weight = layer->down,
                        .out = residual,
                        .out_stride = h->embedding_length,
                        .accumulate = true };
-    fg_swiglu swiglu = { .gate = forward->hidden.values,
-                         .up = forward->up,
-                         .forms = forms_of(&down, 1),
-                         .out = forward->hidden };
-    fg_op_swiglu(forward->stream, &swiglu, rows);
+    fg_gated gated = {
+        .gate = layer->gate, .up = layer->up, .forms = forms_of(&down, 1), .out = forward->hidden
+    };
+    fg_op_gated(forward->stream, &gated, &forward->normed, rows);
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
 }
 

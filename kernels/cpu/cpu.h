@@ -63,9 +63,31 @@ static inline fg_quant_group fg_cpu_quant_group(float scale, int32_t first, int3
                              .negated = -(first + second) };
 }
 
+/* These forms of columns `first` .. `first + count - 1` of a row, whose values are at `values`: whole groups. */
+static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a,
+                                  uint32_t forms, uint32_t row, uint32_t first, const float *values,
+                                  uint32_t count)
+{
+    if ((forms & FG_FORM_QUANTS) != 0) {
+        size_t at = (size_t)row * a->columns + first;
+        kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
+    }
+    if ((forms & FG_FORM_PAIRS) != 0) {
+        kernels->pair_row(values, count,
+                          a->pairs + (size_t)row * fg_pair_stride(a->columns) + first / 2);
+    }
+}
+
+/* Below this many touched elements the caller works alone: a fork costs more than it saves. */
+enum { FG_CPU_ALONE_ELEMENTS = 8192 };
+
+/* What a member has for what it makes and uses up within a piece: it stays in the second-level cache. */
+enum { FG_CPU_SCRATCH_FLOATS = 32 << 10 };
+
 struct fg_device {
     const fg_cpu_kernels *kernels;
     fg_team *team;
+    float *scratch;     /* of each member */
     size_t block_bytes; /* of activations that one piece of a product reads again and again */
 };
 

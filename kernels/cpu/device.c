@@ -18,6 +18,11 @@ static size_t block_bytes(void)
     return part < LEAST ? LEAST : part < MOST ? part : MOST;
 }
 
+static size_t scratch_bytes_of(const fg_device *device)
+{
+    return fg_team_size(device->team) * FG_CPU_SCRATCH_FLOATS * sizeof(float);
+}
+
 fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
 {
     if (strcmp(options->kind, "cpu") != 0) {
@@ -38,6 +43,13 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
         fg_mem_free(device);
         return status;
     }
+    size_t scratch_bytes = scratch_bytes_of(device);
+    device->scratch = fg_mem_map(scratch_bytes);
+    if (device->scratch == NULL) {
+        fg_team_destroy(device->team);
+        fg_mem_free(device);
+        return fg_fail(err, FG_AGAIN, "out of memory for a device's %zu bytes", scratch_bytes);
+    }
     if (options->share != NULL) {
         fg_team_follow(device->team, fg_core_share_width, options->share);
     }
@@ -52,6 +64,7 @@ void fg_device_close(fg_device *device)
     if (device == NULL) {
         return;
     }
+    fg_mem_unmap(device->scratch, scratch_bytes_of(device));
     fg_team_destroy(device->team);
     fg_mem_free(device);
 }

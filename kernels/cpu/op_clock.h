@@ -14,7 +14,7 @@ typedef enum fg_op_kind {
     FG_OP_KIND_LINEAR,
     FG_OP_KIND_ROPE,
     FG_OP_KIND_ATTEND,
-    FG_OP_KIND_ACTIVATION,
+    FG_OP_KIND_GATED,
     FG_OP_KIND_QUANTIZE,
     FG_OP_KIND_COUNT
 } fg_op_kind;

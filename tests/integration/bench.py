@@ -134,8 +134,8 @@ def step_prints(suite):
     assert list(parts) == ["decode b=1", "decode b=4", "prefill 33"], list(parts)
     for name, step in parts.items():
         calls = {part: line["calls"] for part, line in step.items()}
-        assert calls["attention"] == calls["activation"] == 3 and calls["norm"] == 7, (name, calls)
-        assert calls["linear"] == 3 * 4 + 1 and calls["embed"] == 1, (name, calls)
+        assert calls["attention"] == calls["gate and up"] == 3 and calls["norm"] == 7, (name, calls)
+        assert calls["linear"] == 3 * 3 + 1 and calls["embed"] == 1, (name, calls)
         whole = sum(line["us"] for part, line in step.items()
                     if part not in ("all", "barrier (of all)"))
         assert abs(whole - step["all"]["us"]) < 0.01 * whole, (name, whole, step["all"])
@@ -150,8 +150,8 @@ def kernels_print(suite):
     for line in lines:
         counts[line["op"]] = counts.get(line["op"], 0) + 1
         assert line["us"] > 0 and line["share_of_probe"] > 0, line
-    assert counts == {"linear": 11 * 2 * 2, "attend": 2, "quantize": 2, "round": 2, "rmsnorm": 2,
-                      "swiglu": 2}, counts
+    assert counts == {"linear": 11 * 2 * 2, "gated": 11 * 2, "attend": 2, "quantize": 2, "round": 2,
+                      "rmsnorm": 2}, counts
     out, _ = run(suite, "kernels", "--threads", "2", "--rows", "2", "--ops", "linear", "--types", "q6_k",
                  "--shapes", "64x256", "--budget-ms", "1", "--warm")
     rows = [line for line in out.splitlines() if line.startswith("| linear")]

@@ -161,6 +161,6 @@ static bool open_and_close(void *ctx)
 
 Test(device, survives_every_failure_while_opening)
 {
-    /* Device, team, two threads, stream, its plan for attention with two mappings. */
-    cr_assert_eq(fg_fault_each(open_and_close, NULL), 8);
+    /* Device, team, two threads, scratch, stream, its plan for attention with two mappings. */
+    cr_assert_eq(fg_fault_each(open_and_close, NULL), 9);
 }

@@ -4,6 +4,7 @@
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "common/model/weights.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/ops.h"
 #include "tests/support/test.h"
 #include "tests/unit/kernels/kernel_data.h"
@@ -406,6 +407,90 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
         free_activations(&in);
         free_panels(&panels);
         fg_mem_free(data);
+    }
+}
+
+/* Products, SwiGLU and forms one after the other, with plain C. */
+static void gate_apart(const fg_gated *gated, const fg_activations *in, uint32_t rows,
+                       const fg_activations *out)
+{
+    test_device plain;
+    cr_assert(open_test_device("plain", 1, &plain));
+    size_t count = (size_t)rows * out->columns;
+    float *up = fg_mem_array(count, sizeof(float));
+    const fg_linear both[] = {
+        { .weight = gated->gate, .out = out->values, .out_stride = out->columns },
+        { .weight = gated->up, .out = up, .out_stride = out->columns },
+    };
+    fg_op_linear(plain.stream, both, 2, in, rows);
+    plain.device->kernels->swiglu(out->values, up, count, out->values);
+    fg_op_prepare(plain.stream, out, gated->forms, rows);
+    fg_mem_free(up);
+    close_test_device(&plain);
+}
+
+Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
+{
+    enum { QUANTS = FG_FORM_QUANTS, BOTH = FG_FORM_QUANTS | FG_FORM_PAIRS };
+    static const struct {
+        uint32_t gate, up, rows, outputs, columns, forms;
+    } cases[] = {
+        { FG_Q4_0, FG_Q4_0, 1, 32, 64, QUANTS },
+        { FG_Q4_0, FG_Q8_0, 7, 160, 96, BOTH },
+        { FG_Q4_K, FG_Q6_K, 40, 96, 256, QUANTS },
+        { FG_BF16, FG_BF16, 3, 70, 40, FG_FORM_PAIRS },
+        { FG_F32, FG_F32, 5, 37, 20, 0 },
+        { FG_Q8_0, FG_BF16, 30, 64, 64, QUANTS },
+        { FG_Q4_1, FG_Q4_1, 1100, 64, 32, QUANTS },
+        { FG_F16, FG_F32, 600, 33, 9, 0 },
+        { FG_Q5_1, FG_Q5_0, 100, 1056, 32, QUANTS },
+        { FG_BF16, FG_BF16, 513, 97, 6, FG_FORM_PAIRS },
+    };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
+    fg_rng rng = { .state = 17 };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        uint32_t rows = cases[c].rows, outputs = cases[c].outputs;
+        fg_matrix gate, up;
+        void *gate_data = random_matrix(&rng, cases[c].gate, outputs, cases[c].columns, &gate);
+        void *up_data = random_matrix(&rng, cases[c].up, outputs, cases[c].columns, &up);
+        fg_activations in = make_activations(rows, cases[c].columns);
+        for (size_t i = 0; i < (size_t)rows * cases[c].columns; i++) {
+            in.values[i] = random_float(&rng, 0.3f);
+        }
+        fg_gated gated = { .gate = pack_panels(&gate),
+                           .up = pack_panels(&up),
+                           .forms = cases[c].forms };
+        fg_activations want = make_activations(rows, outputs);
+        for (size_t i = 0; i < sizeof isas / sizeof isas[0] * 3; i++) {
+            test_device device;
+            if (!open_test_device(isas[i / 3], 1 + i % 3, &device)) {
+                continue;
+            }
+            fg_op_prepare(device.stream, &in,
+                          fg_op_linear_form(gate.type) | fg_op_linear_form(up.type), rows);
+            if (i == 0) {
+                gate_apart(&gated, &in, rows, &want);
+            }
+            gated.out = make_activations(rows, outputs);
+            fg_op_gated(device.stream, &gated, &in, rows);
+            size_t count = (size_t)rows * outputs;
+            bool same = memcmp(gated.out.quants, want.quants, count) == 0 &&
+                        memcmp(gated.out.groups, want.groups,
+                               rows * (outputs / FG_QUANT_GROUP) * sizeof *want.groups) == 0 &&
+                        memcmp(gated.out.pairs, want.pairs,
+                               rows * fg_pair_stride(outputs) * sizeof *want.pairs) == 0 &&
+                        (gated.forms != 0 ||
+                         memcmp(gated.out.values, want.values, count * sizeof(float)) == 0);
+            cr_assert(same, "case %zu, isa %s, %zu threads", c, isas[i / 3], 1 + i % 3);
+            free_activations(&gated.out);
+            close_test_device(&device);
+        }
+        free_panels(&gated.gate);
+        free_panels(&gated.up);
+        free_activations(&want);
+        free_activations(&in);
+        fg_mem_free(gate_data);
+        fg_mem_free(up_data);
     }
 }
 

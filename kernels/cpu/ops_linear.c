@@ -1,0 +1,238 @@
+/*
+ * Matrix products, alone and with what follows them: cut into pieces of whole outputs, which the team's members
+ * take. A kernel sees a piece's rows and panels and nothing else.
+ */
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/op_clock.h"
+
+uint32_t fg_op_linear_form(uint32_t type)
+{
+    return fg_dtype_block_count(type) > 1 ? FG_FORM_QUANTS : type == FG_BF16 ? FG_FORM_PAIRS : 0;
+}
+
+enum { LINEARS_MAX = 8 };
+
+/* A piece is some panels of one product for a block of rows. */
+typedef struct linear_job {
+    const fg_cpu_kernels *kernels;
+    const fg_linear *linears;
+    uint32_t linear_count;
+    const fg_activations *in;
+    uint32_t rows;
+    uint32_t rows_per_block;
+    uint32_t pieces_per_block;
+    uint32_t panels_per_piece;
+    uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
+} linear_job;
+
+static fg_activations activations_from(const fg_activations *a, uint32_t row)
+{
+    size_t at = (size_t)row * a->columns;
+    size_t pair = (size_t)row * fg_pair_stride(a->columns);
+    return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
+                             .quants = a->quants == NULL ? NULL : a->quants + at,
+                             .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
+                             .pairs = a->pairs == NULL ? NULL : a->pairs + pair,
+                             .columns = a->columns };
+}
+
+static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
+{
+    const linear_job *job = ctx;
+    uint32_t row = piece / job->pieces_per_block * job->rows_per_block;
+    uint32_t rows = job->rows - row < job->rows_per_block ? job->rows - row : job->rows_per_block;
+    piece %= job->pieces_per_block;
+    uint32_t index = job->linear_count - 1;
+    while (job->first_piece[index] > piece) {
+        index--;
+    }
+    fg_linear linear = job->linears[index];
+    linear.out += (size_t)row * linear.out_stride;
+    fg_activations in = activations_from(job->in, row);
+    uint32_t first = (piece - job->first_piece[index]) * job->panels_per_piece;
+    uint32_t left = fg_panel_count(linear.weight.outputs) - first;
+    job->kernels->linear(&linear, &in, rows, first,
+                         left < job->panels_per_piece ? left : job->panels_per_piece);
+}
+
+static size_t row_bytes(uint32_t form, uint32_t columns)
+{
+    switch (form) {
+    case FG_FORM_QUANTS:
+        return columns + columns / FG_QUANT_GROUP * sizeof(fg_quant_group);
+    case FG_FORM_PAIRS:
+        return fg_pair_stride(columns) * sizeof(uint32_t);
+    default:
+        return columns * sizeof(float);
+    }
+}
+
+enum { TILE = 8, TILES = 24 };
+
+/* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
+ * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6, 8 or 12 rows. Pairs
+ * are walked in slices, and BF16 weights are large: read again for every block, they want tall ones. */
+static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
+                               uint32_t rows, uint32_t most)
+{
+    size_t bytes = form == FG_FORM_PAIRS ? device->block_bytes / 2 * 3 : device->block_bytes;
+    size_t least = form == FG_FORM_PAIRS ? 2 * TILES : TILE;
+    size_t fit = bytes / row_bytes(form, columns);
+    fit = fit < least ? least : fit < most ? fit : most;
+    size_t blocks = (rows + fit - 1) / fit;
+    size_t even = (rows + blocks - 1) / blocks;
+    size_t tile = even >= TILES ? TILES : TILE;
+    return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
+}
+
+/* How finely a block's products are cut: a member that is slow or joins late should cost little, and so
+ * should a claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory,
+ * into four pieces per member, or fewer when those would be too small to be read in one go. Kernels take
+ * two panels at a time, or of floats and few rows four. */
+static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
+                                 uint32_t panels, uint32_t members)
+{
+    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 6 * 1000 * 1000 };
+    size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
+    uint64_t most = 4 * (uint64_t)members;
+    uint64_t pieces = panels * panel_bytes / PIECE_BYTES;
+    pieces = pieces > most ? most : pieces < members ? members : pieces;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    pieces = by_macs > pieces ? by_macs : pieces;
+    uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
+    uint32_t step =
+        fg_op_linear_form(linears[0].weight.type) == FG_FORM_QUANTS || rows >= 8 ? 2 : 4;
+    return members == 1 ? panels : (per_piece + step - 1) / step * step;
+}
+
+void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                  const fg_activations *in, uint32_t rows)
+{
+    uint64_t began_ns = fg_op_clock_begin();
+    FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
+    FG_ASSERT(rows > 0, "a product of no rows");
+    fg_team *team = stream->device->team;
+    uint32_t panels = 0;
+    for (uint32_t i = 0; i < linear_count; i++) {
+        panels += fg_panel_count(linears[i].weight.outputs);
+    }
+    linear_job job = { .kernels = stream->device->kernels,
+                       .linears = linears,
+                       .linear_count = linear_count,
+                       .in = in,
+                       .rows = rows };
+    uint32_t form = fg_op_linear_form(linears[0].weight.type);
+    job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, rows);
+    job.panels_per_piece =
+        panels_per_piece(linears, in, job.rows_per_block, panels, fg_team_size(team));
+    for (uint32_t i = 0; i < linear_count; i++) {
+        job.first_piece[i] = job.pieces_per_block;
+        uint32_t count = fg_panel_count(linears[i].weight.outputs);
+        job.pieces_per_block += (count + job.panels_per_piece - 1) / job.panels_per_piece;
+    }
+    uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
+    stream->sequence++;
+    if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            linear_piece(&job, piece, 0);
+        }
+    } else {
+        fg_team_for(team, pieces, linear_piece, &job);
+    }
+    fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
+}
+
+/* ---- gate and up ---- */
+
+/* A piece is some panels of both products for a block of rows. */
+typedef struct gated_job {
+    const fg_device *device;
+    const fg_gated *gated;
+    const fg_activations *in;
+    uint32_t rows;
+    uint32_t rows_per_block;
+    uint32_t pieces_per_block;
+    uint32_t panels_per_piece;
+} gated_job;
+
+/* Two panels are a group of what the next product reads; so many rows of both have room, in whole tiles. */
+enum { GATED_PANELS = FG_QUANT_GROUP / FG_PANEL_OUTPUTS };
+enum { GATED_ROWS_MOST = FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / TILES * TILES };
+
+/* Outputs `first` and on of a product, to `out`. */
+static void multiply_part(const gated_job *job, const fg_panels *weight, const fg_activations *in,
+                          uint32_t rows, uint32_t first, uint32_t count, float *out)
+{
+    uint32_t panel = first / FG_PANEL_OUTPUTS;
+    fg_linear linear = { .weight = *weight, .out = out, .out_stride = count };
+    linear.weight.data =
+        (const uint8_t *)weight->data + panel * fg_panel_bytes(weight->type, weight->columns);
+    linear.weight.outputs = count;
+    job->device->kernels->linear(&linear, in, rows, 0, fg_panel_count(count));
+}
+
+/* Columns `first` and on of some rows of the result, by way of the member's scratch. */
+static void gated_part(const gated_job *job, uint32_t row, uint32_t rows, uint32_t first,
+                       uint32_t count, float *scratch)
+{
+    const fg_gated *gated = job->gated;
+    const fg_cpu_kernels *kernels = job->device->kernels;
+    fg_activations in = activations_from(job->in, row);
+    float *gate = scratch;
+    float *up = scratch + (size_t)rows * count;
+    multiply_part(job, &gated->gate, &in, rows, first, count, gate);
+    multiply_part(job, &gated->up, &in, rows, first, count, up);
+    kernels->swiglu(gate, up, (size_t)rows * count, gate);
+    for (uint32_t i = row; i < row + rows; i++, gate += count) {
+        fg_cpu_prepare(kernels, &gated->out, gated->forms, i, first, gate, count);
+        if (gated->forms == 0) {
+            memcpy(gated->out.values + (size_t)i * gated->out.columns + first, gate,
+                   count * sizeof *gate);
+        }
+    }
+}
+
+static void gated_piece(void *ctx, uint32_t piece, uint32_t member)
+{
+    const gated_job *job = ctx;
+    uint32_t row = piece / job->pieces_per_block * job->rows_per_block;
+    uint32_t rows = job->rows - row < job->rows_per_block ? job->rows - row : job->rows_per_block;
+    uint32_t columns = job->gated->out.columns;
+    uint32_t per_piece = job->panels_per_piece * FG_PANEL_OUTPUTS;
+    uint32_t first = piece % job->pieces_per_block * per_piece;
+    uint32_t end = columns - first < per_piece ? columns : first + per_piece;
+    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows) / FG_QUANT_GROUP * FG_QUANT_GROUP;
+    float *scratch = job->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
+    for (; first < end; first += most) {
+        gated_part(job, row, rows, first, end - first < most ? end - first : most, scratch);
+    }
+}
+
+void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                 uint32_t rows)
+{
+    uint64_t began_ns = fg_op_clock_begin();
+    FG_ASSERT(rows > 0, "a product of no rows");
+    fg_team *team = stream->device->team;
+    uint32_t panels = fg_panel_count(gated->gate.outputs);
+    const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
+    gated_job job = { .device = stream->device, .gated = gated, .in = in, .rows = rows };
+    uint32_t form = fg_op_linear_form(gated->gate.type);
+    job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, GATED_ROWS_MOST);
+    uint32_t of_both =
+        panels_per_piece(both, in, job.rows_per_block, 2 * panels, fg_team_size(team));
+    job.panels_per_piece = (of_both / 2 + GATED_PANELS - 1) / GATED_PANELS * GATED_PANELS;
+    job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
+    uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
+    stream->sequence++;
+    if (2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            gated_piece(&job, piece, 0);
+        }
+    } else {
+        fg_team_for(team, pieces, gated_piece, &job);
+    }
+    fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
+}
