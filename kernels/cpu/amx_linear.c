@@ -20,7 +20,7 @@ enum { STRIP_ROWS = 16, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS
 /* What is unpacked at a time: it stays in the first-level cache while the rows pass. */
 enum { SLICE_PANELS = 2, SLICE_GROUPS = 8, GROUP_CODES = VECTOR * VECTORS };
 /* With fewer rows unpacking is not worth its time. Strips then have 11 rows (of 33) or more. */
-enum { ROWS_LEAST = 24 };
+enum { ROWS_LEAST = 24, STRIP_ROWS_LEAST = 11 };
 
 /* What a product of a group consists of. */
 typedef enum amx_kind {
@@ -377,6 +377,8 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         b.count = rows - b.first < batch_rows ? rows - b.first : batch_rows;
         b.strip_count = (b.count + STRIP_ROWS - 1) / STRIP_ROWS;
         b.strip_rows = (b.count + b.strip_count - 1) / b.strip_count;
+        FG_ASSERT(b.strip_rows >= STRIP_ROWS_LEAST && b.strip_rows <= STRIP_ROWS, "%u rows",
+                  b.strip_rows);
         if (configured != b.strip_rows) {
             configure(b.strip_rows);
             configured = b.strip_rows;

@@ -68,41 +68,29 @@ static void avx512_swiglu(const float *gate, const float *up, size_t count, floa
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+/* What the tables have in common; products and attention differ. */
+#define AVX512_ROWS                                                                                \
+    .quantize_row = avx512_quantize_row, .pair_row = avx512_pair_row,                              \
+    .rmsnorm_row = avx512_rmsnorm_row, .swiglu = avx512_swiglu, .rotate = fg_cpu_avx2_rotate,      \
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves
+
 const fg_cpu_kernels fg_cpu_avx512 = {
+    AVX512_ROWS,
     .name = "avx512",
-    .quantize_row = avx512_quantize_row,
-    .pair_row = avx512_pair_row,
     .linear = fg_cpu_avx512_linear,
-    .rmsnorm_row = avx512_rmsnorm_row,
-    .swiglu = avx512_swiglu,
     .attend = fg_cpu_avx512_attend,
-    .rotate = fg_cpu_avx2_rotate,
-    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
-    .to_halves = fg_cpu_avx2_to_halves,
 };
 
 const fg_cpu_kernels fg_cpu_avx512_bf16 = {
+    AVX512_ROWS,
     .name = "avx512_bf16",
-    .quantize_row = avx512_quantize_row,
-    .pair_row = avx512_pair_row,
     .linear = fg_cpu_avx512_bf16_linear,
-    .rmsnorm_row = avx512_rmsnorm_row,
-    .swiglu = avx512_swiglu,
     .attend = fg_cpu_avx512_attend_bf16,
-    .rotate = fg_cpu_avx2_rotate,
-    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
-    .to_halves = fg_cpu_avx2_to_halves,
 };
 
 const fg_cpu_kernels fg_cpu_amx = {
+    AVX512_ROWS,
     .name = "amx",
-    .quantize_row = avx512_quantize_row,
-    .pair_row = avx512_pair_row,
     .linear = fg_cpu_amx_linear,
-    .rmsnorm_row = avx512_rmsnorm_row,
-    .swiglu = avx512_swiglu,
     .attend = fg_cpu_avx512_attend_bf16,
-    .rotate = fg_cpu_avx2_rotate,
-    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
-    .to_halves = fg_cpu_avx2_to_halves,
 };
