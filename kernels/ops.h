@@ -136,7 +136,10 @@ enum { FG_KV_PIECE = 16 };
  * bf16 keeps pairs of dimensions of K and pairs of slots of V, the later one first:
  *   [KV head][piece][dim / 2][slot of the piece][dim 1, dim 0]
  *   [KV head][slot / 2][dim][slot 1, slot 0], in blocks of one slot [KV head][dim]
- * int8 has in each head's region a scale per slot [slot] float from scale_offset on.
+ * int8 keeps fours, in order (values in blocks of fewer slots [KV head][slot][dim]):
+ *   [KV head][piece][dim / 4][slot of the piece][dim 0..3]
+ *   [KV head][slot / 4][dim][slot 0..3]
+ * and in each head's region a scale per slot [slot] float from scale_offset on.
  */
 typedef struct fg_paged_kv {
     void *arena;
@@ -182,13 +185,20 @@ enum { FG_ATTEND_CHUNK = 256 };
  * out[row][head] = softmax(q . K * scale) V over the slots position - window + 1 .. position (window 0:
  * from slot 0 on), K and V read as stored. head_count is a multiple of kv_head_count; head h reads KV
  * head h / (head_count / kv_head_count). In each chunk that holds such slots, and only over these:
- *   score[s] = one fma chain over d of (q[d] * (scale * log2 e)) * k[s][d] (int8: times k's scale)
+ *   score[s] = one fma chain over d of (q[d] * (scale * log2 e)) * k[s][d]
  *   weight[s] = 2^(score[s] - the chunk's maximum); sum = weights added in lane s % 8, then fold
- *   o[d] = one fma chain over s of weight[s] (int8: times v's scale) * v[s][d], from 0
+ *   o[d] = one fma chain over s of weight[s] * v[s][d], from 0
  * bf16: q[d] * (scale * log2 e) and the weights are rounded to bf16, half to even. The sum is of the rounded
  * weights, in lane (s / 2) % 8. A q[d] below 2^-50 is 0, and a weight where score[s] is more than 50 below
  * the maximum. So no product and no sum is a denormal, and instructions that multiply pairs of bf16, adding
  * first the product of the upper halves, then that of the lower ones, give these bits.
+ * int8: products are summed as integers, exactly. q becomes q8 = round(q[d] * (127 / max|q|)), half to even,
+ *   score[s] = (sum over d of q8[d] * k[s][d]) * k's scale * (max|q| / 127 * (scale * log2 e))
+ *   weight[s] as bf16's before it is rounded; sum = weights added in lane s % 16, lanes i and i + 8, then fold
+ *   p[s] = weight[s] * v's scale; peak = the largest of them, and if it is too small for 255 / peak all are 0
+ *   p8[s] = trunc(fma(p[s], 255 / peak, rounder(s))), at most 255, where rounder(s) = (2 * (9 * s mod 16) + 1) / 32
+ *   o[d] = (sum over s of p8[s] * v[s][d]) * (peak * (1 / 255))
+ * Rounders differ from slot to slot, so that many small weights do not all become 0.
  * Chunks are merged in rising order: with the larger maximum m, f = 2^(old - m) and g = 2^(new - m),
  * sum = fma(new sum, g, sum * f), o = fma(new o, g, o * f). At the end out = o * (1 / sum).
  */

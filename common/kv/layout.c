@@ -50,6 +50,12 @@ fg_status fg_kv_layout_init(fg_kv_layout *layout, uint32_t layer_count, uint32_t
                        "KV layout: bf16 holds pairs of dimensions, and head size %u is odd",
                        head_dim);
     }
+    if (dtype == FG_I8 && head_dim % 4 != 0) {
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "KV layout: int8 holds dimensions in fours, which head size %u does not have",
+            head_dim);
+    }
     fg_kv_layout made = {
         .layer_count = layer_count,
         .kv_head_count = kv_head_count,

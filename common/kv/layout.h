@@ -16,8 +16,8 @@
 
 #define FG_KV_BLOCK_SIZE_MAX 1024u
 /* How a head's region is laid out; a change of it is a new number, told in HELLO. 1 had [slot][dim] for K
- * too and was not told; 2 had no pairs for bf16. */
-#define FG_KV_LAYOUT_VERSION 3u
+ * too and was not told; 2 had no pairs for bf16, 3 no fours for int8. */
+#define FG_KV_LAYOUT_VERSION 4u
 
 typedef struct fg_kv_layout {
     uint32_t layer_count;

@@ -13,6 +13,7 @@
  * Q6_K has two integer scales in a group, which the sum contains: its codes are multiplied with them first
  * and split into 64 * upper + lower.
  */
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512_unpack.h"
 #include "kernels/cpu/panel_group.h"
 
@@ -58,28 +59,14 @@ typedef __m512 strip_totals[STRIP_ROWS];
 /* ---- tiles ---- */
 
 /* Tiles 0 to 3 hold sums, 4 and 5 rows of activations, 6 and 7 codes. */
-typedef struct amx_config {
-    uint8_t palette;
-    uint8_t start_row;
-    uint8_t reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} amx_config;
-
-/* What tile instructions read is not told to compilers: GCC 12 takes the writes before them for needless. */
-static void see_memory(const void *memory)
-{
-    __asm__ volatile("" : : "r"(memory) : "memory");
-}
-
 static void configure(uint32_t strip_rows)
 {
-    amx_config config = { .palette = 1 };
-    for (int tile = 0; tile < 8; tile++) {
+    fg_amx_config config = { .palette = 1 };
+    for (int tile = 0; tile < FG_AMX_TILES; tile++) {
         config.row_bytes[tile] = tile == 4 || tile == 5 ? FG_QUANT_GROUP : VECTOR;
         config.rows[tile] = (uint8_t)(tile < 6 ? strip_rows : VECTORS);
     }
-    see_memory(&config);
+    fg_amx_see_memory(&config);
     _tile_loadconfig(&config);
 }
 
@@ -343,7 +330,7 @@ static void run_batch(const fg_panels *w, const fg_activations *in, uint32_t pan
                                                      : panels + (b->panels + i) * shape.panel_bytes;
             unpack_groups(at, count, ask, &b->slices[i]);
         }
-        see_memory(b->slices);
+        fg_amx_see_memory(b->slices);
         run_slice(w->type, in, group, count, b);
     }
 }

@@ -18,6 +18,8 @@ enum {
     FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
     FG_ATTEND_HEAD = 16, /* floats of a record before its output; the first is the maximum */
     FG_ATTEND_SUM = 1,
+    FG_ATTEND_FACTOR =
+        2, /* int8: what the exact sums of its output are still to be multiplied by */
     /* Scores of one (row, head): vector kernels write up to three pieces beyond the chunk. */
     FG_ATTEND_SCORES = FG_ATTEND_CHUNK + 4 * FG_KV_PIECE,
 };
@@ -119,15 +121,19 @@ static inline uint32_t fg_cpu_kv_piece(const fg_paged_kv *kv)
     return kv->block_size < FG_KV_PIECE ? kv->block_size : FG_KV_PIECE;
 }
 
-/* [index][inner] of a matrix with so many columns, in elements; in pairs, two rows are interleaved, the
- * later one first. */
-static inline size_t fg_cpu_element_at(bool paired, uint32_t index, uint32_t inner,
+/* Rows of K or V that are interleaved: pairs of bf16, the later one first, and int8 in fours. */
+static inline uint32_t fg_cpu_kv_interleaved(uint32_t dtype)
+{
+    return dtype == FG_BF16 ? 2 : dtype == FG_I8 ? 4 : 1;
+}
+
+/* [index][inner] of a matrix with so many columns, in elements; some rows are interleaved. */
+static inline size_t fg_cpu_element_at(uint32_t interleaved, uint32_t index, uint32_t inner,
                                        uint32_t columns)
 {
-    if (paired) {
-        return (size_t)(index & ~1u) * columns + (size_t)inner * 2 + (index % 2 == 0 ? 1 : 0);
-    }
-    return (size_t)index * columns + inner;
+    uint32_t within = index % interleaved;
+    return (size_t)(index - within) * columns + (size_t)inner * interleaved +
+           (interleaved == 2 ? 1 - within : within);
 }
 
 /* Where in a region element `d` of a slot's key or value lies, in elements (ops.h). */
@@ -136,13 +142,14 @@ static inline size_t fg_cpu_key_at(const fg_paged_kv *kv, uint32_t slot, uint32_
     uint32_t piece = fg_cpu_kv_piece(kv);
     uint32_t in_block = slot % kv->block_size;
     return (size_t)(in_block / piece) * kv->head_dim * piece +
-           fg_cpu_element_at(kv->dtype == FG_BF16, d, in_block % piece, piece);
+           fg_cpu_element_at(fg_cpu_kv_interleaved(kv->dtype), d, in_block % piece, piece);
 }
 
 static inline size_t fg_cpu_value_at(const fg_paged_kv *kv, uint32_t slot, uint32_t d)
 {
-    bool paired = kv->dtype == FG_BF16 && kv->block_size > 1;
-    return fg_cpu_element_at(paired, slot % kv->block_size, d, kv->head_dim);
+    uint32_t interleaved = fg_cpu_kv_interleaved(kv->dtype);
+    return fg_cpu_element_at(kv->block_size < interleaved ? 1 : interleaved, slot % kv->block_size,
+                             d, kv->head_dim);
 }
 
 /* A slot's scale in its region; int8 only. */

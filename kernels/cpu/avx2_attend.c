@@ -1,6 +1,7 @@
 /*
  * Attention with AVX2, FMA and F16C: the register tiles of strip.c, for up to six (row, head)s and 16 to 64
- * columns, that widen K and V as they load them.
+ * columns, that widen K and V as they load them. int8 is widened to 16 bits and multiplied in pairs: of four
+ * that lie together the first and third, then the second and fourth. So its steps lie as bf16's elements do.
  */
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_math.h"
@@ -13,21 +14,28 @@ enum {
     UNROLL = 4, /* divides every head size that comes here */
 };
 
+/* Of one element that a step multiplies; a pair of int8. */
 FG_AVX2_INLINE uint32_t element_bytes(uint32_t kind)
 {
-    return kind == FG_F32 ? 4 : kind == FG_I8 ? 1 : 2;
+    return kind == FG_F32 ? 4 : 2;
 }
 
-/* [index][inner] of K or V (fg_cpu_element_at), in bytes; the same for both of a bf16 pair. */
+/* Dimensions or slots that one step multiplies. */
+FG_AVX2_INLINE uint32_t together(uint32_t kind)
+{
+    return kind == FG_I8 ? 2 : 1;
+}
+
+/* Step [index][inner] of K or V (fg_cpu_element_at), in bytes; the same for two steps of bf16 and int8. */
 FG_AVX2_INLINE size_t place(uint32_t kind, uint32_t index, uint32_t inner, uint32_t columns)
 {
-    if (kind == FG_BF16) {
+    if (kind == FG_BF16 || kind == FG_I8) {
         return ((size_t)(index & ~1u) * columns + (size_t)inner * 2) * 2;
     }
     return ((size_t)index * columns + inner) * element_bytes(kind);
 }
 
-/* Eight elements as floats, int8 without its scale; of bf16 pairs the first or (odd) the second ones. */
+/* Eight elements as floats; of bf16 pairs the first or (odd) the second ones, of int8 the first or second pairs. */
 FG_AVX2_INLINE __m256 load_kv(uint32_t kind, bool odd, const uint8_t *at)
 {
     switch (kind) {
@@ -41,10 +49,21 @@ FG_AVX2_INLINE __m256 load_kv(uint32_t kind, bool odd, const uint8_t *at)
         return _mm256_castsi256_ps(odd ? _mm256_slli_epi32(pairs, 16)
                                        : _mm256_and_si256(pairs, upper));
     }
-    default:
-        return _mm256_cvtepi32_ps(
-            _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)at)));
+    default: {
+        __m256i fours = _mm256_loadu_si256((const __m256i *)(const void *)at);
+        __m256i upper = odd ? fours : _mm256_slli_epi16(fours, 8);
+        return _mm256_castsi256_ps(_mm256_srai_epi16(upper, 8));
     }
+    }
+}
+
+FG_AVX2_INLINE __m256 multiply_add(uint32_t kind, __m256 x, __m256 b, __m256 sum)
+{
+    if (kind == FG_I8) {
+        __m256i products = _mm256_madd_epi16(_mm256_castps_si256(x), _mm256_castps_si256(b));
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), products));
+    }
+    return _mm256_fmadd_ps(x, b, sum);
 }
 
 /* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
@@ -63,7 +82,7 @@ FG_AVX2_INLINE void step(uint32_t kind, bool odd, int M, int N, const float *a, 
         for (int n = 0; n < N; n++) {
             __m256 b = load_kv(kind, odd, bs[n]);
             for (int m = 0; m < M; m++) {
-                acc[m][n] = _mm256_fmadd_ps(x[m], b, acc[m][n]);
+                acc[m][n] = multiply_add(kind, x[m], b, acc[m][n]);
             }
         }
         return;
@@ -76,7 +95,7 @@ FG_AVX2_INLINE void step(uint32_t kind, bool odd, int M, int N, const float *a, 
     for (int m = 0; m < M; m++) {
         __m256 x = _mm256_broadcast_ss(a + m * a_step);
         for (int n = 0; n < N; n++) {
-            acc[m][n] = _mm256_fmadd_ps(x, b[n], acc[m][n]);
+            acc[m][n] = multiply_add(kind, x, b[n], acc[m][n]);
             HOLD(acc[m][n]);
         }
     }
@@ -118,7 +137,7 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
         }
     }
     size_t line = (size_t)PIECE * element_bytes(kind);
-    for (size_t at = 0; at < head_dim * line; at += UNROLL * line) {
+    for (size_t at = 0; at < head_dim / together(kind) * line; at += UNROLL * line) {
         for (size_t u = 0; u < UNROLL; u++) {
             const uint8_t *bs[8];
             for (int n = 0; n < N; n++) {
@@ -150,6 +169,20 @@ FG_AVX2_INLINE void value_step(uint32_t kind, bool odd, int M, int N, const floa
     step(kind, odd, M, N, weights, SCORES, bs, acc);
 }
 
+/* int8: so many slots, whole pieces. */
+FG_AVX2_INLINE void add_fours(int M, int N, const float *weights, const uint8_t *value,
+                              ptrdiff_t after, uint32_t slots, uint32_t head_dim,
+                              __m256 acc[STRIP][8])
+{
+    for (uint32_t step = 0; step < slots / 2; step += UNROLL) {
+        for (uint32_t u = 0; u < UNROLL; u++) {
+            value_step(FG_I8, u % 2 == 1, M, N, weights + step + u,
+                       value + place(FG_I8, u, 0, head_dim), after, acc);
+        }
+        value += place(FG_I8, UNROLL, 0, head_dim);
+    }
+}
+
 /* Adds weights times values to N * 8 columns of M outputs. */
 FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const fg_strip *s,
                                 const float *weights, float *const *outs, fg_cpu_slots slots,
@@ -168,6 +201,13 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const fg_strip *s,
         uint32_t run_end = (slot / s->pieces->run + 1) * s->pieces->run;
         uint32_t end = run_end < slots.end ? run_end : slots.end;
         ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
+        if (kind == FG_I8) {
+            add_fours(M, N, weights + slot / 2,
+                      values + place(kind, (slot - first) / 2, column, head_dim), after, end - slot,
+                      head_dim, acc);
+            slot = end;
+            continue;
+        }
         if (kind == FG_BF16 && slot % 2 == 1) {
             const uint8_t *value = values + place(kind, slot - first, column, head_dim);
             value_step(kind, true, M, N, weights + slot, value, after, acc);
@@ -244,11 +284,21 @@ FG_AVX2_INLINE float largest(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-static void scale(float *x, const float *const *scales, uint32_t begin, uint32_t end)
+static void settle_scores(float *x, const float *const *scales, float factor, uint32_t begin,
+                          uint32_t end)
 {
     for (uint32_t j = begin; j < end; j += 8) {
-        __m256 scale = _mm256_loadu_ps(scales[j / PIECE] + j % PIECE);
-        _mm256_store_ps(x + j, _mm256_mul_ps(_mm256_load_ps(x + j), scale));
+        __m256 sums = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *)(const void *)(x + j)));
+        __m256 scaled = _mm256_mul_ps(sums, _mm256_loadu_ps(scales[j / PIECE] + j % PIECE));
+        _mm256_store_ps(x + j, _mm256_mul_ps(scaled, _mm256_set1_ps(factor)));
+    }
+}
+
+static void settle_values(float *x, float factor, uint32_t count)
+{
+    for (uint32_t d = 0; d < count; d += 8) {
+        __m256 sums = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *)(const void *)(x + d)));
+        _mm256_store_ps(x + d, _mm256_mul_ps(sums, _mm256_set1_ps(factor)));
     }
 }
 
@@ -261,8 +311,8 @@ FG_AVX2_INLINE __m256 round_brain(__m256 x)
     return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xFFFF0000)));
 }
 
-/* fg_cpu_brain_exp2 of eight, as floats. */
-FG_AVX2_INLINE __m256 brain_exp2_of(__m256 x)
+/* fg_cpu_brain_power of eight. */
+FG_AVX2_INLINE __m256 brain_power_of(__m256 x)
 {
     const __m256 magic = _mm256_set1_ps(0x1.8p23f);
     __m256 shifted = _mm256_add_ps(x, magic);
@@ -274,7 +324,13 @@ FG_AVX2_INLINE __m256 brain_exp2_of(__m256 x)
     __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     power = _mm256_add_epi32(power, _mm256_castps_si256(p));
     __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(FG_CPU_BRAIN_LEAST), _CMP_LT_OQ);
-    return _mm256_andnot_ps(gone, round_brain(_mm256_castsi256_ps(power)));
+    return _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
+}
+
+/* fg_cpu_brain_exp2 of eight, as floats. */
+FG_AVX2_INLINE __m256 brain_exp2_of(__m256 x)
+{
+    return round_brain(brain_power_of(x));
 }
 
 FG_AVX2_INLINE float maximum_of(const float *x, uint32_t begin, uint32_t end)
@@ -318,10 +374,55 @@ static void weigh_floats(float *x, uint32_t begin, uint32_t end, float *record)
     record[FG_ATTEND_SUM] = fg_avx2_fold(sum);
 }
 
+/* Eight weights times V's scales, and what has no weight may have any scale, even none. */
+FG_AVX2_INLINE __m256 weigh_eight(float *x, const float *scales, __m256 maximum, __m256 *sum,
+                                  __m256 peaks)
+{
+    __m256 weight = brain_power_of(_mm256_sub_ps(_mm256_load_ps(x), maximum));
+    __m256 there = _mm256_cmp_ps(weight, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+    __m256 scaled = _mm256_and_ps(there, _mm256_mul_ps(weight, _mm256_loadu_ps(scales)));
+    *sum = _mm256_add_ps(*sum, weight);
+    _mm256_store_ps(x, scaled);
+    return _mm256_max_ps(peaks, scaled);
+}
+
+/* int8: weights become bytes, and lie as 16 bits each in the order of load_kv's pairs. */
+static void weigh_bytes(float *x, const float *const *scales, uint32_t begin, uint32_t end,
+                        float *record)
+{
+    record[0] = maximum_of(x, begin, end);
+    __m256 maximum = _mm256_set1_ps(record[0]);
+    __m256 sums[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    __m256 peaks = _mm256_setzero_ps();
+    for (uint32_t j = begin; j < end; j += PIECE) {
+        peaks = weigh_eight(x + j, scales[j / PIECE], maximum, &sums[0], peaks);
+        peaks = weigh_eight(x + j + 8, scales[j / PIECE] + 8, maximum, &sums[1], peaks);
+    }
+    fg_cpu_byte_weights with = fg_cpu_byte_weights_of(largest(peaks));
+    record[FG_ATTEND_SUM] = fg_avx2_fold(_mm256_add_ps(sums[0], sums[1]));
+    record[FG_ATTEND_FACTOR] = with.factor;
+    const __m256i in_pairs = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+                                              0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    __m256 inverse = _mm256_set1_ps(with.inverse);
+    __m256 rounders[2] = { _mm256_loadu_ps(fg_cpu_rounders), _mm256_loadu_ps(fg_cpu_rounders + 8) };
+    for (uint32_t j = begin; j < end; j += PIECE) {
+        __m256i low =
+            _mm256_cvttps_epi32(_mm256_fmadd_ps(_mm256_load_ps(x + j), inverse, rounders[0]));
+        __m256i high =
+            _mm256_cvttps_epi32(_mm256_fmadd_ps(_mm256_load_ps(x + j + 8), inverse, rounders[1]));
+        /* Slots 0..3, 8..11, 4..7, 12..15, then in order. */
+        __m256i words =
+            _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), _MM_SHUFFLE(3, 1, 2, 0));
+        _mm256_store_si256((__m256i *)(void *)(x + j / 2), _mm256_shuffle_epi8(words, in_pairs));
+    }
+}
+
 static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = 0; i < rows->count; i++) {
-        if (dtype == FG_BF16) {
+        if (dtype == FG_I8) {
+            weigh_bytes(rows->scores[i], rows->value_scales, begin, end, rows->records[i]);
+        } else if (dtype == FG_BF16) {
             weigh_brain(rows->scores[i], begin, end, rows->records[i]);
         } else {
             weigh_floats(rows->scores[i], begin, end, rows->records[i]);
@@ -352,8 +453,33 @@ static void multiply(const float *x, float factor, uint32_t count, float *out)
     }
 }
 
+/* int8: as 16 bits each, in the order of load_kv's pairs. */
+static void pack_bytes(const float *q, float factor, uint32_t head_dim, float *packed)
+{
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
+    const __m256i in_pairs =
+        _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1, 8, 9, 4, 5,
+                         12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
+    __m256 peaks = _mm256_setzero_ps();
+    for (uint32_t d = 0; d < head_dim; d += 8) {
+        peaks = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(q + d), magnitude), peaks);
+    }
+    fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(largest(peaks));
+    for (uint32_t d = 0; d < head_dim; d += 8) {
+        __m256 x = _mm256_mul_ps(_mm256_loadu_ps(q + d), _mm256_set1_ps(scale.inverse));
+        __m256i pairs = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x), in_pairs);
+        pairs = _mm256_permute4x64_epi64(pairs, _MM_SHUFFLE(3, 1, 2, 0));
+        _mm_store_si128((__m128i *)(void *)(packed + d / 2), _mm256_castsi256_si128(pairs));
+    }
+    packed[FG_STRIP_Q_FACTOR] = scale.scale * factor;
+}
+
 static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_dim, float *packed)
 {
+    if (dtype == FG_I8) {
+        pack_bytes(q, factor, head_dim, packed);
+        return;
+    }
     for (uint32_t d = 0; d < head_dim; d += 8) {
         __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(q + d), _mm256_set1_ps(factor));
         _mm256_store_ps(packed + d,
@@ -361,28 +487,17 @@ static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_d
     }
 }
 
-FG_AVX2_INLINE void widen(uint32_t dtype, float *to, const uint8_t *from, size_t count)
-{
-    for (size_t i = 0; i < count; i += 8) {
-        _mm256_store_ps(to + i, load_kv(dtype, false, from + i * element_bytes(dtype)));
-    }
-}
-
 static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
 {
-    switch (dtype) {
-    case FG_F16:
-        widen(FG_F16, (float *)(void *)to, from, count);
-        break;
-    case FG_I8:
-        widen(FG_I8, (float *)(void *)to, from, count);
-        break;
-    default:
-        for (size_t at = 0; at < count * element_bytes(dtype); at += 32) {
-            __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
-            _mm256_store_si256((__m256i *)(void *)(to + at), x);
+    if (dtype == FG_F16) {
+        for (size_t i = 0; i < count; i += 8) {
+            _mm256_store_ps((float *)(void *)to + i, load_kv(FG_F16, false, from + i * 2));
         }
-        break;
+        return;
+    }
+    for (size_t at = 0; at < count * fg_dtype_kv_bytes(dtype); at += 32) {
+        __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
+        _mm256_store_si256((__m256i *)(void *)(to + at), x);
     }
 }
 
@@ -393,6 +508,12 @@ FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const fg_strip *s, uint32
     float *outs[STRIP];
     for (int m = 0; m < M; m++) {
         outs[m] = s->targets[m] + FG_ATTEND_HEAD;
+    }
+    if (kind == FG_I8) {
+        add_values(kind, M, s, s->scores, outs, fg_strip_seen_slots(s, begin, end));
+        return;
+    }
+    for (int m = 0; m < M; m++) {
         fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
         add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], before);
     }
@@ -462,7 +583,8 @@ void fg_cpu_avx2_attend(const fg_cpu_attend *args)
         .products = products_of,
         .pack_q = pack_q,
         .weigh = weigh,
-        .scale = scale,
+        .settle_scores = settle_scores,
+        .settle_values = settle_values,
         .merge = merge,
         .multiply = multiply,
         .copy = copy,

@@ -92,5 +92,5 @@ const fg_cpu_kernels fg_cpu_amx = {
     AVX512_ROWS,
     .name = "amx",
     .linear = fg_cpu_amx_linear,
-    .attend = fg_cpu_avx512_attend_bf16,
+    .attend = fg_cpu_amx_attend,
 };

@@ -1,6 +1,6 @@
 /*
- * Attention with AVX-512. K and V are widened to floats as they are loaded; where the processor multiplies
- * bf16 (AVX512_BF16), pairs of a bf16 cache are multiplied as they are, in avx512_attend_bf16.c.
+ * Attention with AVX-512. F16 and bf16 are widened to floats as they are loaded, int8 is multiplied as it is;
+ * where the processor multiplies bf16 (AVX512_BF16), so are pairs of a bf16 cache, in avx512_attend_bf16.c.
  */
 #include "kernels/cpu/avx512_attend.h"
 
@@ -107,8 +107,73 @@ static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
     record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
 }
 
+enum { ROWS_TOGETHER = 4 }; /* one alone waits for its own maximum and sum */
+
+/* Some rows of int8: the first pass leaves weights times V's scales, the second makes bytes of them, written
+ * where the first quarter of earlier ones was read. */
+FG_AVX512_INLINE void weigh_bytes(int R, const fg_strip_rows *rows, uint32_t first, uint32_t begin,
+                                  uint32_t end)
+{
+    float *const *scores = rows->scores + first;
+    __m512 maxima[ROWS_TOGETHER];
+    __m512 sums[ROWS_TOGETHER];
+    __m512 peaks[ROWS_TOGETHER];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        rows->records[first + (uint32_t)r][0] = fg_avx512_maximum(scores[r], begin, end);
+        maxima[r] = _mm512_set1_ps(rows->records[first + (uint32_t)r][0]);
+        sums[r] = peaks[r] = _mm512_setzero_ps();
+    }
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+        __m512 scales = _mm512_loadu_ps(rows->value_scales[j / FG_KV_PIECE]);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            __m512 x = _mm512_sub_ps(_mm512_load_ps(scores[r] + j), maxima[r]);
+            __mmask16 there; /* what is not seen may have any scale, even none */
+            __m512 weights = fg_avx512_brain_power(x, &there);
+            __m512 scaled = _mm512_maskz_mul_ps(there, weights, scales);
+            sums[r] = _mm512_add_ps(sums[r], weights);
+            peaks[r] = _mm512_max_ps(peaks[r], scaled);
+            _mm512_store_ps(scores[r] + j, scaled);
+        }
+    }
+    __m512 inverses[ROWS_TOGETHER];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        float *record = rows->records[first + (uint32_t)r];
+        fg_cpu_byte_weights with = fg_cpu_byte_weights_of(_mm512_reduce_max_ps(peaks[r]));
+        record[FG_ATTEND_SUM] = fg_avx512_fold(add_lanes(_mm256_setzero_ps(), sums[r]));
+        record[FG_ATTEND_FACTOR] = with.factor;
+        inverses[r] = _mm512_set1_ps(with.inverse);
+    }
+    const __m512 rounders = _mm512_loadu_ps(fg_cpu_rounders);
+    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            __m512 x = _mm512_fmadd_ps(_mm512_load_ps(scores[r] + j), inverses[r], rounders);
+            __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));
+            _mm_store_si128((__m128i *)(void *)(scores[r] + j / 4), bytes);
+        }
+    }
+}
+
+static void weigh_all_bytes(const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    uint32_t i = 0;
+    for (; i + ROWS_TOGETHER <= rows->count; i += ROWS_TOGETHER) {
+        weigh_bytes(ROWS_TOGETHER, rows, i, begin, end);
+    }
+    for (; i < rows->count; i++) {
+        weigh_bytes(1, rows, i, begin, end);
+    }
+}
+
 static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
+    if (dtype == FG_I8) {
+        weigh_all_bytes(rows, begin, end);
+        return;
+    }
     for (uint32_t i = 0; i < rows->count; i++) {
         if (dtype == FG_BF16) {
             weigh_brain(rows->scores[i], begin, end, rows->records[i]);
@@ -127,11 +192,21 @@ static void weigh_pairs(uint32_t dtype, const fg_strip_rows *rows, uint32_t begi
     }
 }
 
-static void scale(float *x, const float *const *scales, uint32_t begin, uint32_t end)
+static void settle_scores(float *x, const float *const *scales, float factor, uint32_t begin,
+                          uint32_t end)
 {
     for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
-        __m512 factors = _mm512_loadu_ps(scales[j / FG_KV_PIECE]);
-        _mm512_store_ps(x + j, _mm512_mul_ps(_mm512_load_ps(x + j), factors));
+        __m512 sums = _mm512_cvtepi32_ps(_mm512_load_si512(x + j));
+        __m512 scaled = _mm512_mul_ps(sums, _mm512_loadu_ps(scales[j / FG_KV_PIECE]));
+        _mm512_store_ps(x + j, _mm512_mul_ps(scaled, _mm512_set1_ps(factor)));
+    }
+}
+
+static void settle_values(float *x, float factor, uint32_t count)
+{
+    for (uint32_t d = 0; d < count; d += FG_AVX512_LANES) {
+        __m512 sums = _mm512_cvtepi32_ps(_mm512_load_si512(x + d));
+        _mm512_store_ps(x + d, _mm512_mul_ps(sums, _mm512_set1_ps(factor)));
     }
 }
 
@@ -174,40 +249,54 @@ FG_AVX512_INLINE void pack_any(bool brain, bool pairs, const float *q, float fac
     }
 }
 
+static void pack_bytes(const float *q, float factor, uint32_t head_dim, float *packed)
+{
+    __m512 peaks = _mm512_setzero_ps();
+    __m512i sums = _mm512_setzero_si512();
+    for (uint32_t d = 0; d < head_dim; d += FG_AVX512_LANES) {
+        peaks = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(q + d)), peaks);
+    }
+    fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(_mm512_reduce_max_ps(peaks));
+    for (uint32_t d = 0; d < head_dim; d += FG_AVX512_LANES) {
+        __m512 x = _mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(scale.inverse));
+        __m512i bytes = _mm512_cvtps_epi32(x);
+        sums = _mm512_add_epi32(sums, bytes);
+        _mm_store_si128((__m128i *)(void *)(packed + d / 4), _mm512_cvtepi32_epi8(bytes));
+    }
+    int32_t negated = -128 * _mm512_reduce_add_epi32(sums);
+    packed[FG_STRIP_Q_FACTOR] = scale.scale * factor;
+    memcpy(&packed[FG_STRIP_Q_NEGATED], &negated, sizeof negated);
+}
+
 static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_dim, float *packed)
 {
+    if (dtype == FG_I8) {
+        pack_bytes(q, factor, head_dim, packed);
+        return;
+    }
     pack_any(dtype == FG_BF16, false, q, factor, head_dim, packed);
 }
 
 static void pack_q_pairs(uint32_t dtype, const float *q, float factor, uint32_t head_dim,
                          float *packed)
 {
-    pack_any(dtype == FG_BF16, dtype == FG_BF16, q, factor, head_dim, packed);
-}
-
-FG_AVX512_INLINE void widen(uint32_t dtype, float *to, const uint8_t *from, size_t count)
-{
-    size_t line = fg_avx512_line(dtype);
-    for (size_t i = 0; i < count; i += FG_AVX512_LANES) {
-        __m512 x = fg_avx512_load(dtype, false, from + i / FG_AVX512_LANES * line);
-        _mm512_store_ps(to + i, x);
+    if (dtype == FG_BF16) {
+        pack_any(true, true, q, factor, head_dim, packed);
+    } else {
+        pack_q(dtype, q, factor, head_dim, packed);
     }
 }
 
 static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
 {
-    switch (dtype) {
-    case FG_F16:
-        widen(FG_F16, (float *)(void *)to, from, count);
-        break;
-    case FG_I8:
-        widen(FG_I8, (float *)(void *)to, from, count);
-        break;
-    default:
-        for (size_t at = 0; at < count * fg_dtype_kv_bytes(dtype); at += 64) {
-            _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
+    if (dtype == FG_F16) {
+        for (size_t i = 0; i < count; i += FG_AVX512_LANES) {
+            _mm512_store_ps(to + i * sizeof(float), fg_avx512_load(FG_F16, false, from + i * 2));
         }
-        break;
+        return;
+    }
+    for (size_t at = 0; at < count * fg_dtype_kv_bytes(dtype); at += 64) {
+        _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
     }
 }
 
@@ -215,8 +304,8 @@ enum { DIM_STEP = FG_AVX512_LANES };
 
 /* What both tables share. */
 #define SHARED_KERNELS                                                                             \
-    .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .scale = scale, .merge = merge,            \
-    .multiply = multiply, .copy = copy
+    .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .settle_scores = settle_scores,            \
+    .settle_values = settle_values, .merge = merge, .multiply = multiply, .copy = copy
 
 static void attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
 {
@@ -227,12 +316,13 @@ static void attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
     fg_strip_attend(kernels, args);
 }
 
+const fg_strip_kernels fg_cpu_avx512_strip = {
+    .products = products_of, .pack_q = pack_q, .weigh = weigh, SHARED_KERNELS
+};
+
 void fg_cpu_avx512_attend(const fg_cpu_attend *args)
 {
-    static const fg_strip_kernels kernels = {
-        .products = products_of, .pack_q = pack_q, .weigh = weigh, SHARED_KERNELS
-    };
-    attend(&kernels, args);
+    attend(&fg_cpu_avx512_strip, args);
 }
 
 void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args)

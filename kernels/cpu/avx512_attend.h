@@ -1,7 +1,8 @@
 /*
  * avx512_attend - the register tiles of attention with AVX-512, for strips of up to twelve (row, head)s and
- * 32 or 64 columns: a piece of 16 slots is one register. Only for files compiled with AVX-512; each says
- * for which kinds of K and V it wants them.
+ * 32 or 64 columns: a piece of 16 slots is one register. int8 is multiplied in fours by VNNI: K as bytes
+ * from 0 to 255 with q, and weights with V. Only for files compiled with AVX-512; each says for which kinds
+ * of K and V it wants them.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_ATTEND_H
 #define FORGE_KERNELS_CPU_AVX512_ATTEND_H
@@ -15,9 +16,13 @@ enum {
     FG_AVX512_LANES = 16,
     FG_AVX512_VECTORS = 4, /* of a register tile, at most */
     FG_AVX512_UNROLL = 4,  /* steps; even, and divides half of every head size that comes here */
-    /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs. */
+    /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs; int8 as K. */
     FG_AVX512_PAIRS = 0x100,
+    FG_AVX512_KEYS,
 };
+
+/* What fg_cpu_avx512_attend brings. */
+extern const fg_strip_kernels fg_cpu_avx512_strip;
 
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 
@@ -30,17 +35,10 @@ enum {
 
 typedef __m512 fg_avx512_sums[FG_AVX512_STRIP][FG_AVX512_VECTORS];
 
-/* Bytes of sixteen elements, or pairs, that one step reads. */
+/* Bytes of sixteen elements, pairs or fours that one step reads. */
 FG_AVX512_INLINE uint32_t fg_avx512_line(uint32_t kind)
 {
-    switch (kind) {
-    case FG_F16:
-        return 32;
-    case FG_I8:
-        return 16;
-    default:
-        return 64; /* F32; and both elements of bf16 pairs */
-    }
+    return kind == FG_F16 ? 32 : 64; /* F32; and all elements of bf16 pairs, or of int8's fours */
 }
 
 /* Where the step of an index begins, in steps of that many bytes: both of a pair begin together. */
@@ -49,8 +47,8 @@ FG_AVX512_INLINE size_t fg_avx512_place(uint32_t kind, uint32_t index, size_t st
     return (kind == FG_BF16 ? index / 2 : index) * step_bytes;
 }
 
-/* Sixteen elements as floats, int8 without its scale; of bf16 pairs the first or (odd) the second ones,
- * or both as they are. */
+/* Sixteen elements as floats; of bf16 pairs the first or (odd) the second ones, or both as they are; int8 in
+ * fours, K of which are 128 more. */
 FG_AVX512_INLINE __m512 fg_avx512_load(uint32_t kind, bool odd, const uint8_t *at)
 {
     switch (kind) {
@@ -62,9 +60,9 @@ FG_AVX512_INLINE __m512 fg_avx512_load(uint32_t kind, bool odd, const uint8_t *a
         return _mm512_castsi512_ps(odd ? _mm512_slli_epi32(pairs, 16)
                                        : _mm512_and_si512(pairs, upper));
     }
-    case FG_I8:
-        return _mm512_cvtepi32_ps(
-            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)));
+    case FG_AVX512_KEYS:
+        return _mm512_castsi512_ps(
+            _mm512_xor_si512(_mm512_loadu_si512(at), _mm512_set1_epi8((char)0x80)));
     default:
         return _mm512_loadu_ps(at);
     }
@@ -77,8 +75,17 @@ FG_AVX512_INLINE __m512 fg_avx512_multiply_add(uint32_t kind, __m512 x, __m512 b
         return FG_AVX512_DOT(sum, x, b);
     }
 #endif
-    (void)kind;
-    return _mm512_fmadd_ps(x, b, sum);
+    __m512i words = _mm512_castps_si512(sum);
+    switch (kind) {
+    case FG_AVX512_KEYS:
+        words = _mm512_dpbusd_epi32(words, _mm512_castps_si512(b), _mm512_castps_si512(x));
+        return _mm512_castsi512_ps(words);
+    case FG_I8:
+        words = _mm512_dpbusd_epi32(words, _mm512_castps_si512(x), _mm512_castps_si512(b));
+        return _mm512_castsi512_ps(words);
+    default:
+        return _mm512_fmadd_ps(x, b, sum);
+    }
 }
 
 /* One step of a product: sums[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is held
@@ -138,10 +145,16 @@ FG_AVX512_INLINE void fg_avx512_fetch(const uint8_t *at)
     _mm_prefetch((const char *)at, _MM_HINT_T1);
 }
 
-/* Steps of the scores: dimensions, or pairs of them. */
-FG_AVX512_INLINE uint32_t fg_avx512_score_steps(uint32_t kind, const fg_strip *s)
+/* Dimensions or slots that one step multiplies. */
+FG_AVX512_INLINE uint32_t fg_avx512_together(uint32_t kind)
 {
-    return s->args->kv->head_dim / (kind == FG_AVX512_PAIRS ? 2 : 1);
+    return kind == FG_AVX512_PAIRS ? 2 : kind == FG_I8 ? 4 : 1;
+}
+
+/* What a row's scores begin with: -128 times the sum of its q, as K are 128 more than they should be; else 0. */
+FG_AVX512_INLINE __m512 fg_avx512_first_sum(uint32_t kind, const float *q)
+{
+    return kind == FG_I8 ? _mm512_set1_ps(q[FG_STRIP_Q_NEGATED]) : _mm512_setzero_ps();
 }
 
 /* Scores of N pieces from `piece` on. */
@@ -155,10 +168,10 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            sums[m][n] = _mm512_setzero_ps();
+            sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
         }
     }
-    uint32_t steps = fg_avx512_score_steps(kind, s);
+    uint32_t steps = s->args->kv->head_dim / fg_avx512_together(kind);
     for (uint32_t d = 0; d < steps; d += FG_AVX512_UNROLL) {
 #pragma GCC unroll 4
         for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
@@ -171,7 +184,8 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
                     fg_avx512_fetch(s->pieces->after_keys[piece + (uint32_t)n] + at);
                 }
             }
-            fg_avx512_step(kind, u % 2 == 1, M, N, q++, FG_STRIP_Q, bs, sums);
+            fg_avx512_step(kind == FG_I8 ? FG_AVX512_KEYS : kind, u % 2 == 1, M, N, q++, FG_STRIP_Q,
+                           bs, sums);
         }
     }
 #pragma GCC unroll 12
@@ -242,8 +256,8 @@ FG_AVX512_INLINE void fg_avx512_run_values(uint32_t kind, int M, int N, const fg
     } else if (kind == FG_BF16 && begin % 2 == 1) {
         fg_avx512_value_step(kind, M, N, run, begin++, sums);
     }
-    uint32_t step = pairs ? begin / 2 : begin;
-    uint32_t steps = pairs ? end / 2 : end;
+    uint32_t step = begin / fg_avx512_together(kind);
+    uint32_t steps = end / fg_avx512_together(kind);
     for (; step + FG_AVX512_UNROLL <= steps; step += FG_AVX512_UNROLL) {
 #pragma GCC unroll 4
         for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
@@ -266,7 +280,6 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
     const fg_strip_pieces *pieces = s->pieces;
     size_t columns = column / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
     size_t step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
-    uint32_t slots_per_word = kind == FG_AVX512_PAIRS ? 2 : 1;
     fg_avx512_sums sums;
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++) {
@@ -280,7 +293,7 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
         uint32_t first = piece * FG_KV_PIECE;
         uint32_t run_end = (slot / pieces->run + 1) * pieces->run;
         uint32_t end = run_end < slots.end ? run_end : slots.end;
-        fg_avx512_run run = { .weights = weights + first / slots_per_word,
+        fg_avx512_run run = { .weights = weights + first / fg_avx512_together(kind),
                               .values = pieces->values[piece] + columns,
                               .after = pieces->after_values[piece] - pieces->values[piece],
                               .step_bytes = step_bytes };
@@ -323,6 +336,17 @@ FG_AVX512_INLINE void fg_avx512_row_values(uint32_t kind, const fg_strip *s, int
                          fg_strip_clip(s->slots[m], begin, end));
 }
 
+/* Slots that have a weight for every row. */
+FG_AVX512_INLINE void fg_avx512_values_of_all(uint32_t kind, int M, const fg_strip *s,
+                                              fg_cpu_slots slots)
+{
+    float *outs[FG_AVX512_STRIP];
+    for (int m = 0; m < M; m++) {
+        outs[m] = s->targets[m] + FG_ATTEND_HEAD;
+    }
+    fg_avx512_add_values(kind, M, s, s->scores, outs, slots);
+}
+
 typedef void fg_avx512_row(const fg_strip *s, int m, uint32_t begin, uint32_t end);
 
 /* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
@@ -330,6 +354,10 @@ FG_AVX512_INLINE void fg_avx512_values(uint32_t kind, int M, const fg_strip *s, 
                                        uint32_t end, fg_avx512_row *row)
 {
     float *outs[FG_AVX512_STRIP];
+    if (kind == FG_I8) {
+        fg_avx512_values_of_all(kind, M, s, fg_strip_seen_slots(s, begin, end));
+        return;
+    }
     fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
     for (int m = 0; m < M; m++) {
         outs[m] = s->targets[m] + FG_ATTEND_HEAD;
@@ -363,8 +391,8 @@ FG_AVX512_INLINE float fg_avx512_maximum(const float *x, uint32_t begin, uint32_
     return _mm512_reduce_max_ps(high);
 }
 
-/* fg_cpu_brain_exp2 of sixteen before it is rounded. */
-FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
+/* fg_cpu_brain_power of sixteen, and which of them are not 0. */
+FG_AVX512_INLINE __m512 fg_avx512_brain_power(__m512 x, __mmask16 *there_out)
 {
     const __m512 magic = _mm512_set1_ps(0x1.8p23f);
     __m512 shifted = _mm512_add_ps(x, magic);
@@ -373,9 +401,16 @@ FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_BRAIN_2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FG_CPU_BRAIN_1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    __mmask16 there = _mm512_cmp_ps_mask(x, _mm512_set1_ps(FG_CPU_BRAIN_LEAST), _CMP_NLT_UQ);
+    *there_out = _mm512_cmp_ps_mask(x, _mm512_set1_ps(FG_CPU_BRAIN_LEAST), _CMP_NLT_UQ);
     __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(there, power, _mm512_castps_si512(p)));
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(*there_out, power, _mm512_castps_si512(p)));
+}
+
+/* fg_cpu_brain_exp2 of sixteen before it is rounded. */
+FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
+{
+    __mmask16 there;
+    return fg_avx512_brain_power(x, &there);
 }
 
 /* The products of a kind, for strips of 1 to 12 (row, head)s. */

@@ -23,6 +23,34 @@ static inline int32_t fg_cpu_round(float x)
     return (int32_t)(fg_f32_bits(x + 12582912.0f) - fg_f32_bits(12582912.0f));
 }
 
+/* What one head's numbers become int8 with; nothing where all are next to nothing. */
+typedef struct fg_cpu_byte_scale {
+    float scale;
+    float inverse;
+} fg_cpu_byte_scale;
+
+static inline fg_cpu_byte_scale fg_cpu_byte_scale_of(float peak)
+{
+    bool nothing = peak < FG_CPU_QUANT_TINY;
+    return (fg_cpu_byte_scale){ .scale = nothing ? 0.0f : peak / 127.0f,
+                                .inverse = nothing ? 0.0f : 127.0f / peak };
+}
+
+/* One head's numbers as int8; returns their scale. */
+static inline float fg_cpu_quantize_head(const float *values, uint32_t count, int8_t *quants)
+{
+    float peak = 0.0f;
+    for (uint32_t d = 0; d < count; d++) {
+        float magnitude = values[d] < 0.0f ? -values[d] : values[d];
+        peak = magnitude > peak ? magnitude : peak;
+    }
+    fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(peak);
+    for (uint32_t d = 0; d < count; d++) {
+        quants[d] = (int8_t)fg_cpu_round(values[d] * scale.inverse);
+    }
+    return scale.scale;
+}
+
 /* bf16 as it is multiplied: half to even, and what is then below 2^-50 is 0. So of two such factors no product
  * and no sum of products is a denormal, which bf16 instructions take for 0. */
 static inline uint16_t fg_cpu_brain(float x)
@@ -105,17 +133,49 @@ static inline float fg_cpu_merge_factors(float before, float now, float *before_
 #define FG_CPU_BRAIN_2     0x1.f00c8p-3f
 #define FG_CPU_BRAIN_3     0x1.c2a268p-5f
 
-static inline uint16_t fg_cpu_brain_exp2(float x)
+/* Before it is rounded. */
+static inline float fg_cpu_brain_power(float x)
 {
     if (x < FG_CPU_BRAIN_LEAST) {
-        return 0;
+        return 0.0f;
     }
     float shifted = x + 0x1.8p23f;
     float f = x - (shifted - 0x1.8p23f);
     float p = fmaf(FG_CPU_BRAIN_3, f, FG_CPU_BRAIN_2);
     p = fmaf(p, f, FG_CPU_BRAIN_1);
     p = fmaf(p, f, 1.0f);
-    return fg_bf16_from_f32(fg_f32_from_bits(fg_f32_bits(p) + (fg_f32_bits(shifted) << 23)));
+    return fg_f32_from_bits(fg_f32_bits(p) + (fg_f32_bits(shifted) << 23));
+}
+
+static inline uint16_t fg_cpu_brain_exp2(float x)
+{
+    return fg_bf16_from_f32(fg_cpu_brain_power(x));
+}
+
+/* What bytes of weights are made with (ops.h). */
+typedef struct fg_cpu_byte_weights {
+    float inverse; /* 255 / the largest weight */
+    float factor;  /* of a byte */
+} fg_cpu_byte_weights;
+
+static inline fg_cpu_byte_weights fg_cpu_byte_weights_of(float peak)
+{
+    return (fg_cpu_byte_weights){ .inverse = peak < FG_CPU_QUANT_TINY ? 0.0f : 255.0f / peak,
+                                  .factor = peak * (1.0f / 255.0f) };
+}
+
+/* rounder(s) of ops.h, by s % 16. */
+#define FG_CPU_ROUNDER(s) ((float)(2 * (9 * (s) % 16) + 1) / 32.0f)
+static const float fg_cpu_rounders[16] = {
+    FG_CPU_ROUNDER(0),  FG_CPU_ROUNDER(1),  FG_CPU_ROUNDER(2),  FG_CPU_ROUNDER(3),
+    FG_CPU_ROUNDER(4),  FG_CPU_ROUNDER(5),  FG_CPU_ROUNDER(6),  FG_CPU_ROUNDER(7),
+    FG_CPU_ROUNDER(8),  FG_CPU_ROUNDER(9),  FG_CPU_ROUNDER(10), FG_CPU_ROUNDER(11),
+    FG_CPU_ROUNDER(12), FG_CPU_ROUNDER(13), FG_CPU_ROUNDER(14), FG_CPU_ROUNDER(15),
+};
+
+static inline uint8_t fg_cpu_byte_weight(fg_cpu_byte_weights with, float weight, uint32_t slot)
+{
+    return (uint8_t)fmaf(weight, with.inverse, fg_cpu_rounders[slot % 16]);
 }
 
 #endif

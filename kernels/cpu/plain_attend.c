@@ -6,15 +6,7 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/unpack.h"
 
-enum { LANES = 8 };
-
-static float element(const fg_paged_kv *kv, const uint8_t *region, size_t at)
-{
-    if (kv->dtype == FG_I8) {
-        return (float)(int8_t)region[at];
-    }
-    return fg_cpu_float_at(kv->dtype, region, at);
-}
+enum { LANES = 8, BYTE_LANES = 16 };
 
 static float weight_of(bool brain, float x)
 {
@@ -27,20 +19,18 @@ static float score_of(const fg_cpu_attend *args, const float *q, uint32_t slot)
     uint8_t *keys = fg_cpu_kv_region(kv, args->block_ids, kv->key_offset, args->kv_head, slot);
     float score = 0.0f;
     for (uint32_t d = 0; d < kv->head_dim; d++) {
-        score = fmaf(q[d], element(kv, keys, fg_cpu_key_at(kv, slot, d)), score);
+        score = fmaf(q[d], fg_cpu_float_at(kv->dtype, keys, fg_cpu_key_at(kv, slot, d)), score);
     }
-    return kv->dtype == FG_I8 ? score * *fg_cpu_kv_scale(kv, keys, slot) : score;
+    return score;
 }
 
 static void add_value(const fg_cpu_attend *args, uint32_t slot, float weight, float *out)
 {
     const fg_paged_kv *kv = args->kv;
     uint8_t *values = fg_cpu_kv_region(kv, args->block_ids, kv->value_offset, args->kv_head, slot);
-    if (kv->dtype == FG_I8) {
-        weight *= *fg_cpu_kv_scale(kv, values, slot);
-    }
     for (uint32_t d = 0; d < kv->head_dim; d++) {
-        out[d] = fmaf(weight, element(kv, values, fg_cpu_value_at(kv, slot, d)), out[d]);
+        float value = fg_cpu_float_at(kv->dtype, values, fg_cpu_value_at(kv, slot, d));
+        out[d] = fmaf(weight, value, out[d]);
     }
 }
 
@@ -67,6 +57,73 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
     record[FG_ATTEND_SUM] = fg_cpu_fold(lanes);
 }
 
+/* ---- int8 ---- */
+
+/* One (row, head)'s q. */
+typedef struct byte_q {
+    int8_t quants[FG_ATTEND_DIMS];
+    float factor; /* of a sum of products with them */
+} byte_q;
+
+static float byte_score_of(const fg_cpu_attend *args, const byte_q *q, uint32_t slot)
+{
+    const fg_paged_kv *kv = args->kv;
+    uint8_t *keys = fg_cpu_kv_region(kv, args->block_ids, kv->key_offset, args->kv_head, slot);
+    int32_t sum = 0;
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        sum += q->quants[d] * (int8_t)keys[fg_cpu_key_at(kv, slot, d)];
+    }
+    return (float)sum * *fg_cpu_kv_scale(kv, keys, slot) * q->factor;
+}
+
+static void add_byte_value(const fg_cpu_attend *args, uint32_t slot, uint8_t weight, int32_t *sums)
+{
+    const fg_paged_kv *kv = args->kv;
+    uint8_t *values = fg_cpu_kv_region(kv, args->block_ids, kv->value_offset, args->kv_head, slot);
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        sums[d] += weight * (int8_t)values[fg_cpu_value_at(kv, slot, d)];
+    }
+}
+
+static void byte_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots slots,
+                        const byte_q *q, float *record)
+{
+    const fg_paged_kv *kv = args->kv;
+    uint32_t base = chunk * FG_ATTEND_CHUNK;
+    float *scores = args->scratch->scores;
+    float maximum = -INFINITY;
+    float peak = 0.0f;
+    float lanes[BYTE_LANES] = { 0 };
+    int32_t sums[FG_ATTEND_DIMS] = { 0 };
+    for (uint32_t s = slots.begin; s < slots.end; s++) {
+        scores[s] = byte_score_of(args, q, base + s);
+        maximum = scores[s] > maximum ? scores[s] : maximum;
+    }
+    for (uint32_t s = slots.begin; s < slots.end; s++) {
+        float weight = fg_cpu_brain_power(scores[s] - maximum);
+        lanes[s % BYTE_LANES] += weight;
+        uint8_t *values =
+            fg_cpu_kv_region(kv, args->block_ids, kv->value_offset, args->kv_head, base + s);
+        scores[s] = weight * *fg_cpu_kv_scale(kv, values, base + s);
+        peak = scores[s] > peak ? scores[s] : peak;
+    }
+    fg_cpu_byte_weights with = fg_cpu_byte_weights_of(peak);
+    for (uint32_t s = slots.begin; s < slots.end; s++) {
+        add_byte_value(args, base + s, fg_cpu_byte_weight(with, scores[s], s), sums);
+    }
+    for (uint32_t i = 0; i < LANES; i++) {
+        lanes[i] += lanes[i + LANES];
+    }
+    memset(record, 0, fg_cpu_record_floats(kv->head_dim) * sizeof *record);
+    record[0] = maximum;
+    record[FG_ATTEND_SUM] = fg_cpu_fold(lanes);
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        record[FG_ATTEND_HEAD + d] = (float)sums[d] * with.factor;
+    }
+}
+
+/* ---- a row ---- */
+
 /* `state` is what came before; a record with a sum of 0 saw no slot. */
 static void merge(float *state, const float *record, uint32_t head_dim)
 {
@@ -90,9 +147,15 @@ static void merge(float *state, const float *record, uint32_t head_dim)
 static void row_chunks(const fg_cpu_attend *args, uint32_t index)
 {
     uint32_t head_dim = args->kv->head_dim;
+    bool bytes = args->kv->dtype == FG_I8;
+    byte_q quantised;
     float *scaled = args->scratch->q;
     const float *q = fg_cpu_attend_q(args, index);
-    for (uint32_t d = 0; d < head_dim; d++) {
+    if (bytes) {
+        quantised.factor = fg_cpu_quantize_head(q, head_dim, quantised.quants);
+        quantised.factor *= fg_cpu_attend_factor(args);
+    }
+    for (uint32_t d = 0; d < head_dim && !bytes; d++) {
         scaled[d] = q[d] * fg_cpu_attend_factor(args);
         if (args->kv->dtype == FG_BF16) {
             scaled[d] = fg_bf16_to_f32(fg_cpu_brain(scaled[d]));
@@ -105,7 +168,11 @@ static void row_chunks(const fg_cpu_attend *args, uint32_t index)
         }
         fg_cpu_slots slots = fg_cpu_row_slots(args, chunk, index / args->head_count);
         if (slots.begin < slots.end) {
-            chunk_record(args, chunk, slots, scaled, args->scratch->part);
+            if (bytes) {
+                byte_record(args, chunk, slots, &quantised, args->scratch->part);
+            } else {
+                chunk_record(args, chunk, slots, scaled, args->scratch->part);
+            }
             merge(state, args->scratch->part, head_dim);
         }
     }

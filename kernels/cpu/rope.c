@@ -83,19 +83,6 @@ static void rotate_heads(const fg_cpu_kernels *kernels, const fg_rope_store *arg
     }
 }
 
-/* What int8 multiplies by before it rounds; writes the slot's scale. */
-static float quant_factor(const float *values, uint32_t count, float *scale_out)
-{
-    float peak = 0.0f;
-    for (uint32_t d = 0; d < count; d++) {
-        float magnitude = values[d] < 0.0f ? -values[d] : values[d];
-        peak = magnitude > peak ? magnitude : peak;
-    }
-    bool nothing = peak < FG_CPU_QUANT_TINY;
-    *scale_out = nothing ? 0.0f : peak / 127.0f;
-    return nothing ? 0.0f : 127.0f / peak;
-}
-
 /* Where in a region a slot's dimensions lie, in elements: 2i at even + i * step, 2i + 1 at odd + i * step. */
 typedef struct places {
     size_t even;
@@ -155,16 +142,31 @@ static void store_brains(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, u
     }
 }
 
-/* One head's K or V into its slot. */
-static void store_head(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *region,
-                       uint32_t slot, places at, const float *values)
+/* int8: four dimensions of a key lie together, of a value they are as far apart as the slots that share them. */
+static void store_bytes(const fg_paged_kv *kv, uint8_t *region, uint32_t slot, bool is_key,
+                        const float *values)
 {
-    if (kv->dtype == FG_I8) {
-        float factor = quant_factor(values, kv->head_dim, fg_cpu_kv_scale(kv, region, slot));
-        for (uint32_t d = 0; d < kv->head_dim; d++) {
-            region[place(at, d)] = (uint8_t)fg_cpu_round(values[d] * factor);
+    int8_t rounded[FG_ATTEND_DIMS];
+    *fg_cpu_kv_scale(kv, region, slot) = fg_cpu_quantize_head(values, kv->head_dim, rounded);
+    if (is_key) {
+        uint8_t *to = region + fg_cpu_key_at(kv, slot, 0);
+        for (uint32_t d = 0; d < kv->head_dim; d += 4) {
+            memcpy(to + (size_t)d * fg_cpu_kv_piece(kv), rounded + d, 4);
         }
-    } else if (kv->dtype == FG_F32) {
+        return;
+    }
+    uint8_t *to = region + fg_cpu_value_at(kv, slot, 0);
+    size_t step = fg_cpu_value_at(kv, slot, 1) - fg_cpu_value_at(kv, slot, 0);
+    for (uint32_t d = 0; d < kv->head_dim; d++) {
+        to[d * step] = (uint8_t)rounded[d];
+    }
+}
+
+/* One head's K or V into its places. */
+static void store_head(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *region,
+                       places at, const float *values)
+{
+    if (kv->dtype == FG_F32) {
         for (uint32_t d = 0; d < kv->head_dim; d++) {
             ((float *)(void *)region)[place(at, d)] = values[d];
         }
@@ -183,8 +185,13 @@ static void store_row(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, cons
         size_t first = (size_t)head * kv->head_dim;
         uint8_t *keys = fg_cpu_kv_region(kv, row->block_ids, kv->key_offset, head, slot);
         uint8_t *values = fg_cpu_kv_region(kv, row->block_ids, kv->value_offset, head, slot);
-        store_head(kernels, kv, keys, slot, key_places(kv, slot), k + first);
-        store_head(kernels, kv, values, slot, value_places(kv, slot), v + first);
+        if (kv->dtype == FG_I8) {
+            store_bytes(kv, keys, slot, true, k + first);
+            store_bytes(kv, values, slot, false, v + first);
+        } else {
+            store_head(kernels, kv, keys, key_places(kv, slot), k + first);
+            store_head(kernels, kv, values, value_places(kv, slot), v + first);
+        }
     }
 }
 

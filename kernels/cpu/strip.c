@@ -28,11 +28,11 @@ typedef struct walk {
     size_t copy_bytes;                      /* of a piece */
 } walk;
 
-/* Many strips would widen the same elements again and again: a copy has floats. bf16 is multiplied as it is, or
- * is quick to widen. */
+/* Many strips would widen the same f16 again and again: a copy has floats. bf16 and int8 are multiplied as they
+ * are, or are quick to widen. */
 static uint32_t copy_dtype(uint32_t dtype)
 {
-    return dtype == FG_BF16 ? FG_BF16 : FG_F32;
+    return dtype == FG_F16 ? FG_F32 : dtype;
 }
 
 static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
@@ -156,23 +156,21 @@ static void weigh_strip(const walk *w, const fg_strip *s)
     uint32_t dtype = s->args->kv->dtype;
     uint32_t begin = s->any.begin / PIECE * PIECE;
     uint32_t end = (s->any.end + PIECE - 1) / PIECE * PIECE;
-    fg_strip_rows rows = { .count = 0 };
+    fg_strip_rows rows = { .count = 0, .value_scales = s->pieces->value_scales };
     for (uint32_t m = 0; m < s->count; m++) {
         float *scores = s->scores + (size_t)m * FG_ATTEND_SCORES;
         if (s->slots[m].begin >= s->slots[m].end) {
-            continue;
+            continue; /* its record has a sum of 0, whatever is added to it */
         }
         if (dtype == FG_I8) {
-            w->kernels->scale(scores, s->pieces->key_scales, begin, end);
+            w->kernels->settle_scores(scores, s->pieces->key_scales,
+                                      s->q[m * FG_STRIP_Q + FG_STRIP_Q_FACTOR], begin, end);
         }
         hide_unseen(scores, s->slots[m], begin, end);
         rows.scores[rows.count] = scores;
         rows.records[rows.count++] = s->targets[m];
     }
     w->kernels->weigh(dtype, &rows, begin, end);
-    for (uint32_t i = 0; i < rows.count && dtype == FG_I8; i++) {
-        w->kernels->scale(rows.scores[i], s->pieces->value_scales, begin, end);
-    }
 }
 
 /* `state` is what came before; a record with a sum of 0 saw no slot. */
@@ -191,6 +189,11 @@ static void merge(const walk *w, float *state, const float *record)
 
 static void end_strip(const walk *w, const fg_strip *s)
 {
+    for (uint32_t m = 0; m < s->count && s->args->kv->dtype == FG_I8; m++) {
+        float *target = s->targets[m];
+        w->kernels->settle_values(target + FG_ATTEND_HEAD, target[FG_ATTEND_FACTOR],
+                                  s->args->kv->head_dim);
+    }
     for (uint32_t m = 0; m < s->count && !s->fresh; m++) {
         merge(w, fg_cpu_record(s->args, s->chunk, s->first + m), s->targets[m]);
     }
@@ -362,11 +365,20 @@ static void run_copied_strip(const walk *w, const fg_strip *s, moving *next, uin
     move(w, next, end);
 }
 
+static void set_rows(const walk *w, uint32_t count, uint32_t *rows)
+{
+    if (w->kernels->set_rows != NULL && count != *rows) {
+        w->kernels->set_rows(count);
+    }
+    *rows = count;
+}
+
 /* Many strips: each on its own through copies of K and V that stay in the second-level cache. */
 static void run_copied_chunks(const walk *w)
 {
     moving moves[2];
     uint32_t end = w->args->chunk_end;
+    uint32_t rows = 0;
     begin_move(w, w->args->chunk_first, &moves[w->args->chunk_first % 2]);
     for (uint32_t chunk = w->args->chunk_first; chunk < end; chunk++) {
         moving *now = &moves[chunk % 2];
@@ -379,11 +391,13 @@ static void run_copied_chunks(const walk *w)
         for (uint32_t i = 0; i < w->strip_count; i++) {
             fg_strip s;
             begin_strip(w, &now->to, chunk, i * w->strip_size, &s);
+            set_rows(w, s.count, &rows);
             run_copied_strip(w, &s, next,
                              moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0);
             end_strip(w, &s);
         }
     }
+    set_rows(w, 0, &rows);
 }
 
 static void pack_q(const walk *w)

@@ -12,11 +12,14 @@
 #include "kernels/cpu/attend.h"
 
 enum {
-    FG_STRIP_MAX = 12,
+    FG_STRIP_MAX = 16,
     FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
     FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
     /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
     FG_STRIP_Q = FG_ATTEND_COPY_DIMS + 16,
+    /* int8: the words of q that hold the factor of its sums of products, and -128 times the sum of its bytes. */
+    FG_STRIP_Q_FACTOR = FG_ATTEND_COPY_DIMS,
+    FG_STRIP_Q_NEGATED = FG_ATTEND_COPY_DIMS + 1,
 };
 
 /* Where one chunk's K and V lie, a pointer per piece of 16 slots, and what is fetched meanwhile. Up to three
@@ -41,8 +44,9 @@ typedef struct fg_strip {
     uint32_t first; /* (row, head) of the tile */
     uint32_t count;
     const float *q; /* [(row, head)][FG_STRIP_Q], as pack_q writes it */
-    float *scores;  /* [(row, head)][FG_ATTEND_SCORES]; then weights, as weigh writes them */
-    bool fresh;     /* targets are records, else records are still to be merged with them */
+    float *
+        scores; /* [(row, head)][FG_ATTEND_SCORES], of int8 sums; then weights, as weigh writes them */
+    bool fresh; /* targets are records, else records are still to be merged with them */
     float *targets[FG_STRIP_MAX];
     fg_cpu_slots slots[FG_STRIP_MAX];
     fg_cpu_slots any; /* slots that some row sees */
@@ -51,9 +55,10 @@ typedef struct fg_strip {
 
 /* The two products of strips of one number of (row, head)s. */
 typedef struct fg_strip_products {
-    /* Scores of the pieces begin .. end - 1, without int8's scales. */
+    /* Scores of the pieces begin .. end - 1; of int8 the exact sums of products. */
     void (*scores)(const fg_strip *s, uint32_t begin, uint32_t end);
-    /* Adds to the targets' outputs what the slots begin .. end - 1 give, of which each row has its own. */
+    /* Adds to the targets' outputs what the slots begin .. end - 1 give, of which each row has its own; of
+     * int8 exact sums again. There what a row does not see weighs nothing, in whole pieces. */
     void (*values)(const fg_strip *s, uint32_t begin, uint32_t end);
 } fg_strip_products;
 
@@ -62,23 +67,29 @@ typedef struct fg_strip_rows {
     uint32_t count;
     float *scores[FG_STRIP_MAX];
     float *records[FG_STRIP_MAX];
+    const float *const *value_scales; /* int8's, by piece */
 } fg_strip_rows;
 
 /* What an instruction set brings. Slots begin and end at pieces, outputs are whole vectors. */
 typedef struct fg_strip_kernels {
     uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
     uint32_t dim_step;  /* divides the head size, else attention is plain's */
+    /* Before strips of so many (row, head)s that read a copy, and with 0 after the last; NULL: no need. */
+    void (*set_rows)(uint32_t count);
     const fg_strip_products *(*products)(uint32_t dtype); /* [count - 1] */
     void (*pack_q)(uint32_t dtype, const float *q, float factor, uint32_t head_dim, float *packed);
-    /* Scores of begin .. end - 1 of some rows to weights in place; writes their maxima and sums. */
+    /* Scores of begin .. end - 1 of some rows to weights in place; writes their maxima and sums, and int8's
+     * factors. */
     void (*weigh)(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end);
-    /* int8: x[slot] *= the slot's scale. */
-    void (*scale)(float *x, const float *const *scales, uint32_t begin, uint32_t end);
+    /* int8: sums of products to scores, and sums of weighted values to floats. */
+    void (*settle_scores)(float *x, const float *const *scales, float factor, uint32_t begin,
+                          uint32_t end);
+    void (*settle_values)(float *x, float factor, uint32_t count);
     /* Two records that saw slots to one, as ops.h says. */
     void (*merge)(float *state, const float *record, uint32_t head_dim);
     void (*multiply)(const float *x, float factor, uint32_t count, float *out);
-    /* A number of elements, a multiple of 64, to where many strips read them: f16 and int8 as floats, the
-     * others as they are. */
+    /* A number of elements, a multiple of 64, to where many strips read them: f16 as floats, the others as
+     * they are. */
     void (*copy)(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count);
 } fg_strip_kernels;
 
@@ -98,6 +109,13 @@ static inline fg_cpu_slots fg_strip_seen(const fg_strip *s, uint32_t begin, uint
     uint32_t last = (s->any.end + FG_KV_PIECE - 1) / FG_KV_PIECE;
     return fg_strip_clip((fg_cpu_slots){ .begin = s->any.begin / FG_KV_PIECE, .end = last }, begin,
                          end);
+}
+
+/* The slots of these pieces, for begin and end at pieces. */
+static inline fg_cpu_slots fg_strip_seen_slots(const fg_strip *s, uint32_t begin, uint32_t end)
+{
+    fg_cpu_slots seen = fg_strip_seen(s, begin / FG_KV_PIECE, end / FG_KV_PIECE);
+    return (fg_cpu_slots){ .begin = seen.begin * FG_KV_PIECE, .end = seen.end * FG_KV_PIECE };
 }
 
 /* Slots of begin .. end - 1 that row m sees before those that all rows see, and after them; where there are none

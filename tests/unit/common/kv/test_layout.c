@@ -13,6 +13,7 @@ static const struct {
     { "int8", 30, 3, 64, 16, FG_I8, FG_OK },
     { "odd heads", 30, 3, 63, 16, FG_F16, FG_OK },
     { "odd heads, which bf16 has no pairs for", 30, 3, 63, 16, FG_BF16, FG_BAD_INPUT },
+    { "heads that int8 has no fours for", 30, 3, 62, 16, FG_I8, FG_BAD_INPUT },
     { "one of each", 1, 1, 1, 1, FG_F32, FG_OK },
     { "largest of each", 1024, 4096, 1024, 1024, FG_F32, FG_OK },
     { "no layer", 0, 3, 64, 16, FG_F16, FG_BAD_INPUT },

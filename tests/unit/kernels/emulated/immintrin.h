@@ -141,6 +141,13 @@ FG_EMULATED __m512i fg_emulated_cvtps_epi32(__m512 value)
                               _mm256_cvtps_epi32(_mm256_castsi256_ps(fg_emulated_half(bits, 1))));
 }
 
+FG_EMULATED __m512i fg_emulated_cvttps_epi32(__m512 value)
+{
+    __m512i bits = simde_mm512_castps_si512(value);
+    return fg_emulated_joined(_mm256_cvttps_epi32(_mm256_castsi256_ps(fg_emulated_half(bits, 0))),
+                              _mm256_cvttps_epi32(_mm256_castsi256_ps(fg_emulated_half(bits, 1))));
+}
+
 FG_EMULATED __m128i fg_emulated_cvtepi32_epi8(__m512i value)
 {
     int32_t words[16];
@@ -252,7 +259,8 @@ FG_EMULATED void fg_emulated_tile_zero(int tile)
     }
 }
 
-FG_EMULATED void fg_emulated_tile_dpbssd(int sums, int rows, int codes)
+/* Bytes of rows have a sign or not, those of codes have one. */
+FG_EMULATED void fg_emulated_tile_dot(bool signs, int sums, int rows, int codes)
 {
     for (int m = 0; m < fg_emulated_tile.rows[sums]; m++) {
         for (int n = 0; n < fg_emulated_tile.row_bytes[sums] / 4; n++) {
@@ -260,7 +268,8 @@ FG_EMULATED void fg_emulated_tile_dpbssd(int sums, int rows, int codes)
             uint32_t sum =
                 at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
             for (int k = 0; k < fg_emulated_tile.row_bytes[rows]; k++) {
-                int8_t x = (int8_t)fg_emulated_tile.bytes[rows][m][k];
+                uint8_t byte = fg_emulated_tile.bytes[rows][m][k];
+                int x = signs ? (int8_t)byte : byte;
                 int8_t y = (int8_t)fg_emulated_tile.bytes[codes][k / 4][4 * n + k % 4];
                 sum += (uint32_t)(x * y);
             }
@@ -277,12 +286,14 @@ FG_EMULATED void fg_emulated_tile_dpbssd(int sums, int rows, int codes)
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
-#define _tile_loadconfig fg_emulated_tile_loadconfig
-#define _tile_release    fg_emulated_tile_release
-#define _tile_loadd      fg_emulated_tile_loadd
-#define _tile_stored     fg_emulated_tile_stored
-#define _tile_zero       fg_emulated_tile_zero
-#define _tile_dpbssd     fg_emulated_tile_dpbssd
+#undef _tile_dpbusd
+#define _tile_loadconfig                fg_emulated_tile_loadconfig
+#define _tile_release                   fg_emulated_tile_release
+#define _tile_loadd                     fg_emulated_tile_loadd
+#define _tile_stored                    fg_emulated_tile_stored
+#define _tile_zero                      fg_emulated_tile_zero
+#define _tile_dpbssd(sums, rows, codes) fg_emulated_tile_dot(true, sums, rows, codes)
+#define _tile_dpbusd(sums, rows, codes) fg_emulated_tile_dot(false, sums, rows, codes)
 
 #undef _mm512_madd_epi16 /* of four arguments by mistake */
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
@@ -308,6 +319,7 @@ FG_EMULATED void fg_emulated_tile_dpbssd(int sums, int rows, int codes)
 #define _mm512_cvtepu16_epi32   fg_emulated_cvtepu16_epi32
 #define _mm512_cvtepi32_ps      fg_emulated_cvtepi32_ps
 #define _mm512_cvtps_epi32      fg_emulated_cvtps_epi32
+#define _mm512_cvttps_epi32     fg_emulated_cvttps_epi32
 #define _mm512_cvtepi32_epi8    fg_emulated_cvtepi32_epi8
 #define _mm512_reduce_add_epi32 fg_emulated_reduce_add_epi32
 #define _mm512_reduce_max_ps    fg_emulated_reduce_max_ps

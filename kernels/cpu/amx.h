@@ -1,0 +1,27 @@
+/*
+ * amx - what the files with tile instructions share: a tile is up to 16 rows of 64 bytes.
+ */
+#ifndef FORGE_KERNELS_CPU_AMX_H
+#define FORGE_KERNELS_CPU_AMX_H
+
+#include <stdint.h>
+
+enum { FG_AMX_TILES = 8, FG_AMX_ROWS = 16, FG_AMX_ROW_BYTES = 64 };
+
+/* What _tile_loadconfig reads. */
+typedef struct fg_amx_config {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} fg_amx_config;
+
+/* What tile instructions read and write is not told to compilers: GCC 12 takes the writes before them for
+ * needless. */
+static inline void fg_amx_see_memory(const void *memory)
+{
+    __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
+#endif
