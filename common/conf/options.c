@@ -456,7 +456,8 @@ static const fg_option options[] = {
       AT(kv_dtype),
       .help =
           "Number type of the KV cache: as precise as the weights, which is bf16 for quantised and "
-          "bf16 models and f16 for others (auto), or one of these. int8 has a scale per token and KV "
+          "bf16 models and f16 for others (auto), or one of these. int8 has a scale per token and "
+          "KV "
           "head, takes about half the memory, and is the quickest for long prompts. Both sides of "
           "a hand-over need the same." },
     { .name = "cpu-isa",
