@@ -556,25 +556,36 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
     return rows;
 }
 
+/* How many of the item's tokens there are from the one at `position` on. */
+static uint32_t tokens_from(const fg_step_seq *seq, uint32_t position)
+{
+    return seq->first_position + seq->token_count - position;
+}
+
+/* The choice after the token at `position`. */
+static void take_token(fg_step_seq *seq, uint32_t position, uint32_t token)
+{
+    if (seq->sample_rows > 0) {
+        seq->tokens_out[seq->sample_rows - tokens_from(seq, position)] = token;
+    }
+    /* The last row comes last, and stays. */
+    seq->token_out = token;
+}
+
 /* The logits after the token at `position`. */
 static void take_logits(fg_forward *forward, fg_step_seq *seq, uint32_t position,
                         const float *logits)
 {
     uint32_t vocab_size = forward->hparams.vocab_size;
     size_t row_bytes = vocab_size * sizeof(float);
-    uint32_t left = seq->first_position + seq->token_count - position;
+    uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
-    bool several = seq->sample_rows > 0;
     if (seq->sample) {
-        uint32_t token =
-            fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice, position + 1);
-        if (several) {
-            seq->tokens_out[index] = token;
-        }
-        /* The last row comes last, and stays. */
-        seq->token_out = token;
+        take_token(
+            seq, position,
+            fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice, position + 1));
     }
-    if (several && seq->digests_out != NULL) {
+    if (seq->sample_rows > 0 && seq->digests_out != NULL) {
         seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
     }
     if (seq->want_digest && left == 1) {
@@ -583,6 +594,13 @@ static void take_logits(fg_forward *forward, fg_step_seq *seq, uint32_t position
     if (seq->logits_out != NULL) {
         memcpy(seq->logits_out + (size_t)index * vocab_size, logits, row_bytes);
     }
+}
+
+/* Rows of which nothing is wanted but the token with the highest logit. */
+static bool wants_highest(const fg_step_seq *seq)
+{
+    return seq->sample && !(seq->sampling.temperature > 0.0f) && !seq->want_digest &&
+           seq->digests_out == NULL && seq->logits_out == NULL;
 }
 
 static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
@@ -594,13 +612,27 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
         fg_linear linear = { .weight = forward->head,
                              .out = forward->logits,
                              .out_stride = h->vocab_size };
-        norm_linears(forward, forward->residual, forward->head_row_ids + first,
-                     forward->output_norm, &linear, 1, rows);
+        uint32_t choices[HEAD_ROWS];
+        bool highest = true;
+        for (uint32_t row = 0; row < rows; row++) {
+            highest = highest && wants_highest(&step->seqs[forward->head_seqs[first + row]]);
+        }
+        norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
+                  forms_of(&linear, 1), rows);
+        if (highest) {
+            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, choices);
+        } else {
+            fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
+        }
         fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
         for (uint32_t row = 0; row < rows; row++) {
-            take_logits(forward, &step->seqs[forward->head_seqs[first + row]],
-                        forward->positions[forward->head_row_ids[first + row]],
-                        forward->logits + (size_t)row * h->vocab_size);
+            fg_step_seq *seq = &step->seqs[forward->head_seqs[first + row]];
+            uint32_t position = forward->positions[forward->head_row_ids[first + row]];
+            if (highest) {
+                take_token(seq, position, choices[row]);
+            } else {
+                take_logits(forward, seq, position, forward->logits + (size_t)row * h->vocab_size);
+            }
         }
     }
 }

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "common/base/fmath.h"
+#include "common/base/highest.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
@@ -68,68 +69,6 @@ void fg_sampler_destroy(fg_sampler *sampler)
 static float minus_infinity(void)
 {
     return fg_fmath_float(0xFF800000u);
-}
-
-/* Four floats at once, on any processor; spelled out because gcc does not see a maximum in a loop of
- * comparisons that NaN may enter. */
-typedef float float_lanes __attribute__((vector_size(16)));
-typedef int32_t mask_lanes __attribute__((vector_size(16)));
-
-enum { LANES = 4, GROUP = 4, STRIDE = LANES * GROUP };
-
-static float_lanes load(const float *values)
-{
-    float_lanes lanes;
-    memcpy(&lanes, values, sizeof lanes);
-    return lanes;
-}
-
-/* The highest value; -inf when there is none (NaN never compares as greater). */
-static float highest(const float *values, uint32_t count)
-{
-    float_lanes best[GROUP];
-    float top = minus_infinity(), lane_best[STRIDE];
-    uint32_t i = 0;
-    for (uint32_t g = 0; g < GROUP; g++) {
-        best[g] = (float_lanes){ top, top, top, top };
-    }
-    for (; i + STRIDE <= count; i += STRIDE) {
-        for (uint32_t g = 0; g < GROUP; g++) {
-            float_lanes next = load(values + i + g * LANES);
-            mask_lanes above = next > best[g];
-            best[g] = (float_lanes)((above & (mask_lanes)next) | (~above & (mask_lanes)best[g]));
-        }
-    }
-    memcpy(lane_best, best, sizeof lane_best);
-    for (uint32_t lane = 0; lane < STRIDE; lane++) {
-        top = lane_best[lane] > top ? lane_best[lane] : top;
-    }
-    for (; i < count; i++) {
-        top = values[i] > top ? values[i] : top;
-    }
-    return top;
-}
-
-/* The first index that holds `wanted`; 0 when none does. */
-static uint32_t first_equal(const float *values, uint32_t count, float wanted)
-{
-    const float_lanes all_wanted = { wanted, wanted, wanted, wanted };
-    uint32_t i = 0;
-    for (; i + STRIDE <= count; i += STRIDE) {
-        mask_lanes equal = { 0, 0, 0, 0 };
-        for (uint32_t g = 0; g < GROUP; g++) {
-            equal |= load(values + i + g * LANES) == all_wanted;
-        }
-        if ((equal[0] | equal[1] | equal[2] | equal[3]) != 0) {
-            break;
-        }
-    }
-    for (; i < count; i++) {
-        if (values[i] == wanted) {
-            return i;
-        }
-    }
-    return 0;
 }
 
 static void fill_scores(float *restrict scores, const float *restrict logits, uint32_t count,
@@ -338,11 +277,11 @@ uint32_t fg_sampler_pick(fg_sampler *sampler, const float *logits, const fg_samp
                          uint32_t choice, uint32_t position)
 {
     uint32_t count = sampler->vocab_size;
-    float top = highest(logits, count);
+    float top = fg_highest(logits, count);
     if (top == minus_infinity()) {
         return 0;
     }
-    uint32_t top_id = first_equal(logits, count, top);
+    uint32_t top_id = fg_first_equal(logits, count, top);
     if (!(sampling->temperature > 0.0f) || top > 0x1.fffffep127f) {
         return top_id;
     }

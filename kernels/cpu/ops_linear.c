@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "common/base/highest.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/op_clock.h"
 
@@ -162,15 +163,16 @@ enum { GATED_PANELS = FG_QUANT_GROUP / FG_PANEL_OUTPUTS };
 enum { GATED_ROWS_MOST = FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / TILES * TILES };
 
 /* Outputs `first` and on of a product, to `out`. */
-static void multiply_part(const gated_job *job, const fg_panels *weight, const fg_activations *in,
-                          uint32_t rows, uint32_t first, uint32_t count, float *out)
+static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight,
+                          const fg_activations *in, uint32_t rows, uint32_t first, uint32_t count,
+                          float *out)
 {
     uint32_t panel = first / FG_PANEL_OUTPUTS;
     fg_linear linear = { .weight = *weight, .out = out, .out_stride = count };
     linear.weight.data =
         (const uint8_t *)weight->data + panel * fg_panel_bytes(weight->type, weight->columns);
     linear.weight.outputs = count;
-    job->device->kernels->linear(&linear, in, rows, 0, fg_panel_count(count));
+    kernels->linear(&linear, in, rows, 0, fg_panel_count(count));
 }
 
 /* Columns `first` and on of some rows of the result, by way of the member's scratch. */
@@ -182,8 +184,8 @@ static void gated_part(const gated_job *job, uint32_t row, uint32_t rows, uint32
     fg_activations in = activations_from(job->in, row);
     float *gate = scratch;
     float *up = scratch + (size_t)rows * count;
-    multiply_part(job, &gated->gate, &in, rows, first, count, gate);
-    multiply_part(job, &gated->up, &in, rows, first, count, up);
+    multiply_part(kernels, &gated->gate, &in, rows, first, count, gate);
+    multiply_part(kernels, &gated->up, &in, rows, first, count, up);
     kernels->swiglu(gate, up, (size_t)rows * count, gate);
     for (uint32_t i = row; i < row + rows; i++, gate += count) {
         fg_cpu_prepare(kernels, &gated->out, gated->forms, i, first, gate, count);
@@ -235,4 +237,101 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
         fg_team_for(team, pieces, gated_piece, &job);
     }
     fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
+}
+
+/* ---- the highest output ---- */
+
+/* A piece is some panels, for all rows. */
+typedef struct highest_job {
+    const fg_device *device;
+    const fg_panels *weight;
+    const fg_activations *in;
+    uint32_t rows;
+    uint32_t panels_per_piece;
+} highest_job;
+
+/* What a member has seen of each row; it begins the member's scratch. */
+typedef struct highest_seen {
+    float values[FG_HIGHEST_ROWS];
+    uint32_t indexes[FG_HIGHEST_ROWS];
+} highest_seen;
+
+enum { HIGHEST_FLOATS = FG_CPU_SCRATCH_FLOATS - sizeof(highest_seen) / sizeof(float) };
+
+static highest_seen *seen_of(const fg_device *device, uint32_t member)
+{
+    return (highest_seen *)(void *)(device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS);
+}
+
+static void see(highest_seen *seen, uint32_t row, float value, uint32_t index)
+{
+    if (value > seen->values[row] || (value == seen->values[row] && index < seen->indexes[row])) {
+        seen->values[row] = value;
+        seen->indexes[row] = index;
+    }
+}
+
+static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
+{
+    const highest_job *job = ctx;
+    highest_seen *seen = seen_of(job->device, member);
+    float *products = (float *)(void *)(seen + 1);
+    uint32_t per_piece = job->panels_per_piece * FG_PANEL_OUTPUTS;
+    uint32_t most = HIGHEST_FLOATS / job->rows / FG_PANEL_OUTPUTS * FG_PANEL_OUTPUTS;
+    uint32_t first = piece * per_piece;
+    uint32_t left = job->weight->outputs - first;
+    uint32_t end = first + (left < per_piece ? left : per_piece);
+    for (; first < end; first += most) {
+        uint32_t count = end - first < most ? end - first : most;
+        multiply_part(job->device->kernels, job->weight, job->in, job->rows, first, count,
+                      products);
+        for (uint32_t row = 0; row < job->rows; row++) {
+            const float *outputs = products + (size_t)row * count;
+            float value = fg_highest(outputs, count);
+            if (value >= seen->values[row]) {
+                see(seen, row, value, first + fg_first_equal(outputs, count, value));
+            }
+        }
+    }
+}
+
+void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
+                   uint32_t rows, uint32_t *choices)
+{
+    uint64_t began_ns = fg_op_clock_begin();
+    FG_ASSERT(rows > 0 && rows <= FG_HIGHEST_ROWS, "%u rows", rows);
+    fg_team *team = stream->device->team;
+    uint32_t members = fg_team_size(team);
+    uint32_t panels = fg_panel_count(weight->outputs);
+    const fg_linear product = { .weight = *weight };
+    highest_job job = { .device = stream->device,
+                        .weight = weight,
+                        .in = in,
+                        .rows = rows,
+                        .panels_per_piece = panels_per_piece(&product, in, rows, panels, members) };
+    for (uint32_t member = 0; member < members; member++) {
+        highest_seen *seen = seen_of(stream->device, member);
+        for (uint32_t row = 0; row < rows; row++) {
+            seen->values[row] = -__builtin_inff();
+            seen->indexes[row] = 0;
+        }
+    }
+    uint32_t pieces = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
+    stream->sequence++;
+    if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            highest_piece(&job, piece, 0);
+        }
+    } else {
+        fg_team_for(team, pieces, highest_piece, &job);
+    }
+    highest_seen *all = seen_of(stream->device, 0);
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t member = 1; member < members; member++) {
+            const highest_seen *seen = seen_of(stream->device, member);
+            see(all, row, seen->values[row], seen->indexes[row]);
+        }
+        choices[row] = all->indexes[row];
+    }
+    fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }

@@ -494,6 +494,75 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
     }
 }
 
+/* The first of equal outputs, by comparing each; 0 when none is above -inf. */
+static uint32_t first_highest(const float *values, uint32_t count)
+{
+    uint32_t best = 0;
+    float highest = -INFINITY;
+    for (uint32_t i = 0; i < count; i++) {
+        if (values[i] > highest) {
+            highest = values[i];
+            best = i;
+        }
+    }
+    return best;
+}
+
+Test(linear, the_highest_output_is_the_first_of_the_highest)
+{
+    static const struct {
+        uint32_t type, rows, outputs, columns;
+    } cases[] = {
+        { FG_Q4_0, 1, 5000, 64 }, { FG_Q8_0, 16, 4099, 96 }, { FG_Q6_K, 5, 700, 256 },
+        { FG_BF16, 3, 1, 40 },    { FG_F32, 64, 1003, 20 },  { FG_Q4_1, 2, 33, 32 },
+        { FG_F16, 1, 40000, 8 },
+    };
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
+    fg_rng rng = { .state = 18 };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        uint32_t rows = cases[c].rows, outputs = cases[c].outputs;
+        fg_matrix matrix;
+        uint8_t *data = random_matrix(&rng, cases[c].type, outputs, cases[c].columns, &matrix);
+        /* The second half repeats the first: every highest output but a middle one is there twice. */
+        size_t row_bytes = cases[c].columns / fg_dtype_block_count(cases[c].type) *
+                           (size_t)fg_dtype_block_bytes(cases[c].type);
+        memcpy(data + (outputs - outputs / 2) * row_bytes, data, outputs / 2 * row_bytes);
+        fg_activations in = make_activations(rows, cases[c].columns);
+        for (size_t i = 0; i < (size_t)rows * cases[c].columns; i++) {
+            in.values[i] = random_float(&rng, 0.3f);
+        }
+        if (cases[c].type == FG_F32) {
+            in.values[0] = NAN; /* all of its first row */
+            memset(in.values + cases[c].columns, 0, cases[c].columns * sizeof(float));
+        }
+        fg_panels weight = pack_panels(&matrix);
+        float *out = fg_mem_array((size_t)rows * outputs, sizeof *out);
+        const fg_linear linear = { .weight = weight, .out = out, .out_stride = outputs };
+        for (size_t i = 0; i < sizeof isas / sizeof isas[0] * 3; i++) {
+            test_device device;
+            uint32_t choices[FG_HIGHEST_ROWS];
+            if (!open_test_device(isas[i / 3], 1 + i % 3, &device)) {
+                continue;
+            }
+            fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), rows);
+            if (i == 0) {
+                fg_op_linear(device.stream, &linear, 1, &in, rows);
+            }
+            fg_op_highest(device.stream, &weight, &in, rows, choices);
+            for (uint32_t row = 0; row < rows; row++) {
+                cr_assert_eq(choices[row], first_highest(out + (size_t)row * outputs, outputs),
+                             "case %zu, row %u, isa %s, %zu threads", c, row, isas[i / 3],
+                             1 + i % 3);
+            }
+            close_test_device(&device);
+        }
+        free_panels(&weight);
+        free_activations(&in);
+        fg_mem_free(out);
+        fg_mem_free(data);
+    }
+}
+
 Test(linear, several_products_and_accumulation_equal_single_ones)
 {
     test_device device;

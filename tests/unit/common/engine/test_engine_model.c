@@ -318,6 +318,50 @@ static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint
     cr_assert_eq(fg_runner_step(runner, &step, &err), FG_OK, "%s", err.text);
 }
 
+/* Where nobody wants more than greedy tokens, no logits are kept; a digest or another temperature in the same part
+ * of the head brings them back. */
+Test(engine_model, greedy_choices_are_the_same_without_logits)
+{
+    enum { ALONE, BESIDE_A_DIGEST, BESIDE_A_TEMPERATURE, WITH_DIGESTS, KINDS };
+    for (size_t m = 0; m < MODEL_COUNT; m++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
+        fg_runner runner;
+        fg_runner_options options = { .bytes = bytes,
+                                      .size_bytes = size_bytes,
+                                      .context_max = VERIFY_CONTEXT,
+                                      .seqs_max = 2,
+                                      .kv_dtype = models[m].kv_dtype };
+        open_runner(&options, &runner);
+        uint32_t tokens[VERIFY_TOKENS + 1];
+        make_prompt(95 + m, runner.hparams.vocab_size, VERIFY_TOKENS + 1, tokens);
+        uint32_t chosen[KINDS][VERIFY_TOKENS];
+        uint64_t digests[VERIFY_TOKENS];
+        for (uint32_t kind = 0; kind < KINDS; kind++) {
+            fg_step_seq seqs[2];
+            for (uint32_t s = 0; s < 2; s++) {
+                seqs[s] = fg_runner_seq(&runner, s, tokens + s, 0, s == 0 ? VERIFY_TOKENS : 5);
+                seqs[s].sample = true;
+                seqs[s].sampling.top_p = 1.0f;
+            }
+            seqs[0].sample_rows = VERIFY_TOKENS;
+            seqs[0].tokens_out = chosen[kind];
+            seqs[0].digests_out = kind == WITH_DIGESTS ? digests : NULL;
+            seqs[1].want_digest = kind == BESIDE_A_DIGEST;
+            seqs[1].sampling.temperature = kind == BESIDE_A_TEMPERATURE ? 1.0f : 0.0f;
+            fg_step step = { .seqs = seqs, .seq_count = 2 };
+            cr_assert_eq(fg_runner_step(&runner, &step, NULL), FG_OK);
+            cr_assert_eq(seqs[0].token_out, chosen[kind][VERIFY_TOKENS - 1]);
+        }
+        for (uint32_t kind = 0; kind < WITH_DIGESTS; kind++) {
+            cr_assert(memcmp(chosen[kind], chosen[WITH_DIGESTS], sizeof chosen[kind]) == 0,
+                      "%s, %u", models[m].name, kind);
+        }
+        fg_runner_close(&runner);
+        free(bytes);
+    }
+}
+
 Test(engine_model, several_choices_of_one_step_are_those_of_single_steps)
 {
     static const uint32_t rows[VERIFY_SEQS] = { 3, 20, VERIFY_TOKENS };
