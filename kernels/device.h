@@ -69,6 +69,11 @@ fg_device_event fg_device_event_record(fg_device_stream *stream);
 /* Returns when everything given to the stream before the event has ended. */
 void fg_device_event_wait(fg_device_stream *stream, fg_device_event event);
 
+/* The host's own work in pieces, which the device's threads take as they become free, the caller's among them;
+ * returns when all have ended. `member` is below fg_device_thread_count. No operation is in flight. */
+void fg_device_share_work(fg_device_stream *stream, uint32_t pieces,
+                          void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,7 +4,8 @@
  *
  * Numerics (docs/ARCHITECTURE.md, "the numerics contract"): what a row becomes is a pure function of
  * that row, its weights and, in attention, the slots at or before its position. The number of rows,
- * the threads and the instruction set never show. Two reductions are used everywhere:
+ * the threads and the instruction set never show. Two reductions are used everywhere (but for 16 lanes
+ * of weights over an int8 cache):
  *
  *   lanes(i): element i of a sum goes to lane i % 8 by one fused multiply-add, in rising order of i;
  *   fold(v): ((v0 + v4) + (v2 + v6)) + ((v1 + v5) + (v3 + v7)).
@@ -167,7 +168,8 @@ typedef struct fg_kv_row {
 } fg_kv_row;
 
 /* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots. int8: per
- * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties. bf16: what
+ * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties, both 0 where max|x| is below
+ * 1e-30. bf16: what
  * is then below 2^-50 becomes 0.
  *   q [row][head_count][head_dim], k and v [row][kv_head_count][head_dim]
  *   pairs: interleaved (2i, 2i+1), else (i, i + pair_count); dims beyond 2 * pair_count stay. */
@@ -198,10 +200,11 @@ enum { FG_ATTEND_CHUNK = 256 };
  * weights, in lane (s / 2) % 8. A q[d] below 2^-50 is 0, and a weight where score[s] is more than 50 below
  * the maximum. So no product and no sum is a denormal, and instructions that multiply pairs of bf16, adding
  * first the product of the upper halves, then that of the lower ones, give these bits.
- * int8: products are summed as integers, exactly. q becomes q8 = round(q[d] * (127 / max|q|)), half to even,
+ * int8: products are summed as integers, exactly. q becomes q8 = round(q[d] * (127 / max|q|)), half to even, all 0
+ * where max|q| is below 1e-30; NaN counts as 0,
  *   score[s] = (sum over d of q8[d] * k[s][d]) * k's scale * (max|q| / 127 * (scale * log2 e))
  *   weight[s] as bf16's before it is rounded; sum = weights added in lane s % 16, lanes i and i + 8, then fold
- *   p[s] = weight[s] * v's scale; peak = the largest of them, and if it is too small for 255 / peak all are 0
+ *   p[s] = weight[s] * v's scale; peak = the largest of them; below 1e-30 all are 0
  *   p8[s] = trunc(fma(p[s], 255 / peak, rounder(s))), at most 255, where rounder(s) = (2 * (9 * s mod 16) + 1) / 32
  *   o[d] = (sum over s of p8[s] * v[s][d]) * (peak * (1 / 255))
  * Rounders differ from slot to slot, so that many small weights do not all become 0.

@@ -40,8 +40,8 @@ struct fg_forward {
     fg_engine_limits limits;
     fg_device *device;
     fg_device_stream *stream;
-    fg_sampler *sampler;
-    double *frequencies; /* [rope_dims / 2] */
+    fg_sampler **samplers; /* one for each of the device's threads */
+    double *frequencies;   /* [rope_dims / 2] */
 
     fg_matrix embedding;
     fg_panels head;
@@ -354,6 +354,23 @@ static fg_status check_options(const fg_engine_options *options, fg_error *err)
     return FG_OK;
 }
 
+static uint32_t thread_count_of(const fg_forward *forward)
+{
+    return fg_device_thread_count(forward->device);
+}
+
+static bool make_samplers(fg_forward *forward)
+{
+    forward->samplers = fg_mem_array(thread_count_of(forward), sizeof *forward->samplers);
+    for (uint32_t i = 0; forward->samplers != NULL && i < thread_count_of(forward); i++) {
+        forward->samplers[i] = fg_sampler_create(forward->hparams.vocab_size);
+        if (forward->samplers[i] == NULL) {
+            return false;
+        }
+    }
+    return forward->samplers != NULL;
+}
+
 fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
                             fg_error *err)
 {
@@ -386,8 +403,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     }
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
-    forward->sampler = fg_sampler_create(h->vocab_size);
-    if (forward->layers == NULL || forward->frequencies == NULL || forward->sampler == NULL) {
+    if (forward->layers == NULL || forward->frequencies == NULL || !make_samplers(forward)) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
     }
@@ -417,7 +433,10 @@ void fg_forward_destroy(fg_forward *forward)
         fg_device_free(forward->device, FG_MEMORY_SHARED, forward->scratch, forward->scratch_bytes);
     }
     fg_weight_store_close(forward->store);
-    fg_sampler_destroy(forward->sampler);
+    for (uint32_t i = 0; forward->samplers != NULL && i < thread_count_of(forward); i++) {
+        fg_sampler_destroy(forward->samplers[i]);
+    }
+    fg_mem_free(forward->samplers);
     fg_mem_free(forward->frequencies);
     fg_mem_free(forward->layers);
     fg_device_stream_close(forward->stream);
@@ -572,18 +591,38 @@ static void take_token(fg_step_seq *seq, uint32_t position, uint32_t token)
     seq->token_out = token;
 }
 
-/* The logits after the token at `position`. */
-static void take_logits(fg_forward *forward, fg_step_seq *seq, uint32_t position,
-                        const float *logits)
+/* Rows of logits of one part of the head, and what they choose. */
+typedef struct head_job {
+    fg_forward *forward;
+    fg_step *step;
+    uint32_t first;
+    uint32_t choices[HEAD_ROWS];
+} head_job;
+
+static fg_step_seq *seq_of(const head_job *job, uint32_t row)
 {
-    uint32_t vocab_size = forward->hparams.vocab_size;
+    return &job->step->seqs[job->forward->head_seqs[job->first + row]];
+}
+
+static uint32_t position_of(const head_job *job, uint32_t row)
+{
+    return job->forward->positions[job->forward->head_row_ids[job->first + row]];
+}
+
+/* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
+static void take_logits(void *ctx, uint32_t row, uint32_t member)
+{
+    head_job *job = ctx;
+    fg_step_seq *seq = seq_of(job, row);
+    uint32_t position = position_of(job, row);
+    uint32_t vocab_size = job->forward->hparams.vocab_size;
+    const float *logits = job->forward->logits + (size_t)row * vocab_size;
     size_t row_bytes = vocab_size * sizeof(float);
     uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
     if (seq->sample) {
-        take_token(
-            seq, position,
-            fg_sampler_pick(forward->sampler, logits, &seq->sampling, seq->choice, position + 1));
+        job->choices[row] = fg_sampler_pick(job->forward->samplers[member], logits, &seq->sampling,
+                                            seq->choice, position + 1);
     }
     if (seq->sample_rows > 0 && seq->digests_out != NULL) {
         seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
@@ -612,26 +651,25 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
         fg_linear linear = { .weight = forward->head,
                              .out = forward->logits,
                              .out_stride = h->vocab_size };
-        uint32_t choices[HEAD_ROWS];
+        head_job job = { .forward = forward, .step = step, .first = first };
         bool highest = true;
         for (uint32_t row = 0; row < rows; row++) {
-            highest = highest && wants_highest(&step->seqs[forward->head_seqs[first + row]]);
+            highest = highest && wants_highest(seq_of(&job, row));
         }
         norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
                   forms_of(&linear, 1), rows);
         if (highest) {
-            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, choices);
+            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, job.choices);
         } else {
             fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
         }
         fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+        if (!highest) {
+            fg_device_share_work(forward->stream, rows, take_logits, &job);
+        }
         for (uint32_t row = 0; row < rows; row++) {
-            fg_step_seq *seq = &step->seqs[forward->head_seqs[first + row]];
-            uint32_t position = forward->positions[forward->head_row_ids[first + row]];
-            if (highest) {
-                take_token(seq, position, choices[row]);
-            } else {
-                take_logits(forward, seq, position, forward->logits + (size_t)row * h->vocab_size);
+            if (seq_of(&job, row)->sample) {
+                take_token(seq_of(&job, row), position_of(&job, row), job.choices[row]);
             }
         }
     }

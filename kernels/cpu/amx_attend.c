@@ -3,14 +3,16 @@
  * as ever. K lies in the cache as a tile wants it, a piece of 64 dimensions is one; so does V, 64 slots of 16
  * dimensions. Everything else, and tiles of few (row, head)s, are AVX-512's.
  */
+#include <string.h>
+
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512_attend.h"
 #include "kernels/cpu/strip.h"
 
 enum {
     STRIP_ROWS = FG_STRIP_MAX,
-    SUM_TILES = 4,        /* 0 to 3; tile 4 holds q or weights, 5 and 6 K or V */
-    FEW = 2 * STRIP_ROWS, /* (row, head)s that go straight through the arena's pieces (strip.c) */
+    SUM_TILES = 4,                      /* 0 to 3; tile 4 holds q or weights, 5 and 6 K or V */
+    FEW = FG_STRIP_DIRECT * STRIP_ROWS, /* (row, head)s that read no copy */
 };
 
 static void set_rows(uint32_t rows)
@@ -106,6 +108,11 @@ static void add_columns(const fg_strip *s, fg_cpu_slots slots, uint32_t column)
     _tile_stored(2, out + 2 * FG_AMX_ROWS, stride);
     _tile_stored(3, out + 3 * FG_AMX_ROWS, stride);
 }
+
+enum { BEYOND_MAX = FG_AMX_ROW_BYTES - FG_KV_PIECE };
+_Static_assert((FG_ATTEND_CHUNK + BEYOND_MAX) * FG_ATTEND_COPY_DIMS <= FG_ATTEND_COPY,
+               "tiles read beyond a copy's values");
+_Static_assert(FG_ATTEND_CHUNK + BEYOND_MAX <= FG_ATTEND_SCORES * 4, "weights go beyond a row's");
 
 /* The last 64 slots may go beyond those that have weights, into what lies behind a copy: it weighs nothing. */
 static void end_weights(const fg_strip *s, fg_cpu_slots slots)

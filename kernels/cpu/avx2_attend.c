@@ -11,7 +11,7 @@ enum {
     STRIP = 6,
     SCORES = FG_ATTEND_SCORES,
     PIECE = FG_KV_PIECE,
-    UNROLL = 4, /* divides every head size that comes here */
+    UNROLL = 4, /* divides half of every head size that comes here */
 };
 
 /* Of one element that a step multiplies; a pair of int8. */
@@ -467,7 +467,9 @@ static void pack_bytes(const float *q, float factor, uint32_t head_dim, float *p
     fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(largest(peaks));
     for (uint32_t d = 0; d < head_dim; d += 8) {
         __m256 x = _mm256_mul_ps(_mm256_loadu_ps(q + d), _mm256_set1_ps(scale.inverse));
-        __m256i pairs = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x), in_pairs);
+        __m256i numbers = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_EQ_OQ));
+        __m256i words = _mm256_and_si256(_mm256_cvtps_epi32(x), numbers);
+        __m256i pairs = _mm256_shuffle_epi8(words, in_pairs);
         pairs = _mm256_permute4x64_epi64(pairs, _MM_SHUFFLE(3, 1, 2, 0));
         _mm_store_si128((__m128i *)(void *)(packed + d / 2), _mm256_castsi256_si128(pairs));
     }

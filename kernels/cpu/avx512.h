@@ -20,7 +20,7 @@
 /* For head sizes that are no multiple of 16. */
 void fg_cpu_avx2_attend(const fg_cpu_attend *args);
 void fg_cpu_avx512_attend(const fg_cpu_attend *args);
-/* The same with AVX512_BF16, which makes a bf16 cache quicker. */
+/* The same with AVX512_BF16, which makes a bf16 cache quicker on AMD's processors. */
 void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args);
 /* With AMX, which makes an int8 cache quicker; else as fg_cpu_avx512_attend. */
 void fg_cpu_amx_attend(const fg_cpu_attend *args);

@@ -4,6 +4,8 @@
  */
 #include "kernels/cpu/avx512_attend.h"
 
+#include <string.h>
+
 #include "kernels/cpu/avx512_attend_bf16.h"
 
 FG_AVX512_DEFINE(FG_F32)
@@ -107,17 +109,15 @@ static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
     record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
 }
 
-enum { ROWS_TOGETHER = 4 }; /* one alone waits for its own maximum and sum */
-
 /* Some rows of int8: the first pass leaves weights times V's scales, the second makes bytes of them, written
  * where the first quarter of earlier ones was read. */
 FG_AVX512_INLINE void weigh_bytes(int R, const fg_strip_rows *rows, uint32_t first, uint32_t begin,
                                   uint32_t end)
 {
     float *const *scores = rows->scores + first;
-    __m512 maxima[ROWS_TOGETHER];
-    __m512 sums[ROWS_TOGETHER];
-    __m512 peaks[ROWS_TOGETHER];
+    __m512 maxima[FG_AVX512_TOGETHER];
+    __m512 sums[FG_AVX512_TOGETHER];
+    __m512 peaks[FG_AVX512_TOGETHER];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         rows->records[first + (uint32_t)r][0] = fg_avx512_maximum(scores[r], begin, end);
@@ -137,7 +137,7 @@ FG_AVX512_INLINE void weigh_bytes(int R, const fg_strip_rows *rows, uint32_t fir
             _mm512_store_ps(scores[r] + j, scaled);
         }
     }
-    __m512 inverses[ROWS_TOGETHER];
+    __m512 inverses[FG_AVX512_TOGETHER];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         float *record = rows->records[first + (uint32_t)r];
@@ -160,8 +160,8 @@ FG_AVX512_INLINE void weigh_bytes(int R, const fg_strip_rows *rows, uint32_t fir
 static void weigh_all_bytes(const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
     uint32_t i = 0;
-    for (; i + ROWS_TOGETHER <= rows->count; i += ROWS_TOGETHER) {
-        weigh_bytes(ROWS_TOGETHER, rows, i, begin, end);
+    for (; i + FG_AVX512_TOGETHER <= rows->count; i += FG_AVX512_TOGETHER) {
+        weigh_bytes(FG_AVX512_TOGETHER, rows, i, begin, end);
     }
     for (; i < rows->count; i++) {
         weigh_bytes(1, rows, i, begin, end);
@@ -259,11 +259,12 @@ static void pack_bytes(const float *q, float factor, uint32_t head_dim, float *p
     fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(_mm512_reduce_max_ps(peaks));
     for (uint32_t d = 0; d < head_dim; d += FG_AVX512_LANES) {
         __m512 x = _mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(scale.inverse));
-        __m512i bytes = _mm512_cvtps_epi32(x);
+        __mmask16 numbers = _mm512_cmp_ps_mask(x, x, _CMP_EQ_OQ);
+        __m512i bytes = _mm512_maskz_mov_epi32(numbers, _mm512_cvtps_epi32(x));
         sums = _mm512_add_epi32(sums, bytes);
         _mm_store_si128((__m128i *)(void *)(packed + d / 4), _mm512_cvtepi32_epi8(bytes));
     }
-    int32_t negated = -128 * _mm512_reduce_add_epi32(sums);
+    uint32_t negated = -128u * (uint32_t)_mm512_reduce_add_epi32(sums);
     packed[FG_STRIP_Q_FACTOR] = scale.scale * factor;
     memcpy(&packed[FG_STRIP_Q_NEGATED], &negated, sizeof negated);
 }

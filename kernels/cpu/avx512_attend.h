@@ -15,7 +15,10 @@ enum {
     FG_AVX512_STRIP = 12,
     FG_AVX512_LANES = 16,
     FG_AVX512_VECTORS = 4, /* of a register tile, at most */
-    FG_AVX512_UNROLL = 4,  /* steps; even, and divides half of every head size that comes here */
+    FG_AVX512_UNROLL =
+        4, /* steps; even, and divides a quarter of every head size that comes here */
+    FG_AVX512_TOGETHER =
+        4, /* rows weighed at a time: one alone waits for its own maximum and sum */
     /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs; int8 as K. */
     FG_AVX512_PAIRS = 0x100,
     FG_AVX512_KEYS,
@@ -336,17 +339,6 @@ FG_AVX512_INLINE void fg_avx512_row_values(uint32_t kind, const fg_strip *s, int
                          fg_strip_clip(s->slots[m], begin, end));
 }
 
-/* Slots that have a weight for every row. */
-FG_AVX512_INLINE void fg_avx512_values_of_all(uint32_t kind, int M, const fg_strip *s,
-                                              fg_cpu_slots slots)
-{
-    float *outs[FG_AVX512_STRIP];
-    for (int m = 0; m < M; m++) {
-        outs[m] = s->targets[m] + FG_ATTEND_HEAD;
-    }
-    fg_avx512_add_values(kind, M, s, s->scores, outs, slots);
-}
-
 typedef void fg_avx512_row(const fg_strip *s, int m, uint32_t begin, uint32_t end);
 
 /* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
@@ -354,13 +346,15 @@ FG_AVX512_INLINE void fg_avx512_values(uint32_t kind, int M, const fg_strip *s, 
                                        uint32_t end, fg_avx512_row *row)
 {
     float *outs[FG_AVX512_STRIP];
-    if (kind == FG_I8) {
-        fg_avx512_values_of_all(kind, M, s, fg_strip_seen_slots(s, begin, end));
+    for (int m = 0; m < M; m++) {
+        outs[m] = s->targets[m] + FG_ATTEND_HEAD;
+    }
+    if (kind == FG_I8) { /* what a row does not see weighs nothing */
+        fg_avx512_add_values(kind, M, s, s->scores, outs, fg_strip_seen_slots(s, begin, end));
         return;
     }
     fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
     for (int m = 0; m < M; m++) {
-        outs[m] = s->targets[m] + FG_ATTEND_HEAD;
         fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
         if (before.begin < before.end) {
             row(s, m, before.begin, before.end);

@@ -13,16 +13,13 @@ FG_AVX512_DEFINE(FG_AVX512_PAIRS)
 
 const fg_strip_products fg_cpu_avx512_attend_pairs[] = FG_AVX512_TABLE(FG_AVX512_PAIRS);
 
-/* Rows at a time, because one alone waits for its own maximum and sum. */
-enum { TOGETHER = 4 };
-
 /* In place: the pairs of sixteen scores are written where the first eight of earlier ones were read. */
 FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, uint32_t end,
                                  float *const *records)
 {
     const __m256bh ones = (__m256bh)_mm256_set1_epi32(0x3F803F80);
-    __m512 maxima[TOGETHER];
-    __m256 sums[TOGETHER];
+    __m512 maxima[FG_AVX512_TOGETHER];
+    __m256 sums[FG_AVX512_TOGETHER];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         records[r][0] = fg_avx512_maximum(scores[r], begin, end);
@@ -49,8 +46,8 @@ FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, ui
 void fg_cpu_avx512_weigh_pairs(const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
     uint32_t i = 0;
-    for (; i + TOGETHER <= rows->count; i += TOGETHER) {
-        weigh_rows(TOGETHER, &rows->scores[i], begin, end, &rows->records[i]);
+    for (; i + FG_AVX512_TOGETHER <= rows->count; i += FG_AVX512_TOGETHER) {
+        weigh_rows(FG_AVX512_TOGETHER, &rows->scores[i], begin, end, &rows->records[i]);
     }
     for (; i < rows->count; i++) {
         weigh_rows(1, &rows->scores[i], begin, end, &rows->records[i]);

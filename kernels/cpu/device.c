@@ -137,3 +137,16 @@ void fg_device_event_wait(fg_device_stream *stream, fg_device_event event)
 {
     FG_ASSERT(event.sequence <= stream->sequence, "event of another stream");
 }
+
+void fg_device_share_work(fg_device_stream *stream, uint32_t pieces,
+                          void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
+{
+    fg_team *team = stream->device->team;
+    if (pieces > 1 && fg_team_size(team) > 1) {
+        fg_team_for(team, pieces, work, ctx);
+        return;
+    }
+    for (uint32_t piece = 0; piece < pieces; piece++) {
+        work(ctx, piece, 0);
+    }
+}

@@ -23,7 +23,7 @@ static inline int32_t fg_cpu_round(float x)
     return (int32_t)(fg_f32_bits(x + 12582912.0f) - fg_f32_bits(12582912.0f));
 }
 
-/* What one head's numbers become int8 with; nothing where all are next to nothing. */
+/* What one head's numbers become int8 with; nothing where all are next to nothing. NaN counts as 0. */
 typedef struct fg_cpu_byte_scale {
     float scale;
     float inverse;
@@ -46,7 +46,8 @@ static inline float fg_cpu_quantize_head(const float *values, uint32_t count, in
     }
     fg_cpu_byte_scale scale = fg_cpu_byte_scale_of(peak);
     for (uint32_t d = 0; d < count; d++) {
-        quants[d] = (int8_t)fg_cpu_round(values[d] * scale.inverse);
+        float x = values[d] * scale.inverse;
+        quants[d] = x == x ? (int8_t)fg_cpu_round(x) : (int8_t)0;
     }
     return scale.scale;
 }
@@ -175,7 +176,8 @@ static const float fg_cpu_rounders[16] = {
 
 static inline uint8_t fg_cpu_byte_weight(fg_cpu_byte_weights with, float weight, uint32_t slot)
 {
-    return (uint8_t)fmaf(weight, with.inverse, fg_cpu_rounders[slot % 16]);
+    float rounded = fmaf(weight, with.inverse, fg_cpu_rounders[slot % 16]);
+    return rounded == rounded ? (uint8_t)rounded : 0;
 }
 
 #endif

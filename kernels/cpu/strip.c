@@ -8,7 +8,6 @@ enum {
     PIECE = FG_KV_PIECE,
     AHEAD = 8,         /* pieces that a tile of one strip fetches ahead */
     CACHED_PIECES = 4, /* that both strips take before the next ones */
-    DIRECT_STRIPS = 2, /* more than these read a copy of K and V */
     COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
     FETCH_SHARES =
         4, /* parts of a strip's scores, between which a part of the next chunk is fetched */
@@ -56,7 +55,7 @@ static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
 /* Whether so many strips read K and V that copying them first pays. */
 static bool copies_kv(const walk *w)
 {
-    return w->strip_count > DIRECT_STRIPS;
+    return w->strip_count > FG_STRIP_DIRECT;
 }
 
 /* The pieces of a chunk that the tile sees, `most` of them. */
@@ -234,7 +233,7 @@ static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *s
 
 static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk)
 {
-    fg_strip strips[DIRECT_STRIPS];
+    fg_strip strips[FG_STRIP_DIRECT];
     for (uint32_t i = 0; i < w->strip_count; i++) {
         begin_strip(w, pieces, chunk, i * w->strip_size, &strips[i]);
     }

@@ -13,6 +13,7 @@
 
 enum {
     FG_STRIP_MAX = 16,
+    FG_STRIP_DIRECT = 2, /* strips at most that read the arena; more read a copy of K and V */
     FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
     FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
     /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
@@ -44,9 +45,8 @@ typedef struct fg_strip {
     uint32_t first; /* (row, head) of the tile */
     uint32_t count;
     const float *q; /* [(row, head)][FG_STRIP_Q], as pack_q writes it */
-    float *
-        scores; /* [(row, head)][FG_ATTEND_SCORES], of int8 sums; then weights, as weigh writes them */
-    bool fresh; /* targets are records, else records are still to be merged with them */
+    float *scores;  /* [(row, head)][FG_ATTEND_SCORES]; of int8 first sums; then weights */
+    bool fresh;     /* targets are records, else records are still to be merged with them */
     float *targets[FG_STRIP_MAX];
     fg_cpu_slots slots[FG_STRIP_MAX];
     fg_cpu_slots any; /* slots that some row sees */

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "common/base/dtype.h"
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/kv/layout.h"
 #include "kernels/ops.h"
@@ -411,6 +412,72 @@ Test(rope_store, int8_keeps_fours)
     close_test_device(&device);
 }
 
+/* Zeros, an infinity, and no numbers of every kind, where rows see them. */
+Test(attend, strange_numbers_over_int8_are_the_same_everywhere)
+{
+    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
+    static const uint32_t nans[] = { 0x7FC00001, 0xFFFFFFFF, 0x7FC00000 };
+    enum { SLOTS = 300, FIRST = 250, WIDTH = 4 * 64, FLOATS = SLOTS * WIDTH };
+    const struct attend_case c = { "strange", 4, 1, 64, 16, FG_I8, SLOTS, SLOTS, 0 };
+    uint32_t *outs[2] = { fg_mem_array(FLOATS, 4), fg_mem_array(FLOATS, 4) };
+    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        test_device device;
+        if (!open_test_device(isas[i], 1, &device)) {
+            continue;
+        }
+        world w = make_world(&c, 908);
+        memset(w.k + 20 * 64, 0, 64 * sizeof *w.k);
+        memset(w.v + 21 * 64, 0, 64 * sizeof *w.v);
+        w.v[270 * 64 + 5] = INFINITY; /* rows before it stay finite */
+        memset(w.q + 255 * WIDTH, 0, WIDTH * sizeof *w.q);
+        for (uint32_t n = 0; n < 3; n++) {
+            memcpy(&w.q[(256 + n) * WIDTH + 70], &nans[n], 4);
+        }
+        w.q[260 * WIDTH] = -INFINITY;
+        uint32_t *out = outs[i != 0];
+        store(&device, &w, &c);
+        attend(&device, &w, &c, FIRST, SLOTS - FIRST, (float *)(void *)out);
+        for (uint32_t at = FIRST * WIDTH; at < FLOATS; at++) {
+            bool none = (outs[0][at] & INT32_MAX) > 0x7F800000;
+            cr_assert(none ? (out[at] & INT32_MAX) > 0x7F800000 : out[at] == outs[0][at],
+                      "row %u, column %u, isa %s", at / WIDTH, at % WIDTH, isas[i]);
+            cr_assert(!none || at / WIDTH == 260 || at / WIDTH >= 270, "row %u", at / WIDTH);
+        }
+        free_world(&w);
+        close_test_device(&device);
+    }
+    fg_mem_free(outs[0]);
+    fg_mem_free(outs[1]);
+}
+
+/* What a KV type gives is part of the numerics class: other bits here are a new kernel revision (engine_model.c). */
+Test(attend, bits_are_those_of_this_kernel_revision)
+{
+    static const struct {
+        uint32_t dtype;
+        uint64_t want;
+    } revisions[] = { { FG_F16, 0x9bab6649c34874fd },
+                      { FG_BF16, 0xb2ffaefe5b4da980 },
+                      { FG_I8, 0x8abefc412a19653b },
+                      { FG_F32, 0x732a149197147468 } };
+    enum { SLOTS = 300, FIRST = 290, WIDTH = 4 * 64 };
+    test_device device;
+    cr_assert(open_test_device("auto", 1, &device));
+    for (size_t i = 0; i < sizeof revisions / sizeof revisions[0]; i++) {
+        const struct attend_case c = { "bits", 4, 2, 64, 16, revisions[i].dtype, SLOTS, SLOTS, 0 };
+        world w = make_world(&c, 909);
+        float *out = fg_mem_array(SLOTS * WIDTH, sizeof *out);
+        store(&device, &w, &c);
+        attend(&device, &w, &c, FIRST, SLOTS - FIRST, out);
+        uint64_t seen = fg_hash64(out + FIRST * WIDTH, (SLOTS - FIRST) * WIDTH * sizeof *out, 0);
+        cr_assert_eq(seen, revisions[i].want, "%s: %#llx", fg_dtype_name(revisions[i].dtype),
+                     (unsigned long long)seen);
+        fg_mem_free(out);
+        free_world(&w);
+    }
+    close_test_device(&device);
+}
+
 /* One slot outweighs each of the others 600 times, all others together twice: as bytes, rounded to nearest, they
  * would all be gone. */
 Test(attend, many_small_weights_of_int8_are_not_lost)
@@ -684,7 +751,7 @@ Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
 {
     static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     static const uint32_t pair_counts[] = { 32, 24, 8, 20, 5 };
-    static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32 };
+    static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32, FG_I8 };
     for (uint32_t i = 0; i < 5 * 3; i++) {
         test_device device;
         uint32_t threads = 1 + i / 5;
@@ -692,8 +759,8 @@ Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
             continue;
         }
         close_test_device(&device);
-        for (uint32_t k = 0; k < 5 * 3 * 4; k++) {
-            turn_case t = { dtypes[k % 3], pair_counts[k / 3 % 5], k / 15 % 2 == 1, k / 30 == 1 };
+        for (uint32_t k = 0; k < 5 * 4 * 4; k++) {
+            turn_case t = { dtypes[k % 4], pair_counts[k / 4 % 5], k / 20 % 2 == 1, k / 40 == 1 };
             expect_same_turns(isas[i % 5], threads, &t);
         }
     }

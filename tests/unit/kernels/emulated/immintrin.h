@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include_next <immintrin.h>
 
@@ -228,9 +229,18 @@ FG_EMULATED void fg_emulated_tile_release(void)
     }
 }
 
+/* A tile that is not configured must not be used. */
+FG_EMULATED void fg_emulated_tile_check(int tile)
+{
+    if (fg_emulated_tile.rows[tile] == 0) {
+        abort();
+    }
+}
+
 /* Bytes and rows that a tile does not have become zeros. */
 FG_EMULATED void fg_emulated_tile_loadd(int tile, const void *base, size_t stride)
 {
+    fg_emulated_tile_check(tile);
     for (int row = 0; row < 16; row++) {
         for (int i = 0; i < 64; i++) {
             bool has = row < fg_emulated_tile.rows[tile] && i < fg_emulated_tile.row_bytes[tile];
@@ -242,6 +252,7 @@ FG_EMULATED void fg_emulated_tile_loadd(int tile, const void *base, size_t strid
 
 FG_EMULATED void fg_emulated_tile_stored(int tile, void *base, size_t stride)
 {
+    fg_emulated_tile_check(tile);
     for (int row = 0; row < fg_emulated_tile.rows[tile]; row++) {
         for (int i = 0; i < fg_emulated_tile.row_bytes[tile]; i++) {
             ((uint8_t *)base)[(size_t)row * stride + (size_t)i] =
@@ -252,6 +263,7 @@ FG_EMULATED void fg_emulated_tile_stored(int tile, void *base, size_t stride)
 
 FG_EMULATED void fg_emulated_tile_zero(int tile)
 {
+    fg_emulated_tile_check(tile);
     for (int row = 0; row < 16; row++) {
         for (int i = 0; i < 64; i++) {
             fg_emulated_tile.bytes[tile][row][i] = 0;
@@ -262,6 +274,11 @@ FG_EMULATED void fg_emulated_tile_zero(int tile)
 /* Bytes of rows have a sign or not, those of codes have one. */
 FG_EMULATED void fg_emulated_tile_dot(bool signs, int sums, int rows, int codes)
 {
+    const fg_emulated_tiles *t = &fg_emulated_tile;
+    if (t->rows[sums] != t->rows[rows] || t->rows[codes] * 4 != t->row_bytes[rows] ||
+        t->row_bytes[sums] != t->row_bytes[codes]) {
+        abort(); /* as the processor refuses it */
+    }
     for (int m = 0; m < fg_emulated_tile.rows[sums]; m++) {
         for (int n = 0; n < fg_emulated_tile.row_bytes[sums] / 4; n++) {
             uint8_t *at = fg_emulated_tile.bytes[sums][m] + 4 * n;
