@@ -36,7 +36,7 @@ static const struct attend_case {
     { "int8 kv, strips of sixteen and fewer", 5, 1, 64, 16, FG_I8, 290, 35, 0 },
     { "int8 kv, windows that begin and end anywhere", 6, 2, 64, 16, FG_I8, 330, 80, 27 },
     { "int8 kv, a window of one", 3, 1, 64, 16, FG_I8, 40, 40, 1 },
-    { "int8 kv, a window across chunks, many strips", 8, 1, 128, 16, FG_I8, 800, 60, 301 },
+    { "int8 kv, a window across chunks, many strips", 8, 1, 128, 16, FG_I8, 600, 40, 301 },
     { "int8 kv, head of 256", 4, 1, 256, 16, FG_I8, 300, 9, 0 },
     { "int8 kv, heads of eighty", 5, 1, 80, 32, FG_I8, 50, 50, 0 },
     { "int8 kv, many chunks, one row", 8, 1, 64, 16, FG_I8, 1030, 1, 0 },
@@ -266,9 +266,11 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
         double seen = distance(&w, c, c->dtype, want);
         cr_assert_leq(seen, bound, "%s: %g", c->name, seen);
         static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
-        for (uint32_t variant = 0; variant < 15; variant++) {
+        for (uint32_t variant = 0; variant < 10; variant++) {
             test_device device;
-            if (!open_test_device(isas[variant / 3], 1 + variant % 3, &device)) {
+            /* Each alone, and with two or three threads in turns. */
+            uint32_t threads = variant % 2 == 0 ? 1 : 2 + (variant / 2 + (uint32_t)i) % 2;
+            if (!open_test_device(isas[variant / 2], threads, &device)) {
                 continue;
             }
             check_steps(&device, &w, c, want, out, out_bytes);
