@@ -1,7 +1,7 @@
 /*
  * bench_attend [THREADS] [DTYPE] [ISA] [PART]: attention alone, over shapes of a 135M, a 1B and an 8B
  * model, prefill and decode, short and long contexts. Speed as a share of what the machine multiplies in registers
- * (kernels/bench/peak) in the same minute, and the bytes of K and V a second; PART: only shapes whose
+ * (kernels/bench/peak; floats, or bytes for an int8 cache) in the same minute, and the bytes of K and V a second; PART: only shapes whose
  * name contains it.
  *
  * Then what paging costs: the same rows over the same KV in one block as long as the context
@@ -255,11 +255,12 @@ static bool run_all(fg_device_stream *stream, uint32_t dtype, uint32_t threads, 
         if (strstr(shapes[i].name, part) == NULL) {
             continue;
         }
-        double peak = fg_peaks_measure(peaks, FG_PEAK_F32, threads, 50);
+        fg_peak_kind kind = dtype == FG_I8 ? FG_PEAK_INT8 : FG_PEAK_F32;
+        double peak = fg_peaks_measure(peaks, kind, threads, 50);
         if (!measure(&shapes[i], stream, dtype, ns)) {
             return false;
         }
-        double after = fg_peaks_measure(peaks, FG_PEAK_F32, threads, 50);
+        double after = fg_peaks_measure(peaks, kind, threads, 50);
         report(&shapes[i], dtype, after > peak ? after : peak, ns);
     }
     return true;
