@@ -108,6 +108,20 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
+/* Work of so many multiplications, in pieces: too little to call the team for is done here. */
+static void share(fg_device_stream *stream, uint64_t macs, uint32_t pieces, fg_team_piece_fn fn,
+                  void *job)
+{
+    stream->sequence++;
+    if (macs >= FG_CPU_ALONE_ELEMENTS) {
+        fg_team_for(stream->device->team, pieces, fn, job);
+        return;
+    }
+    for (uint32_t piece = 0; piece < pieces; piece++) {
+        fn(job, piece, 0);
+    }
+}
+
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows)
 {
@@ -134,14 +148,8 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
         job.pieces_per_block += (count + job.panels_per_piece - 1) / job.panels_per_piece;
     }
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
-    stream->sequence++;
-    if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
-        for (uint32_t piece = 0; piece < pieces; piece++) {
-            linear_piece(&job, piece, 0);
-        }
-    } else {
-        fg_team_for(team, pieces, linear_piece, &job);
-    }
+    share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, linear_piece,
+          &job);
     fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }
 
@@ -228,14 +236,7 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
     job.panels_per_piece = (of_both / 2 + GATED_PANELS - 1) / GATED_PANELS * GATED_PANELS;
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
-    stream->sequence++;
-    if (2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
-        for (uint32_t piece = 0; piece < pieces; piece++) {
-            gated_piece(&job, piece, 0);
-        }
-    } else {
-        fg_team_for(team, pieces, gated_piece, &job);
-    }
+    share(stream, 2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, gated_piece, &job);
     fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
 }
 
@@ -317,14 +318,8 @@ void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_a
         }
     }
     uint32_t pieces = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
-    stream->sequence++;
-    if ((uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows < FG_CPU_ALONE_ELEMENTS) {
-        for (uint32_t piece = 0; piece < pieces; piece++) {
-            highest_piece(&job, piece, 0);
-        }
-    } else {
-        fg_team_for(team, pieces, highest_piece, &job);
-    }
+    share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, highest_piece,
+          &job);
     highest_seen *all = seen_of(stream->device, 0);
     for (uint32_t row = 0; row < rows; row++) {
         for (uint32_t member = 1; member < members; member++) {

@@ -6,6 +6,10 @@
 #include "common/base/mem.h"
 #include "kernels/cpu/cpu.h"
 
+const char *const test_isas[TEST_ISAS] = {
+    "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon"
+};
+
 #if defined(FG_EMULATED_AVX512)
 extern const fg_cpu_kernels fg_emulated_avx512;
 extern const fg_cpu_kernels fg_emulated_avx512_bf16;

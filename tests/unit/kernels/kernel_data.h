@@ -13,6 +13,10 @@ typedef struct test_device {
     fg_device_stream *stream;
 } test_device;
 
+/* Every instruction set; plain is first, which the others are held against. */
+enum { TEST_ISAS = 6 };
+extern const char *const test_isas[TEST_ISAS];
+
 /* False when this machine lacks the instruction set and the tests have no emulation of it. */
 bool open_test_device(const char *isa, uint32_t threads, test_device *out);
 void close_test_device(test_device *device);

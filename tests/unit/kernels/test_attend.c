@@ -265,12 +265,11 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
         double bound = c->dtype == FG_BF16 || c->dtype == FG_I8 ? 1.5e-2 : 2e-6;
         double seen = distance(&w, c, c->dtype, want);
         cr_assert_leq(seen, bound, "%s: %g", c->name, seen);
-        static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
-        for (uint32_t variant = 0; variant < 10; variant++) {
+        for (uint32_t variant = 0; variant < 2 * TEST_ISAS; variant++) {
             test_device device;
             /* Each alone, and with two or three threads in turns. */
             uint32_t threads = variant % 2 == 0 ? 1 : 2 + (variant / 2 + (uint32_t)i) % 2;
-            if (!open_test_device(isas[variant / 2], threads, &device)) {
+            if (!open_test_device(test_isas[variant / 2], threads, &device)) {
                 continue;
             }
             check_steps(&device, &w, c, want, out, out_bytes);
@@ -287,13 +286,14 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
 Test(attend, what_lies_behind_a_row_changes_nothing)
 {
     static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
     enum { BAD = 37, SLOTS = 45, WIDTH = 4 * 64 };
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * 5; i++) {
-        const struct attend_case c = { "nan", 4, 1, 64, 16, dtypes[i / 5], SLOTS, SLOTS, 0 };
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * TEST_ISAS; i++) {
+        const struct attend_case c = {
+            "nan", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0
+        };
         float outs[2][SLOTS * WIDTH];
         test_device device;
-        if (!open_test_device(isas[i % 5], 1, &device)) {
+        if (!open_test_device(test_isas[i % TEST_ISAS], 1, &device)) {
             continue;
         }
         for (int bad = 0; bad < 2; bad++) {
@@ -307,7 +307,7 @@ Test(attend, what_lies_behind_a_row_changes_nothing)
             free_world(&w);
         }
         cr_assert(memcmp(outs[0], outs[1], sizeof(float[BAD * WIDTH])) == 0, "%s, isa %s",
-                  fg_dtype_name(dtypes[i / 5]), isas[i % 5]);
+                  fg_dtype_name(dtypes[i / TEST_ISAS]), test_isas[i % TEST_ISAS]);
         close_test_device(&device);
     }
 }
@@ -316,26 +316,27 @@ Test(attend, what_lies_behind_a_row_changes_nothing)
 Test(attend, scores_far_apart_are_exact_everywhere)
 {
     static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
     enum { SLOTS = 300, FIRST = 240, WIDTH = 4 * 64 };
     const size_t out_bytes = (size_t)SLOTS * WIDTH * sizeof(float);
     float *outs[2] = { fg_mem_alloc(out_bytes), fg_mem_alloc(out_bytes) };
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * 5; i++) {
-        const struct attend_case c = { "far", 4, 1, 64, 16, dtypes[i / 5], SLOTS, SLOTS, 0 };
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * TEST_ISAS; i++) {
+        const struct attend_case c = {
+            "far", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0
+        };
         test_device device;
-        if (!open_test_device(isas[i % 5], 1, &device)) {
+        if (!open_test_device(test_isas[i % TEST_ISAS], 1, &device)) {
             continue;
         }
         world w = make_world(&c, 906);
         for (uint32_t at = 0; at < SLOTS * WIDTH; at++) {
             w.q[at] *= 6.0f;
         }
-        float *out = outs[i % 5 != 0];
+        float *out = outs[i % TEST_ISAS != 0];
         memset(out, 0, out_bytes);
         store(&device, &w, &c);
         attend(&device, &w, &c, FIRST, SLOTS - FIRST, out);
-        cr_assert(memcmp(outs[0], out, out_bytes) == 0, "%s, isa %s", fg_dtype_name(dtypes[i / 5]),
-                  isas[i % 5]);
+        cr_assert(memcmp(outs[0], out, out_bytes) == 0, "%s, isa %s",
+                  fg_dtype_name(dtypes[i / TEST_ISAS]), test_isas[i % TEST_ISAS]);
         free_world(&w);
         close_test_device(&device);
     }
@@ -417,14 +418,13 @@ Test(rope_store, int8_keeps_fours)
 /* Zeros, an infinity, and no numbers of every kind, where rows see them. */
 Test(attend, strange_numbers_over_int8_are_the_same_everywhere)
 {
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx" };
     static const uint32_t nans[] = { 0x7FC00001, 0xFFFFFFFF, 0x7FC00000 };
     enum { SLOTS = 300, FIRST = 250, WIDTH = 4 * 64, FLOATS = SLOTS * WIDTH };
     const struct attend_case c = { "strange", 4, 1, 64, 16, FG_I8, SLOTS, SLOTS, 0 };
     uint32_t *outs[2] = { fg_mem_array(FLOATS, 4), fg_mem_array(FLOATS, 4) };
-    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+    for (size_t i = 0; i < TEST_ISAS; i++) {
         test_device device;
-        if (!open_test_device(isas[i], 1, &device)) {
+        if (!open_test_device(test_isas[i], 1, &device)) {
             continue;
         }
         world w = make_world(&c, 908);
@@ -442,7 +442,7 @@ Test(attend, strange_numbers_over_int8_are_the_same_everywhere)
         for (uint32_t at = FIRST * WIDTH; at < FLOATS; at++) {
             bool none = (outs[0][at] & INT32_MAX) > 0x7F800000;
             cr_assert(none ? (out[at] & INT32_MAX) > 0x7F800000 : out[at] == outs[0][at],
-                      "row %u, column %u, isa %s", at / WIDTH, at % WIDTH, isas[i]);
+                      "row %u, column %u, isa %s", at / WIDTH, at % WIDTH, test_isas[i]);
             cr_assert(!none || at / WIDTH == 260 || at / WIDTH >= 270, "row %u", at / WIDTH);
         }
         free_world(&w);
@@ -751,19 +751,18 @@ static void expect_same_turns(const char *isa, uint32_t threads, const turn_case
 
 Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
 {
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     static const uint32_t pair_counts[] = { 32, 24, 8, 20, 5 };
     static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32, FG_I8 };
-    for (uint32_t i = 0; i < 5 * 3; i++) {
+    for (uint32_t i = 0; i < TEST_ISAS * 3; i++) {
         test_device device;
-        uint32_t threads = 1 + i / 5;
-        if (!open_test_device(isas[i % 5], threads, &device)) {
+        uint32_t threads = 1 + i / TEST_ISAS;
+        if (!open_test_device(test_isas[i % TEST_ISAS], threads, &device)) {
             continue;
         }
         close_test_device(&device);
         for (uint32_t k = 0; k < 5 * 4 * 4; k++) {
             turn_case t = { dtypes[k % 4], pair_counts[k / 4 % 5], k / 20 % 2 == 1, k / 40 == 1 };
-            expect_same_turns(isas[i % 5], threads, &t);
+            expect_same_turns(test_isas[i % TEST_ISAS], threads, &t);
         }
     }
 }

@@ -319,7 +319,6 @@ Test(linear, bf16_products_of_any_magnitude_are_the_same_everywhere)
         { "overflowing", 40, 127, false, false },
         { "with infinities and NaN", -20, 20, true, false },
     };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 15 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fg_matrix matrix;
@@ -335,16 +334,16 @@ Test(linear, bf16_products_of_any_magnitude_are_the_same_everywhere)
         fg_panels panels = pack_panels(&matrix);
         float want[SUMS];
         float got[SUMS];
-        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        for (size_t i = 0; i < TEST_ISAS; i++) {
             test_device device;
-            if (!open_test_device(isas[i], 1, &device)) {
+            if (!open_test_device(test_isas[i], 1, &device)) {
                 continue;
             }
             fg_linear linear = { .weight = panels, .out = got, .out_stride = OUTPUTS };
             fg_op_prepare(device.stream, &in, FG_FORM_PAIRS, ROWS);
             fg_op_linear(device.stream, &linear, 1, &in, ROWS);
             memcpy(i == 0 ? want : got, got, sizeof got);
-            cr_assert(same_numbers(got, want, SUMS), "%s, isa %s", cases[c].name, isas[i]);
+            cr_assert(same_numbers(got, want, SUMS), "%s, isa %s", cases[c].name, test_isas[i]);
             close_test_device(&device);
         }
         for (uint32_t i = 0; i < SUMS && cases[c].finite; i++) {
@@ -370,7 +369,6 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
                   { FG_BF16, 60, 35, 4500 },  { FG_Q4_0, 530, 35, 96 }, { FG_Q4_1, 513, 16, 64 },
                   { FG_Q5_0, 130, 33, 1056 }, { FG_Q8_0, 49, 20, 544 }, { FG_Q4_K, 515, 17, 256 },
                   { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 } };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 16 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fg_matrix matrix;
@@ -384,9 +382,9 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
         for (size_t i = 0; i < (size_t)cases[c].rows * cases[c].columns; i++) {
             in.values[i] = random_float(&rng, 3.0f);
         }
-        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        for (size_t i = 0; i < TEST_ISAS; i++) {
             test_device device;
-            if (!open_test_device(isas[i], 2, &device)) {
+            if (!open_test_device(test_isas[i], 2, &device)) {
                 continue;
             }
             /* A row that a kernel meets twice is added once. */
@@ -398,7 +396,8 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
             fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), cases[c].rows);
             fg_op_linear(device.stream, &linear, 1, &in, cases[c].rows);
             cr_assert(memcmp(sums[i > 0], sums[0], count * sizeof(float)) == 0,
-                      "%s, %u rows, isa %s", fg_dtype_name(cases[c].type), cases[c].rows, isas[i]);
+                      "%s, %u rows, isa %s", fg_dtype_name(cases[c].type), cases[c].rows,
+                      test_isas[i]);
             close_test_device(&device);
         }
         fg_mem_free(sums[0]);
@@ -446,7 +445,6 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
         { FG_Q5_1, FG_Q5_0, 100, 1056, 32, QUANTS },
         { FG_BF16, FG_BF16, 513, 97, 6, FG_FORM_PAIRS },
     };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 17 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         uint32_t rows = cases[c].rows, outputs = cases[c].outputs;
@@ -461,9 +459,9 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
                            .up = pack_panels(&up),
                            .forms = cases[c].forms };
         fg_activations want = make_activations(rows, outputs);
-        for (size_t i = 0; i < sizeof isas / sizeof isas[0] * 3; i++) {
+        for (size_t i = 0; i < TEST_ISAS * 3; i++) {
             test_device device;
-            if (!open_test_device(isas[i / 3], 1 + i % 3, &device)) {
+            if (!open_test_device(test_isas[i / 3], 1 + i % 3, &device)) {
                 continue;
             }
             fg_op_prepare(device.stream, &in,
@@ -481,7 +479,7 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
                                rows * fg_pair_stride(outputs) * sizeof *want.pairs) == 0 &&
                         (gated.forms != 0 ||
                          memcmp(gated.out.values, want.values, count * sizeof(float)) == 0);
-            cr_assert(same, "case %zu, isa %s, %zu threads", c, isas[i / 3], 1 + i % 3);
+            cr_assert(same, "case %zu, isa %s, %zu threads", c, test_isas[i / 3], 1 + i % 3);
             free_activations(&gated.out);
             close_test_device(&device);
         }
@@ -517,7 +515,6 @@ Test(linear, the_highest_output_is_the_first_of_the_highest)
         { FG_BF16, 3, 1, 40 },    { FG_F32, 64, 1003, 20 },  { FG_Q4_1, 2, 33, 32 },
         { FG_F16, 1, 40000, 8 },
     };
-    static const char *const isas[] = { "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon" };
     fg_rng rng = { .state = 18 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         uint32_t rows = cases[c].rows, outputs = cases[c].outputs;
@@ -538,10 +535,10 @@ Test(linear, the_highest_output_is_the_first_of_the_highest)
         fg_panels weight = pack_panels(&matrix);
         float *out = fg_mem_array((size_t)rows * outputs, sizeof *out);
         const fg_linear linear = { .weight = weight, .out = out, .out_stride = outputs };
-        for (size_t i = 0; i < sizeof isas / sizeof isas[0] * 3; i++) {
+        for (size_t i = 0; i < TEST_ISAS * 3; i++) {
             test_device device;
             uint32_t choices[FG_HIGHEST_ROWS];
-            if (!open_test_device(isas[i / 3], 1 + i % 3, &device)) {
+            if (!open_test_device(test_isas[i / 3], 1 + i % 3, &device)) {
                 continue;
             }
             fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), rows);
@@ -551,7 +548,7 @@ Test(linear, the_highest_output_is_the_first_of_the_highest)
             fg_op_highest(device.stream, &weight, &in, rows, choices);
             for (uint32_t row = 0; row < rows; row++) {
                 cr_assert_eq(choices[row], first_highest(out + (size_t)row * outputs, outputs),
-                             "case %zu, row %u, isa %s, %zu threads", c, row, isas[i / 3],
+                             "case %zu, row %u, isa %s, %zu threads", c, row, test_isas[i / 3],
                              1 + i % 3);
             }
             close_test_device(&device);
@@ -597,7 +594,6 @@ Test(linear, extreme_quants_do_not_saturate)
 {
     enum { ROWS = 24 }; /* the last one is what one row becomes */
     /* The largest magnitudes that Q8_0 and Q6_K can hold against activations at +-127. */
-    static const char *const isas[] = { "plain", "avx2", "avx512", "amx", "neon" };
     uint8_t bytes[34] = { 0x00, 0x3C };
     struct {
         uint8_t low[128], high[64];
@@ -622,9 +618,9 @@ Test(linear, extreme_quants_do_not_saturate)
     static const float want[2] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127 };
     for (int m = 0; m < 2; m++) {
         fg_panels panels = pack_panels(&matrices[m]);
-        for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        for (size_t i = 0; i < TEST_ISAS; i++) {
             test_device device;
-            if (!open_test_device(isas[i], 1, &device)) {
+            if (!open_test_device(test_isas[i], 1, &device)) {
                 continue;
             }
             for (uint32_t rows = 1; rows <= ROWS; rows++) {
@@ -633,7 +629,8 @@ Test(linear, extreme_quants_do_not_saturate)
                 fg_op_prepare(device.stream, &ins[m], FG_FORM_QUANTS, rows);
                 fg_op_linear(device.stream, &linear, 1, &ins[m], rows);
                 cr_assert_eq(out[rows - 1], want[m], "%s, isa %s, %u rows: %f",
-                             fg_dtype_name(matrices[m].type), isas[i], rows, (double)out[rows - 1]);
+                             fg_dtype_name(matrices[m].type), test_isas[i], rows,
+                             (double)out[rows - 1]);
             }
             close_test_device(&device);
         }

@@ -295,6 +295,20 @@ static void open_tiny(fg_runner *runner, void **bytes_out)
 
 enum { VERIFY_SEQS = 3, VERIFY_TOKENS = 45, VERIFY_CONTEXT = 64 };
 
+/* Returns the model's file. */
+static void *open_model(size_t index, uint32_t seqs, fg_runner *runner)
+{
+    size_t size_bytes;
+    void *bytes = fg_gguf_build_tiny_llama(&models[index].model, &size_bytes);
+    fg_runner_options options = { .bytes = bytes,
+                                  .size_bytes = size_bytes,
+                                  .context_max = VERIFY_CONTEXT,
+                                  .seqs_max = seqs,
+                                  .kv_dtype = models[index].kv_dtype };
+    open_runner(&options, runner);
+    return bytes;
+}
+
 /* Three sequences, each with the last `rows` of its tokens asked for at once: 3, 20 and all 45, more than
  * the head takes at a time, and so that sequences meet inside such a part. */
 static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint32_t *rows,
@@ -324,15 +338,8 @@ Test(engine_model, greedy_choices_are_the_same_without_logits)
 {
     enum { ALONE, BESIDE_A_DIGEST, BESIDE_A_TEMPERATURE, WITH_DIGESTS, KINDS };
     for (size_t m = 0; m < MODEL_COUNT; m++) {
-        size_t size_bytes;
-        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
         fg_runner runner;
-        fg_runner_options options = { .bytes = bytes,
-                                      .size_bytes = size_bytes,
-                                      .context_max = VERIFY_CONTEXT,
-                                      .seqs_max = 2,
-                                      .kv_dtype = models[m].kv_dtype };
-        open_runner(&options, &runner);
+        void *bytes = open_model(m, 2, &runner);
         uint32_t tokens[VERIFY_TOKENS + 1];
         make_prompt(95 + m, runner.hparams.vocab_size, VERIFY_TOKENS + 1, tokens);
         uint32_t chosen[KINDS][VERIFY_TOKENS];
@@ -366,15 +373,8 @@ Test(engine_model, several_choices_of_one_step_are_those_of_single_steps)
 {
     static const uint32_t rows[VERIFY_SEQS] = { 3, 20, VERIFY_TOKENS };
     for (size_t m = 0; m < MODEL_COUNT; m++) {
-        size_t size_bytes;
-        void *bytes = fg_gguf_build_tiny_llama(&models[m].model, &size_bytes);
         fg_runner runner;
-        fg_runner_options options = { .bytes = bytes,
-                                      .size_bytes = size_bytes,
-                                      .context_max = VERIFY_CONTEXT,
-                                      .seqs_max = VERIFY_SEQS,
-                                      .kv_dtype = models[m].kv_dtype };
-        open_runner(&options, &runner);
+        void *bytes = open_model(m, VERIFY_SEQS, &runner);
         uint32_t vocab_size = runner.hparams.vocab_size;
         size_t row_bytes = vocab_size * sizeof(float);
         float *logits = fg_mem_array(rows[1], row_bytes);
