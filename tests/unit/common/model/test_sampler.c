@@ -109,10 +109,10 @@ Test(sampler, equals_the_plain_reference)
     static const float temperatures[] = { 0.05f, 0.7f, 1.0f, 2.0f };
     static const float top_ps[] = { 1.0f, 0.95f, 0.5f, 0.01f, 0.999f };
     static const float min_ps[] = { 0.0f, 0.05f, 1.0f };
-    static const uint32_t vocabs[] = { 1, 2, 31, 300, 4099 };
+    static const uint32_t vocabs[] = { 1, 2, 31, 300, 4099, 9000 };
     fg_rng rng = { .state = 11 };
     for (uint32_t round = 0; round < 2000; round++) {
-        uint32_t count = vocabs[fg_rng_below(&rng, 5)];
+        uint32_t count = vocabs[fg_rng_below(&rng, 6)];
         fill_row(&rng, count, (float[]){ 0.0f, 1.0f, 8.0f, 40.0f }[fg_rng_below(&rng, 4)]);
         /* Equal logits, NaN and -inf in between. */
         for (uint32_t n = 0; n < count / 4; n++) {
