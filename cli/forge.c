@@ -13,6 +13,7 @@
 #include "cli/trace.h"
 #include "common/base/buf.h"
 #include "common/conf/options.h"
+#include "kernels/cpu/isa.h"
 
 extern char **environ;
 
@@ -38,17 +39,24 @@ static const char help[] =
     "deploy/get-model fetches a small chat model; deploy/cluster starts a whole cluster on this "
     "host.\n";
 
+static void print_kernels(void)
+{
+    const fg_cpu_kernels *chosen;
+    fg_cpu_facts facts = fg_cpu_facts_read();
+    fg_status status = fg_cpu_find_kernels("auto", &facts, &chosen, NULL);
+    printf("cpu kernels:");
+    const char *name;
+    for (size_t i = 0; (name = fg_cpu_kernels_name(i)) != NULL; i++) {
+        printf("%s %s", i == 0 ? "" : ",", name);
+    }
+    printf("; %s here\n", status == FG_OK ? chosen->name : "none");
+}
+
 static int print_version(void)
 {
     printf("forge %s\n", FORGE_VERSION);
     printf("compiler: %s\n", __VERSION__);
-#if defined(__x86_64__)
-    printf("cpu: x86-64, plain and avx2 kernels, chosen at run time\n");
-#elif defined(__aarch64__)
-    printf("cpu: arm64, plain kernels\n");
-#else
-    printf("cpu: plain kernels\n");
-#endif
+    print_kernels();
     printf("cuda: not in this build\n");
     printf("control plane: zeromq, protobuf-c; kv transfer: ucx (shared memory, tcp)\n");
     return 0;

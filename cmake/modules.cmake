@@ -21,7 +21,7 @@ if(FORGE_TESTS)
 endif()
 
 # fg_add_test(name SOURCES a.c [DEPENDS kv sched ...] [LIBS ...] [LABELS unit])
-#   One Criterion executable `test_<name>`; under TSan the same sources run through the plain runner.
+#   One Criterion executable `test_<name>`; with FORGE_TEST_PLAIN the same sources run through the plain runner.
 function(fg_add_test name)
     if(NOT FORGE_TESTS)
         return()
@@ -32,7 +32,7 @@ function(fg_add_test name)
     foreach(dependency ${T_DEPENDS})
         target_link_libraries(test_${name} PRIVATE fg_${dependency})
     endforeach()
-    if(FORGE_SANITIZE MATCHES "thread")
+    if(FORGE_TEST_PLAIN)
         target_sources(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/plain_main.c)
         target_link_libraries(test_${name} PRIVATE ${T_LIBS} m Threads::Threads)
         add_test(NAME ${name} COMMAND test_${name})

@@ -157,3 +157,8 @@ fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
         err, FG_BAD_INPUT,
         "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, avx512_bf16, amx, neon)", isa);
 }
+
+const char *fg_cpu_kernels_name(size_t index)
+{
+    return index < LEVEL_COUNT ? levels[index].kernels->name : NULL;
+}

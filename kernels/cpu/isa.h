@@ -31,4 +31,7 @@ fg_cpu_facts fg_cpu_facts_read(void);
 fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                               const fg_cpu_kernels **kernels_out, fg_error *err);
 
+/* The tables of this build, the best first; NULL beyond the last. */
+const char *fg_cpu_kernels_name(size_t index);
+
 #endif
