@@ -3,11 +3,12 @@
 ids, one JSON object per line. Started by tests/bench/peers with the Python of its environment.
 
 A whole answer is timed by the clock. Prompts of decode have one token, so that each token is one step of all
-sequences; each is chosen greedily, as Forge's. KV cache in f16, as Forge's; the rest is as OpenVINO chooses,
-unless --property says otherwise.
+sequences; each is chosen greedily, as Forge's. KV cache of 16 bits and threads not pinned, as Forge's; the
+rest is as OpenVINO chooses, unless OPENVINO_PROPERTIES says otherwise, as NAME=VALUE NAME=VALUE.
 """
 import argparse
 import json
+import os
 import time
 
 import numpy
@@ -21,12 +22,13 @@ def load(options, sequences, tokens):
     scheduler.max_num_batched_tokens = 512
     scheduler.max_num_seqs = sequences
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": options.threads, "KV_CACHE_PRECISION": "f16"}
-    properties.update(pair.split("=", 1) for pair in options.property)
+    properties = {"INFERENCE_NUM_THREADS": options.threads, "KV_CACHE_PRECISION": "f16",
+                  "ENABLE_CPU_PINNING": False}
+    properties.update(pair.split("=", 1) for pair in os.environ.get("OPENVINO_PROPERTIES", "").split())
     try:
         return openvino_genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", properties)
     except RuntimeError as error:
-        raise SystemExit(f"it does not load the file: {' '.join(str(error).split())}") from None
+        raise SystemExit(f"it does not load the file: {str(error).strip().splitlines()[-1]}") from None
 
 
 def answer(pipeline, prompts, count):
@@ -48,7 +50,6 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--batch", default="1,8,16")
-    parser.add_argument("--property", action="append", default=[], help="of the device, as NAME=VALUE")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",") if int(b) > 0]
     most = max(batches, default=1)
