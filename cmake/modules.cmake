@@ -13,6 +13,8 @@ endfunction()
 
 if(FORGE_TESTS)
     enable_testing()
+endif()
+if(FORGE_TESTS AND NOT FORGE_TEST_PLAIN)
     pkg_check_modules(CRITERION IMPORTED_TARGET criterion)
     if(NOT CRITERION_FOUND)
         message(FATAL_ERROR "criterion not found: install it with `apt-get install libcriterion-dev`, "
