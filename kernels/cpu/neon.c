@@ -76,6 +76,47 @@ static void neon_swiglu(const float *gate, const float *up, size_t count, float 
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+static void neon_rotate(float *x, const float *turns, uint32_t pair_count)
+{
+    if (pair_count % 4 != 0) {
+        fg_cpu_plain_rotate(x, turns, pair_count);
+        return;
+    }
+    for (uint32_t i = 0; i < pair_count; i += 4) {
+        float32x4x2_t turn = vld2q_f32(turns + (size_t)2 * i); /* cosines, sines */
+        float32x4_t a = vld1q_f32(x + i);
+        float32x4_t b = vld1q_f32(x + i + pair_count);
+        vst1q_f32(x + i, vsubq_f32(vmulq_f32(a, turn.val[0]), vmulq_f32(b, turn.val[1])));
+        vst1q_f32(x + i + pair_count,
+                  vaddq_f32(vmulq_f32(a, turn.val[1]), vmulq_f32(b, turn.val[0])));
+    }
+}
+
+static void neon_rotate_neighbours(float *x, const float *turns, uint32_t pair_count)
+{
+    uint32_t whole = pair_count / 4 * 4;
+    for (uint32_t i = 0; i < whole; i += 4) {
+        float32x4x2_t turn = vld2q_f32(turns + (size_t)2 * i);
+        float32x4x2_t pairs = vld2q_f32(x + (size_t)2 * i);
+        float32x4x2_t turned = { { vsubq_f32(vmulq_f32(pairs.val[0], turn.val[0]),
+                                             vmulq_f32(pairs.val[1], turn.val[1])),
+                                   vaddq_f32(vmulq_f32(pairs.val[0], turn.val[1]),
+                                             vmulq_f32(pairs.val[1], turn.val[0])) } };
+        vst2q_f32(x + (size_t)2 * i, turned);
+    }
+    fg_cpu_plain_rotate_neighbours(x + (size_t)2 * whole, turns + (size_t)2 * whole,
+                                   pair_count - whole);
+}
+
+static void neon_to_halves(const float *values, uint32_t count, uint16_t *halves)
+{
+    uint32_t whole = count / 4 * 4;
+    for (uint32_t i = 0; i < whole; i += 4) {
+        vst1_u16(halves + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(values + i))));
+    }
+    fg_cpu_plain_to_halves(values + whole, count - whole, halves + whole);
+}
+
 const fg_cpu_kernels fg_cpu_neon = {
     .name = "neon",
     .quantize_row = neon_quantize_row,
@@ -84,7 +125,7 @@ const fg_cpu_kernels fg_cpu_neon = {
     .rmsnorm_row = neon_rmsnorm_row,
     .swiglu = neon_swiglu,
     .attend = fg_cpu_neon_attend,
-    .rotate = fg_cpu_plain_rotate,
-    .rotate_neighbours = fg_cpu_plain_rotate_neighbours,
-    .to_halves = fg_cpu_plain_to_halves,
+    .rotate = neon_rotate,
+    .rotate_neighbours = neon_rotate_neighbours,
+    .to_halves = neon_to_halves,
 };
