@@ -183,29 +183,43 @@ static void as_stored(uint32_t dtype, const float *x, uint32_t count, double *ou
     }
 }
 
-/* Plain softmax attention of one head in double, over K and V as `dtype` keeps them. */
-static void reference(const world *w, const struct attend_case *c, uint32_t dtype, uint32_t row,
-                      uint32_t head, double *out)
+/* K and V of all slots, as `dtype` keeps them. */
+typedef struct stored_kv {
+    double *k;
+    double *v;
+} stored_kv;
+
+static stored_kv store_exactly(const world *w, const struct attend_case *c, uint32_t dtype)
+{
+    size_t heads = (size_t)c->slot_count * c->kv_head_count;
+    stored_kv kv = { .k = fg_mem_array(heads * c->head_dim, sizeof(double)),
+                     .v = fg_mem_array(heads * c->head_dim, sizeof(double)) };
+    for (size_t at = 0; at < heads * c->head_dim; at += c->head_dim) {
+        as_stored(dtype, w->k + at, c->head_dim, kv.k + at);
+        as_stored(dtype, w->v + at, c->head_dim, kv.v + at);
+    }
+    return kv;
+}
+
+/* Plain softmax attention of one head in double. */
+static void reference(const world *w, const struct attend_case *c, const stored_kv *kv,
+                      uint32_t row, uint32_t head, double *out)
 {
     uint32_t kv_head = head / (c->head_count / c->kv_head_count);
     const float *q = w->q + ((size_t)row * c->head_count + head) * c->head_dim;
     double sum = 0.0;
-    double k[DIMS_MAX];
-    double v[DIMS_MAX];
     memset(out, 0, c->head_dim * sizeof *out);
     uint32_t first = c->window == 0 || row < c->window ? 0 : row + 1 - c->window;
     for (uint32_t s = first; s <= row; s++) {
         size_t at = ((size_t)s * c->kv_head_count + kv_head) * c->head_dim;
-        as_stored(dtype, w->k + at, c->head_dim, k);
-        as_stored(dtype, w->v + at, c->head_dim, v);
         double score = 0.0;
         for (uint32_t d = 0; d < c->head_dim; d++) {
-            score += q[d] * k[d];
+            score += q[d] * kv->k[at + d];
         }
         double weight = exp(score / sqrt(c->head_dim));
         sum += weight;
         for (uint32_t d = 0; d < c->head_dim; d++) {
-            out[d] += weight * v[d];
+            out[d] += weight * kv->v[at + d];
         }
     }
     for (uint32_t d = 0; d < c->head_dim; d++) {
@@ -217,11 +231,12 @@ static void reference(const world *w, const struct attend_case *c, uint32_t dtyp
 static double distance(const world *w, const struct attend_case *c, uint32_t dtype,
                        const float *out)
 {
+    stored_kv kv = store_exactly(w, c, dtype);
     double want[DIMS_MAX];
     double largest = 0.0;
     for (uint32_t row = c->slot_count - c->row_count; row < c->slot_count; row++) {
         for (uint32_t head = 0; head < c->head_count; head++) {
-            reference(w, c, dtype, row, head, want);
+            reference(w, c, &kv, row, head, want);
             const float *got = out + ((size_t)row * c->head_count + head) * c->head_dim;
             for (uint32_t d = 0; d < c->head_dim; d++) {
                 double error = fabs(got[d] - want[d]);
@@ -229,6 +244,8 @@ static double distance(const world *w, const struct attend_case *c, uint32_t dty
             }
         }
     }
+    fg_mem_free(kv.k);
+    fg_mem_free(kv.v);
     return largest;
 }
 
