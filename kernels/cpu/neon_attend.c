@@ -383,7 +383,6 @@ FG_NEON_INLINE float32x4_t brain_exp2_of(float32x4_t x)
     return vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xFFFF0000)));
 }
 
-/* NaN does not count, as in plain C: fmaxnm gives the other one. */
 FG_NEON_INLINE float maximum_of(const float *x, uint32_t begin, uint32_t end)
 {
     float32x4_t high = vdupq_n_f32(-__builtin_inff());
@@ -431,7 +430,8 @@ static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
     record[FG_ATTEND_SUM] = fold(sums[0], sums[1]);
 }
 
-/* Weights times V's scales in place; what has no weight may have any scale, even none. Returns the largest. */
+/* Weights times V's scales in place; where a slot is not seen its scale may be NaN, which does not count, as in
+ * plain C: fmaxnm gives the other one. Returns the largest. */
 static float weigh_scaled(float *x, const float *const *scales, uint32_t begin, uint32_t end,
                           float *record)
 {
@@ -447,8 +447,6 @@ static float weigh_scaled(float *x, const float *const *scales, uint32_t begin, 
             float *four = x + j + i * LANES;
             float32x4_t weight = brain_power_of(vsubq_f32(vld1q_f32(four), maximum));
             float32x4_t scaled = vmulq_f32(weight, vld1q_f32(scales[j / PIECE] + i * LANES));
-            scaled =
-                vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(scaled), vceqzq_f32(weight)));
             sums[i] = vaddq_f32(sums[i], weight);
             peaks = vmaxnmq_f32(peaks, scaled);
             vst1q_f32(four, scaled);
@@ -458,7 +456,7 @@ static float weigh_scaled(float *x, const float *const *scales, uint32_t begin, 
     return vmaxnmvq_f32(peaks);
 }
 
-/* int8: weights become bytes, four to a word. NaN becomes 0, as in plain C. */
+/* int8: weights become bytes, four to a word; NaN becomes 0. */
 static void weigh_bytes(float *x, const float *const *scales, uint32_t begin, uint32_t end,
                         float *record)
 {
