@@ -468,8 +468,7 @@ static const fg_option options[] = {
       AT(cpu_isa),
       .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
               "AVX-512 with VNNI, the same with BF16, that and AMX, or NEON with dot products. All "
-              "give the same "
-              "products. All give the same bits." },
+              "give the same bits." },
     { .name = "cpu-pin",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

@@ -32,28 +32,14 @@ static void neon_quantize_row(const float *values, uint32_t columns, int8_t *qua
     }
 }
 
-/* Four bf16 in the upper halves of their lanes, those below 2^-50 as 0. */
-static uint32x4_t rounded_to_bf16(uint32x4_t bits)
-{
-    const uint32x4_t magnitude = vdupq_n_u32(INT32_MAX);
-    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    uint32x4_t up = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
-    uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
-    uint32x4_t is_nan = vcgtq_u32(vandq_u32(bits, magnitude), vdupq_n_u32(0x7F800000));
-    uint32x4_t rounded = vbslq_u32(is_nan, quiet, up);
-    uint32x4_t is_normal =
-        vcgeq_u32(vandq_u32(rounded, magnitude), vdupq_n_u32(FG_CPU_BF16_LEAST << 16));
-    return vandq_u32(rounded, is_normal);
-}
-
 static void neon_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
 {
     uint32_t k = 0;
     for (; k + 8 <= columns; k += 8) {
         uint32x4x2_t x = vuzpq_u32(vreinterpretq_u32_f32(vld1q_f32(values + k)),
                                    vreinterpretq_u32_f32(vld1q_f32(values + k + 4)));
-        uint32x4_t second = rounded_to_bf16(x.val[1]);
-        vst1q_u32(pairs + k / 2, vsriq_n_u32(rounded_to_bf16(x.val[0]), second, 16));
+        uint32x4_t second = fg_neon_brain(x.val[1]);
+        vst1q_u32(pairs + k / 2, vsriq_n_u32(fg_neon_brain(x.val[0]), second, 16));
     }
     for (; k < columns; k += 2) {
         pairs[k / 2] = fg_cpu_pair(values + k, columns - k);
@@ -90,6 +76,47 @@ static void neon_swiglu(const float *gate, const float *up, size_t count, float 
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+static void neon_rotate(float *x, const float *turns, uint32_t pair_count)
+{
+    if (pair_count % 4 != 0) {
+        fg_cpu_plain_rotate(x, turns, pair_count);
+        return;
+    }
+    for (uint32_t i = 0; i < pair_count; i += 4) {
+        float32x4x2_t turn = vld2q_f32(turns + (size_t)2 * i); /* cosines, sines */
+        float32x4_t a = vld1q_f32(x + i);
+        float32x4_t b = vld1q_f32(x + i + pair_count);
+        vst1q_f32(x + i, vsubq_f32(vmulq_f32(a, turn.val[0]), vmulq_f32(b, turn.val[1])));
+        vst1q_f32(x + i + pair_count,
+                  vaddq_f32(vmulq_f32(a, turn.val[1]), vmulq_f32(b, turn.val[0])));
+    }
+}
+
+static void neon_rotate_neighbours(float *x, const float *turns, uint32_t pair_count)
+{
+    uint32_t whole = pair_count / 4 * 4;
+    for (uint32_t i = 0; i < whole; i += 4) {
+        float32x4x2_t turn = vld2q_f32(turns + (size_t)2 * i);
+        float32x4x2_t pairs = vld2q_f32(x + (size_t)2 * i);
+        float32x4x2_t turned = { { vsubq_f32(vmulq_f32(pairs.val[0], turn.val[0]),
+                                             vmulq_f32(pairs.val[1], turn.val[1])),
+                                   vaddq_f32(vmulq_f32(pairs.val[0], turn.val[1]),
+                                             vmulq_f32(pairs.val[1], turn.val[0])) } };
+        vst2q_f32(x + (size_t)2 * i, turned);
+    }
+    fg_cpu_plain_rotate_neighbours(x + (size_t)2 * whole, turns + (size_t)2 * whole,
+                                   pair_count - whole);
+}
+
+static void neon_to_halves(const float *values, uint32_t count, uint16_t *halves)
+{
+    uint32_t whole = count / 4 * 4;
+    for (uint32_t i = 0; i < whole; i += 4) {
+        vst1_u16(halves + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(values + i))));
+    }
+    fg_cpu_plain_to_halves(values + whole, count - whole, halves + whole);
+}
+
 const fg_cpu_kernels fg_cpu_neon = {
     .name = "neon",
     .quantize_row = neon_quantize_row,
@@ -97,8 +124,8 @@ const fg_cpu_kernels fg_cpu_neon = {
     .linear = fg_cpu_neon_linear,
     .rmsnorm_row = neon_rmsnorm_row,
     .swiglu = neon_swiglu,
-    .attend = fg_cpu_plain_attend,
-    .rotate = fg_cpu_plain_rotate,
-    .rotate_neighbours = fg_cpu_plain_rotate_neighbours,
-    .to_halves = fg_cpu_plain_to_halves,
+    .attend = fg_cpu_neon_attend,
+    .rotate = neon_rotate,
+    .rotate_neighbours = neon_rotate_neighbours,
+    .to_halves = neon_to_halves,
 };

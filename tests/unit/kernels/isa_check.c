@@ -4,20 +4,54 @@
  *
  *   isa_check NAME...   compares these instruction sets; fails when one cannot run here
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "kernels/cpu/cpu.h"
-#include "tests/unit/kernels/kernel_data.h"
+#include "tests/unit/kernels/attend_data.h"
 
 static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, FG_Q5_0,
                                   FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
 static const struct {
     uint32_t outputs, columns; /* columns of K types and of plain floats are adapted */
 } shapes[] = { { 1, 32 }, { 7, 64 }, { 16, 256 }, { 75, 96 }, { 37, 1024 } };
+static const uint32_t kv_types[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
+/* Attention over each type: what becomes (row, head)s in strips of every size, read from the arena or from
+ * copies, whole chunks and parts of them. */
+static const attend_case attend_shapes[] = {
+    { "one head", 1, 1, 32, 16, 0, 77, 1, 0 },
+    { "two heads", 2, 1, 64, 32, 0, 300, 1, 0 },
+    { "three heads", 3, 1, 96, 16, 0, 270, 1, 0 },
+    { "four heads", 4, 1, 80, 32, 0, 263, 1, 0 },
+    { "five heads", 5, 1, 128, 16, 0, 530, 1, 0 },
+    { "six heads", 6, 1, 256, 16, 0, 290, 1, 0 },
+    { "seven heads", 7, 1, 64, 16, 0, 290, 1, 100 },
+    { "seventeen heads", 17, 1, 128, 32, 0, 270, 1, 0 },
+    { "twenty-one heads", 21, 1, 80, 16, 0, 270, 1, 0 },
+    { "twenty-two heads", 22, 1, 96, 16, 0, 259, 1, 0 },
+    { "twenty-six heads", 26, 1, 32, 32, 0, 300, 1, 0 },
+    { "thirty-one heads", 31, 1, 64, 16, 0, 515, 1, 0 },
+    { "two rows across a chunk", 4, 2, 64, 16, 0, 257, 2, 0 },
+    { "two rows, one head", 1, 1, 96, 64, 0, 300, 2, 33 },
+    { "five rows, a window", 3, 1, 128, 16, 0, 300, 5, 37 },
+    { "five rows, a window of one", 2, 2, 40, 16, 0, 90, 5, 1 },
+    { "seventeen rows", 8, 4, 64, 16, 0, 290, 17, 0 },
+    { "seventeen rows, a window inside a piece", 2, 1, 80, 32, 0, 275, 17, 7 },
+    { "seventeen rows, head of 256", 3, 1, 256, 32, 0, 280, 17, 150 },
+    { "rows from the first slot", 4, 2, 64, 16, 0, 64, 64, 0 },
+    { "rows across a chunk", 4, 2, 64, 16, 0, 300, 64, 0 },
+    { "rows across a chunk, a window across chunks", 2, 1, 96, 32, 0, 560, 64, 270 },
+    { "small blocks", 4, 2, 64, 8, 0, 70, 17, 21 },
+    { "heads of no whole register", 3, 1, 20, 16, 0, 40, 17, 0 },
+    { "heads above the largest that strips take", 2, 1, 320, 16, 0, 40, 2, 0 },
+};
 enum {
+    KV_TYPE_COUNT = sizeof kv_types / sizeof kv_types[0],
+    ATTEND_SHAPE_COUNT = sizeof attend_shapes / sizeof attend_shapes[0],
+    ATTEND_STEP = 3, /* rows, for every case that has been computed at once too */
     TYPE_COUNT = sizeof types / sizeof types[0],
     SHAPE_COUNT = sizeof shapes / sizeof shapes[0],
     ROWS_FEW = 17,  /* every number of rows up to this, */
@@ -115,6 +149,89 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     fg_mem_free(weight);
 }
 
+/* The rows of a case at once or some at a time, over the KV that this device stored. */
+static void attend_in_steps(const test_device *device, const world *w, const attend_case *c,
+                            uint32_t step, float *out)
+{
+    store_world(device, w, c);
+    for (uint32_t row = c->slot_count - c->row_count; row < c->slot_count; row += step) {
+        uint32_t left = c->slot_count - row;
+        attend_rows(device, w, c, row, left < step ? left : step, out);
+    }
+}
+
+static void check_attention(check *c, const attend_case *shape, uint32_t dtype, float spread)
+{
+    attend_case one = *shape;
+    one.dtype = dtype;
+    world w = make_world(&one, 57 + dtype);
+    size_t columns = (size_t)one.head_count * one.head_dim;
+    size_t out_bytes = one.slot_count * columns * sizeof(float);
+    float *want = fg_mem_alloc(out_bytes);
+    float *got = fg_mem_alloc(out_bytes);
+    char what[100];
+    snprintf(what, sizeof what, "attention over %s, %s,", fg_dtype_name(dtype), one.name);
+    for (size_t i = 0; i < one.slot_count * columns; i++) {
+        w.q[i] *= spread;
+    }
+    attend_in_steps(c->plain, &w, &one, one.row_count, want);
+    attend_in_steps(c->other, &w, &one, one.row_count, got);
+    compare(c, what, one.row_count, got, want, out_bytes);
+    memset(got, 0, out_bytes);
+    attend_in_steps(c->other, &w, &one, ATTEND_STEP, got);
+    compare(c, what, ATTEND_STEP, got, want, out_bytes);
+    fg_mem_free(want);
+    fg_mem_free(got);
+    free_world(&w);
+}
+
+/* Infinities, no numbers and denormals where rows see them: any NaN is as good as another. */
+static void check_strange_attention(check *c, uint32_t dtype)
+{
+    enum { SLOTS = 300, FIRST = 236, DIM = 64, WIDTH = 2 * DIM };
+    static const struct {
+        char which;
+        uint32_t at;
+        float value;
+    } plants[] = { { 'k', 3 * DIM + 1, 1e-40f },     { 'k', 4 * DIM + 2, 3e-6f },
+                   { 'v', 5 * DIM + 3, 1e-40f },     { 'v', 6 * DIM + 4, -3e-6f },
+                   { 'q', 240 * WIDTH + 5, 1e-42f }, { 'q', 241 * WIDTH + 6, INFINITY },
+                   { 'q', 242 * WIDTH + 7, NAN },    { 'q', 243 * WIDTH + 70, -INFINITY },
+                   { 'k', 255 * DIM + 8, INFINITY }, { 'v', 262 * DIM + 9, INFINITY },
+                   { 'k', 270 * DIM + 10, NAN },     { 'v', 280 * DIM + 11, NAN } };
+    const attend_case one = { "strange numbers", 2, 1, DIM, 16, dtype, SLOTS, SLOTS - FIRST, 40 };
+    float *outs[2];
+    for (int i = 0; i < 2; i++) {
+        world w = make_world(&one, 58); /* a second turn of infinities would make them NaN */
+        for (size_t k = 0; k < sizeof plants / sizeof plants[0]; k++) {
+            float *x = plants[k].which == 'q' ? w.q : plants[k].which == 'k' ? w.k : w.v;
+            x[plants[k].at] = plants[k].value;
+        }
+        outs[i] = fg_mem_array(SLOTS * WIDTH, sizeof(float));
+        attend_in_steps(i == 0 ? c->plain : c->other, &w, &one, one.row_count, outs[i]);
+        for (size_t at = 0; at < SLOTS * WIDTH; at++) {
+            outs[i][at] = isnan(outs[i][at]) ? NAN : outs[i][at];
+        }
+        free_world(&w);
+    }
+    char what[100];
+    snprintf(what, sizeof what, "attention over strange %s", fg_dtype_name(dtype));
+    compare(c, what, one.row_count, outs[1], outs[0], SLOTS * WIDTH * sizeof(float));
+    fg_mem_free(outs[0]);
+    fg_mem_free(outs[1]);
+}
+
+static void check_all_attention(check *c)
+{
+    for (size_t t = 0; t < KV_TYPE_COUNT; t++) {
+        for (size_t s = 0; s < ATTEND_SHAPE_COUNT; s++) {
+            /* Weights that hardly differ, or go down to none. */
+            check_attention(c, &attend_shapes[s], kv_types[t], s % 3 == 0 ? 1.0f : 8.0f);
+        }
+        check_strange_attention(c, kv_types[t]);
+    }
+}
+
 static bool check_table(const char *name, const test_device *plain)
 {
     test_device other;
@@ -132,6 +249,7 @@ static bool check_table(const char *name, const test_device *plain)
             check_product(&c, &rng, types[t], shapes[s].outputs, shapes[s].columns);
         }
     }
+    check_all_attention(&c);
     if (c.failures == 0) {
         printf("ok - %s (%s): %u results equal plain's bits\n", name, other.device->kernels->name,
                c.comparisons);

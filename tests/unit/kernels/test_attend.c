@@ -7,156 +7,9 @@
 #include "common/kv/layout.h"
 #include "kernels/ops.h"
 #include "tests/support/test.h"
-#include "tests/unit/kernels/kernel_data.h"
+#include "tests/unit/kernels/attend_data.h"
 
-static const struct attend_case {
-    const char *name;
-    uint32_t head_count, kv_head_count, head_dim, block_size, dtype, slot_count;
-    uint32_t row_count; /* computed, the last ones */
-    uint32_t window;
-} cases[] = {
-    { "one slot", 2, 1, 8, 16, FG_F16, 1, 1, 0 },
-    { "smollm2 heads", 9, 3, 64, 16, FG_F16, 83, 83, 0 },
-    { "f32 kv", 4, 2, 32, 16, FG_F32, 40, 40, 0 },
-    { "bf16 kv", 4, 2, 64, 16, FG_BF16, 40, 40, 0 },
-    { "bf16 kv, every strip", 13, 1, 32, 32, FG_BF16, 31, 31, 0 },
-    { "bf16 kv, an odd end", 9, 3, 64, 16, FG_BF16, 83, 1, 0 },
-    { "bf16 kv, one slot", 2, 1, 32, 16, FG_BF16, 1, 1, 0 },
-    { "bf16 kv, an odd end after a chunk", 4, 1, 64, 64, FG_BF16, 257, 3, 0 },
-    { "bf16 kv, windows that begin and end anywhere", 6, 2, 64, 16, FG_BF16, 330, 80, 27 },
-    { "bf16 kv, a window of one", 3, 1, 48, 16, FG_BF16, 40, 40, 1 },
-    { "bf16 kv, a window across chunks, many strips", 8, 1, 64, 16, FG_BF16, 800, 60, 301 },
-    { "bf16 kv, heads of no whole register", 4, 2, 12, 16, FG_BF16, 21, 21, 0 },
-    { "bf16 kv, heads of eighty", 5, 1, 80, 32, FG_BF16, 50, 50, 0 },
-    { "bf16 kv, heads of forty", 5, 1, 40, 32, FG_BF16, 50, 50, 0 },
-    { "bf16 kv, small blocks", 4, 4, 16, 4, FG_BF16, 37, 37, 0 },
-    { "bf16 kv, blocks of one", 2, 1, 16, 1, FG_BF16, 19, 19, 5 },
-    { "int8 kv", 6, 2, 64, 16, FG_I8, 70, 70, 0 },
-    { "int8 kv, every strip", 13, 1, 32, 32, FG_I8, 31, 31, 0 },
-    { "int8 kv, strips of sixteen and fewer", 5, 1, 64, 16, FG_I8, 290, 35, 0 },
-    { "int8 kv, windows that begin and end anywhere", 6, 2, 64, 16, FG_I8, 330, 80, 27 },
-    { "int8 kv, a window of one", 3, 1, 64, 16, FG_I8, 40, 40, 1 },
-    { "int8 kv, a window across chunks, many strips", 8, 1, 128, 16, FG_I8, 600, 40, 301 },
-    { "int8 kv, head of 256", 4, 1, 256, 16, FG_I8, 300, 9, 0 },
-    { "int8 kv, heads of eighty", 5, 1, 80, 32, FG_I8, 50, 50, 0 },
-    { "int8 kv, many chunks, one row", 8, 1, 64, 16, FG_I8, 1030, 1, 0 },
-    { "int8 kv, small blocks", 4, 4, 16, 4, FG_I8, 37, 37, 0 },
-    { "int8 kv, blocks of two", 2, 1, 16, 2, FG_I8, 19, 19, 5 },
-    { "a group of eight", 8, 1, 16, 16, FG_F16, 33, 33, 0 },
-    { "a group of several strips", 26, 1, 16, 16, FG_F16, 20, 20, 0 },
-    { "a group larger than a tile", 98, 1, 16, 16, FG_F16, 20, 20, 0 },
-    { "heads of no whole register", 4, 2, 12, 16, FG_F16, 21, 21, 0 },
-    { "heads of twenty, int8", 3, 1, 20, 16, FG_I8, 30, 30, 0 },
-    { "heads of eighty", 5, 1, 80, 16, FG_F16, 50, 50, 0 },
-    { "heads of forty, int8", 2, 2, 40, 32, FG_I8, 50, 50, 0 },
-    { "small blocks", 4, 4, 16, 4, FG_F16, 37, 37, 0 },
-    { "blocks of one", 2, 1, 16, 1, FG_I8, 19, 19, 0 },
-    { "large blocks", 2, 2, 24, 64, FG_F16, 100, 100, 0 },
-    { "across a chunk", 3, 1, 64, 16, FG_F16, 270, 30, 0 },
-    { "across a chunk, int8", 4, 1, 128, 16, FG_I8, 263, 12, 0 },
-    { "a tile of many strips across chunks", 8, 2, 64, 16, FG_F16, 530, 50, 0 },
-    { "the same, f32, large blocks", 4, 1, 80, 64, FG_F32, 530, 30, 0 },
-    { "the same, bf16, head of 256", 4, 1, 256, 16, FG_BF16, 300, 9, 0 },
-    { "the same, int8, a window", 6, 1, 40, 32, FG_I8, 600, 40, 270 },
-    { "one row at a chunk's end", 9, 3, 64, 16, FG_F16, 256, 1, 0 },
-    { "one row at a chunk's begin", 9, 3, 64, 16, FG_F16, 257, 1, 0 },
-    { "many chunks, one row", 4, 2, 64, 32, FG_F16, 1600, 1, 0 },
-    { "many chunks, two rows, f32", 2, 2, 16, 16, FG_F32, 1540, 2, 0 },
-    { "many chunks, one row, bf16", 8, 1, 128, 16, FG_BF16, 1030, 1, 0 },
-    { "a window of one", 3, 1, 64, 16, FG_F16, 40, 40, 1 },
-    { "a window inside a piece", 4, 2, 16, 16, FG_F16, 60, 60, 7 },
-    { "a window of a chunk", 3, 1, 64, 16, FG_F16, 530, 40, 256 },
-    { "a window across chunks", 2, 1, 64, 16, FG_I8, 800, 30, 300 },
-    { "a window in small blocks", 2, 1, 16, 8, FG_F16, 300, 50, 45 },
-    { "a window larger than the context", 2, 1, 16, 16, FG_F16, 30, 30, 4000 },
-};
-enum { CASE_COUNT = sizeof cases / sizeof cases[0], DIMS_MAX = 256 };
-
-/* One layer's paged KV, filled through fg_op_rope_store. */
-typedef struct world {
-    fg_paged_kv kv;
-    uint32_t *block_ids;
-    fg_kv_row *kv_rows;
-    float *q;
-    float *k;
-    float *v;
-    float *table;
-} world;
-
-static world make_world(const struct attend_case *c, uint64_t seed)
-{
-    fg_rng rng = { .state = seed };
-    fg_kv_layout layout;
-    cr_assert_eq(
-        fg_kv_layout_init(&layout, 1, c->kv_head_count, c->head_dim, c->block_size, c->dtype, NULL),
-        FG_OK);
-    world w = { .kv = { .block_bytes = layout.block_bytes,
-                        .value_offset = fg_kv_layout_offset(&layout, 0, 1, 0),
-                        .head_bytes = layout.head_bytes,
-                        .scale_offset = layout.scale_offset,
-                        .block_size = c->block_size,
-                        .dtype = c->dtype,
-                        .kv_head_count = c->kv_head_count,
-                        .head_dim = c->head_dim } };
-    /* An odd number of blocks, so that steps of two visit all. */
-    uint32_t blocks = fg_kv_blocks_for(c->slot_count, c->block_size) | 1;
-    w.kv.arena = fg_mem_alloc(blocks * w.kv.block_bytes);
-    /* NaN everywhere: a slot that must not be read shows. */
-    memset(w.kv.arena, 0xFF, blocks * w.kv.block_bytes);
-    w.block_ids = fg_mem_array(blocks, sizeof(uint32_t));
-    for (uint32_t i = 0; i < blocks; i++) {
-        w.block_ids[i] = (2 * i + 1) % blocks;
-    }
-    size_t rows = c->slot_count;
-    w.q = random_floats(&rng, rows * c->head_count * c->head_dim, 1.5f);
-    w.k = random_floats(&rng, rows * c->kv_head_count * c->head_dim, 1.5f);
-    w.v = random_floats(&rng, rows * c->kv_head_count * c->head_dim, 1.0f);
-    w.table = fg_mem_array(rows * c->head_dim, sizeof(float));
-    w.kv_rows = fg_mem_array(rows, sizeof(fg_kv_row));
-    for (uint32_t row = 0; row < rows; row++) {
-        w.kv_rows[row] = (fg_kv_row){ .block_ids = w.block_ids, .position = row };
-        for (uint32_t pair = 0; pair < c->head_dim / 2; pair++) {
-            w.table[row * c->head_dim + 2 * pair] = 1.0f; /* no turn */
-        }
-    }
-    return w;
-}
-
-static void free_world(world *w)
-{
-    fg_mem_free(w->kv.arena);
-    fg_mem_free(w->block_ids);
-    fg_mem_free(w->q);
-    fg_mem_free(w->k);
-    fg_mem_free(w->v);
-    fg_mem_free(w->table);
-    fg_mem_free(w->kv_rows);
-}
-
-static void store(const test_device *device, const world *w, const struct attend_case *c)
-{
-    fg_rope_store args = { .q = w->q,
-                           .k = w->k,
-                           .v = w->v,
-                           .kv_rows = w->kv_rows,
-                           .table = w->table,
-                           .pair_count = c->head_dim / 2,
-                           .head_count = c->head_count };
-    fg_op_rope_store(device->stream, &w->kv, &args, c->slot_count);
-}
-
-static void attend(const test_device *device, const world *w, const struct attend_case *c,
-                   uint32_t first, uint32_t rows, float *out)
-{
-    size_t columns = (size_t)c->head_count * c->head_dim;
-    fg_attend args = { .q = w->q + first * columns,
-                       .kv_rows = w->kv_rows + first,
-                       .head_count = c->head_count,
-                       .window = c->window,
-                       .scale = 1.0f / sqrtf((float)c->head_dim),
-                       .out = out + first * columns };
-    fg_op_attend(device->stream, &w->kv, &args, rows);
-}
+enum { DIMS_MAX = 256 };
 
 /* K or V of one slot and head, as `dtype` keeps it. */
 static void as_stored(uint32_t dtype, const float *x, uint32_t count, double *out)
@@ -183,29 +36,43 @@ static void as_stored(uint32_t dtype, const float *x, uint32_t count, double *ou
     }
 }
 
-/* Plain softmax attention of one head in double, over K and V as `dtype` keeps them. */
-static void reference(const world *w, const struct attend_case *c, uint32_t dtype, uint32_t row,
+/* K and V of all slots, as `dtype` keeps them. */
+typedef struct stored_kv {
+    double *k;
+    double *v;
+} stored_kv;
+
+static stored_kv store_exactly(const world *w, const attend_case *c, uint32_t dtype)
+{
+    size_t heads = (size_t)c->slot_count * c->kv_head_count;
+    stored_kv kv = { .k = fg_mem_array(heads * c->head_dim, sizeof(double)),
+                     .v = fg_mem_array(heads * c->head_dim, sizeof(double)) };
+    for (size_t at = 0; at < heads * c->head_dim; at += c->head_dim) {
+        as_stored(dtype, w->k + at, c->head_dim, kv.k + at);
+        as_stored(dtype, w->v + at, c->head_dim, kv.v + at);
+    }
+    return kv;
+}
+
+/* Plain softmax attention of one head in double. */
+static void reference(const world *w, const attend_case *c, const stored_kv *kv, uint32_t row,
                       uint32_t head, double *out)
 {
     uint32_t kv_head = head / (c->head_count / c->kv_head_count);
     const float *q = w->q + ((size_t)row * c->head_count + head) * c->head_dim;
     double sum = 0.0;
-    double k[DIMS_MAX];
-    double v[DIMS_MAX];
     memset(out, 0, c->head_dim * sizeof *out);
     uint32_t first = c->window == 0 || row < c->window ? 0 : row + 1 - c->window;
     for (uint32_t s = first; s <= row; s++) {
         size_t at = ((size_t)s * c->kv_head_count + kv_head) * c->head_dim;
-        as_stored(dtype, w->k + at, c->head_dim, k);
-        as_stored(dtype, w->v + at, c->head_dim, v);
         double score = 0.0;
         for (uint32_t d = 0; d < c->head_dim; d++) {
-            score += q[d] * k[d];
+            score += q[d] * kv->k[at + d];
         }
         double weight = exp(score / sqrt(c->head_dim));
         sum += weight;
         for (uint32_t d = 0; d < c->head_dim; d++) {
-            out[d] += weight * v[d];
+            out[d] += weight * kv->v[at + d];
         }
     }
     for (uint32_t d = 0; d < c->head_dim; d++) {
@@ -214,14 +81,14 @@ static void reference(const world *w, const struct attend_case *c, uint32_t dtyp
 }
 
 /* The largest distance of `out` from attention over K and V as `dtype` keeps them. */
-static double distance(const world *w, const struct attend_case *c, uint32_t dtype,
-                       const float *out)
+static double distance(const world *w, const attend_case *c, uint32_t dtype, const float *out)
 {
+    stored_kv kv = store_exactly(w, c, dtype);
     double want[DIMS_MAX];
     double largest = 0.0;
     for (uint32_t row = c->slot_count - c->row_count; row < c->slot_count; row++) {
         for (uint32_t head = 0; head < c->head_count; head++) {
-            reference(w, c, dtype, row, head, want);
+            reference(w, c, &kv, row, head, want);
             const float *got = out + ((size_t)row * c->head_count + head) * c->head_dim;
             for (uint32_t d = 0; d < c->head_dim; d++) {
                 double error = fabs(got[d] - want[d]);
@@ -229,11 +96,13 @@ static double distance(const world *w, const struct attend_case *c, uint32_t dty
             }
         }
     }
+    fg_mem_free(kv.k);
+    fg_mem_free(kv.v);
     return largest;
 }
 
 /* All rows of a case at once, in steps of five, and one by one. */
-static void check_steps(const test_device *device, const world *w, const struct attend_case *c,
+static void check_steps(const test_device *device, const world *w, const attend_case *c,
                         const float *want, float *out, size_t out_bytes)
 {
     const uint32_t steps[] = { c->row_count, 5, 1 };
@@ -241,7 +110,7 @@ static void check_steps(const test_device *device, const world *w, const struct 
         memset(out, 0, out_bytes);
         for (uint32_t row = c->slot_count - c->row_count; row < c->slot_count; row += steps[i]) {
             uint32_t left = c->slot_count - row;
-            attend(device, w, c, row, left < steps[i] ? left : steps[i], out);
+            attend_rows(device, w, c, row, left < steps[i] ? left : steps[i], out);
         }
         cr_assert(memcmp(out, want, out_bytes) == 0, "%s in steps of %u, isa %s, %u threads",
                   c->name, steps[i], fg_device_isa(device->device),
@@ -251,16 +120,16 @@ static void check_steps(const test_device *device, const world *w, const struct 
 
 Test(attend, agrees_with_double_and_is_exact_everywhere)
 {
-    for (size_t i = 0; i < CASE_COUNT; i++) {
-        const struct attend_case *c = &cases[i];
+    for (size_t i = 0; i < ATTEND_CASES; i++) {
+        const attend_case *c = &attend_cases[i];
         world w = make_world(c, 31 + i);
         size_t out_bytes = (size_t)c->slot_count * c->head_count * c->head_dim * sizeof(float);
         float *want = fg_mem_alloc(out_bytes);
         float *out = fg_mem_alloc(out_bytes);
         test_device plain;
         cr_assert(open_test_device("plain", 1, &plain));
-        store(&plain, &w, c);
-        attend(&plain, &w, c, c->slot_count - c->row_count, c->row_count, want);
+        store_world(&plain, &w, c);
+        attend_rows(&plain, &w, c, c->slot_count - c->row_count, c->row_count, want);
         /* bf16 and int8 round q and the weights, too. */
         double bound = c->dtype == FG_BF16 || c->dtype == FG_I8 ? 1.5e-2 : 2e-6;
         double seen = distance(&w, c, c->dtype, want);
@@ -288,9 +157,7 @@ Test(attend, what_lies_behind_a_row_changes_nothing)
     static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
     enum { BAD = 37, SLOTS = 45, WIDTH = 4 * 64 };
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * TEST_ISAS; i++) {
-        const struct attend_case c = {
-            "nan", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0
-        };
+        const attend_case c = { "nan", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0 };
         float outs[2][SLOTS * WIDTH];
         test_device device;
         if (!open_test_device(test_isas[i % TEST_ISAS], 1, &device)) {
@@ -302,8 +169,8 @@ Test(attend, what_lies_behind_a_row_changes_nothing)
                 w.k[BAD * 64 + d] = NAN;
                 w.v[BAD * 64 + d] = NAN;
             }
-            store(&device, &w, &c);
-            attend(&device, &w, &c, 0, SLOTS, outs[bad]);
+            store_world(&device, &w, &c);
+            attend_rows(&device, &w, &c, 0, SLOTS, outs[bad]);
             free_world(&w);
         }
         cr_assert(memcmp(outs[0], outs[1], sizeof(float[BAD * WIDTH])) == 0, "%s, isa %s",
@@ -320,9 +187,7 @@ Test(attend, scores_far_apart_are_exact_everywhere)
     const size_t out_bytes = (size_t)SLOTS * WIDTH * sizeof(float);
     float *outs[2] = { fg_mem_alloc(out_bytes), fg_mem_alloc(out_bytes) };
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * TEST_ISAS; i++) {
-        const struct attend_case c = {
-            "far", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0
-        };
+        const attend_case c = { "far", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0 };
         test_device device;
         if (!open_test_device(test_isas[i % TEST_ISAS], 1, &device)) {
             continue;
@@ -333,8 +198,8 @@ Test(attend, scores_far_apart_are_exact_everywhere)
         }
         float *out = outs[i % TEST_ISAS != 0];
         memset(out, 0, out_bytes);
-        store(&device, &w, &c);
-        attend(&device, &w, &c, FIRST, SLOTS - FIRST, out);
+        store_world(&device, &w, &c);
+        attend_rows(&device, &w, &c, FIRST, SLOTS - FIRST, out);
         cr_assert(memcmp(outs[0], out, out_bytes) == 0, "%s, isa %s",
                   fg_dtype_name(dtypes[i / TEST_ISAS]), test_isas[i % TEST_ISAS]);
         free_world(&w);
@@ -352,12 +217,12 @@ Test(rope_store, bf16_keeps_pairs)
     cr_assert(open_test_device("auto", 1, &device));
     for (size_t i = 0; i < 3; i++) {
         const uint32_t size = block_sizes[i];
-        const struct attend_case c = { "pairs", 1, 1, 8, size, FG_BF16, 40, 40, 0 };
+        const attend_case c = { "pairs", 1, 1, 8, size, FG_BF16, 40, 40, 0 };
         world w = make_world(&c, 79);
         w.v[0] = 0x1p-51f;
         w.v[1] = -0x1.01p-50f; /* a tie, to even */
         w.v[2] = -0x1.ffp-51f;
-        store(&device, &w, &c);
+        store_world(&device, &w, &c);
         for (uint32_t at = 0; at < 40 * 8; at++) {
             uint32_t slot = at / 8;
             uint32_t d = at % 8;
@@ -386,10 +251,10 @@ Test(rope_store, int8_keeps_fours)
     cr_assert(open_test_device("auto", 1, &device));
     for (size_t i = 0; i < 4; i++) {
         const uint32_t size = block_sizes[i];
-        const struct attend_case c = { "fours", 1, 1, 8, size, FG_I8, 40, 40, 0 };
+        const attend_case c = { "fours", 1, 1, 8, size, FG_I8, 40, 40, 0 };
         world w = make_world(&c, 80);
         memset(w.v, 0, 8 * sizeof *w.v); /* nothing: a scale of 0 */
-        store(&device, &w, &c);
+        store_world(&device, &w, &c);
         for (uint32_t at = 0; at < 40 * 8; at++) {
             uint32_t slot = at / 8;
             uint32_t d = at % 8;
@@ -420,7 +285,7 @@ Test(attend, strange_numbers_over_int8_are_the_same_everywhere)
 {
     static const uint32_t nans[] = { 0x7FC00001, 0xFFFFFFFF, 0x7FC00000 };
     enum { SLOTS = 300, FIRST = 250, WIDTH = 4 * 64, FLOATS = SLOTS * WIDTH };
-    const struct attend_case c = { "strange", 4, 1, 64, 16, FG_I8, SLOTS, SLOTS, 0 };
+    const attend_case c = { "strange", 4, 1, 64, 16, FG_I8, SLOTS, SLOTS, 0 };
     uint32_t *outs[2] = { fg_mem_array(FLOATS, 4), fg_mem_array(FLOATS, 4) };
     for (size_t i = 0; i < TEST_ISAS; i++) {
         test_device device;
@@ -437,8 +302,8 @@ Test(attend, strange_numbers_over_int8_are_the_same_everywhere)
         }
         w.q[260 * WIDTH] = -INFINITY;
         uint32_t *out = outs[i != 0];
-        store(&device, &w, &c);
-        attend(&device, &w, &c, FIRST, SLOTS - FIRST, (float *)(void *)out);
+        store_world(&device, &w, &c);
+        attend_rows(&device, &w, &c, FIRST, SLOTS - FIRST, (float *)(void *)out);
         for (uint32_t at = FIRST * WIDTH; at < FLOATS; at++) {
             bool none = (outs[0][at] & INT32_MAX) > 0x7F800000;
             cr_assert(none ? (out[at] & INT32_MAX) > 0x7F800000 : out[at] == outs[0][at],
@@ -466,11 +331,11 @@ Test(attend, bits_are_those_of_this_kernel_revision)
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
     for (size_t i = 0; i < sizeof revisions / sizeof revisions[0]; i++) {
-        const struct attend_case c = { "bits", 4, 2, 64, 16, revisions[i].dtype, SLOTS, SLOTS, 0 };
+        const attend_case c = { "bits", 4, 2, 64, 16, revisions[i].dtype, SLOTS, SLOTS, 0 };
         world w = make_world(&c, 909);
         float *out = fg_mem_array(SLOTS * WIDTH, sizeof *out);
-        store(&device, &w, &c);
-        attend(&device, &w, &c, FIRST, SLOTS - FIRST, out);
+        store_world(&device, &w, &c);
+        attend_rows(&device, &w, &c, FIRST, SLOTS - FIRST, out);
         uint64_t seen = fg_hash64(out + FIRST * WIDTH, (SLOTS - FIRST) * WIDTH * sizeof *out, 0);
         cr_assert_eq(seen, revisions[i].want, "%s: %#llx", fg_dtype_name(revisions[i].dtype),
                      (unsigned long long)seen);
@@ -485,7 +350,7 @@ Test(attend, bits_are_those_of_this_kernel_revision)
 Test(attend, many_small_weights_of_int8_are_not_lost)
 {
     enum { SLOTS = 256, DIMS = 64 };
-    const struct attend_case c = { "tail", 1, 1, DIMS, 16, FG_I8, SLOTS, SLOTS, 0 };
+    const attend_case c = { "tail", 1, 1, DIMS, 16, FG_I8, SLOTS, SLOTS, 0 };
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
     world w = make_world(&c, 907);
@@ -495,8 +360,8 @@ Test(attend, many_small_weights_of_int8_are_not_lost)
         w.k[at] = at / DIMS == 7 ? logf(600.0f) / 8.0f : 0.0f; /* times 64 / sqrt(64) */
         w.v[at] = at / DIMS == 7 ? -1.0f : 1.0f;
     }
-    store(&device, &w, &c);
-    attend(&device, &w, &c, 0, SLOTS, out);
+    store_world(&device, &w, &c);
+    attend_rows(&device, &w, &c, 0, SLOTS, out);
     double want = (255.0 / 600.0 - 1.0) / (255.0 / 600.0 + 1.0);
     double last = out[(SLOTS - 1) * DIMS];
     cr_assert_leq(fabs(last - want), 0.02, "%g instead of %g", last, want);
@@ -514,11 +379,11 @@ Test(attend, kv_types_stay_within_their_error)
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
     for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
-        const struct attend_case c = { "error", 4, 2, 64, 16, bounds[i].dtype, 300, 290, 0 };
+        const attend_case c = { "error", 4, 2, 64, 16, bounds[i].dtype, 300, 290, 0 };
         world w = make_world(&c, 900);
         float *out = fg_mem_alloc((size_t)300 * 4 * 64 * sizeof(float));
-        store(&device, &w, &c);
-        attend(&device, &w, &c, 0, 300, out);
+        store_world(&device, &w, &c);
+        attend_rows(&device, &w, &c, 0, 300, out);
         double error = distance(&w, &c, FG_F32, out);
         cr_log_info("%s: %.2g", fg_dtype_name(bounds[i].dtype), error);
         cr_assert_leq(error, bounds[i].bound, "%s: %g", fg_dtype_name(bounds[i].dtype), error);
@@ -538,11 +403,11 @@ Test(attend, block_size_does_not_show)
         float *outs[2];
         size_t out_bytes = (size_t)300 * 3 * 64 * sizeof(float);
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            const struct attend_case c = { "sizes", 3, 1, 64, sizes[i], dtypes[t], 300, 300, 0 };
+            const attend_case c = { "sizes", 3, 1, 64, sizes[i], dtypes[t], 300, 300, 0 };
             world w = make_world(&c, 901);
             float *out = fg_mem_alloc(out_bytes);
-            store(&device, &w, &c);
-            attend(&device, &w, &c, 0, 300, out);
+            store_world(&device, &w, &c);
+            attend_rows(&device, &w, &c, 0, 300, out);
             outs[i > 0] = out;
             free_world(&w);
             if (i > 0) {
@@ -566,22 +431,22 @@ Test(attend, a_ragged_batch_changes_no_row)
                  { 1, 13 },   { 1, 14 },  { 1, 15 },  { 1, 16 },  { 1, 17 }, { 1, 18 },
                  { 1, 19 },   { 0, 1101 } };
     enum { ROWS = sizeof rows / sizeof rows[0], COLUMNS = 9 * 64 };
-    const struct attend_case c = { "ragged", 9, 3, 64, 16, FG_F16, 1102, 0, 0 };
+    const attend_case c = { "ragged", 9, 3, 64, 16, FG_F16, 1102, 0, 0 };
     world w = make_world(&c, 902);
     test_device devices[2];
     cr_assert(open_test_device("auto", 1, &devices[0]));
     cr_assert(open_test_device("auto", 2, &devices[1]));
-    store(&devices[0], &w, &c);
+    store_world(&devices[0], &w, &c);
     uint32_t *again = fg_mem_dup(w.block_ids, fg_kv_blocks_for(1102, 16) * sizeof(uint32_t));
     float together[ROWS][COLUMNS];
     float alone[ROWS][COLUMNS];
     for (uint32_t row = 0; row < ROWS; row++) {
         w.kv_rows[row] = (fg_kv_row){ .block_ids = rows[row].table == 0 ? w.block_ids : again,
                                       .position = rows[row].position };
-        attend(&devices[0], &w, &c, row, 1, &alone[0][0]);
+        attend_rows(&devices[0], &w, &c, row, 1, &alone[0][0]);
     }
     for (int i = 0; i < 2; i++) {
-        attend(&devices[i], &w, &c, 0, ROWS, &together[0][0]);
+        attend_rows(&devices[i], &w, &c, 0, ROWS, &together[0][0]);
         cr_assert(memcmp(together, alone, sizeof alone) == 0, "%d threads", i + 1);
     }
     close_test_device(&devices[0]);
@@ -594,20 +459,20 @@ Test(attend, a_ragged_batch_changes_no_row)
 Test(attend, large_batches_and_contexts_go_in_rounds)
 {
     enum { ROWS = 300, COLUMNS = 2 * 8 };
-    const struct attend_case c = { "rounds", 2, 1, 8, 16, FG_F32, 600, 0, 0 };
+    const attend_case c = { "rounds", 2, 1, 8, 16, FG_F32, 600, 0, 0 };
     world w = make_world(&c, 903);
     test_device devices[2];
     cr_assert(open_test_device("auto", 1, &devices[0]));
     cr_assert(open_test_device("auto", 2, &devices[1]));
-    store(&devices[0], &w, &c);
+    store_world(&devices[0], &w, &c);
     static float together[ROWS][COLUMNS];
     static float alone[ROWS][COLUMNS];
     for (uint32_t row = 0; row < ROWS; row++) {
         w.kv_rows[row].position = (row * 7) % 600; /* no two follow each other */
-        attend(&devices[0], &w, &c, row, 1, &alone[0][0]);
+        attend_rows(&devices[0], &w, &c, row, 1, &alone[0][0]);
     }
     for (int i = 0; i < 2; i++) {
-        attend(&devices[i], &w, &c, 0, ROWS, &together[0][0]);
+        attend_rows(&devices[i], &w, &c, 0, ROWS, &together[0][0]);
         cr_assert(memcmp(together, alone, sizeof alone) == 0, "%d threads", i + 1);
     }
     close_test_device(&devices[0]);
@@ -617,7 +482,7 @@ Test(attend, large_batches_and_contexts_go_in_rounds)
 
 Test(attend, large_scores_stay_finite)
 {
-    const struct attend_case c = { "large", 1, 1, 8, 16, FG_F32, 40, 40, 0 };
+    const attend_case c = { "large", 1, 1, 8, 16, FG_F32, 40, 40, 0 };
     world w = make_world(&c, 77);
     for (uint32_t i = 0; i < c.slot_count * 8; i++) {
         w.q[i] = 100.0f;
@@ -625,9 +490,9 @@ Test(attend, large_scores_stay_finite)
     }
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
-    store(&device, &w, &c);
+    store_world(&device, &w, &c);
     float out[40 * 8];
-    attend(&device, &w, &c, 0, 40, out);
+    attend_rows(&device, &w, &c, 0, 40, out);
     for (uint32_t d = 0; d < 8; d++) {
         cr_assert_eq(out[39 * 8 + d], w.v[20 * 8 + d], "all weight is on slot 20");
     }
@@ -640,7 +505,7 @@ Test(rope_store, rotates_both_pairings_and_writes_rounded_slots)
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
     for (int interleaved = 0; interleaved < 2; interleaved++) {
-        const struct attend_case c = { "rope", 1, 1, 8, 4, FG_F16, 6, 6, 0 };
+        const attend_case c = { "rope", 1, 1, 8, 4, FG_F16, 6, 6, 0 };
         world w = make_world(&c, 78);
         for (uint32_t row = 0; row < 6; row++) {
             for (uint32_t pair = 0; pair < 3; pair++) { /* the last two dims are not rotated */
@@ -709,7 +574,7 @@ typedef struct turn_case {
 /* One world, turned and stored by one instruction set. */
 static world turned_world(const char *isa, uint32_t threads, const turn_case *t)
 {
-    const struct attend_case c = { "turn", 3, 2, 64, 16, t->dtype, 19, 19, 0 };
+    const attend_case c = { "turn", 3, 2, 64, 16, t->dtype, 19, 19, 0 };
     test_device device;
     cr_assert(open_test_device(isa, threads, &device));
     world w = make_world(&c, 79);
