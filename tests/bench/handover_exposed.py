@@ -3,6 +3,7 @@
 time through one prefill and one decode worker: from the end of the prompt's computing to decode's
 acceptance (exposed), from first to second token (gap), and time to first token. Medians, as a Markdown
 table; all clusters take turns in one run, so that they see the same machine."""
+import itertools
 import pathlib
 import statistics
 import sys
@@ -11,7 +12,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integratio
 from _forge import Suite, answer_of, counters, served_model, status_port  # noqa: E402  pylint: disable=wrong-import-position
 from engine_room_identity import BOS, ids  # noqa: E402  pylint: disable=wrong-import-position
 
-SHAPES = [(transport, way) for transport in ("shm", "tcp") for way in ("whole", "short", "auto")]
 COLUMNS = ("push_exposed_ms", "handover_gap_ms", "ttft_ms", "itl_ms", "chunks")
 
 
@@ -34,7 +34,7 @@ def bench(suite):
     flags = ["--status-port", "0", "--local-prefill-tokens", "0"]
     clusters = {}
     try:
-        for transport, way in SHAPES:
+        for transport, way in itertools.product(("shm", "tcp"), suite.options.ways.split(",")):
             clusters[transport, way] = suite.cluster(
                 model=suite.smollm2(), prefill=1, decode=1, transport=transport,
                 flags=flags + ["--last-chunk", way, "--kv-blocks", "400"])
@@ -53,7 +53,8 @@ def bench(suite):
 
 
 def main():
-    suite = Suite(__doc__, rounds=(5, "requests for each row"), lengths=("64,256,600", "prompt tokens"))
+    suite = Suite(__doc__, rounds=(5, "requests for each row"), lengths=("64,256,600", "prompt tokens"),
+                  ways=("whole,short,auto", "forms of the last chunk"))
     suite.case("hand-over", bench, suite)
     suite.end()
 
