@@ -536,45 +536,15 @@ FG_AVX2_INLINE void strip_scores(uint32_t kind, int M, const fg_strip *s, uint32
     }
 }
 
-#define STRIP_PRODUCT(kind, M)                                                                     \
-    static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
-    {                                                                                              \
-        strip_scores(kind, M, s, begin, end);                                                      \
-    }                                                                                              \
-    static void values_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
-    {                                                                                              \
-        strip_values(kind, M, s, begin, end);                                                      \
-    }
-#define STRIP_PRODUCTS(kind)                                                                       \
-    STRIP_PRODUCT(kind, 1)                                                                         \
-    STRIP_PRODUCT(kind, 2)                                                                         \
-    STRIP_PRODUCT(kind, 3)                                                                         \
-    STRIP_PRODUCT(kind, 4)                                                                         \
-    STRIP_PRODUCT(kind, 5)                                                                         \
-    STRIP_PRODUCT(kind, 6)                                                                         \
-    static const fg_strip_products products_##kind[STRIP] = {                                      \
-        { scores_##kind##_1, values_##kind##_1 }, { scores_##kind##_2, values_##kind##_2 },        \
-        { scores_##kind##_3, values_##kind##_3 }, { scores_##kind##_4, values_##kind##_4 },        \
-        { scores_##kind##_5, values_##kind##_5 }, { scores_##kind##_6, values_##kind##_6 },        \
-    };
-
-STRIP_PRODUCTS(FG_F32)
-STRIP_PRODUCTS(FG_F16)
-STRIP_PRODUCTS(FG_BF16)
-STRIP_PRODUCTS(FG_I8)
+FG_STRIP_SIX(FG_F32, strip_scores, strip_values)
+FG_STRIP_SIX(FG_F16, strip_scores, strip_values)
+FG_STRIP_SIX(FG_BF16, strip_scores, strip_values)
+FG_STRIP_SIX(FG_I8, strip_scores, strip_values)
 
 static const fg_strip_products *products_of(uint32_t dtype)
 {
-    switch (dtype) {
-    case FG_F32:
-        return products_FG_F32;
-    case FG_F16:
-        return products_FG_F16;
-    case FG_BF16:
-        return products_FG_BF16;
-    default:
-        return products_FG_I8;
-    }
+    return fg_strip_choose(dtype, products_FG_F32, products_FG_F16, products_FG_BF16,
+                           products_FG_I8);
 }
 
 void fg_cpu_avx2_attend(const fg_cpu_attend *args)

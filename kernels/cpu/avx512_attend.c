@@ -19,16 +19,7 @@ static const fg_strip_products *products_of(uint32_t dtype)
     static const fg_strip_products f16[] = FG_AVX512_TABLE(FG_F16);
     static const fg_strip_products bf16[] = FG_AVX512_TABLE(FG_BF16);
     static const fg_strip_products int8[] = FG_AVX512_TABLE(FG_I8);
-    switch (dtype) {
-    case FG_F32:
-        return f32;
-    case FG_F16:
-        return f16;
-    case FG_BF16:
-        return bf16;
-    default:
-        return int8;
-    }
+    return fg_strip_choose(dtype, f32, f16, bf16, int8);
 }
 
 static const fg_strip_products *products_with_pairs(uint32_t dtype)

@@ -346,12 +346,19 @@ FG_NEON_INLINE float32x4_t raised(float32x4_t p, float32x4_t shifted, float32x4_
     return vreinterpretq_f32_u32(vbicq_u32(power, vcltq_f32(x, vdupq_n_f32(least))));
 }
 
+/* x without the integer next to it, which `shifted` has in its low bits. */
+FG_NEON_INLINE float32x4_t fraction_of(float32x4_t x, float32x4_t *shifted)
+{
+    const float32x4_t magic = vdupq_n_f32(0x1.8p23f);
+    *shifted = vaddq_f32(x, magic);
+    return vsubq_f32(x, vsubq_f32(*shifted, magic));
+}
+
 /* fg_cpu_exp2 of four. What is below the least comes out as nonsense, and is masked. */
 FG_NEON_INLINE float32x4_t exp2_of(float32x4_t x)
 {
-    const float32x4_t magic = vdupq_n_f32(0x1.8p23f);
-    float32x4_t shifted = vaddq_f32(x, magic);
-    float32x4_t f = vsubq_f32(x, vsubq_f32(shifted, magic));
+    float32x4_t shifted;
+    float32x4_t f = fraction_of(x, &shifted);
     float32x4_t p = vdupq_n_f32(FG_CPU_EXP2_5);
     p = vfmaq_f32(vdupq_n_f32(FG_CPU_EXP2_4), p, f);
     p = vfmaq_f32(vdupq_n_f32(FG_CPU_EXP2_3), p, f);
@@ -364,9 +371,8 @@ FG_NEON_INLINE float32x4_t exp2_of(float32x4_t x)
 /* fg_cpu_brain_power of four. */
 FG_NEON_INLINE float32x4_t brain_power_of(float32x4_t x)
 {
-    const float32x4_t magic = vdupq_n_f32(0x1.8p23f);
-    float32x4_t shifted = vaddq_f32(x, magic);
-    float32x4_t f = vsubq_f32(x, vsubq_f32(shifted, magic));
+    float32x4_t shifted;
+    float32x4_t f = fraction_of(x, &shifted);
     float32x4_t p = vdupq_n_f32(FG_CPU_BRAIN_3);
     p = vfmaq_f32(vdupq_n_f32(FG_CPU_BRAIN_2), p, f);
     p = vfmaq_f32(vdupq_n_f32(FG_CPU_BRAIN_1), p, f);
@@ -581,49 +587,27 @@ static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
     }
 }
 
-#define STRIP_PRODUCT(kind, M)                                                                     \
-    static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
-    {                                                                                              \
-        strip_scores(kind, M, s, begin, end);                                                      \
-    }                                                                                              \
-    static void values_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
-    {                                                                                              \
-        strip_values(kind, M, s, begin, end, row_##kind);                                          \
-    }
-#define STRIP_PRODUCTS(kind)                                                                       \
+#define ROW(kind)                                                                                  \
     static __attribute__((noinline)) void row_##kind(const fg_strip *s, int m, fg_cpu_slots slots) \
     {                                                                                              \
         row_values(kind, s, m, slots);                                                             \
-    }                                                                                              \
-    STRIP_PRODUCT(kind, 1)                                                                         \
-    STRIP_PRODUCT(kind, 2)                                                                         \
-    STRIP_PRODUCT(kind, 3)                                                                         \
-    STRIP_PRODUCT(kind, 4)                                                                         \
-    STRIP_PRODUCT(kind, 5)                                                                         \
-    STRIP_PRODUCT(kind, 6)                                                                         \
-    static const fg_strip_products products_##kind[STRIP] = {                                      \
-        { scores_##kind##_1, values_##kind##_1 }, { scores_##kind##_2, values_##kind##_2 },        \
-        { scores_##kind##_3, values_##kind##_3 }, { scores_##kind##_4, values_##kind##_4 },        \
-        { scores_##kind##_5, values_##kind##_5 }, { scores_##kind##_6, values_##kind##_6 },        \
-    };
+    }
 
-STRIP_PRODUCTS(FG_F32)
-STRIP_PRODUCTS(FG_F16)
-STRIP_PRODUCTS(FG_BF16)
-STRIP_PRODUCTS(FG_I8)
+ROW(FG_F32)
+ROW(FG_F16)
+ROW(FG_BF16)
+ROW(FG_I8)
+
+#define values_with_row(kind, M, s, begin, end) strip_values(kind, M, s, begin, end, row_##kind)
+FG_STRIP_SIX(FG_F32, strip_scores, values_with_row)
+FG_STRIP_SIX(FG_F16, strip_scores, values_with_row)
+FG_STRIP_SIX(FG_BF16, strip_scores, values_with_row)
+FG_STRIP_SIX(FG_I8, strip_scores, values_with_row)
 
 static const fg_strip_products *products_of(uint32_t dtype)
 {
-    switch (dtype) {
-    case FG_F32:
-        return products_FG_F32;
-    case FG_F16:
-        return products_FG_F16;
-    case FG_BF16:
-        return products_FG_BF16;
-    default:
-        return products_FG_I8;
-    }
+    return fg_strip_choose(dtype, products_FG_F32, products_FG_F16, products_FG_BF16,
+                           products_FG_I8);
 }
 
 void fg_cpu_neon_attend(const fg_cpu_attend *args)

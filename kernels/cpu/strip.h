@@ -93,6 +93,46 @@ typedef struct fg_strip_kernels {
     void (*copy)(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count);
 } fg_strip_kernels;
 
+/* For strips of up to six: products_KIND, of functions that do scores(kind, M, s, begin, end) and values(...). */
+#define FG_STRIP_PRODUCT(kind, M, scores, values)                                                  \
+    static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
+    {                                                                                              \
+        scores(kind, M, s, begin, end);                                                            \
+    }                                                                                              \
+    static void values_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
+    {                                                                                              \
+        values(kind, M, s, begin, end);                                                            \
+    }
+#define FG_STRIP_SIX(kind, scores, values)                                                         \
+    FG_STRIP_PRODUCT(kind, 1, scores, values)                                                      \
+    FG_STRIP_PRODUCT(kind, 2, scores, values)                                                      \
+    FG_STRIP_PRODUCT(kind, 3, scores, values)                                                      \
+    FG_STRIP_PRODUCT(kind, 4, scores, values)                                                      \
+    FG_STRIP_PRODUCT(kind, 5, scores, values)                                                      \
+    FG_STRIP_PRODUCT(kind, 6, scores, values)                                                      \
+    static const fg_strip_products products_##kind[] = {                                           \
+        { scores_##kind##_1, values_##kind##_1 }, { scores_##kind##_2, values_##kind##_2 },        \
+        { scores_##kind##_3, values_##kind##_3 }, { scores_##kind##_4, values_##kind##_4 },        \
+        { scores_##kind##_5, values_##kind##_5 }, { scores_##kind##_6, values_##kind##_6 },        \
+    };
+
+static inline const fg_strip_products *fg_strip_choose(uint32_t dtype, const fg_strip_products *f32,
+                                                       const fg_strip_products *f16,
+                                                       const fg_strip_products *bf16,
+                                                       const fg_strip_products *int8)
+{
+    switch (dtype) {
+    case FG_F32:
+        return f32;
+    case FG_F16:
+        return f16;
+    case FG_BF16:
+        return bf16;
+    default:
+        return int8;
+    }
+}
+
 void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args);
 
 /* What both lie in: slots of `slots` that are in begin .. end - 1. */

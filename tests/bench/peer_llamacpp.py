@@ -5,13 +5,14 @@ token ids, one JSON object per line. Started by tests/bench/peers with the Pytho
 Nothing is sampled and no text is made: the ids of decode are the same made-up ones, so that only the
 model's own work is timed. KV cache in f16, as Forge's.
 """
-import argparse
 import ctypes
 import json
 import platform
 import time
 
 import llama_cpp
+
+from peer_options import batches_of, parser_for
 
 
 def allow_tiles():
@@ -109,20 +110,14 @@ def timed(function):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--generate", type=int, default=128)
-    parser.add_argument("--batch", default="1,8,16")
+    parser = parser_for(__doc__)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--nats", default=None, help="instead: score the lines of ids in this file")
     options = parser.parse_args()
     if options.nats:
         negative_log_probabilities(options)
         return
-    batches = [int(b) for b in options.batch.split(",") if int(b) > 0]
-    most = max(batches, default=1)
+    batches, most = batches_of(options)
     room = max(options.prompt, options.generate + 1)
     # The context is shared out evenly among the sequences, in pieces of 256.
     each = -(-room // 256) * 256

@@ -6,7 +6,6 @@ A whole answer is timed by the clock. Prompts of decode have one token, so that 
 sequences; each is chosen greedily, as Forge's. KV cache of 16 bits and threads not pinned, as Forge's; the
 rest is as OpenVINO chooses, unless OPENVINO_PROPERTIES says otherwise, as NAME=VALUE NAME=VALUE.
 """
-import argparse
 import json
 import os
 import time
@@ -14,6 +13,8 @@ import time
 import numpy
 import openvino
 import openvino_genai
+
+from peer_options import batches_of, parser_for
 
 
 def load(options, sequences, tokens):
@@ -44,15 +45,9 @@ def answer(pipeline, prompts, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--generate", type=int, default=128)
-    parser.add_argument("--batch", default="1,8,16")
+    parser = parser_for(__doc__)
     options = parser.parse_args()
-    batches = [int(b) for b in options.batch.split(",") if int(b) > 0]
-    most = max(batches, default=1)
+    batches, most = batches_of(options)
     pipeline = load(options, most, max(options.prompt, options.generate) + 2)
     vocabulary = len(pipeline.get_tokenizer().get_vocab())
 

@@ -5,7 +5,6 @@ of `forge bench throughput`, one JSON object per line. With --serve it only serv
 Prefill and decode of one sequence are timed by llama.cpp itself; several sequences by the clock, from the
 first to the last of as many requests with prompts of one token.
 """
-import argparse
 import json
 import re
 import sys
@@ -13,6 +12,8 @@ import threading
 import time
 
 import xllamacpp
+
+from peer_options import batches_of, parser_for
 
 
 def serve(options, sequences, context):
@@ -55,12 +56,7 @@ def together(server, batch, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--generate", type=int, default=128)
-    parser.add_argument("--batch", default="1,8,16")
+    parser = parser_for(__doc__)
     parser.add_argument("--serve", type=int, default=0, help="serve this many at once")
     options = parser.parse_args()
     if options.serve:
@@ -69,8 +65,7 @@ def main():
               flush=True)
         sys.stdin.read()  # until whoever started this is gone
         return
-    batches = [int(b) for b in options.batch.split(",") if int(b) > 0]
-    most = max(batches, default=1)
+    batches, most = batches_of(options)
     each = max(options.prompt, options.generate) + 64
     server = serve(options, most, each * most)
     # Any ids will do, and these are in every vocabulary.
