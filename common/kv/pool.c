@@ -3,6 +3,7 @@
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/kv/list_internal.h"
+#include "common/kv/state_internal.h"
 
 typedef struct block {
     uint32_t refs;
@@ -20,6 +21,17 @@ struct fg_pool {
     void (*on_evict)(void *ctx, uint32_t block_id);
     void *on_evict_ctx;
 };
+
+static void make_fresh(fg_pool *pool, uint32_t block_count)
+{
+    fg_list_init(&pool->free);
+    fg_list_init(&pool->cached);
+    for (uint32_t i = 0; i < block_count; i++) {
+        pool->blocks[i] = (block){ 0 };
+        fg_list_push_tail(&pool->free, pool->links, i); /* block 0 is taken first */
+    }
+    pool->stats = (fg_pool_stats){ .total = block_count, .free = block_count };
+}
 
 fg_status fg_pool_create(uint32_t block_count, fg_pool **pool_out, fg_error *err)
 {
@@ -39,13 +51,7 @@ fg_status fg_pool_create(uint32_t block_count, fg_pool **pool_out, fg_error *err
         fg_mem_free(pool);
         return fg_fail(err, FG_AGAIN, "out of memory for %u KV block records", block_count);
     }
-    fg_list_init(&pool->free);
-    fg_list_init(&pool->cached);
-    for (uint32_t i = 0; i < block_count; i++) {
-        fg_list_push_tail(&pool->free, pool->links, i); /* block 0 is taken first */
-    }
-    pool->stats.total = block_count;
-    pool->stats.free = block_count;
+    make_fresh(pool, block_count);
     *pool_out = pool;
     return FG_OK;
 }
@@ -311,4 +317,156 @@ void fg_pool_check(const fg_pool *pool)
     FG_ASSERT(pool->free.count == stats->free && pool->cached.count == stats->cached);
     fg_list_check(&pool->free, pool->links, stats->total, is_free, pool);
     fg_list_check(&pool->cached, pool->links, stats->total, is_cached, pool);
+}
+
+/* ---- the state ----
+ *
+ * The head; every block's generation; the free list and the list of cached blocks, each from its head; a
+ * pair per held block, ascending: its id, and its references with the mark as lowest bit. */
+
+typedef struct state_head {
+    uint32_t total, free, cached, held, used_peak, zero;
+    uint64_t evictions;
+} state_head;
+
+_Static_assert(sizeof(state_head) == 32, "no padding");
+
+enum { REFS_MAX = INT32_MAX };
+
+static size_t state_bytes(const state_head *head)
+{
+    size_t words = (size_t)head->total + head->free + head->cached + 2 * (size_t)head->held;
+    return fg_state_round(sizeof *head + words * sizeof(uint32_t));
+}
+
+static state_head head_of(const fg_pool *pool)
+{
+    const fg_pool_stats *stats = &pool->stats;
+    FG_ASSERT(stats->pinned == 0 && stats->quarantined == 0 && stats->promised == 0,
+              "the pool is not at rest: %u pinned, %u quarantined, %u promised", stats->pinned,
+              stats->quarantined, stats->promised);
+    return (state_head){
+        .total = stats->total,
+        .free = stats->free,
+        .cached = stats->cached,
+        .held = stats->held,
+        .used_peak = stats->used_peak,
+        .evictions = stats->evictions,
+    };
+}
+
+size_t fg_pool_state_bytes(const fg_pool *pool)
+{
+    state_head head = head_of(pool);
+    return state_bytes(&head);
+}
+
+void fg_pool_state_get(const fg_pool *pool, void *state_out)
+{
+    state_head head = head_of(pool);
+    uint8_t *end = (uint8_t *)state_out + state_bytes(&head);
+    uint8_t *at = fg_state_put(state_out, &head, sizeof head);
+    for (uint32_t i = 0; i < head.total; i++) {
+        at = fg_state_put_u32(at, pool->blocks[i].generation);
+    }
+    at = fg_state_put_list(at, &pool->free, pool->links);
+    at = fg_state_put_list(at, &pool->cached, pool->links);
+    for (uint32_t i = 0; i < head.total; i++) {
+        const block *b = &pool->blocks[i];
+        if (b->refs > 0) {
+            FG_ASSERT(b->refs <= REFS_MAX, "block %u: %u refs", i, b->refs);
+            at = fg_state_put_u32(at, i);
+            at = fg_state_put_u32(at, b->refs << 1 | b->is_kept);
+        }
+    }
+    memset(at, 0, (size_t)(end - at));
+}
+
+static bool head_makes_sense(const state_head *head, uint32_t total)
+{
+    return head->total == total && head->free <= total && head->cached <= total - head->free &&
+           head->held == total - head->free - head->cached && head->used_peak >= head->held &&
+           head->used_peak <= total && head->zero == 0;
+}
+
+/* A block that the state names for the first time; NULL: there is none of that id, or it was named before.
+ * While a state is read, a pin stands for "not named yet". */
+static block *name_block(fg_pool *pool, uint32_t block_id)
+{
+    block *b = block_id < pool->stats.total ? &pool->blocks[block_id] : NULL;
+    if (b == NULL || b->pins == 0) {
+        return NULL;
+    }
+    b->pins = 0;
+    return b;
+}
+
+static bool read_list(fg_pool *pool, const uint8_t **at, uint32_t count, bool is_kept)
+{
+    fg_list *list = is_kept ? &pool->cached : &pool->free;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id;
+        *at = fg_state_get_u32(*at, &id);
+        block *b = name_block(pool, id);
+        if (b == NULL) {
+            return false;
+        }
+        b->is_kept = is_kept;
+        fg_list_push_tail(list, pool->links, id);
+    }
+    return true;
+}
+
+static bool read_held(fg_pool *pool, const uint8_t **at, uint32_t count)
+{
+    uint32_t first = 0; /* that may come: ids ascend */
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id, use;
+        *at = fg_state_get_u32(*at, &id);
+        *at = fg_state_get_u32(*at, &use);
+        block *b = id >= first ? name_block(pool, id) : NULL;
+        if (b == NULL || use >> 1 == 0) {
+            return false;
+        }
+        b->refs = use >> 1;
+        b->is_kept = use & 1;
+        first = id + 1;
+    }
+    return true;
+}
+
+bool fg_pool_state_set(fg_pool *pool, const void *state, size_t size_bytes)
+{
+    uint32_t total = pool->stats.total;
+    FG_ASSERT(pool->stats.free == total && pool->stats.promised == 0, "the pool is not fresh");
+    state_head head;
+    if (size_bytes < sizeof head) {
+        return false;
+    }
+    const uint8_t *at = fg_state_get(state, &head, sizeof head);
+    const uint8_t *end = (const uint8_t *)state + size_bytes;
+    if (!head_makes_sense(&head, total) || size_bytes != state_bytes(&head)) {
+        return false;
+    }
+    fg_list_init(&pool->free);
+    fg_list_init(&pool->cached);
+    for (uint32_t i = 0; i < total; i++) {
+        pool->blocks[i] = (block){ .pins = 1 };
+        at = fg_state_get_u32(at, &pool->blocks[i].generation);
+    }
+    /* As many names as blocks, and none of them twice: every block is named. */
+    if (!read_list(pool, &at, head.free, false) || !read_list(pool, &at, head.cached, true) ||
+        !read_held(pool, &at, head.held) || !fg_state_is_zero(at, end)) {
+        make_fresh(pool, total);
+        return false;
+    }
+    pool->stats = (fg_pool_stats){
+        .total = total,
+        .free = head.free,
+        .cached = head.cached,
+        .held = head.held,
+        .used_peak = head.used_peak,
+        .evictions = head.evictions,
+    };
+    return true;
 }

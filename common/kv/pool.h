@@ -21,6 +21,7 @@
 #define FORGE_COMMON_KV_POOL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -76,5 +77,15 @@ uint32_t fg_pool_generation(const fg_pool *pool, uint32_t block_id);
 void fg_pool_stats_get(const fg_pool *pool, fg_pool_stats *stats_out);
 /* Recounts everything and compares with the running counters and lists; aborts on a difference. */
 void fg_pool_check(const fg_pool *pool);
+
+/* The pool at rest, as bytes: nothing is pinned or promised, though blocks may be held. Equal pools give
+ * equal bytes; the size is a multiple of 8 and goes with how many blocks are held. */
+size_t fg_pool_state_bytes(const fg_pool *pool);
+/* All that decides what the pool answers from now on (references, marks, generations, the order of both
+ * lists, stats), into fg_pool_state_bytes bytes, each of which is written. The listener is not part of it. */
+void fg_pool_state_get(const fg_pool *pool, void *state_out);
+/* Takes a state over that may come from anybody, in a pool that is as create made it. False: it is not the
+ * state of a pool with this many blocks, and this one is as it was. Allocates nothing. */
+bool fg_pool_state_set(fg_pool *pool, const void *state, size_t size_bytes);
 
 #endif

@@ -5,6 +5,7 @@
 #include "common/base/mem.h"
 #include "common/kv/index_internal.h"
 #include "common/kv/layout.h"
+#include "common/kv/state_internal.h"
 
 struct fg_prefix {
     fg_prefix_options options;
@@ -254,4 +255,131 @@ void fg_prefix_check(const fg_prefix *prefix)
     }
     FG_ASSERT(prefix->entries.linked ==
               prefix->stats.published - prefix->stats.evicted - prefix->stats.cleared);
+}
+
+/* ---- the state ----
+ *
+ * The head; a bit per block, lowest first, that is set where the block has an entry; key and predecessor of
+ * each of those, ascending by block. */
+
+typedef struct state_head {
+    uint32_t block_count, entries;
+    uint64_t published, duplicates, evicted, collisions, cleared;
+} state_head;
+
+typedef struct state_row {
+    fg_digest128 key, parent;
+} state_row;
+
+_Static_assert(sizeof(state_head) == 48 && sizeof(state_row) == 32, "no padding");
+
+static size_t state_bytes(uint32_t block_count, uint32_t entries)
+{
+    return sizeof(state_head) + fg_state_round((block_count + 7) / 8) + entries * sizeof(state_row);
+}
+
+size_t fg_prefix_state_bytes(const fg_prefix *prefix)
+{
+    return state_bytes(prefix->options.block_count, prefix->entries.linked);
+}
+
+void fg_prefix_state_get(const fg_prefix *prefix, void *state_out)
+{
+    FG_ASSERT(prefix->expected.linked == 0, "%u keys are expected", prefix->expected.linked);
+    const fg_prefix_stats *stats = &prefix->stats;
+    uint32_t count = prefix->options.block_count;
+    state_head head = {
+        .block_count = count,
+        .entries = prefix->entries.linked,
+        .published = stats->published,
+        .duplicates = stats->duplicates,
+        .evicted = stats->evicted,
+        .collisions = stats->collisions,
+        .cleared = stats->cleared,
+    };
+    size_t bits_bytes = fg_state_round((count + 7) / 8);
+    uint8_t *bits = fg_state_put(state_out, &head, sizeof head), *at = bits + bits_bytes;
+    memset(bits, 0, bits_bytes);
+    for (uint32_t id = 0; id < count; id++) {
+        const fg_index_node *node = &prefix->entries.nodes[id];
+        if (node->is_linked) {
+            state_row row = { node->key, prefix->parents[id] };
+            bits[id / 8] |= (uint8_t)(1u << id % 8);
+            at = fg_state_put(at, &row, sizeof row);
+        }
+    }
+}
+
+static bool head_makes_sense(const state_head *head, uint32_t block_count)
+{
+    return head->block_count == block_count && head->entries <= block_count &&
+           head->evicted <= head->published && head->cleared <= head->published - head->evicted &&
+           head->entries == head->published - head->evicted - head->cleared;
+}
+
+/* Entries are where the pool keeps a block, nowhere else, and as many as the head says. */
+static bool bits_make_sense(const fg_prefix *prefix, const uint8_t *bits, uint32_t entries)
+{
+    uint32_t count = prefix->options.block_count, found = 0;
+    for (uint32_t id = 0; id < fg_state_round((count + 7) / 8) * 8; id++) {
+        bool is_set = bits[id / 8] >> id % 8 & 1;
+        if (is_set != (id < count && fg_pool_is_kept(prefix->options.pool, id))) {
+            return false;
+        }
+        found += is_set;
+    }
+    return found == entries;
+}
+
+static void unlink_all(fg_prefix *prefix)
+{
+    for (uint32_t id = 0; prefix->entries.linked > 0; id++) {
+        if (prefix->entries.nodes[id].is_linked) {
+            fg_index_unlink(&prefix->entries, id);
+        }
+    }
+}
+
+/* False: a key comes twice. */
+static bool read_rows(fg_prefix *prefix, const uint8_t *at)
+{
+    for (uint32_t id = 0; id < prefix->options.block_count; id++) {
+        if (fg_pool_is_kept(prefix->options.pool, id)) {
+            state_row row;
+            at = fg_state_get(at, &row, sizeof row);
+            if (fg_index_find(&prefix->entries, row.key) != FG_INDEX_NONE) {
+                unlink_all(prefix);
+                return false;
+            }
+            fg_index_link(&prefix->entries, id, row.key);
+            prefix->parents[id] = row.parent;
+            memset(tokens_of(prefix, id), 0, prefix->options.block_size * sizeof *prefix->tokens);
+        }
+    }
+    return true;
+}
+
+bool fg_prefix_state_set(fg_prefix *prefix, const void *state, size_t size_bytes)
+{
+    uint32_t count = prefix->options.block_count;
+    FG_ASSERT(prefix->entries.linked == 0 && prefix->expected.linked == 0,
+              "the prefix cache is not fresh");
+    state_head head;
+    if (size_bytes < sizeof head) {
+        return false;
+    }
+    const uint8_t *bits = fg_state_get(state, &head, sizeof head);
+    if (!head_makes_sense(&head, count) || size_bytes != state_bytes(count, head.entries) ||
+        !bits_make_sense(prefix, bits, head.entries) ||
+        !read_rows(prefix, bits + fg_state_round((count + 7) / 8))) {
+        return false;
+    }
+    prefix->stats = (fg_prefix_stats){
+        .published = head.published,
+        .duplicates = head.duplicates,
+        .evicted = head.evicted,
+        .collisions = head.collisions,
+        .cleared = head.cleared,
+    };
+    return true;
 }

@@ -15,6 +15,7 @@
 #define FORGE_COMMON_KV_PREFIX_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/hash.h"
@@ -88,5 +89,17 @@ bool fg_prefix_at(const fg_prefix *prefix, uint32_t block_id, fg_digest128 *pare
 void fg_prefix_stats_get(const fg_prefix *prefix, fg_prefix_stats *stats_out);
 /* Every entry names a kept block, every kept block has its entry, counters agree; aborts otherwise. */
 void fg_prefix_check(const fg_prefix *prefix);
+
+/* The cache at rest, as bytes: nothing is expected. Equal caches give equal bytes; the size is a multiple of
+ * 8 and goes with the entries. */
+size_t fg_prefix_state_bytes(const fg_prefix *prefix);
+/* Every entry's key and predecessor, and the stats, into fg_prefix_state_bytes bytes, each of which is
+ * written. What users wrote is not among them, nor is the secret that makes keys of it. */
+void fg_prefix_state_get(const fg_prefix *prefix, void *state_out);
+/* Takes a state over that may come from anybody, in a cache without entries or history whose pool has taken
+ * over the pool's state of that moment: blocks with an entry are the kept ones. The tokens of all entries are
+ * zero then, and nobody is told. A secret that the cache needs is set before: another one forgets everything.
+ * False: it is not the state of a cache over such a pool, and this one is as it was. Allocates nothing. */
+bool fg_prefix_state_set(fg_prefix *prefix, const void *state, size_t size_bytes);
 
 #endif

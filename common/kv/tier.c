@@ -14,6 +14,7 @@
 #include "common/kv/index_internal.h"
 #include "common/kv/layout.h"
 #include "common/kv/list_internal.h"
+#include "common/kv/state_internal.h"
 
 typedef enum slot_state { FREE, SWAPPED, FILLING, STORED } slot_state;
 
@@ -138,6 +139,21 @@ static fg_status check_options(const fg_tier_options *options, size_t *arena_byt
     return FG_OK;
 }
 
+static void make_fresh(fg_tier *tier)
+{
+    uint32_t count = tier->options.block_count;
+    fg_list_init(&tier->free);
+    fg_list_init(&tier->idle);
+    for (uint32_t i = 0; i < count; i++) {
+        if (tier->index.nodes[i].is_linked) {
+            fg_index_unlink(&tier->index, i);
+        }
+        tier->slots[i] = (slot){ .state = FREE };
+        fg_list_push_tail(&tier->free, tier->links, i);
+    }
+    tier->stats = (fg_tier_stats){ .total = count, .free = count };
+}
+
 fg_status fg_tier_open(const fg_tier_options *options, fg_tier **tier_out, fg_error *err)
 {
     size_t arena_bytes = 0;
@@ -166,12 +182,7 @@ fg_status fg_tier_open(const fg_tier_options *options, fg_tier **tier_out, fg_er
         fg_tier_close(tier);
         return status;
     }
-    fg_list_init(&tier->free);
-    fg_list_init(&tier->idle);
-    for (uint32_t i = 0; i < count; i++) {
-        fg_list_push_tail(&tier->free, tier->links, i);
-    }
-    tier->stats.total = tier->stats.free = count;
+    make_fresh(tier);
     *tier_out = tier;
     return FG_OK;
 }
@@ -438,4 +449,140 @@ void fg_tier_check(const fg_tier *tier)
     fg_list_check(&tier->free, tier->links, tier->stats.total, is_free, tier);
     fg_list_check(&tier->idle, tier->links, tier->stats.total, is_idle, tier);
     fg_index_check(&tier->index);
+}
+
+/* ---- the state ----
+ *
+ * The head; the free list and the list of idle slots, each from its head, padded to a multiple of 8; key and
+ * parent of each idle slot, in the order of that list. At rest all stored slots are idle. */
+
+typedef struct state_head {
+    uint32_t total, stored;
+    uint64_t stores, hits, evictions, damaged;
+} state_head;
+
+typedef struct state_row {
+    fg_digest128 key, parent;
+} state_row;
+
+_Static_assert(sizeof(state_head) == 40 && sizeof(state_row) == 32, "no padding");
+
+static size_t lists_bytes(const fg_tier *tier)
+{
+    return fg_state_round((size_t)tier->stats.total * sizeof(uint32_t));
+}
+
+static size_t state_bytes(const fg_tier *tier, uint32_t stored)
+{
+    return sizeof(state_head) + lists_bytes(tier) + stored * sizeof(state_row);
+}
+
+size_t fg_tier_state_bytes(const fg_tier *tier)
+{
+    return state_bytes(tier, tier->stats.stored);
+}
+
+void fg_tier_state_get(const fg_tier *tier, void *state_out)
+{
+    const fg_tier_stats *stats = &tier->stats;
+    FG_ASSERT(tier->free.count + tier->idle.count == stats->total,
+              "the tier is not at rest: %u free and %u idle of %u", tier->free.count,
+              tier->idle.count, stats->total);
+    state_head head = {
+        .total = stats->total,
+        .stored = stats->stored,
+        .stores = stats->stores,
+        .hits = stats->hits,
+        .evictions = stats->evictions,
+        .damaged = stats->damaged,
+    };
+    uint8_t *lists = fg_state_put(state_out, &head, sizeof head);
+    uint8_t *rows = lists + lists_bytes(tier);
+    uint8_t *at = fg_state_put_list(lists, &tier->free, tier->links);
+    at = fg_state_put_list(at, &tier->idle, tier->links);
+    memset(at, 0, (size_t)(rows - at));
+    for (uint32_t id = tier->idle.head; id != FG_LIST_END; id = tier->links[id].next) {
+        state_row row = { tier->index.nodes[id].key, tier->slots[id].parent };
+        rows = fg_state_put(rows, &row, sizeof row);
+    }
+}
+
+/* Every store made a slot that is stored still or was given up, maybe by an eviction. */
+static bool head_makes_sense(const state_head *head, uint32_t total)
+{
+    return head->total == total && head->stored <= total && head->stored <= head->stores &&
+           head->evictions <= head->stores - head->stored;
+}
+
+/* While a state is read, SWAPPED stands for "not named yet". */
+static bool read_slot(fg_tier *tier, uint32_t id, slot_state state)
+{
+    if (id >= tier->stats.total || tier->slots[id].state != SWAPPED) {
+        return false;
+    }
+    tier->slots[id] = (slot){ .state = state, .has_digest = state == STORED };
+    fg_list_push_tail(state == STORED ? &tier->idle : &tier->free, tier->links, id);
+    return true;
+}
+
+static bool read_lists(fg_tier *tier, const uint8_t *at, uint32_t stored)
+{
+    const uint8_t *end = at + lists_bytes(tier);
+    for (uint32_t i = 0; i < tier->stats.total; i++) {
+        uint32_t id;
+        at = fg_state_get_u32(at, &id);
+        if (!read_slot(tier, id, i < tier->stats.total - stored ? FREE : STORED)) {
+            return false;
+        }
+    }
+    return fg_state_is_zero(at, end);
+}
+
+/* False: a key comes twice. */
+static bool read_rows(fg_tier *tier, const uint8_t *at)
+{
+    for (uint32_t id = tier->idle.head; id != FG_LIST_END; id = tier->links[id].next) {
+        state_row row;
+        at = fg_state_get(at, &row, sizeof row);
+        if (fg_index_find(&tier->index, row.key) != FG_INDEX_NONE) {
+            return false;
+        }
+        fg_index_link(&tier->index, id, row.key);
+        tier->slots[id].parent = row.parent;
+        memset(tokens_of(tier, id), 0, tier->options.block_size * sizeof *tier->tokens);
+    }
+    return true;
+}
+
+bool fg_tier_state_set(fg_tier *tier, const void *state, size_t size_bytes)
+{
+    uint32_t total = tier->stats.total;
+    FG_ASSERT(tier->stats.free == total, "the tier is not fresh");
+    state_head head;
+    if (size_bytes < sizeof head) {
+        return false;
+    }
+    const uint8_t *lists = fg_state_get(state, &head, sizeof head);
+    if (!head_makes_sense(&head, total) || size_bytes != state_bytes(tier, head.stored)) {
+        return false;
+    }
+    fg_list_init(&tier->free);
+    fg_list_init(&tier->idle);
+    for (uint32_t id = 0; id < total; id++) {
+        tier->slots[id].state = SWAPPED;
+    }
+    if (!read_lists(tier, lists, head.stored) || !read_rows(tier, lists + lists_bytes(tier))) {
+        make_fresh(tier);
+        return false;
+    }
+    tier->stats = (fg_tier_stats){
+        .total = total,
+        .free = total - head.stored,
+        .stored = head.stored,
+        .stores = head.stores,
+        .hits = head.hits,
+        .evictions = head.evictions,
+        .damaged = head.damaged,
+    };
+    return true;
 }

@@ -77,4 +77,16 @@ void fg_tier_stats_get(const fg_tier *tier, fg_tier_stats *stats_out);
 /* Full recount; aborts on a difference. */
 void fg_tier_check(const fg_tier *tier);
 
+/* The tier at rest, as bytes: nothing is swapped, filling or locked. Equal tiers give equal bytes; the size
+ * is a multiple of 8 and goes with the stored slots. */
+size_t fg_tier_state_bytes(const fg_tier *tier);
+/* The order in which slots are given out and up, key and parent of the stored ones, and the stats, into
+ * fg_tier_state_bytes bytes, each of which is written. Neither tokens nor content are among them, nor a
+ * digest of the content, against which somebody could try guesses. */
+void fg_tier_state_get(const fg_tier *tier, void *state_out);
+/* Takes a state over that may come from anybody, in a tier that is as open made it. The tokens of all stored
+ * slots and the digests of their bytes are zero then, and nobody is told. False: it is not the state of a
+ * tier with this many slots, and this one is as it was. Allocates nothing. */
+bool fg_tier_state_set(fg_tier *tier, const void *state, size_t size_bytes);
+
 #endif
