@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/pulse.h"
+#include "cli/recorder.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
@@ -267,40 +268,20 @@ static uint32_t weight_of(void *ctx, uint64_t tenant)
 static fg_status open_flight(fg_host_router *router, const fg_serve_config *config,
                              const fg_dispatch_options *options, fg_error *err)
 {
-    if (config->flight_recorder_mb == 0) {
-        return FG_OK;
-    }
     fg_buf preface;
     fg_buf_init(&preface, 0);
-    fg_status status = FG_OK;
-    if (!fg_record_put_options(options, &preface)) {
-        status = fg_fail(err, FG_AGAIN, "no room for the options in the flight record");
-    } else {
-        fg_flight_options flight = { .bytes = (size_t)config->flight_recorder_mb << 20,
-                                     .shape = fg_record_shape(),
-                                     .process = config->name,
-                                     .directory = config->flight_dir,
-                                     .preface = preface.data,
-                                     .preface_bytes = preface.size };
-        status = fg_flight_create(&flight, &router->flight, err);
+    fg_status status = fg_fail(err, FG_AGAIN, "no room for the options in the flight record");
+    if (fg_record_put_options(options, &preface)) {
+        status = fg_recorder_open(config, config->name, fg_record_shape(), preface.data,
+                                  preface.size, &router->flight, err);
     }
     fg_buf_deinit(&preface);
-    if (status == FG_OK) {
-        fg_flight_on_crash(router->flight);
-    }
     return status;
 }
 
 void fg_host_router_write_flight(fg_host_router *router)
 {
-    if (router->flight == NULL) {
-        fg_info("router", "event=user_signal ignored=yes why=\"--flight-recorder-mb 0\"");
-    } else if (fg_flight_write(router->flight, 0)) {
-        fg_info("router", "event=flight_written file=\"%s\"", fg_flight_path(router->flight));
-    } else {
-        fg_err("router", "event=flight_not_written file=\"%s\" why=\"%s\"",
-               fg_flight_path(router->flight), strerror(errno));
-    }
+    fg_recorder_write(router->flight, "router");
 }
 
 static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *config,
@@ -460,10 +441,7 @@ void fg_host_router_close(fg_host_router *router)
         fg_bus_close(router->bus);
     }
     fg_dispatch_destroy(router->dispatch);
-    if (router->flight != NULL) {
-        fg_flight_on_crash(NULL);
-        fg_flight_destroy(router->flight);
-    }
+    fg_recorder_close(router->flight);
     fg_mem_free(router);
 }
 

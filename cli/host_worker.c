@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/pulse.h"
+#include "cli/recorder.h"
 #include "common/base/core_share.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
@@ -15,6 +16,7 @@
 #include "common/engine/engine.h"
 #include "common/link/link.h"
 #include "common/worker/worker.h"
+#include "common/worker/worker_records.h"
 #include "decode-worker/decode.h"
 #include "prefill-worker/prefill.h"
 
@@ -121,6 +123,7 @@ struct fg_host_worker {
     fg_worker_stats counted;
     fg_clock clock;
     fg_spans *spans;
+    fg_flight *flight;     /* NULL: nothing is kept */
     uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
 };
 
@@ -563,6 +566,19 @@ static fg_status calibrate(fg_host_worker *host, fg_worker_options *worker, fg_e
     return FG_OK;
 }
 
+/* Beside a router in one process it is another part of it, with a file of its own. */
+static fg_status open_flight(fg_host_worker *host, const fg_serve_config *config,
+                             fg_worker_options *options, fg_error *err)
+{
+    char process[FG_FLIGHT_PROCESS_BYTES];
+    snprintf(process, sizeof process, host->hub != NULL ? "%s-worker" : "%s", host->name);
+    fg_work_options preface = fg_work_put_options(options);
+    fg_status status = fg_recorder_open(config, process, fg_work_shape(), &preface, sizeof preface,
+                                        &host->flight, err);
+    options->flight = host->flight;
+    return status;
+}
+
 static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, const fg_host_worker_place *place,
                              uint64_t epoch, fg_error *err)
@@ -594,6 +610,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .reconnect = reconnect,
                                   .ctx = host };
     fg_status status = calibrate(host, &options, err);
+    status = status != FG_OK ? status : open_flight(host, config, &options, err);
     status = status != FG_OK ? status : fg_worker_create(&options, &host->worker, err);
     if (status == FG_OK) {
         host->link_events = fg_worker_link_events(host->worker);
@@ -669,6 +686,7 @@ void fg_host_worker_close(fg_host_worker *host)
         fg_mem_unmap(host->arena, host->arena_bytes);
     }
     fg_worker_destroy(host->worker);
+    fg_recorder_close(host->flight);
     fg_tier_close(host->tier);
     fg_mem_free(host);
 }
@@ -681,6 +699,16 @@ void fg_host_worker_drain(fg_host_worker *host)
 void fg_host_worker_abort(fg_host_worker *host)
 {
     fg_worker_abort_all(host->worker, "the worker is shutting down");
+}
+
+void fg_host_worker_write_flight(fg_host_worker *host)
+{
+    fg_recorder_write(host->flight, "worker");
+}
+
+const fg_flight *fg_host_worker_flight(const fg_host_worker *host)
+{
+    return host->flight;
 }
 
 bool fg_host_worker_idle(const fg_host_worker *host)

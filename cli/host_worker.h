@@ -10,6 +10,7 @@
 #include "common/net/bus.h"
 #include "common/net/keys.h"
 #include "common/net/loop.h"
+#include "common/obs/flight.h"
 #include "common/obs/metrics.h"
 #include "common/obs/spans.h"
 #include "common/obs/trace.h"
@@ -36,6 +37,10 @@ void fg_host_worker_close(fg_host_worker *worker);
 void fg_host_worker_drain(fg_host_worker *worker);
 /* Every sequence that still runs ends with an error, which the router is told. */
 void fg_host_worker_abort(fg_host_worker *worker);
+/* SIGUSR2: writes the flight record. */
+void fg_host_worker_write_flight(fg_host_worker *worker);
+/* NULL: none is kept. */
+const fg_flight *fg_host_worker_flight(const fg_host_worker *worker);
 bool fg_host_worker_idle(const fg_host_worker *worker);
 bool fg_host_worker_joined(const fg_host_worker *worker);
 uint32_t fg_host_worker_blocks(const fg_host_worker *worker);

@@ -201,6 +201,27 @@ static const char *mode_name(int mode)
 
 /* ---- status pages of a worker ---- */
 
+static void reply_flight(const serve *s, fg_http_exchange *exchange)
+{
+    static const char none[] =
+        "{\"error\":{\"message\":\"this process keeps no flight record: see "
+        "--flight-recorder-mb\",\"type\":\"invalid_request_error\",\"param\":"
+        "null,\"code\":\"not_found\"}}";
+    const fg_flight *flight = fg_host_worker_flight(s->worker);
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    if (flight == NULL) {
+        fg_http_reply(exchange, 404, "application/json", none, sizeof none - 1);
+    } else if (fg_flight_render(flight, &out)) {
+        fg_http_add_header(exchange, "content-disposition",
+                           "attachment; filename=\"forge-flight.bin\"");
+        fg_http_reply(exchange, 200, "application/octet-stream", out.data, out.size);
+    } else {
+        fg_http_reply(exchange, 503, "application/json", "{}", 2);
+    }
+    fg_buf_deinit(&out);
+}
+
 static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
 {
     serve *s = ctx;
@@ -222,6 +243,8 @@ static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_ht
         fg_http_reply(exchange, ok ? 200 : 503, "application/json", ok ? out.data : "{}",
                       ok ? out.size : 2);
         fg_buf_deinit(&out);
+    } else if (strcmp(request->path, "/debug/flight") == 0) {
+        reply_flight(s, exchange);
     } else if (strcmp(request->path, "/metrics") == 0) {
         fg_buf out;
         fg_buf_init(&out, 1024 * 1024);
@@ -232,7 +255,8 @@ static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_ht
     } else {
         static const char text[] =
             "{\"error\":{\"message\":\"not found: try /live, /health, "
-            "/metrics or /debug/trace\",\"type\":\"invalid_request_error\",\"param\":null,"
+            "/metrics, /debug/trace or "
+            "/debug/flight\",\"type\":\"invalid_request_error\",\"param\":null,"
             "\"code\":\"not_found\"}}";
         fg_http_reply(exchange, 404, "application/json", text, sizeof text - 1);
     }
@@ -373,8 +397,9 @@ static void on_user(void *ctx)
     serve *s = ctx;
     if (s->router != NULL) {
         fg_host_router_write_flight(s->router);
-    } else {
-        fg_info("serve", "event=user_signal ignored=yes why=\"a worker keeps no flight record\"");
+    }
+    if (s->worker != NULL) {
+        fg_host_worker_write_flight(s->worker);
     }
 }
 

@@ -130,8 +130,8 @@ const fg_conf_spec fg_sim_spec = {
         "  forge sim --seed 46               one world, the same each time, and its history\n"
         "  forge sim --trace FILE ...        plans capacity by replaying a trace; see\n"
         "                                    forge sim --trace --help\n"
-        "  forge sim --replay FILE           runs again what the flight recorder of a router\n"
-        "                                    kept; see forge sim --replay --help\n\n"
+        "  forge sim --replay FILE           runs again what the flight recorder of a router or\n"
+        "                                    worker kept; see forge sim --replay --help\n\n"
         "Exit code 0: every rule held; 1: one was broken, and the command that shows it is\n"
         "printed; 2: bad flags. docs/SIMULATOR.md says what can happen in a world.",
     .options = options,

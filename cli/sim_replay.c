@@ -14,7 +14,6 @@
 #include "cli/sim.h"
 #include "common/base/log.h"
 #include "common/conf/options.h"
-#include "router/flight_records.h"
 #include "tests/sim/replay.h"
 
 #define FILE_BYTES_MAX ((size_t)5 << 30) /* beyond the largest --flight-recorder-mb */
@@ -30,7 +29,8 @@ static const fg_option options[] = {
       .group = "Replay",
       .value_name = "FILE",
       .offset = offsetof(replay_config, replay),
-      .help = "A flight record of a router: forge-flight-NAME-PID.bin, or what GET /debug/flight "
+      .help = "A flight record of a router or worker: forge-flight-NAME-PID.bin, or what GET "
+              "/debug/flight "
               "returned." },
     { .name = "quiet",
       .type = FG_OPTION_BOOL,
@@ -43,9 +43,9 @@ static const fg_option options[] = {
 static const fg_conf_spec spec = {
     .command = "forge sim",
     .intro =
-        "Runs a router's flight record again: the calls that its dispatcher got, at the times of\n"
-        "then, on the dispatcher of this program. What that does must be what was done then.\n\n"
-        "  kill -USR2 PID                    the router writes its record\n"
+        "Runs a flight record again: the calls that a router's dispatcher or a worker got, at the\n"
+        "times of then, on the code of this program. What that does must be what was done then.\n\n"
+        "  kill -USR2 PID                    a router or worker writes its record\n"
         "  forge sim --replay forge-flight-router-PID.bin\n\n"
         "Exit code 0: the same; 1: the first difference is printed, or it crashed again; 2: bad\n"
         "flags, or a file that cannot be run. docs/SIMULATOR.md says what is in a record.",
@@ -97,34 +97,36 @@ static int run(const replay_config *config, const fg_flight_file *file,
     return 0;
 }
 
-static void print_place(const fg_replay_progress *progress)
+static void print_place(const fg_flight_file *file, const fg_replay_progress *progress)
 {
     printf("in call %" PRIu64 " (%s), after %" PRIu64 " records, at %.6f s", progress->calls,
-           fg_record_name(progress->kind), progress->records,
+           fg_replay_name(file, progress->kind), progress->records,
            (double)(progress->now_ns - progress->began_ns) / 1e9);
 }
 
 /* The child ended by a signal. */
-static int judge_crash(const fg_flight_header *then, const fg_replay_progress *progress, int number)
+static int judge_crash(const fg_flight_file *file, const fg_replay_progress *progress, int number)
 {
+    const fg_flight_header *then = file->header;
     bool as_then = then->signal == (uint32_t)number && then->inside != 0 && progress->last;
     printf("crashed by signal %d ", number);
-    print_place(progress);
+    print_place(file, progress);
     printf(as_then ? ": as the process did then\n" : ": then it did not\n");
     return 1;
 }
 
-static int judge(const fg_flight_header *then, const fg_replay_progress *progress)
+static int judge(const fg_flight_file *file, const fg_replay_progress *progress)
 {
+    const fg_flight_header *then = file->header;
     if (progress->differs) {
         printf("different ");
-        print_place(progress);
+        print_place(file, progress);
         printf(": %s\n", progress->text);
         return 1;
     }
     if (then->signal != 0 && then->inside != 0) {
         printf("different ");
-        print_place(progress);
+        print_place(file, progress);
         printf(": then the process ended by signal %u; now the call returned\n", then->signal);
         return 1;
     }
@@ -133,8 +135,8 @@ static int judge(const fg_flight_header *then, const fg_replay_progress *progres
            progress->calls, (double)(progress->now_ns - progress->began_ns) / 1e9, progress->starts,
            progress->sent, progress->records);
     if (then->signal != 0) {
-        printf("the process ended by signal %u, but not while its dispatcher was at work\n",
-               then->signal);
+        printf("the process ended by signal %u, but not while its %s was at work\n", then->signal,
+               fg_replay_is_worker(file) ? "worker" : "dispatcher");
     }
     return 0;
 }
@@ -160,9 +162,9 @@ static int in_child(const replay_config *config, const fg_flight_file *file)
         return 2;
     }
     if (WIFSIGNALED(ended)) {
-        return judge_crash(file->header, progress, WTERMSIG(ended));
+        return judge_crash(file, progress, WTERMSIG(ended));
     }
-    return WEXITSTATUS(ended) != 0 ? WEXITSTATUS(ended) : judge(file->header, progress);
+    return WEXITSTATUS(ended) != 0 ? WEXITSTATUS(ended) : judge(file, progress);
 }
 
 static fg_status open_record(const replay_config *config, mapped *bytes, fg_flight_file *file,
@@ -170,18 +172,19 @@ static fg_status open_record(const replay_config *config, mapped *bytes, fg_flig
 {
     fg_error why;
     if (config->replay == NULL || config->replay[0] == '\0') {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "--replay wants a file: `kill -USR2 PID` makes a router write one");
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "--replay wants a file: `kill -USR2 PID` makes a router or worker write one");
     }
     fg_status status = map_file(config->replay, bytes, err);
     if (status != FG_OK) {
         return status;
     }
-    status = fg_flight_parse(bytes->bytes, bytes->size, fg_record_shape(), file, &why);
+    status = fg_replay_parse(bytes->bytes, bytes->size, file, &why);
     if (status == FG_OK && !file->can_run) {
         status = fg_fail(&why, FG_BAD_INPUT,
-                         "its beginning was overwritten while requests ran all the time: give the "
-                         "router more --flight-recorder-mb");
+                         "its beginning was overwritten while requests ran all the time: give "
+                         "it more --flight-recorder-mb");
     }
     return status == FG_OK ? FG_OK
                            : fg_fail(err, status, "--replay %s: %s", config->replay, why.text);

@@ -65,8 +65,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
     fg_error err;
     status = FG_PEER_LOST;
     if (peer != FG_LINK_PEER_NONE) {
-        status = fg_link_expect(fg_worker_link(worker), peer, seq->ticket,
-                                seq->table.blocks + seq->ticket_first, seq->ticket_blocks, &err);
+        status = fg_worker_link_expect(worker, seq, &err);
     }
     if (status != FG_OK) {
         /* Not a matter of waiting when the link to the writer is gone: another try may go elsewhere,
@@ -105,8 +104,7 @@ static void decode_on_commit(fg_worker *worker, fg_seq *seq, const fg_link_commi
 
 static void decode_on_checked(fg_worker *worker, fg_seq *seq)
 {
-    fg_status status =
-        fg_link_answer(fg_worker_link(worker), seq->ticket, seq->bad, seq->bad_count);
+    fg_status status = fg_worker_link_answer(worker, seq);
     if (status != FG_OK) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "the prefill worker was lost");
         return;

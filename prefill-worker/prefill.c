@@ -9,12 +9,6 @@ enum {
     RETRIES_MAX = 3,
 };
 
-/* The blocks that the ticket names: the receiver has those before them. */
-static const uint32_t *ticket_blocks(const fg_seq *seq)
-{
-    return seq->table.blocks + seq->ticket_first;
-}
-
 static void fail(fg_worker *worker, fg_seq *seq, const char *why)
 {
     fg_worker_end(worker, seq, FG_FINISH_ERROR, why);
@@ -35,8 +29,7 @@ static bool push_bad(fg_worker *worker, fg_seq *seq)
 {
     while (seq->bad_count > 0) {
         uint32_t index = seq->bad[seq->bad_count - 1];
-        fg_status status = fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, index,
-                                        ticket_blocks(seq) + index, seq->target_blocks + index, 1);
+        fg_status status = fg_worker_link_push(worker, seq, index, 1);
         if (status == FG_AGAIN) {
             return false;
         }
@@ -57,9 +50,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
     while (seq->pushed < seq->digested) {
         uint32_t count = seq->digested - seq->pushed;
         count = count < PUSH_BLOCKS_MAX ? count : PUSH_BLOCKS_MAX;
-        fg_status status =
-            fg_link_push(fg_worker_link(worker), seq->peer, seq->ticket, seq->pushed,
-                         ticket_blocks(seq) + seq->pushed, seq->target_blocks + seq->pushed, count);
+        fg_status status = fg_worker_link_push(worker, seq, seq->pushed, count);
         if (status == FG_AGAIN) {
             return; /* the next tick tries again */
         }
@@ -73,12 +64,7 @@ static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
         !push_bad(worker, seq)) {
         return;
     }
-    fg_link_commit commit = { .ticket = seq->ticket,
-                              .block_count = seq->ticket_blocks,
-                              .digests = seq->digests,
-                              .first_token = seq->first_token,
-                              .first_digest = seq->first_digest };
-    fg_status status = fg_link_commit_ticket(fg_worker_link(worker), seq->peer, &commit);
+    fg_status status = fg_worker_link_commit(worker, seq);
     if (status == FG_OK) {
         seq->committed = true;
     } else if (status != FG_AGAIN) {
@@ -103,7 +89,7 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
         msg.pushed.blocks = seq->ticket_blocks;
         msg.pushed.bytes =
             (uint64_t)seq->ticket_blocks * fg_worker_config(worker)->layout.block_bytes;
-        msg.pushed.transport = fg_link_transport(fg_worker_link(worker), seq->peer);
+        msg.pushed.transport = fg_worker_link_transport(worker, seq->peer);
         msg.pushed.exposed_ns = fg_worker_now_ns(worker) - seq->computed_ns;
         msg.pushed.retries = seq->retries;
         if (seq->retries == 0) {

@@ -33,7 +33,7 @@ static fg_record_peer a_call(const fg_dispatch *dispatch, uint32_t peer)
 
 static void note_call(fg_dispatch *dispatch, fg_record_kind kind)
 {
-    fg_record_call call = fg_dispatch_call(dispatch);
+    fg_flight_call call = fg_dispatch_call(dispatch);
     fg_flight_note(dispatch->options.flight, kind, &call, sizeof call);
 }
 

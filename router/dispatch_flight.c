@@ -9,9 +9,9 @@
 
 enum { SECRET_MIN = 8 };
 
-fg_record_call fg_dispatch_call(const fg_dispatch *dispatch)
+fg_flight_call fg_dispatch_call(const fg_dispatch *dispatch)
 {
-    return (fg_record_call){ .now_ns = dispatch->entered_ns,
+    return (fg_flight_call){ .now_ns = dispatch->entered_ns,
                              .depth = dispatch->depth - 1,
                              .sunken = dispatch->sunken };
 }

@@ -200,7 +200,7 @@ fg_status fg_dispatch_do_set_role(fg_dispatch *dispatch, const char *name, uint3
 uint32_t fg_dispatch_do_clear(fg_dispatch *dispatch);
 
 /* dispatch_flight.c */
-fg_record_call fg_dispatch_call(const fg_dispatch *dispatch);
+fg_flight_call fg_dispatch_call(const fg_dispatch *dispatch);
 void fg_dispatch_note_text(fg_dispatch *dispatch, fg_record_kind kind, const fg_record_peer *head,
                            const char *text);
 typedef struct fg_dispatch_frame {

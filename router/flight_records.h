@@ -31,35 +31,28 @@ typedef enum fg_record_kind {
     FG_RECORD_ABORT,
     FG_RECORD_CALLS, /* how many numbers calls take */
     /* What the dispatcher knew when a part of the record begins. */
-    FG_RECORD_REST = 32,
+    FG_RECORD_REST = FG_FLIGHT_KNOWN,
     FG_RECORD_IDENTITY,
     FG_RECORD_MEMBER,
     FG_RECORD_DEBT, /* fg_queue_debt */
     /* What it was told. */
-    FG_RECORD_KEYS = 48, /* uint64_t each */
-    FG_RECORD_SPAN,      /* a drawn number */
-    FG_RECORD_HITS,      /* fg_residency_hit each; each time that the residency tree is asked */
-    FG_RECORD_HEAT,      /* uint64_t; likewise */
-    FG_RECORD_NEWS,      /* uint64_t, an fg_status; absent: FG_OK. Once in a call at most */
-    FG_RECORD_LOST,      /* uint64_t; absent: no. Likewise */
+    FG_RECORD_KEYS = FG_FLIGHT_TOLD, /* uint64_t each */
+    FG_RECORD_SPAN,                  /* a drawn number */
+    FG_RECORD_HITS, /* fg_residency_hit each; each time that the residency tree is asked */
+    FG_RECORD_HEAT, /* uint64_t; likewise */
+    FG_RECORD_NEWS, /* uint64_t, an fg_status; absent: FG_OK. Once in a call at most */
+    FG_RECORD_LOST, /* uint64_t; absent: no. Likewise */
     /* What it did. */
-    FG_RECORD_SENT = 64,
+    FG_RECORD_SENT = FG_FLIGHT_DID,
     FG_RECORD_DROPPED,
     FG_RECORD_ENDED,
     FG_RECORD_ANSWERED, /* what start and cancel gave back */
 } fg_record_kind;
 
-/* The beginning of each call. */
-typedef struct fg_record_call {
-    uint64_t now_ns;
-    uint32_t depth;  /* 0: from outside; else from inside a sink */
-    uint32_t sunken; /* sink calls of the outermost call before it */
-} fg_record_call;
-
 /* UP (the identity follows, with its NUL), FRAME (the bytes follow), DOWN, BAD_FRAME, CANCEL, ROLE (the name
  * follows, with its NUL). */
 typedef struct fg_record_peer {
-    fg_record_call call;
+    fg_flight_call call;
     uint64_t id;     /* CANCEL: of the request */
     uint32_t peer;   /* ROLE: the roles; CANCEL: the reason */
     uint32_t unread; /* BAD_FRAME: 1 when it could not be read */
@@ -71,24 +64,24 @@ typedef struct fg_record_token {
 } fg_record_token;
 
 typedef struct fg_record_tokens { /* fg_record_token each follow */
-    fg_record_call call;
+    fg_flight_call call;
     uint32_t peer, count;
 } fg_record_tokens;
 
 typedef struct fg_record_first {
-    fg_record_call call;
+    fg_flight_call call;
     uint64_t request, queue_ns, compute_ns, share_ns;
     uint32_t attempt, peer, cached_tokens, chunks;
 } fg_record_first;
 
 typedef struct fg_record_ticket { /* block ids follow, uint32_t each */
-    fg_record_call call;
+    fg_flight_call call;
     uint64_t request;
     uint32_t attempt, peer, granted, local, first_block, block_count;
 } fg_record_ticket;
 
 typedef struct fg_record_start {
-    fg_record_call call;
+    fg_flight_call call;
     fg_wire_params params;
     fg_admit_slo slo;
     uint64_t tenant, deadline_ns;

@@ -633,20 +633,20 @@ static const fg_option options[] = {
       .default_text = "16",
       .max = 4096,
       .group = other,
-      .roles = door_roles,
       AT(flight_recorder_mb),
-      .help =
-          "Memory for what the router was told lately, for `forge sim --replay`: no prompts, no "
-          "answers, no keys. Written into --flight-dir after a crash and on SIGUSR2; GET "
-          "/debug/flight returns it. 0: nothing is kept." },
+      .help = "Memory for what a router or worker was told lately, for `forge sim --replay`: no "
+              "prompts, "
+              "no answers, no keys. Written into --flight-dir after a crash and on SIGUSR2; GET "
+              "/debug/flight returns it. 0: nothing is kept." },
     { .name = "flight-dir",
       .type = FG_OPTION_STRING,
       .default_text = ".",
       .group = other,
       .value_name = "DIR",
-      .roles = door_roles,
       AT(flight_dir),
-      .help = "Where forge-flight-NAME-PID.bin is written, readable by its owner only." },
+      .help =
+          "Where forge-flight-NAME-PID.bin is written, readable by its owner only; a standalone "
+          "server's worker has forge-flight-NAME-worker-PID.bin." },
     { .name = "log-level",
       .type = FG_OPTION_CHOICE,
       .default_text = "info",

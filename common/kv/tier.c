@@ -383,11 +383,17 @@ void fg_tier_unlock(fg_tier *tier, uint32_t id)
     }
 }
 
-bool fg_tier_verify(fg_tier *tier, uint32_t id, uint64_t digest)
+bool fg_tier_matches(const fg_tier *tier, uint32_t id, uint64_t digest)
 {
     const slot *s = slot_at(tier, id);
     FG_ASSERT(s->has_digest, "slot %u was never filled", id);
-    if (s->digest == digest) {
+    return s->digest == digest;
+}
+
+bool fg_tier_verify(fg_tier *tier, uint32_t id, uint64_t digest)
+{
+    const slot *s = slot_at(tier, id);
+    if (fg_tier_matches(tier, id, digest)) {
         return true;
     }
     tier->stats.damaged++;

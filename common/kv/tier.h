@@ -63,7 +63,9 @@ uint32_t fg_tier_find(fg_tier *tier, fg_digest128 parent, fg_digest128 key, cons
  * given, found damaged or cleared meanwhile is free at the last unlock. Filling slots come locked. */
 void fg_tier_lock(fg_tier *tier, uint32_t slot);
 void fg_tier_unlock(fg_tier *tier, uint32_t slot);
-/* Whether what came back is what went in. A damaged stored slot is not found any more. */
+/* Whether what went in has this digest. */
+bool fg_tier_matches(const fg_tier *tier, uint32_t slot, uint64_t digest);
+/* Likewise, of what came back. A damaged stored slot is not found any more. */
 bool fg_tier_verify(fg_tier *tier, uint32_t slot, uint64_t digest);
 
 /* Whom to tell when a stored slot comes or goes, fg_tier_clear's excepted; NULL: nobody. */

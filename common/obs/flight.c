@@ -239,16 +239,16 @@ const char *fg_flight_path(const fg_flight *flight)
 
 /* ---- crashes ---- */
 
-static fg_flight *at_crash; /* the handler's */
+static fg_flight *at_crash[FG_FLIGHT_PARTS]; /* the handler's */
 
 static void crashed(int number)
 {
     int saved = errno;
-    fg_flight *flight = at_crash;
-    at_crash = NULL; /* a fault in here ends the process at once */
-    if (flight != NULL) {
-        static const char text[] = "forge: flight record written\n";
-        if (fg_flight_write(flight, (uint32_t)number)) {
+    static const char text[] = "forge: flight record written\n";
+    for (size_t i = 0; i < FG_FLIGHT_PARTS; i++) {
+        fg_flight *flight = at_crash[i];
+        at_crash[i] = NULL; /* a fault in here ends the process at once */
+        if (flight != NULL && fg_flight_write(flight, (uint32_t)number)) {
             write_all(STDERR_FILENO, text, sizeof text - 1);
         }
     }
@@ -256,18 +256,38 @@ static void crashed(int number)
     raise(number); /* SA_RESETHAND: the system's own way */
 }
 
-void fg_flight_on_crash(fg_flight *flight)
+static void handle_crashes(bool here)
 {
     static const int numbers[] = { SIGABRT,
 #ifndef FORGE_SANITIZED
                                    SIGSEGV, SIGBUS, SIGFPE, SIGILL
 #endif
     };
-    at_crash = flight;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        struct sigaction action = { .sa_handler = flight == NULL ? SIG_DFL : crashed,
-                                    .sa_flags = flight == NULL ? 0 : (int)SA_RESETHAND };
+        struct sigaction action = { .sa_handler = here ? crashed : SIG_DFL,
+                                    .sa_flags = here ? (int)SA_RESETHAND : 0 };
         sigemptyset(&action.sa_mask);
         sigaction(numbers[i], &action, NULL);
     }
+}
+
+void fg_flight_on_crash(fg_flight *flight)
+{
+    size_t at = 0;
+    while (at < FG_FLIGHT_PARTS && at_crash[at] != NULL) {
+        at++;
+    }
+    FG_ASSERT(at < FG_FLIGHT_PARTS, "more flight records than a process has parts");
+    at_crash[at] = flight;
+    handle_crashes(true);
+}
+
+void fg_flight_off_crash(const fg_flight *flight)
+{
+    bool any = false;
+    for (size_t i = 0; i < FG_FLIGHT_PARTS; i++) {
+        at_crash[i] = at_crash[i] == flight ? NULL : at_crash[i];
+        any = any || at_crash[i] != NULL;
+    }
+    handle_crashes(any);
 }

@@ -26,7 +26,7 @@
 #define FG_FLIGHT_VERSION 1u
 #define FG_FLIGHT_MAGIC   "FGFLIGHT"
 
-enum { FG_FLIGHT_PROCESS_BYTES = 96, FG_FLIGHT_PREFACE_BYTES = 64 * 1024 };
+enum { FG_FLIGHT_PROCESS_BYTES = 96, FG_FLIGHT_PREFACE_BYTES = 64 * 1024, FG_FLIGHT_PARTS = 2 };
 
 typedef enum fg_flight_chunk_kind {
     FG_FLIGHT_NONE = 0,  /* nothing was kept there yet */
@@ -61,6 +61,17 @@ typedef struct fg_flight_record {
     uint32_t bytes;
     uint32_t kind; /* from 1 on */
 } fg_flight_record;
+
+/* What kinds of records number: calls below FG_FLIGHT_KNOWN, then what the owner knew when a part of the file
+ * begins, what it was told during a call, and what it did. */
+enum { FG_FLIGHT_KNOWN = 32, FG_FLIGHT_TOLD = 48, FG_FLIGHT_DID = 64 };
+
+/* The beginning of each call's record. */
+typedef struct fg_flight_call {
+    uint64_t now_ns;
+    uint32_t depth;  /* 0: from outside; else from inside another call */
+    uint32_t sunken; /* how far that one had come, in the owner's measure */
+} fg_flight_call;
 
 typedef struct fg_flight fg_flight;
 
@@ -102,8 +113,10 @@ bool fg_flight_render(const fg_flight *flight, fg_buf *out);
 bool fg_flight_write(const fg_flight *flight, uint32_t signal);
 const char *fg_flight_path(const fg_flight *flight);
 /* From now on a crash (SIGABRT and, but under sanitizers, SIGSEGV, SIGBUS, SIGFPE, SIGILL) writes this flight
- * before the process ends by the same signal. One per process; NULL takes it back. */
+ * before the process ends by the same signal. FG_FLIGHT_PARTS in a process at most. */
 void fg_flight_on_crash(fg_flight *flight);
+/* Not any more. */
+void fg_flight_off_crash(const fg_flight *flight);
 
 /* ---- in ---- */
 
@@ -131,6 +144,8 @@ void fg_flight_skip(fg_flight *flight);
 const void *fg_flight_told(const fg_flight *flight, uint32_t kind, size_t *bytes_out);
 /* What the process knew is in the file only as far as it was asked for. */
 bool fg_flight_is_partial(const fg_flight *flight);
+/* It was made from a file. */
+bool fg_flight_checks(const fg_flight *flight);
 
 typedef struct fg_flight_difference {
     bool found, beyond;             /* beyond: no record was left to compare with */

@@ -175,6 +175,11 @@ bool fg_flight_is_partial(const fg_flight *flight)
     return flight != NULL && flight->partial;
 }
 
+bool fg_flight_checks(const fg_flight *flight)
+{
+    return flight != NULL && flight->checks;
+}
+
 void *fg_flight_check_open(fg_flight *flight, uint32_t kind, size_t bytes)
 {
     if (flight->difference.found) {

@@ -66,7 +66,8 @@ typedef struct fg_seq {
     fg_digest128 root;
     fg_digest128 *keys;
     uint32_t key_count, key_max;
-    uint32_t published; /* leading blocks that are published, or adopted as such */
+    uint64_t prompt_name; /* equal prompts have the same; 0: nobody asked for it */
+    uint32_t published;   /* leading blocks that are published, or adopted as such */
     uint32_t expected_from, expected_until; /* keys that others may wait for */
     bool prefix_pinned;                     /* as it asked for, once */
     bool deferred;                          /* has waited for somebody else's prefix */

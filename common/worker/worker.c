@@ -6,6 +6,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/rng.h"
 
 enum {
     LOAD_COALESCE_NS = 20 * 1000 * 1000,
@@ -51,8 +52,14 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
     worker->epoch = options->epoch;
     worker->roles = options->roles;
     worker->load_period_ns = LOAD_PERIOD_NS;
-    worker->next_ticket = fg_hash64(worker->name, strlen(worker->name), options->epoch);
+    if (!fg_flight_checks(
+            options->flight)) { /* there tickets are counted from 1, as they are kept */
+        worker->first_ticket = fg_hash64(worker->name, strlen(worker->name), options->epoch);
+    }
+    worker->next_ticket = worker->first_ticket;
+    worker->disguise = options->flight != NULL ? fg_rng_entropy() : 0;
     fg_buf_init(&worker->out, FG_LIMIT_FRAME_BYTES);
+    fg_buf_init(&worker->plain, FG_LIMIT_FRAME_BYTES);
     status = fg_pool_create(options->block_count, &worker->pool, err);
     if (status == FG_OK) {
         worker->by_request = fg_map_create(FG_LIMIT_LIVE_REQUESTS);
@@ -101,6 +108,7 @@ void fg_worker_destroy(fg_worker *worker)
     fg_arena_destroy(worker->inbox);
     fg_mem_free(worker->peers);
     fg_buf_deinit(&worker->out);
+    fg_buf_deinit(&worker->plain);
     if (worker->options.tier != NULL) {
         fg_tier_watch(worker->options.tier, NULL, NULL);
     }
@@ -117,19 +125,9 @@ fg_pool *fg_worker_pool(fg_worker *worker)
     return worker->pool;
 }
 
-fg_link *fg_worker_link(fg_worker *worker)
-{
-    return worker->options.link;
-}
-
 const fg_worker_options *fg_worker_config(const fg_worker *worker)
 {
     return &worker->options;
-}
-
-uint64_t fg_worker_now_ns(const fg_worker *worker)
-{
-    return fg_clock_now_ns(&worker->options.clock);
 }
 
 bool fg_worker_joined(const fg_worker *worker)
@@ -210,6 +208,7 @@ void fg_worker_send(fg_worker *worker, const fg_msg *msg)
     fg_status status = FG_AGAIN; /* no memory to encode it in, or thousands of frames unread */
     if (fg_wire_encode(msg, &worker->out)) {
         status = worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
+        fg_worker_note_sent(worker, msg, status);
     }
     if (status == FG_AGAIN) {
         worker->stalled = true;
@@ -228,7 +227,7 @@ static void send_hello(fg_worker *worker)
     const fg_worker_options *options = &worker->options;
     fg_buf record;
     fg_buf_init(&record, 64 * 1024);
-    if (options->link != NULL && !fg_link_describe(options->link, &record)) {
+    if (fg_worker_has_link(worker) && !fg_worker_link_describe(worker, &record)) {
         /* Out of memory. A member that nobody can push to would wait for introductions for ever. */
         fg_err("worker", "event=no_link_record");
         worker->stalled = true;
@@ -240,7 +239,7 @@ static void send_hello(fg_worker *worker)
         .protocol = FG_PROTOCOL_VERSION,
         .self = { .name = worker->name, .epoch = worker->epoch },
         .roles = worker->roles,
-        .able = options->link != NULL ? FG_ROLE_PREFILL | FG_ROLE_DECODE : options->roles,
+        .able = fg_worker_has_link(worker) ? FG_ROLE_PREFILL | FG_ROLE_DECODE : options->roles,
         .speed = options->speed,
         .pid = options->pid,
         .fingerprint_low = options->fingerprint.low,
@@ -301,7 +300,7 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     if (msg->prefill.has_ticket) {
         peer = fg_worker_find_peer(worker, msg->prefill.target.name, msg->prefill.target.epoch);
         uint64_t blocks = (uint64_t)msg->prefill.first_block + msg->prefill.block_count;
-        if (worker->options.prefill == NULL || worker->options.link == NULL ||
+        if (worker->options.prefill == NULL || !fg_worker_has_link(worker) ||
             peer == FG_LINK_PEER_NONE || msg->prefill.block_count == 0 ||
             blocks !=
                 fg_kv_blocks_for(msg->prefill.token_count, worker->options.layout.block_size)) {
@@ -336,12 +335,12 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
         return;
     }
     /* While the prompt is computed, so that its first push does not wait for a connection. */
-    fg_link_prepare(worker->options.link, peer, seq->target_blocks, seq->ticket_blocks);
+    fg_worker_link_prepare(worker, seq);
 }
 
 static void on_peer(fg_worker *worker, const fg_msg *msg)
 {
-    if (worker->options.link == NULL ||
+    if (!fg_worker_has_link(worker) ||
         fg_worker_find_peer(worker, msg->peer.peer.name, msg->peer.peer.epoch) !=
             FG_LINK_PEER_NONE) {
         return;
@@ -352,9 +351,7 @@ static void on_peer(fg_worker *worker, const fg_msg *msg)
         fg_warn("worker", "event=too_many_peers peer=%s", msg->peer.peer.name);
         return;
     }
-    fg_status status =
-        fg_link_add_peer(worker->options.link, msg->peer.peer.name, msg->peer.peer.epoch,
-                         msg->peer.link_record, msg->peer.link_record_bytes, &index, &err);
+    fg_status status = fg_worker_link_add_peer(worker, msg, &index, &err);
     if (status != FG_OK) {
         fg_warn("worker", "event=peer_refused peer=%s why=\"%s\"", msg->peer.peer.name, err.text);
         return;
@@ -396,7 +393,7 @@ static void leave_if_cut_off(fg_worker *worker, uint64_t now)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
         const fg_worker_peer *peer = &worker->peers[i];
-        if (peer->broken_ns == 0 && !fg_link_usable(worker->options.link, peer->index)) {
+        if (peer->broken_ns == 0 && !fg_worker_link_usable(worker, peer->index)) {
             fg_worker_note_broken(worker, peer->index); /* a verdict may be what was lost */
         }
         /* Noted just now, it broke after `now`, which is the tick's beginning. */
@@ -421,7 +418,7 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
         end_tickets_of(worker, &worker->waiting, index);
         end_tickets_of(worker, &worker->running, index);
         end_tickets_of(worker, &worker->others, index);
-        fg_link_lose_peer(worker->options.link, index);
+        fg_worker_link_lose_peer(worker, index);
         *peer = worker->peers[--worker->peer_count];
         return;
     }
@@ -445,6 +442,7 @@ static void on_welcome(fg_worker *worker, const fg_msg *msg)
     fg_digest128 secret = { .low = msg->welcome.cache_key_low,
                             .high = msg->welcome.cache_key_high };
     fg_prefix_set_secret(worker->prefix, secret);
+    fg_worker_note_secret(worker, secret);
     if (msg->welcome.lease_ms > 0) {
         worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
@@ -478,7 +476,7 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
         on_prefill(worker, msg);
         break;
     case FG_MSG_RESERVE:
-        if (worker->options.decode != NULL && worker->options.link != NULL) {
+        if (worker->options.decode != NULL && fg_worker_has_link(worker)) {
             worker->options.decode->on_reserve(worker, msg);
         } else {
             fg_worker_send_done(worker, msg, FG_FINISH_ERROR,
@@ -494,7 +492,7 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
         }
         break;
     case FG_MSG_CLEAR:
-        fg_worker_clear_cache(worker);
+        fg_worker_do_clear(worker);
         break;
     case FG_MSG_RESYNC:
         fg_worker_news_again(worker);
@@ -509,12 +507,13 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
     }
 }
 
-void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
+void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
 {
     fg_error err;
     fg_msg msg;
     fg_arena_reset(worker->inbox);
     fg_status status = fg_wire_decode(bytes, size_bytes, worker->inbox, &msg, &err);
+    fg_worker_note_frame(worker, status == FG_OK ? &msg : NULL);
     if (status != FG_OK) {
         worker->stats.frames_refused++;
         fg_warn("worker", "event=frame_refused why=\"%s\"", err.text);
@@ -533,7 +532,7 @@ void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
 
 /* ---- connection and time ---- */
 
-void fg_worker_on_up(fg_worker *worker)
+void fg_worker_do_up(fg_worker *worker)
 {
     if (worker->reconnect_at_ns != 0) {
         return; /* the old connection came back, but this worker joins again under a new name */
@@ -544,7 +543,7 @@ void fg_worker_on_up(fg_worker *worker)
     send_hello(worker);
 }
 
-void fg_worker_on_down(fg_worker *worker)
+void fg_worker_do_down(fg_worker *worker)
 {
     if (!worker->up) {
         return;
@@ -562,7 +561,7 @@ void fg_worker_on_down(fg_worker *worker)
      * router introduces everybody anew after the next WELCOME. */
     while (worker->peer_count > 0) {
         fg_worker_peer *peer = &worker->peers[--worker->peer_count];
-        fg_link_lose_peer(worker->options.link, peer->index);
+        fg_worker_link_lose_peer(worker, peer->index);
     }
     /* Refused again and again: half a second, a second, ... sixteen. */
     uint32_t doublings = worker->refusals > 1 ? worker->refusals - 1 : 0;
@@ -614,13 +613,13 @@ static void ask_fences_again(fg_worker *worker, uint64_t now)
         if (seq->ticket_open && seq->side == FG_SIDE_RECEIVER &&
             now - seq->fence_asked_ns >= FENCE_AGAIN_NS) {
             seq->fence_asked_ns = now;
-            fg_link_fence(worker->options.link, seq->ticket);
+            fg_worker_link_fence(worker, seq);
             note_silent(worker, seq, now);
         }
     }
 }
 
-void fg_worker_tick(fg_worker *worker)
+void fg_worker_do_tick(fg_worker *worker)
 {
     uint64_t now = fg_worker_now_ns(worker);
     if (worker->up && !worker->joined && now - worker->up_ns > JOIN_LIMIT_NS) {
@@ -629,12 +628,12 @@ void fg_worker_tick(fg_worker *worker)
     }
     if (worker->stalled) {
         worker->stalled = false;
-        fg_worker_on_down(worker);
+        fg_worker_do_down(worker);
     }
     if (worker->reconnect_at_ns != 0 && now >= worker->reconnect_at_ns) {
         worker->reconnect_at_ns = 0;
         worker->epoch++;
-        worker->options.reconnect(worker->options.ctx, worker->epoch);
+        fg_worker_reconnect(worker);
     }
     pump_list(worker, &worker->running);
     pump_list(worker, &worker->others);
@@ -651,7 +650,7 @@ void fg_worker_tick(fg_worker *worker)
     }
 }
 
-void fg_worker_drain(fg_worker *worker)
+void fg_worker_do_drain(fg_worker *worker)
 {
     if (!worker->draining) {
         worker->draining = true;

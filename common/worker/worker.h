@@ -26,6 +26,7 @@
 #include "common/kv/prefix.h"
 #include "common/kv/tier.h"
 #include "common/link/link.h"
+#include "common/obs/flight.h"
 #include "common/obs/spans.h"
 #include "common/obs/trace.h"
 #include "common/sched/sched.h"
@@ -69,6 +70,8 @@ typedef struct fg_worker_options {
     fg_tier *tier;              /* borrowed; NULL: no swapping, evicted blocks are gone */
     fg_trace *trace;            /* borrowed; NULL: nobody looks */
     fg_spans *spans;            /* borrowed; gets the spans of traced requests; NULL: likewise */
+    fg_flight *flight;          /* borrowed; keeps recent calls (worker_records.h); NULL: none */
+    bool link_recorded;         /* `flight` compares, and answers for a link that there was */
     fg_digest128 fingerprint;   /* of the model */
     uint64_t pid;
     const fg_handover *prefill; /* policies, borrowed; NULL: never sends, never receives */
@@ -133,10 +136,18 @@ void fg_worker_clear_cache(fg_worker *worker);
 /* --- for the hand-over policies --- */
 
 fg_pool *fg_worker_pool(fg_worker *worker);
-fg_link *fg_worker_link(fg_worker *worker);
 const fg_worker_options *fg_worker_config(const fg_worker *worker);
 uint64_t fg_worker_now_ns(const fg_worker *worker);
 void fg_worker_send(fg_worker *worker, const fg_msg *msg);
+/* The link's operations on a sequence's ticket (link.h), by way of the flight recorder. */
+fg_status fg_worker_link_expect(fg_worker *worker, const fg_seq *seq, fg_error *err);
+/* With seq->bad. */
+fg_status fg_worker_link_answer(fg_worker *worker, const fg_seq *seq);
+/* `count` of the ticket's blocks, from `index` on. */
+fg_status fg_worker_link_push(fg_worker *worker, const fg_seq *seq, uint32_t index, uint32_t count);
+/* With its digests and its first token. */
+fg_status fg_worker_link_commit(fg_worker *worker, const fg_seq *seq);
+const char *fg_worker_link_transport(fg_worker *worker, uint32_t peer);
 /* The link's index of a peer that PEER has introduced; FG_LINK_PEER_NONE when unknown. */
 uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t epoch);
 /* A new sequence from a message's fields; NULL (and DONE with an error was sent) when it can never

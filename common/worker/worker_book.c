@@ -251,7 +251,7 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
     worker->load_dirty = true;
 }
 
-void fg_worker_on_engine(fg_worker *worker)
+void fg_worker_do_engine(fg_worker *worker)
 {
     fg_step *step;
     while (worker->in_flight > 0 && (step = fg_engine_poll(worker->options.engine)) != NULL) {
@@ -259,6 +259,7 @@ void fg_worker_on_engine(fg_worker *worker)
         FG_ASSERT(&frame->step == step);
         worker->first_frame = (worker->first_frame + 1) % FG_WORKER_FRAMES;
         worker->in_flight--;
+        fg_worker_note_step(worker, frame);
         fg_worker_book(worker, frame);
     }
     fg_worker_run(worker);

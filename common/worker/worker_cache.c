@@ -66,7 +66,7 @@ static fg_digest128 parent_key(const fg_seq *seq, uint32_t index)
 }
 
 /* Keys of all blocks that the known tokens fill. */
-static void extend_keys(fg_worker *worker, fg_seq *seq, uint32_t block_count)
+static void make_keys(fg_worker *worker, fg_seq *seq, uint32_t block_count)
 {
     while (seq->key_count < block_count) {
         uint32_t i = seq->key_count++;
@@ -74,12 +74,32 @@ static void extend_keys(fg_worker *worker, fg_seq *seq, uint32_t block_count)
     }
 }
 
+static void extend_keys(fg_worker *worker, fg_seq *seq, uint32_t block_count)
+{
+    uint32_t known = seq->key_count;
+    if (known >= block_count) {
+        return;
+    }
+    if (fg_worker_told_keys(worker, seq->keys + known, block_count - known)) {
+        seq->key_count = block_count;
+    }
+    make_keys(worker, seq, block_count);
+    fg_worker_note_keys(worker, seq->keys + known, block_count - known);
+}
+
 void fg_worker_first_keys(fg_worker *worker, fg_seq *seq)
 {
-    if (uses_cache(worker, seq)) {
-        seq->root = fg_prefix_root(worker->prefix, seq->params.salt_low, seq->params.salt_high);
-        extend_keys(worker, seq, seq->prompt_count / seq->table.block_size);
+    uint32_t block_count = seq->prompt_count / seq->table.block_size;
+    if (!uses_cache(worker, seq)) {
+        return;
     }
+    if (fg_worker_told_prompt(worker, seq, block_count)) {
+        seq->key_count = block_count;
+    } else {
+        seq->root = fg_prefix_root(worker->prefix, seq->params.salt_low, seq->params.salt_high);
+        make_keys(worker, seq, block_count);
+    }
+    fg_worker_note_prompt(worker, seq);
 }
 
 /* Blocks that may come from the cache: one token at least is left to compute, for its logits. */
@@ -126,6 +146,7 @@ static fg_seq *find_sibling(const fg_worker *worker, const fg_seq *seq)
     for (fg_seq *other = worker->running.first; other != NULL; other = other->next) {
         if (other != seq && other->params.family == seq->params.family &&
             other->prompt_count == seq->prompt_count && same_world(other, seq) &&
+            other->prompt_name == seq->prompt_name &&
             memcmp(other->tokens, seq->tokens, seq->prompt_count * sizeof *seq->tokens) == 0) {
             found = other;
             if (other->computed + 1 >= other->prompt_count) {
@@ -407,7 +428,7 @@ void fg_worker_publish(fg_worker *worker, fg_seq *seq)
     }
 }
 
-void fg_worker_clear_cache(fg_worker *worker)
+void fg_worker_do_clear(fg_worker *worker)
 {
     fg_worker_drop_pins(worker);
     fg_prefix_clear(worker->prefix);

@@ -7,6 +7,8 @@
  *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
+ *   worker_doors.c every way in: time, and what the flight recorder keeps of a call
+ *   worker_flight.c, worker_rest.c   the rest of what it keeps (worker_records.h)
  *   worker_news.c  what the router is told about the prefix cache
  *   worker_pins.c  prefixes that stay for a while
  */
@@ -115,8 +117,13 @@ struct fg_worker {
     uint32_t ended_next;
     fg_worker_peer *peers;
     uint32_t peer_count;
-    uint64_t next_ticket;
+    uint64_t first_ticket, next_ticket;
     uint64_t next_arrival;
+
+    uint32_t depth;      /* of calls into the worker */
+    uint64_t entered_ns; /* of the outermost one: the time for all that it does */
+    uint64_t disguise; /* makes other numbers of tickets and the secret, for the flight recorder */
+    fg_digest128 secret_name; /* what it calls the secret */
 
     bool joined, up, stalled, draining;
     uint64_t epoch;
@@ -156,9 +163,60 @@ struct fg_worker {
     fg_worker_pin_record pins[FG_WORKER_PINS_MAX];
     uint32_t pin_count, pinned_blocks;
     fg_buf out;
+    fg_buf plain; /* a frame as the flight recorder keeps it */
     fg_arena *inbox;
     fg_worker_stats stats;
 };
+
+/* worker_doors.c calls these. */
+void fg_worker_do_up(fg_worker *worker);
+void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes);
+void fg_worker_do_down(fg_worker *worker);
+void fg_worker_do_engine(fg_worker *worker);
+void fg_worker_do_tick(fg_worker *worker);
+void fg_worker_do_drain(fg_worker *worker);
+void fg_worker_do_clear(fg_worker *worker);
+void fg_worker_do_commit(fg_worker *worker, const fg_link_commit *commit);
+void fg_worker_do_fenced(fg_worker *worker, uint64_t ticket);
+void fg_worker_do_answer(fg_worker *worker, uint64_t ticket, const uint32_t *bad,
+                         uint32_t bad_count);
+void fg_worker_do_drained(fg_worker *worker, uint64_t ticket);
+
+/* worker_flight.c */
+fg_flight_call fg_worker_call(const fg_worker *worker);
+/* A ticket as it stands in a record: of this worker, and of one that it writes to. */
+uint64_t fg_worker_own_ticket(const fg_worker *worker, uint64_t ticket);
+uint64_t fg_worker_peer_ticket(const fg_worker *worker, uint64_t ticket);
+/* The secret is this one from now on. */
+void fg_worker_note_secret(fg_worker *worker, fg_digest128 secret);
+/* `msg` NULL: it could not be read. */
+void fg_worker_note_frame(fg_worker *worker, const fg_msg *msg);
+/* worker->out is the frame. */
+void fg_worker_note_sent(fg_worker *worker, const fg_msg *msg, fg_status status);
+void fg_worker_reconnect(fg_worker *worker);
+/* The root, keys and name that the record has for a prompt; only keys. False: nobody compares, or they are others. */
+bool fg_worker_told_prompt(fg_worker *worker, fg_seq *seq, uint32_t block_count);
+bool fg_worker_told_keys(fg_worker *worker, fg_digest128 *keys, uint32_t count);
+/* Names the prompt, where it matters. */
+void fg_worker_note_prompt(fg_worker *worker, fg_seq *seq);
+void fg_worker_note_keys(fg_worker *worker, const fg_digest128 *keys, uint32_t count);
+void fg_worker_note_began(fg_worker *worker, const fg_worker_frame *frame);
+/* A step has ended and is not booked yet. */
+void fg_worker_note_step(fg_worker *worker, const fg_worker_frame *frame);
+bool fg_worker_has_link(const fg_worker *worker);
+bool fg_worker_link_describe(fg_worker *worker, fg_buf *out);
+/* PEER. */
+fg_status fg_worker_link_add_peer(fg_worker *worker, const fg_msg *msg, uint32_t *index_out,
+                                  fg_error *err);
+void fg_worker_link_lose_peer(fg_worker *worker, uint32_t peer);
+bool fg_worker_link_usable(fg_worker *worker, uint32_t peer);
+void fg_worker_link_fence(fg_worker *worker, const fg_seq *seq);
+void fg_worker_link_prepare(fg_worker *worker, const fg_seq *seq);
+void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq);
+
+/* worker_rest.c */
+/* Begins a new part of the record with all that is known, if nothing goes on. */
+void fg_worker_note_rest(fg_worker *worker);
 
 /* worker_plan.c */
 fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err);
@@ -209,8 +267,6 @@ void fg_worker_grow_for_copies(fg_worker *worker, fg_seq *seq, uint32_t block_co
 bool fg_worker_copy_room(const fg_worker *worker, uint32_t count);
 void fg_worker_add_copy(fg_worker *worker, const fg_step_copy *copy, const fg_worker_copy *owner);
 
-/* worker_link.c: fg_worker_link_events */
-
 /* worker_pins.c */
 /* The sequence's prompt is computed and published, and it asked for its blocks to stay. */
 void fg_worker_pin_prefix(fg_worker *worker, const fg_seq *seq);
@@ -234,5 +290,9 @@ void fg_worker_news_on_tier(void *ctx, bool here, fg_digest128 parent, fg_digest
 /* Sends what has come together, and the next page of a retelling. */
 void fg_worker_news_flush(fg_worker *worker);
 uint64_t fg_worker_news_sequence(const fg_worker *worker);
+/* Nothing waits to be told. */
+bool fg_worker_news_at_rest(const fg_worker *worker);
+/* All was told, up to that frame. */
+void fg_worker_news_go_on(fg_worker *worker, uint64_t sequence);
 
 #endif

@@ -1,9 +1,8 @@
 /* The link's news, for the sequence of a ticket. */
 #include "common/worker/worker_internal.h"
 
-static void link_commit(void *ctx, const fg_link_commit *commit)
+void fg_worker_do_commit(fg_worker *worker, const fg_link_commit *commit)
 {
-    fg_worker *worker = ctx;
     fg_seq *seq = fg_map_get(worker->by_ticket, commit->ticket);
     if (seq == NULL || seq->state != FG_SEQ_EXPECTING) {
         worker->stats.stale_dropped++;
@@ -30,19 +29,19 @@ static void link_closed(fg_worker *worker, uint64_t ticket, fg_seq_side side, co
     fg_worker_run(worker);
 }
 
-static void link_fenced(void *ctx, uint64_t ticket)
+void fg_worker_do_fenced(fg_worker *worker, uint64_t ticket)
 {
-    link_closed(ctx, ticket, FG_SIDE_RECEIVER, "the prefill worker stopped sending");
+    link_closed(worker, ticket, FG_SIDE_RECEIVER, "the prefill worker stopped sending");
 }
 
-static void link_drained(void *ctx, uint64_t ticket, fg_status why)
+void fg_worker_do_drained(fg_worker *worker, uint64_t ticket)
 {
-    link_closed(ctx, ticket, FG_SIDE_SENDER, "the decode worker stopped receiving");
+    link_closed(worker, ticket, FG_SIDE_SENDER, "the decode worker stopped receiving");
 }
 
-static void link_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_t bad_count)
+void fg_worker_do_answer(fg_worker *worker, uint64_t ticket, const uint32_t *bad,
+                         uint32_t bad_count)
 {
-    fg_worker *worker = ctx;
     fg_seq *seq = fg_map_get(worker->by_ticket, ticket);
     if (seq == NULL || seq->side != FG_SIDE_SENDER) {
         worker->stats.stale_dropped++;
@@ -57,13 +56,4 @@ static void link_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_
     }
     worker->options.prefill->on_answer(worker, seq, bad, bad_count);
     fg_worker_run(worker);
-}
-
-fg_link_events fg_worker_link_events(fg_worker *worker)
-{
-    return (fg_link_events){ .on_commit = link_commit,
-                             .on_fenced = link_fenced,
-                             .on_answer = link_answer,
-                             .on_drained = link_drained,
-                             .ctx = worker };
 }

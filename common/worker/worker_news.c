@@ -38,6 +38,16 @@ uint64_t fg_worker_news_sequence(const fg_worker *worker)
     return worker->news->sequence;
 }
 
+bool fg_worker_news_at_rest(const fg_worker *worker)
+{
+    return worker->news->row_count == 0 && !worker->news->retelling;
+}
+
+void fg_worker_news_go_on(fg_worker *worker, uint64_t sequence)
+{
+    worker->news->sequence = sequence;
+}
+
 static void send_frame(fg_worker *worker)
 {
     struct fg_worker_news *news = worker->news;

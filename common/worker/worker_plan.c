@@ -574,6 +574,7 @@ static launched launch(fg_worker *worker)
     frame->trace.number = ++worker->step_number;
     frame->trace.prefill_tokens = frame->cost.prefill_tokens;
     frame->trace.copies = step->copy_count;
+    fg_worker_note_began(worker, frame);
     fg_status status = fg_engine_begin(worker->options.engine, step, &err);
     FG_ASSERT(status == FG_OK, "engine refused a plan: %s", err.text);
     fg_staging_turn(worker->staging); /* this step keeps its area until it was booked */

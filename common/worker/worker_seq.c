@@ -268,7 +268,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
     if (seq->ticket_open && !seq->aborting) {
         seq->aborting = true;
         if (seq->side == FG_SIDE_SENDER) {
-            fg_link_abort(worker->options.link, seq->peer, seq->ticket);
+            fg_worker_link_abort(worker, seq);
             if (seq->pushed == 0) {
                 /* The link never saw this ticket, reads nothing, and (where the receiver has fenced
                  * it already) may have no more to say about it. */
@@ -277,7 +277,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
         } else {
             seq->fence_begun_ns = fg_worker_now_ns(worker);
             seq->fence_asked_ns = seq->fence_begun_ns;
-            fg_link_fence(worker->options.link, seq->ticket);
+            fg_worker_link_fence(worker, seq);
         }
     }
     fg_worker_settle(worker, seq);
@@ -292,11 +292,6 @@ void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why)
             fg_worker_end(worker, lists[i]->first, finish, why);
         }
     }
-}
-
-void fg_worker_abort_all(fg_worker *worker, const char *why)
-{
-    fg_worker_end_all(worker, FG_FINISH_ERROR, why);
 }
 
 bool fg_worker_can_receive(const fg_worker *worker)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The flight recorder with real processes: requests run, the router's record is written on demand and after a
-crash, and `forge sim --replay` finds in it what happened; damaged records are refused."""
+"""The flight recorder with real processes: requests run, the records of router and workers are written on demand
+and after a crash, and `forge sim --replay` finds in them what happened; damaged records are refused."""
 
 import os
 import pathlib
@@ -12,7 +12,8 @@ import tempfile
 import threading
 import urllib.request
 
-from _forge import Suite, Stream, get, post, run_all, served_model, story_requests, wait_for
+from _forge import (Suite, Stream, get, post, run_all, served_model, status_port, story_requests,
+                    wait_for)
 
 CANARY = "Zyxwvut the secretive walrus"
 
@@ -24,8 +25,9 @@ def replay(suite, path, *flags):
     return done.returncode, done.stdout, done.stderr
 
 
-def fetch(cluster):
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.port}/debug/flight", timeout=30) as got:
+def fetch(cluster, port=None):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port or cluster.port}/debug/flight",
+                                timeout=30) as got:
         assert got.status == 200, got.status
         return got.read()
 
@@ -56,9 +58,20 @@ class Recorded:
         self.cluster.__exit__(kind, value, trace)
         self.folder.cleanup()
 
-    def record(self):
-        found = list(pathlib.Path(self.folder.name).glob("forge-flight-*.bin"))
+    def record(self, process=None, worker=False):
+        """The router's, or that of the process of this name; or of the worker in a standalone server."""
+        name = process or self.cluster.router.name
+        found = [path for path in pathlib.Path(self.folder.name).glob(f"forge-flight-{name}-*.bin")
+                 if ("-worker-" in path.name) == worker]
         return found[0] if found and found[0].stat().st_size > 0 else None
+
+    def ask(self, process):
+        """SIGUSR2; the file that comes of it."""
+        old = self.record(process.name)
+        if old:
+            old.unlink()
+        process.signal(signal.SIGUSR2)
+        return wait_for(f"{process.name}'s record", lambda: self.record(process.name))
 
     def save(self, content, name="fetched.bin"):
         path = pathlib.Path(self.folder.name) / name
@@ -177,11 +190,101 @@ def bad_files(suite):
             assert code == 2 and len(err.splitlines()) <= 2 and out == "", (arguments, code, out, err)
 
 
+WORKER_SHAPES = {
+    "one of each": dict(prefill=1, decode=1),
+    "TCP, two of each, one step ahead": dict(prefill=2, decode=2, transport="tcp",
+                                             flags=["--overlap", "on"]),
+    "few blocks and a tier": dict(prefill=1, decode=1, flags=[
+        "--kv-blocks", "48", "--kv-host-blocks", "64", "--preemption", "swap"]),
+}
+
+
+def of_workers(suite, **options):
+    """What each worker did is done again: at rest, and in the middle of things."""
+    with Recorded(suite, **options) as r:
+        load(r.cluster, suite.random, 24)
+        stream = Stream(r.cluster.port, "/v1/completions",
+                        {"prompt": CANARY, "max_tokens": 300, "ignore_eos": True, "stream": True})
+        next(stream.chunks())
+        stream.hang_up()
+        r.cluster.wait_at_rest()
+        for worker in r.cluster.workers.values():
+            path = r.ask(worker)
+            out = check_same(suite, path, 5)
+            assert "step begins" in out and "step ended" in out and "frame welcome" in out, out[:900]
+            role = worker.name.split("-")[0]
+            word = "link push" if role == "prefill" else "link says commit"
+            assert word in out, (worker.name, out[-900:])
+            assert b"walrus" not in path.read_bytes()
+            assert out == replay(suite, path)[1], "the same file gave another history"
+        loader = threading.Thread(target=lambda: load_and_ignore(r.cluster, suite.random, 40))
+        loader.start()
+        for turn in range(4):
+            for worker in r.cluster.workers.values():
+                check_same(suite, r.ask(worker))
+        loader.join()
+
+
+def of_a_survivor(suite):
+    """A decode worker dies under load: what the prefill worker made of that is made of it again."""
+    with Recorded(suite, prefill=1, decode=2, flags=["--status-port", "0"]) as r:
+        loader = threading.Thread(target=lambda: load_and_ignore(r.cluster, suite.random, 60))
+        loader.start()
+        survivor = r.cluster.workers["prefill-0"]
+        wait_for("some pushes", lambda: b"\nforge_kv_link_pushed_blocks_total 0\n" not in
+                 get(status_port(survivor), "/metrics")[1])
+        r.cluster.kill("decode-0")
+        loader.join()
+        out = check_same(suite, r.save(fetch(r.cluster, status_port(survivor)), "prefill.bin"), 5)
+        assert "link lose_peer" in out and "frame peer_lost" in out, out[-900:]
+
+
+def ask_worker(recorded):
+    """The record of the worker in a standalone server."""
+    old = recorded.record(worker=True)
+    if old:
+        old.unlink()
+    recorded.cluster.router.signal(signal.SIGUSR2)
+    return wait_for("the worker's record", lambda: recorded.record(worker=True))
+
+
+def worker_from_a_rest(suite):
+    """A small recorder forgets; cached blocks, a pinned prefix and a tier are in what it knows then."""
+    flags = ["--flight-recorder-mb", "1", "--kv-blocks", "256", "--kv-host-blocks", "128"]
+    with Recorded(suite, flags=flags, standalone=True) as r:
+        for _ in range(60):
+            load(r.cluster, suite.random, 40)
+            r.cluster.wait_at_rest()
+            path = ask_worker(r)
+            if "from=rest" in replay(suite, path, "--quiet")[1]:
+                load(r.cluster, suite.random, 20)
+                path = ask_worker(r)
+                out = check_same(suite, path, 20)
+                assert "from=rest" in out.splitlines()[0], out.splitlines()[0]
+                check_same(suite, r.record())
+                return
+        raise AssertionError("it never forgot its beginning")
+
+
+def worker_after_a_crash(suite):
+    with Recorded(suite) as r:
+        load(r.cluster, suite.random, 8)
+        worker = r.cluster.workers["decode-0"]
+        r.cluster.killed.add(worker)
+        worker.signal(signal.SIGABRT)
+        path = wait_for("the record", lambda: r.record("decode-0"))
+        assert worker.wait() == -signal.SIGABRT
+        code, out, err = replay(suite, path)
+        assert code == 0, (code, out[-600:], err)
+        assert "not while its worker was at work" in out, out[-300:]
+
+
 def switched_off(suite):
     with Recorded(suite, flags=["--flight-recorder-mb", "0"]) as r:
-        r.cluster.router.signal(signal.SIGUSR2)
+        for process in r.cluster.processes():
+            process.signal(signal.SIGUSR2)
         load(r.cluster, suite.random, 2)
-        assert r.record() is None
+        assert not list(pathlib.Path(r.folder.name).iterdir())
         assert get(r.cluster.port, "/debug/flight")[0] == 404
 
 
@@ -191,6 +294,11 @@ def main():
     suite.case("records taken while requests run", while_it_runs, suite)
     suite.case("a record that begins at rest", from_a_rest, suite)
     suite.case("a crash leaves a record", after_a_crash, suite)
+    for name, options in WORKER_SHAPES.items():
+        suite.case(f"records of workers: {name}", lambda o=options: of_workers(suite, **o))
+    suite.case("a worker whose peer died", of_a_survivor, suite)
+    suite.case("a worker's record that begins at rest", worker_from_a_rest, suite)
+    suite.case("a worker's crash leaves a record", worker_after_a_crash, suite)
     suite.case("damaged records and bad flags are refused", bad_files, suite)
     suite.case("it can be switched off", switched_off, suite)
     suite.end()

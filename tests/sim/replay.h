@@ -1,6 +1,6 @@
 /*
- * replay - runs a router's flight record again: the calls that the dispatcher got then, at the times of then,
- * on a dispatcher of this build. What it notes of them must be what was noted then.
+ * replay - runs a flight record again: the calls that a router's dispatcher or a worker got then, at the times of then,
+ * on those of this build. What they note of them must be what was noted then.
  *
  * What always holds: equal files give equal histories. Where this build does something else, the first such
  * place is told and nothing after it is run. A broken assertion aborts, as it did then: the caller runs this in a child
@@ -21,9 +21,9 @@ typedef struct fg_replay_progress {
     uint64_t calls;            /* begun */
     uint64_t records;          /* of fg_flight_file.records that were found as they were */
     uint64_t began_ns, now_ns; /* times of the first call and of the last */
-    uint64_t starts, sent;
-    uint32_t kind; /* of the last call that was begun (router/flight_records.h) */
-    bool last;     /* the call that runs is the last one of the record */
+    uint64_t starts, sent;     /* requests that came, frames that went */
+    uint32_t kind;             /* of the last call that was begun */
+    bool last;                 /* the call that runs is the last one of the record */
     bool differs;
     bool ended;     /* all of it was run */
     char text[320]; /* differs: what came instead */
@@ -34,7 +34,12 @@ typedef struct fg_replay_options {
     fg_replay_progress *progress;
 } fg_replay_options;
 
-/* FG_BAD_INPUT: the file is no router's, or holds nonsense. FG_OK: look at the progress. */
+/* fg_flight_parse for a record of either kind. */
+fg_status fg_replay_parse(const void *bytes, size_t size_bytes, fg_flight_file *file_out,
+                          fg_error *err);
+bool fg_replay_is_worker(const fg_flight_file *file);
+const char *fg_replay_name(const fg_flight_file *file, uint32_t kind);
+/* FG_BAD_INPUT: the file holds nonsense. FG_OK: look at the progress. */
 fg_status fg_replay_run(const fg_flight_file *file, const fg_replay_options *options,
                         fg_error *err);
 

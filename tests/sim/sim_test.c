@@ -36,8 +36,10 @@ static void print_report(const fg_sim_report *sum)
     printf("hit_tokens=%" PRIu64 " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64
            " forks=%" PRIu64 " remapped_blocks=%" PRIu64 "\n",
            sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped);
-    printf("flight_records=%" PRIu64 " from_rest=%" PRIu64 " calls=%" PRIu64 "\n", sum->replayed,
-           sum->replayed_rest, sum->replayed_calls);
+    printf("flight_records: routers=%" PRIu64 " from_rest=%" PRIu64 " workers=%" PRIu64
+           " from_rest=%" PRIu64 " calls=%" PRIu64 "\n",
+           sum->replayed, sum->replayed_rest, sum->replayed_workers, sum->replayed_workers_rest,
+           sum->replayed_calls);
     printf("%" PRIu64 " passed, 0 failed\n", sum->worlds);
 }
 

@@ -73,7 +73,8 @@ typedef struct fg_sim_report {
     uint64_t push_retries, stale_dropped;
     uint64_t hit_tokens, preemptions, swapped, forks, remapped;
     uint64_t role_changes, split, circles_avoided, resyncs, held;
-    uint64_t replayed, replayed_rest, replayed_calls; /* flight records; those that began at rest */
+    /* Flight records, of routers and of workers; those that began at rest. */
+    uint64_t replayed, replayed_rest, replayed_workers, replayed_workers_rest, replayed_calls;
     uint64_t faults[FG_SIM_FAULT_COUNT];
 } fg_sim_report;
 

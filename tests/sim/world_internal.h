@@ -72,6 +72,7 @@ typedef struct sim_worker {
     fg_link *link;
     fg_engine *engine;
     fg_worker *worker;
+    fg_flight *flight; /* NULL: nobody looks */
     fg_link_events link_events;
 } sim_worker;
 
@@ -201,6 +202,7 @@ void sim_describe(const sim_world *w, FILE *out);
 
 /* world_flight.c: NULL where the options want none. Closing runs the record again. */
 fg_flight *sim_open_flight(sim_world *w, const fg_dispatch_options *options);
+fg_flight *sim_open_worker_flight(sim_world *w, const fg_worker_options *options);
 void sim_close_flight(sim_world *w, fg_flight *flight);
 
 #endif

@@ -253,6 +253,7 @@ void sim_start_worker(sim_world *w, sim_worker *s)
                                   .reconnect = worker_reconnect,
                                   .ctx = s };
     fg_error err;
+    options.flight = s->flight = sim_open_worker_flight(w, &options);
     fg_status status = fg_worker_create(&options, &s->worker, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     s->link_events = fg_worker_link_events(s->worker);
@@ -276,6 +277,8 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
     w->report->remapped += stats.remapped_blocks;
     fg_engine_close(s->engine);
     fg_worker_destroy(s->worker);
+    sim_close_flight(w, s->flight);
+    s->flight = NULL;
     fg_tier_close(s->tier);
     s->tier = NULL;
     if (s->link != NULL) {

@@ -1,5 +1,5 @@
 /*
- * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] [LOAD] - processor time that a worker's own bookkeeping takes
+ * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] [LOAD] [RECORDER_MB] - processor time that a worker's own bookkeeping takes
  * per step, by number of running requests: one step booked, the next one planned, built, checked by the
  * engine and begun, tokens encoded and given to a `send` that drops them, and one tick of the timer. The
  * engine is the simulated one, two steps are in flight, and its computing lies outside of what is timed.
@@ -10,7 +10,7 @@
  *             arrival and an end take is in the time
  *   cold      decode, with the caches of the processor swept before each step, as a model would
  *
- * Thread CPU time, the median of ROUNDS batches of steps and the lowest. "engine's checks" is the part of
+ * RECORDER_MB: of a flight recorder, 0 for none. Thread CPU time, the median of ROUNDS batches of steps and the lowest. "engine's checks" is the part of
  * fg_engine_begin. Goal: 20 us + 0.3 us a request; floor: 60 us + 1.0 us a request.
  */
 #include <stdio.h>
@@ -23,6 +23,7 @@
 #include "common/base/mem.h"
 #include "common/engine/engine_sim.h"
 #include "common/worker/worker.h"
+#include "common/worker/worker_records.h"
 
 enum {
     RUNNING_MAX = 4096,
@@ -40,6 +41,8 @@ enum {
 typedef enum load_kind { DECODE, SAMPLED, CHURN, COLD, LOADS } load_kind;
 static const char *const load_names[] = { "decode", "sampled", "churn", "cold" };
 
+static uint32_t recorder_mb;
+
 typedef struct bench {
     fg_engine engine; /* what the worker sees: times begin, and passes on */
     fg_engine *sim;
@@ -53,6 +56,7 @@ typedef struct bench {
     uint32_t running, prompt_count, max_tokens;
     uint32_t *prompt;
     uint8_t *sweep;
+    fg_flight *flight;
 } bench;
 
 static void must(bool good, const char *what)
@@ -173,6 +177,19 @@ static void ask(bench *b)
 
 /* ---- one worker ---- */
 
+static void open_flight(bench *b, fg_worker_options *options, uint32_t megabytes)
+{
+    fg_work_options preface = fg_work_put_options(options);
+    fg_flight_options flight = { .bytes = (size_t)megabytes << 20,
+                                 .shape = fg_work_shape(),
+                                 .process = "bench",
+                                 .directory = ".",
+                                 .preface = &preface,
+                                 .preface_bytes = sizeof preface };
+    must(fg_flight_create(&flight, &b->flight, NULL) == FG_OK, "recorder");
+    options->flight = b->flight;
+}
+
 static void open_bench(bench *b, load_kind load, uint32_t running, uint32_t prompt, uint32_t steps)
 {
     *b = (bench){ .engine = { .ops = &pass_ops, .numerics_class = "sim/k1/kv-f16/tp1" },
@@ -223,6 +240,9 @@ static void open_bench(bench *b, load_kind load, uint32_t running, uint32_t prom
                                   .send = drop,
                                   .reconnect = reconnect,
                                   .ctx = b };
+    if (recorder_mb > 0) {
+        open_flight(b, &options, recorder_mb);
+    }
     must(fg_worker_create(&options, &b->worker, &err) == FG_OK, "worker");
 }
 
@@ -232,6 +252,7 @@ static void close_bench(bench *b)
     fg_worker_destroy(b->worker);
     fg_engine_close(&b->engine);
     fg_trace_destroy(trace);
+    fg_flight_destroy(b->flight);
     fg_mem_free(b->arena);
     fg_mem_free(b->prompt);
     fg_mem_free(b->sweep);
@@ -356,6 +377,7 @@ int main(int argc, char **argv)
     uint32_t rounds = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 9;
     uint32_t prompt = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 256;
     uint32_t only = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
+    recorder_mb = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 0;
     must(rounds >= 1 && rounds <= ROUNDS_MAX, "reading ROUNDS (1 to 200)");
     must(prompt >= 1 && prompt <= 65536, "reading PROMPT_TOKENS (1 to 65536)");
     must(only <= RUNNING_MAX, "reading RUNNING (at most 4096)");

@@ -1,16 +1,7 @@
 /* A dispatcher is played with, and what its flight recorder kept is run again: `forge sim --replay`. */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "cli/sim.h"
-#include "common/base/hash.h"
 #include "router/flight_records.h"
-#include "tests/sim/replay.h"
 #include "tests/support/test.h"
+#include "tests/unit/cli/replay_bench.h"
 #include "tests/unit/router/dispatch_bench.h"
 
 static const char record_secret[] = "LINKRECORDSECRET0123456789";
@@ -100,95 +91,18 @@ static void live(bench *b)
     bench_pass(b, 3000); /* leases run out */
 }
 
-static fg_buf kept(const fg_flight *flight)
-{
-    fg_buf out;
-    fg_buf_init(&out, 0);
-    cr_assert(fg_flight_render(flight, &out));
-    return out;
-}
-
-static fg_flight_file parsed(const fg_buf *out)
-{
-    fg_flight_file file;
-    fg_error err;
-    cr_assert_eq(fg_flight_parse(out->data, out->size, fg_record_shape(), &file, &err), FG_OK, "%s",
-                 err.text);
-    return file;
-}
-
-/* The exit code of `forge sim --replay` for these bytes. */
-static int replayed(const fg_buf *bytes)
-{
-    char path[] = "/tmp/forge-replay-XXXXXX";
-    int file = mkstemp(path);
-    cr_assert_eq(write(file, bytes->data, bytes->size), (ssize_t)bytes->size);
-    close(file);
-    int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    fflush(stdout);
-    dup2(nowhere, STDOUT_FILENO);
-    dup2(nowhere, STDERR_FILENO);
-    const char *const argv[] = { "--replay", path };
-    const char *const environment[] = { NULL };
-    int code = fg_cli_sim(2, argv, environment);
-    fflush(stdout);
-    dup2(out, STDOUT_FILENO);
-    dup2(err, STDERR_FILENO);
-    close(out);
-    close(err);
-    close(nowhere);
-    unlink(path);
-    return code;
-}
-
-static fg_replay_progress run(const fg_buf *bytes)
-{
-    fg_flight_file file = parsed(bytes);
-    fg_replay_progress progress = { 0 };
-    fg_replay_options options = { .progress = &progress };
-    fg_error err;
-    cr_assert_eq(fg_replay_run(&file, &options, &err), FG_OK, "%s", err.text);
-    return progress;
-}
-
-/* The first record of this kind in what would be run; its chunk's hash is made right by seal(). */
-static void *find(fg_buf *bytes, uint32_t kind)
-{
-    fg_flight_file file = parsed(bytes);
-    fg_flight *scan;
-    const fg_flight_record *record;
-    cr_assert_eq(fg_flight_check(&file, &scan, NULL), FG_OK);
-    while ((record = fg_flight_peek(scan)) != NULL && record->kind != kind) {
-        fg_flight_skip(scan);
-    }
-    fg_flight_destroy(scan);
-    cr_assert_not_null(record, "no %s", fg_record_name(kind));
-    return (char *)record + sizeof *record;
-}
-
-static void seal(fg_buf *bytes)
-{
-    fg_flight_header *header = (fg_flight_header *)bytes->data;
-    size_t at = sizeof *header + ((header->preface_bytes + 7u) & ~7u);
-    header->preface_hash = fg_hash64(header + 1, header->preface_bytes, 0);
-    for (int i = 0; i < 2; i++) {
-        header->chunks[i].hash = fg_hash64(bytes->data + at, header->chunks[i].bytes, 0);
-        at += header->chunks[i].bytes;
-    }
-}
-
 Test(sim_replay, a_session_runs_the_same)
 {
     bench b;
     fg_flight *flight;
     open_recorded(&b, 1 << 20, &flight);
     live(&b);
-    fg_buf bytes = kept(flight);
-    fg_replay_progress progress = run(&bytes);
+    fg_buf bytes = replay_kept(flight);
+    fg_replay_progress progress = replay_run(&bytes);
     cr_assert(progress.ended && !progress.differs, "%s", progress.text);
-    cr_assert_eq(progress.records, parsed(&bytes).records);
+    cr_assert_eq(progress.records, replay_parsed(&bytes).records);
     cr_assert_eq(progress.starts, 4u);
-    cr_assert_eq(replayed(&bytes), 0);
+    cr_assert_eq(replay_code(&bytes), 0);
     bench_close(&b);
     fg_flight_destroy(flight);
     fg_buf_deinit(&bytes);
@@ -200,31 +114,11 @@ Test(sim_replay, each_prefix_of_a_session_runs_the_same)
     fg_flight *flight;
     open_recorded(&b, 1 << 20, &flight);
     live(&b);
-    fg_buf bytes = kept(flight);
-    fg_flight_header *header = (fg_flight_header *)bytes.data;
-    fg_flight_file file = parsed(&bytes);
-    uint64_t whole = header->chunks[file.first == 0 ? 1 : file.first].bytes;
-    cr_assert_eq(header->chunks[0].bytes, 0u);
-    /* A crash may come after any record. */
-    uint64_t at = 0;
-    while (at < whole) {
-        const fg_flight_record *record = (const fg_flight_record *)(file.chunks[1] + at);
-        header->chunks[1].bytes = at;
-        bytes.size -= whole - at;
-        seal(&bytes);
-        fg_replay_progress progress = run(&bytes);
-        cr_assert(progress.ended, "%llu: %s", (unsigned long long)at, progress.text);
-        bytes.size += whole - at;
-        at += sizeof *record + ((record->bytes + 7u) & ~7u);
-    }
+    fg_buf bytes = replay_kept(flight);
+    replay_each_prefix(&bytes);
     bench_close(&b);
     fg_flight_destroy(flight);
     fg_buf_deinit(&bytes);
-}
-
-static bool contains(const fg_buf *bytes, const void *what, size_t size_bytes)
-{
-    return memmem(bytes->data, bytes->size, what, size_bytes) != NULL;
 }
 
 Test(sim_replay, a_record_keeps_no_secret)
@@ -233,15 +127,16 @@ Test(sim_replay, a_record_keeps_no_secret)
     fg_flight *flight;
     open_recorded(&b, 1 << 20, &flight);
     live(&b);
-    fg_buf bytes = kept(flight);
+    fg_buf bytes = replay_kept(flight);
     const uint32_t token = 0xC0DE5EC7;
     const uint64_t salt = 0x5EC2E75A17, key_low = 0xC0FFEE, key_high = 0xBEEF;
-    cr_assert(!contains(&bytes, record_secret, 8), "a link record");
-    cr_assert(!contains(&bytes, text_secret, 8), "the text of an error");
-    cr_assert(!contains(&bytes, &token, sizeof token), "a token");
-    cr_assert(!contains(&bytes, &salt, sizeof salt), "a salt");
-    cr_assert(!contains(&bytes, &key_low, 8) && !contains(&bytes, &key_high, 8), "the cache key");
-    cr_assert(contains(&bytes, "third#1", 7), "names are there");
+    cr_assert(!replay_contains(&bytes, record_secret, 8), "a link record");
+    cr_assert(!replay_contains(&bytes, text_secret, 8), "the text of an error");
+    cr_assert(!replay_contains(&bytes, &token, sizeof token), "a token");
+    cr_assert(!replay_contains(&bytes, &salt, sizeof salt), "a salt");
+    cr_assert(!replay_contains(&bytes, &key_low, 8) && !replay_contains(&bytes, &key_high, 8),
+              "the cache key");
+    cr_assert(replay_contains(&bytes, "third#1", 7), "names are there");
     bench_close(&b);
     fg_flight_destroy(flight);
     fg_buf_deinit(&bytes);
@@ -266,11 +161,11 @@ Test(sim_replay, a_record_that_begins_at_rest_runs_the_same)
         bench_give(&b, D, &load);
         bench_pass(&b, 100);
         if (i % 20 == 19) {
-            fg_buf bytes = kept(flight);
-            fg_flight_file file = parsed(&bytes);
+            fg_buf bytes = replay_kept(flight);
+            fg_flight_file file = replay_parsed(&bytes);
             cr_assert(file.can_run);
             rests += file.header->chunks[file.first].kind == FG_FLIGHT_REST;
-            fg_replay_progress progress = run(&bytes);
+            fg_replay_progress progress = replay_run(&bytes);
             cr_assert(progress.ended && progress.starts > 0, "%u: %s", i, progress.text);
             fg_buf_deinit(&bytes);
         }
@@ -284,22 +179,22 @@ Test(sim_replay, a_record_that_begins_at_rest_runs_the_same)
 
 static void longer_answer(fg_buf *bytes)
 {
-    ((fg_record_start *)find(bytes, FG_RECORD_START))->params.max_tokens += 1;
+    ((fg_record_start *)replay_find(bytes, FG_RECORD_START))->params.max_tokens += 1;
 }
 
 static void other_frame(fg_buf *bytes)
 {
-    ((fg_record_sent *)find(bytes, FG_RECORD_SENT))->hash ^= 1;
+    ((fg_record_sent *)replay_find(bytes, FG_RECORD_SENT))->hash ^= 1;
 }
 
 static void other_end(fg_buf *bytes)
 {
-    ((fg_record_ended *)find(bytes, FG_RECORD_ENDED))->tokens++;
+    ((fg_record_ended *)replay_find(bytes, FG_RECORD_ENDED))->tokens++;
 }
 
 static void other_blocks(fg_buf *bytes)
 {
-    ((fg_record_ticket *)find(bytes, FG_RECORD_TICKET))->granted = 0;
+    ((fg_record_ticket *)replay_find(bytes, FG_RECORD_TICKET))->granted = 0;
 }
 
 static void other_policy(fg_buf *bytes)
@@ -307,23 +202,16 @@ static void other_policy(fg_buf *bytes)
     ((fg_record_options *)(bytes->data + sizeof(fg_flight_header)))->place.split = FG_PLACE_UNSPLIT;
 }
 
-static void ended_inside(fg_buf *bytes)
-{
-    fg_flight_header *header = (fg_flight_header *)bytes->data;
-    header->signal = SIGABRT;
-    header->inside = 1;
-}
-
 /* What no worker may say: encoding it is a bug of whoever does, and aborts. */
 static void breaks_an_assertion(fg_buf *bytes)
 {
-    ended_inside(bytes);
-    ((fg_record_first *)find(bytes, FG_RECORD_FIRST))->cached_tokens = UINT32_MAX;
+    replay_end_inside(bytes);
+    ((fg_record_first *)replay_find(bytes, FG_RECORD_FIRST))->cached_tokens = UINT32_MAX;
 }
 
 static void nonsense_size(fg_buf *bytes)
 {
-    ((fg_flight_record *)find(bytes, FG_RECORD_DOWN) - 1)->kind = FG_RECORD_TICK;
+    ((fg_flight_record *)replay_find(bytes, FG_RECORD_DOWN) - 1)->kind = FG_RECORD_TICK;
 }
 
 static void nonsense_policy(fg_buf *bytes)
@@ -333,17 +221,13 @@ static void nonsense_policy(fg_buf *bytes)
 
 Test(sim_replay, what_is_not_as_then_is_told)
 {
-    static const struct {
-        const char *name;
-        void (*change)(fg_buf *bytes);
-        int code;
-    } cases[] = {
+    static const replay_case cases[] = {
         { "a longer answer", longer_answer, 1 },
         { "another frame", other_frame, 1 },
         { "another end", other_end, 1 },
         { "a refused reservation", other_blocks, 1 },
         { "another policy", other_policy, 1 },
-        { "then it crashed", ended_inside, 1 },
+        { "then it crashed", replay_end_inside, 1 },
         { "it crashes now", breaks_an_assertion, 1 },
         { "a record of another size", nonsense_size, 2 },
         { "options that cannot be", nonsense_policy, 2 },
@@ -352,13 +236,7 @@ Test(sim_replay, what_is_not_as_then_is_told)
     fg_flight *flight;
     open_recorded(&b, 1 << 20, &flight);
     live(&b);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fg_buf bytes = kept(flight);
-        cases[i].change(&bytes);
-        seal(&bytes);
-        cr_assert_eq(replayed(&bytes), cases[i].code, "%s", cases[i].name);
-        fg_buf_deinit(&bytes);
-    }
+    replay_check_cases(flight, cases, sizeof cases / sizeof *cases);
     bench_close(&b);
     fg_flight_destroy(flight);
 }

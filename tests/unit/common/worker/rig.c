@@ -6,6 +6,7 @@
 #include "common/base/dtype.h"
 #include "common/base/log.h"
 #include "common/engine/engine_sim.h"
+#include "common/worker/worker_records.h"
 #include "tests/support/test.h"
 
 static rig_request *live(rig *r, uint64_t id)
@@ -113,6 +114,20 @@ static void open_engine(rig *r)
     cr_assert_eq(fg_engine_open_sim(&engine, &r->engine, &err), FG_OK, "%s", err.text);
 }
 
+static void open_flight(rig *r, fg_worker_options *worker)
+{
+    fg_error err = { 0 };
+    fg_work_options preface = fg_work_put_options(worker);
+    fg_flight_options flight = { .bytes = r->options.flight_bytes,
+                                 .shape = fg_work_shape(),
+                                 .process = "rig",
+                                 .directory = "/tmp",
+                                 .preface = &preface,
+                                 .preface_bytes = sizeof preface };
+    cr_assert_eq(fg_flight_create(&flight, &r->flight, &err), FG_OK, "%s", err.text);
+    worker->flight = r->flight;
+}
+
 void rig_open(rig *r, const rig_options *options)
 {
     *r = (rig){ .options = *options, .now_ns = 1000000000u };
@@ -146,6 +161,9 @@ void rig_open(rig *r, const rig_options *options)
     worker.limits.seqs_max = r->options.seqs;
     worker.limits.block_size = options->block_size;
     fg_error err = { 0 };
+    if (options->flight_bytes > 0) {
+        open_flight(r, &worker);
+    }
     cr_assert_eq(fg_worker_create(&worker, &r->worker, &err), FG_OK, "%s", err.text);
     fg_worker_on_up(r->worker);
     rig_give(
@@ -164,6 +182,7 @@ void rig_close(rig *r)
     cr_assert_eq(fg_engine_sim_bad_slots(r->engine), 0u);
     fg_worker_check(r->worker);
     fg_worker_destroy(r->worker);
+    fg_flight_destroy(r->flight);
     fg_engine_close(r->engine);
     fg_tier_close(r->tier);
     fg_arena_destroy(r->inbox);

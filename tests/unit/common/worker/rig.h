@@ -17,6 +17,7 @@ typedef struct rig_options {
     uint32_t seqs, step_tokens, chunk;  /* 0: 4, 64, 64 */
     uint32_t eos;                       /* 0: RIG_NO_EOS, so that answers have their full length */
     bool overlap, no_cache;
+    size_t flight_bytes;      /* of a flight recorder; 0: none */
     fg_spans *spans;          /* of traced requests; may be NULL */
     fg_sched_limits policies; /* order, victim, preemption, admission, watermark, skip_max */
 } rig_options;
@@ -40,6 +41,7 @@ typedef struct rig {
     fg_tier *tier;
     fg_engine *engine;
     fg_worker *worker;
+    fg_flight *flight;
     fg_arena *inbox;
     rig_request requests[RIG_REQUESTS_MAX]; /* request n at n */
     uint64_t heard;                         /* messages */

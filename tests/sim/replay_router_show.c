@@ -1,17 +1,13 @@
-/* Flight records in words. */
+/* Flight records of routers in words. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "common/base/arena.h"
 #include "common/base/limits.h"
-#include "tests/sim/replay_internal.h"
+#include "router/flight_records.h"
+#include "tests/sim/replay_show.h"
 
-static bool ends(const void *text, size_t size_bytes)
-{
-    return size_bytes > 0 && memchr(text, '\0', size_bytes) == (const char *)text + size_bytes - 1;
-}
-
-bool fg_replay_is_sound(const fg_flight_record *record)
+bool fg_replay_router_is_sound(const fg_flight_record *record)
 {
     const void *bytes = fg_flight_bytes(record);
     uint32_t size = record->bytes;
@@ -19,7 +15,7 @@ bool fg_replay_is_sound(const fg_flight_record *record)
     case FG_RECORD_UP:
     case FG_RECORD_ROLE:
         return size > sizeof(fg_record_peer) &&
-               ends((const fg_record_peer *)bytes + 1, size - sizeof(fg_record_peer));
+               fg_replay_ends((const fg_record_peer *)bytes + 1, size - sizeof(fg_record_peer));
     case FG_RECORD_FRAME:
         return size >= sizeof(fg_record_peer);
     case FG_RECORD_BAD_FRAME:
@@ -41,7 +37,7 @@ bool fg_replay_is_sound(const fg_flight_record *record)
     case FG_RECORD_TICK:
     case FG_RECORD_CLEAR:
     case FG_RECORD_ABORT:
-        return size == sizeof(fg_record_call);
+        return size == sizeof(fg_flight_call);
     case FG_RECORD_START:
         return size == sizeof(fg_record_start);
     case FG_RECORD_SENT:
@@ -135,8 +131,8 @@ static void describe_call(uint32_t kind, const void *bytes, uint32_t size, char 
     }
 }
 
-void fg_replay_describe(uint32_t kind, const void *bytes, uint32_t size, char *text,
-                        size_t capacity)
+void fg_replay_router_describe(uint32_t kind, const void *bytes, uint32_t size, char *text,
+                               size_t capacity)
 {
     uint64_t number = 0;
     if (size == sizeof number) {
@@ -166,18 +162,5 @@ void fg_replay_describe(uint32_t kind, const void *bytes, uint32_t size, char *t
         snprintf(text, capacity, "dropped peer=%" PRIu64, number);
     } else {
         snprintf(text, capacity, "%s value=%" PRIu64, fg_record_name(kind), number);
-    }
-}
-
-void fg_replay_show(FILE *out, const fg_flight_record *record, uint64_t began_ns)
-{
-    char text[256];
-    fg_replay_describe(record->kind, fg_flight_bytes(record), record->bytes, text, sizeof text);
-    if (record->kind < FG_RECORD_CALLS) {
-        const fg_record_call *call = fg_flight_bytes(record);
-        double ms = (double)(int64_t)(call->now_ns - began_ns) / 1e6;
-        fprintf(out, "%13.6f %s%s\n", ms, call->depth > 0 ? "(inside) " : "", text);
-    } else {
-        fprintf(out, "%13s   %s\n", "", text);
     }
 }
