@@ -165,6 +165,7 @@ typedef struct fg_paged_kv {
 typedef struct fg_kv_row {
     const uint32_t *block_ids;
     uint32_t position;
+    void *twin; /* NULL, or another block that its slot is written in too, laid out alike */
 } fg_kv_row;
 
 /* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots. int8: per

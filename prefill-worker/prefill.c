@@ -42,13 +42,31 @@ static bool push_bad(fg_worker *worker, fg_seq *seq)
     return true;
 }
 
+/* Whole blocks that were computed in the receiver's memory need no push. Of a last one that is not full the rest is not
+ * the same there as here, and its digest covers all of it. */
+static void skip_direct(fg_worker *worker, fg_seq *seq)
+{
+    uint32_t whole = seq->prompt_count / fg_worker_config(worker)->layout.block_size;
+    uint32_t until = whole > seq->ticket_first ? whole - seq->ticket_first : 0;
+    until = until < seq->digested ? until : seq->digested;
+    if (seq->pushed >= seq->direct_from && seq->pushed < until) {
+        fg_worker_count_direct(worker, until - seq->pushed);
+        seq->pushed = until;
+    }
+}
+
 static void prefill_on_pump(fg_worker *worker, fg_seq *seq)
 {
     if (!seq->ticket_open || seq->aborting || seq->committed) {
         return;
     }
     while (seq->pushed < seq->digested) {
-        uint32_t count = seq->digested - seq->pushed;
+        skip_direct(worker, seq);
+        uint32_t until = seq->pushed < seq->direct_from ? seq->direct_from : seq->digested;
+        uint32_t count = (until < seq->digested ? until : seq->digested) - seq->pushed;
+        if (count == 0) {
+            break;
+        }
         count = count < PUSH_BLOCKS_MAX ? count : PUSH_BLOCKS_MAX;
         fg_status status = fg_worker_link_push(worker, seq, seq->pushed, count);
         if (status == FG_AGAIN) {

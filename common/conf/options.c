@@ -343,6 +343,15 @@ static const fg_option options[] = {
       .help =
           "How KV blocks travel from prefill to decode: shared memory on one host (shm), TCP, or "
           "the better of those that both sides have (auto)." },
+    { .name = "kv-zero-copy",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "off",
+      .choices = switches,
+      .group = cluster,
+      .roles = worker_roles,
+      AT(kv_zero_copy),
+      .help = "A prompt's KV is computed straight into the decode worker's blocks as well, where these are in shared "
+              "memory of this host: nothing of it has to be pushed. The answers are the same." },
     { .name = "link-host",
       .type = FG_OPTION_STRING,
       .default_text = "127.0.0.1",

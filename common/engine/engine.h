@@ -35,6 +35,11 @@ typedef struct fg_step_seq {
     uint32_t first_position;
     const uint32_t *block_ids; /* covers first_position + token_count slots */
     uint32_t block_count;
+    /* NULL, or memory of another worker, laid out as the arena: what goes into the sequence's blocks from
+     * number twin_first on is written there too, into its blocks twin_ids[0], ... */
+    void *twin_arena;
+    const uint32_t *twin_ids;
+    uint32_t twin_first;
     bool sample;      /* choose the token after the last one */
     bool want_digest; /* also the digest of that logits row */
     uint32_t choice;

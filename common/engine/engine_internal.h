@@ -34,6 +34,17 @@ static inline uint32_t fg_step_seq_token(const fg_step_seq *seq, uint32_t index)
     return seq->follows != NULL ? seq->follows->token_out : seq->tokens[index];
 }
 
+/* The block of the other worker that the slot at `position` is written to as well; NULL: none. */
+static inline uint8_t *fg_step_seq_twin(const fg_step_seq *seq, const fg_kv_layout *layout,
+                                        uint32_t position)
+{
+    uint32_t block = position / layout->block_size;
+    return seq->twin_arena == NULL || block < seq->twin_first
+               ? NULL
+               : (uint8_t *)seq->twin_arena +
+                     seq->twin_ids[block - seq->twin_first] * layout->block_bytes;
+}
+
 /* How many of the item's last tokens need a row of logits. */
 static inline uint32_t fg_step_seq_head_rows(const fg_step_seq *seq)
 {

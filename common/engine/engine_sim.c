@@ -64,14 +64,24 @@ static void expand(uint64_t hash, uint32_t part, uint8_t *bytes, size_t size_byt
     }
 }
 
+static uint8_t *part_of(const fg_kv_layout *layout, uint8_t *block, uint32_t position,
+                        uint32_t part)
+{
+    size_t slot_bytes = (size_t)layout->head_dim * layout->element_bytes;
+    return block + part * layout->head_bytes + position % layout->block_size * slot_bytes;
+}
+
+static uint8_t *block_of(const sim_engine *engine, const uint32_t *block_ids, uint32_t position)
+{
+    const fg_kv_layout *layout = &engine->options.layout;
+    return (uint8_t *)engine->options.arena +
+           block_ids[position / layout->block_size] * layout->block_bytes;
+}
+
 static uint8_t *slot_part(const sim_engine *engine, const uint32_t *block_ids, uint32_t position,
                           uint32_t part)
 {
-    const fg_kv_layout *layout = &engine->options.layout;
-    size_t slot_bytes = (size_t)layout->head_dim * layout->element_bytes;
-    uint8_t *block = (uint8_t *)engine->options.arena +
-                     block_ids[position / layout->block_size] * layout->block_bytes;
-    return block + part * layout->head_bytes + position % layout->block_size * slot_bytes;
+    return part_of(&engine->options.layout, block_of(engine, block_ids, position), position, part);
 }
 
 static uint32_t part_count(const fg_kv_layout *layout)
@@ -79,12 +89,17 @@ static uint32_t part_count(const fg_kv_layout *layout)
     return layout->layer_count * 2 * layout->kv_head_count;
 }
 
-static void write_slot(const sim_engine *engine, const uint32_t *block_ids, uint32_t position,
-                       uint64_t hash)
+/* `context`: what is known after it; all that a quick slot says. */
+static void write_slot(const sim_engine *engine, uint8_t *block, uint32_t position, uint64_t hash,
+                       uint64_t context)
 {
     const fg_kv_layout *layout = &engine->options.layout;
+    if (engine->options.quick) {
+        memcpy(part_of(layout, block, position, 0), &context, sizeof context);
+        return;
+    }
     for (uint32_t part = 0; part < part_count(layout); part++) {
-        expand(hash, part, slot_part(engine, block_ids, position, part),
+        expand(hash, part, part_of(layout, block, position, part),
                (size_t)layout->head_dim * layout->element_bytes);
     }
 }
@@ -159,16 +174,15 @@ static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t ind
 
 static void run_seq(sim_engine *engine, fg_step_seq *seq)
 {
-    const fg_engine_sim_options *options = &engine->options;
     uint64_t context = read_context(engine, seq);
     for (uint32_t i = 0; i < seq->token_count; i++) {
         uint32_t position = seq->first_position + i;
         uint64_t hash = slot_hash(context, fg_step_seq_token(seq, i), position);
         context = extend(context, hash);
-        if (options->quick) {
-            memcpy(slot_part(engine, seq->block_ids, position, 0), &context, sizeof context);
-        } else {
-            write_slot(engine, seq->block_ids, position, hash);
+        uint8_t *twin = fg_step_seq_twin(seq, &engine->options.layout, position);
+        write_slot(engine, block_of(engine, seq->block_ids, position), position, hash, context);
+        if (twin != NULL) {
+            write_slot(engine, twin, position, hash, context);
         }
         take_answer(engine, seq, i, context);
     }

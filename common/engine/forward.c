@@ -562,7 +562,10 @@ static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t 
             forward->tokens[rows] = fg_step_seq_token(seq, i);
             forward->positions[rows] = seq->first_position + i;
             forward->kv_rows[rows] =
-                (fg_kv_row){ .block_ids = seq->block_ids, .position = seq->first_position + i };
+                (fg_kv_row){ .block_ids = seq->block_ids,
+                             .position = seq->first_position + i,
+                             .twin =
+                                 fg_step_seq_twin(seq, &forward->layout, seq->first_position + i) };
             rows++;
         }
         for (uint32_t left = fg_step_seq_head_rows(seq); left > 0; left--) {

@@ -12,6 +12,24 @@ enum { CLOSE_WAIT_MS = 1000 };
 
 /* --- life --- */
 
+/* What their callers wrote by holds has ended with them. */
+static void drop_holds(fg_link *link)
+{
+    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+        fg_link_peer *peer = link->peers[i];
+        fg_ticket *next = NULL;
+        for (fg_ticket *ticket = peer != NULL ? peer->tickets : NULL; ticket != NULL;
+             ticket = next) {
+            next = ticket->peer_next;
+            while (ticket->held > 0) {
+                ticket->held--;
+                peer->holds--;
+                fg_link_op_done(link, ticket, 0);
+            }
+        }
+    }
+}
+
 /* Stops all writing and tells the peers, within CLOSE_WAIT_MS. */
 static void take_leave(fg_link *link)
 {
@@ -60,6 +78,7 @@ void fg_link_close(fg_link *link)
         return;
     }
     link->turning = true;
+    drop_holds(link);
     if (!link->dead && link->port->idle != NULL) {
         take_leave(link);
     }
@@ -326,6 +345,46 @@ fg_status fg_link_push(fg_link *link, uint32_t peer_index, uint64_t id, uint32_t
     link->port->put(link, ticket, first_index, source_blocks, target_blocks, count);
     fg_link_stir(link);
     return FG_OK;
+}
+
+fg_status fg_link_hold(fg_link *link, uint32_t peer_index, uint64_t id,
+                       const uint32_t *target_blocks, uint32_t count, void **arena_out)
+{
+    fg_link_peer *peer = peer_up(link, peer_index);
+    if (peer == NULL) {
+        return FG_PEER_LOST;
+    }
+    void *arena = link->port->arena(link, peer);
+    if (arena == NULL || count == 0 || count > FG_TICKET_BLOCKS_MAX) {
+        return FG_BAD_INPUT;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (target_blocks[i] >= peer->block_count) {
+            return FG_BAD_INPUT;
+        }
+    }
+    fg_ticket *ticket;
+    fg_status status = pushing_ticket(link, peer, id, &ticket);
+    if (status != FG_OK) {
+        return status;
+    }
+    ticket->in_flight++;
+    ticket->held++;
+    peer->holds++;
+    *arena_out = arena;
+    return FG_OK;
+}
+
+void fg_link_release(fg_link *link, uint32_t peer_index, uint64_t id)
+{
+    fg_link_peer *peer = link->peers[peer_index];
+    fg_ticket *ticket = fg_book_find(link->book, FG_TICKET_OUT, peer->link_id, id);
+    FG_ASSERT(ticket != NULL && ticket->held > 0, "a release without a hold");
+    ticket->held--;
+    peer->holds--;
+    link->reap = true; /* it may have waited for this */
+    fg_link_op_done(link, ticket, 0);
+    fg_link_stir(link);
 }
 
 fg_status fg_link_commit_ticket(fg_link *link, uint32_t peer_index, const fg_link_commit *commit)

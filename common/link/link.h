@@ -74,7 +74,8 @@ bool fg_link_usable(const fg_link *link, uint32_t peer);
 const char *fg_link_transport(const fg_link *link, uint32_t peer);
 /* Makes progress; call from timers in set-ups without a loop (tests, simulator). */
 void fg_link_progress(fg_link *link);
-void fg_link_close(fg_link *link); /* blocking, bounded by 1 s; no callbacks */
+/* Blocking, bounded by 1 s; no callbacks. Nobody writes by a hold any more. */
+void fg_link_close(fg_link *link);
 
 /* --- receiver --- */
 
@@ -98,6 +99,13 @@ void fg_link_prepare(fg_link *link, uint32_t peer, const uint32_t *target_blocks
 fg_status fg_link_push(fg_link *link, uint32_t peer, uint64_t ticket, uint32_t first_index,
                        const uint32_t *source_blocks, const uint32_t *target_blocks,
                        uint32_t count);
+/* Another way than pushing: the caller writes into these blocks of the peer itself, from its own threads, at
+ * *arena_out + block * block_bytes, until fg_link_release. Opens the ticket as a push does, and keeps it, and the memory,
+ * whatever ends meanwhile. FG_BAD_INPUT: the peer's memory is not to be had here; FG_CANCELLED: the receiver has fenced the
+ * ticket; FG_PEER_LOST, FG_AGAIN: as of a push. */
+fg_status fg_link_hold(fg_link *link, uint32_t peer, uint64_t ticket, const uint32_t *target_blocks,
+                       uint32_t count, void **arena_out);
+void fg_link_release(fg_link *link, uint32_t peer, uint64_t ticket);
 /* After the last push: flush, then announce. Copies the digests. */
 fg_status fg_link_commit_ticket(fg_link *link, uint32_t peer, const fg_link_commit *commit);
 /* Stops pushing; on_drained follows. A ticket never pushed is remembered as fenced all the same. */

@@ -237,7 +237,9 @@ static void reap_peers(fg_link *link)
         if (peer == NULL || peer->state == FG_LINK_PEER_UP) {
             continue;
         }
-        if (!peer->close_started && (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
+        /* Memory that is written to by a hold stays where it is. */
+        if (!peer->close_started && peer->holds == 0 &&
+            (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
             if (peer->tickets == NULL && !has_twin(link, peer)) {
                 fg_link_send_short(link, peer, FG_LINK_GONE, 0);
             }

@@ -52,6 +52,7 @@ typedef struct fg_link_peer {
     bool close_started;
     bool closed;
     uint32_t flight_blocks; /* on their way to it */
+    uint32_t holds;         /* of its tickets: its memory stays in reach */
     fg_ticket *tickets;     /* linked by peer_next */
 } fg_link_peer;
 
@@ -72,6 +73,8 @@ typedef struct fg_link_port {
      * connects, and does beforehand what a first write would have to wait for. NULL: nothing to do. */
     void (*prepare)(fg_link *link, fg_link_peer *peer, const uint32_t *blocks, uint32_t count,
                     bool own);
+    /* Where the peer's arena lies in this process; NULL: nowhere. */
+    void *(*arena)(const fg_link *link, const fg_link_peer *peer);
     /* As put, one operation: over when all that was put before lies in the peer's memory. */
     void (*flush)(fg_link *link, fg_ticket *ticket);
     /* Takes ownership of the message; a failure is told by fg_link_peer_broken. */

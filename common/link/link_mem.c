@@ -37,12 +37,20 @@ struct channel {
     item *first, *last;
 };
 
+/* Memory of a link that is closed, which somebody holds: as of a dead process whose segment is still mapped. */
+typedef struct grave {
+    struct grave *next;
+    void *arena;
+    size_t arena_bytes;
+} grave;
+
 /* Hundreds of links make thousands of channels, looked up for each block that is copied. */
 enum { BUCKETS = 1024 };
 
 struct fg_link_hub {
     fg_link_hub_options options;
     mem_link *links;
+    grave *graves;
     channel *channels;
     mem_link *link_buckets[BUCKETS]; /* by id */
     channel *channel_buckets[BUCKETS];
@@ -334,6 +342,12 @@ static void mem_put(fg_link *base, fg_ticket *ticket, uint32_t first_index,
     }
 }
 
+static void *mem_arena(const fg_link *base, const fg_link_peer *peer)
+{
+    mem_link *to = find_live(((const mem_link *)base)->hub, peer->link_id);
+    return to != NULL ? to->base.arena : NULL;
+}
+
 /* The channel keeps order, and a copy is in flight until it has happened: nothing is left to do. */
 static void mem_flush(fg_link *base, fg_ticket *ticket)
 {
@@ -417,6 +431,31 @@ static void kill_link(mem_link *link)
     }
 }
 
+static bool is_held(const fg_link_hub *hub, uint64_t id)
+{
+    bool held = false;
+    for (const mem_link *link = hub->links; link != NULL; link = link->next) {
+        for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+            const fg_link_peer *peer = link->base.peers[i];
+            held = held || (peer != NULL && peer->link_id == id && peer->holds > 0);
+        }
+    }
+    return held;
+}
+
+static void give_arena(mem_link *link)
+{
+    grave *kept = is_held(link->hub, link->base.id) ? fg_mem_alloc(sizeof *kept) : NULL;
+    if (kept == NULL) {
+        fg_mem_unmap(link->base.arena, link->arena_bytes);
+        return;
+    }
+    *kept = (grave){ .next = link->hub->graves,
+                     .arena = link->base.arena,
+                     .arena_bytes = link->arena_bytes };
+    link->hub->graves = kept;
+}
+
 static void mem_close(fg_link *base)
 {
     mem_link *link = (mem_link *)base;
@@ -437,7 +476,7 @@ static void mem_close(fg_link *base)
         fg_mem_free(base->peers[i]);
     }
     fg_link_core_deinit(base);
-    fg_mem_unmap(base->arena, link->arena_bytes);
+    give_arena(link);
     fg_mem_free(link->name);
     fg_mem_free(link);
 }
@@ -448,6 +487,7 @@ static const fg_link_port mem_port = {
     .close_peer = mem_close_peer,
     .free_peer = mem_free_peer,
     .put = mem_put,
+    .arena = mem_arena,
     .flush = mem_flush,
     .send = mem_send,
     .progress = mem_progress,
@@ -473,6 +513,12 @@ void fg_link_hub_destroy(fg_link_hub *hub)
         return;
     }
     FG_ASSERT(hub->links == NULL, "links of the hub are open");
+    while (hub->graves != NULL) {
+        grave *kept = hub->graves;
+        hub->graves = kept->next;
+        fg_mem_unmap(kept->arena, kept->arena_bytes);
+        fg_mem_free(kept);
+    }
     while (hub->channels != NULL) {
         channel *ch = hub->channels;
         while (ch->first != NULL) {

@@ -299,6 +299,7 @@ static const fg_link_port ucx_port = {
     .close_peer = ucx_close_peer,
     .free_peer = ucx_free_peer,
     .put = ucx_put,
+    .arena = ucx_arena,
     .prepare = ucx_prepare,
     .flush = ucx_flush,
     .send = ucx_send,

@@ -23,11 +23,11 @@ typedef struct ucx_peer {
     fg_link_peer base;
     ucx_link *link;
     ucp_ep_h ep;
-    ucp_rkey_h key;        /* NULL: blocks go as active messages */
-    uint64_t arena_base;   /* of the peer */
-    const uint8_t *mapped; /* where that arena lies in this process; NULL with the key */
-    uint64_t *warm_map;    /* a bit for each of its blocks whose pages have been touched; NULL */
-    bool greeted;          /* the connection was asked for */
+    ucp_rkey_h key;      /* NULL: blocks go as active messages */
+    uint64_t arena_base; /* of the peer */
+    uint8_t *mapped;     /* where that arena lies in this process; NULL with the key */
+    uint64_t *warm_map;  /* a bit for each of its blocks whose pages have been touched; NULL */
+    bool greeted;        /* the connection was asked for */
     fg_link_medium medium;
     bool failed; /* the endpoint's error callback has run */
     int pid_fd;  /* readable once the peer's process has ended; -1: none */
@@ -97,6 +97,7 @@ void ucx_poll_exits(ucx_link *link);
 fg_status ucx_listen(ucx_link *link, fg_error *err);
 void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint32_t *source_blocks,
              const uint32_t *target_blocks, uint32_t count);
+void *ucx_arena(const fg_link *base, const fg_link_peer *base_peer);
 void ucx_flush(fg_link *base, fg_ticket *ticket);
 void ucx_send(fg_link *base, fg_link_peer *peer, fg_link_message *message);
 void ucx_free_ops(ucx_link *link);

@@ -154,6 +154,12 @@ void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint3
     }
 }
 
+void *ucx_arena(const fg_link *base, const fg_link_peer *base_peer)
+{
+    const ucx_peer *peer = (const ucx_peer *)base_peer;
+    return peer->mapped;
+}
+
 void ucx_flush(fg_link *base, fg_ticket *ticket)
 {
     ucx_peer *peer = (ucx_peer *)ticket->peer;

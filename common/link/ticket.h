@@ -62,6 +62,7 @@ typedef struct fg_ticket {
     uint32_t *blocks;      /* IN: what the peer may write */
     /* Operations of the transport that still read or write this ticket's blocks (a flush counts). */
     uint32_t in_flight;
+    uint32_t held;       /* OUT: those of them that are holds of the caller */
     bool dirty;          /* OUT: something was put since the last flush */
     bool fence_asked;    /* OUT: the receiver waits for FENCED */
     bool fence_answered; /* IN: no writer is left, by its own word or because it had committed */

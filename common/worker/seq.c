@@ -118,6 +118,7 @@ bool fg_seq_open_ticket(fg_seq *seq, const fg_seq_ticket *ticket)
     seq->ticket = ticket->ticket;
     seq->ticket_first = ticket->first_block;
     seq->ticket_blocks = count;
+    seq->direct_from = UINT32_MAX;
     return true;
 }
 

@@ -95,8 +95,11 @@ typedef struct fg_seq {
         digested; /* leading ticket blocks whose digest is known (sender), checked (receiver) */
     uint32_t digest_planned; /* likewise once the steps in flight have run */
     uint32_t pushed;         /* sender: leading blocks handed to the link */
-    uint32_t last_blocks;    /* sender: those that were not, when its prompt was computed */
-    uint32_t *bad;           /* indices of blocks that arrived damaged, or must be pushed again */
+    /* Sender: from this ticket block on those that get full are computed straight into the receiver's; UINT32_MAX: none
+     * are. */
+    uint32_t direct_from;
+    uint32_t last_blocks; /* sender: those that were not, when its prompt was computed */
+    uint32_t *bad;        /* indices of blocks that arrived damaged, or must be pushed again */
     uint32_t bad_count;
     bool committed; /* sender: commit sent, verdict awaited */
     uint32_t retries;

@@ -159,6 +159,11 @@ uint32_t fg_worker_find_peer(const fg_worker *worker, const char *name, uint64_t
     return FG_LINK_PEER_NONE;
 }
 
+void fg_worker_count_direct(fg_worker *worker, uint32_t blocks)
+{
+    worker->stats.direct_blocks += blocks;
+}
+
 void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_ns)
 {
     fg_cost_learn_push(&worker->cost, blocks, exposed_ns);

@@ -65,6 +65,8 @@ typedef struct fg_worker_options {
     fg_sched_limits limits;
     bool overlap;               /* plan the next step while one computes */
     bool prefix_cache;          /* share and keep blocks of equal prefixes */
+    bool zero_copy;             /* compute what is handed over straight into the receiver's memory,
+                                    where that is in reach */
     uint32_t local_prefill_max; /* a handed-over prompt whose missing tail is no longer than this is
                                     computed by the decode worker itself; 0: never */
     fg_tier *tier;              /* borrowed; NULL: no swapping, evicted blocks are gone */
@@ -122,6 +124,7 @@ typedef struct fg_worker_stats {
     uint32_t pinned_prefixes, pinned_blocks;
     uint64_t pins_refused, pins_yielded;
     uint64_t link_descriptors; /* puts or messages that the pushed blocks went in */
+    uint64_t direct_blocks;    /* computed straight into another worker's memory */
     uint64_t link_stale;       /* messages of the link for tickets that are closed */
     uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
@@ -145,6 +148,8 @@ fg_status fg_worker_link_expect(fg_worker *worker, const fg_seq *seq, fg_error *
 fg_status fg_worker_link_answer(fg_worker *worker, const fg_seq *seq);
 /* `count` of the ticket's blocks, from `index` on. */
 fg_status fg_worker_link_push(fg_worker *worker, const fg_seq *seq, uint32_t index, uint32_t count);
+/* So many blocks need no push, for they were computed in the receiver's memory. */
+void fg_worker_count_direct(fg_worker *worker, uint32_t blocks);
 /* With its digests and its first token. */
 fg_status fg_worker_link_commit(fg_worker *worker, const fg_seq *seq);
 const char *fg_worker_link_transport(fg_worker *worker, uint32_t peer);

@@ -74,6 +74,9 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         fg_seq *seq = frame->item_seqs[i];
         const fg_step_seq *item = &frame->items[i];
         seq->steps--;
+        if (item->twin_arena != NULL) {
+            fg_worker_link_release(worker, seq);
+        }
         if (seq->state == FG_SEQ_CLOSING) {
             worker->stats.discarded_tokens += item->token_count;
             continue;

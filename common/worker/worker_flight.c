@@ -249,7 +249,8 @@ static void fold_item(uint64_t *hash, const fg_seq *seq, const fg_step_seq *item
     fold(hash, (uint64_t)seq->attempt << 32 | item->token_count);
     fold(hash, (uint64_t)item->first_position << 32 | item->block_count);
     fold(hash, (uint64_t)item->sample | (uint64_t)item->want_digest << 1 |
-                   (uint64_t)(item->follows != NULL) << 2);
+                   (uint64_t)(item->follows != NULL) << 2 |
+                   (uint64_t)(item->twin_arena != NULL) << 3);
     fold(hash, (uint64_t)bits[0] << 32 | bits[1]);
     fold(hash, (uint64_t)bits[2] << 32 | item->sampling.top_k);
     fold(hash, item->sampling.seed);
@@ -489,4 +490,26 @@ void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq)
         fg_link_abort(worker->options.link, seq->peer, seq->ticket);
     }
     note_asked(worker, FG_ASKED_ABORT, seq->peer, fg_worker_peer_ticket(worker, seq->ticket), 0);
+}
+
+void *fg_worker_link_hold(fg_worker *worker, const fg_seq *seq)
+{
+    static uint8_t somewhere; /* where the record answers, nobody writes */
+    void *arena = &somewhere;
+    fg_status status = FG_AGAIN;
+    if (worker->options.link != NULL) {
+        status = fg_link_hold(worker->options.link, seq->peer, seq->ticket, seq->target_blocks,
+                              seq->ticket_blocks, &arena);
+    }
+    uint64_t ticket = fg_worker_peer_ticket(worker, seq->ticket);
+    status = (fg_status)note_asked(worker, FG_ASKED_HOLD, seq->peer, ticket, (uint32_t)status);
+    return status == FG_OK ? arena : NULL;
+}
+
+void fg_worker_link_release(fg_worker *worker, const fg_seq *seq)
+{
+    if (worker->options.link != NULL) {
+        fg_link_release(worker->options.link, seq->peer, seq->ticket);
+    }
+    note_asked(worker, FG_ASKED_RELEASE, seq->peer, fg_worker_peer_ticket(worker, seq->ticket), 0);
 }

@@ -213,6 +213,9 @@ bool fg_worker_link_usable(fg_worker *worker, uint32_t peer);
 void fg_worker_link_fence(fg_worker *worker, const fg_seq *seq);
 void fg_worker_link_prepare(fg_worker *worker, const fg_seq *seq);
 void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq);
+/* Where the receiver's arena lies, held until it is released; NULL: its blocks are to be pushed. */
+void *fg_worker_link_hold(fg_worker *worker, const fg_seq *seq);
+void fg_worker_link_release(fg_worker *worker, const fg_seq *seq);
 
 /* worker_rest.c */
 /* Begins a new part of the record with all that is known, if nothing goes on. */

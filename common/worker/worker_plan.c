@@ -397,6 +397,27 @@ static void grow(fg_worker *worker, fg_seq *seq, uint32_t token_count)
     fg_worker_pin(worker, seq, had);
 }
 
+/* A sender's chunk is computed straight into the receiver's blocks as well, where they are in reach: those that begin
+ * with it or later need no push then. */
+static void compute_there(fg_worker *worker, fg_seq *seq, fg_step_seq *item)
+{
+    void *arena = NULL;
+    if (worker->options.zero_copy && seq->side == FG_SIDE_SENDER && seq->ticket_open &&
+        !seq->aborting) {
+        arena = fg_worker_link_hold(worker, seq);
+    }
+    if (arena == NULL) {
+        return;
+    }
+    if (seq->direct_from == UINT32_MAX) {
+        uint32_t first = fg_kv_blocks_for(item->first_position, seq->table.block_size);
+        seq->direct_from = first > seq->ticket_first ? first - seq->ticket_first : 0;
+    }
+    item->twin_arena = arena;
+    item->twin_ids = seq->target_blocks;
+    item->twin_first = seq->ticket_first;
+}
+
 static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned)
 {
     fg_worker_frame *frame = worker->building;
@@ -431,6 +452,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
                       .top_k = seq->params.top_k,
                       .seed = seq->params.seed },
     };
+    compute_there(worker, seq, item);
     add_cost(&frame->cost, item, decoding);
     frame->trace.decode_rows += decoding;
     frame->trace.chunks += !decoding;

@@ -97,6 +97,8 @@ typedef enum fg_work_asked {
     FG_ASKED_PUSH,   /* an fg_status */
     FG_ASKED_COMMIT, /* likewise */
     FG_ASKED_ABORT,
+    FG_ASKED_HOLD, /* an fg_status */
+    FG_ASKED_RELEASE,
     FG_ASKED_COUNT,
 } fg_work_asked;
 
@@ -114,7 +116,7 @@ typedef struct fg_work_options {
     fg_sched_limits limits;
     uint32_t roles, block_count, context_max, vocab_size, local_prefill_max;
     uint32_t tier_slots; /* 0: no tier */
-    uint32_t overlap, prefix_cache, linked, hands_over;
+    uint32_t overlap, prefix_cache, linked, hands_over, zero_copy, pad;
     char name[FG_LIMIT_NAME_BYTES + 8];
     char numerics_class[64];
 } fg_work_options;

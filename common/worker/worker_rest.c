@@ -297,7 +297,8 @@ const char *fg_work_asked_name(uint32_t asked)
         [FG_ASKED_EXPECT] = "expect",       [FG_ASKED_ANSWER] = "answer",
         [FG_ASKED_FENCE] = "fence",         [FG_ASKED_PREPARE] = "prepare",
         [FG_ASKED_PUSH] = "push",           [FG_ASKED_COMMIT] = "commit",
-        [FG_ASKED_ABORT] = "abort",
+        [FG_ASKED_ABORT] = "abort",         [FG_ASKED_HOLD] = "hold",
+        [FG_ASKED_RELEASE] = "release",
     };
     const char *name = asked < FG_ASKED_COUNT ? names[asked] : NULL;
     return name != NULL ? name : "unknown";
@@ -325,6 +326,7 @@ fg_work_options fg_work_put_options(const fg_worker_options *options)
     record.tier_slots = tier.total;
     record.overlap = options->overlap;
     record.prefix_cache = options->prefix_cache;
+    record.zero_copy = options->zero_copy;
     record.linked = options->link != NULL;
     record.hands_over = options->prefill != NULL && options->decode != NULL;
     snprintf(record.name, sizeof record.name, "%s", options->name);
@@ -363,6 +365,7 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
                                         .limits = record->limits,
                                         .overlap = record->overlap != 0,
                                         .prefix_cache = record->prefix_cache != 0,
+                                        .zero_copy = record->zero_copy != 0,
                                         .local_prefill_max = record->local_prefill_max,
                                         .fingerprint = record->fingerprint,
                                         .pid = record->pid,

@@ -269,7 +269,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
         seq->aborting = true;
         if (seq->side == FG_SIDE_SENDER) {
             fg_worker_link_abort(worker, seq);
-            if (seq->pushed == 0) {
+            if (seq->pushed == 0 && seq->direct_from == UINT32_MAX) {
                 /* The link never saw this ticket, reads nothing, and (where the receiver has fenced
                  * it already) may have no more to say about it. */
                 fg_worker_release_ticket(worker, seq);

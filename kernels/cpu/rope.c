@@ -177,14 +177,13 @@ static void store_head(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uin
     }
 }
 
-static void store_row(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, const fg_kv_row *row,
-                      const float *k, const float *v)
+static void store_slot(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, uint8_t *block,
+                       uint32_t slot, const float *k, const float *v)
 {
-    uint32_t slot = row->position;
     for (uint32_t head = 0; head < kv->kv_head_count; head++) {
         size_t first = (size_t)head * kv->head_dim;
-        uint8_t *keys = fg_cpu_kv_region(kv, row->block_ids, kv->key_offset, head, slot);
-        uint8_t *values = fg_cpu_kv_region(kv, row->block_ids, kv->value_offset, head, slot);
+        uint8_t *keys = block + kv->key_offset + head * kv->head_bytes;
+        uint8_t *values = block + kv->value_offset + head * kv->head_bytes;
         if (kv->dtype == FG_I8) {
             store_bytes(kv, keys, slot, true, k + first);
             store_bytes(kv, values, slot, false, v + first);
@@ -192,6 +191,16 @@ static void store_row(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, cons
             store_head(kernels, kv, keys, key_places(kv, slot), k + first);
             store_head(kernels, kv, values, value_places(kv, slot), v + first);
         }
+    }
+}
+
+static void store_row(const fg_cpu_kernels *kernels, const fg_paged_kv *kv, const fg_kv_row *row,
+                      const float *k, const float *v)
+{
+    uint8_t *block = fg_cpu_kv_region(kv, row->block_ids, 0, 0, row->position);
+    store_slot(kernels, kv, block, row->position, k, v);
+    if (row->twin != NULL) {
+        store_slot(kernels, kv, row->twin, row->position, k, v);
     }
 }
 

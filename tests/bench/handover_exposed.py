@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a hand-over exposes, by prompt length, transport and form of the last chunk, one request at a
+"""What a hand-over exposes, by prompt length, way of the blocks and form of the last chunk, one request at a
 time through one prefill and one decode worker: from the end of the prompt's computing to decode's
 acceptance (exposed), from first to second token (gap), and time to first token. Medians, as a Markdown
 table; all clusters take turns in one run, so that they see the same machine."""
@@ -9,7 +9,8 @@ import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
-from _forge import Suite, answer_of, counters, served_model, status_port  # noqa: E402  pylint: disable=wrong-import-position
+from _forge import (Suite, WAYS, answer_of, counters, served_model,  # noqa: E402  pylint: disable=wrong-import-position
+                    status_port)
 from engine_room_identity import BOS, ids  # noqa: E402  pylint: disable=wrong-import-position
 
 COLUMNS = ("push_exposed_ms", "handover_gap_ms", "ttft_ms", "itl_ms", "chunks")
@@ -34,11 +35,12 @@ def bench(suite):
     flags = ["--status-port", "0", "--local-prefill-tokens", "0"]
     clusters = {}
     try:
-        for transport, way in itertools.product(("shm", "tcp"), suite.options.ways.split(",")):
+        for transport, way in itertools.product(suite.options.transports.split(","),
+                                                suite.options.ways.split(",")):
             clusters[transport, way] = suite.cluster(
-                model=suite.smollm2(), prefill=1, decode=1, transport=transport,
+                model=suite.smollm2(), prefill=1, decode=1, **WAYS[transport],
                 flags=flags + ["--last-chunk", way, "--kv-blocks", "400"])
-        print("\n| prompt | transport | last chunk | exposed ms | gap ms | TTFT ms | ITL ms | chunks |\n"
+        print("\n| prompt | way | last chunk | exposed ms | gap ms | TTFT ms | ITL ms | chunks |\n"
               "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
         for length in [int(word) for word in suite.options.lengths.split(",")]:
             measure(suite, clusters, length)
@@ -54,6 +56,7 @@ def bench(suite):
 
 def main():
     suite = Suite(__doc__, rounds=(5, "requests for each row"), lengths=("64,256,600", "prompt tokens"),
+                  transports=(",".join(WAYS), "ways from prefill to decode"),
                   ways=("whole,short,auto", "forms of the last chunk"))
     suite.case("hand-over", bench, suite)
     suite.end()

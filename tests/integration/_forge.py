@@ -181,6 +181,11 @@ class Process:
             return ""
 
 
+# How KV blocks get from prefill to decode: options of a cluster.
+WAYS = {"shm": dict(transport="shm"), "tcp": dict(transport="tcp"),
+        "zero-copy": dict(transport="shm", way_flags=["--kv-zero-copy", "on"])}
+
+
 class Cluster:
     """A router with workers, or one standalone process, on free ports of loopback.
 
@@ -189,11 +194,11 @@ class Cluster:
     """
 
     def __init__(self, forge, model, prefill=1, decode=1, standalone=False, flags=(), threads=1,
-                 transport=None, logs=None, split="always", role_flags=None):
+                 transport=None, logs=None, split="always", role_flags=None, way_flags=()):
         if not os.access(forge, os.X_OK):
             raise AssertionError(f"{forge} is not there: cmake --build --preset release")
         self.forge, self.model, self.threads = forge, model, threads
-        self.flags = [str(flag) for flag in flags]
+        self.flags = [str(flag) for flag in (*flags, *way_flags)]
         self.role_flags = role_flags or {}  # more flags for the workers of a role
         if transport:
             self.flags += ["--kv-transport", transport]

@@ -10,7 +10,7 @@ import threading
 import time
 
 from _forge import (ROOT, WAIT_S, Failed, Stream, Suite, answer_of, get, post, served_model,
-                    story_requests, wait_for)
+                    story_requests, wait_for, WAYS)
 
 SHAPE = dict(prefill=2, decode=2)
 SOON_S = 2.0  # what the design promises; reported, and only failed far beyond
@@ -114,7 +114,7 @@ def under_fire(suite, cluster, requests, want, name, strike, lost=True):
 
 
 def killing(suite, transport, requests, want):
-    with suite.cluster(model=suite.stories(), transport=transport, **SHAPE) as cluster:
+    with suite.cluster(model=suite.stories(), **WAYS[transport], **SHAPE) as cluster:
         for name in ("decode-0", "prefill-1"):
             suite.case(f"{transport}: kill -9 {name} under traffic", under_fire, suite, cluster,
                        requests, want, name, cluster.kill)
@@ -243,7 +243,7 @@ def main():
 
     suite.case("solo runs", solo)
     if want:
-        for transport in ("shm", "tcp"):
+        for transport in WAYS:
             suite.case(f"{transport}: cluster starts and ends well", killing, suite, transport,
                        requests, want)
         suite.case("no decode worker left", no_worker_left, suite, requests, want)

@@ -5,7 +5,7 @@ transport, the answer is the same."""
 import signal
 
 from _forge import (Failed, Stream, Suite, answer_of, assert_same, counters, run_all, served_model,
-                    status_port, wait_for)
+                    status_port, wait_for, WAYS)
 from engine_room_identity import BOS, ids
 
 BLOCK = 16
@@ -30,10 +30,10 @@ def under_way(cluster, chunks):
     return wait_for("a prompt that is being computed", look, 30)
 
 
-def dies_early(suite, transport, alone):
+def dies_early(suite, way, alone):
     """Killed while the prompt is computed: nobody has seen a token, so the router tries again."""
-    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, transport=transport,
-                       flags=FLAGS) as cluster:
+    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, flags=FLAGS,
+                       **WAYS[way]) as cluster:
         body = request(suite, served_model(cluster))
         want = alone(body)
         result = {}
@@ -63,19 +63,19 @@ def freeze(cluster, stream):
     return None
 
 
-def dies_late(suite, transport, alone):
+def dies_late(suite, way, alone):
     """Killed when the first token is out and decode has said nothing: the client hears an error, and its
     own retry finds the whole prompt."""
     for _ in range(5):
-        note = try_late(suite, transport, alone)
+        note = try_late(suite, way, alone)
         if note is not None:
             return note
     raise AssertionError("the prompt was always computed before its decode worker could be stopped")
 
 
-def try_late(suite, transport, alone):
-    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, transport=transport,
-                       flags=FLAGS) as cluster:
+def try_late(suite, way, alone):
+    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, flags=FLAGS,
+                       **WAYS[way]) as cluster:
         body = request(suite, served_model(cluster))
         want = alone(body)
         stream = Stream(cluster.port, "/v1/completions", {**body, "logits_digest": True})
@@ -116,15 +116,23 @@ def try_late(suite, transport, alone):
         return f"{whole} of {PROMPT} from the cache"
 
 
-def cut(suite, way, transport, requests, want):
-    """The same answers however the last chunk is cut, and neighbours travel together."""
-    flags = FLAGS + ["--last-chunk", way]
-    with suite.cluster(model=suite.stories(), prefill=1, decode=1, transport=transport,
-                       flags=flags) as cluster:
+def cut(suite, last_chunk, way, requests, want):
+    """The same answers however the last chunk is cut; neighbours travel together, or nothing does."""
+    flags = FLAGS + ["--last-chunk", last_chunk]
+    with suite.cluster(model=suite.stories(), prefill=1, decode=1, flags=flags,
+                       **WAYS[way]) as cluster:
         have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
-        assert_same(requests, want, have, f"--last-chunk {way} over {transport}")
+        assert_same(requests, want, have, f"--last-chunk {last_chunk} by {way}")
         cluster.wait_at_rest(workers=2)
         shown = counters(status_port(cluster.workers["prefill-0"]))
+        direct = shown["kv_link_direct_blocks_total"]
+        if way == "zero-copy":
+            pushed = shown["kv_link_pushed_blocks_total"]
+            full = sum(len(r["prompt"]) // BLOCK for r in requests)
+            begun = sum(len(r["prompt"]) % BLOCK != 0 for r in requests)  # the last ones
+            assert (direct, pushed) == (full, begun), f"{direct:.0f} computed there, {pushed:.0f} pushed"
+            return f"{direct:.0f} blocks computed there, {pushed:.0f} pushed"
+        assert direct == 0, f"{direct:.0f} blocks were not pushed"
         blocks, puts = shown["kv_link_pushed_blocks_total"], shown["kv_link_descriptors_total"]
         assert 0 < puts < blocks, f"{puts:.0f} transfers for {blocks:.0f} blocks"
         return f"{blocks:.0f} blocks in {puts:.0f} transfers"
@@ -139,18 +147,17 @@ def main():
             stories.extend(request(suite, served_model(cluster), 20 + 17 * i, 12) for i in range(12))
             want.extend(answer_of(cluster.port, body) for body in stories)
     suite.case("solo runs", solo)
-    for way in ("short", "whole", "auto") if want else ():
-        for transport in ("shm", "tcp"):
-            suite.case(f"{transport}: --last-chunk {way}", cut, suite, way, transport, stories, want)
+    for last_chunk in ("short", "whole", "auto") if want else ():
+        for way in WAYS:
+            suite.case(f"{way}: --last-chunk {last_chunk}", cut, suite, last_chunk, way, stories,
+                       want)
 
     def alone(body):
         with suite.cluster(model=suite.smollm2(), standalone=True) as cluster:
             return answer_of(cluster.port, body)
-    for transport in ("shm", "tcp"):
-        suite.case(f"{transport}: decode dies while the prompt is computed", dies_early, suite,
-                   transport, alone)
-        suite.case(f"{transport}: decode dies behind the first token", dies_late, suite, transport,
-                   alone)
+    for way in WAYS:
+        suite.case(f"{way}: decode dies while the prompt is computed", dies_early, suite, way, alone)
+        suite.case(f"{way}: decode dies behind the first token", dies_late, suite, way, alone)
     suite.end()
 
 

@@ -2,7 +2,7 @@
 """One request, one answer: 50 mixed requests give the same token ids and the same logits, bit for
 bit, alone and in a full batch, whatever the chunk size, the thread count, the shape of the cluster
 and the KV transport."""
-from _forge import Suite, answer_of, assert_same, run_all, served_model, story_requests
+from _forge import Suite, answer_of, assert_same, run_all, served_model, story_requests, WAYS
 
 # name, flags and shape; every one runs all requests at once and is compared with "alone"
 SHAPES = [
@@ -19,10 +19,14 @@ SHAPES = [
     ("2P+2D tcp", dict(prefill=2, decode=2, transport="tcp")),
     ("2P+2D shm, chunk 7", dict(prefill=2, decode=2, transport="shm",
                                 flags=["--prefill-chunk-size", 7])),
+    ("2P+2D zero-copy", dict(prefill=2, decode=2, **WAYS["zero-copy"])),
+    ("2P+2D zero-copy, chunk 7, 2 threads", dict(prefill=2, decode=2, threads=2,
+                                                 flags=["--prefill-chunk-size", 7],
+                                                 **WAYS["zero-copy"])),
     ("2P+2D tcp, 2 threads", dict(prefill=2, decode=2, transport="tcp", threads=2)),
 ]
 # SmolLM2 is a thousand times the work: the shapes that exercise quantised kernels and real blocks.
-REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D tcp"]
+REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D zero-copy", "2P+2D tcp"]
 
 
 def alone(suite, model, requests):

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 
 from _forge import (Skip, Suite, answer_of, assert_same, counters, find_tool, run_all, served_model,
-                    status_port, wait_for)
+                    status_port, wait_for, WAYS)
 from engine_room_identity import BOS, ids
 
 TYPES = ["f16", "bf16", "int8", "f32"]
@@ -70,19 +70,20 @@ def chosen(process):
     return found and found.groups()
 
 
-def check_handed_over(cluster, requests):
+def check_handed_over(cluster, requests, direct):
     """What the router noted: every prompt was computed by prefill, in chunks, and all its blocks moved."""
     lengths = sorted(len(request["prompt"]) for request in requests)
     have = sorted((r["prompt_tokens"], r["prefill"], r["decode"], r["cached_tokens"],
                    r["chunks"] * CHUNK >= r["prompt_tokens"]) for r in cluster.state()["recent"])
     want = [(length, "prefill-0", "decode-0", 0, True) for length in lengths]
     assert have == want, f"{have}, not {want}"
-    blocks = sum(-(-length // BLOCK) for length in lengths)
+    blocks = sum(length // BLOCK if direct else -(-length // BLOCK) for length in lengths)
     # Not the router's count: no push is reported to it behind the end of a short answer.
     port = status_port(cluster.workers["prefill-0"])
-    wait_for(f"{blocks} pushed blocks",
-             lambda: counters(port)["kv_link_pushed_blocks_total"] >= blocks)
-    return f"{blocks} blocks"
+    kind = "direct" if direct else "pushed"
+    wait_for(f"{blocks} {kind} blocks",
+             lambda: counters(port)[f"kv_link_{kind}_blocks_total"] >= blocks)
+    return f"{blocks} {kind} blocks"
 
 
 def handed_over(suite, model, kv_type, requests, want, **shape):
@@ -94,7 +95,7 @@ def handed_over(suite, model, kv_type, requests, want, **shape):
         have = run_all([lambda r=r: answer_of(cluster.port, r) for r in named(cluster, requests)])
         assert_same(requests, want, have, f"with a cache of {kv_type} differ from those given alone")
         cluster.wait_at_rest(workers=2)
-        note = check_handed_over(cluster, requests)
+        note = check_handed_over(cluster, requests, "way_flags" in shape)
     return f"{note}, {choices[0][0]} to {choices[1][0]}"
 
 
@@ -143,14 +144,14 @@ def family(suite, label, model, requests):
     """Every type alone and over every transport, in short less of it; what each gave alone is returned."""
     want = {}
     everything = suite.options.full or label == "two layers"
-    transports = ("shm", "tcp") if everything else ("shm",)
+    ways = WAYS if everything else ("shm", "zero-copy")
     for kv_type in TYPES if everything or label != "SmolLM2" else ("bf16", "int8"):
         suite.case(f"{label}, {kv_type}: alone",
                    lambda t=kv_type: want.update({t: alone(suite, model, t, requests)}))
-        for transport in transports if kv_type in want else ():
-            suite.case(f"{label}, {kv_type}: over {transport}",
-                       lambda t=kv_type, over=transport: handed_over(suite, model, t, requests, want[t],
-                                                                     transport=over))
+        for way in ways if kv_type in want else ():
+            suite.case(f"{label}, {kv_type}: by {way}",
+                       lambda t=kv_type, by=way: handed_over(suite, model, t, requests, want[t],
+                                                             **WAYS[by]))
     if len(want) > 1:
         suite.case(f"{label}: each type has logits of its own", types_differ, requests, want)
     return want

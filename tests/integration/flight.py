@@ -13,7 +13,7 @@ import threading
 import urllib.request
 
 from _forge import (Suite, Stream, get, post, run_all, served_model, status_port, story_requests,
-                    wait_for)
+                    wait_for, WAYS)
 
 CANARY = "Zyxwvut the secretive walrus"
 
@@ -194,6 +194,7 @@ WORKER_SHAPES = {
     "one of each": dict(prefill=1, decode=1),
     "TCP, two of each, one step ahead": dict(prefill=2, decode=2, transport="tcp",
                                              flags=["--overlap", "on"]),
+    "zero-copy": dict(prefill=1, decode=1, **WAYS["zero-copy"]),
     "few blocks and a tier": dict(prefill=1, decode=1, flags=[
         "--kv-blocks", "48", "--kv-host-blocks", "64", "--preemption", "swap"]),
 }

@@ -62,6 +62,7 @@ typedef struct sim_worker {
     bool alive, draining, engine_due;
     uint64_t drain_until_ns;
     uint64_t epoch;
+    uint64_t step_ns; /* that a step takes at most, about */
     uint64_t slow_until_ns;
     uint64_t full_until_ns[SIM_WAYS];
     sim_line lines[SIM_WAYS][SIM_LINES];

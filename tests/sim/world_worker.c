@@ -17,7 +17,7 @@ static void watch_engine(sim_worker *s)
     if (s->alive && !s->engine_due && fg_engine_sim_due_ns(s->engine) != UINT64_MAX) {
         s->engine_due = true;
         sim_push(s->world, &(sim_event){ .at_ns = sim_now(s->world) + SIM_MS / 2 +
-                                                  sim_below(&s->ticks, 4 * SIM_MS),
+                                                  sim_below(&s->ticks, s->step_ns),
                                          .fire = fire_engine,
                                          .arg = (void *)(uintptr_t)s->life,
                                          .index = s->index });
@@ -253,6 +253,8 @@ void sim_start_worker(sim_world *w, sim_worker *s)
                                   .reconnect = worker_reconnect,
                                   .ctx = s };
     fg_error err;
+    options.zero_copy = sim_chance(&rng, 500);
+    s->step_ns = sim_chance(&rng, 250) ? 60 * SIM_MS : 4 * SIM_MS;
     options.flight = s->flight = sim_open_worker_flight(w, &options);
     fg_status status = fg_worker_create(&options, &s->worker, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
@@ -275,6 +277,7 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
     w->report->swapped += stats.swapped_blocks;
     w->report->forks += stats.forks;
     w->report->remapped += stats.remapped_blocks;
+    w->report->direct += stats.direct_blocks;
     fg_engine_close(s->engine);
     fg_worker_destroy(s->worker);
     sim_close_flight(w, s->flight);

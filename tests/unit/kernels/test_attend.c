@@ -571,8 +571,11 @@ typedef struct turn_case {
     bool apart; /* rows of sequences of their own, else of one */
 } turn_case;
 
-/* One world, turned and stored by one instruction set. */
-static world turned_world(const char *isa, uint32_t threads, const turn_case *t)
+enum { TURN_BLOCKS = 3 };
+
+/* One world, turned and stored by one instruction set. With `twins` (of TURN_BLOCKS blocks), odd rows are written there
+ * too. */
+static world turned_world(const char *isa, uint32_t threads, const turn_case *t, uint8_t *twins)
 {
     const attend_case c = { "turn", 3, 2, 64, 16, t->dtype, 19, 19, 0 };
     test_device device;
@@ -585,6 +588,11 @@ static world turned_world(const char *isa, uint32_t threads, const turn_case *t)
     }
     for (uint32_t row = 0; row < c.slot_count && t->apart; row++) {
         w.kv_rows[row] = (fg_kv_row){ .block_ids = w.block_ids + row % 3, .position = row / 3 };
+    }
+    for (uint32_t row = 1; row < c.slot_count && twins != NULL; row += 2) {
+        fg_kv_row *at = &w.kv_rows[row];
+        uint32_t block = at->block_ids[at->position / c.block_size];
+        at->twin = twins + block * w.kv.block_bytes;
     }
     memcpy(w.v + columns, rounding_edges, sizeof rounding_edges);
     fg_rope_store args = { .q = w.q,
@@ -602,12 +610,12 @@ static world turned_world(const char *isa, uint32_t threads, const turn_case *t)
 
 static void expect_same_turns(const char *isa, uint32_t threads, const turn_case *t)
 {
-    enum { Q_BYTES = 19 * 3 * 64 * sizeof(float), BLOCKS = 3 };
-    world want = turned_world("plain", 1, t);
-    world got = turned_world(isa, threads, t);
+    enum { Q_BYTES = 19 * 3 * 64 * sizeof(float) };
+    world want = turned_world("plain", 1, t, NULL);
+    world got = turned_world(isa, threads, t, NULL);
     cr_assert(memcmp(got.q, want.q, Q_BYTES) == 0, "%s, %u threads, %u pairs, interleaved %d", isa,
               threads, t->pair_count, t->interleaved);
-    cr_assert(memcmp(got.kv.arena, want.kv.arena, BLOCKS * want.kv.block_bytes) == 0,
+    cr_assert(memcmp(got.kv.arena, want.kv.arena, TURN_BLOCKS * want.kv.block_bytes) == 0,
               "%s, %u threads, %u pairs, interleaved %d, apart %d: what is stored as %s", isa,
               threads, t->pair_count, t->interleaved, t->apart, fg_dtype_name(t->dtype));
     free_world(&want);
@@ -629,5 +637,45 @@ Test(rope_store, turns_and_rounds_with_the_same_bits_everywhere)
             turn_case t = { dtypes[k % 4], pair_counts[k / 4 % 5], k / 20 % 2 == 1, k / 40 == 1 };
             expect_same_turns(test_isas[i % TEST_ISAS], threads, &t);
         }
+    }
+}
+
+/* What is computed for another worker lies there as it lies here; other slots stay as they were. */
+Test(rope_store, writes_twins_where_there_are_some)
+{
+    static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32, FG_I8 };
+    for (uint32_t i = 0; i < TEST_ISAS * 4 * 2; i++) {
+        const char *isa = test_isas[i % TEST_ISAS];
+        turn_case t = { dtypes[i / TEST_ISAS % 4], 32, false, i / TEST_ISAS / 4 == 1 };
+        test_device device;
+        if (!open_test_device(isa, 2, &device)) {
+            continue;
+        }
+        close_test_device(&device);
+        world alone = turned_world(isa, 2, &t, NULL);
+        size_t bytes = TURN_BLOCKS * alone.kv.block_bytes;
+        uint8_t *twins = malloc(bytes), *marked = malloc(bytes);
+        memset(twins, 0xEE, bytes);
+        world w = turned_world(isa, 2, &t, twins);
+        cr_assert(memcmp(w.kv.arena, alone.kv.arena, bytes) == 0, "%s: a twin changed this side",
+                  isa);
+        /* The same slots, found by storing over another ground. */
+        memset(marked, 0x11, bytes);
+        world other = turned_world(isa, 2, &t, marked);
+        size_t written = 0;
+        for (size_t at = 0; at < bytes; at++) {
+            bool stays = twins[at] == 0xEE && marked[at] == 0x11;
+            written += !stays;
+            cr_assert(stays || twins[at] == ((const uint8_t *)w.kv.arena)[at], "%s, %s: byte %zu",
+                      isa, fg_dtype_name(t.dtype), at);
+        }
+        size_t slot = 2 * 2 * 64 * fg_dtype_kv_bytes(t.dtype) +
+                      (t.dtype == FG_I8 ? 2 * 2 * sizeof(float) : 0);
+        cr_assert_eq(written, 9 * slot, "%s, %s: %zu bytes", isa, fg_dtype_name(t.dtype), written);
+        free(twins);
+        free(marked);
+        free_world(&alone);
+        free_world(&w);
+        free_world(&other);
     }
 }

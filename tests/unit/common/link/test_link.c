@@ -341,6 +341,144 @@ Test(link, a_lost_peer_can_be_learned_again)
     }
 }
 
+/* ---- holds: the caller writes by itself ---- */
+
+static const char *const near[] = { "mem", "shm", "auto" };
+enum { NEAR_COUNT = sizeof near / sizeof near[0] };
+
+static fg_status hold(rig *r, uint64_t ticket, void **arena_out)
+{
+    return fg_link_hold(r->a.link, r->a.peer, ticket, target_blocks, COUNT, arena_out);
+}
+
+static void write_there(rig *r, void *arena, uint32_t from, uint32_t count)
+{
+    size_t size = r->a.block_bytes;
+    for (uint32_t i = from; i < from + count; i++) {
+        fill_block(&r->a, source_blocks[i], (uint8_t)(i + 1));
+        memcpy((uint8_t *)arena + target_blocks[i] * size,
+               (uint8_t *)fg_link_arena(r->a.link) + source_blocks[i] * size, size);
+    }
+}
+
+Test(link, what_is_written_by_a_hold_needs_no_push)
+{
+    for (size_t k = 0; k < NEAR_COUNT; k++) {
+        rig r;
+        fg_error err;
+        void *arena, *again;
+        open_rig(&r, near[k], NULL, 20480 + 8);
+        cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 7, target_blocks, COUNT, &err), FG_OK);
+        cr_assert_eq(hold(&r, 7, &arena), FG_OK);
+        cr_assert_eq(hold(&r, 7, &again), FG_OK); /* two steps in flight */
+        cr_assert_eq(arena, again);
+        write_there(&r, arena, 0, 5);
+        fg_link_release(r.a.link, r.a.peer, 7);
+        write_there(&r, arena, 5, 2);
+        fg_link_release(r.a.link, r.a.peer, 7);
+        fill_block(&r.a, source_blocks[7], 8); /* and one is pushed */
+        cr_assert_eq(
+            fg_link_push(r.a.link, r.a.peer, 7, 7, source_blocks + 7, target_blocks + 7, 1), FG_OK);
+        cr_assert_eq(commit_of(&r, 7, source_blocks, COUNT), FG_OK);
+        cr_assert(wait_for(&r.a, &r.b, &r.b.commits, 1), "%s: no commit", r.kind);
+        check_arrived(&r, "by a hold");
+        cr_assert_eq(fg_link_answer(r.b.link, 7, NULL, 0), FG_OK);
+        cr_assert(wait_for(&r.a, &r.b, &r.a.answers, 1));
+        cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
+        fg_link_stats stats;
+        fg_link_stats_get(r.a.link, &stats);
+        cr_assert_eq(stats.pushed_blocks, 1u);
+        close_rig(&r);
+    }
+}
+
+Test(link, a_fence_waits_for_a_hold)
+{
+    for (size_t k = 0; k < NEAR_COUNT * 2; k++) {
+        rig r;
+        fg_error err;
+        void *arena;
+        bool abort = k % 2 == 1; /* by the sender itself */
+        open_rig(&r, near[k / 2], NULL, 4096);
+        cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 5, target_blocks, COUNT, &err), FG_OK);
+        cr_assert_eq(hold(&r, 5, &arena), FG_OK);
+        if (abort) {
+            fg_link_abort(r.a.link, r.a.peer, 5);
+        }
+        fg_link_fence(r.b.link, 5);
+        turn_both(&r.a, &r.b, 300);
+        cr_assert_eq(r.a.drained + r.b.fenced, 0, "%s: somebody still writes", r.kind);
+        write_there(&r, arena, 0, COUNT);
+        fg_link_release(r.a.link, r.a.peer, 5);
+        cr_assert(wait_for(&r.a, &r.b, &r.b.fenced, 1), "%s", r.kind);
+        cr_assert(wait_for(&r.a, &r.b, &r.a.drained, 1), "%s", r.kind);
+        cr_assert_eq(hold(&r, 5, &arena), FG_CANCELLED);
+        cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
+        close_rig(&r);
+    }
+}
+
+Test(link, held_memory_outlives_its_owner)
+{
+    for (size_t k = 0; k < NEAR_COUNT; k++) {
+        rig r;
+        fg_error err;
+        void *arena;
+        open_rig(&r, near[k], NULL, 65536);
+        cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 3, target_blocks, COUNT, &err), FG_OK);
+        cr_assert_eq(hold(&r, 3, &arena), FG_OK);
+        fg_link_close(r.b.link);
+        r.b.link = NULL;
+        turn_both(&r.a, NULL, 100);
+        fg_link_lose_peer(r.a.link, r.a.peer);
+        turn_both(&r.a, NULL, 100);
+        cr_assert_eq(r.a.drained, 0);
+        write_there(&r, arena, 0, COUNT); /* the step in flight goes on */
+        fg_link_release(r.a.link, r.a.peer, 3);
+        cr_assert(wait_for(&r.a, NULL, &r.a.drained, 1), "%s", r.kind);
+        cr_assert_eq(r.a.why, FG_PEER_LOST);
+        while (r.a.link->peers[r.a.peer] != NULL) {
+            turn_both(&r.a, NULL, 1);
+        }
+        close_rig(&r);
+    }
+}
+
+Test(link, closing_ends_holds)
+{
+    for (size_t k = 0; k < NEAR_COUNT; k++) {
+        rig r;
+        fg_error err;
+        void *arena;
+        open_rig(&r, near[k], NULL, 4096);
+        cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 3, target_blocks, COUNT, &err), FG_OK);
+        cr_assert_eq(hold(&r, 3, &arena), FG_OK);
+        fg_link_close(r.a.link); /* whoever wrote has stopped */
+        r.a.link = NULL;
+        cr_assert(wait_for(NULL, &r.b, &r.b.fenced, 1), "%s", r.kind);
+        close_rig(&r);
+    }
+}
+
+Test(link, refuses_holds_that_cannot_be)
+{
+    static const uint32_t beyond[] = { 1, RIG_BLOCKS };
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        rig r;
+        void *arena;
+        open_rig(&r, kinds[k], NULL, 4096);
+        bool far = strcmp(kinds[k], "tcp") == 0;
+        cr_assert_eq(hold(&r, 1, &arena), far ? FG_BAD_INPUT : FG_OK, "%s", r.kind);
+        cr_assert_eq(fg_link_hold(r.a.link, r.a.peer, 2, beyond, 2, &arena), FG_BAD_INPUT);
+        cr_assert_eq(fg_link_hold(r.a.link, r.a.peer, 2, beyond, 0, &arena), FG_BAD_INPUT);
+        cr_assert_eq(fg_link_hold(r.a.link, 77, 2, beyond, 1, &arena), FG_PEER_LOST);
+        if (!far) {
+            fg_link_release(r.a.link, r.a.peer, 1);
+        }
+        close_rig(&r);
+    }
+}
+
 Test(link, stale_messages_are_dropped_and_counted)
 {
     for (size_t k = 0; k < KIND_COUNT; k++) {
