@@ -350,7 +350,8 @@ static const fg_option options[] = {
       .group = cluster,
       .roles = worker_roles,
       AT(kv_zero_copy),
-      .help = "A prompt's KV is computed straight into the decode worker's blocks as well, where these are in shared "
+      .help = "A prompt's KV is computed straight into the decode worker's blocks as well, where "
+              "these are in shared "
               "memory of this host: nothing of it has to be pushed. The answers are the same." },
     { .name = "link-host",
       .type = FG_OPTION_STRING,
