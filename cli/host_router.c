@@ -13,6 +13,8 @@
 #include "router/front.h"
 
 enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
+/* What is predicted may be wrong, and the sender has other work. */
+#define PULL_MARGIN 1.5
 
 struct fg_host_router {
     fg_bus *bus;
@@ -31,6 +33,7 @@ struct fg_host_router {
     fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
     fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *prefix_waits, *circles;
+    fg_metric *pulls, *pulled_blocks;
     fg_metric *decisions, *decision_s[3];
     fg_service service;
     fg_dispatch_stats counted; /* what the counters show already */
@@ -148,6 +151,12 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
         { &router->prefix_waits,
           { .name = "placements_prefix_waits_total",
             .help = "Requests that waited for room where their prefix is" } },
+        { &router->pulls,
+          { .name = "prefix_pulls_total",
+            .help =
+                "Times that a prefill worker was sent cached blocks by another worker first" } },
+        { &router->pulled_blocks,
+          { .name = "prefix_pulled_blocks_total", .help = "Blocks that it got so" } },
         { &router->circles,
           { .name = "placements_circles_avoided_total",
             .help =
@@ -205,6 +214,8 @@ static void update_routing(fg_host_router *router, const fg_dispatch_stats *stat
     fg_metric_add(router->given_up, (double)(stats->given_up - old->given_up));
     fg_metric_add(router->held, (double)(stats->held - old->held));
     fg_metric_add(router->prefix_waits, (double)(stats->prefix_waits - old->prefix_waits));
+    fg_metric_add(router->pulls, (double)(stats->pulls - old->pulls));
+    fg_metric_add(router->pulled_blocks, (double)(stats->pulled_blocks - old->pulled_blocks));
     fg_metric_add(router->circles, (double)(stats->circles_avoided - old->circles_avoided));
     fg_metric_add(router->resyncs, (double)(stats->resyncs - old->resyncs));
     fg_metric_add(router->hits_expected,
@@ -296,6 +307,7 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
     fg_place_options place = fg_place_defaults();
     place.policy = (fg_place_policy)config->routing;
     place.split = (fg_place_split)config->split;
+    place.pull = config->kv_pull == FG_ON ? PULL_MARGIN : 0;
     fg_status status = fg_service_init(&router->service, config->slo, config->tenant_weights,
                                        fg_rng_entropy(), err);
     if (status != FG_OK) {

@@ -282,9 +282,10 @@ static void print_summary(const fg_sim_report *sum, uint64_t failed, double real
     }
     printf("\npush_retries=%" PRIu64 " stale_dropped=%" PRIu64 " hit_tokens=%" PRIu64
            " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64 " forks=%" PRIu64
-           " remapped_blocks=%" PRIu64 " direct_blocks=%" PRIu64 "\n",
+           " remapped_blocks=%" PRIu64 " direct_blocks=%" PRIu64 " pulls=%" PRIu64
+           " pulled_blocks=%" PRIu64 "\n",
            sum->push_retries, sum->stale_dropped, sum->hit_tokens, sum->preemptions, sum->swapped,
-           sum->forks, sum->remapped, sum->direct);
+           sum->forks, sum->remapped, sum->direct, sum->pulls, sum->pulled);
     printf("split=%" PRIu64 " role_changes=%" PRIu64 " circles_avoided=%" PRIu64 " held=%" PRIu64
            " resyncs=%" PRIu64 "\n",
            sum->split, sum->role_changes, sum->circles_avoided, sum->held, sum->resyncs);

@@ -46,7 +46,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         return;
     }
     uint32_t cached = fg_worker_cached_blocks(worker, seq);
-    if (is_local(worker, seq, cached)) {
+    if (!seq->params.pull && is_local(worker, seq, cached)) {
         take_over(worker, seq);
         return;
     }
@@ -82,13 +82,18 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         return;
     }
     fg_worker_set_state(worker, seq, FG_SEQ_EXPECTING);
+    if (seq->params.pull) {
+        seq->computed = seq->planned = seq->published * seq->table.block_size;
+        fg_worker_expect(worker, seq); /* whoever comes with this prefix waits for it */
+    }
     answer_ticket(worker, seq);
 }
 
 static void decode_on_commit(fg_worker *worker, fg_seq *seq, const fg_link_commit *commit)
 {
     /* A first token that is also the last one is never handed over. */
-    if (commit->block_count != seq->ticket_blocks || seq->params.max_tokens < 2 ||
+    if (commit->block_count != seq->ticket_blocks ||
+        (seq->params.max_tokens < 2 && !seq->params.pull) ||
         commit->first_token >= fg_worker_config(worker)->vocab_size) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "the prefill worker's commit does not fit");
         return;
@@ -119,6 +124,11 @@ static void decode_on_checked(fg_worker *worker, fg_seq *seq)
     fg_worker_release_ticket(worker, seq);
     seq->computed = seq->prompt_count;
     seq->planned = seq->prompt_count;
+    if (seq->params.pull) {
+        fg_worker_publish(worker, seq);
+        fg_worker_end(worker, seq, FG_FINISH_HANDED_OVER, "");
+        return;
+    }
     seq->tokens[seq->token_count++] = seq->first_token;
     fg_worker_publish(worker, seq);
     fg_worker_set_state(worker, seq, FG_SEQ_RUNNING);

@@ -110,7 +110,7 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
         msg.pushed.transport = fg_worker_link_transport(worker, seq->peer);
         msg.pushed.exposed_ns = fg_worker_now_ns(worker) - seq->computed_ns;
         msg.pushed.retries = seq->retries;
-        if (seq->retries == 0) {
+        if (seq->retries == 0 && !seq->params.pull) {
             fg_worker_learn_push(worker, seq->last_blocks, msg.pushed.exposed_ns);
         }
         fg_worker_send(worker, &msg);

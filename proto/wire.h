@@ -16,7 +16,7 @@
 #include "common/base/buf.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 3u
+#define FG_PROTOCOL_VERSION 4u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -76,6 +76,9 @@ typedef struct fg_wire_params {
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
     uint32_t
         pin_ms; /* the prompt's blocks are to stay cached for so long, if there is room; 0: no wish */
+    /* RESERVE, PREFILL: nothing is computed. The prompt is whole blocks; whoever gets PREFILL has them cached and
+     * pushes them, whoever got RESERVE has them in its cache then. Both end it with HANDED_OVER. */
+    bool pull;
     uint64_t family; /* 0, or the same in all choices of one request: they fork from one another */
     /* W3C trace id, and the span that a worker's own spans are children of; span 0: not traced, and
      * the id is 0 too. */

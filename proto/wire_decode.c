@@ -119,6 +119,7 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .trace_low = params->trace_low,
         .trace_span = params->trace_span,
         .pin_ms = params->pin_ms,
+        .pull = params->pull,
     };
 }
 

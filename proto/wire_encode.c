@@ -93,6 +93,7 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->trace_low = params->trace_low;
     to->trace_span = params->trace_span;
     to->pin_ms = params->pin_ms;
+    to->pull = params->pull;
     return to;
 }
 

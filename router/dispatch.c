@@ -161,6 +161,7 @@ static void cancel_at(fg_dispatch *dispatch, const fg_job *job, fg_reg_worker *w
 
 static void leave_workers(fg_dispatch *dispatch, fg_job *job)
 {
+    fg_dispatch_end_pull(dispatch, job);
     cancel_at(dispatch, job, job->prefill);
     if (job->decode != job->prefill) {
         cancel_at(dispatch, job, job->decode);
@@ -541,6 +542,9 @@ void fg_dispatch_do_tick(fg_dispatch *dispatch)
     fg_job *next;
     for (fg_job *job = dispatch->jobs; job != NULL; job = next) {
         next = job->next;
+        if (job->pull.to != NULL && now >= job->pull.until_ns) {
+            fg_dispatch_end_pull(dispatch, job);
+        }
         if (now < job->deadline_ns) {
             continue;
         }

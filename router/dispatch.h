@@ -131,8 +131,9 @@ typedef struct fg_dispatch_stats {
     uint64_t pushed_blocks, pushed_bytes, push_retries;
     uint64_t refused[FG_ADMIT_REASONS]; /* at the door, by fg_admit_reason */
     uint64_t given_up, held;            /* who waited in vain; whose pair was asked later */
-    uint64_t prefix_waits;    /* placed later, because there was no room where their prefix is */
-    uint64_t circles_avoided; /* pairs that were not made because they could wait for ever */
+    uint64_t prefix_waits; /* placed later, because there was no room where their prefix is */
+    uint64_t pulls, pulled_blocks; /* asked for; that came */
+    uint64_t circles_avoided;      /* pairs that were not made because they could wait for ever */
     uint64_t decisions, hash_ns, lookup_ns,
         score_ns; /* times that a place was looked for, and how long */
     uint64_t placed, placed_split, resyncs;

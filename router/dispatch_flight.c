@@ -173,6 +173,7 @@ static fg_wire_params plain_params(const fg_wire_params *from)
     to.cache_mode = from->cache_mode;
     to.family = from->family;
     to.pin_ms = from->pin_ms;
+    to.pull = from->pull;
     to.trace_high = from->trace_high;
     to.trace_low = from->trace_low;
     to.trace_span = from->trace_span;

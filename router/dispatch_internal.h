@@ -1,7 +1,7 @@
 /*
  * dispatch_internal - what dispatch.c (requests), dispatch_doors.c (who
  * calls, and when), dispatch_flight.c (what is kept of that), dispatch_queue.c (who is placed next), dispatch_place.c
- * (where), dispatch_know.c (what is known about the workers), dispatch_workers.c (workers and their
+ * (where), dispatch_pull.c (what is sent there first), dispatch_know.c (what is known about the workers), dispatch_workers.c (workers and their
  * messages) and dispatch_state.c (what people see) share. Private to router.
  */
 #ifndef FORGE_ROUTER_DISPATCH_INTERNAL_H
@@ -43,6 +43,7 @@ typedef struct fg_job_record {
     bool split;                 /* likewise */
     double correction;          /* of its prefill worker's predictions, likewise */
     uint32_t predicted_hit_blocks;
+    uint32_t pulled_blocks; /* that came to its prefill worker from another one */
     fg_finish finish;
 } fg_job_record;
 
@@ -52,6 +53,15 @@ typedef struct fg_refusal {
     char why[FG_ERROR_TEXT_MAX];
     uint64_t at_ns;
 } fg_refusal;
+
+/* Blocks that go to a job's prefill worker from another one. Its messages have the job's number, and the attempt's with
+ * FG_PULL_ATTEMPT. */
+typedef struct fg_pull {
+    fg_reg_worker *from, *to; /* NULL: not (or no longer) at work on it */
+    uint32_t attempt, blocks;
+    uint64_t until_ns;
+} fg_pull;
+#define FG_PULL_ATTEMPT 0x80000000u
 
 typedef struct fg_job {
     struct fg_job *next, *previous; /* in dispatch->jobs, oldest first */
@@ -63,8 +73,9 @@ typedef struct fg_job {
     fg_dispatch_job input;
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
-    uint32_t cost;                   /* to its tenant, as expected */
-    uint64_t give_up_ns;             /* from then on waiting is in vain; 0: never */
+    fg_pull pull;
+    uint32_t cost;          /* to its tenant, as expected */
+    uint64_t give_up_ns;    /* from then on waiting is in vain; 0: never */
     uint64_t held_since_ns; /* it could be placed, but prefill comes to it later; 0: not held */
     uint64_t elsewhere_since_ns; /* it could be placed, but not where its prefix is; 0: not held */
     bool waits; /* booked: the reservation of one peer waits for the prefill of the other */
@@ -162,6 +173,16 @@ void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_release_ahead(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job);
+
+/* dispatch_pull.c */
+/* Asks the job's prefill worker, which was not told of the job yet, for room for what the choice says. */
+void fg_dispatch_begin_pull(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
+/* Nobody waits for it any more. */
+void fg_dispatch_end_pull(fg_dispatch *dispatch, fg_job *job);
+/* A message with FG_PULL_ATTEMPT. */
+void fg_dispatch_on_pull(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
+/* The worker is lost. */
+void fg_dispatch_lose_pulls(fg_dispatch *dispatch, const fg_reg_worker *worker);
 
 /* dispatch_know.c */
 void fg_dispatch_know_worker(fg_dispatch *dispatch, fg_reg_worker *worker);

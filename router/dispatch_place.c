@@ -141,6 +141,9 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .dice = fg_rng_next(&dispatch->dice) };
     uint64_t looked = fg_clock_now_ns(clock);
     fg_place_verdict verdict = pick(dispatch, count, &request, choice_out);
+    if (verdict == FG_PLACE_OK) {
+        fg_place_pull(&dispatch->options.place, dispatch->snapshot, count, &request, choice_out);
+    }
     dispatch->stats.decisions++;
     dispatch->stats.hash_ns += named - began;
     dispatch->stats.lookup_ns += looked - named;
@@ -289,6 +292,7 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
         job->elsewhere_since_ns != 0 && job->elsewhere_since_ns < record->placed_ns;
     job->elsewhere_since_ns = 0;
     fg_dispatch_set_state(dispatch, job, prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
+    fg_dispatch_begin_pull(dispatch, job, choice);
     if (launch(dispatch, job) != FG_OK) {
         decode->full = true; /* its queue of frames is; its next report clears this */
         return false;

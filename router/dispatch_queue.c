@@ -293,6 +293,7 @@ void fg_dispatch_pump(fg_dispatch *dispatch)
 
 void fg_dispatch_requeue(fg_dispatch *dispatch, fg_job *job)
 {
+    fg_dispatch_end_pull(dispatch, job);
     fg_dispatch_release_prefill(dispatch, job);
     fg_dispatch_release_decode(dispatch, job);
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);

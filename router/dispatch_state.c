@@ -75,14 +75,15 @@ static void render_record(const fg_job_record *r, fg_buf *out)
         "\",\"push_retries\":%u,\"push_exposed_ms\":%.3f,\"queue_ms\":%.3f,"
         "\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
         "\"handover_gap_ms\":%.3f,\"itl_ms\":%.3f,\"e2e_ms\":%.3f,"
-        "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"cached_tokens\":%u,\"chunks\":%u,"
+        "\"prompt_tokens\":%u,\"completion_tokens\":%u,\"cached_tokens\":%u,\"pulled_blocks\":%u,"
+        "\"chunks\":%u,"
         "\"preemptions\":%u,\"attempts\":%u,\"predicted_ttft_ms\":%.3f,\"expected_hit_blocks\":%u,"
         "\"finish\":\"%s\"}",
         r->push_retries, (double)r->push_exposed_ns / 1e6, ms_between(r->created_ns, r->placed_ns),
         (double)r->prefill_queue_ns / 1e6, (double)r->prefill_compute_ns / 1e6,
         ms_between(r->created_ns, r->first_ns), ms_between(r->first_ns, r->second_ns), itl,
         ms_between(r->created_ns, r->last_ns), r->prompt_tokens, r->completion_tokens,
-        r->cached_tokens, r->chunks, r->preemptions, r->attempts,
+        r->cached_tokens, r->pulled_blocks, r->chunks, r->preemptions, r->attempts,
         (double)r->predicted_ttft_ns / 1e6, r->predicted_hit_blocks, finish_name(r->finish));
 }
 

@@ -179,6 +179,7 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
     char text[160];
     snprintf(text, sizeof text, "worker %s was lost while it worked on this request", worker->name);
     fg_job *job;
+    fg_dispatch_lose_pulls(dispatch, worker);
     while ((job = job_of(dispatch, worker)) != NULL) {
         if (job->prefill == worker) {
             fg_dispatch_release_prefill(dispatch, job);
@@ -288,6 +289,7 @@ static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const f
     dispatch->stats.hit_blocks_expected += job->record.predicted_hit_blocks;
     dispatch->stats.hit_blocks_found += cached / job->prefill->block_size;
     fg_dispatch_release_ahead(dispatch, job);
+    fg_dispatch_end_pull(dispatch, job);
     fg_dispatch_learn_first(dispatch, job, msg);
     fg_dispatch_set_state(dispatch, job,
                           job->prefill == job->decode ? FG_LIFE_DECODING : FG_LIFE_TRANSFERRING);
@@ -384,9 +386,19 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
     end_if_left(dispatch, msg->request);
 }
 
+static bool is_about_pull(const fg_msg *msg)
+{
+    return (msg->attempt & FG_PULL_ATTEMPT) != 0 &&
+           (msg->kind == FG_MSG_TICKET || msg->kind == FG_MSG_DONE || msg->kind == FG_MSG_PUSHED);
+}
+
 static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     uint32_t live = dispatch->stats.live;
+    if (is_about_pull(msg)) {
+        fg_dispatch_on_pull(dispatch, worker, msg);
+        return;
+    }
     switch (msg->kind) {
     case FG_MSG_HELLO:
         break; /* a doubled one */

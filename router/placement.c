@@ -181,3 +181,56 @@ const char *fg_place_policy_name(fg_place_policy policy)
                                          "two-choices" };
     return names[policy];
 }
+
+/* ---- from worker to worker ---- */
+
+/* Beside what travels: four messages, and steps that have begun when the first of them comes. */
+#define PULL_BASE_NS 2e6
+static uint32_t usable(uint32_t blocks, const fg_place_request *request, uint32_t block_size)
+{
+    uint32_t most = (request->prompt_tokens - 1) / block_size; /* the last token is computed */
+    return blocks < most ? blocks : most;
+}
+
+static bool can_send(const fg_place_worker *from, const fg_place_worker *to)
+{
+    return from != to && from->roles != 0 && (from->can & FG_PLACE_CAN_LINK) != 0 &&
+           from->block_size == to->block_size && from->speed != NULL;
+}
+
+void fg_place_pull(const fg_place_options *options, const fg_place_worker *workers, uint32_t count,
+                   const fg_place_request *request, fg_place_choice *choice)
+{
+    const fg_place_worker *to = &workers[choice->prefill];
+    choice->pull_from = choice->pull_blocks = 0;
+    choice->pull_ns = 0;
+    if (options->pull == 0 || request->hits == NULL || (to->can & FG_PLACE_CAN_LINK) == 0 ||
+        to->speed == NULL) {
+        return;
+    }
+    const fg_place_hit *own = &request->hits[choice->prefill];
+    uint32_t size = to->block_size, prompt = request->prompt_tokens;
+    uint32_t have = usable(own->tier_blocks, request, size), best = have, from = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t blocks = usable(request->hits[i].device_blocks, request, size);
+        if (can_send(&workers[i], to) && blocks > best) {
+            best = blocks;
+            from = i;
+        }
+    }
+    if (best == have) {
+        return;
+    }
+    const fg_place_worker *sender = &workers[from];
+    uint32_t moved = best - usable(own->device_blocks, request, size);
+    double saved = fg_speed_prefill_ns(to->speed, have * size, prompt - have * size) -
+                   fg_speed_prefill_ns(to->speed, best * size, prompt - best * size);
+    double step = fg_speed_step_ns(sender->speed, sender->decodes, sender->kv_tokens);
+    double cost = PULL_BASE_NS + fg_speed_exposed_ns(sender->speed, moved, moved, 0) +
+                  (sender->decodes > 0 ? step : 0);
+    if (saved > options->pull * cost) {
+        choice->pull_from = from;
+        choice->pull_blocks = best;
+        choice->pull_ns = fg_place_whole_ns(cost);
+    }
+}

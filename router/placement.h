@@ -58,6 +58,9 @@ typedef struct fg_place_options {
     double backlog;
     /* Time spent on the answer, ours and what we add to others', against time to first token. */
     double answer_weight;
+    /* Blocks that the prefill worker lacks are sent there by one that has them, where computing them takes so many
+     * times longer; 0: never. */
+    double pull;
 } fg_place_options;
 
 typedef struct fg_place_worker {
@@ -123,6 +126,9 @@ typedef struct fg_place_choice {
     uint32_t hit_full; /* the most on a worker that could compute it, had it room; `cost` only */
     uint64_t ttft_ns, itl_ns; /* predicted, from now */
     fg_place_why why;
+    uint32_t pull_from,
+        pull_blocks; /* who sends the prefill worker leading blocks first, up to how many; 0: nobody does */
+    uint64_t pull_ns; /* predicted for that */
 } fg_place_choice;
 
 /* A predicted time as a number: a claim that is a lie can stretch one beyond what 64 bits hold. */
@@ -132,6 +138,11 @@ static inline uint64_t fg_place_whole_ns(double ns)
 }
 
 fg_place_options fg_place_defaults(void);
+
+/* Fills the choice's pull_*: the worker from which the rest of the prefix comes to the chosen prefill worker sooner than that
+ * computes it. */
+void fg_place_pull(const fg_place_options *options, const fg_place_worker *workers, uint32_t count,
+                   const fg_place_request *request, fg_place_choice *choice);
 
 /* At most FG_LIMIT_WORKERS workers. The choice is written for FG_PLACE_OK only. */
 fg_place_verdict fg_place_pick(const fg_place_options *options, const fg_place_worker *workers,

@@ -290,6 +290,16 @@ static const fg_option options[] = {
           "predicted "
           "to be better for it (auto), always where there are workers for both roles (always), or "
           "never." },
+    { .name = "kv-pull",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "on",
+      .choices = switches,
+      .group = cluster,
+      .roles = "router",
+      AT(kv_pull),
+      .help = "Cached blocks that a prompt's prefill worker lacks are sent there by a worker that "
+              "has them, a chat's "
+              "decode worker for one, where that is predicted to be quicker than computing them." },
     { .name = "residency-mb",
       .type = FG_OPTION_U32,
       .default_text = "64",

@@ -88,6 +88,7 @@ typedef struct fg_serve_config {
     int last_chunk;      /* fg_sched_last_chunk */
     uint32_t queue_skip; /* 0: strictly first come, first served */
     int kv_zero_copy;    /* fg_switch */
+    int kv_pull;         /* fg_switch */
     int overlap;         /* fg_switch */
     uint32_t local_prefill_tokens;
 

@@ -320,7 +320,12 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     if (seq == NULL) {
         return;
     }
-    fg_worker_set_state(worker, seq, FG_SEQ_WAITING);
+    bool pull = seq->params.pull;
+    if (pull && (!msg->prefill.has_ticket || !fg_worker_borrow_prompt(worker, seq))) {
+        fg_worker_end(worker, seq, FG_FINISH_ERROR, "these blocks are not cached here");
+        return;
+    }
+    fg_worker_set_state(worker, seq, pull ? FG_SEQ_HANDING : FG_SEQ_WAITING);
     if (!msg->prefill.has_ticket) {
         return;
     }

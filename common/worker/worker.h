@@ -133,6 +133,8 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);
 /* Counters against a full recount: pool, references, promises, lists, tier. Aborts on a difference
  * (simulator, tests). */
 void fg_worker_check(fg_worker *worker);
+/* Another worker may write this block, or has, and it was not checked yet (simulator). */
+bool fg_worker_is_arriving(const fg_worker *worker, uint32_t block_id);
 /* Forgets every cached prefix, in the tier too; blocks in use stay with their sequences. */
 void fg_worker_clear_cache(fg_worker *worker);
 
@@ -161,6 +163,8 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
                           uint32_t token_count, const fg_wire_params *params);
 /* Blocks for a prompt that will arrive: what is cached is borrowed, the rest taken. FG_AGAIN: not now. */
 fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq);
+/* Equal prompts do well to wait for the blocks from seq->planned on. */
+void fg_worker_expect(fg_worker *worker, fg_seq *seq);
 /* Leading blocks of a sequence's prompt that are cached here. */
 uint32_t fg_worker_cached_blocks(fg_worker *worker, fg_seq *seq);
 /* The KV up to seq->computed is complete: others may share its full blocks from now on. */

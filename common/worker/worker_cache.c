@@ -245,6 +245,23 @@ static uint32_t borrow(fg_worker *worker, fg_seq *seq, uint32_t count)
     return taken;
 }
 
+bool fg_worker_borrow_prompt(fg_worker *worker, fg_seq *seq)
+{
+    uint32_t count = seq->prompt_count / seq->table.block_size;
+    bool whole = seq->prompt_count % seq->table.block_size == 0 && seq->key_count == count;
+    uint32_t found = whole ? fg_prefix_match(worker->prefix, seq->root, seq->keys, seq->tokens,
+                                             count, worker->scratch)
+                           : 0;
+    if (!whole || found < count || borrow(worker, seq, count) < count) {
+        fg_table_truncate(&seq->table, worker->pool, 0, NULL);
+        return false;
+    }
+    seq->published = count;
+    seq->computed = seq->planned = seq->prompt_count;
+    seq->started_ns = seq->computed_ns = fg_worker_now_ns(worker);
+    return true;
+}
+
 /* A private copy of the sibling's last prompt block: only the last prompt token is left to compute. */
 static bool fork_tail(fg_worker *worker, fg_seq *seq, fg_seq *sibling)
 {
@@ -367,8 +384,10 @@ fg_status fg_worker_hold_blocks(fg_worker *worker, fg_seq *seq)
     seq->published = taken;
     fg_status status = fg_table_grow(&seq->table, worker->pool, seq->prompt_count, NULL);
     FG_ASSERT(status == FG_OK, "promised blocks are there");
-    worker->stats.cache_query_tokens += seq->prompt_count;
-    worker->stats.cache_hit_tokens += (uint64_t)taken * seq->table.block_size;
+    if (!seq->params.pull) { /* else whoever needs the blocks is counted when it comes */
+        worker->stats.cache_query_tokens += seq->prompt_count;
+        worker->stats.cache_hit_tokens += (uint64_t)taken * seq->table.block_size;
+    }
     return FG_OK;
 }
 

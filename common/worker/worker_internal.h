@@ -261,7 +261,8 @@ bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit 
 /* Takes what was matched: borrows, forks, orders copies from the tier. False: nothing was taken, the
  * blocks are not to be had after all. */
 bool fg_worker_take_hit(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit);
-void fg_worker_expect(fg_worker *worker, fg_seq *seq);
+/* All of its prompt, which is whole blocks, out of the cache. False: some of it is not there; nothing was taken. */
+bool fg_worker_borrow_prompt(fg_worker *worker, fg_seq *seq);
 void fg_worker_unexpect(fg_worker *worker, fg_seq *seq);
 /* Takes blocks out of the table's promise for copies into them; what these blocks evict is stored only
  * where that leaves room for the copies. */

@@ -106,9 +106,11 @@ void fg_worker_trace_state(fg_worker *worker, fg_seq *seq)
                            .began_ns = seq->since_ns,
                            .ended_ns = now,
                            .tokens = seq->token_count };
-    if (now > seq->since_ns && seq->list != NULL) { /* else it has just been made */
-        fg_trace_add_span(worker->options.trace, &span);
+    if (seq->list != NULL) { /* else it has just been made */
         fg_worker_add_spans(worker, seq, now);
+    }
+    if (seq->list != NULL && now > seq->since_ns) { /* what took no time is not drawn */
+        fg_trace_add_span(worker->options.trace, &span);
     }
     seq->since_ns = now;
 }
@@ -306,6 +308,19 @@ bool fg_worker_can_receive(const fg_worker *worker)
         }
     }
     return used < worker->options.limits.seqs_max;
+}
+
+bool fg_worker_is_arriving(const fg_worker *worker, uint32_t block_id)
+{
+    for (const fg_seq *seq = worker->others.first; seq != NULL; seq = seq->next) {
+        bool arrives = seq->side == FG_SIDE_RECEIVER && seq->ticket_open;
+        for (uint32_t i = seq->ticket_first; arrives && i < seq->table.count; i++) {
+            if (seq->table.blocks[i] == block_id) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 /* ---- the recount ---- */

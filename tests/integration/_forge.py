@@ -208,6 +208,7 @@ class Cluster:
         self.folder = logs or tempfile.mkdtemp(prefix="forge-test-")
         os.makedirs(self.folder, exist_ok=True)
         self.workers, self.killed, self.control = {}, set(), None
+        self.lost = []  # what the router said of workers that it gave up
         common = [forge, "serve", "--model", model, "--host", "127.0.0.1", "--port", "0"]
         try:
             if standalone:
@@ -248,6 +249,7 @@ class Cluster:
     def _on_router_line(self, line):
         """The supervisor's part: end for good what the router declared dead."""
         if "module=registry" in line and "event=lost" in line:
+            self.lost.append(line.strip())
             match = re.search(r"\bpid=(\d+)", line)
             for worker in self.workers.values():
                 if match and worker.pid == int(match[1]):
@@ -303,7 +305,8 @@ class Cluster:
         try:
             return wait_for("rest", at_rest, timeout_s)
         except AssertionError as why:
-            raise AssertionError(f"{why}; the state is {json.dumps(self.state())[:1500]}") from None
+            raise AssertionError(f"{why}; {self.lost[-2:]}; the state is "
+                                 f"{json.dumps(self.state())[:1500]}") from None
 
     def kill_all(self):
         processes = [p for p in (getattr(self, "router", None), *self.workers.values()) if p]

@@ -80,8 +80,9 @@ def turns(suite, block_size):
 
 
 def turns_of_cluster(suite, local, want):
-    """1P+1D: with a short tail the decode worker does it alone, otherwise the prefill worker."""
-    flags = [*STATUS, "--local-prefill-tokens", local]
+    """1P+1D: with a short tail the decode worker does it alone, otherwise the prefill worker, which is not sent the
+    first answer here (cluster_pull is about that)."""
+    flags = [*STATUS, "--local-prefill-tokens", local, "--kv-pull", "off"]
     with suite.cluster(model=suite.smollm2(), prefill=1, decode=1, flags=flags) as cluster:
         ports = [status_port(cluster.workers[name]) for name in ("prefill-0", "decode-0")]
         steps = talk(cluster.port, served_model(cluster), 16)

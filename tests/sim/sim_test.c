@@ -34,8 +34,10 @@ static void print_report(const fg_sim_report *sum)
     printf("push_retries=%" PRIu64 " stale_dropped=%" PRIu64 "\n", sum->push_retries,
            sum->stale_dropped);
     printf("hit_tokens=%" PRIu64 " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64
-           " forks=%" PRIu64 " remapped_blocks=%" PRIu64 " direct_blocks=%" PRIu64 "\n",
-           sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped, sum->direct);
+           " forks=%" PRIu64 " remapped_blocks=%" PRIu64 " direct_blocks=%" PRIu64 " pulls=%" PRIu64
+           " pulled_blocks=%" PRIu64 "\n",
+           sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped, sum->direct,
+           sum->pulls, sum->pulled);
     printf("flight_records: routers=%" PRIu64 " from_rest=%" PRIu64 " workers=%" PRIu64
            " from_rest=%" PRIu64 " calls=%" PRIu64 "\n",
            sum->replayed, sum->replayed_rest, sum->replayed_workers, sum->replayed_workers_rest,

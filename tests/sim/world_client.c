@@ -93,6 +93,7 @@ void sim_start_router(sim_world *w)
         place.split = FG_PLACE_AUTO;
         place.interference = 1000;
     }
+    place.pull = sim_chance(&shape, 500) ? 1e-9 : 0;
     fg_dispatch_options dispatch = {
         .place = place,
         .queue_ahead = (uint32_t)sim_below(&shape, 5),
@@ -125,6 +126,8 @@ void sim_close_router(sim_world *w)
     w->router_stats.cancelled += stats.cancelled;
     w->router_stats.retried += stats.retried;
     w->report->split += stats.placed_split;
+    w->report->pulls += stats.pulls;
+    w->report->pulled += stats.pulled_blocks;
     w->report->circles_avoided += stats.circles_avoided;
     w->report->resyncs += stats.resyncs;
     w->report->held += stats.held;

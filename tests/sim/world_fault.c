@@ -117,17 +117,13 @@ static void cut(sim_world *w, sim_worker *s)
     fg_bus_hub_cut(w->bus_hub, identity);
 }
 
-/* A pinned block of a receiver was not checked yet: damage there must be found. A sender's pinned blocks
- * are its kept copy, which nothing checks; leave those alone. */
+/* In a block that somebody writes, or has written and that was not checked yet, damage must be found. Others are nobody's to
+ * check. */
 static void flip_a_bit(sim_world *w, sim_worker *s, fg_rng rng)
 {
-    if (s->roles != FG_ROLE_DECODE) {
-        return;
-    }
     for (int tries = 0; tries < 16; tries++) {
         uint32_t block = (uint32_t)sim_below(&rng, s->block_count);
-        const fg_pool *pool = fg_worker_pool(s->worker);
-        if (fg_pool_is_pinned(pool, block) && !fg_pool_is_kept(pool, block)) {
+        if (fg_worker_is_arriving(s->worker, block)) {
             unsigned char *bytes = (unsigned char *)s->arena + block * w->layout.block_bytes;
             bytes[sim_below(&rng, w->layout.block_bytes)] ^=
                 (unsigned char)(1u << sim_below(&rng, 8));

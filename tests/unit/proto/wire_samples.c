@@ -82,6 +82,7 @@ static fg_wire_params any_sampling(fg_rng *rng)
                              .trace_high = traced ? fg_rng_next(rng) | 1 : 0,
                              .trace_low = traced ? fg_rng_next(rng) : 0,
                              .pin_ms = up_to(rng, FG_LIMIT_PIN_MS),
+                             .pull = up_to(rng, 1) == 1,
                              .trace_span = traced ? fg_rng_next(rng) | 1 : 0 };
 }
 
@@ -322,6 +323,7 @@ static const char *sampling_difference(const fg_wire_params *a, const fg_wire_pa
     SAME(trace_low)
     SAME(trace_span)
     SAME(pin_ms)
+    SAME(pull)
     return NULL;
 }
 

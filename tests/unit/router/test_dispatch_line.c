@@ -551,8 +551,9 @@ Test(dispatch_line, the_owner_hears_how_it_went)
     fg_buf out;
     fg_buf_init(&out, 0);
     cr_assert(fg_dispatch_render_state(b.dispatch, &out));
-    cr_assert_not_null(strstr(out.data, "\"cached_tokens\":4,\"chunks\":2,\"preemptions\":3"), "%s",
-                       out.data);
+    cr_assert_not_null(
+        strstr(out.data, "\"cached_tokens\":4,\"pulled_blocks\":0,\"chunks\":2,\"preemptions\":3"),
+        "%s", out.data);
     fg_buf_deinit(&out);
     bench_close(&b);
 }

@@ -311,3 +311,61 @@ Test(placement_rules, who_waits_in_the_router_counts_where_there_is_a_line)
         cr_assert_eq(choice.kind, cases[i].want, "%s", cases[i].name);
     }
 }
+
+/* ---- from worker to worker ---- */
+
+/* Of a pair, worker 0 computes. A block is 16 tokens: 1.6 ms to compute, 0.2 ms to send. */
+static const struct {
+    const char *name;
+    spec specs[CASE_WORKERS];
+    uint32_t prompt;
+    double margin;
+    uint32_t from, blocks;
+} pulls[] = {
+    { "the decode worker has the answer", { W(P, .hit = 10), W(D, .hit = 30) }, 1000, 1.5, 1, 30 },
+    { "off", { W(P, .hit = 10), W(D, .hit = 30) }, 1000, 0, 0, 0 },
+    { "nobody has more", { W(P, .hit = 30), W(D, .hit = 30) }, 1000, 1.5, 0, 0 },
+    { "nobody has anything", { W(P), W(D) }, 1000, 1.5, 0, 0 },
+    { "the one with the most",
+      { W(P), W(D, .hit = 20), W(P, .hit = 25), W(D, .hit = 3) },
+      1000,
+      1.5,
+      2,
+      25 },
+    { "one block is computed sooner", { W(P, .hit = 29), W(D, .hit = 30) }, 1000, 1.5, 0, 0 },
+    { "not as much quicker as it should be",
+      { W(P, .hit = 10), W(D, .hit = 30) },
+      1000,
+      100,
+      0,
+      0 },
+    { "a sender whose steps are slow",
+      { W(P, .hit = 10), W(D, .hit = 30, .decodes = 8, .slower = 20) },
+      1000,
+      1.5,
+      0,
+      0 },
+    { "its own tier is enough", { W(P, .hit = 10, .tier = 20), W(D, .hit = 30) }, 1000, 1.5, 0, 0 },
+    { "a sender without a link", { W(P), W(D, .hit = 30, .lacks = NO_LINK) }, 1000, 1.5, 0, 0 },
+    { "a receiver without a link", { W(P, .lacks = NO_LINK), W(D, .hit = 30) }, 1000, 1.5, 0, 0 },
+    { "a sender that drains", { W(P), { .placed = 1, .hit = 30 } }, 1000, 1.5, 0, 0 },
+    { "the last token is computed", { W(P), W(D, .hit = 30) }, 480, 1.5, 1, 29 },
+};
+
+Test(placement_rules, missing_blocks_come_from_who_has_them_where_that_is_quicker)
+{
+    for (size_t i = 0; i < sizeof pulls / sizeof *pulls; i++) {
+        fleet f;
+        set_up(&f, pulls[i].specs, CASE_WORKERS);
+        fg_place_options options = fg_place_defaults();
+        options.pull = pulls[i].margin;
+        fg_place_request request = ask(&f, pulls[i].prompt, 10);
+        fg_place_choice choice = { .prefill = 0, .decode = 1, .pull_blocks = 77 };
+        fg_place_pull(&options, f.workers, f.count, &request, &choice);
+        cr_assert_eq(choice.pull_blocks, pulls[i].blocks, "%s: %u blocks", pulls[i].name,
+                     choice.pull_blocks);
+        cr_assert_eq(choice.pull_from, pulls[i].from, "%s: from %u", pulls[i].name,
+                     choice.pull_from);
+        cr_assert_eq(choice.pull_ns > 0, pulls[i].blocks > 0);
+    }
+}
