@@ -571,6 +571,12 @@ static void check_job(const fg_dispatch *dispatch, const fg_job *job)
     /* One worker for both never transfers. */
     FG_ASSERT(state != FG_LIFE_TRANSFERRING || job->prefill == NULL || job->prefill != job->decode);
     FG_ASSERT(job->record.cached_tokens <= job->input.token_count);
+    const fg_pull *pull = &job->pull;
+    FG_ASSERT(pull->from == NULL ||
+              fg_registry_by_peer(dispatch->registry, pull->from->peer) == pull->from);
+    FG_ASSERT(pull->to == NULL ||
+              fg_registry_by_peer(dispatch->registry, pull->to->peer) == pull->to);
+    FG_ASSERT((pull->from == NULL && pull->to == NULL) || !waits, "a pull for nobody");
 }
 
 static void check_worker(const fg_dispatch *dispatch, const fg_reg_worker *w)

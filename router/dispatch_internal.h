@@ -54,12 +54,12 @@ typedef struct fg_refusal {
     uint64_t at_ns;
 } fg_refusal;
 
-/* Blocks that go to a job's prefill worker from another one. Its messages have the job's number, and the attempt's with
- * FG_PULL_ATTEMPT. */
+/* Blocks that go to a job's prefill worker from another one: planned (`to` is NULL, attempt 0), then asked for. Its messages
+ * have the job's number, and the attempt's with FG_PULL_ATTEMPT. */
 typedef struct fg_pull {
     fg_reg_worker *from, *to; /* NULL: not (or no longer) at work on it */
     uint32_t attempt, blocks;
-    uint64_t until_ns;
+    uint64_t predicted_ns, until_ns;
 } fg_pull;
 #define FG_PULL_ATTEMPT 0x80000000u
 
@@ -175,8 +175,10 @@ void fg_dispatch_release_prefill(fg_dispatch *dispatch, fg_job *job);
 void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job);
 
 /* dispatch_pull.c */
-/* Asks the job's prefill worker, which was not told of the job yet, for room for what the choice says. */
-void fg_dispatch_begin_pull(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
+/* What the choice says is done when the prompt is about to be sent to its worker: decode may do all of it alone. */
+void fg_dispatch_plan_pull(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
+/* Asks the job's prefill worker, which was not told of the job yet, for room for what was planned, if anything was. */
+void fg_dispatch_begin_pull(fg_dispatch *dispatch, fg_job *job);
 /* Nobody waits for it any more. */
 void fg_dispatch_end_pull(fg_dispatch *dispatch, fg_job *job);
 /* A message with FG_PULL_ATTEMPT. */

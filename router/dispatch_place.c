@@ -243,6 +243,7 @@ void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job)
 
 void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)
 {
+    fg_dispatch_end_pull(dispatch, job);
     fg_dispatch_release_prefill(dispatch, job);
     job->prefill = job->decode;
     job->prefill->prefills++;
@@ -292,7 +293,10 @@ bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_cho
         job->elsewhere_since_ns != 0 && job->elsewhere_since_ns < record->placed_ns;
     job->elsewhere_since_ns = 0;
     fg_dispatch_set_state(dispatch, job, prefill == decode ? FG_LIFE_PREFILLING : FG_LIFE_RESERVED);
-    fg_dispatch_begin_pull(dispatch, job, choice);
+    fg_dispatch_plan_pull(dispatch, job, choice);
+    if (prefill == decode) {
+        fg_dispatch_begin_pull(dispatch, job);
+    }
     if (launch(dispatch, job) != FG_OK) {
         decode->full = true; /* its queue of frames is; its next report clears this */
         return false;

@@ -20,25 +20,31 @@ static uint32_t token_count(const fg_job *job)
     return job->pull.blocks * job->pull.to->block_size;
 }
 
-void fg_dispatch_begin_pull(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
+void fg_dispatch_plan_pull(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice)
 {
-    if (choice->pull_blocks == 0) {
+    if (choice->pull_blocks > 0) {
+        job->pull = (fg_pull){ .from = fg_registry_at(dispatch->registry, choice->pull_from),
+                               .blocks = choice->pull_blocks,
+                               .predicted_ns = choice->pull_ns };
+    }
+}
+
+void fg_dispatch_begin_pull(fg_dispatch *dispatch, fg_job *job)
+{
+    fg_pull *pull = &job->pull;
+    if (pull->from == NULL) {
         return;
     }
-    fg_reg_worker *from = fg_registry_at(dispatch->registry, choice->pull_from);
-    job->pull =
-        (fg_pull){ .from = from,
-                   .to = job->prefill,
-                   .attempt = job->attempt | FG_PULL_ATTEMPT,
-                   .blocks = choice->pull_blocks,
-                   .until_ns = fg_dispatch_now(dispatch) + GRACE_NS + SLOWER * choice->pull_ns };
-    fg_msg msg = { .kind = FG_MSG_RESERVE, .request = job->id, .attempt = job->pull.attempt };
-    msg.reserve.writer = (fg_wire_peer){ .name = from->name, .epoch = from->epoch };
+    pull->to = job->prefill;
+    pull->attempt = job->attempt | FG_PULL_ATTEMPT;
+    pull->until_ns = fg_dispatch_now(dispatch) + GRACE_NS + SLOWER * pull->predicted_ns;
+    fg_msg msg = { .kind = FG_MSG_RESERVE, .request = job->id, .attempt = pull->attempt };
+    msg.reserve.writer = (fg_wire_peer){ .name = pull->from->name, .epoch = pull->from->epoch };
     msg.reserve.tokens = job->input.tokens;
     msg.reserve.token_count = token_count(job);
     msg.reserve.sampling = params_of(job);
-    if (fg_dispatch_send(dispatch, job->pull.to, &msg) != FG_OK) {
-        job->pull = (fg_pull){ .from = NULL }; /* nobody knows of it */
+    if (fg_dispatch_send(dispatch, pull->to, &msg) != FG_OK) {
+        *pull = (fg_pull){ .from = NULL }; /* nobody knows of it */
         return;
     }
     dispatch->stats.pulls++;
@@ -56,6 +62,9 @@ void fg_dispatch_end_pull(fg_dispatch *dispatch, fg_job *job)
 {
     fg_pull pull = job->pull;
     job->pull = (fg_pull){ .from = NULL };
+    if (pull.attempt == 0) {
+        return; /* nobody was asked */
+    }
     cancel(dispatch, pull.to, job->id, pull.attempt);
     cancel(dispatch, pull.from, job->id, pull.attempt);
 }

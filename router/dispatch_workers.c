@@ -267,6 +267,7 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
     out.prefill.blocks = msg->ticket.blocks;
     out.prefill.block_count = msg->ticket.block_count;
     fg_dispatch_set_state(dispatch, job, FG_LIFE_PREFILLING);
+    fg_dispatch_begin_pull(dispatch, job);
     if (fg_dispatch_send(dispatch, job->prefill, &out) != FG_OK) {
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "the prefill worker does not answer");
     }

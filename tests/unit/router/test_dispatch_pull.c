@@ -42,6 +42,7 @@ static uint64_t begin(bench *b, double margin)
     tell_what_is_cached(b);
     b->sent_count = 0;
     cr_assert_eq(bench_start(b, PROMPT, 3, &id), FG_OK);
+    cr_assert_null(bench_sent(b, P, FG_MSG_RESERVE), "decode may do it alone");
     return id;
 }
 
@@ -86,8 +87,10 @@ Test(pull, blocks_are_sent_before_the_prompt)
 {
     bench b;
     uint64_t id = begin(&b, 1e-9);
+    bench_ticket(&b, id, 1);
     const fg_msg *reserve = bench_sent(&b, P, FG_MSG_RESERVE);
     cr_assert_not_null(reserve);
+    cr_assert(reserve < bench_sent(&b, P, FG_MSG_PREFILL), "who comes later waits for it");
     cr_assert(reserve->request == id && reserve->attempt == PULL);
     cr_assert(reserve->reserve.sampling.pull && reserve->reserve.token_count == BLOCKS * 4);
     cr_assert_str_eq(reserve->reserve.writer.name, "d");
@@ -105,7 +108,6 @@ Test(pull, blocks_are_sent_before_the_prompt)
     give_done(&b, D, id, FG_FINISH_HANDED_OVER);
     cr_assert_eq(cancels(&b, P) + cancels(&b, D), 0u);
     cr_assert(stats_of(&b).pulls == 1 && stats_of(&b).pulled_blocks == BLOCKS);
-    bench_ticket(&b, id, 1);
     bench_first(&b, id, 7);
     bench_token(&b, id, 1, 8);
     bench_token(&b, id, 2, 9);
@@ -115,10 +117,6 @@ Test(pull, blocks_are_sent_before_the_prompt)
 }
 
 /* ---- what may come instead ---- */
-
-static void nothing(bench *b, uint64_t id)
-{
-}
 
 static void no_room(bench *b, uint64_t id)
 {
@@ -144,7 +142,6 @@ static void client_goes(bench *b, uint64_t id)
 
 static void computed_meanwhile(bench *b, uint64_t id)
 {
-    bench_ticket(b, id, 1);
     bench_first(b, id, 7);
 }
 
@@ -195,6 +192,7 @@ Test(pull, whatever_happens_nobody_is_left_waiting)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bench b;
         uint64_t id = begin(&b, 1e-9);
+        bench_ticket(&b, id, 1);
         cases[i].happens(&b, id);
         cr_assert_eq(cancels(&b, P), cases[i].cancels_p, "%s: %u to p", cases[i].name,
                      cancels(&b, P));
@@ -208,13 +206,27 @@ Test(pull, whatever_happens_nobody_is_left_waiting)
     }
 }
 
+Test(pull, none_where_decode_does_all_of_it)
+{
+    bench b;
+    uint64_t id = begin(&b, 1e-9);
+    fg_msg msg = { .kind = FG_MSG_TICKET, .request = id, .attempt = 1 };
+    msg.ticket.granted = true;
+    msg.ticket.local = true;
+    bench_give(&b, D, &msg);
+    cr_assert_null(bench_sent(&b, P, FG_MSG_RESERVE));
+    fg_dispatch_abort_all(b.dispatch, "enough");
+    cr_assert_eq(cancels(&b, P) + cancels(&b, D), 0u);
+    bench_close(&b);
+}
+
 Test(pull, none_where_it_is_off_or_no_quicker)
 {
     static const double margins[] = { 0, 1e9 };
     for (size_t i = 0; i < 2; i++) {
         bench b;
         uint64_t id = begin(&b, margins[i]);
-        nothing(&b, id);
+        bench_ticket(&b, id, 1);
         cr_assert_null(bench_sent(&b, P, FG_MSG_RESERVE));
         cr_assert_eq(stats_of(&b).pulls, 0u);
         bench_close(&b);
