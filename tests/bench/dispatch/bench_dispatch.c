@@ -151,6 +151,7 @@ static void set_up(bench *b, uint32_t workers, fg_place_policy policy)
     }
     fg_buf_init(&b->frame, 0);
     fg_place_options place = fg_place_defaults();
+    place.pull = 1.5; /* as `forge serve` has it */
     place.policy = policy;
     fg_dispatch_options options = {
         .clock = fg_clock_manual(&b->now_ns),
