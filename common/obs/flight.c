@@ -153,6 +153,11 @@ bool fg_flight_wants_rest(const fg_flight *flight)
     return !can_run || flight->chunks[flight->now].used >= flight->chunk_bytes / 2;
 }
 
+size_t fg_flight_room(const fg_flight *flight)
+{
+    return flight == NULL ? 0 : flight->chunk_bytes;
+}
+
 void fg_flight_rest(fg_flight *flight)
 {
     turn(flight, FG_FLIGHT_REST);

@@ -101,6 +101,8 @@ void fg_flight_inside(fg_flight *flight, bool inside);
 /* It is time for a new chunk, once the process is at rest: half of the present one is used, or
  * nothing that is kept could be run. */
 bool fg_flight_wants_rest(const fg_flight *flight);
+/* Bytes of all that a chunk holds. */
+size_t fg_flight_room(const fg_flight *flight);
 /* Begins one; the owner notes all that it knows next. */
 void fg_flight_rest(fg_flight *flight);
 

@@ -41,6 +41,16 @@ static bool at_rest(const fg_worker *worker)
            fg_worker_news_at_rest(worker);
 }
 
+/* What is known of so many blocks would leave no room for what happens: such a record has no beginning but the process's. */
+static bool fits(const fg_worker *worker)
+{
+    const fg_tier *tier = worker->options.tier;
+    size_t bytes = sizeof(rest_record) + worker->peer_count * sizeof(peer_record) +
+                   fg_pool_state_bytes(worker->pool) + fg_prefix_state_bytes(worker->prefix) +
+                   (tier != NULL ? fg_tier_state_bytes(tier) : 0);
+    return bytes < fg_flight_room(worker->options.flight) / 4 * 3;
+}
+
 static void note_peers(fg_worker *worker)
 {
     for (uint32_t i = 0; i < worker->peer_count; i++) {
@@ -92,7 +102,7 @@ static void note_blocks(fg_worker *worker)
 
 void fg_worker_note_rest(fg_worker *worker)
 {
-    if (!at_rest(worker)) {
+    if (!at_rest(worker) || !fits(worker)) {
         return;
     }
     fg_flight *flight = worker->options.flight;

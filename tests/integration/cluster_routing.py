@@ -104,6 +104,9 @@ def second_turn(suite, split):
         return f"{have * BLOCK} of {len(turn)} prompt tokens found"
 
 
+ZERO_COPY = ("--kv-transport", "shm", "--kv-zero-copy", "on")
+
+
 # --- one request, one answer ---------------------------------------------------------------------
 
 class Roles:
@@ -176,12 +179,15 @@ def main():
             for split in SPLITS if suite.options.full or routing == "cost" else ["auto"]:
                 suite.case(f"{routing}, split {split}", in_way, suite, requests, want, talks, routing,
                            split)
+            suite.case(f"{routing}, split always, zero-copy", in_way, suite, requests, want, talks, routing,
+                       "always", ZERO_COPY)
         small = ["--kv-blocks", "48", "--kv-host-blocks", "100"]
         suite.case("cost, split auto, small pools", in_way, suite, requests, want, talks, "cost",
                    "auto", small)
         for split in ("auto", "always"):
-            suite.case(f"roles change under load, split {split}", in_way, suite, requests, want, talks,
-                       "cost", split, (), True)
+            for name, flags in ("pushed", ()), ("zero-copy", ZERO_COPY):
+                suite.case(f"roles change under load, split {split}, {name}", in_way, suite, requests, want,
+                           talks, "cost", split, flags, True)
     suite.end()
 
 
