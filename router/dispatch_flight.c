@@ -29,20 +29,10 @@ static unsigned char *open_with(fg_dispatch *dispatch, fg_record_kind kind, cons
     return data + head_bytes;
 }
 
-static void note_with(fg_dispatch *dispatch, fg_record_kind kind, const fg_record_peer *head,
-                      const void *bytes, size_t size_bytes)
-{
-    unsigned char *more = open_with(dispatch, kind, head, sizeof *head, size_bytes);
-    if (more != NULL) {
-        memcpy(more, bytes, size_bytes);
-        fg_flight_commit(dispatch->options.flight);
-    }
-}
-
 void fg_dispatch_note_text(fg_dispatch *dispatch, fg_record_kind kind, const fg_record_peer *head,
                            const char *text)
 {
-    note_with(dispatch, kind, head, text, strlen(text) + 1);
+    fg_flight_note_with(dispatch->options.flight, kind, head, sizeof *head, text, strlen(text) + 1);
 }
 
 static void note_tokens(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
@@ -87,14 +77,8 @@ static void note_ticket(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
                               .local = msg->ticket.local,
                               .first_block = msg->ticket.first_block,
                               .block_count = msg->ticket.block_count };
-    size_t bytes = head.block_count * sizeof *msg->ticket.blocks;
-    unsigned char *more = open_with(dispatch, FG_RECORD_TICKET, &head, sizeof head, bytes);
-    if (more != NULL) {
-        if (bytes > 0) {
-            memcpy(more, msg->ticket.blocks, bytes);
-        }
-        fg_flight_commit(dispatch->options.flight);
-    }
+    fg_flight_note_with(dispatch->options.flight, FG_RECORD_TICKET, &head, sizeof head,
+                        msg->ticket.blocks, head.block_count * sizeof *msg->ticket.blocks);
 }
 
 /* Overwrites each place where `secret` stands. A short one keeps no secret, and might stand anywhere. */

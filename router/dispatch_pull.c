@@ -130,4 +130,5 @@ void fg_dispatch_on_pull(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_
     } else if (msg->kind == FG_MSG_DONE && known) {
         on_done(dispatch, job, worker, msg);
     }
+    dispatch->stats.stale_dropped += !known && msg->kind == FG_MSG_TICKET;
 }

@@ -63,6 +63,7 @@ struct mem_link {
     char *name;
     uint64_t epoch;
     size_t arena_bytes;
+    grave *grave; /* where its arena goes if it is held; taken at open, for closing cannot fail */
 };
 
 static size_t link_bucket(uint64_t id)
@@ -445,9 +446,10 @@ static bool is_held(const fg_link_hub *hub, uint64_t id)
 
 static void give_arena(mem_link *link)
 {
-    grave *kept = is_held(link->hub, link->base.id) ? fg_mem_alloc(sizeof *kept) : NULL;
-    if (kept == NULL) {
+    grave *kept = link->grave;
+    if (!is_held(link->hub, link->base.id)) {
         fg_mem_unmap(link->base.arena, link->arena_bytes);
+        fg_mem_free(kept);
         return;
     }
     *kept = (grave){ .next = link->hub->graves,
@@ -559,7 +561,8 @@ fg_status fg_link_open_mem(fg_link_hub *hub, const char *name, uint64_t epoch,
     fg_status status = FG_AGAIN;
     link->name = fg_mem_strdup(name);
     link->base.arena = fg_mem_map(arena_bytes);
-    if (link->name == NULL || link->base.arena == NULL) {
+    link->grave = fg_mem_alloc(sizeof *link->grave);
+    if (link->name == NULL || link->base.arena == NULL || link->grave == NULL) {
         fg_fail(err, FG_AGAIN, "link: no memory for an arena of %zu bytes", arena_bytes);
         goto free_link;
     }
@@ -576,6 +579,7 @@ fg_status fg_link_open_mem(fg_link_hub *hub, const char *name, uint64_t epoch,
 
 free_link:
     fg_mem_unmap(link->base.arena, arena_bytes);
+    fg_mem_free(link->grave);
     fg_mem_free(link->name);
     fg_mem_free(link);
     return status;

@@ -132,6 +132,19 @@ void fg_flight_note(fg_flight *flight, uint32_t kind, const void *bytes, size_t 
     }
 }
 
+void fg_flight_note_with(fg_flight *flight, uint32_t kind, const void *head, size_t head_bytes,
+                         const void *more, size_t more_bytes)
+{
+    unsigned char *data = fg_flight_open(flight, kind, head_bytes + more_bytes);
+    if (data != NULL) {
+        memcpy(data, head, head_bytes);
+        if (more_bytes > 0) {
+            memcpy(data + head_bytes, more, more_bytes);
+        }
+        fg_flight_commit(flight);
+    }
+}
+
 void fg_flight_inside(fg_flight *flight, bool inside)
 {
     if (flight != NULL) {

@@ -96,6 +96,9 @@ void *fg_flight_open(fg_flight *flight, uint32_t kind, size_t bytes);
 void fg_flight_commit(fg_flight *flight);
 /* Both in one. */
 void fg_flight_note(fg_flight *flight, uint32_t kind, const void *bytes, size_t size_bytes);
+/* A head with what follows it, which may be nothing. */
+void fg_flight_note_with(fg_flight *flight, uint32_t kind, const void *head, size_t head_bytes,
+                         const void *more, size_t more_bytes);
 /* Whether the owner is at work on the call that it noted last. */
 void fg_flight_inside(fg_flight *flight, bool inside);
 /* It is time for a new chunk, once the process is at rest: half of the present one is used, or

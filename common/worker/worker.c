@@ -57,7 +57,10 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
         worker->first_ticket = fg_hash64(worker->name, strlen(worker->name), options->epoch);
     }
     worker->next_ticket = worker->first_ticket;
-    worker->disguise = options->flight != NULL ? fg_rng_entropy() : 0;
+    if (options->flight != NULL) {
+        worker->disguise = fg_rng_entropy();
+        worker->ticket_disguise = fg_rng_entropy();
+    }
     fg_buf_init(&worker->out, FG_LIMIT_FRAME_BYTES);
     fg_buf_init(&worker->plain, FG_LIMIT_FRAME_BYTES);
     status = fg_pool_create(options->block_count, &worker->pool, err);

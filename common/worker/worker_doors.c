@@ -2,7 +2,6 @@
  * flight recorder notes the call before it acts. */
 #include <string.h>
 
-#include "common/base/hash.h"
 #include "common/worker/worker_internal.h"
 #include "common/worker/worker_records.h"
 
@@ -88,14 +87,8 @@ void fg_worker_abort_all(fg_worker *worker, const char *why)
 {
     enter(worker);
     fg_flight_call call = fg_worker_call(worker);
-    size_t text_bytes = strlen(why) + 1;
-    unsigned char *data =
-        fg_flight_open(worker->options.flight, FG_WORK_ABORT, sizeof call + text_bytes);
-    if (data != NULL) {
-        memcpy(data, &call, sizeof call);
-        memcpy(data + sizeof call, why, text_bytes);
-        fg_flight_commit(worker->options.flight);
-    }
+    fg_flight_note_with(worker->options.flight, FG_WORK_ABORT, &call, sizeof call, why,
+                        strlen(why) + 1);
     fg_worker_end_all(worker, FG_FINISH_ERROR, why);
     leave(worker);
 }
@@ -110,14 +103,18 @@ void fg_worker_clear_cache(fg_worker *worker)
 
 /* ---- the link ---- */
 
+static fg_work_news a_news(const fg_worker *worker, uint64_t ticket, uint32_t count)
+{
+    return (fg_work_news){ .call = fg_worker_call(worker), .ticket = ticket, .count = count };
+}
+
 static void on_commit(void *ctx, const fg_link_commit *commit)
 {
     fg_worker *worker = ctx;
     enter(worker);
-    fg_work_news record = { .call = fg_worker_call(worker),
-                            .ticket = fg_worker_own_ticket(worker, commit->ticket),
-                            .count = commit->block_count,
-                            .bad_token = commit->first_token >= worker->options.vocab_size };
+    fg_work_news record =
+        a_news(worker, fg_worker_own_ticket(worker, commit->ticket), commit->block_count);
+    record.bad_token = commit->first_token >= worker->options.vocab_size;
     fg_flight_note(worker->options.flight, FG_WORK_COMMIT, &record, sizeof record);
     fg_worker_do_commit(worker, commit);
     leave(worker);
@@ -127,8 +124,7 @@ static void on_fenced(void *ctx, uint64_t ticket)
 {
     fg_worker *worker = ctx;
     enter(worker);
-    fg_work_news record = { .call = fg_worker_call(worker),
-                            .ticket = fg_worker_own_ticket(worker, ticket) };
+    fg_work_news record = a_news(worker, fg_worker_own_ticket(worker, ticket), 0);
     fg_flight_note(worker->options.flight, FG_WORK_FENCED, &record, sizeof record);
     fg_worker_do_fenced(worker, ticket);
     leave(worker);
@@ -138,19 +134,9 @@ static void on_answer(void *ctx, uint64_t ticket, const uint32_t *bad, uint32_t 
 {
     fg_worker *worker = ctx;
     enter(worker);
-    fg_work_news record = { .call = fg_worker_call(worker),
-                            .ticket = fg_worker_peer_ticket(worker, ticket),
-                            .count = bad_count };
-    size_t bad_bytes = bad_count * sizeof *bad;
-    unsigned char *data =
-        fg_flight_open(worker->options.flight, FG_WORK_ANSWER, sizeof record + bad_bytes);
-    if (data != NULL) {
-        memcpy(data, &record, sizeof record);
-        if (bad_bytes > 0) {
-            memcpy(data + sizeof record, bad, bad_bytes);
-        }
-        fg_flight_commit(worker->options.flight);
-    }
+    fg_work_news record = a_news(worker, fg_worker_peer_ticket(worker, ticket), bad_count);
+    fg_flight_note_with(worker->options.flight, FG_WORK_ANSWER, &record, sizeof record, bad,
+                        bad_count * sizeof *bad);
     fg_worker_do_answer(worker, ticket, bad, bad_count);
     leave(worker);
 }
@@ -159,8 +145,7 @@ static void on_drained(void *ctx, uint64_t ticket, fg_status why)
 {
     fg_worker *worker = ctx;
     enter(worker);
-    fg_work_news record = { .call = fg_worker_call(worker),
-                            .ticket = fg_worker_peer_ticket(worker, ticket) };
+    fg_work_news record = a_news(worker, fg_worker_peer_ticket(worker, ticket), 0);
     fg_flight_note(worker->options.flight, FG_WORK_DRAINED, &record, sizeof record);
     fg_worker_do_drained(worker, ticket);
     leave(worker);

@@ -41,7 +41,8 @@ uint64_t fg_worker_own_ticket(const fg_worker *worker, uint64_t ticket)
 
 uint64_t fg_worker_peer_ticket(const fg_worker *worker, uint64_t ticket)
 {
-    return disguises(worker) && ticket != 0 ? fg_hash_mix(ticket ^ worker->disguise) : ticket;
+    return disguises(worker) && ticket != 0 ? fg_hash_mix(ticket ^ worker->ticket_disguise)
+                                            : ticket;
 }
 
 static fg_digest128 disguised_secret(const fg_worker *worker, fg_digest128 secret)
@@ -128,12 +129,8 @@ void fg_worker_note_frame(fg_worker *worker, const fg_msg *msg)
     if (!fg_wire_encode(&plain, &worker->plain)) {
         return;
     }
-    unsigned char *data = fg_flight_open(flight, FG_WORK_FRAME, sizeof head + worker->plain.size);
-    if (data != NULL) {
-        memcpy(data, &head, sizeof head);
-        memcpy(data + sizeof head, worker->plain.data, worker->plain.size);
-        fg_flight_commit(flight);
-    }
+    fg_flight_note_with(flight, FG_WORK_FRAME, &head, sizeof head, worker->plain.data,
+                        worker->plain.size);
 }
 
 /* ---- frames that go ---- */
@@ -209,14 +206,8 @@ void fg_worker_note_prompt(fg_worker *worker, fg_seq *seq)
             fg_hash64(seq->tokens, seq->prompt_count * sizeof *seq->tokens, worker->disguise);
     }
     fg_work_prompt head = { .root = seq->root, .name = seq->prompt_name };
-    size_t keys_bytes = seq->key_count * sizeof *seq->keys;
-    unsigned char *data =
-        fg_flight_open(worker->options.flight, FG_WORK_PROMPT, sizeof head + keys_bytes);
-    if (data != NULL) {
-        memcpy(data, &head, sizeof head);
-        memcpy(data + sizeof head, seq->keys, keys_bytes);
-        fg_flight_commit(worker->options.flight);
-    }
+    fg_flight_note_with(worker->options.flight, FG_WORK_PROMPT, &head, sizeof head, seq->keys,
+                        seq->key_count * sizeof *seq->keys);
 }
 
 bool fg_worker_told_keys(fg_worker *worker, fg_digest128 *keys, uint32_t count)

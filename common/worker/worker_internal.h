@@ -122,7 +122,9 @@ struct fg_worker {
 
     uint32_t depth;      /* of calls into the worker */
     uint64_t entered_ns; /* of the outermost one: the time for all that it does */
-    uint64_t disguise; /* makes other numbers of tickets and the secret, for the flight recorder */
+    /* What makes other numbers for the flight recorder: of the secret and of prompts, and of tickets. Two, for whoever
+     * guesses a ticket, which are counted, has the second. */
+    uint64_t disguise, ticket_disguise;
     fg_digest128 secret_name; /* what it calls the secret */
 
     bool joined, up, stalled, draining;

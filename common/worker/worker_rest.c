@@ -68,14 +68,8 @@ static void note_pins(fg_worker *worker)
     for (uint32_t i = 0; i < worker->pin_count; i++) {
         const fg_worker_pin_record *from = &worker->pins[i];
         pin_record pin = { .until_ns = from->until_ns, .count = from->count };
-        size_t bytes = from->count * sizeof *from->blocks;
-        unsigned char *data =
-            fg_flight_open(worker->options.flight, FG_WORK_PIN, sizeof pin + bytes);
-        if (data != NULL) {
-            memcpy(data, &pin, sizeof pin);
-            memcpy(data + sizeof pin, from->blocks, bytes);
-            fg_flight_commit(worker->options.flight);
-        }
+        fg_flight_note_with(worker->options.flight, FG_WORK_PIN, &pin, sizeof pin, from->blocks,
+                            from->count * sizeof *from->blocks);
     }
 }
 
