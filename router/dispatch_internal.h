@@ -58,7 +58,8 @@ typedef struct fg_refusal {
  * have the job's number, and the attempt's with FG_PULL_ATTEMPT. */
 typedef struct fg_pull {
     fg_reg_worker *from, *to; /* NULL: not (or no longer) at work on it */
-    uint32_t attempt, blocks;
+    uint32_t attempt, blocks; /* blocks: leading ones that are to be there in the end */
+    uint32_t missing;         /* of these, as the receiver said */
     uint64_t predicted_ns, until_ns;
 } fg_pull;
 #define FG_PULL_ATTEMPT 0x80000000u

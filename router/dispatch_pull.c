@@ -87,6 +87,7 @@ static void on_ticket(fg_dispatch *dispatch, fg_job *job, const fg_msg *msg)
         *pull = (fg_pull){ .from = NULL };
         return;
     }
+    pull->missing = msg->ticket.block_count;
     fg_msg out = { .kind = FG_MSG_PREFILL, .request = job->id, .attempt = pull->attempt };
     out.prefill.tokens = job->input.tokens;
     out.prefill.token_count = token_count(job);
@@ -112,8 +113,8 @@ static void on_done(fg_dispatch *dispatch, fg_job *job, const fg_reg_worker *wor
     if (msg->done.finish != FG_FINISH_HANDED_OVER) {
         fg_dispatch_end_pull(dispatch, job);
     } else if (receiver) {
-        job->record.pulled_blocks = pull->blocks;
-        dispatch->stats.pulled_blocks += pull->blocks;
+        job->record.pulled_blocks = pull->missing;
+        dispatch->stats.pulled_blocks += pull->missing;
         *pull = (fg_pull){ .from = NULL }; /* the sender ends it by itself */
     }
 }

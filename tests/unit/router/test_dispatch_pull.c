@@ -5,7 +5,7 @@
 #include "tests/support/test.h"
 #include "tests/unit/router/dispatch_bench.h"
 
-enum { PROMPT = 18, BLOCKS = 4 /* full ones of the prompt */ };
+enum { PROMPT = 18, BLOCKS = 4 /* full ones of the prompt */, MISSING = 3 /* at P */ };
 #define PULL (1 | FG_PULL_ATTEMPT)
 
 /* D has the prompt's full blocks. */
@@ -48,12 +48,13 @@ static uint64_t begin(bench *b, double margin)
 
 static void give_ticket(bench *b, uint64_t id, bool granted)
 {
-    static const uint32_t blocks[BLOCKS] = { 3, 4, 5, 6 };
+    static const uint32_t blocks[MISSING] = { 4, 5, 6 };
     fg_msg msg = { .kind = FG_MSG_TICKET, .request = id, .attempt = PULL };
     msg.ticket.granted = granted;
     msg.ticket.ticket = 99;
+    msg.ticket.first_block = granted ? BLOCKS - MISSING : 0;
     msg.ticket.blocks = granted ? blocks : NULL;
-    msg.ticket.block_count = granted ? BLOCKS : 0;
+    msg.ticket.block_count = granted ? MISSING : 0;
     bench_give(b, P, &msg);
 }
 
@@ -101,13 +102,13 @@ Test(pull, blocks_are_sent_before_the_prompt)
     const fg_msg *prefill = bench_sent(&b, D, FG_MSG_PREFILL);
     cr_assert_not_null(prefill);
     cr_assert(prefill->attempt == PULL && prefill->prefill.sampling.pull);
-    cr_assert(prefill->prefill.ticket == 99 && prefill->prefill.block_count == BLOCKS &&
+    cr_assert(prefill->prefill.ticket == 99 && prefill->prefill.block_count == MISSING &&
               prefill->prefill.token_count == BLOCKS * 4);
     cr_assert_str_eq(prefill->prefill.target.name, "p");
     give_done(&b, P, id, FG_FINISH_HANDED_OVER);
     give_done(&b, D, id, FG_FINISH_HANDED_OVER);
     cr_assert_eq(cancels(&b, P) + cancels(&b, D), 0u);
-    cr_assert(stats_of(&b).pulls == 1 && stats_of(&b).pulled_blocks == BLOCKS);
+    cr_assert(stats_of(&b).pulls == 1 && stats_of(&b).pulled_blocks == MISSING);
     bench_first(&b, id, 7);
     bench_token(&b, id, 1, 8);
     bench_token(&b, id, 2, 9);
