@@ -39,19 +39,19 @@ typedef struct fg_quant_group {
 
 /*
  * Rows as a matrix product reads them: floats, and beside them what the weight types of the product
- * want. All are row-major: [rows][columns], groups [rows][columns / 32], pairs [rows][fg_pair_stride].
+ * want. All are row-major: [rows][columns], groups [rows][columns / 32], pairs [rows][fg_pair_stride]. Which columns
+ * are a pair is the back end's to say.
  */
 typedef struct fg_activations {
     float *values;
     int8_t *quants; /* |q| <= 127 */
     fg_quant_group *groups;
-    uint32_t
-        *pairs; /* bf16: column 2j in the upper half, 2j + 1 in the lower, 0 where there is none */
+    uint32_t *pairs; /* bf16 in upper and lower halves, 0 where there is no column */
     uint32_t columns;
 } fg_activations;
 
-/* From one row of pairs to the next: whole cache lines, an odd number of them, because a first-level cache
- * could not hold the same columns of many rows that are a power of two apart. */
+/* From one row of pairs to the next: whole cache lines, that is blocks of 32 columns, an odd number of them, because
+ * a first-level cache could not hold the same columns of many rows that are a power of two apart. */
 static inline uint32_t fg_pair_stride(uint32_t columns)
 {
     return ((fg_panel_pairs(columns) + 15) / 16 | 1) * 16;
@@ -75,8 +75,10 @@ void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, 
 
 /* out[row][o] (= or +=) sum over k of weight[o][k] * in[row][k], one float accumulator per output:
  *   F32, F16: one fma per column, in rising order;
- *   BF16: the same with the pairs of `in` and with weights below 2^-50 taken as 0. So every product and
- *   every sum is 0 or at least 2^-114: instructions that take denormals for zeros agree with all others;
+ *   BF16: of each 32 columns two chains of one fma per column, in rising order and from 0, of the first 16 and of
+ *   the others; the sum of both is added to the output. Activations as the pairs of `in`, weights below 2^-50
+ *   taken as 0. So every product and every sum is 0 or at least 2^-114: instructions that take denormals for
+ *   zeros agree with all others;
  *   quantised types, per group in rising order: an fma of the weight's minimum with offset, where the
  *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products. d of
  *   Q4_K and Q5_K has the group's integer scale in it; Q6_K's two are contained in the sum. */

@@ -1,5 +1,5 @@
 /*
- * Matrix products with AMX, over panels of sixteen outputs (kernels/panel.h).
+ * Matrix products with AMX and quantised weights, over panels of sixteen outputs (kernels/panel.h).
  *
  * One instruction multiplies up to sixteen rows with a group of a panel, 32 columns of sixteen outputs, and sums
  * in 32 bits, exactly: eight times what vpdpbusd does in the same time. A group's sums leave their tile through
@@ -352,8 +352,12 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
                        uint32_t first, uint32_t count)
 {
     const fg_panels *w = &linear->weight;
+    if (w->type == FG_BF16) {
+        fg_cpu_amx_linear_bf16(linear, in, rows, first, count);
+        return;
+    }
     if (unpack_of(w->type) == NULL || rows < ROWS_LEAST) {
-        fg_cpu_avx512_bf16_linear(linear, in, rows, first, count);
+        fg_cpu_avx512_linear(linear, in, rows, first, count);
         return;
     }
     batch b;

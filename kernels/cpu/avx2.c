@@ -144,6 +144,7 @@ const fg_cpu_kernels fg_cpu_avx2 = {
     .name = "avx2",
     .quantize_row = avx2_quantize_row,
     .pair_row = avx2_pair_row,
+    .product_pairs = avx2_pair_row,
     .linear = fg_cpu_avx2_linear,
     .rmsnorm_row = avx2_rmsnorm_row,
     .swiglu = avx2_swiglu,

@@ -1,12 +1,13 @@
 /*
  * Matrix products with BF16 weights, over panels of sixteen outputs: both columns of a pair are widened and
- * added by an fma each. A tile is R rows by one panel, or one row by four; what is widened of a row serves
- * both halves of a panel.
+ * added by an fma each, to the chains of ops.h. A tile is R rows by one panel, or one row by four; what is widened of a
+ * row serves both halves of a panel.
  */
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_math.h"
 
 enum { ROWS_MAX = 4, PANELS_MAX = 4, PAIR_BYTES = FG_PANEL_OUTPUTS * 4 };
+enum { CHAIN = FG_CPU_CHAIN_PAIRS };
 
 typedef struct tile {
     const uint8_t *panel; /* the first of P */
@@ -32,16 +33,16 @@ FG_AVX2_INLINE __m256 add_pair(__m256 sum, __m256i weights, __m256i pair)
     return _mm256_fmadd_ps(second_of(weights), second_of(pair), sum);
 }
 
-/* sums[panel * R + row][half] of the tile's rows and panels. */
-FG_AVX2_INLINE void run_tile(int R, int P, const tile *t, __m256 out[ROWS_MAX][2])
+/* The chains of pairs first .. first + count - 1: [panel * R + row][half]. */
+FG_AVX2_INLINE void run_chains(int R, int P, const tile *t, size_t first, size_t count,
+                               __m256 chains[ROWS_MAX][2])
 {
-    __m256 sums[ROWS_MAX][2];
 #pragma GCC unroll 4
     for (int i = 0; i < R * P; i++) {
-        sums[i][0] = _mm256_setzero_ps();
-        sums[i][1] = _mm256_setzero_ps();
+        chains[i][0] = _mm256_setzero_ps();
+        chains[i][1] = _mm256_setzero_ps();
     }
-    for (size_t j = 0; j < t->count; j++) {
+    for (size_t j = first; j < first + count; j++) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const uint8_t *at = t->panel + (size_t)p * t->panel_bytes + j * PAIR_BYTES;
@@ -50,15 +51,36 @@ FG_AVX2_INLINE void run_tile(int R, int P, const tile *t, __m256 out[ROWS_MAX][2
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 __m256i pair = _mm256_set1_epi32((int32_t)t->pairs[(size_t)r * t->stride + j]);
-                sums[p * R + r][0] = add_pair(sums[p * R + r][0], low, pair);
-                sums[p * R + r][1] = add_pair(sums[p * R + r][1], high, pair);
+                chains[p * R + r][0] = add_pair(chains[p * R + r][0], low, pair);
+                chains[p * R + r][1] = add_pair(chains[p * R + r][1], high, pair);
             }
         }
     }
+}
+
+/* sums[panel * R + row][half] of the tile's rows and panels; like the first chain of a block they wait in memory. */
+FG_AVX2_INLINE void run_tile(int R, int P, const tile *t, __m256 sums[ROWS_MAX][2])
+{
+    __m256 firsts[ROWS_MAX][2];
+    __m256 chains[ROWS_MAX][2];
 #pragma GCC unroll 4
     for (int i = 0; i < R * P; i++) {
-        out[i][0] = sums[i][0];
-        out[i][1] = sums[i][1];
+        sums[i][0] = _mm256_setzero_ps();
+        sums[i][1] = _mm256_setzero_ps();
+    }
+    for (size_t j = 0; j < t->count; j += 2 * CHAIN) {
+        size_t left = t->count - j;
+        size_t count = left < CHAIN ? left : CHAIN;
+        run_chains(R, P, t, j, count, firsts);
+        __asm__ volatile("" : : "r"(firsts) : "memory");
+        left -= count;
+        run_chains(R, P, t, j + count, left < CHAIN ? left : CHAIN, chains);
+#pragma GCC unroll 4
+        for (int i = 0; i < R * P; i++) {
+            sums[i][0] = _mm256_add_ps(sums[i][0], _mm256_add_ps(firsts[i][0], chains[i][0]));
+            sums[i][1] = _mm256_add_ps(sums[i][1], _mm256_add_ps(firsts[i][1], chains[i][1]));
+        }
+        __asm__ volatile("" : : "r"(sums) : "memory");
     }
 }
 

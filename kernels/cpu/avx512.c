@@ -41,6 +41,24 @@ static void avx512_pair_row(const float *values, uint32_t columns, uint32_t *pai
     }
 }
 
+/* Sixteen columns, or as many as there are. */
+static __m512 columns_of(const float *values, uint32_t first, uint32_t columns)
+{
+    uint32_t left = columns > first ? columns - first : 0;
+    __mmask16 mask = (__mmask16)(left >= 16 ? 0xFFFF : (1u << left) - 1);
+    return _mm512_maskz_loadu_ps(mask, values + (left == 0 ? 0 : first));
+}
+
+/* A pair is columns 16 apart: whole blocks of 32, as tiles read them. */
+static void apart_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
+{
+    for (uint32_t k = 0; k < columns; k += 32) {
+        __m512i first = fg_avx512_brain(columns_of(values, k, columns));
+        __m512i second = fg_avx512_brain(columns_of(values, k + 16, columns));
+        _mm512_storeu_si512(pairs + k / 2, _mm512_or_si512(first, _mm512_srli_epi32(second, 16)));
+    }
+}
+
 /* The sum has eight lanes (ops.h), whatever the width of a register. */
 static void avx512_rmsnorm_row(const float *in, const float *weight, uint32_t columns,
                                float epsilon, float *out)
@@ -77,6 +95,7 @@ static void avx512_swiglu(const float *gate, const float *up, size_t count, floa
 const fg_cpu_kernels fg_cpu_avx512 = {
     AVX512_ROWS,
     .name = "avx512",
+    .product_pairs = avx512_pair_row,
     .linear = fg_cpu_avx512_linear,
     .attend = fg_cpu_avx512_attend,
 };
@@ -84,6 +103,7 @@ const fg_cpu_kernels fg_cpu_avx512 = {
 const fg_cpu_kernels fg_cpu_avx512_bf16 = {
     AVX512_ROWS,
     .name = "avx512_bf16",
+    .product_pairs = avx512_pair_row,
     .linear = fg_cpu_avx512_bf16_linear,
     .attend = fg_cpu_avx512_attend_bf16,
 };
@@ -91,6 +111,7 @@ const fg_cpu_kernels fg_cpu_avx512_bf16 = {
 const fg_cpu_kernels fg_cpu_amx = {
     AVX512_ROWS,
     .name = "amx",
+    .product_pairs = apart_pair_row,
     .linear = fg_cpu_amx_linear,
     .attend = fg_cpu_amx_attend,
 };

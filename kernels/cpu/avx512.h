@@ -34,9 +34,12 @@ void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);
-/* With AMX, for quantised types and many rows; else as fg_cpu_avx512_bf16_linear. */
+/* With AMX: BF16 and, with many rows, quantised types; else as fg_cpu_avx512_linear. */
 void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                        uint32_t first, uint32_t count);
+/* Reads pairs that are apart. */
+void fg_cpu_amx_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                            uint32_t first, uint32_t count);
 
 /* Sixteen sums to the row's outputs `output` and on, as far as the product has them. */
 FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row, uint32_t output,

@@ -1,10 +1,11 @@
 /*
  * avx512_pairs - matrix products with BF16 weights in 512-bit registers, for the two files that know how a
  * pair of columns is added: with vdpbf16ps, or with two fmas (add_pair, which they define). Both give the
- * chain of ops.h: the first column of a pair, in the upper halves, comes first.
+ * chains of ops.h: the first column of a pair, in the upper halves, comes first.
  *
- * A tile is R rows by P panels, whose sums stay in registers: at least 12, where there are rows enough, because
- * a vdpbf16ps takes six cycles and one begins in each. A block of rows passes two panels tile after tile, so
+ * A tile is R rows by P panels, whose chains are in registers: at least 12, where there are rows enough, because
+ * a vdpbf16ps takes six cycles and one begins in each. Their sums are in memory that never leaves the first-level
+ * cache, and so are the first 16 columns' chains while the next 16 pass. A block of rows passes two panels tile after tile, so
  * that their weights come from memory once and then from the second-level cache; of long rows a slice of the
  * columns at a time, the sums being kept in memory meanwhile, which is exact. While it runs, a tile asks
  * for its share of what follows the slice: into the second level, as the first has no room for it.
@@ -18,7 +19,7 @@
 #include "kernels/cpu/avx512.h"
 
 /* Four panels are taken by tiles of so few rows that two would leave registers empty. */
-enum { TILE_ROWS = 12, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24 };
+enum { TILE_ROWS = 12, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24, CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
     SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
     BLOCK_ROWS = 128,   /* whose sums are kept at a time */
@@ -47,46 +48,72 @@ FG_AVX512_INLINE __m512i row_pair(const uint32_t *const thirds[], size_t stride,
     return _mm512_set1_epi32((int32_t)thirds[r / 3][(size_t)(r % 3) * stride]);
 }
 
-FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
+/* Where a tile is on its way. */
+typedef struct walk {
+    const uint8_t *at;
+    const uint8_t *ask;
+    const uint32_t *thirds[TILE_ROWS / 3];
+} walk;
+
+/* The chains of `count` pairs. */
+FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk *way,
+                                 __m512 chains[TILE_SUMS])
 {
-    __m512 sums[TILE_SUMS];
-    float *kept = t->sums;
 #pragma GCC unroll 24
     for (int i = 0; i < R * P; i++) {
-        sums[i] = _mm512_load_ps(kept + (size_t)i * FG_PANEL_OUTPUTS);
+        chains[i] = _mm512_setzero_ps();
     }
-    const uint32_t *thirds[TILE_ROWS / 3];
-#pragma GCC unroll 4
-    for (int i = 0; i < (R + 2) / 3; i++) {
-        thirds[i] = t->pairs + (size_t)i * 3 * t->stride;
-    }
-    const uint8_t *at = t->panel;
-    const uint8_t *ask = t->ask;
-    for (const uint8_t *end = at + t->count * PAIR_BYTES; at < end; at += PAIR_BYTES) {
+    for (const uint8_t *end = way->at + count * PAIR_BYTES; way->at < end; way->at += PAIR_BYTES) {
         __m512i w[TILE_PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-            w[p] = _mm512_loadu_si512(at + (size_t)p * t->panel_bytes);
-            _mm_prefetch((const char *)ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
+            w[p] = _mm512_loadu_si512(way->at + (size_t)p * t->panel_bytes);
+            _mm_prefetch((const char *)way->ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
         }
-        ask += t->ask_step;
+        way->ask += t->ask_step;
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            __m512i pair = row_pair(thirds, t->stride, r);
+            __m512i pair = row_pair(way->thirds, t->stride, r);
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++) {
-                sums[p * R + r] = add_pair(sums[p * R + r], w[p], pair);
+                chains[p * R + r] = add_pair(chains[p * R + r], w[p], pair);
             }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < (R + 2) / 3; i++) {
-            thirds[i]++;
-            __asm__("" : "+r"(thirds[i]));
+            way->thirds[i]++;
+            __asm__("" : "+r"(way->thirds[i]));
         }
     }
+}
+
+FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
+{
+    float firsts[TILE_SUMS * FG_PANEL_OUTPUTS] __attribute__((aligned(64)));
+    __m512 chains[TILE_SUMS];
+    walk way = { .at = t->panel, .ask = t->ask };
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        way.thirds[i] = t->pairs + (size_t)i * 3 * t->stride;
+    }
+    for (size_t left = t->count; left > 0;) {
+        size_t count = left < CHAIN ? left : CHAIN;
+        run_chains(R, P, t, count, &way, chains);
 #pragma GCC unroll 24
-    for (int i = 0; i < R * P; i++) {
-        _mm512_store_ps(kept + (size_t)i * FG_PANEL_OUTPUTS, sums[i]);
+        for (int i = 0; i < R * P; i++) {
+            _mm512_store_ps(firsts + (size_t)i * FG_PANEL_OUTPUTS, chains[i]);
+        }
+        left -= count;
+        count = left < CHAIN ? left : CHAIN;
+        run_chains(R, P, t, count, &way, chains);
+        left -= count;
+#pragma GCC unroll 24
+        for (int i = 0; i < R * P; i++) {
+            float *sum = t->sums + (size_t)i * FG_PANEL_OUTPUTS;
+            __m512 both =
+                _mm512_add_ps(_mm512_load_ps(firsts + (size_t)i * FG_PANEL_OUTPUTS), chains[i]);
+            _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), both));
+        }
     }
 }
 

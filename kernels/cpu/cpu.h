@@ -25,11 +25,17 @@ typedef struct fg_cpu_attend_plan fg_cpu_attend_plan;
     X(q5_k, FG_Q5_K)                                                                               \
     X(q6_k, FG_Q6_K)
 
+/* Pairs of a chain of products with BF16 weights (ops.h); a block of 32 columns has two chains. */
+enum { FG_CPU_CHAIN_PAIRS = 8, FG_CPU_CHAIN_COLUMNS = 2 * FG_CPU_CHAIN_PAIRS };
+
 typedef struct fg_cpu_kernels {
     const char *name;
     void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,
                          fg_quant_group *groups);
+    /* Columns 2j and 2j + 1, the first in the upper half. */
     void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
+    /* Pairs as products read them: the same, or columns 32j + i and 32j + 16 + i. */
+    void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);
@@ -73,8 +79,8 @@ static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activa
         kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
     }
     if ((forms & FG_FORM_PAIRS) != 0) {
-        kernels->pair_row(values, count,
-                          a->pairs + (size_t)row * fg_pair_stride(a->columns) + first / 2);
+        kernels->product_pairs(values, count,
+                               a->pairs + (size_t)row * fg_pair_stride(a->columns) + first / 2);
     }
 }
 

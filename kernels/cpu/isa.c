@@ -28,7 +28,7 @@ typedef struct level {
 #if defined(__x86_64__)
 enum { OSXSAVE = 1u << 27, YMM_STATE = 0x06, ZMM_STATE = 0xE6, TILE_STATE = 0x60000 };
 /* Leaf 7, edx. */
-enum { AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25 };
+enum { AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25 };
 
 static uint64_t register_state(void)
 {
@@ -66,6 +66,7 @@ static const level levels[] = {
         { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" },
         { FG_CPU_LEAF7_EDX, AMX_TILE, "AMX_TILE" },
         { FG_CPU_LEAF7_EDX, AMX_INT8, "AMX_INT8" },
+        { FG_CPU_LEAF7_EDX, AMX_BF16, "AMX_BF16" },
         { FG_CPU_XCR0, TILE_STATE, "tiles switched on by the operating system" },
         { FG_CPU_GRANTED, 1, "the kernel's leave to use tiles (Linux 5.16)" } } },
     { &fg_cpu_avx512_bf16, { AVX512_NEEDS, { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" } } },

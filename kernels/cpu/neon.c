@@ -121,6 +121,7 @@ const fg_cpu_kernels fg_cpu_neon = {
     .name = "neon",
     .quantize_row = neon_quantize_row,
     .pair_row = neon_pair_row,
+    .product_pairs = neon_pair_row,
     .linear = fg_cpu_neon_linear,
     .rmsnorm_row = neon_rmsnorm_row,
     .swiglu = neon_swiglu,

@@ -117,17 +117,29 @@ static void float_output(const output_job *job, uint32_t row)
     finish(job, row, sum);
 }
 
-/* One fma per column, of the pair's upper half first. */
+/* The chain of pairs first .. end - 1: one fma per column, of the pair's upper half first. */
+static float pair_chain(const output_job *job, const uint32_t *x, uint32_t first, uint32_t end)
+{
+    float chain = 0.0f;
+    for (uint32_t j = first; j < end; j++) {
+        uint32_t w;
+        memcpy(&w, job->panel + ((size_t)j * FG_PANEL_OUTPUTS + job->lane) * sizeof w, sizeof w);
+        chain = fmaf(fg_cpu_pair_first(w), fg_cpu_pair_first(x[j]), chain);
+        chain = fmaf(fg_cpu_pair_second(w), fg_cpu_pair_second(x[j]), chain);
+    }
+    return chain;
+}
+
 static void pair_output(const output_job *job, uint32_t row)
 {
+    enum { CHAIN = FG_CPU_CHAIN_PAIRS };
     uint32_t count = fg_panel_pairs(job->linear->weight.columns);
     const uint32_t *x = job->in->pairs + (size_t)row * fg_pair_stride(job->in->columns);
     float sum = 0.0f;
-    for (uint32_t j = 0; j < count; j++) {
-        uint32_t w;
-        memcpy(&w, job->panel + ((size_t)j * FG_PANEL_OUTPUTS + job->lane) * sizeof w, sizeof w);
-        sum = fmaf(fg_cpu_pair_first(w), fg_cpu_pair_first(x[j]), sum);
-        sum = fmaf(fg_cpu_pair_second(w), fg_cpu_pair_second(x[j]), sum);
+    for (uint32_t j = 0; j < count; j += 2 * CHAIN) {
+        uint32_t middle = count - j < CHAIN ? count : j + CHAIN;
+        uint32_t end = count - j < 2 * CHAIN ? count : j + 2 * CHAIN;
+        sum += pair_chain(job, x, j, middle) + pair_chain(job, x, middle, end);
     }
     finish(job, row, sum);
 }
@@ -194,6 +206,7 @@ const fg_cpu_kernels fg_cpu_plain = {
     .name = "plain",
     .quantize_row = plain_quantize_row,
     .pair_row = plain_pair_row,
+    .product_pairs = plain_pair_row,
     .linear = fg_cpu_plain_linear,
     .rmsnorm_row = fg_cpu_plain_rmsnorm_row,
     .swiglu = plain_swiglu,

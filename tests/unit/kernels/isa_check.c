@@ -131,11 +131,17 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     float out[2][2][ROW_COLUMNS];
     int8_t quants[2][ROW_COLUMNS];
     fg_quant_group groups[2][ROW_COLUMNS / FG_QUANT_GROUP];
-    uint32_t pairs[2][ROW_COLUMNS / 2];
+    uint32_t pairs[2][ROW_COLUMNS / 2 + 16];
+    uint16_t brains[2][ROW_COLUMNS];
     memset(quants, 0, sizeof quants);
     memset(groups, 0, sizeof groups);
     for (int i = 0; i < 2; i++) {
         tables[i]->quantize_row(in, columns, quants[i], groups[i]);
+        bool apart = tables[i]->product_pairs != tables[i]->pair_row;
+        tables[i]->product_pairs(in, columns, pairs[i]);
+        for (uint32_t k = 0; k < columns; k++) {
+            brains[i][k] = paired_column(pairs[i], apart, k);
+        }
         tables[i]->pair_row(in, columns, pairs[i]);
         tables[i]->rmsnorm_row(in, weight, columns, 1e-5f, out[i][0]);
         tables[i]->swiglu(in, weight, columns, out[i][1]);
@@ -143,6 +149,7 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     compare(c, "quants", 1, quants[1], quants[0], sizeof quants[0]);
     compare(c, "groups", 1, groups[1], groups[0], sizeof groups[0]);
     compare(c, "pairs", 1, pairs[1], pairs[0], fg_panel_pairs(columns) * sizeof(uint32_t));
+    compare(c, "product pairs", 1, brains[1], brains[0], columns * sizeof brains[0][0]);
     compare(c, "rmsnorm", 1, out[1][0], out[0][0], columns * sizeof(float));
     compare(c, "swiglu", 1, out[1][1], out[0][1], columns * sizeof(float));
     fg_mem_free(in);

@@ -6,6 +6,7 @@
 #define FORGE_TESTS_UNIT_KERNELS_KERNEL_DATA_H
 
 #include "common/base/rng.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/ops.h"
 
 typedef struct test_device {
@@ -21,6 +22,12 @@ extern const char *const test_isas[TEST_ISAS];
 bool open_test_device(const char *isa, uint32_t threads, test_device *out);
 void close_test_device(test_device *device);
 
+static inline bool pairs_apart(const test_device *device)
+{
+    const fg_cpu_kernels *kernels = device->device->kernels;
+    return kernels->product_pairs != kernels->pair_row;
+}
+
 float random_float(fg_rng *rng, float span); /* uniform in [-span, span] */
 float *random_floats(fg_rng *rng, size_t count, float span);
 /* Weights of about unit size; freed by fg_mem_free. */
@@ -34,5 +41,14 @@ void free_panels(fg_panels *panels);
 /* Room for `rows` rows; the caller fills values. Freed by free_activations. */
 fg_activations make_activations(uint32_t rows, uint32_t columns);
 void free_activations(fg_activations *activations);
+
+/* The bf16 of column k in a row of pairs, which are columns 16 `apart` or neighbours (kernels/cpu/cpu.h,
+ * product_pairs). */
+static inline uint16_t paired_column(const uint32_t *pairs, bool apart, uint32_t k)
+{
+    uint32_t pair = apart ? pairs[k / 32 * 16 + k % 16] : pairs[k / 2];
+    bool upper = apart ? k % 32 < 16 : k % 2 == 0;
+    return (uint16_t)(upper ? pair >> 16 : pair);
+}
 
 #endif

@@ -37,7 +37,7 @@ Test(device, refuses_what_it_does_not_know)
 #define BF16   (1u << 5)
 #define YMM    0x07
 #define ZMM    0xE7
-#define AMX    (1u << 24 | 1u << 25)
+#define AMX    (1u << 22 | 1u << 24 | 1u << 25)
 #define TILES  (0x60000 | ZMM)
 
 Test(device, the_instruction_set_follows_the_processor_and_the_system)
@@ -70,8 +70,13 @@ Test(device, the_instruction_set_follows_the_processor_and_the_system)
         { "no int8",
           { { LEAF1, AVX512, VNNI, 1u << 24, BF16, TILES, 1 } },
           "amx",
-          "AMX_INT8;",
+          "AMX_INT8, AMX_BF16;",
           true },
+        { "no bf16 tiles",
+          { { LEAF1, AVX512, VNNI, 1u << 24 | 1u << 25, BF16, TILES, 1 } },
+          "auto",
+          "avx512_bf16",
+          false },
         { "no tile state",
           { { LEAF1, AVX512, VNNI, AMX, BF16, ZMM, 0 } },
           "amx",

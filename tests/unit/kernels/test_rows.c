@@ -176,7 +176,8 @@ Test(rows, pairs_are_the_nearest_bf16_everywhere_and_never_tiny)
         for (size_t d = 0; d < device_count; d++) {
             fg_op_prepare(devices[d].stream, &a, FG_FORM_PAIRS, 1);
             for (uint32_t k = 0; k < (columns + 1) / 2 * 2; k++) {
-                uint16_t got = (uint16_t)(a.pairs[k / 2] >> (k % 2 == 0 ? 16 : 0));
+                bool apart = pairs_apart(&devices[d]);
+                uint16_t got = paired_column(a.pairs, apart, k);
                 uint16_t want = k < columns ? fg_bf16_from_f32(a.values[k]) : 0;
                 want = fabsf(fg_bf16_to_f32(want)) < 0x1p-50f ? 0 : want;
                 cr_assert_eq(got, want, "isa %s, column %u of %u: %04x, want %04x",

@@ -1,0 +1,408 @@
+/*
+ * Matrix products with AMX and BF16 weights. A tile instruction multiplies up to sixteen rows with 32 columns of
+ * sixteen outputs as ops.h has it: a chain of the lower halves, one of the upper, and the sum of both added to the
+ * output. So pairs are columns 16 apart here, of activations from the start (pair_row) and of weights in a slice
+ * of some panels, which all rows of a batch pass.
+ *
+ * Two strips of rows by two panels are four tiles of sums, for which each load serves two products; a single strip
+ * meets four panels, as memory gives more when several are read at once. Where a batch is no more than
+ * that, its sums stay in their tiles from the first slice to the last.
+ *
+ * Few rows wait for memory, which gives more when weights are read in one go: they take fmas.
+ */
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/avx512.h"
+
+#include <string.h>
+
+enum { STRIP_ROWS = FG_AMX_ROWS, TOGETHER = 2, SUM_TILES = 4, BATCH_STRIPS = 32 };
+/* Pairs of a block of 32 columns; what is laid out at a time, which stays in the first-level cache. */
+enum { BLOCK = 2 * FG_CPU_CHAIN_PAIRS, SLICE_BLOCKS = 16 /* of all panels */ };
+enum { PAIR_BYTES = FG_PANEL_OUTPUTS * 4, BLOCK_BYTES = BLOCK * PAIR_BYTES, AHEAD = 8192 };
+
+_Static_assert((int)BLOCK == (int)FG_AMX_ROWS && (int)PAIR_BYTES == (int)FG_AMX_ROW_BYTES,
+               "a block fills a tile");
+
+typedef float strip_sums[STRIP_ROWS][FG_PANEL_OUTPUTS];
+
+/* Some rows of a product against some panels. */
+typedef struct batch {
+    const fg_linear *linear;
+    const uint32_t *pairs; /* of the first row */
+    size_t stride;
+    uint32_t first;
+    uint32_t count;
+    uint32_t panels;       /* 1, 2 or, for one strip, 4 */
+    uint32_t slice_blocks; /* of a panel */
+    uint32_t strip_count;
+    uint32_t strip_rows; /* the last strip may begin within the one before it */
+    _Alignas(FG_AMX_ROW_BYTES) uint8_t blocks[SLICE_BLOCKS][BLOCK_BYTES]; /* panel by panel */
+    strip_sums sums[BATCH_STRIPS * 2];                                    /* strip by strip */
+} batch;
+
+/* Tiles 0 to 3 hold sums, 4 and 5 rows of activations, 6 and 7 weights. A single strip has one of activations. */
+static void configure(uint32_t strip_rows)
+{
+    fg_amx_config config = { .palette = 1 };
+    for (int tile = 0; tile < FG_AMX_TILES; tile++) {
+        config.row_bytes[tile] = FG_AMX_ROW_BYTES;
+        config.rows[tile] = (uint8_t)(tile < 6 ? strip_rows : BLOCK);
+    }
+    fg_amx_see_memory(&config);
+    _tile_loadconfig(&config);
+}
+
+/* ---- slices ---- */
+
+/* Pair i of a block and pair i + 8, columns 2i, 2i + 1 and 16 + 2i, 17 + 2i, to rows 2i and 2i + 1 of a tile. */
+FG_AVX512_INLINE void lay_out_two(__m512i near, __m512i far, uint8_t *rows)
+{
+    const __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
+    const __m512i lower = _mm512_set1_epi32(0xFFFF);
+    __m512i even = _mm512_or_si512(_mm512_and_si512(near, upper), _mm512_srli_epi32(far, 16));
+    __m512i odd = _mm512_or_si512(_mm512_slli_epi32(near, 16), _mm512_and_si512(far, lower));
+    _mm512_store_si512(rows, even);
+    _mm512_store_si512(rows + PAIR_BYTES, odd);
+}
+
+FG_AVX512_INLINE __m512i pair_or_zero(const uint8_t *at, size_t index, size_t count)
+{
+    return index < count ? _mm512_loadu_si512(at + index * PAIR_BYTES) : _mm512_setzero_si512();
+}
+
+/* `count` pairs of some panels, as whole blocks: panel by panel, so that several are on their way from memory. */
+static void lay_out(batch *b, const uint8_t *panels, size_t panel_bytes, size_t count)
+{
+    for (size_t first = 0; first < count; first += BLOCK, panels += BLOCK_BYTES) {
+        for (uint32_t p = 0; p < b->panels; p++) {
+            const uint8_t *at = panels + p * panel_bytes;
+            uint8_t *rows = b->blocks[p * b->slice_blocks + first / BLOCK];
+#pragma GCC unroll 8
+            for (size_t i = 0; i < BLOCK / 2; i++) {
+                _mm_prefetch((const char *)at + AHEAD + 2 * i * PAIR_BYTES, _MM_HINT_T1);
+                _mm_prefetch((const char *)at + AHEAD + (2 * i + 1) * PAIR_BYTES, _MM_HINT_T1);
+                lay_out_two(pair_or_zero(at, i, count - first),
+                            pair_or_zero(at, i + BLOCK / 2, count - first),
+                            rows + 2 * i * PAIR_BYTES);
+            }
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* The strips of one turn and what they read of a slice. */
+typedef struct turn {
+    const uint32_t *rows[TOGETHER];
+    size_t stride_bytes;
+    size_t blocks;
+    const uint8_t *weights;
+    size_t panel_bytes; /* from one panel's blocks to the next */
+} turn;
+
+/* S strips by P panels; their tiles of sums hold what came before. */
+FG_AVX512_INLINE void multiply(int S, int P, const turn *t)
+{
+    const uint8_t *weights = t->weights;
+    for (size_t b = 0; b < t->blocks; b++, weights += BLOCK_BYTES) {
+        _tile_loadd(4, t->rows[0] + b * BLOCK, t->stride_bytes);
+        _tile_loadd(6, weights, PAIR_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        if (P > 1) {
+            _tile_loadd(7, weights + t->panel_bytes, PAIR_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (P > 2) {
+            _tile_loadd(6, weights + 2 * t->panel_bytes, PAIR_BYTES);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, weights + 3 * t->panel_bytes, PAIR_BYTES);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        if (S > 1) {
+            _tile_loadd(5, t->rows[1] + b * BLOCK, t->stride_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if (S > 1 && P > 1) {
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+}
+
+static void multiply_turn(uint32_t strips, uint32_t panels, const turn *t)
+{
+    if (strips > 1 && panels > 1) {
+        multiply(2, 2, t);
+    } else if (strips > 1) {
+        multiply(2, 1, t);
+    } else if (panels > 2) {
+        multiply(1, 4, t);
+    } else if (panels > 1) {
+        multiply(1, 2, t);
+    } else {
+        multiply(1, 1, t);
+    }
+}
+
+static void begin_sums(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* Where the tiles' sums are kept: those of the first strip, then those of the second from tile 2 on. */
+typedef strip_sums *kept_sums[SUM_TILES];
+
+static void load_sums(const kept_sums kept)
+{
+    _tile_loadd(0, kept[0], FG_AMX_ROW_BYTES);
+    _tile_loadd(1, kept[1], FG_AMX_ROW_BYTES);
+    _tile_loadd(2, kept[2], FG_AMX_ROW_BYTES);
+    _tile_loadd(3, kept[3], FG_AMX_ROW_BYTES);
+}
+
+static void store_sums(const kept_sums kept, uint32_t tiles)
+{
+    _tile_stored(0, kept[0], FG_AMX_ROW_BYTES);
+    if ((tiles & 2) != 0) {
+        _tile_stored(1, kept[1], FG_AMX_ROW_BYTES);
+    }
+    if ((tiles & 4) != 0) {
+        _tile_stored(2, kept[2], FG_AMX_ROW_BYTES);
+    }
+    if ((tiles & 8) != 0) {
+        _tile_stored(3, kept[3], FG_AMX_ROW_BYTES);
+    }
+}
+
+/* A bit for each tile of sums that is used. */
+static uint32_t tiles_of(uint32_t strips, uint32_t panels)
+{
+    uint32_t of_one = panels > 2 ? 15 : panels > 1 ? 3 : 1;
+    return strips > 1 ? of_one | of_one << 2 : of_one;
+}
+
+/* The first row of a strip in its batch. */
+static uint32_t strip_begin(const batch *b, uint32_t index)
+{
+    uint32_t row = index * b->strip_rows;
+    return row + b->strip_rows <= b->count ? row : b->count - b->strip_rows;
+}
+
+/* All rows against a slice that begins at `pair`. */
+static void run_slice(batch *b, size_t pair, size_t blocks, bool is_first, bool is_last)
+{
+    bool alone = b->strip_count <= TOGETHER;
+    turn t = { .stride_bytes = b->stride * sizeof *b->pairs,
+               .blocks = blocks,
+               .weights = b->blocks[0],
+               .panel_bytes = (size_t)b->slice_blocks * BLOCK_BYTES };
+    for (uint32_t index = 0; index < b->strip_count; index += TOGETHER) {
+        uint32_t strips = b->strip_count - index > 1 ? 2 : 1;
+        uint32_t tiles = tiles_of(strips, b->panels);
+        strip_sums *sums = &b->sums[index * b->panels];
+        kept_sums kept = { sums, sums, sums, sums };
+        for (uint32_t i = 0; i < strips; i++) {
+            t.rows[i] = b->pairs + strip_begin(b, index + i) * b->stride + pair;
+        }
+        for (uint32_t tile = 1; tile < SUM_TILES; tile++) {
+            bool of_second = strips > 1 && tile >= 2;
+            kept[tile] += of_second ? b->panels + tile - 2 : tile;
+        }
+        if (is_first) {
+            begin_sums();
+        } else if (!alone) {
+            load_sums(kept);
+        }
+        multiply_turn(strips, b->panels, &t);
+        if (is_last || !alone) {
+            store_sums(kept, tiles);
+        }
+    }
+}
+
+static void run_batch(batch *b, uint32_t panel)
+{
+    const fg_panels *w = &b->linear->weight;
+    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
+    const uint8_t *panels = (const uint8_t *)w->data + panel * panel_bytes;
+    size_t pair_count = fg_panel_pairs(w->columns);
+    b->slice_blocks = SLICE_BLOCKS / b->panels;
+    b->slice_blocks = b->slice_blocks < SLICE_BLOCKS / 2 ? b->slice_blocks : SLICE_BLOCKS / 2;
+    size_t slice = (size_t)b->slice_blocks * BLOCK;
+    for (size_t pair = 0; pair < pair_count; pair += slice) {
+        size_t left = pair_count - pair;
+        size_t count = left < slice ? left : slice;
+        lay_out(b, panels + pair * PAIR_BYTES, panel_bytes, count);
+        fg_amx_see_memory(b->blocks);
+        run_slice(b, pair, (count + BLOCK - 1) / BLOCK, pair == 0, left <= slice);
+    }
+    fg_amx_see_memory(b->sums);
+}
+
+/* Rows that two strips have computed are put once. */
+static void put_batch(const batch *b, uint32_t panel)
+{
+    for (uint32_t index = 0; index < b->strip_count; index++) {
+        uint32_t begin = strip_begin(b, index);
+        for (uint32_t r = index * b->strip_rows - begin; r < b->strip_rows; r++) {
+            for (uint32_t i = 0; i < b->panels; i++) {
+                fg_avx512_put_panel(b->linear, b->first + begin + r, (panel + i) * FG_PANEL_OUTPUTS,
+                                    _mm512_load_ps(b->sums[index * b->panels + i][r]));
+            }
+        }
+    }
+}
+
+/* ---- few rows ---- */
+
+enum { FEW_ROWS = 4, FEW_PANELS = 4, FEW_SUMS = 8, FEW_AHEAD = 4096 };
+
+FG_AVX512_INLINE __m512 upper_of(__m512i pairs)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xFFFF0000)));
+}
+
+FG_AVX512_INLINE __m512 lower_of(__m512i pairs)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+
+/* Two columns of a panel, which are neighbours, with the halves of a row's pairs that hold them. */
+FG_AVX512_INLINE __m512 add_two(__m512 chain, __m512i weights, __m512 first, __m512 second)
+{
+    chain = _mm512_fmadd_ps(upper_of(weights), first, chain);
+    return _mm512_fmadd_ps(lower_of(weights), second, chain);
+}
+
+/* R rows against a block of P panels, of which `left` pairs are there. */
+FG_AVX512_INLINE void add_block(int R, int P, const uint8_t *at, size_t panel_bytes, size_t left,
+                                const uint32_t *pairs, size_t stride, __m512 sums[FEW_SUMS])
+{
+    __m512 nears[FEW_SUMS];
+    __m512 fars[FEW_SUMS];
+#pragma GCC unroll 8
+    for (int i = 0; i < R * P; i++) {
+        nears[i] = fars[i] = _mm512_setzero_ps();
+    }
+    for (size_t i = 0; i < BLOCK / 2 && i < left; i++) {
+        __m512i near[FEW_PANELS];
+        __m512i far[FEW_PANELS];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            const uint8_t *panel = at + (size_t)p * panel_bytes;
+            near[p] = _mm512_loadu_si512(panel + i * PAIR_BYTES);
+            far[p] = pair_or_zero(panel, i + BLOCK / 2, left);
+            _mm_prefetch((const char *)panel + FEW_AHEAD + 2 * i * PAIR_BYTES, _MM_HINT_T1);
+            _mm_prefetch((const char *)panel + FEW_AHEAD + (2 * i + 1) * PAIR_BYTES, _MM_HINT_T1);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            __m512i even = _mm512_set1_epi32((int32_t)pairs[(size_t)r * stride + 2 * i]);
+            __m512i odd = _mm512_set1_epi32((int32_t)pairs[(size_t)r * stride + 2 * i + 1]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                int sum = p * R + r;
+                nears[sum] = add_two(nears[sum], near[p], upper_of(even), upper_of(odd));
+                fars[sum] = add_two(fars[sum], far[p], lower_of(even), lower_of(odd));
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < R * P; i++) {
+        sums[i] = _mm512_add_ps(sums[i], _mm512_add_ps(nears[i], fars[i]));
+    }
+}
+
+FG_AVX512_INLINE void multiply_few(int R, int P, const fg_linear *linear, const fg_activations *in,
+                                   uint32_t panel)
+{
+    const fg_panels *w = &linear->weight;
+    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
+    size_t stride = fg_pair_stride(w->columns);
+    size_t count = fg_panel_pairs(w->columns);
+    const uint8_t *at = (const uint8_t *)w->data + panel * panel_bytes;
+    __m512 sums[FEW_SUMS];
+#pragma GCC unroll 8
+    for (int i = 0; i < R * P; i++) {
+        sums[i] = _mm512_setzero_ps();
+    }
+    for (size_t pair = 0; pair < count; pair += BLOCK) {
+        add_block(R, P, at + pair * PAIR_BYTES, panel_bytes, count - pair, in->pairs + pair, stride,
+                  sums);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < R * P; i++) {
+        fg_avx512_put_panel(linear, (uint32_t)(i % R),
+                            (panel + (uint32_t)(i / R)) * FG_PANEL_OUTPUTS, sums[i]);
+    }
+}
+
+#define FEW_CASE(R, P)                                                                             \
+    case (R)*8 + (P):                                                                              \
+        multiply_few(R, P, linear, in, panel);                                                     \
+        break;
+
+static void run_few(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                    uint32_t panel, uint32_t panels)
+{
+    switch (rows * 8 + panels) {
+        FEW_CASE(1, 1)
+        FEW_CASE(1, 2)
+        FEW_CASE(1, 4)
+        FEW_CASE(2, 1)
+        FEW_CASE(2, 2)
+        FEW_CASE(2, 4)
+        FEW_CASE(3, 1)
+        FEW_CASE(3, 2)
+        FEW_CASE(4, 1)
+        FEW_CASE(4, 2)
+    default:
+        break;
+    }
+}
+
+static void linear_of_few(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                          uint32_t first, uint32_t count)
+{
+    uint32_t most = rows <= 2 ? FEW_PANELS : 2;
+    uint32_t panels;
+    for (uint32_t panel = first; panel < first + count; panel += panels) {
+        uint32_t left = first + count - panel;
+        panels = left >= most ? most : left >= 2 ? 2 : 1;
+        run_few(linear, in, rows, panel, panels);
+    }
+}
+
+void fg_cpu_amx_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                            uint32_t first, uint32_t count)
+{
+    if (rows <= FEW_ROWS) {
+        linear_of_few(linear, in, rows, first, count);
+        return;
+    }
+    batch b;
+    b.linear = linear;
+    b.stride = fg_pair_stride(linear->weight.columns);
+    uint32_t batch_count = (rows + BATCH_STRIPS * STRIP_ROWS - 1) / (BATCH_STRIPS * STRIP_ROWS);
+    uint32_t batch_rows = (rows + batch_count - 1) / batch_count;
+    uint32_t configured = 0;
+    for (b.first = 0; b.first < rows; b.first += b.count) {
+        b.count = rows - b.first < batch_rows ? rows - b.first : batch_rows;
+        b.pairs = in->pairs + b.first * b.stride;
+        b.strip_count = (b.count + STRIP_ROWS - 1) / STRIP_ROWS;
+        b.strip_rows = (b.count + b.strip_count - 1) / b.strip_count;
+        if (configured != b.strip_rows) {
+            configure(b.strip_rows);
+            configured = b.strip_rows;
+        }
+        for (uint32_t panel = first; panel < first + count; panel += b.panels) {
+            uint32_t left = first + count - panel;
+            b.panels = b.strip_count == 1 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            run_batch(&b, panel);
+            put_batch(&b, panel);
+        }
+    }
+    _tile_release();
+}
