@@ -121,23 +121,51 @@ FG_AVX2_INLINE void fetch_line(uint32_t kind, const uint8_t *at, uint32_t index)
     }
 }
 
-/* Scores of N / 2 pieces from `piece` on. */
-FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece)
+/* bf16 is added in chains of FG_STRIP_CHAIN dimensions or slots, two of which are a block. */
+FG_AVX2_INLINE bool in_chains(uint32_t kind)
 {
-    uint32_t head_dim = s->args->kv->head_dim;
-    const float *q = s->q;
-    const uint8_t *keys[4];
-    const uint8_t *after[4];
-    __m256 acc[STRIP][8];
-    for (int n = 0; n < N; n++) {
-        keys[n / 2] = s->pieces->keys[piece + n / 2];
-        after[n / 2] = s->pieces->after_keys[piece + n / 2];
-        for (int m = 0; m < M; m++) {
+    return kind == FG_BF16;
+}
+
+FG_AVX2_INLINE void clear(int M, int N, __m256 acc[STRIP][8])
+{
+    for (int m = 0; m < M; m++) {
+        for (int n = 0; n < N; n++) {
             acc[m][n] = _mm256_setzero_ps();
         }
     }
+}
+
+/* The first chains of a block wait in memory for the second ones. */
+FG_AVX2_INLINE void park(int M, int N, __m256 acc[STRIP][8], __m256 firsts[STRIP][8])
+{
+    for (int m = 0; m < M; m++) {
+        for (int n = 0; n < N; n++) {
+            _mm256_store_ps((float *)&firsts[m][n], acc[m][n]);
+        }
+    }
+}
+
+/* To where they are kept: sums or, of a block's chains, both added to what is there, or to nothing. */
+FG_AVX2_INLINE void put(bool chains, bool adds, __m256 sum, __m256 first, float *at)
+{
+    sum = chains ? _mm256_add_ps(first, sum) : sum;
+    _mm256_store_ps(at, adds ? _mm256_add_ps(_mm256_load_ps(at), sum) : sum);
+}
+
+/* Sums over the steps of dimensions first .. end - 1. */
+FG_AVX2_INLINE void score_steps(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece,
+                                uint32_t first, uint32_t end, __m256 acc[STRIP][8])
+{
+    const float *q = s->q + first;
+    const uint8_t *keys[4];
+    const uint8_t *after[4];
+    for (int n = 0; n < N; n++) {
+        keys[n / 2] = s->pieces->keys[piece + n / 2];
+        after[n / 2] = s->pieces->after_keys[piece + n / 2];
+    }
     size_t line = (size_t)PIECE * element_bytes(kind);
-    for (size_t at = 0; at < head_dim / together(kind) * line; at += UNROLL * line) {
+    for (size_t at = first * line; at < end * line; at += UNROLL * line) {
         for (size_t u = 0; u < UNROLL; u++) {
             const uint8_t *bs[8];
             for (int n = 0; n < N; n++) {
@@ -149,9 +177,33 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
             step(kind, u % 2 == 1, M, N, q++, FG_STRIP_Q, bs, acc);
         }
     }
-    for (int m = 0; m < M; m++) {
-        for (int n = 0; n < N; n++) {
-            _mm256_store_ps(s->scores + m * SCORES + piece * PIECE + n * 8, acc[m][n]);
+}
+
+/* Scores of N / 2 pieces from `piece` on. */
+FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece)
+{
+    bool chains = in_chains(kind);
+    uint32_t steps = s->args->kv->head_dim / together(kind);
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : steps;
+    __m256 acc[STRIP][8];
+    __m256 firsts[STRIP][8];
+    clear(M, N, firsts);
+    for (uint32_t first = 0; first < steps; first += most) {
+        uint32_t end = steps - first < most ? steps : first + most;
+        clear(M, N, acc);
+        score_steps(kind, M, N, s, piece, first, end, acc);
+        if (first / most % 2 == 0 && end < steps) {
+            park(M, N, acc, firsts);
+            continue;
+        }
+        for (int m = 0; m < M; m++) {
+            for (int n = 0; n < N; n++) {
+                put(chains, first >= 2 * most, acc[m][n], firsts[m][n],
+                    s->scores + m * SCORES + piece * PIECE + n * 8);
+            }
+        }
+        if (end < steps && steps - end <= most) { /* the last chain is alone */
+            clear(M, N, firsts);
         }
     }
 }
@@ -183,52 +235,71 @@ FG_AVX2_INLINE void add_fours(int M, int N, const float *weights, const uint8_t 
     }
 }
 
+/* Weights times values of slots slot .. end - 1 of a piece, or of several that follow each other. */
+FG_AVX2_INLINE void add_slots(uint32_t kind, int M, int N, const fg_strip *s, const float *weights,
+                              uint32_t slot, uint32_t end, uint32_t column, __m256 acc[STRIP][8])
+{
+    uint32_t head_dim = s->args->kv->head_dim;
+    const uint8_t *values = s->pieces->values[slot / PIECE];
+    uint32_t first = slot / PIECE * PIECE;
+    ptrdiff_t after = s->pieces->after_values[slot / PIECE] - values;
+    if (kind == FG_I8) {
+        add_fours(M, N, weights + slot / 2,
+                  values + place(kind, (slot - first) / 2, column, head_dim), after, end - slot,
+                  head_dim, acc);
+        return;
+    }
+    if (kind == FG_BF16 && slot % 2 == 1) {
+        const uint8_t *value = values + place(kind, slot - first, column, head_dim);
+        value_step(kind, true, M, N, weights + slot, value, after, acc);
+        slot++;
+    }
+    const uint8_t *value = values + place(kind, slot - first, column, head_dim);
+    for (; slot + UNROLL <= end; slot += UNROLL) {
+        for (uint32_t u = 0; u < UNROLL; u++) {
+            value_step(kind, u % 2 == 1, M, N, weights + slot + u,
+                       value + place(kind, u, 0, head_dim), after, acc);
+        }
+        value += place(kind, UNROLL, 0, head_dim);
+    }
+    for (; slot < end; slot++) {
+        value = values + place(kind, slot - first, column, head_dim);
+        value_step(kind, slot % 2 == 1, M, N, weights + slot, value, after, acc);
+    }
+}
+
 /* Adds weights times values to N * 8 columns of M outputs. */
 FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const fg_strip *s,
                                 const float *weights, float *const *outs, fg_cpu_slots slots,
                                 uint32_t column)
 {
-    uint32_t head_dim = s->args->kv->head_dim;
+    bool chains = in_chains(kind);
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : s->pieces->run;
     __m256 acc[STRIP][8];
-    for (int m = 0; m < M; m++) {
+    __m256 firsts[STRIP][8];
+    clear(M, N, firsts);
+    clear(M, N, acc);
+    for (int m = 0; m < M && !chains; m++) {
         for (int n = 0; n < N; n++) {
             acc[m][n] = _mm256_load_ps(outs[m] + column + n * 8);
         }
     }
-    for (uint32_t slot = slots.begin; slot < slots.end;) {
-        const uint8_t *values = s->pieces->values[slot / PIECE];
-        uint32_t first = slot / PIECE * PIECE;
-        uint32_t run_end = (slot / s->pieces->run + 1) * s->pieces->run;
-        uint32_t end = run_end < slots.end ? run_end : slots.end;
-        ptrdiff_t after = s->pieces->after_values[slot / PIECE] - s->pieces->values[slot / PIECE];
-        if (kind == FG_I8) {
-            add_fours(M, N, weights + slot / 2,
-                      values + place(kind, (slot - first) / 2, column, head_dim), after, end - slot,
-                      head_dim, acc);
-            slot = end;
-            continue;
-        }
-        if (kind == FG_BF16 && slot % 2 == 1) {
-            const uint8_t *value = values + place(kind, slot - first, column, head_dim);
-            value_step(kind, true, M, N, weights + slot, value, after, acc);
-            slot++;
-        }
-        const uint8_t *value = values + place(kind, slot - first, column, head_dim);
-        for (; slot + UNROLL <= end; slot += UNROLL) {
-            for (uint32_t u = 0; u < UNROLL; u++) {
-                value_step(kind, u % 2 == 1, M, N, weights + slot + u,
-                           value + place(kind, u, 0, head_dim), after, acc);
+    uint32_t end;
+    for (uint32_t slot = slots.begin; slot < slots.end; slot = end) {
+        end = (slot / most + 1) * most;
+        end = end < slots.end ? end : slots.end;
+        add_slots(kind, M, N, s, weights, slot, end, column, acc);
+        if (chains && slot / most % 2 == 0 && end < slots.end) {
+            park(M, N, acc, firsts);
+            clear(M, N, acc);
+        } else if (chains || end == slots.end) {
+            for (int m = 0; m < M; m++) {
+                for (int n = 0; n < N; n++) {
+                    put(chains, chains, acc[m][n], firsts[m][n], outs[m] + column + n * 8);
+                }
             }
-            value += place(kind, UNROLL, 0, head_dim);
-        }
-        for (; slot < end; slot++) {
-            value = values + place(kind, slot - first, column, head_dim);
-            value_step(kind, slot % 2 == 1, M, N, weights + slot, value, after, acc);
-        }
-    }
-    for (int m = 0; m < M; m++) {
-        for (int n = 0; n < N; n++) {
-            _mm256_store_ps(outs[m] + column + n * 8, acc[m][n]);
+            clear(M, N, firsts);
+            clear(M, N, acc);
         }
     }
 }

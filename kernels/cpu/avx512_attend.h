@@ -154,28 +154,49 @@ FG_AVX512_INLINE uint32_t fg_avx512_together(uint32_t kind)
     return kind == FG_AVX512_PAIRS ? 2 : kind == FG_I8 ? 4 : 1;
 }
 
+/* bf16 is added in chains of FG_STRIP_CHAIN dimensions or slots, two of which are a block. */
+FG_AVX512_INLINE bool fg_avx512_chains(uint32_t kind)
+{
+    return kind == FG_BF16 || kind == FG_AVX512_PAIRS;
+}
+
+FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
+{
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = _mm512_setzero_ps();
+        }
+    }
+}
+
+/* The first chains of a block wait in memory for the second ones. */
+FG_AVX512_INLINE void fg_avx512_park(int M, int N, fg_avx512_sums sums, fg_avx512_sums firsts)
+{
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps((float *)&firsts[m][n], sums[m][n]);
+        }
+    }
+}
+
 /* What a row's scores begin with: -128 times the sum of its q, as K are 128 more than they should be; else 0. */
 FG_AVX512_INLINE __m512 fg_avx512_first_sum(uint32_t kind, const float *q)
 {
     return kind == FG_I8 ? _mm512_set1_ps(q[FG_STRIP_Q_NEGATED]) : _mm512_setzero_ps();
 }
 
-/* Scores of N pieces from `piece` on. */
-FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
-                                             uint32_t piece)
+/* Sums of N pieces from `piece` on, over steps first .. end - 1. */
+FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, const fg_strip *s,
+                                            uint32_t piece, uint32_t first, uint32_t end,
+                                            fg_avx512_sums sums)
 {
     uint32_t line = fg_avx512_line(kind);
-    const float *q = s->q;
-    fg_avx512_sums sums;
-#pragma GCC unroll 12
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
-        }
-    }
-    uint32_t steps = s->args->kv->head_dim / fg_avx512_together(kind);
-    for (uint32_t d = 0; d < steps; d += FG_AVX512_UNROLL) {
+    const float *q = s->q + first;
+    for (uint32_t d = first; d < end; d += FG_AVX512_UNROLL) {
 #pragma GCC unroll 4
         for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
             const uint8_t *bs[FG_AVX512_VECTORS];
@@ -191,12 +212,45 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
                            bs, sums);
         }
     }
+}
+
+/* Scores of N pieces from `piece` on. */
+FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
+                                             uint32_t piece)
+{
+    const float *q = s->q;
+    fg_avx512_sums sums;
+    fg_avx512_sums firsts;
+    uint32_t steps = s->args->kv->head_dim / fg_avx512_together(kind);
+    bool chains = fg_avx512_chains(kind);
+    uint32_t chain = chains ? (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind) : steps;
+    fg_avx512_clear(M, N, firsts);
+    for (uint32_t first = 0; first < steps; first += chain) {
 #pragma GCC unroll 12
-    for (int m = 0; m < M; m++) {
-        float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
+        for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            _mm512_store_ps(scores + n * FG_AVX512_LANES, sums[m][n]);
+            for (int n = 0; n < N; n++) {
+                sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
+            }
+        }
+        fg_avx512_score_steps(kind, M, N, s, piece, first, first + chain, sums);
+        if (first / chain % 2 == 0 && first + chain < steps) {
+            fg_avx512_park(M, N, sums, firsts);
+            continue;
+        }
+#pragma GCC unroll 12
+        for (int m = 0; m < M; m++) {
+            float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                float *at = scores + n * FG_AVX512_LANES;
+                __m512 sum = chains ? _mm512_add_ps(firsts[m][n], sums[m][n]) : sums[m][n];
+                sum = first < 2 * chain ? sum : _mm512_add_ps(_mm512_load_ps(at), sum);
+                _mm512_store_ps(at, sum);
+            }
+        }
+        if (first + 2 * chain == steps) { /* the last chain is alone */
+            fg_avx512_clear(M, N, firsts);
         }
     }
 }
@@ -275,17 +329,38 @@ FG_AVX512_INLINE void fg_avx512_run_values(uint32_t kind, int M, int N, const fg
     }
 }
 
+/* To N * 16 columns of M outputs: sums or, where they are a block's chains, both added. */
+FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *const *outs,
+                                            uint32_t column, fg_avx512_sums sums,
+                                            fg_avx512_sums firsts)
+{
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            float *at = outs[m] + column + n * FG_AVX512_LANES;
+            __m512 sum = chains ? _mm512_add_ps(firsts[m][n], sums[m][n]) : sums[m][n];
+            _mm512_store_ps(at, chains ? _mm512_add_ps(_mm512_load_ps(at), sum) : sum);
+        }
+    }
+}
+
 /* Adds weights times values to N * 16 columns of M outputs. */
 FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const fg_strip *s,
                                             const float *weights, float *const *outs,
                                             fg_cpu_slots slots, uint32_t column)
 {
     const fg_strip_pieces *pieces = s->pieces;
+    bool chains = fg_avx512_chains(kind);
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : pieces->run;
     size_t columns = column / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
     size_t step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
     fg_avx512_sums sums;
+    fg_avx512_sums firsts;
+    fg_avx512_clear(M, N, firsts);
+    fg_avx512_clear(M, N, sums);
 #pragma GCC unroll 12
-    for (int m = 0; m < M; m++) {
+    for (int m = 0; m < M && !chains; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
             sums[m][n] = _mm512_load_ps(outs[m] + column + n * FG_AVX512_LANES);
@@ -294,7 +369,7 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
     for (uint32_t slot = slots.begin; slot < slots.end;) {
         uint32_t piece = slot / FG_KV_PIECE;
         uint32_t first = piece * FG_KV_PIECE;
-        uint32_t run_end = (slot / pieces->run + 1) * pieces->run;
+        uint32_t run_end = (slot / most + 1) * most;
         uint32_t end = run_end < slots.end ? run_end : slots.end;
         fg_avx512_run run = { .weights = weights + first / fg_avx512_together(kind),
                               .values = pieces->values[piece] + columns,
@@ -302,13 +377,19 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
                               .step_bytes = step_bytes };
         fg_avx512_run_values(kind, M, N, &run, slot - first, end - first, sums);
         slot = end;
-    }
-#pragma GCC unroll 12
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            _mm512_store_ps(outs[m] + column + n * FG_AVX512_LANES, sums[m][n]);
+        if (!chains) {
+            continue;
         }
+        if (piece % 2 == 0 && slot < slots.end) {
+            fg_avx512_park(M, N, sums, firsts);
+        } else {
+            fg_avx512_put_columns(true, M, N, outs, column, sums, firsts);
+            fg_avx512_clear(M, N, firsts);
+        }
+        fg_avx512_clear(M, N, sums);
+    }
+    if (!chains) {
+        fg_avx512_put_columns(false, M, N, outs, column, sums, firsts);
     }
 }
 

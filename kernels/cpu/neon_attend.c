@@ -125,20 +125,45 @@ FG_NEON_INLINE void fetch(int M, const uint8_t *at, size_t offset)
     }
 }
 
-/* Scores of N / 4 pieces from `piece` on. */
-FG_NEON_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece)
+/* bf16 is added in chains of FG_STRIP_CHAIN dimensions or slots, two of which are a block. */
+FG_NEON_INLINE bool in_chains(uint32_t kind)
 {
-    const fg_strip_pieces *pieces = s->pieces;
-    size_t line = (size_t)PIECE_VECTORS * vector_bytes(kind);
-    uint32_t steps = s->args->kv->head_dim / together(kind);
-    uint32_t unroll = UNROLL / (kind == KEYS ? 2 : 1);
-    const float *q = s->q;
-    tile_sums sums;
+    return kind == FG_BF16;
+}
+
+FG_NEON_INLINE void clear(int M, int N, tile_sums sums)
+{
 #pragma GCC unroll 32
     for (int i = 0; i < M * N; i++) {
         sums[i / N][i % N] = vdupq_n_f32(0.0f);
     }
-    for (uint32_t d = 0; d < steps; d += unroll) {
+}
+
+/* The first chains of a block wait in memory for the second ones. */
+FG_NEON_INLINE void park(int M, int N, tile_sums sums, float firsts[STRIP * VECTORS * LANES])
+{
+#pragma GCC unroll 32
+    for (int i = 0; i < M * N; i++) {
+        vst1q_f32(firsts + i * LANES, sums[i / N][i % N]);
+    }
+}
+
+/* To where they are kept: sums or, of a block's chains, both added to what is there, or to nothing. */
+FG_NEON_INLINE void put(bool chains, bool adds, float32x4_t sum, const float *first, float *at)
+{
+    sum = chains ? vaddq_f32(vld1q_f32(first), sum) : sum;
+    vst1q_f32(at, adds ? vaddq_f32(vld1q_f32(at), sum) : sum);
+}
+
+/* Sums of N / 4 pieces from `piece` on, over steps first .. end - 1. */
+FG_NEON_INLINE void score_steps(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece,
+                                uint32_t first, uint32_t end, tile_sums sums)
+{
+    const fg_strip_pieces *pieces = s->pieces;
+    size_t line = (size_t)PIECE_VECTORS * vector_bytes(kind);
+    uint32_t unroll = UNROLL / (kind == KEYS ? 2 : 1);
+    const float *q = s->q + first;
+    for (uint32_t d = first; d < end; d += unroll) {
         size_t at = place(kind, d, line);
 #pragma GCC unroll 4
         for (uint32_t u = 0; u < unroll; u++) {
@@ -154,9 +179,35 @@ FG_NEON_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
             step(kind, u % 2 == 1, M, N, q++, FG_STRIP_Q, bs, sums);
         }
     }
+}
+
+/* Scores of N / 4 pieces from `piece` on. */
+FG_NEON_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece)
+{
+    bool chains = in_chains(kind);
+    uint32_t steps = s->args->kv->head_dim / together(kind);
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : steps;
+    float firsts[STRIP * VECTORS * LANES];
+    tile_sums sums;
+    clear(M, N, sums);
+    park(M, N, sums, firsts);
+    for (uint32_t first = 0; first < steps; first += most) {
+        uint32_t end = steps - first < most ? steps : first + most;
+        score_steps(kind, M, N, s, piece, first, end, sums);
+        if (first / most % 2 == 0 && end < steps) {
+            park(M, N, sums, firsts);
+            clear(M, N, sums);
+            continue;
+        }
 #pragma GCC unroll 32
-    for (int i = 0; i < M * N; i++) {
-        vst1q_f32(s->scores + i / N * SCORES + piece * PIECE + i % N * LANES, sums[i / N][i % N]);
+        for (int i = 0; i < M * N; i++) {
+            put(chains, first >= 2 * most, sums[i / N][i % N], firsts + i * LANES,
+                s->scores + i / N * SCORES + piece * PIECE + i % N * LANES);
+        }
+        clear(M, N, sums);
+        if (end < steps && steps - end <= most) { /* the last chain is alone */
+            park(M, N, sums, firsts);
+        }
     }
 }
 
@@ -243,28 +294,43 @@ FG_NEON_INLINE void add_columns(uint32_t kind, int M, int N, const value_product
                                 uint32_t column)
 {
     const fg_strip_pieces *pieces = p->strip->pieces;
+    bool chains = in_chains(kind);
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : pieces->run;
     size_t columns = column / LANES * (size_t)vector_bytes(kind);
     size_t step_bytes = p->strip->args->kv->head_dim / LANES * (size_t)vector_bytes(kind);
+    float firsts[STRIP * VECTORS * LANES];
     tile_sums sums;
+    clear(M, N, sums);
+    park(M, N, sums, firsts);
+    if (!chains) {
 #pragma GCC unroll 32
-    for (int i = 0; i < M * N; i++) {
-        sums[i / N][i % N] = first_sum(kind, p, i / N, column + (uint32_t)(i % N) * LANES);
+        for (int i = 0; i < M * N; i++) {
+            sums[i / N][i % N] = first_sum(kind, p, i / N, column + (uint32_t)(i % N) * LANES);
+        }
     }
-    for (uint32_t slot = p->slots.begin; slot < p->slots.end;) {
+    uint32_t end;
+    for (uint32_t slot = p->slots.begin; slot < p->slots.end; slot = end) {
         uint32_t piece = slot / PIECE;
         uint32_t first = piece * PIECE;
-        uint32_t run_end = (slot / pieces->run + 1) * pieces->run;
-        uint32_t end = run_end < p->slots.end ? run_end : p->slots.end;
+        end = (slot / most + 1) * most;
+        end = end < p->slots.end ? end : p->slots.end;
         value_run run = { .weights = p->weights + first / together(kind),
                           .values = pieces->values[piece] + columns,
                           .after = pieces->after_values[piece] - pieces->values[piece],
                           .step_bytes = step_bytes };
         run_values(kind, M, N, &run, slot - first, end - first, sums);
-        slot = end;
-    }
+        if (chains && piece % 2 == 0 && end < p->slots.end) {
+            park(M, N, sums, firsts);
+            clear(M, N, sums);
+        } else if (chains || end == p->slots.end) {
 #pragma GCC unroll 32
-    for (int i = 0; i < M * N; i++) {
-        vst1q_f32(p->outs[i / N] + column + i % N * LANES, sums[i / N][i % N]);
+            for (int i = 0; i < M * N; i++) {
+                put(chains, chains, sums[i / N][i % N], firsts + i * LANES,
+                    p->outs[i / N] + column + i % N * LANES);
+            }
+            clear(M, N, sums);
+            park(M, N, sums, firsts);
+        }
     }
 }
 

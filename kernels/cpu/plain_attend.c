@@ -6,20 +6,42 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/unpack.h"
 
-enum { LANES = 8, BYTE_LANES = 16 };
+enum { LANES = 8, BYTE_LANES = 16, CHAIN = FG_CPU_CHAIN_COLUMNS };
 
 static float weight_of(bool brain, float x)
 {
     return brain ? fg_bf16_to_f32(fg_cpu_brain_exp2(x)) : fg_cpu_exp2(x);
 }
 
-static float score_of(const fg_cpu_attend *args, const float *q, uint32_t slot)
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* One chain over dimensions first .. end - 1. */
+static float score_chain(const fg_cpu_attend *args, const float *q, uint32_t slot, uint32_t first,
+                         uint32_t end)
 {
     const fg_paged_kv *kv = args->kv;
     uint8_t *keys = fg_cpu_kv_region(kv, args->block_ids, kv->key_offset, args->kv_head, slot);
+    float chain = 0.0f;
+    for (uint32_t d = first; d < end; d++) {
+        chain = fmaf(q[d], fg_cpu_float_at(kv->dtype, keys, fg_cpu_key_at(kv, slot, d)), chain);
+    }
+    return chain;
+}
+
+static float score_of(const fg_cpu_attend *args, const float *q, uint32_t slot)
+{
+    uint32_t head_dim = args->kv->head_dim;
+    if (args->kv->dtype != FG_BF16) {
+        return score_chain(args, q, slot, 0, head_dim);
+    }
     float score = 0.0f;
-    for (uint32_t d = 0; d < kv->head_dim; d++) {
-        score = fmaf(q[d], fg_cpu_float_at(kv->dtype, keys, fg_cpu_key_at(kv, slot, d)), score);
+    for (uint32_t d = 0; d < head_dim; d += 2 * CHAIN) {
+        uint32_t middle = least(d + CHAIN, head_dim);
+        score += score_chain(args, q, slot, d, middle) +
+                 score_chain(args, q, slot, middle, least(d + 2 * CHAIN, head_dim));
     }
     return score;
 }
@@ -31,6 +53,19 @@ static void add_value(const fg_cpu_attend *args, uint32_t slot, float weight, fl
     for (uint32_t d = 0; d < kv->head_dim; d++) {
         float value = fg_cpu_float_at(kv->dtype, values, fg_cpu_value_at(kv, slot, d));
         out[d] = fmaf(weight, value, out[d]);
+    }
+}
+
+/* bf16: the slots of a block of 32, in two chains, whose weights are in scores. */
+static void add_block(const fg_cpu_attend *args, uint32_t base, fg_cpu_slots slots, float *out)
+{
+    float chains[2][FG_ATTEND_DIMS];
+    memset(chains, 0, sizeof chains);
+    for (uint32_t s = slots.begin; s < slots.end; s++) {
+        add_value(args, base + s, args->scratch->scores[s], chains[s / CHAIN % 2]);
+    }
+    for (uint32_t d = 0; d < args->kv->head_dim; d++) {
+        out[d] += chains[0][d] + chains[1][d];
     }
 }
 
@@ -51,7 +86,15 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
     for (uint32_t s = slots.begin; s < slots.end; s++) {
         float weight = weight_of(brain, scores[s] - maximum);
         lanes[(brain ? s / 2 : s) % LANES] += weight;
-        add_value(args, base + s, weight, record + FG_ATTEND_HEAD);
+        scores[s] = weight;
+        if (!brain) {
+            add_value(args, base + s, weight, record + FG_ATTEND_HEAD);
+        }
+    }
+    for (uint32_t s = slots.begin; s < slots.end && brain; s = (s / (2 * CHAIN) + 1) * 2 * CHAIN) {
+        fg_cpu_slots block = { .begin = s,
+                               .end = least((s / (2 * CHAIN) + 1) * 2 * CHAIN, slots.end) };
+        add_block(args, base, block, record + FG_ATTEND_HEAD);
     }
     record[0] = maximum;
     record[FG_ATTEND_SUM] = fg_cpu_fold(lanes);

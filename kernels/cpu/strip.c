@@ -6,6 +6,7 @@
 
 enum {
     PIECE = FG_KV_PIECE,
+    BLOCK = 2 * PIECE, /* slots of two chains of bf16 */
     AHEAD = 8,         /* pieces that a tile of one strip fetches ahead */
     CACHED_PIECES = 4, /* that both strips take before the next ones */
     COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
@@ -113,6 +114,10 @@ static void find_slots(fg_strip *s)
             s->any.end = slots.end > s->any.end ? slots.end : s->any.end;
         }
     }
+    if (s->args->kv->dtype == FG_BF16) {
+        s->all.begin = (s->all.begin + BLOCK - 1) / BLOCK * BLOCK;
+        s->all.end = s->all.end / BLOCK * BLOCK;
+    }
 }
 
 /* Points the strip that begins at `first` to its part of the scratch and to what it writes in this chunk. */
@@ -217,15 +222,17 @@ static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *s
                  bool over_values)
 {
     uint32_t count = w->strip_count == 1 ? FG_STRIP_PIECES : CACHED_PIECES;
-    for (uint32_t at = pieces->begin; at < pieces->end; at += count) {
+    uint32_t end;
+    for (uint32_t at = pieces->begin; at < pieces->end; at = end) {
+        end = (at / count + 1) * count; /* whole blocks of bf16 */
         for (uint32_t i = 0; i < w->strip_count; i++) {
             const fg_strip *s = &strips[i];
             const fg_strip_products *products = &w->products[s->count - 1];
             fetch_share(w, pieces, over_values ? pieces->after_values : pieces->after_keys, at, i);
             if (over_values) {
-                products->values(s, at * PIECE, (at + count) * PIECE);
+                products->values(s, at * PIECE, end * PIECE);
             } else {
-                products->scores(s, at, at + count);
+                products->scores(s, at, end);
             }
         }
     }

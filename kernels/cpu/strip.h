@@ -15,6 +15,7 @@ enum {
     FG_STRIP_MAX = 16,
     FG_STRIP_DIRECT = 2, /* strips at most that read the arena; more read a copy of K and V */
     FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
+    FG_STRIP_CHAIN = FG_CPU_CHAIN_COLUMNS, /* bf16: dimensions or slots of a chain (ops.h) */
     FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
     /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
     FG_STRIP_Q = FG_ATTEND_COPY_DIMS + 16,
@@ -50,7 +51,7 @@ typedef struct fg_strip {
     float *targets[FG_STRIP_MAX];
     fg_cpu_slots slots[FG_STRIP_MAX];
     fg_cpu_slots any; /* slots that some row sees */
-    fg_cpu_slots all; /* slots that every row sees; may be empty */
+    fg_cpu_slots all; /* slots that every row sees, of bf16 whole blocks; may be empty */
 } fg_strip;
 
 /* The two products of strips of one number of (row, head)s. */
