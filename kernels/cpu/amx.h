@@ -24,4 +24,7 @@ static inline void fg_amx_see_memory(const void *memory)
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
+/* For strips of so many rows: tiles 0 to 4 have as many, all others 16. 0: no more tiles. */
+void fg_cpu_amx_set_strip_rows(uint32_t rows);
+
 #endif

@@ -15,7 +15,7 @@ enum {
     FEW = FG_STRIP_DIRECT * STRIP_ROWS, /* (row, head)s that read no copy */
 };
 
-static void set_rows(uint32_t rows)
+void fg_cpu_amx_set_strip_rows(uint32_t rows)
 {
     if (rows == 0) {
         _tile_release();
@@ -155,16 +155,19 @@ static const fg_strip_products *products_of(uint32_t dtype)
 void fg_cpu_amx_attend(const fg_cpu_attend *args)
 {
     const fg_paged_kv *kv = args->kv;
-    bool tiles = kv->dtype == FG_I8 && kv->head_dim % FG_AMX_ROW_BYTES == 0 &&
-                 args->row_count * args->head_count > FEW;
-    if (!tiles) {
+    bool tiles = kv->head_dim % FG_AMX_ROW_BYTES == 0 && args->row_count * args->head_count > FEW;
+    if (tiles && kv->dtype == FG_BF16) {
+        fg_cpu_amx_attend_bf16(args);
+        return;
+    }
+    if (!tiles || kv->dtype != FG_I8) {
         /* The processors that have tiles widen bf16 quicker than they multiply it. */
         fg_cpu_avx512_attend(args);
         return;
     }
     fg_strip_kernels kernels = fg_cpu_avx512_strip;
     kernels.strip_max = STRIP_ROWS;
-    kernels.set_rows = set_rows;
+    kernels.set_rows = fg_cpu_amx_set_strip_rows;
     kernels.products = products_of;
     fg_strip_attend(&kernels, args);
 }

@@ -22,8 +22,10 @@ void fg_cpu_avx2_attend(const fg_cpu_attend *args);
 void fg_cpu_avx512_attend(const fg_cpu_attend *args);
 /* The same with AVX512_BF16, which makes a bf16 cache quicker on AMD's processors. */
 void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args);
-/* With AMX, which makes an int8 cache quicker; else as fg_cpu_avx512_attend. */
+/* With AMX, which makes int8 and bf16 caches quicker; else as fg_cpu_avx512_attend. */
 void fg_cpu_amx_attend(const fg_cpu_attend *args);
+/* Many (row, head)s over a bf16 cache. */
+void fg_cpu_amx_attend_bf16(const fg_cpu_attend *args);
 
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count);

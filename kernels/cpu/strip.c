@@ -328,6 +328,20 @@ static const uint8_t *piece_of(const fg_strip_pieces *pieces, uint32_t index)
                          : pieces->values[pieces->begin + index - count];
 }
 
+static void copy_piece(const walk *w, const moving *m, uint32_t index)
+{
+    const fg_paged_kv *kv = w->args->kv;
+    uint32_t count = m->from.end - m->from.begin;
+    uint8_t *to = (uint8_t *)(uintptr_t)piece_of(&m->to, index);
+    const uint8_t *from = piece_of(&m->from, index);
+    if (w->kernels->lay_out != NULL) {
+        w->kernels->lay_out(index >= count, m->from.begin + index % count, index % count == 0, to,
+                            from, kv->head_dim);
+    } else {
+        w->kernels->copy(kv->dtype, to, from, (size_t)PIECE * kv->head_dim);
+    }
+}
+
 static void move(const walk *w, moving *m, uint32_t end)
 {
     for (; m->moved < end; m->moved++) {
@@ -335,8 +349,7 @@ static void move(const walk *w, moving *m, uint32_t end)
         for (size_t at = 0; at < w->piece_bytes && later < end; at += 64) {
             __builtin_prefetch(piece_of(&m->from, later) + at);
         }
-        w->kernels->copy(w->args->kv->dtype, (uint8_t *)(uintptr_t)piece_of(&m->to, m->moved),
-                         piece_of(&m->from, m->moved), (size_t)PIECE * w->args->kv->head_dim);
+        copy_piece(w, m, m->moved);
     }
 }
 

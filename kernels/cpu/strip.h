@@ -92,6 +92,10 @@ typedef struct fg_strip_kernels {
     /* A number of elements, a multiple of 64, to where many strips read them: f16 as floats, the others as
      * they are. */
     void (*copy)(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count);
+    /* Instead of that: a piece of K, or of V, to where this instruction set wants it; fresh: the piece of V before it
+     * was not copied. NULL: as `copy` does. */
+    void (*lay_out)(bool values, uint32_t piece, bool fresh, uint8_t *to, const uint8_t *from,
+                    uint32_t head_dim);
 } fg_strip_kernels;
 
 /* For strips of up to six: products_KIND, of functions that do scores(kind, M, s, begin, end) and values(...). */
