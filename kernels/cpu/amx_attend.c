@@ -15,21 +15,6 @@ enum {
     FEW = FG_STRIP_DIRECT * STRIP_ROWS, /* (row, head)s that read no copy */
 };
 
-void fg_cpu_amx_set_strip_rows(uint32_t rows)
-{
-    if (rows == 0) {
-        _tile_release();
-        return;
-    }
-    fg_amx_config config = { .palette = 1 };
-    for (int tile = 0; tile < FG_AMX_TILES; tile++) {
-        config.row_bytes[tile] = FG_AMX_ROW_BYTES;
-        config.rows[tile] = (uint8_t)(tile <= SUM_TILES ? rows : FG_AMX_ROWS);
-    }
-    fg_amx_see_memory(&config);
-    _tile_loadconfig(&config);
-}
-
 /* ---- scores ---- */
 
 #define ADD_SCORES(sums, keys_tile, n)                                                             \
@@ -167,7 +152,7 @@ void fg_cpu_amx_attend(const fg_cpu_attend *args)
     }
     fg_strip_kernels kernels = fg_cpu_avx512_strip;
     kernels.strip_max = STRIP_ROWS;
-    kernels.set_rows = fg_cpu_amx_set_strip_rows;
+    kernels.set_rows = fg_amx_set_strip_rows;
     kernels.products = products_of;
     fg_strip_attend(&kernels, args);
 }
