@@ -37,7 +37,7 @@ struct fg_peaks {
 
 #define ON_AVX2 __attribute__((target("avx2,fma")))
 #define ON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define ON_AMX  __attribute__((target("amx-tile,amx-int8")))
+#define ON_AMX  __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 #define ON_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
 /* Every chain does STEP(sum) in each round. The empty asm keeps the compiler from folding rounds. */
@@ -108,27 +108,37 @@ static ON_BF16 void run_bf16(void)
 #undef STEP
 }
 
-/* All of 16 rows, 64 columns; a product is as long as 16 of the others. */
+/* All of 16 rows of 64 bytes; a product is as long as 16 of the others. */
+#define RUN_TILES(MULTIPLY)                                                                        \
+    do {                                                                                           \
+        static const _Alignas(64) uint8_t config[64] = {                                           \
+            [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64,           \
+            [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16,                      \
+        };                                                                                         \
+        _tile_loadconfig(config);                                                                  \
+        _tile_zero(0);                                                                             \
+        _tile_zero(1);                                                                             \
+        _tile_zero(2);                                                                             \
+        _tile_zero(3);                                                                             \
+        _tile_zero(4);                                                                             \
+        _tile_zero(5);                                                                             \
+        for (int round = 0; round < ROUNDS / 16 * CHAINS / 4; round++) {                           \
+            MULTIPLY(0, 4, 5);                                                                     \
+            MULTIPLY(1, 4, 5);                                                                     \
+            MULTIPLY(2, 4, 5);                                                                     \
+            MULTIPLY(3, 4, 5);                                                                     \
+        }                                                                                          \
+        _tile_release();                                                                           \
+    } while (0)
+
 static ON_AMX void run_int8_tiles(void)
 {
-    static const _Alignas(64) uint8_t config[64] = {
-        [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64,
-        [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16,
-    };
-    _tile_loadconfig(config);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-    for (int round = 0; round < ROUNDS / 16 * CHAINS / 4; round++) {
-        _tile_dpbssd(0, 4, 5);
-        _tile_dpbssd(1, 4, 5);
-        _tile_dpbssd(2, 4, 5);
-        _tile_dpbssd(3, 4, 5);
-    }
-    _tile_release();
+    RUN_TILES(_tile_dpbssd);
+}
+
+static ON_AMX void run_bf16_tiles(void)
+{
+    RUN_TILES(_tile_dpbf16ps);
 }
 
 /* `size_bytes` in four streams of 64-byte lines; `ahead` prefetches for memory. */
@@ -213,6 +223,8 @@ static method method_of(fg_peak_kind kind)
         return has_amx() ? (method){ run_int8_tiles, 1024, "tdpbssd" } : (method){ NULL, 0, "" };
     case FG_PEAK_BF16:
         return has_bf16() ? (method){ run_bf16, 32, "vdpbf16ps zmm" } : (method){ NULL, 0, "" };
+    case FG_PEAK_BF16_TILES:
+        return has_amx() ? (method){ run_bf16_tiles, 512, "tdpbf16ps" } : (method){ NULL, 0, "" };
     case FG_PEAK_F32:
         return has_vnni() ? (method){ run_f32_wide, 16, "vfmadd231ps zmm" }
                           : (method){ run_f32, 8, "vfmadd231ps ymm" };
@@ -451,7 +463,7 @@ void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json)
 const char *fg_peak_name(fg_peak_kind kind)
 {
     static const char *const names[] = {
-        "int8",    "int8 16-bit sums", "int8 tiles", "bf16",      "f32",
+        "int8",    "int8 16-bit sums", "int8 tiles", "bf16",      "bf16 tiles", "f32",
         "L1 read", "L2 read",          "L3 read",    "DRAM read", "memcpy"
     };
     return names[kind];

@@ -24,9 +24,10 @@ typedef enum fg_peak_kind {
     FG_PEAK_INT8_SHORT,
     /* int8 products summed in the tiles of AMX, nothing leaving them; 0 where there are none. */
     FG_PEAK_INT8_TILES,
-    FG_PEAK_BF16, /* pairs of bf16 to float; 0 without AVX512_BF16 */
-    FG_PEAK_F32,  /* fused multiply-add */
-    FG_PEAK_L1,   /* read, from here on; four streams with prefetch from memory */
+    FG_PEAK_BF16,       /* pairs of bf16 to float; 0 without AVX512_BF16 */
+    FG_PEAK_BF16_TILES, /* the same in the tiles of AMX, nothing leaving them; 0 where there are none */
+    FG_PEAK_F32,        /* fused multiply-add */
+    FG_PEAK_L1,         /* read, from here on; four streams with prefetch from memory */
     FG_PEAK_L2,
     FG_PEAK_L3,
     FG_PEAK_DRAM,
