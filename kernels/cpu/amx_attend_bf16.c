@@ -24,24 +24,13 @@ FG_AVX512_INLINE __m512i upper_halves(__m512i words)
 
 /* ---- copies ---- */
 
-/* Words of the cache hold two neighbours, the first in the upper half; two words that are 16 neighbours apart
- * become those of the firsts and of the seconds. */
-FG_AVX512_INLINE void turn_two(__m512i near, __m512i far, uint8_t *firsts, uint8_t *seconds)
-{
-    const __m512i lower = _mm512_set1_epi32(0xFFFF);
-    __m512i first = _mm512_or_si512(upper_halves(near), _mm512_srli_epi32(far, 16));
-    __m512i second = _mm512_or_si512(_mm512_slli_epi32(near, 16), _mm512_and_si512(far, lower));
-    _mm512_store_si512(firsts, first);
-    _mm512_store_si512(seconds, second);
-}
-
 static void copy_keys(uint8_t *to, const uint8_t *from, uint32_t head_dim)
 {
     for (uint32_t d = 0; d < head_dim; d += BLOCK, from += TILE_BYTES) {
         for (uint32_t i = 0; i < WORDS / 2; i++, to += 2 * FG_AMX_ROW_BYTES) {
-            turn_two(_mm512_loadu_si512(from + i * FG_AMX_ROW_BYTES),
-                     _mm512_loadu_si512(from + (i + WORDS / 2) * FG_AMX_ROW_BYTES), to,
-                     to + FG_AMX_ROW_BYTES);
+            fg_avx512_set_apart(_mm512_loadu_si512(from + i * FG_AMX_ROW_BYTES),
+                                _mm512_loadu_si512(from + (i + WORDS / 2) * FG_AMX_ROW_BYTES), to,
+                                to + FG_AMX_ROW_BYTES);
         }
     }
 }

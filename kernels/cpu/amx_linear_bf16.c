@@ -1,7 +1,7 @@
 /*
  * Matrix products with AMX and BF16 weights. A tile instruction multiplies up to sixteen rows with 32 columns of
  * sixteen outputs as ops.h has it: a chain of the lower halves, one of the upper, and the sum of both added to the
- * output. So pairs are columns 16 apart here, of activations from the start (pair_row) and of weights in a slice
+ * output. So pairs are columns 16 apart here, of activations from the start (product_pairs) and of weights in a slice
  * of some panels, which all rows of a batch pass.
  *
  * Two strips of rows by two panels are four tiles of sums, for which each load serves two products; a single strip
@@ -54,17 +54,6 @@ static void configure(uint32_t strip_rows)
 
 /* ---- slices ---- */
 
-/* Pair i of a block and pair i + 8, columns 2i, 2i + 1 and 16 + 2i, 17 + 2i, to rows 2i and 2i + 1 of a tile. */
-FG_AVX512_INLINE void lay_out_two(__m512i near, __m512i far, uint8_t *rows)
-{
-    const __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
-    const __m512i lower = _mm512_set1_epi32(0xFFFF);
-    __m512i even = _mm512_or_si512(_mm512_and_si512(near, upper), _mm512_srli_epi32(far, 16));
-    __m512i odd = _mm512_or_si512(_mm512_slli_epi32(near, 16), _mm512_and_si512(far, lower));
-    _mm512_store_si512(rows, even);
-    _mm512_store_si512(rows + PAIR_BYTES, odd);
-}
-
 FG_AVX512_INLINE __m512i pair_or_zero(const uint8_t *at, size_t index, size_t count)
 {
     return index < count ? _mm512_loadu_si512(at + index * PAIR_BYTES) : _mm512_setzero_si512();
@@ -81,9 +70,10 @@ static void lay_out(batch *b, const uint8_t *panels, size_t panel_bytes, size_t 
             for (size_t i = 0; i < BLOCK / 2; i++) {
                 _mm_prefetch((const char *)at + AHEAD + 2 * i * PAIR_BYTES, _MM_HINT_T1);
                 _mm_prefetch((const char *)at + AHEAD + (2 * i + 1) * PAIR_BYTES, _MM_HINT_T1);
-                lay_out_two(pair_or_zero(at, i, count - first),
-                            pair_or_zero(at, i + BLOCK / 2, count - first),
-                            rows + 2 * i * PAIR_BYTES);
+                /* Columns 2i, 2i + 1 and 16 + 2i, 17 + 2i. */
+                fg_avx512_set_apart(pair_or_zero(at, i, count - first),
+                                    pair_or_zero(at, i + BLOCK / 2, count - first),
+                                    rows + 2 * i * PAIR_BYTES, rows + (2 * i + 1) * PAIR_BYTES);
             }
         }
     }
