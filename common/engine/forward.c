@@ -12,8 +12,9 @@
 #include "kernels/ops.h"
 
 /* Rows that pass through a layer together: enough to use unpacked weights many times; products cut them into
- * blocks that stay in the second-level cache. */
-enum { TILE_ROWS = 128 };
+ * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
+ * memory again. */
+enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
 /* Rows of logits held at a time. */
 enum { HEAD_ROWS = 16 };
 enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
@@ -297,7 +298,10 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
     size_t step_rows = forward->limits.step_tokens_max;
-    size_t rows = step_rows < TILE_ROWS ? step_rows : TILE_ROWS;
+    uint32_t type = forward->layers[0].gate.type;
+    bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type);
+    size_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
+    size_t rows = step_rows < most ? step_rows : most;
     /* The head's rows borrow `normed`. */
     size_t normed_rows = rows < HEAD_ROWS ? HEAD_ROWS : rows;
     size_t kv_columns = (size_t)h->kv_head_count * h->head_dim;
