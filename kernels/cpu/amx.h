@@ -25,20 +25,12 @@ static inline void fg_amx_see_memory(const void *memory)
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
-/* For attention's strips of so many rows: tiles 0 to 4 have as many, all others 16. 0: no more tiles. */
-static inline void fg_amx_set_strip_rows(uint32_t rows)
+/* The first row of a strip where `count` rows go in strips as tall as each other: the last one may begin within the
+ * one before it. */
+static inline uint32_t fg_amx_strip_begin(uint32_t index, uint32_t strip_rows, uint32_t count)
 {
-    if (rows == 0) {
-        _tile_release();
-        return;
-    }
-    fg_amx_config config = { .palette = 1 };
-    for (int tile = 0; tile < FG_AMX_TILES; tile++) {
-        config.row_bytes[tile] = FG_AMX_ROW_BYTES;
-        config.rows[tile] = (uint8_t)(tile <= 4 ? rows : FG_AMX_ROWS);
-    }
-    fg_amx_see_memory(&config);
-    _tile_loadconfig(&config);
+    uint32_t row = index * strip_rows;
+    return row + strip_rows <= count ? row : count - strip_rows;
 }
 
 #endif

@@ -5,93 +5,17 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/amx_strip.h"
 #include "kernels/cpu/avx512_attend.h"
-#include "kernels/cpu/strip.h"
 
 enum {
     STRIP_ROWS = FG_STRIP_MAX,
-    SUM_TILES = 4,                      /* 0 to 3; tile 4 holds q or weights, 5 and 6 K or V */
     FEW = FG_STRIP_DIRECT * STRIP_ROWS, /* (row, head)s that read no copy */
 };
 
-/* ---- scores ---- */
-
-#define ADD_SCORES(sums, keys_tile, n)                                                             \
-    do {                                                                                           \
-        _tile_loadd(keys_tile, s->pieces->keys[piece + (n)] + at, FG_AMX_ROW_BYTES);               \
-        _tile_dpbssd(sums, 4, keys_tile);                                                          \
-    } while (0)
-
-/* Of SUM_TILES pieces from `piece` on; those beyond the chunk's end repeat its last one. */
-static void score_pieces(const fg_strip *s, uint32_t piece)
-{
-    uint32_t head_dim = s->args->kv->head_dim;
-    size_t stride = FG_ATTEND_SCORES * sizeof(float);
-    float *scores = s->scores + (size_t)piece * FG_KV_PIECE;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (uint32_t d = 0; d < head_dim; d += FG_AMX_ROW_BYTES) {
-        size_t at = (size_t)d * FG_KV_PIECE;
-        _tile_loadd(4, s->q + d / 4, FG_STRIP_Q * sizeof(float));
-        ADD_SCORES(0, 5, 0);
-        ADD_SCORES(1, 6, 1);
-        ADD_SCORES(2, 5, 2);
-        ADD_SCORES(3, 6, 3);
-    }
-    _tile_stored(0, scores, stride);
-    _tile_stored(1, scores + 1 * FG_KV_PIECE, stride);
-    _tile_stored(2, scores + 2 * FG_KV_PIECE, stride);
-    _tile_stored(3, scores + 3 * FG_KV_PIECE, stride);
-}
-
 static void amx_scores(const fg_strip *s, uint32_t begin, uint32_t end)
 {
-    fg_cpu_slots seen = fg_strip_seen(s, begin, end);
-    if (seen.begin >= seen.end) {
-        return;
-    }
-    fg_amx_see_memory(s->q);
-    for (uint32_t piece = seen.begin; piece < seen.end; piece += SUM_TILES) {
-        score_pieces(s, piece);
-    }
-    fg_amx_see_memory(s->scores);
-}
-
-/* ---- values ---- */
-
-#define ADD_VALUES(sums, values_tile, n)                                                           \
-    do {                                                                                           \
-        _tile_loadd(values_tile, values + (n)*FG_AMX_ROW_BYTES, (size_t)head_dim * 4);             \
-        _tile_dpbusd(sums, 4, values_tile);                                                        \
-    } while (0)
-
-/* Weights times values of 64 dimensions from `column` on. */
-static void add_columns(const fg_strip *s, fg_cpu_slots slots, uint32_t column)
-{
-    uint32_t head_dim = s->args->kv->head_dim;
-    size_t stride = fg_cpu_record_floats(head_dim) * sizeof(float);
-    float *out = s->targets[0] + FG_ATTEND_HEAD + column;
-    const uint8_t *weights = (const uint8_t *)s->scores;
-    const uint8_t *values = s->pieces->values[slots.begin / FG_KV_PIECE] + (size_t)column * 4;
-    _tile_loadd(0, out, stride);
-    _tile_loadd(1, out + 1 * FG_AMX_ROWS, stride);
-    _tile_loadd(2, out + 2 * FG_AMX_ROWS, stride);
-    _tile_loadd(3, out + 3 * FG_AMX_ROWS, stride);
-    for (uint32_t slot = slots.begin; slot < slots.end; slot += FG_AMX_ROW_BYTES) {
-        _tile_loadd(4, weights + slot, FG_ATTEND_SCORES * sizeof(float));
-        ADD_VALUES(0, 5, 0);
-        ADD_VALUES(1, 6, 1);
-        ADD_VALUES(2, 5, 2);
-        ADD_VALUES(3, 6, 3);
-        values += (size_t)FG_AMX_ROW_BYTES * head_dim;
-    }
-    _tile_stored(0, out, stride);
-    _tile_stored(1, out + 1 * FG_AMX_ROWS, stride);
-    _tile_stored(2, out + 2 * FG_AMX_ROWS, stride);
-    _tile_stored(3, out + 3 * FG_AMX_ROWS, stride);
+    fg_amx_scores(FG_AMX_KEYS_I8, s, begin, end, s->args->kv->head_dim / FG_AMX_ROW_BYTES);
 }
 
 enum { BEYOND_MAX = FG_AMX_ROW_BYTES - FG_KV_PIECE };
@@ -115,25 +39,15 @@ static void amx_values(const fg_strip *s, uint32_t begin, uint32_t end)
         return;
     }
     end_weights(s, slots);
-    fg_amx_see_memory(s->scores);
-    for (uint32_t column = 0; column < s->args->kv->head_dim; column += SUM_TILES * FG_AMX_ROWS) {
-        add_columns(s, slots, column);
-    }
-    fg_amx_see_memory(s->targets[0]);
+    fg_amx_add_values(FG_AMX_VALUES_I8, s, s->scores + slots.begin / 4,
+                      s->pieces->values[slots.begin / FG_KV_PIECE],
+                      (slots.end - slots.begin + FG_AMX_ROW_BYTES - 1) / FG_AMX_ROW_BYTES);
 }
 
 static const fg_strip_products *products_of(uint32_t dtype)
 {
     (void)dtype;
-#define BOTH                                                                                       \
-    {                                                                                              \
-        amx_scores, amx_values                                                                     \
-    }
-    static const fg_strip_products products[STRIP_ROWS] = {
-        BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH,
-        BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH,
-    };
-#undef BOTH
+    static const fg_strip_products products[] = FG_AMX_PRODUCTS(amx_scores, amx_values);
     return products;
 }
 

@@ -6,27 +6,21 @@
  *   K, per piece: [block of 32 dimensions][16][slot of the piece], the first 16 dimensions in upper halves
  *   V, per block of 32 slots: [16][dimension], the first 16 slots in upper halves
  */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/amx_strip.h"
 #include "kernels/cpu/avx512_attend.h"
-#include "kernels/cpu/strip.h"
 
 enum {
-    SUM_TILES = 4, /* 0 to 3; tile 4 holds q or weights, 5 and 6 K or V */
     BLOCK = 2 * FG_STRIP_CHAIN,
     WORDS = FG_STRIP_CHAIN, /* of a block */
-    TILE_BYTES = FG_AMX_ROWS * FG_AMX_ROW_BYTES,
 };
 
-FG_AVX512_INLINE __m512i upper_halves(__m512i words)
-{
-    return _mm512_and_si512(words, _mm512_set1_epi32((int32_t)0xFFFF0000));
-}
+_Static_assert((int)WORDS == (int)FG_AMX_WORDS, "a block of 32 fills a tile's row");
 
 /* ---- copies ---- */
 
 static void copy_keys(uint8_t *to, const uint8_t *from, uint32_t head_dim)
 {
-    for (uint32_t d = 0; d < head_dim; d += BLOCK, from += TILE_BYTES) {
+    for (uint32_t d = 0; d < head_dim; d += BLOCK, from += FG_AMX_TILE_BYTES) {
         for (uint32_t i = 0; i < WORDS / 2; i++, to += 2 * FG_AMX_ROW_BYTES) {
             fg_avx512_set_apart(_mm512_loadu_si512(from + i * FG_AMX_ROW_BYTES),
                                 _mm512_loadu_si512(from + (i + WORDS / 2) * FG_AMX_ROW_BYTES), to,
@@ -44,8 +38,8 @@ static void copy_values(uint8_t *to, const uint8_t *from, uint32_t head_dim, boo
     for (uint32_t i = 0; i < WORDS / 2; i++, to += 2 * row_bytes, from += row_bytes) {
         for (size_t at = 0; at < row_bytes; at += FG_AMX_ROW_BYTES) {
             __m512i words = _mm512_loadu_si512(from + at);
-            __m512i even = upper_halves(words);
-            __m512i odd = _mm512_slli_epi32(words, 16);
+            __m512i even = fg_avx512_upper(words);
+            __m512i odd = fg_avx512_lower(words);
             if (second) {
                 even = _mm512_srli_epi32(words, 16);
                 odd = _mm512_and_si512(words, lower);
@@ -98,10 +92,9 @@ FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, ui
     const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
     __m512 maxima[FG_AVX512_TOGETHER];
     __m256 sums[FG_AVX512_TOGETHER];
+    fg_avx512_begin_weights(R, scores, begin, end, records, maxima);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        records[r][0] = fg_avx512_maximum(scores[r], begin, end);
-        maxima[r] = _mm512_set1_ps(records[r][0]);
         sums[r] = _mm256_setzero_ps();
     }
     for (uint32_t block = begin / BLOCK * BLOCK; block < end; block += BLOCK) {
@@ -147,94 +140,24 @@ static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uin
     }
 }
 
-/* ---- scores ---- */
-
-#define ADD_SCORES(sums, keys_tile, n)                                                             \
-    do {                                                                                           \
-        _tile_loadd(keys_tile, s->pieces->keys[piece + (n)] + at, FG_AMX_ROW_BYTES);               \
-        _tile_dpbf16ps(sums, 4, keys_tile);                                                        \
-    } while (0)
-
-/* Of SUM_TILES pieces from `piece` on; those beyond the chunk's end repeat its last one. */
-static void score_pieces(const fg_strip *s, uint32_t piece)
-{
-    uint32_t head_dim = s->args->kv->head_dim;
-    size_t stride = FG_ATTEND_SCORES * sizeof(float);
-    float *scores = s->scores + (size_t)piece * FG_KV_PIECE;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (uint32_t d = 0; d < head_dim; d += BLOCK) {
-        size_t at = (size_t)d / BLOCK * TILE_BYTES;
-        _tile_loadd(4, s->q + d / 2, FG_STRIP_Q * sizeof(float));
-        ADD_SCORES(0, 5, 0);
-        ADD_SCORES(1, 6, 1);
-        ADD_SCORES(2, 5, 2);
-        ADD_SCORES(3, 6, 3);
-    }
-    _tile_stored(0, scores, stride);
-    _tile_stored(1, scores + 1 * FG_KV_PIECE, stride);
-    _tile_stored(2, scores + 2 * FG_KV_PIECE, stride);
-    _tile_stored(3, scores + 3 * FG_KV_PIECE, stride);
-}
+/* ---- products ---- */
 
 static void tile_scores(const fg_strip *s, uint32_t begin, uint32_t end)
 {
-    fg_cpu_slots seen = fg_strip_seen(s, begin, end);
-    if (seen.begin >= seen.end) {
-        return;
-    }
-    fg_amx_see_memory(s->q);
-    for (uint32_t piece = seen.begin; piece < seen.end; piece += SUM_TILES) {
-        score_pieces(s, piece);
-    }
-    fg_amx_see_memory(s->scores);
-}
-
-/* ---- values ---- */
-
-#define ADD_VALUES(sums, values_tile, n)                                                           \
-    do {                                                                                           \
-        _tile_loadd(values_tile, values + (n)*FG_AMX_ROW_BYTES, (size_t)head_dim * 4);             \
-        _tile_dpbf16ps(sums, 4, values_tile);                                                      \
-    } while (0)
-
-/* Weights times values of 64 dimensions from `column` on, over whole blocks. */
-static void add_columns(const fg_strip *s, fg_cpu_slots slots, uint32_t column)
-{
-    uint32_t head_dim = s->args->kv->head_dim;
-    size_t stride = fg_cpu_record_floats(head_dim) * sizeof(float);
-    float *out = s->targets[0] + FG_ATTEND_HEAD + column;
-    _tile_loadd(0, out, stride);
-    _tile_loadd(1, out + 1 * FG_AMX_ROWS, stride);
-    _tile_loadd(2, out + 2 * FG_AMX_ROWS, stride);
-    _tile_loadd(3, out + 3 * FG_AMX_ROWS, stride);
-    for (uint32_t slot = slots.begin; slot < slots.end; slot += BLOCK) {
-        const uint8_t *values = s->pieces->values[slot / FG_KV_PIECE] + (size_t)column * 4;
-        _tile_loadd(4, s->scores + slot / 2, FG_ATTEND_SCORES * sizeof(float));
-        ADD_VALUES(0, 5, 0);
-        ADD_VALUES(1, 6, 1);
-        ADD_VALUES(2, 5, 2);
-        ADD_VALUES(3, 6, 3);
-    }
-    _tile_stored(0, out, stride);
-    _tile_stored(1, out + 1 * FG_AMX_ROWS, stride);
-    _tile_stored(2, out + 2 * FG_AMX_ROWS, stride);
-    _tile_stored(3, out + 3 * FG_AMX_ROWS, stride);
+    fg_amx_scores(FG_AMX_BF16, s, begin, end, s->args->kv->head_dim / BLOCK);
 }
 
 /* The chain of some slots of a block, the first or (second) the others, on 64 dimensions. */
 FG_AVX512_INLINE void add_chain(const uint32_t *weights, const uint8_t *values, size_t row_bytes,
-                                fg_cpu_slots slots, bool second, __m512 chain[SUM_TILES])
+                                fg_cpu_slots slots, bool second, __m512 chain[FG_AMX_SUMS])
 {
     for (uint32_t i = slots.begin; i < slots.end; i++) {
         uint32_t word = weights[i];
         __m512i bits = _mm512_set1_epi32((int32_t)(second ? word << 16 : word & 0xFFFF0000));
 #pragma GCC unroll 4
-        for (int n = 0; n < SUM_TILES; n++) {
+        for (int n = 0; n < FG_AMX_SUMS; n++) {
             __m512i pair = _mm512_load_si512(values + i * row_bytes + n * FG_AMX_ROW_BYTES);
-            __m512i value = second ? _mm512_slli_epi32(pair, 16) : upper_halves(pair);
+            __m512i value = second ? fg_avx512_lower(pair) : fg_avx512_upper(pair);
             chain[n] =
                 _mm512_fmadd_ps(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(value), chain[n]);
         }
@@ -262,18 +185,18 @@ static void row_values(const fg_strip *s, uint32_t m, fg_cpu_slots slots)
         uint32_t piece = (slots.begin > block ? slots.begin : block) / FG_KV_PIECE;
         const uint8_t *values = s->pieces->values[piece] - piece % 2 * piece_bytes;
         const uint32_t *weights = (const uint32_t *)(const void *)(words + block / 2);
-        for (uint32_t column = 0; column < head_dim; column += SUM_TILES * WORDS) {
-            __m512 firsts[SUM_TILES];
-            __m512 seconds[SUM_TILES];
+        for (uint32_t column = 0; column < head_dim; column += FG_AMX_SUMS * WORDS) {
+            __m512 firsts[FG_AMX_SUMS];
+            __m512 seconds[FG_AMX_SUMS];
 #pragma GCC unroll 4
-            for (int n = 0; n < SUM_TILES; n++) {
+            for (int n = 0; n < FG_AMX_SUMS; n++) {
                 firsts[n] = seconds[n] = _mm512_setzero_ps();
             }
             const uint8_t *at = values + (size_t)column * 4;
             add_chain(weights, at, row_bytes, within(slots, block), false, firsts);
             add_chain(weights, at, row_bytes, within(slots, block + WORDS), true, seconds);
 #pragma GCC unroll 4
-            for (int n = 0; n < SUM_TILES; n++) {
+            for (int n = 0; n < FG_AMX_SUMS; n++) {
                 float *sum = out + column + n * WORDS;
                 __m512 both = _mm512_add_ps(firsts[n], seconds[n]);
                 _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), both));
@@ -293,12 +216,9 @@ static void tile_values(const fg_strip *s, uint32_t begin, uint32_t end)
         }
     }
     if (all.begin < all.end) {
-        fg_amx_see_memory(s->scores);
-        for (uint32_t column = 0; column < s->args->kv->head_dim;
-             column += SUM_TILES * FG_AMX_ROWS) {
-            add_columns(s, all, column);
-        }
-        fg_amx_see_memory(s->targets[0]);
+        fg_amx_add_values(FG_AMX_BF16, s, s->scores + all.begin / 2,
+                          s->pieces->values[all.begin / FG_KV_PIECE],
+                          (all.end - all.begin) / BLOCK);
     }
     for (uint32_t m = 0; m < s->count; m++) {
         fg_cpu_slots after = fg_strip_after(s, m, begin, end);
@@ -311,15 +231,7 @@ static void tile_values(const fg_strip *s, uint32_t begin, uint32_t end)
 static const fg_strip_products *products_of(uint32_t dtype)
 {
     (void)dtype;
-#define BOTH                                                                                       \
-    {                                                                                              \
-        tile_scores, tile_values                                                                   \
-    }
-    static const fg_strip_products products[FG_STRIP_MAX] = {
-        BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH,
-        BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH,
-    };
-#undef BOTH
+    static const fg_strip_products products[] = FG_AMX_PRODUCTS(tile_scores, tile_values);
     return products;
 }
 

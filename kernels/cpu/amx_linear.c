@@ -290,8 +290,7 @@ typedef struct batch {
 /* The first row of a strip in its batch. */
 static uint32_t strip_begin(const batch *b, uint32_t index)
 {
-    uint32_t row = index * b->strip_rows;
-    return row + b->strip_rows <= b->count ? row : b->count - b->strip_rows;
+    return fg_amx_strip_begin(index, b->strip_rows, b->count);
 }
 
 static void run_slice(uint32_t type, const fg_activations *in, size_t group, size_t count, batch *b)

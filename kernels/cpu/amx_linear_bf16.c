@@ -13,8 +13,6 @@
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512.h"
 
-#include <string.h>
-
 enum { STRIP_ROWS = FG_AMX_ROWS, TOGETHER = 2, SUM_TILES = 4, BATCH_STRIPS = 32 };
 /* Pairs of a block of 32 columns; what is laid out at a time, which stays in the first-level cache. */
 enum { BLOCK = 2 * FG_CPU_CHAIN_PAIRS, SLICE_BLOCKS = 16 /* of all panels */ };
@@ -176,8 +174,7 @@ static uint32_t tiles_of(uint32_t strips, uint32_t panels)
 /* The first row of a strip in its batch. */
 static uint32_t strip_begin(const batch *b, uint32_t index)
 {
-    uint32_t row = index * b->strip_rows;
-    return row + b->strip_rows <= b->count ? row : b->count - b->strip_rows;
+    return fg_amx_strip_begin(index, b->strip_rows, b->count);
 }
 
 /* All rows against a slice that begins at `pair`. */
@@ -251,12 +248,12 @@ enum { FEW_ROWS = 4, FEW_PANELS = 4, FEW_SUMS = 8, FEW_AHEAD = 4096 };
 
 FG_AVX512_INLINE __m512 upper_of(__m512i pairs)
 {
-    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xFFFF0000)));
+    return _mm512_castsi512_ps(fg_avx512_upper(pairs));
 }
 
 FG_AVX512_INLINE __m512 lower_of(__m512i pairs)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    return _mm512_castsi512_ps(fg_avx512_lower(pairs));
 }
 
 /* Two columns of a panel, which are neighbours, with the halves of a row's pairs that hold them. */

@@ -73,16 +73,25 @@ FG_AVX512_INLINE __m512i fg_avx512_brain(__m512 x)
     return _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(size, least), rounded);
 }
 
-/* Words hold two neighbours in bf16, the first in the upper half. Those of sixteen words and of words that are 16
- * neighbours apart become words of the two firsts and of the two seconds. */
+/* Words that hold two bf16: each half as floats. */
+FG_AVX512_INLINE __m512i fg_avx512_upper(__m512i words)
+{
+    return _mm512_and_si512(words, _mm512_set1_epi32((int32_t)0xFFFF0000));
+}
+
+FG_AVX512_INLINE __m512i fg_avx512_lower(__m512i words)
+{
+    return _mm512_slli_epi32(words, 16);
+}
+
+/* Words of two neighbours each, the first in the upper half, and others 16 neighbours behind them: words of the two
+ * firsts, and of the two seconds. */
 FG_AVX512_INLINE void fg_avx512_set_apart(__m512i near, __m512i far, void *firsts, void *seconds)
 {
-    const __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
     const __m512i lower = _mm512_set1_epi32(0xFFFF);
-    __m512i first = _mm512_or_si512(_mm512_and_si512(near, upper), _mm512_srli_epi32(far, 16));
-    __m512i second = _mm512_or_si512(_mm512_slli_epi32(near, 16), _mm512_and_si512(far, lower));
-    _mm512_store_si512(firsts, first);
-    _mm512_store_si512(seconds, second);
+    _mm512_store_si512(firsts, _mm512_or_si512(fg_avx512_upper(near), _mm512_srli_epi32(far, 16)));
+    _mm512_store_si512(seconds,
+                       _mm512_or_si512(fg_avx512_lower(near), _mm512_and_si512(far, lower)));
 }
 #endif
 

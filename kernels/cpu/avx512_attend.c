@@ -109,10 +109,9 @@ FG_AVX512_INLINE void weigh_bytes(int R, const fg_strip_rows *rows, uint32_t fir
     __m512 maxima[FG_AVX512_TOGETHER];
     __m512 sums[FG_AVX512_TOGETHER];
     __m512 peaks[FG_AVX512_TOGETHER];
+    fg_avx512_begin_weights(R, scores, begin, end, rows->records + first, maxima);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        rows->records[first + (uint32_t)r][0] = fg_avx512_maximum(scores[r], begin, end);
-        maxima[r] = _mm512_set1_ps(rows->records[first + (uint32_t)r][0]);
         sums[r] = peaks[r] = _mm512_setzero_ps();
     }
     for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {

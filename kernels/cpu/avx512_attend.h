@@ -59,9 +59,7 @@ FG_AVX512_INLINE __m512 fg_avx512_load(uint32_t kind, bool odd, const uint8_t *a
         return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
     case FG_BF16: {
         __m512i pairs = _mm512_loadu_si512(at);
-        __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
-        return _mm512_castsi512_ps(odd ? _mm512_slli_epi32(pairs, 16)
-                                       : _mm512_and_si512(pairs, upper));
+        return _mm512_castsi512_ps(odd ? fg_avx512_lower(pairs) : fg_avx512_upper(pairs));
     }
     case FG_AVX512_KEYS:
         return _mm512_castsi512_ps(
@@ -183,6 +181,13 @@ FG_AVX512_INLINE void fg_avx512_park(int M, int N, fg_avx512_sums sums, fg_avx51
     }
 }
 
+/* To where they are kept: sums or, of a block's chains, both added to what is there, or to nothing. */
+FG_AVX512_INLINE void fg_avx512_put(bool chains, bool adds, __m512 sum, __m512 first, float *at)
+{
+    sum = chains ? _mm512_add_ps(first, sum) : sum;
+    _mm512_store_ps(at, adds ? _mm512_add_ps(_mm512_load_ps(at), sum) : sum);
+}
+
 /* What a row's scores begin with: -128 times the sum of its q, as K are 128 more than they should be; else 0. */
 FG_AVX512_INLINE __m512 fg_avx512_first_sum(uint32_t kind, const float *q)
 {
@@ -243,10 +248,8 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
             float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                float *at = scores + n * FG_AVX512_LANES;
-                __m512 sum = chains ? _mm512_add_ps(firsts[m][n], sums[m][n]) : sums[m][n];
-                sum = first < 2 * chain ? sum : _mm512_add_ps(_mm512_load_ps(at), sum);
-                _mm512_store_ps(at, sum);
+                fg_avx512_put(chains, first >= 2 * chain, sums[m][n], firsts[m][n],
+                              scores + n * FG_AVX512_LANES);
             }
         }
         if (first + 2 * chain == steps) { /* the last chain is alone */
@@ -329,7 +332,6 @@ FG_AVX512_INLINE void fg_avx512_run_values(uint32_t kind, int M, int N, const fg
     }
 }
 
-/* To N * 16 columns of M outputs: sums or, where they are a block's chains, both added. */
 FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *const *outs,
                                             uint32_t column, fg_avx512_sums sums,
                                             fg_avx512_sums firsts)
@@ -338,9 +340,8 @@ FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *co
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            float *at = outs[m] + column + n * FG_AVX512_LANES;
-            __m512 sum = chains ? _mm512_add_ps(firsts[m][n], sums[m][n]) : sums[m][n];
-            _mm512_store_ps(at, chains ? _mm512_add_ps(_mm512_load_ps(at), sum) : sum);
+            fg_avx512_put(chains, chains, sums[m][n], firsts[m][n],
+                          outs[m] + column + n * FG_AVX512_LANES);
         }
     }
 }
@@ -464,6 +465,18 @@ FG_AVX512_INLINE float fg_avx512_maximum(const float *x, uint32_t begin, uint32_
         high = _mm512_max_ps(high, _mm512_load_ps(x + j));
     }
     return _mm512_reduce_max_ps(high);
+}
+
+/* The maxima of some rows' scores, which their records hold as well. */
+FG_AVX512_INLINE void fg_avx512_begin_weights(int R, float *const *scores, uint32_t begin,
+                                              uint32_t end, float *const *records,
+                                              __m512 maxima[FG_AVX512_TOGETHER])
+{
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        records[r][0] = fg_avx512_maximum(scores[r], begin, end);
+        maxima[r] = _mm512_set1_ps(records[r][0]);
+    }
 }
 
 /* fg_cpu_brain_power of sixteen, and which of them are not 0. */

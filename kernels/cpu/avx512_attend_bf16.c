@@ -20,10 +20,9 @@ FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, ui
     const __m256bh ones = (__m256bh)_mm256_set1_epi32(0x3F803F80);
     __m512 maxima[FG_AVX512_TOGETHER];
     __m256 sums[FG_AVX512_TOGETHER];
+    fg_avx512_begin_weights(R, scores, begin, end, records, maxima);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        records[r][0] = fg_avx512_maximum(scores[r], begin, end);
-        maxima[r] = _mm512_set1_ps(records[r][0]);
         sums[r] = _mm256_setzero_ps();
     }
     for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {

@@ -6,12 +6,12 @@
 
 FG_AVX512_INLINE __m512 first_of(__m512i pair)
 {
-    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int32_t)0xFFFF0000)));
+    return _mm512_castsi512_ps(fg_avx512_upper(pair));
 }
 
 FG_AVX512_INLINE __m512 second_of(__m512i pair)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    return _mm512_castsi512_ps(fg_avx512_lower(pair));
 }
 
 FG_AVX512_INLINE __m512 add_pair(__m512 sum, __m512i weights, __m512i pair)
