@@ -477,8 +477,9 @@ static const fg_option options[] = {
       .help =
           "Number type of the KV cache: as precise as the weights, which is bf16 for quantised and "
           "bf16 models and f16 for others (auto), or one of these. int8 has a scale per token and "
-          "KV head, takes about half the memory, and with AVX-512 or AMX is the quickest for long "
-          "prompts. Both sides of a hand-over need the same." },
+          "KV head, takes about half the memory and is the quickest to decode with behind long "
+          "prompts, and with AVX-512 to compute them (with AMX bf16 is as quick). Both sides of a "
+          "hand-over need the same." },
     { .name = "cpu-isa",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",
