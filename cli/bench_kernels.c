@@ -63,7 +63,9 @@ static const fg_option options[] = {
       .group = group_what,
       .value_name = "LIST",
       AT(shapes),
-      .help = "Matrices as OUTPUTSxCOLUMNS; columns are multiples of 256." },
+      .help =
+          "Matrices as OUTPUTSxCOLUMNS; columns are multiples of 32. Types whose blocks have 256 "
+          "columns are left out where these do not fit." },
     { .name = "contexts",
       .type = FG_OPTION_STRING,
       .default_text = "512,4096",
@@ -507,9 +509,9 @@ static fg_status parse_shapes(bench *b, const char *text, fg_error *err)
         bool fine = sscanf(at, "%6ux%6u%n", &s.outputs, &s.columns, &used) == 2 &&
                     (at[used] == ',' || at[used] == '\0') && b->shape_count < SHAPES_MAX;
         if (!fine || s.outputs == 0 || s.outputs > 262144 || s.columns == 0 || s.columns > 65536 ||
-            s.columns % 256 != 0) {
+            s.columns % FG_QUANT_GROUP != 0) {
             return fg_fail(err, FG_BAD_INPUT,
-                           "--shapes %.60s: give OUTPUTSxCOLUMNS, columns in steps of 256, as in "
+                           "--shapes %.60s: give OUTPUTSxCOLUMNS, columns in steps of 32, as in "
                            "8192x2048",
                            text);
         }
@@ -656,6 +658,12 @@ static fg_status measure_all(bench *b, fg_error *err)
     print_head(b);
     for (uint32_t t = 0; t < b->type_count; t++) {
         for (uint32_t s = 0; s < b->shape_count; s++) {
+            if (b->shapes[s].columns % fg_dtype_block_count(b->types[t]) != 0) {
+                fprintf(stderr, "forge bench: %s has blocks of %u columns: no %ux%u of it\n",
+                        fg_dtype_name(b->types[t]), fg_dtype_block_count(b->types[t]),
+                        b->shapes[s].outputs, b->shapes[s].columns);
+                continue;
+            }
             if (wants(b, "linear")) {
                 bench_products(b, b->types[t], b->shapes[s]);
             }

@@ -160,6 +160,11 @@ def kernels_print(suite):
                  "--shapes", "64x256", "--budget-ms", "1", "--warm")
     rows = [line for line in out.splitlines() if line.startswith("| linear")]
     assert len(rows) == 1 and "q6_k 64x256" in rows[0], out
+    out, err = run(suite, "kernels", "--threads", "1", "--rows", "2", "--ops", "linear",
+                   "--types", "q4_1,q4_k,bf16", "--shapes", "20x288,64x256", "--budget-ms", "1", "--json")
+    shapes = [json.loads(line)["what"] for line in out.splitlines()]
+    assert shapes == ["q4_1 20x288", "q4_1 64x256", "q4_k 64x256", "bf16 20x288", "bf16 64x256"], shapes
+    assert "q4_k has blocks of 256 columns: no 20x288 of it" in err, err
 
 
 PEER = """#!/usr/bin/env python3
