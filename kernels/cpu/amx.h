@@ -9,6 +9,9 @@
 
 enum { FG_AMX_TILES = 8, FG_AMX_ROWS = 16, FG_AMX_ROW_BYTES = 64 };
 
+/* BF16 products of longer rows take so many columns at a time. */
+enum { FG_AMX_PAIR_COLUMNS = 1024 };
+
 /* What _tile_loadconfig reads. */
 typedef struct fg_amx_config {
     uint8_t palette;

@@ -6,17 +6,19 @@
  *
  * Two strips of rows by two panels are four tiles of sums, for which each load serves two products; a single strip
  * meets four panels, as memory gives more when several are read at once. Where a batch is no more than
- * that, its sums stay in their tiles from the first slice to the last.
+ * that, its sums stay in their tiles from the first slice to the last. Of long rows so many columns at a time pass
+ * several panels as stay in the second-level cache (FG_AMX_PAIR_COLUMNS). While one slice is multiplied, the next
+ * one is asked for.
  *
  * Few rows wait for memory, which gives more when weights are read in one go: they take fmas.
  */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512.h"
 
-enum { STRIP_ROWS = FG_AMX_ROWS, TOGETHER = 2, SUM_TILES = 4, BATCH_STRIPS = 32 };
+enum { STRIP_ROWS = FG_AMX_ROWS, TOGETHER = 2, SUM_TILES = 4, BATCH_STRIPS = 32, BATCH_SUMS = 128 };
 /* Pairs of a block of 32 columns; what is laid out at a time, which stays in the first-level cache. */
 enum { BLOCK = 2 * FG_CPU_CHAIN_PAIRS, SLICE_BLOCKS = 16 /* of all panels */ };
-enum { PAIR_BYTES = FG_PANEL_OUTPUTS * 4, BLOCK_BYTES = BLOCK * PAIR_BYTES, AHEAD = 8192 };
+enum { PAIR_BYTES = FG_PANEL_OUTPUTS * 4, BLOCK_BYTES = BLOCK * PAIR_BYTES };
 
 _Static_assert((int)BLOCK == (int)FG_AMX_ROWS && (int)PAIR_BYTES == (int)FG_AMX_ROW_BYTES,
                "a block fills a tile");
@@ -30,13 +32,24 @@ typedef struct batch {
     size_t stride;
     uint32_t first;
     uint32_t count;
-    uint32_t panels;       /* 1, 2 or, for one strip, 4 */
-    uint32_t slice_blocks; /* of a panel */
     uint32_t strip_count;
     uint32_t strip_rows; /* the last strip may begin within the one before it */
+    const uint8_t *data; /* of the first panel */
+    size_t panel_bytes;
+    uint32_t panel;  /* the first */
+    uint32_t panels; /* of a set, which are multiplied together: 1, 2 or, for one strip, 4 */
+    uint32_t sets;
+    uint32_t slice_blocks;                                                /* of a panel */
     _Alignas(FG_AMX_ROW_BYTES) uint8_t blocks[SLICE_BLOCKS][BLOCK_BYTES]; /* panel by panel */
-    strip_sums sums[BATCH_STRIPS * 2];                                    /* strip by strip */
+    strip_sums sums[BATCH_SUMS]; /* set by set, strip by strip */
 } batch;
+
+/* Columns of a set's panels, as pairs. */
+typedef struct slice {
+    uint32_t set;
+    size_t pair;
+    size_t end;
+} slice;
 
 /* Tiles 0 to 3 hold sums, 4 and 5 rows of activations, 6 and 7 weights. A single strip has one of activations. */
 static void configure(uint32_t strip_rows)
@@ -57,17 +70,23 @@ FG_AVX512_INLINE __m512i pair_or_zero(const uint8_t *at, size_t index, size_t co
     return index < count ? _mm512_loadu_si512(at + index * PAIR_BYTES) : _mm512_setzero_si512();
 }
 
-/* `count` pairs of some panels, as whole blocks: panel by panel, so that several are on their way from memory. */
-static void lay_out(batch *b, const uint8_t *panels, size_t panel_bytes, size_t count)
+/* Where a slice's weights are, in the first panel of its set. */
+static const uint8_t *weights_of(const batch *b, const slice *at)
 {
+    return b->data + (size_t)at->set * b->panels * b->panel_bytes + at->pair * PAIR_BYTES;
+}
+
+/* As whole blocks: panel by panel, so that several are on their way from memory. */
+static void lay_out(batch *b, const slice *of)
+{
+    const uint8_t *panels = weights_of(b, of);
+    size_t count = of->end - of->pair;
     for (size_t first = 0; first < count; first += BLOCK, panels += BLOCK_BYTES) {
         for (uint32_t p = 0; p < b->panels; p++) {
-            const uint8_t *at = panels + p * panel_bytes;
+            const uint8_t *at = panels + p * b->panel_bytes;
             uint8_t *rows = b->blocks[p * b->slice_blocks + first / BLOCK];
 #pragma GCC unroll 8
             for (size_t i = 0; i < BLOCK / 2; i++) {
-                _mm_prefetch((const char *)at + AHEAD + 2 * i * PAIR_BYTES, _MM_HINT_T1);
-                _mm_prefetch((const char *)at + AHEAD + (2 * i + 1) * PAIR_BYTES, _MM_HINT_T1);
                 /* Columns 2i, 2i + 1 and 16 + 2i, 17 + 2i. */
                 fg_avx512_set_apart(pair_or_zero(at, i, count - first),
                                     pair_or_zero(at, i + BLOCK / 2, count - first),
@@ -75,6 +94,7 @@ static void lay_out(batch *b, const uint8_t *panels, size_t panel_bytes, size_t 
             }
         }
     }
+    fg_amx_see_memory(b->blocks);
 }
 
 /* ---- products ---- */
@@ -86,12 +106,17 @@ typedef struct turn {
     size_t blocks;
     const uint8_t *weights;
     size_t panel_bytes; /* from one panel's blocks to the next */
+    /* What is asked for meanwhile, in each panel: so many lines for every block. */
+    const uint8_t *ask;
+    size_t ask_lines;
+    size_t ask_bytes; /* from one panel to the next */
 } turn;
 
 /* S strips by P panels; their tiles of sums hold what came before. */
 FG_AVX512_INLINE void multiply(int S, int P, const turn *t)
 {
     const uint8_t *weights = t->weights;
+    const uint8_t *ask = t->ask;
     for (size_t b = 0; b < t->blocks; b++, weights += BLOCK_BYTES) {
         _tile_loadd(4, t->rows[0] + b * BLOCK, t->stride_bytes);
         _tile_loadd(6, weights, PAIR_BYTES);
@@ -112,6 +137,12 @@ FG_AVX512_INLINE void multiply(int S, int P, const turn *t)
         }
         if (S > 1 && P > 1) {
             _tile_dpbf16ps(3, 5, 7);
+        }
+        for (size_t i = 0; i < t->ask_lines; i++, ask += FG_AMX_ROW_BYTES) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                _mm_prefetch((const char *)ask + (size_t)p * t->ask_bytes, _MM_HINT_T1);
+            }
         }
     }
 }
@@ -177,21 +208,47 @@ static uint32_t strip_begin(const batch *b, uint32_t index)
     return fg_amx_strip_begin(index, b->strip_rows, b->count);
 }
 
-/* All rows against a slice that begins at `pair`. */
-static void run_slice(batch *b, size_t pair, size_t blocks, bool is_first, bool is_last)
+static strip_sums *sums_of(batch *b, uint32_t set, uint32_t strip)
+{
+    return &b->sums[((size_t)set * b->strip_count + strip) * b->panels];
+}
+
+/* A strip's sums. Rows that the strip before it has computed as well are put once. */
+static void put_strip(batch *b, uint32_t set, uint32_t index)
+{
+    uint32_t begin = strip_begin(b, index);
+    const strip_sums *sums = (const strip_sums *)sums_of(b, set, index);
+    for (uint32_t r = index * b->strip_rows - begin; r < b->strip_rows; r++) {
+        for (uint32_t i = 0; i < b->panels; i++) {
+            uint32_t panel = b->panel + set * b->panels + i;
+            fg_avx512_put_panel(b->linear, b->first + begin + r, panel * FG_PANEL_OUTPUTS,
+                                _mm512_load_ps(sums[i][r]));
+        }
+    }
+}
+
+/* All rows against a slice, while `ask` is on its way. Outputs come from memory as well: the next strips cover
+ * their way. */
+static void run_slice(batch *b, const slice *of, const uint8_t *ask)
 {
     bool alone = b->strip_count <= TOGETHER;
+    bool is_first = of->pair == 0;
+    bool is_last = of->end == fg_panel_pairs(b->linear->weight.columns);
+    uint32_t turns = (b->strip_count + TOGETHER - 1) / TOGETHER;
     turn t = { .stride_bytes = b->stride * sizeof *b->pairs,
-               .blocks = blocks,
+               .blocks = (of->end - of->pair + BLOCK - 1) / BLOCK,
                .weights = b->blocks[0],
-               .panel_bytes = (size_t)b->slice_blocks * BLOCK_BYTES };
+               .panel_bytes = (size_t)b->slice_blocks * BLOCK_BYTES,
+               .ask = ask,
+               .ask_lines = (BLOCK_BYTES / FG_AMX_ROW_BYTES + turns - 1) / turns,
+               .ask_bytes = b->panel_bytes };
     for (uint32_t index = 0; index < b->strip_count; index += TOGETHER) {
         uint32_t strips = b->strip_count - index > 1 ? 2 : 1;
         uint32_t tiles = tiles_of(strips, b->panels);
-        strip_sums *sums = &b->sums[index * b->panels];
+        strip_sums *sums = sums_of(b, of->set, index);
         kept_sums kept = { sums, sums, sums, sums };
         for (uint32_t i = 0; i < strips; i++) {
-            t.rows[i] = b->pairs + strip_begin(b, index + i) * b->stride + pair;
+            t.rows[i] = b->pairs + strip_begin(b, index + i) * b->stride + of->pair;
         }
         for (uint32_t tile = 1; tile < SUM_TILES; tile++) {
             bool of_second = strips > 1 && tile >= 2;
@@ -203,43 +260,54 @@ static void run_slice(batch *b, size_t pair, size_t blocks, bool is_first, bool 
             load_sums(kept);
         }
         multiply_turn(strips, b->panels, &t);
+        t.ask += t.blocks * t.ask_lines * FG_AMX_ROW_BYTES;
         if (is_last || !alone) {
             store_sums(kept, tiles);
         }
-    }
-}
-
-static void run_batch(batch *b, uint32_t panel)
-{
-    const fg_panels *w = &b->linear->weight;
-    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
-    const uint8_t *panels = (const uint8_t *)w->data + panel * panel_bytes;
-    size_t pair_count = fg_panel_pairs(w->columns);
-    b->slice_blocks = SLICE_BLOCKS / b->panels;
-    b->slice_blocks = b->slice_blocks < SLICE_BLOCKS / 2 ? b->slice_blocks : SLICE_BLOCKS / 2;
-    size_t slice = (size_t)b->slice_blocks * BLOCK;
-    for (size_t pair = 0; pair < pair_count; pair += slice) {
-        size_t left = pair_count - pair;
-        size_t count = left < slice ? left : slice;
-        lay_out(b, panels + pair * PAIR_BYTES, panel_bytes, count);
-        fg_amx_see_memory(b->blocks);
-        run_slice(b, pair, (count + BLOCK - 1) / BLOCK, pair == 0, left <= slice);
-    }
-    fg_amx_see_memory(b->sums);
-}
-
-/* Rows that two strips have computed are put once. */
-static void put_batch(const batch *b, uint32_t panel)
-{
-    for (uint32_t index = 0; index < b->strip_count; index++) {
-        uint32_t begin = strip_begin(b, index);
-        for (uint32_t r = index * b->strip_rows - begin; r < b->strip_rows; r++) {
-            for (uint32_t i = 0; i < b->panels; i++) {
-                fg_avx512_put_panel(b->linear, b->first + begin + r, (panel + i) * FG_PANEL_OUTPUTS,
-                                    _mm512_load_ps(b->sums[index * b->panels + i][r]));
+        if (is_last) {
+            fg_amx_see_memory(b->sums);
+            for (uint32_t i = 0; i < strips; i++) {
+                put_strip(b, of->set, index + i);
             }
         }
     }
+}
+
+/* Columns of a row that stay in the cache, for all sets, slice by slice. */
+static void run_batch(batch *b)
+{
+    size_t pair_count = fg_panel_pairs(b->linear->weight.columns);
+    size_t part = b->sets > 1 ? FG_AMX_PAIR_COLUMNS / 2 : pair_count;
+    size_t step = (size_t)b->slice_blocks * BLOCK;
+    for (size_t begin = 0; begin < pair_count; begin += part) {
+        size_t end = pair_count - begin < part ? pair_count : begin + part;
+        slice now = { .pair = begin };
+        while (now.set < b->sets) {
+            now.end = end - now.pair < step ? end : now.pair + step;
+            slice next = { .set = now.set, .pair = now.end };
+            if (now.end == end) {
+                next = (slice){ .set = now.set + 1, .pair = begin };
+            }
+            if (next.set == b->sets && end < pair_count) {
+                next = (slice){ .pair = end };
+            }
+            lay_out(b, &now);
+            run_slice(b, &now, weights_of(b, &next));
+            now = next.set == 0 && next.pair == end ? (slice){ .set = b->sets } : next;
+        }
+    }
+}
+
+/* How many panels a batch of so many rows takes, of those that are left. */
+static void choose_panels(batch *b, uint32_t left)
+{
+    b->panels = b->strip_count == 1 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    uint32_t most = BATCH_SUMS / b->strip_count / b->panels;
+    bool whole = b->linear->weight.columns <= FG_AMX_PAIR_COLUMNS || b->strip_count <= TOGETHER;
+    b->sets = left / b->panels < most ? left / b->panels : most;
+    b->sets = whole ? 1 : b->sets;
+    b->slice_blocks = SLICE_BLOCKS / b->panels;
+    b->slice_blocks = b->slice_blocks < SLICE_BLOCKS / 2 ? b->slice_blocks : SLICE_BLOCKS / 2;
 }
 
 /* ---- few rows ---- */
@@ -372,6 +440,7 @@ void fg_cpu_amx_linear_bf16(const fg_linear *linear, const fg_activations *in, u
     batch b;
     b.linear = linear;
     b.stride = fg_pair_stride(linear->weight.columns);
+    b.panel_bytes = fg_panel_bytes(linear->weight.type, linear->weight.columns);
     uint32_t batch_count = (rows + BATCH_STRIPS * STRIP_ROWS - 1) / (BATCH_STRIPS * STRIP_ROWS);
     uint32_t batch_rows = (rows + batch_count - 1) / batch_count;
     uint32_t configured = 0;
@@ -384,11 +453,10 @@ void fg_cpu_amx_linear_bf16(const fg_linear *linear, const fg_activations *in, u
             configure(b.strip_rows);
             configured = b.strip_rows;
         }
-        for (uint32_t panel = first; panel < first + count; panel += b.panels) {
-            uint32_t left = first + count - panel;
-            b.panels = b.strip_count == 1 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            run_batch(&b, panel);
-            put_batch(&b, panel);
+        for (b.panel = first; b.panel < first + count; b.panel += b.sets * b.panels) {
+            choose_panels(&b, first + count - b.panel);
+            b.data = (const uint8_t *)linear->weight.data + b.panel * b.panel_bytes;
+            run_batch(&b);
         }
     }
     _tile_release();

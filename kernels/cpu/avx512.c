@@ -1,3 +1,4 @@
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512.h"
 
 #include "kernels/cpu/avx2.h"
@@ -112,6 +113,7 @@ const fg_cpu_kernels fg_cpu_amx = {
     AVX512_ROWS,
     .name = "amx",
     .product_pairs = apart_pair_row,
+    .pair_columns = FG_AMX_PAIR_COLUMNS,
     .linear = fg_cpu_amx_linear,
     .attend = fg_cpu_amx_attend,
 };

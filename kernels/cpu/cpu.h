@@ -36,6 +36,8 @@ typedef struct fg_cpu_kernels {
     void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Pairs as products read them: the same, or columns 32j + i and 32j + 16 + i. */
     void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
+    /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
+    uint32_t pair_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);

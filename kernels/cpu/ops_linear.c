@@ -70,7 +70,7 @@ static size_t row_bytes(uint32_t form, uint32_t columns)
     }
 }
 
-enum { TILE = 8, TILES = 24 };
+enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
 
 /* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
  * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6, 8 or 12 rows. Pairs
@@ -88,12 +88,20 @@ static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t 
     return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
 }
 
+/* Columns of a row that stay in the second-level cache while panels pass: all, or of very long rows those that several
+ * panels pass before the next. */
+static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t columns)
+{
+    uint32_t part = form == FG_FORM_PAIRS ? device->kernels->pair_columns : 0;
+    return part > 0 && columns > 2 * part ? part : columns;
+}
+
 /* How finely a block's products are cut: a member that is slow or joins late should cost little, and so
  * should a claim. Much arithmetic is cut into pieces of some 60 us; few rows, which are bound by memory,
  * into four pieces per member, or fewer when those would be too small to be read in one go. Kernels take
- * two panels at a time, or of floats and few rows four. */
+ * two panels at a time, or of floats and few rows four; `together` is what a piece should have beyond that. */
 static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
-                                 uint32_t panels, uint32_t members)
+                                 uint32_t panels, uint32_t together, uint32_t members)
 {
     enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 6 * 1000 * 1000 };
     size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
@@ -101,6 +109,9 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     uint64_t pieces = panels * panel_bytes / PIECE_BYTES;
     pieces = pieces > most ? most : pieces < members ? members : pieces;
     uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    if (by_macs > most && by_macs > panels / together) {
+        by_macs = panels / together > most ? panels / together : most;
+    }
     pieces = by_macs > pieces ? by_macs : pieces;
     uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
     uint32_t step =
@@ -139,9 +150,11 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .in = in,
                        .rows = rows };
     uint32_t form = fg_op_linear_form(linears[0].weight.type);
-    job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, rows);
+    uint32_t cached = cached_columns(stream->device, form, in->columns);
+    job.rows_per_block = rows_per_block(stream->device, form, cached, rows, rows);
     job.panels_per_piece =
-        panels_per_piece(linears, in, job.rows_per_block, panels, fg_team_size(team));
+        panels_per_piece(linears, in, job.rows_per_block, panels,
+                         cached < in->columns ? PANELS_TOGETHER : 1, fg_team_size(team));
     for (uint32_t i = 0; i < linear_count; i++) {
         job.first_piece[i] = job.pieces_per_block;
         uint32_t count = fg_panel_count(linears[i].weight.outputs);
@@ -232,7 +245,7 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
     uint32_t form = fg_op_linear_form(gated->gate.type);
     job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, GATED_ROWS_MOST);
     uint32_t of_both =
-        panels_per_piece(both, in, job.rows_per_block, 2 * panels, fg_team_size(team));
+        panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
     job.panels_per_piece = (of_both / 2 + GATED_PANELS - 1) / GATED_PANELS * GATED_PANELS;
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
@@ -309,7 +322,8 @@ void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_a
                         .weight = weight,
                         .in = in,
                         .rows = rows,
-                        .panels_per_piece = panels_per_piece(&product, in, rows, panels, members) };
+                        .panels_per_piece =
+                            panels_per_piece(&product, in, rows, panels, 1, members) };
     for (uint32_t member = 0; member < members; member++) {
         highest_seen *seen = seen_of(stream->device, member);
         for (uint32_t row = 0; row < rows; row++) {

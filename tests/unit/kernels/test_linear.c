@@ -365,9 +365,12 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
 {
     static const struct {
         uint32_t type, rows, outputs, columns;
-    } cases[] = { { FG_BF16, 300, 150, 67 },  { FG_BF16, 129, 17, 2 },  { FG_BF16, 141, 33, 1 },
-                  { FG_BF16, 60, 35, 4500 },  { FG_Q4_0, 530, 35, 96 }, { FG_Q4_1, 513, 16, 64 },
-                  { FG_Q5_0, 130, 33, 1056 }, { FG_Q8_0, 49, 20, 544 }, { FG_Q4_K, 515, 17, 256 },
+    } cases[] = { { FG_BF16, 300, 150, 67 },  { FG_BF16, 129, 17, 2 },
+                  { FG_BF16, 141, 33, 1 },    { FG_BF16, 60, 35, 4500 },
+                  { FG_BF16, 70, 614, 2150 }, { FG_BF16, 520, 550, 1500 },
+                  { FG_BF16, 40, 700, 1090 }, { FG_Q4_0, 530, 35, 96 },
+                  { FG_Q4_1, 513, 16, 64 },   { FG_Q5_0, 130, 33, 1056 },
+                  { FG_Q8_0, 49, 20, 544 },   { FG_Q4_K, 515, 17, 256 },
                   { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 } };
     fg_rng rng = { .state = 16 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
