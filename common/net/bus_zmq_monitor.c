@@ -18,7 +18,8 @@
 enum {
     HANDSHAKE_FAILED = ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                        ZMQ_EVENT_HANDSHAKE_FAILED_AUTH,
-    MONITOR_EVENTS = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED,
+    MONITOR_EVENTS = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                     HANDSHAKE_FAILED,
     GREETING_MS = 1000, /* an unanswered greeting: connect again */
     /* A failed handshake: left alone, ZeroMQ gives up or tries every 50 ms, by which end hung up first. */
     REFUSED_MS = 1000,
@@ -137,7 +138,18 @@ static void note_failed_handshake(fg_zmq_bus *bus, uint16_t event, int32_t value
     }
 }
 
-static void note_handshake(fg_zmq_bus *bus, int fd)
+/* A server's new connection: what was lost with its number before is another one. */
+static void note_accepted(fg_zmq_bus *bus, int fd)
+{
+    for (uint32_t i = bus->lost_count; i-- > 0;) {
+        if (bus->lost[i].fd == fd) {
+            bus->lost[i] = bus->lost[--bus->lost_count];
+        }
+    }
+}
+
+/* The event does not tell whose handshake it was: libzmq 4.3.4 gives 0 for the descriptor. */
+static void note_handshake(fg_zmq_bus *bus)
 {
     fg_timer_close(bus->refused_timer);
     bus->refused_timer = NULL;
@@ -148,12 +160,6 @@ static void note_handshake(fg_zmq_bus *bus, int fd)
         /* Without memory for the timer only the cure of a mute connection is lost. */
         (void)fg_timer_start(bus->loop, GREETING_MS, 0, greeting_unanswered, bus,
                              &bus->greeting_timer);
-    }
-    /* The number is in use again. */
-    for (uint32_t i = bus->lost_count; i-- > 0;) {
-        if (bus->lost[i].fd == fd) {
-            bus->lost[i] = bus->lost[--bus->lost_count];
-        }
     }
 }
 
@@ -190,7 +196,9 @@ void fg_zmq_read_monitor(fg_zmq_bus *bus)
         if (event == ZMQ_EVENT_DISCONNECTED) {
             note_disconnect(bus, value);
         } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
-            note_handshake(bus, value);
+            note_handshake(bus);
+        } else if (event == ZMQ_EVENT_ACCEPTED) {
+            note_accepted(bus, value);
         } else if (event & HANDSHAKE_FAILED) {
             note_failed_handshake(bus, event, value);
         }

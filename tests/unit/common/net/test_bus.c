@@ -284,13 +284,17 @@ typedef struct order {
 
 typedef struct child {
     pid_t pid;
-    int orders; /* the writing end of its pipe */
+    int orders;    /* the writing end of its pipe */
+    int connected; /* the reading end of another: a byte comes once the server has accepted it */
 } child;
 
-static void obey(const order *o)
+static void obey(const order *o, int connected)
 {
     void *context = zmq_ctx_new();
     void *socket = zmq_socket(context, ZMQ_DEALER);
+    void *monitor = zmq_socket(context, ZMQ_PAIR);
+    zmq_socket_monitor(socket, "inproc://events", ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+    zmq_connect(monitor, "inproc://events");
     zmq_setsockopt(socket, ZMQ_ROUTING_ID, o->identity, strlen(o->identity));
     int few = 10;
     zmq_setsockopt(socket, ZMQ_RCVHWM, &few, sizeof few);
@@ -298,10 +302,15 @@ static void obey(const order *o)
     for (int i = 0; i < o->frames; i++) {
         zmq_send(socket, "ready", 5, 0);
     }
+    char event[8];
     if (o->leaves) {
+        zmq_close(monitor);
         zmq_close(socket);
         zmq_ctx_term(context); /* waits until all is sent */
         _exit(0);
+    }
+    if (zmq_recv(monitor, event, sizeof event, 0) > 0 && write(connected, "", 1) != 1) {
+        _exit(1);
     }
 }
 
@@ -310,22 +319,25 @@ static void obey(const order *o)
  * with its parent, or a test that fails would leave it behind with the test's output open. */
 static child make_child(void)
 {
-    int ends[2];
+    int ends[2], news[2];
     cr_assert_eq(pipe(ends), 0);
+    cr_assert_eq(pipe(news), 0);
     pid_t parent = getpid();
-    child c = { .pid = fork(), .orders = ends[1] };
+    child c = { .pid = fork(), .orders = ends[1], .connected = news[0] };
     cr_assert(c.pid >= 0);
     if (c.pid > 0) {
         close(ends[0]);
+        close(news[1]);
         return c;
     }
     order o;
     close(ends[1]);
+    close(news[0]);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent || read(ends[0], &o, sizeof o) != (ssize_t)sizeof o) {
         _exit(1);
     }
-    obey(&o);
+    obey(&o, news[1]);
     for (;;) {
         pause();
     }
@@ -345,6 +357,7 @@ static void await_end(const child *c)
     int status;
     waitpid(c->pid, &status, 0);
     close(c->orders);
+    close(c->connected);
 }
 
 static void reap(const child *c)
@@ -456,6 +469,35 @@ Test(bus_zmq, dropped_peer_comes_back_as_a_new_one)
     WAIT(&w, w.server.frames == 2);
     cr_assert_eq(w.server.up, 2);
     cr_assert_eq(w.server.down, 0);
+    close_world(&w);
+}
+
+/* The system gives the lowest free number: whoever connects after an end has the number of what ended. */
+Test(bus_zmq, connection_with_the_number_of_one_that_ended_is_another_one)
+{
+    world w;
+    child first = make_child(), second = make_child();
+    open_world(&w, "tcp://127.0.0.1:*");
+    start_child(&first, fg_bus_endpoint(w.server.bus), "first#1", 1, false);
+    WAIT(&w, w.server.frames == 1);
+    fg_bus_drop(w.server.bus, 0);
+    /* The loop stands still from the end of the one until the other is there. No lower number gets free. */
+    kill(first.pid, SIGKILL);
+    waitpid(first.pid, NULL, 0);
+    start_child(&second, fg_bus_endpoint(w.server.bus), "second#1", 1, false);
+    char byte;
+    cr_assert_eq(read(second.connected, &byte, 1), 1);
+    WAIT(&w, w.server.frames == 2);
+    for (uint64_t start_ms = now_ms(); now_ms() - start_ms < 50;) {
+        turn(&w);
+    }
+    cr_assert_eq(w.server.up, 2);
+    cr_assert_eq(w.server.down, 0, "it is connected");
+    cr_assert_eq(fg_bus_send(w.server.bus, 0, "welcome", 7), FG_OK);
+    reap(&second);
+    WAIT(&w, w.server.down == 1);
+    close(first.orders);
+    close(first.connected);
     close_world(&w);
 }
 
