@@ -194,7 +194,8 @@ class Cluster:
     """
 
     def __init__(self, forge, model, prefill=1, decode=1, standalone=False, flags=(), threads=1,
-                 transport=None, logs=None, split="always", role_flags=None, way_flags=()):
+                 transport=None, logs=None, split="always", role_flags=None, way_flags=(),
+                 supervised=True):
         if not os.access(forge, os.X_OK):
             raise AssertionError(f"{forge} is not there: cmake --build --preset release")
         self.forge, self.model, self.threads = forge, model, threads
@@ -204,6 +205,7 @@ class Cluster:
             self.flags += ["--kv-transport", transport]
         if not standalone and "--split" not in self.flags:
             self.flags += ["--split", split]  # left to itself the router hands little over
+        self.supervised = supervised  # else whom the router gave up lives, and may come back
         self.own_folder = logs is None
         self.folder = logs or tempfile.mkdtemp(prefix="forge-test-")
         os.makedirs(self.folder, exist_ok=True)
@@ -218,11 +220,11 @@ class Cluster:
             else:
                 names = {"prefill": [f"prefill-{i}" for i in range(prefill)],
                          "decode": [f"decode-{i}" for i in range(decode)]}
-                self.router = Process(
-                    "router", common + ["--mode", "router", "--control", "tcp://127.0.0.1:0",
-                                        "--prefill", ",".join(names["prefill"]),
-                                        "--decode", ",".join(names["decode"])] + self.flags,
-                    self.folder, self._on_router_line)
+                self.router_command = common + [
+                    "--mode", "router", "--control", "tcp://127.0.0.1:0",
+                    "--prefill", ",".join(names["prefill"]), "--decode", ",".join(names["decode"])]
+                self.router = Process("router", self.router_command + self.flags, self.folder,
+                                      self._on_router_line)
                 self._listening()
                 for role, members in names.items():
                     for name in members:
@@ -252,9 +254,18 @@ class Cluster:
             self.lost.append(line.strip())
             match = re.search(r"\bpid=(\d+)", line)
             for worker in self.workers.values():
-                if match and worker.pid == int(match[1]):
+                if self.supervised and match and worker.pid == int(match[1]):
                     self.killed.add(worker)
                     worker.signal(signal.SIGKILL)
+
+    def restart_router(self):
+        """kill -9, and at once another one at the same addresses."""
+        self.router.signal(signal.SIGKILL)
+        self.router.wait()
+        self.router = Process("router-again", self.router_command + self.flags
+                              + ["--control", self.control, "--port", str(self.port)],
+                              self.folder, self._on_router_line)
+        self._listening()
 
     def start_worker(self, role, name, flags=()):
         """`flags` come after the cluster's and its role's: the last one of a kind counts."""

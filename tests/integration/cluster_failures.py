@@ -176,6 +176,43 @@ def no_worker_left(suite, requests, want):
         cluster.wait_at_rest(workers=2)
 
 
+def joined_again(cluster, epochs, names):
+    """Waits until these workers are back as strangers, and looks whether they stay: what falls out and joins
+    again, over and over, has another epoch each time."""
+    def epochs_now():
+        return {w["name"]: w["epoch"] for w in cluster.state()["workers"]}
+
+    def all_back():
+        now = epochs_now()
+        return now if all(now.get(name) not in (None, epochs[name]) for name in names) else None
+    back = wait_for(f"{names} to join again", all_back, 30)
+    began_at = time.monotonic()
+    wait_for("a look at who stays", lambda: time.monotonic() - began_at > 1.0, 5)
+    assert epochs_now() == {**epochs, **{name: back[name] for name in names}}, \
+        f"they do not stay: {epochs_now()} after {back}"
+
+
+def coming_back(suite, requests, want):
+    """Nobody ends whom the router gave up: frozen workers, and all after the router's restart or a pause of
+    its own, find back by themselves."""
+    with suite.cluster(model=suite.stories(), supervised=False, **SHAPE) as cluster:
+        def epochs():
+            return {w["name"]: w["epoch"] for w in cluster.state()["workers"]}
+        for name in ("prefill-0", "decode-1"):
+            before = epochs()
+            cluster.workers[name].signal(signal.SIGSTOP)
+            wait_for(f"{name} to be given up", lambda who=name: who not in epochs())
+            cluster.workers[name].signal(signal.SIGCONT)
+            joined_again(cluster, before, [name])
+        for _ in range(3):
+            before = epochs()
+            cluster.restart_router()
+            joined_again(cluster, before, list(before))
+        for request, answer in zip(requests[:8], want):
+            assert answer_of(cluster.port, request) == answer
+        cluster.wait_at_rest(workers=4)
+
+
 def terminated(suite, shape, requests, want):
     """SIGTERM while a stream runs: not ready at once, the stream ends well, exit status 0."""
     cluster = suite.cluster(model=suite.stories(), **shape)
@@ -247,6 +284,8 @@ def main():
             suite.case(f"{transport}: cluster starts and ends well", killing, suite, transport,
                        requests, want)
         suite.case("no decode worker left", no_worker_left, suite, requests, want)
+        suite.case("thawed workers and those of a restarted router come back", coming_back, suite,
+                   requests, want)
         suite.case("SIGTERM to the router", terminated, suite, SHAPE, requests, want)
         suite.case("SIGTERM standalone", terminated, suite, dict(standalone=True), requests, want)
         suite.case("deploy/cluster", script, suite, requests, want)
