@@ -212,6 +212,7 @@ static void admit(fg_draft *draft, bool chunks_added)
             continue;
         }
         if (!fits(draft, wait, &takes)) {
+            plan->kept_out = true;
             passes_left = smaller(passes_left, in->limits->skip_max);
             continue;
         }
@@ -265,6 +266,7 @@ void fg_sched_plan_step(const fg_sched_input *input, fg_sched_plan *plan)
     plan->admit_count = 0;
     plan->at_capacity = UINT32_MAX;
     plan->short_of_blocks = false;
+    plan->kept_out = false;
 
     reserve(&draft);
     if (decode_first) {

@@ -137,6 +137,7 @@ typedef struct fg_sched_plan {
      * items. */
     uint32_t at_capacity;
     bool short_of_blocks; /* somebody stands still; with may_preempt it might not have */
+    bool kept_out;        /* somebody who waits found a place, but not the blocks */
 } fg_sched_plan;
 
 /* Fills the plan, whose arrays are the caller's. seq_count is at most seqs_max. */

@@ -563,10 +563,10 @@ static void hold_copied(fg_worker *worker, fg_worker_frame *frame)
 }
 
 /* Somebody stands still, would be thrown out or cut off, or is not let in, for want of blocks. */
-static bool is_short(const fg_worker *worker, const fg_sched_plan *plan)
+static bool is_short(const fg_sched_plan *plan)
 {
     return plan->short_of_blocks || plan->victim_count > 0 || plan->at_capacity != UINT32_MAX ||
-           (plan->admit_count == 0 && worker->waiting.count + worker->preempted.count > 0);
+           (plan->kept_out && plan->admit_count == 0);
 }
 
 typedef enum launched { NOTHING, LAUNCHED, PLAN_AGAIN } launched;
@@ -576,7 +576,7 @@ static launched launch(fg_worker *worker)
     fg_sched_input input;
     take_snapshot(worker, &input);
     fg_sched_plan_step(&input, &worker->plan);
-    if (is_short(worker, &worker->plan) && fg_worker_yield_pin(worker)) {
+    if (is_short(&worker->plan) && fg_worker_yield_pin(worker)) {
         return PLAN_AGAIN;
     }
     if (better_later(worker, &worker->plan)) {

@@ -163,7 +163,8 @@ static void run_seed(uint64_t seed, uint32_t rounds)
                      plans[0].victim_count == plans[1].victim_count &&
                      plans[0].admit_count == plans[1].admit_count &&
                      plans[0].at_capacity == plans[1].at_capacity &&
-                     plans[0].short_of_blocks == plans[1].short_of_blocks;
+                     plans[0].short_of_blocks == plans[1].short_of_blocks &&
+                     plans[0].kept_out == plans[1].kept_out;
         for (uint32_t k = 0; equal && k < plans[0].item_count; k++) {
             equal = items[0][k].seq == items[1][k].seq &&
                     items[0][k].token_count == items[1][k].token_count;

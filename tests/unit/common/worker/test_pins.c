@@ -111,6 +111,25 @@ Test(worker_pins, who_needs_the_room_gets_it)
     rig_close(&r);
 }
 
+Test(worker_pins, waiting_for_a_place_ends_none)
+{
+    rig r;
+    rig_options options = { .blocks = BLOCKS, .block_size = BS, .seqs = 2 };
+    rig_open(&r, &options);
+    ask_pinned(&r, 1, 0, 4 * BS, 60000);
+    for (uint64_t i = 0; i < 3; i++) {
+        rig_ask(&r, 2 + i, 10 * (uint32_t)i, BS, 2 * BS);
+    }
+    for (int i = 0; i < 3; i++) {
+        rig_step(&r);
+    }
+    cr_assert_eq(rig_stats(&r).pinned_prefixes, 1u, "two run, one waits, blocks are free");
+    rig_run(&r);
+    cr_assert(rig_stats(&r).pinned_prefixes == 1 && rig_stats(&r).pins_yielded == 0);
+    rig_clear(&r);
+    rig_close(&r);
+}
+
 Test(worker_pins, a_lost_router_ends_them)
 {
     rig r;
