@@ -27,8 +27,8 @@ typedef struct fg_http_request {
 } fg_http_request;
 
 typedef struct fg_http_handler {
-    /* A whole, valid request. `request` is valid until the exchange ends. The handler replies now or
-     * later, exactly once (reply, or stream_begin .. stream_end). */
+    /* A whole, valid request. `request` is valid until the exchange ends, its body only until this
+     * returns. The handler replies now or later, exactly once (reply, or stream_begin .. stream_end). */
     void (*on_request)(void *ctx, fg_http_exchange *exchange, const fg_http_request *request);
     /* The client went away (or stalled past its deadline) before the reply had ended. */
     void (*on_gone)(void *ctx, fg_http_exchange *exchange);

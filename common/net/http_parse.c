@@ -157,6 +157,14 @@ static int on_chunk_header(llhttp_t *llhttp)
     return 0;
 }
 
+/* An offer to speak another protocol, as Java's client makes with every request, may be left alone (RFC 9110 7.8): the
+ * reply is HTTP/1.1. Without this llhttp would leave the body unread. */
+static int on_headers_complete(llhttp_t *llhttp)
+{
+    llhttp->upgrade = 0;
+    return 0;
+}
+
 static int on_complete(llhttp_t *llhttp)
 {
     return HPE_PAUSED;
@@ -166,6 +174,7 @@ static const llhttp_settings_t settings = {
     .on_header_field = on_field,
     .on_header_value = on_value,
     .on_header_value_complete = on_value_end,
+    .on_headers_complete = on_headers_complete,
     .on_body = on_body,
     .on_chunk_header = on_chunk_header,
     .on_message_complete = on_complete,
@@ -225,9 +234,16 @@ void fg_http_parser_reset(fg_http_parser *parser)
         fg_buf_deinit(&parser->head);
         fg_buf_init(&parser->head, parser->limits.header_bytes);
     }
+    fg_http_parser_drop_body(parser);
+    begin(parser);
+}
+
+void fg_http_parser_drop_body(fg_http_parser *parser)
+{
     fg_buf_deinit(&parser->body);
     fg_buf_init(&parser->body, parser->limits.body_bytes);
-    begin(parser);
+    parser->request.body = "";
+    parser->request.body_bytes = 0;
 }
 
 /* --- the request line --- */
@@ -575,7 +591,7 @@ static fg_http_step on_head(fg_http_parser *parser)
     }
     fg_http_step step = FG_HTTP_MORE;
     bool wait = false;
-    if (code != HPE_OK && code != HPE_PAUSED && code != HPE_PAUSED_UPGRADE) {
+    if (code != HPE_OK && code != HPE_PAUSED) {
         step = refuse(parser, 400, "malformed header");
     }
     if (step == FG_HTTP_MORE) {
@@ -589,9 +605,6 @@ static fg_http_step on_head(fg_http_parser *parser)
     }
     if (step != FG_HTTP_MORE) {
         return step;
-    }
-    if (parser->llhttp.upgrade) {
-        return refuse(parser, 501, "protocol upgrade is not supported");
     }
     /* HTTP/1.0 always ends with its reply. */
     parser->keep_alive = !parser->is_http10 && (parser->llhttp.flags & F_CONNECTION_CLOSE) == 0;

@@ -47,6 +47,8 @@ fg_http_step fg_http_parser_feed(fg_http_parser *parser, const char *bytes, size
                                  size_t *used_out);
 /* Makes room for the next request of the connection and gives large buffers back. */
 void fg_http_parser_reset(fg_http_parser *parser);
+/* The request has no body any more: whoever wanted it has read it. */
+void fg_http_parser_drop_body(fg_http_parser *parser);
 
 /* Bytes of a request have arrived; its head is complete. */
 bool fg_http_parser_started(const fg_http_parser *parser);

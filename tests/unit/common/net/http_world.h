@@ -39,7 +39,9 @@ typedef struct world {
     fg_loop *loop;
     fg_timer *tick; /* so that a turn of the loop never waits for ever */
     fg_http_server *server;
-    fg_http_exchange *pending; /* of "/later" and "/stream" */
+    fg_http_exchange *pending;      /* of "/later" and "/stream" */
+    const fg_http_request *request; /* of "/later" */
+    size_t body_bytes;              /* that it had when it came */
     int requests, gone;
     uint64_t started_ms;
 } world;
@@ -62,6 +64,8 @@ __attribute__((unused)) static void on_request(void *ctx, fg_http_exchange *exch
     w->requests++;
     if (strcmp(request->path, "/later") == 0) {
         w->pending = exchange;
+        w->request = request;
+        w->body_bytes = request->body_bytes;
         return;
     }
     if (strcmp(request->path, "/stream") == 0) {

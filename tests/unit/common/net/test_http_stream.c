@@ -172,6 +172,21 @@ Test(http, leaving_client_is_noticed_while_its_reply_is_pending)
     close_world(&w);
 }
 
+Test(http, a_request_that_waits_for_its_reply_holds_no_body)
+{
+    world w;
+    open_world(&w, NULL);
+    int fd = dial(&w);
+    puts_all(&w, fd, "POST /later HTTP/1.1\r\n" H "Content-Length: 5\r\n\r\nhello");
+    while (w.pending == NULL) {
+        turn(&w);
+    }
+    cr_assert(w.body_bytes == 5 && w.request->body_bytes == 0);
+    cr_assert_str_eq(w.request->path, "/later", "all else is still there");
+    close(fd);
+    close_world(&w);
+}
+
 Test(http, half_closing_client_gets_a_reply_that_was_ready)
 {
     world w;
