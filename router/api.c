@@ -288,11 +288,11 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
     return status;
 }
 
-fg_status fg_api_parse_json(const char *body, size_t body_bytes, fg_json **json_out,
-                            fg_api_error *error_out)
+fg_status fg_api_parse_json(const char *body, size_t body_bytes, size_t values_max,
+                            fg_json **json_out, fg_api_error *error_out)
 {
     fg_error err = { 0 };
-    fg_status status = fg_json_parse(body, body_bytes, json_out, &err);
+    fg_status status = fg_json_parse_up_to(body, body_bytes, values_max, json_out, &err);
     if (status == FG_BAD_INPUT) {
         return fg_api_refuse(error_out, status, 400, NULL, "invalid_json",
                              "the body is not valid JSON: %.240s", err.text);
@@ -326,8 +326,11 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
                        size_t body_bytes, const fg_api_call *call, fg_arena *arena,
                        fg_request *request_out, fg_api_error *error_out)
 {
+    /* A prompt's tokens, twice over so that who is near hears of the context, and what else a request has. */
+    enum { OTHER_VALUES = 1 << 18 };
+    size_t values_max = 2 * (size_t)server->context_max + OTHER_VALUES;
     fg_json *json;
-    fg_status status = fg_api_parse_json(body, body_bytes, &json, error_out);
+    fg_status status = fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
     if (status == FG_OK) {
         status = fg_api_read(server, kind, fg_json_root(json), call, arena, request_out, error_out);
         fg_json_destroy(json);

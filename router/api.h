@@ -62,8 +62,8 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
                        size_t body_bytes, const fg_api_call *call, fg_arena *arena,
                        fg_request *request_out, fg_api_error *error_out);
 /* Its two halves, for a body that is part of another. What is read keeps nothing of the JSON. */
-fg_status fg_api_parse_json(const char *body, size_t body_bytes, fg_json **json_out,
-                            fg_api_error *error_out);
+fg_status fg_api_parse_json(const char *body, size_t body_bytes, size_t values_max,
+                            fg_json **json_out, fg_api_error *error_out);
 fg_status fg_api_read(const fg_api_server *server, fg_api_kind kind, const fg_json_node *root,
                       const fg_api_call *call, fg_arena *arena, fg_request *request_out,
                       fg_api_error *error_out);

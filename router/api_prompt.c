@@ -8,7 +8,7 @@
 #include "router/api_internal.h"
 
 /* What a chat template may add: its default system message, and its frame around each message. */
-enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128 };
+enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128, COUNTED_MORE = 4096 };
 
 /* The text of a message: a string, or an array of text parts, which are joined by line ends. */
 static fg_status read_content(fg_api_reading *r, const fg_json_node *node, const char *name,
@@ -106,7 +106,8 @@ static fg_status too_long(fg_api_reading *r, const char *name, const char *about
 
 /* Room for the ids of a client's `length` bytes and a template's `extra` ones: every token but BOS and
  * a space in front stands for at least one byte. A text that cannot fit even in the longest tokens is
- * refused before it is encoded. */
+ * refused before it is encoded, and no more than COUNTED_MORE beyond two contexts is counted: the loop has others
+ * to serve. */
 static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, size_t extra,
                           uint32_t **ids_out, size_t *capacity_out)
 {
@@ -115,7 +116,8 @@ static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, si
     if (least > r->server->context_max) {
         return too_long(r, name, "at least ", least);
     }
-    *capacity_out = length + extra + 16;
+    size_t most = 2 * (size_t)r->server->context_max + COUNTED_MORE;
+    *capacity_out = length + extra + 16 < most ? length + extra + 16 : most;
     *ids_out = fg_mem_array(*capacity_out, sizeof(uint32_t));
     return *ids_out == NULL ? fg_api_no_memory(r) : FG_OK;
 }
@@ -143,12 +145,15 @@ static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, si
 
 /* What the tokenizer or the chat template answered, once `ids` are filled or not. */
 static fg_status take_encoded(fg_api_reading *r, const char *name, fg_status status,
-                              const fg_error *err, uint32_t *ids, size_t count)
+                              const fg_error *err, uint32_t *ids, size_t capacity, size_t count)
 {
     if (status == FG_OK) {
         return give_ids(r, name, ids, count);
     }
     fg_mem_free(ids);
+    if (status == FG_BAD_INPUT && count == capacity) {
+        return too_long(r, name, "more than ", count);
+    }
     return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err->text)
                                   : fg_api_no_memory(r);
 }
@@ -166,7 +171,7 @@ static fg_status encode_prompt(fg_api_reading *r, const char *text, size_t lengt
     }
     status = fg_tokenizer_encode(r->server->tokenizer, text, length, options, ids, capacity, &count,
                                  &err);
-    return take_encoded(r, "prompt", status, &err, ids, count);
+    return take_encoded(r, "prompt", status, &err, ids, capacity, count);
 }
 
 static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages, size_t count)
@@ -186,7 +191,7 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
     }
     status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count, true, ids,
                             capacity, &id_count, &err);
-    return take_encoded(r, "messages", status, &err, ids, id_count);
+    return take_encoded(r, "messages", status, &err, ids, capacity, id_count);
 }
 
 fg_status fg_api_read_messages(fg_api_reading *r)

@@ -101,7 +101,8 @@ fg_status fg_batch_open(fg_batches *batches, fg_http_exchange *exchange, const c
     snprintf(batch->name, sizeof batch->name, "%s", name);
     fg_buf_init(&batch->scratch, 0);
     batch->progress_ns = batch->started_ns = now_of(batch);
-    fg_status status = fg_api_parse_json(body, body_bytes, &batch->json, error_out);
+    fg_status status =
+        fg_api_parse_json(body, body_bytes, FG_LIMIT_JSON_VALUES, &batch->json, error_out);
     if (status == FG_OK) {
         status = fg_lines_read(batch, error_out);
     }

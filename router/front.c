@@ -401,7 +401,8 @@ static void admin_role(fg_front *front, fg_http_exchange *exchange, const fg_htt
 {
     fg_json *json = NULL;
     fg_api_error error;
-    fg_status status = fg_api_parse_json(request->body, request->body_bytes, &json, &error);
+    fg_status status =
+        fg_api_parse_json(request->body, request->body_bytes, FG_LIMIT_JSON_VALUES, &json, &error);
     if (status == FG_OK && !fg_json_is(fg_json_root(json), FG_JSON_OBJECT)) {
         status = fg_api_refuse(&error, FG_BAD_INPUT, 400, NULL, "invalid_type",
                                "the body must be a JSON object");

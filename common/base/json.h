@@ -31,6 +31,9 @@ typedef enum fg_json_type {
 
 /* FG_BAD_INPUT says what is wrong and where (line, column, position); FG_AGAIN: out of memory. */
 fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_error *err);
+/* Refuses more values than so many before they cost time; fg_json_parse takes FG_LIMIT_JSON_VALUES. */
+fg_status fg_json_parse_up_to(const char *text, size_t length, size_t values_max,
+                              fg_json **json_out, fg_error *err);
 void fg_json_destroy(fg_json *json);
 const fg_json_node *fg_json_root(const fg_json *json);
 

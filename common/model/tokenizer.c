@@ -53,8 +53,9 @@ void fg_tokenizer_close(fg_tokenizer *tokenizer)
     fg_mem_free(tokenizer);
 }
 
-static fg_status too_many(const encoder *e, fg_error *err)
+static fg_status too_many(encoder *e, fg_error *err)
 {
+    e->count = e->capacity;
     return fg_fail(err, FG_BAD_INPUT, "text has more than %zu tokens", e->capacity);
 }
 
@@ -81,6 +82,17 @@ static fg_status emit_bytes(encoder *e, const char *text, size_t length, fg_erro
     return FG_OK;
 }
 
+/* A text becomes at least this many ids: what cannot fit is refused before work is spent on it. */
+static size_t ids_min(const fg_vocab *vocab, const char *text, size_t length)
+{
+    size_t bytes = 0; /* that cannot be left out */
+    for (size_t i = 0; i < length; i++) {
+        bytes += vocab->byte_ids[(unsigned char)text[i]] != FG_TOKEN_NONE;
+    }
+    /* SPM: U+2581 in the text counts for one byte of a token. */
+    return bytes / (vocab->piece_max * (vocab->spm ? 3 : 1) + 1);
+}
+
 static fg_status encode_word(encoder *e, const char *word, size_t length, fg_error *err)
 {
     const fg_vocab *vocab = e->vocab;
@@ -89,6 +101,9 @@ static fg_status encode_word(encoder *e, const char *word, size_t length, fg_err
         if (id != FG_TOKEN_NONE) {
             return emit(e, id, err);
         }
+    }
+    if (ids_min(vocab, word, length) > e->capacity - e->count) {
+        return too_many(e, err); /* before a long word is merged */
     }
     fg_status status = fg_merger_run(&e->merger, word, (uint32_t)length, err);
     uint32_t at = 0;
@@ -234,17 +249,6 @@ static fg_status encode_bos(encoder *e, fg_error *err)
     return wanted ? emit(e, vocab->bos, err) : FG_OK;
 }
 
-/* A text becomes at least this many ids: what cannot fit is refused before work is spent on it. */
-static size_t ids_min(const fg_vocab *vocab, const char *text, size_t length)
-{
-    size_t bytes = 0; /* that cannot be left out */
-    for (size_t i = 0; i < length; i++) {
-        bytes += vocab->byte_ids[(unsigned char)text[i]] != FG_TOKEN_NONE;
-    }
-    /* SPM: U+2581 in the text counts for one byte of a token. */
-    return bytes / (vocab->piece_max * (vocab->spm ? 3 : 1) + 1);
-}
-
 fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, size_t length,
                               fg_encode_options options, uint32_t *ids_out, size_t capacity,
                               size_t *count_out, fg_error *err)
@@ -258,6 +262,7 @@ fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, s
                   .ids = ids_out,
                   .capacity = capacity };
     if (length > UINT32_MAX / 4 || ids_min(vocab, text, length) > capacity) {
+        *count_out = capacity;
         return too_many(&e, err);
     }
     fg_merger_init(&e.merger, vocab);
@@ -266,9 +271,7 @@ fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, s
         status = encode_all(&e, err);
     }
     fg_merger_deinit(&e.merger);
-    if (status == FG_OK) {
-        *count_out = e.count;
-    }
+    *count_out = e.count;
     return status;
 }
 

@@ -470,6 +470,35 @@ Test(api, a_prompt_that_fills_the_context_is_refused_with_numbers)
     close_world(&w);
 }
 
+/* Neither the tokens nor the values of a prompt that is far too long are counted to their end. */
+Test(api, what_is_far_too_long_costs_little)
+{
+    enum { WORDS = 20000, VALUES = 300000 };
+    world w;
+    open_world(&w);
+    w.server.context_max = 4000;
+    char *body = fg_mem_alloc(2 * VALUES + 64);
+    char *end = body + sprintf(body, "{\"prompt\":\"");
+    for (int i = 0; i < WORDS; i++) {
+        memcpy(end, " q", 2);
+        end += 2;
+    }
+    strcpy(end, "\"}");
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_BAD_INPUT);
+    cr_assert_str_eq(w.error.code, "context_length_exceeded");
+    cr_assert(strstr(w.error.text, "the prompt has more than 12096;") != NULL, "%s", w.error.text);
+    end = body + sprintf(body, "{\"prompt\":[1");
+    for (int i = 1; i < VALUES; i++) {
+        memcpy(end, ",1", 2);
+        end += 2;
+    }
+    strcpy(end, "]}");
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_BAD_INPUT);
+    cr_assert(strstr(w.error.text, "270144 values") != NULL, "%s", w.error.text);
+    fg_mem_free(body);
+    close_world(&w);
+}
+
 Test(api, an_empty_prompt_is_bos)
 {
     world w;

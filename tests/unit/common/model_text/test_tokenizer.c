@@ -256,7 +256,7 @@ Test(tokenizer, capacity_is_never_passed)
         fg_status status = fg_tokenizer_encode(tokenizer, "abcdefg", 7, (fg_encode_options){ 0 },
                                                ids, capacity, &count, &err);
         cr_assert_eq(status, capacity >= 7 ? FG_OK : FG_BAD_INPUT);
-        cr_assert_eq(count, capacity >= 7 ? 7u : 99u);
+        cr_assert_eq(count, capacity >= 7 ? 7u : capacity);
         cr_assert_eq(ids[capacity], 0xEEEEEEEEu);
     }
     fg_tokenizer_close(tokenizer);
