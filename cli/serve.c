@@ -267,6 +267,13 @@ static void on_status_gone(void *ctx, fg_http_exchange *exchange)
     /* Every answer above is given at once; nothing waits for this client. */
 }
 
+/* "http://HOST:PORT", an IPv6 address in brackets. */
+static void print_url(const serve *s, uint16_t port)
+{
+    bool bare = strchr(s->config.host, ':') != NULL;
+    printf("http://%s%s%s:%u", bare ? "[" : "", s->config.host, bare ? "]" : "", port);
+}
+
 static fg_status open_status(serve *s, fg_error *err)
 {
     if (s->config.status_port < 0) {
@@ -278,7 +285,9 @@ static fg_status open_status(serve *s, fg_error *err)
     fg_status status = fg_http_listen(s->loop, s->config.host, (uint16_t)s->config.status_port,
                                       NULL, &handler, &s->status_server, err);
     if (status == FG_OK) {
-        printf("status http=http://%s:%u\n", s->config.host, fg_http_port(s->status_server));
+        fputs("status http=", stdout);
+        print_url(s, fg_http_port(s->status_server));
+        putchar('\n');
         fflush(stdout);
     }
     return status;
@@ -302,8 +311,9 @@ static void report_start(serve *s)
     }
     if (s->router != NULL) {
         const char *control = fg_host_router_control(s->router);
-        printf("listening http=http://%s:%u%s%s\n", s->config.host, fg_host_router_port(s->router),
-               control[0] != '\0' ? " control=" : "", control);
+        fputs("listening http=", stdout);
+        print_url(s, fg_host_router_port(s->router));
+        printf("%s%s\n", control[0] != '\0' ? " control=" : "", control);
         fflush(stdout);
     }
 }

@@ -164,7 +164,8 @@ static fg_status encode_prompt(fg_api_reading *r, const char *text, size_t lengt
     uint32_t *ids = NULL;
     size_t capacity = 0;
     size_t count = 0;
-    fg_encode_options options = { .add_bos = true };
+    /* Who asks for a raw completion writes the template himself, its control tokens included. */
+    fg_encode_options options = { .add_bos = true, .parse_special = true };
     fg_status status = take_ids(r, "prompt", length, 0, &ids, &capacity);
     if (status != FG_OK) {
         return status;

@@ -499,6 +499,37 @@ Test(api, what_is_far_too_long_costs_little)
     close_world(&w);
 }
 
+Test(api, control_tokens_of_a_raw_prompt_are_tokens)
+{
+    world w;
+    open_world(&w);
+    size_t length;
+    uint32_t end = fg_tokenizer_eos(w.model.tokenizer);
+    const char *text = fg_tokenizer_piece(w.model.tokenizer, end, true, &length);
+    char body[128];
+    snprintf(body, sizeof body, "{\"prompt\":\"a%.*sb\"}", (int)length, text);
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_OK, "%s", w.error.text);
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < w.request.token_count; i++) {
+        found += w.request.tokens[i] == end;
+    }
+    cr_assert_eq(found, 1, "%s", body);
+    snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"a%.*sb\"}]}",
+             (int)length, text);
+    cr_assert_eq(parse(&w, FG_API_CHAT, body), FG_OK, "%s", w.error.text);
+    size_t by_template = 0, in_content = 0;
+    for (uint32_t i = 0; i < w.request.token_count; i++) {
+        in_content += w.request.tokens[i] == end;
+    }
+    snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"ab\"}]}");
+    cr_assert_eq(parse(&w, FG_API_CHAT, body), FG_OK, "%s", w.error.text);
+    for (uint32_t i = 0; i < w.request.token_count; i++) {
+        by_template += w.request.tokens[i] == end;
+    }
+    cr_assert_eq(in_content, by_template, "a message's text stays text");
+    close_world(&w);
+}
+
 Test(api, an_empty_prompt_is_bos)
 {
     world w;
