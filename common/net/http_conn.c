@@ -340,7 +340,8 @@ static void start_exchange(fg_http_conn *conn)
     conn->request_count++;
     shared->exchange_count++;
     shared->handler.on_request(shared->handler.ctx, exchange, fg_http_parser_request(conn->parser));
-    if (conn->state == BUSY) { /* a request that waits for its turn is received, and its body read */
+    if (conn->state ==
+        BUSY) { /* a request that waits for its turn is received, and its body read */
         fg_http_parser_drop_body(conn->parser);
         count_held(conn);
     }
