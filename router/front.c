@@ -452,6 +452,14 @@ static const struct route *find_route(const char *path)
     return NULL;
 }
 
+/* A page of another site, open in a browser on this host, could otherwise post to a server that only this host
+ * reaches. Browsers say so, pages cannot hide it, and whoever is no browser does not send it. */
+static bool is_foreign_page(const fg_http_exchange *exchange)
+{
+    const char *site = fg_http_header(exchange, "sec-fetch-site");
+    return site != NULL && strcmp(site, "cross-site") == 0;
+}
+
 static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
 {
     fg_front *front = ctx;
@@ -470,6 +478,12 @@ static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_requ
         fg_http_add_header(exchange, "allow", route->post ? "POST" : "GET, HEAD");
         fg_api_refuse(&error, FG_BAD_INPUT, 405, NULL, NULL, "%.16s is not allowed here",
                       request->method);
+        fg_stream_reply_error(front->streams, exchange, route->path, &error);
+        return;
+    }
+    if (route->post && is_foreign_page(exchange)) {
+        fg_api_refuse(&error, FG_BAD_INPUT, 403, NULL, "cross_site",
+                      "this comes from another site's page in a browser");
         fg_stream_reply_error(front->streams, exchange, route->path, &error);
         return;
     }

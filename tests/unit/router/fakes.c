@@ -171,7 +171,9 @@ uint32_t fg_http_exchange_count(const fg_http_server *server)
 
 const char *fg_http_header(const fg_http_exchange *exchange, const char *name)
 {
-    return strcmp(name, "content-type") == 0 ? exchange->content_type : NULL;
+    return strcmp(name, "content-type") == 0     ? exchange->content_type
+           : strcmp(name, "sec-fetch-site") == 0 ? exchange->fetch_site
+                                                 : NULL;
 }
 
 void fg_http_set_user(fg_http_exchange *exchange, void *user)

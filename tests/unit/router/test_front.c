@@ -169,6 +169,38 @@ Test(front, every_route_answers_or_refuses)
     close_world(&w);
 }
 
+Test(front, another_sites_page_cannot_post)
+{
+    static const struct {
+        const char *site, *method, *path;
+        int status;
+    } cases[] = {
+        { "cross-site", "POST", "/flush_cache", 403 },
+        { "cross-site", "POST", "/forge/v1/admin/role", 403 },
+        { "cross-site", "POST", "/v1/completions", 403 },
+        { "cross-site", "GET", "/health", 200 },
+        { "same-site", "POST", "/flush_cache", 200 },
+        { "same-origin", "POST", "/flush_cache", 200 },
+        { "none", "POST", "/flush_cache", 200 },
+    };
+    world w;
+    open_world(&w);
+    fake_dispatch_state.workers = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_http_request request = {
+            .method = cases[i].method, .path = cases[i].path, .query = "", .body = ""
+        };
+        fake_exchange_deinit(&w.exchange);
+        fake_exchange_init(&w.exchange);
+        w.exchange.fetch_site = cases[i].site;
+        fake_http_handler.on_request(fake_http_handler.ctx, &w.exchange, &request);
+        cr_assert_eq(w.exchange.status, cases[i].status, "%s %s: %d", cases[i].site, cases[i].path,
+                     w.exchange.status);
+    }
+    cr_assert_eq(fake_dispatch_state.clear_count, 3);
+    close_world(&w);
+}
+
 Test(front, health_follows_the_workers_and_live_does_not)
 {
     world w;
