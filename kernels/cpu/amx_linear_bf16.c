@@ -39,7 +39,8 @@ typedef struct batch {
     uint32_t panel;  /* the first */
     uint32_t panels; /* of a set, which are multiplied together: 1, 2 or, for one strip, 4 */
     uint32_t sets;
-    uint32_t slice_blocks;                                                /* of a panel */
+    size_t part;           /* pairs of a row that pass all sets before the next do */
+    uint32_t slice_blocks; /* of a panel */
     _Alignas(FG_AMX_ROW_BYTES) uint8_t blocks[SLICE_BLOCKS][BLOCK_BYTES]; /* panel by panel */
     strip_sums sums[BATCH_SUMS]; /* set by set, strip by strip */
 } batch;
@@ -273,28 +274,44 @@ static void run_slice(batch *b, const slice *of, const uint8_t *ask)
     }
 }
 
-/* Columns of a row that stay in the cache, for all sets, slice by slice. */
+/* Where the part of the columns ends that `pair` is in. */
+static size_t part_end(const batch *b, size_t pair)
+{
+    size_t count = fg_panel_pairs(b->linear->weight.columns);
+    size_t end = (pair / b->part + 1) * b->part;
+    return end < count ? end : count;
+}
+
+static slice slice_at(const batch *b, uint32_t set, size_t pair)
+{
+    size_t end = pair + (size_t)b->slice_blocks * BLOCK;
+    size_t last = part_end(b, pair);
+    return (slice){ .set = set, .pair = pair, .end = end < last ? end : last };
+}
+
+/* Of the same panels, then of the next set's, then of the next part of the columns. Behind the last one comes the next
+ * batch's first. */
+static slice slice_after(const batch *b, const slice *now)
+{
+    size_t last = part_end(b, now->pair);
+    bool whole_row = last == fg_panel_pairs(b->linear->weight.columns);
+    if (now->end < last) {
+        return slice_at(b, now->set, now->end);
+    }
+    if (now->set + 1 < b->sets) {
+        return slice_at(b, now->set + 1, now->pair / b->part * b->part);
+    }
+    return whole_row ? slice_at(b, b->sets, 0) : slice_at(b, 0, last);
+}
+
 static void run_batch(batch *b)
 {
-    size_t pair_count = fg_panel_pairs(b->linear->weight.columns);
-    size_t part = b->sets > 1 ? FG_AMX_PAIR_COLUMNS / 2 : pair_count;
-    size_t step = (size_t)b->slice_blocks * BLOCK;
-    for (size_t begin = 0; begin < pair_count; begin += part) {
-        size_t end = pair_count - begin < part ? pair_count : begin + part;
-        slice now = { .pair = begin };
-        while (now.set < b->sets) {
-            now.end = end - now.pair < step ? end : now.pair + step;
-            slice next = { .set = now.set, .pair = now.end };
-            if (now.end == end) {
-                next = (slice){ .set = now.set + 1, .pair = begin };
-            }
-            if (next.set == b->sets && end < pair_count) {
-                next = (slice){ .pair = end };
-            }
-            lay_out(b, &now);
-            run_slice(b, &now, weights_of(b, &next));
-            now = next.set == 0 && next.pair == end ? (slice){ .set = b->sets } : next;
-        }
+    slice now = slice_at(b, 0, 0);
+    while (now.set < b->sets) {
+        slice next = slice_after(b, &now);
+        lay_out(b, &now);
+        run_slice(b, &now, weights_of(b, &next));
+        now = next;
     }
 }
 
@@ -306,6 +323,7 @@ static void choose_panels(batch *b, uint32_t left)
     bool whole = b->linear->weight.columns <= FG_AMX_PAIR_COLUMNS || b->strip_count <= TOGETHER;
     b->sets = left / b->panels < most ? left / b->panels : most;
     b->sets = whole ? 1 : b->sets;
+    b->part = b->sets > 1 ? FG_AMX_PAIR_COLUMNS / 2 : fg_panel_pairs(b->linear->weight.columns);
     b->slice_blocks = SLICE_BLOCKS / b->panels;
     b->slice_blocks = b->slice_blocks < SLICE_BLOCKS / 2 ? b->slice_blocks : SLICE_BLOCKS / 2;
 }
