@@ -102,7 +102,8 @@ static fg_status encode_word(encoder *e, const char *word, size_t length, fg_err
             return emit(e, id, err);
         }
     }
-    if (ids_min(vocab, word, length) > e->capacity - e->count) {
+    size_t room = e->capacity - e->count;
+    if (length > room && ids_min(vocab, word, length) > room) {
         return too_many(e, err); /* before a long word is merged */
     }
     fg_status status = fg_merger_run(&e->merger, word, (uint32_t)length, err);

@@ -1,6 +1,6 @@
-#include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512.h"
 
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/plain.h"
