@@ -43,6 +43,8 @@ static const counter counters[] = {
     { "engine_generated_tokens_total", "Tokens chosen by this worker", STAT(generated_tokens), 1 },
     { "engine_discarded_tokens_total", "Tokens computed for requests that had already ended",
       STAT(discarded_tokens), 1 },
+    { "engine_broken_total", "Requests that ended because the model's output was NaN or infinite",
+      STAT(broken), 1 },
     { "prefill_chunks_total", "Pieces that prompts were computed in", STAT(chunks), 1 },
     { "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache",
       STAT(cache_query_tokens), 1 },

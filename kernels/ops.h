@@ -104,10 +104,11 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
                  uint32_t rows);
 
 /* choices[row] = the output of weight . in[row], as fg_op_linear's, that is highest, the first of equal ones; NaN
- * counts as -inf, and where nothing is higher than that it is 0. The product never is in memory as a whole. */
+ * counts as -inf, and where nothing is higher than that it is 0. tops[row] is how high it is. The product never is in
+ * memory as a whole. */
 enum { FG_HIGHEST_ROWS = 64 }; /* at most */
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
-                   uint32_t rows, uint32_t *choices);
+                   uint32_t rows, uint32_t *choices, float *tops);
 
 /* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. */
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,

@@ -229,6 +229,7 @@ typedef struct fg_msg {
             uint32_t generated;
             uint32_t preemptions;
             bool refused; /* an ERROR that no other worker or attempt would change */
+            bool broken;  /* likewise, for it is the model's: its output is NaN or infinite */
         } done;
         struct {
             uint64_t sequence; /* of this frame among the connection's, from 1 */

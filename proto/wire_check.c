@@ -313,8 +313,9 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
         if (msg->done.finish <= FG_FINISH_NONE || msg->done.finish > FG_FINISH_HANDED_OVER) {
             return too_large("done.finish", msg->done.finish, err);
         }
-        if (msg->done.refused && msg->done.finish != FG_FINISH_ERROR) {
-            return fg_fail(err, FG_BAD_INPUT, "field done.refused belongs to an error only");
+        if ((msg->done.refused || msg->done.broken) && msg->done.finish != FG_FINISH_ERROR) {
+            return fg_fail(err, FG_BAD_INPUT, "field done.%s belongs to an error only",
+                           msg->done.refused ? "refused" : "broken");
         }
         return FG_OK;
     case FG_MSG_NEWS:

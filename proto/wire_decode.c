@@ -296,6 +296,7 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->done.generated = frame->done->generated;
         msg->done.preemptions = frame->done->preemptions;
         msg->done.refused = frame->done->refused;
+        msg->done.broken = frame->done->broken;
         break;
     default:
         break;

@@ -298,6 +298,7 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->done->generated = msg->done.generated;
         frame->done->preemptions = msg->done.preemptions;
         frame->done->refused = msg->done.refused;
+        frame->done->broken = msg->done.broken;
         frame->body_case = FORGE__WIRE__FRAME__BODY_DONE;
         break;
     default:

@@ -365,8 +365,8 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
         fg_dispatch_release_decode(dispatch, job);
     }
     job->record.preemptions += msg->done.preemptions;
-    if (msg->done.finish == FG_FINISH_ERROR && msg->done.refused) {
-        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_BAD_INPUT,
+    if (msg->done.finish == FG_FINISH_ERROR && (msg->done.refused || msg->done.broken)) {
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, msg->done.broken ? FG_BROKEN : FG_BAD_INPUT,
                         msg->done.text[0] != '\0' ? msg->done.text
                                                   : "a worker refused the request");
         return;

@@ -1,10 +1,11 @@
 /*
- * highest - the highest of many floats and where it is, four at once on any processor. NaN never compares as
- * greater or equal.
+ * highest - the highest of many floats and where it is, and whether they are numbers at all; four at once on any
+ * processor. NaN never compares as greater or equal.
  */
 #ifndef FORGE_COMMON_BASE_HIGHEST_H
 #define FORGE_COMMON_BASE_HIGHEST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -72,6 +73,23 @@ static inline uint32_t fg_first_equal(const float *values, uint32_t count, float
         }
     }
     return 0;
+}
+
+/* None of them is NaN or infinite: what is leaves NaN when it is taken from itself. */
+static inline bool fg_all_finite(const float *values, uint32_t count)
+{
+    const fg_float_lanes zeros = { 0, 0, 0, 0 };
+    fg_mask_lanes odd = { 0, 0, 0, 0 };
+    uint32_t i = 0;
+    for (; i + FG_HIGHEST_LANES <= count; i += FG_HIGHEST_LANES) {
+        fg_float_lanes next = fg_highest_load(values + i);
+        odd |= next - next != zeros;
+    }
+    bool finite = (odd[0] | odd[1] | odd[2] | odd[3]) == 0;
+    for (; i < count; i++) {
+        finite = finite && values[i] - values[i] == 0.0f;
+    }
+    return finite;
 }
 
 #endif

@@ -44,7 +44,10 @@ typedef struct fg_step_seq {
     bool want_digest; /* also the digest of that logits row */
     uint32_t choice;
     fg_sampling sampling;
-    uint32_t token_out;  /* filled when sample */
+    uint32_t token_out; /* filled when sample */
+    /* Filled when sample: the model's state, or the highest logit, is NaN or infinite after one of the tokens that
+     * something is chosen after. Nothing that was chosen means anything then, and it would be so again. */
+    bool broken_out;
     uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
     /* NULL, or the caller's vocab_size floats: that row itself (tests, tools). With sample_rows, so many
      * rows, one after the other. */

@@ -175,6 +175,8 @@ static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t ind
 static void run_seq(sim_engine *engine, fg_step_seq *seq)
 {
     uint64_t context = read_context(engine, seq);
+    seq->broken_out = seq->sample && engine->options.is_broken != NULL &&
+                      engine->options.is_broken(engine->options.ctx, seq);
     for (uint32_t i = 0; i < seq->token_count; i++) {
         uint32_t position = seq->first_position + i;
         uint64_t hash = slot_hash(context, fg_step_seq_token(seq, i), position);

@@ -37,6 +37,8 @@ typedef struct fg_engine_sim_options {
      * before its first token: O(1) per token, the same answers. A wrong block is still seen where it
      * is the one that is read; torn slots are not. */
     bool quick;
+    /* Whether the model breaks down in an item that samples (its broken_out); pure. NULL: never. */
+    bool (*is_broken)(void *ctx, const fg_step_seq *seq);
     fg_engine_sim_ns step_ns; /* for compute_ns_out and fg_engine_sim_due_ns */
     /* What a step takes, instead of step_ns; pure. NULL: step_ns says it. */
     uint64_t (*step_time_ns)(void *ctx, const fg_step *step);

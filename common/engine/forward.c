@@ -5,6 +5,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
+#include "common/base/highest.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_internal.h"
@@ -556,12 +557,13 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
 }
 
 /* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. */
-static uint32_t lay_out_rows(fg_forward *forward, const fg_step *step, uint32_t *head_count_out)
+static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, uint32_t *head_count_out)
 {
     uint32_t rows = 0;
     uint32_t head_count = 0;
     for (uint32_t s = 0; s < step->seq_count; s++) {
-        const fg_step_seq *seq = &step->seqs[s];
+        fg_step_seq *seq = &step->seqs[s];
+        seq->broken_out = false;
         for (uint32_t i = 0; i < seq->token_count; i++) {
             forward->tokens[rows] = fg_step_seq_token(seq, i);
             forward->positions[rows] = seq->first_position + i;
@@ -604,6 +606,7 @@ typedef struct head_job {
     fg_step *step;
     uint32_t first;
     uint32_t choices[HEAD_ROWS];
+    float tops[HEAD_ROWS]; /* logits of the choices: not finite where the highest is not */
 } head_job;
 
 static fg_step_seq *seq_of(const head_job *job, uint32_t row)
@@ -630,6 +633,7 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     if (seq->sample) {
         job->choices[row] = fg_sampler_pick(job->forward->samplers[member], logits, &seq->sampling,
                                             seq->choice, position + 1);
+        job->tops[row] = logits[job->choices[row]];
     }
     if (seq->sample_rows > 0 && seq->digests_out != NULL) {
         seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
@@ -640,6 +644,15 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     if (seq->logits_out != NULL) {
         memcpy(seq->logits_out + (size_t)index * vocab_size, logits, row_bytes);
     }
+}
+
+/* Whether a row's choice means nothing. A NaN in the state may be lost on its way through a product of integers, and a
+ * head may overflow from a state that is fine: so both ends are looked at. */
+static bool is_broken(const head_job *job, uint32_t row)
+{
+    uint32_t columns = job->forward->hparams.embedding_length;
+    return !fg_all_finite(&job->tops[row], 1) ||
+           !fg_all_finite(job->forward->normed.values + (size_t)row * columns, columns);
 }
 
 /* Rows of which nothing is wanted but the token with the highest logit. */
@@ -666,7 +679,8 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
         norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
                   forms_of(&linear, 1), rows);
         if (highest) {
-            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, job.choices);
+            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, job.choices,
+                          job.tops);
         } else {
             fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
         }
@@ -677,6 +691,7 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
         for (uint32_t row = 0; row < rows; row++) {
             if (seq_of(&job, row)->sample) {
                 take_token(seq_of(&job, row), position_of(&job, row), job.choices[row]);
+                seq_of(&job, row)->broken_out |= is_broken(&job, row);
             }
         }
     }

@@ -49,6 +49,7 @@ typedef struct fg_seq {
     fg_seq_state state;
     uint32_t steps;   /* steps in flight that work on it: its blocks stay */
     fg_finish finish; /* set when the last token was chosen; the sequence ends with the step */
+    bool broken; /* the model broke down where the next token was to be chosen: finish is ERROR */
     fg_wire_params params;
     uint64_t arrival; /* order of arrival at this worker */
     uint64_t rank;    /* place in the waiting line */

@@ -127,6 +127,7 @@ typedef struct fg_worker_stats {
     uint64_t direct_blocks;    /* computed straight into another worker's memory */
     uint64_t link_stale;       /* messages of the link for tickets that are closed */
     uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
+    uint64_t broken;           /* requests at which the model broke down */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);

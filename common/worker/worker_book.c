@@ -3,6 +3,11 @@
 
 #include "common/base/log.h"
 
+/* For whoever asked; the log says more. */
+#define BROKEN "the model's output is not a number here: its file may be damaged"
+/* From one line about that to the next. */
+#define BROKEN_SAID_NS (60ull * 1000 * 1000 * 1000)
+
 /* Books one chosen token; the sequence's end, if this is it, is left in seq->finish. */
 static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
 {
@@ -35,6 +40,26 @@ static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
     msg.first.chunks = seq->chunks;
     msg.first.share_ns = seq->share_ns;
     fg_worker_send(worker, &msg);
+}
+
+/* The model's output is NaN or infinite here, whatever worker computes it: the request ends. A damaged file may do that to
+ * every request, so not each of them gets a line. */
+static void break_off(fg_worker *worker, fg_seq *seq)
+{
+    uint64_t now = fg_worker_now_ns(worker);
+    seq->finish = FG_FINISH_ERROR;
+    seq->broken = true;
+    worker->stats.broken++;
+    if (worker->broken_said_ns != 0 && now - worker->broken_said_ns < BROKEN_SAID_NS) {
+        return;
+    }
+    worker->broken_said_ns = now;
+    fg_err(
+        "worker",
+        "event=model_broken req=%llx position=%u requests=%llu why=\"the model's output is NaN or "
+        "infinite: its file is damaged, or its numbers overflow\" do=\"compare the file's checksum "
+        "with that of its source\"",
+        (unsigned long long)seq->request, seq->computed, (unsigned long long)worker->stats.broken);
 }
 
 static void book_digests(fg_worker_frame *frame)
@@ -89,7 +114,11 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         seq->computed += item->token_count;
         if (item->sample) {
             seq->pending = seq->item == item ? 0 : seq->pending;
-            emit(worker, seq, item);
+            if (item->broken_out) {
+                break_off(worker, seq);
+            } else {
+                emit(worker, seq, item);
+            }
         }
         fg_worker_publish(worker, seq);
     }
@@ -176,7 +205,7 @@ static void move_on(fg_worker *worker, fg_worker_frame *frame)
             fg_worker_settle(worker, seq);
         } else if (seq->finish != FG_FINISH_NONE) {
             frame->trace.finished++;
-            fg_worker_end(worker, seq, seq->finish, "");
+            fg_worker_end(worker, seq, seq->finish, seq->broken ? BROKEN : "");
         } else if (seq->side == FG_SIDE_SENDER) {
             worker->options.prefill->on_computed(worker, seq);
         }

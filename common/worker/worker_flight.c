@@ -297,7 +297,8 @@ void fg_worker_note_step(fg_worker *worker, const fg_worker_frame *frame)
     data += sizeof head;
     for (uint32_t i = 0; i < head.item_count; i++) {
         const fg_step_seq *item = &frame->items[i];
-        *data++ = item->sample && worker->options.is_end(worker->options.ctx, item->token_out);
+        bool end = item->sample && worker->options.is_end(worker->options.ctx, item->token_out);
+        *data++ = item->sample && item->broken_out ? FG_WORK_BROKE : end ? FG_WORK_ENDED : 0;
     }
     for (uint32_t i = 0; i < head.digest_count; i++) {
         const fg_worker_digest *owner = &frame->digest_owners[i];

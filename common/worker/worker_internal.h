@@ -135,6 +135,7 @@ struct fg_worker {
     uint64_t reconnect_at_ns; /* 0: no reconnection pending */
     uint64_t load_sequence, load_sent_ns, load_period_ns;
     bool load_dirty;
+    uint64_t broken_said_ns; /* when the log was last told that the model breaks down; 0: never */
 
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
     fg_worker_frame frames[FG_WORKER_FRAMES];

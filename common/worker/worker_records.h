@@ -67,7 +67,13 @@ typedef struct fg_work_prompt {
     uint64_t name, pad; /* of a family's member: equal prompts have the same */
 } fg_work_prompt;
 
-/* A step has ended. A byte of an item: 1 when an end token was chosen; of a digest: 1 when it is not the announced one;
+/* What an item's byte says; 0: nothing of these. */
+enum {
+    FG_WORK_ENDED = 1, /* an end token was chosen */
+    FG_WORK_BROKE = 2, /* the model broke down */
+};
+
+/* A step has ended. A byte of an item: as above; of a digest: 1 when it is not the announced one;
  * of a copy: 1 when what came from the tier is not what went there. */
 typedef struct fg_work_step {
     uint64_t compute_ns, copy_ns;

@@ -260,6 +260,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
         msg.done.preemptions = seq->preemptions;
         msg.done.refused = finish == FG_FINISH_ERROR && seq->params.cache_mode == FG_CACHE_FORCE &&
                            strncmp(text, "prefix cache", 12) == 0;
+        msg.done.broken = finish == FG_FINISH_ERROR && seq->broken;
         fg_worker_send(worker, &msg);
     }
     uint64_t key = request_key(seq->request, seq->attempt);

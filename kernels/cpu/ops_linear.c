@@ -310,7 +310,7 @@ static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
 }
 
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
-                   uint32_t rows, uint32_t *choices)
+                   uint32_t rows, uint32_t *choices, float *tops)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(rows > 0 && rows <= FG_HIGHEST_ROWS, "%u rows", rows);
@@ -341,6 +341,7 @@ void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_a
             see(all, row, seen->values[row], seen->indexes[row]);
         }
         choices[row] = all->indexes[row];
+        tops[row] = all->values[row];
     }
     fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }

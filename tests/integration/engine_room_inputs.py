@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Odd sizes, budgets and options of the engine room: each start is refused with one clear line and
-exit code 2, or runs and answers rightly; each bad request option is a 400 that names it."""
+exit code 2, or runs and answers rightly; each bad request option is a 400 that names it. A model whose
+numbers are none ends its requests with an error."""
+# needs: gguf
+# needs-model
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
 
-from _forge import (WAIT_S, Failed, Process, Suite, answer_of, assert_same, get, post, run_all,
-                    served_model, story_requests, wait_for)
+from _forge import (WAIT_S, Failed, Process, Stream, Suite, answer_of, assert_same, get, post,
+                    run_all, served_model, story_requests, wait_for)
 
 # --- start-up flags ------------------------------------------------------------------------------
 
@@ -254,6 +258,35 @@ def many_choices(suite):
         cluster.wait_at_rest()
 
 
+# --- a damaged model -----------------------------------------------------------------------------
+
+def damaged(suite, model, tensor, shape):
+    """One float of the file is NaN: a 500 that says so, at once and once, and one line in a log."""
+    import gguf  # pylint: disable=import-outside-toplevel
+    with tempfile.TemporaryDirectory(prefix="forge-room-") as folder:
+        path = shutil.copy(model(), f"{folder}/damaged.gguf")
+        reader = gguf.GGUFReader(path, "r+")
+        next(t for t in reader.tensors if t.name == tensor).data[5] = float("nan")
+        reader.data.flush()
+        with suite.cluster(model=path, flags=["--weights-cache", "off"], **shape) as cluster:
+            for draws in ({"temperature": 0}, {"temperature": 1, "seed": 3, "n": 2}):
+                body = {"model": served_model(cluster), "prompt": "Once upon a time",
+                        "max_tokens": 8, **draws}
+                status, error = ask(cluster.port, "/v1/completions", body)
+                assert status == 500 and "not a number" in error["message"], (status, error)
+                try:
+                    Stream(cluster.port, "/v1/completions", body).run()
+                    raise AssertionError("a stream of nothing ended well")
+                except Failed as why:
+                    assert why.status in (200, 500) and "not a number" in why.error["message"], why
+            cluster.wait_at_rest()
+            assert cluster.state()["counters"]["retried"] == 0, "it was tried again"
+            lines = [line for process in cluster.processes()
+                     for line in process.log_tail(1000).splitlines() if "event=model_broken" in line]
+            assert len(lines) == 1 and "checksum" in lines[0], lines
+            assert get(cluster.port, "/health")[0] == 200
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("starts refused, standalone", refused, suite, [])
@@ -279,6 +312,11 @@ def main():
     suite.case("request options", options, suite, False)
     suite.case("request options, streamed", options, suite, True)
     suite.case("many choices", many_choices, suite)
+    for name, shape in (("standalone", {"standalone": True}), ("1P+1D", {"prefill": 1, "decode": 1})):
+        suite.case(f"NaN in the last norm, floats, {name}", damaged, suite, suite.stories,
+                   "output_norm.weight", shape)
+        suite.case(f"NaN in the last norm, Q4_1, {name}", damaged, suite, suite.smollm2,
+                   "output_norm.weight", shape)
     suite.end()
 
 

@@ -79,7 +79,8 @@ static fg_step *poll(fg_engine *engine)
     step->compute_ns_out = told->compute_ns;
     step->copy_ns_out = told->copy_ns;
     for (uint32_t i = 0; i < step->seq_count; i++) {
-        step->seqs[i].token_out = *flag++ != 0 ? END_TOKEN : PLAIN_TOKEN;
+        step->seqs[i].broken_out = *flag == FG_WORK_BROKE;
+        step->seqs[i].token_out = *flag++ == FG_WORK_ENDED ? END_TOKEN : PLAIN_TOKEN;
         step->seqs[i].digest_out = 0;
     }
     for (uint32_t i = 0; i < step->digest_count; i++) {

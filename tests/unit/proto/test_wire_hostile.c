@@ -526,6 +526,11 @@ static void refused_without_error(fg_buf *b)
     put_number(b, 1, FG_FINISH_STOP);
     put_number(b, 5, 1);
 }
+static void broken_without_error(fg_buf *b)
+{
+    put_number(b, 1, FG_FINISH_LENGTH);
+    put_number(b, 6, 1);
+}
 static void transport_binary(fg_buf *b)
 {
     put_bytes(b, 3, "shm\x01", 4);
@@ -687,6 +692,7 @@ static const change changes[] = {
     { "tier_blocks", FG_MSG_LOAD, tier_huge },
     { "local", FG_MSG_TICKET, local_not_granted },
     { "refused", FG_MSG_DONE, refused_without_error },
+    { "broken", FG_MSG_DONE, broken_without_error },
     { "transport", FG_MSG_PUSHED, transport_binary },
     { "columns", FG_MSG_TOKENS, columns_differ },
     { "columns", FG_MSG_TOKENS, digests_differ },

@@ -224,6 +224,7 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         msg->done.generated = any32(rng);
         msg->done.preemptions = any32(rng);
         msg->done.refused = msg->done.finish == FG_FINISH_ERROR && up_to(rng, 1) == 1;
+        msg->done.broken = msg->done.finish == FG_FINISH_ERROR && up_to(rng, 1) == 1;
         break;
     default:
         break;
@@ -439,6 +440,7 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
         SAME(done.generated)
         SAME(done.preemptions)
         SAME(done.refused)
+        SAME(done.broken)
         return NULL;
     default:
         SAME(tokens.count)

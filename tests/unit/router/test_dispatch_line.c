@@ -647,6 +647,31 @@ Test(dispatch_line, what_a_worker_refuses_is_not_tried_again)
     bench_close(&b);
 }
 
+Test(dispatch_line, what_the_model_breaks_at_is_not_tried_again)
+{
+    for (uint32_t seen = 0; seen < 2; seen++) {
+        bench b;
+        uint64_t id;
+        bench_open(&b);
+        bench_join_pair(&b);
+        cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+        bench_ticket(&b, id, 1);
+        if (seen > 0) {
+            bench_first(&b, id, 7);
+        }
+        b.sent_count = 0;
+        fg_msg done = done_of(id, FG_FINISH_ERROR, 0);
+        done.done.broken = true;
+        done.done.text = "the model's output is not a number";
+        bench_give(&b, seen > 0 ? D : P, &done);
+        cr_assert(b.end_count == 1 && b.finish == FG_FINISH_ERROR && b.status == FG_BROKEN);
+        cr_assert_str_eq(b.text, done.done.text);
+        cr_assert_null(bench_sent(&b, D, FG_MSG_RESERVE));
+        cr_assert_not_null(bench_sent(&b, seen > 0 ? P : D, FG_MSG_CANCEL), "the other one stops");
+        bench_close(&b);
+    }
+}
+
 Test(dispatch_line, a_refusal_may_be_the_answer_to_a_reserve)
 {
     bench b;

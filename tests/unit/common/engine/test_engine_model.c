@@ -1,3 +1,4 @@
+#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -366,6 +367,112 @@ Test(engine_model, greedy_choices_are_the_same_without_logits)
         }
         fg_runner_close(&runner);
         free(bytes);
+    }
+}
+
+/* A float of the model that is no number. */
+typedef struct damage {
+    const char *name, *tensor;
+    uint32_t element;
+    float value;
+    bool everyone; /* else only sequences that have token ODD */
+} damage;
+
+enum { DAMAGED_SEQS = 4, DAMAGED_TOKENS = 9, ODD = 7, TINY_WIDTH = 64 };
+
+static const damage damages[] = {
+    { "NaN in the last norm", "output_norm.weight", 3, NAN, true },
+    { "infinity in the last norm", "output_norm.weight", 63, INFINITY, true },
+    { "NaN in a layer", "blk.0.ffn_norm.weight", 5, NAN, true },
+    { "infinity in a layer", "blk.1.attn_norm.weight", 0, -INFINITY, true },
+    { "a token's embedding", "token_embd.weight", ODD *TINY_WIDTH + 1, NAN, false },
+};
+
+/* Half of them have the odd token last; the last two draw, or want a digest, so that logits are kept. */
+static void choose_once(fg_runner *runner, uint32_t count, fg_step_seq *seqs)
+{
+    static uint32_t tokens[DAMAGED_SEQS][DAMAGED_TOKENS];
+    for (uint32_t s = 0; s < count; s++) {
+        for (uint32_t i = 0; i < DAMAGED_TOKENS; i++) {
+            tokens[s][i] = 10 + 3 * i + s;
+        }
+        tokens[s][DAMAGED_TOKENS - 1] = s % 2 == 0 ? ODD : 1;
+        seqs[s] = fg_runner_seq(runner, s, tokens[s], 0, DAMAGED_TOKENS);
+        seqs[s].sample = true;
+        seqs[s].want_digest = s == 3;
+        seqs[s].sampling = (fg_sampling){ .temperature = s < 2 ? 0 : 1, .top_p = 1.0f, .seed = s };
+    }
+    fg_error err = { 0 };
+    fg_step step = { .seqs = seqs, .seq_count = count };
+    cr_assert_eq(fg_runner_step(runner, &step, &err), FG_OK, "%s", err.text);
+}
+
+static void set_element(const void *bytes, size_t size_bytes, const damage *d)
+{
+    fg_error err = { 0 };
+    fg_weights *weights;
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s", err.text);
+    const fg_tensor *tensor = fg_weights_find(weights, d->tensor);
+    cr_assert(tensor != NULL && tensor->type == FG_F32, "%s", d->name);
+    ((float *)(uintptr_t)tensor->data)[d->element] = d->value;
+    fg_weights_close(weights);
+}
+
+/* The choices of a small model with these damages. */
+static void choose_damaged(const damage *list, uint32_t damage_count, uint32_t count,
+                           fg_step_seq *seqs)
+{
+    size_t size_bytes;
+    fg_tiny_llama model = { .seed = 9, .weight_type = FG_F32, .separate_output = true };
+    void *bytes = fg_gguf_build_tiny_llama(&model, &size_bytes);
+    for (uint32_t i = 0; i < damage_count; i++) {
+        set_element(bytes, size_bytes, &list[i]);
+    }
+    fg_runner runner;
+    fg_runner_options options = { .bytes = bytes,
+                                  .size_bytes = size_bytes,
+                                  .context_max = VERIFY_CONTEXT,
+                                  .seqs_max = DAMAGED_SEQS };
+    open_runner(&options, &runner);
+    choose_once(&runner, count, seqs);
+    fg_runner_close(&runner);
+    free(bytes);
+}
+
+Test(engine_model, what_is_no_number_is_said_of_whom_it_meets)
+{
+    fg_step_seq sound[DAMAGED_SEQS], seqs[DAMAGED_SEQS];
+    choose_damaged(NULL, 0, DAMAGED_SEQS, sound);
+    for (uint32_t s = 0; s < DAMAGED_SEQS; s++) {
+        cr_assert(!sound[s].broken_out);
+    }
+    for (size_t i = 0; i < 2 * sizeof damages / sizeof damages[0]; i++) {
+        const damage *d = &damages[i / 2];
+        uint32_t count = i % 2 == 0 ? DAMAGED_SEQS : 2; /* the first two want no logits */
+        choose_damaged(d, 1, count, seqs);
+        for (uint32_t s = 0; s < count; s++) {
+            bool broken = d->everyone || s % 2 == 0;
+            cr_assert_eq(seqs[s].broken_out, broken, "%s: %u of %u", d->name, s, count);
+            cr_assert(broken || (seqs[s].token_out == sound[s].token_out &&
+                                 seqs[s].digest_out == sound[s].digest_out),
+                      "%s: %u of %u is disturbed", d->name, s, count);
+        }
+    }
+}
+
+/* The state is fine, and the head overflows: whichever sign the state has, one of two outputs is +infinity. */
+Test(engine_model, a_head_that_overflows_is_no_number)
+{
+    static const damage both[] = {
+        { "", "output.weight", 20 * TINY_WIDTH, INFINITY, true },
+        { "", "output.weight", 21 * TINY_WIDTH, -INFINITY, true },
+    };
+    fg_step_seq seqs[DAMAGED_SEQS];
+    for (uint32_t count = 2; count <= DAMAGED_SEQS; count += 2) {
+        choose_damaged(both, 2, count, seqs);
+        for (uint32_t s = 0; s < count; s++) {
+            cr_assert(seqs[s].broken_out, "%u of %u", s, count);
+        }
     }
 }
 

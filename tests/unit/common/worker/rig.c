@@ -55,6 +55,7 @@ static void hear_done(rig *r, const fg_msg *msg)
     cr_assert_eq(msg->done.generated, request->count - request->prompt_count);
     request->done = true;
     request->refused = msg->done.refused;
+    request->broken = msg->done.broken;
     request->finish = msg->done.finish;
     request->preemptions = msg->done.preemptions;
 }
@@ -89,6 +90,13 @@ static bool is_end(void *ctx, uint32_t token)
     return token == (r->ends_at > 0 ? r->ends_at : r->options.eos);
 }
 
+static bool is_broken(void *ctx, const fg_step_seq *seq)
+{
+    const rig *r = ctx;
+    uint32_t breaks_at = r->options.breaks_at;
+    return breaks_at > 0 && seq->first_position + seq->token_count >= breaks_at;
+}
+
 static void open_engine(rig *r)
 {
     fg_error err = { 0 };
@@ -110,7 +118,9 @@ static void open_engine(rig *r)
                                                  RIG_TOKENS_MAX },
                                      .vocab_size = RIG_VOCAB,
                                      .eos_token = options->eos,
-                                     .manual = true };
+                                     .manual = true,
+                                     .is_broken = is_broken,
+                                     .ctx = r };
     cr_assert_eq(fg_engine_open_sim(&engine, &r->engine, &err), FG_OK, "%s", err.text);
 }
 

@@ -17,8 +17,9 @@ typedef struct rig_options {
     uint32_t seqs, step_tokens, chunk;  /* 0: 4, 64, 64 */
     uint32_t eos;                       /* 0: RIG_NO_EOS, so that answers have their full length */
     bool overlap, no_cache;
-    size_t flight_bytes;      /* of a flight recorder; 0: none */
-    fg_spans *spans;          /* of traced requests; may be NULL */
+    uint32_t breaks_at;  /* the model breaks down after so many tokens of a sequence; 0: never */
+    size_t flight_bytes; /* of a flight recorder; 0: none */
+    fg_spans *spans;     /* of traced requests; may be NULL */
     fg_sched_limits policies; /* order, victim, preemption, admission, watermark, skip_max */
 } rig_options;
 
@@ -27,7 +28,7 @@ typedef struct rig_request {
     uint32_t tokens[RIG_TOKENS_MAX]; /* prompt, then what has come */
     uint32_t prompt_count, count;
     fg_wire_params params;
-    bool sent, started, done, refused, cancelled;
+    bool sent, started, done, refused, broken, cancelled;
     uint32_t cached_tokens, chunks, preemptions;
     uint64_t queue_ns;
     fg_finish finish;

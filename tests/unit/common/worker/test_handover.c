@@ -21,7 +21,7 @@ enum { EVICTED = 3, PASSING = 7, FILLER = 11, ARRIVING = 13, OLDEST = 17 };
 typedef struct asked {
     uint32_t tokens[TOKENS_MAX]; /* prompt, then what has come */
     uint32_t prompt_count, count;
-    bool done;
+    bool done, broken;
     fg_finish finish;
     char text[160];
 } asked;
@@ -39,6 +39,7 @@ typedef struct bench {
     fg_worker *worker;
     fg_arena *inbox;
     asked asked[REQUESTS_MAX];
+    bool breaks;     /* the model breaks down */
     uint64_t ticket; /* of the last TICKET; 0: none came */
     uint32_t ticket_blocks[BLOCKS_MAX], ticket_block_count;
 } bench;
@@ -82,6 +83,7 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
         cr_assert(!it->done, "request %u ends twice", (unsigned)msg.request);
         it->done = true;
         it->finish = msg.done.finish;
+        it->broken = msg.done.broken;
         strncpy(it->text, msg.done.text, sizeof it->text - 1);
     }
     for (uint32_t i = 0; msg.kind == FG_MSG_TOKENS && i < msg.tokens.count; i++) {
@@ -277,6 +279,11 @@ static uint64_t passing(void *ctx)
     return ((bench *)ctx)->now_ns++;
 }
 
+static bool is_broken(void *ctx, const fg_step_seq *seq)
+{
+    return ((bench *)ctx)->breaks;
+}
+
 static void open_worker(bench *b, bool overlap)
 {
     fg_error err = { 0 };
@@ -334,6 +341,8 @@ static void open_bench(bench *b, uint32_t blocks, uint32_t slots, bool overlap)
         .vocab_size = VOCAB,
         .eos_token = UINT32_MAX,
         .manual = true,
+        .is_broken = is_broken,
+        .ctx = b,
         /* A chunk is slow enough that no plan puts one behind a step that runs. */
         .step_ns = { .base = 1000000, .prefill_token = 5000000, .decode_row = 1000000 }
     };
@@ -545,5 +554,26 @@ Test(worker_handover, only_a_link_that_stays_broken_makes_its_worker_join_again)
     fg_worker_tick(b.worker); /* notes it */
     fg_worker_tick(b.worker);
     cr_assert(!fg_worker_joined(b.worker));
+    close_bench(&b);
+}
+
+/* Where the prefill worker was to choose the first token. */
+Test(worker_handover, nothing_is_handed_over_of_a_prompt_that_the_model_breaks_at)
+{
+    static bench b;
+    open_bench(&b, 16, 3, true);
+    meet_back(&b);
+    b.breaks = true;
+    give_sender(&b, 1, FG_CACHE_AUTO);
+    for (int i = 0; i < 8; i++) {
+        step(&b);
+        pump(&b);
+        fg_worker_tick(b.worker);
+    }
+    const asked *it = &b.asked[1];
+    cr_assert(it->done && it->broken && it->finish == FG_FINISH_ERROR);
+    cr_assert(it->text[0] != '\0');
+    cr_assert_eq(it->count, it->prompt_count, "no token came");
+    cr_assert_eq(stats_of(&b).link_pushed_blocks, 0u);
     close_bench(&b);
 }
