@@ -68,15 +68,15 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         status = fg_worker_link_expect(worker, seq, &err);
     }
     if (status != FG_OK) {
-        /* Not a matter of waiting when the link to the writer is gone: another try may go elsewhere,
-         * and this link is opened anew. */
+        /* Only a full link is a matter of waiting. Where the one to the writer is gone, another try may go elsewhere, and
+         * this link is opened anew. */
         fg_worker_release_ticket(worker, seq);
-        bool lost = status == FG_PEER_LOST;
-        fg_worker_end(worker, seq, lost ? FG_FINISH_ERROR : FG_FINISH_CANCELLED,
-                      "no link to the prefill worker");
-        if (lost) {
+        fg_worker_end(worker, seq, status == FG_AGAIN ? FG_FINISH_CANCELLED : FG_FINISH_ERROR,
+                      status == FG_PEER_LOST ? "no link to the prefill worker"
+                                             : "the link takes no such ticket");
+        if (status == FG_PEER_LOST) {
             fg_worker_note_broken(worker, peer);
-        } else {
+        } else if (status == FG_AGAIN) {
             fg_worker_send_busy(worker, msg->request, msg->attempt);
         }
         return;

@@ -22,9 +22,10 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 
-#define FG_TICKET_SIDE_MAX   FG_LIMIT_LIVE_REQUESTS /* open tickets of one side */
-#define FG_TICKET_MEMORY     16384u                 /* ended OUT tickets that are remembered */
-#define FG_TICKET_BLOCKS_MAX 65536u /* blocks of one ticket: FG_LIMIT_CONTEXT_TOKENS / 16 */
+#define FG_TICKET_SIDE_MAX FG_LIMIT_LIVE_REQUESTS /* open tickets of one side */
+#define FG_TICKET_MEMORY   16384u                 /* ended OUT tickets that are remembered */
+/* Blocks of one ticket: each has one token of the prompt at least. */
+#define FG_TICKET_BLOCKS_MAX FG_LIMIT_CONTEXT_TOKENS
 
 struct fg_link_peer;
 struct fg_link_message;

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "common/base/fault.h"
+#include "common/base/mem.h"
 #include "common/net/loop.h"
 
 static const char *const kinds[] = { "mem", "shm", "tcp", "auto" };
@@ -153,6 +154,46 @@ Test(link, refused_blocks_are_pushed_again)
         cr_assert(wait_for(&r.a, &r.b, &r.a.answers, 2));
         cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
         cr_assert_eq(fg_link_answer(r.b.link, 9, NULL, 0), FG_CANCELLED);
+        close_rig(&r);
+    }
+}
+
+/* The last of so many blocks come; the others, which nobody looks at here, are the same few. */
+static void hand_over_many(rig *r, uint32_t count)
+{
+    fg_error err = { 0 };
+    uint32_t *blocks = fg_mem_array(count, sizeof *blocks);
+    uint64_t *digests = fg_mem_array(count, sizeof *digests);
+    const uint32_t bad[] = { 0, count - 1 };
+    for (uint32_t i = 0; i < count; i++) {
+        blocks[i] = target_blocks[i % COUNT];
+    }
+    fg_link_commit commit = { .ticket = 5, .block_count = count, .digests = digests };
+    cr_assert_eq(fg_link_expect(r->b.link, r->b.peer, 5, blocks, count, &err), FG_OK, "%s",
+                 err.text);
+    for (int tries = 0; tries < 2; tries++) {
+        cr_assert_eq(fg_link_push(r->a.link, r->a.peer, 5, count - COUNT, source_blocks,
+                                  blocks + count - COUNT, COUNT),
+                     FG_OK);
+        cr_assert_eq(fg_link_commit_ticket(r->a.link, r->a.peer, &commit), FG_OK);
+        cr_assert(wait_for(&r->a, &r->b, &r->b.commits, tries + 1), "%s: %u", r->kind, count);
+        cr_assert_eq(r->b.commit_blocks, count);
+        cr_assert_eq(fg_link_answer(r->b.link, 5, bad, tries == 0 ? 2 : 0), FG_OK);
+        cr_assert(wait_for(&r->a, &r->b, &r->a.answers, tries + 1), "%s: %u", r->kind, count);
+        cr_assert(r->a.bad_count == (tries == 0 ? 2 : 0) && r->a.bad[1] == count - 1);
+    }
+    fg_mem_free(digests);
+    fg_mem_free(blocks);
+}
+
+Test(link, a_ticket_may_name_a_block_for_each_token_of_the_longest_context)
+{
+    static const uint32_t counts[] = { 65536, 65537, FG_LIMIT_CONTEXT_TOKENS };
+    for (size_t k = 0; k < KIND_COUNT * 3; k++) {
+        rig r;
+        open_rig(&r, kinds[k / 3], NULL, 64);
+        hand_over_many(&r, counts[k % 3]);
+        cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
         close_rig(&r);
     }
 }

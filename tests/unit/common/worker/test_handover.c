@@ -30,7 +30,7 @@ typedef struct asked {
  * test's: every token that comes is compared with what its prompt alone would have given. */
 typedef struct bench {
     uint64_t now_ns;
-    uint32_t blocks;
+    uint32_t blocks, block_size, context_max;
     fg_kv_layout layout;
     fg_link_hub *hub;
     fg_link *link, *peer;
@@ -39,9 +39,9 @@ typedef struct bench {
     fg_worker *worker;
     fg_arena *inbox;
     asked asked[REQUESTS_MAX];
-    bool breaks;     /* the model breaks down */
-    uint64_t ticket; /* of the last TICKET; 0: none came */
-    uint32_t ticket_blocks[BLOCKS_MAX], ticket_block_count;
+    bool breaks;                                            /* the model breaks down */
+    uint64_t ticket;                                        /* of the last TICKET; 0: none came */
+    uint32_t ticket_blocks[BLOCKS_MAX], ticket_block_count; /* the first of them; all */
 } bench;
 
 /* ---- what the worker says ---- */
@@ -60,11 +60,11 @@ static void hear_token(bench *b, uint64_t id, uint32_t token)
 static void hear_ticket(bench *b, const fg_msg *msg)
 {
     cr_assert(msg->ticket.granted);
-    cr_assert(msg->ticket.block_count <= BLOCKS_MAX);
+    uint32_t count = msg->ticket.block_count;
     b->ticket = msg->ticket.ticket;
-    b->ticket_block_count = msg->ticket.block_count;
+    b->ticket_block_count = count;
     memcpy(b->ticket_blocks, msg->ticket.blocks,
-           msg->ticket.block_count * sizeof *b->ticket_blocks);
+           (count < BLOCKS_MAX ? count : BLOCKS_MAX) * sizeof *b->ticket_blocks);
 }
 
 static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
@@ -295,12 +295,12 @@ static void open_worker(bench *b, bool overlap)
                                   .link = b->link,
                                   .layout = b->layout,
                                   .block_count = b->blocks,
-                                  .context_max = TOKENS_MAX,
+                                  .context_max = b->context_max,
                                   .vocab_size = VOCAB,
                                   .limits = { .step_tokens_max = STEP_MAX,
                                               .chunk_tokens_max = STEP_MAX,
                                               .seqs_max = SEQS_MAX,
-                                              .block_size = BS },
+                                              .block_size = b->block_size },
                                   .overlap = overlap,
                                   .prefix_cache = true,
                                   .tier = b->tier,
@@ -316,20 +316,24 @@ static void open_worker(bench *b, bool overlap)
     cr_assert(fg_worker_joined(b->worker));
 }
 
-static void open_bench(bench *b, uint32_t blocks, uint32_t slots, bool overlap)
+static void open_bench_of(bench *b, uint32_t block_size, uint32_t context_max, uint32_t blocks,
+                          uint32_t slots, bool overlap)
 {
-    *b = (bench){ .now_ns = 1000000000u, .blocks = blocks };
+    *b = (bench){ .now_ns = 1000000000u,
+                  .blocks = blocks,
+                  .block_size = block_size,
+                  .context_max = context_max };
     fg_log_set_level(FG_LOG_OFF);
     fg_error err = { 0 };
     b->inbox = fg_arena_create(1 << 20);
-    cr_assert_eq(fg_kv_layout_init(&b->layout, 1, 1, 8, BS, FG_F16, &err), FG_OK);
+    cr_assert_eq(fg_kv_layout_init(&b->layout, 1, 1, 8, block_size, FG_F16, &err), FG_OK);
     b->hub = fg_link_hub_create(&(fg_link_hub_options){ 0 });
     b->link = open_link(b, "own", 1,
                         (fg_link_events){ to_worker_commit, to_worker_fenced, to_worker_answer,
                                           to_worker_drained, b });
     fg_tier_options tier = { .block_bytes = b->layout.block_bytes,
                              .block_count = slots,
-                             .block_size = BS };
+                             .block_size = block_size };
     cr_assert_eq(fg_tier_open(&tier, &b->tier, &err), FG_OK, "%s", err.text);
     fg_engine_sim_options engine = {
         .layout = b->layout,
@@ -337,7 +341,7 @@ static void open_bench(bench *b, uint32_t blocks, uint32_t slots, bool overlap)
         .block_count = blocks,
         .tier_arena = fg_tier_arena(b->tier),
         .tier_block_count = slots,
-        .limits = { STEP_MAX, SEQS_MAX, TOKENS_MAX },
+        .limits = { STEP_MAX, SEQS_MAX, context_max },
         .vocab_size = VOCAB,
         .eos_token = UINT32_MAX,
         .manual = true,
@@ -349,6 +353,11 @@ static void open_bench(bench *b, uint32_t blocks, uint32_t slots, bool overlap)
     cr_assert_eq(fg_engine_open_sim(&engine, &b->engine, &err), FG_OK, "%s", err.text);
     open_worker(b, overlap);
     meet(b, 1);
+}
+
+static void open_bench(bench *b, uint32_t blocks, uint32_t slots, bool overlap)
+{
+    open_bench_of(b, BS, TOKENS_MAX, blocks, slots, overlap);
 }
 
 /* Nothing may run any more: checks that every block came back. */
@@ -575,5 +584,25 @@ Test(worker_handover, nothing_is_handed_over_of_a_prompt_that_the_model_breaks_a
     cr_assert(it->text[0] != '\0');
     cr_assert_eq(it->count, it->prompt_count, "no token came");
     cr_assert_eq(stats_of(&b).link_pushed_blocks, 0u);
+    close_bench(&b);
+}
+
+/* It was once taken for a worker that is full, and so asked for again and again. */
+Test(worker_handover, a_prompt_may_have_as_many_blocks_as_tokens)
+{
+    enum { MANY = 70000 };
+    static bench b;
+    static uint32_t tokens[MANY];
+    open_bench_of(&b, 1, MANY + 8, MANY + 8, 3, false);
+    fg_msg msg = { .kind = FG_MSG_RESERVE, .request = 1, .attempt = 1 };
+    msg.reserve.writer = (fg_wire_peer){ "peer", 1 };
+    msg.reserve.tokens = tokens;
+    msg.reserve.token_count = MANY;
+    msg.reserve.sampling = rig_greedy(4);
+    give(&b, &msg);
+    cr_assert(b.ticket != 0 && b.ticket_block_count == MANY);
+    meet_back(&b);
+    give_cancel(&b, 1);
+    pump(&b);
     close_bench(&b);
 }
