@@ -26,6 +26,9 @@ enum { LAYOUT = 1 };
 
 enum { CPU_WORDS = CPU_SETSIZE / 64, COMPUTES = 1 };
 
+/* From one look for entries of the dead to the next. */
+#define DEAD_LOOK_NS (100ull * 1000 * 1000)
+
 /* While nobody else computes, a sign of life in so many pieces is enough for who begins. */
 enum { QUIET_CALLS = 8 };
 
@@ -50,6 +53,7 @@ struct fg_core_share {
     uint32_t rank;
     uint64_t cpus[CPU_WORDS];
     fg_clock clock;
+    uint64_t look_ns; /* when to look for entries of the dead again */
     uint32_t quiet;   /* calls that may still be answered without a look at the clock */
     bool step_shared; /* the step of now has been counted */
     _Atomic uint32_t last_width;
@@ -138,17 +142,18 @@ static fg_status map_file(fg_core_share *share, const char *directory, fg_error 
     return FG_OK;
 }
 
-static bool lock_entry(int file, uint32_t index)
+/* `type`: F_WRLCK or F_UNLCK. */
+static bool lock_entry(int file, uint32_t index, short type)
 {
     struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1
+        .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1
     };
     return fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
 static fg_status take_entry(fg_core_share *share, fg_error *err)
 {
-    while (share->self < FG_CORE_SHARE_ENTRIES && !lock_entry(share->file, share->self)) {
+    while (share->self < FG_CORE_SHARE_ENTRIES && !lock_entry(share->file, share->self, F_WRLCK)) {
         if (errno != EAGAIN && errno != EACCES) {
             share->self = FG_CORE_SHARE_ENTRIES;
             return fg_fail(err, FG_BAD_INPUT, "its entries cannot be locked: %s", strerror(errno));
@@ -290,6 +295,27 @@ static bool others_compute(const fg_core_share *share, uint32_t used)
     return false;
 }
 
+/* An entry whose owner died while it computed says so for ever, and everybody would look at the clock and at all entries
+ * for each piece of work. Its lock is free then; while it is taken here, nobody else can become its owner. */
+static void clear_dead(fg_core_share *share, uint64_t now_ns)
+{
+    if (now_ns < share->look_ns) {
+        return;
+    }
+    share->look_ns = now_ns + DEAD_LOOK_NS;
+    uint32_t used = used_entries(share);
+    for (uint32_t i = 0; i < used; i++) {
+        _Atomic uint64_t *other = &share->table->entries[i].life;
+        uint64_t life = atomic_load_explicit(other, memory_order_relaxed);
+        if (i == share->self || (life & COMPUTES) == 0 || counts(life, now_ns) ||
+            !lock_entry(share->file, i, F_WRLCK)) {
+            continue;
+        }
+        atomic_compare_exchange_strong(other, &life, 0);
+        lock_entry(share->file, i, F_UNLCK);
+    }
+}
+
 uint32_t fg_core_share_width(void *ctx)
 {
     fg_core_share *share = ctx;
@@ -314,7 +340,7 @@ void fg_core_share_begin(fg_core_share *share)
 {
     share->step_shared = false;
     share->quiet = 0;
-    stamp(share, COMPUTES);
+    clear_dead(share, stamp(share, COMPUTES));
 }
 
 void fg_core_share_end(fg_core_share *share)

@@ -8,7 +8,7 @@
  * has, and no result depends on it.
  *
  * An entry belongs to whoever holds the lock on its byte of the file (an open file description lock): the
- * kernel takes it back when the process ends, however it ends.
+ * kernel takes it back when the process ends, however it ends. What it left there is then cleared by one of the others.
  *
  * Only processes of one user, one /dev/shm and one clock see each other. Masks that overlap in part are
  * counted with care, not exactly: too few cores may be used then, never too many.

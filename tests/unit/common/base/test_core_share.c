@@ -85,13 +85,16 @@ typedef struct room {
     char directory[64];
     char path[128];
     _Atomic uint64_t *now_ns; /* shared with forked processes */
+    uint32_t looks;           /* of this process at the clock */
     fg_clock clock;
     cpu_set_t cpus;
 } room;
 
 static uint64_t read_now(void *ctx)
 {
-    return atomic_load((_Atomic uint64_t *)ctx);
+    room *r = ctx;
+    r->looks++;
+    return atomic_load(r->now_ns);
 }
 
 static void set_up(room *r)
@@ -104,7 +107,7 @@ static void set_up(room *r)
         mmap(NULL, sizeof *r->now_ns, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert(r->now_ns != MAP_FAILED);
     atomic_store(r->now_ns, 1000000000u);
-    r->clock = (fg_clock){ .now_ns = read_now, .ctx = r->now_ns };
+    r->clock = (fg_clock){ .now_ns = read_now, .ctx = r };
     CPU_SET(0, &r->cpus);
     CPU_SET(1, &r->cpus);
 }
@@ -346,6 +349,47 @@ Test(core_share, a_killed_process_gives_its_cores_and_its_entry_back)
         pass_us(&r, FG_CORE_SHARE_SILENT_US);
         cr_assert_eq(fg_core_share_width(share), 2);
     }
+    fg_core_share_close(share);
+    tear_down(&r);
+}
+
+/* How often the clock is looked at during so many pieces of a step. */
+static uint32_t looks_of_a_step(room *r, fg_core_share *share)
+{
+    pass_us(r, 200000); /* whoever is silent is, and it is time to look who is dead */
+    fg_core_share_begin(share);
+    r->looks = 0;
+    for (int piece = 0; piece < 90; piece++) {
+        cr_assert_eq(fg_core_share_width(share), 2);
+    }
+    uint32_t looks = r->looks;
+    fg_core_share_end(share);
+    return looks;
+}
+
+Test(core_share, whoever_died_while_it_computed_is_forgotten)
+{
+    room r;
+    set_up(&r);
+    fg_core_share *share = join(&r), *rests = join(&r);
+    uint32_t quiet = looks_of_a_step(&r, share);
+    cr_assert(quiet <= 10, "%u of 90", quiet);
+    for (int round = 0; round < 3; round++) {
+        pid_t first = start_computing(&r), second = start_computing(&r);
+        int status;
+        kill(first, SIGSTOP);
+        kill(second, SIGSTOP);
+        cr_assert_eq(waitpid(first, &status, WUNTRACED), first);
+        cr_assert_eq(waitpid(second, &status, WUNTRACED), second);
+        cr_assert_eq(looks_of_a_step(&r, share), 90u, "they may go on at any moment");
+        kill(second, SIGCONT);
+        fg_core_share_begin(share);
+        await_width(share, 1);
+        end_process(first);
+        end_process(second);
+        cr_assert_eq(looks_of_a_step(&r, share), quiet, "round %d", round);
+    }
+    fg_core_share_close(rests);
     fg_core_share_close(share);
     tear_down(&r);
 }
