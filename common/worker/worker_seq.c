@@ -212,8 +212,11 @@ void fg_worker_shrink(fg_worker *worker, fg_seq *seq, uint32_t block_count)
     for (uint32_t i = seq->table.count; seq->ticket_open && i > keep; i--) {
         fg_pool_unpin(worker->pool, seq->table.blocks[i - 1]);
     }
-    fg_table_ops ops = fg_worker_table_ops(worker); /* a copy of this step may be about them */
-    fg_table_truncate(&seq->table, worker->pool, block_count * seq->table.block_size, &ops);
+    /* A copy of the step being built may be about them, and they are its own then. Else a restore has failed: no step under
+     * way works on them, and many may let a long prefix go that they shared, more than `released` has room for. */
+    fg_table_ops ops = fg_worker_table_ops(worker);
+    fg_table_truncate(&seq->table, worker->pool, block_count * seq->table.block_size,
+                      worker->building != NULL ? &ops : NULL);
 }
 
 static void give_blocks(fg_worker *worker, fg_seq *seq)

@@ -415,3 +415,68 @@ Test(worker_cache, a_damaged_block_of_the_tier_is_computed_again)
     cr_assert_eq(rig_stats(&r).damaged_blocks, 4u);
     rig_close(&r);
 }
+
+enum { PREFIX = 60, FETCHERS = 20 };
+
+/* A long prefix, a block of its own, and one token to compute. */
+static void ask_behind_prefix(rig *r, uint64_t id, uint32_t own)
+{
+    uint32_t tokens[PREFIX * BS + BS + 1];
+    for (uint32_t i = 0; i < PREFIX * BS + BS + 1; i++) {
+        tokens[i] = i < PREFIX * BS ? i * 7 % RIG_VOCAB : own;
+    }
+    fg_wire_params params = rig_greedy(2);
+    rig_send(r, id, tokens, PREFIX * BS + BS + 1, &params);
+}
+
+/* Fills the pool, but for the prefix, which request 1 holds; what follows it goes to the tier. */
+static void evict_what_follows(rig *r)
+{
+    uint32_t tokens[PREFIX * BS];
+    for (uint32_t i = 0; i < FETCHERS; i++) {
+        ask_behind_prefix(r, 20 + i, i);
+        rig_run(r);
+    }
+    for (uint32_t i = 0; i < PREFIX * BS; i++) {
+        tokens[i] = i * 7 % RIG_VOCAB;
+    }
+    fg_wire_params params = rig_greedy(200);
+    rig_send(r, 1, tokens, PREFIX * BS, &params);
+    rig_run_until_started(r, 1);
+    params = rig_greedy(1);
+    params.cache_mode = FG_CACHE_DISABLE;
+    tokens[0] = 49;
+    rig_send(r, 2, tokens, PREFIX * BS, &params);
+    rig_run_until_started(r, 2);
+}
+
+/* All of them hold the prefix, which is in the pool, and wait for a block that comes back damaged: together they let go
+ * seven times as many blocks as there are, while another step is under way. */
+Test(worker_cache, damaged_blocks_of_many_with_one_prefix_are_computed_again)
+{
+    static rig r;
+    rig_open(&r, &(rig_options){ .blocks = PREFIX * 2 + 6,
+                                 .block_size = BS,
+                                 .slots = 2 * FETCHERS,
+                                 .seqs = FETCHERS + 2,
+                                 .step_tokens = 256,
+                                 .chunk = 256,
+                                 .overlap = true });
+    evict_what_follows(&r);
+    cr_assert_geq(rig_stats(&r).tier.stored, 15u);
+    uint8_t *slots = fg_tier_arena(r.tier);
+    for (uint32_t i = 0; i < 2 * FETCHERS; i++) {
+        slots[i * r.layout.block_bytes] ^= 1;
+    }
+    for (uint32_t i = 0; i < FETCHERS; i++) {
+        ask_behind_prefix(&r, 20 + i, i);
+    }
+    uint64_t before, damaged = 0;
+    do {
+        before = damaged;
+        cr_assert(rig_step(&r));
+        damaged = rig_stats(&r).damaged_blocks;
+    } while (damaged - before < 14);
+    rig_run(&r);
+    rig_close(&r);
+}
