@@ -5,6 +5,22 @@
 
 #include "common/base/log.h"
 
+/* A folder that takes no files would be found out by the first crash, which could not say so. The default, where the process
+ * was started, is nobody's wish: without it all else goes on. */
+static fg_status check_folder(const fg_serve_config *config, const fg_flight *flight, fg_error *err)
+{
+    if (fg_flight_can_write(flight)) {
+        return FG_OK;
+    }
+    const char *why = strerror(errno);
+    if (strcmp(config->flight_dir, ".") != 0) {
+        return fg_fail(err, FG_BAD_INPUT, "--flight-dir %s takes no files: %s", config->flight_dir,
+                       why);
+    }
+    fg_warn("serve", "event=no_flight_file why=\"%s\" do=\"name a folder with --flight-dir\"", why);
+    return FG_OK;
+}
+
 fg_status fg_recorder_open(const fg_serve_config *config, const char *process, uint64_t shape,
                            const void *preface, size_t preface_bytes, fg_flight **flight_out,
                            fg_error *err)
@@ -19,11 +35,19 @@ fg_status fg_recorder_open(const fg_serve_config *config, const char *process, u
                                   .directory = config->flight_dir,
                                   .preface = preface,
                                   .preface_bytes = preface_bytes };
-    fg_status status = fg_flight_create(&options, flight_out, err);
-    if (status == FG_OK) {
-        fg_flight_on_crash(*flight_out);
+    fg_flight *flight;
+    fg_status status = fg_flight_create(&options, &flight, err);
+    if (status != FG_OK) {
+        return status;
     }
-    return status;
+    status = check_folder(config, flight, err);
+    if (status != FG_OK) {
+        fg_flight_destroy(flight);
+        return status;
+    }
+    fg_flight_on_crash(flight);
+    *flight_out = flight;
+    return FG_OK;
 }
 
 void fg_recorder_close(fg_flight *flight)

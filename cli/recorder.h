@@ -7,7 +7,8 @@
 #include "common/conf/options.h"
 #include "common/obs/flight.h"
 
-/* One that is written after a crash, from now on. NULL with --flight-recorder-mb 0. `process` names its file. */
+/* One that is written after a crash, from now on. NULL with --flight-recorder-mb 0. `process` names its file. FG_BAD_INPUT:
+ * --flight-dir takes no files. */
 fg_status fg_recorder_open(const fg_serve_config *config, const char *process, uint64_t shape,
                            const void *preface, size_t preface_bytes, fg_flight **flight_out,
                            fg_error *err);

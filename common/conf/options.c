@@ -667,7 +667,8 @@ static const fg_option options[] = {
       AT(flight_dir),
       .help =
           "Where forge-flight-NAME-PID.bin is written, readable by its owner only; a standalone "
-          "server's worker has forge-flight-NAME-worker-PID.bin." },
+          "server's worker has forge-flight-NAME-worker-PID.bin. A folder that takes no files is "
+          "refused at start, and the default, if it takes none, is only warned of." },
     { .name = "log-level",
       .type = FG_OPTION_CHOICE,
       .default_text = "info",

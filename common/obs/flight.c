@@ -229,6 +229,23 @@ static bool write_all(int file, const void *bytes, size_t size_bytes)
     return true;
 }
 
+/* A new file, which nobody else has prepared or opened. */
+static int create_file(const fg_flight *flight)
+{
+    return open(flight->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+bool fg_flight_can_write(const fg_flight *flight)
+{
+    int file = create_file(flight);
+    if (file < 0) {
+        return errno == EEXIST;
+    }
+    close(file);
+    unlink(flight->path);
+    return true;
+}
+
 bool fg_flight_write(const fg_flight *flight, uint32_t number)
 {
     if (flight == NULL || flight->checks) {
@@ -236,9 +253,8 @@ bool fg_flight_write(const fg_flight *flight, uint32_t number)
     }
     fg_flight_header header = header_of(flight, number);
     const chunk *older = &flight->chunks[flight->now ^ 1u], *newer = &flight->chunks[flight->now];
-    /* A new file each time, which nobody else has prepared or opened. */
     unlink(flight->path);
-    int file = open(flight->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int file = create_file(flight);
     if (file < 0) {
         return false;
     }

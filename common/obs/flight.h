@@ -116,6 +116,9 @@ bool fg_flight_render(const fg_flight *flight, fg_buf *out);
 /* Writes DIRECTORY/forge-flight-PROCESS-PID.bin, mode 0600, in place of the one before; `signal` goes into the
  * header. Safe in a signal handler. False: it could not be written. */
 bool fg_flight_write(const fg_flight *flight, uint32_t signal);
+/* Whether it could be written now, tried with an empty file, which is gone again; a record that is there stays. False:
+ * errno says why not. */
+bool fg_flight_can_write(const fg_flight *flight);
 const char *fg_flight_path(const fg_flight *flight);
 /* From now on a crash (SIGABRT and, but under sanitizers, SIGSEGV, SIGBUS, SIGFPE, SIGILL) writes this flight
  * before the process ends by the same signal. FG_FLIGHT_PARTS in a process at most. */

@@ -1,5 +1,7 @@
 #include "common/obs/flight.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -288,6 +290,35 @@ Test(flight, a_file_is_new_and_for_its_owner_alone)
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(rmdir(folder), 0);
     cr_assert(!fg_flight_write(flight, 0), "its folder is gone");
+    fg_flight_destroy(flight);
+}
+
+Test(flight, whether_it_could_be_written_is_known_before)
+{
+    char folder[32], file[40];
+    fg_flight_options options = plain;
+    fg_flight *flight, *into_file;
+    struct stat about;
+    options.directory = folder_for(folder);
+    cr_assert_eq(fg_flight_create(&options, &flight, NULL), FG_OK);
+    const char *path = fg_flight_path(flight);
+    cr_assert(fg_flight_can_write(flight));
+    cr_assert_eq(lstat(path, &about), -1, "nothing is left there");
+    note(flight, 1);
+    cr_assert(fg_flight_write(flight, 0) && fg_flight_can_write(flight));
+    cr_assert(is_there(path, 0), "a record that is there stays");
+    cr_assert_eq(unlink(path), 0);
+    snprintf(file, sizeof file, "%s/file", folder);
+    int made = open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    cr_assert(made >= 0);
+    close(made);
+    options.directory = file;
+    cr_assert_eq(fg_flight_create(&options, &into_file, NULL), FG_OK);
+    cr_assert(!fg_flight_can_write(into_file) && errno == ENOTDIR);
+    fg_flight_destroy(into_file);
+    cr_assert_eq(unlink(file), 0);
+    cr_assert_eq(rmdir(folder), 0);
+    cr_assert(!fg_flight_can_write(flight) && errno == ENOENT);
     fg_flight_destroy(flight);
 }
 
