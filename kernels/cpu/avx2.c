@@ -2,13 +2,13 @@
 #include "kernels/cpu/avx2_math.h"
 #include "kernels/cpu/plain.h"
 
-/* The largest of eight lanes; maximum does not depend on order. */
-static float largest(__m256 v)
+/* The largest of eight lanes. */
+static int32_t largest(__m256i v)
 {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    m = _mm_max_ss(m, _mm_movehdup_ps(m));
-    return _mm_cvtss_f32(m);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
+    return _mm_cvtsi128_si32(m);
 }
 
 static int32_t sum_of(__m256i v)
@@ -22,18 +22,23 @@ static int32_t sum_of(__m256i v)
 static void avx2_quantize_row(const float *values, uint32_t columns, int8_t *quants,
                               fg_quant_group *groups)
 {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
     /* packs works inside each half of a register; this puts the eight words back in order. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
         __m256 v[4];
-        __m256 peaks = _mm256_setzero_ps();
+        __m256i peaks = _mm256_setzero_si256();
         for (int i = 0; i < 4; i++) {
             v[i] = _mm256_loadu_ps(x + 8 * i);
-            peaks = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), peaks);
+            peaks = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(v[i]), magnitude), peaks);
         }
-        float peak = largest(peaks);
+        uint32_t peak_bits = (uint32_t)largest(peaks);
+        if (fg_cpu_is_odd(peak_bits)) {
+            groups[g] = fg_cpu_no_group(quants + (size_t)g * FG_QUANT_GROUP);
+            continue;
+        }
+        float peak = fg_f32_from_bits(peak_bits);
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
         float scale = zero ? 0.0f : peak / 127.0f;
         __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127.0f / peak);

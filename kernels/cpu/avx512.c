@@ -8,13 +8,20 @@
 static void avx512_quantize_row(const float *values, uint32_t columns, int8_t *quants,
                                 fg_quant_group *groups)
 {
+    const __m512i magnitude = _mm512_set1_epi32(INT32_MAX);
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
         int8_t *q = quants + (size_t)g * FG_QUANT_GROUP;
         __m512 a = _mm512_loadu_ps(x);
         __m512 b = _mm512_loadu_ps(x + 16);
-        __m512 peaks = _mm512_max_ps(_mm512_abs_ps(a), _mm512_setzero_ps());
-        float peak = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(b), peaks));
+        __m512i peaks = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                         _mm512_and_si512(_mm512_castps_si512(b), magnitude));
+        uint32_t peak_bits = (uint32_t)_mm512_reduce_max_epi32(peaks);
+        if (fg_cpu_is_odd(peak_bits)) {
+            groups[g] = fg_cpu_no_group(q);
+            continue;
+        }
+        float peak = fg_f32_from_bits(peak_bits);
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
         float scale = zero ? 0.0f : peak / 127.0f;
         __m512 inverse = _mm512_set1_ps(zero ? 0.0f : 127.0f / peak);

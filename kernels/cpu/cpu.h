@@ -6,6 +6,8 @@
 #ifndef FORGE_KERNELS_CPU_CPU_H
 #define FORGE_KERNELS_CPU_CPU_H
 
+#include <string.h>
+
 #include "common/base/dtype.h"
 #include "common/base/team.h"
 #include "kernels/ops.h"
@@ -69,6 +71,20 @@ static inline fg_quant_group fg_cpu_quant_group(float scale, int32_t first, int3
                              .offset = scale * (float)(first + second),
                              .sums = { (int16_t)first, (int16_t)second },
                              .negated = -(first + second) };
+}
+
+/* A group with a NaN or an infinity: whatever is multiplied with it becomes NaN, at every level. */
+static inline fg_quant_group fg_cpu_no_group(int8_t *quants)
+{
+    memset(quants, 0, FG_QUANT_GROUP);
+    return (fg_quant_group){ .scale = __builtin_nanf(""), .offset = __builtin_nanf("") };
+}
+
+/* Whether the largest magnitude of a group, as bits, is no number. As integers magnitudes have the order that they have as
+ * floats, and infinity and NaN come after all others: a maximum of floats may lose a NaN. */
+static inline bool fg_cpu_is_odd(uint32_t peak_bits)
+{
+    return __builtin_expect(peak_bits >= 0x7F800000u, 0);
 }
 
 /* These forms of columns `first` .. `first + count - 1` of a row, whose values are at `values`: whole groups. */

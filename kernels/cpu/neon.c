@@ -11,12 +11,17 @@ static void neon_quantize_row(const float *values, uint32_t columns, int8_t *qua
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
         float32x4_t v[VECTORS];
-        float32x4_t peaks = vdupq_n_f32(0.0f);
+        uint32x4_t peaks = vdupq_n_u32(0);
         for (int i = 0; i < VECTORS; i++) {
             v[i] = vld1q_f32(x + 4 * i);
-            peaks = vmaxnmq_f32(peaks, vabsq_f32(v[i]));
+            peaks = vmaxq_u32(peaks, vreinterpretq_u32_f32(vabsq_f32(v[i])));
         }
-        float peak = vmaxnmvq_f32(peaks);
+        uint32_t peak_bits = vmaxvq_u32(peaks);
+        if (fg_cpu_is_odd(peak_bits)) {
+            groups[g] = fg_cpu_no_group(quants + (size_t)g * FG_QUANT_GROUP);
+            continue;
+        }
+        float peak = fg_f32_from_bits(peak_bits);
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
         float scale = zero ? 0.0f : peak / 127.0f;
         float32x4_t inverse = vdupq_n_f32(zero ? 0.0f : 127.0f / peak);

@@ -13,10 +13,16 @@ static void plain_quantize_row(const float *values, uint32_t columns, int8_t *qu
 {
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
-        float peak = 0.0f;
+        uint32_t peak_bits = 0;
         for (int i = 0; i < FG_QUANT_GROUP; i++) {
-            peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
+            uint32_t bits = fg_f32_bits(x[i]) & INT32_MAX;
+            peak_bits = bits > peak_bits ? bits : peak_bits;
         }
+        if (fg_cpu_is_odd(peak_bits)) {
+            groups[g] = fg_cpu_no_group(quants + (size_t)g * FG_QUANT_GROUP);
+            continue;
+        }
+        float peak = fg_f32_from_bits(peak_bits);
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
         float scale = zero ? 0.0f : peak / 127.0f;
         float inverse = zero ? 0.0f : 127.0f / peak;

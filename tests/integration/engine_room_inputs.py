@@ -320,6 +320,8 @@ def main():
                    "output_norm.weight", shape)
         suite.case(f"NaN in the last norm, Q4_1, {name}", damaged, suite, suite.smollm2,
                    "output_norm.weight", shape)
+    suite.case("NaN in a layer, Q4_1", damaged, suite, suite.smollm2, "blk.4.ffn_norm.weight",
+               {"standalone": True})
     suite.end()
 
 

@@ -581,6 +581,40 @@ Test(linear, the_highest_output_is_the_first_of_the_highest)
     }
 }
 
+/* Of quantised weights, which see activations as bytes; the rows beside it are not disturbed. */
+Test(linear, a_row_with_no_number_gives_none_everywhere)
+{
+    static const uint32_t quantised[] = { FG_Q4_0, FG_Q4_1, FG_Q5_0, FG_Q5_1,
+                                          FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
+    enum { OUTPUTS = 70, COLUMNS = 512, ALL = 26 }; /* rows: tiles of every kernel, and more */
+    fg_rng rng = { .state = 28 };
+    for (size_t t = 0; t < 2 * sizeof quantised / sizeof quantised[0]; t++) {
+        problem p = make_problem(&rng, quantised[t / 2], OUTPUTS, COLUMNS);
+        uint32_t odd = ALL / 2;
+        float *want = fg_mem_array((size_t)ALL * OUTPUTS, sizeof *want);
+        for (size_t i = 0; i < TEST_ISAS; i++) {
+            test_device device;
+            if (!open_test_device(test_isas[i], 1, &device)) {
+                continue;
+            }
+            p.in.values[odd * COLUMNS + 40] = 0.25f;
+            run(&device, &p, ALL);
+            memcpy(want, p.out, (size_t)ALL * OUTPUTS * sizeof *want);
+            p.in.values[odd * COLUMNS + 40] = t % 2 == 0 ? NAN : -INFINITY;
+            run(&device, &p, ALL);
+            for (uint32_t o = 0; o < ALL * OUTPUTS; o++) {
+                bool is_odd = o / OUTPUTS == odd;
+                cr_assert(is_odd ? isnan(p.out[o]) : p.out[o] == want[o],
+                          "type %u, isa %s, output %u of row %u", quantised[t / 2], test_isas[i],
+                          o % OUTPUTS, o / OUTPUTS);
+            }
+            close_test_device(&device);
+        }
+        fg_mem_free(want);
+        free_problem(&p);
+    }
+}
+
 Test(linear, several_products_and_accumulation_equal_single_ones)
 {
     test_device device;

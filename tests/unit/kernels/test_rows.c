@@ -147,6 +147,34 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     close_devices(devices, device_count);
 }
 
+/* Wherever in a group it is, and whatever comes after it. */
+Test(rows, a_group_with_no_number_is_none_everywhere)
+{
+    static const float odd[] = { NAN, -NAN, INFINITY, -INFINITY };
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 27 };
+    fg_activations a = make_activations(1, 96);
+    for (uint32_t i = 0; i < 4 * FG_QUANT_GROUP; i++) {
+        for (uint32_t k = 0; k < 96; k++) {
+            a.values[k] = random_float(&rng, k < 64 ? 40.0f : 1e-36f);
+        }
+        a.values[32 + i / 4] = odd[i % 4];
+        for (size_t d = 0; d < device_count; d++) {
+            const char *isa = fg_device_isa(devices[d].device);
+            memset(a.quants, 0x55, 96);
+            fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, 1);
+            cr_assert(isnan(a.groups[1].scale) && isnan(a.groups[1].offset), "isa %s, %u", isa, i);
+            for (uint32_t k = 32; k < 64; k++) {
+                cr_assert_eq(a.quants[k], 0, "isa %s, %u", isa, i);
+            }
+            cr_assert(a.groups[0].scale > 0.0f && a.groups[2].scale == 0.0f, "its neighbours");
+        }
+    }
+    free_activations(&a);
+    close_devices(devices, device_count);
+}
+
 /* Every exponent, ties, and values that round up to 2^-50 or stay below it. */
 static void fill_for_rounding(fg_rng *rng, float *values, uint32_t count)
 {

@@ -171,6 +171,18 @@ FG_EMULATED int32_t fg_emulated_reduce_add_epi32(__m512i value)
     return sum;
 }
 
+FG_EMULATED int32_t fg_emulated_reduce_max_epi32(__m512i value)
+{
+    int32_t words[16];
+    int32_t largest;
+    simde_mm512_storeu_si512(words, value);
+    largest = words[0];
+    for (int i = 1; i < 16; i++) {
+        largest = words[i] > largest ? words[i] : largest;
+    }
+    return largest;
+}
+
 FG_EMULATED float fg_emulated_reduce_max_ps(__m512 value)
 {
     float lanes[16];
@@ -377,6 +389,7 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #define _mm512_cvttps_epi32     fg_emulated_cvttps_epi32
 #define _mm512_cvtepi32_epi8    fg_emulated_cvtepi32_epi8
 #define _mm512_reduce_add_epi32 fg_emulated_reduce_add_epi32
+#define _mm512_reduce_max_epi32 fg_emulated_reduce_max_epi32
 #define _mm512_reduce_max_ps    fg_emulated_reduce_max_ps
 #define _mm512_maskz_loadu_ps   fg_emulated_maskz_loadu_ps
 #define _mm512_mask_storeu_ps   fg_emulated_mask_storeu_ps
