@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""What Forge's processes do with what their host does to them: signals and processes that
+freeze."""
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+
+from _forge import (ROOT, WAIT_S, Stream, Suite, answer_of, served_model, story_requests, wait_for)
+
+MARK = "HOST_TEST_MARK"  # in the environment of everything that a case starts
+
+
+def marked(mark):
+    """The processes that carry this mark and have not ended."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environment:
+                if f"{MARK}={mark}".encode() in environment.read().split(b"\0"):
+                    found.append(int(pid))
+        except OSError:
+            pass  # it ended meanwhile, or is somebody else's
+    return found
+
+
+class Script:
+    """deploy/cluster with one worker of each role, as a terminal would start it: in a group of its own."""
+
+    def __init__(self, suite, flags=(), **environment):
+        self.mark = uuid.uuid4().hex
+        self.log, self.lines = [], []
+        self.child = subprocess.Popen(
+            [str(ROOT / "deploy/cluster"), "--model", suite.stories(), "--port", "0", "--", "--threads", "1",
+             "--split", "always", "--lease-ms", "60000", "--served-model-name", "any", *flags],
+            text=True, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "FORGE_BIN": suite.options.forge, MARK: self.mark, **environment})
+        for kept, pipe in ((self.log, self.child.stderr), (self.lines, self.child.stdout)):
+            threading.Thread(target=kept.extend, args=(pipe,), daemon=True).start()
+
+    def ready(self):
+        """Waits for its line, and returns port and pids by name."""
+        def line():
+            assert self.child.poll() is None, f"it ended with {self.child.returncode}: {self.log[-5:]}"
+            return self.lines
+        wait_for("the ready line", line, 60)
+        port = int(self.lines[0].rsplit(":", 1)[1])
+        said = wait_for("the pids", lambda: [text for text in self.log if "processes:" in text])[0]
+        pairs = (word.split("=") for word in said.split("processes:")[1].split())
+        return port, {name: int(pid) for name, pid in pairs}
+
+    def end(self, within_s):
+        """Waits for its end and looks whether anything of it is left."""
+        try:
+            status = self.child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {within_s:g} s: {self.log[-5:]}") from None
+        wait_for("all of its processes to be gone", lambda: not marked(self.mark), 2)
+        return status
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_why):
+        for pid in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.child.wait()
+
+
+class Slowed:
+    """A process that is frozen but for moments, each too short for much and long enough for a sign of life."""
+
+    def __init__(self, pid):
+        self.pid, self.stopped = pid, threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        with contextlib.suppress(ProcessLookupError):
+            while not self.stopped.is_set():
+                os.kill(self.pid, signal.SIGSTOP)
+                self.stopped.wait(1.0)
+                os.kill(self.pid, signal.SIGCONT)
+                time.sleep(0.02)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_why):
+        self.stopped.set()
+        self.thread.join()
+
+
+def drained(suite, number, to_group):
+    """The cluster is ended while answers are written that take longer than a moment: they come whole."""
+    with Script(suite, ["--drain-seconds", "60"]) as script:
+        port, pids = script.ready()
+        bodies = [{**r, "max_tokens": 400} for r in story_requests(suite.random, 8, words=(0, 10))]
+        want = [answer_of(port, body)["text"] for body in bodies]
+        streams = [Stream(port, "/v1/completions", body) for body in bodies]
+        began = threading.Barrier(len(streams) + 1)
+        errors = []
+
+        def read(stream):
+            chunks = stream.chunks()
+            next(chunks)
+            began.wait(WAIT_S)
+            try:
+                for _ in chunks:
+                    pass
+            except Exception as why:  # pylint: disable=broad-except
+                errors.append(why)
+        threads = [threading.Thread(target=read, args=(s,), daemon=True) for s in streams]
+        with Slowed(pids["decode-0"]) as slow:
+            for thread in threads:
+                thread.start()
+            began.wait(WAIT_S)
+            asked_at = time.monotonic()
+            (os.killpg if to_group else os.kill)(script.child.pid, number)
+            slow.stopped.wait(6.0)
+        for thread in threads:
+            thread.join(60)
+        took = time.monotonic() - asked_at
+        assert not errors, f"{len(errors)} of {len(streams)} streams were cut: {errors[:2]}, {script.log[-5:]}"
+        assert [s.text for s in streams] == want, "a text is another one"
+        assert script.end(WAIT_S) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
+        return f"the last word came {took:.1f} s after the signal"
+
+
+def frozen(suite, name):
+    """A frozen process is killed when it had its time."""
+    with Script(suite, ["--drain-seconds", "1"]) as script:
+        _, pids = script.ready()
+        os.kill(pids[name], signal.SIGSTOP)
+        asked_at = time.monotonic()
+        os.kill(script.child.pid, signal.SIGTERM)
+        assert script.end(WAIT_S + 7) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
+        assert any(f"{name} did not end in time" in line for line in script.log), script.log[-5:]
+        return f"took {time.monotonic() - asked_at:.1f} s"
+
+
+def impatient(suite):
+    """A second Ctrl-C ends everything at once; one that comes with the first is the same."""
+    with Script(suite, ["--drain-seconds", "600"]) as script:
+        _, pids = script.ready()
+        os.kill(pids["router"], signal.SIGSTOP)
+        os.killpg(script.child.pid, signal.SIGINT)
+        time.sleep(0.2)  # a supervisor's own
+        os.killpg(script.child.pid, signal.SIGTERM)
+        time.sleep(1.5)
+        assert script.child.poll() is None, "two signals at a time ended it at once"
+        asked_at = time.monotonic()
+        os.killpg(script.child.pid, signal.SIGINT)
+        assert script.end(WAIT_S) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
+        return f"took {time.monotonic() - asked_at:.1f} s"
+
+
+def ended_early(suite):
+    """SIGTERM while it starts, at many moments, leaves nothing behind."""
+    moments = [*range(1, 8), *(suite.random.uniform(0.0, 1.0) for _ in range(5))]
+    for moment in moments:
+        with Script(suite) as script:
+            if isinstance(moment, int):  # when there are so many processes
+                wait_for("processes", lambda s=script, n=moment: len(marked(s.mark)) >= n or s.lines)
+            else:
+                time.sleep(moment)
+            script.child.send_signal(signal.SIGTERM)
+            status = script.end(WAIT_S)
+            assert status in (0, -signal.SIGTERM), f"exit status {status} at {moment}: {script.log[-5:]}"
+
+
+def main():
+    suite = Suite(__doc__)
+    suite.case("deploy/cluster: SIGTERM lets answers finish", drained, suite, signal.SIGTERM, False)
+    suite.case("deploy/cluster: Ctrl-C lets answers finish", drained, suite, signal.SIGINT, True)
+    for name in ("router", "prefill-0"):
+        suite.case(f"deploy/cluster: {name} is frozen", frozen, suite, name)
+    suite.case("deploy/cluster: a second Ctrl-C", impatient, suite)
+    suite.case("deploy/cluster: SIGTERM while it starts", ended_early, suite)
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()
