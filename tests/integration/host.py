@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What Forge's processes do with what their host does to them: signals and processes that
-freeze."""
+"""What Forge's processes do with what their host does to them: signals, terminals that close, folders that
+cannot be written."""
 import contextlib
 import os
 import signal
@@ -174,6 +174,18 @@ def ended_early(suite):
             assert status in (0, -signal.SIGTERM), f"exit status {status} at {moment}: {script.log[-5:]}"
 
 
+def no_scratch(suite):
+    """Without a folder for its files it says so and writes nowhere else."""
+    before = sorted(os.listdir("/"))
+    for folder in ("/nowhere/at/all", "/proc", "/dev/null"):
+        with Script(suite, TMPDIR=folder) as script:
+            status = script.end(WAIT_S)
+            assert status == 1, f"TMPDIR={folder}: exit status {status}"
+            assert len(script.log) == 1 and folder in script.log[0], script.log
+            assert not script.lines, script.lines
+    assert sorted(os.listdir("/")) == before, "it wrote into /"
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("deploy/cluster: SIGTERM lets answers finish", drained, suite, signal.SIGTERM, False)
@@ -182,6 +194,7 @@ def main():
         suite.case(f"deploy/cluster: {name} is frozen", frozen, suite, name)
     suite.case("deploy/cluster: a second Ctrl-C", impatient, suite)
     suite.case("deploy/cluster: SIGTERM while it starts", ended_early, suite)
+    suite.case("deploy/cluster: TMPDIR cannot be used", no_scratch, suite)
     suite.end()
 
 
