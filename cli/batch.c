@@ -18,6 +18,7 @@
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/conf/options.h"
+#include "common/net/loop.h"
 
 enum {
     HEALTH_S = 120,
@@ -570,6 +571,9 @@ static void set_signals(void)
     struct sigaction action = { .sa_handler = on_signal };
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (!fg_loop_hangup_ignored()) {
+        sigaction(SIGHUP, &action, NULL);
+    }
     action.sa_handler = SIG_IGN; /* a reader that went away is an error of write */
     sigaction(SIGPIPE, &action, NULL);
 }

@@ -13,6 +13,7 @@
 #include "cli/trace.h"
 #include "common/base/buf.h"
 #include "common/conf/options.h"
+#include "common/link/link.h"
 #include "kernels/cpu/isa.h"
 
 extern char **environ;
@@ -83,6 +84,7 @@ static int print_config_docs(void)
 int main(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : "--help";
+    fg_link_give_back_signals();
     if (strcmp(word, "serve") == 0) {
         return fg_serve_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }

@@ -471,9 +471,7 @@ const char *fg_host_router_control(const fg_host_router *router)
 void fg_host_router_reload_keys(fg_host_router *router)
 {
     fg_error err = { 0 };
-    if (router->keys == NULL) {
-        fg_info("router", "event=hangup ignored=yes why=\"no --keys\"");
-    } else if (fg_keys_reload(router->keys, &err) != FG_OK) {
+    if (fg_keys_reload(router->keys, &err) != FG_OK) {
         fg_err("router", "event=keys_not_reloaded why=\"%s\" kept=%u", err.text,
                fg_keys_allowed_count(router->keys));
     } else {

@@ -33,7 +33,7 @@ void fg_host_router_close(fg_host_router *router);
 uint16_t fg_host_router_port(const fg_host_router *router);
 /* "" with a hub. */
 const char *fg_host_router_control(const fg_host_router *router);
-/* SIGHUP: reads the list of the keys again; workers that are no longer in it are cut off. */
+/* With keys, at SIGHUP: reads the list of the keys again; workers that are no longer in it are cut off. */
 void fg_host_router_reload_keys(fg_host_router *router);
 /* SIGUSR2: writes the flight record. */
 void fg_host_router_write_flight(fg_host_router *router);

@@ -392,10 +392,13 @@ static fg_status open_spans(serve *s, fg_error *err)
     return fg_spans_open(&options, &s->spans, err);
 }
 
+/* With keys SIGHUP says that their list has changed; without, that the terminal is gone. */
 static void on_hangup(void *ctx)
 {
     serve *s = ctx;
-    if (s->router != NULL) {
+    if (s->keys == NULL) {
+        on_signal(s, SIGHUP);
+    } else if (s->router != NULL) {
         fg_host_router_reload_keys(s->router);
     } else {
         fg_info("serve", "event=hangup ignored=yes why=\"a worker reads its keys at start\"");
@@ -448,7 +451,7 @@ static fg_status open_parts(serve *s, fg_error *err)
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
     status = status != FG_OK ? status : fg_loop_on_user(s->loop, on_user, s);
-    if (status == FG_OK && s->keys != NULL) {
+    if (status == FG_OK && (s->keys != NULL || !fg_loop_hangup_ignored())) {
         status = fg_loop_on_hangup(s->loop, on_hangup, s);
     }
     s->metrics = fg_metrics_create(SERIES_MAX);

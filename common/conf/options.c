@@ -222,7 +222,9 @@ static const fg_option options[] = {
       .max = 3600,
       .group = door,
       AT(drain_seconds),
-      .help = "After SIGTERM, how long running requests may take to finish." },
+      .help =
+          "After SIGTERM, Ctrl-C or, without --keys, the end of its terminal (SIGHUP; not under "
+          "nohup), how long running requests may take to finish." },
 
     { .name = "control",
       .type = FG_OPTION_ADDRESS,

@@ -131,6 +131,10 @@ typedef struct fg_link_options {
     fg_link_events events;
 } fg_link_options;
 
+/* Merely loaded, UCX takes signals: those of crashes for its own report, and SIGHUP, which then no longer
+ * ends anything. This gives them back as the process was started with them; the program calls it first. */
+void fg_link_give_back_signals(void);
+
 /* UCX: link_ucx.c. */
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err);
 

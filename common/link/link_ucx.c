@@ -53,17 +53,16 @@ fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err)
     return fg_fail(err, as, "link: ucx %s: %s", what, ucs_status_string(status));
 }
 
-/* Merely loaded, UCX takes the crash signals for its own report. They are the program's. */
-static void give_back_signals(void)
+void fg_link_give_back_signals(void)
 {
-    static const int crash_signals[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
-    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++) {
+    static const int taken[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGHUP };
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
         struct sigaction now;
         Dl_info owner;
-        if (sigaction(crash_signals[i], NULL, &now) == 0 && now.sa_handler != SIG_DFL &&
+        if (sigaction(taken[i], NULL, &now) == 0 && now.sa_handler != SIG_DFL &&
             now.sa_handler != SIG_IGN && dladdr((void *)now.sa_sigaction, &owner) != 0 &&
             strstr(owner.dli_fname, "libucs") != NULL) {
-            ucs_debug_disable_signal(crash_signals[i]);
+            ucs_debug_disable_signal(taken[i]);
         }
     }
 }
@@ -391,7 +390,7 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
     link->medium = !link->shm ? FG_LINK_PRIVATE : sysv ? FG_LINK_SYSV : FG_LINK_POSIX;
     link->host_id = ucx_host_id();
     link->base.id = fg_rng_entropy() | 1;
-    give_back_signals();
+    fg_link_give_back_signals();
     status = open_context(link, wants, options->host, sysv, err);
     if (status != FG_OK) {
         goto free_link;

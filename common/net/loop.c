@@ -354,6 +354,12 @@ fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx)
     return on_caller(loop, &loop->hangup, SIGHUP, fn, ctx);
 }
 
+bool fg_loop_hangup_ignored(void)
+{
+    struct sigaction now;
+    return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 fg_status fg_loop_on_user(fg_loop *loop, void (*fn)(void *ctx), void *ctx)
 {
     return on_caller(loop, &loop->user, SIGUSR2, fn, ctx);

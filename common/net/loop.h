@@ -51,5 +51,8 @@ fg_status fg_loop_on_signal(fg_loop *loop, void (*fn)(void *ctx, int signal), vo
 fg_status fg_loop_on_hangup(fg_loop *loop, void (*fn)(void *ctx), void *ctx);
 /* The same for SIGUSR2. */
 fg_status fg_loop_on_user(fg_loop *loop, void (*fn)(void *ctx), void *ctx);
+/* Whether this process was started so that it outlives its terminal, as by nohup: SIGHUP is ignored. To
+ * be asked before anybody handles it. */
+bool fg_loop_hangup_ignored(void);
 
 #endif

@@ -2,14 +2,19 @@
 """What Forge's processes do with what their host does to them: signals, terminals that close, folders that
 cannot be written."""
 import contextlib
+import fcntl
 import os
+import pty
+import re
 import signal
 import subprocess
+import tempfile
+import termios
 import threading
 import time
 import uuid
 
-from _forge import (ROOT, WAIT_S, Stream, Suite, answer_of, served_model, story_requests, wait_for)
+from _forge import ROOT, WAIT_S, Stream, Suite, answer_of, get, story_requests, wait_for
 
 MARK = "HOST_TEST_MARK"  # in the environment of everything that a case starts
 
@@ -186,6 +191,109 @@ def no_scratch(suite):
     assert sorted(os.listdir("/")) == before, "it wrote into /"
 
 
+class Server:
+    """One forge process, started as nohup or a terminal does it."""
+
+    def __init__(self, suite, mode, nohup=False, terminal=False, flags=()):
+        self.out = tempfile.TemporaryFile("w+")
+        self.master = None
+        output = {"stdout": self.out, "stderr": self.out}
+        if terminal:
+            self.master, slave = pty.openpty()
+
+        def prepare():
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+            if terminal:
+                fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+                os.dup2(slave, 2)
+        ports = {"standalone": [], "router": ["--control", "tcp://127.0.0.1:0"],
+                 "decode": ["--router", "127.0.0.1:1", "--status-port", "0"]}
+        # pylint: disable-next=subprocess-popen-preexec-fn
+        self.child = subprocess.Popen(
+            [suite.options.forge, "serve", "--model", suite.stories(), "--mode", mode, "--port", "0",
+             "--threads", "1", "--served-model-name", "any", *ports[mode], *flags],
+            stdin=subprocess.DEVNULL, start_new_session=terminal, preexec_fn=prepare, **output)
+        if terminal:
+            os.close(slave)
+        self.port = None
+
+    def said(self):
+        self.out.seek(0)
+        return self.out.read()
+
+    def ready(self):
+        def port():
+            assert self.child.poll() is None, f"it ended with {self.child.returncode}: {self.said()}"
+            return re.search(r"http=http://127.0.0.1:(\d+)", self.said())
+        self.port = int(wait_for("the line that says where it listens", port, 30)[1])
+        wait_for("an answer", lambda: get(self.port, "/live")[0] == 200)
+
+    def end(self):
+        wait_for("its end", lambda: self.child.poll() is not None)
+        assert self.child.returncode == 0, f"exit status {self.child.returncode}: {self.said()}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_why):
+        if self.child.poll() is None:
+            self.child.kill()
+            self.child.wait()
+        if self.master is not None:
+            os.close(self.master)
+
+
+def hung_up(suite, mode):
+    """SIGHUP is as good as SIGTERM."""
+    with Server(suite, mode) as server:
+        server.ready()
+        server.child.send_signal(signal.SIGHUP)
+        server.end()
+        assert "event=ending finished_all=yes" in server.said(), server.said()
+
+
+def stays(suite, mode):
+    """Started by nohup it outlives SIGHUP, and SIGTERM still ends it."""
+    with Server(suite, mode, nohup=True) as server:
+        server.ready()
+        for _ in range(3):
+            server.child.send_signal(signal.SIGHUP)
+            assert get(server.port, "/live")[0] == 200
+        assert "event=draining" not in server.said(), server.said()
+        server.child.send_signal(signal.SIGTERM)
+        server.end()
+
+
+def terminal_closed(suite):
+    """A terminal that closes ends the server that was started in it."""
+    with Server(suite, "standalone", terminal=True) as server:
+        server.ready()
+        os.close(server.master)
+        server.master = None
+        server.end()
+
+
+def command_hung_up(suite):
+    """Other commands end as any program does, and stay under nohup."""
+    command = [suite.options.forge, "sim", "--seeds", "1000000"]
+    for ignored in (False, True):
+        with tempfile.TemporaryFile() as out, subprocess.Popen(  # pylint: disable=subprocess-popen-preexec-fn
+                command, stdout=out, stderr=out, preexec_fn=lambda i=ignored: signal.signal(
+                    signal.SIGHUP, signal.SIG_IGN if i else signal.SIG_DFL)) as child:
+            def has_it(pid=child.pid):
+                return len(os.listdir(f"/proc/{pid}/task")) > 1 or \
+                    os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "forge"
+            wait_for("the program", has_it)
+            time.sleep(0.3)  # its first lines
+            child.send_signal(signal.SIGHUP)
+            if not ignored:
+                assert child.wait(WAIT_S) == -signal.SIGHUP, f"exit status {child.returncode}"
+                continue
+            time.sleep(0.3)
+            assert child.poll() is None, f"it ended with {child.returncode} under nohup"
+            child.kill()
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("deploy/cluster: SIGTERM lets answers finish", drained, suite, signal.SIGTERM, False)
@@ -194,7 +302,13 @@ def main():
         suite.case(f"deploy/cluster: {name} is frozen", frozen, suite, name)
     suite.case("deploy/cluster: a second Ctrl-C", impatient, suite)
     suite.case("deploy/cluster: SIGTERM while it starts", ended_early, suite)
+    suite.case("deploy/cluster: the terminal closes", drained, suite, signal.SIGHUP, True)
     suite.case("deploy/cluster: TMPDIR cannot be used", no_scratch, suite)
+    for mode in ("standalone", "router", "decode"):
+        suite.case(f"{mode}: SIGHUP", hung_up, suite, mode)
+        suite.case(f"{mode}: SIGHUP under nohup", stays, suite, mode)
+    suite.case("standalone: the terminal closes", terminal_closed, suite)
+    suite.case("forge sim: SIGHUP", command_hung_up, suite)
     suite.end()
 
 

@@ -1,6 +1,7 @@
 /* One suite of behaviours over every back end, both ends in one process. */
 #include "tests/unit/common/link/rig.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
 
@@ -15,6 +16,14 @@ static const struct {
     const char *name;
     size_t block_bytes;
 } sizes[] = { { "tiny", 192 }, { "odd", 20480 + 8 }, { "large", 368640 } };
+
+Test(link, signals_are_as_the_process_was_started_with_them)
+{
+    struct sigaction now;
+    fg_link_give_back_signals();
+    cr_assert_eq(sigaction(SIGHUP, NULL, &now), 0);
+    cr_assert(now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN);
+}
 
 typedef struct rig {
     const char *kind;

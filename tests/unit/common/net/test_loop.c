@@ -169,6 +169,14 @@ static void on_signal(void *ctx, int number)
     fg_loop_stop(c->loop);
 }
 
+Test(loop, who_started_this_process_may_have_it_ignore_hangups)
+{
+    signal(SIGHUP, SIG_DFL);
+    cr_assert(!fg_loop_hangup_ignored());
+    signal(SIGHUP, SIG_IGN);
+    cr_assert(fg_loop_hangup_ignored());
+}
+
 Test(loop, signals_arrive_on_the_loop)
 {
     counter c = { .loop = make_loop() };
