@@ -1,8 +1,12 @@
 /*
  * forge - one binary for every role. Start reading here: each subcommand has a file of its own.
  */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/batch.h"
 #include "cli/bench.h"
@@ -81,10 +85,9 @@ static int print_config_docs(void)
     return 0;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : "--help";
-    fg_link_give_back_signals();
     if (strcmp(word, "serve") == 0) {
         return fg_serve_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
     }
@@ -119,4 +122,37 @@ int main(int argc, char **argv)
     }
     fprintf(stderr, "forge: unknown command \"%s\": `forge --help` lists them\n", word);
     return 2;
+}
+
+/* A standard file that was closed would be the next one that is opened: the log would be written into
+ * a file of ours. Its place is taken; what is printed to it fails, as it would have. */
+static void hold_standard_files(void)
+{
+    static const int how[] = { O_WRONLY, O_RDONLY, O_WRONLY };
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+            (void)!open("/dev/null", how[fd]); /* the lowest that is free: this one */
+        }
+    }
+}
+
+/* Whether all that was printed has arrived, whoever printed it; a reader that left has seen enough. */
+static int check_output(int code)
+{
+    struct pollfd out = { .fd = STDOUT_FILENO, .events = POLLOUT };
+    bool lost = fflush(stdout) != 0;
+    const char *why = lost ? strerror(errno) : "not all was written";
+    if ((!lost && ferror(stdout) == 0) ||
+        (poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP)) != 0)) {
+        return code;
+    }
+    fprintf(stderr, "forge: standard output: %s\n", why);
+    return code != 0 ? code : 1;
+}
+
+int main(int argc, char **argv)
+{
+    hold_standard_files();
+    fg_link_give_back_signals();
+    return check_output(run(argc, argv));
 }

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,6 +153,7 @@ static int in_child(const replay_config *config, const fg_flight_file *file)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
+        signal(SIGPIPE, SIG_IGN); /* that nobody reads on breaks nothing */
         _exit(run(config, file, progress));
     }
     int ended = 0;

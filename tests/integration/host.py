@@ -3,6 +3,7 @@
 cannot be written."""
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -294,6 +295,38 @@ def command_hung_up(suite):
             child.kill()
 
 
+def output_lost(suite):
+    """What could not be printed is an error; a reader that left is none."""
+    forge = suite.options.forge
+    with Server(suite, "standalone") as server:
+        server.ready()
+        url = f"http://127.0.0.1:{server.port}"
+        commands = [["--help"], ["--version"], ["--config-docs"], ["serve", "--help"], ["bench", "--help"],
+                    ["keygen", "--help"], ["sim", "--seeds", "3"], ["sim", "--seed", "3"],
+                    ["top", "--once", "--url", url], ["trace", "--out", "-", url],
+                    ["bench", "throughput", "--model", suite.stories(), "--prompt", "8",
+                     "--generate", "4", "--batch", "1", "--repeat", "1"]]
+        for command in commands:
+            done = subprocess.run([forge, *command], capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0 and done.stdout, f"{command}: {done.returncode}, {done.stderr}"
+            for text in (">/dev/full", ">&-"):
+                lost = subprocess.run(["bash", "-c", f'exec "$@" {text}', "bash", forge, *command], text=True,
+                                      stderr=subprocess.PIPE, timeout=60, check=False)
+                assert lost.returncode == 1, f"{command} {text}: {lost.returncode}, {lost.stderr}"
+                assert len(lost.stderr.splitlines()) == len(done.stderr.splitlines()) + 1, lost.stderr
+            left = subprocess.run(["bash", "-c", '"$@" | true', "bash", forge, *command], text=True,
+                                  stderr=subprocess.PIPE, timeout=60, check=False)
+            extra = set(left.stderr.splitlines()) - set(done.stderr.splitlines())
+            assert not extra, f"{command} | true: {left.stderr}"
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions",
+               "body": {"prompt": "Once", "max_tokens": 4}}
+    for how, want in (("", 0), (">/dev/full", 1), (">&-", 1)):
+        batch = subprocess.run(["bash", "-c", f'exec "$@" {how}', "bash", forge, "batch", "--model",
+                                suite.stories(), "-", "-"], input=json.dumps(request), text=True,
+                               capture_output=True, timeout=60, check=False)
+        assert batch.returncode == want, f"batch {how}: {batch.returncode}, {batch.stderr}"
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("deploy/cluster: SIGTERM lets answers finish", drained, suite, signal.SIGTERM, False)
@@ -309,6 +342,7 @@ def main():
         suite.case(f"{mode}: SIGHUP under nohup", stays, suite, mode)
     suite.case("standalone: the terminal closes", terminal_closed, suite)
     suite.case("forge sim: SIGHUP", command_hung_up, suite)
+    suite.case("output that is lost", output_lost, suite)
     suite.end()
 
 

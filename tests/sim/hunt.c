@@ -56,6 +56,7 @@ __attribute__((noreturn)) static void be_child(child *c, const fg_sim_options *o
 {
     dup2(fileno(c->log), STDERR_FILENO);
     signal(SIGABRT, SIG_DFL);
+    signal(SIGPIPE, SIG_IGN); /* that nobody reads on breaks no rule */
     fg_sim_options each = *options;
     if (each.history != NULL) {
         setvbuf(each.history, NULL, _IOLBF, 0); /* an abort writes nothing out */
