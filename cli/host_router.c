@@ -34,6 +34,8 @@ struct fg_host_router {
     fg_metric *known_blocks, *known_bytes;
     fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *prefix_waits, *circles;
     fg_metric *pulls, *pulled_blocks;
+    fg_metric *connections_refused;
+    uint64_t connections_counted;
     fg_metric *decisions, *decision_s[3];
     fg_service service;
     fg_dispatch_stats counted; /* what the counters show already */
@@ -97,6 +99,9 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
                                .help = "Attempts to reach the bus that were refused, by reason",
                                .labels = { { "reason", reasons[i] } } });
     }
+    router->connections_refused = fg_metrics_counter(
+        metrics, &(fg_metric_spec){ .name = "http_connections_refused_total",
+                                    .help = "Connections turned away: there were too many" });
     router->queued =
         fg_metrics_gauge(metrics, &(fg_metric_spec){ .name = "num_requests_waiting",
                                                      .help = "Requests that no worker has yet" });
@@ -254,6 +259,9 @@ static void update_metrics(fg_host_router *router)
     fg_metric_add(router->turned_away[1], (double)(now.other_name - before->other_name));
     fg_metric_add(router->turned_away[2], (double)(now.handshake - before->handshake));
     *before = now;
+    uint64_t refused = fg_front_refused_count(router->front);
+    fg_metric_add(router->connections_refused, (double)(refused - router->connections_counted));
+    router->connections_counted = refused;
 }
 
 static bool busy(void *ctx)

@@ -10,6 +10,8 @@
 #include "cli/host_router.h"
 #include "cli/host_worker.h"
 #include "cli/model.h"
+#include "common/base/descriptors.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
@@ -521,6 +523,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
     if (s == NULL) {
         return bad_start(&(fg_error){ .text = "out of memory" });
     }
+    fg_descriptors_raise(FG_LIMIT_DESCRIPTORS);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a full disk, not our end */
     s->clock = fg_clock_real();
     s->start = fg_start_now();

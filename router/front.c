@@ -641,3 +641,8 @@ uint32_t fg_front_busy_count(const fg_front *front)
 {
     return fg_http_exchange_count(front->http);
 }
+
+uint64_t fg_front_refused_count(const fg_front *front)
+{
+    return fg_http_refused_count(front->http);
+}

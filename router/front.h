@@ -57,5 +57,7 @@ uint16_t fg_front_port(const fg_front *front);
 void fg_front_drain(fg_front *front);
 /* Exchanges not yet answered to their end; 0 after a drain means that the process may go. */
 uint32_t fg_front_busy_count(const fg_front *front);
+/* Connections that were turned away because there were too many. */
+uint64_t fg_front_refused_count(const fg_front *front);
 
 #endif

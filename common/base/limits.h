@@ -9,6 +9,7 @@
 #define FG_LIMIT_HTTP_HEADER_COUNT 100u
 #define FG_LIMIT_HTTP_BODY_BYTES   (8u * 1024u * 1024u)
 #define FG_LIMIT_HTTP_CONNECTIONS  4096u
+#define FG_LIMIT_DESCRIPTORS       8192u /* asked of the system at start */
 #define FG_LIMIT_HTTP_HEADER_MS    10000u
 #define FG_LIMIT_HTTP_BODY_MS      30000u
 #define FG_LIMIT_HTTP_IDLE_MS      75000u

@@ -5,8 +5,10 @@
 
 #include <uv.h>
 
+#include "common/base/descriptors.h"
 #include "common/base/fault.h"
 #include "common/base/limits.h"
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/net/http_conn.h"
 #include "common/net/loop.h"
@@ -15,6 +17,7 @@ enum {
     BACKLOG = 511,
     HOST_NAME_MAX_BYTES = 253, /* longest name of the DNS */
     READ_BUFFER_BYTES = 64 * 1024,
+    REFUSALS_MAX = 64,
 };
 
 struct fg_http_server {
@@ -305,6 +308,24 @@ static void apply_limits(fg_http_limits *limits, const fg_http_limits *given)
 #undef USE_DEFAULT
 }
 
+/* Of the descriptors that are left a quarter is for others: workers, links, files. */
+static void fit_descriptors(fg_http_shared *shared)
+{
+    uint32_t limit, left = fg_descriptors_free(&limit);
+    size_t wanted = shared->limits.connections, room = left - left / 4;
+    shared->refusals_max = left / 8 < REFUSALS_MAX ? left / 8 : REFUSALS_MAX;
+    if (wanted + shared->refusals_max <= room) {
+        return;
+    }
+    shared->limits.connections =
+        room > shared->refusals_max ? room - shared->refusals_max : 1; /* to say that it is so */
+    fg_warn(
+        "http",
+        "event=few_descriptors limit=%u connections=%zu wanted=%zu why=\"raise the limit: ulimit "
+        "-Hn, or LimitNOFILE= of systemd\"",
+        limit, shared->limits.connections, wanted);
+}
+
 static fg_http_server *make_server(fg_loop *loop, const fg_http_limits *limits,
                                    const fg_http_handler *handler)
 {
@@ -317,6 +338,7 @@ static fg_http_server *make_server(fg_loop *loop, const fg_http_limits *limits,
     shared->handler = *handler;
     shared->released = free_server;
     apply_limits(&shared->limits, limits);
+    fit_descriptors(shared);
     shared->read_buffer = fg_mem_alloc(READ_BUFFER_BYTES);
     shared->reserve = fg_http_conn_reserve();
     fg_buf_init(&shared->scratch, 0);
@@ -390,4 +412,9 @@ void fg_http_close(fg_http_server *server)
 uint32_t fg_http_exchange_count(const fg_http_server *server)
 {
     return server->shared.exchange_count;
+}
+
+uint64_t fg_http_refused_count(const fg_http_server *server)
+{
+    return server->shared.refused_count;
 }

@@ -40,7 +40,8 @@ typedef struct fg_http_limits { /* 0: the default of base/limits.h; tests make t
     uint64_t header_ms, body_ms, idle_ms, stall_ms;
 } fg_http_limits;
 
-/* Port 0 picks one. */
+/* Port 0 picks one. Where fewer descriptors are left than connections are allowed, fewer are allowed, and
+ * the log says so: beyond them the system would close connections without a word to anybody. */
 fg_status fg_http_listen(struct fg_loop *loop, const char *host, uint16_t port,
                          const fg_http_limits *limits, const fg_http_handler *handler,
                          fg_http_server **server_out, fg_error *err);
@@ -50,6 +51,9 @@ void fg_http_drain(fg_http_server *server);
 /* Closes everything; no on_gone calls. */
 void fg_http_close(fg_http_server *server);
 uint32_t fg_http_exchange_count(const fg_http_server *server); /* exchanges in progress */
+
+/* Connections that were turned away because there were too many. */
+uint64_t fg_http_refused_count(const fg_http_server *server);
 
 /* The value of a request header (lower-case name), NULL when absent. */
 const char *fg_http_header(const fg_http_exchange *exchange, const char *name);

@@ -5,6 +5,7 @@
 #include <uv.h>
 
 #include "common/base/limits.h"
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/net/loop.h"
 
@@ -12,7 +13,7 @@ enum {
     READ_BYTES = 64 * 1024,       /* the shared read buffer */
     READ_AHEAD_MAX = 64 * 1024,   /* pipelined input kept while a reply is pending */
     HELD_MAX = 512 * 1024 * 1024, /* requests being received, of all connections together */
-    REFUSALS_MAX = 64,            /* connections beyond the limit that are told so at one time */
+    TELL_MS = 10000,              /* between two lines of the log about refused connections */
     REQUESTS_MAX = 10000,         /* on one connection */
     PIECES_MAX = 3,
     KEEP_BYTES = 16 * 1024, /* larger queues are given back when empty */
@@ -592,6 +593,15 @@ static fg_http_conn *make_conn(fg_http_shared *shared)
     return conn;
 }
 
+static void count_refusal(fg_http_shared *shared, uint64_t now_ms)
+{
+    if (shared->refused_count++ == 0 || now_ms - shared->told_at_ms >= TELL_MS) {
+        shared->told_at_ms = now_ms;
+        fg_warn("http", "event=connections_refused limit=%zu refused=%llu",
+                shared->limits.connections, (unsigned long long)shared->refused_count);
+    }
+}
+
 void fg_http_conn_accept(fg_http_shared *shared, void *listener)
 {
     fg_http_conn *conn = make_conn(shared);
@@ -619,15 +629,19 @@ void fg_http_conn_accept(fg_http_shared *shared, void *listener)
     uv_timer_init(loop, &conn->timer);
     conn->tcp.data = conn;
     conn->timer.data = conn;
+    bool too_many = shared->conn_count > shared->limits.connections;
+    if (too_many) {
+        count_refusal(shared, uv_now(loop));
+    }
     if (uv_accept(listener, stream(conn)) != 0 || in_need || shared->draining ||
-        shared->conn_count > shared->limits.connections + REFUSALS_MAX ||
+        shared->conn_count > shared->limits.connections + shared->refusals_max ||
         uv_read_start(stream(conn), lend_buffer, on_read) != 0) {
         close_conn(conn);
         return;
     }
     uv_tcp_nodelay(&conn->tcp, 1);
     uv_tcp_keepalive(&conn->tcp, 1, TCP_KEEPALIVE_S);
-    if (shared->conn_count > shared->limits.connections) {
+    if (too_many) {
         refuse(conn, 503, "too many connections");
     }
     arm(conn);

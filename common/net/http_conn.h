@@ -33,6 +33,8 @@ typedef struct fg_http_shared {
     void *waiting;         /* the listener, when even the reserve was in use */
     uint32_t open_count;   /* handles that still need this struct: connections, and the listener */
     uint32_t conn_count;
+    uint32_t refusals_max; /* connections beyond the limit that are told so at one time */
+    uint64_t refused_count, told_at_ms;
     uint32_t exchange_count;
     size_t held_bytes; /* requests being received, of all connections */
     bool draining;

@@ -3,11 +3,14 @@
 cannot be written."""
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import pty
 import re
+import resource
 import signal
+import socket
 import subprocess
 import tempfile
 import termios
@@ -195,7 +198,7 @@ def no_scratch(suite):
 class Server:
     """One forge process, started as nohup or a terminal does it."""
 
-    def __init__(self, suite, mode, nohup=False, terminal=False, flags=()):
+    def __init__(self, suite, mode, nohup=False, terminal=False, files=None, flags=()):
         self.out = tempfile.TemporaryFile("w+")
         self.master = None
         output = {"stdout": self.out, "stderr": self.out}
@@ -204,6 +207,8 @@ class Server:
 
         def prepare():
             signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+            if files:
+                resource.setrlimit(resource.RLIMIT_NOFILE, files)
             if terminal:
                 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
                 os.dup2(slave, 2)
@@ -327,6 +332,37 @@ def output_lost(suite):
         assert batch.returncode == want, f"batch {how}: {batch.returncode}, {batch.stderr}"
 
 
+def few_descriptors(suite, hard):
+    """With few descriptors: a warning and fewer connections; who is refused is counted, and told; then as
+    before. A low soft limit alone is raised."""
+    body = {"model": "any", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    low = (64, 64) if hard else (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    with Server(suite, "standalone", files=low) as server:
+        server.ready()
+        assert ("event=few_descriptors limit=64" in server.said()) == hard, server.said()
+        first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+
+        def refused():
+            first.request("GET", "/metrics")
+            text = first.getresponse().read().decode()
+            return float(re.search(r"^forge:http_connections_refused_total (\S+)", text, re.M)[1])
+        assert refused() == 0
+        others = [socket.create_connection(("127.0.0.1", server.port), WAIT_S) for _ in range(100)]
+        if hard:
+            wait_for("refusals in the metrics", lambda: refused() >= 100 - 64)
+            assert server.said().count("event=connections_refused") == 1, server.said()
+        else:
+            others[-1].sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert others[-1].recv(100).startswith(b"HTTP/1.1 200"), "the last of many has no answer"
+            assert refused() == 0
+        for other in others:
+            other.close()
+        wait_for("room again", lambda: get(server.port, "/live")[0] == 200)
+        assert answer_of(server.port, body)["text"]
+        server.child.send_signal(signal.SIGTERM)
+        server.end()
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("deploy/cluster: SIGTERM lets answers finish", drained, suite, signal.SIGTERM, False)
@@ -343,6 +379,8 @@ def main():
     suite.case("standalone: the terminal closes", terminal_closed, suite)
     suite.case("forge sim: SIGHUP", command_hung_up, suite)
     suite.case("output that is lost", output_lost, suite)
+    suite.case("few descriptors", few_descriptors, suite, True)
+    suite.case("few descriptors, but more are allowed", few_descriptors, suite, False)
     suite.end()
 
 

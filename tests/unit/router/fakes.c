@@ -154,6 +154,11 @@ uint16_t fg_http_port(const fg_http_server *server)
     return 4242;
 }
 
+uint64_t fg_http_refused_count(const fg_http_server *server)
+{
+    return 0;
+}
+
 void fg_http_drain(fg_http_server *server)
 {
     fake_http_draining = true;

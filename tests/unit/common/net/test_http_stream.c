@@ -310,6 +310,38 @@ Test(http, too_many_connections_are_refused_politely)
     close_world(&w);
 }
 
+Test(http, few_descriptors_are_few_connections_and_who_is_refused_is_counted)
+{
+    enum { FEW = 40 };
+    world w;
+    fg_buf reply;
+    struct rlimit before, few;
+    int fds[FEW];
+    fg_buf_init(&reply, 0);
+    int lowest = dup(0);
+    getrlimit(RLIMIT_NOFILE, &before);
+    few = before;
+    few.rlim_cur = (rlim_t)lowest + FEW;
+    setrlimit(RLIMIT_NOFILE, &few);
+    open_world(&w, NULL);
+    setrlimit(RLIMIT_NOFILE, &before);
+    for (int i = 0; i < FEW; i++) {
+        fds[i] = dial(&w);
+    }
+    while (fg_http_refused_count(w.server) < FEW / 4) {
+        turn(&w);
+    }
+    puts_all(&w, fds[0], GET "\r\n");
+    read_until(&w, fds[0], &reply, "GET /?");
+    read_to_end(&w, fds[FEW - 1], &reply);
+    for (int i = 0; i < FEW; i++) {
+        close(fds[i]);
+    }
+    close(lowest);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
 Test(http, out_of_descriptors_is_survived)
 {
     world w;
