@@ -470,6 +470,11 @@ uint16_t fg_host_router_port(const fg_host_router *router)
     return fg_front_port(router->front);
 }
 
+bool fg_host_router_ready(const fg_host_router *router)
+{
+    return fg_dispatch_ready(router->dispatch);
+}
+
 const char *fg_host_router_control(const fg_host_router *router)
 {
     const char *endpoint = fg_bus_endpoint(router->bus);

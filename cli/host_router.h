@@ -31,6 +31,8 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
                               fg_host_router **router_out, fg_error *err);
 void fg_host_router_close(fg_host_router *router);
 uint16_t fg_host_router_port(const fg_host_router *router);
+/* Whether a request would be taken now. */
+bool fg_host_router_ready(const fg_host_router *router);
 /* "" with a hub. */
 const char *fg_host_router_control(const fg_host_router *router);
 /* With keys, at SIGHUP: reads the list of the keys again; workers that are no longer in it are cut off. */

@@ -297,6 +297,14 @@ static fg_status open_status(serve *s, fg_error *err)
 
 /* ---- start, run, end ---- */
 
+/* One process alone says that it listens when it can answer: its worker joins in the loop's first turns. */
+static void wait_until_ready(serve *s)
+{
+    while (s->hub != NULL && !s->draining && !fg_host_router_ready(s->router)) {
+        (void)fg_loop_run_once(s->loop, true);
+    }
+}
+
 static void report_start(serve *s)
 {
     double ms = (double)(fg_clock_now_ns(&s->clock) - s->start.began_ns) / 1e6;
@@ -549,6 +557,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         warn_of_network(&s->config);
         status = open_parts(s, &err);
         if (status == FG_OK) {
+            wait_until_ready(s);
             report_start(s);
             fg_loop_run(s->loop);
         }

@@ -393,16 +393,6 @@ bool fg_dispatch_do_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
 
 /* ---- questions ---- */
 
-static bool all_joined(const fg_dispatch *dispatch, const char *const *names, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        if (fg_registry_by_name(dispatch->registry, names[i]) == NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool fg_dispatch_ready(const fg_dispatch *dispatch)
 {
     uint32_t roles = 0;
@@ -534,11 +524,6 @@ void fg_dispatch_do_tick(fg_dispatch *dispatch)
     uint64_t now = fg_dispatch_now(dispatch);
     forgive_own_pause(dispatch, now);
     lose_the_silent(dispatch, now);
-    dispatch->was_complete =
-        dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,
-                                              dispatch->options.wait_for_prefill_count) &&
-                                   all_joined(dispatch, dispatch->options.wait_for_decode,
-                                              dispatch->options.wait_for_decode_count));
     fg_job *next;
     for (fg_job *job = dispatch->jobs; job != NULL; job = next) {
         next = job->next;

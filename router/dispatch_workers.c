@@ -72,6 +72,16 @@ static void note_refusal(fg_dispatch *dispatch, const char *name, const char *wh
     refusal->at_ns = fg_dispatch_now(dispatch);
 }
 
+static bool all_joined(const fg_dispatch *dispatch, const char *const *names, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (fg_registry_by_name(dispatch->registry, names[i]) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
 {
     fg_error err;
@@ -90,6 +100,11 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
     fg_info("registry", "event=joined worker=%s role=%s pid=%llu blocks=%u class=%s", worker->name,
             fg_dispatch_role_name(worker->roles), (unsigned long long)worker->pid,
             worker->block_count, hello->numerics_class);
+    dispatch->was_complete =
+        dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,
+                                              dispatch->options.wait_for_prefill_count) &&
+                                   all_joined(dispatch, dispatch->options.wait_for_decode,
+                                              dispatch->options.wait_for_decode_count));
     fg_dispatch_know_worker(dispatch, worker);
     fg_msg msg = { .kind = FG_MSG_WELCOME };
     msg.welcome.router_epoch = dispatch->options.router_epoch;

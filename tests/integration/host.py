@@ -198,10 +198,10 @@ def no_scratch(suite):
 class Server:
     """One forge process, started as nohup or a terminal does it."""
 
-    def __init__(self, suite, mode, nohup=False, terminal=False, files=None, flags=()):
+    def __init__(self, suite, mode, nohup=False, terminal=False, files=None, piped=False, flags=()):
         self.out = tempfile.TemporaryFile("w+")
         self.master = None
-        output = {"stdout": self.out, "stderr": self.out}
+        output = {"stdout": subprocess.PIPE if piped else self.out, "stderr": self.out}
         if terminal:
             self.master, slave = pty.openpty()
 
@@ -245,6 +245,8 @@ class Server:
         if self.child.poll() is None:
             self.child.kill()
             self.child.wait()
+        if self.child.stdout:
+            self.child.stdout.close()
         if self.master is not None:
             os.close(self.master)
 
@@ -332,6 +334,20 @@ def output_lost(suite):
         assert batch.returncode == want, f"batch {how}: {batch.returncode}, {batch.stderr}"
 
 
+def answers_at_once(suite):
+    """Who reads that a server listens, and asks, gets an answer."""
+    body = json.dumps({"model": "any", "prompt": "Once upon a time", "max_tokens": 1})
+    for _ in range(10):
+        with Server(suite, "standalone", piped=True) as server:
+            line = server.child.stdout.readline()
+            port = int(re.search(rb"http=http://127.0.0.1:(\d+)", line)[1])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            status = connection.getresponse().status
+            assert status == 200, f"status {status} at once after {line!r}"
+            connection.close()
+
+
 def few_descriptors(suite, hard):
     """With few descriptors: a warning and fewer connections; who is refused is counted, and told; then as
     before. A low soft limit alone is raised."""
@@ -379,6 +395,7 @@ def main():
     suite.case("standalone: the terminal closes", terminal_closed, suite)
     suite.case("forge sim: SIGHUP", command_hung_up, suite)
     suite.case("output that is lost", output_lost, suite)
+    suite.case("standalone: the first request", answers_at_once, suite)
     suite.case("few descriptors", few_descriptors, suite, True)
     suite.case("few descriptors, but more are allowed", few_descriptors, suite, False)
     suite.end()

@@ -49,8 +49,7 @@ Test(dispatch, waits_for_the_named_workers_once)
     fg_dispatch_tick(b.dispatch);
     cr_assert(!fg_dispatch_ready(b.dispatch));
     bench_join(&b, 12, "p2", FG_ROLE_PREFILL);
-    fg_dispatch_tick(b.dispatch);
-    cr_assert(fg_dispatch_ready(b.dispatch));
+    cr_assert(fg_dispatch_ready(b.dispatch), "from the moment that the last one has joined");
     fg_dispatch_on_down(b.dispatch, 12);
     fg_dispatch_tick(b.dispatch);
     cr_assert(fg_dispatch_ready(b.dispatch), "one prefill worker is enough later on");
