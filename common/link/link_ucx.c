@@ -22,7 +22,9 @@ enum {
     CLOSE_ROUNDS_MAX = 10000,
 };
 
-/* What UCX itself needs in /dev/shm beside the arena: a queue per transport and its buffers. */
+/* What UCX itself takes of /dev/shm, wherever the arena is: a queue and the first of its buffers (5 MiB in
+ * UCX 1.13), and what it may take when there is much to move. */
+#define SHM_FIRST_BYTES (8u * 1024u * 1024u)
 #define SHM_SPARE_BYTES (32u * 1024u * 1024u)
 
 fg_status ucx_status(ucs_status_t status, const char *what, fg_error *err)
@@ -204,6 +206,8 @@ static void close_arena(ucx_link *link)
     } else if (link->memory != NULL) {
         ucp_mem_unmap(link->context, link->memory);
     }
+    link->mapped = false;
+    link->memory = NULL;
 }
 
 /* --- progress --- */
@@ -308,6 +312,17 @@ static const fg_link_port ucx_port = {
     .close = ucx_close,
 };
 
+/* Without enough shared memory a worker is slower to reach, and otherwise the same. */
+static void warn_of_room(const ucx_link *link)
+{
+    fg_warn("link",
+            "event=no_shared_memory dev_shm_free_mib=%llu arena_mib=%zu why=\"KV blocks travel "
+            "over TCP: "
+            "/dev/shm is too small or full; give it more room (--shm-size of docker), or fewer "
+            "blocks\"",
+            (unsigned long long)(shm_room_bytes() >> 20), link->arena_bytes >> 20);
+}
+
 /* What the options ask for and this machine can give. */
 static fg_status choose(ucx_link *link, const fg_link_options *options, unsigned *wants_out,
                         bool *sysv_out, fg_error *err)
@@ -327,14 +342,18 @@ static fg_status choose(ucx_link *link, const fg_link_options *options, unsigned
     uint64_t room = shm_room_bytes();
     if ((wants & WANTS_SHM) != 0 && link->arena_bytes + SHM_SPARE_BYTES > room) {
         sysv = true;
-        if (link->arena_bytes > sysv_room_bytes() || link->arena_bytes > fg_mem_available_bytes()) {
+        if (room < SHM_FIRST_BYTES || link->arena_bytes > sysv_room_bytes() ||
+            link->arena_bytes > fg_mem_available_bytes()) {
             if (wants == WANTS_SHM) {
                 return fg_fail(err, FG_AGAIN,
                                "link: an arena of %zu MiB does not fit into shared memory "
-                               "(/dev/shm has %llu MiB free): fewer blocks, or transport tcp",
+                               "(/dev/shm has %llu MiB free): more room there (--shm-size of "
+                               "docker), fewer blocks, or transport tcp",
                                link->arena_bytes >> 20, (unsigned long long)(room >> 20));
             }
+            warn_of_room(link);
             wants = WANTS_TCP;
+            sysv = false;
         }
     }
     *wants_out = wants;
@@ -363,6 +382,34 @@ static fg_status open_worker(ucx_link *link, fg_error *err)
     return status;
 }
 
+/* Context, arena and worker over the transports that are wanted. */
+static fg_status open_parts(ucx_link *link, const fg_link_options *options, unsigned wants,
+                            bool sysv, fg_error *err)
+{
+    link->shm = (wants & WANTS_SHM) != 0;
+    link->tcp = (wants & WANTS_TCP) != 0;
+    link->medium = !link->shm ? FG_LINK_PRIVATE : sysv ? FG_LINK_SYSV : FG_LINK_POSIX;
+    fg_status status = open_context(link, wants, options->host, sysv, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    status = open_arena(link, err);
+    if (status != FG_OK) {
+        goto cleanup_context;
+    }
+    status = open_worker(link, err);
+    if (status != FG_OK) {
+        goto close_arena;
+    }
+    return FG_OK;
+
+close_arena:
+    close_arena(link);
+cleanup_context:
+    ucp_cleanup(link->context);
+    return status;
+}
+
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err)
 {
     ucx_link *link = fg_mem_alloc(sizeof *link);
@@ -385,23 +432,17 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
     if (status != FG_OK) {
         goto free_link;
     }
-    link->shm = (wants & WANTS_SHM) != 0;
-    link->tcp = (wants & WANTS_TCP) != 0;
-    link->medium = !link->shm ? FG_LINK_PRIVATE : sysv ? FG_LINK_SYSV : FG_LINK_POSIX;
     link->host_id = ucx_host_id();
     link->base.id = fg_rng_entropy() | 1;
     fg_link_give_back_signals();
-    status = open_context(link, wants, options->host, sysv, err);
+    status = open_parts(link, options, wants, sysv, err);
+    if (status == FG_AGAIN && wants == (WANTS_SHM | WANTS_TCP)) {
+        /* Another process took the room that was there a moment ago. */
+        warn_of_room(link);
+        status = open_parts(link, options, WANTS_TCP, false, err);
+    }
     if (status != FG_OK) {
         goto free_link;
-    }
-    status = open_arena(link, err);
-    if (status != FG_OK) {
-        goto cleanup_context;
-    }
-    status = open_worker(link, err);
-    if (status != FG_OK) {
-        goto close_arena;
     }
     status = fg_link_core_init(&link->base, &ucx_port, options, err);
     if (status != FG_OK) {
@@ -420,9 +461,7 @@ deinit_core:
     fg_link_core_deinit(&link->base);
 destroy_worker:
     ucp_worker_destroy(link->worker);
-close_arena:
     close_arena(link);
-cleanup_context:
     ucp_cleanup(link->context);
 free_link:
     fg_mem_free(link);

@@ -18,7 +18,8 @@ import threading
 import time
 import uuid
 
-from _forge import ROOT, WAIT_S, Stream, Suite, answer_of, get, story_requests, wait_for
+from _forge import (ROOT, WAIT_S, Cluster, Skip, Stream, Suite, answer_of, assert_same, get, run_all,
+                    story_requests, wait_for)
 
 MARK = "HOST_TEST_MARK"  # in the environment of everything that a case starts
 
@@ -334,6 +335,52 @@ def output_lost(suite):
         assert batch.returncode == want, f"batch {how}: {batch.returncode}, {batch.stderr}"
 
 
+@contextlib.contextmanager
+def small_shm(suite, size):
+    """A program that runs forge where /dev/shm has so much room, as in a container."""
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o "size=$0" tmpfs /dev/shm && echo ready && exec cat',
+             size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+        try:
+            if holder.stdout.readline() != b"ready\n":
+                raise Skip(f"no mount of one's own: {holder.stderr.read().decode().strip()}")
+            program = os.path.join(folder, "forge")
+            with open(program, "w", encoding="utf-8") as script:
+                script.write(f'#!/bin/sh\nexec nsenter -t {holder.pid} -m -- "{suite.options.forge}" "$@"\n')
+            os.chmod(program, 0o755)
+            yield program
+        finally:
+            holder.stdin.close()
+            holder.wait()
+
+
+def shm_too_small(suite):
+    """Where /dev/shm has no room, workers start all the same, say so once and answer as ever."""
+    requests = [{**r, "model": "any"} for r in story_requests(suite.random, 24, tokens=(20, 60))]
+    flags = ["--served-model-name", "any"]
+    model = suite.stories()
+    with suite.cluster(model=model, standalone=True, flags=flags) as alone:
+        want = run_all([lambda r=r: answer_of(alone.port, r) for r in requests])
+    notes = []
+    for size, warned in (("4k", 2), ("1m", 2), ("12m", None), ("30m", None)):
+        with small_shm(suite, size) as program, \
+                Cluster(program, model, flags=[*flags, "--kv-blocks", "512"]) as cluster:
+            have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
+            assert_same(requests, want, have, f"differ with a /dev/shm of {size}")
+            cluster.wait_at_rest(workers=2)
+            lines = [sum("event=no_shared_memory" in line for line in worker.log_tail(1000).splitlines())
+                     for worker in cluster.workers.values()]
+            assert max(lines) <= 1 and warned in (None, sum(lines)), f"{size}: {lines} warnings"
+            notes.append(f"{size}: {sum(lines)} of 2 over TCP")
+    with small_shm(suite, "1m") as program:
+        refused = subprocess.run([program, "serve", "--model", model, "--mode", "decode", "--router",
+                                  "127.0.0.1:1", "--kv-transport", "shm"], text=True, timeout=30,
+                                 stderr=subprocess.PIPE, check=False)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+        assert "--shm-size" in refused.stderr, refused.stderr
+    return ", ".join(notes)
+
+
 def answers_at_once(suite):
     """Who reads that a server listens, and asks, gets an answer."""
     body = json.dumps({"model": "any", "prompt": "Once upon a time", "max_tokens": 1})
@@ -396,6 +443,7 @@ def main():
     suite.case("forge sim: SIGHUP", command_hung_up, suite)
     suite.case("output that is lost", output_lost, suite)
     suite.case("standalone: the first request", answers_at_once, suite)
+    suite.case("/dev/shm is too small", shm_too_small, suite)
     suite.case("few descriptors", few_descriptors, suite, True)
     suite.case("few descriptors, but more are allowed", few_descriptors, suite, False)
     suite.end()
