@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "cli/batch.h"
@@ -19,6 +21,9 @@
 #include "common/conf/options.h"
 #include "common/link/link.h"
 #include "kernels/cpu/isa.h"
+
+/* What each thread may count on; usually there is eight times as much. */
+#define STACK_BYTES (1024u * 1024u)
 
 extern char **environ;
 
@@ -136,6 +141,25 @@ static void hold_standard_files(void)
     }
 }
 
+/* A small limit of the stack is raised, for this thread and for those to come; without it they would end
+ * somewhere, without a word. False: the system does not let us. */
+static bool find_stack(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= STACK_BYTES) {
+        return true;
+    }
+    pthread_attr_t each;
+    limit.rlim_cur = STACK_BYTES;
+    bool raised = limit.rlim_max >= STACK_BYTES && setrlimit(RLIMIT_STACK, &limit) == 0;
+    if (raised && pthread_attr_init(&each) == 0) {
+        raised = pthread_attr_setstacksize(&each, STACK_BYTES) == 0 &&
+                 pthread_setattr_default_np(&each) == 0;
+        pthread_attr_destroy(&each);
+    }
+    return raised;
+}
+
 /* Whether all that was printed has arrived, whoever printed it; a reader that left has seen enough. */
 static int check_output(int code)
 {
@@ -154,5 +178,10 @@ int main(int argc, char **argv)
 {
     hold_standard_files();
     fg_link_give_back_signals();
+    if (!find_stack()) {
+        fprintf(stderr, "forge: the limit of the stack is too small: `ulimit -s %u` at least\n",
+                STACK_BYTES / 1024);
+        return 2;
+    }
     return check_output(run(argc, argv));
 }

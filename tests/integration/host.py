@@ -199,7 +199,8 @@ def no_scratch(suite):
 class Server:
     """One forge process, started as nohup or a terminal does it."""
 
-    def __init__(self, suite, mode, nohup=False, terminal=False, files=None, piped=False, flags=()):
+    def __init__(self, suite, mode, nohup=False, terminal=False, files=None, stack=None,
+                 piped=False, flags=()):
         self.out = tempfile.TemporaryFile("w+")
         self.master = None
         output = {"stdout": subprocess.PIPE if piped else self.out, "stderr": self.out}
@@ -208,6 +209,8 @@ class Server:
 
         def prepare():
             signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+            if stack:
+                resource.setrlimit(resource.RLIMIT_STACK, stack)
             if files:
                 resource.setrlimit(resource.RLIMIT_NOFILE, files)
             if terminal:
@@ -381,6 +384,21 @@ def shm_too_small(suite):
     return ", ".join(notes)
 
 
+def small_stack(suite):
+    """A small stack is raised where that is allowed, else one line says so."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    body = {"model": "any", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    with Server(suite, "standalone", stack=(40 * 1024, hard)) as server:
+        server.ready()
+        assert answer_of(server.port, body)["text"]
+        server.child.send_signal(signal.SIGTERM)
+        server.end()
+    with Server(suite, "standalone", stack=(48 * 1024, 48 * 1024)) as server:
+        wait_for("its end", lambda: server.child.poll() is not None)
+        said = server.said()
+        assert server.child.returncode == 2 and said.count("\n") == 1 and "ulimit -s" in said, said
+
+
 def answers_at_once(suite):
     """Who reads that a server listens, and asks, gets an answer."""
     body = json.dumps({"model": "any", "prompt": "Once upon a time", "max_tokens": 1})
@@ -444,6 +462,7 @@ def main():
     suite.case("output that is lost", output_lost, suite)
     suite.case("standalone: the first request", answers_at_once, suite)
     suite.case("/dev/shm is too small", shm_too_small, suite)
+    suite.case("a small stack", small_stack, suite)
     suite.case("few descriptors", few_descriptors, suite, True)
     suite.case("few descriptors, but more are allowed", few_descriptors, suite, False)
     suite.end()
