@@ -376,8 +376,8 @@ static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_
 
 static const char *isa_name(int isa)
 {
-    static const char *const names[] = { "auto",        "plain", "avx2", "avx512",
-                                         "avx512_bf16", "amx",   "neon" };
+    static const char *const names[] = { "auto",   "plain",       "avx2", "avx_vnni",
+                                         "avx512", "avx512_bf16", "amx",  "neon" };
     return names[isa];
 }
 

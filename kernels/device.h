@@ -30,7 +30,7 @@ typedef enum fg_memory_kind {
 
 typedef struct fg_device_options {
     const char *kind;      /* "cpu" */
-    const char *isa;       /* CPU: "auto", "plain", "avx2", "avx512", "avx512_bf16", "neon" */
+    const char *isa;       /* CPU: "auto", "plain", "avx2", "avx_vnni", "avx512", ... (isa.c) */
     uint32_t thread_count; /* CPU: compute threads, the caller's included */
     const struct fg_team_place *places; /* CPU: where each of them runs; NULL: anywhere. Not kept */
     struct fg_core_share *share;        /* CPU: NULL, or who says how many of them compute */

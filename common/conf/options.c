@@ -18,6 +18,7 @@ static const fg_conf_choice instruction_sets[] = {
     { "auto", FG_ISA_AUTO },
     { "plain", FG_ISA_PLAIN },
     { "avx2", FG_ISA_AVX2 },
+    { "avx_vnni", FG_ISA_AVX_VNNI },
     { "avx512", FG_ISA_AVX512 },
     { "avx512_bf16", FG_ISA_AVX512_BF16 },
     { "amx", FG_ISA_AMX },
@@ -489,9 +490,10 @@ static const fg_option options[] = {
       .group = memory,
       .roles = engine_roles,
       AT(cpu_isa),
-      .help = "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
-              "AVX-512 with VNNI, the same with BF16, that and AMX, or NEON with dot products. All "
-              "give the same bits." },
+      .help =
+          "Instruction set of the kernels: the best this processor has (auto), plain C, AVX2, "
+          "the same with AVX-VNNI, AVX-512 with VNNI, the same with BF16, that and AMX, or NEON "
+          "with dot products. All give the same bits." },
     { .name = "cpu-pin",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",

@@ -18,6 +18,7 @@ typedef enum fg_cpu_isa {
     FG_ISA_AUTO,
     FG_ISA_PLAIN,
     FG_ISA_AVX2,
+    FG_ISA_AVX_VNNI,
     FG_ISA_AVX512,
     FG_ISA_AVX512_BF16,
     FG_ISA_AMX,

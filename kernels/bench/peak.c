@@ -35,10 +35,11 @@ struct fg_peaks {
 
 #if defined(__x86_64__)
 
-#define ON_AVX2 __attribute__((target("avx2,fma")))
-#define ON_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define ON_AMX  __attribute__((target("amx-tile,amx-int8,amx-bf16")))
-#define ON_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define ON_AVX2     __attribute__((target("avx2,fma")))
+#define ON_AVX_VNNI __attribute__((target("avx2,avxvnni")))
+#define ON_VNNI     __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define ON_AMX      __attribute__((target("amx-tile,amx-int8,amx-bf16")))
+#define ON_BF16     __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
 /* Every chain does STEP(sum) in each round. The empty asm keeps the compiler from folding rounds. */
 #define RUN_CHAINS(vector, zero, input, STEP)                                                      \
@@ -71,6 +72,14 @@ static ON_AVX2 void run_int8_short(void)
 {
     __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5);
 #define STEP(sum) _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b))
+    RUN_CHAINS(__m256i, _mm256_setzero_si256(), a, STEP);
+#undef STEP
+}
+
+static ON_AVX_VNNI void run_avx_vnni(void)
+{
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5);
+#define STEP(sum) _mm256_dpbusd_avx_epi32(sum, a, b)
     RUN_CHAINS(__m256i, _mm256_setzero_si256(), a, STEP);
 #undef STEP
 }
@@ -188,11 +197,22 @@ static bool has_vnni(void)
            __builtin_cpu_supports("avx512bw");
 }
 
-static bool has_amx(void)
+/* Of what compilers have no name for. */
+static bool can_run(const char *isa)
 {
     fg_cpu_facts facts = fg_cpu_facts_read();
     const fg_cpu_kernels *kernels;
-    return fg_cpu_find_kernels("amx", &facts, &kernels, NULL) == FG_OK;
+    return fg_cpu_find_kernels(isa, &facts, &kernels, NULL) == FG_OK;
+}
+
+static bool has_avx_vnni(void)
+{
+    return can_run("avx_vnni");
+}
+
+static bool has_amx(void)
+{
+    return can_run("amx");
 }
 
 static bool has_bf16(void)
@@ -207,6 +227,15 @@ typedef struct method {
     const char *how;
 } method;
 
+static method int8_method(void)
+{
+    if (has_vnni()) {
+        return (method){ run_vnni, 64, "vpdpbusd zmm" };
+    }
+    return has_avx_vnni() ? (method){ run_avx_vnni, 32, "vpdpbusd ymm" }
+                          : (method){ run_int8, 32, "vpmaddubsw + vpmaddwd + vpaddd ymm" };
+}
+
 static method method_of(fg_peak_kind kind)
 {
     if (!has_avx2()) {
@@ -214,11 +243,11 @@ static method method_of(fg_peak_kind kind)
     }
     switch (kind) {
     case FG_PEAK_INT8:
-        return has_vnni() ? (method){ run_vnni, 64, "vpdpbusd zmm" }
-                          : (method){ run_int8, 32, "vpmaddubsw + vpmaddwd + vpaddd ymm" };
+        return int8_method();
     case FG_PEAK_INT8_SHORT:
-        return has_vnni() ? (method){ NULL, 0, "" }
-                          : (method){ run_int8_short, 32, "vpmaddubsw + vpaddw ymm" };
+        return has_vnni() || has_avx_vnni()
+                   ? (method){ NULL, 0, "" }
+                   : (method){ run_int8_short, 32, "vpmaddubsw + vpaddw ymm" };
     case FG_PEAK_INT8_TILES:
         return has_amx() ? (method){ run_int8_tiles, 1024, "tdpbssd" } : (method){ NULL, 0, "" };
     case FG_PEAK_BF16:

@@ -16,8 +16,8 @@
 #include "common/base/status.h"
 
 typedef enum fg_peak_kind {
-    /* int8 products summed exactly to 32 bits, for any weights: VNNI where there is AVX-512 with it, else
-     * multiply-add pairs to 16 bits, pairs to 32 bits, add. */
+    /* int8 products summed exactly to 32 bits, for any weights: VNNI, of AVX-512 where there is that, else multiply-add
+     * pairs to 16 bits, pairs to 32 bits, add. */
     FG_PEAK_INT8,
     /* int8 pairs summed in 16 bits, which holds for a few groups of small weights: what a kernel that
      * widens rarely can come near. 0 where VNNI makes it pointless. */

@@ -145,16 +145,21 @@ void fg_cpu_avx2_to_halves(const float *values, uint32_t count, uint16_t *halves
     fg_cpu_plain_to_halves(values + whole, count - whole, halves + whole);
 }
 
+/* What the tables have in common; products of bytes differ. */
+#define AVX2_ROWS                                                                                  \
+    .quantize_row = avx2_quantize_row, .pair_row = avx2_pair_row, .product_pairs = avx2_pair_row,  \
+    .rmsnorm_row = avx2_rmsnorm_row, .swiglu = avx2_swiglu, .attend = fg_cpu_avx2_attend,          \
+    .rotate = fg_cpu_avx2_rotate, .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,              \
+    .to_halves = fg_cpu_avx2_to_halves
+
 const fg_cpu_kernels fg_cpu_avx2 = {
+    AVX2_ROWS,
     .name = "avx2",
-    .quantize_row = avx2_quantize_row,
-    .pair_row = avx2_pair_row,
-    .product_pairs = avx2_pair_row,
     .linear = fg_cpu_avx2_linear,
-    .rmsnorm_row = avx2_rmsnorm_row,
-    .swiglu = avx2_swiglu,
-    .attend = fg_cpu_avx2_attend,
-    .rotate = fg_cpu_avx2_rotate,
-    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,
-    .to_halves = fg_cpu_avx2_to_halves,
+};
+
+const fg_cpu_kernels fg_cpu_avx_vnni = {
+    AVX2_ROWS,
+    .name = "avx_vnni",
+    .linear = fg_cpu_avx_vnni_linear,
 };

@@ -10,14 +10,11 @@
  * How long 16-bit sums are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow
  * eight pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).
  */
-#include "kernels/cpu/avx2.h"
-#include "kernels/cpu/avx2_math.h"
-#include "kernels/cpu/panel_group.h"
+#include "kernels/cpu/avx2_unpack.h"
 
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
  * two more of them would fall into the same few sets of the first-level cache. */
 enum { TILE_ROWS = 8 };
-enum { VECTOR = 64, HALF = 32 };
 /* Bytes ahead of one row's walk through panels, groups ahead of that of more rows: what arrives from memory
  * meanwhile. */
 enum { BYTES_AHEAD = 2304, GROUPS_AHEAD = 12 };
@@ -40,42 +37,17 @@ typedef struct codes {
     __m256i b0, b1, b2, b3;
 } codes;
 
-/* What the products of a group are scaled with, for eight outputs. */
-typedef struct factors {
-    __m256 d;
-    __m256 minimum;
-    __m256i first;  /* what pair sums are multiplied with: 1; of Q6_K columns 0..15's scale */
-    __m256i second; /* Q6_K: of columns 16..31 */
+/* What the pair sums of a group are multiplied with, for eight outputs. */
+typedef struct pair_scales {
+    __m256i first;  /* 1; of Q6_K columns 0..15's scale */
+    __m256i second; /* the same of columns 16..31 */
     __m256i both;   /* Q6_K: the two of an output side by side, times the codes' offset */
-} factors;
+} pair_scales;
 
 /* Eight 32-bit or sixteen 16-bit sums of each half of the panel. */
 typedef struct products {
     __m256i a, b;
 } products;
-
-FG_AVX2_INLINE __m256i load32(const void *bytes)
-{
-    return _mm256_loadu_si256((const __m256i *)bytes);
-}
-
-/* Vector j (0..3) of the 16 columns from 16 * half on, for eight outputs. */
-FG_AVX2_INLINE __m256i unpack(uint32_t type, const uint8_t *at, int half, int j)
-{
-    __m256i raw = load32(at + (size_t)j * VECTOR);
-    raw = half == 0 ? raw : _mm256_srli_epi16(raw, 4);
-    __m256i w = _mm256_and_si256(raw, _mm256_set1_epi8(15));
-    if (type == FG_Q5_0 || type == FG_Q5_1 || type == FG_Q5_K) {
-        __m256i high = load32(at + 4 * VECTOR);
-        high = half == 0 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j);
-        w = _mm256_or_si256(w, _mm256_and_si256(high, _mm256_set1_epi8(16)));
-    } else if (type == FG_Q6_K) {
-        __m256i high = load32(at + (size_t)(4 + half) * VECTOR);
-        high = j < 2 ? _mm256_slli_epi16(high, 4 - 2 * j) : _mm256_srli_epi16(high, 2 * j - 4);
-        w = _mm256_or_si256(w, _mm256_and_si256(high, _mm256_set1_epi8(48)));
-    }
-    return w;
-}
 
 FG_AVX2_INLINE codes unpack_half(uint32_t type, const uint8_t *at, int half)
 {
@@ -85,67 +57,26 @@ FG_AVX2_INLINE codes unpack_half(uint32_t type, const uint8_t *at, int half)
                     unpack(type, at + HALF, half, 2), unpack(type, at + HALF, half, 3) };
 }
 
-FG_AVX2_INLINE __m256 halves(const uint8_t *at)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
-}
-
-FG_AVX2_INLINE __m128i load8(const uint8_t *at)
-{
-    return _mm_loadl_epi64((const __m128i *)at);
-}
-
 /* Each 32-bit value's low half in both halves. */
 FG_AVX2_INLINE __m256i twice(__m256i value)
 {
     return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xAA);
 }
 
-/* Scales of group g of a unit for outputs 8 * half .. 8 * half + 7. */
-FG_AVX2_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g, size_t half)
+/* Of group g of a unit, for outputs 8 * half .. 8 * half + 7. */
+FG_AVX2_INLINE pair_scales pair_scales_of(uint32_t type, const uint8_t *scales, size_t g,
+                                          size_t half)
 {
-    factors f = { .first = _mm256_set1_epi16(1) };
-    switch (type) {
-    case FG_Q4_1:
-    case FG_Q5_1:
-        scales += half * 16;
-        f.d = halves(scales);
-        f.minimum = halves(scales + 32);
-        break;
-    case FG_Q4_K:
-    case FG_Q5_K: {
-        const uint8_t *bytes = scales + 64 + g * 32 + half * 8;
-        /* The products of halves and six bits are exact. */
-        __m256 integers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes)));
-        f.d = _mm256_mul_ps(halves(scales + half * 16), integers);
-        __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes + 16)));
-        f.minimum = _mm256_xor_ps(_mm256_mul_ps(halves(scales + 32 + half * 16), minima),
-                                  _mm256_set1_ps(-0.0f));
-        break;
+    pair_scales s = { .first = _mm256_set1_epi16(1), .second = _mm256_set1_epi16(1) };
+    if (type == FG_Q6_K) {
+        __m256i first = integers_of(scales, g, half, 0);
+        __m256i second = integers_of(scales, g, half, 1);
+        s.first = twice(first);
+        s.second = twice(second);
+        s.both = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xAA);
+        s.both = _mm256_slli_epi16(s.both, 5);
     }
-    case FG_Q6_K: {
-        const uint8_t *bytes = scales + 32 + g * 32 + half * 8;
-        f.d = halves(scales + half * 16);
-        __m256i first = _mm256_cvtepi8_epi32(load8(bytes));
-        __m256i second = _mm256_cvtepi8_epi32(load8(bytes + 16));
-        f.first = twice(first);
-        f.second = twice(second);
-        f.both = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xAA);
-        f.both = _mm256_slli_epi16(f.both, 5);
-        break;
-    }
-    default:
-        f.d = halves(scales + g * 32 + half * 16);
-        break;
-    }
-    return f;
-}
-
-FG_AVX2_INLINE __m256i broadcast4(const void *bytes)
-{
-    int32_t word;
-    memcpy(&word, bytes, sizeof word);
-    return _mm256_set1_epi32(word);
+    return s;
 }
 
 /* Compilers take what comes before it first. Free to interleave a row's 16 columns, they run out of
@@ -188,12 +119,12 @@ FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x, _
 
 /* The exact sum of one row's group for eight outputs, from those of its halves. */
 FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second, const int16_t *sums,
-                                 const factors *f)
+                                 const pair_scales *s)
 {
     switch (type) {
     case FG_Q4_0: {
         __m256i offset = _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-8));
-        first = _mm256_madd_epi16(_mm256_add_epi16(first, second), f->first);
+        first = _mm256_madd_epi16(_mm256_add_epi16(first, second), s->first);
         return _mm256_add_epi32(first, offset);
     }
     case FG_Q5_0: {
@@ -201,57 +132,46 @@ FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second, c
         return _mm256_add_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q6_K: {
-        __m256i offset = _mm256_madd_epi16(broadcast4(sums), f->both);
+        __m256i offset = _mm256_madd_epi16(broadcast4(sums), s->both);
         return _mm256_sub_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q5_1:
     case FG_Q5_K:
         return _mm256_add_epi32(first, second);
     default:
-        return _mm256_madd_epi16(_mm256_add_epi16(first, second), f->first);
+        return _mm256_madd_epi16(_mm256_add_epi16(first, second), s->first);
     }
 }
 
-FG_AVX2_INLINE __m256 add_scaled(uint32_t type, __m256i sum, const fg_quant_group *group,
-                                 const factors *f, __m256 total)
+FG_AVX2_INLINE __m256 add_sum(uint32_t type, __m256i sum, const fg_quant_group *group,
+                              const factors *f, __m256 total)
 {
-    if (fg_cpu_has_minimum(type)) {
-        total = _mm256_fmadd_ps(f->minimum, _mm256_set1_ps(group->offset), total);
-    }
-    __m256 scale = _mm256_mul_ps(f->d, _mm256_set1_ps(group->scale));
-    return _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), total);
+    return add_scaled(type, _mm256_cvtepi32_ps(sum), group, f, total);
 }
-
-/* A group as the walk through a panel meets it. */
-typedef struct place {
-    const uint8_t *scales; /* of its unit */
-    const uint8_t *codes;
-    size_t in_unit;
-    size_t group; /* in the row */
-} place;
 
 FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
 {
     const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
-    factors a = scales_of(type, p->scales, p->in_unit, 0);
-    factors b = scales_of(type, p->scales, p->in_unit, 1);
+    factors a = factors_of(type, p->scales, p->in_unit, 0);
+    factors b = factors_of(type, p->scales, p->in_unit, 1);
+    pair_scales a_pairs = pair_scales_of(type, p->scales, p->in_unit, 0);
+    pair_scales b_pairs = pair_scales_of(type, p->scales, p->in_unit, 1);
     codes w = unpack_half(type, p->codes, 0);
     for (uint32_t row = 0; row < t->rows; row++) {
-        products half = half_products(type, w, x + row * t->columns, a.first, b.first);
+        products half = half_products(type, w, x + row * t->columns, a_pairs.first, b_pairs.first);
         t->halves[row][0] = half.a;
         t->halves[row][1] = half.b;
     }
     w = unpack_half(type, p->codes, 1);
-    __m256i a_scales = type == FG_Q6_K ? a.second : a.first;
-    __m256i b_scales = type == FG_Q6_K ? b.second : b.first;
     const fg_quant_group *group = t->groups + p->group;
     for (uint32_t row = 0; row < t->rows; row++) {
-        products half = half_products(type, w, x + row * t->columns + 16, a_scales, b_scales);
+        products half =
+            half_products(type, w, x + row * t->columns + 16, a_pairs.second, b_pairs.second);
         finish_first(&half);
-        __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a);
-        __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b);
-        t->sums[row][0] = add_scaled(type, first, group, &a, t->sums[row][0]);
-        t->sums[row][1] = add_scaled(type, second, group, &b, t->sums[row][1]);
+        __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a_pairs);
+        __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b_pairs);
+        t->sums[row][0] = add_sum(type, first, group, &a, t->sums[row][0]);
+        t->sums[row][1] = add_sum(type, second, group, &b, t->sums[row][1]);
         group += t->group_count;
     }
 }
@@ -261,16 +181,18 @@ FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *
 {
     const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
     const fg_quant_group *group = t->groups + p->group;
-    factors a = scales_of(type, p->scales, p->in_unit, 0);
-    factors b = scales_of(type, p->scales, p->in_unit, 1);
-    bool two = type == FG_Q6_K;
-    products low = half_products(type, unpack_half(type, p->codes, 0), x, a.first, b.first);
-    products high = half_products(type, unpack_half(type, p->codes, 1), x + 16,
-                                  two ? a.second : a.first, two ? b.second : b.first);
-    __m256i first = whole_sum(type, low.a, high.a, group->sums, &a);
-    __m256i second = whole_sum(type, low.b, high.b, group->sums, &b);
-    sums[0] = add_scaled(type, first, group, &a, sums[0]);
-    sums[1] = add_scaled(type, second, group, &b, sums[1]);
+    factors a = factors_of(type, p->scales, p->in_unit, 0);
+    factors b = factors_of(type, p->scales, p->in_unit, 1);
+    pair_scales a_pairs = pair_scales_of(type, p->scales, p->in_unit, 0);
+    pair_scales b_pairs = pair_scales_of(type, p->scales, p->in_unit, 1);
+    products low =
+        half_products(type, unpack_half(type, p->codes, 0), x, a_pairs.first, b_pairs.first);
+    products high =
+        half_products(type, unpack_half(type, p->codes, 1), x + 16, a_pairs.second, b_pairs.second);
+    __m256i first = whole_sum(type, low.a, high.a, group->sums, &a_pairs);
+    __m256i second = whole_sum(type, low.b, high.b, group->sums, &b_pairs);
+    sums[0] = add_sum(type, first, group, &a, sums[0]);
+    sums[1] = add_sum(type, second, group, &b, sums[1]);
 }
 
 /* Four products of 8-bit codes for each of eight outputs. The activations take the weights' signs, so
@@ -297,7 +219,7 @@ FG_AVX2_INLINE __m256i signed_dot4(__m256i magnitude, __m256i w, __m256i x, __m2
 #define FINISH_SIGNED_ROW(r)                                                                       \
     if (R > (r)) {                                                                                 \
         t->sums[r][half] =                                                                         \
-            add_scaled(FG_Q8_0, sum##r, group + (r)*t->group_count, &f, t->sums[r][half]);         \
+            add_sum(FG_Q8_0, sum##r, group + (r)*t->group_count, &f, t->sums[r][half]);            \
     }
 
 /* Eight outputs' group of 8-bit codes against R rows. */
@@ -312,7 +234,7 @@ FG_AVX2_INLINE void add_signed_half(uint32_t R, tile *t, const place *p, size_t 
         __m256i magnitude = _mm256_abs_epi8(w);
         EACH_SIGNED_ROW(ADD_SIGNED_ROW)
     }
-    factors f = scales_of(FG_Q8_0, p->scales, p->in_unit, half);
+    factors f = factors_of(FG_Q8_0, p->scales, p->in_unit, half);
     const fg_quant_group *group = t->groups + p->group;
     EACH_SIGNED_ROW(FINISH_SIGNED_ROW)
 }
@@ -338,8 +260,8 @@ FG_AVX2_INLINE void add_signed_halves(uint32_t R, tile *t, const place *p)
 #define FINISH_WHOLE_ROW(r)                                                                        \
     if (R > (r)) {                                                                                 \
         const fg_quant_group *group = t->groups + p->group + (r)*t->group_count;                   \
-        t->sums[r][0] = add_scaled(FG_Q8_0, a##r, group, &a_factors, t->sums[r][0]);               \
-        t->sums[r][1] = add_scaled(FG_Q8_0, b##r, group, &b_factors, t->sums[r][1]);               \
+        t->sums[r][0] = add_sum(FG_Q8_0, a##r, group, &a_factors, t->sums[r][0]);                  \
+        t->sums[r][1] = add_sum(FG_Q8_0, b##r, group, &b_factors, t->sums[r][1]);                  \
     }
 
 /* Few rows: all sixteen outputs at once, as their codes come from memory. */
@@ -355,8 +277,8 @@ FG_AVX2_INLINE void add_signed_whole(uint32_t R, tile *t, const place *p)
         __m256i b_magnitude = _mm256_abs_epi8(b);
         EACH_WHOLE_ROW(ADD_WHOLE_ROW)
     }
-    factors a_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
-    factors b_factors = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
+    factors a_factors = factors_of(FG_Q8_0, p->scales, p->in_unit, 0);
+    factors b_factors = factors_of(FG_Q8_0, p->scales, p->in_unit, 1);
     EACH_WHOLE_ROW(FINISH_WHOLE_ROW)
 }
 
@@ -384,18 +306,10 @@ FG_AVX2_INLINE void add_signed_to_row(const tile *t, const place *p, __m256 sums
         a_sum = signed_dot4(_mm256_abs_epi8(a), a, x_j, a_sum);
         b_sum = signed_dot4(_mm256_abs_epi8(b), b, x_j, b_sum);
     }
-    factors a = scales_of(FG_Q8_0, p->scales, p->in_unit, 0);
-    factors b = scales_of(FG_Q8_0, p->scales, p->in_unit, 1);
-    sums[0] = add_scaled(FG_Q8_0, a_sum, group, &a, sums[0]);
-    sums[1] = add_scaled(FG_Q8_0, b_sum, group, &b, sums[1]);
-}
-
-/* Few rows pass a panel too quickly for the processor to foresee what they will read. */
-FG_AVX2_INLINE void ask_for(const uint8_t *at, size_t size_bytes)
-{
-    for (size_t i = 0; i < size_bytes; i += VECTOR) {
-        _mm_prefetch((const char *)at + i, _MM_HINT_T0);
-    }
+    factors a = factors_of(FG_Q8_0, p->scales, p->in_unit, 0);
+    factors b = factors_of(FG_Q8_0, p->scales, p->in_unit, 1);
+    sums[0] = add_sum(FG_Q8_0, a_sum, group, &a, sums[0]);
+    sums[1] = add_sum(FG_Q8_0, b_sum, group, &b, sums[1]);
 }
 
 /* One row against one panel, or against two in turns. */

@@ -57,6 +57,7 @@ typedef struct fg_cpu_kernels {
 extern const fg_cpu_kernels fg_cpu_plain;
 #if defined(__x86_64__)
 extern const fg_cpu_kernels fg_cpu_avx2;
+extern const fg_cpu_kernels fg_cpu_avx_vnni;
 extern const fg_cpu_kernels fg_cpu_avx512;
 extern const fg_cpu_kernels fg_cpu_avx512_bf16;
 extern const fg_cpu_kernels fg_cpu_amx;

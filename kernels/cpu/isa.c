@@ -47,6 +47,13 @@ static bool ask_for_tiles(void)
 #endif
 
 #if defined(__x86_64__)
+/* What the tables with registers of 256 bits need. */
+#define AVX2_NEEDS                                                                                 \
+    { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" }, { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },                  \
+        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },                                                    \
+    {                                                                                              \
+        FG_CPU_XCR0, YMM_STATE, "256-bit registers switched on by the operating system"            \
+    }
 /* What all tables with AVX-512 need. */
 #define AVX512_NEEDS                                                                               \
     { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" }, { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },                  \
@@ -71,11 +78,8 @@ static const level levels[] = {
         { FG_CPU_GRANTED, 1, "the kernel's leave to use tiles (Linux 5.16)" } } },
     { &fg_cpu_avx512_bf16, { AVX512_NEEDS, { FG_CPU_LEAF7_1_EAX, 1u << 5, "AVX512_BF16" } } },
     { &fg_cpu_avx512, { AVX512_NEEDS } },
-    { &fg_cpu_avx2,
-      { { FG_CPU_LEAF7_EBX, 1u << 5, "AVX2" },
-        { FG_CPU_LEAF1_ECX, 1u << 12, "FMA" },
-        { FG_CPU_LEAF1_ECX, 1u << 29, "F16C" },
-        { FG_CPU_XCR0, YMM_STATE, "256-bit registers switched on by the operating system" } } },
+    { &fg_cpu_avx_vnni, { AVX2_NEEDS, { FG_CPU_LEAF7_1_EAX, 1u << 4, "AVX_VNNI" } } },
+    { &fg_cpu_avx2, { AVX2_NEEDS } },
 #elif defined(__aarch64__)
     { &fg_cpu_neon, { { FG_CPU_HWCAP, HWCAP_ASIMDDP, "NEON's dot products (asimddp)" } } },
 #endif
@@ -148,15 +152,20 @@ fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                            missing);
         }
     }
-    if (strcmp(isa, "avx2") == 0 || strcmp(isa, "avx512") == 0 || strcmp(isa, "avx512_bf16") == 0 ||
-        strcmp(isa, "amx") == 0 || strcmp(isa, "neon") == 0) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "cpu-isa \"%s\" is for another kind of processor than this one; use auto",
-                       isa);
+    static const char *const known[] = {
+        "avx2", "avx_vnni", "avx512", "avx512_bf16", "amx", "neon"
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(isa, known[i]) == 0) {
+            return fg_fail(
+                err, FG_BAD_INPUT,
+                "cpu-isa \"%s\" is for another kind of processor than this one; use auto", isa);
+        }
     }
-    return fg_fail(
-        err, FG_BAD_INPUT,
-        "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx512, avx512_bf16, amx, neon)", isa);
+    return fg_fail(err, FG_BAD_INPUT,
+                   "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx_vnni, avx512, "
+                   "avx512_bf16, amx, neon)",
+                   isa);
 }
 
 const char *fg_cpu_kernels_name(size_t index)

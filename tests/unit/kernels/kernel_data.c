@@ -6,14 +6,27 @@
 #include "common/base/mem.h"
 #include "kernels/cpu/cpu.h"
 
-const char *const test_isas[TEST_ISAS] = {
-    "plain", "avx2", "avx512", "avx512_bf16", "amx", "neon"
-};
+const char *const test_isas[TEST_ISAS] = { "plain",       "avx2", "avx_vnni", "avx512",
+                                           "avx512_bf16", "amx",  "neon" };
 
 #if defined(FG_EMULATED_AVX512)
+void fg_emulated_avx_vnni_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                                 uint32_t first, uint32_t count);
 extern const fg_cpu_kernels fg_emulated_avx512;
 extern const fg_cpu_kernels fg_emulated_avx512_bf16;
 extern const fg_cpu_kernels fg_emulated_amx;
+#endif
+
+#if defined(FG_EMULATED_AVX512)
+/* All but the products of bytes is AVX2's. */
+static const fg_cpu_kernels *emulated_avx_vnni(void)
+{
+    static fg_cpu_kernels table;
+    table = fg_cpu_avx2;
+    table.name = "avx_vnni";
+    table.linear = fg_emulated_avx_vnni_linear;
+    return &table;
+}
 #endif
 
 /* A device whose kernels this machine can only emulate, which needs AVX2. */
@@ -21,8 +34,8 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
 {
 #if defined(FG_EMULATED_AVX512)
     fg_device_options options = { .kind = "cpu", .isa = "avx2", .thread_count = threads };
-    static const fg_cpu_kernels *const tables[] = { &fg_emulated_avx512, &fg_emulated_avx512_bf16,
-                                                    &fg_emulated_amx };
+    const fg_cpu_kernels *const tables[] = { emulated_avx_vnni(), &fg_emulated_avx512,
+                                             &fg_emulated_avx512_bf16, &fg_emulated_amx };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (strcmp(isa, tables[i]->name) == 0) {
             bool opened = fg_device_open(&options, &out->device, NULL) == FG_OK;

@@ -30,15 +30,16 @@ Test(device, refuses_what_it_does_not_know)
 
 #if defined(__x86_64__)
 /* What the x86 levels read, all present. */
-#define LEAF1  (1u << 12 | 1u << 29)
-#define AVX2   (1u << 5)
-#define AVX512 (AVX2 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)
-#define VNNI   (1u << 11)
-#define BF16   (1u << 5)
-#define YMM    0x07
-#define ZMM    0xE7
-#define AMX    (1u << 22 | 1u << 24 | 1u << 25)
-#define TILES  (0x60000 | ZMM)
+#define LEAF1    (1u << 12 | 1u << 29)
+#define AVX2     (1u << 5)
+#define AVX512   (AVX2 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)
+#define VNNI     (1u << 11)
+#define BF16     (1u << 5)
+#define AVX_VNNI (1u << 4)
+#define YMM      0x07
+#define ZMM      0xE7
+#define AMX      (1u << 22 | 1u << 24 | 1u << 25)
+#define TILES    (0x60000 | ZMM)
 
 Test(device, the_instruction_set_follows_the_processor_and_the_system)
 {
@@ -54,6 +55,24 @@ Test(device, the_instruction_set_follows_the_processor_and_the_system)
         { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "auto", "avx2", false },
         { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "avx512", "AVX512F, AVX512DQ", true },
         { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "neon", "another kind of processor", true },
+        { "avx2", { { LEAF1, AVX2, 0, 0, 0, YMM } }, "avx_vnni", "lacks AVX_VNNI;", true },
+        { "avx-vnni", { { LEAF1, AVX2, 0, 0, AVX_VNNI, YMM } }, "auto", "avx_vnni", false },
+        { "avx-vnni", { { LEAF1, AVX2, 0, 0, AVX_VNNI, YMM } }, "avx2", "avx2", false },
+        { "avx-vnni, no ymm state",
+          { { LEAF1, AVX2, 0, 0, AVX_VNNI, 0x03 } },
+          "auto",
+          "plain",
+          false },
+        { "avx-vnni, avx512",
+          { { LEAF1, AVX512, VNNI, 0, AVX_VNNI, ZMM } },
+          "auto",
+          "avx512",
+          false },
+        { "avx-vnni, avx512 without vnni",
+          { { LEAF1, AVX512, 0, 0, AVX_VNNI, ZMM } },
+          "auto",
+          "avx_vnni",
+          false },
         { "no ymm state", { { LEAF1, AVX2, 0, 0, 0, 0x03 } }, "auto", "plain", false },
         { "no fma", { { 1u << 29, AVX2, 0, 0, 0, YMM } }, "avx2", "lacks FMA;", true },
         { "avx512", { { LEAF1, AVX512, VNNI, 0, 0, ZMM } }, "auto", "avx512", false },

@@ -92,9 +92,10 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } variants[] = { { "plain", 1 },       { "plain", 3 },  { "avx2", 1 },   { "avx2", 2 },
-                     { "avx2", 4 },        { "avx512", 1 }, { "avx512", 2 }, { "avx512_bf16", 1 },
-                     { "avx512_bf16", 2 }, { "amx", 1 },    { "amx", 2 },    { "neon", 1 } };
+    } variants[] = { { "plain", 1 },  { "plain", 3 },       { "avx2", 1 },        { "avx2", 2 },
+                     { "avx2", 4 },   { "avx_vnni", 1 },    { "avx_vnni", 2 },    { "avx512", 1 },
+                     { "avx512", 2 }, { "avx512_bf16", 1 }, { "avx512_bf16", 2 }, { "amx", 1 },
+                     { "amx", 2 },    { "neon", 1 } };
     enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
     test_device devices[VARIANT_COUNT];
     size_t device_count = 0;

@@ -9,7 +9,7 @@
 #include "tests/support/test.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-enum { DEVICES_MAX = 8 };
+enum { DEVICES_MAX = 9 };
 
 /* The oracle first, then what this machine adds or can emulate. */
 static size_t open_devices(test_device devices[DEVICES_MAX])
@@ -19,6 +19,7 @@ static size_t open_devices(test_device devices[DEVICES_MAX])
     count += open_test_device("plain", 2, &devices[count]);
     count += open_test_device("avx2", 1, &devices[count]);
     count += open_test_device("avx2", 2, &devices[count]);
+    count += open_test_device("avx_vnni", 1, &devices[count]);
     count += open_test_device("avx512", 1, &devices[count]);
     count += open_test_device("avx512_bf16", 1, &devices[count]);
     count += open_test_device("amx", 1, &devices[count]);

@@ -1,6 +1,6 @@
 /*
- * immintrin - in place of the compiler's own header, where the AVX-512 kernels are compiled for a
- * machine without the instructions: SIMDe does their work with AVX2, and what its Debian 12 release
+ * immintrin - in place of the compiler's own header, where the kernels of AVX-512, AMX and AVX-VNNI are compiled
+ * for a machine without the instructions: SIMDe does their work with AVX2, and what its Debian 12 release
  * lacks follows here. Test only; it shows the arithmetic to be right, not the speed.
  */
 #ifndef FORGE_TESTS_EMULATED_IMMINTRIN_H
@@ -40,16 +40,20 @@ FG_EMULATED __m512 fg_emulated_joined_ps(__m256 low, __m256 high)
 }
 
 /* Bytes 0 and 2 of a lane, then 1 and 3, as words; their products are summed in 32 bits. */
+FG_EMULATED __m256i fg_emulated_dpbusd_half(__m256i sums, __m256i a, __m256i b)
+{
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
+                                     _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+}
+
 FG_EMULATED __m512i fg_emulated_dpbusd(__m512i sums, __m512i a, __m512i b)
 {
     __m256i out[2];
     for (int half = 0; half < 2; half++) {
-        __m256i x = fg_emulated_half(a, half);
-        __m256i y = fg_emulated_half(b, half);
-        __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-        __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
-        out[half] = _mm256_add_epi32(fg_emulated_half(sums, half), _mm256_add_epi32(even, odd));
+        out[half] = fg_emulated_dpbusd_half(fg_emulated_half(sums, half), fg_emulated_half(a, half),
+                                            fg_emulated_half(b, half));
     }
     return fg_emulated_joined(out[0], out[1]);
 }
@@ -366,6 +370,8 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
 #undef _mm512_dpbusd_epi32
 #define _mm512_dpbusd_epi32 fg_emulated_dpbusd
+#undef _mm256_dpbusd_avx_epi32
+#define _mm256_dpbusd_avx_epi32 fg_emulated_dpbusd_half
 #undef _mm512_dpbf16_ps
 #undef _mm256_dpbf16_ps
 #undef _mm512_cvtneps_pbh
