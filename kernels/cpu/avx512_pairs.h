@@ -19,7 +19,7 @@
 #include "kernels/cpu/avx512.h"
 
 /* Four panels are taken by tiles of so few rows that two would leave registers empty. */
-enum { TILE_ROWS = 12, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24, CHAIN = FG_CPU_CHAIN_PAIRS };
+enum { TILE_ROWS = 9, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24, CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
     SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
     BLOCK_ROWS = 128,   /* whose sums are kept at a time */
@@ -59,9 +59,12 @@ typedef struct walk {
 FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk *way,
                                  __m512 chains[TILE_SUMS])
 {
-#pragma GCC unroll 24
-    for (int i = 0; i < R * P; i++) {
-        chains[i] = _mm512_setzero_ps();
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+#pragma GCC unroll 9
+        for (int r = 0; r < R; r++) {
+            chains[p * R + r] = _mm512_setzero_ps();
+        }
     }
     for (const uint8_t *end = way->at + count * PAIR_BYTES; way->at < end; way->at += PAIR_BYTES) {
         __m512i w[TILE_PANELS];
@@ -71,7 +74,7 @@ FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk
             _mm_prefetch((const char *)way->ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
         }
         way->ask += t->ask_step;
-#pragma GCC unroll 12
+#pragma GCC unroll 9
         for (int r = 0; r < R; r++) {
             __m512i pair = row_pair(way->thirds, t->stride, r);
 #pragma GCC unroll 4
@@ -99,27 +102,32 @@ FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
     for (size_t left = t->count; left > 0;) {
         size_t count = left < CHAIN ? left : CHAIN;
         run_chains(R, P, t, count, &way, chains);
-#pragma GCC unroll 24
-        for (int i = 0; i < R * P; i++) {
-            _mm512_store_ps(firsts + (size_t)i * FG_PANEL_OUTPUTS, chains[i]);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+#pragma GCC unroll 9
+            for (int r = 0; r < R; r++) {
+                _mm512_store_ps(firsts + (size_t)(p * R + r) * FG_PANEL_OUTPUTS, chains[p * R + r]);
+            }
         }
         left -= count;
         count = left < CHAIN ? left : CHAIN;
         run_chains(R, P, t, count, &way, chains);
         left -= count;
-#pragma GCC unroll 24
-        for (int i = 0; i < R * P; i++) {
-            float *sum = t->sums + (size_t)i * FG_PANEL_OUTPUTS;
-            __m512 both =
-                _mm512_add_ps(_mm512_load_ps(firsts + (size_t)i * FG_PANEL_OUTPUTS), chains[i]);
-            _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), both));
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+#pragma GCC unroll 9
+            for (int r = 0; r < R; r++) {
+                size_t at = (size_t)(p * R + r) * FG_PANEL_OUTPUTS;
+                __m512 both = _mm512_add_ps(_mm512_load_ps(firsts + at), chains[p * R + r]);
+                _mm512_store_ps(t->sums + at, _mm512_add_ps(_mm512_load_ps(t->sums + at), both));
+            }
         }
     }
 }
 
 /* X(R, P) of every tile. */
 #define EACH_TILE_OF(P, X)      X(1, P) X(2, P) X(3, P) X(4, P) X(5, P) X(6, P)
-#define EACH_TALL_TILE_OF(P, X) X(7, P) X(8, P) X(9, P) X(10, P) X(11, P) X(12, P)
+#define EACH_TALL_TILE_OF(P, X) X(7, P) X(8, P) X(9, P)
 #define EACH_TILE(X)                                                                               \
     EACH_TILE_OF(1, X)                                                                             \
     EACH_TILE_OF(2, X)                                                                             \
