@@ -1,5 +1,5 @@
 /*
- * avx512_attend - the register tiles of attention with AVX-512, for strips of up to twelve (row, head)s and
+ * avx512_attend - the register tiles of attention with AVX-512, for strips of up to eight (row, head)s and
  * 32 or 64 columns: a piece of 16 slots is one register. int8 is multiplied in fours by VNNI: K as bytes
  * from 0 to 255 with q, and weights with V. Only for files compiled with AVX-512; each says for which kinds
  * of K and V it wants them.
@@ -12,7 +12,7 @@
 #include "kernels/cpu/strip.h"
 
 enum {
-    FG_AVX512_STRIP = 12,
+    FG_AVX512_STRIP = 8, /* 12 leave compilers too few registers: they move chains about */
     FG_AVX512_LANES = 16,
     FG_AVX512_VECTORS = 4, /* of a register tile, at most */
     FG_AVX512_UNROLL =
@@ -95,17 +95,17 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
                                      size_t a_step, const uint8_t *const bs[FG_AVX512_VECTORS],
                                      fg_avx512_sums sums)
 {
-    if (M < N) {
+    if (M < N) { /* so M < FG_AVX512_VECTORS, which compilers see too late */
         __m512 x[FG_AVX512_VECTORS];
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) {
+        for (int m = 0; m < M && m < FG_AVX512_VECTORS; m++) {
             x[m] = _mm512_set1_ps(a[(size_t)m * a_step]);
         }
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
             __m512 b = fg_avx512_load(kind, odd, bs[n]);
 #pragma GCC unroll 4
-            for (int m = 0; m < M; m++) {
+            for (int m = 0; m < M && m < FG_AVX512_VECTORS; m++) {
                 sums[m][n] = fg_avx512_multiply_add(kind, x[m], b, sums[m][n]);
             }
         }
@@ -117,7 +117,7 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
         b[n] = fg_avx512_load(kind, odd, bs[n]);
         FG_AVX512_HOLD(b[n]);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
         __m512 x = _mm512_set1_ps(a[(size_t)m * a_step]);
 #pragma GCC unroll 4
@@ -160,7 +160,7 @@ FG_AVX512_INLINE bool fg_avx512_chains(uint32_t kind)
 
 FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
 {
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -172,7 +172,7 @@ FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
 /* The first chains of a block wait in memory for the second ones. */
 FG_AVX512_INLINE void fg_avx512_park(int M, int N, fg_avx512_sums sums, fg_avx512_sums firsts)
 {
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -231,7 +231,7 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
     uint32_t chain = chains ? (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind) : steps;
     fg_avx512_clear(M, N, firsts);
     for (uint32_t first = 0; first < steps; first += chain) {
-#pragma GCC unroll 12
+#pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
@@ -243,7 +243,7 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
             fg_avx512_park(M, N, sums, firsts);
             continue;
         }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
 #pragma GCC unroll 4
@@ -336,7 +336,7 @@ FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *co
                                             uint32_t column, fg_avx512_sums sums,
                                             fg_avx512_sums firsts)
 {
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -360,7 +360,7 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
     fg_avx512_sums firsts;
     fg_avx512_clear(M, N, firsts);
     fg_avx512_clear(M, N, sums);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < M && !chains; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -501,7 +501,7 @@ FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
     return fg_avx512_brain_power(x, &there);
 }
 
-/* The products of a kind, for strips of 1 to 12 (row, head)s. */
+/* The products of a kind, for strips of 1 to 8 (row, head)s. */
 #define FG_AVX512_PRODUCT(kind, M)                                                                 \
     static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \
     {                                                                                              \
@@ -516,7 +516,10 @@ FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
     X(kind, 2)                                                                                     \
     X(kind, 3)                                                                                     \
     X(kind, 4)                                                                                     \
-    X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8) X(kind, 9) X(kind, 10) X(kind, 11) X(kind, 12)
+    X(kind, 5)                                                                                     \
+    X(kind, 6)                                                                                     \
+    X(kind, 7)                                                                                     \
+    X(kind, 8)
 #define FG_AVX512_ENTRY(kind, M) { scores_##kind##_##M, values_##kind##_##M },
 #define FG_AVX512_DEFINE(kind)                                                                     \
     static __attribute__((noinline)) void row_##kind(const fg_strip *s, int m, uint32_t begin,     \
