@@ -141,6 +141,12 @@ void fg_admit_judge(const fg_admit_request *request, const fg_admit_load *load,
     *verdict_out = verdict;
 }
 
+uint32_t fg_admit_retry_s(const fg_admit_load *load, const fg_admit_limits *limits)
+{
+    const fg_admit_request smallest = { .prompt_tokens = 1 };
+    return whole_seconds(queue_room_in(&smallest, load, limits));
+}
+
 const char *fg_admit_reason_text(fg_admit_reason reason)
 {
     switch (reason) {

@@ -81,6 +81,8 @@ typedef struct fg_admit_verdict {
  * 60 s where waiting does not help (a prompt that alone takes longer than its target). */
 void fg_admit_judge(const fg_admit_request *request, const fg_admit_load *load,
                     const fg_admit_limits *limits, fg_admit_verdict *verdict_out);
+/* Until the line has room for a request of which nothing is known, 1..60; 1 where it has. */
+uint32_t fg_admit_retry_s(const fg_admit_load *load, const fg_admit_limits *limits);
 /* Text for people: "the queue is full", ... */
 const char *fg_admit_reason_text(fg_admit_reason reason);
 

@@ -47,6 +47,7 @@ typedef struct fg_api_error {
     int http_status;
     const char *type; /* a constant, e.g. "invalid_request_error" */
     const char *code; /* a constant, or NULL */
+    uint32_t wait_s;  /* for Retry-After, where this request's own time is known; 0: by the load */
     char param[96];   /* "": null */
     char text[FG_ERROR_TEXT_MAX];
 } fg_api_error;

@@ -41,6 +41,7 @@ fg_status fg_api_refuse(fg_api_error *error_out, fg_status status, int http_stat
     error_out->http_status = http_status;
     error_out->type = type_of_status(http_status);
     error_out->code = code;
+    error_out->wait_s = 0;
     snprintf(error_out->param, sizeof error_out->param, "%s", param == NULL ? "" : param);
     va_list args;
     va_start(args, format);

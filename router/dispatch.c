@@ -345,6 +345,7 @@ fg_status fg_dispatch_do_start(fg_dispatch *dispatch, const fg_dispatch_job *inp
     fg_place_verdict verdict;
     fg_place_choice choice;
     uint64_t total = (uint64_t)input->token_count + input->params.max_tokens;
+    dispatch->refused_s = 0;
     if (input->token_count == 0 || input->params.max_tokens == 0 ||
         total > FG_LIMIT_CONTEXT_TOKENS) {
         return fg_fail(err, FG_BAD_INPUT, "%llu tokens (prompt and max_tokens) are out of range",
@@ -421,7 +422,13 @@ uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch)
 
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
 {
-    return dispatch->retry_after_s > 0 ? dispatch->retry_after_s : 1;
+    fg_admit_load load = fg_dispatch_load(dispatch);
+    return fg_admit_retry_s(&load, &dispatch->options.limits);
+}
+
+uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch)
+{
+    return dispatch->refused_s;
 }
 
 void fg_dispatch_stats_get(const fg_dispatch *dispatch, fg_dispatch_stats *stats_out)

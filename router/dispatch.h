@@ -119,8 +119,10 @@ void fg_dispatch_tick(fg_dispatch *dispatch);
 bool fg_dispatch_ready(const fg_dispatch *dispatch);
 /* Largest prompt + output, in tokens, that some worker pair can hold; 0 without workers. */
 uint32_t fg_dispatch_context_max(const fg_dispatch *dispatch);
-/* Seconds for Retry-After when start answered FG_AGAIN. */
+/* Seconds for Retry-After, by the present load: until a request of which nothing is known finds room. */
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch);
+/* The same for the request that fg_dispatch_start has just refused with FG_AGAIN; 0: it says nothing. */
+uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch);
 /* Ends every request with an error: the process is about to go. */
 void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why);
 

@@ -106,7 +106,7 @@ struct fg_dispatch {
     char (*identities)[FG_IDENTITY_BYTES]; /* of the bus, by its handles; "": nobody */
     fg_job *jobs, *jobs_last;
     fg_queue *queue;
-    uint32_t retry_after_s; /* of the last refusal; 0: none yet */
+    uint32_t refused_s; /* until the newest request would be let in; 0: it was, or nobody knows */
     uint64_t next_id;
     bool was_complete; /* every awaited worker has joined once */
     bool was_cleared;  /* caches were: whoever joins may have missed it */
@@ -151,6 +151,8 @@ fg_job *fg_dispatch_head(fg_dispatch *dispatch);
  * nowhere yet. */
 fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice,
                             fg_error *err);
+/* What the line has to bear now; what concerns one request is left out. */
+fg_admit_load fg_dispatch_load(const fg_dispatch *dispatch);
 /* Those who wait in vain: even started now, they would miss what they were promised. */
 void fg_dispatch_end_late(fg_dispatch *dispatch);
 /* A newcomer goes where it was found to fit, if nobody is before it. */

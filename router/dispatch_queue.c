@@ -96,24 +96,30 @@ static uint32_t expected_cost(const fg_dispatch *dispatch, const fg_job *job,
            fg_dispatch_expected_answer(dispatch, job->input.params.max_tokens);
 }
 
+fg_admit_load fg_dispatch_load(const fg_dispatch *dispatch)
+{
+    fg_queue_load all;
+    fg_queue_load_get(dispatch->queue, &all);
+    return (fg_admit_load){ .queued = all.requests,
+                            .queued_tokens = all.tokens,
+                            .live = dispatch->stats.live,
+                            .ended_per_second = dispatch->ended_rate,
+                            .prompt_tokens_per_second = dispatch->prompt_rate };
+}
+
 fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice,
                             fg_error *err)
 {
     const fg_dispatch_job *input = &job->input;
-    fg_queue_load all, own;
+    fg_queue_load own;
     job->cost = expected_cost(dispatch, job, choice);
-    fg_queue_load_get(dispatch->queue, &all);
     fg_queue_tenant_get(dispatch->queue, input->tenant, &own);
-    fg_admit_load load = { .queued = all.requests,
-                           .queued_tokens = all.tokens,
-                           .live = dispatch->stats.live,
-                           .ended_per_second = dispatch->ended_rate,
-                           .prompt_tokens_per_second = dispatch->prompt_rate,
-                           .tokens_ahead = fg_queue_tokens_ahead(dispatch->queue, input->tenant,
-                                                                 input->params.priority, job->cost),
-                           .tenant_queued = own.requests,
-                           .tenant_queued_tokens = own.tokens,
-                           .tenant_share = fg_queue_share(dispatch->queue, input->tenant) };
+    fg_admit_load load = fg_dispatch_load(dispatch);
+    load.tokens_ahead =
+        fg_queue_tokens_ahead(dispatch->queue, input->tenant, input->params.priority, job->cost);
+    load.tenant_queued = own.requests;
+    load.tenant_queued_tokens = own.tokens;
+    load.tenant_share = fg_queue_share(dispatch->queue, input->tenant);
     fg_admit_request request = { .prompt_tokens = input->token_count,
                                  .output_tokens = fg_dispatch_expected_answer(
                                      dispatch, input->params.max_tokens),
@@ -135,7 +141,7 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
         return FG_OK;
     }
     dispatch->stats.refused[verdict.reason]++;
-    dispatch->retry_after_s = verdict.retry_after_s;
+    dispatch->refused_s = verdict.retry_after_s;
     return fg_fail(err, FG_AGAIN, "%s (%u requests wait)", fg_admit_reason_text(verdict.reason),
                    load.queued);
 }

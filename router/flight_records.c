@@ -16,7 +16,7 @@ typedef struct rest_record {
     uint64_t created_ns, ticked_ns, nobody_since_ns;
     fg_rng dice;
     double mean_answer, ended_rate, prompt_rate;
-    uint32_t retry_after_s, was_complete, was_cleared, pad;
+    uint32_t was_complete, was_cleared;
     fg_queue_memory queue;
     fg_dispatch_stats stats;
 } rest_record;
@@ -48,7 +48,6 @@ void fg_dispatch_note_rest(fg_dispatch *dispatch)
                          .mean_answer = dispatch->mean_answer,
                          .ended_rate = dispatch->ended_rate,
                          .prompt_rate = dispatch->prompt_rate,
-                         .retry_after_s = dispatch->retry_after_s,
                          .was_complete = dispatch->was_complete,
                          .was_cleared = dispatch->was_cleared,
                          .stats = dispatch->stats };
@@ -103,7 +102,6 @@ static fg_status restore_rest(fg_dispatch *dispatch, const rest_record *rest, fg
     dispatch->mean_answer = rest->mean_answer;
     dispatch->ended_rate = rest->ended_rate;
     dispatch->prompt_rate = rest->prompt_rate;
-    dispatch->retry_after_s = rest->retry_after_s;
     dispatch->was_complete = rest->was_complete != 0;
     dispatch->was_cleared = rest->was_cleared != 0;
     dispatch->stats = rest->stats;

@@ -303,6 +303,7 @@ fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
         status = fg_choice_start(&stream->choices[i], &err);
         if (status != FG_OK) {
             fg_stream_explain(status, err.text, error_out);
+            error_out->wait_s = fg_dispatch_refused_s(streams->options.dispatch);
             let_go_of_all(stream);
             release(stream);
         }

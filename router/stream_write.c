@@ -22,8 +22,7 @@ uint32_t fg_stream_render_error(fg_streams *streams, const fg_api_error *error)
     if (error->http_status != 429 && error->http_status != 503) {
         return 0;
     }
-    uint32_t wait_s = fg_dispatch_retry_after(streams->options.dispatch);
-    return wait_s == 0 ? 1 : wait_s;
+    return error->wait_s > 0 ? error->wait_s : fg_dispatch_retry_after(streams->options.dispatch);
 }
 
 /* Of the prompt, which all choices share, as much was cached as the choice that found least says. */

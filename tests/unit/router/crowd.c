@@ -193,6 +193,11 @@ uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
     return 7;
 }
 
+uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch)
+{
+    return 0;
+}
+
 void fg_http_set_user(fg_http_exchange *exchange, void *user)
 {
     FG_ASSERT(!exchange->ended, "a dead exchange was touched");

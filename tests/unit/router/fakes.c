@@ -94,6 +94,11 @@ uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
     return fake_dispatch_state.retry_after;
 }
 
+uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch)
+{
+    return fake_dispatch_state.refused_s;
+}
+
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
 {
     return fg_buf_puts(out, "{\"workers\":[],\"requests\":[]}");

@@ -29,7 +29,8 @@ typedef struct fake_dispatch {
     const char *start_text;
     bool ready;
     uint32_t context_max;
-    uint32_t retry_after;
+    uint32_t retry_after; /* by the load */
+    uint32_t refused_s;   /* of the request that start refuses */
     fake_job jobs[FAKE_JOBS_MAX];
     uint32_t job_count;
     bool inside;               /* a sink callback runs: no call back into dispatch is allowed */

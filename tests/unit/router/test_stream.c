@@ -332,6 +332,24 @@ Test(stream, a_failure_in_the_middle_is_an_error_event_after_the_text)
     close_world(&w);
 }
 
+/* A refusal's own time is told to whoever was refused, and to nobody else. */
+Test(stream, a_refused_start_says_when_it_would_be_let_in)
+{
+    world w;
+    fg_api_error error;
+    open_world(&w);
+    fake_dispatch_state.start_status = FG_AGAIN;
+    fake_dispatch_state.start_text = "no";
+    fake_dispatch_state.refused_s = 33;
+    cr_assert_eq(open_stream(&w, 0, FG_API_COMPLETION, COMP(""), &error), FG_AGAIN);
+    fg_stream_reply_error(w.streams, &w.exchanges[0], "/v1/completions", &error);
+    cr_assert_not_null(strstr(w.exchanges[0].headers.data, "retry-after: 33\n"));
+    fg_stream_explain(FG_PEER_LOST, "no worker", &error);
+    fg_stream_reply_error(w.streams, &w.exchanges[1], "/v1/completions", &error);
+    cr_assert_not_null(strstr(w.exchanges[1].headers.data, "retry-after: 7\n"));
+    close_world(&w);
+}
+
 Test(stream, a_refused_start_leaves_nothing)
 {
     world w;
