@@ -277,6 +277,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     uint64_t job_id = job->id;
     while (fg_journal_read(job->journal, &index, &id, &digest)) {
         any = true;
+        fg_dispatch_count_token(job, index + 1);
         dispatch->prompt_tokens += index == 0 ? job->input.token_count : 0;
         fg_job_record *record = &job->record;
         *(index == 0   ? &record->first_ns
@@ -576,6 +577,7 @@ static void check_worker(const fg_dispatch *dispatch, const fg_reg_worker *w)
     uint32_t prefills = 0, decodes = 0;
     uint64_t tokens = 0, blocks = 0, context = 0;
     uint32_t ahead = 0;
+    fg_places places = { 0 };
     for (const fg_job *job = dispatch->jobs; job != NULL; job = job->next) {
         prefills += job->prefill == w;
         decodes += job->decode == w;
@@ -583,7 +585,11 @@ static void check_worker(const fg_dispatch *dispatch, const fg_reg_worker *w)
         ahead += job->prefill == w && job->ahead_tokens > 0;
         context += job->decode == w ? job->context_tokens : 0;
         blocks += job->decode == w ? job->need_blocks : 0;
+        if (job->decode == w) {
+            fg_places_take(&places, job->left_tokens);
+        }
     }
+    FG_ASSERT(memcmp(&places, &w->places, sizeof places) == 0, "%s: other places", w->name);
     FG_ASSERT(prefills == w->prefills && decodes == w->decodes);
     FG_ASSERT(tokens == w->prefill_tokens && blocks == w->decode_blocks);
     FG_ASSERT(ahead == w->ahead && context == w->context_tokens && w->ahead_ns >= 0);

@@ -89,6 +89,7 @@ typedef struct fg_job {
     uint64_t before_tokens;   /* that were ahead of them */
     uint32_t need_blocks;     /* booked at `decode`: of the prompt */
     uint32_t context_tokens;  /* booked at `decode` */
+    uint32_t left_tokens;     /* likewise: that are expected to come */
     uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
     uint64_t trace_parent;    /* of its own span, params.trace_span; 0: this router writes none */
     uint32_t state_tokens;    /* tokens delivered when it entered its state */
@@ -122,8 +123,9 @@ struct fg_dispatch {
     fg_refusal refusals[FG_REFUSALS_MAX]; /* stats.refused_joins ever, kept like recent */
     fg_residency *residency;
     fg_place_worker *snapshot;
-    fg_residency_hit *found;             /* by the tree; as many as there are slots */
-    fg_place_hit *hits;                  /* like snapshot */
+    fg_place_request asked;  /* of the newest decision, which the snapshot was made for */
+    fg_residency_hit *found; /* by the tree; as many as there are slots */
+    fg_place_hit *hits;      /* like snapshot */
     uint32_t index_of[FG_LIMIT_WORKERS]; /* in the snapshot, by peer */
     /* Live splits, by peers: how many reservations of one worker wait for the prefill of another. */
     uint16_t (*waits)[FG_LIMIT_WORKERS];
@@ -168,6 +170,11 @@ void fg_dispatch_check_queue(const fg_dispatch *dispatch);
 uint32_t fg_dispatch_expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens);
 fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
                                     fg_place_choice *choice_out);
+/* After fg_dispatch_choose has found no room: what is predicted for when there is some, behind `ahead` others. False: nobody
+ * knows. */
+bool fg_dispatch_foretell(fg_dispatch *dispatch, uint32_t ahead, fg_place_choice *choice_out);
+/* Another token of it has come, the `had`-th. */
+void fg_dispatch_count_token(fg_job *job, uint32_t had);
 /* Books the job, which is in no queue, and tells its worker. False: that could not be told. */
 bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
 /* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */

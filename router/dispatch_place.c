@@ -48,6 +48,7 @@ static fg_place_worker view(const fg_reg_worker *w, uint64_t now)
                               .speed = &w->pace,
                               .queue_ns = queue_ns(w, now),
                               .kv_tokens = w->context_tokens,
+                              .places = &w->places,
                               .prompt_share = fg_dispatch_prompt_share(w, now) };
 }
 
@@ -139,6 +140,7 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
                                  .waiting = dispatch->stats.queued,
                                  .turn = dispatch->stats.placed,
                                  .dice = fg_rng_next(&dispatch->dice) };
+    dispatch->asked = request;
     uint64_t looked = fg_clock_now_ns(clock);
     fg_place_verdict verdict = pick(dispatch, count, &request, choice_out);
     if (verdict == FG_PLACE_OK) {
@@ -149,6 +151,13 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job, fg_place
     dispatch->stats.lookup_ns += looked - named;
     dispatch->stats.score_ns += fg_clock_now_ns(clock) - looked;
     return verdict;
+}
+
+bool fg_dispatch_foretell(fg_dispatch *dispatch, uint32_t ahead, fg_place_choice *choice_out)
+{
+    return fg_place_foretell(&dispatch->options.place, dispatch->snapshot,
+                             fg_registry_count(dispatch->registry), &dispatch->asked, ahead,
+                             choice_out);
 }
 
 /* ---- booking ---- */
@@ -215,6 +224,8 @@ static void book(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choi
     book_ahead(dispatch, job, choice->hit_prefill);
     job->need_blocks = fg_kv_blocks_for(job->input.token_count, decode->block_size);
     job->context_tokens = job->input.token_count;
+    job->left_tokens = fg_dispatch_expected_answer(dispatch, job->input.params.max_tokens);
+    fg_places_take(&decode->places, job->left_tokens);
     decode->decodes++;
     decode->decode_blocks += job->need_blocks;
     decode->context_tokens += job->context_tokens;
@@ -234,11 +245,27 @@ void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job)
 {
     if (job->decode != NULL) {
         release_wait(dispatch, job);
+        fg_places_give(&job->decode->places, job->left_tokens);
         job->decode->decodes--;
         job->decode->decode_blocks -= job->need_blocks;
         job->decode->context_tokens -= job->context_tokens;
         job->decode = NULL;
     }
+}
+
+/* Who outlives what was expected of it is expected to go on for as long again, if it may. */
+void fg_dispatch_count_token(fg_job *job, uint32_t had)
+{
+    if (job->decode == NULL) {
+        return;
+    }
+    uint32_t left = job->left_tokens - 1, most = job->input.params.max_tokens;
+    if (left == 0) {
+        uint32_t may = most > had ? most - had : 1;
+        left = may < had ? may : had;
+    }
+    fg_places_move(&job->decode->places, job->left_tokens, left);
+    job->left_tokens = left;
 }
 
 void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)

@@ -107,6 +107,30 @@ fg_admit_load fg_dispatch_load(const fg_dispatch *dispatch)
                             .prompt_tokens_per_second = dispatch->prompt_rate };
 }
 
+static bool is_promised(const fg_dispatch_job *input)
+{
+    return input->slo.ttft_ns > 0 || input->slo.itl_ns > 0 || input->deadline_ns > 0;
+}
+
+/* Of those who wait, as many as have the tokens that go first. */
+static uint32_t requests_ahead(const fg_admit_load *load)
+{
+    return load->queued_tokens == 0 ? 0
+                                    : (uint32_t)((double)load->queued * (double)load->tokens_ahead /
+                                                 (double)load->queued_tokens);
+}
+
+/* Two workers make room for it at the same time, one does so one after the other. */
+static void predict(const fg_place_choice *choice, fg_admit_request *request)
+{
+    const fg_place_why *why = &choice->why;
+    bool whole = choice->kind == FG_PLACE_WHOLE;
+    double start = whole ? why->queue + why->wait : why->queue > why->wait ? why->queue : why->wait;
+    request->start_ns = fg_place_whole_ns(start);
+    request->prefill_ns = fg_place_whole_ns(why->prefill + why->restore + why->exposed);
+    request->itl_ns = choice->itl_ns;
+}
+
 fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice,
                             fg_error *err)
 {
@@ -128,11 +152,14 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
                                  .itl_ns = FG_ADMIT_UNKNOWN,
                                  .slo = input->slo,
                                  .deadline_ns = input->deadline_ns };
+    fg_place_choice later;
+    if (choice == NULL && is_promised(input) &&
+        fg_dispatch_foretell(dispatch, requests_ahead(&load), &later)) {
+        choice = &later;
+        load.tokens_ahead = 0; /* they are in the wait for a place */
+    }
     if (choice != NULL) {
-        const fg_place_why *why = &choice->why;
-        request.start_ns = fg_place_whole_ns(why->queue + why->wait);
-        request.prefill_ns = fg_place_whole_ns(why->prefill + why->restore + why->exposed);
-        request.itl_ns = choice->itl_ns;
+        predict(choice, &request);
     }
     fg_admit_verdict verdict;
     fg_admit_judge(&request, &load, &dispatch->options.limits, &verdict);

@@ -13,14 +13,20 @@ static bool can_hold(const fg_place_worker *worker, uint32_t tokens)
            fg_kv_blocks_for(tokens, worker->block_size) <= worker->block_count;
 }
 
-/* Where a hand-over goes. The block beyond the prompt is the answer's first, unless prompt and answer
- * need no further one: what can_hold lets in must have room in an empty worker. */
-static bool has_room(const fg_place_worker *worker, const fg_place_request *request)
+/* The block beyond the prompt is the answer's first, unless prompt and answer need no further one: what
+ * can_hold lets in must have room in an empty worker. */
+uint32_t fg_place_first_blocks(const fg_place_worker *worker, const fg_place_request *request)
 {
     uint32_t begin = fg_kv_blocks_for(request->prompt_tokens, worker->block_size) + 1;
     uint32_t all = fg_kv_blocks_for(request->total_tokens, worker->block_size);
+    return begin < all ? begin : all;
+}
+
+/* Where a hand-over goes. */
+static bool has_room(const fg_place_worker *worker, const fg_place_request *request)
+{
     return worker->decodes < worker->max_seqs && worker->blocks_used <= worker->block_count &&
-           (begin < all ? begin : all) <= worker->block_count - worker->blocks_used;
+           fg_place_first_blocks(worker, request) <= worker->block_count - worker->blocks_used;
 }
 
 /* Where a worker does all: its batch, and as many again in its line. */
@@ -130,7 +136,9 @@ static bool any_worker(const fg_place_task *task)
 static fg_place_task task_of(const fg_place_options *options, const fg_place_worker *workers,
                              uint32_t count, const fg_place_request *request)
 {
-    fg_place_task task = { options, workers, count, request, 0, 0, 0, 0 };
+    fg_place_task task = {
+        .options = options, .workers = workers, .count = count, .request = request
+    };
     for (uint32_t i = 0; i < count; i++) {
         task.roles |= workers[i].roles;
     }
@@ -155,6 +163,39 @@ fg_place_verdict fg_place_pick(const fg_place_options *options, const fg_place_w
     fg_place_explain(&task, &choice);
     *choice_out = choice;
     return FG_PLACE_OK;
+}
+
+/* It has places, and those who have them will end: there its room is a matter of time. A worker that says it
+ * is full, or whose blocks nobody has, keeps the reason to itself. */
+static bool is_foreseeable(const fg_place_worker *worker)
+{
+    return !worker->full && worker->max_seqs > 0 && worker->places != NULL &&
+           (worker->places->holders > 0 || worker->blocks_used == 0);
+}
+
+bool fg_place_foretell(const fg_place_options *options, const fg_place_worker *workers,
+                       uint32_t count, const fg_place_request *request, uint32_t ahead,
+                       fg_place_choice *choice_out)
+{
+    fg_place_task task = task_of(options, workers, count, request);
+    fg_place_choice choice = { .prefill = FG_PLACE_NONE, .decode = FG_PLACE_NONE };
+    uint32_t able = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if ((fg_place_may(&task, i) & (FG_PLACE_AS_DECODE | FG_PLACE_AS_WHOLE)) != 0) {
+            if (!is_foreseeable(&workers[i])) {
+                return false;
+            }
+            able++;
+        }
+    }
+    task.later = true;
+    task.ahead = able > 0 ? ahead / able : 0;
+    if (!fg_place_pick_cost(&task, &choice)) {
+        return false;
+    }
+    fg_place_explain(&task, &choice);
+    *choice_out = choice;
+    return true;
 }
 
 void fg_place_predict(const fg_place_options *options, const fg_place_worker *workers,

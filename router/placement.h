@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "router/places.h"
 #include "router/speed.h"
 
 /* A worker that does both has its batch and as many again in its own waiting line. */
@@ -69,12 +70,13 @@ typedef struct fg_place_worker {
     uint32_t block_count, block_size, context_max, max_seqs;
     uint32_t prefills, decodes; /* placed there and not ended */
     uint64_t prefill_tokens;
-    uint64_t placed;       /* requests ever placed there: equals take turns */
-    uint32_t blocks_used;  /* of placed requests' prompts, or in quarantine */
-    bool full;             /* it said so: no sequence is placed there */
-    const fg_speed *speed; /* NULL: nothing is known */
-    double queue_ns;       /* predicted prefill ahead; 0: from prefill_tokens */
-    uint64_t kv_tokens;    /* of its running sequences; 0: not known */
+    uint64_t placed;         /* requests ever placed there: equals take turns */
+    uint32_t blocks_used;    /* of placed requests' prompts, or in quarantine */
+    bool full;               /* it said so: no sequence is placed there */
+    const fg_speed *speed;   /* NULL: nothing is known */
+    double queue_ns;         /* predicted prefill ahead; 0: from prefill_tokens */
+    uint64_t kv_tokens;      /* of its running sequences; 0: not known */
+    const fg_places *places; /* who it decodes for; NULL: not known */
     /* Of its time, what computing prompts took lately, 0 to 1; 0: not known, which is taken for half.
      * Read only where a worker is meant for prompts alone. */
     double prompt_share;
@@ -113,7 +115,7 @@ typedef struct fg_place_why {
     double prefill; /* of what is not cached */
     double restore; /* from the host tier */
     double exposed; /* hand-over that computing does not cover */
-    double wait;    /* for a place in the batch */
+    double wait;    /* for a place in the batch, and blocks */
     double answer;  /* its own decoding */
     double others;  /* what it adds to everybody else's time */
     double cost; /* what was compared, weights included; may be below zero for a session's worker */
@@ -148,6 +150,12 @@ void fg_place_pull(const fg_place_options *options, const fg_place_worker *worke
 fg_place_verdict fg_place_pick(const fg_place_options *options, const fg_place_worker *workers,
                                uint32_t count, const fg_place_request *request,
                                fg_place_choice *choice_out);
+
+/* What is predicted for a request for which fg_place_pick knows no room now, when `ahead` others wait for room before it: it
+ * goes where its cost is least then. False: for some worker nobody knows when it will have room. */
+bool fg_place_foretell(const fg_place_options *options, const fg_place_worker *workers,
+                       uint32_t count, const fg_place_request *request, uint32_t ahead,
+                       fg_place_choice *choice_out);
 
 /* What fg_place_pick would say about this way, whether or not it is allowed: for tests and
  * /debug/state. */

@@ -239,18 +239,10 @@ static double delay_of_waiting(const fg_place_task *task, const view *v)
     return task->options->backlog * v->prefill * share * v->queue / (v->queue + v->prefill);
 }
 
-/* From the second token on; the prompts that wait there run beside it. */
-static double decode_cost(const fg_place_task *task, const view *v)
-{
-    return task->options->answer_weight * (answer_time(v) + row_burden(v)) + v->queue +
-           copy_cost(task, v);
-}
-
-/* For a place in the batch: places and blocks come free as fast as answers end. */
-static double slot_wait(const view *v)
+/* Its places and blocks come free as fast as answers like this one's would end. */
+static double batches_before(const view *v, uint64_t blocks)
 {
     const fg_place_worker *w = v->worker;
-    uint64_t blocks = (uint64_t)w->blocks_used + v->blocks + 1;
     double batches = 0;
     if (w->decodes >= w->max_seqs) {
         batches = (w->decodes - w->max_seqs + 1.0) / w->max_seqs;
@@ -258,8 +250,37 @@ static double slot_wait(const view *v)
     if (blocks > w->block_count) {
         batches = larger(batches, (double)(blocks - w->block_count) / w->block_count);
     }
-    return batches > 0 ? batches * v->answer * fg_speed_step_ns(v->speed, w->max_seqs, w->kv_tokens)
-                       : 0;
+    return batches;
+}
+
+/* How many of those who are there must end first. Who waits there counts like who runs: whoever ends first of
+ * them all makes room. */
+static uint64_t ends_before(const fg_place_task *task, const view *v, uint64_t blocks)
+{
+    const fg_place_worker *w = v->worker;
+    uint64_t placed = (uint64_t)w->decodes + task->ahead;
+    uint64_t ends = placed >= w->max_seqs ? placed - w->max_seqs + 1 : 0;
+    double each = larger(1, (double)w->blocks_used / w->places->holders);
+    double missing = (double)blocks + each * task->ahead - w->block_count;
+    return missing > 0 ? (uint64_t)larger((double)ends, ceil(missing / each)) : ends;
+}
+
+/* For a place in the batch, and blocks: how long those who have them go on. */
+static double slot_wait(const fg_place_task *task, const view *v)
+{
+    const fg_place_worker *w = v->worker;
+    uint64_t blocks = (uint64_t)w->blocks_used + fg_place_first_blocks(w, task->request);
+    double steps = w->places == NULL || w->places->holders == 0
+                       ? batches_before(v, blocks) * v->answer
+                       : fg_places_steps(w->places, ends_before(task, v, blocks), v->answer);
+    return steps > 0 ? steps * fg_speed_step_ns(v->speed, w->max_seqs, w->kv_tokens) : 0;
+}
+
+/* From the second token on; the prompts that wait there run beside it. */
+static double decode_cost(const fg_place_task *task, const view *v)
+{
+    return task->options->answer_weight * (answer_time(v) + row_burden(v)) + v->queue +
+           copy_cost(task, v) + slot_wait(task, v);
 }
 
 /* What its rows add to others' time: on a worker with prompts in line, those wait for them as well. */
@@ -271,7 +292,7 @@ static double whole_burden(const view *v)
 
 static double whole_cost(const fg_place_task *task, uint32_t index, const view *v)
 {
-    return prefill_cost(task, v) + slot_wait(v) +
+    return prefill_cost(task, v) + slot_wait(task, v) +
            task->options->answer_weight * (answer_time(v) + whole_burden(v)) -
            session_gain(task, index, v);
 }
@@ -387,7 +408,7 @@ bool fg_place_pick_cost(const fg_place_task *task, fg_place_choice *choice_out)
     uint32_t full = 0;
     for (uint32_t i = 0; i < task->count; i++) {
         uint32_t may = fg_place_may(task, i);
-        uint32_t ways = may != 0 ? fg_place_with_room(task, i, may) : 0;
+        uint32_t ways = task->later || may == 0 ? may : fg_place_with_room(task, i, may);
         if ((may & COMPUTES) != 0 && (ways & COMPUTES) == 0 && task->request->hits != NULL) {
             uint32_t hit = task->request->hits[i].device_blocks;
             full = hit > full ? hit : full;
@@ -435,12 +456,13 @@ void fg_place_explain(const fg_place_task *task, fg_place_choice *choice)
     double beside = delay_of_others(task, &p);
     fg_place_why why = { .queue = p.queue, .prefill = p.prefill, .restore = p.restore };
     if (whole) {
-        why.wait = slot_wait(&p);
+        why.wait = slot_wait(task, &p);
         why.answer = answer_time(&p);
         why.others = beside + weight * whole_burden(&p);
         why.cost = whole_cost(task, choice->prefill, &p);
     } else {
         why.exposed = exposed_between(p.speed, p.prefill, d.worker, d.blocks - d.hit);
+        why.wait = slot_wait(task, &d);
         why.answer = answer_time(&d) + d.queue;
         why.others = beside + delay_of_waiting(task, &p) + weight * row_burden(&d);
         why.cost = prefill_cost(task, &p) + delay_of_waiting(task, &p) + why.exposed +

@@ -19,6 +19,8 @@ typedef struct fg_place_task {
     double doubt_token_ns;  /* workers whose speed is only claimed are not faster */
     uint64_t shared_tokens; /* of the prompt, cached somewhere */
     uint32_t prefill_count; /* workers that are meant for prompts */
+    bool later;             /* it is about the time when there will be room */
+    uint32_t ahead;         /* then: others that get room at the same worker before it */
 } fg_place_task;
 
 /* What a worker may be: a side of some split, or the one worker for both. */
@@ -28,6 +30,8 @@ enum { FG_PLACE_AS_PREFILL = 1, FG_PLACE_AS_DECODE = 2, FG_PLACE_AS_WHOLE = 4 };
 uint32_t fg_place_may(const fg_place_task *task, uint32_t worker);
 /* Those of `ways` that have room now. */
 uint32_t fg_place_with_room(const fg_place_task *task, uint32_t worker, uint32_t ways);
+/* Blocks with which a sequence begins where it decodes. */
+uint32_t fg_place_first_blocks(const fg_place_worker *worker, const fg_place_request *request);
 /* Whether two workers, each of which may be its side, may be so for one request. */
 bool fg_place_may_pair(const fg_place_task *task, uint32_t prefill, uint32_t decode);
 

@@ -17,6 +17,7 @@
 #include "common/base/status.h"
 #include "common/kv/block_key.h"
 #include "proto/wire.h"
+#include "router/places.h"
 #include "router/speed.h"
 
 typedef struct fg_registry fg_registry;
@@ -49,6 +50,7 @@ typedef struct fg_reg_worker {
     double prompt_ns;        /* that it spent on prompts lately, older ones counting less ... */
     uint64_t prompt_at_ns;   /* ... as of then */
     uint64_t decode_blocks;  /* of their prompts */
+    fg_places places;        /* who has them, by the tokens that are expected of each */
     fg_speed pace;           /* how fast it is, as far as is known */
     uint64_t tokens_ns; /* its last TOKENS, 0: nothing is to be learned from the next; of so many */
     uint32_t tokens_rows, tokens_decodes;

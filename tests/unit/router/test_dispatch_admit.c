@@ -9,7 +9,7 @@ enum { PROMPT = 18 };
 #define MS 1000000ull
 
 /* P computes a token in `prefill_ns`, and says so; so does D. */
-static void join_measured(bench *b, uint64_t prefill_ns)
+static void join_sized(bench *b, uint64_t prefill_ns, uint32_t block_count, uint32_t max_seqs)
 {
     static const struct {
         uint32_t peer, roles;
@@ -18,7 +18,9 @@ static void join_measured(bench *b, uint64_t prefill_ns)
     for (size_t i = 0; i < 2; i++) {
         fg_msg msg = { .kind = FG_MSG_HELLO,
                        .hello = bench_hello(workers[i].name, workers[i].roles) };
-        msg.hello.block_count = 12; /* no ample room behind one prompt */
+        msg.hello.block_count = block_count;
+        msg.hello.max_seqs = max_seqs;
+        msg.hello.context_max = 1000;
         msg.hello.speed = (fg_wire_speed){ .prefill_ns_base = 1000,
                                            .prefill_ns_per_token = prefill_ns,
                                            .step_ns_base = 10 * MS,
@@ -30,6 +32,11 @@ static void join_measured(bench *b, uint64_t prefill_ns)
     }
     fg_dispatch_tick(b->dispatch);
     b->sent_count = 0;
+}
+
+static void join_measured(bench *b, uint64_t prefill_ns)
+{
+    join_sized(b, prefill_ns, 12, 4); /* no ample room behind one prompt */
 }
 
 static fg_status start(bench *b, const fg_admit_slo *slo, uint64_t deadline_ns, uint64_t *id,
@@ -80,6 +87,95 @@ Test(admission, what_would_be_missed_is_refused_before_anything_is_sent)
         } else {
             cr_assert_not_null(bench_sent(&b, D, FG_MSG_RESERVE), "%s", cases[i].name);
         }
+        bench_close(&b);
+    }
+}
+
+/* What cannot be kept at all is told once, and not to those who are refused later for another reason. */
+Test(admission, a_refused_promise_is_not_held_against_others)
+{
+    bench b;
+    uint64_t id;
+    fg_error err = { 0 };
+    fg_admit_slo none = { 0, 0 }, hopeless = { 20 * MS, 0 };
+    bench_open(&b);
+    join_measured(&b, 2 * MS);
+    cr_assert_eq(start(&b, &hopeless, 0, &id, &err), FG_AGAIN);
+    cr_assert_eq(fg_dispatch_refused_s(b.dispatch), 60u);
+    cr_assert_eq(fg_dispatch_retry_after(b.dispatch), 1u, "the line is empty");
+    cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK);
+    cr_assert_eq(fg_dispatch_refused_s(b.dispatch), 0u);
+    bench_close(&b);
+}
+
+/* ---- all places are taken ---- */
+
+enum { HELD = 200 }; /* tokens that whoever has a place asked for; a step takes 10 ms */
+
+static void ignore_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+{
+}
+
+/* Both places of D are taken by requests of which `come` tokens have come. */
+static void take_all(bench *b, uint32_t come)
+{
+    static const uint32_t tokens[PROMPT] = { 5 };
+    fg_dispatch_job job = { .tokens = tokens,
+                            .token_count = PROMPT,
+                            .params = { .top_p = 1, .max_tokens = HELD },
+                            .sink = bench_sink(b) };
+    job.sink.on_token = ignore_token;
+    join_sized(b, MS, 200, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t id;
+        cr_assert_eq(fg_dispatch_start(b->dispatch, &job, &id, NULL), FG_OK);
+        bench_ticket(b, id, 1);
+        bench_first(b, id, 7);
+        for (uint32_t t = 1; t < come; t++) {
+            bench_token(b, id, t, 7);
+        }
+    }
+    b->sent_count = 0;
+}
+
+static const struct {
+    const char *name;
+    uint32_t come, waiting;
+    fg_admit_slo slo;
+    uint64_t deadline_ns;
+    fg_status want;
+    uint32_t retry_least, retry_most;
+} full_cases[] = {
+    { "nothing is promised", 1, 0, { 0, 0 }, 0, FG_OK, 0, 0 },
+    { "a place comes free in 2 s", 1, 0, { 0, 0 }, 1000 * MS, FG_AGAIN, 1, 2 },
+    { "three seconds are enough", 1, 0, { 0, 0 }, 3000 * MS, FG_OK, 0, 0 },
+    { "a place comes free in 0.5 s", 150, 0, { 0, 0 }, 1000 * MS, FG_OK, 0, 0 },
+    { "the first token within 1 s", 1, 0, { 1000 * MS, 0 }, 0, FG_AGAIN, 1, 2 },
+    { "nobody is before it", 1, 0, { 2050 * MS, 0 }, 0, FG_OK, 0, 0 },
+    { "two have gone before, and their answers", 1, 2, { 2050 * MS, 0 }, 0, FG_AGAIN, 1, 1 },
+    { "but that is soon enough", 1, 2, { 2150 * MS, 0 }, 0, FG_OK, 0, 0 },
+    { "no wait is short enough", 1, 0, { 0, 0 }, 50 * MS, FG_AGAIN, 60, 60 },
+};
+
+Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
+{
+    for (size_t i = 0; i < sizeof full_cases / sizeof *full_cases; i++) {
+        bench b;
+        uint64_t id;
+        fg_error err = { 0 };
+        fg_admit_slo none = { 0, 0 };
+        fg_dispatch_options options = bench_options(&b);
+        options.limits.queued_max = 10;
+        bench_open_with(&b, &options);
+        take_all(&b, full_cases[i].come);
+        for (uint32_t waiting = 0; waiting < full_cases[i].waiting; waiting++) {
+            cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "%s", err.text);
+        }
+        cr_assert_eq(start(&b, &full_cases[i].slo, full_cases[i].deadline_ns, &id, &err),
+                     full_cases[i].want, "%s: %s", full_cases[i].name, err.text);
+        uint32_t retry_s = fg_dispatch_refused_s(b.dispatch);
+        cr_assert(retry_s >= full_cases[i].retry_least && retry_s <= full_cases[i].retry_most,
+                  "%s: again in %u s", full_cases[i].name, retry_s);
         bench_close(&b);
     }
 }

@@ -122,6 +122,76 @@ Test(placement, tells_what_it_expects)
     cr_assert(fabs(c.why.queue - 5e7) < 1);
 }
 
+/* All places of a worker that does both are taken, for 500 steps more: a short one waits no less for that. */
+Test(placement, a_place_comes_free_when_its_holder_ends)
+{
+    static const struct {
+        const char *name;
+        uint32_t decodes, left, answer;
+        double steps;
+    } cases[] = {
+        { "a place is free", 7, 500, 10, 0 },
+        { "a short one", 8, 500, 10, 500 },
+        { "a long one", 8, 500, 2000, 500 },
+        { "holders that end soon", 8, 5, 2000, 5 },
+        { "others in line before it", 12, 500, 10, 500 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static fleet f;
+        fg_places places = { 0 };
+        set_up(&f, (spec[]){ W(B, .decodes = cases[i].decodes) }, 1);
+        for (uint32_t held = 0; held < cases[i].decodes; held++) {
+            fg_places_take(&places, cases[i].left);
+        }
+        f.workers[0].places = &places;
+        fg_place_options options = fg_place_defaults();
+        fg_place_request request = ask(&f, 100, cases[i].answer);
+        fg_place_choice c;
+        cr_assert_eq(fg_place_pick(&options, f.workers, 1, &request, &c), FG_PLACE_OK);
+        double wait = cases[i].steps * fg_speed_step_ns(&f.speeds[0], 8, 0);
+        cr_assert(fabs(c.why.wait - wait) < 1, "%s: %g, not %g", cases[i].name, c.why.wait, wait);
+    }
+}
+
+Test(placement, foretells_when_there_will_be_room)
+{
+    static const struct {
+        const char *name;
+        spec decode;
+        uint32_t left, prompt, ahead;
+        bool known;
+        double steps;
+    } cases[] = {
+        { "no place is free", W(D, .decodes = 8), 300, 100, 0, true, 300 },
+        { "three are before it", W(D, .decodes = 8), 300, 100, 3, true, 300 },
+        { "a batch is before it", W(D, .decodes = 8), 300, 100, 8, true, 310 },
+        { "no blocks are free", W(D, .decodes = 2, .used = 1000), 70, 100, 0, true, 70 },
+        { "nobody has the blocks", W(D, .used = 1000), 0, 100, 0, false, 0 },
+        { "it says that it is full", W(D, .decodes = 2, .full = true), 70, 100, 0, false, 0 },
+        { "it has no places", W(D, .no_room = 1), 0, 100, 0, false, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static fleet f;
+        fg_places places = { 0 };
+        set_up(&f, (spec[]){ W(P), cases[i].decode }, 2);
+        for (uint32_t held = 0; held < cases[i].decode.decodes; held++) {
+            fg_places_take(&places, cases[i].left);
+        }
+        f.workers[1].places = &places;
+        fg_place_options options = fg_place_defaults();
+        options.split = FG_PLACE_ALWAYS;
+        fg_place_request request = ask(&f, cases[i].prompt, 10);
+        fg_place_choice c;
+        cr_assert_eq(fg_place_pick(&options, f.workers, 2, &request, &c), FG_PLACE_WAIT, "%s",
+                     cases[i].name);
+        cr_assert_eq(fg_place_foretell(&options, f.workers, 2, &request, cases[i].ahead, &c),
+                     cases[i].known, "%s", cases[i].name);
+        double wait = cases[i].steps * fg_speed_step_ns(&f.speeds[1], 8, 0);
+        cr_assert(!cases[i].known || fabs(c.why.wait - wait) < 1, "%s: %g, not %g", cases[i].name,
+                  c.why.wait, wait);
+    }
+}
+
 Test(placement, corrects_by_what_was_seen_before)
 {
     static fleet f;
