@@ -334,6 +334,12 @@ static fg_status judge(fg_dispatch *dispatch, fg_job *job, fg_place_verdict *ver
                        input->token_count, input->params.max_tokens,
                        fg_dispatch_context_max(dispatch));
     }
+    if (input->token_count > fg_dispatch_tokens_max(dispatch)) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "prompt (%u tokens) exceeds what may wait for a worker (%llu tokens, by "
+                       "--queue-limit)",
+                       input->token_count, (unsigned long long)fg_dispatch_tokens_max(dispatch));
+    }
     if (verdict == FG_PLACE_NOBODY || !fg_dispatch_ready(dispatch)) {
         return fg_fail(err, FG_PEER_LOST, "no worker is ready for this request");
     }

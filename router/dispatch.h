@@ -67,6 +67,9 @@ typedef struct fg_dispatch_job {
  * fit any worker (400). On FG_OK *id_out names the request. */
 fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, uint64_t *id_out,
                             fg_error *err);
+/* Requests like this one that workers and line have room for at a time when nobody else is there: more of them than that
+ * are refused however often they come. */
+uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job);
 /* The owner does not want it any more (client gone, or a stop string was found): no sink call follows.
  * `reason` is FG_FINISH_CANCELLED or FG_FINISH_STOP, for the books. True: the request was still alive, and
  * *report_out (or NULL) is filled. */

@@ -155,6 +155,8 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
                             fg_error *err);
 /* What the line has to bear now; what concerns one request is left out. */
 fg_admit_load fg_dispatch_load(const fg_dispatch *dispatch);
+/* Prompt tokens that a request of this tenant may have at most to wait at all. */
+uint64_t fg_dispatch_tokens_max(const fg_dispatch *dispatch);
 /* Those who wait in vain: even started now, they would miss what they were promised. */
 void fg_dispatch_end_late(fg_dispatch *dispatch);
 /* A newcomer goes where it was found to fit, if nobody is before it. */
@@ -173,6 +175,8 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
 /* After fg_dispatch_choose has found no room: what is predicted for when there is some, behind `ahead` others. False: nobody
  * knows. */
 bool fg_dispatch_foretell(fg_dispatch *dispatch, uint32_t ahead, fg_place_choice *choice_out);
+/* Requests like this one that idle workers have room for. */
+uint64_t fg_dispatch_capacity(fg_dispatch *dispatch, const fg_dispatch_job *job);
 /* Another token of it has come, the `had`-th. */
 void fg_dispatch_count_token(fg_job *job, uint32_t had);
 /* Books the job, which is in no queue, and tells its worker. False: that could not be told. */

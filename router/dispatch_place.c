@@ -160,6 +160,14 @@ bool fg_dispatch_foretell(fg_dispatch *dispatch, uint32_t ahead, fg_place_choice
                              choice_out);
 }
 
+uint64_t fg_dispatch_capacity(fg_dispatch *dispatch, const fg_dispatch_job *job)
+{
+    fg_place_request request = { .prompt_tokens = job->token_count,
+                                 .total_tokens = job->token_count + job->params.max_tokens };
+    uint32_t count = take_snapshot(dispatch);
+    return fg_place_capacity(&dispatch->options.place, dispatch->snapshot, count, &request);
+}
+
 /* ---- booking ---- */
 
 /* Until the prompt is computed or given up, decode's reservation waits for prefill. */

@@ -173,6 +173,26 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
                    load.queued);
 }
 
+uint64_t fg_dispatch_tokens_max(const fg_dispatch *dispatch)
+{
+    const fg_admit_limits *limits = &dispatch->options.limits;
+    uint64_t own = limits->tenant_queued_tokens_max, all = limits->queued_tokens_max;
+    return own > 0 && own < all ? own : all;
+}
+
+/* Each is in the line first, if only for a moment. */
+uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job)
+{
+    const fg_admit_limits *limits = &dispatch->options.limits;
+    uint32_t own = limits->tenant_queued_max, running = dispatch->options.tenant_running_max;
+    uint64_t line = own > 0 && own < limits->queued_max ? own : limits->queued_max;
+    uint64_t by_tokens = fg_dispatch_tokens_max(dispatch) / job->token_count;
+    uint64_t placed = fg_dispatch_capacity(dispatch, job);
+    line = by_tokens < line ? by_tokens : line;
+    placed = running > 0 && running < placed ? running : placed;
+    return line == 0 ? 0 : line + placed < limits->live_max ? line + placed : limits->live_max;
+}
+
 void fg_dispatch_end_late(fg_dispatch *dispatch)
 {
     fg_queue_item *item;

@@ -198,6 +198,32 @@ bool fg_place_foretell(const fg_place_options *options, const fg_place_worker *w
     return true;
 }
 
+static uint64_t capacity_of(const fg_place_task *task, uint32_t index)
+{
+    const fg_place_worker *w = &task->workers[index];
+    uint32_t ways = fg_place_may(task, index);
+    if ((ways & (FG_PLACE_AS_DECODE | FG_PLACE_AS_WHOLE)) == 0) {
+        return 0;
+    }
+    if ((ways & FG_PLACE_AS_WHOLE) != 0 && is_mixed(task, w)) {
+        return FG_PLACE_LINE * (uint64_t)w->max_seqs;
+    }
+    uint32_t each = fg_kv_blocks_for(task->request->prompt_tokens, w->block_size);
+    uint32_t most = 1 + (w->block_count - fg_place_first_blocks(w, task->request)) / each;
+    return most < w->max_seqs ? most : w->max_seqs;
+}
+
+uint64_t fg_place_capacity(const fg_place_options *options, const fg_place_worker *workers,
+                           uint32_t count, const fg_place_request *request)
+{
+    fg_place_task task = task_of(options, workers, count, request);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        sum += capacity_of(&task, i);
+    }
+    return sum;
+}
+
 void fg_place_predict(const fg_place_options *options, const fg_place_worker *workers,
                       uint32_t count, const fg_place_request *request, fg_place_choice *choice)
 {

@@ -157,6 +157,11 @@ bool fg_place_foretell(const fg_place_options *options, const fg_place_worker *w
                        uint32_t count, const fg_place_request *request, uint32_t ahead,
                        fg_place_choice *choice_out);
 
+/* Requests like this one that the workers have room for when nobody else is there; each worker is counted alone, so
+ * there are never more. */
+uint64_t fg_place_capacity(const fg_place_options *options, const fg_place_worker *workers,
+                           uint32_t count, const fg_place_request *request);
+
 /* What fg_place_pick would say about this way, whether or not it is allowed: for tests and
  * /debug/state. */
 void fg_place_predict(const fg_place_options *options, const fg_place_worker *workers,

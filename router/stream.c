@@ -290,6 +290,26 @@ static fg_status make(fg_streams *streams, const fg_stream_sink *sink, const fg_
     return FG_OK;
 }
 
+/* Why a choice was not taken, for the client: more of them than ever fit are no matter of time. */
+static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_status status,
+                               const char *text, fg_api_error *error_out)
+{
+    fg_dispatch *dispatch = streams->options.dispatch;
+    uint32_t count = choice->stream->request.choice_count;
+    fg_stream_explain(status, text, error_out);
+    error_out->wait_s = fg_dispatch_refused_s(dispatch);
+    if (status != FG_AGAIN || count == 1) {
+        return status;
+    }
+    fg_dispatch_job job = fg_choice_job(choice);
+    uint64_t most = fg_dispatch_at_once(dispatch, &job);
+    return count <= most ? status
+                         : fg_api_refuse(error_out, FG_BAD_INPUT, 400, "n", "invalid_value",
+                                         "'n' is %u; of requests like this one, workers and line "
+                                         "(--queue-limit) have room for %u at a time",
+                                         count, (uint32_t)most);
+}
+
 fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
                             const fg_request *request, fg_stream **stream_out,
                             fg_api_error *error_out)
@@ -302,8 +322,7 @@ fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
     for (uint32_t i = 0; i < request->choice_count && status == FG_OK; i++) {
         status = fg_choice_start(&stream->choices[i], &err);
         if (status != FG_OK) {
-            fg_stream_explain(status, err.text, error_out);
-            error_out->wait_s = fg_dispatch_refused_s(streams->options.dispatch);
+            status = explain_start(streams, &stream->choices[i], status, err.text, error_out);
             let_go_of_all(stream);
             release(stream);
         }

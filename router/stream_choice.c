@@ -125,7 +125,7 @@ void fg_choice_deinit(fg_choice *choice)
     fg_buf_deinit(&choice->digests);
 }
 
-fg_status fg_choice_start(fg_choice *choice, fg_error *err)
+fg_dispatch_job fg_choice_job(const fg_choice *choice)
 {
     const fg_request *request = &choice->stream->request;
     fg_dispatch_job job = {
@@ -135,9 +135,15 @@ fg_status fg_choice_start(fg_choice *choice, fg_error *err)
         .tenant = request->tenant,
         .slo = request->slo,
         .deadline_ns = request->deadline_ns,
-        .sink = { .on_token = on_token, .on_end = on_end, .ctx = choice },
     };
     job.params.seed += choice->index;
+    return job;
+}
+
+fg_status fg_choice_start(fg_choice *choice, fg_error *err)
+{
+    fg_dispatch_job job = fg_choice_job(choice);
+    job.sink = (fg_dispatch_sink){ .on_token = on_token, .on_end = on_end, .ctx = choice };
     fg_status status =
         fg_dispatch_start(choice->stream->owner->options.dispatch, &job, &choice->dispatch_id, err);
     choice->dispatched = status == FG_OK;

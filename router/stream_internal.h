@@ -88,6 +88,8 @@ bool fg_stream_ended(const fg_stream *stream);
 fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, fg_error *err);
 /* Also of one whose init failed. */
 void fg_choice_deinit(fg_choice *choice);
+/* What it asks of the dispatcher, but for the sink. */
+fg_dispatch_job fg_choice_job(const fg_choice *choice);
 fg_status fg_choice_start(fg_choice *choice, fg_error *err);
 /* Tells dispatch that nobody waits for it any more, unless dispatch knows. */
 void fg_choice_let_go(fg_choice *choice, fg_finish reason);

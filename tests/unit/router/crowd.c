@@ -35,7 +35,10 @@ static void on_call(void *ctx, fg_api_kind kind, fg_api_server *server_out, fg_a
 void crowd_open(void)
 {
     fg_error err = { 0 };
-    the_crowd = (crowd){ .room = CROWD_JOBS_MAX, .now_ns = 1, .answer_max = the_crowd.answer_max };
+    the_crowd = (crowd){ .room = CROWD_JOBS_MAX,
+                         .at_once = CROWD_JOBS_MAX,
+                         .now_ns = 1,
+                         .answer_max = the_crowd.answer_max };
     tiny_model_open(&the_crowd.model);
     the_crowd.jobs = fg_mem_array(CROWD_JOBS_MAX, sizeof(crowd_job));
     the_crowd.metrics = fg_metrics_create(FG_METER_SERIES_MAX);
@@ -191,6 +194,11 @@ bool fg_dispatch_cancel(fg_dispatch *dispatch, uint64_t id, fg_finish reason,
 uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
 {
     return 7;
+}
+
+uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job)
+{
+    return the_crowd.at_once;
 }
 
 uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch)

@@ -39,7 +39,8 @@ struct fg_http_exchange {
 
 typedef struct crowd {
     /* What dispatch answers, and what it has seen. Ids are the index of the job plus one. */
-    uint32_t room; /* jobs at a time; one more is FG_AGAIN */
+    uint32_t room;    /* jobs at a time; one more is FG_AGAIN */
+    uint32_t at_once; /* room that it says to have when nobody is there */
     fg_status start_status;
     fg_dispatch_report report;
     crowd_job *jobs;

@@ -94,6 +94,11 @@ uint32_t fg_dispatch_retry_after(const fg_dispatch *dispatch)
     return fake_dispatch_state.retry_after;
 }
 
+uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job)
+{
+    return fake_dispatch_state.at_once;
+}
+
 uint32_t fg_dispatch_refused_s(const fg_dispatch *dispatch)
 {
     return fake_dispatch_state.refused_s;

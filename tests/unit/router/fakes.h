@@ -31,6 +31,7 @@ typedef struct fake_dispatch {
     uint32_t context_max;
     uint32_t retry_after; /* by the load */
     uint32_t refused_s;   /* of the request that start refuses */
+    uint32_t at_once;     /* room that it says to have when nobody is there */
     fake_job jobs[FAKE_JOBS_MAX];
     uint32_t job_count;
     bool inside;               /* a sink callback runs: no call back into dispatch is allowed */

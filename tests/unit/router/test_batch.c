@@ -245,6 +245,25 @@ Test(batch, a_full_queue_is_asked_again_when_a_line_ends_or_later)
     crowd_close();
 }
 
+Test(batch, a_line_with_more_choices_than_ever_fit_does_not_wait)
+{
+    fg_buf body = { 0 };
+    crowd_open();
+    the_crowd.room = the_crowd.at_once = 3;
+    crowd_must_request(1, FG_API_COMPLETION, "{\"prompt\":\"x\"}", 1);
+    add_line(&body, 0, "/v1/completions", ",\"n\":4");
+    fg_buf_puts(&body, "]");
+    must_open(0, &body);
+    crowd_turn(0);
+    fg_json *json = answer_of(0);
+    cr_assert_eq(status_of(line_of(json, 0)), 400);
+    fg_json_destroy(json);
+    fg_buf_deinit(&body);
+    crowd_finish(0);
+    crowd_turn(0);
+    crowd_close();
+}
+
 Test(batch, a_line_that_can_never_have_room_is_429)
 {
     fg_buf body = { 0 };

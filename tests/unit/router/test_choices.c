@@ -291,6 +291,22 @@ Test(choices, a_start_is_all_or_nothing)
     crowd_close();
 }
 
+Test(choices, more_than_ever_fit_are_no_matter_of_time)
+{
+    fg_api_error error;
+    crowd_open();
+    the_crowd.room = 3;
+    the_crowd.at_once = 4;
+    cr_assert_eq(crowd_request(0, FG_API_COMPLETION, COMP(",\"n\":4"), 1, &error), FG_AGAIN);
+    cr_assert_eq(error.http_status, 429);
+    cr_assert_eq(crowd_request(0, FG_API_COMPLETION, COMP(",\"n\":5"), 1, &error), FG_BAD_INPUT);
+    cr_assert(error.http_status == 400 && strcmp(error.param, "n") == 0, "%d %s", error.http_status,
+              error.param);
+    cr_assert_not_null(strstr(error.text, "room for 4"), "%s", error.text);
+    cr_assert_eq(the_crowd.running, 0);
+    crowd_close();
+}
+
 Test(choices, a_slow_reader_shares_one_limit_among_them)
 {
     crowd_open();

@@ -180,6 +180,71 @@ Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
     }
 }
 
+/* ---- what never fits ---- */
+
+static const struct {
+    const char *name;
+    uint32_t roles; /* of a second worker; 0: a pair */
+    uint32_t blocks, prompt, queued_max, tokens_max, running_max, tenant_max;
+    uint32_t want; /* of 4 slots and an answer of 3 */
+} fill_cases[] = {
+    { "slots and the line", 0, 100, 5, 2, 1000, 0, 0, 6 },
+    { "blocks and the line", 0, 10, 13, 2, 1000, 0, 0, 4 },
+    { "one may run at a time", 0, 100, 5, 2, 1000, 1, 0, 3 },
+    { "one of a tenant may wait", 0, 100, 5, 2, 1000, 0, 1, 5 },
+    { "the line's tokens", 0, 100, 5, 9, 10, 0, 0, 6 },
+    { "none in the line", 0, 100, 5, 9, 4, 0, 0, 0 },
+    { "one that does both has a line of its own", FG_ROLE_PREFILL | FG_ROLE_DECODE, 10, 5, 2, 1000,
+      0, 0, 10 },
+};
+
+Test(admission, what_workers_and_line_take_at_once_is_known)
+{
+    static const uint32_t tokens[PROMPT] = { 5 };
+    for (size_t i = 0; i < sizeof fill_cases / sizeof *fill_cases; i++) {
+        bench b;
+        uint64_t id;
+        uint32_t taken = 0;
+        fg_error err = { 0 };
+        fg_dispatch_options options = bench_options(&b);
+        options.limits.queued_max = fill_cases[i].queued_max;
+        options.limits.queued_tokens_max = fill_cases[i].tokens_max;
+        options.limits.tenant_queued_max = fill_cases[i].tenant_max;
+        options.tenant_running_max = fill_cases[i].running_max;
+        bench_open_with(&b, &options);
+        if (fill_cases[i].roles != 0) {
+            bench_join(&b, P, "p", fill_cases[i].roles);
+            fg_dispatch_tick(b.dispatch);
+        } else {
+            join_sized(&b, 1000, fill_cases[i].blocks, 4);
+        }
+        fg_dispatch_job job = { .tokens = tokens,
+                                .token_count = fill_cases[i].prompt,
+                                .params = { .top_p = 1, .max_tokens = 3 },
+                                .sink = bench_sink(&b) };
+        while (fg_dispatch_start(b.dispatch, &job, &id, &err) == FG_OK) {
+            taken++;
+        }
+        cr_assert_eq(taken, fill_cases[i].want, "%s: %u, %s", fill_cases[i].name, taken, err.text);
+        cr_assert_eq(fg_dispatch_at_once(b.dispatch, &job), taken, "%s: %llu", fill_cases[i].name,
+                     (unsigned long long)fg_dispatch_at_once(b.dispatch, &job));
+        bench_close(&b);
+    }
+}
+
+Test(admission, a_prompt_beyond_what_may_wait_is_no_matter_of_time)
+{
+    bench b;
+    uint64_t id;
+    fg_dispatch_options options = bench_options(&b);
+    options.limits.queued_tokens_max = 10;
+    bench_open_with(&b, &options);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 11, 3, &id), FG_BAD_INPUT);
+    cr_assert_eq(bench_start(&b, 10, 3, &id), FG_OK);
+    bench_close(&b);
+}
+
 Test(admission, decode_is_asked_when_prefill_is_about_to_be_free)
 {
     bench b;
