@@ -331,6 +331,15 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
     size_t values_max = 2 * (size_t)server->context_max + OTHER_VALUES;
     fg_json *json;
     fg_status status = fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
+    size_t ids = 0;
+    if (status == FG_BAD_INPUT && kind == FG_API_COMPLETION) {
+        ids = fg_json_count_list(body, body_bytes, "prompt");
+    }
+    if (ids > values_max) {
+        /* That many values are not looked at, but this is what is wrong with them. */
+        fg_api_reading reading = { .server = server, .error = error_out };
+        return fg_api_too_long(&reading, "prompt", "", ids);
+    }
     if (status == FG_OK) {
         status = fg_api_read(server, kind, fg_json_root(json), call, arena, request_out, error_out);
         fg_json_destroy(json);

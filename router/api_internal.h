@@ -74,6 +74,8 @@ bool fg_api_is_empty(const fg_json_node *node);
 
 /* Each fills r->error and returns its status. */
 fg_status fg_api_no_memory(fg_api_reading *r);
+/* The prompt in `name` is longer than the context: `about` is "" or "at least " and the like. */
+fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about, size_t count);
 fg_status fg_api_unsupported(fg_api_reading *r, const char *name);
 fg_status fg_api_wrong_type(fg_api_reading *r, const char *name, const char *want,
                             const fg_json_node *node);

@@ -96,7 +96,7 @@ static fg_status read_message(fg_api_reading *r, const fg_json_node *node, size_
     return read_content(r, fg_json_get(node, "content"), name, message);
 }
 
-static fg_status too_long(fg_api_reading *r, const char *name, const char *about, size_t count)
+fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about, size_t count)
 {
     return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
                          "this server's context is %" PRIu32 " tokens and the prompt has %s%zu; "
@@ -114,7 +114,7 @@ static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, si
     size_t piece_max = fg_tokenizer_piece_max(r->server->tokenizer);
     size_t least = piece_max == 0 ? length : length / piece_max;
     if (least > r->server->context_max) {
-        return too_long(r, name, "at least ", least);
+        return fg_api_too_long(r, name, "at least ", least);
     }
     size_t most = 2 * (size_t)r->server->context_max + COUNTED_MORE;
     *capacity_out = length + extra + 16 < most ? length + extra + 16 : most;
@@ -131,7 +131,7 @@ static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, si
         status =
             fg_api_wrong_value(r, name, "the prompt is empty, and this model has no BOS token");
     } else if (count >= r->server->context_max) {
-        status = too_long(r, name, "", count);
+        status = fg_api_too_long(r, name, "", count);
     } else if ((kept = fg_arena_array(r->arena, count, sizeof *kept)) == NULL) {
         status = fg_api_no_memory(r);
     } else {
@@ -152,7 +152,7 @@ static fg_status take_encoded(fg_api_reading *r, const char *name, fg_status sta
     }
     fg_mem_free(ids);
     if (status == FG_BAD_INPUT && count == capacity) {
-        return too_long(r, name, "more than ", count);
+        return fg_api_too_long(r, name, "more than ", count);
     }
     return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err->text)
                                   : fg_api_no_memory(r);
@@ -228,7 +228,7 @@ static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
     size_t count = fg_json_size(node);
     uint32_t vocab_size = fg_tokenizer_vocab_size(r->server->tokenizer);
     if (count >= r->server->context_max) {
-        return too_long(r, "prompt", "", count);
+        return fg_api_too_long(r, "prompt", "", count);
     }
     uint32_t *ids = fg_mem_array(count, sizeof *ids);
     if (ids == NULL) {

@@ -74,6 +74,67 @@ static fg_status check_shape(const char *text, size_t length, size_t values_max,
     return FG_OK;
 }
 
+static size_t skip_space(const char *text, size_t length, size_t at)
+{
+    while (at < length && strchr(" \t\r\n", text[at]) != NULL && text[at] != '\0') {
+        at++;
+    }
+    return at;
+}
+
+/* Behind the string whose opening quote is at `at`. */
+static size_t skip_string(const char *text, size_t length, size_t at)
+{
+    for (at++; at < length && text[at] != '"'; at++) {
+        at += text[at] == '\\';
+    }
+    return at < length ? at + 1 : length;
+}
+
+/* Whether a string, from its quote on, is `key` and names an array; *at_out is behind its bracket then. */
+static bool names_list(const char *text, size_t length, size_t at, const char *key, size_t *at_out)
+{
+    size_t bytes = strlen(key);
+    if (length - at < bytes + 2 || memcmp(text + at + 1, key, bytes) != 0 ||
+        text[at + 1 + bytes] != '"') {
+        return false;
+    }
+    at = skip_space(text, length, at + bytes + 2);
+    if (at == length || text[at] != ':') {
+        return false;
+    }
+    at = skip_space(text, length, at + 1);
+    *at_out = at + 1;
+    return at < length && text[at] == '[';
+}
+
+size_t fg_json_count_list(const char *text, size_t length, const char *key)
+{
+    size_t depth = 0, values = 0;
+    for (size_t at = 0; at < length; at++) {
+        char c = text[at];
+        if (c == '"') {
+            if (values == 0 && depth == 1 && names_list(text, length, at, key, &at)) {
+                values = 1;
+                depth++;
+                at--;
+            } else {
+                at = skip_string(text, length, at) - 1;
+            }
+        } else if (c == '[' || c == '{') {
+            depth++;
+        } else if ((c == ']' || c == '}') && depth > 0) {
+            depth--;
+            if (values > 0 && depth == 1) {
+                return values;
+            }
+        } else {
+            values += c == ',' && values > 0;
+        }
+    }
+    return values;
+}
+
 fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_error *err)
 {
     return fg_json_parse_up_to(text, length, FG_LIMIT_JSON_VALUES, json_out, err);

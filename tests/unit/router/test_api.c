@@ -494,6 +494,13 @@ Test(api, what_is_far_too_long_costs_little)
     }
     strcpy(end, "]}");
     cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_BAD_INPUT);
+    cr_assert_str_eq(w.error.code, "context_length_exceeded");
+    cr_assert(strcmp(w.error.param, "prompt") == 0 &&
+                  strstr(w.error.text, "the prompt has 300000;") != NULL,
+              "%s", w.error.text);
+    memcpy(body, "{\"list\"  :", 10); /* of some other list nothing is known */
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_BAD_INPUT);
+    cr_assert_str_eq(w.error.code, "invalid_json");
     cr_assert(strstr(w.error.text, "270144 values") != NULL, "%s", w.error.text);
     fg_mem_free(body);
     close_world(&w);

@@ -5,6 +5,7 @@
 #include "common/base/buf.h"
 #include "common/base/fault.h"
 #include "common/base/limits.h"
+#include "common/base/mem.h"
 #include "tests/support/test.h"
 
 static const struct {
@@ -237,6 +238,43 @@ static fg_status parse_many(const char *item, size_t count)
     }
     fg_buf_deinit(&text);
     return status;
+}
+
+static const struct {
+    const char *text;
+    size_t count;
+} lists[] = {
+    { "{\"p\":[1,2,3]}", 3 },
+    { " { \"a\" : 1, \"p\" :\n[ 1 , 2 ] , \"b\":[1,2,3,4]}", 2 },
+    { "{\"p\":[[1,2,3]]}", 3 },
+    { "{\"a\":{\"p\":[1,2,3]}}", 0 },
+    { "{\"a\":\"p\",\"b\":[1,2]}", 0 },
+    { "{\"a\":\"\\\"p\\\":[1,2\"}", 0 },
+    { "{\"pp\":[1,2]}", 0 },
+    { "{\"p\":\"[1,2]\"}", 0 },
+    { "{\"p\":[\"a,b\",\"c\"]}", 2 },
+    { "{\"p\":[1],\"p\":[1,2]}", 1 },
+    { "{\"p\":[1,2", 2 },
+    { "{\"p\":", 0 },
+    { "{\"p\"", 0 },
+    { "{\"p", 0 },
+    { "{\"p\\", 0 },
+    { "]]}{\"p\":[1,2]", 2 },
+    { "[\"p\",[1,2]]", 0 },
+    { "", 0 },
+};
+
+/* Each at the end of its memory, so that whoever reads beyond it is seen by a sanitizer. */
+Test(json, counts_a_list_that_is_too_long_to_parse)
+{
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        size_t length = strlen(lists[i].text);
+        char *text = fg_mem_alloc(length + 1);
+        memcpy(text, lists[i].text, length);
+        size_t count = fg_json_count_list(text, length, "p");
+        cr_assert_eq(count, lists[i].count, "%s: %zu", lists[i].text, count);
+        fg_mem_free(text);
+    }
 }
 
 Test(json, more_values_than_any_request_needs_are_refused)
