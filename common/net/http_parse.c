@@ -272,14 +272,82 @@ static fg_http_step check_method(fg_http_parser *parser, const char *line, size_
     return refuse(parser, length == 0 ? 400 : 501, "method is not supported");
 }
 
-/* Origin form only: "/path?query", visible ASCII, every '%' followed by two hex digits, no %00. */
+/* A name, an IPv4 address or a bracketed IPv6 address, then perhaps a port. Nothing that could make a
+ * part of a URL of it. */
+static bool host_valid(const char *host, size_t length)
+{
+    size_t at = 0;
+    if (length == 0 || length > HOST_MAX) {
+        return false;
+    }
+    if (host[0] == '[') {
+        for (at = 1;
+             at < length && (hex_value(host[at]) >= 0 || host[at] == ':' || host[at] == '.');
+             at++) {
+        }
+        if (at < 3 || at == length || host[at] != ']') {
+            return false;
+        }
+        at++;
+    } else {
+        while (at < length && host[at] != ':') {
+            char c = host[at];
+            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                  c == '-' || c == '.' || c == '_')) {
+                return false;
+            }
+            at++;
+        }
+        if (at == 0) {
+            return false;
+        }
+    }
+    if (at == length) {
+        return true;
+    }
+    unsigned port = 0;
+    size_t digits = length - at - 1;
+    if (host[at] != ':' || digits == 0 || digits > 5) {
+        return false;
+    }
+    for (at++; at < length; at++) {
+        if (host[at] < '0' || host[at] > '9') {
+            return false;
+        }
+        port = port * 10 + (unsigned)(host[at] - '0');
+    }
+    return port <= 65535;
+}
+
+/* Bytes of an absolute target before its path, as a proxy's clients send it: the host is not looked at further, whoever
+ * reaches this server means it. 0: it is no such target. */
+static size_t authority_length(const char *target, size_t length)
+{
+    static const char *const schemes[] = { "http://", "https://" };
+    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
+        size_t before = strlen(schemes[i]), at = before;
+        if (length <= before || strncasecmp(target, schemes[i], before) != 0) {
+            continue;
+        }
+        while (at < length && target[at] != '/' && target[at] != '?') {
+            at++;
+        }
+        return host_valid(target + before, at - before) ? at : 0;
+    }
+    return 0;
+}
+
+/* Origin form, "/path?query", or absolute form: visible ASCII, every '%' followed by two hex digits, no %00. */
 static fg_http_step check_target(fg_http_parser *parser, const char *target, size_t length)
 {
     if (length > TARGET_MAX) {
         return refuse(parser, 414, "request target is too long");
     }
-    if (length == 0 || target[0] != '/') {
-        return refuse(parser, 400, "request target must be a path");
+    size_t skipped = authority_length(target, length);
+    target += skipped;
+    length -= skipped;
+    if (skipped == 0 && (length == 0 || target[0] != '/')) {
+        return refuse(parser, 400, "request target must be a path or an http URL");
     }
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)target[i];
@@ -432,53 +500,6 @@ static bool value_is(const fg_http_parser *parser, const header_field *field, co
            strncasecmp(parser->head.data + field->value, text, length) == 0;
 }
 
-/* A name, an IPv4 address or a bracketed IPv6 address, then perhaps a port. Nothing that could make a
- * part of a URL of it. */
-static bool host_valid(const char *host, size_t length)
-{
-    size_t at = 0;
-    if (length == 0 || length > HOST_MAX) {
-        return false;
-    }
-    if (host[0] == '[') {
-        for (at = 1;
-             at < length && (hex_value(host[at]) >= 0 || host[at] == ':' || host[at] == '.');
-             at++) {
-        }
-        if (at < 3 || at == length || host[at] != ']') {
-            return false;
-        }
-        at++;
-    } else {
-        while (at < length && host[at] != ':') {
-            char c = host[at];
-            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                  c == '-' || c == '.' || c == '_')) {
-                return false;
-            }
-            at++;
-        }
-        if (at == 0) {
-            return false;
-        }
-    }
-    if (at == length) {
-        return true;
-    }
-    unsigned port = 0;
-    size_t digits = length - at - 1;
-    if (host[at] != ':' || digits == 0 || digits > 5) {
-        return false;
-    }
-    for (at++; at < length; at++) {
-        if (host[at] < '0' || host[at] > '9') {
-            return false;
-        }
-        port = port * 10 + (unsigned)(host[at] - '0');
-    }
-    return port <= 65535;
-}
-
 static fg_http_step check_host(fg_http_parser *parser)
 {
     size_t count;
@@ -571,7 +592,7 @@ static void seal_target(fg_http_parser *parser)
     }
     *to = '\0';
     parser->request.method = parser->method;
-    parser->request.path = path;
+    parser->request.path = *path == '\0' ? "/" : path; /* of a URL it may be left out */
     parser->request.query = query != NULL ? query : "";
 }
 

@@ -113,8 +113,22 @@ static const struct {
     { "space at line end", "GET / HTTP/1.1 \r\n" H "\r\n", 400 },
     { "space in target", "GET /a b HTTP/1.1\r\n" H "\r\n", 400 },
     { "tab in request line", "GET\t/ HTTP/1.1\r\n" H "\r\n", 400 },
-    { "absolute target", "GET http://x/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target", "GET http://x/ HTTP/1.1\r\n" H "\r\n", 200 },
+    { "absolute target with port", "GET HTTP://a-b.c:80/d HTTP/1.1\r\n" H "\r\n", 200 },
+    { "absolute target of IPv6", "GET https://[::1]:8080/d HTTP/1.1\r\n" H "\r\n", 200 },
+    { "absolute target without a path", "GET http://x HTTP/1.1\r\n" H "\r\n", 200 },
+    { "absolute target, query alone", "GET http://x?a=b HTTP/1.1\r\n" H "\r\n", 200 },
+    { "absolute target without a host", "GET http:///a HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target, nothing more", "GET http:// HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target with a user", "GET http://u@x/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target, bad port", "GET http://x:99999/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target with fragment", "GET http://x/#a HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target, bad escape", "GET http://x/%4 HTTP/1.1\r\n" H "\r\n", 400 },
+    { "absolute target without Host", "GET http://x/ HTTP/1.1\r\n\r\n", 400 },
+    { "target of another scheme", "GET ftp://x/ HTTP/1.1\r\n" H "\r\n", 400 },
+    { "authority target", "GET x:80 HTTP/1.1\r\n" H "\r\n", 400 },
     { "star target", "OPTIONS * HTTP/1.1\r\n" H "\r\n", 400 },
+    { "star target of a GET", "GET * HTTP/1.1\r\n" H "\r\n", 400 },
     { "fragment", "GET /a#b HTTP/1.1\r\n" H "\r\n", 400 },
     { "escape of NUL", "GET /%00 HTTP/1.1\r\n" H "\r\n", 400 },
     { "half escape", "GET /%4 HTTP/1.1\r\n" H "\r\n", 400 },
@@ -220,6 +234,33 @@ Test(http, path_query_body_and_headers_arrive)
     cr_assert_eq(probe(&w, request, strlen(request), strlen(request), &reply), 200);
     cr_assert_not_null(strstr(reply.data, "PUT /a/b c?d=%20e [hello] v w"), "%s", reply.data);
     cr_assert_not_null(strstr(reply.data, "X-Echo: a  b\r\n"), "%s", reply.data);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
+Test(http, of_an_absolute_target_the_path_counts)
+{
+    static const struct {
+        const char *target, *path;
+    } cases[] = {
+        { "http://h/health", "GET /health" },
+        { "HTTPS://h:1/a%20b?c=d", "GET /a b?c=d" },
+        { "http://h", "GET /" },
+        { "http://h?c=d", "GET /?c=d" },
+        { "http://h//a", "GET //a" },
+    };
+    world w;
+    fg_buf reply;
+    open_world(&w, NULL);
+    fg_buf_init(&reply, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char request[128];
+        int length =
+            snprintf(request, sizeof request, "GET %s HTTP/1.1\r\n" H "\r\n", cases[i].target);
+        cr_assert_eq(probe(&w, request, (size_t)length, (size_t)length, &reply), 200);
+        cr_assert_not_null(strstr(reply.data, cases[i].path), "%s: %s", cases[i].target,
+                           reply.data);
+    }
     fg_buf_deinit(&reply);
     close_world(&w);
 }
