@@ -267,6 +267,22 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     fg_dispatch_enqueue(dispatch, job);
 }
 
+/* Another token of it has come, the `had`-th. Who outlives what was expected of it is expected to go on for
+ * as long again, if it may. */
+static void count_token(fg_job *job, uint32_t had)
+{
+    if (job->decode == NULL) {
+        return;
+    }
+    uint32_t left = job->left_tokens - 1, most = job->input.params.max_tokens;
+    if (left == 0) {
+        uint32_t may = most > had ? most - had : 1;
+        left = may < had ? may : had;
+    }
+    fg_places_move(&job->decode->places, job->left_tokens, left);
+    job->left_tokens = left;
+}
+
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
 {
     uint32_t index, id;
@@ -277,7 +293,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
     uint64_t job_id = job->id;
     while (fg_journal_read(job->journal, &index, &id, &digest)) {
         any = true;
-        fg_dispatch_count_token(job, index + 1);
+        count_token(job, index + 1);
         dispatch->prompt_tokens += index == 0 ? job->input.token_count : 0;
         fg_job_record *record = &job->record;
         *(index == 0   ? &record->first_ns

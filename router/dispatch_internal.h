@@ -177,8 +177,6 @@ fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
 bool fg_dispatch_foretell(fg_dispatch *dispatch, uint32_t ahead, fg_place_choice *choice_out);
 /* Requests like this one that idle workers have room for. */
 uint64_t fg_dispatch_capacity(fg_dispatch *dispatch, const fg_dispatch_job *job);
-/* Another token of it has come, the `had`-th. */
-void fg_dispatch_count_token(fg_job *job, uint32_t had);
 /* Books the job, which is in no queue, and tells its worker. False: that could not be told. */
 bool fg_dispatch_send_off(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choice);
 /* The decode worker does all of it: the prefill worker, which was not told yet, is let go. */

@@ -261,21 +261,6 @@ void fg_dispatch_release_decode(fg_dispatch *dispatch, fg_job *job)
     }
 }
 
-/* Who outlives what was expected of it is expected to go on for as long again, if it may. */
-void fg_dispatch_count_token(fg_job *job, uint32_t had)
-{
-    if (job->decode == NULL) {
-        return;
-    }
-    uint32_t left = job->left_tokens - 1, most = job->input.params.max_tokens;
-    if (left == 0) {
-        uint32_t may = most > had ? most - had : 1;
-        left = may < had ? may : had;
-    }
-    fg_places_move(&job->decode->places, job->left_tokens, left);
-    job->left_tokens = left;
-}
-
 void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)
 {
     fg_dispatch_end_pull(dispatch, job);

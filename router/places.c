@@ -30,12 +30,6 @@ void fg_places_give(fg_places *places, uint32_t left)
     places->holders--;
 }
 
-void fg_places_move(fg_places *places, uint32_t left, uint32_t now_left)
-{
-    fg_places_give(places, left);
-    fg_places_take(places, now_left);
-}
-
 double fg_places_steps(const fg_places *places, uint64_t ends, uint32_t answer)
 {
     if (ends == 0 || places->holders == 0) {

@@ -22,8 +22,18 @@ typedef struct fg_places {
 /* A holder comes with `left` tokens, 1 to FG_LIMIT_CONTEXT_TOKENS; it goes with what it has by then. */
 void fg_places_take(fg_places *places, uint32_t left);
 void fg_places_give(fg_places *places, uint32_t left);
-/* The `left` tokens of one have become others: one fewer, or as many as are expected now. */
-void fg_places_move(fg_places *places, uint32_t left, uint32_t now_left);
+/* The `left` tokens of one have become others: one fewer, or as many as are expected now. Asked for each token: mostly
+ * they stay in their class. */
+static inline void fg_places_move(fg_places *places, uint32_t left, uint32_t now_left)
+{
+    uint32_t class = 31u - (uint32_t)__builtin_clz(left);
+    if (class == 31u - (uint32_t)__builtin_clz(now_left)) {
+        places->tokens[class] += (uint64_t)now_left - left;
+    } else {
+        fg_places_give(places, left);
+        fg_places_take(places, now_left);
+    }
+}
 
 /* Steps until `ends` holders have ended. Where there are fewer, those who follow on their places take `answer`
  * steps each. 0 for 0 ends, and where there are no holders. */
