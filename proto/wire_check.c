@@ -7,7 +7,6 @@
 #include "common/base/limits.h"
 
 enum {
-    CLASS_BYTES_MAX = 128,     /* numerics class, transport */
     LINK_RECORD_MAX = 1 << 16, /* a UCX worker address is 38..2000 bytes */
     STEP_TOKENS_MAX = 1 << 16, /* of one decode step */
     SHAPE_MAX = 1 << 16,       /* layers, heads, head size, block size */
@@ -58,13 +57,13 @@ static fg_status check_name(const char *field, const char *name, fg_error *err)
 static fg_status check_word(const char *field, const char *word, fg_error *err)
 {
     size_t length = word == NULL ? 0 : strlen(word);
-    bool fine = length <= CLASS_BYTES_MAX;
+    bool fine = length <= FG_LIMIT_CLASS_BYTES;
     for (size_t i = 0; fine && i < length; i++) {
         fine = word[i] >= 0x20 && word[i] < 0x7F;
     }
     return fine ? FG_OK
-                : fg_fail(err, FG_BAD_INPUT, "field %s is not up to %d printable characters", field,
-                          CLASS_BYTES_MAX);
+                : fg_fail(err, FG_BAD_INPUT, "field %s is not up to %u printable characters", field,
+                          FG_LIMIT_CLASS_BYTES);
 }
 
 static fg_status check_record(const char *field, const void *record, size_t size_bytes,

@@ -29,7 +29,7 @@ typedef struct identity_record {
 typedef struct member_record {
     fg_reg_worker worker;
     uint32_t layer_count, kv_head_count, head_dim, kv_dtype, kv_layout, pad;
-    char numerics_class[64];
+    char numerics_class[FG_LIMIT_CLASS_BYTES + 1];
 } member_record;
 
 void fg_dispatch_note_rest(fg_dispatch *dispatch)

@@ -11,7 +11,7 @@ struct fg_registry {
     uint32_t count;
     /* What all workers must agree on, learned from the first of those alive. */
     fg_wire_hello shape;
-    char numerics_class[64];
+    char numerics_class[FG_LIMIT_CLASS_BYTES + 1];
     bool has_shape;
 };
 

@@ -27,6 +27,7 @@
 #define FG_LIMIT_LIVE_REQUESTS     4096u
 #define FG_LIMIT_WORKERS           256u
 #define FG_LIMIT_NAME_BYTES        64u
+#define FG_LIMIT_CLASS_BYTES       128u  /* of a numerics class */
 #define FG_LIMIT_KEYS              1024u /* of workers that a router lets in */
 #define FG_LIMIT_KEY_FILE_BYTES    (256u * 1024u)
 #define FG_LIMIT_CONTEXT_TOKENS    (1u << 20)

@@ -64,6 +64,24 @@ static void other_class(fg_wire_hello *h)
 {
     h->numerics_class = "cpu/k2";
 }
+/* Of the longest that the wire lets pass, the last character. */
+#define PART      "cpu/k1/kv-bf16/tp1/a-class-that-goes-on-for-as-long-as-it-may/"
+#define CLASS_127 PART PART "xyz"
+static const char long_class[] = CLASS_127 "1";
+static void cut_class(fg_wire_hello *h)
+{
+    static char cut[64];
+    memcpy(cut, long_class, sizeof cut - 1);
+    h->numerics_class = cut;
+}
+static void other_end(fg_wire_hello *h)
+{
+    h->numerics_class = CLASS_127 "2";
+}
+static void same_class(fg_wire_hello *h)
+{
+    h->numerics_class = long_class;
+}
 static void no_role(fg_wire_hello *h)
 {
     h->roles = 0;
@@ -102,6 +120,43 @@ Test(registry, refuses_what_does_not_fit_and_says_why)
                      refusals[i].name);
         cr_assert(strstr(err.text, refusals[i].word) != NULL, "%s: %s", refusals[i].name, err.text);
         cr_assert_eq(fg_registry_count(registry), 1u);
+        fg_registry_destroy(registry);
+    }
+}
+
+static const struct {
+    const char *name;
+    change_fn change;
+    fg_status want;
+} long_classes[] = {
+    { "the same", same_class, FG_OK },
+    { "its beginning", cut_class, FG_BAD_INPUT },
+    { "another end", other_end, FG_BAD_INPUT },
+};
+
+Test(registry, a_numerics_class_counts_to_its_last_character)
+{
+    cr_assert_eq(sizeof long_class - 1, FG_LIMIT_CLASS_BYTES);
+    for (size_t i = 0; i < sizeof long_classes / sizeof *long_classes; i++) {
+        fg_registry *registry = make_registry();
+        fg_reg_worker *worker;
+        fg_block_namer first_namer, namer;
+        const char *class;
+        fg_wire_hello first = hello_of("first", 1), second = hello_of("second", 1);
+        first.numerics_class = long_class;
+        long_classes[i].change(&second);
+        cr_assert_eq(fg_registry_join(registry, &first, 0, 0, &worker, NULL), FG_OK);
+        fg_registry_shape(registry, &class);
+        cr_assert_str_eq(class, long_class);
+        cr_assert(fg_registry_namer(registry, &first_namer));
+        cr_assert_eq(fg_registry_join(registry, &second, 1, 0, &worker, NULL), long_classes[i].want,
+                     "%s", long_classes[i].name);
+        fg_registry_destroy(registry);
+        registry = make_registry();
+        cr_assert_eq(fg_registry_join(registry, &second, 0, 0, &worker, NULL), FG_OK);
+        cr_assert(fg_registry_namer(registry, &namer));
+        cr_assert_eq(namer.identity.low == first_namer.identity.low, long_classes[i].want == FG_OK,
+                     "%s: blocks of one name", long_classes[i].name);
         fg_registry_destroy(registry);
     }
 }
