@@ -16,6 +16,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/net/http.h"
+#include "common/net/http_count.h"
 #include "common/net/keys.h"
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
@@ -44,6 +45,7 @@ typedef struct serve {
     fg_host_router *router;
     fg_host_worker *worker;
     fg_http_server *status_server;
+    fg_http_count *status_count;
     fg_timer *drain_timer;
     fg_clock clock;
     fg_start start;
@@ -203,65 +205,104 @@ static const char *mode_name(int mode)
 
 /* ---- status pages of a worker ---- */
 
-static void reply_flight(const serve *s, fg_http_exchange *exchange)
+static const fg_http_route status_routes[] = {
+    { "/live", FG_HTTP_200 | FG_HTTP_405 },
+    { "/health", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/metrics", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/debug/trace", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/debug/flight", FG_HTTP_200 | FG_HTTP_404 | FG_HTTP_405 | FG_HTTP_503 },
+};
+
+/* The route of a path, as it is counted. */
+static const char *status_route(const char *path)
 {
-    static const char none[] =
-        "{\"error\":{\"message\":\"this process keeps no flight record: see "
-        "--flight-recorder-mb\",\"type\":\"invalid_request_error\",\"param\":"
-        "null,\"code\":\"not_found\"}}";
-    const fg_flight *flight = fg_host_worker_flight(s->worker);
+    for (size_t i = 0; i < sizeof status_routes / sizeof status_routes[0]; i++) {
+        if (strcmp(path, status_routes[i].route) == 0) {
+            return status_routes[i].route;
+        }
+    }
+    return FG_HTTP_OTHER;
+}
+
+/* One answer of a status page; `out` is what was rendered of it, or failed. */
+typedef struct status_page {
+    int status;
+    const char *type;
     fg_buf out;
-    fg_buf_init(&out, 0);
+} status_page;
+
+static void say(status_page *page, int status, const char *text)
+{
+    page->status = status;
+    fg_buf_puts(&page->out, text);
+}
+
+static void say_error(status_page *page, int status, const char *code, const char *text)
+{
+    page->status = status;
+    fg_buf_printf(&page->out,
+                  "{\"error\":{\"message\":\"%s\",\"type\":\"invalid_request_error\","
+                  "\"param\":null,\"code\":%s}}",
+                  text, code);
+}
+
+static void render_flight(const serve *s, fg_http_exchange *exchange, status_page *page)
+{
+    const fg_flight *flight = fg_host_worker_flight(s->worker);
     if (flight == NULL) {
-        fg_http_reply(exchange, 404, "application/json", none, sizeof none - 1);
-    } else if (fg_flight_render(flight, &out)) {
+        say_error(page, 404, "\"not_found\"",
+                  "this process keeps no flight record: see --flight-recorder-mb");
+    } else if (fg_flight_render(flight, &page->out)) {
+        page->type = "application/octet-stream";
         fg_http_add_header(exchange, "content-disposition",
                            "attachment; filename=\"forge-flight.bin\"");
-        fg_http_reply(exchange, 200, "application/octet-stream", out.data, out.size);
-    } else {
-        fg_http_reply(exchange, 503, "application/json", "{}", 2);
     }
-    fg_buf_deinit(&out);
+}
+
+static void render_status(const serve *s, fg_http_exchange *exchange,
+                          const fg_http_request *request, const char *route, status_page *page)
+{
+    if (strcmp(route, FG_HTTP_OTHER) == 0) {
+        say_error(page, 404, "\"not_found\"",
+                  "not found: try /live, /health, /metrics, /debug/trace or /debug/flight");
+    } else if (strcmp(request->method, "GET") != 0 && strcmp(request->method, "HEAD") != 0) {
+        fg_http_add_header(exchange, "allow", "GET, HEAD");
+        say_error(page, 405, "null", "use GET");
+    } else if (strcmp(route, "/live") == 0) {
+        say(page, 200, "{\"status\":\"ok\"}");
+    } else if (strcmp(route, "/health") == 0) {
+        bool ok = fg_host_worker_joined(s->worker) && !s->draining;
+        say(page, ok ? 200 : 503, ok ? "{\"status\":\"ok\"}" : "{\"status\":\"not joined\"}");
+    } else if (strcmp(route, "/debug/trace") == 0) {
+        fg_trace_render(s->trace, (uint32_t)getpid(), &page->out);
+    } else if (strcmp(route, "/debug/flight") == 0) {
+        render_flight(s, exchange, page);
+    } else {
+        page->type = "text/plain; version=0.0.4; charset=utf-8";
+        fg_metrics_render(s->metrics, &page->out);
+    }
 }
 
 static void on_status_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
 {
     serve *s = ctx;
-    bool get = strcmp(request->method, "GET") == 0 || strcmp(request->method, "HEAD") == 0;
-    if (!get) {
-        static const char text[] = "{\"error\":{\"message\":\"use GET\",\"type\":"
-                                   "\"invalid_request_error\",\"param\":null,\"code\":null}}";
-        fg_http_reply(exchange, 405, "application/json", text, sizeof text - 1);
-    } else if (strcmp(request->path, "/live") == 0) {
-        fg_http_reply(exchange, 200, "application/json", "{\"status\":\"ok\"}", 15);
-    } else if (strcmp(request->path, "/health") == 0) {
-        bool ok = fg_host_worker_joined(s->worker) && !s->draining;
-        const char *text = ok ? "{\"status\":\"ok\"}" : "{\"status\":\"not joined\"}";
-        fg_http_reply(exchange, ok ? 200 : 503, "application/json", text, strlen(text));
-    } else if (strcmp(request->path, "/debug/trace") == 0) {
-        fg_buf out;
-        fg_buf_init(&out, 0);
-        bool ok = fg_trace_render(s->trace, (uint32_t)getpid(), &out);
-        fg_http_reply(exchange, ok ? 200 : 503, "application/json", ok ? out.data : "{}",
-                      ok ? out.size : 2);
-        fg_buf_deinit(&out);
-    } else if (strcmp(request->path, "/debug/flight") == 0) {
-        reply_flight(s, exchange);
-    } else if (strcmp(request->path, "/metrics") == 0) {
-        fg_buf out;
-        fg_buf_init(&out, 1024 * 1024);
-        fg_metrics_render(s->metrics, &out);
-        fg_http_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", out.data,
-                      out.size);
-        fg_buf_deinit(&out);
-    } else {
-        static const char text[] =
-            "{\"error\":{\"message\":\"not found: try /live, /health, "
-            "/metrics, /debug/trace or "
-            "/debug/flight\",\"type\":\"invalid_request_error\",\"param\":null,"
-            "\"code\":\"not_found\"}}";
-        fg_http_reply(exchange, 404, "application/json", text, sizeof text - 1);
+    const char *route = status_route(request->path);
+    status_page page = { .status = 200, .type = "application/json" };
+    fg_buf_init(&page.out, 0);
+    render_status(s, exchange, request, route, &page);
+    if (page.out.failed) {
+        page.status = 503;
+        page.type = "application/json";
     }
+    fg_http_count_add(s->status_count, route, page.status);
+    fg_http_reply(exchange, page.status, page.type, page.out.failed ? "{}" : page.out.data,
+                  page.out.failed ? 2 : page.out.size);
+    fg_buf_deinit(&page.out);
+}
+
+static void on_status_refused(void *ctx, int status)
+{
+    fg_http_count_add(((serve *)ctx)->status_count, FG_HTTP_OTHER, status);
 }
 
 static void on_status_gone(void *ctx, fg_http_exchange *exchange)
@@ -283,9 +324,15 @@ static fg_status open_status(serve *s, fg_error *err)
     }
     fg_http_handler handler = { .on_request = on_status_request,
                                 .on_gone = on_status_gone,
+                                .on_refused = on_status_refused,
                                 .ctx = s };
-    fg_status status = fg_http_listen(s->loop, s->config.host, (uint16_t)s->config.status_port,
-                                      NULL, &handler, &s->status_server, err);
+    fg_status status =
+        fg_http_count_create(s->metrics, status_routes,
+                             sizeof status_routes / sizeof status_routes[0], &s->status_count, err);
+    if (status == FG_OK) {
+        status = fg_http_listen(s->loop, s->config.host, (uint16_t)s->config.status_port, NULL,
+                                &handler, &s->status_server, err);
+    }
     if (status == FG_OK) {
         fputs("status http=", stdout);
         print_url(s, fg_http_port(s->status_server));
@@ -503,6 +550,7 @@ static void close_parts(serve *s)
     if (s->loop != NULL) {
         fg_loop_destroy(s->loop);
     }
+    fg_http_count_destroy(s->status_count);
     fg_metrics_destroy(s->metrics);
     fg_trace_destroy(s->trace);
     fg_spans_close(s->spans);

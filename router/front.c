@@ -10,6 +10,7 @@
 #include "common/base/buf.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/net/http_count.h"
 #include "router/api.h"
 #include "router/batch.h"
 #include "router/meter.h"
@@ -468,7 +469,7 @@ static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_requ
     if (route == NULL) {
         fg_api_refuse(&error, FG_BAD_INPUT, 404, NULL, NULL, "no such route: %.16s %.128s",
                       request->method, request->path);
-        fg_stream_reply_error(front->streams, exchange, "other", &error);
+        fg_stream_reply_error(front->streams, exchange, FG_HTTP_OTHER, &error);
         return;
     }
     bool allowed =
@@ -496,6 +497,12 @@ static void on_gone(void *ctx, fg_http_exchange *exchange)
     if (!fg_batches_gone(front->batches, exchange)) {
         fg_stream_gone(front->streams, exchange);
     }
+}
+
+static void on_refused(void *ctx, int status)
+{
+    fg_front *front = ctx;
+    fg_meter_http(front->meter, FG_HTTP_OTHER, status);
 }
 
 static bool something_waits(const fg_front *front)
@@ -580,7 +587,9 @@ static fg_status start(fg_front *front, fg_error *err)
     if (status != FG_OK) {
         return fg_fail(err, status, "out of memory for the front");
     }
-    fg_http_handler handler = { .on_request = on_request, .on_gone = on_gone, .ctx = front };
+    fg_http_handler handler = {
+        .on_request = on_request, .on_gone = on_gone, .on_refused = on_refused, .ctx = front
+    };
     return fg_http_listen(front->options.loop, front->options.host, front->options.port,
                           front->options.http_limits, &handler, &front->http, err);
 }

@@ -3,39 +3,27 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "common/net/http_count.h"
 
-/* The statuses that the front and its streams answer with. */
-static const struct {
-    int status;
-    const char *text;
-} codes[] = {
-    { 200, "200" }, { 400, "400" }, { 404, "404" }, { 405, "405" }, { 409, "409" },
-    { 415, "415" }, { 429, "429" }, { 499, "499" }, { 500, "500" }, { 503, "503" },
-};
-enum { CODE_COUNT = sizeof codes / sizeof codes[0] };
-
-/* A route's statuses, as bits of the table above. */
+/* A route's statuses; others are in the lines of a batch, or refused before there is a route. */
 enum {
-    ALL_CODES = 0x3FF,
-    BATCH_CODES = 0x2EB, /* neither 404 nor 409 nor 500: those are in its lines */
-    PAGE_CODES = 0x209,
-    NAME_CODES = 0x20D,
-    ADMIN_CODES = 0x22F,
-    UNKNOWN_CODES = 0x004,
+    PAGE_CODES = FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503,
+    POST_CODES = PAGE_CODES | FG_HTTP_403,
+    NAME_CODES = PAGE_CODES | FG_HTTP_404,
+    ADMIN_CODES = POST_CODES | FG_HTTP_400 | FG_HTTP_404,
+    BATCH_CODES = POST_CODES | FG_HTTP_400 | FG_HTTP_415 | FG_HTTP_429 | FG_HTTP_499,
+    COMPLETION_CODES = BATCH_CODES | FG_HTTP_404 | FG_HTTP_409 | FG_HTTP_500,
 };
 
-static const struct {
-    const char *route;
-    unsigned codes;
-} routes[] = {
-    { "/v1/chat/completions", ALL_CODES },
-    { "/v1/completions", ALL_CODES },
+static const fg_http_route routes[] = {
+    { "/v1/chat/completions", COMPLETION_CODES },
+    { "/v1/completions", COMPLETION_CODES },
     { "/forge/v1/batch", BATCH_CODES },
     { "/forge/v1/cache/stats", PAGE_CODES },
-    { "/forge/v1/cache/clear", PAGE_CODES },
+    { "/forge/v1/cache/clear", POST_CODES },
     { "/forge/v1/admin/role", ADMIN_CODES },
-    { "/reset_prefix_cache", PAGE_CODES },
-    { "/flush_cache", PAGE_CODES },
+    { "/reset_prefix_cache", POST_CODES },
+    { "/flush_cache", POST_CODES },
     { "/v1/models", PAGE_CODES },
     { "/v1/models/", NAME_CODES },
     { "/health", PAGE_CODES },
@@ -43,9 +31,8 @@ static const struct {
     { "/metrics", PAGE_CODES },
     { "/debug/state", PAGE_CODES },
     { "/debug/trace", NAME_CODES },
-    { "other", UNKNOWN_CODES },
+    { "/debug/flight", NAME_CODES },
 };
-enum { ROUTE_COUNT = sizeof routes / sizeof routes[0] };
 
 static const struct {
     fg_finish finish;
@@ -126,7 +113,7 @@ static const struct {
 };
 
 struct fg_meter {
-    fg_metric *http[ROUTE_COUNT][CODE_COUNT];
+    fg_http_count *http;
     fg_metric *ends[FINISH_COUNT];
     fg_metric *successes[FINISH_COUNT]; /* of the two good ends only */
     fg_metric *ones[ONE_COUNT];
@@ -134,18 +121,6 @@ struct fg_meter {
 
 static void register_labelled(fg_meter *meter, fg_metrics *metrics)
 {
-    for (size_t r = 0; r < ROUTE_COUNT; r++) {
-        for (size_t c = 0; c < CODE_COUNT; c++) {
-            fg_metric_spec spec = {
-                .name = "http_requests_total",
-                .help = "HTTP requests answered, by route and status (499: the client left first).",
-                .labels = { { "route", routes[r].route }, { "code", codes[c].text } },
-            };
-            if ((routes[r].codes & 1u << c) != 0) {
-                meter->http[r][c] = fg_metrics_counter(metrics, &spec);
-            }
-        }
-    }
     for (size_t i = 0; i < FINISH_COUNT; i++) {
         fg_metric_spec end = {
             .name = "request_end_total",
@@ -195,12 +170,18 @@ fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *e
     if (meter == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the meter");
     }
+    fg_status status =
+        fg_http_count_create(metrics, routes, sizeof routes / sizeof routes[0], &meter->http, err);
+    if (status != FG_OK) {
+        fg_meter_destroy(meter);
+        return status;
+    }
     register_labelled(meter, metrics);
     for (one which = 0; which < ONE_COUNT; which++) {
         meter->ones[which] = register_one(metrics, which);
     }
     if (!fg_metrics_ok(metrics)) {
-        fg_mem_free(meter);
+        fg_meter_destroy(meter);
         return fg_fail(err, FG_AGAIN, "no room for the router's metrics");
     }
     *meter_out = meter;
@@ -209,21 +190,16 @@ fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *e
 
 void fg_meter_destroy(fg_meter *meter)
 {
-    fg_mem_free(meter);
+    if (meter != NULL) {
+        fg_http_count_destroy(meter->http);
+        fg_mem_free(meter);
+    }
 }
 
 void fg_meter_http(fg_meter *meter, const char *route, int http_status)
 {
-    for (size_t r = 0; meter != NULL && r < ROUTE_COUNT; r++) {
-        if (strcmp(routes[r].route, route) != 0) {
-            continue;
-        }
-        for (size_t c = 0; c < CODE_COUNT; c++) {
-            if (codes[c].status == http_status) {
-                FG_ASSERT_SLOW(meter->http[r][c] != NULL, "%s %d", route, http_status);
-                fg_metric_add(meter->http[r][c], 1);
-            }
-        }
+    if (meter != NULL) {
+        fg_http_count_add(meter->http, route, http_status);
     }
 }
 

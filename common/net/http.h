@@ -32,6 +32,9 @@ typedef struct fg_http_handler {
     void (*on_request)(void *ctx, fg_http_exchange *exchange, const fg_http_request *request);
     /* The client went away (or stalled past its deadline) before the reply had ended. */
     void (*on_gone)(void *ctx, fg_http_exchange *exchange);
+    /* A connection was answered without a request: what came was none, or there was no room for it. NULL: nobody
+     * asks. Nothing may be called from here. */
+    void (*on_refused)(void *ctx, int status);
     void *ctx;
 } fg_http_handler;
 

@@ -310,6 +310,10 @@ static void refuse(fg_http_conn *conn, int status, const char *message)
     }
     fg_buf_deinit(&body);
     fg_buf_clear(&conn->in);
+    const fg_http_handler *handler = &conn->shared->handler;
+    if (handler->on_refused != NULL) {
+        handler->on_refused(handler->ctx, status);
+    }
     if (conn->pumping) {
         return; /* pump goes on from here */
     }

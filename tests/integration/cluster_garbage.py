@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from _forge import Skip, Stream, Suite, get, served_model, wait_for
+from _forge import Skip, Stream, Suite, counters, get, served_model, status_port, wait_for
 
 BODY = b'{"model":"x"}'
 
@@ -74,6 +74,8 @@ HTTP = [
     ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (400, 405, 505, CLOSED)),
     ("TLS hello", bytes.fromhex("1603010200010001fc0303") + b"\0" * 64, REFUSED),
     ("random bytes", bytes((i * 197 + 31) % 256 for i in range(4096)), REFUSED),
+    ("absolute target", b"GET http://a:80/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+     (200,)),
     ("no such route", b"GET /v1/nothing HTTP/1.1\r\nHost: a\r\n\r\n", (404,)),
     ("wrong method", b"GET /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n", (405,)),
     ("path that climbs", b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", (400, 404)),
@@ -267,6 +269,21 @@ def control_bytes(cluster):
     assert len(cluster.state()["workers"]) == 4
 
 
+def counted(port):
+    """What never became a request is counted where all answers are, on a worker's status port too."""
+    probes = [("400", b"GET /live HTTP/1.1\r\n\r\n"),
+              ("431", b"GET /live HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 2000 + b"\r\n"),
+              ("501", b"BREW /live HTTP/1.1\r\nHost: a\r\n\r\n"),
+              ("404", b"GET /nothing HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")]
+    for code, data in probes:
+        name = 'http_requests_total{route="other",code="%s"}' % code
+        before = counters(port)[name]
+        status, _ = answer_to(port, data)
+        assert status == int(code), f"answered {status}, not {code}"
+        after = counters(port)[name]
+        assert after == before + 1, f"{name}: {before}, then {after}"
+
+
 class Bystander:
     """A client that streams the same story again and again while the probes run."""
 
@@ -299,7 +316,8 @@ class Bystander:
 
 
 def doors(suite):
-    with suite.cluster(model=suite.stories(), prefill=2, decode=2) as cluster:
+    with suite.cluster(model=suite.stories(), prefill=2, decode=2,
+                       flags=["--status-port", "0"]) as cluster:
         model = served_model(cluster)
         bystander = Bystander(cluster.port, model)
         for name, data, allowed in HTTP:
@@ -312,6 +330,9 @@ def doors(suite):
         suite.case("http: a reader that never reads", never_reading, cluster.port, model)
         suite.case("control: frames", control_frames, suite, cluster)
         suite.case("control: raw bytes", control_bytes, cluster)
+        suite.case("what was refused is counted, at the router", counted, cluster.port)
+        worker = status_port(next(iter(cluster.workers.values())))
+        suite.case("what was refused is counted, at a worker", counted, worker)
         suite.case("the other client saw nothing", bystander.undisturbed)
         cluster.wait_at_rest(workers=4)
 

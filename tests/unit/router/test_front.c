@@ -1,5 +1,7 @@
 #include "router/front.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/fault.h"
@@ -166,6 +168,66 @@ Test(front, every_route_answers_or_refuses)
     cr_assert(has_header(&w, "allow: POST\n"));
     send(&w, "GET", "/metrics", NULL, "");
     cr_assert_str_eq(w.exchange.reply_type, "text/plain; version=0.0.4; charset=utf-8");
+    close_world(&w);
+}
+
+/* All answers that /metrics counts under this status; -1: of any. */
+static double answers(const world *w, int status)
+{
+    static const char name[] = "forge:http_requests_total{";
+    fg_buf text;
+    double sum = 0;
+    char code[16];
+    snprintf(code, sizeof code, "code=\"%d\"", status);
+    fg_buf_init(&text, 0);
+    cr_assert(fg_metrics_render(w->metrics, &text));
+    fg_buf_putc(&text, '\0');
+    for (const char *at = text.data; (at = strstr(at, name)) != NULL;) {
+        const char *end = strchr(at, '}');
+        const char *found = strstr(at, code);
+        sum += status < 0 || (found != NULL && found < end) ? strtod(end + 1, NULL) : 0;
+        at = end;
+    }
+    fg_buf_deinit(&text);
+    return sum;
+}
+
+Test(front, each_answer_is_counted_once)
+{
+    static const struct route_case more[] = {
+        { "GET", "/debug/flight", NULL, "", 404, "" },
+        { "POST", "/flush_cache", "cross-site", "", 403, "" },
+        { "POST", "/v1/completions", "cross-site", "{}", 403, "" },
+        { "POST", "/forge/v1/batch", "cross-site", "[]", 403, "" },
+        { "POST", "/forge/v1/admin/role", "cross-site", "{}", 403, "" },
+    };
+    static const int refused[] = { 400, 408, 413, 414, 415, 417, 431, 501, 503, 505 };
+    size_t count = sizeof route_cases / sizeof route_cases[0];
+    world w;
+    open_world(&w);
+    fake_dispatch_state.workers = 3;
+    for (size_t i = 0; i < count + sizeof more / sizeof more[0]; i++) {
+        const struct route_case *it = i < count ? &route_cases[i] : &more[i - count];
+        double all = answers(&w, -1), same = answers(&w, it->status);
+        if (it->status == 403) {
+            fg_http_request request = { .method = it->method, .path = it->path, .body = "" };
+            fake_exchange_deinit(&w.exchange);
+            fake_exchange_init(&w.exchange);
+            w.exchange.fetch_site = it->type;
+            fake_http_handler.on_request(fake_http_handler.ctx, &w.exchange, &request);
+        } else {
+            send(&w, it->method, it->path, it->type, it->body);
+        }
+        cr_assert_eq(w.exchange.status, it->status);
+        cr_assert(answers(&w, -1) == all + 1 && answers(&w, it->status) == same + 1, "%s %s: %d",
+                  it->method, it->path, it->status);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        double all = answers(&w, -1), same = answers(&w, refused[i]);
+        fake_http_handler.on_refused(fake_http_handler.ctx, refused[i]);
+        cr_assert(answers(&w, -1) == all + 1 && answers(&w, refused[i]) == same + 1, "refused: %d",
+                  refused[i]);
+    }
     close_world(&w);
 }
 

@@ -43,6 +43,7 @@ typedef struct world {
     const fg_http_request *request; /* of "/later" */
     size_t body_bytes;              /* that it had when it came */
     int requests, gone;
+    int refused, refused_status; /* how often, and the last one */
     uint64_t started_ms;
 } world;
 
@@ -90,11 +91,20 @@ __attribute__((unused)) static void on_gone(void *ctx, fg_http_exchange *exchang
     }
 }
 
+__attribute__((unused)) static void on_refused(void *ctx, int status)
+{
+    world *w = ctx;
+    w->refused++;
+    w->refused_status = status;
+}
+
 __attribute__((unused)) static void open_world(world *w, const fg_http_limits *limits)
 {
     fg_error err;
     *w = (world){ 0 };
-    fg_http_handler handler = { on_request, on_gone, w };
+    fg_http_handler handler = {
+        .on_request = on_request, .on_gone = on_gone, .on_refused = on_refused, .ctx = w
+    };
     cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
     cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
     fg_status status = fg_http_listen(w->loop, "127.0.0.1", 0, limits, &handler, &w->server, &err);

@@ -170,7 +170,11 @@ Test(http, probes_are_answered_by_the_book)
         size_t size = strlen(probes[i].bytes);
         size_t splits[] = { size, 1, size / 2, size - 1 };
         for (size_t s = 0; s < sizeof splits / sizeof splits[0]; s++) {
+            int answers = w.requests + w.refused;
             int got = probe(&w, probes[i].bytes, size, splits[s], &reply);
+            cr_assert_eq(w.requests + w.refused, answers + 1, "%s: told once", probes[i].name);
+            cr_assert(got == 200 || w.refused_status == got, "%s: said to be %d", probes[i].name,
+                      w.refused_status);
             cr_assert_eq(got, probes[i].want, "%s split at %zu: %d instead of %d", probes[i].name,
                          splits[s], got, probes[i].want);
             if (got != 200) {

@@ -372,7 +372,7 @@ Test(http, bad_listen_addresses_are_explained)
     fg_loop *loop;
     fg_http_server *server;
     fg_error err;
-    fg_http_handler handler = { on_request, on_gone, NULL };
+    fg_http_handler handler = { .on_request = on_request, .on_gone = on_gone };
     char long_host[300];
     memset(long_host, '1', sizeof long_host - 1);
     long_host[sizeof long_host - 1] = '\0';
@@ -393,7 +393,7 @@ static bool try_listen(void *ctx)
 {
     world *w = ctx;
     fg_error err;
-    fg_http_handler handler = { on_request, on_gone, w };
+    fg_http_handler handler = { .on_request = on_request, .on_gone = on_gone, .ctx = w };
     fg_http_server *server;
     if (fg_http_listen(w->loop, "127.0.0.1", 0, NULL, &handler, &server, &err) != FG_OK) {
         return false;
