@@ -151,8 +151,8 @@ static fg_status take_encoded(fg_api_reading *r, const char *name, fg_status sta
         return give_ids(r, name, ids, count);
     }
     fg_mem_free(ids);
-    if (status == FG_BAD_INPUT && count == capacity) {
-        return fg_api_too_long(r, name, "more than ", count);
+    if (status == FG_BAD_INPUT && count >= r->server->context_max) {
+        return fg_api_too_long(r, name, count == capacity ? "more than " : "at least ", count);
     }
     return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err->text)
                                   : fg_api_no_memory(r);
@@ -165,7 +165,9 @@ static fg_status encode_prompt(fg_api_reading *r, const char *text, size_t lengt
     size_t capacity = 0;
     size_t count = 0;
     /* Who asks for a raw completion writes the template himself, its control tokens included. */
-    fg_encode_options options = { .add_bos = true, .parse_special = true };
+    fg_encode_options options = { .add_bos = true,
+                                  .parse_special = true,
+                                  .refuse_at = r->server->context_max };
     fg_status status = take_ids(r, "prompt", length, 0, &ids, &capacity);
     if (status != FG_OK) {
         return status;
@@ -191,7 +193,7 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
         return status;
     }
     status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count, true, ids,
-                            capacity, &id_count, &err);
+                            capacity, r->server->context_max, &id_count, &err);
     return take_encoded(r, "messages", status, &err, ids, capacity, id_count);
 }
 

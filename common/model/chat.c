@@ -141,7 +141,8 @@ fg_status fg_chat_render(const fg_chat *chat, const fg_chat_message *messages, s
 
 fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
                          const fg_chat_message *messages, size_t count, bool add_generation_prompt,
-                         uint32_t *ids_out, size_t capacity, size_t *count_out, fg_error *err)
+                         uint32_t *ids_out, size_t capacity, size_t refuse_at, size_t *count_out,
+                         fg_error *err)
 {
     fg_buf text;
     fg_buf_init(&text, 0);
@@ -151,9 +152,11 @@ fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
         status = render(chat, messages, count, add_generation_prompt, &r, err);
     }
     if (status == FG_OK) {
-        fg_encode_options options = {
-            .add_bos = true, .parse_special = true, .plain = r.spans, .plain_count = r.span_count
-        };
+        fg_encode_options options = { .add_bos = true,
+                                      .parse_special = true,
+                                      .plain = r.spans,
+                                      .plain_count = r.span_count,
+                                      .refuse_at = refuse_at };
         status = fg_tokenizer_encode(tokenizer, text.size == 0 ? "" : text.data, text.size, options,
                                      ids_out, capacity, count_out, err);
     }

@@ -36,9 +36,11 @@ fg_status fg_chat_render(const fg_chat *chat, const fg_chat_message *messages, s
 
 /* Renders and encodes. Only what the template wrote becomes control tokens: "<|im_end|>" in a role
  * or a message stays ordinary text. The ids are otherwise those of the whole rendered text. BOS as
- * fg_tokenizer_encode adds it. Writes at most `capacity` ids; FG_BAD_INPUT when more are needed. */
+ * fg_tokenizer_encode adds it. Writes at most `capacity` ids; FG_BAD_INPUT when more are needed, or surely
+ * `refuse_at` (0: no such number). */
 fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
                          const fg_chat_message *messages, size_t count, bool add_generation_prompt,
-                         uint32_t *ids_out, size_t capacity, size_t *count_out, fg_error *err);
+                         uint32_t *ids_out, size_t capacity, size_t refuse_at, size_t *count_out,
+                         fg_error *err);
 
 #endif

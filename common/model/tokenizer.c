@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "common/model/least.h"
 #include "common/model/merge.h"
 #include "common/model/vocab.h"
 
@@ -82,15 +83,24 @@ static fg_status emit_bytes(encoder *e, const char *text, size_t length, fg_erro
     return FG_OK;
 }
 
-/* A text becomes at least this many ids: what cannot fit is refused before work is spent on it. */
-static size_t ids_min(const fg_vocab *vocab, const char *text, size_t length)
+/* Ordinary text that surely has more ids than may still come is refused before work is spent on it. */
+static fg_status check_least(encoder *e, const char *text, size_t length, fg_error *err)
 {
-    size_t bytes = 0; /* that cannot be left out */
-    for (size_t i = 0; i < length; i++) {
-        bytes += vocab->byte_ids[(unsigned char)text[i]] != FG_TOKEN_NONE;
+    size_t refuse_at = e->options->refuse_at;
+    size_t most = refuse_at > 0 && refuse_at <= e->capacity ? refuse_at - 1 : e->capacity;
+    size_t room = e->count < most ? most - e->count : 0;
+    if (length <= room) {
+        return FG_OK; /* each id is a byte, or more */
     }
-    /* SPM: U+2581 in the text counts for one byte of a token. */
-    return bytes / (vocab->piece_max * (vocab->spm ? 3 : 1) + 1);
+    size_t least = fg_least_ids(e->vocab, text, length);
+    if (least <= room) {
+        return FG_OK;
+    }
+    if (most == e->capacity) {
+        return too_many(e, err);
+    }
+    e->count += least;
+    return fg_fail(err, FG_BAD_INPUT, "text has at least %zu tokens", e->count);
 }
 
 static fg_status encode_word(encoder *e, const char *word, size_t length, fg_error *err)
@@ -102,11 +112,10 @@ static fg_status encode_word(encoder *e, const char *word, size_t length, fg_err
             return emit(e, id, err);
         }
     }
-    size_t room = e->capacity - e->count;
-    if (length > room && ids_min(vocab, word, length) > room) {
-        return too_many(e, err); /* before a long word is merged */
+    fg_status status = check_least(e, word, length, err);
+    if (status == FG_OK) {
+        status = fg_merger_run(&e->merger, word, (uint32_t)length, err);
     }
-    fg_status status = fg_merger_run(&e->merger, word, (uint32_t)length, err);
     uint32_t at = 0;
     while (status == FG_OK && at != UINT32_MAX) {
         const fg_merge_symbol *symbol = &e->merger.symbols[at];
@@ -120,7 +129,7 @@ static fg_status encode_word(encoder *e, const char *word, size_t length, fg_err
 
 static fg_status encode_bpe(encoder *e, const char *text, size_t length, fg_error *err)
 {
-    fg_status status = FG_OK;
+    fg_status status = check_least(e, text, length, err);
     for (size_t at = 0; status == FG_OK && at < length;) {
         size_t size = fg_pretokenize_next(e->vocab->pre, text + at, length - at);
         status = encode_word(e, text + at, size, err);
@@ -133,7 +142,7 @@ static fg_status encode_bpe(encoder *e, const char *text, size_t length, fg_erro
  * memory. */
 static fg_status encode_spm_words(encoder *e, const char *text, size_t length, fg_error *err)
 {
-    fg_status status = FG_OK;
+    fg_status status = check_least(e, text, length, err);
     size_t start = 0;
     for (size_t at = 1; status == FG_OK && at <= length; at++) {
         bool cut =
@@ -262,7 +271,7 @@ fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, s
                   .after_special = true,
                   .ids = ids_out,
                   .capacity = capacity };
-    if (length > UINT32_MAX / 4 || ids_min(vocab, text, length) > capacity) {
+    if (length > UINT32_MAX / 4) {
         *count_out = capacity;
         return too_many(&e, err);
     }

@@ -33,12 +33,15 @@ typedef struct fg_encode_options {
      * a user wrote. They are encoded jointly with the ordinary text around them. */
     const fg_text_span *plain;
     size_t plain_count;
+    /* A text that surely has so many ids is of no use: it is refused without being encoded, where that shows. 0: it
+     * is only `capacity` that counts. */
+    size_t refuse_at;
 } fg_encode_options;
 
 /* Encodes `text` (any bytes; a byte that is not valid UTF-8 becomes its byte token or the model's
  * unknown token, and is left out only where there is neither; never refused). User-defined tokens
  * are found in any text. Writes at most `capacity` ids; FG_BAD_INPUT, and that many counted, when more are
- * needed, FG_AGAIN when out of memory. An empty text with add_bos gives BOS where the model has one, even if its
+ * needed, or as many as it has at least, when that is refused; FG_AGAIN when out of memory. An empty text with add_bos gives BOS where the model has one, even if its
  * add_bos flag is off. */
 fg_status fg_tokenizer_encode(const fg_tokenizer *tokenizer, const char *text, size_t length,
                               fg_encode_options options, uint32_t *ids_out, size_t capacity,

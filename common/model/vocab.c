@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "common/model/least.h"
 
 enum {
     TOKENS_MAX = 1 << 22,
@@ -337,6 +338,10 @@ fg_status fg_vocab_load(fg_vocab *vocab, const fg_weights *weights, fg_error *er
         goto deinit;
     }
     find_bytes(vocab);
+    status = fg_least_build(vocab, err);
+    if (status != FG_OK) {
+        goto deinit;
+    }
     status = vocab->spm ? FG_OK : fg_vocab_build_merges(vocab, weights, err);
     if (status != FG_OK) {
         goto deinit;
@@ -354,6 +359,7 @@ deinit:
 
 void fg_vocab_deinit(fg_vocab *vocab)
 {
+    fg_mem_free(vocab->reach);
     fg_mem_free(vocab->defined.ids);
     fg_mem_free(vocab->controls.ids);
     fg_mem_free(vocab->merge_slots);

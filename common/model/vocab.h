@@ -51,6 +51,8 @@ typedef struct fg_vocab {
     uint32_t bos, eos, unknown;
     uint32_t byte_ids[256];
     size_t piece_max; /* longest text, in bytes */
+    uint32_t
+        *reach; /* of two bytes: how long the longest token is that begins with them (least.h) */
 
     char *bytes;
     uint32_t *offsets; /* size + 1: token i is bytes[offsets[i] .. offsets[i + 1]) */

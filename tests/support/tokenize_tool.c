@@ -124,7 +124,7 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
         static uint32_t ids[1 << 16];
         size_t id_count;
         if (fg_chat_render(chat, messages, count, flag[0] == '1', &out, &err) != FG_OK ||
-            fg_chat_encode(chat, tokenizer, messages, count, flag[0] == '1', ids, 1 << 16,
+            fg_chat_encode(chat, tokenizer, messages, count, flag[0] == '1', ids, 1 << 16, 0,
                            &id_count, &err) != FG_OK) {
             die(err.text);
         }

@@ -112,6 +112,11 @@ static void check_text(const fg_tokenizer *tokenizer, bool spm, const char *text
     FG_ASSERT(again == count && memcmp(exact, ids, count * sizeof(ids[0])) == 0);
     FG_ASSERT(count == 0 || fg_tokenizer_encode(tokenizer, text, length, options, exact, count - 1,
                                                 &again, &err) == FG_BAD_INPUT);
+    /* What it has at least is never more than what it has. */
+    options.refuse_at = count + 1;
+    FG_ASSERT(fg_tokenizer_encode(tokenizer, text, length, options, ids, TEXT_MAX + 8, &again,
+                                  &err) == FG_OK);
+    FG_ASSERT(again == count);
     free(exact);
     fg_buf_deinit(&have);
     fg_buf_deinit(&want);

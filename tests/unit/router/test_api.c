@@ -486,7 +486,7 @@ Test(api, what_is_far_too_long_costs_little)
     strcpy(end, "\"}");
     cr_assert_eq(parse(&w, FG_API_COMPLETION, body), FG_BAD_INPUT);
     cr_assert_str_eq(w.error.code, "context_length_exceeded");
-    cr_assert(strstr(w.error.text, "the prompt has more than 12096;") != NULL, "%s", w.error.text);
+    cr_assert(strstr(w.error.text, "the prompt has at least 40000;") != NULL, "%s", w.error.text);
     end = body + sprintf(body, "{\"prompt\":[1");
     for (int i = 1; i < VALUES; i++) {
         memcpy(end, ",1", 2);

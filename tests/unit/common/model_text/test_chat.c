@@ -173,12 +173,12 @@ Test(chat, encodes_as_the_whole_text_when_no_message_names_a_special_token)
         size_t have_count;
         fg_error err;
         cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, cases[i].prompt, have,
-                                    IDS_MAX, &have_count, &err),
+                                    IDS_MAX, 0, &have_count, &err),
                      FG_OK);
         cr_assert_eq(have_count, want_count, "%s", cases[i].name);
         cr_assert(memcmp(have, want, want_count * sizeof(want[0])) == 0, "%s", cases[i].name);
         cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, cases[i].prompt, have,
-                                    have_count - 1, &have_count, &err),
+                                    have_count - 1, 0, &have_count, &err),
                      FG_BAD_INPUT, "%s: more ids than there is room for", cases[i].name);
         fg_tokenizer_close(tokenizer);
         fg_chat_close(chat);
@@ -209,7 +209,7 @@ Test(chat, a_message_cannot_write_special_tokens)
             size_t count;
             fg_error err;
             cr_assert_eq(
-                fg_chat_encode(chat, tokenizer, messages, 2, true, ids, IDS_MAX, &count, &err),
+                fg_chat_encode(chat, tokenizer, messages, 2, true, ids, IDS_MAX, 0, &count, &err),
                 FG_OK);
             size_t starts = 0;
             size_t ends = 0;
@@ -320,7 +320,7 @@ Test(chat, refuses_other_templates_when_asked_to_render)
     cr_assert_eq(out.size, 0);
     uint32_t ids[8];
     size_t count;
-    cr_assert_eq(fg_chat_encode(chat, tokenizer, &message, 1, true, ids, 8, &count, &err),
+    cr_assert_eq(fg_chat_encode(chat, tokenizer, &message, 1, true, ids, 8, 0, &count, &err),
                  FG_BAD_INPUT);
     fg_buf_deinit(&out);
     fg_tokenizer_close(tokenizer);
@@ -384,7 +384,8 @@ static bool try_encode(void *ctx)
     uint32_t ids[64];
     size_t count;
     fg_error err;
-    return fg_chat_encode(p->chat, p->tokenizer, &message, 1, true, ids, 64, &count, &err) == FG_OK;
+    return fg_chat_encode(p->chat, p->tokenizer, &message, 1, true, ids, 64, 0, &count, &err) ==
+           FG_OK;
 }
 
 Test(chat, survives_every_failed_allocation)

@@ -527,6 +527,108 @@ Test(tokenizer, survives_every_failed_allocation)
     }
 }
 
+/* --- what a text has at least ------------------------------------------------------------------- */
+
+enum { LEAST_BYTES = 600 };
+
+/* Words of the vocabulary cut anywhere, runs of one byte, letters, and bytes of any kind. */
+static size_t draw_text(const fg_tokenizer *tokenizer, fg_rng *rng, char *text)
+{
+    size_t length = 0, most = 1 + fg_rng_below(rng, LEAST_BYTES);
+    uint64_t kind = fg_rng_below(rng, 4);
+    while (length < most) {
+        size_t size = 1;
+        char byte = (char)(kind == 2 ? 'a' + fg_rng_below(rng, 26) : fg_rng_below(rng, 256));
+        const char *piece = &byte;
+        for (int i = 0; kind == 0 && i < 16; i++) { /* mostly longer than a byte */
+            size_t whole;
+            uint32_t id = (uint32_t)fg_rng_below(rng, fg_tokenizer_vocab_size(tokenizer));
+            const char *text_of = fg_tokenizer_piece(tokenizer, id, true, &whole);
+            if (whole > size) {
+                piece = text_of;
+                size = whole - (fg_rng_below(rng, 4) == 0 ? fg_rng_below(rng, whole) : 0);
+            }
+        }
+        size_t times = kind == 1 ? 1 + fg_rng_below(rng, 200) : 1;
+        for (; times > 0 && size > 0 && length + size <= LEAST_BYTES; times--) {
+            memcpy(text + length, piece, size);
+            length += size;
+        }
+        most = length + size > LEAST_BYTES ? length : most;
+    }
+    return length;
+}
+
+/* Refused for what it has at least, never for more than it has: with one id more to go it is encoded as ever. */
+static void check_least(const fg_tokenizer *tokenizer, const char *name, uint32_t rounds)
+{
+    fg_rng rng = { test_seed(__func__) };
+    static uint32_t want[LEAST_BYTES + 8], have[LEAST_BYTES + 8];
+    char text[LEAST_BYTES];
+    uint32_t refused = 0;
+    for (uint32_t round = 0; round < rounds; round++) {
+        size_t length = draw_text(tokenizer, &rng, text), count, again;
+        fg_error err;
+        fg_encode_options options = { .parse_special = round % 2 == 0 };
+        cr_assert_eq(fg_tokenizer_encode(tokenizer, text, length, options, want, LEAST_BYTES + 8,
+                                         &count, &err),
+                     FG_OK);
+        options.refuse_at = count + 1;
+        cr_assert_eq(fg_tokenizer_encode(tokenizer, text, length, options, have, LEAST_BYTES + 8,
+                                         &again, &err),
+                     FG_OK, "%s: %zu ids, %s", name, count, err.text);
+        check_ids(name, have, again, want, count);
+        options.refuse_at = count / 8 + 1;
+        fg_status status = fg_tokenizer_encode(tokenizer, text, length, options, have,
+                                               LEAST_BYTES + 8, &again, &err);
+        refused += status == FG_BAD_INPUT;
+        cr_assert(status == FG_OK || (again > count / 8 && again <= count), "%s: %zu of %zu", name,
+                  again, count);
+    }
+    cr_assert(refused > rounds / 20, "%s: %u of %u are refused", name, refused, rounds);
+}
+
+/* Bytes that are no part of a token are left out: nothing is needed for them. */
+static fg_tokenizer *open_sparse(void)
+{
+    static const char *const tokens[] = { "a", "b", "ab", "bab" };
+    static const char *const merges[] = { "a b", "b ab" };
+    fg_gguf_builder *builder = fg_gguf_builder_create();
+    fg_gguf_add_string(builder, "general.architecture", "llama");
+    fg_gguf_add_string(builder, "tokenizer.ggml.model", "gpt2");
+    fg_gguf_add_string(builder, "tokenizer.ggml.pre", "gpt-2");
+    fg_gguf_add_strings(builder, "tokenizer.ggml.tokens", tokens, 4);
+    fg_gguf_add_strings(builder, "tokenizer.ggml.merges", merges, 2);
+    size_t size_bytes;
+    void *bytes = fg_gguf_finish(builder, &size_bytes);
+    fg_buf file;
+    fg_buf_init(&file, 0);
+    fg_buf_append(&file, bytes, size_bytes);
+    fg_tokenizer *tokenizer = open_bytes(&file);
+    fg_buf_deinit(&file);
+    free(bytes);
+    fg_gguf_builder_destroy(builder);
+    return tokenizer;
+}
+
+Test(tokenizer, what_a_text_has_at_least_is_never_more_than_it_has)
+{
+    fg_tokenizer *sparse = open_sparse();
+    check_least(sparse, "sparse", 3000);
+    fg_tokenizer_close(sparse);
+    static const char *const pres[] = { "gpt-2", "smollm", "llama-bpe", "qwen2" };
+    for (size_t i = 0; i < sizeof(pres) / sizeof(pres[0]); i++) {
+        fg_tokenizer *tokenizer = open_bpe(pres[i]);
+        check_least(tokenizer, pres[i], 3000);
+        fg_tokenizer_close(tokenizer);
+    }
+    for (int spaced = 0; spaced < 2; spaced++) {
+        fg_tokenizer *tokenizer = open_spm(spaced == 1);
+        check_least(tokenizer, "spm", 3000);
+        fg_tokenizer_close(tokenizer);
+    }
+}
+
 /* --- the corpus ------------------------------------------------------------------------------- */
 
 static void read_command(const char *command, fg_buf *out)
@@ -596,6 +698,7 @@ static void check_vectors(const char *corpus, const char *model)
     }
     cr_assert(vector_count > 40, "%s: only %zu vectors", model, vector_count);
     cr_log_info("%s: %zu vectors equal", model, vector_count);
+    check_least(tokenizer, model, 2000);
     fg_tokenizer_close(tokenizer);
     fg_buf_deinit(&file);
     fg_buf_deinit(&inputs);
