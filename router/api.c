@@ -11,7 +11,7 @@
 /* Below this temperature the answer is greedy: dividing logits by less only overflows. */
 #define TEMPERATURE_LEAST 1e-5f
 
-static fg_status read_model(fg_api_reading *r)
+fg_status fg_api_read_model(fg_api_reading *r)
 {
     const char *name = r->server->model_name;
     if (r->given[FG_PARAM_MODEL]) {
@@ -273,7 +273,7 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
     }
     name_family(r);
     fg_status (*const steps[])(fg_api_reading *) = {
-        read_model,
+        fg_api_read_model,
         read_stop,
         read_stream_options,
         read_priority,
@@ -314,6 +314,7 @@ fg_status fg_api_read(const fg_api_server *server, fg_api_kind kind, const fg_js
         .root = root,
         .request = &request,
         .error = error_out,
+        .text = fg_api_text_defaults(server->context_max),
     };
     fg_status status = read_request(&reading, call);
     if (status == FG_OK) {

@@ -42,6 +42,17 @@ typedef enum fg_api_param {
     FG_PARAM_COUNT,
 } fg_api_param;
 
+/* Ids of a prompt that are counted, beyond two contexts of them: the loop has others to serve. */
+enum { FG_API_COUNTED_MORE = 4096 };
+
+/* How a prompt's text becomes ids. */
+typedef struct fg_api_text {
+    bool add_bos, parse_special; /* of a raw text */
+    bool add_generation_prompt;  /* of messages */
+    bool may_be_empty;
+    uint32_t ids_end; /* so many are too many */
+} fg_api_text;
+
 /* What is read so far. */
 typedef struct fg_api_reading {
     const fg_api_server *server;
@@ -54,6 +65,7 @@ typedef struct fg_api_reading {
     float number[FG_PARAM_COUNT];
     int64_t integer[FG_PARAM_COUNT];
     bool flag[FG_PARAM_COUNT];
+    fg_api_text text;
 } fg_api_reading;
 
 /* Every row of the table against the body: fills given, number, integer and flag. */
@@ -62,9 +74,15 @@ const char *fg_api_param_name(fg_api_param id);
 /* NULL when it was not given. */
 const fg_json_node *fg_api_value(const fg_api_reading *r, fg_api_param id);
 
+/* The served name, or that of the body, which must be the same. */
+fg_status fg_api_read_model(fg_api_reading *r);
+/* As prompts of requests are read. */
+fg_api_text fg_api_text_defaults(uint32_t ids_end);
 /* `messages` or `prompt`, as token ids in the request. */
 fg_status fg_api_read_messages(fg_api_reading *r);
 fg_status fg_api_read_prompt(fg_api_reading *r);
+/* The text of parameter `name`, likewise. */
+fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *text, size_t length);
 
 /* An integer, or a real number that is one: some clients send 1.0 for 1. */
 bool fg_api_read_integer(const fg_json_node *node, int64_t *value_out);

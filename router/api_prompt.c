@@ -8,7 +8,15 @@
 #include "router/api_internal.h"
 
 /* What a chat template may add: its default system message, and its frame around each message. */
-enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128, COUNTED_MORE = 4096 };
+enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128 };
+
+/* Who asks for a raw completion writes the template himself, its control tokens included. */
+fg_api_text fg_api_text_defaults(uint32_t ids_end)
+{
+    return (fg_api_text){
+        .add_bos = true, .parse_special = true, .add_generation_prompt = true, .ids_end = ids_end
+    };
+}
 
 /* The text of a message: a string, or an array of text parts, which are joined by line ends. */
 static fg_status read_content(fg_api_reading *r, const fg_json_node *node, const char *name,
@@ -106,17 +114,17 @@ fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about
 
 /* Room for the ids of a client's `length` bytes and a template's `extra` ones: every token but BOS and
  * a space in front stands for at least one byte. A text that cannot fit even in the longest tokens is
- * refused before it is encoded, and no more than COUNTED_MORE beyond two contexts is counted: the loop has others
+ * refused before it is encoded, and no more than FG_API_COUNTED_MORE beyond two contexts is counted: the loop has others
  * to serve. */
 static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, size_t extra,
                           uint32_t **ids_out, size_t *capacity_out)
 {
     size_t piece_max = fg_tokenizer_piece_max(r->server->tokenizer);
     size_t least = piece_max == 0 ? length : length / piece_max;
-    if (least > r->server->context_max) {
+    if (least > r->text.ids_end) {
         return fg_api_too_long(r, name, "at least ", least);
     }
-    size_t most = 2 * (size_t)r->server->context_max + COUNTED_MORE;
+    size_t most = 2 * (size_t)r->server->context_max + FG_API_COUNTED_MORE;
     *capacity_out = length + extra + 16 < most ? length + extra + 16 : most;
     *ids_out = fg_mem_array(*capacity_out, sizeof(uint32_t));
     return *ids_out == NULL ? fg_api_no_memory(r) : FG_OK;
@@ -127,10 +135,10 @@ static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, si
 {
     fg_status status = FG_OK;
     uint32_t *kept = NULL;
-    if (count == 0) {
+    if (count == 0 && !r->text.may_be_empty) {
         status =
             fg_api_wrong_value(r, name, "the prompt is empty, and this model has no BOS token");
-    } else if (count >= r->server->context_max) {
+    } else if (count >= r->text.ids_end) {
         status = fg_api_too_long(r, name, "", count);
     } else if ((kept = fg_arena_array(r->arena, count, sizeof *kept)) == NULL) {
         status = fg_api_no_memory(r);
@@ -151,30 +159,29 @@ static fg_status take_encoded(fg_api_reading *r, const char *name, fg_status sta
         return give_ids(r, name, ids, count);
     }
     fg_mem_free(ids);
-    if (status == FG_BAD_INPUT && count >= r->server->context_max) {
+    if (status == FG_BAD_INPUT && count >= r->text.ids_end) {
         return fg_api_too_long(r, name, count == capacity ? "more than " : "at least ", count);
     }
     return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err->text)
                                   : fg_api_no_memory(r);
 }
 
-static fg_status encode_prompt(fg_api_reading *r, const char *text, size_t length)
+fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *text, size_t length)
 {
     fg_error err = { 0 };
     uint32_t *ids = NULL;
     size_t capacity = 0;
     size_t count = 0;
-    /* Who asks for a raw completion writes the template himself, its control tokens included. */
-    fg_encode_options options = { .add_bos = true,
-                                  .parse_special = true,
-                                  .refuse_at = r->server->context_max };
-    fg_status status = take_ids(r, "prompt", length, 0, &ids, &capacity);
+    fg_encode_options options = { .add_bos = r->text.add_bos,
+                                  .parse_special = r->text.parse_special,
+                                  .refuse_at = r->text.ids_end };
+    fg_status status = take_ids(r, name, length, 0, &ids, &capacity);
     if (status != FG_OK) {
         return status;
     }
     status = fg_tokenizer_encode(r->server->tokenizer, text, length, options, ids, capacity, &count,
                                  &err);
-    return take_encoded(r, "prompt", status, &err, ids, capacity, count);
+    return take_encoded(r, name, status, &err, ids, capacity, count);
 }
 
 static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages, size_t count)
@@ -192,8 +199,9 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
     if (status != FG_OK) {
         return status;
     }
-    status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count, true, ids,
-                            capacity, r->server->context_max, &id_count, &err);
+    status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count,
+                            r->text.add_generation_prompt, ids, capacity, r->text.ids_end,
+                            &id_count, &err);
     return take_encoded(r, "messages", status, &err, ids, capacity, id_count);
 }
 
@@ -281,5 +289,5 @@ fg_status fg_api_read_prompt(fg_api_reading *r)
     if (text == NULL) {
         return fg_api_wrong_type(r, "prompt", "a string or an array of token ids", node);
     }
-    return encode_prompt(r, text, length);
+    return fg_api_encode_text(r, "prompt", text, length);
 }

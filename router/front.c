@@ -236,6 +236,38 @@ static void completions(fg_front *front, fg_http_exchange *exchange, const fg_ht
     complete(front, exchange, request, route, FG_API_COMPLETION);
 }
 
+static void answer_text(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
+                        const char *route, fg_api_text_kind kind)
+{
+    fg_api_error error;
+    fg_api_server server = api_server(front);
+    fg_buf_clear(&front->page);
+    fg_status status = check_door(front, exchange, &error);
+    if (status == FG_OK) {
+        status =
+            fg_api_answer_text(&server, kind, http->body, http->body_bytes, &front->page, &error);
+    }
+    if (status != FG_OK) {
+        fg_stream_reply_error(front->streams, exchange, route, &error);
+        return;
+    }
+    reply_page(front, exchange, route, "application/json");
+    fg_buf_deinit(&front->page); /* it may be far larger than other pages */
+    fg_buf_init(&front->page, 0);
+}
+
+static void tokenize(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                     const char *route)
+{
+    answer_text(front, exchange, request, route, FG_API_TOKENIZE);
+}
+
+static void detokenize(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                       const char *route)
+{
+    answer_text(front, exchange, request, route, FG_API_DETOKENIZE);
+}
+
 static void models(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
                    const char *route)
 {
@@ -431,6 +463,8 @@ static const struct route {
     { "/forge/v1/admin/role", false, true, admin_role },
     { "/reset_prefix_cache", false, true, cache_clear },
     { "/flush_cache", false, true, cache_clear },
+    { "/tokenize", false, true, tokenize },
+    { "/detokenize", false, true, detokenize },
     { "/v1/models", false, false, models },
     { "/v1/models/", true, false, one_model },
     { "/health", false, false, health },

@@ -11,6 +11,7 @@ enum {
     POST_CODES = PAGE_CODES | FG_HTTP_403,
     NAME_CODES = PAGE_CODES | FG_HTTP_404,
     ADMIN_CODES = POST_CODES | FG_HTTP_400 | FG_HTTP_404,
+    TEXT_CODES = POST_CODES | FG_HTTP_400 | FG_HTTP_404 | FG_HTTP_415,
     BATCH_CODES = POST_CODES | FG_HTTP_400 | FG_HTTP_415 | FG_HTTP_429 | FG_HTTP_499,
     COMPLETION_CODES = BATCH_CODES | FG_HTTP_404 | FG_HTTP_409 | FG_HTTP_500,
 };
@@ -24,6 +25,8 @@ static const fg_http_route routes[] = {
     { "/forge/v1/admin/role", ADMIN_CODES },
     { "/reset_prefix_cache", POST_CODES },
     { "/flush_cache", POST_CODES },
+    { "/tokenize", TEXT_CODES },
+    { "/detokenize", TEXT_CODES },
     { "/v1/models", PAGE_CODES },
     { "/v1/models/", NAME_CODES },
     { "/health", PAGE_CODES },

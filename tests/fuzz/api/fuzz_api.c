@@ -1,6 +1,6 @@
 /*
- * fuzz_api - any bytes as the body of a chat or a completion request. Whatever is accepted must keep
- * the promises that dispatch and the workers rely on, and must render as JSON again.
+ * fuzz_api - any bytes as the body of a chat or a completion request, of /tokenize and /detokenize. Whatever
+ * is accepted must keep the promises that dispatch and the workers rely on, and must render as JSON again.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -72,6 +72,23 @@ static void check_rendering(const fg_request *request, const char *text, size_t 
     fg_buf_deinit(&out);
 }
 
+/* The same bytes as the body of /tokenize and /detokenize: what comes out is JSON, or a refusal. */
+static void check_text(const fg_api_server *server, const char *body, size_t size_bytes)
+{
+    for (fg_api_text_kind kind = FG_API_TOKENIZE; kind <= FG_API_DETOKENIZE; kind++) {
+        fg_buf out;
+        fg_api_error error = { 0 };
+        fg_buf_init(&out, 0);
+        if (fg_api_answer_text(server, kind, body, size_bytes, &out, &error) == FG_OK) {
+            check_json(&out);
+        } else {
+            FG_ASSERT(error.http_status >= 400 && error.http_status < 500 && error.text[0] != '\0',
+                      "an unexplained refusal");
+        }
+        fg_buf_deinit(&out);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
 {
     static tiny_model model;
@@ -91,6 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
     fg_api_call call = { .id = "id", .seed = 1 };
     fg_api_kind kind = bytes[0] & 1 ? FG_API_CHAT : FG_API_COMPLETION;
     const char *body = (const char *)bytes + 1;
+    check_text(&server, body, size_bytes - 1);
     fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
     FG_ASSERT(arena != NULL, "out of memory");
     fg_request request;

@@ -470,6 +470,153 @@ Test(api, a_prompt_that_fills_the_context_is_refused_with_numbers)
     close_world(&w);
 }
 
+/* ---- /tokenize and /detokenize ---- */
+
+#define TEXT(text) "{\"prompt\":\"" text "\",\"content\":\"" text "\"}"
+#define IDS(count, list, strings)                                                                  \
+    "{\"count\":" count ",\"max_model_len\":100,\"tokens\":[" list "],\"token_strs\":" strings "}"
+
+static const struct text_case {
+    const char *name;
+    fg_api_text_kind kind;
+    int status; /* 200: it is answered */
+    const char *body;
+    const char *want; /* the answer; of a refusal its code and parameter */
+} text_cases[] = {
+    { "vLLM's words", FG_API_TOKENIZE, 200, "{\"model\":\"tiny\",\"prompt\":\"hello w\"}",
+      IDS("2", "259,260", "null") },
+    { "llama.cpp's words", FG_API_TOKENIZE, 200, "{\"content\":\"hello w\",\"add_special\":false}",
+      IDS("2", "259,260", "null") },
+    { "an empty text", FG_API_TOKENIZE, 200, "{\"content\":\"\"}", IDS("0", "", "null") },
+    { "an empty text, with its beginning", FG_API_TOKENIZE, 200,
+      "{\"content\":\"\",\"add_special\":true}", IDS("1", "264", "null") },
+    { "an empty prompt, without it", FG_API_TOKENIZE, 200,
+      "{\"prompt\":\"\",\"add_special_tokens\":false}", IDS("0", "", "null") },
+    { "names of control tokens", FG_API_TOKENIZE, 200, "{\"content\":\"<|im_end|>\"}",
+      IDS("1", "266", "null") },
+    { "the same as text", FG_API_TOKENIZE, 200, "{\"content\":\"<|i\",\"parse_special\":false}",
+      IDS("3", "60,124,105", "null") },
+    { "null is absent", FG_API_TOKENIZE, 200, "{\"prompt\":\"a\",\"messages\":null,\"model\":null}",
+      IDS("1", "97", "null") },
+    { "with their texts, vLLM", FG_API_TOKENIZE, 200,
+      "{\"prompt\":\"hello\xC3\xA4\",\"return_token_strs\":true}",
+      IDS("3", "259,195,164", "[\"hello\",\"\xEF\xBF\xBD\",\"\xEF\xBF\xBD\"]") },
+    { "with their texts, llama.cpp", FG_API_TOKENIZE, 200,
+      "{\"content\":\"hello\\n\",\"with_pieces\":true}",
+      IDS("2", "{\"id\":259,\"piece\":\"hello\"},{\"id\":10,\"piece\":\"\\n\"}", "null") },
+    { "no texts of nothing", FG_API_TOKENIZE, 200, "{\"content\":\"\",\"return_token_strs\":true}",
+      IDS("0", "", "[]") },
+    { "ids", FG_API_DETOKENIZE, 200, "{\"tokens\":[259,260,266,10]}",
+      TEXT("hello w<|im_end|>\\n") },
+    { "half a character", FG_API_DETOKENIZE, 200, "{\"model\":\"tiny\",\"tokens\":[195,97]}",
+      TEXT("\xEF\xBF\xBD"
+           "a") },
+    { "a whole one", FG_API_DETOKENIZE, 200, "{\"tokens\":[195,164]}", TEXT("\xC3\xA4") },
+    { "no ids", FG_API_DETOKENIZE, 200, "{\"tokens\":[]}", TEXT("") },
+
+    { "no object", FG_API_TOKENIZE, 400, "[]", "invalid_type " },
+    { "no JSON", FG_API_TOKENIZE, 400, "{", "invalid_json " },
+    { "no text", FG_API_TOKENIZE, 400, "{}", "missing_required_parameter prompt" },
+    { "two texts", FG_API_TOKENIZE, 400, "{\"prompt\":\"a\",\"content\":\"a\"}",
+      "invalid_value content" },
+    { "a number", FG_API_TOKENIZE, 400, "{\"prompt\":5}", "invalid_type prompt" },
+    { "a list", FG_API_TOKENIZE, 400, "{\"content\":[1,2]}", "invalid_type content" },
+    { "a flag that is none", FG_API_TOKENIZE, 400, "{\"content\":\"a\",\"add_special\":1}",
+      "invalid_type add_special" },
+    { "another model", FG_API_TOKENIZE, 404, "{\"prompt\":\"a\",\"model\":\"b\"}",
+      "model_not_found model" },
+    { "a model that is no name", FG_API_DETOKENIZE, 400, "{\"tokens\":[],\"model\":3}",
+      "invalid_type model" },
+    { "messages that are none", FG_API_TOKENIZE, 400, "{\"messages\":\"a\"}",
+      "invalid_type messages" },
+    { "tools", FG_API_TOKENIZE, 400,
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[1]}",
+      "unsupported_parameter tools" },
+    { "a message that goes on", FG_API_TOKENIZE, 400,
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"continue_final_message\":true}",
+      "unsupported_parameter continue_final_message" },
+    { "no list", FG_API_DETOKENIZE, 400, "{}", "missing_required_parameter tokens" },
+    { "a text for a list", FG_API_DETOKENIZE, 400, "{\"tokens\":\"1\"}", "invalid_type tokens" },
+    { "an id beyond the vocabulary", FG_API_DETOKENIZE, 400, "{\"tokens\":[1,269]}",
+      "invalid_value tokens" },
+    { "an id below it", FG_API_DETOKENIZE, 400, "{\"tokens\":[-1]}", "invalid_value tokens" },
+    { "half an id", FG_API_DETOKENIZE, 400, "{\"tokens\":[1.5]}", "invalid_value tokens" },
+};
+
+Test(api, texts_become_ids_and_ids_texts)
+{
+    world w;
+    fg_buf out;
+    open_world(&w);
+    fg_buf_init(&out, 0);
+    for (size_t i = 0; i < sizeof text_cases / sizeof text_cases[0]; i++) {
+        const struct text_case *it = &text_cases[i];
+        fg_buf_clear(&out);
+        fg_status status =
+            fg_api_answer_text(&w.server, it->kind, it->body, strlen(it->body), &out, &w.error);
+        if (it->status != 200) {
+            char got[128];
+            snprintf(got, sizeof got, "%s %s", w.error.code, w.error.param);
+            cr_assert(status == FG_BAD_INPUT && w.error.http_status == it->status, "%s: %d",
+                      it->name, w.error.http_status);
+            cr_assert_str_eq(got, it->want, "%s: %s", it->name, got);
+        } else {
+            cr_assert_eq(status, FG_OK, "%s: %s", it->name, w.error.text);
+            fg_buf_putc(&out, '\0');
+            cr_assert_str_eq(out.data, it->want, "%s: %s", it->name, out.data);
+        }
+    }
+    fg_buf_deinit(&out);
+    close_world(&w);
+}
+
+/* As many as a chat's prompt has; and the ids are told where they do not fit the context. */
+Test(api, what_is_counted_is_what_a_request_has)
+{
+    static const char chat[] = CHAT("");
+    enum { LONG = 2 * CONTEXT_MAX + 4096 };
+    world w;
+    fg_buf out;
+    char want[32];
+    open_world(&w);
+    fg_buf_init(&out, 0);
+    cr_assert_eq(parse(&w, FG_API_CHAT, chat), FG_OK);
+    snprintf(want, sizeof want, "{\"count\":%u,", w.request.token_count);
+    cr_assert_eq(fg_api_answer_text(&w.server, FG_API_TOKENIZE, chat, strlen(chat), &out, &w.error),
+                 FG_OK, "%s", w.error.text);
+    fg_buf_putc(&out, '\0');
+    cr_assert_eq(strncmp(out.data, want, strlen(want)), 0, "%s", out.data);
+    for (size_t length = LONG - 1; length <= LONG; length++) {
+        char *body = fg_mem_alloc(length + 64);
+        char *end = body + sprintf(body, "{\"content\":\"");
+        memset(end, 'z', length);
+        strcpy(end + length, "\"}");
+        fg_buf_clear(&out);
+        cr_assert_eq(
+            fg_api_answer_text(&w.server, FG_API_TOKENIZE, body, strlen(body), &out, &w.error),
+            length < LONG ? FG_OK : FG_BAD_INPUT);
+        fg_mem_free(body);
+    }
+    cr_assert_str_eq(w.error.code, "context_length_exceeded");
+    for (size_t count = LONG - 1; count < 4 * LONG; count += LONG) {
+        char *body = fg_mem_alloc(2 * count + 64);
+        char *end = body + sprintf(body, "{\"tokens\":[9");
+        for (size_t i = 1; i < count; i++, end += 2) {
+            memcpy(end, ",9", 2);
+        }
+        strcpy(end, "]}");
+        fg_buf_clear(&out);
+        cr_assert_eq(
+            fg_api_answer_text(&w.server, FG_API_DETOKENIZE, body, strlen(body), &out, &w.error),
+            count < LONG ? FG_OK : FG_BAD_INPUT);
+        cr_assert(count < LONG || strcmp(w.error.code, "context_length_exceeded") == 0, "%s",
+                  w.error.text);
+        fg_mem_free(body);
+    }
+    fg_buf_deinit(&out);
+    close_world(&w);
+}
+
 /* Neither the tokens nor the values of a prompt that is far too long are counted to their end. */
 Test(api, what_is_far_too_long_costs_little)
 {
@@ -601,11 +748,32 @@ static bool parse_under_faults(void *ctx)
     return ok;
 }
 
+static bool count_under_faults(void *ctx)
+{
+    static const char *const bodies[] = { CHAT(",\"with_pieces\":true"), "{\"tokens\":[104,105]}" };
+    world *w = ctx;
+    bool ok = true;
+    for (fg_api_text_kind kind = FG_API_TOKENIZE; kind <= FG_API_DETOKENIZE; kind++) {
+        fg_buf out;
+        fg_buf_init(&out, 0);
+        fg_status status = fg_api_answer_text(&w->server, kind, bodies[kind], strlen(bodies[kind]),
+                                              &out, &w->error);
+        ok = ok && status == FG_OK && !out.failed; /* the front sees a page that is cut short */
+        cr_assert(status == FG_OK || w->error.http_status == 503 ||
+                      strcmp(w->error.code, "invalid_json") == 0 ||
+                      strcmp(w->error.code, "missing_required_parameter") == 0,
+                  "%d %s", w->error.http_status, w->error.text);
+        fg_buf_deinit(&out);
+    }
+    return ok;
+}
+
 Test(api, every_failed_allocation_is_refused)
 {
     world w;
     open_world(&w);
     cr_assert(fg_fault_each(parse_under_faults, &w) > 0);
+    cr_assert(fg_fault_each(count_under_faults, &w) > 0);
     close_world(&w);
 }
 
