@@ -170,6 +170,8 @@ void fg_dispatch_check_queue(const fg_dispatch *dispatch);
 /* dispatch_place.c */
 /* An answer is as long as the recent ones were, but no longer than this one may be. */
 uint32_t fg_dispatch_expected_answer(const fg_dispatch *dispatch, uint32_t max_tokens);
+/* The same for promises: one that goes on behind its end token is as long as it may be. */
+uint32_t fg_dispatch_sure_answer(const fg_dispatch *dispatch, const fg_wire_params *params);
 fg_place_verdict fg_dispatch_choose(fg_dispatch *dispatch, fg_job *job,
                                     fg_place_choice *choice_out);
 /* After fg_dispatch_choose has found no room: what is predicted for when there is some, behind `ahead` others. False: nobody

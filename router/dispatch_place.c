@@ -70,6 +70,12 @@ uint32_t fg_dispatch_expected_answer(const fg_dispatch *dispatch, uint32_t max_t
     return mean > 0 && mean < max_tokens ? (uint32_t)mean + 1 : max_tokens;
 }
 
+uint32_t fg_dispatch_sure_answer(const fg_dispatch *dispatch, const fg_wire_params *params)
+{
+    return params->ignore_eos ? params->max_tokens
+                              : fg_dispatch_expected_answer(dispatch, params->max_tokens);
+}
+
 /* Whether reservations of `from` wait, over whatever many others, for the prefill of `to`. */
 static bool waits_for(const fg_dispatch *dispatch, uint32_t from, uint32_t to)
 {
@@ -232,7 +238,7 @@ static void book(fg_dispatch *dispatch, fg_job *job, const fg_place_choice *choi
     book_ahead(dispatch, job, choice->hit_prefill);
     job->need_blocks = fg_kv_blocks_for(job->input.token_count, decode->block_size);
     job->context_tokens = job->input.token_count;
-    job->left_tokens = fg_dispatch_expected_answer(dispatch, job->input.params.max_tokens);
+    job->left_tokens = fg_dispatch_sure_answer(dispatch, &job->input.params);
     fg_places_take(&decode->places, job->left_tokens);
     decode->decodes++;
     decode->decode_blocks += job->need_blocks;

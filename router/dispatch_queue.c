@@ -145,8 +145,7 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
     load.tenant_queued_tokens = own.tokens;
     load.tenant_share = fg_queue_share(dispatch->queue, input->tenant);
     fg_admit_request request = { .prompt_tokens = input->token_count,
-                                 .output_tokens = fg_dispatch_expected_answer(
-                                     dispatch, input->params.max_tokens),
+                                 .output_tokens = fg_dispatch_sure_answer(dispatch, &input->params),
                                  .start_ns = FG_ADMIT_UNKNOWN,
                                  .prefill_ns = FG_ADMIT_UNKNOWN,
                                  .itl_ns = FG_ADMIT_UNKNOWN,

@@ -276,11 +276,11 @@ static double slot_wait(const fg_place_task *task, const view *v)
     return steps > 0 ? steps * fg_speed_step_ns(v->speed, w->max_seqs, w->kv_tokens) : 0;
 }
 
-/* From the second token on; the prompts that wait there run beside it. */
+/* From the second token on; the prompts that wait there run beside it. Now it has a place at once. */
 static double decode_cost(const fg_place_task *task, const view *v)
 {
     return task->options->answer_weight * (answer_time(v) + row_burden(v)) + v->queue +
-           copy_cost(task, v) + slot_wait(task, v);
+           copy_cost(task, v) + (task->later ? slot_wait(task, v) : 0);
 }
 
 /* What its rows add to others' time: on a worker with prompts in line, those wait for them as well. */

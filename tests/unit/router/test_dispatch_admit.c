@@ -117,15 +117,14 @@ static void ignore_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest
 }
 
 /* Both places of D are taken by requests of which `come` tokens have come. */
-static void take_all(bench *b, uint32_t come)
+static void take_all(bench *b, uint32_t come, bool ignore_eos)
 {
     static const uint32_t tokens[PROMPT] = { 5 };
     fg_dispatch_job job = { .tokens = tokens,
                             .token_count = PROMPT,
-                            .params = { .top_p = 1, .max_tokens = HELD },
+                            .params = { .top_p = 1, .max_tokens = HELD, .ignore_eos = ignore_eos },
                             .sink = bench_sink(b) };
     job.sink.on_token = ignore_token;
-    join_sized(b, MS, 200, 2);
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t id;
         cr_assert_eq(fg_dispatch_start(b->dispatch, &job, &id, NULL), FG_OK);
@@ -167,7 +166,8 @@ Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
         fg_dispatch_options options = bench_options(&b);
         options.limits.queued_max = 10;
         bench_open_with(&b, &options);
-        take_all(&b, full_cases[i].come);
+        join_sized(&b, MS, 200, 2);
+        take_all(&b, full_cases[i].come, false);
         for (uint32_t waiting = 0; waiting < full_cases[i].waiting; waiting++) {
             cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "%s", err.text);
         }
@@ -176,6 +176,28 @@ Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
         uint32_t retry_s = fg_dispatch_refused_s(b.dispatch);
         cr_assert(retry_s >= full_cases[i].retry_least && retry_s <= full_cases[i].retry_most,
                   "%s: again in %u s", full_cases[i].name, retry_s);
+        bench_close(&b);
+    }
+}
+
+/* Answers were short lately; one that goes on behind its end token is not. */
+Test(admission, an_answer_that_ignores_its_end_is_as_long_as_it_may_be)
+{
+    for (int ignores = 0; ignores < 2; ignores++) {
+        bench b;
+        uint64_t id;
+        fg_error err = { 0 };
+        fg_admit_slo none = { 0, 0 };
+        bench_open(&b);
+        join_sized(&b, MS, 200, 2);
+        cr_assert_eq(bench_start(&b, PROMPT, 9, &id), FG_OK);
+        bench_ticket(&b, id, 1);
+        bench_first(&b, id, 7);
+        bench_done(&b, P, id, FG_FINISH_LENGTH, 1);
+        cr_assert_eq(b.end_count, 1u);
+        take_all(&b, 1, ignores == 1);
+        cr_assert_eq(start(&b, &none, 1000 * MS, &id, &err), ignores == 1 ? FG_AGAIN : FG_OK, "%d",
+                     ignores);
         bench_close(&b);
     }
 }
