@@ -155,7 +155,9 @@ fg_status fg_dispatch_admit(fg_dispatch *dispatch, fg_job *job, const fg_place_c
     if (choice == NULL && is_promised(input) &&
         fg_dispatch_foretell(dispatch, requests_ahead(&load), &later)) {
         choice = &later;
-        load.tokens_ahead = 0; /* they are in the wait for a place */
+        if (later.why.wait > later.why.queue) {
+            load.tokens_ahead = 0; /* they are in the wait for a place */
+        }
     }
     if (choice != NULL) {
         predict(choice, &request);

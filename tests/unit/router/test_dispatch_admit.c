@@ -9,7 +9,8 @@ enum { PROMPT = 18 };
 #define MS 1000000ull
 
 /* P computes a token in `prefill_ns`, and says so; so does D. */
-static void join_sized(bench *b, uint64_t prefill_ns, uint32_t block_count, uint32_t max_seqs)
+static void join_sized(bench *b, uint64_t prefill_ns, uint32_t block_count, uint32_t prefills,
+                       uint32_t decodes)
 {
     static const struct {
         uint32_t peer, roles;
@@ -19,7 +20,7 @@ static void join_sized(bench *b, uint64_t prefill_ns, uint32_t block_count, uint
         fg_msg msg = { .kind = FG_MSG_HELLO,
                        .hello = bench_hello(workers[i].name, workers[i].roles) };
         msg.hello.block_count = block_count;
-        msg.hello.max_seqs = max_seqs;
+        msg.hello.max_seqs = workers[i].peer == P ? prefills : decodes;
         msg.hello.context_max = 1000;
         msg.hello.speed = (fg_wire_speed){ .prefill_ns_base = 1000,
                                            .prefill_ns_per_token = prefill_ns,
@@ -36,7 +37,7 @@ static void join_sized(bench *b, uint64_t prefill_ns, uint32_t block_count, uint
 
 static void join_measured(bench *b, uint64_t prefill_ns)
 {
-    join_sized(b, prefill_ns, 12, 4); /* no ample room behind one prompt */
+    join_sized(b, prefill_ns, 12, 4, 4); /* no ample room behind one prompt */
 }
 
 static fg_status start(bench *b, const fg_admit_slo *slo, uint64_t deadline_ns, uint64_t *id,
@@ -166,7 +167,7 @@ Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
         fg_dispatch_options options = bench_options(&b);
         options.limits.queued_max = 10;
         bench_open_with(&b, &options);
-        join_sized(&b, MS, 200, 2);
+        join_sized(&b, MS, 200, 2, 2);
         take_all(&b, full_cases[i].come, false);
         for (uint32_t waiting = 0; waiting < full_cases[i].waiting; waiting++) {
             cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "%s", err.text);
@@ -180,6 +181,31 @@ Test(admission, who_waits_for_a_place_is_judged_by_those_who_have_them)
     }
 }
 
+/* No place for prompts is free, so the line is as long as its prompts take, whatever places decode has. */
+Test(admission, who_waits_for_prefill_waits_for_the_line)
+{
+    bench b;
+    uint64_t id;
+    fg_error err = { 0 };
+    fg_admit_slo none = { 0, 0 }, two_s = { 2000 * MS, 0 }, nine_s = { 9000 * MS, 0 };
+    fg_dispatch_options options = bench_options(&b);
+    options.limits.queued_max = 10;
+    options.lease_ms = 100000;
+    bench_open_with(&b, &options);
+    join_sized(&b, MS, 200, 1, 4);
+    cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK);
+    bench_ticket(&b, id, 1);
+    bench_first(&b, id,
+                7); /* 18 tokens of prompts in a second: a fifth of that, as one second tells */
+    bench_pass(&b, 1000);
+    bench_done(&b, P, id, FG_FINISH_LENGTH, 1);
+    cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "it has the place");
+    cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "it waits");
+    cr_assert_eq(start(&b, &two_s, 0, &id, &err), FG_AGAIN);
+    cr_assert_eq(start(&b, &nine_s, 0, &id, &err), FG_OK, "%s", err.text);
+    bench_close(&b);
+}
+
 /* Answers were short lately; one that goes on behind its end token is not. */
 Test(admission, an_answer_that_ignores_its_end_is_as_long_as_it_may_be)
 {
@@ -189,7 +215,7 @@ Test(admission, an_answer_that_ignores_its_end_is_as_long_as_it_may_be)
         fg_error err = { 0 };
         fg_admit_slo none = { 0, 0 };
         bench_open(&b);
-        join_sized(&b, MS, 200, 2);
+        join_sized(&b, MS, 200, 2, 2);
         cr_assert_eq(bench_start(&b, PROMPT, 9, &id), FG_OK);
         bench_ticket(&b, id, 1);
         bench_first(&b, id, 7);
@@ -238,7 +264,7 @@ Test(admission, what_workers_and_line_take_at_once_is_known)
             bench_join(&b, P, "p", fill_cases[i].roles);
             fg_dispatch_tick(b.dispatch);
         } else {
-            join_sized(&b, 1000, fill_cases[i].blocks, 4);
+            join_sized(&b, 1000, fill_cases[i].blocks, 4, 4);
         }
         fg_dispatch_job job = { .tokens = tokens,
                                 .token_count = fill_cases[i].prompt,
