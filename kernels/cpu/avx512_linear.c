@@ -20,7 +20,7 @@
 #include "kernels/cpu/avx512_unpack.h"
 #include "kernels/cpu/panel_group.h"
 
-enum { TILE_ROWS = 8, TILE_PANELS = 2 };
+enum { TILE_ROWS = 8, TILE_PANELS = 2, TILE_THIRDS = (TILE_ROWS + 2) / 3 };
 /* Slices of all panels of a tile, and what they are a multiple of: whole units of every type. */
 enum { SLICE_BYTES = 18 << 10, UNIT_GROUPS = 8 };
 /* Rows whose sums wait, and the most tiles they make. */
@@ -50,6 +50,10 @@ typedef struct place {
     const uint8_t *codes;
     size_t in_unit;
     size_t group; /* in the row */
+    /* Its quants and what is known of them in rows 0, 3 and 6: three rows share a pointer, or addresses would not
+     * fit the registers. */
+    const int8_t *quants[TILE_THIRDS];
+    const fg_quant_group *groups[TILE_THIRDS];
 } place;
 
 /* Of each row of a tile against each panel. */
@@ -80,14 +84,13 @@ FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group)
 /* Row r's part of the group. */
 FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, int r)
 {
-    return t->groups + p->group + (size_t)r * t->group_count;
+    return p->groups[r / 3] + (size_t)(r % 3) * t->group_count;
 }
 
 /* Columns 4 * first .. 4 * end - 1 of the group. */
 FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const place *p,
                                int first, int end, int_sums sums)
 {
-    const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
         __m512i w[TILE_PANELS];
@@ -97,7 +100,7 @@ FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i columns = broadcast4(x + (size_t)r * t->columns + 4 * j);
+            __m512i columns = broadcast4(p->quants[r / 3] + (size_t)(r % 3) * t->columns + 4 * j);
 #pragma GCC unroll 2
             for (int i = 0; i < P; i++) {
                 sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
@@ -180,6 +183,27 @@ FG_AVX512_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
     }
 }
 
+FG_AVX512_INLINE void begin_rows(int R, const tile *t, place *p)
+{
+#pragma GCC unroll 3
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        p->quants[i] = t->quants + 3 * (size_t)i * t->columns + p->group * FG_QUANT_GROUP;
+        p->groups[i] = t->groups + 3 * (size_t)i * t->group_count + p->group;
+    }
+}
+
+/* The compiler may not make one pointer of them again. */
+FG_AVX512_INLINE void go_on(int R, place *p)
+{
+    p->group++;
+#pragma GCC unroll 3
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        p->quants[i] += FG_QUANT_GROUP;
+        p->groups[i]++;
+        __asm__("" : "+r"(p->quants[i]), "+r"(p->groups[i]));
+    }
+}
+
 /* R rows against the groups of P panels: totals grow. */
 FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals_io)
 {
@@ -188,6 +212,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
                 .group = t->group_first };
     const uint8_t *next = t->ask;
     float_sums totals;
+    begin_rows(R, t, &p);
 #pragma GCC unroll 12
     for (int i = 0; i < R * P; i++) {
         totals[i / R][i % R] = totals_io[i / R][i % R];
@@ -209,7 +234,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
             }
             add_group(type, R, P, t, &p, totals);
             p.codes += shape.group_bytes;
-            p.group++;
+            go_on(R, &p);
         }
         p.scales += shape.unit_bytes;
     }
