@@ -9,7 +9,8 @@
  * vpdpbusd multiplies unsigned with signed bytes and adds in 32 bits, exactly: codes go in without their
  * offset (8-bit ones with their top bit turned, which adds 128), and a row's sum begins at minus offset
  * times the sum of its quants. With Q6_K's integer scales the largest sum is 2 * 16 * 32 * 127 * 128, less
- * than 2^24: as a float it is still exact.
+ * than 2^24: as a float it is still exact, and so these are multiplied as floats, for which Intel's processors
+ * need one operation instead of two.
  *
  * One product of 512 bits starts in a cycle, be it of bytes or of floats, and one load of 512 bits, be it a
  * broadcast. So what is left beside the eight vpdpbusd of a row's group decides: a row's columns are
@@ -75,10 +76,11 @@ FG_AVX512_INLINE __m512i begin_sum(uint32_t type, const fg_quant_group *group)
     return _mm512_slli_epi32(_mm512_set1_epi32(group->negated), offset_bits(type));
 }
 
-/* The same for columns 0..15 of Q6_K. */
-FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group)
+/* The same for columns 0..15 of Q6_K, or for 16..31. */
+FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group, bool second)
 {
-    return _mm512_madd_epi16(broadcast4(group->sums), _mm512_set1_epi32(0x0000FFE0));
+    return _mm512_madd_epi16(broadcast4(group->sums),
+                             _mm512_set1_epi32((int32_t)(second ? 0xFFE00000 : 0x0000FFE0)));
 }
 
 /* Row r's part of the group. */
@@ -122,16 +124,16 @@ FG_AVX512_INLINE __m512 add_scaled(uint32_t type, __m512 sum, const fg_quant_gro
 /* Q6_K: the sums of columns 0..15 are scaled, those of 16..31 begin. */
 FG_AVX512_INLINE void turn_to_second_half(int R, int P, const tile *t, const place *p,
                                           const factors f[TILE_PANELS], int_sums sums,
-                                          int_sums firsts)
+                                          float_sums firsts)
 {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        const fg_quant_group *group = group_of(t, p, r);
-        __m512i whole = _mm512_slli_epi32(_mm512_set1_epi32(group->negated), 5);
-        __m512i begin = _mm512_sub_epi32(whole, begin_half(group));
+        __m512i begin = begin_half(group_of(t, p, r), true);
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
-            firsts[i][r] = _mm512_mullo_epi32(sums[i][r], f[i].first);
+            /* Not multiplied alone: 0 stays without a sign, as an integer's is. */
+            firsts[i][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][r]),
+                                           _mm512_cvtepi32_ps(f[i].first), _mm512_setzero_ps());
             sums[i][r] = begin;
         }
     }
@@ -142,11 +144,11 @@ FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, const tile *t, cons
 {
     factors f[TILE_PANELS];
     int_sums sums;
-    int_sums firsts;
+    float_sums firsts;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const fg_quant_group *group = group_of(t, p, r);
-        __m512i begin = type == FG_Q6_K ? begin_half(group) : begin_sum(type, group);
+        __m512i begin = type == FG_Q6_K ? begin_half(group, false) : begin_sum(type, group);
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
             sums[i][r] = begin;
@@ -166,11 +168,11 @@ FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, const tile *t, cons
         const fg_quant_group *group = group_of(t, p, r);
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
-            __m512i sum = sums[i][r];
+            __m512 sum = _mm512_cvtepi32_ps(sums[i][r]);
             sum = type == FG_Q6_K
-                      ? _mm512_add_epi32(_mm512_mullo_epi32(sum, f[i].second), firsts[i][r])
+                      ? _mm512_fmadd_ps(sum, _mm512_cvtepi32_ps(f[i].second), firsts[i][r])
                       : sum;
-            totals[i][r] = add_scaled(type, _mm512_cvtepi32_ps(sum), group, &f[i], totals[i][r]);
+            totals[i][r] = add_scaled(type, sum, group, &f[i], totals[i][r]);
         }
     }
 }
