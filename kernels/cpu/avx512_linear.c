@@ -246,17 +246,31 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
     }
 }
 
-/* Types whose codes and scales leave registers for two panels, and time for the loads to matter. */
+/* Types whose codes and scales leave registers for two panels. */
 FG_AVX512_INLINE bool pairs_panels(uint32_t type)
 {
-    return type == FG_Q4_0 || type == FG_Q8_0 || type == FG_Q4_K;
+    return type != FG_Q6_K;
 }
 
-/* Panels of a tile. Few rows wait for memory, which gives more when it is read in one go. */
+/* Rows up to which a tile has one panel: few rows wait for memory, which gives more when it is read in one go, and
+ * codes of 5 bits take longer to unpack than fewer broadcasts save. */
+static uint32_t few_rows(uint32_t type)
+{
+    switch (type) {
+    case FG_Q5_0:
+    case FG_Q5_1:
+    case FG_Q5_K:
+        return 8;
+    case FG_Q8_0:
+        return 6;
+    default:
+        return 4;
+    }
+}
+
 static uint32_t tile_panels(uint32_t type, uint32_t rows, uint32_t left)
 {
-    uint32_t few = type == FG_Q8_0 ? 6 : 4;
-    return pairs_panels(type) && left > 1 && rows > few ? TILE_PANELS : 1;
+    return pairs_panels(type) && left > 1 && rows > few_rows(type) ? TILE_PANELS : 1;
 }
 
 /* Rows of a tile against so many panels, as registers allow. */
