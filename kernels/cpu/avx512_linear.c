@@ -43,6 +43,10 @@ typedef struct tile {
     /* What is asked for meanwhile, in each panel: so many lines for every group. */
     const uint8_t *ask;
     size_t ask_lines; /* 0: what lies AHEAD */
+    /* Where the sums go behind the last group. */
+    const fg_linear *linear;
+    uint32_t row;
+    uint32_t output;
 } tile;
 
 /* A group as the walk through the panels meets it. */
@@ -206,6 +210,37 @@ FG_AVX512_INLINE void go_on(int R, place *p)
     }
 }
 
+/* Totals of the slices before, or nothing. */
+FG_AVX512_INLINE void begin_totals(int R, int P, const tile *t, float_sums totals_in,
+                                   float_sums totals)
+{
+    bool fresh = t->group_first == 0;
+#pragma GCC unroll 12
+    for (int i = 0; i < R * P; i++) {
+        totals[i / R][i % R] = fresh ? _mm512_setzero_ps() : totals_in[i / R][i % R];
+    }
+}
+
+/* Totals to where they wait for the next slice. Behind the last one they are the outputs, which come from memory and
+ * are put tile by tile, so that the next tile covers their way. */
+FG_AVX512_INLINE void end_totals(int R, int P, const tile *t, float_sums totals,
+                                 float_sums totals_out)
+{
+    bool last = t->group_end == t->group_count;
+#pragma GCC unroll 2
+    for (int i = 0; i < P; i++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            if (last) {
+                fg_avx512_put_panel(t->linear, t->row + (uint32_t)r,
+                                    t->output + (uint32_t)i * FG_PANEL_OUTPUTS, totals[i][r]);
+            } else {
+                totals_out[i][r] = totals[i][r];
+            }
+        }
+    }
+}
+
 /* R rows against the groups of P panels: totals grow. */
 FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals_io)
 {
@@ -215,10 +250,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
     const uint8_t *next = t->ask;
     float_sums totals;
     begin_rows(R, t, &p);
-#pragma GCC unroll 12
-    for (int i = 0; i < R * P; i++) {
-        totals[i / R][i % R] = totals_io[i / R][i % R];
-    }
+    begin_totals(R, P, t, totals_io, totals);
     while (p.group < t->group_end) {
         if (t->ask_lines == 0) {
             ask_ahead(p.scales, shape.scale_bytes);
@@ -240,10 +272,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
         }
         p.scales += shape.unit_bytes;
     }
-#pragma GCC unroll 12
-    for (int i = 0; i < R * P; i++) {
-        totals_io[i / R][i % R] = totals[i / R][i % R];
-    }
+    end_totals(R, P, t, totals, totals_io);
 }
 
 /* Types whose codes and scales leave registers for two panels. */
@@ -337,6 +366,7 @@ static tile_fn tile_of(uint32_t type)
 /* Some rows of a product, BATCH_ROWS at most, against the tile's panels. */
 typedef struct batch {
     fg_panel_shape shape;
+    size_t group_count;
     uint32_t first;
     uint32_t count;
     uint32_t panels;
@@ -352,9 +382,9 @@ static void begin_batch(batch *b)
     uint32_t most = most_rows(b->panels);
     b->tile_count = (b->count + most - 1) / most;
     b->tile_rows = (b->count + b->tile_count - 1) / b->tile_count;
-    memset(b->totals, 0, b->tile_count * sizeof b->totals[0]);
     size_t groups = SLICE_BYTES / b->panels / b->shape.group_bytes / UNIT_GROUPS * UNIT_GROUPS;
     groups = groups == 0 ? UNIT_GROUPS : groups;
+    groups = groups < b->group_count ? groups : b->group_count;
     size_t lines = fg_panel_unit_offset(&b->shape, groups) / VECTOR;
     size_t turns = b->tile_count * groups;
     b->slice_groups = b->panels == 1 ? 0 : groups;
@@ -376,6 +406,7 @@ static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
         uint32_t rows = rows_of_tile(b, row);
         t->quants = in->quants + (b->first + row) * t->columns;
         t->groups = in->groups + (b->first + row) * t->group_count;
+        t->row = b->first + row;
         run(rows, b->panels, t, b->totals[index]);
         t->ask += t->ask_lines * b->slice_groups * VECTOR;
         row += rows;
@@ -397,22 +428,6 @@ static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
     }
 }
 
-/* Without divisions: where rows are short, a row of a panel takes no more than 200 cycles. */
-static void put_batch(const fg_linear *linear, const batch *b, uint32_t panel)
-{
-    uint32_t row = 0;
-    for (uint32_t index = 0; index < b->tile_count; index++) {
-        uint32_t rows = rows_of_tile(b, row);
-        for (uint32_t i = 0; i < b->panels; i++) {
-            for (uint32_t r = 0; r < rows; r++) {
-                fg_avx512_put_panel(linear, b->first + row + r, (panel + i) * FG_PANEL_OUTPUTS,
-                                    b->totals[index][i][r]);
-            }
-        }
-        row += rows;
-    }
-}
-
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count)
 {
@@ -428,16 +443,17 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
     }
     tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
                .columns = w->columns,
-               .group_count = w->columns / FG_QUANT_GROUP };
-    batch b = { .shape = fg_panel_shape_of(w->type, w->columns) };
+               .group_count = w->columns / FG_QUANT_GROUP,
+               .linear = linear };
+    batch b = { .shape = fg_panel_shape_of(w->type, w->columns), .group_count = t.group_count };
     for (uint32_t panel = first; panel < first + count; panel += b.panels) {
         b.panels = tile_panels(w->type, rows, first + count - panel);
         t.panel = (const uint8_t *)w->data + panel * t.panel_bytes;
+        t.output = panel * FG_PANEL_OUTPUTS;
         for (b.first = 0; b.first < rows; b.first += b.count) {
             b.count = rows - b.first < BATCH_ROWS ? rows - b.first : BATCH_ROWS;
             begin_batch(&b);
             run_batch(run, &t, in, &b);
-            put_batch(linear, &b, panel);
         }
     }
 }
