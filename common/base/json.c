@@ -104,8 +104,11 @@ static bool names_list(const char *text, size_t length, size_t at, const char *k
         return false;
     }
     at = skip_space(text, length, at + 1);
+    if (at == length || text[at] != '[') {
+        return false;
+    }
     *at_out = at + 1;
-    return at < length && text[at] == '[';
+    return true;
 }
 
 size_t fg_json_count_list(const char *text, size_t length, const char *key)
