@@ -328,8 +328,7 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
                        fg_request *request_out, fg_api_error *error_out)
 {
     /* A prompt's tokens, twice over so that who is near hears of the context, and what else a request has. */
-    enum { OTHER_VALUES = 1 << 18 };
-    size_t values_max = 2 * (size_t)server->context_max + OTHER_VALUES;
+    size_t values_max = 2 * (size_t)server->context_max + FG_API_OTHER_VALUES;
     fg_json *json;
     fg_status status = fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
     size_t ids = 0;

@@ -44,6 +44,8 @@ typedef enum fg_api_param {
 
 /* Ids of a prompt that are counted, beyond two contexts of them: the loop has others to serve. */
 enum { FG_API_COUNTED_MORE = 4096 };
+/* Values of a body, beyond two contexts of ids: what else it has. */
+enum { FG_API_OTHER_VALUES = 1 << 18 };
 
 /* How a prompt's text becomes ids. */
 typedef struct fg_api_text {

@@ -5,7 +5,7 @@
 #include "common/base/limits.h"
 #include "router/api_internal.h"
 
-enum { OTHER_VALUES = 1024, NO_INPUT = -1 };
+enum { NO_INPUT = -1 };
 
 /* A value that is there and not null. */
 static const fg_json_node *value_of(const fg_api_reading *r, const char *name)
@@ -235,14 +235,17 @@ fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind,
     /* Whoever counts may have more than fits: as much as is counted of a prompt. */
     r.text = fg_api_text_defaults(2 * server->context_max + FG_API_COUNTED_MORE);
     r.text.may_be_empty = true;
+    size_t values_max = 2 * (size_t)server->context_max + FG_API_OTHER_VALUES;
     fg_json *json = NULL;
     r.arena = fg_arena_create(FG_API_ARENA_BYTES);
-    fg_status status =
-        r.arena == NULL
-            ? fg_api_no_memory(&r)
-            : fg_api_parse_json(body, body_bytes, r.text.ids_end + OTHER_VALUES, &json, error_out);
-    size_t listed = status == FG_BAD_INPUT ? fg_json_count_list(body, body_bytes, "tokens") : 0;
-    if (listed > r.text.ids_end) {
+    fg_status status = r.arena == NULL
+                           ? fg_api_no_memory(&r)
+                           : fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
+    size_t listed = 0;
+    if (status == FG_BAD_INPUT && kind == FG_API_DETOKENIZE) {
+        listed = fg_json_count_list(body, body_bytes, "tokens");
+    }
+    if (listed > values_max) {
         status = fg_api_too_long(&r, "tokens", "", listed);
     }
     if (status == FG_OK) {

@@ -653,6 +653,44 @@ Test(api, what_is_far_too_long_costs_little)
     close_world(&w);
 }
 
+/* A body may have as many values as one that asks for an answer, and its lists are only of its own kind. */
+Test(api, a_body_to_count_is_as_large_as_any_other)
+{
+    static const struct {
+        const char *begin;
+        uint32_t values;
+        fg_api_text_kind kind;
+        const char *code; /* NULL: it is answered */
+    } cases[] = {
+        { "{\"prompt\":\"a\",\"x\":[1", 250000, FG_API_TOKENIZE, NULL },
+        { "{\"tokens\":[1],\"x\":[1", 250000, FG_API_DETOKENIZE, NULL },
+        { "{\"prompt\":\"a\",\"tokens\":[1", 300000, FG_API_TOKENIZE, "invalid_json" },
+        { "{\"tokens\":[1", 300000, FG_API_DETOKENIZE, "context_length_exceeded" },
+    };
+    world w;
+    fg_buf out;
+    open_world(&w);
+    fg_buf_init(&out, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *body = fg_mem_alloc(2 * (size_t)cases[i].values + 64);
+        char *end = body + sprintf(body, "%s", cases[i].begin);
+        for (uint32_t k = 1; k < cases[i].values; k++, end += 2) {
+            memcpy(end, ",1", 2);
+        }
+        strcpy(end, "]}");
+        fg_status status =
+            fg_api_answer_text(&w.server, cases[i].kind, body, strlen(body), &out, &w.error);
+        cr_assert_eq(status, cases[i].code == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s", cases[i].begin,
+                     w.error.text);
+        if (cases[i].code != NULL) {
+            cr_assert_str_eq(w.error.code, cases[i].code, "%s: %s", cases[i].begin, w.error.text);
+        }
+        fg_mem_free(body);
+    }
+    fg_buf_deinit(&out);
+    close_world(&w);
+}
+
 Test(api, control_tokens_of_a_raw_prompt_are_tokens)
 {
     world w;
