@@ -122,6 +122,12 @@ def wait_for(what, condition, timeout_s=WAIT_S):
         time.sleep(0.02)
 
 
+def plain_environment(**more):
+    """The environment without the options that whoever runs the tests may have set, and with these."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORGE_") or k == "FORGE_CORPUS"}
+    return {**kept, **more}
+
+
 class Process:
     """One forge process; reaped the moment it ends, because a zombie counts as alive to its peers."""
 
@@ -131,11 +137,9 @@ class Process:
         self.on_line = on_line
         self.lines = []  # of standard output
         self.ended_at = None
-        environment = {k: v for k, v in os.environ.items()
-                       if not k.startswith("FORGE_") or k == "FORGE_CORPUS"}
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, text=True, errors="replace",
-                                      env=environment)
+                                      env=plain_environment())
         self.pid = self.child.pid
         self.threads = [threading.Thread(target=work, daemon=True)
                         for work in (self._read_out, self._read_log, self._reap)]
