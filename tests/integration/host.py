@@ -186,6 +186,17 @@ def impatient(suite):
         return f"took {time.monotonic() - asked_at:.1f} s"
 
 
+def without_clock(suite):
+    """bash before 5 counts seconds only; it ends its processes all the same."""
+    with tempfile.NamedTemporaryFile("w") as first:
+        first.write("unset EPOCHREALTIME\n")
+        first.flush()
+        with Script(suite, BASH_ENV=first.name) as script:
+            script.ready()
+            script.child.send_signal(signal.SIGTERM)
+            assert script.end(WAIT_S) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
+
+
 def ended_early(suite):
     """SIGTERM while it starts, at many moments, leaves nothing behind."""
     moments = [*range(1, 8), *(suite.random.uniform(0.0, 1.0) for _ in range(5))]
@@ -478,6 +489,7 @@ def main():
     for name in ("router", "prefill-0"):
         suite.case(f"deploy/cluster: {name} is frozen", frozen, suite, name)
     suite.case("deploy/cluster: a second Ctrl-C", impatient, suite)
+    suite.case("deploy/cluster: SIGTERM under an older bash", without_clock, suite)
     suite.case("deploy/cluster: SIGTERM while it starts", ended_early, suite)
     suite.case("deploy/cluster: the terminal closes", drained, suite, signal.SIGHUP, True)
     suite.case("deploy/cluster: TMPDIR cannot be used", no_scratch, suite)
