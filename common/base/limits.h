@@ -15,6 +15,8 @@
 #define FG_LIMIT_HTTP_IDLE_MS      75000u
 #define FG_LIMIT_STREAM_BYTES      (256u * 1024u) /* unread output of one event stream */
 #define FG_LIMIT_STREAM_STALL_MS   30000u
+/* Unread output of all connections: as much as they have if all are event streams, and as much again. */
+#define FG_LIMIT_UNREAD_BYTES      (2u * FG_LIMIT_HTTP_CONNECTIONS * FG_LIMIT_STREAM_BYTES)
 #define FG_LIMIT_FRAME_BYTES       (8u * 1024u * 1024u) /* one bus frame */
 #define FG_LIMIT_FRAME_ARENA_BYTES (64u * 1024u * 1024u)
 #define FG_LIMIT_BUS_QUEUE         4096u /* frames towards one peer */

@@ -289,6 +289,7 @@ static void apply_limits(fg_http_limits *limits, const fg_http_limits *given)
         .body_bytes = FG_LIMIT_HTTP_BODY_BYTES,
         .connections = FG_LIMIT_HTTP_CONNECTIONS,
         .stream_bytes = FG_LIMIT_STREAM_BYTES,
+        .unread_bytes = FG_LIMIT_UNREAD_BYTES,
         .header_ms = FG_LIMIT_HTTP_HEADER_MS,
         .body_ms = FG_LIMIT_HTTP_BODY_MS,
         .idle_ms = FG_LIMIT_HTTP_IDLE_MS,
@@ -301,6 +302,7 @@ static void apply_limits(fg_http_limits *limits, const fg_http_limits *given)
     USE_DEFAULT(body_bytes);
     USE_DEFAULT(connections);
     USE_DEFAULT(stream_bytes);
+    USE_DEFAULT(unread_bytes);
     USE_DEFAULT(header_ms);
     USE_DEFAULT(body_ms);
     USE_DEFAULT(idle_ms);

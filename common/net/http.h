@@ -39,7 +39,7 @@ typedef struct fg_http_handler {
 } fg_http_handler;
 
 typedef struct fg_http_limits { /* 0: the default of base/limits.h; tests make them small */
-    size_t header_bytes, header_count, body_bytes, connections, stream_bytes;
+    size_t header_bytes, header_count, body_bytes, connections, stream_bytes, unread_bytes;
     uint64_t header_ms, body_ms, idle_ms, stall_ms;
 } fg_http_limits;
 

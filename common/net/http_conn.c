@@ -39,6 +39,7 @@ struct fg_http_conn {
     fg_http_parser *parser;
     fg_http_exchange *exchange; /* BUSY */
     size_t held_bytes;          /* of shared->held_bytes */
+    size_t unread_bytes;        /* of shared->unread_bytes */
     uint32_t request_count;
     bool keep_alive;       /* of the reply in progress */
     bool pumping;          /* inside pump(): nobody else takes requests off the input */
@@ -113,6 +114,8 @@ static void close_conn(fg_http_conn *conn)
     conn->state = CLOSED;
     shared->held_bytes -= conn->held_bytes;
     conn->held_bytes = 0;
+    shared->unread_bytes -= conn->unread_bytes;
+    conn->unread_bytes = 0;
     shared->conn_count--;
     if (conn->next != NULL) {
         conn->next->previous = conn->previous;
@@ -155,6 +158,13 @@ static void give_back(fg_buf *buf)
     }
 }
 
+static void count_unread(fg_http_conn *conn)
+{
+    size_t unread = conn->out.size + conn->flying.size;
+    conn->shared->unread_bytes += unread - conn->unread_bytes;
+    conn->unread_bytes = unread;
+}
+
 static void start_write(fg_http_conn *conn);
 
 static void on_written(uv_write_t *write, int status)
@@ -164,6 +174,7 @@ static void on_written(uv_write_t *write, int status)
     if (conn->state == CLOSED) {
         return;
     }
+    count_unread(conn);
     if (status < 0) {
         lose_client(conn);
         return;
@@ -219,8 +230,9 @@ fg_status fg_http_conn_write(fg_http_conn *conn, const fg_http_piece *pieces, si
             conn->queued_total += bufs[i].len - taken;
         }
     }
-    if (conn->out.failed) {
-        conn->broken = true; /* out of memory: half a reply is worse than a cut one */
+    count_unread(conn);
+    if (conn->out.failed || conn->shared->unread_bytes > conn->shared->limits.unread_bytes) {
+        conn->broken = true; /* no memory for it: half a reply is worse than a cut one */
     } else if (conn->out.size > 0 && conn->flying.size == 0) {
         start_write(conn);
     }

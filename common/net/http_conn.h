@@ -36,7 +36,8 @@ typedef struct fg_http_shared {
     uint32_t refusals_max; /* connections beyond the limit that are told so at one time */
     uint64_t refused_count, told_at_ms;
     uint32_t exchange_count;
-    size_t held_bytes; /* requests being received, of all connections */
+    size_t held_bytes;   /* requests being received, of all connections */
+    size_t unread_bytes; /* replies that wait for their clients, likewise */
     bool draining;
     fg_buf scratch; /* a reply's head, while it is written */
     char *read_buffer;

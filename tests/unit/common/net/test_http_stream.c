@@ -131,6 +131,54 @@ Test(http, stalled_reader_is_cut_and_others_are_not)
     close_world(&w);
 }
 
+/* A reply of `large` bytes to whoever reads nothing. */
+static int leave_unread(world *w, const char *body, size_t large)
+{
+    int fd = dial(w);
+    w->pending = NULL;
+    puts_all(w, fd, "GET /later HTTP/1.1\r\n" H "Connection: close\r\n\r\n");
+    while (w->pending == NULL) {
+        turn(w);
+    }
+    fg_http_reply(w->pending, 200, "text/plain", body, large);
+    return fd;
+}
+
+Test(http, replies_that_nobody_reads_are_limited_together)
+{
+    enum { CLIENTS = 8, LARGE = 16 * MIB };
+    world w;
+    fg_buf reply;
+    int fds[CLIENTS], whole = 0;
+    char *body = calloc(1, LARGE);
+    fg_http_limits limits = { .unread_bytes = 4 * LARGE };
+    open_world(&w, &limits);
+    fg_buf_init(&reply, 0);
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = leave_unread(&w, body, LARGE);
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        fg_buf_clear(&reply);
+        while (take(fds[i], &reply)) {
+            turn(&w);
+        }
+        whole += reply.size > LARGE;
+        close(fds[i]);
+    }
+    cr_assert(whole >= 2 && whole <= 6, "%d of %d are whole", whole, CLIENTS);
+    /* There is room again, for as many. */
+    int again = leave_unread(&w, body, LARGE);
+    fg_buf_clear(&reply);
+    while (take(again, &reply)) {
+        turn(&w);
+    }
+    cr_assert_gt(reply.size, (size_t)LARGE);
+    close(again);
+    free(body);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
 /* --- clients that leave --- */
 
 Test(http, leaving_client_is_noticed_while_its_reply_is_pending)
