@@ -1,6 +1,7 @@
 #include "cli/serve.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -203,6 +204,16 @@ static const char *mode_name(int mode)
     return names[mode];
 }
 
+/* Who has closed the output, or has no room for it, does not miss the line: the process serves all the same. */
+static void end_line(void)
+{
+    putchar('\n');
+    if (fflush(stdout) != 0) {
+        fg_warn("serve", "event=output_lost why=\"%s\"", strerror(errno));
+        clearerr(stdout);
+    }
+}
+
 /* ---- status pages of a worker ---- */
 
 static const fg_http_route status_routes[] = {
@@ -336,8 +347,7 @@ static fg_status open_status(serve *s, fg_error *err)
     if (status == FG_OK) {
         fputs("status http=", stdout);
         print_url(s, fg_http_port(s->status_server));
-        putchar('\n');
-        fflush(stdout);
+        end_line();
     }
     return status;
 }
@@ -370,8 +380,8 @@ static void report_start(serve *s)
         const char *control = fg_host_router_control(s->router);
         fputs("listening http=", stdout);
         print_url(s, fg_host_router_port(s->router));
-        printf("%s%s\n", control[0] != '\0' ? " control=" : "", control);
-        fflush(stdout);
+        printf("%s%s", control[0] != '\0' ? " control=" : "", control);
+        end_line();
     }
 }
 

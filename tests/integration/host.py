@@ -368,6 +368,24 @@ def output_lost(suite):
         assert batch.returncode == want, f"batch {how}: {batch.returncode}, {batch.stderr}"
 
 
+def unheard(suite):
+    """A server whose lines nobody can read serves all the same, and ends as well as others."""
+    for how in (">/dev/full", ">&-"):
+        command = [suite.options.forge, "serve", "--model", suite.stories(), "--port", "0", "--threads", "1"]
+        with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
+                ["bash", "-c", f'exec "$@" {how}', "bash", *command], stderr=log,
+                stdin=subprocess.DEVNULL, env=plain_environment()) as child:
+            def said(out=log):
+                out.seek(0)
+                return out.read()
+            try:
+                wait_for("the warning", lambda s=said: "event=output_lost" in s(), 30)
+                child.send_signal(signal.SIGTERM)
+                assert child.wait(WAIT_S) == 0, f"{how}: exit status {child.returncode}: {said()}"
+            finally:
+                child.kill()
+
+
 @contextlib.contextmanager
 def small_shm(suite, size):
     """A program that runs forge where /dev/shm has so much room, as in a container."""
@@ -499,6 +517,7 @@ def main():
     suite.case("standalone: the terminal closes", terminal_closed, suite)
     suite.case("forge sim: SIGHUP", command_hung_up, suite)
     suite.case("output that is lost", output_lost, suite)
+    suite.case("a server that nobody hears", unheard, suite)
     suite.case("standalone: the first request", answers_at_once, suite)
     suite.case("/dev/shm is too small", shm_too_small, suite)
     suite.case("a small stack", small_stack, suite)
