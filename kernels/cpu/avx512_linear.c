@@ -282,14 +282,15 @@ FG_AVX512_INLINE bool pairs_panels(uint32_t type)
 }
 
 /* Rows up to which a tile has one panel: few rows wait for memory, which gives more when it is read in one go, and
- * codes of 5 bits take longer to unpack than fewer broadcasts save. */
+ * what takes long to unpack, or leaves few registers, needs many rows for fewer broadcasts to pay. */
 static uint32_t few_rows(uint32_t type)
 {
     switch (type) {
+    case FG_Q4_1:
     case FG_Q5_0:
     case FG_Q5_1:
     case FG_Q5_K:
-        return 8;
+        return 16;
     case FG_Q8_0:
         return 6;
     default:
