@@ -31,6 +31,7 @@ enum { BATCH_ROWS = 96, BATCH_TILES = BATCH_ROWS / 6 };
 enum { AHEAD = 6144 };
 
 /* Some rows against some panels. */
+_Static_assert(2 * sizeof(fg_quant_group) == FG_QUANT_GROUP, "rows of groups and of quants");
 typedef struct tile {
     const uint8_t *panel; /* the first */
     size_t panel_bytes;
@@ -38,6 +39,8 @@ typedef struct tile {
     const fg_quant_group *groups; /* of the tile's first row */
     size_t columns;
     size_t group_count;
+    /* From one row's groups to the next; of quants it is twice that, so that one register holds both. */
+    size_t row_bytes;
     size_t group_first; /* the groups to add */
     size_t group_end;
     /* What is asked for meanwhile, in each panel: so many lines for every group. */
@@ -90,7 +93,8 @@ FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group, bool second)
 /* Row r's part of the group. */
 FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, int r)
 {
-    return p->groups[r / 3] + (size_t)(r % 3) * t->group_count;
+    const char *first = (const char *)p->groups[r / 3];
+    return (const fg_quant_group *)(const void *)(first + (size_t)(r % 3) * t->row_bytes);
 }
 
 /* Columns 4 * first .. 4 * end - 1 of the group. */
@@ -106,7 +110,8 @@ FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i columns = broadcast4(p->quants[r / 3] + (size_t)(r % 3) * t->columns + 4 * j);
+            __m512i columns =
+                broadcast4(p->quants[r / 3] + (size_t)(r % 3) * 2 * t->row_bytes + 4 * j);
 #pragma GCC unroll 2
             for (int i = 0; i < P; i++) {
                 sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
@@ -445,6 +450,7 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
     tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
                .columns = w->columns,
                .group_count = w->columns / FG_QUANT_GROUP,
+               .row_bytes = w->columns / FG_QUANT_GROUP * sizeof(fg_quant_group),
                .linear = linear };
     batch b = { .shape = fg_panel_shape_of(w->type, w->columns), .group_count = t.group_count };
     for (uint32_t panel = first; panel < first + count; panel += b.panels) {
