@@ -31,7 +31,6 @@ enum { BATCH_ROWS = 96, BATCH_TILES = BATCH_ROWS / 6 };
 enum { AHEAD = 6144 };
 
 /* Some rows against some panels. */
-_Static_assert(2 * sizeof(fg_quant_group) == FG_QUANT_GROUP, "rows of groups and of quants");
 typedef struct tile {
     const uint8_t *panel; /* the first */
     size_t panel_bytes;
@@ -51,6 +50,7 @@ typedef struct tile {
     uint32_t row;
     uint32_t output;
 } tile;
+_Static_assert(2 * sizeof(fg_quant_group) == FG_QUANT_GROUP, "rows of groups and of quants");
 
 /* A group as the walk through the panels meets it. */
 typedef struct place {

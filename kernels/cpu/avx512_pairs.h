@@ -4,7 +4,7 @@
  * chains of ops.h: the first column of a pair, in the upper halves, comes first.
  *
  * A tile is R rows by P panels, whose chains are in registers: at least 12, where there are rows enough, because
- * a vdpbf16ps takes six cycles and one begins in each. Their sums are in memory that never leaves the first-level
+ * a vdpbf16ps takes six cycles and one begins in each, or two; and few enough for compilers to keep them there. Their sums are in memory that never leaves the first-level
  * cache, and so are the first 16 columns' chains while the next 16 pass. A block of rows passes two panels tile after tile, so
  * that their weights come from memory once and then from the second-level cache; of long rows a slice of the
  * columns at a time, the sums being kept in memory meanwhile, which is exact. While it runs, a tile asks
