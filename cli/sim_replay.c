@@ -123,6 +123,9 @@ static int judge(const fg_flight_file *file, const fg_replay_progress *progress)
         printf("different ");
         print_place(file, progress);
         printf(": %s\n", progress->text);
+        if (then->signal != 0 && then->inside != 0 && progress->last) {
+            printf("then the process ended by signal %u in this call\n", then->signal);
+        }
         return 1;
     }
     if (then->signal != 0 && then->inside != 0) {

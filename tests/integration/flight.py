@@ -150,24 +150,27 @@ def from_a_rest(suite):
         raise AssertionError("it never forgot its beginning")
 
 
-def after_a_crash(suite):
-    with Recorded(suite) as r:
-        load(r.cluster, suite.random, 8)
-        r.cluster.killed.add(r.cluster.router)
-        r.cluster.router.signal(signal.SIGABRT)
-        path = wait_for("the record", r.record)
-        ended = r.cluster.router.wait()
-        assert ended == -signal.SIGABRT, ended
-        out = check_same_after_crash(suite, path)
-        assert "signal=6" in out.splitlines()[0], out.splitlines()[0]
-
-
-def check_same_after_crash(suite, path):
-    """The signal came from outside: nothing in the record crashes."""
-    code, out, err = replay(suite, path)
-    assert code == 0, (code, out[-600:], err)
-    assert "not while its dispatcher was at work" in out, out[-300:]
-    return out
+def after_a_crash(suite, name=None):
+    """The signal comes from outside: nothing in the record crashes. Seldom it comes while a call is at work, which
+    replay rightly tells apart: then once more."""
+    for _ in range(5):
+        with Recorded(suite) as r:
+            load(r.cluster, suite.random, 8)
+            process = r.cluster.workers[name] if name else r.cluster.router
+            r.cluster.killed.add(process)
+            process.signal(signal.SIGABRT)
+            path = wait_for("the record", lambda record=r.record: record(name) if name else record())
+            ended = process.wait()
+            assert ended == -signal.SIGABRT, ended
+            code, out, err = replay(suite, path)
+            assert "signal=6" in out.splitlines()[0], out.splitlines()[0]
+            if "ended by signal 6; now the call returned" in out or \
+                    "ended by signal 6 in this call" in out:
+                continue
+            assert code == 0, (code, out[-600:], err)
+            assert f"not while its {'worker' if name else 'dispatcher'} was at work" in out, out[-300:]
+            return
+    raise AssertionError("each signal came while a call was at work")
 
 
 def bad_files(suite):
@@ -269,19 +272,6 @@ def worker_from_a_rest(suite):
         raise AssertionError("it never forgot its beginning")
 
 
-def worker_after_a_crash(suite):
-    with Recorded(suite) as r:
-        load(r.cluster, suite.random, 8)
-        worker = r.cluster.workers["decode-0"]
-        r.cluster.killed.add(worker)
-        worker.signal(signal.SIGABRT)
-        path = wait_for("the record", lambda: r.record("decode-0"))
-        assert worker.wait() == -signal.SIGABRT
-        code, out, err = replay(suite, path)
-        assert code == 0, (code, out[-600:], err)
-        assert "not while its worker was at work" in out, out[-300:]
-
-
 def switched_off(suite):
     with Recorded(suite, flags=["--flight-recorder-mb", "0"]) as r:
         for process in r.cluster.processes():
@@ -301,7 +291,7 @@ def main():
         suite.case(f"records of workers: {name}", lambda o=options: of_workers(suite, **o))
     suite.case("a worker whose peer died", of_a_survivor, suite)
     suite.case("a worker's record that begins at rest", worker_from_a_rest, suite)
-    suite.case("a worker's crash leaves a record", worker_after_a_crash, suite)
+    suite.case("a worker's crash leaves a record", after_a_crash, suite, "decode-0")
     suite.case("damaged records and bad flags are refused", bad_files, suite)
     suite.case("it can be switched off", switched_off, suite)
     suite.end()
