@@ -444,26 +444,13 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
     }
 }
 
-/* One function per type: the type is a constant in each. */
-#define DEFINE_PANELS(name, type)                                                                  \
-    static void name##_panels(const fg_linear *linear, const fg_activations *in, uint32_t rows,    \
-                              uint32_t first, uint32_t count)                                      \
-    {                                                                                              \
-        run_panels(type, linear, in, rows, first, count);                                          \
-    }
-
-FG_CPU_EACH_QUANTIZED(DEFINE_PANELS)
-
-#define PANELS_CASE(name, type)                                                                    \
-    case type:                                                                                     \
-        name##_panels(linear, in, rows, first, count);                                             \
-        break;
+FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
 
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
     switch (linear->weight.type) {
-        FG_CPU_EACH_QUANTIZED(PANELS_CASE)
+        FG_CPU_EACH_QUANTIZED(FG_AVX2_PANELS_CASE)
     case FG_BF16:
         fg_cpu_avx2_linear_bf16(linear, in, rows, first, count);
         break;

@@ -122,6 +122,18 @@ FG_AVX2_INLINE void ask_for(const uint8_t *at, size_t size_bytes)
         _mm_prefetch((const char *)at + i, _MM_HINT_T0);
     }
 }
+
+/* What a file's run_panels does, a function for each type: the type is a constant in it; and the choice of one. */
+#define FG_AVX2_DEFINE_PANELS(name, type)                                                          \
+    static void name##_panels(const fg_linear *linear, const fg_activations *in, uint32_t rows,    \
+                              uint32_t first, uint32_t count)                                      \
+    {                                                                                              \
+        run_panels(type, linear, in, rows, first, count);                                          \
+    }
+#define FG_AVX2_PANELS_CASE(name, type)                                                            \
+    case type:                                                                                     \
+        name##_panels(linear, in, rows, first, count);                                             \
+        break;
 #endif
 
 #endif

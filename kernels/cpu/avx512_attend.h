@@ -15,8 +15,10 @@ enum {
     FG_AVX512_STRIP = 8, /* 12 leave compilers too few registers: they move chains about */
     FG_AVX512_LANES = 16,
     FG_AVX512_VECTORS = 4, /* of a register tile, at most */
-    FG_AVX512_UNROLL =
-        4, /* steps; even, and divides a quarter of every head size that comes here */
+    /* Steps at a time; even, and divides a quarter of every head size that comes here. */
+    FG_AVX512_UNROLL = 4,
+    /* The same of bf16: all of a chain of pairs, or compilers move its sums about at the loop's end. */
+    FG_AVX512_TURN = 8,
     FG_AVX512_TOGETHER =
         4, /* rows weighed at a time: one alone waits for its own maximum and sum */
     /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs; int8 as K. */
@@ -169,18 +171,6 @@ FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
     }
 }
 
-/* The first chains of a block wait in memory for the second ones. */
-FG_AVX512_INLINE void fg_avx512_park(int M, int N, fg_avx512_sums sums, fg_avx512_sums firsts)
-{
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            _mm512_store_ps((float *)&firsts[m][n], sums[m][n]);
-        }
-    }
-}
-
 /* To where they are kept: sums or, of a block's chains, both added to what is there, or to nothing. */
 FG_AVX512_INLINE void fg_avx512_put(bool chains, bool adds, __m512 sum, __m512 first, float *at)
 {
@@ -194,27 +184,60 @@ FG_AVX512_INLINE __m512 fg_avx512_first_sum(uint32_t kind, const float *q)
     return kind == FG_I8 ? _mm512_set1_ps(q[FG_STRIP_Q_NEGATED]) : _mm512_setzero_ps();
 }
 
-/* Sums of N pieces from `piece` on, over steps first .. end - 1. */
-FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, const fg_strip *s,
-                                            uint32_t piece, uint32_t first, uint32_t end,
-                                            fg_avx512_sums sums)
+/* K of the pieces of a register tile. */
+typedef struct fg_avx512_keys {
+    const uint8_t *at[FG_AVX512_VECTORS];
+    const uint8_t *after[FG_AVX512_VECTORS]; /* what is fetched meanwhile */
+} fg_avx512_keys;
+
+/* Adds `count` steps from `first` on to the sums of N pieces, `turn` at a time. */
+FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, uint32_t turn,
+                                            const float *q, const fg_avx512_keys *keys,
+                                            uint32_t first, uint32_t count, fg_avx512_sums sums)
 {
     uint32_t line = fg_avx512_line(kind);
-    const float *q = s->q + first;
-    for (uint32_t d = first; d < end; d += FG_AVX512_UNROLL) {
-#pragma GCC unroll 4
-        for (uint32_t u = 0; u < FG_AVX512_UNROLL; u++) {
+    size_t begin = fg_avx512_place(kind, first, line);
+    for (uint32_t d = 0; d < count; d += turn) {
+#pragma GCC unroll 8
+        for (uint32_t u = 0; u < turn; u++) {
             const uint8_t *bs[FG_AVX512_VECTORS];
-            size_t at = fg_avx512_place(kind, d, line) + fg_avx512_place(kind, u, line);
+            size_t at = begin + fg_avx512_place(kind, d, line) + fg_avx512_place(kind, u, line);
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                bs[n] = s->pieces->keys[piece + (uint32_t)n] + at;
+                bs[n] = keys->at[n] + at;
                 if (fg_avx512_fetches(M) && fg_avx512_place(kind, u, line) % 64 == 0) {
-                    fg_avx512_fetch(s->pieces->after_keys[piece + (uint32_t)n] + at);
+                    fg_avx512_fetch(keys->after[n] + at);
                 }
             }
-            fg_avx512_step(kind == FG_I8 ? FG_AVX512_KEYS : kind, u % 2 == 1, M, N, q++, FG_STRIP_Q,
-                           bs, sums);
+            fg_avx512_step(kind == FG_I8 ? FG_AVX512_KEYS : kind, u % 2 == 1, M, N,
+                           q + first + d + u, FG_STRIP_Q, bs, sums);
+        }
+    }
+}
+
+/* Scores of N pieces, of bf16: block by block, each two chains from 0. */
+FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, int M, int N, const float *q,
+                                             const fg_avx512_keys *keys, uint32_t steps,
+                                             float *scores)
+{
+    uint32_t chain = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
+    for (uint32_t first = 0; first < steps; first += 2 * chain) {
+        uint32_t second = first + chain;
+        fg_avx512_sums firsts;
+        fg_avx512_sums sums;
+        fg_avx512_clear(M, N, firsts);
+        fg_avx512_score_steps(kind, M, N, FG_AVX512_TURN, q, keys, first, chain, firsts);
+        fg_avx512_clear(M, N, sums);
+        if (second < steps) {
+            fg_avx512_score_steps(kind, M, N, FG_AVX512_TURN, q, keys, second, chain, sums);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                fg_avx512_put(true, first > 0, sums[m][n], firsts[m][n],
+                              scores + m * FG_ATTEND_SCORES + n * FG_AVX512_LANES);
+            }
         }
     }
 }
@@ -224,36 +247,32 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
                                              uint32_t piece)
 {
     const float *q = s->q;
-    fg_avx512_sums sums;
-    fg_avx512_sums firsts;
+    float *scores = s->scores + piece * FG_KV_PIECE;
     uint32_t steps = s->args->kv->head_dim / fg_avx512_together(kind);
-    bool chains = fg_avx512_chains(kind);
-    uint32_t chain = chains ? (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind) : steps;
-    fg_avx512_clear(M, N, firsts);
-    for (uint32_t first = 0; first < steps; first += chain) {
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
+    fg_avx512_keys keys;
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
-            }
-        }
-        fg_avx512_score_steps(kind, M, N, s, piece, first, first + chain, sums);
-        if (first / chain % 2 == 0 && first + chain < steps) {
-            fg_avx512_park(M, N, sums, firsts);
-            continue;
-        }
+    for (int n = 0; n < N; n++) {
+        keys.at[n] = s->pieces->keys[piece + (uint32_t)n];
+        keys.after[n] = s->pieces->after_keys[piece + (uint32_t)n];
+    }
+    if (fg_avx512_chains(kind)) {
+        fg_avx512_score_blocks(kind, M, N, q, &keys, steps, scores);
+        return;
+    }
+    fg_avx512_sums sums;
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            float *scores = s->scores + m * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
+    for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                fg_avx512_put(chains, first >= 2 * chain, sums[m][n], firsts[m][n],
-                              scores + n * FG_AVX512_LANES);
-            }
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
         }
-        if (first + 2 * chain == steps) { /* the last chain is alone */
-            fg_avx512_clear(M, N, firsts);
+    }
+    fg_avx512_score_steps(kind, M, N, FG_AVX512_UNROLL, q, &keys, 0, steps, sums);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps(scores + m * FG_ATTEND_SCORES + n * FG_AVX512_LANES, sums[m][n]);
         }
     }
 }
@@ -346,22 +365,72 @@ FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *co
     }
 }
 
+/* Where the slots of a piece have their weights and values. */
+FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, const fg_strip *s,
+                                                const float *weights, uint32_t piece,
+                                                uint32_t column)
+{
+    const fg_strip_pieces *pieces = s->pieces;
+    size_t line = fg_avx512_line(kind);
+    return (fg_avx512_run){
+        .weights = weights + piece * FG_KV_PIECE / fg_avx512_together(kind),
+        .values = pieces->values[piece] + column / FG_AVX512_LANES * line,
+        .after = pieces->after_values[piece] - pieces->values[piece],
+        .step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * line,
+    };
+}
+
+/* One chain of bf16 from 0: the slots of a piece from `first` on. One row may see some of them, several all (strip.h). */
+FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, int M, int N, const fg_strip *s,
+                                            const float *weights, fg_cpu_slots slots,
+                                            uint32_t column, uint32_t first, fg_avx512_sums sums)
+{
+    fg_cpu_slots seen = fg_strip_clip(slots, first, first + FG_STRIP_CHAIN);
+    fg_avx512_clear(M, N, sums);
+    if (M == 1 && seen.begin >= seen.end) {
+        return; /* there may be no such piece */
+    }
+    fg_avx512_run run = fg_avx512_run_of(kind, s, weights, first / FG_KV_PIECE, column);
+    if (M == 1 && seen.end - seen.begin < FG_STRIP_CHAIN) {
+        fg_avx512_run_values(kind, M, N, &run, seen.begin - first, seen.end - first, sums);
+        return;
+    }
+    uint32_t steps = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
+    for (uint32_t step = 0; step < steps; step += FG_AVX512_TURN) {
+#pragma GCC unroll 8
+        for (uint32_t u = 0; u < FG_AVX512_TURN; u++) {
+            fg_avx512_value_step(kind, M, N, &run, step + u, sums);
+        }
+    }
+}
+
+/* Adds weights times values of bf16 to N * 16 columns of M outputs, block by block, each two chains from 0. */
+FG_AVX512_INLINE void fg_avx512_add_blocks(uint32_t kind, int M, int N, const fg_strip *s,
+                                           const float *weights, float *const *outs,
+                                           fg_cpu_slots slots, uint32_t column)
+{
+    enum { CHAIN = FG_STRIP_CHAIN, BLOCK = 2 * CHAIN };
+    for (uint32_t at = slots.begin / BLOCK * BLOCK; at < slots.end; at += BLOCK) {
+        fg_avx512_sums firsts;
+        fg_avx512_sums sums;
+        fg_avx512_value_chain(kind, M, N, s, weights, slots, column, at, firsts);
+        fg_avx512_value_chain(kind, M, N, s, weights, slots, column, at + CHAIN, sums);
+        fg_avx512_put_columns(true, M, N, outs, column, sums, firsts);
+    }
+}
+
 /* Adds weights times values to N * 16 columns of M outputs. */
 FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const fg_strip *s,
                                             const float *weights, float *const *outs,
                                             fg_cpu_slots slots, uint32_t column)
 {
-    const fg_strip_pieces *pieces = s->pieces;
-    bool chains = fg_avx512_chains(kind);
-    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : pieces->run;
-    size_t columns = column / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
-    size_t step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * (size_t)fg_avx512_line(kind);
+    if (fg_avx512_chains(kind)) {
+        fg_avx512_add_blocks(kind, M, N, s, weights, outs, slots, column);
+        return;
+    }
     fg_avx512_sums sums;
-    fg_avx512_sums firsts;
-    fg_avx512_clear(M, N, firsts);
-    fg_avx512_clear(M, N, sums);
 #pragma GCC unroll 8
-    for (int m = 0; m < M && !chains; m++) {
+    for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
             sums[m][n] = _mm512_load_ps(outs[m] + column + n * FG_AVX512_LANES);
@@ -370,28 +439,13 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const f
     for (uint32_t slot = slots.begin; slot < slots.end;) {
         uint32_t piece = slot / FG_KV_PIECE;
         uint32_t first = piece * FG_KV_PIECE;
-        uint32_t run_end = (slot / most + 1) * most;
+        uint32_t run_end = (slot / s->pieces->run + 1) * s->pieces->run;
         uint32_t end = run_end < slots.end ? run_end : slots.end;
-        fg_avx512_run run = { .weights = weights + first / fg_avx512_together(kind),
-                              .values = pieces->values[piece] + columns,
-                              .after = pieces->after_values[piece] - pieces->values[piece],
-                              .step_bytes = step_bytes };
+        fg_avx512_run run = fg_avx512_run_of(kind, s, weights, piece, column);
         fg_avx512_run_values(kind, M, N, &run, slot - first, end - first, sums);
         slot = end;
-        if (!chains) {
-            continue;
-        }
-        if (piece % 2 == 0 && slot < slots.end) {
-            fg_avx512_park(M, N, sums, firsts);
-        } else {
-            fg_avx512_put_columns(true, M, N, outs, column, sums, firsts);
-            fg_avx512_clear(M, N, firsts);
-        }
-        fg_avx512_clear(M, N, sums);
     }
-    if (!chains) {
-        fg_avx512_put_columns(false, M, N, outs, column, sums, firsts);
-    }
+    fg_avx512_put_columns(false, M, N, outs, column, sums, sums);
 }
 
 FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip *s,

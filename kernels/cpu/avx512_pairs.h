@@ -4,8 +4,8 @@
  * chains of ops.h: the first column of a pair, in the upper halves, comes first.
  *
  * A tile is R rows by P panels, whose chains are in registers: at least 12, where there are rows enough, because
- * a vdpbf16ps takes six cycles and one begins in each, or two; and few enough for compilers to keep them there. Their sums are in memory that never leaves the first-level
- * cache, and so are the first 16 columns' chains while the next 16 pass. A block of rows passes two panels tile after tile, so
+ * a vdpbf16ps takes six cycles and one begins in each, or two; and 16 at most, as with more a Zen 4 loses a sixth. Their
+ * sums are in memory that never leaves the first-level cache, and so are the first 16 columns' chains while the next 16 pass. A block of rows passes two panels tile after tile, so
  * that their weights come from memory once and then from the second-level cache; of long rows a slice of the
  * columns at a time, the sums being kept in memory meanwhile, which is exact. While it runs, a tile asks
  * for its share of what follows the slice: into the second level, as the first has no room for it.
@@ -19,7 +19,7 @@
 #include "kernels/cpu/avx512.h"
 
 /* Four panels are taken by tiles of so few rows that two would leave registers empty. */
-enum { TILE_ROWS = 9, TILE_PANELS = 4, FEW_ROWS = 6, TILE_SUMS = 24, CHAIN = FG_CPU_CHAIN_PAIRS };
+enum { TILE_ROWS = 8, TILE_PANELS = 4, FEW_ROWS = 4, TILE_SUMS = 16, CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
     SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
     BLOCK_ROWS = 128,   /* whose sums are kept at a time */
@@ -52,7 +52,7 @@ FG_AVX512_INLINE __m512i row_pair(const uint32_t *const thirds[], size_t stride,
 typedef struct walk {
     const uint8_t *at;
     const uint8_t *ask;
-    const uint32_t *thirds[TILE_ROWS / 3];
+    const uint32_t *thirds[(TILE_ROWS + 2) / 3];
 } walk;
 
 /* The chains of `count` pairs. */
@@ -61,7 +61,7 @@ FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk
 {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
-#pragma GCC unroll 9
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             chains[p * R + r] = _mm512_setzero_ps();
         }
@@ -74,7 +74,7 @@ FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk
             _mm_prefetch((const char *)way->ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
         }
         way->ask += t->ask_step;
-#pragma GCC unroll 9
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             __m512i pair = row_pair(way->thirds, t->stride, r);
 #pragma GCC unroll 4
@@ -104,7 +104,7 @@ FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
         run_chains(R, P, t, count, &way, chains);
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-#pragma GCC unroll 9
+#pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 _mm512_store_ps(firsts + (size_t)(p * R + r) * FG_PANEL_OUTPUTS, chains[p * R + r]);
             }
@@ -115,7 +115,7 @@ FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
         left -= count;
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-#pragma GCC unroll 9
+#pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 size_t at = (size_t)(p * R + r) * FG_PANEL_OUTPUTS;
                 __m512 both = _mm512_add_ps(_mm512_load_ps(firsts + at), chains[p * R + r]);
@@ -126,8 +126,8 @@ FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
 }
 
 /* X(R, P) of every tile. */
-#define EACH_TILE_OF(P, X)      X(1, P) X(2, P) X(3, P) X(4, P) X(5, P) X(6, P)
-#define EACH_TALL_TILE_OF(P, X) X(7, P) X(8, P) X(9, P)
+#define EACH_TILE_OF(P, X)      X(1, P) X(2, P) X(3, P) X(4, P)
+#define EACH_TALL_TILE_OF(P, X) X(5, P) X(6, P) X(7, P) X(8, P)
 #define EACH_TILE(X)                                                                               \
     EACH_TILE_OF(1, X)                                                                             \
     EACH_TILE_OF(2, X)                                                                             \

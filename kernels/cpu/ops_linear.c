@@ -73,7 +73,7 @@ static size_t row_bytes(uint32_t form, uint32_t columns)
 enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
 
 /* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
- * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6, 8 or 12 rows. Pairs
+ * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows. Pairs
  * are walked in slices, and BF16 weights are large: read again for every block, they want tall ones. */
 static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
                                uint32_t rows, uint32_t most)

@@ -59,8 +59,8 @@ typedef struct fg_strip_products {
     /* Scores of the pieces begin .. end - 1; of int8 the exact sums of products. */
     void (*scores)(const fg_strip *s, uint32_t begin, uint32_t end);
     /* Adds to the targets' outputs what the slots begin .. end - 1 give, of which each row has its own: whole
-     * blocks of bf16, unless the chunk's pieces begin or end within one. Of int8 these are exact sums again, and
-     * what a row does not see weighs nothing there, in whole pieces. */
+     * blocks of bf16, unless the chunk's pieces begin or end within one; `all` has whole blocks always. Of int8
+     * these are exact sums again, and what a row does not see weighs nothing there, in whole pieces. */
     void (*values)(const fg_strip *s, uint32_t begin, uint32_t end);
 } fg_strip_products;
 
