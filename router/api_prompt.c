@@ -106,6 +106,13 @@ static fg_status read_message(fg_api_reading *r, const fg_json_node *node, size_
 
 fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about, size_t count)
 {
+    /* Where nothing is generated, more is taken than fits. */
+    if (r->text.ids_end > r->server->context_max) {
+        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
+                             "this server's context is %" PRIu32 " tokens and '%s' has %s%zu; up "
+                             "to %" PRIu32 " are counted: shorten it",
+                             r->server->context_max, name, about, count, r->text.ids_end - 1);
+    }
     return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
                          "this server's context is %" PRIu32 " tokens and the prompt has %s%zu; "
                          "shorten it",

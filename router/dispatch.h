@@ -68,7 +68,7 @@ typedef struct fg_dispatch_job {
 fg_status fg_dispatch_start(fg_dispatch *dispatch, const fg_dispatch_job *job, uint64_t *id_out,
                             fg_error *err);
 /* Requests like this one that workers and line have room for at a time when nobody else is there: more of them than that
- * are refused however often they come. */
+ * are refused however often they come. UINT64_MAX: unknown, as a worker that is waited for is away. */
 uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job);
 /* The owner does not want it any more (client gone, or a stop string was found): no sink call follows.
  * `reason` is FG_FINISH_CANCELLED or FG_FINISH_STOP, for the books. True: the request was still alive, and

@@ -278,5 +278,7 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
 /* dispatch_workers.c */
 fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
 void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why);
+/* Whether every worker that is waited for is here now. */
+bool fg_dispatch_all_joined(const fg_dispatch *dispatch);
 
 #endif

@@ -184,6 +184,9 @@ uint64_t fg_dispatch_tokens_max(const fg_dispatch *dispatch)
 /* Each is in the line first, if only for a moment. */
 uint64_t fg_dispatch_at_once(fg_dispatch *dispatch, const fg_dispatch_job *job)
 {
+    if (!fg_dispatch_all_joined(dispatch)) {
+        return UINT64_MAX;
+    }
     const fg_admit_limits *limits = &dispatch->options.limits;
     uint32_t own = limits->tenant_queued_max, running = dispatch->options.tenant_running_max;
     uint64_t line = own > 0 && own < limits->queued_max ? own : limits->queued_max;

@@ -72,7 +72,7 @@ static void note_refusal(fg_dispatch *dispatch, const char *name, const char *wh
     refusal->at_ns = fg_dispatch_now(dispatch);
 }
 
-static bool all_joined(const fg_dispatch *dispatch, const char *const *names, uint32_t count)
+static bool are_joined(const fg_dispatch *dispatch, const char *const *names, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (fg_registry_by_name(dispatch->registry, names[i]) == NULL) {
@@ -80,6 +80,13 @@ static bool all_joined(const fg_dispatch *dispatch, const char *const *names, ui
         }
     }
     return true;
+}
+
+bool fg_dispatch_all_joined(const fg_dispatch *dispatch)
+{
+    const fg_dispatch_options *options = &dispatch->options;
+    return are_joined(dispatch, options->wait_for_prefill, options->wait_for_prefill_count) &&
+           are_joined(dispatch, options->wait_for_decode, options->wait_for_decode_count);
 }
 
 static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *hello)
@@ -100,11 +107,7 @@ static void on_hello(fg_dispatch *dispatch, uint32_t peer, const fg_wire_hello *
     fg_info("registry", "event=joined worker=%s role=%s pid=%llu blocks=%u class=%s", worker->name,
             fg_dispatch_role_name(worker->roles), (unsigned long long)worker->pid,
             worker->block_count, hello->numerics_class);
-    dispatch->was_complete =
-        dispatch->was_complete || (all_joined(dispatch, dispatch->options.wait_for_prefill,
-                                              dispatch->options.wait_for_prefill_count) &&
-                                   all_joined(dispatch, dispatch->options.wait_for_decode,
-                                              dispatch->options.wait_for_decode_count));
+    dispatch->was_complete = dispatch->was_complete || fg_dispatch_all_joined(dispatch);
     fg_dispatch_know_worker(dispatch, worker);
     fg_msg msg = { .kind = FG_MSG_WELCOME };
     msg.welcome.router_epoch = dispatch->options.router_epoch;

@@ -1,5 +1,6 @@
 /* What a flight record needs besides calls: the options, and all that is known when the dispatcher is at rest,
  * so that one can be made again that goes on from there. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,8 +30,11 @@ typedef struct identity_record {
 typedef struct member_record {
     fg_reg_worker worker;
     uint32_t layer_count, kv_head_count, head_dim, kv_dtype, kv_layout, pad;
-    char numerics_class[FG_LIMIT_CLASS_BYTES + 1];
+    char numerics_class[FG_LIMIT_CLASS_BYTES + 8];
 } member_record;
+_Static_assert(sizeof(member_record) ==
+                   offsetof(member_record, numerics_class) + FG_LIMIT_CLASS_BYTES + 8,
+               "no gap at the end: all of it is written");
 
 void fg_dispatch_note_rest(fg_dispatch *dispatch)
 {

@@ -23,7 +23,7 @@
 #include "common/base/buf.h"
 #include "common/base/status.h"
 
-#define FG_FLIGHT_VERSION 1u
+#define FG_FLIGHT_VERSION 2u
 #define FG_FLIGHT_MAGIC   "FGFLIGHT"
 
 enum { FG_FLIGHT_PROCESS_BYTES = 96, FG_FLIGHT_PREFACE_BYTES = 64 * 1024, FG_FLIGHT_PARTS = 2 };

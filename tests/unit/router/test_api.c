@@ -598,6 +598,8 @@ Test(api, what_is_counted_is_what_a_request_has)
         fg_mem_free(body);
     }
     cr_assert_str_eq(w.error.code, "context_length_exceeded");
+    snprintf(want, sizeof want, "up to %d are counted", LONG - 1);
+    cr_assert_not_null(strstr(w.error.text, want), "%s", w.error.text);
     for (size_t count = LONG - 1; count < 4 * LONG; count += LONG) {
         char *body = fg_mem_alloc(2 * count + 64);
         char *end = body + sprintf(body, "{\"tokens\":[9");

@@ -56,6 +56,26 @@ Test(dispatch, waits_for_the_named_workers_once)
     bench_close(&b);
 }
 
+Test(dispatch, nobody_knows_how_many_fit_while_a_worker_that_is_waited_for_is_away)
+{
+    bench b;
+    const char *const names[] = { "p" };
+    static const uint32_t tokens[5] = { 1, 2, 3, 4, 5 };
+    const fg_dispatch_job job = { .tokens = tokens, .token_count = 5 };
+    fg_dispatch_options options = bench_options(&b);
+    options.wait_for_prefill = names;
+    options.wait_for_prefill_count = 1;
+    bench_open_with(&b, &options);
+    cr_assert_eq(fg_dispatch_at_once(b.dispatch, &job), UINT64_MAX);
+    bench_join_pair(&b);
+    uint64_t most = fg_dispatch_at_once(b.dispatch, &job);
+    cr_assert(most > 0 && most < UINT64_MAX);
+    fg_dispatch_on_down(b.dispatch, P);
+    fg_dispatch_tick(b.dispatch);
+    cr_assert_eq(fg_dispatch_at_once(b.dispatch, &job), UINT64_MAX);
+    bench_close(&b);
+}
+
 Test(dispatch, takes_a_request_through_both_workers)
 {
     bench b;

@@ -226,7 +226,9 @@ Test(flight, damaged_files_are_refused)
         out.data[at] ^= 1;
     }
     header->version++;
-    check_refused("version", out.data, out.size, "version 2");
+    char version[16];
+    snprintf(version, sizeof version, "version %u", FG_FLIGHT_VERSION + 1);
+    check_refused("version", out.data, out.size, version);
     header->version--;
     header->shape++;
     check_refused("shape", out.data, out.size, "another build");
@@ -247,6 +249,24 @@ Test(flight, damaged_files_are_refused)
     check_refused("record", out.data, out.size, "damaged");
     fg_flight_destroy(flight);
     fg_buf_deinit(&out);
+}
+
+/* Seeds of another version would be refused at their first bytes, and the fuzz target would begin with nothing. */
+Test(flight, what_the_fuzz_target_begins_with_is_of_this_version)
+{
+    static const char *const seeds[] = { "standalone_crash", "worker_crash" };
+    static char bytes[65536] __attribute__((aligned(8)));
+    for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
+        char path[512];
+        fg_flight_file file;
+        fg_error err;
+        snprintf(path, sizeof path, "%s/%s", FLIGHT_SEEDS, seeds[i]);
+        FILE *in = fopen(path, "rb");
+        cr_assert_not_null(in, "%s", path);
+        size_t size = fread(bytes, 1, sizeof bytes, in);
+        fclose(in);
+        cr_assert_eq(fg_flight_parse(bytes, size, 0, &file, &err), FG_OK, "%s: %s", path, err.text);
+    }
 }
 
 /* ---- files ---- */
