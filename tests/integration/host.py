@@ -38,6 +38,11 @@ def marked(mark):
     return found
 
 
+def hears_ctrl_c():
+    """Tests that a shell started with "&" ignore SIGINT, what they start inherits it, and bash cannot undo it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Script:
     """deploy/cluster with one worker of each role, as a terminal would start it: in a group of its own."""
 
@@ -48,7 +53,7 @@ class Script:
             [str(ROOT / "deploy/cluster"), "--model", suite.stories(), "--port", "0", "--", "--threads", "1",
              "--split", "always", "--lease-ms", "60000", "--served-model-name", "any", *flags],
             text=True, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=hears_ctrl_c,  # pylint: disable=subprocess-popen-preexec-fn
             # Of a locale that is not installed bash itself would warn.
             env=plain_environment(FORGE_BIN=suite.options.forge, LC_ALL="C", **{MARK: self.mark},
                                   **environment))
@@ -74,7 +79,7 @@ class Script:
             status = self.child.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it did not end within {within_s:g} s: {self.log[-5:]}") from None
-        wait_for("all of its processes to be gone", lambda: not marked(self.mark), 5)
+        wait_for("all of its processes to be gone", lambda: not marked(self.mark))
         for reader in self.readers:  # what it said last may still be on its way
             reader.join(WAIT_S)
         return status
@@ -210,6 +215,16 @@ def ended_early(suite):
             script.child.send_signal(signal.SIGTERM)
             status = script.end(WAIT_S)
             assert status in (0, -signal.SIGTERM), f"exit status {status} at {moment}: {script.log[-5:]}"
+
+
+def stillborn(suite):
+    """A router that dies before it wrote a word, and before anybody listens for it, leaves nothing behind."""
+    with tempfile.NamedTemporaryFile("w") as first:
+        first.write("""trap 'if [[ $BASH_COMMAND == watch_router* ]]; then kill -KILL "$router_pid"; fi' DEBUG\n""")
+        first.flush()
+        with Script(suite, BASH_ENV=first.name) as script:
+            assert script.end(WAIT_S) == 1, f"exit status {script.child.returncode}: {script.log[-5:]}"
+            assert any("the router ended" in line for line in script.log), script.log[-5:]
 
 
 def no_scratch(suite):
@@ -513,6 +528,7 @@ def main():
     suite.case("deploy/cluster: a second Ctrl-C", impatient, suite)
     suite.case("deploy/cluster: SIGTERM under an older bash", without_clock, suite)
     suite.case("deploy/cluster: SIGTERM while it starts", ended_early, suite)
+    suite.case("deploy/cluster: the router dies at once", stillborn, suite)
     suite.case("deploy/cluster: TMPDIR cannot be used", no_scratch, suite)
     for mode in ("standalone", "router", "decode"):
         suite.case(f"{mode}: SIGHUP", hung_up, suite, mode)
