@@ -211,7 +211,7 @@ def ended_early(suite):
     random = [suite.random.uniform(0.0, 1.0) for _ in range(5)]
     moments = [*range(1, 8), *random] if suite.options.full else [1, 4, *random[:2]]
     for moment in moments:
-        with Script(suite) as script:
+        with tempfile.TemporaryDirectory() as folder, Script(suite, TMPDIR=folder) as script:
             if isinstance(moment, int):  # when there are so many processes
                 wait_for("processes", lambda s=script, n=moment: len(marked(s.mark)) >= n or s.lines)
             else:
@@ -219,6 +219,8 @@ def ended_early(suite):
             script.child.send_signal(signal.SIGTERM)
             status = script.end(WAIT_S)
             assert status in (0, -signal.SIGTERM), f"exit status {status} at {moment}: {script.log[-5:]}"
+            left = os.listdir(folder)
+            assert not left, f"{left} is left at {moment}"
 
 
 def stillborn(suite):

@@ -11,8 +11,8 @@ import sys
 PLAN = re.compile(r"^1\.\.(\d+)")
 CASE = re.compile(r"^(ok|not ok) (?:\d+ )?- (\S+)(?:.*# SKIP ?(.*))?")
 SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
-FAILURES_MAX, FAILURE_CHARACTERS = 5, 900  # more is in the log
 PLAIN = re.compile(r"^(\d+) tests passed$")
+FAILURES_MAX, FAILURE_CHARACTERS = 5, 900  # more is in the log
 
 
 def main():
