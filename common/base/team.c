@@ -1,7 +1,9 @@
 /*
  * How a run works, and why a late member can do no harm:
  *
- * Pieces lie in lanes, one for each memory node. A lane's `unclaimed` counts its pieces that nobody has
+ * Pieces lie in lanes, one for each member (or, of many, for some on one memory node), who goes through its
+ * own and then helps with the others': what follows a piece is mostly done by who did that piece, as kernels
+ * assume when they ask memory for what comes next. A lane's `unclaimed` counts its pieces that nobody has
  * claimed yet; a claim is one compare-and-swap from n to
  * n - 1. Its acquire reads what the run's release store (or a claim after it) wrote, so that the fields
  * beside it are the run's. They are read only after a claim has succeeded: the run cannot end before the
@@ -37,7 +39,7 @@ enum { LOOK_NS = 250000 };
 
 enum { AWAKE, ASLEEP };
 
-/* Nodes with pieces of their own; on a machine with more, some share. */
+/* Each costs a store when a run begins, to a cache line that all look at. */
 enum { LANES_MAX = 16 };
 
 typedef struct lane {
@@ -161,21 +163,36 @@ static void do_lane(fg_team *team, lane *from, uint32_t member, uint32_t *done)
     }
 }
 
-/* Does pieces, those of the member's own node first, until none is left; returns how many. All are of
- * one run, since it cannot end before they are reported. Who finds its own lane empty and another one full
- * may only have been too early for its own: a run fills the caller's lane last. */
+static lane *own_lane(fg_team *team, uint32_t member)
+{
+    return &team->lanes[team->slots[member].lane];
+}
+
+/* The lanes behind the member's own, of its node or (near = false) of the others. Who finds its own lane empty
+ * and another one full may only have been too early for its own: a run fills the caller's lane last. */
+static void help_lanes(fg_team *team, uint32_t member, bool near, uint32_t *done)
+{
+    lane *own = own_lane(team, member);
+    uint32_t first = team->slots[member].lane + 1;
+    for (uint32_t i = first; i < first + team->lane_count - 1; i++) {
+        lane *other = &team->lanes[i % team->lane_count];
+        if ((other->node == own->node) != near ||
+            atomic_load_explicit(&other->unclaimed, memory_order_acquire) == 0) {
+            continue;
+        }
+        do_lane(team, own, member, done);
+        do_lane(team, other, member, done);
+    }
+}
+
+/* Does pieces, those of the member's own lane first, until none is left; returns how many. All are of
+ * one run, since it cannot end before they are reported. */
 static uint32_t do_pieces(fg_team *team, uint32_t member)
 {
     uint32_t done = 0;
-    uint32_t own = team->slots[member].lane;
-    do_lane(team, &team->lanes[own], member, &done);
-    for (uint32_t i = own + 1; i < own + team->lane_count; i++) {
-        lane *other = &team->lanes[i < team->lane_count ? i : i - team->lane_count];
-        if (atomic_load_explicit(&other->unclaimed, memory_order_acquire) != 0) {
-            do_lane(team, &team->lanes[own], member, &done);
-        }
-        do_lane(team, other, member, &done);
-    }
+    do_lane(team, own_lane(team, member), member, &done);
+    help_lanes(team, member, true, &done);
+    help_lanes(team, member, false, &done);
     return done;
 }
 
@@ -289,24 +306,56 @@ static size_t size_of(uint32_t thread_count)
     return sizeof(fg_team) + thread_count * sizeof(member_slot);
 }
 
-/* Gives each member its lane. */
+static uint32_t node_of(const fg_team_place *places, uint32_t member)
+{
+    return places != NULL ? places[member].node : 0;
+}
+
+/* Whether an earlier member is on this one's node. */
+static bool has_earlier(const fg_team_place *places, uint32_t member)
+{
+    for (uint32_t i = 0; i < member; i++) {
+        if (node_of(places, i) == node_of(places, member)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gives the members of a node their lanes, `most` at most, behind those of other nodes. Behind the last lane
+ * there is, they share it. */
+static void assign_lanes_of(fg_team *team, const fg_team_place *places, uint32_t node,
+                            uint32_t most)
+{
+    uint32_t first = team->lane_count < LANES_MAX ? team->lane_count : LANES_MAX - 1;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < team->thread_count; i++) {
+        if (node_of(places, i) != node) {
+            continue;
+        }
+        lane *l = &team->lanes[first + count++ % most];
+        team->slots[i].lane = (uint32_t)(l - team->lanes);
+        l->node = l->member_count == 0 ? node : l->node;
+        l->member_count++;
+    }
+    team->lane_count = first + (count < most ? count : most);
+}
+
 static void assign_lanes(fg_team *team, const fg_team_place *places)
 {
+    uint32_t nodes = 0;
     for (uint32_t i = 0; i < team->thread_count; i++) {
         member_slot *slot = &team->slots[i];
-        uint32_t node = places != NULL ? places[i].node : 0;
         slot->team = team;
         slot->member = i;
         slot->pin = places != NULL && places[i].pinned ? places[i].cpu : -1;
-        while (slot->lane < team->lane_count && team->lanes[slot->lane].node != node) {
-            slot->lane++;
+        nodes += !has_earlier(places, i);
+    }
+    uint32_t most = team->thread_count <= LANES_MAX ? LANES_MAX : LANES_MAX / nodes;
+    for (uint32_t i = 0; i < team->thread_count; i++) {
+        if (!has_earlier(places, i)) {
+            assign_lanes_of(team, places, node_of(places, i), most == 0 ? 1 : most);
         }
-        if (slot->lane == LANES_MAX) {
-            slot->lane = node % LANES_MAX;
-        } else if (slot->lane == team->lane_count) {
-            team->lanes[team->lane_count++].node = node;
-        }
-        team->lanes[slot->lane].member_count++;
     }
 }
 
@@ -365,7 +414,7 @@ void fg_team_follow(fg_team *team, fg_team_width_fn width, void *ctx)
     atomic_store(&team->width, team->thread_count);
 }
 
-/* Each lane gets a range as long as its part of the members. */
+/* Each lane gets a range as long as its part of the members; those of a node follow each other. */
 static void publish(fg_team *team, uint32_t piece_count)
 {
     uint32_t counts[LANES_MAX];

@@ -2,7 +2,8 @@
  * team - the compute threads of one engine. Owned by the thread that runs it, which takes part as
  * member 0; a team of one starts no threads at all.
  *
- * Work is cut into pieces, and whoever is free claims the next one. Nobody waits for a member that has
+ * Work is cut into pieces. Each member has a range of them, which it claims one by one, and then helps the
+ * others with theirs. Nobody waits for a member that has
  * not begun: a member whose core was taken away costs its share of the work and no more, and finds
  * nothing to claim when it comes late. Which member did which piece never shows in a result, as long as
  * pieces write to different places.

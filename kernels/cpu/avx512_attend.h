@@ -31,13 +31,6 @@ extern const fg_strip_kernels fg_cpu_avx512_strip;
 
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 
-/* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
-#if defined(FG_AVX512_SMALL)
-#define FG_AVX512_HOLD(x) (void)(x)
-#else
-#define FG_AVX512_HOLD(x) __asm__("" : "+v"(x))
-#endif
-
 typedef __m512 fg_avx512_sums[FG_AVX512_STRIP][FG_AVX512_VECTORS];
 
 /* Bytes of sixteen elements, pairs or fours that one step reads. */

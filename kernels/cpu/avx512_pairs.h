@@ -3,12 +3,13 @@
  * pair of columns is added: with vdpbf16ps, or with two fmas (add_pair, which they define). Both give the
  * chains of ops.h: the first column of a pair, in the upper halves, comes first.
  *
- * A tile is R rows by P panels, whose chains are in registers: at least 12, where there are rows enough, because
- * a vdpbf16ps takes six cycles and one begins in each, or two; and 16 at most, as with more a Zen 4 loses a sixth. Their
- * sums are in memory that never leaves the first-level cache, and so are the first 16 columns' chains while the next 16 pass. A block of rows passes two panels tile after tile, so
- * that their weights come from memory once and then from the second-level cache; of long rows a slice of the
- * columns at a time, the sums being kept in memory meanwhile, which is exact. While it runs, a tile asks
- * for its share of what follows the slice: into the second level, as the first has no room for it.
+ * A tile is R rows by P panels, whose chains are in registers: 12 where there are rows enough, because a vdpbf16ps
+ * takes six cycles and one begins in each, or two; with 16 a Zen 4 loses a tenth where chains end, with more a sixth.
+ * Their sums are in memory that never leaves the first-level cache, and so are the first 16 columns' chains while
+ * the next 16 pass. A block of rows passes two panels tile after tile, so that their weights come from memory once
+ * and then from the second-level cache; of long rows a slice of the columns at a time, the sums being kept in
+ * memory meanwhile, which is exact. While it runs, a tile asks for its share of what follows the slice: into the
+ * second level, as the first has no room for it.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_PAIRS_H
 #define FORGE_KERNELS_CPU_AVX512_PAIRS_H
@@ -18,12 +19,15 @@
 
 #include "kernels/cpu/avx512.h"
 
-/* Four panels are taken by tiles of so few rows that two would leave registers empty. */
-enum { TILE_ROWS = 8, TILE_PANELS = 4, FEW_ROWS = 4, TILE_SUMS = 16, CHAIN = FG_CPU_CHAIN_PAIRS };
+/* Four panels are taken by tiles of so few rows that two would leave registers empty. All rows are one tile that is
+ * alone, or they are several, of four to six. */
+enum { ALONE_ROWS = 8, TILE_ROWS = 6, TILE_PANELS = 4, FEW_ROWS = 4, TILE_SUMS = 16 };
+enum { CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
     SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
     BLOCK_ROWS = 128,   /* whose sums are kept at a time */
     PAIR_BYTES = FG_PANEL_OUTPUTS * 4,
+    BLOCK_BYTES = 2 * FG_CPU_CHAIN_PAIRS * PAIR_BYTES, /* of a panel */
     AHEAD =
         4096, /* bytes that a single tile asks ahead of its walk: what arrives meanwhile from memory */
 };
@@ -36,8 +40,8 @@ typedef struct tile {
     size_t stride;         /* from one row's pairs to the next */
     size_t count;          /* pairs of the slice */
     float *sums;           /* [panel][row][output] */
-    const uint8_t *ask;    /* what will be read later, and how much of it for each pair */
-    size_t ask_step;
+    const uint8_t *ask;    /* what will be read later */
+    size_t ask_step;       /* how much of it for two chains, unless alone: as much as is read */
 } tile;
 
 FG_AVX512_INLINE __m512 add_pair(__m512 sum, __m512i weights, __m512i pair);
@@ -52,98 +56,169 @@ FG_AVX512_INLINE __m512i row_pair(const uint32_t *const thirds[], size_t stride,
 typedef struct walk {
     const uint8_t *at;
     const uint8_t *ask;
-    const uint32_t *thirds[(TILE_ROWS + 2) / 3];
+    const uint32_t *thirds[(ALONE_ROWS + 2) / 3];
 } walk;
 
-/* The chains of `count` pairs. */
-FG_AVX512_INLINE void run_chains(int R, int P, const tile *t, size_t count, walk *way,
-                                 __m512 chains[TILE_SUMS])
+FG_AVX512_INLINE void ask(int P, const tile *t, const uint8_t *at)
 {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            chains[p * R + r] = _mm512_setzero_ps();
-        }
-    }
-    for (const uint8_t *end = way->at + count * PAIR_BYTES; way->at < end; way->at += PAIR_BYTES) {
-        __m512i w[TILE_PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) {
-            w[p] = _mm512_loadu_si512(way->at + (size_t)p * t->panel_bytes);
-            _mm_prefetch((const char *)way->ask + (size_t)p * t->panel_bytes, _MM_HINT_T1);
-        }
-        way->ask += t->ask_step;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            __m512i pair = row_pair(way->thirds, t->stride, r);
-#pragma GCC unroll 4
-            for (int p = 0; p < P; p++) {
-                chains[p * R + r] = add_pair(chains[p * R + r], w[p], pair);
-            }
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < (R + 2) / 3; i++) {
-            way->thirds[i]++;
-            __asm__("" : "+r"(way->thirds[i]));
-        }
+        _mm_prefetch((const char *)at + (size_t)p * t->panel_bytes, _MM_HINT_T1);
     }
 }
 
-FG_AVX512_INLINE void run_tile(int R, int P, const tile *t)
+/* The next pair of every chain. */
+FG_AVX512_INLINE void run_pair(int R, int P, bool alone, const tile *t, walk *way,
+                               __m512 chains[TILE_SUMS])
+{
+    __m512i w[TILE_PANELS];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+        w[p] = _mm512_loadu_si512(way->at + (size_t)p * t->panel_bytes);
+        FG_AVX512_HOLD(w[p]);
+    }
+    if (alone) {
+        ask(P, t, way->at + AHEAD);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        __m512i pair = row_pair(way->thirds, t->stride, r);
+        FG_AVX512_HOLD(pair);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            chains[p * R + r] = add_pair(chains[p * R + r], w[p], pair);
+            FG_AVX512_HOLD(chains[p * R + r]);
+        }
+    }
+    way->at += PAIR_BYTES;
+    __asm__("" : "+r"(way->at)); /* else offsets become registers of their own */
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        way->thirds[i]++;
+        __asm__("" : "+r"(way->thirds[i]));
+    }
+}
+
+/* One chain of each sum. */
+FG_AVX512_INLINE void run_chain(int R, int P, bool alone, const tile *t, size_t count, walk *way,
+                                __m512 chains[TILE_SUMS])
+{
+#pragma GCC unroll 16
+    for (int i = 0; i < R * P; i++) {
+        chains[i] = _mm512_setzero_ps();
+    }
+    if (count == CHAIN) {
+#pragma GCC unroll 8
+        for (int i = 0; i < CHAIN; i++) {
+            run_pair(R, P, alone, t, way, chains);
+        }
+        return;
+    }
+#pragma GCC unroll 1
+    for (size_t i = 0; i < count; i++) {
+        run_pair(R, P, alone, t, way, chains);
+    }
+}
+
+/* Two chains, of CHAIN pairs and of `count`, are added to the sums. */
+FG_AVX512_INLINE void run_chains(int R, int P, bool alone, const tile *t, size_t count, walk *way)
 {
     float firsts[TILE_SUMS * FG_PANEL_OUTPUTS] __attribute__((aligned(64)));
     __m512 chains[TILE_SUMS];
-    walk way = { .at = t->panel, .ask = t->ask };
-#pragma GCC unroll 4
-    for (int i = 0; i < (R + 2) / 3; i++) {
-        way.thirds[i] = t->pairs + (size_t)i * 3 * t->stride;
+    run_chain(R, P, alone, t, CHAIN, way, chains);
+#pragma GCC unroll 16
+    for (int i = 0; i < R * P; i++) {
+        _mm512_store_ps(firsts + i * FG_PANEL_OUTPUTS, chains[i]);
     }
-    for (size_t left = t->count; left > 0;) {
-        size_t count = left < CHAIN ? left : CHAIN;
-        run_chains(R, P, t, count, &way, chains);
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) {
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                _mm512_store_ps(firsts + (size_t)(p * R + r) * FG_PANEL_OUTPUTS, chains[p * R + r]);
-            }
-        }
-        left -= count;
-        count = left < CHAIN ? left : CHAIN;
-        run_chains(R, P, t, count, &way, chains);
-        left -= count;
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) {
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                size_t at = (size_t)(p * R + r) * FG_PANEL_OUTPUTS;
-                __m512 both = _mm512_add_ps(_mm512_load_ps(firsts + at), chains[p * R + r]);
-                _mm512_store_ps(t->sums + at, _mm512_add_ps(_mm512_load_ps(t->sums + at), both));
-            }
-        }
+    __asm__ volatile(""
+                     :
+                     :
+                     : "memory"); /* compilers would keep some in registers, and spill others */
+    run_chain(R, P, alone, t, count, way, chains);
+#pragma GCC unroll 16
+    for (int i = 0; i < R * P; i++) {
+        float *sum = t->sums + i * FG_PANEL_OUTPUTS;
+        __m512 both = _mm512_add_ps(_mm512_load_ps(firsts + i * FG_PANEL_OUTPUTS), chains[i]);
+        _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), both));
     }
 }
 
-/* X(R, P) of every tile. */
-#define EACH_TILE_OF(P, X)      X(1, P) X(2, P) X(3, P) X(4, P)
-#define EACH_TALL_TILE_OF(P, X) X(5, P) X(6, P) X(7, P) X(8, P)
-#define EACH_TILE(X)                                                                               \
-    EACH_TILE_OF(1, X)                                                                             \
-    EACH_TILE_OF(2, X)                                                                             \
-    EACH_TILE_OF(4, X)                                                                             \
-    EACH_TALL_TILE_OF(1, X)                                                                        \
-    EACH_TALL_TILE_OF(2, X)
+FG_AVX512_INLINE walk walk_from(int R, const tile *t, size_t pair)
+{
+    walk way = { .at = t->panel + pair * PAIR_BYTES, .ask = t->ask };
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        way.thirds[i] = t->pairs + (size_t)i * 3 * t->stride + pair;
+    }
+    return way;
+}
 
-#define DEFINE_TILE(R, P)                                                                          \
-    static __attribute__((noinline)) void tile_##R##_##P(const tile *t)                            \
+/* The pairs behind the last two whole chains of a row: one chain, the second one being nothing, or two. */
+FG_AVX512_INLINE void run_rest(int R, int P, const tile *t)
+{
+    size_t count = t->count % (2 * CHAIN);
+    walk way = walk_from(R, t, t->count - count);
+    if (count >= CHAIN) {
+        run_chains(R, P, false, t, count - CHAIN, &way);
+        return;
+    }
+    __m512 chains[TILE_SUMS];
+    run_chain(R, P, false, t, count, &way, chains);
+#pragma GCC unroll 16
+    for (int i = 0; i < R * P; i++) {
+        float *sum = t->sums + i * FG_PANEL_OUTPUTS;
+        __m512 both = _mm512_add_ps(chains[i], _mm512_setzero_ps());
+        _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), both));
+    }
+}
+
+FG_AVX512_INLINE void run_whole(int R, int P, bool alone, const tile *t)
+{
+    walk way = walk_from(R, t, 0);
+    for (size_t left = t->count; left >= 2 * CHAIN; left -= 2 * CHAIN) {
+        for (const uint8_t *end = way.ask + t->ask_step; !alone && way.ask < end; way.ask += 64) {
+            ask(P, t, way.ask);
+        }
+        run_chains(R, P, alone, t, CHAIN, &way);
+    }
+}
+
+/* X(name, alone, R, P) of every tile. */
+#define EACH_TILE_OF(P, X) X(tile, false, 4, P) X(tile, false, 5, P) X(tile, false, 6, P)
+#define EACH_LOW_ALONE_OF(P, X)                                                                    \
+    X(alone, true, 1, P) X(alone, true, 2, P) X(alone, true, 3, P) X(alone, true, 4, P)
+#define EACH_HIGH_ALONE_OF(P, X)                                                                   \
+    X(alone, true, 5, P) X(alone, true, 6, P) X(alone, true, 7, P) X(alone, true, 8, P)
+#define EACH_ALONE(X)                                                                              \
+    EACH_LOW_ALONE_OF(1, X)                                                                        \
+    EACH_LOW_ALONE_OF(2, X)                                                                        \
+    EACH_LOW_ALONE_OF(4, X)                                                                        \
+    EACH_HIGH_ALONE_OF(1, X)                                                                       \
+    EACH_HIGH_ALONE_OF(2, X)
+#define EACH_TILE(X)                                                                               \
+    EACH_ALONE(X)                                                                                  \
+    EACH_TILE_OF(1, X)                                                                             \
+    EACH_TILE_OF(2, X)
+
+#define DEFINE_REST(name, alone, R, P)                                                             \
+    static __attribute__((noinline)) void rest_##R##_##P(const tile *t)                            \
     {                                                                                              \
-        run_tile(R, P, t);                                                                         \
+        run_rest(R, P, t);                                                                         \
+    }
+EACH_ALONE(DEFINE_REST)
+
+#define DEFINE_TILE(name, alone, R, P)                                                             \
+    static __attribute__((noinline)) void name##_##R##_##P(const tile *t)                          \
+    {                                                                                              \
+        run_whole(R, P, alone, t);                                                                 \
+        if (t->count % (2 * CHAIN) != 0) {                                                         \
+            rest_##R##_##P(t);                                                                     \
+        }                                                                                          \
     }
 EACH_TILE(DEFINE_TILE)
 
-#define TILE_ENTRY(R, P) [R][P] = tile_##R##_##P,
-static void (*const tiles[TILE_ROWS + 1][TILE_PANELS + 1])(const tile *t) = {
+#define TILE_ENTRY(name, alone, R, P) [alone][R][P] = name##_##R##_##P,
+static void (*const tiles[2][ALONE_ROWS + 1][TILE_PANELS + 1])(const tile *t) = {
     EACH_TILE(TILE_ENTRY)
 };
 
@@ -196,16 +271,15 @@ static void run_slice(const block *b, size_t pair, size_t slice)
                .panel_bytes = panel_bytes,
                .stride = b->stride,
                .count = left < slice ? left : slice,
-               .ask_step = (PAIR_BYTES + b->tiles - 1) / b->tiles };
-    t.ask = b->tiles == 1  ? t.panel + AHEAD
-            : left > slice ? t.panel + slice * PAIR_BYTES
-                           : panel + b->panels * panel_bytes;
+               .ask = left > slice ? panel + (pair + slice) * PAIR_BYTES
+                                   : panel + b->panels * panel_bytes,
+               .ask_step = (BLOCK_BYTES / b->tiles + 63) / 64 * 64 };
     for (uint32_t index = 0; index < b->tiles; index++) {
         uint32_t row = tile_row(b, index);
         t.pairs = b->pairs + row * b->stride + pair;
         t.sums = b->sums + (size_t)row * b->panels * FG_PANEL_OUTPUTS;
-        tiles[tile_row(b, index + 1) - row][b->panels](&t);
-        t.ask += t.count * t.ask_step;
+        tiles[b->tiles == 1][tile_row(b, index + 1) - row][b->panels](&t);
+        t.ask += t.count / (2 * CHAIN) * t.ask_step;
         if (left <= slice) {
             put_tile(b,
                      index); /* outputs come from memory as well: the next tile covers their way */
@@ -238,7 +312,7 @@ static void multiply_pairs(const fg_linear *linear, const fg_activations *in, ui
             uint32_t left = rows - b.first_row;
             b.pairs = in->pairs + b.first_row * b.stride;
             b.rows = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-            b.tiles = (b.rows + TILE_ROWS - 1) / TILE_ROWS;
+            b.tiles = b.rows <= ALONE_ROWS ? 1 : (b.rows + TILE_ROWS - 1) / TILE_ROWS;
             run_block(&b);
         }
     }
