@@ -120,36 +120,53 @@ Test(team, every_piece_is_done_once_on_several_nodes)
     }
 }
 
-Test(team, more_nodes_than_lanes_share)
+enum { MANY = 40 };
+
+static const struct {
+    const char *name;
+    uint32_t members, nodes;
+    bool alone; /* the last one on a node of its own, the others on one */
+} many_cases[] = {
+    { "a node each", 24, 24, false },
+    { "one node", MANY, 1, false },
+    { "three nodes in turns", MANY, 3, false },
+    { "one member beside many", MANY, 2, true },
+};
+
+Test(team, more_members_than_lanes_share)
 {
-    fg_team_place places[24] = { { 0 } };
-    for (uint16_t member = 0; member < 24; member++) {
-        places[member].node = member;
-    }
-    fg_team *team;
-    cr_assert_eq(fg_team_create(24, places, &team, NULL), FG_OK);
-    for (uint32_t run = 0; run < 20; run++) {
-        uint32_t done[100] = { 0 };
-        fg_team_for(team, 100, mark, done);
-        for (int i = 0; i < 100; i++) {
-            cr_assert_eq(done[i], 1);
+    for (size_t c = 0; c < sizeof many_cases / sizeof many_cases[0]; c++) {
+        uint32_t members = many_cases[c].members;
+        fg_team_place places[MANY] = { { 0 } };
+        for (uint32_t member = 0; member < members; member++) {
+            places[member].node = (uint16_t)(many_cases[c].alone ? member + 1 == members
+                                                                 : member % many_cases[c].nodes);
         }
+        fg_team *team;
+        cr_assert_eq(fg_team_create(members, places, &team, NULL), FG_OK);
+        for (uint32_t run = 0; run < 20; run++) {
+            uint32_t done[100] = { 0 };
+            fg_team_for(team, 100, mark, done);
+            for (int i = 0; i < 100; i++) {
+                cr_assert_eq(done[i], 1, "%s: piece %d: %u", many_cases[c].name, i, done[i]);
+            }
+        }
+        fg_team_destroy(team);
     }
-    fg_team_destroy(team);
 }
 
-/* Members 0 and 1 are on different nodes. The caller holds its first piece until member 1 has begun, so
- * that both ranges are full when it does: it must begin with the first piece of its own. */
+/* The caller holds its first piece until member 1 has begun, so that both ranges are full when it does: it must
+ * begin with the first piece of its own. */
 enum { HALF = 32 };
 
-typedef struct node_job {
+typedef struct own_job {
     _Atomic bool begun;
-    _Atomic uint32_t helped; /* 1 when member 1 began with a piece of node 0 */
-} node_job;
+    _Atomic uint32_t helped; /* 1 when member 1 began with a piece of the caller's */
+} own_job;
 
 static void prefer_own(void *ctx, uint32_t piece, uint32_t member)
 {
-    node_job *j = ctx;
+    own_job *j = ctx;
     if (member == 1) {
         bool first = !atomic_exchange(&j->begun, true);
         atomic_fetch_add(&j->helped, first && piece != HALF);
@@ -159,17 +176,19 @@ static void prefer_own(void *ctx, uint32_t piece, uint32_t member)
     }
 }
 
-Test(team, a_node_does_its_own_pieces_first)
+Test(team, a_member_does_its_own_pieces_first)
 {
-    fg_team_place places[2] = { { .node = 0 }, { .node = 1 } };
-    fg_team *team;
-    cr_assert_eq(fg_team_create(2, places, &team, NULL), FG_OK);
-    for (int run = 0; run < 50; run++) {
-        node_job j = { .begun = false };
-        fg_team_for(team, 2 * HALF, prefer_own, &j);
-        cr_assert_eq(j.helped, 0);
+    for (uint16_t node = 0; node < 2; node++) {
+        fg_team_place places[2] = { { .node = 0 }, { .node = node } };
+        fg_team *team;
+        cr_assert_eq(fg_team_create(2, places, &team, NULL), FG_OK);
+        for (int run = 0; run < 50; run++) {
+            own_job j = { .begun = false };
+            fg_team_for(team, 2 * HALF, prefer_own, &j);
+            cr_assert_eq(j.helped, 0, "node %u", node);
+        }
+        fg_team_destroy(team);
     }
-    fg_team_destroy(team);
 }
 
 /* ---- widths ---- */
