@@ -327,18 +327,15 @@ static uint32_t pass_count(const fg_peaks *peaks)
     return is_cache ? (uint32_t)(READ_BYTES / set_bytes(peaks)) : 1;
 }
 
-/* One piece for each thread, far longer than a wake-up: whoever is awake finds one left. */
-static void run_share(void *ctx, uint32_t share, uint32_t member)
+/* `share` says which part of the memory is read. */
+static void run_share(fg_peaks *peaks, uint32_t share)
 {
-    (void)member;
-    fg_peaks *peaks = ctx;
     if (fg_peak_is_compute(peaks->kind)) {
         method_of(peaks->kind).run();
         return;
     }
     size_t set = set_bytes(peaks);
-    char *at = peaks->memory + (size_t)(share % peaks->thread_count) *
-                                   (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    char *at = peaks->memory + share * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
     if (peaks->kind == FG_PEAK_COPY) {
         memcpy(at, at + set / 2, set / 2);
         return;
@@ -347,6 +344,20 @@ static void run_share(void *ctx, uint32_t share, uint32_t member)
     for (uint32_t pass = 0; pass < passes; pass++) {
         read_bytes(at, set, peaks->kind == FG_PEAK_DRAM);
     }
+}
+
+/* One piece for each thread, far longer than a wake-up: whoever is awake finds one left. */
+static void run_piece(void *ctx, uint32_t piece, uint32_t member)
+{
+    (void)member;
+    run_share(ctx, piece);
+}
+
+/* Many pieces: each member reads its own part, or two would share what comes from memory. */
+static void run_own_share(void *ctx, uint32_t piece, uint32_t member)
+{
+    (void)piece;
+    run_share(ctx, member);
 }
 
 /* Multiply-adds or bytes of one run. */
@@ -410,7 +421,7 @@ static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
     uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns = began_at_ns;
     for (int run = 0; run < RUNS_MIN || ended_at_ns - began_at_ns < budget_ms * 1000000ull; run++) {
         uint64_t run_at_ns = fg_clock_now_ns(&clock);
-        fg_team_for(peaks->team, peaks->thread_count, run_share, peaks);
+        fg_team_for(peaks->team, peaks->thread_count, run_piece, peaks);
         ended_at_ns = fg_clock_now_ns(&clock);
         double rate = amount / ((double)(ended_at_ns - run_at_ns) * 1e-9);
         best = rate > best ? rate : best;
@@ -444,10 +455,10 @@ double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     double amount = 0.0;
     do {
         if (thread_count == 1) {
-            run_share(peaks, 0, 0);
+            run_share(peaks, 0);
             amount += amount_of_run(peaks);
         } else {
-            fg_team_for(peaks->team, SHARES * thread_count, run_share, peaks);
+            fg_team_for(peaks->team, SHARES * thread_count, run_own_share, peaks);
             amount += SHARES * amount_of_run(peaks);
         }
         ended_at_ns = fg_clock_now_ns(&clock);
