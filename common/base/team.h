@@ -3,10 +3,9 @@
  * member 0; a team of one starts no threads at all.
  *
  * Work is cut into pieces. Each member has a range of them, which it claims one by one, and then helps the
- * others with theirs. Nobody waits for a member that has
- * not begun: a member whose core was taken away costs its share of the work and no more, and finds
- * nothing to claim when it comes late. Which member did which piece never shows in a result, as long as
- * pieces write to different places.
+ * others with theirs. Nobody waits for a member that has not begun: a member whose core was taken away
+ * costs its share of the work and no more, and finds nothing to claim when it comes late. Which member did
+ * which piece never shows in a result, as long as pieces write to different places.
  *
  * A join is a few hundred nanoseconds when the work is short, because members spin a moment before
  * they sleep; an idle team sleeps in the kernel and costs nothing.
@@ -47,9 +46,9 @@ typedef void (*fg_team_piece_fn)(void *ctx, uint32_t piece, uint32_t member);
 /* Calls `fn` once for each piece from 0 to piece_count - 1, in any order, and returns when all calls
  * have returned; `ctx` is not read afterwards. Only the owner calls it, and not from a piece.
  *
- * With members on several nodes, each node is offered a range of its own first, the same one for the
- * same piece_count, and helps the others when that is done: memory that was first written in such a run
- * lies on the node that will mostly read it. */
+ * Ranges are the same for the same piece_count. Those of the members on one node follow each other, and are
+ * helped with before other nodes': memory that was first written in such a run lies on the node that will
+ * mostly read it. */
 void fg_team_for(fg_team *team, uint32_t piece_count, fg_team_piece_fn fn, void *ctx);
 
 /* How many members should take part from now on. Called by the owner's thread, as a run begins and before
