@@ -60,8 +60,10 @@ FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row,
 /* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
 #if defined(FG_AVX512_SMALL)
 #define FG_AVX512_HOLD(x) (void)(x)
+#define FG_AVX512_HOLD_POINTER(x) (void)(x)
 #else
 #define FG_AVX512_HOLD(x) __asm__("" : "+v"(x))
+#define FG_AVX512_HOLD_POINTER(x) __asm__("" : "+r"(x))
 #endif
 
 /* fg_cpu_brain of sixteen: bf16 in the upper halves of their lanes. */

@@ -7,6 +7,9 @@
 #ifndef FORGE_KERNELS_CPU_AVX512_ATTEND_H
 #define FORGE_KERNELS_CPU_AVX512_ATTEND_H
 
+#if !defined(FG_AVX512_WORDS)
+#define FG_AVX512_WORDS 0
+#endif
 #include "kernels/cpu/avx512.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/strip.h"
@@ -15,6 +18,9 @@ enum {
     FG_AVX512_STRIP = 8, /* 12 leave compilers too few registers: they move chains about */
     FG_AVX512_LANES = 16,
     FG_AVX512_VECTORS = 4, /* of a register tile, at most */
+    /* Rows of a register tile of chains, two vectors wide: sums, first chains and those that run all stay in
+     * registers, as a store of 512 bits takes the place of a product on a Zen 4, while an addition takes none. */
+    FG_AVX512_CHAIN_ROWS = 4,
     /* Steps at a time; even, and divides a quarter of every head size that comes here. */
     FG_AVX512_UNROLL = 4,
     /* The same of bf16: all of a chain of pairs, or compilers move its sums about at the loop's end. */
@@ -84,6 +90,18 @@ FG_AVX512_INLINE __m512 fg_avx512_multiply_add(uint32_t kind, __m512 x, __m512 b
     }
 }
 
+/* sum + one word of a times b. */
+FG_AVX512_INLINE __m512 fg_avx512_add_word(uint32_t kind, const float *a, __m512 b, __m512 sum)
+{
+#if defined(FG_AVX512_DOT_WORD)
+    if (kind == FG_AVX512_PAIRS) {
+        FG_AVX512_DOT_WORD(sum, *a, b);
+        return sum;
+    }
+#endif
+    return fg_avx512_multiply_add(kind, _mm512_set1_ps(*a), b, sum);
+}
+
 /* One step of a product: sums[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is held
  * in registers, and the other passes through one. */
 FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, const float *a,
@@ -112,6 +130,16 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
         b[n] = fg_avx512_load(kind, odd, bs[n]);
         FG_AVX512_HOLD(b[n]);
     }
+    if (FG_AVX512_WORDS && kind == FG_AVX512_PAIRS) {
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                sums[m][n] = fg_avx512_add_word(kind, &a[(size_t)m * a_step], b[n], sums[m][n]);
+            }
+        }
+        return;
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
         __m512 x = _mm512_set1_ps(a[(size_t)m * a_step]);
@@ -121,12 +149,6 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
             FG_AVX512_HOLD(sums[m][n]);
         }
     }
-}
-
-/* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
-FG_AVX512_INLINE int fg_avx512_vectors(int M)
-{
-    return M < 4 ? 4 : 2;
 }
 
 /* Small tiles wait for memory: they fetch what comes later as they go, into the second-level cache, which waits
@@ -153,6 +175,18 @@ FG_AVX512_INLINE bool fg_avx512_chains(uint32_t kind)
     return kind == FG_BF16 || kind == FG_AVX512_PAIRS;
 }
 
+/* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
+FG_AVX512_INLINE int fg_avx512_vectors(uint32_t kind, int M)
+{
+    return M < (fg_avx512_chains(kind) ? 3 : 4) ? 4 : 2;
+}
+
+/* Rows of the first of the register tiles that share out M rows: all, or the first half. */
+FG_AVX512_INLINE int fg_avx512_rows(uint32_t kind, int M)
+{
+    return fg_avx512_chains(kind) && M > FG_AVX512_CHAIN_ROWS ? (M + 1) / 2 : M;
+}
+
 FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
 {
 #pragma GCC unroll 8
@@ -164,11 +198,19 @@ FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
     }
 }
 
-/* To where they are kept: sums or, of a block's chains, both added to what is there, or to nothing. */
-FG_AVX512_INLINE void fg_avx512_put(bool chains, bool adds, __m512 sum, __m512 first, float *at)
+/* totals += firsts + sums, a block's two chains. */
+FG_AVX512_INLINE void fg_avx512_add_block(int M, int N, fg_avx512_sums firsts, fg_avx512_sums sums,
+                                          fg_avx512_sums totals)
 {
-    sum = chains ? _mm512_add_ps(first, sum) : sum;
-    _mm512_store_ps(at, adds ? _mm512_add_ps(_mm512_load_ps(at), sum) : sum);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            totals[m][n] =
+                _mm512_add_ps(totals[m][n], _mm512_add_ps(firsts[m][n], sums[m][n]));
+            FG_AVX512_HOLD(totals[m][n]);
+        }
+    }
 }
 
 /* What a row's scores begin with: -128 times the sum of its q, as K are 128 more than they should be; else 0. */
@@ -184,9 +226,10 @@ typedef struct fg_avx512_keys {
 } fg_avx512_keys;
 
 /* Adds `count` steps from `first` on to the sums of N pieces, `turn` at a time. */
-FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, uint32_t turn,
-                                            const float *q, const fg_avx512_keys *keys,
-                                            uint32_t first, uint32_t count, fg_avx512_sums sums)
+FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, bool fetches, int M, int N,
+                                            uint32_t turn, const float *q,
+                                            const fg_avx512_keys *keys, uint32_t first,
+                                            uint32_t count, fg_avx512_sums sums)
 {
     uint32_t line = fg_avx512_line(kind);
     size_t begin = fg_avx512_place(kind, first, line);
@@ -198,7 +241,7 @@ FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, uint32_
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
                 bs[n] = keys->at[n] + at;
-                if (fg_avx512_fetches(M) && fg_avx512_place(kind, u, line) % 64 == 0) {
+                if (fetches && fg_avx512_place(kind, u, line) % 64 == 0) {
                     fg_avx512_fetch(keys->after[n] + at);
                 }
             }
@@ -209,38 +252,39 @@ FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, int M, int N, uint32_
 }
 
 /* Scores of N pieces, of bf16: block by block, each two chains from 0. */
-FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, int M, int N, const float *q,
-                                             const fg_avx512_keys *keys, uint32_t steps,
-                                             float *scores)
+FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M, int N,
+                                             const float *q, const fg_avx512_keys *keys,
+                                             uint32_t steps, fg_avx512_sums totals)
 {
     uint32_t chain = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            totals[m][n] = _mm512_set1_ps(-0.0f); /* added to anything it changes nothing */
+        }
+    }
     for (uint32_t first = 0; first < steps; first += 2 * chain) {
         uint32_t second = first + chain;
         fg_avx512_sums firsts;
         fg_avx512_sums sums;
         fg_avx512_clear(M, N, firsts);
-        fg_avx512_score_steps(kind, M, N, FG_AVX512_TURN, q, keys, first, chain, firsts);
+        fg_avx512_score_steps(kind, fetches, M, N, FG_AVX512_TURN, q, keys, first, chain, firsts);
         fg_avx512_clear(M, N, sums);
         if (second < steps) {
-            fg_avx512_score_steps(kind, M, N, FG_AVX512_TURN, q, keys, second, chain, sums);
+            fg_avx512_score_steps(kind, fetches, M, N, FG_AVX512_TURN, q, keys, second, chain,
+                                  sums);
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                fg_avx512_put(true, first > 0, sums[m][n], firsts[m][n],
-                              scores + m * FG_ATTEND_SCORES + n * FG_AVX512_LANES);
-            }
-        }
+        fg_avx512_add_block(M, N, firsts, sums, totals);
     }
 }
 
-/* Scores of N pieces from `piece` on. */
-FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
-                                             uint32_t piece)
+/* Scores of M rows from `row` on, for N pieces from `piece` on. */
+FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, bool fetches, int row, int M, int N,
+                                             const fg_strip *s, uint32_t piece)
 {
-    const float *q = s->q;
-    float *scores = s->scores + piece * FG_KV_PIECE;
+    const float *q = s->q + (size_t)row * FG_STRIP_Q;
+    float *scores = s->scores + (size_t)row * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
     uint32_t steps = s->args->kv->head_dim / fg_avx512_together(kind);
     fg_avx512_keys keys;
 #pragma GCC unroll 4
@@ -248,19 +292,19 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, int M, int N, const 
         keys.at[n] = s->pieces->keys[piece + (uint32_t)n];
         keys.after[n] = s->pieces->after_keys[piece + (uint32_t)n];
     }
-    if (fg_avx512_chains(kind)) {
-        fg_avx512_score_blocks(kind, M, N, q, &keys, steps, scores);
-        return;
-    }
     fg_avx512_sums sums;
+    if (fg_avx512_chains(kind)) {
+        fg_avx512_score_blocks(kind, fetches, M, N, q, &keys, steps, sums);
+    } else {
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
+        for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
+            for (int n = 0; n < N; n++) {
+                sums[m][n] = fg_avx512_first_sum(kind, q + (size_t)m * FG_STRIP_Q);
+            }
         }
+        fg_avx512_score_steps(kind, fetches, M, N, FG_AVX512_UNROLL, q, &keys, 0, steps, sums);
     }
-    fg_avx512_score_steps(kind, M, N, FG_AVX512_UNROLL, q, &keys, 0, steps, sums);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
@@ -274,8 +318,14 @@ FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, 
                                        uint32_t end)
 {
     fg_cpu_slots seen = fg_strip_seen(s, begin, end);
-    for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)fg_avx512_vectors(M)) {
-        fg_avx512_score_pieces(kind, M, fg_avx512_vectors(M), s, at);
+    int rows = fg_avx512_rows(kind, M);
+    int vectors = fg_avx512_vectors(kind, rows);
+    bool fetches = fg_avx512_fetches(M);
+    for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)vectors) {
+        fg_avx512_score_pieces(kind, fetches, 0, rows, vectors, s, at);
+        if (rows < M) {
+            fg_avx512_score_pieces(kind, false, rows, M - rows, vectors, s, at);
+        }
     }
 }
 
@@ -285,21 +335,29 @@ typedef struct fg_avx512_run {
     const uint8_t *values;
     ptrdiff_t after; /* from values to what is fetched */
     size_t step_bytes;
+    bool fetches;
 } fg_avx512_run;
+
+FG_AVX512_INLINE void fg_avx512_value_step_at(uint32_t kind, int M, int N,
+                                              const fg_avx512_run *run, const uint8_t *value,
+                                              uint32_t step, fg_avx512_sums sums)
+{
+    const uint8_t *bs[FG_AVX512_VECTORS];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+        bs[n] = value + (size_t)n * fg_avx512_line(kind);
+        if (run->fetches && (size_t)n * fg_avx512_line(kind) % 64 == 0) {
+            fg_avx512_fetch(bs[n] + run->after);
+        }
+    }
+    fg_avx512_step(kind, step % 2 == 1, M, N, run->weights + step, FG_ATTEND_SCORES, bs, sums);
+}
 
 FG_AVX512_INLINE void fg_avx512_value_step(uint32_t kind, int M, int N, const fg_avx512_run *run,
                                            uint32_t step, fg_avx512_sums sums)
 {
     const uint8_t *value = run->values + fg_avx512_place(kind, step, run->step_bytes);
-    const uint8_t *bs[FG_AVX512_VECTORS];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) {
-        bs[n] = value + (size_t)n * fg_avx512_line(kind);
-        if (fg_avx512_fetches(M) && (size_t)n * fg_avx512_line(kind) % 64 == 0) {
-            fg_avx512_fetch(bs[n] + run->after);
-        }
-    }
-    fg_avx512_step(kind, step % 2 == 1, M, N, run->weights + step, FG_ATTEND_SCORES, bs, sums);
+    fg_avx512_value_step_at(kind, M, N, run, value, step, sums);
 }
 
 /* One slot of a pair whose other slot is not to be read: its place is taken by 0. */
@@ -344,22 +402,32 @@ FG_AVX512_INLINE void fg_avx512_run_values(uint32_t kind, int M, int N, const fg
     }
 }
 
-FG_AVX512_INLINE void fg_avx512_put_columns(bool chains, int M, int N, float *const *outs,
-                                            uint32_t column, fg_avx512_sums sums,
-                                            fg_avx512_sums firsts)
+FG_AVX512_INLINE void fg_avx512_get_columns(int M, int N, float *const *outs, uint32_t column,
+                                            fg_avx512_sums sums)
 {
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            fg_avx512_put(chains, chains, sums[m][n], firsts[m][n],
-                          outs[m] + column + n * FG_AVX512_LANES);
+            sums[m][n] = _mm512_load_ps(outs[m] + column + n * FG_AVX512_LANES);
+        }
+    }
+}
+
+FG_AVX512_INLINE void fg_avx512_put_columns(int M, int N, float *const *outs, uint32_t column,
+                                            fg_avx512_sums sums)
+{
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps(outs[m] + column + n * FG_AVX512_LANES, sums[m][n]);
         }
     }
 }
 
 /* Where the slots of a piece have their weights and values. */
-FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, const fg_strip *s,
+FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, bool fetches, const fg_strip *s,
                                                 const float *weights, uint32_t piece,
                                                 uint32_t column)
 {
@@ -370,75 +438,72 @@ FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, const fg_strip *s
         .values = pieces->values[piece] + column / FG_AVX512_LANES * line,
         .after = pieces->after_values[piece] - pieces->values[piece],
         .step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * line,
+        .fetches = fetches,
     };
 }
 
 /* One chain of bf16 from 0: the slots of a piece from `first` on. One row may see some of them, several all (strip.h). */
-FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, int M, int N, const fg_strip *s,
-                                            const float *weights, fg_cpu_slots slots,
-                                            uint32_t column, uint32_t first, fg_avx512_sums sums)
+FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, int N,
+                                            const fg_strip *s, const float *weights,
+                                            fg_cpu_slots slots, uint32_t column, uint32_t first,
+                                            fg_avx512_sums sums)
 {
     fg_cpu_slots seen = fg_strip_clip(slots, first, first + FG_STRIP_CHAIN);
     fg_avx512_clear(M, N, sums);
     if (M == 1 && seen.begin >= seen.end) {
         return; /* there may be no such piece */
     }
-    fg_avx512_run run = fg_avx512_run_of(kind, s, weights, first / FG_KV_PIECE, column);
+    fg_avx512_run run =
+        fg_avx512_run_of(kind, fetches, s, weights, first / FG_KV_PIECE, column);
     if (M == 1 && seen.end - seen.begin < FG_STRIP_CHAIN) {
         fg_avx512_run_values(kind, M, N, &run, seen.begin - first, seen.end - first, sums);
         return;
     }
+    const uint8_t *value = run.values;
     uint32_t steps = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
     for (uint32_t step = 0; step < steps; step += FG_AVX512_TURN) {
+        FG_AVX512_HOLD_POINTER(run.weights);
 #pragma GCC unroll 8
         for (uint32_t u = 0; u < FG_AVX512_TURN; u++) {
-            fg_avx512_value_step(kind, M, N, &run, step + u, sums);
+            fg_avx512_value_step_at(kind, M, N, &run, value, u, sums);
+            if (fg_avx512_place(kind, u + 1, 1) > fg_avx512_place(kind, u, 1)) {
+                value += run.step_bytes;
+                FG_AVX512_HOLD_POINTER(value); /* else each step's place is a register of its own */
+            }
         }
+        run.weights += FG_AVX512_TURN;
     }
 }
 
-/* Adds weights times values of bf16 to N * 16 columns of M outputs, block by block, each two chains from 0. */
-FG_AVX512_INLINE void fg_avx512_add_blocks(uint32_t kind, int M, int N, const fg_strip *s,
-                                           const float *weights, float *const *outs,
-                                           fg_cpu_slots slots, uint32_t column)
+/* Adds weights times values to N * 16 columns of M outputs: of bf16 block by block, each two chains from 0. */
+FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, int N,
+                                            const fg_strip *s, const float *weights,
+                                            float *const *outs, fg_cpu_slots slots,
+                                            uint32_t column)
 {
     enum { CHAIN = FG_STRIP_CHAIN, BLOCK = 2 * CHAIN };
-    for (uint32_t at = slots.begin / BLOCK * BLOCK; at < slots.end; at += BLOCK) {
-        fg_avx512_sums firsts;
-        fg_avx512_sums sums;
-        fg_avx512_value_chain(kind, M, N, s, weights, slots, column, at, firsts);
-        fg_avx512_value_chain(kind, M, N, s, weights, slots, column, at + CHAIN, sums);
-        fg_avx512_put_columns(true, M, N, outs, column, sums, firsts);
-    }
-}
-
-/* Adds weights times values to N * 16 columns of M outputs. */
-FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, int M, int N, const fg_strip *s,
-                                            const float *weights, float *const *outs,
-                                            fg_cpu_slots slots, uint32_t column)
-{
-    if (fg_avx512_chains(kind)) {
-        fg_avx512_add_blocks(kind, M, N, s, weights, outs, slots, column);
-        return;
-    }
-    fg_avx512_sums sums;
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            sums[m][n] = _mm512_load_ps(outs[m] + column + n * FG_AVX512_LANES);
+    fg_avx512_sums totals;
+    fg_avx512_get_columns(M, N, outs, column, totals);
+    uint32_t slot = fg_avx512_chains(kind) ? slots.begin / BLOCK * BLOCK : slots.begin;
+    for (uint32_t next; slot < slots.end; slot = next) {
+        if (fg_avx512_chains(kind)) {
+            fg_avx512_sums firsts;
+            fg_avx512_sums sums;
+            next = slot + BLOCK;
+            fg_avx512_value_chain(kind, fetches, M, N, s, weights, slots, column, slot, firsts);
+            fg_avx512_value_chain(kind, fetches, M, N, s, weights, slots, column, slot + CHAIN,
+                                  sums);
+            fg_avx512_add_block(M, N, firsts, sums, totals);
+            continue;
         }
-    }
-    for (uint32_t slot = slots.begin; slot < slots.end;) {
         uint32_t piece = slot / FG_KV_PIECE;
         uint32_t first = piece * FG_KV_PIECE;
         uint32_t run_end = (slot / s->pieces->run + 1) * s->pieces->run;
-        uint32_t end = run_end < slots.end ? run_end : slots.end;
-        fg_avx512_run run = fg_avx512_run_of(kind, s, weights, piece, column);
-        fg_avx512_run_values(kind, M, N, &run, slot - first, end - first, sums);
-        slot = end;
+        next = run_end < slots.end ? run_end : slots.end;
+        fg_avx512_run run = fg_avx512_run_of(kind, fetches, s, weights, piece, column);
+        fg_avx512_run_values(kind, M, N, &run, slot - first, next - first, totals);
     }
-    fg_avx512_put_columns(false, M, N, outs, column, sums, sums);
+    fg_avx512_put_columns(M, N, outs, column, totals);
 }
 
 FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip *s,
@@ -447,15 +512,27 @@ FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip 
 {
     uint32_t head_dim = s->args->kv->head_dim;
     uint32_t column = 0;
-    uint32_t wide = (uint32_t)fg_avx512_vectors(M) * FG_AVX512_LANES;
+    int rows = fg_avx512_rows(kind, M);
+    int vectors = fg_avx512_vectors(kind, rows);
+    bool fetches = fg_avx512_fetches(M);
+    const float *rest_weights = weights + (size_t)rows * FG_ATTEND_SCORES;
     if (slots.begin >= slots.end) {
         return;
     }
-    for (; column + wide <= head_dim; column += wide) {
-        fg_avx512_add_columns(kind, M, fg_avx512_vectors(M), s, weights, outs, slots, column);
+    for (; column + (uint32_t)vectors * FG_AVX512_LANES <= head_dim;
+         column += (uint32_t)vectors * FG_AVX512_LANES) {
+        fg_avx512_add_columns(kind, fetches, rows, vectors, s, weights, outs, slots, column);
+        if (rows < M) {
+            fg_avx512_add_columns(kind, false, M - rows, vectors, s, rest_weights, outs + rows,
+                                  slots, column);
+        }
     }
     for (; column < head_dim; column += FG_AVX512_LANES) {
-        fg_avx512_add_columns(kind, M, 1, s, weights, outs, slots, column);
+        fg_avx512_add_columns(kind, fetches, rows, 1, s, weights, outs, slots, column);
+        if (rows < M) {
+            fg_avx512_add_columns(kind, false, M - rows, 1, s, rest_weights, outs + rows, slots,
+                                  column);
+        }
     }
 }
 

@@ -7,6 +7,14 @@
 
 #define FG_AVX512_DOT(sum, x, b) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(b))
 
+#if defined(FG_AVX512_SMALL)
+#define FG_AVX512_WORDS 0
+#else
+#define FG_AVX512_WORDS 1
+#define FG_AVX512_DOT_WORD(sum, word, b)                                                           \
+    __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(word))
+#endif
+
 #include "kernels/cpu/avx512_attend.h"
 
 FG_AVX512_DEFINE(FG_AVX512_PAIRS)
