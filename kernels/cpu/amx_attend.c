@@ -66,6 +66,7 @@ void fg_cpu_amx_attend(const fg_cpu_attend *args)
     }
     fg_strip_kernels kernels = fg_cpu_avx512_strip;
     kernels.strip_max = STRIP_ROWS;
+    kernels.begins = false;
     kernels.set_rows = fg_amx_set_strip_rows;
     kernels.products = products_of;
     fg_strip_attend(&kernels, args);

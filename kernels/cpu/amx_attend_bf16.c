@@ -239,6 +239,7 @@ void fg_cpu_amx_attend_bf16(const fg_cpu_attend *args)
 {
     fg_strip_kernels kernels = fg_cpu_avx512_strip;
     kernels.strip_max = FG_STRIP_MAX;
+    kernels.begins = false;
     kernels.set_rows = fg_amx_set_strip_rows;
     kernels.products = products_of;
     kernels.pack_q = pack_q;

@@ -12,7 +12,7 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    FG_ATTEND_TILE = 192,      /* (row, head)s of a tile at most */
+    FG_ATTEND_TILE = 512,      /* (row, head)s of a tile at most; of larger heads than vector kernels' fewer */
     FG_ATTEND_DIMS = 1024,     /* largest head, see common/kv/layout.c */
     FG_ATTEND_COPY_DIMS = 256, /* largest head that vector kernels copy */
     FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
@@ -20,16 +20,22 @@ enum {
     FG_ATTEND_SUM = 1,
     FG_ATTEND_FACTOR =
         2, /* int8: what the exact sums of its output are still to be multiplied by */
+    /* Their records take no more memory: the head of one is as long as before. */
+    FG_ATTEND_WIDE_TILE = FG_ATTEND_TILE * FG_ATTEND_COPY_DIMS / FG_ATTEND_DIMS,
+    FG_ATTEND_UNDER_WAY = 32, /* (row, head)s whose scores vector kernels hold, and what a chunk gives them */
     /* Scores of one (row, head): vector kernels write up to three pieces beyond the chunk. */
     FG_ATTEND_SCORES = FG_ATTEND_CHUNK + 4 * FG_KV_PIECE,
+    FG_ATTEND_RECORD = FG_ATTEND_COPY_DIMS + FG_ATTEND_HEAD,
+    /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
+    FG_ATTEND_Q = FG_ATTEND_COPY_DIMS + 16,
 };
 
 /* One thread's working memory. */
 typedef struct fg_cpu_attend_scratch {
-    _Alignas(64) float q[FG_ATTEND_TILE * FG_ATTEND_DIMS]; /* scaled; packed as the kernel likes */
-    _Alignas(64) float scores[FG_ATTEND_TILE * FG_ATTEND_SCORES];
-    _Alignas(64) float part[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
-    _Alignas(64) float records[FG_ATTEND_TILE * (FG_ATTEND_HEAD + FG_ATTEND_DIMS)];
+    _Alignas(64) float q[FG_ATTEND_TILE * FG_ATTEND_Q]; /* scaled; packed as the kernel likes */
+    _Alignas(64) float scores[FG_ATTEND_UNDER_WAY * FG_ATTEND_SCORES];
+    _Alignas(64) float part[FG_ATTEND_UNDER_WAY * FG_ATTEND_RECORD];
+    _Alignas(64) float records[FG_ATTEND_TILE * FG_ATTEND_RECORD];
     _Alignas(64) uint8_t copies[2][2][FG_ATTEND_COPY]; /* K and V of two chunks */
 } fg_cpu_attend_scratch;
 
@@ -40,7 +46,7 @@ struct fg_cpu_attend {
     float *out;          /* likewise */
     size_t row_stride;   /* floats from one row to the next, in q and out */
     uint32_t position;   /* of the first row; the others follow */
-    uint32_t row_count;  /* row_count * head_count <= FG_ATTEND_TILE */
+    uint32_t row_count;  /* row_count * head_count <= fg_cpu_attend_tile(...) */
     uint32_t head_count; /* query heads, all of kv_head */
     uint32_t kv_head;
     uint32_t window;
@@ -54,6 +60,12 @@ struct fg_cpu_attend {
     const fg_cpu_attend *next; /* computed by this thread afterwards; NULL: not known */
     fg_cpu_attend_scratch *scratch;
 };
+
+/* (row, head)s of a tile at most. */
+static inline uint32_t fg_cpu_attend_tile(uint32_t head_dim)
+{
+    return head_dim <= FG_ATTEND_COPY_DIMS ? FG_ATTEND_TILE : FG_ATTEND_WIDE_TILE;
+}
 
 /* What a stream keeps for attention, so that no call takes memory; NULL when there is none. */
 fg_cpu_attend_plan *fg_cpu_attend_plan_create(uint32_t member_count);

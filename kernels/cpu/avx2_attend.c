@@ -501,7 +501,7 @@ static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uin
     }
 }
 
-static void merge(float *state, const float *record, uint32_t head_dim)
+static void merge_one(float *state, const float *record, uint32_t head_dim)
 {
     float old_factor;
     float new_factor;
@@ -514,6 +514,14 @@ static void merge(float *state, const float *record, uint32_t head_dim)
         _mm256_store_ps(state + d, _mm256_fmadd_ps(_mm256_load_ps(record + d), now, old));
     }
     state[0] = maximum;
+}
+
+static void merge(float *const *states, const float *const *records, uint32_t count,
+                  uint32_t head_dim)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        merge_one(states[i], records[i], head_dim);
+    }
 }
 
 static void multiply(const float *x, float factor, uint32_t count, float *out)

@@ -251,12 +251,8 @@ FG_AVX512_INLINE void fg_avx512_score_steps(uint32_t kind, bool fetches, int M, 
     }
 }
 
-/* Scores of N pieces, of bf16: block by block, each two chains from 0. */
-FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M, int N,
-                                             const float *q, const fg_avx512_keys *keys,
-                                             uint32_t steps, fg_avx512_sums totals)
+FG_AVX512_INLINE void fg_avx512_begin_totals(int M, int N, fg_avx512_sums totals)
 {
-    uint32_t chain = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
@@ -264,6 +260,26 @@ FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M,
             totals[m][n] = _mm512_set1_ps(-0.0f); /* added to anything it changes nothing */
         }
     }
+}
+
+FG_AVX512_INLINE void fg_avx512_put_scores(int M, int N, float *scores, fg_avx512_sums sums)
+{
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            _mm512_store_ps(scores + m * FG_ATTEND_SCORES + n * FG_AVX512_LANES, sums[m][n]);
+        }
+    }
+}
+
+/* Scores of N pieces, of bf16: block by block, each two chains from 0. */
+FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M, int N,
+                                             const float *q, const fg_avx512_keys *keys,
+                                             uint32_t steps, fg_avx512_sums totals)
+{
+    uint32_t chain = (uint32_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
+    fg_avx512_begin_totals(M, N, totals);
     for (uint32_t first = 0; first < steps; first += 2 * chain) {
         uint32_t second = first + chain;
         fg_avx512_sums firsts;
@@ -305,13 +321,7 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, bool fetches, int ro
         }
         fg_avx512_score_steps(kind, fetches, M, N, FG_AVX512_UNROLL, q, &keys, 0, steps, sums);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            _mm512_store_ps(scores + m * FG_ATTEND_SCORES + n * FG_AVX512_LANES, sums[m][n]);
-        }
-    }
+    fg_avx512_put_scores(M, N, scores, sums);
 }
 
 FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
@@ -483,7 +493,11 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, 
 {
     enum { CHAIN = FG_STRIP_CHAIN, BLOCK = 2 * CHAIN };
     fg_avx512_sums totals;
-    fg_avx512_get_columns(M, N, outs, column, totals);
+    if (s->begins) {
+        fg_avx512_clear(M, N, totals);
+    } else {
+        fg_avx512_get_columns(M, N, outs, column, totals);
+    }
     uint32_t slot = fg_avx512_chains(kind) ? slots.begin / BLOCK * BLOCK : slots.begin;
     for (uint32_t next; slot < slots.end; slot = next) {
         if (fg_avx512_chains(kind)) {
@@ -560,6 +574,10 @@ FG_AVX512_INLINE void fg_avx512_values(uint32_t kind, int M, const fg_strip *s, 
         return;
     }
     fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
+    if (s->even) {
+        fg_avx512_add_values(kind, M, s, s->scores, outs, all);
+        return;
+    }
     for (int m = 0; m < M; m++) {
         fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
         if (before.begin < before.end) {
@@ -585,10 +603,16 @@ FG_AVX512_INLINE float fg_avx512_fold(__m256 sum)
 FG_AVX512_INLINE float fg_avx512_maximum(const float *x, uint32_t begin, uint32_t end)
 {
     __m512 high = _mm512_set1_ps(-__builtin_inff());
-    for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
+    __m512 other = high;
+    uint32_t j = begin;
+    for (; j + 2 * FG_AVX512_LANES <= end; j += 2 * FG_AVX512_LANES) {
+        high = _mm512_max_ps(high, _mm512_load_ps(x + j));
+        other = _mm512_max_ps(other, _mm512_load_ps(x + j + FG_AVX512_LANES));
+    }
+    if (j < end) {
         high = _mm512_max_ps(high, _mm512_load_ps(x + j));
     }
-    return _mm512_reduce_max_ps(high);
+    return _mm512_reduce_max_ps(_mm512_max_ps(high, other));
 }
 
 /* The maxima of some rows' scores, which their records hold as well. */

@@ -9,5 +9,7 @@
 /* q and weights are packed in pairs: a word holds dimensions or slots 2i, in its upper half, and 2i + 1. */
 void fg_cpu_avx512_weigh_pairs(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
 extern const fg_strip_products fg_cpu_avx512_attend_pairs[];
+void fg_cpu_avx512_scores_beside(const fg_strip *s, uint32_t begin, uint32_t end,
+                                 const fg_strip_rows *rows);
 
 #endif

@@ -587,7 +587,7 @@ static void settle_values(float *x, float factor, uint32_t count)
     }
 }
 
-static void merge(float *state, const float *record, uint32_t head_dim)
+static void merge_one(float *state, const float *record, uint32_t head_dim)
 {
     float old_factor;
     float new_factor;
@@ -600,6 +600,14 @@ static void merge(float *state, const float *record, uint32_t head_dim)
         vst1q_f32(state + d, vfmaq_f32(old, vld1q_f32(record + d), now));
     }
     state[0] = maximum;
+}
+
+static void merge(float *const *states, const float *const *records, uint32_t count,
+                  uint32_t head_dim)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        merge_one(states[i], records[i], head_dim);
+    }
 }
 
 static void multiply(const float *x, float factor, uint32_t count, float *out)

@@ -16,7 +16,10 @@ enum {
     /* Below this many multiply-adds the caller works alone: a fork costs more than it saves. */
     ALONE_MACS = 65536,
     HUGE_PAGE = 2u << 20u, /* a mapping of whole ones gets them, which fill the caches evenly */
-    UNITS_PER_MEMBER = 6,
+    UNITS_PER_MEMBER = 6, /* that tiles of few rows are cut into */
+    WHOLE_PER_MEMBER = 3, /* units of whole tiles that are enough */
+    TILE_LEAST = 96,      /* (row, head)s; tiles get no smaller to be shared out evenly */
+    TILE_MORE = 11,       /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
     TILES_MAX = 256,           /* more rows go in several rounds */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
@@ -111,13 +114,26 @@ static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
                    .chunk_end = (at->position + count - 1) / FG_ATTEND_CHUNK + 1 };
 }
 
-/* Rows of a tile at most: all that fit, but half as many where whole ones would be too few for the team. */
+/* Rows of a tile at most: as many as fit, or fewer where the members' shares are more even then. */
 static uint32_t tile_rows(const attend_job *job, uint32_t rows, uint32_t member_count)
 {
-    uint32_t most = FG_ATTEND_TILE / job->part_heads;
-    uint32_t least = most / 2 == 0 ? 1 : most / 2;
-    uint64_t even = (uint64_t)rows * job->part_count / (member_count * UNITS_PER_MEMBER);
-    return member_count == 1 || even > most ? most : even < least ? least : (uint32_t)even;
+    uint32_t most = fg_cpu_attend_tile(job->kv->head_dim) / job->part_heads;
+    uint32_t tiles = (rows + most - 1) / most;
+    uint32_t size = (rows + tiles - 1) / tiles;
+    uint32_t best = most;
+    uint64_t least_cost = UINT64_MAX;
+    do {
+        uint64_t units = (uint64_t)tiles * job->part_count;
+        uint64_t share = (units + member_count - 1) / member_count;
+        uint64_t cost = share * ((uint64_t)size * job->part_heads + TILE_MORE);
+        if (cost < least_cost) {
+            least_cost = cost;
+            best = size;
+        }
+        tiles++;
+        size = (rows + tiles - 1) / tiles;
+    } while (size * job->part_heads >= TILE_LEAST && tiles * job->part_count <= 16 * member_count);
+    return best;
 }
 
 static uint64_t tile_cost(const tile *t)
@@ -152,12 +168,14 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
     size_t record = 0;
     uint32_t shared = 0;
     uint32_t units = 0;
+    bool few = job->tile_count * job->part_count < member_count * WHOLE_PER_MEMBER;
     for (uint32_t i = 0; i < job->tile_count; i++) {
         tile *t = &job->plan->tiles[i];
         uint32_t chunks = t->chunk_end - t->chunk_first;
         uint64_t span = unit_cost / t->row_count;
         size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
-        bool cut = member_count > 1 && span < chunks && shared + job->part_count <= SHARED_MAX &&
+        bool small = t->row_count * job->part_heads < TILE_LEAST;
+        bool cut = member_count > 1 && (few || small) && span < chunks && shared + job->part_count <= SHARED_MAX &&
                    (record + needed) * job->record_floats <= RECORD_FLOATS;
         t->span = cut ? (uint32_t)(span == 0 ? 1 : span) : chunks;
         t->unit_first = units;
@@ -284,7 +302,8 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
     fg_team *team = stream->device->team;
     uint32_t group = args->head_count / kv->kv_head_count;
-    uint32_t group_parts = (group + FG_ATTEND_TILE - 1) / FG_ATTEND_TILE;
+    uint32_t tile_most = fg_cpu_attend_tile(kv->head_dim);
+    uint32_t group_parts = (group + tile_most - 1) / tile_most;
     attend_job job = { .kernels = stream->device->kernels,
                        .plan = stream->attend_plan,
                        .kv = kv,

@@ -15,6 +15,9 @@ enum {
     MOVED_BYTES_MAX = 512 << 10,
 };
 
+_Static_assert(FG_STRIP_DIRECT * FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for strips");
+_Static_assert(2 * FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for a strip beside another");
+
 /* One unit of attention, a tile and its chunks. */
 typedef struct walk {
     const fg_strip_kernels *kernels;
@@ -99,7 +102,7 @@ static void find_after(fg_strip_pieces *now, const fg_strip_pieces *next, uint32
     }
 }
 
-static void find_slots(fg_strip *s)
+static void find_uneven_slots(fg_strip *s)
 {
     s->any = (fg_cpu_slots){ .begin = FG_ATTEND_CHUNK, .end = 0 };
     s->all = (fg_cpu_slots){ .begin = 0, .end = FG_ATTEND_CHUNK };
@@ -120,9 +123,31 @@ static void find_slots(fg_strip *s)
     }
 }
 
-/* Points the strip that begins at `first` to its part of the scratch and to what it writes in this chunk. */
+/* Later rows begin and end no earlier, so the first and the last one tell about all. */
+static void find_slots(fg_strip *s)
+{
+    const fg_cpu_attend *args = s->args;
+    uint32_t first_row = s->first / args->head_count;
+    uint32_t last_row = (s->first + s->count - 1) / args->head_count;
+    fg_cpu_slots first = fg_cpu_row_slots(args, s->chunk, first_row);
+    fg_cpu_slots last = fg_cpu_row_slots(args, s->chunk, last_row);
+    uint32_t block = args->kv->dtype == FG_BF16 ? BLOCK : PIECE;
+    s->even = first.begin == last.begin && first.end == last.end && first.begin < first.end &&
+              first.begin % block == 0 && first.end % block == 0;
+    s->any = first;
+    s->all = first;
+    for (uint32_t m = 0; m < s->count && s->even; m++) {
+        s->slots[m] = first;
+    }
+    if (!s->even) {
+        find_uneven_slots(s);
+    }
+}
+
+/* Points the strip that begins at `first` to its part of the scratch, from the `share`th row on, and to what it
+ * writes in this chunk. */
 static void begin_strip(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk,
-                        uint32_t first, fg_strip *s)
+                        uint32_t first, uint32_t share, fg_strip *s)
 {
     const fg_cpu_attend *args = w->args;
     size_t record_floats = fg_cpu_record_floats(args->kv->head_dim);
@@ -133,14 +158,16 @@ static void begin_strip(const walk *w, const fg_strip_pieces *pieces, uint32_t c
     s->first = first;
     s->count = left < w->strip_size ? left : w->strip_size;
     s->q = args->scratch->q + (size_t)first * FG_STRIP_Q;
-    uint32_t share = copies_kv(w) ? 0 : first;
     s->scores = args->scratch->scores + (size_t)share * FG_ATTEND_SCORES;
     s->fresh = args->record_count > 1 || chunk == args->chunk_first;
     find_slots(s);
     for (uint32_t m = 0; m < s->count; m++) {
         s->targets[m] = s->fresh ? fg_cpu_record(args, chunk, first + m)
                                  : args->scratch->part + (share + m) * record_floats;
-        memset(s->targets[m], 0, record_floats * sizeof *s->targets[m]);
+    }
+    s->begins = w->kernels->begins && s->even && copies_kv(w);
+    if (!s->begins) {
+        memset(s->targets[0], 0, s->count * record_floats * sizeof *s->targets[0]); /* side by side */
     }
 }
 
@@ -155,12 +182,13 @@ static void hide_unseen(float *scores, fg_cpu_slots seen, uint32_t begin, uint32
     }
 }
 
-static void weigh_strip(const walk *w, const fg_strip *s)
+/* The rows whose scores of begin .. end - 1 become weights. */
+static void find_rows(const walk *w, const fg_strip *s, uint32_t begin, uint32_t end,
+                      fg_strip_rows *rows)
 {
     uint32_t dtype = s->args->kv->dtype;
-    uint32_t begin = s->any.begin / PIECE * PIECE;
-    uint32_t end = (s->any.end + PIECE - 1) / PIECE * PIECE;
-    fg_strip_rows rows = { .count = 0, .value_scales = s->pieces->value_scales };
+    rows->count = 0;
+    rows->value_scales = s->pieces->value_scales;
     for (uint32_t m = 0; m < s->count; m++) {
         float *scores = s->scores + (size_t)m * FG_ATTEND_SCORES;
         if (s->slots[m].begin >= s->slots[m].end) {
@@ -170,37 +198,64 @@ static void weigh_strip(const walk *w, const fg_strip *s)
             w->kernels->settle_scores(scores, s->pieces->key_scales,
                                       s->q[m * FG_STRIP_Q + FG_STRIP_Q_FACTOR], begin, end);
         }
-        hide_unseen(scores, s->slots[m], begin, end);
-        rows.scores[rows.count] = scores;
-        rows.records[rows.count++] = s->targets[m];
+        if (!s->even) {
+            hide_unseen(scores, s->slots[m], begin, end);
+        }
+        rows->scores[rows->count] = scores;
+        rows->records[rows->count++] = s->targets[m];
     }
-    w->kernels->weigh(dtype, &rows, begin, end);
 }
 
-/* `state` is what came before; a record with a sum of 0 saw no slot. */
-static void merge(const walk *w, float *state, const float *record)
+static void weigh_strip(const walk *w, const fg_strip *s)
 {
-    uint32_t head_dim = w->args->kv->head_dim;
+    uint32_t begin = s->any.begin / PIECE * PIECE;
+    uint32_t end = (s->any.end + PIECE - 1) / PIECE * PIECE;
+    fg_strip_rows rows;
+    find_rows(w, s, begin, end, &rows);
+    w->kernels->weigh(s->args->kv->dtype, &rows, begin, end);
+}
+
+/* Records to be merged with what came before. */
+typedef struct merging {
+    uint32_t count;
+    float *states[FG_STRIP_MAX];
+    const float *records[FG_STRIP_MAX];
+} merging;
+
+/* A record with a sum of 0 saw no slot. */
+static void add_merge(const walk *w, merging *m, float *state, const float *record)
+{
     if (record[FG_ATTEND_SUM] == 0.0f) {
         return;
     }
     if (state[FG_ATTEND_SUM] == 0.0f) {
-        memcpy(state, record, fg_cpu_record_floats(head_dim) * sizeof *state);
+        memcpy(state, record, fg_cpu_record_floats(w->args->kv->head_dim) * sizeof *state);
         return;
     }
-    w->kernels->merge(state, record, head_dim);
+    m->states[m->count] = state;
+    m->records[m->count++] = record;
+}
+
+static void end_merge(const walk *w, const merging *m)
+{
+    if (m->count > 0) {
+        w->kernels->merge(m->states, m->records, m->count, w->args->kv->head_dim);
+    }
 }
 
 static void end_strip(const walk *w, const fg_strip *s)
 {
-    for (uint32_t m = 0; m < s->count && s->args->kv->dtype == FG_I8; m++) {
-        float *target = s->targets[m];
+    merging m;
+    m.count = 0;
+    for (uint32_t i = 0; i < s->count && s->args->kv->dtype == FG_I8; i++) {
+        float *target = s->targets[i];
         w->kernels->settle_values(target + FG_ATTEND_HEAD, target[FG_ATTEND_FACTOR],
                                   s->args->kv->head_dim);
     }
-    for (uint32_t m = 0; m < s->count && !s->fresh; m++) {
-        merge(w, fg_cpu_record(s->args, s->chunk, s->first + m), s->targets[m]);
+    for (uint32_t i = 0; i < s->count && !s->fresh; i++) {
+        add_merge(w, &m, fg_cpu_record(s->args, s->chunk, s->first + i), s->targets[i]);
     }
+    end_merge(w, &m);
 }
 
 /* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
@@ -242,7 +297,7 @@ static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chu
 {
     fg_strip strips[FG_STRIP_DIRECT];
     for (uint32_t i = 0; i < w->strip_count; i++) {
-        begin_strip(w, pieces, chunk, i * w->strip_size, &strips[i]);
+        begin_strip(w, pieces, chunk, i * w->strip_size, i * w->strip_size, &strips[i]);
     }
     pass(w, pieces, strips, false);
     for (uint32_t i = 0; i < w->strip_count; i++) {
@@ -366,22 +421,43 @@ static void fetch_moves(const walk *w, const moving *m, uint32_t end, uint32_t s
     }
 }
 
-/* One strip through a copied chunk, while pieces of the next chunk up to `end` are fetched, then moved: a few
- * at a time, because a processor waits when too many are on their way. */
-static void run_copied_strip(const walk *w, const fg_strip *s, moving *next, uint32_t end)
+/* Whether a strip's weights can be made beside another one's scores, and the other way round. */
+static bool goes_beside(const walk *w, const fg_strip *s)
 {
-    const fg_strip_products *products = &w->copy_products[s->count - 1];
+    return w->kernels->scores_beside != NULL && s->args->kv->dtype == w->kernels->beside_dtype &&
+           s->count == w->kernels->strip_max && s->even &&
+           s->any.end - s->any.begin == FG_ATTEND_CHUNK;
+}
+
+/* A strip's scores of a copied chunk and, beside them, the weights of `other` unless that is NULL, while pieces of the
+ * next chunk up to `end` are fetched: a few at a time, because a processor waits when too many are on their way. */
+static void score_copied_strip(const walk *w, const fg_strip *s, const fg_strip *other,
+                               const moving *next, uint32_t end)
+{
     const fg_strip_pieces *pieces = s->pieces;
+    fg_strip_rows rows;
+    if (other != NULL) {
+        find_rows(w, other, 0, FG_ATTEND_CHUNK, &rows);
+    }
     for (uint32_t share = 0; share < FETCH_SHARES; share++) {
         uint32_t first = share * FG_STRIP_PIECES / FETCH_SHARES;
         uint32_t last = (share + 1) * FG_STRIP_PIECES / FETCH_SHARES;
         fetch_moves(w, next, end, share);
-        products->scores(s, first > pieces->begin ? first : pieces->begin,
-                         last < pieces->end ? last : pieces->end);
+        if (other != NULL) {
+            w->kernels->scores_beside(s, first, last, &rows);
+            continue;
+        }
+        w->copy_products[s->count - 1].scores(s, first > pieces->begin ? first : pieces->begin,
+                                              last < pieces->end ? last : pieces->end);
     }
-    weigh_strip(w, s);
-    products->values(s, pieces->begin * PIECE, pieces->end * PIECE);
-    move(w, next, end);
+}
+
+/* What is left of a strip that has weights. */
+static void end_copied_strip(const walk *w, const fg_strip *s)
+{
+    const fg_strip_pieces *pieces = s->pieces;
+    w->copy_products[s->count - 1].values(s, pieces->begin * PIECE, pieces->end * PIECE);
+    end_strip(w, s);
 }
 
 static void set_rows(const walk *w, uint32_t count, uint32_t *rows)
@@ -392,7 +468,36 @@ static void set_rows(const walk *w, uint32_t count, uint32_t *rows)
     *rows = count;
 }
 
-/* Many strips: each on its own through copies of K and V that stay in the second-level cache. */
+/* Many strips, one after the other through copies of K and V that stay in the second-level cache, with pieces of the
+ * next chunk moved there in between. A strip's weights wait for the next one's scores, where they can be made beside. */
+static void run_copied_chunk(const walk *w, uint32_t chunk, const moving *now, moving *next,
+                             uint32_t *rows)
+{
+    fg_strip strips[2];
+    const fg_strip *waits = NULL;
+    for (uint32_t i = 0; i < w->strip_count; i++) {
+        fg_strip *s = &strips[i % 2];
+        uint32_t end = moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0;
+        begin_strip(w, &now->to, chunk, i * w->strip_size, i % 2 * w->strip_size, s);
+        set_rows(w, s->count, rows);
+        bool beside = goes_beside(w, s);
+        if (waits != NULL && !beside) {
+            weigh_strip(w, waits);
+        }
+        score_copied_strip(w, s, beside ? waits : NULL, next, end);
+        if (waits != NULL) {
+            end_copied_strip(w, waits);
+        }
+        waits = s;
+        if (!beside || i + 1 == w->strip_count) {
+            weigh_strip(w, s);
+            end_copied_strip(w, s);
+            waits = NULL;
+        }
+        move(w, next, end);
+    }
+}
+
 static void run_copied_chunks(const walk *w)
 {
     moving moves[2];
@@ -407,14 +512,7 @@ static void run_copied_chunks(const walk *w)
         if (chunk + 1 < end) {
             begin_move(w, chunk + 1, next);
         }
-        for (uint32_t i = 0; i < w->strip_count; i++) {
-            fg_strip s;
-            begin_strip(w, &now->to, chunk, i * w->strip_size, &s);
-            set_rows(w, s.count, &rows);
-            run_copied_strip(w, &s, next,
-                             moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0);
-            end_strip(w, &s);
-        }
+        run_copied_chunk(w, chunk, now, next, &rows);
     }
     set_rows(w, 0, &rows);
 }
@@ -434,7 +532,10 @@ static void finish(const walk *w, uint32_t index)
     const fg_cpu_attend *args = w->args;
     float *state = fg_cpu_record(args, args->record_first, index);
     for (uint32_t i = 1; i < args->record_count; i++) {
-        merge(w, state, fg_cpu_record(args, args->record_first + i, index));
+        merging m;
+        m.count = 0;
+        add_merge(w, &m, state, fg_cpu_record(args, args->record_first + i, index));
+        end_merge(w, &m);
     }
     w->kernels->multiply(state + FG_ATTEND_HEAD, 1.0f / state[FG_ATTEND_SUM], args->kv->head_dim,
                          fg_cpu_attend_out(args, index));

@@ -17,8 +17,7 @@ enum {
     FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
     FG_STRIP_CHAIN = FG_CPU_CHAIN_COLUMNS, /* bf16: dimensions or slots of a chain (ops.h) */
     FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
-    /* Words from one (row, head)'s q to the next; 17 cache lines use all sets. */
-    FG_STRIP_Q = FG_ATTEND_COPY_DIMS + 16,
+    FG_STRIP_Q = FG_ATTEND_Q,
     /* int8: the words of q that hold the factor of its sums of products, and -128 times the sum of its bytes. */
     FG_STRIP_Q_FACTOR = FG_ATTEND_COPY_DIMS,
     FG_STRIP_Q_NEGATED = FG_ATTEND_COPY_DIMS + 1,
@@ -52,6 +51,8 @@ typedef struct fg_strip {
     fg_cpu_slots slots[FG_STRIP_MAX];
     fg_cpu_slots any; /* slots that some row sees */
     fg_cpu_slots all; /* slots that every row sees, of bf16 whole blocks; may be empty */
+    bool even;        /* all rows see these and no others, whole pieces */
+    bool begins;      /* nothing has been written to the targets' outputs: all values come in one call */
 } fg_strip;
 
 /* The two products of strips of one number of (row, head)s. */
@@ -76,6 +77,7 @@ typedef struct fg_strip_rows {
 typedef struct fg_strip_kernels {
     uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
     uint32_t dim_step;  /* divides the head size, else attention is plain's */
+    bool begins;        /* values write outputs, instead of adding to them, where a strip says so */
     /* Before strips of so many (row, head)s that read a copy, and with 0 after the last; NULL: no need. */
     void (*set_rows)(uint32_t count);
     const fg_strip_products *(*products)(uint32_t dtype); /* [count - 1] */
@@ -83,12 +85,18 @@ typedef struct fg_strip_kernels {
     /* Scores of begin .. end - 1 of some rows to weights in place; writes their maxima and sums, and int8's
      * factors. */
     void (*weigh)(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end);
+    /* With a cache of this type: scores of the pieces begin .. end - 1 of a strip and, beside them, that share of
+     * another strip's weights. Both have strip_max rows, which see the whole chunk. NULL: apart. */
+    uint32_t beside_dtype;
+    void (*scores_beside)(const fg_strip *s, uint32_t begin, uint32_t end,
+                          const fg_strip_rows *rows);
     /* int8: sums of products to scores, and sums of weighted values to floats. */
     void (*settle_scores)(float *x, const float *const *scales, float factor, uint32_t begin,
                           uint32_t end);
     void (*settle_values)(float *x, float factor, uint32_t count);
-    /* Two records that saw slots to one, as ops.h says. */
-    void (*merge)(float *state, const float *record, uint32_t head_dim);
+    /* Two records that saw slots to one, as ops.h says; FG_STRIP_MAX times at most. */
+    void (*merge)(float *const *states, const float *const *records, uint32_t count,
+                  uint32_t head_dim);
     void (*multiply)(const float *x, float factor, uint32_t count, float *out);
     /* A number of elements, a multiple of 64, to where many strips read them: f16 as floats, the others as
      * they are. */
