@@ -501,26 +501,19 @@ static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uin
     }
 }
 
-static void merge_one(float *state, const float *record, uint32_t head_dim)
+static void merge(const fg_strip_merge *m, uint32_t head_dim)
 {
-    float old_factor;
-    float new_factor;
-    float maximum = fg_cpu_merge_factors(state[0], record[0], &old_factor, &new_factor);
-    __m256 before = _mm256_set1_ps(old_factor);
-    __m256 now = _mm256_set1_ps(new_factor);
-    /* The sum with the vector that it lies in, whose other elements mean nothing. */
-    for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += 8) {
-        __m256 old = _mm256_mul_ps(_mm256_load_ps(state + d), before);
-        _mm256_store_ps(state + d, _mm256_fmadd_ps(_mm256_load_ps(record + d), now, old));
-    }
-    state[0] = maximum;
-}
-
-static void merge(float *const *states, const float *const *records, uint32_t count,
-                  uint32_t head_dim)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        merge_one(states[i], records[i], head_dim);
+    for (uint32_t i = 0; i < m->count; i++) {
+        float *state = m->states[i];
+        const float *record = m->records[i];
+        __m256 before = _mm256_set1_ps(m->before[i]);
+        __m256 now = _mm256_set1_ps(m->now[i]);
+        /* The sum with the vector that it lies in, whose other elements mean nothing. */
+        for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += 8) {
+            __m256 old = _mm256_mul_ps(_mm256_load_ps(state + d), before);
+            _mm256_store_ps(state + d, _mm256_fmadd_ps(_mm256_load_ps(record + d), now, old));
+        }
+        state[0] = m->maxima[i];
     }
 }
 
@@ -636,6 +629,7 @@ void fg_cpu_avx2_attend(const fg_cpu_attend *args)
         .weigh = weigh,
         .settle_scores = settle_scores,
         .settle_values = settle_values,
+        .find_factors = fg_strip_find_factors,
         .merge = merge,
         .multiply = multiply,
         .copy = copy,

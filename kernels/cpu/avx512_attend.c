@@ -200,49 +200,40 @@ static void settle_values(float *x, float factor, uint32_t count)
     }
 }
 
-/* What some pairs of records are multiplied by to become one, and the larger maxima (fg_cpu_merge_factors). */
-typedef struct merge_factors {
-    _Alignas(64) float before[FG_AVX512_LANES];
-    _Alignas(64) float now[FG_AVX512_LANES];
-    _Alignas(64) float maxima[FG_AVX512_LANES];
-} merge_factors;
-
-static void find_factors(float *const *states, const float *const *records, uint32_t count,
-                         merge_factors *f)
+/* All pairs at once. */
+static void find_factors(fg_strip_merge *m)
 {
-    for (uint32_t i = 0; i < FG_AVX512_LANES; i++) {
-        uint32_t at = i < count ? i : 0;
-        f->before[i] = states[at][0];
-        f->now[i] = records[at][0];
+    _Static_assert((int)FG_STRIP_MAX == (int)FG_AVX512_LANES, "a lane for each pair");
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->before[i] = m->states[i][0];
+        m->now[i] = m->records[i][0];
     }
+    __mmask16 pairs = (__mmask16)((1u << m->count) - 1);
     __m512 one = _mm512_set1_ps(1.0f);
-    __m512 before = _mm512_load_ps(f->before);
-    __m512 now = _mm512_load_ps(f->now);
+    __m512 before = _mm512_maskz_load_ps(pairs, m->before);
+    __m512 now = _mm512_maskz_load_ps(pairs, m->now);
     __mmask16 rises = _mm512_cmp_ps_mask(now, before, _CMP_GT_OQ);
     __m512 larger = _mm512_mask_blend_ps(rises, before, now);
     __m512 smaller = _mm512_mask_blend_ps(rises, now, before);
     __m512 lesser = exp2_of(_mm512_sub_ps(smaller, larger));
-    _mm512_store_ps(f->before, _mm512_mask_blend_ps(rises, one, lesser));
-    _mm512_store_ps(f->now, _mm512_mask_blend_ps(rises, lesser, one));
-    _mm512_store_ps(f->maxima, larger);
+    _mm512_store_ps(m->before, _mm512_mask_blend_ps(rises, one, lesser));
+    _mm512_store_ps(m->now, _mm512_mask_blend_ps(rises, lesser, one));
+    _mm512_store_ps(m->maxima, larger);
 }
 
-static void merge(float *const *states, const float *const *records, uint32_t count,
-                  uint32_t head_dim)
+static void merge(const fg_strip_merge *m, uint32_t head_dim)
 {
-    merge_factors f;
-    find_factors(states, records, count, &f);
-    for (uint32_t i = 0; i < count; i++) {
-        float *state = states[i];
-        const float *record = records[i];
-        __m512 before = _mm512_set1_ps(f.before[i]);
-        __m512 now = _mm512_set1_ps(f.now[i]);
+    for (uint32_t i = 0; i < m->count; i++) {
+        float *state = m->states[i];
+        const float *record = m->records[i];
+        __m512 before = _mm512_set1_ps(m->before[i]);
+        __m512 now = _mm512_set1_ps(m->now[i]);
         /* The sum with the vector that it lies in, whose other elements mean nothing. */
         for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += FG_AVX512_LANES) {
             __m512 old = _mm512_mul_ps(_mm512_load_ps(state + d), before);
             _mm512_store_ps(state + d, _mm512_fmadd_ps(_mm512_load_ps(record + d), now, old));
         }
-        state[0] = f.maxima[i];
+        state[0] = m->maxima[i];
     }
 }
 
@@ -327,7 +318,8 @@ enum { DIM_STEP = FG_AVX512_LANES };
 /* What both tables share. */
 #define SHARED_KERNELS                                                                             \
     .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .begins = true, .settle_scores = settle_scores,            \
-    .settle_values = settle_values, .merge = merge, .multiply = multiply, .copy = copy
+    .settle_values = settle_values, .find_factors = find_factors, .merge = merge, .multiply = multiply,             \
+    .copy = copy
 
 static void attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
 {

@@ -587,26 +587,19 @@ static void settle_values(float *x, float factor, uint32_t count)
     }
 }
 
-static void merge_one(float *state, const float *record, uint32_t head_dim)
+static void merge(const fg_strip_merge *m, uint32_t head_dim)
 {
-    float old_factor;
-    float new_factor;
-    float maximum = fg_cpu_merge_factors(state[0], record[0], &old_factor, &new_factor);
-    float32x4_t before = vdupq_n_f32(old_factor);
-    float32x4_t now = vdupq_n_f32(new_factor);
-    /* The sum with the vector that it lies in, whose other elements mean nothing. */
-    for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += LANES) {
-        float32x4_t old = vmulq_f32(vld1q_f32(state + d), before);
-        vst1q_f32(state + d, vfmaq_f32(old, vld1q_f32(record + d), now));
-    }
-    state[0] = maximum;
-}
-
-static void merge(float *const *states, const float *const *records, uint32_t count,
-                  uint32_t head_dim)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        merge_one(states[i], records[i], head_dim);
+    for (uint32_t i = 0; i < m->count; i++) {
+        float *state = m->states[i];
+        const float *record = m->records[i];
+        float32x4_t before = vdupq_n_f32(m->before[i]);
+        float32x4_t now = vdupq_n_f32(m->now[i]);
+        /* The sum with the vector that it lies in, whose other elements mean nothing. */
+        for (uint32_t d = 0; d < FG_ATTEND_HEAD + head_dim; d += LANES) {
+            float32x4_t old = vmulq_f32(vld1q_f32(state + d), before);
+            vst1q_f32(state + d, vfmaq_f32(old, vld1q_f32(record + d), now));
+        }
+        state[0] = m->maxima[i];
     }
 }
 
@@ -694,6 +687,7 @@ void fg_cpu_neon_attend(const fg_cpu_attend *args)
         .weigh = weigh,
         .settle_scores = settle_scores,
         .settle_values = settle_values,
+        .find_factors = fg_strip_find_factors,
         .merge = merge,
         .multiply = multiply,
         .copy = copy,

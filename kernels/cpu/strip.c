@@ -215,47 +215,60 @@ static void weigh_strip(const walk *w, const fg_strip *s)
     w->kernels->weigh(s->args->kv->dtype, &rows, begin, end);
 }
 
-/* Records to be merged with what came before. */
-typedef struct merging {
-    uint32_t count;
-    float *states[FG_STRIP_MAX];
-    const float *records[FG_STRIP_MAX];
-} merging;
-
-/* A record with a sum of 0 saw no slot. */
-static void add_merge(const walk *w, merging *m, float *state, const float *record)
+/* What merges some records with what came before, a record with a sum of 0 having seen no slot. Maxima and sums of both
+ * are there, outputs may still be to come. */
+static void find_merge(const walk *w, uint32_t count, float *const *states, float *const *records,
+                       fg_strip_merge *m)
 {
-    if (record[FG_ATTEND_SUM] == 0.0f) {
-        return;
+    m->count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (records[i][FG_ATTEND_SUM] != 0.0f) {
+            m->states[m->count] = states[i];
+            m->records[m->count++] = records[i];
+        }
     }
-    if (state[FG_ATTEND_SUM] == 0.0f) {
-        memcpy(state, record, fg_cpu_record_floats(w->args->kv->head_dim) * sizeof *state);
-        return;
-    }
-    m->states[m->count] = state;
-    m->records[m->count++] = record;
-}
-
-static void end_merge(const walk *w, const merging *m)
-{
     if (m->count > 0) {
-        w->kernels->merge(m->states, m->records, m->count, w->args->kv->head_dim);
+        w->kernels->find_factors(m);
     }
 }
 
-static void end_strip(const walk *w, const fg_strip *s)
+/* States that saw nothing have a factor of no meaning, and are written over. */
+static void merge(const walk *w, const fg_strip_merge *m)
 {
-    merging m;
-    m.count = 0;
+    uint32_t head_dim = w->args->kv->head_dim;
+    bool begun[FG_STRIP_MAX];
+    for (uint32_t i = 0; i < m->count; i++) {
+        begun[i] = m->states[i][FG_ATTEND_SUM] != 0.0f;
+    }
+    if (m->count > 0) {
+        w->kernels->merge(m, head_dim);
+    }
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (!begun[i]) {
+            memcpy(m->states[i], m->records[i], fg_cpu_record_floats(head_dim) * sizeof(float));
+        }
+    }
+}
+
+/* Before the product of a strip's weights with the values, which hides how long it takes. */
+static void find_strip_merge(const walk *w, const fg_strip *s, fg_strip_merge *m)
+{
+    float *states[FG_STRIP_MAX];
+    for (uint32_t i = 0; i < s->count && !s->fresh; i++) {
+        states[i] = fg_cpu_record(s->args, s->chunk, s->first + i);
+    }
+    find_merge(w, s->fresh ? 0 : s->count, states, s->targets, m);
+}
+
+/* After that product. */
+static void end_strip(const walk *w, const fg_strip *s, const fg_strip_merge *m)
+{
     for (uint32_t i = 0; i < s->count && s->args->kv->dtype == FG_I8; i++) {
         float *target = s->targets[i];
         w->kernels->settle_values(target + FG_ATTEND_HEAD, target[FG_ATTEND_FACTOR],
                                   s->args->kv->head_dim);
     }
-    for (uint32_t i = 0; i < s->count && !s->fresh; i++) {
-        add_merge(w, &m, fg_cpu_record(s->args, s->chunk, s->first + i), s->targets[i]);
-    }
-    end_merge(w, &m);
+    merge(w, m);
 }
 
 /* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
@@ -296,16 +309,18 @@ static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *s
 static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk)
 {
     fg_strip strips[FG_STRIP_DIRECT];
+    fg_strip_merge merges[FG_STRIP_DIRECT];
     for (uint32_t i = 0; i < w->strip_count; i++) {
         begin_strip(w, pieces, chunk, i * w->strip_size, i * w->strip_size, &strips[i]);
     }
     pass(w, pieces, strips, false);
     for (uint32_t i = 0; i < w->strip_count; i++) {
         weigh_strip(w, &strips[i]);
+        find_strip_merge(w, &strips[i], &merges[i]);
     }
     pass(w, pieces, strips, true);
     for (uint32_t i = 0; i < w->strip_count; i++) {
-        end_strip(w, &strips[i]);
+        end_strip(w, &strips[i], &merges[i]);
     }
 }
 
@@ -456,8 +471,10 @@ static void score_copied_strip(const walk *w, const fg_strip *s, const fg_strip 
 static void end_copied_strip(const walk *w, const fg_strip *s)
 {
     const fg_strip_pieces *pieces = s->pieces;
+    fg_strip_merge m;
+    find_strip_merge(w, s, &m);
     w->copy_products[s->count - 1].values(s, pieces->begin * PIECE, pieces->end * PIECE);
-    end_strip(w, s);
+    end_strip(w, s, &m);
 }
 
 static void set_rows(const walk *w, uint32_t count, uint32_t *rows)
@@ -532,10 +549,10 @@ static void finish(const walk *w, uint32_t index)
     const fg_cpu_attend *args = w->args;
     float *state = fg_cpu_record(args, args->record_first, index);
     for (uint32_t i = 1; i < args->record_count; i++) {
-        merging m;
-        m.count = 0;
-        add_merge(w, &m, state, fg_cpu_record(args, args->record_first + i, index));
-        end_merge(w, &m);
+        float *record = fg_cpu_record(args, args->record_first + i, index);
+        fg_strip_merge m;
+        find_merge(w, 1, &state, &record, &m);
+        merge(w, &m);
     }
     w->kernels->multiply(state + FG_ATTEND_HEAD, 1.0f / state[FG_ATTEND_SUM], args->kv->head_dim,
                          fg_cpu_attend_out(args, index));

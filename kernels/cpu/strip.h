@@ -10,6 +10,7 @@
 #define FORGE_KERNELS_CPU_STRIP_H
 
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/math.h"
 
 enum {
     FG_STRIP_MAX = 16,
@@ -73,6 +74,25 @@ typedef struct fg_strip_rows {
     const float *const *value_scales; /* int8's, by piece */
 } fg_strip_rows;
 
+/* Pairs of records that saw slots, each to become one, as ops.h says. */
+typedef struct fg_strip_merge {
+    uint32_t count;
+    float *states[FG_STRIP_MAX];
+    const float *records[FG_STRIP_MAX];
+    _Alignas(64) float before[FG_STRIP_MAX]; /* the states' factors, the records', and the larger maxima */
+    _Alignas(64) float now[FG_STRIP_MAX];
+    _Alignas(64) float maxima[FG_STRIP_MAX];
+} fg_strip_merge;
+
+/* For instruction sets that do it one by one. */
+static inline void fg_strip_find_factors(fg_strip_merge *m)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->maxima[i] = fg_cpu_merge_factors(m->states[i][0], m->records[i][0], &m->before[i],
+                                            &m->now[i]);
+    }
+}
+
 /* What an instruction set brings. Slots begin and end at pieces, outputs are whole vectors. */
 typedef struct fg_strip_kernels {
     uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
@@ -94,9 +114,10 @@ typedef struct fg_strip_kernels {
     void (*settle_scores)(float *x, const float *const *scales, float factor, uint32_t begin,
                           uint32_t end);
     void (*settle_values)(float *x, float factor, uint32_t count);
-    /* Two records that saw slots to one, as ops.h says; FG_STRIP_MAX times at most. */
-    void (*merge)(float *const *states, const float *const *records, uint32_t count,
-                  uint32_t head_dim);
+    /* What pairs of records are multiplied by (fg_cpu_merge_factors), apart from merging them, so that it is known by
+     * then. */
+    void (*find_factors)(fg_strip_merge *m);
+    void (*merge)(const fg_strip_merge *m, uint32_t head_dim);
     void (*multiply)(const float *x, float factor, uint32_t count, float *out);
     /* A number of elements, a multiple of 64, to where many strips read them: f16 as floats, the others as
      * they are. */
