@@ -12,7 +12,7 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    FG_ATTEND_TILE = 512,      /* (row, head)s of a tile at most; of larger heads than vector kernels' fewer */
+    FG_ATTEND_TILE = 512,      /* (row, head)s of a tile at most */
     FG_ATTEND_DIMS = 1024,     /* largest head, see common/kv/layout.c */
     FG_ATTEND_COPY_DIMS = 256, /* largest head that vector kernels copy */
     FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
@@ -20,9 +20,10 @@ enum {
     FG_ATTEND_SUM = 1,
     FG_ATTEND_FACTOR =
         2, /* int8: what the exact sums of its output are still to be multiplied by */
-    /* Their records take no more memory: the head of one is as long as before. */
+    /* The same for heads beyond COPY_DIMS, whose records fit into the same memory. */
     FG_ATTEND_WIDE_TILE = FG_ATTEND_TILE * FG_ATTEND_COPY_DIMS / FG_ATTEND_DIMS,
-    FG_ATTEND_UNDER_WAY = 32, /* (row, head)s whose scores vector kernels hold, and what a chunk gives them */
+    FG_ATTEND_UNDER_WAY =
+        32, /* (row, head)s that vector kernels hold scores and records of a chunk for */
     /* Scores of one (row, head): vector kernels write up to three pieces beyond the chunk. */
     FG_ATTEND_SCORES = FG_ATTEND_CHUNK + 4 * FG_KV_PIECE,
     FG_ATTEND_RECORD = FG_ATTEND_COPY_DIMS + FG_ATTEND_HEAD,
@@ -38,6 +39,9 @@ typedef struct fg_cpu_attend_scratch {
     _Alignas(64) float records[FG_ATTEND_TILE * FG_ATTEND_RECORD];
     _Alignas(64) uint8_t copies[2][2][FG_ATTEND_COPY]; /* K and V of two chunks */
 } fg_cpu_attend_scratch;
+_Static_assert(FG_ATTEND_WIDE_TILE *(FG_ATTEND_DIMS + FG_ATTEND_HEAD) <=
+                   FG_ATTEND_TILE * FG_ATTEND_RECORD,
+               "records of wide heads");
 
 struct fg_cpu_attend {
     const fg_paged_kv *kv;

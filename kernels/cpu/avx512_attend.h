@@ -7,9 +7,6 @@
 #ifndef FORGE_KERNELS_CPU_AVX512_ATTEND_H
 #define FORGE_KERNELS_CPU_AVX512_ATTEND_H
 
-#if !defined(FG_AVX512_WORDS)
-#define FG_AVX512_WORDS 0
-#endif
 #include "kernels/cpu/avx512.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/strip.h"
@@ -90,18 +87,6 @@ FG_AVX512_INLINE __m512 fg_avx512_multiply_add(uint32_t kind, __m512 x, __m512 b
     }
 }
 
-/* sum + one word of a times b. */
-FG_AVX512_INLINE __m512 fg_avx512_add_word(uint32_t kind, const float *a, __m512 b, __m512 sum)
-{
-#if defined(FG_AVX512_DOT_WORD)
-    if (kind == FG_AVX512_PAIRS) {
-        FG_AVX512_DOT_WORD(sum, *a, b);
-        return sum;
-    }
-#endif
-    return fg_avx512_multiply_add(kind, _mm512_set1_ps(*a), b, sum);
-}
-
 /* One step of a product: sums[m][n] += a[m * a_step] * b[n], b[n] at bs[n]. What is fewer, a or b, is held
  * in registers, and the other passes through one. */
 FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, const float *a,
@@ -130,16 +115,18 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
         b[n] = fg_avx512_load(kind, odd, bs[n]);
         FG_AVX512_HOLD(b[n]);
     }
-    if (FG_AVX512_WORDS && kind == FG_AVX512_PAIRS) {
+#if defined(FG_AVX512_DOT_WORD)
+    if (kind == FG_AVX512_PAIRS) { /* a's words need no register */
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                sums[m][n] = fg_avx512_add_word(kind, &a[(size_t)m * a_step], b[n], sums[m][n]);
+                FG_AVX512_DOT_WORD(sums[m][n], a[(size_t)m * a_step], b[n]);
             }
         }
         return;
     }
+#endif
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
         __m512 x = _mm512_set1_ps(a[(size_t)m * a_step]);
@@ -206,8 +193,7 @@ FG_AVX512_INLINE void fg_avx512_add_block(int M, int N, fg_avx512_sums firsts, f
     for (int m = 0; m < M; m++) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            totals[m][n] =
-                _mm512_add_ps(totals[m][n], _mm512_add_ps(firsts[m][n], sums[m][n]));
+            totals[m][n] = _mm512_add_ps(totals[m][n], _mm512_add_ps(firsts[m][n], sums[m][n]));
             FG_AVX512_HOLD(totals[m][n]);
         }
     }
@@ -348,9 +334,9 @@ typedef struct fg_avx512_run {
     bool fetches;
 } fg_avx512_run;
 
-FG_AVX512_INLINE void fg_avx512_value_step_at(uint32_t kind, int M, int N,
-                                              const fg_avx512_run *run, const uint8_t *value,
-                                              uint32_t step, fg_avx512_sums sums)
+FG_AVX512_INLINE void fg_avx512_value_step_at(uint32_t kind, int M, int N, const fg_avx512_run *run,
+                                              const uint8_t *value, uint32_t step,
+                                              fg_avx512_sums sums)
 {
     const uint8_t *bs[FG_AVX512_VECTORS];
 #pragma GCC unroll 4
@@ -463,8 +449,7 @@ FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, 
     if (M == 1 && seen.begin >= seen.end) {
         return; /* there may be no such piece */
     }
-    fg_avx512_run run =
-        fg_avx512_run_of(kind, fetches, s, weights, first / FG_KV_PIECE, column);
+    fg_avx512_run run = fg_avx512_run_of(kind, fetches, s, weights, first / FG_KV_PIECE, column);
     if (M == 1 && seen.end - seen.begin < FG_STRIP_CHAIN) {
         fg_avx512_run_values(kind, M, N, &run, seen.begin - first, seen.end - first, sums);
         return;
@@ -488,8 +473,7 @@ FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, 
 /* Adds weights times values to N * 16 columns of M outputs: of bf16 block by block, each two chains from 0. */
 FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, int N,
                                             const fg_strip *s, const float *weights,
-                                            float *const *outs, fg_cpu_slots slots,
-                                            uint32_t column)
+                                            float *const *outs, fg_cpu_slots slots, uint32_t column)
 {
     enum { CHAIN = FG_STRIP_CHAIN, BLOCK = 2 * CHAIN };
     fg_avx512_sums totals;

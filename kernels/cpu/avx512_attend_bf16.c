@@ -7,10 +7,8 @@
 
 #define FG_AVX512_DOT(sum, x, b) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(b))
 
-#if defined(FG_AVX512_SMALL)
-#define FG_AVX512_WORDS 0
-#else
-#define FG_AVX512_WORDS 1
+#if !defined(FG_AVX512_SMALL)
+/* With a word from memory for all lanes; compilers would broadcast it once for several products. */
 #define FG_AVX512_DOT_WORD(sum, word, b)                                                           \
     __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(word))
 #endif
@@ -127,8 +125,8 @@ enum {
 };
 
 /* One chain of a register tile, from pair `first` on, and pieces of weights until `end` is reached. */
-FG_AVX512_INLINE void score_chain_beside(const float *q, const fg_avx512_keys *keys,
-                                         uint32_t first, bool often, beside *b, const float *end,
+FG_AVX512_INLINE void score_chain_beside(const float *q, const fg_avx512_keys *keys, uint32_t first,
+                                         bool often, beside *b, const float *end,
                                          fg_avx512_sums sums)
 {
     fg_avx512_clear(BESIDE_ROWS, BESIDE_PIECES, sums);
@@ -156,7 +154,11 @@ FG_AVX512_INLINE void score_tile_beside(const fg_strip *s, uint32_t row, uint32_
         fg_avx512_sums firsts;
         fg_avx512_sums sums;
         score_chain_beside(q, &keys, first, often, b, end, firsts);
-        score_chain_beside(q, &keys, first + FG_AVX512_TURN, often, b, end, sums);
+        if (first + FG_AVX512_TURN < steps) {
+            score_chain_beside(q, &keys, first + FG_AVX512_TURN, often, b, end, sums);
+        } else {
+            fg_avx512_clear(BESIDE_ROWS, BESIDE_PIECES, sums);
+        }
         fg_avx512_add_block(BESIDE_ROWS, BESIDE_PIECES, firsts, sums, totals);
     }
     fg_avx512_put_scores(BESIDE_ROWS, BESIDE_PIECES, scores, totals);

@@ -16,10 +16,12 @@ enum {
     /* Below this many multiply-adds the caller works alone: a fork costs more than it saves. */
     ALONE_MACS = 65536,
     HUGE_PAGE = 2u << 20u, /* a mapping of whole ones gets them, which fill the caches evenly */
-    UNITS_PER_MEMBER = 6, /* that tiles of few rows are cut into */
-    WHOLE_PER_MEMBER = 3, /* units of whole tiles that are enough */
-    TILE_LEAST = 96,      /* (row, head)s; tiles get no smaller to be shared out evenly */
-    TILE_MORE = 11,       /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
+    UNITS_PER_MEMBER = 6,  /* that tiles of few rows are cut into */
+    UNITS_MOST = 16,       /* per member, that tiles get smaller for */
+    WHOLE_PER_MEMBER = 3,  /* units of whole tiles that are enough */
+    TILE_LEAST = 96,       /* (row, head)s; tiles get no smaller to be shared out evenly */
+    TILE_MORE =
+        11, /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
     TILES_MAX = 256,           /* more rows go in several rounds */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
@@ -132,7 +134,8 @@ static uint32_t tile_rows(const attend_job *job, uint32_t rows, uint32_t member_
         }
         tiles++;
         size = (rows + tiles - 1) / tiles;
-    } while (size * job->part_heads >= TILE_LEAST && tiles * job->part_count <= 16 * member_count);
+    } while (tiles <= rows && size * job->part_heads >= TILE_LEAST &&
+             (uint64_t)tiles * job->part_count <= (uint64_t)UNITS_MOST * member_count);
     return best;
 }
 
@@ -175,7 +178,8 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
         uint64_t span = unit_cost / t->row_count;
         size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
         bool small = t->row_count * job->part_heads < TILE_LEAST;
-        bool cut = member_count > 1 && (few || small) && span < chunks && shared + job->part_count <= SHARED_MAX &&
+        bool cut = member_count > 1 && (few || small) && span < chunks &&
+                   shared + job->part_count <= SHARED_MAX &&
                    (record + needed) * job->record_floats <= RECORD_FLOATS;
         t->span = cut ? (uint32_t)(span == 0 ? 1 : span) : chunks;
         t->unit_first = units;

@@ -15,7 +15,7 @@ enum {
     MOVED_BYTES_MAX = 512 << 10,
 };
 
-_Static_assert(FG_STRIP_DIRECT * FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for strips");
+_Static_assert(FG_STRIP_DIRECT *FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for strips");
 _Static_assert(2 * FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for a strip beside another");
 
 /* One unit of attention, a tile and its chunks. */
@@ -167,7 +167,8 @@ static void begin_strip(const walk *w, const fg_strip_pieces *pieces, uint32_t c
     }
     s->begins = w->kernels->begins && s->even && copies_kv(w);
     if (!s->begins) {
-        memset(s->targets[0], 0, s->count * record_floats * sizeof *s->targets[0]); /* side by side */
+        memset(s->targets[0], 0,
+               s->count * record_floats * sizeof *s->targets[0]); /* side by side */
     }
 }
 

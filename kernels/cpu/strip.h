@@ -53,7 +53,7 @@ typedef struct fg_strip {
     fg_cpu_slots any; /* slots that some row sees */
     fg_cpu_slots all; /* slots that every row sees, of bf16 whole blocks; may be empty */
     bool even;        /* all rows see these and no others, whole pieces */
-    bool begins;      /* nothing has been written to the targets' outputs: all values come in one call */
+    bool begins; /* nothing has been written to the targets' outputs: all values come in one call */
 } fg_strip;
 
 /* The two products of strips of one number of (row, head)s. */
@@ -79,7 +79,8 @@ typedef struct fg_strip_merge {
     uint32_t count;
     float *states[FG_STRIP_MAX];
     const float *records[FG_STRIP_MAX];
-    _Alignas(64) float before[FG_STRIP_MAX]; /* the states' factors, the records', and the larger maxima */
+    _Alignas(64) float before
+        [FG_STRIP_MAX]; /* the states' factors, the records', and the larger maxima */
     _Alignas(64) float now[FG_STRIP_MAX];
     _Alignas(64) float maxima[FG_STRIP_MAX];
 } fg_strip_merge;
@@ -88,8 +89,8 @@ typedef struct fg_strip_merge {
 static inline void fg_strip_find_factors(fg_strip_merge *m)
 {
     for (uint32_t i = 0; i < m->count; i++) {
-        m->maxima[i] = fg_cpu_merge_factors(m->states[i][0], m->records[i][0], &m->before[i],
-                                            &m->now[i]);
+        m->maxima[i] =
+            fg_cpu_merge_factors(m->states[i][0], m->records[i][0], &m->before[i], &m->now[i]);
     }
 }
 

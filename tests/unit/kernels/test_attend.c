@@ -9,7 +9,7 @@
 #include "tests/support/test.h"
 #include "tests/unit/kernels/attend_data.h"
 
-enum { DIMS_MAX = 256 };
+enum { DIMS_MAX = 264 };
 
 /* K or V of one slot and head, as `dtype` keeps it. */
 static void as_stored(uint32_t dtype, const float *x, uint32_t count, double *out)
@@ -175,6 +175,35 @@ Test(attend, what_lies_behind_a_row_changes_nothing)
         }
         cr_assert(memcmp(outs[0], outs[1], sizeof(float[BAD * WIDTH])) == 0, "%s, isa %s",
                   fg_dtype_name(dtypes[i / TEST_ISAS]), test_isas[i % TEST_ISAS]);
+        close_test_device(&device);
+    }
+}
+
+/* Whatever the others are: the highest score, the sum and the records of chunks pass it on. */
+Test(attend, a_nan_that_a_row_sees_is_in_all_its_outputs)
+{
+    static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16 };
+    enum { SLOTS = 600, FIRST = 560, WIDTH = 4 * 64 };
+    static const uint32_t bad[] = { 0, 17, 255, 256, 300, 511, 543 };
+    static float out[SLOTS * WIDTH];
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * TEST_ISAS; i++) {
+        const attend_case c = { "seen", 4, 1, 64, 16, dtypes[i / TEST_ISAS], SLOTS, SLOTS, 0 };
+        test_device device;
+        if (!open_test_device(test_isas[i % TEST_ISAS], 1, &device)) {
+            continue;
+        }
+        for (size_t b = 0; b < sizeof bad / sizeof bad[0]; b++) {
+            world w = make_world(&c, 907);
+            w.k[bad[b] * 64 + 5] = NAN;
+            store_world(&device, &w, &c);
+            attend_rows(&device, &w, &c, FIRST, SLOTS - FIRST, out);
+            for (size_t at = FIRST * WIDTH; at < SLOTS * WIDTH; at++) {
+                cr_assert(isnan(out[at]), "%s, isa %s, slot %u: %g",
+                          fg_dtype_name(dtypes[i / TEST_ISAS]), test_isas[i % TEST_ISAS], bad[b],
+                          (double)out[at]);
+            }
+            free_world(&w);
+        }
         close_test_device(&device);
     }
 }
