@@ -210,8 +210,8 @@ static void find_factors(fg_strip_merge *m)
     }
     __mmask16 pairs = (__mmask16)((1u << m->count) - 1);
     __m512 one = _mm512_set1_ps(1.0f);
-    __m512 before = _mm512_maskz_load_ps(pairs, m->before);
-    __m512 now = _mm512_maskz_load_ps(pairs, m->now);
+    __m512 before = _mm512_maskz_loadu_ps(pairs, m->before);
+    __m512 now = _mm512_maskz_loadu_ps(pairs, m->now);
     __mmask16 rises = _mm512_cmp_ps_mask(now, before, _CMP_GT_OQ);
     __m512 larger = _mm512_mask_blend_ps(rises, before, now);
     __m512 smaller = _mm512_mask_blend_ps(rises, now, before);
