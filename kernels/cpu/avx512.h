@@ -59,10 +59,10 @@ FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row,
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 /* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
 #if defined(FG_AVX512_SMALL)
-#define FG_AVX512_HOLD(x) (void)(x)
+#define FG_AVX512_HOLD(x)         (void)(x)
 #define FG_AVX512_HOLD_POINTER(x) (void)(x)
 #else
-#define FG_AVX512_HOLD(x) __asm__("" : "+v"(x))
+#define FG_AVX512_HOLD(x)         __asm__("" : "+v"(x))
 #define FG_AVX512_HOLD_POINTER(x) __asm__("" : "+r"(x))
 #endif
 
