@@ -64,11 +64,10 @@ FG_AVX512_INLINE __m256 add_weights(__m256 sum, __m256i weights)
 FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, uint32_t end,
                                  float *const *records)
 {
-    __m512 maxima[FG_AVX512_TOGETHER];
     __m256 sums[FG_AVX512_TOGETHER];
-    fg_avx512_begin_weights(R, scores, begin, end, records, maxima);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
+        records[r][0] = fg_avx512_maximum(scores[r], begin, end);
         sums[r] = _mm256_setzero_ps();
     }
     for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {

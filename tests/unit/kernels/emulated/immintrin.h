@@ -96,11 +96,6 @@ FG_EMULATED __m256i fg_emulated_cvtneps_pbh(__m512 value)
     return _mm256_loadu_si256((const __m256i *)brains);
 }
 
-FG_EMULATED __m256i fg_emulated_rol_epi32(__m256i value, int count)
-{
-    return _mm256_or_si256(_mm256_slli_epi32(value, count), _mm256_srli_epi32(value, 32 - count));
-}
-
 FG_EMULATED __m256i fg_emulated_cvtepi64_epi32(__m512i value)
 {
     const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
@@ -376,7 +371,6 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #undef _mm256_dpbf16_ps
 #undef _mm512_cvtneps_pbh
 #undef _mm512_extractf32x8_ps
-#undef _mm256_rol_epi32
 #undef _mm512_cvtepi64_epi32
 #define __m512bh                __m512i
 #define __m256bh                __m256i
@@ -384,7 +378,6 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #define _mm256_dpbf16_ps        fg_emulated_dpbf16_half
 #define _mm512_extractf32x8_ps  fg_emulated_extractf32x8_ps
 #define _mm512_cvtneps_pbh      fg_emulated_cvtneps_pbh
-#define _mm256_rol_epi32        fg_emulated_rol_epi32
 #define _mm512_cvtepi64_epi32   fg_emulated_cvtepi64_epi32
 #define _mm512_cvtph_ps         fg_emulated_cvtph_ps
 #define _mm512_cvtepu8_epi32    fg_emulated_cvtepu8_epi32
