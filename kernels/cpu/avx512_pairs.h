@@ -28,8 +28,9 @@ enum {
     BLOCK_ROWS = 128,   /* whose sums are kept at a time */
     PAIR_BYTES = FG_PANEL_OUTPUTS * 4,
     BLOCK_BYTES = 2 * FG_CPU_CHAIN_PAIRS * PAIR_BYTES, /* of a panel */
-    AHEAD =
-        4096, /* bytes that a single tile asks ahead of its walk: what arrives meanwhile from memory */
+    /* Bytes that a single tile asks ahead of its walk: what arrives meanwhile from memory. One row is what the
+     * processor foresees better by itself. */
+    AHEAD = 4096,
 };
 
 /* Some rows against a slice of some panels. */
@@ -77,7 +78,7 @@ FG_AVX512_INLINE void run_pair(int R, int P, bool alone, const tile *t, walk *wa
         w[p] = _mm512_loadu_si512(way->at + (size_t)p * t->panel_bytes);
         FG_AVX512_HOLD(w[p]);
     }
-    if (alone) {
+    if (alone && R > 1) {
         ask(P, t, way->at + AHEAD);
     }
 #pragma GCC unroll 8
