@@ -5,32 +5,135 @@
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/plain.h"
 
+/* Groups that are quantised together, so that a lane of what is known of them is a group. */
+enum { GROUPS = 4, GROUP_VECTORS = FG_QUANT_GROUP / 16 };
+
+/* The largest of each word of the four parts of 128 bits. */
+FG_AVX512_INLINE __m128i largest_of_parts(__m512i x)
+{
+    __m256i y = _mm256_max_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    return _mm_max_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+}
+
+FG_AVX512_INLINE __m128i sum_of_parts(__m512i x)
+{
+    __m256i y = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+}
+
+/* The largest magnitudes of four groups, as bits. */
+FG_AVX512_INLINE __m128i peaks_of(const __m512 x[GROUPS * GROUP_VECTORS])
+{
+    const __m512i magnitude = _mm512_set1_epi32(INT32_MAX);
+    __m512i peaks[GROUPS];
+#pragma GCC unroll 4
+    for (int g = 0; g < GROUPS; g++) {
+        peaks[g] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x[2 * g]), magnitude),
+                                    _mm512_and_si512(_mm512_castps_si512(x[2 * g + 1]), magnitude));
+    }
+    __m512i low = _mm512_max_epi32(_mm512_unpacklo_epi32(peaks[0], peaks[1]),
+                                   _mm512_unpackhi_epi32(peaks[0], peaks[1]));
+    __m512i high = _mm512_max_epi32(_mm512_unpacklo_epi32(peaks[2], peaks[3]),
+                                    _mm512_unpackhi_epi32(peaks[2], peaks[3]));
+    __m512i all =
+        _mm512_max_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+    return largest_of_parts(all);
+}
+
+/* Two groups' bytes, and the sums of their halves. */
+FG_AVX512_INLINE __m512i quantize_two(const __m512 x[2 * GROUP_VECTORS], __m512 first,
+                                      __m512 second, __m128i *sums_out)
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[0], first)),
+                                              _mm512_cvtps_epi32(_mm512_mul_ps(x[1], first))),
+                           _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[2], second)),
+                                              _mm512_cvtps_epi32(_mm512_mul_ps(x[3], second))));
+    /* Packed, a word of each part of 128 bits is four columns of a half. */
+    __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+    *sums_out = sum_of_parts(sums);
+    return _mm512_permutexvar_epi32(order, bytes);
+}
+
+/* fg_cpu_quant_group of four. */
+FG_AVX512_INLINE void put_groups(__m128 scale, __m128i low, __m128i high, uint32_t count,
+                                 fg_quant_group *out)
+{
+    __m128 lows = _mm_castsi128_ps(low), highs = _mm_castsi128_ps(high);
+    __m128i first = _mm_castps_si128(_mm_shuffle_ps(lows, highs, 0x88));
+    __m128i second = _mm_castps_si128(_mm_shuffle_ps(lows, highs, 0xDD));
+    __m128i sum = _mm_add_epi32(first, second);
+    __m128i halves = _mm_blend_epi16(first, _mm_slli_epi32(second, 16), 0xAA);
+    __m128i negated = _mm_sub_epi32(_mm_setzero_si128(), sum);
+    __m128 rows[GROUPS] = { scale, _mm_mul_ps(scale, _mm_cvtepi32_ps(sum)),
+                            _mm_castsi128_ps(halves), _mm_castsi128_ps(negated) };
+    _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+#pragma GCC unroll 4
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        if (g < count) {
+            _mm_storeu_ps((float *)(void *)(out + g), rows[g]);
+        }
+    }
+}
+
+/* One to four groups; false, and nothing done: one of them has a NaN or an infinity. */
+FG_AVX512_INLINE bool quantize_groups(const float *values, uint32_t count, int8_t *quants,
+                                      fg_quant_group *groups)
+{
+    __m512 x[GROUPS * GROUP_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < GROUPS * GROUP_VECTORS; i++) {
+        x[i] = i < GROUP_VECTORS * count ? _mm512_loadu_ps(values + 16 * (size_t)i)
+                                         : _mm512_setzero_ps();
+    }
+    __m128i bits = peaks_of(x);
+    __m128 peaks = _mm_castsi128_ps(bits);
+    if (__builtin_expect(_mm_movemask_epi8(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7F7FFFFF))) != 0,
+                         0)) {
+        return false;
+    }
+    const __m128 most = _mm_set1_ps(127.0f);
+    __m128 there = _mm_cmpge_ps(peaks, _mm_set1_ps(FG_CPU_QUANT_TINY));
+    __m128 scale = _mm_and_ps(there, _mm_div_ps(peaks, most));
+    __m128 inverse = _mm_and_ps(there, _mm_div_ps(most, peaks));
+    __m128i low, high;
+    __m512i bytes = quantize_two(x, _mm512_broadcastss_ps(inverse),
+                                 _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0x55)), &low);
+    __m512i more = quantize_two(x + 4, _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xAA)),
+                                _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xFF)), &high);
+    put_groups(scale, low, high, count, groups);
+    if (count == GROUPS) {
+        _mm512_storeu_si512(quants, bytes);
+        _mm512_storeu_si512(quants + 2 * FG_QUANT_GROUP, more);
+        return true;
+    }
+    __m512i parts[2] = { bytes, more };
+    memcpy(quants, parts, (size_t)count * FG_QUANT_GROUP);
+    return true;
+}
+
+static void quantize_group(const float *x, int8_t *quants, fg_quant_group *group)
+{
+    if (!quantize_groups(x, 1, quants, group)) {
+        *group = fg_cpu_no_group(quants);
+    }
+}
+
 static void avx512_quantize_row(const float *values, uint32_t columns, int8_t *quants,
                                 fg_quant_group *groups)
 {
-    const __m512i magnitude = _mm512_set1_epi32(INT32_MAX);
-    for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
+    uint32_t count = columns / FG_QUANT_GROUP;
+    for (uint32_t g = 0; g < count; g += GROUPS) {
+        uint32_t left = count - g < GROUPS ? count - g : GROUPS;
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
         int8_t *q = quants + (size_t)g * FG_QUANT_GROUP;
-        __m512 a = _mm512_loadu_ps(x);
-        __m512 b = _mm512_loadu_ps(x + 16);
-        __m512i peaks = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                         _mm512_and_si512(_mm512_castps_si512(b), magnitude));
-        uint32_t peak_bits = (uint32_t)_mm512_reduce_max_epi32(peaks);
-        if (fg_cpu_is_odd(peak_bits)) {
-            groups[g] = fg_cpu_no_group(q);
-            continue;
+        bool done = left == GROUPS ? quantize_groups(x, GROUPS, q, groups + g)
+                                   : quantize_groups(x, left, q, groups + g);
+        for (uint32_t i = 0; !done && i < left; i++) {
+            quantize_group(x + (size_t)i * FG_QUANT_GROUP, q + (size_t)i * FG_QUANT_GROUP,
+                           groups + g + i);
         }
-        float peak = fg_f32_from_bits(peak_bits);
-        bool zero = !(peak >= FG_CPU_QUANT_TINY);
-        float scale = zero ? 0.0f : peak / 127.0f;
-        __m512 inverse = _mm512_set1_ps(zero ? 0.0f : 127.0f / peak);
-        __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
-        __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-        _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(first));
-        _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(second));
-        int32_t sums[2] = { _mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second) };
-        groups[g] = fg_cpu_quant_group(scale, sums[0], sums[1]);
     }
 }
 
