@@ -232,7 +232,7 @@ static void print_line(const bench *b, const line *l)
 static fg_bench_rates measure_probes(const bench *b)
 {
     static const fg_bench_cost all = { .layers = { .int8 = 1, .bf16 = 1, .floats = 1 } };
-    return fg_bench_rates_measure(b->peaks, b->threads, &all, false);
+    return fg_bench_rates_measure(b->peaks, b->threads, &all, 0);
 }
 
 /* Prints what was measured since the last call, as shares of the probes before and after. */

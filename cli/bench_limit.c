@@ -35,22 +35,27 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
     return cost;
 }
 
-fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
-                                      const fg_bench_cost *cost, bool sustained)
+static double rate_of(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
+                      uint32_t sustain_ms)
 {
-    double (*measure)(fg_peaks *, fg_peak_kind, uint32_t, uint32_t) =
-        sustained ? fg_peaks_sustain : fg_peaks_measure;
+    return sustain_ms > 0 ? fg_peaks_sustain(peaks, kind, thread_count, sustain_ms)
+                          : fg_peaks_measure(peaks, kind, thread_count, PROBE_MS);
+}
+
+fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
+                                      const fg_bench_cost *cost, uint32_t sustain_ms)
+{
     fg_bench_rates rates = { 0 };
-    rates.read = measure(peaks, FG_PEAK_DRAM, thread_count, PROBE_MS);
+    rates.read = rate_of(peaks, FG_PEAK_DRAM, thread_count, sustain_ms);
     if (cost->layers.int8 + cost->head.int8 > 0.0) {
-        rates.int8 = measure(peaks, FG_PEAK_INT8, thread_count, PROBE_MS);
+        rates.int8 = rate_of(peaks, FG_PEAK_INT8, thread_count, sustain_ms);
     }
     if (cost->layers.bf16 + cost->head.bf16 > 0.0) {
-        rates.bf16 = measure(peaks, FG_PEAK_BF16, thread_count, PROBE_MS);
+        rates.bf16 = rate_of(peaks, FG_PEAK_BF16, thread_count, sustain_ms);
     }
     bool by_floats = cost->layers.bf16 + cost->head.bf16 > 0.0 && rates.bf16 <= 0.0;
     if (by_floats || cost->layers.floats + cost->head.floats > 0.0) {
-        rates.floats = measure(peaks, FG_PEAK_F32, thread_count, PROBE_MS);
+        rates.floats = rate_of(peaks, FG_PEAK_F32, thread_count, sustain_ms);
     }
     rates.bf16 = by_floats ? rates.floats : rates.bf16;
     return rates;
@@ -69,16 +74,12 @@ fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b)
                              .read = larger(a.read, b.read) };
 }
 
-fg_bench_rates fg_bench_rates_mean(const fg_bench_rates *rates, uint32_t count)
+void fg_bench_rates_lean(fg_bench_rates *rates, const fg_bench_rates *towards, double share)
 {
-    fg_bench_rates sum = { 0 };
-    for (uint32_t i = 0; i < count; i++) {
-        sum.int8 += rates[i].int8 / count;
-        sum.bf16 += rates[i].bf16 / count;
-        sum.floats += rates[i].floats / count;
-        sum.read += rates[i].read / count;
-    }
-    return sum;
+    rates->int8 += (towards->int8 - rates->int8) * share;
+    rates->bf16 += (towards->bf16 - rates->bf16) * share;
+    rates->floats += (towards->floats - rates->floats) * share;
+    rates->read += (towards->read - rates->read) * share;
 }
 
 static double seconds(double amount, double rate)

@@ -33,13 +33,14 @@ typedef struct fg_bench_rates {
     double int8, bf16, floats, read;
 } fg_bench_rates;
 
-/* Those that the cost asks for: the best of short runs, or (`sustained`) the mean. About 0.1 s each. */
+/* Those that the cost asks for: the best of short runs in 0.1 s each, or the mean over `sustain_ms` each. */
 fg_bench_rates fg_bench_rates_measure(fg_peaks *peaks, uint32_t thread_count,
-                                      const fg_bench_cost *cost, bool sustained);
+                                      const fg_bench_cost *cost, uint32_t sustain_ms);
 /* The larger of each: what the machine could do around a measurement. */
 fg_bench_rates fg_bench_rates_max(fg_bench_rates a, fg_bench_rates b);
 
-fg_bench_rates fg_bench_rates_mean(const fg_bench_rates *rates, uint32_t count);
+/* Goes `share` of the way towards others: 1 / n keeps the mean of n. */
+void fg_bench_rates_lean(fg_bench_rates *rates, const fg_bench_rates *towards, double share);
 
 /* A step, or several alike. */
 typedef struct fg_bench_work {

@@ -102,7 +102,7 @@ const fg_conf_spec fg_bench_throughput_spec = {
         "of "
         "its\n"
         "memory probe, whichever is longer. Once with the probes at their best before and after a\n"
-        "test, once with what they sustain between its runs, others on the machine included.\n"
+        "test, once with what they sustain every 0.1 s between its steps, others included.\n"
         "\n"
         "  forge bench throughput --model F                       pp512 and tg128 for 1 to 16 "
         "sequences\n"
@@ -140,8 +140,8 @@ typedef struct bench {
     fg_clock clock;
 } bench;
 
-/* `count` steps of one token for each of `batch` sequences, one step always waiting behind another. */
-static fg_status run_decode(bench *b, uint32_t batch, uint32_t count, fg_error *err)
+/* Steps `first` .. `first + count - 1` of one token for each of `batch` sequences, one always waiting behind another. */
+static fg_status run_decode(bench *b, uint32_t batch, uint32_t first, uint32_t count, fg_error *err)
 {
     uint32_t begun = 0, ended = 0;
     fg_status status = FG_OK;
@@ -150,7 +150,8 @@ static fg_status run_decode(bench *b, uint32_t batch, uint32_t count, fg_error *
             fg_step_seq *items = b->items[begun % STEP_SETS];
             const fg_step_seq *before = b->items[(begun + STEP_SETS - 1) % STEP_SETS];
             for (uint32_t s = 0; s < batch; s++) {
-                items[s] = fg_bench_model_item(&b->model, s, batch, b->config.depth + begun, 1);
+                items[s] =
+                    fg_bench_model_item(&b->model, s, batch, b->config.depth + first + begun, 1);
                 items[s].sample = true;
                 items[s].follows = begun > 0 ? &before[s] : NULL;
             }
@@ -199,45 +200,14 @@ static uint32_t tokens_of(const bench *b, const test *t)
                                : b->config.generate * t->tokens;
 }
 
-static fg_status run_once(bench *b, const test *t, uint32_t steps, fg_error *err)
+/* Steps `first` and on; a prompt is run as a whole, or one token of it. */
+static fg_status run_steps(bench *b, const test *t, uint32_t first, uint32_t count, fg_error *err)
 {
     return t->kind == PREFILL
-               ? fg_bench_model_prompt(&b->model, 0, 1, steps < steps_of(b, t) ? 1 : t->tokens,
+               ? fg_bench_model_prompt(&b->model, 0, 1, count < steps_of(b, t) ? 1 : t->tokens,
                                        b->config.chunk, err)
-           : t->kind == DECODE ? run_decode(b, t->batch, steps, err)
-                               : run_verify(b, t->tokens, steps, err);
-}
-
-/* Tokens per second of each run, and what the probes sustained before, between and after them. */
-typedef struct samples {
-    double tokens_per_s[REPEAT_MAX];
-    fg_bench_rates sustained[REPEAT_MAX + 1];
-} samples;
-
-static fg_bench_rates probe(const bench *b, bool sustained)
-{
-    return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, sustained);
-}
-
-static fg_status measure(bench *b, const test *t, samples *out, fg_error *err)
-{
-    fg_status status = FG_OK;
-    for (uint32_t s = 0; t->kind != PREFILL && status == FG_OK && s < t->batch; s++) {
-        status =
-            fg_bench_model_prompt(&b->model, s, t->batch, b->config.depth, b->config.chunk, err);
-    }
-    if (status == FG_OK) {
-        status = run_once(b, t, 1, err);
-    }
-    out->sustained[0] = probe(b, true);
-    for (uint32_t i = 0; status == FG_OK && i < b->config.repeat; i++) {
-        uint64_t began_at_ns = fg_clock_now_ns(&b->clock);
-        status = run_once(b, t, steps_of(b, t), err);
-        double seconds = (double)(fg_clock_now_ns(&b->clock) - began_at_ns) * 1e-9;
-        out->tokens_per_s[i] = tokens_of(b, t) / seconds;
-        out->sustained[i + 1] = probe(b, true);
-    }
-    return status;
+           : t->kind == DECODE ? run_decode(b, t->batch, first, count, err)
+                               : run_verify(b, t->tokens, count, err);
 }
 
 /* Seconds that the machine's limits leave for one run of the test. */
@@ -256,6 +226,96 @@ static double limit_of(const bench *b, const test *t, const fg_bench_rates *rate
         work.kv_bytes = steps * (t->kind == DECODE ? t->batch : 1) * context * kv_token_bytes;
     }
     return fg_bench_limit(&b->model.cost, &work, rates, probe_out);
+}
+
+/* Memory that others use as well changes within a second: a run is cut into slices, between which the probes see what
+ * the machine gives then. */
+enum { SLICE_MS = 100, SLICE_PROBE_MS = 20 };
+
+/* What the runs of a test came to. */
+typedef struct samples {
+    double tokens_per_s[REPEAT_MAX];
+    double seconds;           /* of all slices */
+    double sustained_s;       /* what the probes beside each of them would have left */
+    fg_bench_rates sustained; /* their mean */
+    uint32_t slice_count;
+} samples;
+
+static fg_bench_rates probe_best(const bench *b)
+{
+    return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, 0);
+}
+
+static fg_bench_rates probe_sustained(const bench *b)
+{
+    return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, SLICE_PROBE_MS);
+}
+
+static void add_slice(const bench *b, const test *t, uint32_t steps, double seconds,
+                      const fg_bench_rates *beside, samples *out)
+{
+    const char *probe;
+    out->seconds += seconds;
+    out->sustained_s += limit_of(b, t, beside, &probe) * steps / steps_of(b, t);
+    out->slice_count++;
+    fg_bench_rates_lean(&out->sustained, beside, 1.0 / out->slice_count);
+}
+
+static fg_status run_timed(bench *b, const test *t, uint32_t first, uint32_t count,
+                           double *seconds_out, fg_error *err)
+{
+    uint64_t began_at_ns = fg_clock_now_ns(&b->clock);
+    fg_status status = run_steps(b, t, first, count, err);
+    *seconds_out = (double)(fg_clock_now_ns(&b->clock) - began_at_ns) * 1e-9;
+    return status;
+}
+
+/* One run, in slices of so many steps. `before`: what the probes said last. */
+static fg_status run_in_slices(bench *b, const test *t, uint32_t slice, fg_bench_rates *before,
+                               samples *out, double *seconds_out, fg_error *err)
+{
+    uint32_t steps = steps_of(b, t);
+    fg_status status = FG_OK;
+    *seconds_out = 0.0;
+    for (uint32_t first = 0; status == FG_OK && first < steps; first += slice) {
+        uint32_t count = steps - first < slice ? steps - first : slice;
+        double seconds;
+        status = run_timed(b, t, first, count, &seconds, err);
+        fg_bench_rates beside = *before;
+        *before = probe_sustained(b);
+        fg_bench_rates_lean(&beside, before, 0.5);
+        add_slice(b, t, count, seconds, &beside, out);
+        *seconds_out += seconds;
+    }
+    return status;
+}
+
+static uint32_t slice_of(const bench *b, const test *t, double step_s)
+{
+    uint32_t steps = steps_of(b, t);
+    double fit = SLICE_MS * 1e-3 / step_s;
+    return t->kind == PREFILL || fit >= steps ? steps : fit < 1.0 ? 1 : (uint32_t)fit;
+}
+
+static fg_status measure(bench *b, const test *t, samples *out, fg_error *err)
+{
+    fg_status status = FG_OK;
+    double step_s = 0.0;
+    *out = (samples){ 0 };
+    for (uint32_t s = 0; t->kind != PREFILL && status == FG_OK && s < t->batch; s++) {
+        status =
+            fg_bench_model_prompt(&b->model, s, t->batch, b->config.depth, b->config.chunk, err);
+    }
+    for (int i = 0; status == FG_OK && i < 2; i++) {
+        status = run_timed(b, t, 0, 1, &step_s, err);
+    }
+    fg_bench_rates before = probe_sustained(b);
+    for (uint32_t i = 0; status == FG_OK && i < b->config.repeat; i++) {
+        double seconds;
+        status = run_in_slices(b, t, slice_of(b, t, step_s), &before, out, &seconds, err);
+        out->tokens_per_s[i] = tokens_of(b, t) / seconds;
+    }
+    return status;
 }
 
 static void name_of(const bench *b, const test *t, char *out, size_t size)
@@ -290,7 +350,7 @@ typedef struct result {
     char name[64];
     fg_bench_stats stats;
     fg_bench_rates best, sustained; /* of the probes */
-    double limit_s, sustained_s;    /* for one run, by them */
+    double limit_s;                 /* for one run, by the best */
     const char *probe;
     double share, sustained_share;
 } result;
@@ -298,12 +358,10 @@ typedef struct result {
 static result result_of(const bench *b, const test *t, const samples *runs, fg_bench_rates best)
 {
     result r = { .stats = fg_bench_stats_of(runs->tokens_per_s, b->config.repeat), .best = best };
-    const char *probe;
-    r.sustained = fg_bench_rates_mean(runs->sustained, b->config.repeat + 1);
+    r.sustained = runs->sustained;
     r.limit_s = limit_of(b, t, &r.best, &r.probe);
-    r.sustained_s = limit_of(b, t, &r.sustained, &probe);
     r.share = r.stats.mean * r.limit_s / tokens_of(b, t);
-    r.sustained_share = r.stats.mean * r.sustained_s / tokens_of(b, t);
+    r.sustained_share = runs->sustained_s / runs->seconds;
     name_of(b, t, r.name, sizeof r.name);
     return r;
 }
@@ -451,13 +509,13 @@ static fg_status run_tests(bench *b, const plan *p, fg_error *err)
 {
     samples runs;
     print_head(b);
-    fg_bench_rates before = probe(b, false);
+    fg_bench_rates before = probe_best(b);
     for (uint32_t i = 0; i < p->count; i++) {
         fg_status status = measure(b, &p->tests[i], &runs, err);
         if (status != FG_OK) {
             return status;
         }
-        fg_bench_rates after = probe(b, false);
+        fg_bench_rates after = probe_best(b);
         result r = result_of(b, &p->tests[i], &runs, fg_bench_rates_max(before, after));
         print_result(b, &p->tests[i], &r);
         before = after;

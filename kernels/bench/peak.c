@@ -1,5 +1,6 @@
 #include "kernels/bench/peak.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ enum {
     L2_BYTES = 192 << 10,
     L3_BYTES = 3 << 20,
     DRAM_BYTES = 256 << 20, /* of all threads: far more than a cache */
+    DRAM_PARTS = 64,        /* of a thread's share of it */
     READ_BYTES = 128 << 20, /* what a run over a cache reads in all */
 };
 
@@ -31,6 +33,9 @@ struct fg_peaks {
     /* The run in progress. */
     fg_peak_kind kind;
     uint32_t thread_count;
+    /* Of a sustained one. */
+    uint64_t until_ns;
+    _Atomic uint64_t parts; /* done, by all threads */
 };
 
 #if defined(__x86_64__)
@@ -353,11 +358,29 @@ static void run_piece(void *ctx, uint32_t piece, uint32_t member)
     run_share(ctx, piece);
 }
 
-/* Many pieces: each member reads its own part, or two would share what comes from memory. */
-static void run_own_share(void *ctx, uint32_t piece, uint32_t member)
+/* A run of one thread, or of memory so much of it that a look at the clock behind it is soon enough. Each member
+ * reads its own, or two would share what comes from memory. */
+static void run_part(fg_peaks *peaks, uint32_t member, uint64_t number)
+{
+    if (peaks->kind != FG_PEAK_DRAM) {
+        run_share(peaks, member);
+        return;
+    }
+    size_t set = set_bytes(peaks);
+    size_t part = set / DRAM_PARTS;
+    read_bytes(peaks->memory + member * set + number % DRAM_PARTS * part, part, true);
+}
+
+static void run_until(void *ctx, uint32_t piece, uint32_t member)
 {
     (void)piece;
-    run_share(ctx, member);
+    fg_peaks *peaks = ctx;
+    fg_clock clock = fg_clock_real();
+    uint64_t count = 0;
+    while (fg_clock_now_ns(&clock) < peaks->until_ns) {
+        run_part(peaks, member, count++);
+    }
+    atomic_fetch_add(&peaks->parts, count);
 }
 
 /* Multiply-adds or bytes of one run. */
@@ -442,7 +465,6 @@ double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
 double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
                         uint32_t budget_ms)
 {
-    enum { SHARES = 8 }; /* of a thread between two looks at the clock */
     FG_ASSERT(thread_count == 1 || thread_count == fg_team_size(peaks->team), "%u threads",
               thread_count);
     if (is_missing(kind)) {
@@ -451,19 +473,18 @@ double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     peaks->kind = kind;
     peaks->thread_count = thread_count;
     fg_clock clock = fg_clock_real();
-    uint64_t began_at_ns = fg_clock_now_ns(&clock), ended_at_ns;
-    double amount = 0.0;
-    do {
-        if (thread_count == 1) {
-            run_share(peaks, 0);
-            amount += amount_of_run(peaks);
-        } else {
-            fg_team_for(peaks->team, SHARES * thread_count, run_own_share, peaks);
-            amount += SHARES * amount_of_run(peaks);
-        }
-        ended_at_ns = fg_clock_now_ns(&clock);
-    } while (ended_at_ns - began_at_ns < budget_ms * 1000000ull);
-    return amount / ((double)(ended_at_ns - began_at_ns) * 1e-9);
+    uint64_t began_at_ns = fg_clock_now_ns(&clock);
+    peaks->until_ns = began_at_ns + budget_ms * 1000000ull;
+    atomic_store(&peaks->parts, 0);
+    if (thread_count == 1) {
+        run_until(peaks, 0, 0);
+    } else {
+        fg_team_for(peaks->team, thread_count, run_until, peaks);
+    }
+    double seconds = (double)(fg_clock_now_ns(&clock) - began_at_ns) * 1e-9;
+    double parts = (double)atomic_load(&peaks->parts);
+    return parts * amount_of_run(peaks) / thread_count / (kind == FG_PEAK_DRAM ? DRAM_PARTS : 1) /
+           seconds;
 }
 
 static void print_json(fg_peak_kind kind, uint32_t threads, double rate)

@@ -46,7 +46,7 @@ void fg_peaks_close(fg_peaks *peaks);
 double fg_peaks_measure(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
                         uint32_t budget_ms);
 
-/* The mean over `budget_ms` instead, with whatever others took meanwhile. The threads claim short pieces, so
+/* The mean over `budget_ms` instead, with whatever others took meanwhile. Each thread does what it can until then, so
  * that a slow one holds up nobody. thread_count: 1 or as many as there are. */
 double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_count,
                         uint32_t budget_ms);

@@ -463,7 +463,9 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
                .group_count = w->columns / FG_QUANT_GROUP,
                .row_bytes = w->columns / FG_QUANT_GROUP * sizeof(fg_quant_group),
                .linear = linear };
-    batch b = { .shape = fg_panel_shape_of(w->type, w->columns), .group_count = t.group_count };
+    batch b; /* 16 KiB that need no zeros */
+    b.shape = fg_panel_shape_of(w->type, w->columns);
+    b.group_count = t.group_count;
     for (uint32_t panel = first; panel < first + count; panel += b.panels) {
         b.panels = tile_panels(w->type, rows, first + count - panel);
         t.panel = (const uint8_t *)w->data + panel * t.panel_bytes;
