@@ -377,9 +377,9 @@ static void run_until(void *ctx, uint32_t piece, uint32_t member)
     fg_peaks *peaks = ctx;
     fg_clock clock = fg_clock_real();
     uint64_t count = 0;
-    while (fg_clock_now_ns(&clock) < peaks->until_ns) {
+    do {
         run_part(peaks, member, count++);
-    }
+    } while (fg_clock_now_ns(&clock) < peaks->until_ns);
     atomic_fetch_add(&peaks->parts, count);
 }
 

@@ -122,6 +122,37 @@ Test(bench, the_slower_limit_counts)
     }
 }
 
+Test(bench, a_mean_of_rates_is_kept)
+{
+    const fg_bench_rates seen[] = { { 1, 20, 300, 4000 }, { 2, 10, 900, 0 }, { 6, 0, 300, 2000 } };
+    fg_bench_rates mean = { 0 };
+    for (int i = 0; i < 3; i++) {
+        fg_bench_rates_lean(&mean, &seen[i], 1.0 / (i + 1));
+    }
+    cr_assert_float_eq(mean.int8, 3, 1e-9);
+    cr_assert_float_eq(mean.bf16, 10, 1e-9);
+    cr_assert_float_eq(mean.floats, 500, 1e-9);
+    cr_assert_float_eq(mean.read, 2000, 1e-9);
+}
+
+/* Of the same order: a share of the memory, or a thread's, that is counted wrong is off by 64, or by the number of
+ * threads and the parts of a share. How fast a busy machine is, is no test. */
+Test(bench, what_is_sustained_is_not_more_than_the_best)
+{
+    fg_peaks *peaks;
+    cr_assert_eq(fg_peaks_open(2, &peaks, NULL), FG_OK);
+    for (uint32_t threads = 1; threads <= 2; threads++) {
+        for (uint32_t kind = 0; kind < FG_PEAK_COUNT; kind++) {
+            double best = fg_peaks_measure(peaks, kind, threads, 5);
+            double mean = fg_peaks_sustain(peaks, kind, threads, 5);
+            cr_assert_eq(mean > 0.0, best > 0.0, "%s", fg_peak_name(kind));
+            cr_assert(mean <= 8.0 * best, "%s, %u threads: %g, %g", fg_peak_name(kind), threads,
+                      mean, best);
+        }
+    }
+    fg_peaks_close(peaks);
+}
+
 static bool open_peaks(void *ctx)
 {
     (void)ctx;
