@@ -77,7 +77,7 @@ FG_AVX512_INLINE void put_groups(__m128 scale, __m128i low, __m128i high, uint32
     }
 }
 
-/* One to four groups; false, and nothing done: one of them has a NaN or an infinity. */
+/* One to four groups; false, and nothing done: one of them has a NaN or an infinity (fg_cpu_is_odd). */
 FG_AVX512_INLINE bool quantize_groups(const float *values, uint32_t count, int8_t *quants,
                                       fg_quant_group *groups)
 {
