@@ -201,9 +201,10 @@ enum { FG_ATTEND_CHUNK = 256 };
  *   weight[s] = 2^(score[s] - the chunk's maximum); sum = weights added in lane s % 8, then fold
  *   o[d] = one fma chain over s of weight[s] * v[s][d], from 0
  * bf16: score and o are sums of chains as in products with BF16 weights, of 32 d and of 32 slots of the chunk, those
- * not seen left out. q[d] * (scale * log2 e) and the weights are rounded to bf16, half to even. The sum is of the rounded
- * weights, in lane (s / 2) % 8. A q[d] below 2^-50 is 0, and a weight where score[s] is more than 50 below
- * the maximum. So no product and no sum is a denormal, and instructions that multiply pairs of bf16, adding
+ * not seen left out. q[d] * (scale * log2 e) and the weights are rounded to bf16, half to even, and before that
+ * score[s] - the maximum to a multiple of 1/128, half to even. The sum is of the rounded weights, in lane (s / 2) % 16,
+ * lanes i and i + 8, then fold. A q[d] below 2^-50 is 0, and a weight where score[s], so rounded, is more than 50
+ * below the maximum. So no product and no sum is a denormal, and instructions that multiply pairs of bf16, adding
  * first the product of the upper halves, then that of the lower ones, give these bits.
  * int8: products are summed as integers, exactly. q becomes q8 = round(q[d] * (127 / max|q|)), half to even, all 0
  * where max|q| is below 1e-30; NaN counts as 0,

@@ -131,7 +131,7 @@ fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 /* The oldest step in flight once it has ended, its *_out fields filled; NULL when none has. */
 fg_step *fg_engine_poll(fg_engine *engine);
 
-/* "cpu/k5/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
+/* "cpu/k6/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
  * equal inside one class; the CPU's instruction sets all give the same ones and are not named. */
 const char *fg_engine_numerics_class(const fg_engine *engine);
 

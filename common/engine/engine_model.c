@@ -148,7 +148,7 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     engine->share = options->share;
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
-    snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "cpu/k5/kv-%s/tp1",
+    snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "cpu/k6/kv-%s/tp1",
              fg_dtype_name(options->layout.dtype));
     fg_status status = fg_forward_create(options, &engine->forward, err);
     if (status != FG_OK) {

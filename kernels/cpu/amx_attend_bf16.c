@@ -7,7 +7,7 @@
  *   V, per block of 32 slots: [16][dimension], the first 16 slots in upper halves
  */
 #include "kernels/cpu/amx_strip.h"
-#include "kernels/cpu/avx512_attend.h"
+#include "kernels/cpu/avx512_brain.h"
 
 enum {
     BLOCK = 2 * FG_STRIP_CHAIN,
@@ -79,65 +79,16 @@ static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_d
     }
 }
 
-/* bf16 in 16 lower halves. */
-FG_AVX512_INLINE __m512i widened(__m256i brains)
-{
-    return _mm512_cvtepu16_epi32(brains);
-}
-
-/* Some rows: the words of 32 weights are written where the first half of earlier ones was read. */
-FG_AVX512_INLINE void weigh_rows(int R, float *const *scores, uint32_t begin, uint32_t end,
-                                 float *const *records)
-{
-    const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
-    __m512 maxima[FG_AVX512_TOGETHER];
-    __m256 sums[FG_AVX512_TOGETHER];
-    fg_avx512_begin_weights(R, scores, begin, end, records, maxima);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-        sums[r] = _mm256_setzero_ps();
-    }
-    for (uint32_t block = begin / BLOCK * BLOCK; block < end; block += BLOCK) {
-        __m256i weights[FG_AVX512_TOGETHER][2];
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < 2; half++) {
-            uint32_t j = block + half * WORDS;
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                weights[r][half] = _mm256_setzero_si256();
-                if (j >= begin && j < end) {
-                    __m512 x = _mm512_sub_ps(_mm512_load_ps(scores[r] + j), maxima[r]);
-                    __m256i brains = (__m256i)_mm512_cvtneps_pbh(fg_avx512_brain_exp2(x));
-                    __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(brains, 16));
-                    __m256 second = _mm256_castsi256_ps(_mm256_and_si256(brains, upper));
-                    sums[r] = _mm256_add_ps(_mm256_add_ps(sums[r], first), second);
-                    weights[r][half] = brains;
-                }
-            }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            __m512i first = _mm512_slli_epi32(widened(weights[r][0]), 16);
-            _mm512_store_si512(scores[r] + block / 2,
-                               _mm512_or_si512(first, widened(weights[r][1])));
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-        records[r][FG_ATTEND_SUM] = fg_avx512_fold(sums[r]);
-    }
-}
+/* Of 32 weights, whose words hold neighbours: slot i goes above slot i + 16. */
+static const uint16_t apart[BLOCK] = {
+    17, 1, 16, 0, 19, 3,  18, 2,  21, 5,  20, 4,  23, 7,  22, 6,
+    25, 9, 24, 8, 27, 11, 26, 10, 29, 13, 28, 12, 31, 15, 30, 14
+};
 
 static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
     (void)dtype;
-    uint32_t i = 0;
-    for (; i + FG_AVX512_TOGETHER <= rows->count; i += FG_AVX512_TOGETHER) {
-        weigh_rows(FG_AVX512_TOGETHER, &rows->scores[i], begin, end, &rows->records[i]);
-    }
-    for (; i < rows->count; i++) {
-        weigh_rows(1, &rows->scores[i], begin, end, &rows->records[i]);
-    }
+    fg_avx512_weigh_brains(apart, rows, begin, end);
 }
 
 /* ---- products ---- */

@@ -401,7 +401,8 @@ FG_AVX2_INLINE __m256 brain_power_of(__m256 x)
 /* fg_cpu_brain_exp2 of eight, as floats. */
 FG_AVX2_INLINE __m256 brain_exp2_of(__m256 x)
 {
-    return round_brain(brain_power_of(x));
+    const __m256 steps = _mm256_set1_ps(FG_CPU_BRAIN_STEPS);
+    return round_brain(brain_power_of(_mm256_sub_ps(_mm256_add_ps(x, steps), steps)));
 }
 
 FG_AVX2_INLINE float maximum_of(const float *x, uint32_t begin, uint32_t end)
@@ -413,22 +414,27 @@ FG_AVX2_INLINE float maximum_of(const float *x, uint32_t begin, uint32_t end)
     return largest(high);
 }
 
-/* The sum's lanes are pairs of slots. */
+/* The sum's lanes are pairs of slots, of two pieces. */
 static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
 {
     record[0] = maximum_of(x, begin, end);
     __m256 maximum = _mm256_set1_ps(record[0]);
     __m256 sum = _mm256_setzero_ps();
+    __m256 other = sum; /* of every second piece: which ones does not matter where both are added */
     for (uint32_t j = begin; j < end; j += PIECE) {
+        __m256 now = other;
         __m256 low = brain_exp2_of(_mm256_sub_ps(_mm256_load_ps(x + j), maximum));
         __m256 high = brain_exp2_of(_mm256_sub_ps(_mm256_load_ps(x + j + 8), maximum));
         /* Pairs 0 1 4 5 2 3 6 7: their first slots, then their second ones. */
-        sum = _mm256_add_ps(sum, _mm256_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)));
-        sum = _mm256_add_ps(sum, _mm256_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1)));
+        now = _mm256_add_ps(now, _mm256_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)));
+        now = _mm256_add_ps(now, _mm256_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1)));
+        other = sum;
+        sum = now;
         _mm256_store_ps(x + j, low);
         _mm256_store_ps(x + j + 8, high);
     }
-    __m256d pairs = _mm256_permute4x64_pd(_mm256_castps_pd(sum), _MM_SHUFFLE(3, 1, 2, 0));
+    __m256d pairs =
+        _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_add_ps(sum, other)), _MM_SHUFFLE(3, 1, 2, 0));
     record[FG_ATTEND_SUM] = fg_avx2_fold(_mm256_castpd_ps(pairs));
 }
 

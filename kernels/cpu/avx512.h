@@ -1,6 +1,6 @@
 /*
  * avx512 - the parts of the AVX-512 tables that are not in one file. They need F, BW, DQ, VL and VNNI,
- * and all that the AVX2 table needs; the ones called avx512_bf16 and amx need BF16 as well.
+ * and all that the AVX2 table needs; the ones called avx512_bf16 and amx need BF16 and VBMI as well.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_H
 #define FORGE_KERNELS_CPU_AVX512_H

@@ -82,22 +82,34 @@ static void weigh_floats(float *x, uint32_t begin, uint32_t end, float *record)
     record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
 }
 
-/* The lanes of a bf16 cache's sum are pairs of slots, which are the 64-bit elements here. */
+/* fg_cpu_brain_exp2 of sixteen, in the upper halves. */
+FG_AVX512_INLINE __m512i brain_exp2_of(__m512 x)
+{
+    const __m512 steps = _mm512_set1_ps(FG_CPU_BRAIN_STEPS);
+    __mmask16 there;
+    return round_brain(
+        fg_avx512_brain_power(_mm512_sub_ps(_mm512_add_ps(x, steps), steps), &there));
+}
+
+/* The lanes of a bf16 cache's sum are pairs of slots, which are the 64-bit elements here, of two pieces. */
 static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
 {
     record[0] = fg_avx512_maximum(x, begin, end);
     __m512 maximum = _mm512_set1_ps(record[0]);
     __m256 sum = _mm256_setzero_ps();
+    __m256 other = sum; /* of every second piece: which ones does not matter where both are added */
     for (uint32_t j = begin; j < end; j += FG_AVX512_LANES) {
-        __m512 exact = fg_avx512_brain_exp2(_mm512_sub_ps(_mm512_load_ps(x + j), maximum));
-        __m512i weights = round_brain(exact);
+        __m256 now = other;
+        __m512i weights = brain_exp2_of(_mm512_sub_ps(_mm512_load_ps(x + j), maximum));
         __m256i first = _mm512_cvtepi64_epi32(weights);
         __m256i second = _mm512_cvtepi64_epi32(_mm512_srli_epi64(weights, 32));
-        sum = _mm256_add_ps(sum, _mm256_castsi256_ps(first));
-        sum = _mm256_add_ps(sum, _mm256_castsi256_ps(second));
+        now = _mm256_add_ps(now, _mm256_castsi256_ps(first));
+        now = _mm256_add_ps(now, _mm256_castsi256_ps(second));
+        other = sum;
+        sum = now;
         _mm512_store_si512(x + j, weights);
     }
-    record[FG_ATTEND_SUM] = fg_avx512_fold(sum);
+    record[FG_ATTEND_SUM] = fg_avx512_fold(_mm256_add_ps(sum, other));
 }
 
 /* Some rows of int8: the first pass leaves weights times V's scales, the second makes bytes of them, written

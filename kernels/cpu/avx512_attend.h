@@ -626,13 +626,6 @@ FG_AVX512_INLINE __m512 fg_avx512_brain_power(__m512 x, __mmask16 *there_out)
     return _mm512_castsi512_ps(_mm512_maskz_add_epi32(*there_out, power, _mm512_castps_si512(p)));
 }
 
-/* fg_cpu_brain_exp2 of sixteen before it is rounded. */
-FG_AVX512_INLINE __m512 fg_avx512_brain_exp2(__m512 x)
-{
-    __mmask16 there;
-    return fg_avx512_brain_power(x, &there);
-}
-
 /* The products of a kind, for strips of 1 to 8 (row, head)s. */
 #define FG_AVX512_PRODUCT(kind, M)                                                                 \
     static void scores_##kind##_##M(const fg_strip *s, uint32_t begin, uint32_t end)               \

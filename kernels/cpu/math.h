@@ -127,14 +127,12 @@ static inline float fg_cpu_merge_factors(float before, float now, float *before_
     return rises ? now : before;
 }
 
-/* 2^x for x <= 0 as bf16, 0 below -50; 2^0 is exactly 1. Before it is rounded, the largest relative error is
- * 1.02e-4: a twentieth of what rounding adds. */
+/* 2^x for x <= 0, 0 below -50; 2^0 is exactly 1. The largest relative error is 1.02e-4. */
 #define FG_CPU_BRAIN_LEAST -50.0f
 #define FG_CPU_BRAIN_1     0x1.62f5fcp-1f
 #define FG_CPU_BRAIN_2     0x1.f00c8p-3f
 #define FG_CPU_BRAIN_3     0x1.c2a268p-5f
 
-/* Before it is rounded. */
 static inline float fg_cpu_brain_power(float x)
 {
     if (x < FG_CPU_BRAIN_LEAST) {
@@ -148,9 +146,14 @@ static inline float fg_cpu_brain_power(float x)
     return fg_f32_from_bits(fg_f32_bits(p) + (fg_f32_bits(shifted) << 23));
 }
 
+/* Added and taken away again, it leaves the nearest multiple of 1/128, half to even. */
+#define FG_CPU_BRAIN_STEPS 0x1.8p16f
+
+/* As bf16, of the nearest multiple of 1/128. So there are 128 mantissas, which some kernels look up (avx512_brain.h). */
 static inline uint16_t fg_cpu_brain_exp2(float x)
 {
-    return fg_bf16_from_f32(fg_cpu_brain_power(x));
+    float step = (x + FG_CPU_BRAIN_STEPS) - FG_CPU_BRAIN_STEPS;
+    return fg_bf16_from_f32(fg_cpu_brain_power(step));
 }
 
 /* What bytes of weights are made with (ops.h). */

@@ -449,7 +449,9 @@ FG_NEON_INLINE float32x4_t brain_power_of(float32x4_t x)
 /* fg_cpu_brain_exp2 of four, as floats. */
 FG_NEON_INLINE float32x4_t brain_exp2_of(float32x4_t x)
 {
-    uint32x4_t bits = vreinterpretq_u32_f32(brain_power_of(x));
+    const float32x4_t steps = vdupq_n_f32(FG_CPU_BRAIN_STEPS);
+    float32x4_t step = vsubq_f32(vaddq_f32(x, steps), steps);
+    uint32x4_t bits = vreinterpretq_u32_f32(brain_power_of(step));
     uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     bits = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
     return vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xFFFF0000)));
@@ -487,19 +489,22 @@ static void weigh_brain(float *x, uint32_t begin, uint32_t end, float *record)
 {
     record[0] = maximum_of(x, begin, end);
     float32x4_t maximum = vdupq_n_f32(record[0]);
-    float32x4_t sums[2] = { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) };
+    float32x4_t sums[2][2] = { { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) },
+                               { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) } };
     for (uint32_t j = begin; j < end; j += PIECE) {
+        float32x4_t *of_piece = sums[j / PIECE % 2];
         for (uint32_t i = 0; i < 2; i++) {
             float *eight = x + j + i * 8;
             float32x4_t low = brain_exp2_of(vsubq_f32(vld1q_f32(eight), maximum));
             float32x4_t high = brain_exp2_of(vsubq_f32(vld1q_f32(eight + 4), maximum));
-            sums[i] = vaddq_f32(sums[i], vuzp1q_f32(low, high));
-            sums[i] = vaddq_f32(sums[i], vuzp2q_f32(low, high));
+            of_piece[i] = vaddq_f32(of_piece[i], vuzp1q_f32(low, high));
+            of_piece[i] = vaddq_f32(of_piece[i], vuzp2q_f32(low, high));
             vst1q_f32(eight, low);
             vst1q_f32(eight + 4, high);
         }
     }
-    record[FG_ATTEND_SUM] = fold(sums[0], sums[1]);
+    record[FG_ATTEND_SUM] =
+        fold(vaddq_f32(sums[0][0], sums[1][0]), vaddq_f32(sums[0][1], sums[1][1]));
 }
 
 /* Weights times V's scales in place; where a slot is not seen its scale may be NaN, which does not count, as in

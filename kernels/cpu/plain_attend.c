@@ -77,7 +77,7 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
     float *scores = args->scratch->scores;
     bool brain = args->kv->dtype == FG_BF16;
     float maximum = -INFINITY;
-    float lanes[LANES] = { 0 };
+    float lanes[2 * LANES] = { 0 };
     for (uint32_t s = slots.begin; s < slots.end; s++) {
         scores[s] = score_of(args, q, base + s);
         maximum = scores[s] > maximum ? scores[s] : maximum;
@@ -85,7 +85,7 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
     memset(record, 0, fg_cpu_record_floats(args->kv->head_dim) * sizeof *record);
     for (uint32_t s = slots.begin; s < slots.end; s++) {
         float weight = weight_of(brain, scores[s] - maximum);
-        lanes[(brain ? s / 2 : s) % LANES] += weight;
+        lanes[brain ? s / 2 % (2 * LANES) : s % LANES] += weight;
         scores[s] = weight;
         if (!brain) {
             add_value(args, base + s, weight, record + FG_ATTEND_HEAD);
@@ -95,6 +95,9 @@ static void chunk_record(const fg_cpu_attend *args, uint32_t chunk, fg_cpu_slots
         fg_cpu_slots block = { .begin = s,
                                .end = least((s / (2 * CHAIN) + 1) * 2 * CHAIN, slots.end) };
         add_block(args, base, block, record + FG_ATTEND_HEAD);
+    }
+    for (uint32_t i = 0; i < LANES && brain; i++) {
+        lanes[i] += lanes[i + LANES];
     }
     record[0] = maximum;
     record[FG_ATTEND_SUM] = fg_cpu_fold(lanes);

@@ -353,7 +353,7 @@ Test(attend, bits_are_those_of_this_kernel_revision)
         uint32_t dtype;
         uint64_t want;
     } revisions[] = { { FG_F16, 0x9bab6649c34874fd },
-                      { FG_BF16, 0xcb3ccaaece495d08 },
+                      { FG_BF16, 0xf0ec495a06def7dd },
                       { FG_I8, 0x8abefc412a19653b },
                       { FG_F32, 0x732a149197147468 } };
     enum { SLOTS = 300, FIRST = 290, WIDTH = 4 * 64 };
