@@ -14,8 +14,8 @@ enum { FG_AVX512_WEIGHED = 2 * FG_AVX512_LANES }; /* slots at a time */
 /* Read from memory each time: products beside need the registers. */
 typedef struct fg_avx512_brain_constants {
     _Alignas(64) uint8_t below[128]; /* how far the mantissa of 2^(j / 128) lies below j */
-    _Alignas(64) uint16_t pairs
-        [32]; /* the lower words of two vectors, two slots' in turn, the first one in the upper half */
+    /* The lower words of two vectors, two slots' in turn, the first one in the upper half. */
+    _Alignas(64) uint16_t pairs[32];
     /* Added to a score less the maximum, it leaves that in steps of 1/128 in the lower word, less `offset`, half to even. */
     float base;
     float least; /* base - 51 */
@@ -81,8 +81,8 @@ FG_AVX512_INLINE __m512 fg_avx512_piece(const float *scores, uint32_t at, uint32
                                    : _mm512_set1_ps(-__builtin_inff());
 }
 
-/* Weights of R rows in place, `order` of a pair of pieces being what their words become: they are written where the
- * first half of earlier scores was read. */
+/* Weights of R rows, written where the first half of earlier scores was read. `order`: which of 32 weights goes where,
+ * NULL: neighbours make a pair. */
 FG_AVX512_INLINE void fg_avx512_weigh_rows(int R, const uint16_t *order, float *const *scores,
                                            uint32_t begin, uint32_t end, float *const *records)
 {
