@@ -15,6 +15,8 @@
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
  * two more of them would fall into the same few sets of the first-level cache. */
 enum { TILE_ROWS = 8 };
+/* From so many rows on making 8-bit codes ready pays (avx2_linear_q8.c). */
+enum { SIGNED_ROWS_MANY = 9 };
 /* Bytes ahead of one row's walk through panels, groups ahead of that of more rows: what arrives from memory
  * meanwhile. */
 enum { BYTES_AHEAD = 2304, GROUPS_AHEAD = 12 };
@@ -449,6 +451,10 @@ FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
+    if (linear->weight.type == FG_Q8_0 && rows >= SIGNED_ROWS_MANY) {
+        fg_cpu_avx2_linear_q8(linear, in, rows, first, count);
+        return;
+    }
     switch (linear->weight.type) {
         FG_CPU_EACH_QUANTIZED(FG_AVX2_PANELS_CASE)
     case FG_BF16:

@@ -371,7 +371,7 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
                   { FG_BF16, 70, 614, 2150 }, { FG_BF16, 520, 550, 1500 },
                   { FG_BF16, 40, 700, 1090 }, { FG_Q4_0, 530, 35, 96 },
                   { FG_Q4_1, 513, 16, 64 },   { FG_Q5_0, 130, 33, 1056 },
-                  { FG_Q8_0, 49, 20, 544 },   { FG_Q4_K, 515, 17, 256 },
+                  { FG_Q8_0, 267, 35, 544 },  { FG_Q4_K, 515, 17, 256 },
                   { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 } };
     fg_rng rng = { .state = 16 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -650,29 +650,34 @@ Test(linear, extreme_quants_do_not_saturate)
 {
     enum { ROWS = 24 }; /* the last one is what one row becomes */
     /* The largest magnitudes that Q8_0 and Q6_K can hold against activations at +-127. */
-    uint8_t bytes[34] = { 0x00, 0x3C };
+    uint8_t bytes[34] = { 0x00, 0x3C }, lowest[34] = { 0x00, 0x3C };
+    memset(lowest + 2, 0x80, 32);
     struct {
         uint8_t low[128], high[64];
         int8_t scales[16];
         uint16_t d;
     } sixes = { .d = 0x3C00 };
     memset(sixes.scales, -128, sizeof sixes.scales); /* and all codes are -32 */
-    fg_activations ins[2] = { make_activations(ROWS, 32), make_activations(ROWS, 256) };
+    fg_activations ins[3] = { make_activations(ROWS, 32), make_activations(ROWS, 256),
+                              make_activations(ROWS, 32) };
     for (int row = 0; row < ROWS; row++) {
         for (int i = 0; i < 32; i++) {
             bytes[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
             ins[0].values[row * 32 + i] = i % 2 == 0 ? -127.0f : 127.0f;
+            ins[2].values[row * 32 + i] = 127.0f;
         }
         for (int i = 0; i < 256; i++) {
             ins[1].values[row * 256 + i] = 127.0f;
         }
     }
-    const fg_matrix matrices[2] = {
+    const fg_matrix matrices[3] = {
         { .data = bytes, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
         { .data = &sixes, .type = FG_Q6_K, .outputs = 1, .columns = 256 },
+        { .data = lowest, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
     };
-    static const float want[2] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127 };
-    for (int m = 0; m < 2; m++) {
+    static const float want[3] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127,
+                                   -32.0f * 128 * 127 };
+    for (int m = 0; m < 3; m++) {
         fg_panels panels = pack_panels(&matrices[m]);
         for (size_t i = 0; i < TEST_ISAS; i++) {
             test_device device;
