@@ -581,6 +581,124 @@ static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
     }
 }
 
+/* Whole blocks of copied bf16 take both chains at once, for half of a strip's rows after the other: so neither waits in
+ * memory, and one store and one addition are left for each sum of a block. */
+enum { HALF_STRIP = STRIP / 2, BLOCK = 2 * FG_STRIP_CHAIN };
+
+/* Both chains of a block: [row][vector]. */
+typedef struct block_sums {
+    __m256 first[HALF_STRIP][2];
+    __m256 second[HALF_STRIP][2];
+} block_sums;
+
+/* A step of half a strip, written out: sixteen registers are just enough, and compilers run out of them. bf16 in the
+ * lower halves of pairs (odd) are read with what lies before them, as a mask can start on more ports than a shift. */
+FG_AVX2_INLINE void block_step(bool odd, __m256i upper, const float *a, size_t a_step,
+                               const uint8_t *at, __m256 acc[HALF_STRIP][2])
+{
+    typedef uint8_t vector[32];
+    const vector *b = (const vector *)(const void *)(at - (odd ? 2 : 0));
+    __m256 b0, b1, x;
+    __asm__ volatile("vandps %[m0], %[upper], %[b0]\n\t"
+                     "vandps %[m1], %[upper], %[b1]\n\t"
+                     "vbroadcastss %[x0], %[x]\n\t"
+                     "vfmadd231ps %[x], %[b0], %[s00]\n\t"
+                     "vfmadd231ps %[x], %[b1], %[s01]\n\t"
+                     "vbroadcastss %[x1], %[x]\n\t"
+                     "vfmadd231ps %[x], %[b0], %[s10]\n\t"
+                     "vfmadd231ps %[x], %[b1], %[s11]\n\t"
+                     "vbroadcastss %[x2], %[x]\n\t"
+                     "vfmadd231ps %[x], %[b0], %[s20]\n\t"
+                     "vfmadd231ps %[x], %[b1], %[s21]"
+                     : [b0] "=&x"(b0), [b1] "=&x"(b1), [x] "=&x"(x), [s00] "+x"(acc[0][0]),
+                       [s01] "+x"(acc[0][1]), [s10] "+x"(acc[1][0]), [s11] "+x"(acc[1][1]),
+                       [s20] "+x"(acc[2][0]), [s21] "+x"(acc[2][1])
+                     : [upper] "x"(upper), [m0] "m"(b[0]), [m1] "m"(b[1]), [x0] "m"(a[0]),
+                       [x1] "m"(a[a_step]), [x2] "m"(a[2 * a_step]));
+}
+
+/* A block of a product: a[m * a_step + i] times 16 columns, pair i / 2 of them at firsts or, of the second chain,
+ * at seconds, so many bytes from one to the next; added to what is at outs[m], or to nothing. */
+FG_AVX2_INLINE void add_block(bool adds, const float *a, size_t a_step, const uint8_t *firsts,
+                              const uint8_t *seconds, size_t pair_bytes, float *const *outs)
+{
+    const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
+    block_sums sums;
+    for (int m = 0; m < HALF_STRIP; m++) {
+        for (int n = 0; n < 2; n++) {
+            sums.first[m][n] = _mm256_setzero_ps();
+            sums.second[m][n] = _mm256_setzero_ps();
+        }
+    }
+    for (int i = 0; i < FG_STRIP_CHAIN; i += 2) {
+        block_step(false, upper, a + i, a_step, firsts, sums.first);
+        block_step(false, upper, a + i + FG_STRIP_CHAIN, a_step, seconds, sums.second);
+        block_step(true, upper, a + i + 1, a_step, firsts, sums.first);
+        block_step(true, upper, a + i + 1 + FG_STRIP_CHAIN, a_step, seconds, sums.second);
+        firsts += pair_bytes;
+        seconds += pair_bytes;
+    }
+    for (int m = 0; m < HALF_STRIP; m++) {
+        for (int n = 0; n < 2; n++) {
+            put(true, adds, sums.second[m][n], sums.first[m][n], outs[m] + n * 8);
+        }
+    }
+}
+
+/* Scores of the pieces begin .. end - 1 of a whole strip. */
+static void score_blocks(const fg_strip *s, uint32_t begin, uint32_t end)
+{
+    enum { PAIR_BYTES = PIECE * 4, CHAIN_BYTES = FG_STRIP_CHAIN / 2 * PAIR_BYTES };
+    uint32_t head_dim = s->args->kv->head_dim;
+    for (uint32_t piece = begin; piece < end; piece++) {
+        for (int m = 0; m < STRIP; m += HALF_STRIP) {
+            float *outs[HALF_STRIP];
+            for (int i = 0; i < HALF_STRIP; i++) {
+                outs[i] = s->scores + (m + i) * SCORES + piece * PIECE;
+            }
+            const uint8_t *keys = s->pieces->keys[piece];
+            for (uint32_t d = 0; d < head_dim; d += BLOCK) {
+                const float *q = s->q + (size_t)m * FG_STRIP_Q + d;
+                if (d == 0) {
+                    add_block(false, q, FG_STRIP_Q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
+                } else {
+                    add_block(true, q, FG_STRIP_Q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
+                }
+                keys += 2 * CHAIN_BYTES;
+            }
+        }
+    }
+}
+
+/* Weights times values of slots that all rows of a whole strip see. */
+static void value_blocks(const fg_strip *s, fg_cpu_slots slots)
+{
+    uint32_t head_dim = s->args->kv->head_dim;
+    size_t pair_bytes = (size_t)head_dim * 4;
+    for (uint32_t column = 0; column < head_dim; column += 16) {
+        for (uint32_t slot = slots.begin; slot < slots.end; slot += BLOCK) {
+            const uint8_t *firsts = s->pieces->values[slot / PIECE] + column * 4;
+            const uint8_t *seconds = s->pieces->values[slot / PIECE + 1] + column * 4;
+            for (int m = 0; m < STRIP; m += HALF_STRIP) {
+                float *outs[HALF_STRIP];
+                for (int i = 0; i < HALF_STRIP; i++) {
+                    outs[i] = s->targets[m + i] + FG_ATTEND_HEAD + column;
+                }
+                add_block(true, s->scores + m * SCORES + slot, SCORES, firsts, seconds, pair_bytes,
+                          outs);
+            }
+        }
+    }
+}
+
+/* Whether a product of a strip goes block by block: slots or dimensions first .. end - 1, so many columns. */
+FG_AVX2_INLINE bool in_blocks(uint32_t kind, int M, const fg_strip *s, uint32_t first, uint32_t end,
+                              uint32_t columns)
+{
+    return kind == FG_BF16 && M == STRIP && s->pieces->run > PIECE && first % BLOCK == 0 &&
+           end % BLOCK == 0 && columns % 16 == 0;
+}
+
 /* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
 FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
                                  uint32_t end)
@@ -597,7 +715,12 @@ FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const fg_strip *s, uint32
         fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
         add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], before);
     }
-    add_values(kind, M, s, s->scores, outs, fg_strip_clip(s->all, begin, end));
+    fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
+    if (in_blocks(kind, M, s, all.begin, all.end, s->args->kv->head_dim)) {
+        value_blocks(s, all);
+    } else {
+        add_values(kind, M, s, s->scores, outs, all);
+    }
     for (int m = 0; m < M; m++) {
         fg_cpu_slots after = fg_strip_after(s, (uint32_t)m, begin, end);
         add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], after);
@@ -609,6 +732,10 @@ FG_AVX2_INLINE void strip_scores(uint32_t kind, int M, const fg_strip *s, uint32
                                  uint32_t end)
 {
     fg_cpu_slots seen = fg_strip_seen(s, begin, end);
+    if (in_blocks(kind, M, s, 0, s->args->kv->head_dim, PIECE)) {
+        score_blocks(s, seen.begin, seen.end);
+        return;
+    }
     for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)tile_vectors(M) / 2) {
         score_pieces(kind, M, tile_vectors(M), s, at);
     }

@@ -120,21 +120,21 @@ FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x, _
 }
 
 /* The exact sum of one row's group for eight outputs, from those of its halves. */
-FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second, const int16_t *sums,
-                                 const pair_scales *s)
+FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second,
+                                 const fg_quant_group *group, const pair_scales *s)
 {
     switch (type) {
     case FG_Q4_0: {
-        __m256i offset = _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-8));
+        __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(group->negated), 3);
         first = _mm256_madd_epi16(_mm256_add_epi16(first, second), s->first);
         return _mm256_add_epi32(first, offset);
     }
     case FG_Q5_0: {
-        __m256i offset = _mm256_madd_epi16(broadcast4(sums), _mm256_set1_epi16(-16));
+        __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(group->negated), 4);
         return _mm256_add_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q6_K: {
-        __m256i offset = _mm256_madd_epi16(broadcast4(sums), s->both);
+        __m256i offset = _mm256_madd_epi16(broadcast4(group->sums), s->both);
         return _mm256_sub_epi32(_mm256_add_epi32(first, second), offset);
     }
     case FG_Q5_1:
@@ -170,8 +170,8 @@ FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
         products half =
             half_products(type, w, x + row * t->columns + 16, a_pairs.second, b_pairs.second);
         finish_first(&half);
-        __m256i first = whole_sum(type, t->halves[row][0], half.a, group->sums, &a_pairs);
-        __m256i second = whole_sum(type, t->halves[row][1], half.b, group->sums, &b_pairs);
+        __m256i first = whole_sum(type, t->halves[row][0], half.a, group, &a_pairs);
+        __m256i second = whole_sum(type, t->halves[row][1], half.b, group, &b_pairs);
         t->sums[row][0] = add_sum(type, first, group, &a, t->sums[row][0]);
         t->sums[row][1] = add_sum(type, second, group, &b, t->sums[row][1]);
         group += t->group_count;
@@ -191,8 +191,8 @@ FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *
         half_products(type, unpack_half(type, p->codes, 0), x, a_pairs.first, b_pairs.first);
     products high =
         half_products(type, unpack_half(type, p->codes, 1), x + 16, a_pairs.second, b_pairs.second);
-    __m256i first = whole_sum(type, low.a, high.a, group->sums, &a_pairs);
-    __m256i second = whole_sum(type, low.b, high.b, group->sums, &b_pairs);
+    __m256i first = whole_sum(type, low.a, high.a, group, &a_pairs);
+    __m256i second = whole_sum(type, low.b, high.b, group, &b_pairs);
     sums[0] = add_sum(type, first, group, &a, sums[0]);
     sums[1] = add_sum(type, second, group, &b, sums[1]);
 }
