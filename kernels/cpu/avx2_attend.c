@@ -373,15 +373,6 @@ static void settle_values(float *x, float factor, uint32_t count)
     }
 }
 
-/* Half to even, to bf16 in the upper halves. */
-FG_AVX2_INLINE __m256 round_brain(__m256 x)
-{
-    __m256i bits = _mm256_castps_si256(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xFFFF0000)));
-}
-
 /* fg_cpu_brain_power of eight. */
 FG_AVX2_INLINE __m256 brain_power_of(__m256 x)
 {
@@ -398,11 +389,32 @@ FG_AVX2_INLINE __m256 brain_power_of(__m256 x)
     return _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
 }
 
+/* The mantissa of fg_cpu_brain_exp2 by 1 + j / 128: (MANTISSA_3 * x + MANTISSA_2) * x ... + MANTISSA_0 is 2^(j / 128), and
+ * no nearer to a tie than a hundredth of a step, so that with this added its last bits are those of bf16's mantissa. */
+#define MANTISSA_0    0.4375f
+#define MANTISSA_1    0.50978583f
+#define MANTISSA_2    -0.03024364f
+#define MANTISSA_3    0.08298476f
+#define MANTISSA_LAST (FG_CPU_BRAIN_STEPS - 1.0f)
+
 /* fg_cpu_brain_exp2 of eight, as floats. */
 FG_AVX2_INLINE __m256 brain_exp2_of(__m256 x)
 {
-    const __m256 steps = _mm256_set1_ps(FG_CPU_BRAIN_STEPS);
-    return round_brain(brain_power_of(_mm256_sub_ps(_mm256_add_ps(x, steps), steps)));
+    /* In steps of 1/128, less what becomes NaN's exponent where NaN, whose lower word is 0, has it added. */
+    const __m256 steps = _mm256_set1_ps(FG_CPU_BRAIN_STEPS + (0x3F80 - 0x7FC0) / 128.0f);
+    __m256i bits = _mm256_castps_si256(_mm256_add_ps(x, steps));
+    bits = _mm256_add_epi32(_mm256_slli_epi32(bits, 16), _mm256_set1_epi32(0x7FC00000));
+    __m256i fraction = _mm256_and_si256(bits, _mm256_set1_epi32(0x007F0000));
+    __m256 one = _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(0x3F800000)));
+    __m256 p = _mm256_set1_ps(MANTISSA_3);
+    p = _mm256_fmadd_ps(p, one, _mm256_set1_ps(MANTISSA_2));
+    p = _mm256_fmadd_ps(p, one, _mm256_set1_ps(MANTISSA_1));
+    p = _mm256_fmadd_ps(p, one, _mm256_set1_ps(MANTISSA_0 + MANTISSA_LAST));
+    __m256i exponent = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xFF800000));
+    __m256i power = _mm256_or_si256(exponent, _mm256_slli_epi32(_mm256_castps_si256(p), 16));
+    /* What half a step less would not be rounded to. */
+    __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(FG_CPU_BRAIN_LEAST - 1.0f / 256.0f), _CMP_LT_OQ);
+    return _mm256_andnot_ps(gone, _mm256_castsi256_ps(power));
 }
 
 FG_AVX2_INLINE float maximum_of(const float *x, uint32_t begin, uint32_t end)
@@ -676,16 +688,16 @@ static void value_blocks(const fg_strip *s, fg_cpu_slots slots)
     uint32_t head_dim = s->args->kv->head_dim;
     size_t pair_bytes = (size_t)head_dim * 4;
     for (uint32_t column = 0; column < head_dim; column += 16) {
+        float *outs[STRIP];
+        for (int m = 0; m < STRIP; m++) {
+            outs[m] = s->targets[m] + FG_ATTEND_HEAD + column;
+        }
         for (uint32_t slot = slots.begin; slot < slots.end; slot += BLOCK) {
             const uint8_t *firsts = s->pieces->values[slot / PIECE] + column * 4;
             const uint8_t *seconds = s->pieces->values[slot / PIECE + 1] + column * 4;
             for (int m = 0; m < STRIP; m += HALF_STRIP) {
-                float *outs[HALF_STRIP];
-                for (int i = 0; i < HALF_STRIP; i++) {
-                    outs[i] = s->targets[m + i] + FG_ATTEND_HEAD + column;
-                }
                 add_block(true, s->scores + m * SCORES + slot, SCORES, firsts, seconds, pair_bytes,
-                          outs);
+                          outs + m);
             }
         }
     }
