@@ -11,7 +11,7 @@
 enum { ROWS_MAX = 4, STEPS = FG_QUANT_GROUP / 4 };
 /* Groups made ready at a time: they stay in the first-level cache. So do the sums of so many rows. */
 enum { BLOCK_GROUPS = 8, BLOCK_ROWS = 128 };
-/* Groups ahead of what is made ready: what arrives from memory meanwhile. */
+/* Groups ahead of what is made ready: what arrives from memory meanwhile, asked for little by little. */
 enum { GROUPS_AHEAD = 12 };
 
 /* A group of a panel; [half] is outputs 0 .. 7 and 8 .. 15. */
@@ -30,7 +30,9 @@ typedef struct tile {
     const fg_quant_group *groups;
     size_t columns; /* from one row's to the next */
     size_t group_count;
-    __m256 (*sums)[2]; /* [row][half] */
+    __m256 (*sums)[2];    /* [row][half] */
+    const uint8_t *ahead; /* asked for, so much by each group */
+    size_t share_bytes;
 } tile;
 
 /* In this order and no other: a Zen 3 gives each operation a port as it comes, whether others wait for it or not. Pairs
@@ -97,6 +99,7 @@ FG_AVX2_INLINE void run_rows(uint32_t R, const tile *t)
     for (uint32_t i = 0; i < t->count; i++) {
         const ready_group *g = &t->ready[i];
         const int8_t *x = t->quants + (size_t)i * FG_QUANT_GROUP;
+        ask_for(t->ahead + i * t->share_bytes, t->share_bytes);
         IN_TURN(ones); /* stays in its register */
         EACH_ROW(BEGIN_ROW)
 #pragma GCC unroll 8
@@ -134,6 +137,12 @@ static void run_panel(const uint8_t *panel, const int8_t *quants, const fg_quant
 {
     const fg_panel_shape shape = fg_panel_shape_of(FG_Q8_0, 256);
     const size_t group_count = columns / FG_QUANT_GROUP;
+    const size_t block_bytes =
+        fg_panel_codes_offset(&shape, BLOCK_GROUPS) - fg_panel_codes_offset(&shape, 0);
+    const size_t ahead_bytes = (size_t)GROUPS_AHEAD * shape.group_bytes;
+    const uint32_t tiles = (rows + ROWS_MAX - 1) / ROWS_MAX;
+    const size_t share_bytes =
+        (block_bytes / (tiles * BLOCK_GROUPS) + VECTOR - 1) / VECTOR * VECTOR;
     ready_group ready[BLOCK_GROUPS];
     memset(sums, 0, rows * sizeof sums[0]);
     for (size_t first = 0; first < group_count; first += BLOCK_GROUPS) {
@@ -142,9 +151,10 @@ static void run_panel(const uint8_t *panel, const int8_t *quants, const fg_quant
         for (uint32_t i = 0; i < count; i++) {
             const uint8_t *codes = panel + fg_panel_codes_offset(&shape, first + i);
             const uint8_t *scales = panel + fg_panel_unit_offset(&shape, first + i);
-            ask_for(codes + (size_t)GROUPS_AHEAD * shape.group_bytes, shape.group_bytes);
             make_ready(codes, scales + (first + i) % shape.unit_groups * 32, &ready[i]);
         }
+        const uint8_t *ahead = panel + fg_panel_codes_offset(&shape, first) + ahead_bytes;
+        const uint8_t *end = ahead + block_bytes;
         for (uint32_t row = 0; row < rows; row += ROWS_MAX) {
             tile t = { .ready = ready,
                        .count = count,
@@ -152,7 +162,10 @@ static void run_panel(const uint8_t *panel, const int8_t *quants, const fg_quant
                        .groups = groups + row * group_count + first,
                        .columns = columns,
                        .group_count = group_count,
-                       .sums = sums + row };
+                       .sums = sums + row,
+                       .ahead = ahead,
+                       .share_bytes = ahead < end ? share_bytes : 0 };
+            ahead += count * t.share_bytes;
             run_tile(rows - row < ROWS_MAX ? rows - row : ROWS_MAX, &t);
         }
     }
