@@ -3,7 +3,10 @@
  * columns, that widen K and V as they load them. int8 is widened to 16 bits and multiplied in pairs: of four
  * that lie together the first and third, then the second and fourth. So its steps lie as bf16's elements do.
  */
+#include <stddef.h>
+
 #include "kernels/cpu/avx2.h"
+#include "kernels/cpu/avx2_block.h"
 #include "kernels/cpu/avx2_math.h"
 #include "kernels/cpu/strip.h"
 
@@ -593,68 +596,15 @@ static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
     }
 }
 
-/* Whole blocks of copied bf16 take both chains at once, for half of a strip's rows after the other: so neither waits in
- * memory, and one store and one addition are left for each sum of a block. */
-enum { HALF_STRIP = STRIP / 2, BLOCK = 2 * FG_STRIP_CHAIN };
+/* Whole blocks of copied bf16, for half of a strip's rows after the other. Before a copy there is something to read. */
+enum { HALF_STRIP = FG_AVX2_BLOCK_ROWS, BLOCK = FG_AVX2_BLOCK };
+_Static_assert(STRIP == 2 * HALF_STRIP, "halves of a strip");
+_Static_assert(offsetof(fg_cpu_attend_scratch, copies) > 0, "something before the copies");
 
-/* Both chains of a block: [row][vector]. */
-typedef struct block_sums {
-    __m256 first[HALF_STRIP][2];
-    __m256 second[HALF_STRIP][2];
-} block_sums;
-
-/* A step of half a strip, written out: sixteen registers are just enough, and compilers run out of them. bf16 in the
- * lower halves of pairs (odd) are read with what lies before them, as a mask can start on more ports than a shift. */
-FG_AVX2_INLINE void block_step(bool odd, __m256i upper, const float *a, size_t a_step,
-                               const uint8_t *at, __m256 acc[HALF_STRIP][2])
+/* Of q or weights, so many floats apart; pairs are neighbours. */
+FG_AVX2_INLINE fg_avx2_rows rows_of(const float *x, size_t row)
 {
-    typedef uint8_t vector[32];
-    const vector *b = (const vector *)(const void *)(at - (odd ? 2 : 0));
-    __m256 b0, b1, x;
-    __asm__ volatile("vandps %[m0], %[upper], %[b0]\n\t"
-                     "vandps %[m1], %[upper], %[b1]\n\t"
-                     "vbroadcastss %[x0], %[x]\n\t"
-                     "vfmadd231ps %[x], %[b0], %[s00]\n\t"
-                     "vfmadd231ps %[x], %[b1], %[s01]\n\t"
-                     "vbroadcastss %[x1], %[x]\n\t"
-                     "vfmadd231ps %[x], %[b0], %[s10]\n\t"
-                     "vfmadd231ps %[x], %[b1], %[s11]\n\t"
-                     "vbroadcastss %[x2], %[x]\n\t"
-                     "vfmadd231ps %[x], %[b0], %[s20]\n\t"
-                     "vfmadd231ps %[x], %[b1], %[s21]"
-                     : [b0] "=&x"(b0), [b1] "=&x"(b1), [x] "=&x"(x), [s00] "+x"(acc[0][0]),
-                       [s01] "+x"(acc[0][1]), [s10] "+x"(acc[1][0]), [s11] "+x"(acc[1][1]),
-                       [s20] "+x"(acc[2][0]), [s21] "+x"(acc[2][1])
-                     : [upper] "x"(upper), [m0] "m"(b[0]), [m1] "m"(b[1]), [x0] "m"(a[0]),
-                       [x1] "m"(a[a_step]), [x2] "m"(a[2 * a_step]));
-}
-
-/* A block of a product: a[m * a_step + i] times 16 columns, pair i / 2 of them at firsts or, of the second chain,
- * at seconds, so many bytes from one to the next; added to what is at outs[m], or to nothing. */
-FG_AVX2_INLINE void add_block(bool adds, const float *a, size_t a_step, const uint8_t *firsts,
-                              const uint8_t *seconds, size_t pair_bytes, float *const *outs)
-{
-    const __m256i upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
-    block_sums sums;
-    for (int m = 0; m < HALF_STRIP; m++) {
-        for (int n = 0; n < 2; n++) {
-            sums.first[m][n] = _mm256_setzero_ps();
-            sums.second[m][n] = _mm256_setzero_ps();
-        }
-    }
-    for (int i = 0; i < FG_STRIP_CHAIN; i += 2) {
-        block_step(false, upper, a + i, a_step, firsts, sums.first);
-        block_step(false, upper, a + i + FG_STRIP_CHAIN, a_step, seconds, sums.second);
-        block_step(true, upper, a + i + 1, a_step, firsts, sums.first);
-        block_step(true, upper, a + i + 1 + FG_STRIP_CHAIN, a_step, seconds, sums.second);
-        firsts += pair_bytes;
-        seconds += pair_bytes;
-    }
-    for (int m = 0; m < HALF_STRIP; m++) {
-        for (int n = 0; n < 2; n++) {
-            put(true, adds, sums.second[m][n], sums.first[m][n], outs[m] + n * 8);
-        }
-    }
+    return (fg_avx2_rows){ .x = x, .row = row, .pair = 2, .lower = 1 };
 }
 
 /* Scores of the pieces begin .. end - 1 of a whole strip. */
@@ -670,11 +620,11 @@ static void score_blocks(const fg_strip *s, uint32_t begin, uint32_t end)
             }
             const uint8_t *keys = s->pieces->keys[piece];
             for (uint32_t d = 0; d < head_dim; d += BLOCK) {
-                const float *q = s->q + (size_t)m * FG_STRIP_Q + d;
+                fg_avx2_rows q = rows_of(s->q + (size_t)m * FG_STRIP_Q + d, FG_STRIP_Q);
                 if (d == 0) {
-                    add_block(false, q, FG_STRIP_Q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
+                    fg_avx2_add_block(false, false, &q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
                 } else {
-                    add_block(true, q, FG_STRIP_Q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
+                    fg_avx2_add_block(true, false, &q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
                 }
                 keys += 2 * CHAIN_BYTES;
             }
@@ -696,8 +646,8 @@ static void value_blocks(const fg_strip *s, fg_cpu_slots slots)
             const uint8_t *firsts = s->pieces->values[slot / PIECE] + column * 4;
             const uint8_t *seconds = s->pieces->values[slot / PIECE + 1] + column * 4;
             for (int m = 0; m < STRIP; m += HALF_STRIP) {
-                add_block(true, s->scores + m * SCORES + slot, SCORES, firsts, seconds, pair_bytes,
-                          outs + m);
+                fg_avx2_rows weights = rows_of(s->scores + m * SCORES + slot, SCORES);
+                fg_avx2_add_block(true, false, &weights, firsts, seconds, pair_bytes, outs + m);
             }
         }
     }

@@ -5,7 +5,8 @@
  * Codes of 4 to 6 bits: those of half a group, 16 outputs x 16 columns, are unpacked into eight registers
  * and stay there while up to TILE_ROWS rows pass; four columns of a row are broadcast once for all
  * outputs. The sums of the first half wait in memory for the second. Codes of 8 bits need their sign as
- * well as their magnitude: there the sums of four rows stay in registers while the codes pass.
+ * well as their magnitude: there the sums of up to eight rows stay in registers while the codes pass, and
+ * many rows go elsewhere (avx2_linear_q8.c).
  *
  * How long 16-bit sums are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow
  * eight pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).

@@ -4,6 +4,7 @@
  * row serves both halves of a panel.
  */
 #include "kernels/cpu/avx2.h"
+#include "kernels/cpu/avx2_block.h"
 #include "kernels/cpu/avx2_math.h"
 
 enum { ROWS_MAX = 4, PANELS_MAX = 4, PAIR_BYTES = FG_PANEL_OUTPUTS * 4 };
@@ -105,6 +106,108 @@ static void choose_tile(uint32_t rows, uint32_t panels, const tile *t, __m256 ou
     }
 }
 
+/* Three rows and more: some panels at a time, of which all rows pass some columns before the next ones, with their own
+ * columns as floats. Sums of all rows wait in memory. */
+enum {
+    PANELS_TOGETHER = 4,
+    ROWS_TOGETHER = 144, /* whole tiles */
+    SLICE = 256,         /* columns, whole blocks */
+    FLOATS_STRIDE = SLICE + 16,
+    SLICE_BYTES = SLICE / 2 * PAIR_BYTES
+};
+
+/* Columns of a tile's rows, those in upper halves of pairs, then the others. */
+typedef struct slice {
+    _Alignas(64) float x[FG_AVX2_BLOCK_ROWS][FLOATS_STRIDE];
+    size_t pairs; /* whole blocks of them */
+} slice;
+
+static void widen(const uint32_t *pairs, size_t count, float *out)
+{
+    for (size_t i = 0; i < count; i += 8) {
+        __m256i eight = _mm256_loadu_si256((const __m256i *)(const void *)(pairs + i));
+        _mm256_store_ps(out + i, first_of(eight));
+        _mm256_store_ps(out + SLICE / 2 + i, second_of(eight));
+    }
+}
+
+/* A slice of a panel, from its pair `first` on; meanwhile what follows is asked for, so many lines with each block. */
+static void multiply_slice(const slice *s, const uint8_t *panel, size_t first, const uint8_t *ahead,
+                           size_t lines, float *const *outs)
+{
+    enum { PAIRS = FG_AVX2_BLOCK / 2, HALF_BYTES = PAIRS / 2 * PAIR_BYTES };
+    for (size_t at = 0; at < s->pairs; at += PAIRS) {
+        const uint8_t *block = panel + (first + at) * PAIR_BYTES;
+        for (size_t i = 0; i < lines; i++) {
+            _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+            ahead += PAIR_BYTES;
+        }
+        fg_avx2_rows x = { .x = &s->x[0][at], .row = FLOATS_STRIDE, .pair = 1, .lower = SLICE / 2 };
+        if (first + at == 0) {
+            fg_avx2_add_block(true, true, &x, block, block + HALF_BYTES, PAIR_BYTES, outs);
+        } else {
+            fg_avx2_add_block(true, false, &x, block, block + HALF_BYTES, PAIR_BYTES, outs);
+        }
+    }
+}
+
+/* At most ROWS_TOGETHER rows, the first one's pairs at t->pairs, against some panels. */
+static void run_slices(const tile *t, uint32_t rows, uint32_t panels,
+                       __m256 sums[PANELS_TOGETHER][ROWS_TOGETHER][2])
+{
+    enum { ROWS = FG_AVX2_BLOCK_ROWS };
+    const uint32_t tiles = (rows + ROWS - 1) / ROWS;
+    const size_t blocks = (size_t)tiles * (SLICE / FG_AVX2_BLOCK);
+    const size_t lines = (SLICE / 2 + blocks - 1) / blocks;
+    slice s;
+    for (uint32_t p = 0; p < panels; p++) {
+        memset(sums[p], 0, tiles * ROWS * sizeof sums[p][0]);
+    }
+    for (size_t first = 0; first < t->count; first += SLICE / 2) {
+        s.pairs = t->count - first < SLICE / 2 ? t->count - first : SLICE / 2;
+        for (uint32_t i = 0; i < tiles; i++) {
+            for (uint32_t m = 0; m < ROWS; m++) {
+                /* What is missing in the last tile is its last row again, whose sums nobody reads. */
+                uint32_t row = i * ROWS + m < rows ? i * ROWS + m : rows - 1;
+                widen(t->pairs + row * t->stride + first, s.pairs, s.x[m]);
+            }
+            size_t asked = i * (blocks / tiles) * lines;
+            for (uint32_t p = 0; p < panels; p++) {
+                const uint8_t *panel = t->panel + p * t->panel_bytes;
+                const uint8_t *next = panel + first * PAIR_BYTES + SLICE_BYTES;
+                float *outs[ROWS];
+                for (uint32_t m = 0; m < ROWS; m++) {
+                    outs[m] = (float *)sums[p][i * ROWS + m];
+                }
+                multiply_slice(&s, panel, first, next + asked * PAIR_BYTES,
+                               asked < SLICE / 2 ? lines : 0, outs);
+            }
+        }
+    }
+}
+
+static void run_many_rows(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                          uint32_t first, uint32_t count, tile *t)
+{
+    __m256 sums[PANELS_TOGETHER][ROWS_TOGETHER][2];
+    uint32_t panels;
+    for (uint32_t panel = first; panel < first + count; panel += panels) {
+        uint32_t left = first + count - panel;
+        panels = left < PANELS_TOGETHER ? left : PANELS_TOGETHER;
+        t->panel = (const uint8_t *)linear->weight.data + panel * t->panel_bytes;
+        for (uint32_t row = 0; row < rows; row += ROWS_TOGETHER) {
+            uint32_t taken = rows - row < ROWS_TOGETHER ? rows - row : ROWS_TOGETHER;
+            t->pairs = in->pairs + row * t->stride;
+            run_slices(t, taken, panels, sums);
+            for (uint32_t i = 0; i < taken * panels; i++) {
+                fg_cpu_avx2_put_panel(linear, row + i % taken,
+                                      (panel + i / taken) * FG_PANEL_OUTPUTS,
+                                      sums[i / taken][i % taken]);
+            }
+        }
+    }
+}
+
 void fg_cpu_avx2_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                              uint32_t first, uint32_t count)
 {
@@ -112,6 +215,11 @@ void fg_cpu_avx2_linear_bf16(const fg_linear *linear, const fg_activations *in, 
     tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
                .stride = fg_pair_stride(w->columns),
                .count = fg_panel_pairs(w->columns) };
+    /* Four rows would be half of two tiles' work for nothing. */
+    if (rows >= FG_AVX2_BLOCK_ROWS && rows != ROWS_MAX && t.count % (FG_AVX2_BLOCK / 2) == 0) {
+        run_many_rows(linear, in, rows, first, count, &t);
+        return;
+    }
     uint32_t panels;
     for (uint32_t panel = first; panel < first + count; panel += panels) {
         panels = rows == 1 && first + count - panel >= PANELS_MAX ? PANELS_MAX : 1;
