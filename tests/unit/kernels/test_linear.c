@@ -1,5 +1,7 @@
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
@@ -698,4 +700,49 @@ Test(linear, extreme_quants_do_not_saturate)
         free_panels(&panels);
         free_activations(&ins[m]);
     }
+}
+
+/* Weights may begin where a file's mapping does. */
+Test(linear, nothing_before_the_weights_is_read)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    enum { PAGES = 16, ROWS = 9 };
+    uint8_t *map =
+        mmap(NULL, (PAGES + 1) * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(map != MAP_FAILED && mprotect(map, page, PROT_NONE) == 0);
+    fg_rng rng = { .state = 23 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        fg_matrix matrix;
+        void *data = random_matrix(&rng, types[t], 20, 256, &matrix);
+        fg_panels panels = pack_panels(&matrix);
+        fg_activations in = make_activations(ROWS, 256);
+        for (int i = 0; i < ROWS * 256; i++) {
+            in.values[i] = random_float(&rng, 3.0f);
+        }
+        size_t bytes = fg_panel_count(20) * fg_panel_bytes(types[t], 256);
+        cr_assert(bytes <= PAGES * page);
+        fg_panels guarded = panels;
+        guarded.data = memcpy(map + page, panels.data, bytes);
+        for (size_t i = 0; i < TEST_ISAS; i++) {
+            test_device device;
+            if (!open_test_device(test_isas[i], 1, &device)) {
+                continue;
+            }
+            for (uint32_t rows = 1; rows <= ROWS; rows++) {
+                float out[2][ROWS * 20];
+                fg_linear linear = { .weight = panels, .out = out[0], .out_stride = 20 };
+                fg_linear other = { .weight = guarded, .out = out[1], .out_stride = 20 };
+                fg_op_prepare(device.stream, &in, fg_op_linear_form(types[t]), rows);
+                fg_op_linear(device.stream, &linear, 1, &in, rows);
+                fg_op_linear(device.stream, &other, 1, &in, rows);
+                cr_assert(memcmp(out[0], out[1], rows * 20 * sizeof(float)) == 0,
+                          "%s, isa %s, %u rows", fg_dtype_name(types[t]), test_isas[i], rows);
+            }
+            close_test_device(&device);
+        }
+        free_panels(&panels);
+        free_activations(&in);
+        fg_mem_free(data);
+    }
+    munmap(map, (PAGES + 1) * page);
 }
