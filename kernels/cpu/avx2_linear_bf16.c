@@ -1,7 +1,7 @@
 /*
  * Matrix products with BF16 weights, over panels of sixteen outputs: both columns of a pair are widened and
  * added by an fma each, to the chains of ops.h. A tile is R rows by one panel, or one row by four; what is widened of a
- * row serves both halves of a panel.
+ * row serves both halves of a panel. Many rows go in the blocks of avx2_block.h.
  */
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_block.h"
