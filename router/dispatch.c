@@ -231,8 +231,11 @@ static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finis
     fg_map_remove(dispatch->by_id, job->id);
     *(job->previous != NULL ? &job->previous->next : &dispatch->jobs) = job->next;
     *(job->next != NULL ? &job->next->previous : &dispatch->jobs_last) = job->previous;
-    dispatch->stats.live--;
-    fg_dispatch_report report = report_of(job, fg_dispatch_now(dispatch));
+    uint64_t now = fg_dispatch_now(dispatch);
+    if (--dispatch->stats.live == 0) {
+        dispatch->served_ns += now - dispatch->served_from_ns;
+    }
+    fg_dispatch_report report = report_of(job, now);
     free_job(job);
     return report;
 }
@@ -389,7 +392,9 @@ fg_status fg_dispatch_do_start(fg_dispatch *dispatch, const fg_dispatch_job *inp
     job->previous = dispatch->jobs_last;
     *(dispatch->jobs_last != NULL ? &dispatch->jobs_last->next : &dispatch->jobs) = job;
     dispatch->jobs_last = job;
-    dispatch->stats.live++;
+    if (dispatch->stats.live++ == 0) {
+        dispatch->served_from_ns = fg_dispatch_now(dispatch);
+    }
     dispatch->stats.started++;
     fg_dispatch_enqueue(dispatch, job);
     *id_out = job->id;
@@ -471,20 +476,15 @@ const fg_registry *fg_dispatch_registry(const fg_dispatch *dispatch)
 
 /* ---- time ---- */
 
-static void measure_rate(fg_dispatch *dispatch, uint64_t now)
+static void measure_rates(fg_dispatch *dispatch, uint64_t now)
 {
-    uint64_t since = now - dispatch->rate_at_ns;
-    if (since < 1000000000u) {
-        return;
+    if (dispatch->stats.live > 0) {
+        dispatch->served_ns += now - dispatch->served_from_ns;
+        dispatch->served_from_ns = now;
     }
     uint64_t ended = dispatch->stats.finished + dispatch->stats.failed + dispatch->stats.cancelled;
-    double rate = (double)(ended - dispatch->ended_seen) * 1e9 / (double)since;
-    dispatch->ended_rate = dispatch->ended_rate * 0.8 + rate * 0.2;
-    double tokens = (double)(dispatch->prompt_tokens - dispatch->prompt_seen) * 1e9 / (double)since;
-    dispatch->prompt_rate = dispatch->prompt_rate * 0.8 + tokens * 0.2;
-    dispatch->prompt_seen = dispatch->prompt_tokens;
-    dispatch->ended_seen = ended;
-    dispatch->rate_at_ns = now;
+    fg_rate_look(&dispatch->ended_rate, ended, dispatch->served_ns);
+    fg_rate_look(&dispatch->prompt_rate, dispatch->prompt_tokens, dispatch->served_ns);
 }
 
 /* A queue that no worker can take is not kept waiting: new requests get 503 at once, and so do these,
@@ -567,7 +567,7 @@ void fg_dispatch_do_tick(fg_dispatch *dispatch)
         snprintf(text, sizeof text, "no progress in state %s", fg_life_name(job->life.state));
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_TIMEOUT, text);
     }
-    measure_rate(dispatch, now);
+    measure_rates(dispatch, now);
     fg_dispatch_end_late(dispatch);
     fg_dispatch_pump(dispatch);
     end_hopeless(dispatch, now);

@@ -16,6 +16,7 @@
 #include "router/journal.h"
 #include "router/placement.h"
 #include "router/queue.h"
+#include "router/rate.h"
 
 enum {
     FG_RECENT_MAX = 64,
@@ -131,9 +132,11 @@ struct fg_dispatch {
     uint16_t (*waits)[FG_LIMIT_WORKERS];
     fg_rng dice;
     double mean_answer; /* tokens, of recent requests; 0: none has ended */
-    double ended_rate,
-        prompt_rate; /* requests, and tokens of prompts computed, per second; smoothed */
-    uint64_t ended_seen, prompt_tokens, prompt_seen, rate_at_ns;
+    fg_rate ended_rate,
+        prompt_rate; /* requests, and tokens of prompts computed, while anybody was served */
+    uint64_t prompt_tokens;
+    uint64_t served_ns;      /* how long there were live requests, up to served_from_ns */
+    uint64_t served_from_ns; /* counted up to here; with live requests only */
     uint64_t created_ns;
     uint64_t ticked_ns;       /* the last fg_dispatch_tick */
     uint64_t nobody_since_ns; /* since when no worker could take the queue's head; 0: one can */

@@ -103,8 +103,8 @@ fg_admit_load fg_dispatch_load(const fg_dispatch *dispatch)
     return (fg_admit_load){ .queued = all.requests,
                             .queued_tokens = all.tokens,
                             .live = dispatch->stats.live,
-                            .ended_per_second = dispatch->ended_rate,
-                            .prompt_tokens_per_second = dispatch->prompt_rate };
+                            .ended_per_second = dispatch->ended_rate.per_second,
+                            .prompt_tokens_per_second = dispatch->prompt_rate.per_second };
 }
 
 static bool is_promised(const fg_dispatch_job *input)

@@ -13,10 +13,11 @@
 /* All that decides what the dispatcher does next, but for its members, the debts of tenants, and the residency
  * tree, whose answers are noted instead. */
 typedef struct rest_record {
-    uint64_t next_id, ended_seen, prompt_tokens, prompt_seen, rate_at_ns;
+    uint64_t next_id, prompt_tokens, served_ns;
     uint64_t created_ns, ticked_ns, nobody_since_ns;
     fg_rng dice;
-    double mean_answer, ended_rate, prompt_rate;
+    double mean_answer;
+    fg_rate ended_rate, prompt_rate;
     uint32_t was_complete, was_cleared;
     fg_queue_memory queue;
     fg_dispatch_stats stats;
@@ -41,10 +42,8 @@ void fg_dispatch_note_rest(fg_dispatch *dispatch)
     fg_flight *flight = dispatch->options.flight;
     fg_flight_rest(flight);
     rest_record rest = { .next_id = dispatch->next_id,
-                         .ended_seen = dispatch->ended_seen,
                          .prompt_tokens = dispatch->prompt_tokens,
-                         .prompt_seen = dispatch->prompt_seen,
-                         .rate_at_ns = dispatch->rate_at_ns,
+                         .served_ns = dispatch->served_ns,
                          .created_ns = dispatch->created_ns,
                          .ticked_ns = dispatch->ticked_ns,
                          .nobody_since_ns = dispatch->nobody_since_ns,
@@ -95,10 +94,8 @@ static fg_status restore_rest(fg_dispatch *dispatch, const rest_record *rest, fg
         return damaged(err);
     }
     dispatch->next_id = rest->next_id;
-    dispatch->ended_seen = rest->ended_seen;
     dispatch->prompt_tokens = rest->prompt_tokens;
-    dispatch->prompt_seen = rest->prompt_seen;
-    dispatch->rate_at_ns = rest->rate_at_ns;
+    dispatch->served_ns = rest->served_ns;
     dispatch->created_ns = rest->created_ns;
     dispatch->ticked_ns = rest->ticked_ns;
     dispatch->nobody_since_ns = rest->nobody_since_ns;

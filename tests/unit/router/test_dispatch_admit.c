@@ -187,7 +187,7 @@ Test(admission, who_waits_for_prefill_waits_for_the_line)
     bench b;
     uint64_t id;
     fg_error err = { 0 };
-    fg_admit_slo none = { 0, 0 }, two_s = { 2000 * MS, 0 }, nine_s = { 9000 * MS, 0 };
+    fg_admit_slo none = { 0, 0 }, half_s = { 500 * MS, 0 }, two_s = { 2000 * MS, 0 };
     fg_dispatch_options options = bench_options(&b);
     options.limits.queued_max = 10;
     options.lease_ms = 100000;
@@ -195,15 +195,46 @@ Test(admission, who_waits_for_prefill_waits_for_the_line)
     join_sized(&b, MS, 200, 1, 4);
     cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK);
     bench_ticket(&b, id, 1);
-    bench_first(&b, id,
-                7); /* 18 tokens of prompts in a second: a fifth of that, as one second tells */
+    bench_first(&b, id, 7); /* 18 tokens of prompts in a second */
     bench_pass(&b, 1000);
     bench_done(&b, P, id, FG_FINISH_LENGTH, 1);
     cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "it has the place");
     cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK, "it waits");
-    cr_assert_eq(start(&b, &two_s, 0, &id, &err), FG_AGAIN);
-    cr_assert_eq(start(&b, &nine_s, 0, &id, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(start(&b, &half_s, 0, &id, &err), FG_AGAIN);
+    cr_assert_eq(start(&b, &two_s, 0, &id, &err), FG_OK, "%s", err.text);
     bench_close(&b);
+}
+
+/* Nobody asked for a minute. That tells nothing of how long a full line takes. */
+Test(admission, an_idle_minute_does_not_make_the_line_slow)
+{
+    for (int idle = 0; idle < 2; idle++) {
+        bench b;
+        uint64_t id;
+        fg_error err = { 0 };
+        fg_admit_slo none = { 0, 0 };
+        fg_dispatch_options options = bench_options(&b);
+        options.limits.queued_max = 2;
+        options.lease_ms = 100000;
+        bench_open_with(&b, &options);
+        join_sized(&b, MS, 200, 1, 4);
+        for (uint32_t i = 0; i < 40; i++) { /* ten in a second */
+            cr_assert_eq(start(&b, &none, 0, &id, &err), FG_OK);
+            bench_ticket(&b, id, 1);
+            bench_first(&b, id, 7);
+            bench_pass(&b, 100);
+            bench_done(&b, P, id, FG_FINISH_LENGTH, 1);
+            b.sent_count = b.token_count = 0;
+        }
+        bench_pass(&b, idle == 1 ? 60000 : 0);
+        uint32_t taken = 0;
+        while (start(&b, &none, 0, &id, &err) == FG_OK) {
+            taken++;
+        }
+        cr_assert_eq(taken, 3u, "%s", err.text);
+        cr_assert_eq(fg_dispatch_refused_s(b.dispatch), 1u, "idle %d", idle);
+        bench_close(&b);
+    }
 }
 
 /* Answers were short lately; one that goes on behind its end token is not. */
