@@ -32,7 +32,7 @@ class Server:
     def __init__(self, options, cache):
         command = [options.forge, "serve", "--model", options.model, "--port", "0",
                    "--threads", str(options.threads), "--weights-cache", cache]
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("a+")
         self.began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()

@@ -32,6 +32,7 @@ class Suite:
     """Arguments, cases and the closing count of one suite."""
 
     def __init__(self, description, **defaults):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes and folders are cleared away
         parser = argparse.ArgumentParser(description=description,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--forge", default=os.environ.get("FORGE_BIN")

@@ -250,7 +250,7 @@ class Server:
 
     def __init__(self, suite, mode, nohup=False, terminal=False, files=None, stack=None,
                  piped=False, flags=()):
-        self.out = tempfile.TemporaryFile("w+")
+        self.out = tempfile.TemporaryFile("a+")  # its end is where the child writes, wherever a test reads
         self.master = None
         output = {"stdout": subprocess.PIPE if piped else self.out, "stderr": self.out}
         if terminal:
@@ -394,7 +394,7 @@ def unheard(suite):
     """A server whose lines nobody can read serves all the same, and ends as well as others."""
     for how in (">/dev/full", ">&-"):
         command = [suite.options.forge, "serve", "--model", suite.stories(), "--port", "0", "--threads", "1"]
-        with tempfile.TemporaryFile("w+") as log, subprocess.Popen(
+        with tempfile.TemporaryFile("a+") as log, subprocess.Popen(
                 ["bash", "-c", f'exec "$@" {how}', "bash", *command], stderr=log,
                 stdin=subprocess.DEVNULL, env=plain_environment()) as child:
             def said(out=log):
