@@ -175,6 +175,13 @@ static fg_job *job_of(const fg_dispatch *dispatch, const fg_reg_worker *worker)
     return NULL;
 }
 
+/* Its decode worker has all that it needs, and another one was its prefill worker: what becomes of that one
+ * does not matter to this request any more. */
+static bool is_handed_over(const fg_job *job)
+{
+    return job->life.state == FG_LIFE_DECODING && job->prefill == NULL && job->decode != NULL;
+}
+
 void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *why)
 {
     if (worker->draining && job_of(dispatch, worker) == NULL) {
@@ -204,6 +211,9 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
         }
         if (job->decode == worker) {
             fg_dispatch_release_decode(dispatch, job);
+        }
+        if (is_handed_over(job)) {
+            continue;
         }
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, text);
     }
@@ -310,8 +320,14 @@ static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const f
     fg_dispatch_release_ahead(dispatch, job);
     fg_dispatch_end_pull(dispatch, job);
     fg_dispatch_learn_first(dispatch, job, msg);
-    fg_dispatch_set_state(dispatch, job,
-                          job->prefill == job->decode ? FG_LIFE_DECODING : FG_LIFE_TRANSFERRING);
+    bool split = job->prefill != job->decode;
+    bool overtaken = job->context_tokens > prompt; /* by tokens of decode */
+    if (split) {
+        fg_dispatch_set_state(dispatch, job, FG_LIFE_TRANSFERRING);
+    }
+    if (!split || overtaken) {
+        fg_dispatch_set_state(dispatch, job, FG_LIFE_DECODING);
+    }
     fg_dispatch_deliver(dispatch, job);
 }
 
@@ -351,6 +367,10 @@ static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
         }
         job->context_tokens++;
         job->decode->context_tokens++;
+        /* Prefill's news of it is still on its way, or lost. */
+        if (job->life.state == FG_LIFE_TRANSFERRING) {
+            fg_dispatch_set_state(dispatch, job, FG_LIFE_DECODING);
+        }
         fg_dispatch_deliver(dispatch, job);
     }
 }
@@ -383,6 +403,9 @@ static void on_done(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg
         fg_dispatch_release_decode(dispatch, job);
     }
     job->record.preemptions += msg->done.preemptions;
+    if (msg->done.finish == FG_FINISH_ERROR && !was_decode && is_handed_over(job)) {
+        return;
+    }
     if (msg->done.finish == FG_FINISH_ERROR && (msg->done.refused || msg->done.broken)) {
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, msg->done.broken ? FG_BROKEN : FG_BAD_INPUT,
                         msg->done.text[0] != '\0' ? msg->done.text

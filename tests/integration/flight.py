@@ -121,7 +121,8 @@ def while_it_runs(suite):
             check_same(suite, r.save(fetch(r.cluster), f"turn{turn}.bin"))
         loader.join()
         out = check_same(suite, r.save(fetch(r.cluster), "late.bin"))
-        assert "down peer=" in out, out[-600:]
+        # Its connection ended, or a frame could not be sent before that was noticed.
+        assert "sent peer_lost peer=" in out, out[-600:]
 
 
 def load_and_ignore(cluster, rng, count):

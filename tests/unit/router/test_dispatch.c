@@ -146,6 +146,65 @@ Test(dispatch, a_lost_worker_fails_what_was_seen_and_retries_what_was_not)
     bench_close(&b);
 }
 
+/* What becomes of the prefill worker of a request for which decode has chosen a token, before it could say
+ * that its blocks have arrived. */
+static void prefill_dies(bench *b, uint64_t id)
+{
+    fg_dispatch_on_down(b->dispatch, P);
+}
+
+static void prefill_fails(bench *b, uint64_t id)
+{
+    bench_done(b, P, id, FG_FINISH_ERROR, 0);
+}
+
+static const struct {
+    const char *name;
+    void (*happens)(bench *b, uint64_t id);
+    const char *news; /* before that: F of prefill's first token, T of decode's */
+    bool goes_on;
+} handed_over_cases[] = {
+    { "dies", prefill_dies, "FT", true },
+    { "fails", prefill_fails, "FT", true },
+    { "dies, overtaken", prefill_dies, "TF", true },
+    { "fails, overtaken", prefill_fails, "TF", true },
+    { "dies too early", prefill_dies, "F", false },
+    { "fails too early", prefill_fails, "F", false },
+};
+
+Test(dispatch, what_decode_goes_on_with_needs_no_prefill_worker)
+{
+    for (size_t i = 0; i < sizeof handed_over_cases / sizeof *handed_over_cases; i++) {
+        bench b;
+        uint64_t id;
+        const char *name = handed_over_cases[i].name;
+        bench_open(&b);
+        bench_join_pair(&b);
+        cr_assert_eq(bench_start(&b, 5, 3, &id), FG_OK);
+        bench_ticket(&b, id, 1);
+        for (const char *news = handed_over_cases[i].news; *news != '\0'; news++) {
+            if (*news == 'F') {
+                bench_first(&b, id, 20);
+            } else {
+                bench_token(&b, id, 1, 21);
+            }
+        }
+        handed_over_cases[i].happens(&b, id);
+        if (!handed_over_cases[i].goes_on) {
+            cr_assert(b.end_count == 1 && b.status == FG_PEER_LOST, "%s", name);
+            bench_close(&b);
+            continue;
+        }
+        cr_assert_eq(b.end_count, 0u, "%s: %s", name, b.text);
+        cr_assert_null(bench_sent(&b, D, FG_MSG_CANCEL), "%s", name);
+        bench_token(&b, id, 2, 22);
+        bench_done(&b, D, id, FG_FINISH_LENGTH, 3);
+        cr_assert(b.end_count == 1 && b.finish == FG_FINISH_LENGTH && b.token_count == 3, "%s",
+                  name);
+        bench_close(&b);
+    }
+}
+
 Test(dispatch, a_drained_worker_leaves_and_is_not_counted_as_lost)
 {
     bench b;
