@@ -10,8 +10,10 @@
 
 enum { ATTEMPTS_MAX = 3, ANSWERS = 32 /* recent ones, for the mean */ };
 #define RESIDENCY_BYTES ((size_t)64 << 20)
-#define NOBODY_GRACE_NS (3000ull * 1000 * 1000)
-#define OWN_PAUSE_NS    (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
+/* One try after the other would be over before the router has heard who has died. */
+#define FAILED_TWICE_PAUSE_NS (250ull * 1000 * 1000)
+#define NOBODY_GRACE_NS       (3000ull * 1000 * 1000)
+#define OWN_PAUSE_NS          (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
 
 /* How long a request may stay in a state; DECODING counts from its newest token. PREFILLING includes the
  * time in the worker's own line, and DECODING the time that a preempted one waits to come back. */
@@ -255,15 +257,20 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     if (fg_dispatch_waits(job)) {
         return;
     }
-    if (fg_journal_count(job->journal) > 0 || job->failures + 1 >= ATTEMPTS_MAX) {
+    if (job->failures + 1 >= ATTEMPTS_MAX) {
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, status, text);
         return;
     }
     leave_workers(dispatch, job);
-    fg_journal_forget(job->journal); /* decode may have overtaken the first token */
+    fg_journal_again(job->journal);
+    if (fg_journal_count(job->journal) > 0) { /* its first token came in time */
+        job->give_up_ns = job->item.give_up_ns = 0;
+    }
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
-    job->failures++;
+    if (++job->failures > 1) {
+        job->pause_until_ns = fg_dispatch_now(dispatch) + FAILED_TWICE_PAUSE_NS;
+    }
     job->computed_tokens = 0;
     job->done_known = false;
     dispatch->stats.retried++;
@@ -284,6 +291,12 @@ static void count_token(fg_job *job, uint32_t had)
     }
     fg_places_move(&job->decode->places, job->left_tokens, left);
     job->left_tokens = left;
+}
+
+void fg_dispatch_say_again(fg_dispatch *dispatch, fg_job *job, uint32_t index)
+{
+    count_token(job, index + 1);
+    extend(dispatch, job);
 }
 
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)

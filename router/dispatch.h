@@ -132,6 +132,7 @@ void fg_dispatch_abort_all(fg_dispatch *dispatch, const char *why);
 typedef struct fg_dispatch_stats {
     uint32_t queued, live; /* live counts the queued ones too */
     uint64_t started, finished, failed, cancelled, retried;
+    uint64_t said_again; /* tokens that a client had seen when their worker was lost, made again */
     uint64_t workers_lost, workers_stuck, frames_refused, stale_dropped, refused_joins;
     uint64_t pushed_blocks, pushed_bytes, push_retries;
     uint64_t refused[FG_ADMIT_REASONS]; /* at the door, by fg_admit_reason */

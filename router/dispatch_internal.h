@@ -76,9 +76,10 @@ typedef struct fg_job {
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
     fg_pull pull;
-    uint32_t cost;          /* to its tenant, as expected */
-    uint64_t give_up_ns;    /* from then on waiting is in vain; 0: never */
-    uint64_t held_since_ns; /* it could be placed, but prefill comes to it later; 0: not held */
+    uint32_t cost;           /* to its tenant, as expected */
+    uint64_t give_up_ns;     /* from then on waiting is in vain; 0: never */
+    uint64_t pause_until_ns; /* it has failed more than once: the next try makes more sense later */
+    uint64_t held_since_ns;  /* it could be placed, but prefill comes to it later; 0: not held */
     uint64_t elsewhere_since_ns; /* it could be placed, but not where its prefix is; 0: not held */
     bool waits; /* booked: the reservation of one peer waits for the prefill of the other */
     uint32_t waits_by, waits_for;
@@ -277,6 +278,8 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text);
 /* Gives tokens that are in order to the owner; ends the job when all have come. */
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
+/* Its worker has come to a token that was delivered in an earlier attempt. */
+void fg_dispatch_say_again(fg_dispatch *dispatch, fg_job *job, uint32_t index);
 
 /* dispatch_workers.c */
 fg_status fg_dispatch_send(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);

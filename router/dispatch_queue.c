@@ -310,6 +310,12 @@ static bool walk(fg_dispatch *dispatch, bool patient, bool *passed_out)
 {
     fg_job *job;
     while ((job = fg_dispatch_head(dispatch)) != NULL) {
+        if (fg_dispatch_now(dispatch) < job->pause_until_ns) {
+            if (!fg_queue_hold(dispatch->queue, &job->item, FG_QUEUE_AHEAD_MAX)) {
+                break;
+            }
+            continue;
+        }
         fg_place_choice choice;
         fg_place_verdict verdict = fg_dispatch_choose(dispatch, job, &choice);
         if (verdict == FG_PLACE_OK && is_elsewhere(dispatch, job, &choice) &&

@@ -169,16 +169,17 @@ bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)
         render_record(&dispatch->recent[(dispatch->recent_count - 1 - i) % FG_RECENT_MAX], out);
     }
     const fg_dispatch_stats *s = &dispatch->stats;
-    fg_buf_printf(
-        out,
-        "],\"counters\":{\"started\":%llu,\"finished\":%llu,\"failed\":%llu,"
-        "\"cancelled\":%llu,\"retried\":%llu,\"workers_lost\":%llu,\"workers_stuck\":%llu,"
-        "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
-        "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
-        shown(s->started), shown(s->finished), shown(s->failed), shown(s->cancelled),
-        shown(s->retried), shown(s->workers_lost), shown(s->workers_stuck),
-        shown(s->frames_refused), shown(s->stale_dropped), shown(s->refused_joins),
-        shown(s->pushed_blocks), shown(s->pushed_bytes), shown(s->push_retries));
+    fg_buf_printf(out,
+                  "],\"counters\":{\"started\":%llu,\"finished\":%llu,\"failed\":%llu,"
+                  "\"cancelled\":%llu,\"retried\":%llu,\"said_again\":%llu,\"workers_lost\":%llu,"
+                  "\"workers_stuck\":%llu,"
+                  "\"frames_refused\":%llu,\"stale_dropped\":%llu,\"refused_joins\":%llu,"
+                  "\"pushed_blocks\":%llu,\"pushed_bytes\":%llu,\"push_retries\":%llu}}",
+                  shown(s->started), shown(s->finished), shown(s->failed), shown(s->cancelled),
+                  shown(s->retried), shown(s->said_again), shown(s->workers_lost),
+                  shown(s->workers_stuck), shown(s->frames_refused), shown(s->stale_dropped),
+                  shown(s->refused_joins), shown(s->pushed_blocks), shown(s->pushed_bytes),
+                  shown(s->push_retries));
     return !out->failed;
 }
 

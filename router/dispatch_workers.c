@@ -301,11 +301,33 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
     }
 }
 
+/* Whether it counts; if another attempt has shown something else in its place, the request has ended. */
+static bool take_token(fg_dispatch *dispatch, fg_job *job, uint32_t index, uint32_t id,
+                       uint64_t digest)
+{
+    switch (fg_journal_append(job->journal, index, id, digest)) {
+    case FG_JOURNAL_NEW:
+        return true;
+    case FG_JOURNAL_KNOWN:
+        dispatch->stats.said_again++;
+        fg_dispatch_say_again(dispatch, job, index);
+        return true;
+    case FG_JOURNAL_OTHER:
+        fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, FG_BROKEN,
+                        "another worker's answer is not the one that was lost");
+        return false;
+    case FG_JOURNAL_DROPPED:
+        break;
+    }
+    dispatch->stats.stale_dropped++;
+    return false;
+}
+
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
     if (job == NULL || job->prefill != worker || job->life.state != FG_LIFE_PREFILLING ||
-        !fg_journal_append(job->journal, 0, msg->first.id, msg->first.digest)) {
+        !take_token(dispatch, job, 0, msg->first.id, msg->first.digest)) {
         return;
     }
     job->record.prefill_queue_ns = msg->first.queue_ns;
@@ -360,9 +382,11 @@ static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
         if (job == NULL || job->decode != worker) {
             continue;
         }
-        if (job->life.state == FG_LIFE_RESERVED ||
-            !fg_journal_append(job->journal, token->index, token->id, token->digest)) {
+        if (job->life.state == FG_LIFE_RESERVED) {
             dispatch->stats.stale_dropped++;
+            continue;
+        }
+        if (!take_token(dispatch, job, token->index, token->id, token->digest)) {
             continue;
         }
         job->context_tokens++;

@@ -6,6 +6,7 @@ typedef struct entry {
     uint64_t digest;
     uint32_t id;
     bool filled;
+    bool said; /* in this attempt */
 } entry;
 
 struct fg_journal {
@@ -29,14 +30,19 @@ void fg_journal_end(fg_journal *journal)
     fg_mem_free(journal);
 }
 
-bool fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_t digest)
+fg_journal_news fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_t digest)
 {
-    if (index >= journal->token_max || journal->entries[index].filled) {
-        return false;
+    if (index >= journal->token_max || journal->entries[index].said) {
+        return FG_JOURNAL_DROPPED;
     }
-    journal->entries[index] = (entry){ .digest = digest, .id = id, .filled = true };
+    entry *e = &journal->entries[index];
+    e->said = true;
+    if (e->filled) {
+        return e->id == id && e->digest == digest ? FG_JOURNAL_KNOWN : FG_JOURNAL_OTHER;
+    }
+    *e = (entry){ .digest = digest, .id = id, .filled = true, .said = true };
     journal->top = index >= journal->top ? index + 1 : journal->top;
-    return true;
+    return FG_JOURNAL_NEW;
 }
 
 bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
@@ -52,10 +58,13 @@ bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
     return true;
 }
 
-void fg_journal_forget(fg_journal *journal)
+void fg_journal_again(fg_journal *journal)
 {
     while (journal->top > journal->read) {
-        journal->entries[--journal->top].filled = false;
+        journal->entries[--journal->top] = (entry){ 0 };
+    }
+    for (uint32_t i = 0; i < journal->read; i++) {
+        journal->entries[i].said = false;
     }
 }
 

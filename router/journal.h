@@ -1,6 +1,7 @@
 /*
  * journal - the answer of one live request so far: tokens by index, each once, in order, however the
- * workers' messages overtake each other. What a client has seen is a prefix of it. One owner.
+ * workers' messages overtake each other. What a client has seen is a prefix of it, and stays: another
+ * attempt says it again, and must say the same. One owner.
  */
 #ifndef FORGE_ROUTER_JOURNAL_H
 #define FORGE_ROUTER_JOURNAL_H
@@ -13,13 +14,20 @@ typedef struct fg_journal fg_journal;
 /* NULL: out of memory. */
 fg_journal *fg_journal_begin(uint32_t token_max);
 void fg_journal_end(fg_journal *journal);
-/* False when the index is out of range or was filled before (a double): dropped. */
-bool fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id, uint64_t digest);
+typedef enum fg_journal_news {
+    FG_JOURNAL_DROPPED = 0, /* a double of this attempt, or out of range */
+    FG_JOURNAL_NEW,
+    FG_JOURNAL_KNOWN, /* an earlier attempt said the same, and it was read */
+    FG_JOURNAL_OTHER, /* an earlier attempt said something else, and it was read */
+} fg_journal_news;
+
+fg_journal_news fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id,
+                                  uint64_t digest);
 /* The next token in order that was not read yet. */
 bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
                      uint64_t *digest_out);
-/* Forgets what was appended and not yet read: a worker that has failed said it. */
-void fg_journal_forget(fg_journal *journal);
+/* Another attempt begins: what was not read yet is forgotten, as a worker that has failed said it. */
+void fg_journal_again(fg_journal *journal);
 /* Tokens read so far. */
 uint32_t fg_journal_count(const fg_journal *journal);
 

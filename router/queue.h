@@ -64,7 +64,7 @@ typedef struct fg_queue_item {
     uint64_t id; /* order of arrival: greater (modulo 2^64) is later */
     uint64_t tenant;
     uint64_t queued_ns;  /* arrival */
-    uint64_t give_up_ns; /* from then on waiting is in vain; 0: never */
+    uint64_t give_up_ns; /* from then on waiting is in vain; 0: never. May change while it runs */
     int32_t priority;    /* -1 high, 0, 1 low */
     uint32_t tokens;     /* counts towards the bounds: the prompt */
     uint32_t cost;       /* expected service: uncached prompt tokens and output tokens */

@@ -266,7 +266,7 @@ static const fg_option options[] = {
       .roles = "router",
       AT(lease_ms),
       .help = "A worker that is silent for so long, in milliseconds, counts as dead. Its requests "
-              "end with an error, those that have shown no token yet are placed again." },
+              "are placed again." },
     { .name = "routing",
       .type = FG_OPTION_CHOICE,
       .default_text = "cost",

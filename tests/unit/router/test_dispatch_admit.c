@@ -362,6 +362,28 @@ Test(admission, a_wrong_prediction_holds_nobody_for_long)
     bench_close(&b);
 }
 
+/* The first token came in time: what was promised is kept, whoever dies later. */
+Test(admission, a_kept_promise_is_not_broken_by_a_worker_that_dies)
+{
+    bench b;
+    uint64_t id;
+    fg_error err = { 0 };
+    fg_admit_slo one_s = { 1000 * MS, 0 };
+    fg_dispatch_options options = bench_options(&b);
+    options.lease_ms = 100000;
+    bench_open_with(&b, &options);
+    join_measured(&b, 2 * MS);
+    cr_assert_eq(start(&b, &one_s, 0, &id, &err), FG_OK, "%s", err.text);
+    bench_ticket(&b, id, 1);
+    bench_first(&b, id, 7);
+    fg_dispatch_on_down(b.dispatch, D);
+    bench_pass(&b, 2000);
+    cr_assert_eq(b.end_count, 0u, "%s", b.text);
+    bench_join(&b, D, "d", FG_ROLE_DECODE);
+    cr_assert_eq(bench_sent_count(&b, D, FG_MSG_RESERVE), 2u);
+    bench_close(&b);
+}
+
 Test(admission, who_waits_in_vain_is_told)
 {
     bench b;

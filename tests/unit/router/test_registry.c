@@ -218,20 +218,45 @@ Test(journal, reads_in_order_whatever_the_order_of_arrival_and_drops_doubles)
     fg_journal *journal = fg_journal_begin(4);
     uint32_t index, id;
     uint64_t digest;
-    cr_assert(fg_journal_append(journal, 1, 11, 0));
+    cr_assert(fg_journal_append(journal, 1, 11, 0) == FG_JOURNAL_NEW);
     cr_assert(!fg_journal_read(journal, &index, &id, &digest));
-    cr_assert(fg_journal_append(journal, 0, 10, 7));
-    cr_assert(!fg_journal_append(journal, 1, 99, 0));
-    cr_assert(!fg_journal_append(journal, 4, 99, 0));
+    cr_assert(fg_journal_append(journal, 0, 10, 7) == FG_JOURNAL_NEW);
+    cr_assert(fg_journal_append(journal, 1, 99, 0) == FG_JOURNAL_DROPPED);
+    cr_assert(fg_journal_append(journal, 4, 99, 0) == FG_JOURNAL_DROPPED);
     cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 0 && id == 10 &&
               digest == 7);
     cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 1 && id == 11);
     cr_assert(!fg_journal_read(journal, &index, &id, &digest));
-    cr_assert(!fg_journal_append(journal, 0, 10, 7));
-    cr_assert(fg_journal_append(journal, 2, 12, 0) && fg_journal_append(journal, 3, 13, 0));
+    cr_assert(fg_journal_append(journal, 0, 10, 7) == FG_JOURNAL_DROPPED);
+    cr_assert(fg_journal_append(journal, 2, 12, 0) == FG_JOURNAL_NEW &&
+              fg_journal_append(journal, 3, 13, 0) == FG_JOURNAL_NEW);
     cr_assert(fg_journal_read(journal, &index, &id, &digest) &&
               fg_journal_read(journal, &index, &id, &digest) && id == 13);
     cr_assert(!fg_journal_read(journal, &index, &id, &digest));
     cr_assert_eq(fg_journal_count(journal), 4u);
+    fg_journal_end(journal);
+}
+
+Test(journal, another_attempt_must_say_what_was_read)
+{
+    fg_journal *journal = fg_journal_begin(4);
+    uint32_t index, id;
+    uint64_t digest;
+    for (uint32_t i = 0; i < 3; i++) {
+        cr_assert_eq(fg_journal_append(journal, i, 10 + i, i), FG_JOURNAL_NEW);
+    }
+    cr_assert(fg_journal_read(journal, &index, &id, &digest));
+    cr_assert(fg_journal_read(journal, &index, &id, &digest));
+    fg_journal_again(journal);
+    cr_assert_eq(fg_journal_count(journal), 2u);
+    cr_assert(!fg_journal_read(journal, &index, &id, &digest), "what was not read is forgotten");
+    cr_assert_eq(fg_journal_append(journal, 2, 99, 9), FG_JOURNAL_NEW);
+    cr_assert_eq(fg_journal_append(journal, 0, 10, 0), FG_JOURNAL_KNOWN);
+    cr_assert_eq(fg_journal_append(journal, 0, 10, 0), FG_JOURNAL_DROPPED);
+    cr_assert_eq(fg_journal_append(journal, 1, 12, 1), FG_JOURNAL_OTHER);
+    fg_journal_again(journal);
+    cr_assert_eq(fg_journal_append(journal, 1, 11, 2), FG_JOURNAL_OTHER, "another digest");
+    cr_assert_eq(fg_journal_append(journal, 2, 12, 2), FG_JOURNAL_NEW);
+    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 2 && id == 12);
     fg_journal_end(journal);
 }
