@@ -8,10 +8,12 @@
 #include "common/base/rng.h"
 #include "router/tracing.h"
 
-enum { ATTEMPTS_MAX = 3, ANSWERS = 32 /* recent ones, for the mean */ };
+enum { LOSSES_MAX = 3, FAILURES_MAX = 10, ANSWERS = 32 /* recent ones, for the mean */ };
 #define RESIDENCY_BYTES ((size_t)64 << 20)
-/* One try after the other would be over before the router has heard who has died. */
+/* One try after the other would be over before the router has heard who has died, and all of them before two
+ * workers whose link is broken have made another one. */
 #define FAILED_TWICE_PAUSE_NS (250ull * 1000 * 1000)
+#define FAILED_OFTEN_PAUSE_NS (1000ull * 1000 * 1000)
 #define NOBODY_GRACE_NS       (3000ull * 1000 * 1000)
 #define OWN_PAUSE_NS          (500ull * 1000 * 1000) /* five times the slowest beat of fg_dispatch_tick */
 
@@ -257,7 +259,8 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     if (fg_dispatch_waits(job)) {
         return;
     }
-    if (job->failures + 1 >= ATTEMPTS_MAX) {
+    job->failures++;
+    if (job->losses >= LOSSES_MAX || job->failures >= FAILURES_MAX) {
         fg_dispatch_end(dispatch, job, FG_FINISH_ERROR, status, text);
         return;
     }
@@ -268,8 +271,9 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     }
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
-    if (++job->failures > 1) {
-        job->pause_until_ns = fg_dispatch_now(dispatch) + FAILED_TWICE_PAUSE_NS;
+    if (job->failures > 1) {
+        job->pause_until_ns = fg_dispatch_now(dispatch) +
+                              (job->failures > 2 ? FAILED_OFTEN_PAUSE_NS : FAILED_TWICE_PAUSE_NS);
     }
     job->computed_tokens = 0;
     job->done_known = false;

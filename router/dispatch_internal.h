@@ -71,6 +71,7 @@ typedef struct fg_job {
     uint64_t id;
     uint32_t attempt;  /* of placement, from 1 */
     uint32_t failures; /* placements that a worker's failure or loss has ended */
+    uint32_t losses;   /* of these, losses: it may be what kills them */
     fg_life life;
     fg_dispatch_job input;
     fg_journal *journal;

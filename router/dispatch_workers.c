@@ -215,6 +215,7 @@ void fg_dispatch_lose(fg_dispatch *dispatch, fg_reg_worker *worker, const char *
         if (is_handed_over(job)) {
             continue;
         }
+        job->losses++;
         fg_dispatch_retry(dispatch, job, FG_PEER_LOST, text);
     }
     uint32_t peer = worker->peer;

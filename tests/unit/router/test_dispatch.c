@@ -227,7 +227,7 @@ Test(dispatch, an_end_may_overtake_what_is_said_again)
     bench_close(&b);
 }
 
-Test(dispatch, the_third_failure_ends_a_request)
+Test(dispatch, the_third_loss_ends_a_request)
 {
     bench b;
     uint64_t id = lose_decode(&b);
@@ -243,6 +243,38 @@ Test(dispatch, the_third_failure_ends_a_request)
     fg_dispatch_on_down(b.dispatch, D);
     cr_assert(b.end_count == 1 && b.finish == FG_FINISH_ERROR && b.status == FG_PEER_LOST);
     cr_assert(strstr(b.text, "worker d was lost") != NULL, "%s", b.text);
+    bench_close(&b);
+}
+
+/* Workers that live say that they cannot, for instance because the link between them is broken. */
+Test(dispatch, a_request_outlives_failures_that_pass)
+{
+    bench b;
+    uint64_t id;
+    fg_dispatch_options options = bench_options(&b);
+    options.lease_ms = 100000;
+    bench_open_with(&b, &options);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 4, &id), FG_OK);
+    for (uint32_t attempt = 1; attempt < 10; attempt++) {
+        uint32_t pause_ms = attempt == 1 ? 0 : attempt == 2 ? 250 : 1000;
+        fg_msg msg = { .kind = FG_MSG_DONE, .request = id, .attempt = attempt };
+        msg.done.finish = FG_FINISH_ERROR;
+        b.sent_count = 0;
+        bench_give(&b, D, &msg);
+        if (pause_ms > 0) {
+            bench_pass(&b, pause_ms - 50);
+            cr_assert_null(bench_sent(&b, D, FG_MSG_RESERVE), "failure %u: too soon", attempt);
+            bench_pass(&b, 100);
+        }
+        cr_assert_not_null(bench_sent(&b, D, FG_MSG_RESERVE), "failure %u: %s", attempt, b.text);
+    }
+    bench_done(&b, D, id, FG_FINISH_ERROR, 0); /* of the first attempt: an old one */
+    cr_assert_eq(b.end_count, 0u);
+    fg_msg last = { .kind = FG_MSG_DONE, .request = id, .attempt = 10 };
+    last.done.finish = FG_FINISH_ERROR;
+    bench_give(&b, D, &last);
+    cr_assert(b.end_count == 1 && b.finish == FG_FINISH_ERROR && b.status == FG_PEER_LOST);
     bench_close(&b);
 }
 
