@@ -11,9 +11,6 @@
 
 typedef struct fg_journal fg_journal;
 
-/* NULL: out of memory. */
-fg_journal *fg_journal_begin(uint32_t token_max);
-void fg_journal_end(fg_journal *journal);
 typedef enum fg_journal_news {
     FG_JOURNAL_DROPPED = 0, /* a double of this attempt, or out of range */
     FG_JOURNAL_NEW,
@@ -21,6 +18,9 @@ typedef enum fg_journal_news {
     FG_JOURNAL_OTHER, /* an earlier attempt said something else, and it was read */
 } fg_journal_news;
 
+/* NULL: out of memory. */
+fg_journal *fg_journal_begin(uint32_t token_max);
+void fg_journal_end(fg_journal *journal);
 fg_journal_news fg_journal_append(fg_journal *journal, uint32_t index, uint32_t id,
                                   uint64_t digest);
 /* The next token in order that was not read yet. */
