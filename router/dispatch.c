@@ -39,7 +39,7 @@ static void extend(fg_dispatch *dispatch, fg_job *job)
 {
     /* A request that is placed again and again still waits in one queue: its time there is one. */
     bool queued = job->life.state == FG_LIFE_QUEUED;
-    uint64_t from = queued ? job->record.created_ns : fg_dispatch_now(dispatch);
+    uint64_t from = queued ? job->waits_from_ns : fg_dispatch_now(dispatch);
     job->deadline_ns = from + state_limit_ms(job->life.state) * 1000000u;
 }
 
@@ -266,8 +266,9 @@ void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, con
     }
     leave_workers(dispatch, job);
     fg_journal_again(job->journal);
-    if (fg_journal_count(job->journal) > 0) { /* its first token came in time */
+    if (fg_journal_count(job->journal) > 0) { /* its first token came in time; it waits anew */
         job->give_up_ns = job->item.give_up_ns = 0;
+        job->waits_from_ns = fg_dispatch_now(dispatch);
     }
     fg_dispatch_set_state(dispatch, job, FG_LIFE_QUEUED);
     job->attempt++;
@@ -350,7 +351,7 @@ static fg_job *new_job(fg_dispatch *dispatch, const fg_dispatch_job *input)
     job->journal = journal;
     job->record.id = id;
     job->record.prompt_tokens = input->token_count;
-    job->record.created_ns = fg_dispatch_now(dispatch);
+    job->record.created_ns = job->waits_from_ns = fg_dispatch_now(dispatch);
     fg_life_init(&job->life, job->record.created_ns);
     extend(dispatch, job);
     return job;

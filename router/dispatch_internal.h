@@ -77,8 +77,10 @@ typedef struct fg_job {
     fg_journal *journal;
     fg_reg_worker *prefill, *decode; /* NULL: not (or no longer) working on it; equal: unsplit */
     fg_pull pull;
-    uint32_t cost;           /* to its tenant, as expected */
-    uint64_t give_up_ns;     /* from then on waiting is in vain; 0: never */
+    uint32_t cost;       /* to its tenant, as expected */
+    uint64_t give_up_ns; /* from then on waiting is in vain; 0: never */
+    uint64_t
+        waits_from_ns; /* in the queue: since it came, or lost a worker when a part of it was seen */
     uint64_t pause_until_ns; /* it has failed more than once: the next try makes more sense later */
     uint64_t held_since_ns;  /* it could be placed, but prefill comes to it later; 0: not held */
     uint64_t elsewhere_since_ns; /* it could be placed, but not where its prefix is; 0: not held */

@@ -192,27 +192,47 @@ void bench_ticket(bench *b, uint64_t id, uint32_t attempt)
     bench_give(b, D, &msg);
 }
 
-void bench_first(bench *b, uint64_t id, uint32_t token)
+void bench_first_of(bench *b, uint64_t id, uint32_t attempt, uint32_t token, uint64_t digest)
 {
-    fg_msg msg = { .kind = FG_MSG_FIRST, .request = id, .attempt = 1 };
+    fg_msg msg = { .kind = FG_MSG_FIRST, .request = id, .attempt = attempt };
     msg.first.id = token;
+    msg.first.digest = digest;
     bench_give(b, P, &msg);
 }
 
-void bench_token(bench *b, uint64_t id, uint32_t index, uint32_t value)
+void bench_token_of(bench *b, uint64_t id, uint32_t attempt, uint32_t index, uint32_t value,
+                    uint64_t digest)
 {
-    fg_wire_token one = { .request = id, .attempt = 1, .index = index, .id = value };
+    fg_wire_token one = {
+        .request = id, .attempt = attempt, .index = index, .id = value, .digest = digest
+    };
     fg_msg msg = { .kind = FG_MSG_TOKENS };
     msg.tokens.tokens = &one;
     msg.tokens.count = 1;
     bench_give(b, D, &msg);
 }
 
-void bench_done(bench *b, uint32_t peer, uint64_t id, fg_finish finish, uint32_t generated)
+void bench_done_of(bench *b, uint32_t peer, uint64_t id, uint32_t attempt, fg_finish finish,
+                   uint32_t generated)
 {
-    fg_msg msg = { .kind = FG_MSG_DONE, .request = id, .attempt = 1 };
+    fg_msg msg = { .kind = FG_MSG_DONE, .request = id, .attempt = attempt };
     msg.done.finish = finish;
     msg.done.text = finish == FG_FINISH_ERROR ? "broken" : "";
     msg.done.generated = generated;
     bench_give(b, peer, &msg);
+}
+
+void bench_first(bench *b, uint64_t id, uint32_t token)
+{
+    bench_first_of(b, id, 1, token, 0);
+}
+
+void bench_token(bench *b, uint64_t id, uint32_t index, uint32_t value)
+{
+    bench_token_of(b, id, 1, index, value, 0);
+}
+
+void bench_done(bench *b, uint32_t peer, uint64_t id, fg_finish finish, uint32_t generated)
+{
+    bench_done_of(b, peer, id, 1, finish, generated);
 }

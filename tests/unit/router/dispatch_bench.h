@@ -56,5 +56,11 @@ void bench_ticket(bench *b, uint64_t id, uint32_t attempt);
 void bench_first(bench *b, uint64_t id, uint32_t token);
 void bench_token(bench *b, uint64_t id, uint32_t index, uint32_t value);
 void bench_done(bench *b, uint32_t peer, uint64_t id, fg_finish finish, uint32_t generated);
+/* The same of any attempt. */
+void bench_first_of(bench *b, uint64_t id, uint32_t attempt, uint32_t token, uint64_t digest);
+void bench_token_of(bench *b, uint64_t id, uint32_t attempt, uint32_t index, uint32_t value,
+                    uint64_t digest);
+void bench_done_of(bench *b, uint32_t peer, uint64_t id, uint32_t attempt, fg_finish finish,
+                   uint32_t generated);
 
 #endif

@@ -123,34 +123,6 @@ Test(dispatch, drops_doubles_strangers_and_old_attempts)
     bench_close(&b);
 }
 
-static void come_first(bench *b, uint64_t id, uint32_t attempt, uint32_t token, uint64_t digest)
-{
-    fg_msg msg = { .kind = FG_MSG_FIRST, .request = id, .attempt = attempt };
-    msg.first.id = token;
-    msg.first.digest = digest;
-    bench_give(b, P, &msg);
-}
-
-static void come_token(bench *b, uint64_t id, uint32_t attempt, uint32_t index, uint32_t token,
-                       uint64_t digest)
-{
-    fg_wire_token row = {
-        .request = id, .attempt = attempt, .index = index, .id = token, .digest = digest
-    };
-    fg_msg msg = { .kind = FG_MSG_TOKENS };
-    msg.tokens.tokens = &row;
-    msg.tokens.count = 1;
-    bench_give(b, D, &msg);
-}
-
-static void come_done(bench *b, uint64_t id, uint32_t attempt, uint32_t generated)
-{
-    fg_msg msg = { .kind = FG_MSG_DONE, .request = id, .attempt = attempt };
-    msg.done.finish = FG_FINISH_LENGTH;
-    msg.done.generated = generated;
-    bench_give(b, D, &msg);
-}
-
 /* Decode dies with a request of which two tokens, 20 and 21, were seen; one of the same name comes, and is
  * asked for it again. */
 static uint64_t lose_decode(bench *b)
@@ -160,9 +132,9 @@ static uint64_t lose_decode(bench *b)
     bench_join_pair(b);
     cr_assert_eq(bench_start(b, 5, 4, &id), FG_OK);
     bench_ticket(b, id, 1);
-    come_first(b, id, 1, 20, 120);
-    come_token(b, id, 1, 1, 21, 121);
-    come_token(b, id, 1, 3, 77, 177); /* never seen: one is missing before it */
+    bench_first_of(b, id, 1, 20, 120);
+    bench_token_of(b, id, 1, 1, 21, 121);
+    bench_token_of(b, id, 1, 3, 77, 177); /* never seen: one is missing before it */
     fg_dispatch_on_down(b->dispatch, D);
     cr_assert(b->end_count == 0 && b->token_count == 2, "%s", b->text);
     cr_assert_not_null(bench_sent(b, P, FG_MSG_PEER_LOST));
@@ -193,19 +165,19 @@ Test(dispatch, what_was_seen_is_said_again_and_must_be_the_same)
         fg_dispatch_stats stats;
         const char *name = again_cases[i].name;
         uint64_t id = lose_decode(&b);
-        come_token(&b, id, 1, 2, 55, 155); /* of the first attempt */
-        come_first(&b, id, 2, 20, again_cases[i].first_digest);
-        come_token(&b, id, 2, 1, again_cases[i].second, 121);
-        come_token(&b, id, 2, 1, again_cases[i].second, 121); /* a double */
+        bench_token_of(&b, id, 1, 2, 55, 155); /* of the first attempt */
+        bench_first_of(&b, id, 2, 20, again_cases[i].first_digest);
+        bench_token_of(&b, id, 2, 1, again_cases[i].second, 121);
+        bench_token_of(&b, id, 2, 1, again_cases[i].second, 121); /* a double */
         if (!again_cases[i].same) {
             cr_assert(b.end_count == 1 && b.status == FG_BROKEN && b.token_count == 2, "%s", name);
             bench_close(&b);
             continue;
         }
         cr_assert(b.end_count == 0 && b.token_count == 2, "%s: %s", name, b.text);
-        come_token(&b, id, 2, 2, 22, 122);
-        come_token(&b, id, 2, 3, 23, 123);
-        come_done(&b, id, 2, 4);
+        bench_token_of(&b, id, 2, 2, 22, 122);
+        bench_token_of(&b, id, 2, 3, 23, 123);
+        bench_done_of(&b, D, id, 2, FG_FINISH_LENGTH, 4);
         cr_assert(b.end_count == 1 && b.finish == FG_FINISH_LENGTH && b.token_count == 4);
         cr_assert(b.tokens[2] == 22 && b.tokens[3] == 23 && b.report.attempts == 2);
         fg_dispatch_stats_get(b.dispatch, &stats);
@@ -219,11 +191,11 @@ Test(dispatch, an_end_may_overtake_what_is_said_again)
 {
     bench b;
     uint64_t id = lose_decode(&b);
-    come_token(&b, id, 2, 1, 21, 121);
-    come_token(&b, id, 2, 2, 22, 122);
-    come_done(&b, id, 2, 3);
+    bench_token_of(&b, id, 2, 1, 21, 121);
+    bench_token_of(&b, id, 2, 2, 22, 122);
+    bench_done_of(&b, D, id, 2, FG_FINISH_LENGTH, 3);
     cr_assert(b.end_count == 1 && b.finish == FG_FINISH_LENGTH && b.token_count == 3);
-    come_first(&b, id, 2, 20, 120);
+    bench_first_of(&b, id, 2, 20, 120);
     bench_close(&b);
 }
 
@@ -258,10 +230,8 @@ Test(dispatch, a_request_outlives_failures_that_pass)
     cr_assert_eq(bench_start(&b, 5, 4, &id), FG_OK);
     for (uint32_t attempt = 1; attempt < 10; attempt++) {
         uint32_t pause_ms = attempt == 1 ? 0 : attempt == 2 ? 250 : 1000;
-        fg_msg msg = { .kind = FG_MSG_DONE, .request = id, .attempt = attempt };
-        msg.done.finish = FG_FINISH_ERROR;
         b.sent_count = 0;
-        bench_give(&b, D, &msg);
+        bench_done_of(&b, D, id, attempt, FG_FINISH_ERROR, 0);
         if (pause_ms > 0) {
             bench_pass(&b, pause_ms - 50);
             cr_assert_null(bench_sent(&b, D, FG_MSG_RESERVE), "failure %u: too soon", attempt);
@@ -271,9 +241,7 @@ Test(dispatch, a_request_outlives_failures_that_pass)
     }
     bench_done(&b, D, id, FG_FINISH_ERROR, 0); /* of the first attempt: an old one */
     cr_assert_eq(b.end_count, 0u);
-    fg_msg last = { .kind = FG_MSG_DONE, .request = id, .attempt = 10 };
-    last.done.finish = FG_FINISH_ERROR;
-    bench_give(&b, D, &last);
+    bench_done_of(&b, D, id, 10, FG_FINISH_ERROR, 0);
     cr_assert(b.end_count == 1 && b.finish == FG_FINISH_ERROR && b.status == FG_PEER_LOST);
     bench_close(&b);
 }
@@ -460,6 +428,32 @@ Test(dispatch, being_placed_again_does_not_renew_the_time_in_the_queue)
         fg_dispatch_tick(b.dispatch);
     }
     cr_assert(b.end_count == 1 && b.status == FG_TIMEOUT, "%d ends", b.end_count);
+    bench_close(&b);
+}
+
+/* It was served for longer than anybody may wait: that is no time in the queue. */
+Test(dispatch, a_long_answer_that_loses_its_worker_waits_anew)
+{
+    bench b;
+    uint64_t id;
+    fg_dispatch_options options = bench_options(&b);
+    options.lease_ms = 600000;
+    bench_open_with(&b, &options);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 4, &id), FG_OK);
+    bench_ticket(&b, id, 1);
+    bench_first(&b, id, 20);
+    bench_token(&b, id, 1, 21);
+    bench_pass(&b, 400000);
+    bench_token(&b, id, 2, 22);
+    bench_give(&b, P, &(fg_msg){ .kind = FG_MSG_LOAD, .load = { .sequence = 1 } });
+    bench_pass(&b, 300000);
+    fg_dispatch_on_down(b.dispatch, D);
+    bench_pass(&b, 1000);
+    cr_assert_eq(b.end_count, 0u, "%s", b.text);
+    b.sent_count = 0;
+    bench_join(&b, D, "d", FG_ROLE_DECODE);
+    cr_assert_not_null(bench_sent(&b, D, FG_MSG_RESERVE));
     bench_close(&b);
 }
 
