@@ -43,6 +43,12 @@ static const counter counters[] = {
     { "engine_generated_tokens_total", "Tokens chosen by this worker", STAT(generated_tokens), 1 },
     { "engine_discarded_tokens_total", "Tokens computed for requests that had already ended",
       STAT(discarded_tokens), 1 },
+    { "spec_decode_num_drafts_total", "Times that guesses at the next tokens were computed along",
+      STAT(drafts), 1 },
+    { "spec_decode_num_draft_tokens_total", "Guessed tokens computed along", STAT(drafted_tokens),
+      1 },
+    { "spec_decode_num_accepted_tokens_total", "Those of them that were right",
+      STAT(accepted_tokens), 1 },
     { "engine_broken_total", "Requests that ended because the model's output was NaN or infinite",
       STAT(broken), 1 },
     { "prefill_chunks_total", "Pieces that prompts were computed in", STAT(chunks), 1 },
@@ -536,6 +542,9 @@ static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_c
                               .preemption = (fg_sched_preemption)config->preemption,
                               .admission = (fg_sched_admission)config->admission,
                               .last_chunk = (fg_sched_last_chunk)config->last_chunk,
+                              .draft = (fg_sched_draft)config->draft_when,
+                              .draft_max =
+                                  config->speculate == FG_SPECULATE_OFF ? 0 : config->draft_max,
                               .watermark_blocks = block_count / 100,
                               .skip_max = config->queue_skip,
                               .step_target_ns = (uint64_t)config->step_ms * 1000000u };

@@ -53,6 +53,12 @@ static const fg_conf_choice last_chunks[] = { { "auto", FG_LAST_CHUNK_AUTO },
                                               { "short", FG_LAST_CHUNK_SHORT },
                                               { "whole", FG_LAST_CHUNK_WHOLE },
                                               { NULL, 0 } };
+static const fg_conf_choice speculations[] = { { "off", FG_SPECULATE_OFF },
+                                               { "ngram", FG_SPECULATE_NGRAM },
+                                               { NULL, 0 } };
+static const fg_conf_choice draft_whens[] = { { "pays", FG_DRAFT_PAYS },
+                                              { "always", FG_DRAFT_ALWAYS },
+                                              { NULL, 0 } };
 static const fg_conf_choice levels[] = {
     { "debug", FG_LOG_DEBUG },
     { "info", FG_LOG_INFO },
@@ -614,6 +620,36 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(overlap),
       .help = "Plans the next step while one computes. The answers are the same." },
+    { .name = "speculate",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "ngram",
+      .choices = speculations,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(speculate),
+      .help =
+          "ngram: where an answer repeats what stands in its prompt or in itself, the tokens that "
+          "followed there are computed along with the next one, and those that were right come at "
+          "once. The answers are the same." },
+    { .name = "draft-max",
+      .type = FG_OPTION_U32,
+      .default_text = "8",
+      .min = 1,
+      .max = FG_LOOKAHEAD_MAX,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(draft_max),
+      .help = "Most guessed tokens of one request in a step." },
+    { .name = "draft-when",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "pays",
+      .choices = draft_whens,
+      .group = scheduling,
+      .roles = engine_roles,
+      AT(draft_when),
+      .help =
+          "pays: as many guesses as make a token cheaper, by how often they were right lately and "
+          "by what a row of a step was seen to take. always: all there are." },
     { .name = "local-prefill-tokens",
       .type = FG_OPTION_U32,
       .default_text = "128",

@@ -40,6 +40,9 @@ typedef enum fg_use { FG_USE_PREFILL = 1, FG_USE_DECODE = 2 } fg_use;
 
 typedef enum fg_switch { FG_OFF = 0, FG_ON = 1 } fg_switch;
 
+/* Where guesses at the next tokens come from. */
+typedef enum fg_speculation { FG_SPECULATE_OFF = 0, FG_SPECULATE_NGRAM } fg_speculation;
+
 typedef struct fg_serve_config {
     const char *model;             /* NULL: not given */
     int mode;                      /* fg_mode */
@@ -91,6 +94,9 @@ typedef struct fg_serve_config {
     int kv_zero_copy;    /* fg_switch */
     int kv_pull;         /* fg_switch */
     int overlap;         /* fg_switch */
+    int speculate;       /* fg_speculation */
+    uint32_t draft_max;
+    int draft_when; /* fg_sched_draft */
     uint32_t local_prefill_tokens;
 
     const char *weights_cache; /* "auto", "off" or a directory */

@@ -218,7 +218,8 @@ static uint64_t step_ns(const sim_engine *engine, const fg_step *step)
     uint64_t ns = each->base + step->copy_count * each->copied_block;
     for (uint32_t i = 0; i < step->seq_count; i++) {
         uint32_t count = step->seqs[i].token_count;
-        ns += count == 1 ? each->decode_row : count * each->prefill_token;
+        bool decodes = count == 1 || step->seqs[i].sample_rows == count;
+        ns += count * (decodes ? each->decode_row : each->prefill_token);
     }
     return ns;
 }

@@ -76,6 +76,12 @@ double fg_cost_predict(const fg_cost *cost, const fg_cost_step *step)
     return predict(cost, step->prefill_tokens, step->decode_rows, (double)step->kv_tokens);
 }
 
+double fg_cost_row_at_least(const fg_cost *cost, uint64_t kv_tokens)
+{
+    double row = cost->weights[ROW] - sqrt(fmax(cost->covariance[ROW][ROW], 0));
+    return fmax(row, 0) + cost->weights[KV] * (double)kv_tokens;
+}
+
 /* One step of recursive least squares for `took / scale = weights . x`. */
 static void fit(fg_cost *cost, const double *x, double error)
 {

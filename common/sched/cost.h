@@ -40,6 +40,9 @@ void fg_cost_learn(fg_cost *cost, const fg_cost_step *step, uint64_t took_ns);
 void fg_cost_learn_copy(fg_cost *cost, uint64_t bytes, uint64_t took_ns);
 /* ns. */
 double fg_cost_predict(const fg_cost *cost, const fg_cost_step *step);
+/* ns that one row more takes at least, `kv_tokens` being what it attends to: by one deviation less than what was learned,
+ * which is nothing while all steps had equally many rows. So more are tried, and are soon known. */
+double fg_cost_row_at_least(const fg_cost *cost, uint64_t kv_tokens);
 /* The largest chunk, at least 1 and at most chunk_max, whose step with these other parts stays within
  * target_ns. */
 uint32_t fg_cost_chunk(const fg_cost *cost, const fg_cost_step *rest, uint64_t target_ns,

@@ -40,6 +40,12 @@ fg_status fg_sched_check(const fg_sched_limits *limits, fg_error *err)
     if ((unsigned)limits->last_chunk > FG_LAST_CHUNK_WHOLE) {
         return fg_fail(err, FG_BAD_INPUT, "--last-chunk: no such way");
     }
+    if ((unsigned)limits->draft > FG_DRAFT_ALWAYS) {
+        return fg_fail(err, FG_BAD_INPUT, "--draft-when: no such way");
+    }
+    if (limits->draft_max > FG_LOOKAHEAD_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "--draft-max must be at most %d", FG_LOOKAHEAD_MAX);
+    }
     if ((unsigned)limits->admission > FG_ADMIT_NO_EVICT) {
         return fg_fail(err, FG_BAD_INPUT, "--admission: no such policy");
     }
@@ -81,9 +87,100 @@ static void reserve(fg_draft *draft)
     }
 }
 
+/* What a step takes, and how many tokens it brings: what a draft is judged by. */
+typedef struct price {
+    double took_ns, tokens;
+} price;
+
+/* Whether one more row, whose token stays with that chance, makes a token cheaper; then it is counted. */
+static bool pays(const fg_draft *draft, price *now, double chance, uint64_t kv_tokens)
+{
+    const fg_sched_input *in = draft->in;
+    if (in->limits->draft == FG_DRAFT_ALWAYS) {
+        return true;
+    }
+    if (in->cost == NULL) {
+        return false;
+    }
+    double more_ns = fg_cost_row_at_least(in->cost, kv_tokens);
+    if (chance * now->took_ns <= more_ns * now->tokens) {
+        return false;
+    }
+    now->took_ns += more_ns;
+    now->tokens += chance;
+    return true;
+}
+
+/* How many of a sequence's drafts a step should have. */
+static uint32_t worth(const fg_draft *draft, const fg_sched_seq *seq, price *now)
+{
+    uint32_t most = smaller(seq->drafts, draft->in->limits->chunk_tokens_max - 1), count = 0;
+    double chance = 1;
+    for (; count < most; count++) {
+        chance *= seq->odds / (double)FG_LOOKAHEAD_ODDS;
+        if (!pays(draft, now, chance, seq->slots_used + 2ull + count)) {
+            break;
+        }
+    }
+    return count;
+}
+
+/* Guesses take what is left of the budget when everybody who decodes has his token. Where blocks are short, there
+ * are none. */
+static void add_drafts(fg_draft *draft, uint32_t first_item)
+{
+    const fg_sched_input *in = draft->in;
+    fg_sched_plan *plan = draft->plan;
+    price now = { .tokens = draft->cost.decode_rows };
+    if (in->limits->draft_max == 0 || draft->marks != NULL) {
+        return;
+    }
+    now.took_ns = in->cost == NULL ? 0 : fg_cost_predict(in->cost, &draft->cost);
+    for (uint32_t i = first_item; i < plan->item_count; i++) {
+        fg_plan_item *item = &plan->items[i];
+        const fg_sched_seq *seq = &in->seqs[item->seq];
+        uint32_t count = worth(draft, seq, &now);
+        if (seq->unsaid) {
+            plan->drafts_wait = plan->drafts_wait || count > 0;
+            continue;
+        }
+        count = smaller(count, draft->tokens_left);
+        item->draft_count = count;
+        item->token_count += count;
+        draft->tokens_left -= count;
+        draft->cost.decode_rows += count;
+        draft->cost.kv_tokens += fg_cost_chunk_kv(seq->slots_used + 1, count);
+    }
+}
+
+/* When everybody else has his blocks: drafts that have no slots are left out. */
+static void fit_drafts(fg_draft *draft)
+{
+    const fg_sched_input *in = draft->in;
+    for (uint32_t i = 0; i < draft->plan->item_count; i++) {
+        fg_plan_item *item = &draft->plan->items[i];
+        if (item->draft_count == 0) {
+            continue;
+        }
+        const fg_sched_seq *seq = &in->seqs[item->seq];
+        uint64_t room = fg_draft_room(in->limits, seq), size = in->limits->block_size;
+        uint64_t end = seq->slots_used + 1ull; /* what the token itself needs is there */
+        room += room < end ? size : 0;
+        uint64_t wanted = end + item->draft_count;
+        uint64_t more = wanted > room ? (wanted - room + size - 1) / size : 0;
+        if (more > draft->available) {
+            more = draft->available;
+            item->draft_count = (uint32_t)(room + more * size - end);
+            item->token_count = 1 + item->draft_count;
+        }
+        draft->available -= (uint32_t)more;
+    }
+}
+
 static void add_decodes(fg_draft *draft)
 {
     const fg_sched_input *in = draft->in;
+    uint32_t first_item = draft->plan->item_count;
     for (uint32_t i = 0; i < in->seq_count && draft->tokens_left > 0; i++) {
         if (in->seqs[i].decoding && runs(draft, i)) {
             add_item(draft, i, 1, true);
@@ -91,6 +188,7 @@ static void add_decodes(fg_draft *draft)
             draft->cost.kv_tokens += in->seqs[i].slots_used + 1ull;
         }
     }
+    add_drafts(draft, first_item);
 }
 
 /* The time that this step may take. Prompts get a quarter of the target even where running answers alone
@@ -267,6 +365,7 @@ void fg_sched_plan_step(const fg_sched_input *input, fg_sched_plan *plan)
     plan->at_capacity = UINT32_MAX;
     plan->short_of_blocks = false;
     plan->kept_out = false;
+    plan->drafts_wait = false;
 
     reserve(&draft);
     if (decode_first) {
@@ -282,4 +381,5 @@ void fg_sched_plan_step(const fg_sched_input *input, fg_sched_plan *plan)
     if (!decode_first) {
         add_decodes(&draft);
     }
+    fit_drafts(&draft);
 }

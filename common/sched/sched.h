@@ -9,8 +9,9 @@
  *      this step (blocks will come back from others), and the last one of all ends at capacity.
  *   2. Waiting ones are admitted, in their order, while they fit beside that (none in a step that had to
  *      preempt); the first that does not fit stops the line, unless skip_max lets some pass.
- *   3. The token budget is given out: decoding ones first, one token each, then prompt chunks,
- *      half-prefilled ones before fresh ones (or, prefill-first, chunks before decoding ones).
+ *   3. The token budget is given out: decoding ones first, one token each and what was guessed to follow
+ *      it, then prompt chunks, half-prefilled ones before fresh ones (or, prefill-first, chunks before
+ *      decoding ones). Guesses never take a block that anybody else wants in this step.
  *
  * Equal snapshots give equal plans: everything is an array with an order, nothing is a set.
  */
@@ -21,6 +22,7 @@
 #include <stdint.h>
 
 #include "common/sched/cost.h"
+#include "common/spec/lookahead.h"
 
 typedef enum fg_sched_order { FG_DECODE_FIRST = 0, FG_PREFILL_FIRST } fg_sched_order;
 typedef enum fg_sched_victim {
@@ -39,6 +41,14 @@ typedef enum fg_sched_admission {
     FG_ADMIT_WATERMARK = 0,
     FG_ADMIT_NO_EVICT, /* all that it may ever need: nobody is preempted for want of blocks */
 } fg_sched_admission;
+
+/* Tokens that were guessed to follow a sequence's last one (common/spec) can be computed beside it in one step, which tells
+ * which of them are right. */
+typedef enum fg_sched_draft {
+    FG_DRAFT_PAYS =
+        0, /* as many as make a token cheaper, by their odds and the cost model; without one, none */
+    FG_DRAFT_ALWAYS, /* all there are */
+} fg_sched_draft;
 
 /* How a prompt ends whose blocks will be handed over: what its last chunk computes travels after it,
  * exposed. */
@@ -60,6 +70,8 @@ typedef struct fg_sched_limits {
     fg_sched_preemption preemption;
     fg_sched_admission admission;
     fg_sched_last_chunk last_chunk;
+    fg_sched_draft draft;
+    uint32_t draft_max;        /* --draft-max: of one sequence in a step; 0: nothing is guessed */
     uint32_t watermark_blocks; /* stay free when somebody is admitted beside others */
     uint32_t skip_max;         /* how many may be admitted past one that does not fit; 0: strict */
     uint64_t
@@ -80,6 +92,10 @@ typedef struct fg_sched_seq {
     bool fixed;      /* in a step under way, or in a ticket: cannot be preempted now */
     bool stopped;    /* cannot be part of this step at all; still counts, may still be a victim */
     bool leaves;     /* its blocks are handed over when its prompt is computed */
+    bool unsaid;     /* it decodes, and its last token is being chosen by a step under way */
+    uint32_t
+        drafts; /* tokens guessed to follow its last one: may be computed with it, if that is said */
+    uint32_t odds; /* that one of them is right where those before it are: of FG_LOOKAHEAD_ODDS */
     uint32_t slots_used; /* tokens in its blocks, those of a step under way too */
     uint32_t blocks;     /* blocks in its table */
     uint32_t promised;   /* blocks set aside for it */
@@ -115,9 +131,10 @@ typedef struct fg_sched_input {
 } fg_sched_input;
 
 typedef struct fg_plan_item {
-    uint32_t seq; /* index into seqs; seq_count + i: the i-th admitted */
-    uint32_t token_count;
-    bool sample; /* the step ends at the sequence's last token */
+    uint32_t seq;         /* index into seqs; seq_count + i: the i-th admitted */
+    uint32_t token_count; /* drafts, which come last, are counted */
+    bool sample;          /* the step ends at the sequence's last token, or its drafts */
+    uint32_t draft_count;
 } fg_plan_item;
 
 typedef struct fg_plan_victim {
@@ -138,6 +155,7 @@ typedef struct fg_sched_plan {
     uint32_t at_capacity;
     bool short_of_blocks; /* somebody stands still; with may_preempt it might not have */
     bool kept_out;        /* somebody who waits found a place, but not the blocks */
+    bool drafts_wait;     /* once the step under way has ended, drafts would be worth computing */
 } fg_sched_plan;
 
 /* Fills the plan, whose arrays are the caller's. seq_count is at most seqs_max. */

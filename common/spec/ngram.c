@@ -22,10 +22,10 @@ static uint32_t advance(const pattern *p, uint32_t length, uint32_t token)
 }
 
 /* The end (in tokens from the start) of the latest of the longest earlier runs; 0 when there is none. */
-static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, uint32_t ngram_max)
+static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs)
 {
     pattern p = { .last = tokens + token_count - 1,
-                  .count = ngram_max < token_count - 1 ? ngram_max : token_count - 1 };
+                  .count = runs.max < token_count - 1 ? runs.max : token_count - 1 };
     for (uint32_t i = 1; i < p.count; i++) {
         p.fallback[i] = advance(&p, p.fallback[i - 1], *(p.last - i));
     }
@@ -38,17 +38,18 @@ static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, uint32_t 
             end = at - 1 + length;
         }
     }
-    return end;
+    return longest >= runs.min ? end : 0;
 }
 
-uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, uint32_t ngram_max,
+uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs,
                         uint32_t draft_max, uint32_t *draft_out)
 {
-    FG_ASSERT(ngram_max <= FG_NGRAM_MAX, "runs of %u tokens", ngram_max);
-    if (token_count < 2 || ngram_max == 0) {
+    FG_ASSERT(runs.max <= FG_NGRAM_MAX && runs.min > 0, "runs of %u to %u tokens", runs.min,
+              runs.max);
+    if (token_count < 2 || runs.max == 0) {
         return 0;
     }
-    uint32_t end = find_run(tokens, token_count, ngram_max);
+    uint32_t end = find_run(tokens, token_count, runs);
     if (end == 0) {
         return 0;
     }

@@ -10,12 +10,16 @@
 
 enum { FG_NGRAM_MAX = 16 };
 
-/* Looks for the longest run of at most `ngram_max` (0 .. FG_NGRAM_MAX) tokens that the sequence ends with
- * and that it holds before too, the latest of equals, and writes `draft_max` tokens as they followed
- * there. Where the sequence ends before that many followed, what followed repeats (the run and the end
- * overlap, or nearly). Returns the number written: draft_max, or 0 when there is no such run.
- * O(token_count). */
-uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, uint32_t ngram_max,
+/* Runs of at least `min` tokens (1 or more) and at most `max` (0 .. FG_NGRAM_MAX) count. */
+typedef struct fg_ngram_runs {
+    uint32_t min, max;
+} fg_ngram_runs;
+
+/* Looks for the longest run that the sequence ends with and that it holds before too, the latest of
+ * equals, and writes `draft_max` tokens as they followed there. Where the sequence ends before that many
+ * followed, what followed repeats (the run and the end overlap, or nearly). Returns the number written:
+ * draft_max, or 0 when there is no such run. O(token_count). `draft_out` may lie right behind the tokens. */
+uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs,
                         uint32_t draft_max, uint32_t *draft_out);
 
 #endif

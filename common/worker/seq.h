@@ -23,6 +23,7 @@
 #include "common/base/arena.h"
 #include "common/base/hash.h"
 #include "common/kv/table.h"
+#include "common/spec/lookahead.h"
 #include "proto/wire.h"
 
 typedef enum fg_seq_state {
@@ -60,6 +61,15 @@ typedef struct fg_seq {
     uint32_t planned;               /* likewise once the steps in flight have run */
     uint32_t pending;               /* 1: a step in flight chooses the token after the known ones */
     const struct fg_step_seq *item; /* of the newest step that it is in */
+    /* What may follow the known tokens lies behind them in `tokens`, and is computed with the last of them where that
+     * pays (worker_draft.c). */
+    uint32_t guess_count;
+    uint32_t drafted; /* of those, in a step under way */
+    bool plain;       /* the model broke down at a guess: no more of them */
+    fg_lookahead lookahead;
+    uint32_t
+        choices[FG_LOOKAHEAD_MAX + 1]; /* that step's: after the last token, and after each guess */
+    uint64_t choice_digests[FG_LOOKAHEAD_MAX + 1];
     fg_table table;
     bool given; /* its references are gone; only the ticket's pins may be left */
 

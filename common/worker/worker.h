@@ -128,6 +128,8 @@ typedef struct fg_worker_stats {
     uint64_t link_stale;       /* messages of the link for tickets that are closed */
     uint32_t leaked_blocks;    /* in use although no sequence lives here and no step runs: a bug */
     uint64_t broken;           /* requests at which the model broke down */
+    uint64_t drafts;           /* items of steps that looked at guessed tokens */
+    uint64_t drafted_tokens, accepted_tokens; /* guessed ones computed, and those that were right */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);
@@ -178,6 +180,8 @@ void fg_worker_note_broken(fg_worker *worker, uint32_t peer);
 /* The ticket is closed: unpins; the sequence is not found by it any more. */
 void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq);
 void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
+/* The sequence's last token is known: guesses what follows it (worker_draft.c). */
+void fg_worker_guess(fg_worker *worker, fg_seq *seq);
 /* Ends a sequence: sends DONE (unless finish is CANCELLED), gives its blocks back as soon as nothing
  * uses them. */
 void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);

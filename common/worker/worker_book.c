@@ -9,31 +9,30 @@
 #define BROKEN_SAID_NS (60ull * 1000 * 1000 * 1000)
 
 /* Books one chosen token; the sequence's end, if this is it, is left in seq->finish. */
-static void emit(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
+static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest)
 {
     uint32_t index = fg_seq_generated(seq);
-    seq->tokens[seq->token_count++] = item->token_out;
+    seq->tokens[seq->token_count++] = token;
     worker->stats.generated_tokens++;
-    if (!seq->params.ignore_eos && worker->options.is_end(worker->options.ctx, item->token_out)) {
+    if (!seq->params.ignore_eos && worker->options.is_end(worker->options.ctx, token)) {
         seq->finish = FG_FINISH_STOP;
     } else if (seq->token_count == seq->token_max) {
         seq->finish = FG_FINISH_LENGTH;
     }
     if (index > 0) {
-        worker->tokens_out[worker->tokens_out_count++] =
-            (fg_wire_token){ .request = seq->request,
-                             .attempt = seq->attempt,
-                             .index = index,
-                             .id = item->token_out,
-                             .digest = item->digest_out };
+        worker->tokens_out[worker->tokens_out_count++] = (fg_wire_token){ .request = seq->request,
+                                                                          .attempt = seq->attempt,
+                                                                          .index = index,
+                                                                          .id = token,
+                                                                          .digest = digest };
         return;
     }
-    seq->first_token = item->token_out;
-    seq->first_digest = item->digest_out;
+    seq->first_token = token;
+    seq->first_digest = digest;
     seq->computed_ns = fg_worker_now_ns(worker);
     fg_msg msg = { .kind = FG_MSG_FIRST, .request = seq->request, .attempt = seq->attempt };
-    msg.first.id = item->token_out;
-    msg.first.digest = item->digest_out;
+    msg.first.id = token;
+    msg.first.digest = digest;
     msg.first.queue_ns = seq->started_ns - seq->queued_ns;
     msg.first.compute_ns = seq->computed_ns - seq->started_ns;
     msg.first.cached_tokens = seq->cached_tokens;
@@ -91,6 +90,27 @@ static double ns_per_prompt_token(const fg_worker_frame *frame)
     return tokens > 0 ? (double)took / (double)tokens : 0;
 }
 
+/* What the step chose for the sequence. */
+static void book_choices(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
+{
+    seq->pending = seq->item == item ? 0 : seq->pending;
+    if (item->sample_rows > 0) {
+        uint32_t count = fg_worker_settle_drafts(worker, seq, item);
+        for (uint32_t i = 0; i < count; i++) {
+            emit(worker, seq, seq->choices[i],
+                 item->digests_out != NULL ? item->digests_out[i] : 0);
+        }
+    } else if (item->broken_out) {
+        break_off(worker, seq);
+    } else {
+        fg_worker_note_guess(seq, item->token_out);
+        emit(worker, seq, item->token_out, item->digest_out);
+    }
+    if (seq->finish == FG_FINISH_NONE) {
+        fg_worker_guess(worker, seq);
+    }
+}
+
 static void book_items(fg_worker *worker, fg_worker_frame *frame)
 {
     double token_ns = ns_per_prompt_token(frame);
@@ -102,6 +122,7 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         if (item->twin_arena != NULL) {
             fg_worker_link_release(worker, seq);
         }
+        worker->drafting -= item->sample_rows > 0;
         if (seq->state == FG_SEQ_CLOSING) {
             worker->stats.discarded_tokens += item->token_count;
             continue;
@@ -113,12 +134,7 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         }
         seq->computed += item->token_count;
         if (item->sample) {
-            seq->pending = seq->item == item ? 0 : seq->pending;
-            if (item->broken_out) {
-                break_off(worker, seq);
-            } else {
-                emit(worker, seq, item);
-            }
+            book_choices(worker, seq, item);
         }
         fg_worker_publish(worker, seq);
     }
@@ -272,11 +288,11 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
     }
     book_copies(worker, frame);
     book_digests(frame);
-    book_items(worker, frame);
     for (uint32_t i = 0; i < frame->released_count; i++) {
         fg_pool_unref(worker->pool, frame->released[i]);
     }
     frame->released_count = 0;
+    book_items(worker, frame);
     book_moving(worker, frame);
     move_on(worker, frame);
     trace(worker, frame);

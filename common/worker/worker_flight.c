@@ -226,6 +226,32 @@ void fg_worker_note_keys(fg_worker *worker, const fg_digest128 *keys, uint32_t c
     fg_flight_note(worker->options.flight, FG_WORK_KEYS, keys, count * sizeof *keys);
 }
 
+/* ---- guesses ---- */
+
+bool fg_worker_told_guess(fg_worker *worker, const fg_seq *seq, uint32_t *count_out)
+{
+    if (!fg_flight_checks(worker->options.flight)) {
+        return false;
+    }
+    size_t bytes;
+    const fg_work_guess *told = fg_flight_told(worker->options.flight, FG_WORK_GUESS, &bytes);
+    bool same = told != NULL && bytes == sizeof *told && told->request == seq->request &&
+                told->attempt == seq->attempt && told->token_count == seq->token_count;
+    *count_out = same ? told->count : 0;
+    return true;
+}
+
+void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq)
+{
+    if (seq->guess_count > 0) {
+        fg_work_guess guess = { .request = seq->request,
+                                .attempt = seq->attempt,
+                                .token_count = seq->token_count,
+                                .count = seq->guess_count };
+        fg_flight_note(worker->options.flight, FG_WORK_GUESS, &guess, sizeof guess);
+    }
+}
+
 /* ---- the engine ---- */
 
 /* Of the blocks those that it writes to: the others were in an earlier step, or came from the cache. */
@@ -241,7 +267,7 @@ static void fold_item(uint64_t *hash, const fg_seq *seq, const fg_step_seq *item
     fold(hash, (uint64_t)item->first_position << 32 | item->block_count);
     fold(hash, (uint64_t)item->sample | (uint64_t)item->want_digest << 1 |
                    (uint64_t)(item->follows != NULL) << 2 |
-                   (uint64_t)(item->twin_arena != NULL) << 3);
+                   (uint64_t)(item->twin_arena != NULL) << 3 | (uint64_t)item->sample_rows << 4);
     fold(hash, (uint64_t)bits[0] << 32 | bits[1]);
     fold(hash, (uint64_t)bits[2] << 32 | item->sampling.top_k);
     fold(hash, item->sampling.seed);
@@ -280,6 +306,23 @@ static bool came_back_changed(const fg_worker *worker, const fg_worker_frame *fr
            !fg_tier_matches(worker->options.tier, copy->from, copy->digest_out);
 }
 
+static unsigned char item_byte(const fg_worker *worker, const fg_seq *seq, const fg_step_seq *item)
+{
+    if (!item->sample) {
+        return 0;
+    }
+    if (item->broken_out) {
+        return FG_WORK_BROKE;
+    }
+    uint32_t accepted = item->sample_rows > 0 ? fg_worker_accepted(seq) : 0;
+    uint32_t last = item->sample_rows > 0 ? item->tokens_out[accepted] : item->token_out;
+    bool right =
+        item->sample_rows == 0 && seq->guess_count > 0 && last == seq->tokens[seq->token_count];
+    bool end = worker->options.is_end(worker->options.ctx, last);
+    return (unsigned char)((end ? FG_WORK_ENDED : 0) | (right ? FG_WORK_RIGHT : 0) |
+                           accepted << FG_WORK_ACCEPTED_SHIFT);
+}
+
 void fg_worker_note_step(fg_worker *worker, const fg_worker_frame *frame)
 {
     const fg_step *step = &frame->step;
@@ -296,9 +339,7 @@ void fg_worker_note_step(fg_worker *worker, const fg_worker_frame *frame)
     memcpy(data, &head, sizeof head);
     data += sizeof head;
     for (uint32_t i = 0; i < head.item_count; i++) {
-        const fg_step_seq *item = &frame->items[i];
-        bool end = item->sample && worker->options.is_end(worker->options.ctx, item->token_out);
-        *data++ = item->sample && item->broken_out ? FG_WORK_BROKE : end ? FG_WORK_ENDED : 0;
+        *data++ = item_byte(worker, frame->item_seqs[i], &frame->items[i]);
     }
     for (uint32_t i = 0; i < head.digest_count; i++) {
         const fg_worker_digest *owner = &frame->digest_owners[i];

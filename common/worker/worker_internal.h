@@ -5,6 +5,7 @@
  *   worker_seq.c   the life of sequences: adding, ending, tickets, recount
  *   worker_cache.c the prefix cache and the tier: matching, publishing, expecting
  *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
+ *   worker_draft.c tokens guessed to follow, and what became of them
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
  *   worker_doors.c every way in: time, and what the flight recorder keeps of a call
@@ -140,6 +141,7 @@ struct fg_worker {
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
     fg_worker_frame frames[FG_WORKER_FRAMES];
     uint32_t first_frame, in_flight;
+    uint32_t drafting;         /* sequences with guesses in a step under way */
     fg_worker_frame *building; /* while a plan is applied: where copies and releases go */
     uint32_t item_max, digest_max, copy_max, released_max;
     fg_staging *staging; /* block tables as the steps in flight see them */
@@ -220,6 +222,10 @@ void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq);
 void *fg_worker_link_hold(fg_worker *worker, const fg_seq *seq);
 void fg_worker_link_release(fg_worker *worker, const fg_seq *seq);
 
+/* How many guesses there were then. False: nobody compares. */
+bool fg_worker_told_guess(fg_worker *worker, const fg_seq *seq, uint32_t *count_out);
+void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq);
+
 /* worker_rest.c */
 /* Begins a new part of the record with all that is known, if nothing goes on. */
 void fg_worker_note_rest(fg_worker *worker);
@@ -229,6 +235,19 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err);
 void fg_worker_plan_destroy(fg_worker *worker);
 /* Makes and starts steps while the engine takes them and there is work. */
 void fg_worker_run(fg_worker *worker);
+
+/* worker_draft.c */
+/* How many guesses its next item may have; as far as that is known while its last token is still being chosen. */
+uint32_t fg_worker_drafts(const fg_worker *worker, const fg_seq *seq);
+/* The item gets `count` of them. */
+void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count);
+/* A token was chosen without a guess in its step: whether the guess was right. */
+void fg_worker_note_guess(fg_seq *seq, uint32_t token);
+/* How many of its item's guesses were right: the tokens chosen after those and after the token before them hold. */
+uint32_t fg_worker_accepted(const fg_seq *seq);
+/* A step with guesses has ended: what was computed too much is given back. Returns how many of `choices` hold: none where
+ * the model broke down, maybe at a guess. */
+uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_seq *item);
 
 /* worker_book.c */
 void fg_worker_book(fg_worker *worker, fg_worker_frame *frame);

@@ -77,7 +77,8 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
     worker->admitted = fg_mem_array(worker->item_max, sizeof *worker->admitted);
     worker->scratch = fg_mem_array(options->block_count, sizeof *worker->scratch);
     worker->recount = fg_mem_array(options->block_count, sizeof *worker->recount);
-    worker->tokens_out = fg_mem_array(worker->item_max, sizeof *worker->tokens_out);
+    worker->tokens_out = fg_mem_array((size_t)worker->item_max * (1 + options->limits.draft_max),
+                                      sizeof *worker->tokens_out);
     fg_cost_init(&worker->cost, options->layout.block_bytes);
     if (!ok || worker->staging == NULL || worker->snapshot == NULL ||
         worker->snapshot_seqs == NULL || worker->plan.items == NULL ||
@@ -130,6 +131,9 @@ static void describe(const fg_worker *worker, const fg_seq *seq, bool tight, fg_
                         .fixed = seq->steps > 0 || seq->ticket_open,
                         .stopped = ends,
                         .leaves = seq->side == FG_SIDE_SENDER,
+                        .unsaid = seq->pending > 0,
+                        .drafts = ends ? 0 : fg_worker_drafts(worker, seq),
+                        .odds = fg_lookahead_odds(&seq->lookahead),
                         .slots_used = seq->planned,
                         .blocks = seq->table.count,
                         .promised = seq->table.promised,
@@ -383,7 +387,7 @@ static uint32_t complete_ticket_blocks(const fg_seq *seq)
 static void add_cost(fg_cost_step *cost, const fg_step_seq *item, bool decoding)
 {
     uint64_t count = item->token_count;
-    cost->decode_rows += decoding;
+    cost->decode_rows += decoding ? item->token_count : 0;
     cost->prefill_tokens += decoding ? 0 : item->token_count;
     cost->kv_tokens += count * item->first_position + count * (count + 1) / 2;
 }
@@ -424,16 +428,17 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
     /* The plan was made for the hit that was offered. Another admission may have evicted a part of it
      * since, and more is left to compute then. */
     uint32_t left = seq->token_count + seq->pending - seq->planned;
-    uint32_t token_count = planned->token_count < left ? planned->token_count : left;
+    uint32_t wanted = planned->token_count - planned->draft_count;
+    uint32_t token_count = wanted < left ? wanted : left;
     bool sample = token_count == left;
-    uint32_t after = seq->planned + token_count;
+    uint32_t after = seq->planned + token_count + planned->draft_count;
     uint32_t blocks = fg_kv_blocks_for(after, seq->table.block_size);
     grow(worker, seq, after);
     const uint32_t *staged = fg_staging_copy(worker->staging, seq->table.blocks, blocks);
     if (staged == NULL) {
         return; /* the tables of this step are full: it goes with the next */
     }
-    bool decoding = seq->planned >= seq->prompt_count;
+    bool decoding = seq->planned >= seq->prompt_count && left == 1;
     uint32_t at = frame->step.seq_count++;
     fg_step_seq *item = &frame->items[at];
     frame->item_seqs[at] = seq;
@@ -452,6 +457,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
                       .top_k = seq->params.top_k,
                       .seed = seq->params.seed },
     };
+    fg_worker_add_drafts(worker, seq, item, planned->draft_count);
     compute_there(worker, seq, item);
     add_cost(&frame->cost, item, decoding);
     frame->trace.decode_rows += decoding;
@@ -536,7 +542,7 @@ static bool better_later(const fg_worker *worker, const fg_sched_plan *plan)
         cost.decode_rows += decoding;
         cost.prefill_tokens += decoding ? 0 : item->token_count;
     }
-    return plan->short_of_blocks ||
+    return plan->short_of_blocks || plan->drafts_wait ||
            (cost.prefill_tokens > 0 && fg_cost_predict(&worker->cost, &cost) > AHEAD_CHUNK_NS);
 }
 
@@ -574,6 +580,9 @@ typedef enum launched { NOTHING, LAUNCHED, PLAN_AGAIN } launched;
 static launched launch(fg_worker *worker)
 {
     fg_sched_input input;
+    if (worker->drafting > 0) {
+        return NOTHING; /* where those sequences stand is known when their step has ended */
+    }
     take_snapshot(worker, &input);
     fg_sched_plan_step(&input, &worker->plan);
     if (is_short(&worker->plan) && fg_worker_yield_pin(worker)) {

@@ -42,6 +42,7 @@ typedef enum fg_work_kind {
     FG_WORK_KEYS,                    /* fg_digest128 each: of blocks that an answer has filled */
     FG_WORK_STEP,      /* fg_work_step; a byte each follows for items, digests, copies */
     FG_WORK_TRANSPORT, /* its name, with the NUL */
+    FG_WORK_GUESS,     /* fg_work_guess; where there were none it is left out */
     /* What it did. */
     FG_WORK_SENT = FG_FLIGHT_DID, /* fg_work_sent */
     FG_WORK_BEGAN,                /* fg_work_began */
@@ -67,10 +68,18 @@ typedef struct fg_work_prompt {
     uint64_t name, pad; /* of a family's member: equal prompts have the same */
 } fg_work_prompt;
 
+/* Tokens guessed to follow what a sequence had then. */
+typedef struct fg_work_guess {
+    uint64_t request;
+    uint32_t attempt, token_count, count, pad;
+} fg_work_guess;
+
 /* What an item's byte says; 0: nothing of these. */
 enum {
     FG_WORK_ENDED = 1, /* an end token was chosen */
     FG_WORK_BROKE = 2, /* the model broke down */
+    FG_WORK_RIGHT = 4, /* the token chosen was the first guess, which was not in the step */
+    FG_WORK_ACCEPTED_SHIFT = 4, /* and from this bit on, how many guesses in the step were right */
 };
 
 /* A step has ended. A byte of an item: as above; of a digest: 1 when it is not the announced one;

@@ -247,14 +247,14 @@ fg_status fg_worker_restore(fg_worker *worker, const fg_flight_record *record, f
 
 uint64_t fg_work_shape(void)
 {
-    const uint64_t sizes[] = { FG_FLIGHT_VERSION,       FG_PROTOCOL_VERSION,
-                               0x776F726B /* "work" */, FG_WORK_CALLS,
-                               FG_ASKED_COUNT,          sizeof(rest_record),
-                               sizeof(peer_record),     sizeof(pin_record),
-                               sizeof(fg_work_options), sizeof(fg_work_frame),
-                               sizeof(fg_work_news),    sizeof(fg_work_step),
-                               sizeof(fg_work_sent),    sizeof(fg_work_began),
-                               sizeof(fg_work_linked),  sizeof(fg_work_prompt) };
+    const uint64_t sizes[] = {
+        FG_FLIGHT_VERSION,      FG_PROTOCOL_VERSION,   0x776F726B /* "work" */,
+        FG_WORK_CALLS,          FG_ASKED_COUNT,        sizeof(rest_record),
+        sizeof(peer_record),    sizeof(pin_record),    sizeof(fg_work_options),
+        sizeof(fg_work_frame),  sizeof(fg_work_news),  sizeof(fg_work_step),
+        sizeof(fg_work_sent),   sizeof(fg_work_began), sizeof(fg_work_linked),
+        sizeof(fg_work_prompt), sizeof(fg_work_guess)
+    };
     return fg_hash64(sizes, sizeof sizes, 0);
 }
 
@@ -284,6 +284,7 @@ const char *fg_work_name(uint32_t kind)
         [FG_WORK_KEYS] = "keys",
         [FG_WORK_STEP] = "step",
         [FG_WORK_TRANSPORT] = "transport",
+        [FG_WORK_GUESS] = "guess",
         [FG_WORK_SENT] = "sent",
         [FG_WORK_BEGAN] = "began",
         [FG_WORK_LINKED] = "link",

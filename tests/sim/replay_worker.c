@@ -9,7 +9,7 @@
 #include "tests/sim/replay_show.h"
 
 /* Tokens as the worker gets them: none is known but for what follows from it. */
-enum { PLAIN_TOKEN = 0, END_TOKEN = 1, BAD_TOKEN = INT32_MAX };
+enum { PLAIN_TOKEN = 0, END_TOKEN = 1, OTHER_TOKEN = 2, BAD_TOKEN = INT32_MAX };
 
 typedef struct subject {
     fg_engine engine; /* first: the worker's engine is this */
@@ -59,6 +59,30 @@ static fg_status begin(fg_engine *engine, fg_step *step, fg_error *err)
     return FG_OK;
 }
 
+/* What was chosen, so far as it matters: an end, and whether guesses were right. Tokens are compared with those of cached
+ * blocks, so all that are chosen are alike; what was not right is another guess, put in its place in the sequence. */
+static void choose(fg_step_seq *item, unsigned char byte)
+{
+    uint32_t accepted = byte >> FG_WORK_ACCEPTED_SHIFT;
+    uint32_t drafts = item->sample_rows > 0 ? item->sample_rows - 1 : 0;
+    uint32_t *guesses = (uint32_t *)(uintptr_t)(item->tokens + item->token_count - drafts);
+    uint32_t end = (byte & FG_WORK_ENDED) != 0 ? END_TOKEN : PLAIN_TOKEN;
+    item->broken_out = (byte & FG_WORK_BROKE) != 0;
+    item->token_out = end;
+    if (item->sample && drafts == 0) {
+        guesses[0] = (byte & FG_WORK_RIGHT) != 0 ? end : OTHER_TOKEN;
+    }
+    for (uint32_t i = 0; i <= drafts && drafts > 0; i++) {
+        item->tokens_out[i] = i < accepted ? PLAIN_TOKEN : end;
+        if (i < drafts) {
+            guesses[i] = i < accepted ? PLAIN_TOKEN : OTHER_TOKEN;
+        }
+        if (item->digests_out != NULL) {
+            item->digests_out[i] = 0;
+        }
+    }
+}
+
 /* The oldest step ends as the record says, if that says that one has ended. Digests that were as expected are 0, as
  * everything that they are compared with. */
 static fg_step *poll(fg_engine *engine)
@@ -79,8 +103,7 @@ static fg_step *poll(fg_engine *engine)
     step->compute_ns_out = told->compute_ns;
     step->copy_ns_out = told->copy_ns;
     for (uint32_t i = 0; i < step->seq_count; i++) {
-        step->seqs[i].broken_out = *flag == FG_WORK_BROKE;
-        step->seqs[i].token_out = *flag++ == FG_WORK_ENDED ? END_TOKEN : PLAIN_TOKEN;
+        choose(&step->seqs[i], *flag++);
         step->seqs[i].digest_out = 0;
     }
     for (uint32_t i = 0; i < step->digest_count; i++) {

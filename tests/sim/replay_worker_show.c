@@ -57,6 +57,8 @@ bool fg_replay_worker_is_sound(const fg_flight_record *record)
         return is_step(bytes, size);
     case FG_WORK_TRANSPORT:
         return fg_replay_ends(bytes, size);
+    case FG_WORK_GUESS:
+        return size == sizeof(fg_work_guess);
     case FG_WORK_SENT:
         return size == sizeof(fg_work_sent) &&
                ((const fg_work_sent *)bytes)->status <= (uint32_t)FG_BROKEN;
@@ -95,9 +97,10 @@ static void describe_frame(const fg_work_frame *head, uint32_t size, char *text,
 static void describe_step(const fg_work_step *step, char *text, size_t capacity)
 {
     const unsigned char *flag = (const unsigned char *)(step + 1);
-    uint32_t ends = 0, bad = 0, changed = 0;
-    for (uint32_t i = 0; i < step->item_count; i++) {
-        ends += *flag++ != 0;
+    uint32_t ends = 0, guessed = 0, bad = 0, changed = 0;
+    for (uint32_t i = 0; i < step->item_count; i++, flag++) {
+        ends += (*flag & (FG_WORK_ENDED | FG_WORK_BROKE)) != 0;
+        guessed += *flag >> FG_WORK_ACCEPTED_SHIFT;
     }
     for (uint32_t i = 0; i < step->digest_count; i++) {
         bad += *flag++ != 0;
@@ -105,10 +108,11 @@ static void describe_step(const fg_work_step *step, char *text, size_t capacity)
     for (uint32_t i = 0; i < step->copy_count; i++) {
         changed += *flag++ != 0;
     }
-    snprintf(text, capacity,
-             "step ended us=%.1f items=%u ends=%u digests=%u bad=%u copies=%u changed=%u",
-             (double)step->compute_ns / 1e3, step->item_count, ends, step->digest_count, bad,
-             step->copy_count, changed);
+    snprintf(
+        text, capacity,
+        "step ended us=%.1f items=%u ends=%u guessed=%u digests=%u bad=%u copies=%u changed=%u",
+        (double)step->compute_ns / 1e3, step->item_count, ends, guessed, step->digest_count, bad,
+        step->copy_count, changed);
 }
 
 static void describe_linked(const fg_work_linked *linked, char *text, size_t capacity)
@@ -127,6 +131,7 @@ void fg_replay_worker_describe(uint32_t kind, const void *bytes, uint32_t size, 
     const fg_work_news *news = bytes;
     const fg_work_sent *sent = bytes;
     const fg_work_began *began = bytes;
+    const fg_work_guess *guess = bytes;
     uint64_t number = 0;
     switch (kind) {
     case FG_WORK_FRAME:
@@ -151,6 +156,10 @@ void fg_replay_worker_describe(uint32_t kind, const void *bytes, uint32_t size, 
         break;
     case FG_WORK_TRANSPORT:
         snprintf(text, capacity, "transport %s", (const char *)bytes);
+        break;
+    case FG_WORK_GUESS:
+        snprintf(text, capacity, "guess req=%016" PRIx64 " attempt=%u behind=%u count=%u",
+                 guess->request, guess->attempt, guess->token_count, guess->count);
         break;
     case FG_WORK_SENT:
         snprintf(text, capacity, "sent %s %s hash=%016" PRIx64,

@@ -82,7 +82,7 @@ static void open_engine(room *r)
         .tier_arena = r->tier == NULL ? NULL : fg_tier_arena(r->tier),
         .tier_block_count = r->slot_count,
         .limits = { r->limits.step_tokens_max, r->limits.seqs_max, r->context_max },
-        .vocab_size = ROOM_VOCAB,
+        .vocab_size = r->vocab_size,
         .eos_token = ROOM_EOS,
         .manual = true,
         .quick = r->quick,
@@ -117,7 +117,7 @@ static void open_room(room *r, const room_options *options)
                                  .layout = r->layout,
                                  .block_count = r->block_count,
                                  .context_max = r->context_max,
-                                 .vocab_size = ROOM_VOCAB,
+                                 .vocab_size = r->vocab_size,
                                  .limits = r->limits,
                                  .overlap = r->overlap,
                                  .prefix_cache = r->cache,
@@ -132,15 +132,17 @@ static void open_room(room *r, const room_options *options)
     fg_status status = fg_worker_create(&worker, &r->worker, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     if (options->verbose) {
-        fprintf(stderr,
-                "seed %llu: %u blocks of %u, %u slots, context %u, %u seqs, %u tokens, chunk %u, "
-                "order %d victim %d preemption %d admission %d watermark %u skip %u, overlap %d "
-                "cache %d quick %d, %u requests, %u live\n",
-                (unsigned long long)options->seed, r->block_count, r->layout.block_size,
-                r->slot_count, r->context_max, r->limits.seqs_max, r->limits.step_tokens_max,
-                r->limits.chunk_tokens_max, (int)r->limits.order, (int)r->limits.victim,
-                (int)r->limits.preemption, (int)r->limits.admission, r->limits.watermark_blocks,
-                r->limits.skip_max, r->overlap, r->cache, r->quick, r->request_max, r->live_target);
+        fprintf(
+            stderr,
+            "seed %llu: %u blocks of %u, %u slots, context %u, %u seqs, %u tokens, chunk %u, "
+            "order %d victim %d preemption %d admission %d watermark %u skip %u, draft %d up to "
+            "%u, overlap %d cache %d quick %d, %u requests, %u live\n",
+            (unsigned long long)options->seed, r->block_count, r->layout.block_size, r->slot_count,
+            r->context_max, r->limits.seqs_max, r->limits.step_tokens_max,
+            r->limits.chunk_tokens_max, (int)r->limits.order, (int)r->limits.victim,
+            (int)r->limits.preemption, (int)r->limits.admission, r->limits.watermark_blocks,
+            r->limits.skip_max, (int)r->limits.draft, r->limits.draft_max, r->overlap, r->cache,
+            r->quick, r->request_max, r->live_target);
     }
 }
 
@@ -478,6 +480,8 @@ static void take_stats(room *r)
     report->restored = stats.restored_blocks;
     report->damaged = stats.damaged_blocks;
     report->discarded = stats.discarded_tokens;
+    report->drafted = stats.drafted_tokens;
+    report->accepted = stats.accepted_tokens;
 }
 
 static void finish(room *r)

@@ -32,6 +32,8 @@ static void draw_policies(room *r)
     limits->watermark_blocks = (uint32_t)room_below(r, 4) * r->block_count / 20;
     limits->skip_max = room_chance(r, 6000) ? 0 : (uint32_t)room_below(r, 5);
     limits->step_target_ns = room_chance(r, 7000) ? 0 : 1 + room_below(r, 20 * ROOM_MS);
+    limits->draft = (fg_sched_draft)room_below(r, 2);
+    limits->draft_max = room_chance(r, 3000) ? 0 : 1 + (uint32_t)room_below(r, FG_LOOKAHEAD_MAX);
     r->overlap = room_chance(r, 6000);
     r->cache = room_chance(r, 7500);
 }
@@ -44,7 +46,7 @@ static void draw_systems(room *r)
         r->systems[i] = calloc(count, sizeof *r->systems[i]);
         FG_ASSERT(r->systems[i] != NULL);
         for (uint32_t j = 0; j < count; j++) {
-            r->systems[i][j] = (uint32_t)room_below(r, ROOM_VOCAB);
+            r->systems[i][j] = (uint32_t)room_below(r, r->vocab_size);
         }
     }
 }
@@ -68,6 +70,8 @@ void room_draw_worker(room *r)
     limits->step_tokens_max = limits->seqs_max + (uint32_t)room_below(r, 64);
     limits->chunk_tokens_max = 1 + (uint32_t)room_below(r, 64);
     draw_policies(r);
+    /* In few tokens texts repeat, and what is guessed to follow is right now and then. */
+    r->vocab_size = room_chance(r, 5000) ? 50 : 5 + (uint32_t)room_below(r, 8);
     r->quick = pressure || room_chance(r, 2000);
     r->live_target = 1 + (uint32_t)room_below(r, room_chance(r, 5000) ? 8 : 60);
     r->check_one_in = r->quick ? 64 : 1;
@@ -116,16 +120,16 @@ static void draw_prompt(room *r, room_request *q)
         append(r, q, old->tokens, old->prompt_count);
     } else if (old != NULL && kind < 45) { /* the next turn of a chat, or another branch of one */
         append(r, q, old->tokens, old->count);
-        append_random(r, q, 1 + (uint32_t)room_below(r, 8), ROOM_VOCAB);
+        append_random(r, q, 1 + (uint32_t)room_below(r, 8), r->vocab_size);
     } else if (kind < 80) {
         uint32_t system = (uint32_t)room_below(r, ROOM_SYSTEMS);
         append(r, q, r->systems[system], r->system_counts[system]);
         append_random(r, q, (uint32_t)room_below(r, 6), 2);
     } else {
-        append_random(r, q, (uint32_t)room_below(r, r->context_max / 2), ROOM_VOCAB);
+        append_random(r, q, (uint32_t)room_below(r, r->context_max / 2), r->vocab_size);
     }
     if (q->prompt_count == 0 || room_chance(r, 200)) {
-        append_random(r, q, 1 + (uint32_t)room_below(r, r->context_max), ROOM_VOCAB);
+        append_random(r, q, 1 + (uint32_t)room_below(r, r->context_max), r->vocab_size);
     }
 }
 

@@ -16,7 +16,6 @@
 #include "tests/sim/room_spy.h"
 
 enum {
-    ROOM_VOCAB = 50,
     ROOM_EOS = 3,
     ROOM_SYSTEMS = 4,      /* system prompts that many requests share */
     ROOM_TOKENS_MAX = 400, /* of one sequence */
@@ -51,6 +50,7 @@ typedef struct room {
 
     /* What the seed drew. */
     fg_kv_layout layout;
+    uint32_t vocab_size;
     fg_sched_limits limits;
     uint32_t block_count, slot_count, context_max;
     bool overlap, cache, quick, any_faults;

@@ -44,7 +44,7 @@ static void hear_token(room *r, room_request *q, uint32_t index, uint32_t id, ui
                              .top_p = q->params.top_p,
                              .seed = q->params.seed };
     fg_engine_sim_answer want =
-        fg_engine_sim_expected(q->tokens, q->count, ROOM_VOCAB, ROOM_EOS, &sampling, 0);
+        fg_engine_sim_expected(q->tokens, q->count, r->vocab_size, ROOM_EOS, &sampling, 0);
     FG_ASSERT(id == want.token, "request %llu: token %u is %u, alone it would be %u",
               (unsigned long long)q->id, index, id, want.token);
     FG_ASSERT(digest == (q->params.want_digests ? want.digest : 0));

@@ -63,6 +63,8 @@ static const struct {
     COUNT(restored),
     COUNT(damaged),
     COUNT(discarded),
+    COUNT(drafted),
+    COUNT(accepted),
     COUNT(news_blocks),
     COUNT(news_checked),
 #undef COUNT

@@ -35,9 +35,9 @@ static void print_report(const fg_sim_report *sum)
            sum->stale_dropped);
     printf("hit_tokens=%" PRIu64 " preemptions=%" PRIu64 " swapped_blocks=%" PRIu64
            " forks=%" PRIu64 " remapped_blocks=%" PRIu64 " direct_blocks=%" PRIu64 " pulls=%" PRIu64
-           " pulled_blocks=%" PRIu64 "\n",
+           " pulled_blocks=%" PRIu64 " drafted_tokens=%" PRIu64 " accepted_tokens=%" PRIu64 "\n",
            sum->hit_tokens, sum->preemptions, sum->swapped, sum->forks, sum->remapped, sum->direct,
-           sum->pulls, sum->pulled);
+           sum->pulls, sum->pulled, sum->drafted, sum->accepted);
     printf("flight_records: routers=%" PRIu64 " from_rest=%" PRIu64 " workers=%" PRIu64
            " from_rest=%" PRIu64 " calls=%" PRIu64 "\n",
            sum->replayed, sum->replayed_rest, sum->replayed_workers, sum->replayed_workers_rest,

@@ -266,6 +266,8 @@ static void open_world(sim_world *w, const fg_sim_options *options, fg_sim_repor
     FG_ASSERT(options->history == NULL || w->inbox != NULL);
     status = fg_kv_layout_init(&w->layout, 2, 1, 8, 4, FG_F16, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
+    fg_rng vocab = sim_rng(w, SIM_STREAM_SHAPE, 5, 0);
+    w->vocab_size = sim_chance(&vocab, 500) ? 6 : 997;
     fg_bus_hub_options bus = { .defer = sim_defer_frame, .ctx = w };
     fg_link_hub_options link = { .defer = sim_defer_link, .ctx = w };
     status = fg_bus_hub_create(&bus, &w->bus_hub, &err);

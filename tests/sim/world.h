@@ -72,6 +72,7 @@ typedef struct fg_sim_report {
     uint64_t retried; /* placements, by the router */
     uint64_t push_retries, stale_dropped;
     uint64_t hit_tokens, preemptions, swapped, forks, remapped, direct, pulls, pulled;
+    uint64_t drafted, accepted; /* guessed tokens */
     uint64_t role_changes, split, circles_avoided, resyncs, held;
     /* Flight records, of routers and of workers; those that began at rest. */
     uint64_t replayed, replayed_rest, replayed_workers, replayed_workers_rest, replayed_calls;

@@ -153,7 +153,7 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
                              .top_p = 1.0f,
                              .seed = r->job.params.seed };
     fg_engine_sim_answer want =
-        fg_engine_sim_expected(r->tokens, r->count, SIM_VOCAB, SIM_EOS, &sampling, 0);
+        fg_engine_sim_expected(r->tokens, r->count, w->vocab_size, SIM_EOS, &sampling, 0);
     FG_ASSERT(id == want.token && digest == want.digest,
               "request %u, token %u: another answer than alone (%u, not %u)", r->index, index, id,
               want.token);
@@ -280,7 +280,7 @@ static void draw_prompt(sim_world *w, sim_request *r)
         }
     }
     for (uint32_t i = shared; i < r->prompt_count; i++) {
-        r->tokens[i] = (uint32_t)sim_below(rng, SIM_VOCAB);
+        r->tokens[i] = (uint32_t)sim_below(rng, w->vocab_size);
     }
 }
 

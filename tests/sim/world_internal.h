@@ -26,7 +26,6 @@ enum {
     SIM_ROUTER = FG_SIM_WORKERS_MAX, /* its process's index */
     SIM_PROCESSES,
     SIM_LINES = 4, /* connections of one worker that are remembered, by epoch */
-    SIM_VOCAB = 997,
     SIM_EOS = 3,
     SIM_TICK_NS = 10 * 1000 * 1000,
     SIM_LEASE_MS = 300,
@@ -105,6 +104,8 @@ struct fg_sim_world {
     uint64_t router_life;
     fg_dispatch_stats router_stats; /* of the routers that died */
     fg_kv_layout layout;
+    uint32_t
+        vocab_size; /* small in every other world: texts repeat, and guesses at them are right now and then */
     sim_worker workers[FG_SIM_WORKERS_MAX];
     uint32_t worker_count;
     sim_request requests[FG_SIM_REQUESTS_MAX];

@@ -153,6 +153,8 @@ static fg_sched_limits draw_limits(fg_rng *rng, const sim_worker *s)
                               .admission = (fg_sched_admission)(sim_below(rng, 4) == 0),
                               .watermark_blocks = (uint32_t)sim_below(rng, 1 + s->block_count / 10),
                               .skip_max = (uint32_t)sim_below(rng, 3),
+                              .draft = (fg_sched_draft)sim_below(rng, 2),
+                              .draft_max = (uint32_t)sim_below(rng, 1 + FG_LOOKAHEAD_MAX),
                               .step_target_ns = sim_below(rng, 2) * SIM_MS };
 }
 
@@ -205,7 +207,7 @@ static void open_engine(sim_worker *s, const fg_sched_limits *limits, uint32_t s
                                      .limits = { .step_tokens_max = limits->step_tokens_max,
                                                  .step_seqs_max = limits->seqs_max,
                                                  .context_max = CONTEXT_MAX },
-                                     .vocab_size = SIM_VOCAB,
+                                     .vocab_size = s->world->vocab_size,
                                      .eos_token = SIM_EOS,
                                      .manual = true };
     fg_status status = fg_engine_open_sim(&engine, &s->engine, &err);
@@ -237,7 +239,7 @@ void sim_start_worker(sim_world *w, sim_worker *s)
                                   .layout = w->layout,
                                   .block_count = s->block_count,
                                   .context_max = CONTEXT_MAX,
-                                  .vocab_size = SIM_VOCAB,
+                                  .vocab_size = s->world->vocab_size,
                                   .limits = limits,
                                   .overlap = sim_chance(&rng, 500),
                                   .prefix_cache = !sim_chance(&rng, 150),
@@ -276,6 +278,8 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
     w->report->preemptions += stats.preemptions;
     w->report->swapped += stats.swapped_blocks;
     w->report->forks += stats.forks;
+    w->report->drafted += stats.drafted_tokens;
+    w->report->accepted += stats.accepted_tokens;
     w->report->remapped += stats.remapped_blocks;
     w->report->direct += stats.direct_blocks;
     fg_engine_close(s->engine);

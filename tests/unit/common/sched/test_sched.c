@@ -91,17 +91,24 @@ static const struct {
     uint32_t want_count;
 } item_cases[] = {
     { "nothing to do", 16, 8, FG_DECODE_FIRST, { 0 }, 0, { { 0 } }, 0 },
-    { "one decodes", 16, 8, FG_DECODE_FIRST, { 0 }, 1, { { 0, 1, true } }, 1 },
-    { "a short prompt in one chunk", 16, 8, FG_DECODE_FIRST, { 5 }, 1, { { 0, 5, true } }, 1 },
-    { "a prompt of one chunk", 16, 8, FG_DECODE_FIRST, { 8 }, 1, { { 0, 8, true } }, 1 },
-    { "a long prompt chooses no token", 16, 8, FG_DECODE_FIRST, { 9 }, 1, { { 0, 8, false } }, 1 },
+    { "one decodes", 16, 8, FG_DECODE_FIRST, { 0 }, 1, { { 0, 1, true, 0 } }, 1 },
+    { "a short prompt in one chunk", 16, 8, FG_DECODE_FIRST, { 5 }, 1, { { 0, 5, true, 0 } }, 1 },
+    { "a prompt of one chunk", 16, 8, FG_DECODE_FIRST, { 8 }, 1, { { 0, 8, true, 0 } }, 1 },
+    { "a long prompt chooses no token",
+      16,
+      8,
+      FG_DECODE_FIRST,
+      { 9 },
+      1,
+      { { 0, 8, false, 0 } },
+      1 },
     { "decoding ones first, chunks share the rest",
       10,
       8,
       FG_DECODE_FIRST,
       { 20, 0, 20, 0 },
       4,
-      { { 1, 1, true }, { 3, 1, true }, { 0, 8, false } },
+      { { 1, 1, true, 0 }, { 3, 1, true, 0 }, { 0, 8, false, 0 } },
       3 },
     { "the last chunk is cut to the budget",
       10,
@@ -109,7 +116,7 @@ static const struct {
       FG_DECODE_FIRST,
       { 20, 20 },
       2,
-      { { 0, 8, false }, { 1, 2, false } },
+      { { 0, 8, false, 0 }, { 1, 2, false, 0 } },
       2 },
     { "a cut chunk that ends its prompt chooses a token",
       10,
@@ -117,7 +124,7 @@ static const struct {
       FG_DECODE_FIRST,
       { 20, 2 },
       2,
-      { { 0, 8, false }, { 1, 2, true } },
+      { { 0, 8, false, 0 }, { 1, 2, true, 0 } },
       2 },
     { "prefill first: chunks take the budget",
       10,
@@ -125,7 +132,7 @@ static const struct {
       FG_PREFILL_FIRST,
       { 0, 20, 0, 20 },
       4,
-      { { 1, 8, false }, { 3, 2, false } },
+      { { 1, 8, false, 0 }, { 3, 2, false, 0 } },
       2 },
     { "prefill first: decoding ones take what is left",
       12,
@@ -133,7 +140,7 @@ static const struct {
       FG_PREFILL_FIRST,
       { 0, 3, 0, 7 },
       4,
-      { { 1, 3, true }, { 3, 7, true }, { 0, 1, true }, { 2, 1, true } },
+      { { 1, 3, true, 0 }, { 3, 7, true, 0 }, { 0, 1, true, 0 }, { 2, 1, true, 0 } },
       4 },
     { "prefill first: the first in order decode when it is not enough for all",
       11,
@@ -141,7 +148,7 @@ static const struct {
       FG_PREFILL_FIRST,
       { 0, 3, 0, 7 },
       4,
-      { { 1, 3, true }, { 3, 7, true }, { 0, 1, true } },
+      { { 1, 3, true, 0 }, { 3, 7, true, 0 }, { 0, 1, true, 0 } },
       3 },
 };
 
@@ -203,7 +210,7 @@ Test(sched, who_cannot_run_is_left_out)
     seqs[1].stopped = true;
     seqs[2].tokens_left = 0; /* its token is still being chosen by the step under way */
     fg_sched_input in = { .limits = &fine, .seqs = seqs, .seq_count = 4 };
-    same_items(plan_of(&r, &in, "stopped"), &(fg_plan_item){ 3, 4, true }, 1, "stopped");
+    same_items(plan_of(&r, &in, "stopped"), &(fg_plan_item){ 3, 4, true, 0 }, 1, "stopped");
 }
 
 Test(sched, a_chunk_never_goes_beyond_the_blocks_of_its_sequence)
@@ -216,7 +223,7 @@ Test(sched, a_chunk_never_goes_beyond_the_blocks_of_its_sequence)
     seqs[1].slots_used = 16;
     fg_sched_input in = { .limits = &fine, .seqs = seqs, .seq_count = 2, .available = 4 };
     const fg_sched_plan *plan = plan_of(&r, &in, "capped");
-    same_items(plan, &(fg_plan_item){ 0, 3, false }, 1, "capped");
+    same_items(plan, &(fg_plan_item){ 0, 3, false, 0 }, 1, "capped");
     cr_assert(plan->short_of_blocks, "the second cannot get on");
 }
 
@@ -479,16 +486,20 @@ Test(sched, admitted_ones_run_at_once_behind_half_prefilled_ones)
                           .waits = waits,
                           .wait_count = 4,
                           .available = 9 };
-    static const fg_plan_item decode_first[] = {
-        { 0, 1, true }, { 3, 1, true }, { 1, 6, true }, { 4, 4, true }, { 5, 4, true }
-    };
+    static const fg_plan_item decode_first[] = { { 0, 1, true, 0 },
+                                                 { 3, 1, true, 0 },
+                                                 { 1, 6, true, 0 },
+                                                 { 4, 4, true, 0 },
+                                                 { 5, 4, true, 0 } };
     same_items(plan_of(&r, &in, "decode first"), decode_first, 5, "decode first");
     fg_sched_limits limits = fine;
     limits.order = FG_PREFILL_FIRST;
     in.limits = &limits;
-    static const fg_plan_item prefill_first[] = {
-        { 1, 6, true }, { 3, 1, true }, { 4, 4, true }, { 5, 4, true }, { 0, 1, true }
-    };
+    static const fg_plan_item prefill_first[] = { { 1, 6, true, 0 },
+                                                  { 3, 1, true, 0 },
+                                                  { 4, 4, true, 0 },
+                                                  { 5, 4, true, 0 },
+                                                  { 0, 1, true, 0 } };
     same_items(plan_of(&r, &in, "prefill first"), prefill_first, 5, "prefill first");
 }
 
@@ -644,7 +655,7 @@ Test(sched, a_prompt_that_leaves_ends_with_a_short_chunk_where_that_pays)
                               .seqs = &seq,
                               .seq_count = 1 };
         const fg_sched_plan *plan = plan_of(&r, &in, last_cases[i].name);
-        fg_plan_item want = { 0, last_cases[i].want, last_cases[i].want == last_cases[i].left };
+        fg_plan_item want = { 0, last_cases[i].want, last_cases[i].want == last_cases[i].left, 0 };
         same_items(plan, &want, 1, last_cases[i].name);
         if (last_cases[i].used % 16 != 0) {
             continue; /* whoever waits has whole blocks from the cache */

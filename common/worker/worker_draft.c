@@ -1,0 +1,125 @@
+/* Speculation in a worker's steps: what may follow a sequence's last token is looked up in its own text, and computed with
+ * it, so that one step can bring several tokens. A guess stays only where it is the token that the step chose, so no answer
+ * shows any of this. What always holds between steps: `guess_count` tokens behind the known ones may follow them, and no
+ * guess is an end token. */
+#include "common/worker/worker_internal.h"
+
+#include <string.h>
+
+#include "common/spec/ngram.h"
+#include "common/spec/verdict.h"
+
+/* Runs of tokens that are looked up. Shorter ones are found everywhere, and what followed them says little. */
+static const fg_ngram_runs runs = { .min = 2, .max = 8 };
+
+void fg_worker_guess(fg_worker *worker, fg_seq *seq)
+{
+    uint32_t left = seq->token_max - seq->token_count;
+    uint32_t most = worker->options.limits.draft_max;
+    uint32_t *guesses = seq->tokens + seq->token_count;
+    seq->guess_count = 0;
+    /* One more than a step may have: the first of them may be chosen before the others can be computed. */
+    most = most == 0 || seq->plain || left < 2 ? 0 : most + 1 < left ? most + 1 : left;
+    if (most == 0) {
+        return;
+    }
+    if (fg_worker_told_guess(worker, seq, &seq->guess_count)) {
+        seq->guess_count = seq->guess_count < most ? seq->guess_count : most;
+        memset(guesses, 0, seq->guess_count * sizeof *guesses);
+    } else {
+        uint32_t count = fg_ngram_draft(seq->tokens, seq->token_count, runs, most, guesses);
+        while (seq->guess_count < count &&
+               !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
+            seq->guess_count++;
+        }
+    }
+    fg_worker_note_guessed(worker, seq);
+}
+
+uint32_t fg_worker_drafts(const fg_worker *worker, const fg_seq *seq)
+{
+    uint32_t known = seq->token_count + seq->pending;
+    uint32_t guesses = seq->guess_count > seq->pending ? seq->guess_count - seq->pending : 0;
+    uint32_t most = worker->options.limits.draft_max;
+    if (guesses == 0 || seq->plain) {
+        return 0;
+    }
+    if (worker->options.limits.draft == FG_DRAFT_PAYS) {
+        uint32_t next = fg_lookahead_next(&seq->lookahead, seq->token_max - known);
+        most = next < most ? next : most;
+    } else {
+        uint32_t room = seq->token_max - known > 0 ? seq->token_max - known - 1 : 0;
+        most = room < most ? room : most;
+    }
+    return guesses < most ? guesses : most;
+}
+
+void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count)
+{
+    if (count == 0) {
+        return;
+    }
+    FG_ASSERT(item->tokens + item->token_count == seq->tokens + seq->token_count &&
+              count <= seq->guess_count && seq->pending == 0);
+    item->token_count += count;
+    item->sample_rows = count + 1;
+    item->tokens_out = seq->choices;
+    item->digests_out = item->want_digest ? seq->choice_digests : NULL;
+    item->want_digest = false;
+    seq->drafted = count;
+    worker->drafting++;
+    worker->stats.drafts++;
+    worker->stats.drafted_tokens += count;
+}
+
+void fg_worker_note_guess(fg_seq *seq, uint32_t token)
+{
+    if (seq->guess_count > 0) {
+        fg_lookahead_note_seen(&seq->lookahead, token == seq->tokens[seq->token_count]);
+    }
+}
+
+static fg_verdict verdict_of(const fg_seq *seq)
+{
+    static const fg_ends none = { .is_end = NULL }; /* no guess is one */
+    return fg_verdict_exact(seq->tokens + seq->token_count, seq->drafted, seq->choices, &none);
+}
+
+uint32_t fg_worker_accepted(const fg_seq *seq)
+{
+    return verdict_of(seq).accepted;
+}
+
+/* Blocks that hold nothing but guesses that were wrong. */
+static void roll_back(fg_worker *worker, fg_seq *seq)
+{
+    uint32_t had = seq->table.count;
+    fg_worker_shrink(worker, seq, fg_kv_blocks_for(seq->planned, seq->table.block_size));
+    if (worker->options.limits.admission == FG_ADMIT_NO_EVICT && seq->table.count < had) {
+        /* They were set aside for it, and are again. */
+        uint32_t more =
+            fg_worker_blocks_aside(worker, seq) - seq->table.count - seq->table.promised;
+        fg_status status = fg_pool_promise(worker->pool, more);
+        FG_ASSERT(status == FG_OK, "req %llx: %u blocks that were just given back are gone",
+                  (unsigned long long)seq->request, more);
+        seq->table.promised += more;
+    }
+}
+
+uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
+{
+    fg_verdict verdict = verdict_of(seq);
+    uint32_t wrong = item->token_count - 1 - verdict.accepted;
+    if (item->broken_out) {
+        seq->plain = true; /* the token before the guesses goes again, alone */
+        wrong = item->token_count;
+        verdict = (fg_verdict){ 0 };
+    } else {
+        fg_lookahead_note(&seq->lookahead, &verdict);
+        worker->stats.accepted_tokens += verdict.accepted;
+    }
+    seq->computed = seq->planned = seq->planned - wrong;
+    seq->drafted = seq->guess_count = 0;
+    roll_back(worker, seq);
+    return verdict.emitted;
+}
