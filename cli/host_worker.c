@@ -250,7 +250,7 @@ static const double step_bounds[] = {
 static void on_step(void *ctx, const fg_trace_step *step)
 {
     fg_host_worker *host = ctx;
-    fg_metric_observe(host->step_tokens, step->prefill_tokens + step->decode_rows);
+    fg_metric_observe(host->step_tokens, step->prefill_tokens + step->decode_rows + step->drafted);
     fg_metric_observe(host->step_rows, step->decode_rows);
 }
 
@@ -542,7 +542,7 @@ static fg_sched_limits limits_of(const fg_serve_config *config, uint32_t block_c
                               .preemption = (fg_sched_preemption)config->preemption,
                               .admission = (fg_sched_admission)config->admission,
                               .last_chunk = (fg_sched_last_chunk)config->last_chunk,
-                              .draft = (fg_sched_draft)config->draft_when,
+                              .draft = (fg_sched_draft)config->draft_length,
                               .draft_max =
                                   config->speculate == FG_SPECULATE_OFF ? 0 : config->draft_max,
                               .watermark_blocks = block_count / 100,

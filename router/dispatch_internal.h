@@ -223,7 +223,7 @@ void fg_dispatch_check_news(fg_dispatch *dispatch, fg_reg_worker *worker);
 double fg_dispatch_prompt_share(const fg_reg_worker *worker, uint64_t now);
 void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *msg);
 void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg);
-void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, uint32_t rows);
+void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg);
 
 /* dispatch_doors.c: the time of the call that is under way. */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);

@@ -221,13 +221,20 @@ void fg_dispatch_learn_push(fg_job *job, const fg_msg *msg)
                         (double)job->record.prefill_compute_ns, msg->pushed.exposed_ns);
 }
 
-/* A gap between two messages tells a step's time only where nothing but the same sequences ran. */
-void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, uint32_t rows)
+/* A gap between two messages tells a step's time only where nothing but the same sequences ran. Where guesses were right a
+ * step brought several tokens of one: what is learned is what one of each takes, for that is asked of it. */
+void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     uint64_t now = fg_dispatch_now(dispatch);
-    if (worker->tokens_ns != 0 && worker->ahead == 0 && worker->tokens_rows == rows &&
+    uint32_t tokens = msg->tokens.count, rows = tokens > 0;
+    for (uint32_t i = 1; i < tokens; i++) { /* those of one sequence lie together */
+        rows += msg->tokens.tokens[i].request != msg->tokens.tokens[i - 1].request;
+    }
+    if (worker->tokens_ns != 0 && worker->ahead == 0 && worker->tokens_rows == rows && rows > 0 &&
         worker->tokens_decodes == worker->decodes) {
-        fg_speed_learn_step(&worker->pace, rows, worker->context_tokens, now - worker->tokens_ns);
+        uint64_t gap = now - worker->tokens_ns;
+        gap = tokens == rows ? gap : (uint64_t)((double)gap * rows / tokens);
+        fg_speed_learn_step(&worker->pace, rows, worker->context_tokens, gap);
     }
     worker->tokens_ns = worker->ahead == 0 ? now : 0;
     worker->tokens_rows = rows;

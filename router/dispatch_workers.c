@@ -376,7 +376,7 @@ static void on_pushed(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
 
 static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
-    fg_dispatch_learn_step(dispatch, worker, msg->tokens.count);
+    fg_dispatch_learn_step(dispatch, worker, msg);
     for (uint32_t i = 0; i < msg->tokens.count; i++) {
         const fg_wire_token *token = &msg->tokens.tokens[i];
         fg_job *job = find_job(dispatch, worker, token->request, token->attempt);

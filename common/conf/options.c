@@ -56,9 +56,10 @@ static const fg_conf_choice last_chunks[] = { { "auto", FG_LAST_CHUNK_AUTO },
 static const fg_conf_choice speculations[] = { { "off", FG_SPECULATE_OFF },
                                                { "ngram", FG_SPECULATE_NGRAM },
                                                { NULL, 0 } };
-static const fg_conf_choice draft_whens[] = { { "pays", FG_DRAFT_PAYS },
-                                              { "always", FG_DRAFT_ALWAYS },
-                                              { NULL, 0 } };
+static const fg_conf_choice draft_lengths[] = { { "pays", FG_DRAFT_PAYS },
+                                                { "adaptive", FG_DRAFT_ADAPTIVE },
+                                                { "fixed", FG_DRAFT_FIXED },
+                                                { NULL, 0 } };
 static const fg_conf_choice levels[] = {
     { "debug", FG_LOG_DEBUG },
     { "info", FG_LOG_INFO },
@@ -640,16 +641,18 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(draft_max),
       .help = "Most guessed tokens of one request in a step." },
-    { .name = "draft-when",
+    { .name = "draft-length",
       .type = FG_OPTION_CHOICE,
       .default_text = "pays",
-      .choices = draft_whens,
+      .choices = draft_lengths,
       .group = scheduling,
       .roles = engine_roles,
-      AT(draft_when),
+      AT(draft_length),
       .help =
-          "pays: as many guesses as make a token cheaper, by how often they were right lately and "
-          "by what a row of a step was seen to take. always: all there are." },
+          "pays: as many guesses as make a token cheaper, by how often such were right and by what "
+          "a row of a step was seen to take. adaptive: 1 / (1 - a), a being the share of a "
+          "request's last 64 "
+          "guesses that were right. fixed: --draft-max." },
     { .name = "local-prefill-tokens",
       .type = FG_OPTION_U32,
       .default_text = "128",

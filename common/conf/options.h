@@ -96,7 +96,7 @@ typedef struct fg_serve_config {
     int overlap;         /* fg_switch */
     int speculate;       /* fg_speculation */
     uint32_t draft_max;
-    int draft_when; /* fg_sched_draft */
+    int draft_length; /* fg_sched_draft */
     uint32_t local_prefill_tokens;
 
     const char *weights_cache; /* "auto", "off" or a directory */

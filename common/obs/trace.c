@@ -184,6 +184,8 @@ static void put_step(fg_buf *out, uint32_t process_id, const fg_trace_step *step
         { "chunks", step->chunks },
         { "prefill_tokens", step->prefill_tokens },
         { "copies", step->copies },
+        { "drafted", step->drafted },
+        { "accepted", step->accepted },
         { "running", step->running },
         { "waiting", step->waiting },
         { "admitted", step->admitted },

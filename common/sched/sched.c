@@ -40,8 +40,8 @@ fg_status fg_sched_check(const fg_sched_limits *limits, fg_error *err)
     if ((unsigned)limits->last_chunk > FG_LAST_CHUNK_WHOLE) {
         return fg_fail(err, FG_BAD_INPUT, "--last-chunk: no such way");
     }
-    if ((unsigned)limits->draft > FG_DRAFT_ALWAYS) {
-        return fg_fail(err, FG_BAD_INPUT, "--draft-when: no such way");
+    if ((unsigned)limits->draft > FG_DRAFT_FIXED) {
+        return fg_fail(err, FG_BAD_INPUT, "--draft-length: no such way");
     }
     if (limits->draft_max > FG_LOOKAHEAD_MAX) {
         return fg_fail(err, FG_BAD_INPUT, "--draft-max must be at most %d", FG_LOOKAHEAD_MAX);
@@ -96,7 +96,7 @@ typedef struct price {
 static bool pays(const fg_draft *draft, price *now, double chance, uint64_t kv_tokens)
 {
     const fg_sched_input *in = draft->in;
-    if (in->limits->draft == FG_DRAFT_ALWAYS) {
+    if (in->limits->draft != FG_DRAFT_PAYS) {
         return true;
     }
     if (in->cost == NULL) {
@@ -115,9 +115,8 @@ static bool pays(const fg_draft *draft, price *now, double chance, uint64_t kv_t
 static uint32_t worth(const fg_draft *draft, const fg_sched_seq *seq, price *now)
 {
     uint32_t most = smaller(seq->drafts, draft->in->limits->chunk_tokens_max - 1), count = 0;
-    double chance = 1;
     for (; count < most; count++) {
-        chance *= seq->odds / (double)FG_LOOKAHEAD_ODDS;
+        double chance = seq->odds[count] / (double)FG_ODDS_ONE;
         if (!pays(draft, now, chance, seq->slots_used + 2ull + count)) {
             break;
         }
@@ -125,17 +124,22 @@ static uint32_t worth(const fg_draft *draft, const fg_sched_seq *seq, price *now
     return count;
 }
 
-/* Guesses take what is left of the budget when everybody who decodes has his token. Where blocks are short, there
- * are none. */
+/* Guesses get half of what is left of the budget when everybody who decodes has his token: prompts get the rest. Where
+ * blocks are short, there are none. */
 static void add_drafts(fg_draft *draft, uint32_t first_item)
 {
     const fg_sched_input *in = draft->in;
     fg_sched_plan *plan = draft->plan;
-    price now = { .tokens = draft->cost.decode_rows };
+    fg_cost_step plain = { .decode_rows = plan->item_count - first_item };
     if (in->limits->draft_max == 0 || draft->marks != NULL) {
         return;
     }
-    now.took_ns = in->cost == NULL ? 0 : fg_cost_predict(in->cost, &draft->cost);
+    for (uint32_t i = first_item; i < plan->item_count; i++) {
+        plain.kv_tokens += in->seqs[plan->items[i].seq].slots_used + 1ull;
+    }
+    uint32_t left = draft->tokens_left / 2;
+    price now = { .took_ns = in->cost == NULL ? 0 : fg_cost_predict(in->cost, &plain),
+                  .tokens = plain.decode_rows };
     for (uint32_t i = first_item; i < plan->item_count; i++) {
         fg_plan_item *item = &plan->items[i];
         const fg_sched_seq *seq = &in->seqs[item->seq];
@@ -144,7 +148,8 @@ static void add_drafts(fg_draft *draft, uint32_t first_item)
             plan->drafts_wait = plan->drafts_wait || count > 0;
             continue;
         }
-        count = smaller(count, draft->tokens_left);
+        count = smaller(count, left);
+        left -= count;
         item->draft_count = count;
         item->token_count += count;
         draft->tokens_left -= count;

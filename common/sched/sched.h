@@ -23,6 +23,7 @@
 
 #include "common/sched/cost.h"
 #include "common/spec/lookahead.h"
+#include "common/spec/odds.h"
 
 typedef enum fg_sched_order { FG_DECODE_FIRST = 0, FG_PREFILL_FIRST } fg_sched_order;
 typedef enum fg_sched_victim {
@@ -45,9 +46,9 @@ typedef enum fg_sched_admission {
 /* Tokens that were guessed to follow a sequence's last one (common/spec) can be computed beside it in one step, which tells
  * which of them are right. */
 typedef enum fg_sched_draft {
-    FG_DRAFT_PAYS =
-        0, /* as many as make a token cheaper, by their odds and the cost model; without one, none */
-    FG_DRAFT_ALWAYS, /* all there are */
+    FG_DRAFT_PAYS = 0, /* as many as make a token cheaper, by odds and cost model */
+    FG_DRAFT_ADAPTIVE, /* all that the snapshot offers: as many as lookahead.h says */
+    FG_DRAFT_FIXED,    /* likewise: draft_max */
 } fg_sched_draft;
 
 /* How a prompt ends whose blocks will be handed over: what its last chunk computes travels after it,
@@ -93,9 +94,10 @@ typedef struct fg_sched_seq {
     bool stopped;    /* cannot be part of this step at all; still counts, may still be a victim */
     bool leaves;     /* its blocks are handed over when its prompt is computed */
     bool unsaid;     /* it decodes, and its last token is being chosen by a step under way */
-    uint32_t
-        drafts; /* tokens guessed to follow its last one: may be computed with it, if that is said */
-    uint32_t odds; /* that one of them is right where those before it are: of FG_LOOKAHEAD_ODDS */
+    /* Tokens guessed to follow its last one: may be computed with it, once that is said; and the odds that
+     * all of them up to each are right, of FG_ODDS_ONE. */
+    uint32_t drafts;
+    uint16_t odds[FG_LOOKAHEAD_MAX];
     uint32_t slots_used; /* tokens in its blocks, those of a step under way too */
     uint32_t blocks;     /* blocks in its table */
     uint32_t promised;   /* blocks set aside for it */

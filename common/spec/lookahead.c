@@ -36,15 +36,6 @@ void fg_lookahead_note_seen(fg_lookahead *lookahead, bool right)
     push(lookahead, right);
 }
 
-uint32_t fg_lookahead_odds(const fg_lookahead *lookahead)
-{
-    uint32_t looked =
-        lookahead->count < FG_LOOKAHEAD_RECENT ? lookahead->count : FG_LOOKAHEAD_RECENT;
-    uint64_t recent = lookahead->accepted & (((uint64_t)1 << FG_LOOKAHEAD_RECENT) - 1);
-    /* One that stayed and one that did not are taken for seen. */
-    return FG_LOOKAHEAD_ODDS * ((uint32_t)__builtin_popcountll(recent) + 1) / (looked + 2);
-}
-
 void fg_lookahead_note(fg_lookahead *lookahead, const fg_verdict *verdict)
 {
     for (uint32_t i = 0; i < verdict->accepted; i++) {

@@ -34,9 +34,4 @@ void fg_lookahead_note(fg_lookahead *lookahead, const fg_verdict *verdict);
 /* A drafted token was not computed on, only compared with what plain decoding chose. */
 void fg_lookahead_note_seen(fg_lookahead *lookahead, bool right);
 
-/* How likely the next drafted token is to stay, where those before it did: of FG_LOOKAHEAD_ODDS, never none and never
- * all. By the last FG_LOOKAHEAD_RECENT that were looked at, as a text soon ends to copy or begins to. */
-enum { FG_LOOKAHEAD_ODDS = 1024, FG_LOOKAHEAD_RECENT = 16 };
-uint32_t fg_lookahead_odds(const fg_lookahead *lookahead);
-
 #endif

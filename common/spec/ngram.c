@@ -1,5 +1,7 @@
 #include "common/spec/ngram.h"
 
+#include <stddef.h>
+
 #include "common/base/status.h"
 
 /* The search of Knuth, Morris and Pratt, backwards: the pattern is the end of the sequence, read from its
@@ -22,7 +24,8 @@ static uint32_t advance(const pattern *p, uint32_t length, uint32_t token)
 }
 
 /* The end (in tokens from the start) of the latest of the longest earlier runs; 0 when there is none. */
-static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs)
+static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs,
+                         uint32_t *length_out)
 {
     pattern p = { .last = tokens + token_count - 1,
                   .count = runs.max < token_count - 1 ? runs.max : token_count - 1 };
@@ -38,18 +41,22 @@ static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_
             end = at - 1 + length;
         }
     }
-    return longest >= runs.min ? end : 0;
+    *length_out = longest >= runs.min ? longest : 0;
+    return *length_out > 0 ? end : 0;
 }
 
 uint32_t fg_ngram_draft(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs,
-                        uint32_t draft_max, uint32_t *draft_out)
+                        uint32_t draft_max, uint32_t *draft_out, uint32_t *run_out)
 {
+    uint32_t length = 0, end = 0;
     FG_ASSERT(runs.max <= FG_NGRAM_MAX && runs.min > 0, "runs of %u to %u tokens", runs.min,
               runs.max);
-    if (token_count < 2 || runs.max == 0) {
-        return 0;
+    if (token_count >= 2 && runs.max > 0) {
+        end = find_run(tokens, token_count, runs, &length);
     }
-    uint32_t end = find_run(tokens, token_count, runs);
+    if (run_out != NULL) {
+        *run_out = length;
+    }
     if (end == 0) {
         return 0;
     }

@@ -24,6 +24,7 @@
 #include "common/base/hash.h"
 #include "common/kv/table.h"
 #include "common/spec/lookahead.h"
+#include "common/spec/odds.h"
 #include "proto/wire.h"
 
 typedef enum fg_seq_state {
@@ -64,9 +65,11 @@ typedef struct fg_seq {
     /* What may follow the known tokens lies behind them in `tokens`, and is computed with the last of them where that
      * pays (worker_draft.c). */
     uint32_t guess_count;
-    uint32_t drafted; /* of those, in a step under way */
-    bool plain;       /* the model broke down at a guess: no more of them */
+    uint32_t guess_run; /* the tokens before them that stand somewhere else too */
+    uint32_t drafted;   /* of those, in a step under way */
+    bool plain;         /* the model broke down at a guess: no more of them */
     fg_lookahead lookahead;
+    fg_odds odds;
     uint32_t
         choices[FG_LOOKAHEAD_MAX + 1]; /* that step's: after the last token, and after each guess */
     uint64_t choice_digests[FG_LOOKAHEAD_MAX + 1];

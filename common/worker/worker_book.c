@@ -91,11 +91,13 @@ static double ns_per_prompt_token(const fg_worker_frame *frame)
 }
 
 /* What the step chose for the sequence. */
-static void book_choices(fg_worker *worker, fg_seq *seq, const fg_step_seq *item)
+static void book_choices(fg_worker *worker, fg_worker_frame *frame, fg_seq *seq,
+                         const fg_step_seq *item)
 {
     seq->pending = seq->item == item ? 0 : seq->pending;
     if (item->sample_rows > 0) {
         uint32_t count = fg_worker_settle_drafts(worker, seq, item);
+        frame->trace.accepted += count > 0 ? count - 1 : 0;
         for (uint32_t i = 0; i < count; i++) {
             emit(worker, seq, seq->choices[i],
                  item->digests_out != NULL ? item->digests_out[i] : 0);
@@ -134,7 +136,7 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         }
         seq->computed += item->token_count;
         if (item->sample) {
-            book_choices(worker, seq, item);
+            book_choices(worker, frame, seq, item);
         }
         fg_worker_publish(worker, seq);
     }

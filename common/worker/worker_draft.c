@@ -9,8 +9,8 @@
 #include "common/spec/ngram.h"
 #include "common/spec/verdict.h"
 
-/* Runs of tokens that are looked up. Shorter ones are found everywhere, and what followed them says little. */
-static const fg_ngram_runs runs = { .min = 2, .max = 8 };
+/* Runs that are looked up. How much a short one says is judged by its odds. */
+static const fg_ngram_runs runs = { .min = 1, .max = FG_NGRAM_MAX };
 
 void fg_worker_guess(fg_worker *worker, fg_seq *seq)
 {
@@ -23,11 +23,12 @@ void fg_worker_guess(fg_worker *worker, fg_seq *seq)
     if (most == 0) {
         return;
     }
-    if (fg_worker_told_guess(worker, seq, &seq->guess_count)) {
+    if (fg_worker_told_guess(worker, seq)) {
         seq->guess_count = seq->guess_count < most ? seq->guess_count : most;
         memset(guesses, 0, seq->guess_count * sizeof *guesses);
     } else {
-        uint32_t count = fg_ngram_draft(seq->tokens, seq->token_count, runs, most, guesses);
+        uint32_t count =
+            fg_ngram_draft(seq->tokens, seq->token_count, runs, most, guesses, &seq->guess_run);
         while (seq->guess_count < count &&
                !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
             seq->guess_count++;
@@ -36,22 +37,24 @@ void fg_worker_guess(fg_worker *worker, fg_seq *seq)
     fg_worker_note_guessed(worker, seq);
 }
 
-uint32_t fg_worker_drafts(const fg_worker *worker, const fg_seq *seq)
+void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched_seq *out)
 {
+    const fg_sched_limits *limits = &worker->options.limits;
     uint32_t known = seq->token_count + seq->pending;
     uint32_t guesses = seq->guess_count > seq->pending ? seq->guess_count - seq->pending : 0;
-    uint32_t most = worker->options.limits.draft_max;
-    if (guesses == 0 || seq->plain) {
-        return 0;
+    fg_lookahead lookahead = seq->lookahead;
+    if (guesses == 0 || seq->plain || known >= seq->token_max) {
+        return;
     }
-    if (worker->options.limits.draft == FG_DRAFT_PAYS) {
-        uint32_t next = fg_lookahead_next(&seq->lookahead, seq->token_max - known);
-        most = next < most ? next : most;
-    } else {
-        uint32_t room = seq->token_max - known > 0 ? seq->token_max - known - 1 : 0;
-        most = room < most ? room : most;
+    lookahead.fixed = limits->draft == FG_DRAFT_ADAPTIVE ? 0 : limits->draft_max;
+    uint32_t most = fg_lookahead_next(&lookahead, seq->token_max - known);
+    most = most < limits->draft_max ? most : limits->draft_max;
+    out->drafts = guesses < most ? guesses : most;
+    uint32_t odds = seq->pending > 0 ? fg_odds_of(&seq->odds, seq->guess_run) : FG_ODDS_ONE;
+    for (uint32_t i = 0; i < out->drafts; i++) {
+        odds = odds * fg_odds_of(&seq->odds, seq->guess_run + seq->pending + i) / FG_ODDS_ONE;
+        out->odds[i] = (uint16_t)odds;
     }
-    return guesses < most ? guesses : most;
 }
 
 void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count)
@@ -75,7 +78,9 @@ void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uin
 void fg_worker_note_guess(fg_seq *seq, uint32_t token)
 {
     if (seq->guess_count > 0) {
-        fg_lookahead_note_seen(&seq->lookahead, token == seq->tokens[seq->token_count]);
+        bool right = token == seq->tokens[seq->token_count];
+        fg_lookahead_note_seen(&seq->lookahead, right);
+        fg_odds_note(&seq->odds, seq->guess_run, right);
     }
 }
 
@@ -88,6 +93,17 @@ static fg_verdict verdict_of(const fg_seq *seq)
 uint32_t fg_worker_accepted(const fg_seq *seq)
 {
     return verdict_of(seq).accepted;
+}
+
+static void note_verdict(fg_seq *seq, const fg_verdict *verdict)
+{
+    fg_lookahead_note(&seq->lookahead, verdict);
+    for (uint32_t i = 0; i < verdict->accepted; i++) {
+        fg_odds_note(&seq->odds, seq->guess_run + i, true);
+    }
+    if (verdict->rejected) {
+        fg_odds_note(&seq->odds, seq->guess_run + verdict->accepted, false);
+    }
 }
 
 /* Blocks that hold nothing but guesses that were wrong. */
@@ -115,7 +131,7 @@ uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_s
         wrong = item->token_count;
         verdict = (fg_verdict){ 0 };
     } else {
-        fg_lookahead_note(&seq->lookahead, &verdict);
+        note_verdict(seq, &verdict);
         worker->stats.accepted_tokens += verdict.accepted;
     }
     seq->computed = seq->planned = seq->planned - wrong;

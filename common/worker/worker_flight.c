@@ -228,7 +228,7 @@ void fg_worker_note_keys(fg_worker *worker, const fg_digest128 *keys, uint32_t c
 
 /* ---- guesses ---- */
 
-bool fg_worker_told_guess(fg_worker *worker, const fg_seq *seq, uint32_t *count_out)
+bool fg_worker_told_guess(fg_worker *worker, fg_seq *seq)
 {
     if (!fg_flight_checks(worker->options.flight)) {
         return false;
@@ -236,8 +236,10 @@ bool fg_worker_told_guess(fg_worker *worker, const fg_seq *seq, uint32_t *count_
     size_t bytes;
     const fg_work_guess *told = fg_flight_told(worker->options.flight, FG_WORK_GUESS, &bytes);
     bool same = told != NULL && bytes == sizeof *told && told->request == seq->request &&
-                told->attempt == seq->attempt && told->token_count == seq->token_count;
-    *count_out = same ? told->count : 0;
+                told->attempt == seq->attempt && told->token_count == seq->token_count &&
+                told->run > 0;
+    seq->guess_count = same ? told->count : 0;
+    seq->guess_run = same ? told->run : 0;
     return true;
 }
 
@@ -247,7 +249,8 @@ void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq)
         fg_work_guess guess = { .request = seq->request,
                                 .attempt = seq->attempt,
                                 .token_count = seq->token_count,
-                                .count = seq->guess_count };
+                                .count = seq->guess_count,
+                                .run = seq->guess_run };
         fg_flight_note(worker->options.flight, FG_WORK_GUESS, &guess, sizeof guess);
     }
 }

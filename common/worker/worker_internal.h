@@ -222,8 +222,8 @@ void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq);
 void *fg_worker_link_hold(fg_worker *worker, const fg_seq *seq);
 void fg_worker_link_release(fg_worker *worker, const fg_seq *seq);
 
-/* How many guesses there were then. False: nobody compares. */
-bool fg_worker_told_guess(fg_worker *worker, const fg_seq *seq, uint32_t *count_out);
+/* How many guesses there were then, and their run. False: nobody compares. */
+bool fg_worker_told_guess(fg_worker *worker, fg_seq *seq);
 void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq);
 
 /* worker_rest.c */
@@ -237,8 +237,8 @@ void fg_worker_plan_destroy(fg_worker *worker);
 void fg_worker_run(fg_worker *worker);
 
 /* worker_draft.c */
-/* How many guesses its next item may have; as far as that is known while its last token is still being chosen. */
-uint32_t fg_worker_drafts(const fg_worker *worker, const fg_seq *seq);
+/* What its next item may have of them; as far as that is known while its last token is still being chosen. */
+void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched_seq *out);
 /* The item gets `count` of them. */
 void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count);
 /* A token was chosen without a guess in its step: whether the guess was right. */

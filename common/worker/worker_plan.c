@@ -132,14 +132,15 @@ static void describe(const fg_worker *worker, const fg_seq *seq, bool tight, fg_
                         .stopped = ends,
                         .leaves = seq->side == FG_SIDE_SENDER,
                         .unsaid = seq->pending > 0,
-                        .drafts = ends ? 0 : fg_worker_drafts(worker, seq),
-                        .odds = fg_lookahead_odds(&seq->lookahead),
                         .slots_used = seq->planned,
                         .blocks = seq->table.count,
                         .promised = seq->table.promised,
                         .frees = tight ? blocks_it_frees(worker, seq) : 0,
                         .output_tokens = fg_seq_generated(seq),
                         .redo_tokens = seq->computed > saved ? seq->computed - saved : 0 };
+    if (out->decoding && !ends) {
+        fg_worker_offer_drafts(worker, seq, out);
+    }
 }
 
 /* Offers a waiting sequence to the plan. False: nobody behind it can be admitted now. */
@@ -461,6 +462,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
     compute_there(worker, seq, item);
     add_cost(&frame->cost, item, decoding);
     frame->trace.decode_rows += decoding;
+    frame->trace.drafted += planned->draft_count;
     frame->trace.chunks += !decoding;
     seq->chunks += !decoding && fg_seq_generated(seq) == 0;
     seq->item = item;

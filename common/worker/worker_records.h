@@ -71,7 +71,7 @@ typedef struct fg_work_prompt {
 /* Tokens guessed to follow what a sequence had then. */
 typedef struct fg_work_guess {
     uint64_t request;
-    uint32_t attempt, token_count, count, pad;
+    uint32_t attempt, token_count, count, run;
 } fg_work_guess;
 
 /* What an item's byte says; 0: nothing of these. */

@@ -125,7 +125,7 @@ def crowd(suite, count):
 
 
 def solo(suite, requests):
-    flags = ["--prefix-cache", "off", "--overlap", "off"]
+    flags = ["--prefix-cache", "off", "--overlap", "off", "--speculate", "off"]
     with suite.cluster(model=suite.stories(), standalone=True, flags=flags) as cluster:
         for request in requests:
             request["model"] = served_model(cluster)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""100 requests, one answer each: alone without cache and overlap, then all at once in every way that
+"""100 requests, one answer each: alone without cache, overlap and guesses, then all at once in every way that
 the engine room can be set, with pools so small that nearly everything is preempted. Token ids and
 logits digests are equal each time, and the counters show that the way was really taken."""
 import json
@@ -56,7 +56,7 @@ def make_set(suite):
     requests = [body_of(rng, *row, i) for i, row in enumerate(fresh_prompts(rng))]
     requests[3] = dict(requests[2])  # one that is equal in everything
     talks = [[i] for i in range(len(requests))]
-    flags = ["--prefix-cache", "off", "--overlap", "off"]
+    flags = ["--prefix-cache", "off", "--overlap", "off", "--speculate", "off"]
     with suite.cluster(model=suite.stories(), standalone=True, flags=flags) as cluster:
         model = json.loads(get_text(cluster, "/v1/models"))["data"][0]
         assert model["max_model_len"] == CONTEXT, model
@@ -190,6 +190,19 @@ def ways(folder):
               moved=["no num_preemptions_total", "kv_evicted_blocks_total"])
     yield way("no evict, tier", *SMALL, "--admission", "no-evict", *TIER,
               moved=["no num_preemptions_total", "prefix_cache_tier_hits_total"])
+    guessed = ["spec_decode_num_accepted_tokens_total"]
+    fixed = ["--draft-length", "fixed"]
+    yield way("nothing guessed", "--speculate", "off", moved=["no spec_decode_num_drafts_total"])
+    yield way("eight guesses each", *fixed, moved=guessed)
+    yield way("one guess each, overlap off", *fixed, "--draft-max", 1, "--overlap", "off",
+              moved=guessed)
+    yield way("guesses by the formula, small pool, swap", "--draft-length", "adaptive", *small,
+              "swap", *TIER, moved=[*swapped, *guessed])
+    yield way("eight guesses each, no evict, tier", *fixed, *SMALL, "--admission", "no-evict",
+              *TIER, moved=["no num_preemptions_total", *guessed])
+    yield way("eight guesses each, blocks of 1", *fixed, "--block-size", 1, moved=guessed)
+    yield way("eight guesses each, 1P+1D, small pools", *fixed, *SMALL, *TIER,
+              shape=dict(prefill=1, decode=1), moved=[*preempted, *guessed])
     for chunk in (1, 7, 64, 512):
         yield way(f"chunk {chunk}", "--prefill-chunk-size", chunk)
     yield way("few tokens in a step", "--max-batch-tokens", 70, "--max-seqs", 64)
@@ -228,6 +241,7 @@ def ways(folder):
 # Left to the long version, because others are close to them.
 FULL_ONLY = {"overlap and cache off", "chunk 64", "batch over HTTP", "2P+2D, local 0", "no evict",
              "small pool, last-admitted, auto", "small pool, cheapest, auto",
+             "one guess each, overlap off", "eight guesses each, blocks of 1",
              "chunk 7, small pool, swap", "blocks of 1", "blocks of 4", "prefill first"}
 
 

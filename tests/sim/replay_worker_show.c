@@ -158,8 +158,8 @@ void fg_replay_worker_describe(uint32_t kind, const void *bytes, uint32_t size, 
         snprintf(text, capacity, "transport %s", (const char *)bytes);
         break;
     case FG_WORK_GUESS:
-        snprintf(text, capacity, "guess req=%016" PRIx64 " attempt=%u behind=%u count=%u",
-                 guess->request, guess->attempt, guess->token_count, guess->count);
+        snprintf(text, capacity, "guess req=%016" PRIx64 " attempt=%u behind=%u run=%u count=%u",
+                 guess->request, guess->attempt, guess->token_count, guess->run, guess->count);
         break;
     case FG_WORK_SENT:
         snprintf(text, capacity, "sent %s %s hash=%016" PRIx64,

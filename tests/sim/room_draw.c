@@ -32,7 +32,7 @@ static void draw_policies(room *r)
     limits->watermark_blocks = (uint32_t)room_below(r, 4) * r->block_count / 20;
     limits->skip_max = room_chance(r, 6000) ? 0 : (uint32_t)room_below(r, 5);
     limits->step_target_ns = room_chance(r, 7000) ? 0 : 1 + room_below(r, 20 * ROOM_MS);
-    limits->draft = (fg_sched_draft)room_below(r, 2);
+    limits->draft = (fg_sched_draft)room_below(r, 3);
     limits->draft_max = room_chance(r, 3000) ? 0 : 1 + (uint32_t)room_below(r, FG_LOOKAHEAD_MAX);
     r->overlap = room_chance(r, 6000);
     r->cache = room_chance(r, 7500);

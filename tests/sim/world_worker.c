@@ -153,7 +153,7 @@ static fg_sched_limits draw_limits(fg_rng *rng, const sim_worker *s)
                               .admission = (fg_sched_admission)(sim_below(rng, 4) == 0),
                               .watermark_blocks = (uint32_t)sim_below(rng, 1 + s->block_count / 10),
                               .skip_max = (uint32_t)sim_below(rng, 3),
-                              .draft = (fg_sched_draft)sim_below(rng, 2),
+                              .draft = (fg_sched_draft)sim_below(rng, 3),
                               .draft_max = (uint32_t)sim_below(rng, 1 + FG_LOOKAHEAD_MAX),
                               .step_target_ns = sim_below(rng, 2) * SIM_MS };
 }

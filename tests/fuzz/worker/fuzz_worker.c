@@ -130,6 +130,7 @@ static void open_side(world *w, uint32_t index)
                                      .eos_token = EOS,
                                      .manual = true };
     FG_ASSERT(fg_engine_open_sim(&engine, &s->engine, NULL) == FG_OK);
+    uint32_t draft_max = next(w) % (1 + FG_LOOKAHEAD_MAX);
     fg_worker_options options = { .name = s->name,
                                   .epoch = 5,
                                   .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
@@ -143,7 +144,9 @@ static void open_side(world *w, uint32_t index)
                                   .limits = { .step_tokens_max = 16,
                                               .chunk_tokens_max = 8,
                                               .seqs_max = 4,
-                                              .block_size = BLOCK_SIZE },
+                                              .block_size = BLOCK_SIZE,
+                                              .draft = FG_DRAFT_FIXED,
+                                              .draft_max = draft_max },
                                   .overlap = next(w) & 1,
                                   .prefix_cache = next(w) & 1,
                                   .local_prefill_max = next(w) % 16,

@@ -7,6 +7,8 @@ typedef struct seen {
     uint32_t tokens[2 * CHECK_SEQS_MAX]; /* admitted ones behind the running ones */
     bool victim[CHECK_SEQS_MAX];
     uint32_t total_tokens;
+    uint32_t
+        dropped; /* guesses left out, at most: for want of a block, while chunks had been cut for them */
 } seen;
 
 static bool can_run(const fg_sched_seq *seq)
@@ -39,16 +41,22 @@ static const char *check_items(const fg_sched_input *in, const fg_sched_plan *pl
         }
         s->tokens[item->seq] = item->token_count;
         s->total_tokens += item->token_count;
+        s->dropped +=
+            item->seq < in->seq_count ? in->seqs[item->seq].drafts - item->draft_count : 0;
         bool fresh = item->seq >= in->seq_count;
         const fg_sched_wait *wait =
             fresh ? &in->waits[plan->admits[item->seq - in->seq_count]] : NULL;
         const fg_sched_seq *seq = fresh ? NULL : &in->seqs[item->seq];
         uint32_t left = fresh ? wait->tokens_left : seq->tokens_left;
         bool decoding = fresh ? wait->decoding : seq->decoding;
-        if (item->token_count > left || item->token_count > in->limits->chunk_tokens_max) {
+        uint32_t known = item->token_count - item->draft_count;
+        if (item->draft_count >= item->token_count) {
+            return "guesses behind nothing";
+        }
+        if (known > left || item->token_count > in->limits->chunk_tokens_max) {
             return "a chunk that is too long";
         }
-        if (item->sample != (item->token_count == left) || (decoding && item->token_count != 1)) {
+        if (item->sample != (known == left) || (decoding && known != 1)) {
             return "samples in the middle, or not at the end";
         }
         if (fresh && wait->restores) {
@@ -57,7 +65,7 @@ static const char *check_items(const fg_sched_input *in, const fg_sched_plan *pl
         if (!fresh && (!can_run(seq) || s->victim[item->seq])) {
             return "runs though it cannot";
         }
-        if (!fresh && seq->slots_used + (uint64_t)item->token_count >
+        if (!fresh && seq->slots_used + (uint64_t)known >
                           room_of(in, seq) + (uint64_t)asks(in, seq) * in->limits->block_size) {
             return "writes beyond its blocks";
         }
@@ -213,7 +221,7 @@ static const char *check_admits(const fg_sched_input *in, const fg_sched_plan *p
             done++;
         } else if (!wait->deferred && fits && place) {
             /* Only a step without a token left for it may leave it outside, and the line stops. */
-            bool tokens = s->total_tokens < limits->step_tokens_max &&
+            bool tokens = s->total_tokens + s->dropped < limits->step_tokens_max &&
                           (limits->order == FG_PREFILL_FIRST || limits->step_target_ns == 0 ||
                            in->cost == NULL || wait->decoding);
             return tokens || wait->restores   ? "somebody who fits stays outside"
@@ -268,9 +276,10 @@ static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *p
         bool fresh = item->seq >= in->seq_count;
         if (fresh ? in->waits[plan->admits[item->seq - in->seq_count]].decoding
                   : in->seqs[item->seq].decoding) {
-            rows++;
-            step.kv_tokens += fresh ? 0 : in->seqs[item->seq].slots_used + 1ull;
-            answers.kv_tokens += fresh ? 0 : in->seqs[item->seq].slots_used + 1ull;
+            uint64_t slots = fresh ? 0 : in->seqs[item->seq].slots_used;
+            rows += item->token_count;
+            step.kv_tokens += fresh ? 0 : fg_cost_chunk_kv((uint32_t)slots, item->token_count);
+            answers.kv_tokens += fresh ? 0 : fg_cost_chunk_kv((uint32_t)slots, item->token_count);
             continue;
         }
         uint64_t most =
@@ -281,7 +290,7 @@ static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *p
             return wrong;
         }
         if (!timed && !cut && !item->sample && item->token_count < limits->chunk_tokens_max &&
-            item->token_count < most && s->total_tokens < limits->step_tokens_max) {
+            item->token_count < most && s->total_tokens + s->dropped < limits->step_tokens_max) {
             return "a chunk is too short";
         }
         step.decode_rows = rows; /* rows behind the last chunk were not known yet */
@@ -318,6 +327,96 @@ static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *p
     return NULL;
 }
 
+/* How many guesses of a sequence make a token cheaper, `took` and `tokens` being the step's so far. */
+static uint32_t cheaper(const fg_sched_input *in, const fg_sched_seq *seq, double *took,
+                        double *tokens)
+{
+    uint32_t count = 0;
+    while (count < seq->drafts && count + 1 < in->limits->chunk_tokens_max) {
+        double odds = (double)seq->odds[count] / FG_ODDS_ONE, more = 0;
+        if (in->limits->draft == FG_DRAFT_PAYS) {
+            if (in->cost == NULL) {
+                break;
+            }
+            more = fg_cost_row_at_least(in->cost, seq->slots_used + 2ull + count);
+            if (odds * *took <= more * *tokens) {
+                break;
+            }
+        }
+        *took += more;
+        *tokens += odds;
+        count++;
+    }
+    return count;
+}
+
+/* Blocks that a sequence's guesses need beyond those that it has, or asked for. */
+static uint64_t blocks_for(const fg_sched_input *in, const fg_sched_seq *seq, uint32_t drafts)
+{
+    uint64_t room = room_of(in, seq) + (uint64_t)asks(in, seq) * in->limits->block_size;
+    uint64_t end = seq->slots_used + 1ull + drafts;
+    return end > room ? (end - room + in->limits->block_size - 1) / in->limits->block_size : 0;
+}
+
+/* Guesses: only where they may be, as many as are worth it, out of what nobody else wants. `left`: blocks that
+ * running sequences left. */
+static const char *check_drafts(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s,
+                                uint64_t left, bool enough)
+{
+    double took = 0, tokens = 0;
+    fg_cost_step plain = { 0 };
+    uint64_t used = 0, wanted = 0, drafted = 0;
+    uint32_t chunks = 0;
+    bool none = in->limits->draft_max == 0 || plan->victim_count > 0 || !enough, waits = false;
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        const fg_sched_wait *wait = &in->waits[plan->admits[i]];
+        left -= in->limits->admission == FG_ADMIT_NO_EVICT ? wait->need_all : wait->need;
+    }
+    for (uint32_t k = 0; k < plan->item_count; k++) {
+        const fg_plan_item *item = &plan->items[k];
+        bool decodes = item->seq < in->seq_count && in->seqs[item->seq].decoding;
+        plain.decode_rows += decodes;
+        chunks += decodes || item->seq >= in->seq_count ? 0 : item->token_count;
+        chunks += item->seq >= in->seq_count ? item->token_count : 0;
+        plain.kv_tokens += decodes ? in->seqs[item->seq].slots_used + 1ull : 0;
+    }
+    took = in->cost != NULL ? fg_cost_predict(in->cost, &plain) : 0;
+    tokens = plain.decode_rows;
+    chunks = in->limits->order == FG_PREFILL_FIRST ? chunks : 0;
+    uint32_t half = (in->limits->step_tokens_max - plain.decode_rows - chunks) / 2;
+    for (uint32_t k = 0; k < plan->item_count; k++) {
+        const fg_plan_item *item = &plan->items[k];
+        bool decodes = item->seq < in->seq_count && in->seqs[item->seq].decoding;
+        if (item->draft_count > 0 && (!decodes || none || in->seqs[item->seq].unsaid)) {
+            return "guesses where there may be none";
+        }
+        if (!decodes || none) {
+            continue;
+        }
+        const fg_sched_seq *seq = &in->seqs[item->seq];
+        uint32_t want = cheaper(in, seq, &took, &tokens);
+        used += blocks_for(in, seq, item->draft_count);
+        waits = waits || (seq->unsaid && want > 0);
+        wanted += seq->unsaid ? 0 : want;
+        bool budget = wanted > half;
+        bool blocks = used + 1 > left && blocks_for(in, seq, want) > 0;
+        if (item->draft_count > want) {
+            return "guesses that are not worth it";
+        }
+        drafted += item->draft_count;
+        if (drafted > half) {
+            return "guesses take what prompts should have";
+        }
+        if (item->draft_count < want && !seq->unsaid && !budget && !blocks && used < left) {
+            return "too few guesses";
+        }
+    }
+    if (used > left) {
+        return "guesses take blocks that are not there";
+    }
+    return plan->drafts_wait != waits ? "drafts_wait is wrong" : NULL;
+}
+
 /* A step does nothing only when nothing can be done. */
 static const char *check_progress(const fg_sched_input *in, const fg_sched_plan *plan)
 {
@@ -349,6 +448,7 @@ const char *check_plan(const fg_sched_input *in, const fg_sched_plan *plan)
     wrong = wrong != NULL ? wrong : check_items(in, plan, &s);
     wrong = wrong != NULL ? wrong : check_blocks(in, plan, &s, &available, &enough);
     wrong = wrong != NULL ? wrong : check_admits(in, plan, &s, available, enough);
+    wrong = wrong != NULL ? wrong : check_drafts(in, plan, &s, available, enough);
     wrong = wrong != NULL ? wrong : check_chunks(in, plan, &s);
     return wrong != NULL ? wrong : check_progress(in, plan);
 }

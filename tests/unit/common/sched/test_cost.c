@@ -250,6 +250,28 @@ Test(cost, the_chunk_is_the_largest_within_the_target)
     }
 }
 
+/* While all steps had one row, nothing says that another one costs anything; then it is soon known. */
+Test(cost, what_a_row_takes_at_least)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, 1 << 16);
+    fg_rng rng = { 7 };
+    cr_assert_eq(fg_cost_row_at_least(&cost, 0), 0.0);
+    for (uint32_t i = 0; i < 500; i++) {
+        fg_cost_learn(&cost, &(fg_cost_step){ .decode_rows = 1, .kv_tokens = 100 + i }, 25000000);
+    }
+    cr_assert(fg_cost_row_at_least(&cost, 0) < 1000000, "%g", fg_cost_row_at_least(&cost, 0));
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t rows = 1 + (uint32_t)fg_rng_below(&rng, 9);
+        fg_cost_step step = { .decode_rows = rows, .kv_tokens = 600 * rows };
+        fg_cost_learn(&cost, &step, 20500000 + 4500000 * rows);
+    }
+    double row = fg_cost_row_at_least(&cost, 0);
+    cr_assert(row > 3500000 && row <= 4600000, "%g", row);
+    cr_assert(fg_cost_row_at_least(&cost, 1000) >= row);
+    cr_assert(near(fg_cost_predict(&cost, &(fg_cost_step){ .decode_rows = 1 }), 25000000, 0.1));
+}
+
 Test(cost, copies_are_averaged_by_time)
 {
     fg_cost cost;

@@ -24,6 +24,9 @@
  * 31 a token chosen in the middle of a prompt              32 a chunk beyond its blocks
  * 33 each chunk gets the whole step target                 34 the depth of a chunk forgotten
  * 35 the step target kept in prefill-first too             36 stopped ones run
+ * 37 guesses of tokens that are not said                   38 guesses beside a preemption
+ * 39 a guess's block taken from the admitted               40 guesses beyond the chunk
+ * 41 guesses whatever they cost                            42 nobody waits for guesses
  */
 #include "common/sched/sched.h"
 
@@ -65,6 +68,8 @@ static void draw_limits(fg_rng *rng, fg_sched_limits *limits)
                                  .admission = (fg_sched_admission)one_in(rng, 4),
                                  .last_chunk = (fg_sched_last_chunk)draw(rng, 3),
                                  .watermark_blocks = draw(rng, 4),
+                                 .draft = (fg_sched_draft)draw(rng, 3),
+                                 .draft_max = one_in(rng, 3) ? 0 : 1 + draw(rng, FG_LOOKAHEAD_MAX),
                                  .skip_max = draw(rng, 3) };
     limits->step_tokens_max = limits->seqs_max + draw(rng, one_in(rng, 2) ? 4 : 1000);
     limits->step_target_ns = one_in(rng, 3) ? 1 + draw(rng, 20000000) : 0;
@@ -93,6 +98,13 @@ static void draw_seq(fg_rng *rng, const fg_sched_limits *limits, fg_sched_seq *s
         seq->promised = one_in(rng, 8) ? seq->promised : missing;
     } else if (one_in(rng, 10)) {
         seq->tokens_left = 0;
+    }
+    uint32_t odds = FG_ODDS_ONE;
+    seq->unsaid = seq->decoding && one_in(rng, 4);
+    seq->drafts = seq->decoding && limits->draft_max > 0 ? draw(rng, limits->draft_max + 1) : 0;
+    for (uint32_t i = 0; i < seq->drafts; i++) {
+        odds = odds * (300 + draw(rng, 724)) / FG_ODDS_ONE;
+        seq->odds[i] = (uint16_t)odds;
     }
     seq->frees = one_in(rng, 8) ? 0 : draw(rng, seq->blocks + seq->promised + 1);
 }
@@ -164,10 +176,12 @@ static void run_seed(uint64_t seed, uint32_t rounds)
                      plans[0].admit_count == plans[1].admit_count &&
                      plans[0].at_capacity == plans[1].at_capacity &&
                      plans[0].short_of_blocks == plans[1].short_of_blocks &&
-                     plans[0].kept_out == plans[1].kept_out;
+                     plans[0].kept_out == plans[1].kept_out &&
+                     plans[0].drafts_wait == plans[1].drafts_wait;
         for (uint32_t k = 0; equal && k < plans[0].item_count; k++) {
             equal = items[0][k].seq == items[1][k].seq &&
-                    items[0][k].token_count == items[1][k].token_count;
+                    items[0][k].token_count == items[1][k].token_count &&
+                    items[0][k].draft_count == items[1][k].draft_count;
         }
         for (uint32_t k = 0; equal && k < plans[0].victim_count; k++) {
             equal =

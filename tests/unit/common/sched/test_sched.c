@@ -65,6 +65,9 @@ static const struct {
     { "way to end 3",
       "--last-chunk",
       { SIZES(16, 8, 8, 16), .last_chunk = (fg_sched_last_chunk)3 } },
+    { "last draft", NULL, { SIZES(16, 8, 8, 16), .draft = FG_DRAFT_FIXED, .draft_max = 8 } },
+    { "draft 3", "--draft-length", { SIZES(16, 8, 8, 16), .draft = (fg_sched_draft)3 } },
+    { "nine guesses", "--draft-max", { SIZES(16, 8, 8, 16), .draft_max = 9 } },
     { "admission 2", "--admission", { SIZES(16, 8, 8, 16), .admission = (fg_sched_admission)2 } },
 };
 
@@ -690,5 +693,95 @@ Test(sched, a_prompt_cut_at_its_end_is_computed_all_the_same)
         cr_assert_eq(done, prompt);
         cr_assert_leq(last, 32, "%u tokens end with %u", prompt, last);
         cr_assert_leq(steps, (prompt + 63) / 64 + 1, "%u tokens in %u steps", prompt, steps);
+    }
+}
+
+/* Steps take 20 ms and 5 more for each row; who decodes has as many guesses, with these odds. */
+static const struct {
+    const char *name;
+    fg_sched_draft draft;
+    uint32_t rows, drafts, unsaid; /* the first `unsaid` of the rows */
+    uint16_t odds[FG_LOOKAHEAD_MAX];
+    uint32_t want[MANY]; /* guesses of each */
+    bool waits;
+} draft_cases[] = {
+    { "alone, sure",
+      FG_DRAFT_PAYS,
+      1,
+      8,
+      0,
+      { 1000, 990, 980, 970, 960, 950, 940, 930 },
+      { 7 },
+      false }, /* the chunk holds eight */
+    /* A token costs 25 ms, with one guess 15.8, with two 12.9, with three 12.5; a fourth would cost 16. */
+    { "alone, less and less sure",
+      FG_DRAFT_PAYS,
+      1,
+      5,
+      0,
+      { 921, 819, 512, 307, 150 },
+      { 3 },
+      false },
+    { "alone, all of them", FG_DRAFT_FIXED, 1, 5, 0, { 921, 819, 512, 307, 150 }, { 5 }, false },
+    { "alone, unlikely", FG_DRAFT_PAYS, 1, 3, 0, { 200, 100, 50 }, { 0 }, false },
+    /* A token costs 7.5 ms among eight. */
+    { "among others, sure",
+      FG_DRAFT_PAYS,
+      8,
+      2,
+      0,
+      { 1000, 990 },
+      { 2, 2, 2, 2, 2, 2, 2, 2 },
+      false },
+    { "among others, not sure", FG_DRAFT_PAYS, 8, 2, 0, { 600, 400 }, { 0 }, false },
+    { "not said yet", FG_DRAFT_PAYS, 1, 3, 1, { 1000, 990, 980 }, { 0 }, true },
+    { "not said yet, unlikely", FG_DRAFT_PAYS, 1, 3, 1, { 100, 50, 20 }, { 0 }, false },
+    { "one said, one not", FG_DRAFT_FIXED, 2, 3, 1, { 1000, 990, 980 }, { 0, 3 }, true },
+    { "no guesses", FG_DRAFT_FIXED, 2, 0, 0, { 0 }, { 0 }, false },
+};
+
+Test(sched, as_many_guesses_as_make_a_token_cheaper)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, 1 << 16);
+    memset(cost.covariance, 0, sizeof cost.covariance); /* it is sure */
+    memcpy(cost.weights, (double[FG_COST_TERMS]){ 20e6, 5e6, 5e6, 0 }, sizeof cost.weights);
+    for (size_t i = 0; i < sizeof draft_cases / sizeof *draft_cases; i++) {
+        static room r;
+        fg_sched_seq seqs[MANY];
+        fg_sched_limits limits = fine;
+        limits.step_tokens_max = 64;
+        limits.draft = draft_cases[i].draft;
+        limits.draft_max = 8;
+        for (uint32_t k = 0; k < draft_cases[i].rows; k++) {
+            seqs[k] = (fg_sched_seq){ .arrival = k,
+                                      .tokens_left = 1,
+                                      .decoding = true,
+                                      .unsaid = k < draft_cases[i].unsaid,
+                                      .drafts = draft_cases[i].drafts,
+                                      .slots_used = 30,
+                                      .blocks = 2 };
+            memcpy(seqs[k].odds, draft_cases[i].odds, sizeof seqs[k].odds);
+        }
+        fg_sched_input in = { .limits = &limits,
+                              .cost = &cost,
+                              .seqs = seqs,
+                              .seq_count = draft_cases[i].rows,
+                              .available = 20 };
+        const fg_sched_plan *plan = plan_of(&r, &in, draft_cases[i].name);
+        cr_assert_eq(plan->drafts_wait, draft_cases[i].waits, "%s", draft_cases[i].name);
+        cr_assert_eq(plan->item_count, draft_cases[i].rows, "%s", draft_cases[i].name);
+        for (uint32_t k = 0; k < plan->item_count; k++) {
+            cr_assert(plan->items[k].draft_count == draft_cases[i].want[k] &&
+                          plan->items[k].token_count == 1 + draft_cases[i].want[k],
+                      "%s: %u guesses", draft_cases[i].name, plan->items[k].draft_count);
+        }
+        in.available = 0; /* the block they have holds two more */
+        plan = plan_of(&r, &in, draft_cases[i].name);
+        for (uint32_t k = 0; k < plan->item_count; k++) {
+            uint32_t want = draft_cases[i].want[k] < 1 ? 0 : 1;
+            cr_assert_eq(plan->items[k].draft_count, want, "%s: %u guesses without blocks",
+                         draft_cases[i].name, plan->items[k].draft_count);
+        }
     }
 }

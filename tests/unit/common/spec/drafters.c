@@ -4,7 +4,7 @@
 
 static uint32_t ngram(void *ctx, const decoder_seq *seq, uint32_t max, uint32_t *draft_out)
 {
-    return fg_ngram_draft(seq->tokens, seq->count, (fg_ngram_runs){ 1, 3 }, max, draft_out);
+    return fg_ngram_draft(seq->tokens, seq->count, (fg_ngram_runs){ 1, 3 }, max, draft_out, NULL);
 }
 
 static uint32_t nothing(void *ctx, const decoder_seq *seq, uint32_t max, uint32_t *draft_out)

@@ -64,6 +64,10 @@ Test(lookahead, counts_what_was_looked_at_in_a_sliding_window)
     cr_assert_eq(fg_lookahead_next(&l, 100), 1, "none of 64");
     note(&l, 1000, 3, true);
     cr_assert_eq(fg_lookahead_next(&l, 100), 4, "3 of 4, for long");
+    for (uint32_t i = 0; i < 64; i++) {
+        fg_lookahead_note_seen(&l, i % 2 == 0);
+    }
+    cr_assert_eq(fg_lookahead_next(&l, 100), 2, "half of those that were only seen");
 }
 
 Test(lookahead, drafts_no_more_than_may_still_be_emitted)

@@ -43,7 +43,7 @@ Test(ngram, drafts_what_followed_the_longest_run)
         uint32_t draft[DRAFTS + 1];
         memset(draft, 0xEE, sizeof draft);
         uint32_t got = fg_ngram_draft(cases[i].tokens, cases[i].count, cases[i].runs,
-                                      cases[i].draft_max, draft);
+                                      cases[i].draft_max, draft, NULL);
         cr_assert_eq(got, cases[i].want_count, "%s: %u", cases[i].name, got);
         cr_assert(memcmp(draft, cases[i].want, got * sizeof draft[0]) == 0, "%s", cases[i].name);
         cr_assert_eq(draft[got], 0xEEEEEEEE, "%s: nothing behind", cases[i].name);
@@ -51,8 +51,8 @@ Test(ngram, drafts_what_followed_the_longest_run)
 }
 
 /* Token by token, for every end. */
-static uint32_t plain_search(const uint32_t *tokens, uint32_t count, uint32_t ngram_min,
-                             uint32_t ngram_max)
+static uint32_t plain_search(const uint32_t *tokens, uint32_t count, uint32_t ngram_max,
+                             uint32_t *length_out)
 {
     uint32_t longest = 0, found = 0;
     for (uint32_t end = count - 1; end > 0; end--) {
@@ -66,7 +66,8 @@ static uint32_t plain_search(const uint32_t *tokens, uint32_t count, uint32_t ng
             found = end;
         }
     }
-    return longest < ngram_min ? 0 : found;
+    *length_out = longest;
+    return found;
 }
 
 Test(ngram, finds_what_a_plain_search_finds)
@@ -74,7 +75,7 @@ Test(ngram, finds_what_a_plain_search_finds)
     fg_rng rng = { .state = 4 };
     uint32_t found = 0;
     for (uint32_t round = 0; round < 20000; round++) {
-        uint32_t tokens[TOKENS], draft[DRAFTS];
+        uint32_t tokens[TOKENS], draft[DRAFTS], run = 99;
         uint32_t count = 2 + (uint32_t)fg_rng_below(&rng, TOKENS - 1);
         uint32_t vocab = 1 + (uint32_t)fg_rng_below(&rng, round % 2 == 0 ? 3 : 12);
         uint32_t ngram_max = 1 + (uint32_t)fg_rng_below(&rng, FG_NGRAM_MAX);
@@ -82,10 +83,13 @@ Test(ngram, finds_what_a_plain_search_finds)
             tokens[i] = (uint32_t)fg_rng_below(&rng, vocab);
         }
         uint32_t ngram_min = 1 + (uint32_t)fg_rng_below(&rng, ngram_max);
-        uint32_t end = plain_search(tokens, count, ngram_min, ngram_max);
+        uint32_t length = 0;
+        uint32_t end = plain_search(tokens, count, ngram_max, &length);
+        end = length < ngram_min ? 0 : end;
         fg_ngram_runs runs = { .min = ngram_min, .max = ngram_max };
-        uint32_t got = fg_ngram_draft(tokens, count, runs, DRAFTS, draft);
+        uint32_t got = fg_ngram_draft(tokens, count, runs, DRAFTS, draft, &run);
         cr_assert_eq(got, end == 0 ? 0 : DRAFTS, "round %u", round);
+        cr_assert_eq(run, end == 0 ? 0 : length, "round %u: a run of %u", round, run);
         for (uint32_t i = 0; i < got; i++) {
             uint32_t want = end + i < count ? tokens[end + i] : draft[end + i - count];
             cr_assert_eq(draft[i], want, "round %u: token %u", round, i);

@@ -25,7 +25,7 @@ static fg_engine_sim_answer next_token(const rig *r, const rig_request *request,
     fg_sampling sampling = { .temperature = request->params.temperature,
                              .top_p = request->params.top_p,
                              .seed = request->params.seed };
-    return fg_engine_sim_expected(tokens, count, RIG_VOCAB, r->options.eos, &sampling, 0);
+    return fg_engine_sim_expected(tokens, count, r->options.vocab, r->options.eos, &sampling, 0);
 }
 
 static void hear_token(rig *r, uint64_t id, uint32_t index, uint32_t token)
@@ -116,7 +116,7 @@ static void open_engine(rig *r)
                                      .tier_block_count = options->slots,
                                      .limits = { options->step_tokens, options->seqs,
                                                  RIG_TOKENS_MAX },
-                                     .vocab_size = RIG_VOCAB,
+                                     .vocab_size = r->options.vocab,
                                      .eos_token = options->eos,
                                      .manual = true,
                                      .is_broken = is_broken,
@@ -144,6 +144,7 @@ void rig_open(rig *r, const rig_options *options)
     r->options.seqs = options->seqs > 0 ? options->seqs : 4;
     r->options.step_tokens = options->step_tokens > 0 ? options->step_tokens : 64;
     r->options.chunk = options->chunk > 0 ? options->chunk : 64;
+    r->options.vocab = options->vocab > 0 ? options->vocab : RIG_VOCAB;
     r->options.eos = options->eos > 0 ? options->eos : RIG_NO_EOS;
     r->inbox = fg_arena_create(1 << 20);
     fg_log_set_level(FG_LOG_OFF);
@@ -156,7 +157,7 @@ void rig_open(rig *r, const rig_options *options)
                                  .layout = r->layout,
                                  .block_count = options->blocks,
                                  .context_max = RIG_TOKENS_MAX,
-                                 .vocab_size = RIG_VOCAB,
+                                 .vocab_size = r->options.vocab,
                                  .limits = options->policies,
                                  .overlap = options->overlap,
                                  .prefix_cache = !options->no_cache,
@@ -248,7 +249,7 @@ rig_request *rig_ask(rig *r, uint64_t id, uint32_t first, uint32_t prompt_count,
 {
     uint32_t prompt[RIG_TOKENS_MAX];
     for (uint32_t i = 0; i < prompt_count; i++) {
-        prompt[i] = (first + i) % RIG_VOCAB;
+        prompt[i] = (first + i) % r->options.vocab;
     }
     fg_wire_params params = rig_greedy(max_tokens);
     return rig_send(r, id, prompt, prompt_count, &params);

@@ -15,6 +15,7 @@ enum { RIG_VOCAB = 50, RIG_REQUESTS_MAX = 64, RIG_TOKENS_MAX = 512 };
 typedef struct rig_options {
     uint32_t blocks, block_size, slots; /* 0 slots: no tier */
     uint32_t seqs, step_tokens, chunk;  /* 0: 4, 64, 64 */
+    uint32_t vocab;                     /* 0: RIG_VOCAB. In few tokens texts repeat */
     uint32_t eos;                       /* 0: RIG_NO_EOS, so that answers have their full length */
     bool overlap, no_cache;
     uint32_t breaks_at;  /* the model breaks down after so many tokens of a sequence; 0: never */
