@@ -44,9 +44,14 @@ void fg_staging_turn(fg_staging *staging)
     staging->used = 0;
 }
 
+uint32_t fg_staging_room(const fg_staging *staging)
+{
+    return staging->count_max - staging->used;
+}
+
 const uint32_t *fg_staging_copy(fg_staging *staging, const uint32_t *numbers, uint32_t count)
 {
-    if (count > staging->count_max - staging->used) {
+    if (count > fg_staging_room(staging)) {
         return NULL;
     }
     uint32_t *copy =

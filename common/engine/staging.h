@@ -18,6 +18,8 @@ void fg_staging_turn(fg_staging *staging);
 /* A copy of `count` numbers in the present area, stable until that area's turn comes again; NULL when
  * the area is full. */
 const uint32_t *fg_staging_copy(fg_staging *staging, const uint32_t *numbers, uint32_t count);
+/* Numbers that the present area still takes. */
+uint32_t fg_staging_room(const fg_staging *staging);
 
 /* The entries begin .. end - 1 of row `row` of a table that is `width` wide. */
 typedef struct fg_table_range {

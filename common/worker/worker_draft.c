@@ -57,6 +57,14 @@ void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched
     }
 }
 
+uint32_t fg_worker_fit_drafts(fg_worker *worker, fg_seq *seq, uint32_t after, uint32_t count)
+{
+    uint32_t blocks = fg_kv_blocks_for(after + count, seq->table.block_size);
+    bool fits = fg_staging_room(worker->staging) >= blocks &&
+                fg_table_grow(&seq->table, worker->pool, after + count, NULL) == FG_OK;
+    return fits ? count : 0;
+}
+
 void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count)
 {
     if (count == 0) {

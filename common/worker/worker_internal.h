@@ -239,6 +239,8 @@ void fg_worker_run(fg_worker *worker);
 /* worker_draft.c */
 /* What its next item may have of them; as far as that is known while its last token is still being chosen. */
 void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched_seq *out);
+/* Blocks for `count` guesses behind `after` tokens, if there are any left now: how many may be computed, all or none. */
+uint32_t fg_worker_fit_drafts(fg_worker *worker, fg_seq *seq, uint32_t after, uint32_t count);
 /* The item gets `count` of them. */
 void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count);
 /* A token was chosen without a guess in its step: whether the guess was right. */

@@ -432,9 +432,13 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
     uint32_t wanted = planned->token_count - planned->draft_count;
     uint32_t token_count = wanted < left ? wanted : left;
     bool sample = token_count == left;
-    uint32_t after = seq->planned + token_count + planned->draft_count;
-    uint32_t blocks = fg_kv_blocks_for(after, seq->table.block_size);
+    uint32_t after = seq->planned + token_count;
     grow(worker, seq, after);
+    uint32_t drafts = planned->draft_count > 0 && sample
+                          ? fg_worker_fit_drafts(worker, seq, after, planned->draft_count)
+                          : 0;
+    after += drafts;
+    uint32_t blocks = fg_kv_blocks_for(after, seq->table.block_size);
     const uint32_t *staged = fg_staging_copy(worker->staging, seq->table.blocks, blocks);
     if (staged == NULL) {
         return; /* the tables of this step are full: it goes with the next */
@@ -458,11 +462,11 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
                       .top_k = seq->params.top_k,
                       .seed = seq->params.seed },
     };
-    fg_worker_add_drafts(worker, seq, item, planned->draft_count);
+    fg_worker_add_drafts(worker, seq, item, drafts);
     compute_there(worker, seq, item);
     add_cost(&frame->cost, item, decoding);
     frame->trace.decode_rows += decoding;
-    frame->trace.drafted += planned->draft_count;
+    frame->trace.drafted += drafts;
     frame->trace.chunks += !decoding;
     seq->chunks += !decoding && fg_seq_generated(seq) == 0;
     seq->item = item;
@@ -512,7 +516,8 @@ static bool apply(fg_worker *worker, const fg_sched_plan *plan, uint32_t seq_cou
     for (uint32_t i = 0; i < plan->item_count; i++) {
         if (plan->items[i].seq < seq_count) {
             fg_seq *seq = worker->snapshot_seqs[plan->items[i].seq];
-            grow(worker, seq, seq->planned + plan->items[i].token_count);
+            uint32_t known = plan->items[i].token_count - plan->items[i].draft_count;
+            grow(worker, seq, seq->planned + known);
         }
     }
     for (uint32_t i = 0; i < plan->admit_count; i++) {

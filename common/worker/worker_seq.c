@@ -348,6 +348,11 @@ static void count_list(fg_worker *worker, const fg_seq_list *list, uint32_t *pro
         FG_ASSERT(seq->computed <= seq->planned && seq->pending <= 1);
         FG_ASSERT(seq->given || seq->planned <= seq->table.count * seq->table.block_size,
                   "%u tokens planned in %u blocks", seq->planned, seq->table.count);
+        bool decodes = seq->state == FG_SEQ_RUNNING && seq->planned > seq->prompt_count &&
+                       seq->token_count + seq->pending <= seq->planned + 1;
+        FG_ASSERT(!decodes ||
+                      seq->table.count <= fg_kv_blocks_for(seq->planned, seq->table.block_size),
+                  "%u blocks for %u tokens", seq->table.count, seq->planned);
         FG_ASSERT(seq->slot_count == 0 || seq->state == FG_SEQ_PREEMPTED ||
                   seq->state == FG_SEQ_CLOSING);
         count_table(worker, seq, promised, swapped);

@@ -34,6 +34,12 @@
  *   fresh ones at the front of the line; priorities ignored             2  one was overtaken
  *   salts share                                                         2  a hit that nobody computed
  *   nobody ends at capacity                                             1  live, and nothing in flight
+ *   a wrong guess's KV counts as computed                               1  live, and nothing in flight
+ *   blocks of wrong guesses are kept                                    1  recount
+ *   blocks of wrong guesses are not set aside again                     1  recount
+ *   the next step is planned before guesses are judged                  1  engine refuses
+ *   an end token is guessed                                             7  a token after the end
+ *   digests of a step's last row for all its tokens                     1  another digest than alone
  *
  * And two that nobody had planted: block tables of a step in flight were overwritten by plans that came
  * to nothing (seed 23, 49), and a chunk of a prompt whose hit had been evicted by an admission of the same
