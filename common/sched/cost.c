@@ -76,10 +76,41 @@ double fg_cost_predict(const fg_cost *cost, const fg_cost_step *step)
     return predict(cost, step->prefill_tokens, step->decode_rows, (double)step->kv_tokens);
 }
 
-double fg_cost_row_at_least(const fg_cost *cost, uint64_t kv_tokens)
+/* The steps after which what was seen of a number of rows counts for nothing. */
+#define ROWS_MEMORY    2000
+#define ROWS_NEW_SHARE 0.25f
+
+static bool knows_rows(const fg_cost *cost, uint32_t rows)
 {
+    return rows < FG_COST_ROWS && cost->rows_step[rows] != 0 &&
+           (uint32_t)cost->steps - cost->rows_step[rows] < ROWS_MEMORY;
+}
+
+double fg_cost_rows_at_least(const fg_cost *cost, const fg_cost_step *plain, uint32_t more_rows,
+                             uint64_t more_kv)
+{
+    uint32_t rows = plain->decode_rows + more_rows;
+    double kv = (double)plain->kv_tokens + (double)more_kv;
+    if (knows_rows(cost, rows)) {
+        return cost->rows_ratio[rows] * predict(cost, 0, rows, kv);
+    }
+    double known = fg_cost_predict(cost, plain);
+    known *= knows_rows(cost, plain->decode_rows) ? cost->rows_ratio[plain->decode_rows] : 1;
     double row = cost->weights[ROW] - sqrt(fmax(cost->covariance[ROW][ROW], 0));
-    return fmax(row, 0) + cost->weights[KV] * (double)kv_tokens;
+    return known + fmax(row, 0) * more_rows + cost->weights[KV] * (double)more_kv;
+}
+
+static void learn_rows(fg_cost *cost, const fg_cost_step *step, double took)
+{
+    uint32_t rows = step->decode_rows;
+    double fitted = fg_cost_predict(cost, step);
+    if (step->prefill_tokens > 0 || rows >= FG_COST_ROWS || fitted < STEP_NS_MIN) {
+        return;
+    }
+    float ratio = (float)(took / fitted);
+    float *known = &cost->rows_ratio[rows];
+    *known = knows_rows(cost, rows) ? *known + (ratio - *known) * ROWS_NEW_SHARE : ratio;
+    cost->rows_step[rows] = (uint32_t)cost->steps + 1;
 }
 
 /* One step of recursive least squares for `took / scale = weights . x`. */
@@ -189,6 +220,7 @@ void fg_cost_learn(fg_cost *cost, const fg_cost_step *step, uint64_t took_ns)
         memcpy(cost->weights, weights_before, sizeof weights_before);
         forget_all(cost);
     }
+    learn_rows(cost, step, took);
     cost->steps++;
 }
 

@@ -14,12 +14,19 @@
 
 #include "common/base/status.h"
 
-enum { FG_COST_TERMS = 4 };
+enum {
+    FG_COST_TERMS = 4,
+    FG_COST_ROWS = 65, /* decode rows, 0 to 64, whose steps are known by themselves */
+};
 
 typedef struct fg_cost {
     double weights[FG_COST_TERMS]; /* ns: base, per prefill token, row, KV token */
     double covariance[FG_COST_TERMS][FG_COST_TERMS]; /* of the fit */
     uint64_t steps;
+    /* Steps of decode rows alone: what they took beside the fit, as kernels take rows in tiles and a row more
+     * costs nothing here and much there; and the number of the last such step, 0: none. */
+    float rows_ratio[FG_COST_ROWS];
+    uint32_t rows_step[FG_COST_ROWS];
     double copy_bytes_per_ns; /* 0: never seen */
     double block_bytes;
     /* Hand-overs, by the blocks of the last chunk: weighted means and products of deviations. */
@@ -40,9 +47,11 @@ void fg_cost_learn(fg_cost *cost, const fg_cost_step *step, uint64_t took_ns);
 void fg_cost_learn_copy(fg_cost *cost, uint64_t bytes, uint64_t took_ns);
 /* ns. */
 double fg_cost_predict(const fg_cost *cost, const fg_cost_step *step);
-/* ns that one row more takes at least, `kv_tokens` being what it attends to: by one deviation less than what was learned,
- * which is nothing while all steps had equally many rows. So more are tried, and are soon known. */
-double fg_cost_row_at_least(const fg_cost *cost, uint64_t kv_tokens);
+/* ns of a step of `plain` decode rows alone, and `more_rows` that attend to `more_kv` tokens. Where such a step was seen
+ * lately, what those took; else as little as is possible after what was seen, by one deviation of the fit: nothing more
+ * than `plain` while all steps had equally many rows. So more rows are tried, and are soon known. */
+double fg_cost_rows_at_least(const fg_cost *cost, const fg_cost_step *plain, uint32_t more_rows,
+                             uint64_t more_kv);
 /* The largest chunk, at least 1 and at most chunk_max, whose step with these other parts stays within
  * target_ns. */
 uint32_t fg_cost_chunk(const fg_cost *cost, const fg_cost_step *rest, uint64_t target_ns,

@@ -87,41 +87,84 @@ static void reserve(fg_draft *draft)
     }
 }
 
-/* What a step takes, and how many tokens it brings: what a draft is judged by. */
-typedef struct price {
-    double took_ns, tokens;
-} price;
+/* Among the rows of a step that are weighed, at most so many guesses. */
+enum { DRAFT_ROWS_MAX = 64 };
+/* Guesses are to make a token cheaper by more than what they cost beside the step: the step after it cannot be planned
+ * while it runs. */
+#define DRAFT_GAIN_MIN 1.02
 
-/* Whether one more row, whose token stays with that chance, makes a token cheaper; then it is counted. */
-static bool pays(const fg_draft *draft, price *now, double chance, uint64_t kv_tokens)
+static uint32_t drafts_of(const fg_draft *draft, const fg_sched_seq *seq)
 {
-    const fg_sched_input *in = draft->in;
-    if (in->limits->draft != FG_DRAFT_PAYS) {
-        return true;
-    }
-    if (in->cost == NULL) {
-        return false;
-    }
-    double more_ns = fg_cost_row_at_least(in->cost, kv_tokens);
-    if (chance * now->took_ns <= more_ns * now->tokens) {
-        return false;
-    }
-    now->took_ns += more_ns;
-    now->tokens += chance;
-    return true;
+    return smaller(seq->drafts, draft->in->limits->chunk_tokens_max - 1);
 }
 
-/* How many of a sequence's drafts a step should have. */
-static uint32_t worth(const fg_draft *draft, const fg_sched_seq *seq, price *now)
+/* The item whose next guess is the likeliest; NULL: nobody has another one. */
+static fg_plan_item *likeliest(const fg_draft *draft, uint32_t first_item)
 {
-    uint32_t most = smaller(seq->drafts, draft->in->limits->chunk_tokens_max - 1), count = 0;
-    for (; count < most; count++) {
-        double chance = seq->odds[count] / (double)FG_ODDS_ONE;
-        if (!pays(draft, now, chance, seq->slots_used + 2ull + count)) {
-            break;
+    fg_plan_item *best = NULL;
+    uint32_t best_odds = 0;
+    for (uint32_t i = first_item; i < draft->plan->item_count; i++) {
+        fg_plan_item *item = &draft->plan->items[i];
+        const fg_sched_seq *seq = &draft->in->seqs[item->seq];
+        if (item->draft_count < drafts_of(draft, seq) && seq->odds[item->draft_count] > best_odds) {
+            best = item;
+            best_odds = seq->odds[item->draft_count];
         }
     }
-    return count;
+    return best;
+}
+
+static void forget_drafts(const fg_draft *draft, uint32_t first_item)
+{
+    for (uint32_t i = first_item; i < draft->plan->item_count; i++) {
+        draft->plan->items[i].draft_count = 0;
+    }
+}
+
+/* How many guesses, the likeliest first, make a token of the step cheapest. */
+static uint32_t worth(const fg_draft *draft, uint32_t first_item, uint32_t most)
+{
+    const fg_sched_input *in = draft->in;
+    fg_cost_step plain = { .decode_rows = draft->plan->item_count - first_item };
+    for (uint32_t i = first_item; i < draft->plan->item_count; i++) {
+        plain.kv_tokens += in->seqs[draft->plan->items[i].seq].slots_used + 1ull;
+    }
+    double tokens = plain.decode_rows;
+    double least = fg_cost_rows_at_least(in->cost, &plain, 0, 0) / tokens / DRAFT_GAIN_MIN;
+    uint32_t best = 0;
+    uint64_t kv_tokens = 0;
+    for (uint32_t rows = 1; rows <= smaller(most, DRAFT_ROWS_MAX); rows++) {
+        fg_plan_item *item = likeliest(draft, first_item);
+        if (item == NULL) {
+            break;
+        }
+        const fg_sched_seq *seq = &in->seqs[item->seq];
+        tokens += seq->odds[item->draft_count] / (double)FG_ODDS_ONE;
+        kv_tokens += seq->slots_used + 2ull + item->draft_count++;
+        double each = fg_cost_rows_at_least(in->cost, &plain, rows, kv_tokens) / tokens;
+        best = each < least ? rows : best;
+        least = each < least ? each : least;
+    }
+    forget_drafts(draft, first_item);
+    return best;
+}
+
+/* Each item's draft_count becomes what it would have, also where that cannot be yet. */
+static void choose_drafts(fg_draft *draft, uint32_t first_item, uint32_t most)
+{
+    fg_sched_plan *plan = draft->plan;
+    if (draft->in->limits->draft == FG_DRAFT_PAYS) {
+        uint32_t count = draft->in->cost != NULL ? worth(draft, first_item, most) : 0;
+        for (; count > 0; count--) {
+            likeliest(draft, first_item)->draft_count++;
+        }
+        return;
+    }
+    for (uint32_t i = first_item; i < plan->item_count; i++) {
+        plan->items[i].draft_count =
+            smaller(most, drafts_of(draft, &draft->in->seqs[plan->items[i].seq]));
+        most -= plan->items[i].draft_count;
+    }
 }
 
 /* Guesses get half of what is left of the budget when everybody who decodes has his token: prompts get the rest. Where
@@ -130,31 +173,21 @@ static void add_drafts(fg_draft *draft, uint32_t first_item)
 {
     const fg_sched_input *in = draft->in;
     fg_sched_plan *plan = draft->plan;
-    fg_cost_step plain = { .decode_rows = plan->item_count - first_item };
-    if (in->limits->draft_max == 0 || draft->marks != NULL) {
+    if (in->limits->draft_max == 0 || draft->marks != NULL || plan->item_count == first_item) {
         return;
     }
-    for (uint32_t i = first_item; i < plan->item_count; i++) {
-        plain.kv_tokens += in->seqs[plan->items[i].seq].slots_used + 1ull;
-    }
-    uint32_t left = draft->tokens_left / 2;
-    price now = { .took_ns = in->cost == NULL ? 0 : fg_cost_predict(in->cost, &plain),
-                  .tokens = plain.decode_rows };
+    choose_drafts(draft, first_item, draft->tokens_left / 2);
     for (uint32_t i = first_item; i < plan->item_count; i++) {
         fg_plan_item *item = &plan->items[i];
         const fg_sched_seq *seq = &in->seqs[item->seq];
-        uint32_t count = worth(draft, seq, &now);
         if (seq->unsaid) {
-            plan->drafts_wait = plan->drafts_wait || count > 0;
-            continue;
+            plan->drafts_wait = plan->drafts_wait || item->draft_count > 0;
+            item->draft_count = 0;
         }
-        count = smaller(count, left);
-        left -= count;
-        item->draft_count = count;
-        item->token_count += count;
-        draft->tokens_left -= count;
-        draft->cost.decode_rows += count;
-        draft->cost.kv_tokens += fg_cost_chunk_kv(seq->slots_used + 1, count);
+        item->token_count += item->draft_count;
+        draft->tokens_left -= item->draft_count;
+        draft->cost.decode_rows += item->draft_count;
+        draft->cost.kv_tokens += fg_cost_chunk_kv(seq->slots_used + 1, item->draft_count);
     }
 }
 

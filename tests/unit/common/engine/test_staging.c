@@ -57,6 +57,7 @@ Test(staging, copies_stay_until_their_area_comes_round)
         cr_assert_not_null(first);
         cr_assert_not_null(second);
         cr_assert_null(fg_staging_copy(staging, source, 1), "the area is full");
+        cr_assert_eq(fg_staging_room(staging), 0u);
         cr_assert_not_null(fg_staging_copy(staging, source, 0), "nothing fits always");
         memset(source, 0xFF, sizeof source);
         cr_assert_eq(first[1], turn + 1);

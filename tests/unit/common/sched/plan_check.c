@@ -1,5 +1,6 @@
 #include "tests/unit/common/sched/plan_check.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* What the plan says about each running sequence. */
@@ -327,27 +328,68 @@ static const char *check_chunks(const fg_sched_input *in, const fg_sched_plan *p
     return NULL;
 }
 
-/* How many guesses of a sequence make a token cheaper, `took` and `tokens` being the step's so far. */
-static uint32_t cheaper(const fg_sched_input *in, const fg_sched_seq *seq, double *took,
-                        double *tokens)
+/* One guess that may be looked at. */
+typedef struct guess {
+    uint32_t item, odds;
+    uint64_t kv_tokens;
+} guess;
+
+static int likelier_first(const void *a, const void *b)
 {
-    uint32_t count = 0;
-    while (count < seq->drafts && count + 1 < in->limits->chunk_tokens_max) {
-        double odds = (double)seq->odds[count] / FG_ODDS_ONE, more = 0;
-        if (in->limits->draft == FG_DRAFT_PAYS) {
-            if (in->cost == NULL) {
-                break;
-            }
-            more = fg_cost_row_at_least(in->cost, seq->slots_used + 2ull + count);
-            if (odds * *took <= more * *tokens) {
-                break;
+    const guess *x = a, *y = b;
+    if (x->odds != y->odds) {
+        return x->odds > y->odds ? -1 : 1;
+    }
+    if (x->item != y->item) {
+        return x->item < y->item ? -1 : 1;
+    }
+    return x->kv_tokens < y->kv_tokens ? -1 : x->kv_tokens > y->kv_tokens;
+}
+
+/* How many guesses each item should have, all of them sorted; `most` in all. */
+static void want_guesses(const fg_sched_input *in, const fg_sched_plan *plan,
+                         const fg_cost_step *plain, uint32_t most, uint32_t *want)
+{
+    static guess guesses[CHECK_SEQS_MAX * FG_LOOKAHEAD_MAX];
+    uint32_t count = 0, best = 0;
+    for (uint32_t k = 0; k < plan->item_count; k++) {
+        uint32_t at = plan->items[k].seq;
+        bool decodes = at < in->seq_count && in->seqs[at].decoding;
+        for (uint32_t i = 0; decodes && i < in->seqs[at].drafts; i++) {
+            bool hopeless = in->limits->draft == FG_DRAFT_PAYS && in->seqs[at].odds[i] == 0;
+            if (i + 1 < in->limits->chunk_tokens_max && !hopeless) {
+                guesses[count++] =
+                    (guess){ k, in->seqs[at].odds[i], in->seqs[at].slots_used + 2ull + i };
             }
         }
-        *took += more;
-        *tokens += odds;
-        count++;
+        want[k] = 0;
     }
-    return count;
+    if (in->limits->draft != FG_DRAFT_PAYS) {
+        for (uint32_t i = 0; i < count && i < most; i++) {
+            want[guesses[i].item]++;
+        }
+        return;
+    }
+    if (in->cost == NULL || plain->decode_rows == 0) {
+        return;
+    }
+    qsort(guesses, count, sizeof *guesses, likelier_first);
+    most = most < 64 ? most : 64;
+    double tokens = plain->decode_rows;
+    double least = fg_cost_rows_at_least(in->cost, plain, 0, 0) / tokens / 1.02;
+    uint64_t kv_tokens = 0;
+    for (uint32_t i = 0; i < count && i < most; i++) {
+        tokens += (double)guesses[i].odds / FG_ODDS_ONE;
+        kv_tokens += guesses[i].kv_tokens;
+        double each = fg_cost_rows_at_least(in->cost, plain, i + 1, kv_tokens) / tokens;
+        if (each < least) {
+            least = each;
+            best = i + 1;
+        }
+    }
+    for (uint32_t i = 0; i < best; i++) {
+        want[guesses[i].item]++;
+    }
 }
 
 /* Blocks that a sequence's guesses need beyond those that it has, or asked for. */
@@ -360,12 +402,12 @@ static uint64_t blocks_for(const fg_sched_input *in, const fg_sched_seq *seq, ui
 
 /* Guesses: only where they may be, as many as are worth it, out of what nobody else wants. `left`: blocks that
  * running sequences left. */
-static const char *check_drafts(const fg_sched_input *in, const fg_sched_plan *plan, const seen *s,
-                                uint64_t left, bool enough)
+static const char *check_drafts(const fg_sched_input *in, const fg_sched_plan *plan, uint64_t left,
+                                bool enough)
 {
-    double took = 0, tokens = 0;
+    static uint32_t want[2 * CHECK_SEQS_MAX];
     fg_cost_step plain = { 0 };
-    uint64_t used = 0, wanted = 0, drafted = 0;
+    uint64_t used = 0;
     uint32_t chunks = 0;
     bool none = in->limits->draft_max == 0 || plan->victim_count > 0 || !enough, waits = false;
     for (uint32_t i = 0; i < plan->admit_count; i++) {
@@ -376,14 +418,12 @@ static const char *check_drafts(const fg_sched_input *in, const fg_sched_plan *p
         const fg_plan_item *item = &plan->items[k];
         bool decodes = item->seq < in->seq_count && in->seqs[item->seq].decoding;
         plain.decode_rows += decodes;
-        chunks += decodes || item->seq >= in->seq_count ? 0 : item->token_count;
-        chunks += item->seq >= in->seq_count ? item->token_count : 0;
         plain.kv_tokens += decodes ? in->seqs[item->seq].slots_used + 1ull : 0;
+        chunks += decodes ? 0 : item->token_count;
     }
-    took = in->cost != NULL ? fg_cost_predict(in->cost, &plain) : 0;
-    tokens = plain.decode_rows;
     chunks = in->limits->order == FG_PREFILL_FIRST ? chunks : 0;
     uint32_t half = (in->limits->step_tokens_max - plain.decode_rows - chunks) / 2;
+    want_guesses(in, plan, &plain, half, want);
     for (uint32_t k = 0; k < plan->item_count; k++) {
         const fg_plan_item *item = &plan->items[k];
         bool decodes = item->seq < in->seq_count && in->seqs[item->seq].decoding;
@@ -394,20 +434,13 @@ static const char *check_drafts(const fg_sched_input *in, const fg_sched_plan *p
             continue;
         }
         const fg_sched_seq *seq = &in->seqs[item->seq];
-        uint32_t want = cheaper(in, seq, &took, &tokens);
         used += blocks_for(in, seq, item->draft_count);
-        waits = waits || (seq->unsaid && want > 0);
-        wanted += seq->unsaid ? 0 : want;
-        bool budget = wanted > half;
-        bool blocks = used + 1 > left && blocks_for(in, seq, want) > 0;
-        if (item->draft_count > want) {
+        waits = waits || (seq->unsaid && want[k] > 0);
+        if (item->draft_count > want[k]) {
             return "guesses that are not worth it";
         }
-        drafted += item->draft_count;
-        if (drafted > half) {
-            return "guesses take what prompts should have";
-        }
-        if (item->draft_count < want && !seq->unsaid && !budget && !blocks && used < left) {
+        bool no_block = blocks_for(in, seq, want[k]) > 0 && used >= left;
+        if (item->draft_count < want[k] && !seq->unsaid && !no_block) {
             return "too few guesses";
         }
     }
@@ -448,7 +481,7 @@ const char *check_plan(const fg_sched_input *in, const fg_sched_plan *plan)
     wrong = wrong != NULL ? wrong : check_items(in, plan, &s);
     wrong = wrong != NULL ? wrong : check_blocks(in, plan, &s, &available, &enough);
     wrong = wrong != NULL ? wrong : check_admits(in, plan, &s, available, enough);
-    wrong = wrong != NULL ? wrong : check_drafts(in, plan, &s, available, enough);
+    wrong = wrong != NULL ? wrong : check_drafts(in, plan, available, enough);
     wrong = wrong != NULL ? wrong : check_chunks(in, plan, &s);
     return wrong != NULL ? wrong : check_progress(in, plan);
 }

@@ -250,26 +250,50 @@ Test(cost, the_chunk_is_the_largest_within_the_target)
     }
 }
 
+static double of_rows(const fg_cost *cost, uint32_t rows)
+{
+    fg_cost_step one = { .decode_rows = 1 };
+    return fg_cost_rows_at_least(cost, &one, rows - 1, 0);
+}
+
 /* While all steps had one row, nothing says that another one costs anything; then it is soon known. */
-Test(cost, what_a_row_takes_at_least)
+Test(cost, what_more_rows_take_at_least)
 {
     fg_cost cost;
     fg_cost_init(&cost, 1 << 16);
     fg_rng rng = { 7 };
-    cr_assert_eq(fg_cost_row_at_least(&cost, 0), 0.0);
     for (uint32_t i = 0; i < 500; i++) {
         fg_cost_learn(&cost, &(fg_cost_step){ .decode_rows = 1, .kv_tokens = 100 + i }, 25000000);
     }
-    cr_assert(fg_cost_row_at_least(&cost, 0) < 1000000, "%g", fg_cost_row_at_least(&cost, 0));
-    for (uint32_t i = 0; i < 5; i++) {
+    cr_assert(near(of_rows(&cost, 1), 25000000, 0.1), "%g", of_rows(&cost, 1));
+    cr_assert(of_rows(&cost, 9) < 1.3 * of_rows(&cost, 1), "%g", of_rows(&cost, 9));
+    for (uint32_t i = 0; i < 6; i++) {
         uint32_t rows = 1 + (uint32_t)fg_rng_below(&rng, 9);
         fg_cost_step step = { .decode_rows = rows, .kv_tokens = 600 * rows };
         fg_cost_learn(&cost, &step, 20500000 + 4500000 * rows);
     }
-    double row = fg_cost_row_at_least(&cost, 0);
-    cr_assert(row > 3500000 && row <= 4600000, "%g", row);
-    cr_assert(fg_cost_row_at_least(&cost, 1000) >= row);
-    cr_assert(near(fg_cost_predict(&cost, &(fg_cost_step){ .decode_rows = 1 }), 25000000, 0.1));
+    cr_assert(near(of_rows(&cost, 12), 20500000 + 4500000 * 12, 0.15), "%g", of_rows(&cost, 12));
+    fg_cost_step one = { .decode_rows = 1 };
+    cr_assert(fg_cost_rows_at_least(&cost, &one, 11, 1000000) >= of_rows(&cost, 12));
+}
+
+/* Nine rows take two tiles of eight: twice the time of eight, however well a line fits the others. */
+Test(cost, a_number_of_rows_is_known_by_itself)
+{
+    fg_cost cost;
+    fg_cost_init(&cost, 1 << 16);
+    for (uint32_t round = 0; round < 40; round++) {
+        for (uint32_t rows = 1; rows <= 9; rows++) {
+            uint64_t took = rows == 9 ? 20000000 : 9000000 + 125000 * rows;
+            fg_cost_learn(&cost, &(fg_cost_step){ .decode_rows = rows }, took);
+        }
+    }
+    cr_assert(near(of_rows(&cost, 8), 10000000, 0.1), "%g", of_rows(&cost, 8));
+    cr_assert(near(of_rows(&cost, 9), 20000000, 0.1), "%g", of_rows(&cost, 9));
+    for (uint32_t round = 0; round < 2100; round++) { /* long ago */
+        fg_cost_learn(&cost, &(fg_cost_step){ .decode_rows = 8 }, 10000000);
+    }
+    cr_assert(of_rows(&cost, 9) < 14000000, "worth another try: %g", of_rows(&cost, 9));
 }
 
 Test(cost, copies_are_averaged_by_time)

@@ -116,6 +116,12 @@ static void draw_snapshot(fg_rng *rng, snapshot *s)
     for (int i = 0; i < FG_COST_TERMS; i++) {
         s->cost.weights[i] = draw(rng, i == 3 ? 1000 : 1000000);
     }
+    s->cost.steps = 100;
+    memset(s->cost.covariance, 0, one_in(rng, 2) ? sizeof s->cost.covariance : 0);
+    for (uint32_t i = 0; i < FG_COST_ROWS && one_in(rng, 2); i++) {
+        s->cost.rows_step[i] = one_in(rng, 2) ? 50 : 0;
+        s->cost.rows_ratio[i] = 0.5f + (float)draw(rng, 100) / 100;
+    }
     s->in = (fg_sched_input){ .limits = &s->limits,
                               .cost = one_in(rng, 5) ? NULL : &s->cost,
                               .seqs = s->seqs,

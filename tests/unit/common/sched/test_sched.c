@@ -713,7 +713,7 @@ static const struct {
       { 1000, 990, 980, 970, 960, 950, 940, 930 },
       { 7 },
       false }, /* the chunk holds eight */
-    /* A token costs 25 ms, with one guess 15.8, with two 12.9, with three 12.5; a fourth would cost 16. */
+    /* A token costs 25 ms, with one guess 15.8, with two 13, with three 12.4, with four 12.8. */
     { "alone, less and less sure",
       FG_DRAFT_PAYS,
       1,
