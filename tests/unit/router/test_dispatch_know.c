@@ -473,48 +473,31 @@ Test(know, the_share_of_prompts_fades)
     }
 }
 
-/* Tokens of `gap_ms` after the last ones: `each` of both requests. */
-static void tell_tokens(bench *b, const uint64_t *ids, uint32_t *index, uint32_t each,
-                        uint32_t gap_ms)
+/* A step that brings four tokens in 240 ms: to whoever waits for them it is one of 60. */
+Test(dispatch_know, a_step_that_brings_several_tokens_is_no_slow_one)
 {
-    fg_wire_token tokens[16];
-    fg_msg msg = { .kind = FG_MSG_TOKENS };
-    msg.tokens.tokens = tokens;
-    for (uint32_t r = 0; r < 2; r++) {
-        for (uint32_t i = 0; i < each; i++) {
-            tokens[msg.tokens.count++] =
-                (fg_wire_token){ .request = ids[r], .attempt = 1, .index = *index + i, .id = 7 };
+    enum { EACH = 4 };
+    bench b;
+    uint64_t id;
+    bench_open(&b);
+    bench_join_pair(&b);
+    cr_assert_eq(bench_start(&b, 5, 34, &id), FG_OK);
+    bench_ticket(&b, id, 1);
+    bench_first(&b, id, 4);
+    for (uint32_t index = 1; index + EACH <= 33;) {
+        fg_wire_token tokens[EACH];
+        fg_msg msg = { .kind = FG_MSG_TOKENS };
+        msg.tokens.tokens = tokens;
+        for (; msg.tokens.count < EACH; msg.tokens.count++) {
+            tokens[msg.tokens.count] =
+                (fg_wire_token){ .request = id, .attempt = 1, .index = index++, .id = 7 };
         }
+        bench_pass(&b, 60 * EACH);
+        bench_give(&b, D, &msg);
     }
-    *index += each;
-    bench_pass(b, gap_ms);
-    bench_give(b, D, &msg);
-}
-
-/* A step that brings four tokens of each takes four times as long: to whoever waits it is the same. */
-Test(dispatch_know, a_step_that_brings_several_tokens_of_each_is_no_slow_one)
-{
-    double learned[2];
-    for (uint32_t way = 0; way < 2; way++) {
-        bench b;
-        uint64_t ids[2];
-        uint32_t each = way == 0 ? 1 : 4, index = 1;
-        bench_open(&b);
-        bench_join_pair(&b);
-        for (uint32_t i = 0; i < 2; i++) {
-            cr_assert_eq(bench_start(&b, 5, 30, &ids[i]), FG_OK);
-            bench_ticket(&b, ids[i], 1);
-            bench_first(&b, ids[i], 4);
-        }
-        while (index + each <= 25) {
-            tell_tokens(&b, ids, &index, each, 20 * each);
-        }
-        const fg_reg_worker *d = fg_registry_by_peer(b.dispatch->registry, D);
-        learned[way] = fg_speed_step_ns(&d->pace, 2, 0);
-        bench_done(&b, D, ids[0], FG_FINISH_STOP, index);
-        bench_done(&b, D, ids[1], FG_FINISH_STOP, index);
-        bench_close(&b);
-    }
-    cr_assert(learned[0] > 10e6 && learned[0] < 40e6, "%g", learned[0]);
-    cr_assert(learned[1] > 10e6 && learned[1] < 40e6, "%g", learned[1]);
+    const fg_reg_worker *d = fg_registry_by_peer(b.dispatch->registry, D);
+    double learned = fg_speed_step_ns(&d->pace, 1, 0);
+    cr_assert(learned > 30e6 && learned < 90e6, "%g", learned);
+    bench_done(&b, D, id, FG_FINISH_STOP, 33);
+    bench_close(&b);
 }
