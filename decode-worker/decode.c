@@ -130,7 +130,7 @@ static void decode_on_checked(fg_worker *worker, fg_seq *seq)
         return;
     }
     seq->tokens[seq->token_count++] = seq->first_token;
-    fg_worker_guess(worker, seq);
+    fg_worker_guess(worker, &seq, 1);
     fg_worker_publish(worker, seq);
     fg_worker_set_state(worker, seq, FG_SEQ_RUNNING);
 }

@@ -109,7 +109,8 @@ static void learn_rows(fg_cost *cost, const fg_cost_step *step, double took)
     }
     float ratio = (float)(took / fitted);
     float *known = &cost->rows_ratio[rows];
-    *known = knows_rows(cost, rows) ? *known + (ratio - *known) * ROWS_NEW_SHARE : ratio;
+    /* Who was disturbed when it was seen first would not be tried again for long: half of it is believed. */
+    *known = knows_rows(cost, rows) ? *known + (ratio - *known) * ROWS_NEW_SHARE : (1 + ratio) / 2;
     cost->rows_step[rows] = (uint32_t)cost->steps + 1;
 }
 

@@ -16,7 +16,7 @@
 
 enum {
     FG_COST_TERMS = 4,
-    FG_COST_ROWS = 65, /* decode rows, 0 to 64, whose steps are known by themselves */
+    FG_COST_ROWS = 257, /* decode rows, 0 to 256, whose steps are known by themselves */
 };
 
 typedef struct fg_cost {

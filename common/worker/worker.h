@@ -180,8 +180,8 @@ void fg_worker_note_broken(fg_worker *worker, uint32_t peer);
 /* The ticket is closed: unpins; the sequence is not found by it any more. */
 void fg_worker_release_ticket(fg_worker *worker, fg_seq *seq);
 void fg_worker_set_state(fg_worker *worker, fg_seq *seq, fg_seq_state state);
-/* The sequence's last token is known: guesses what follows it (worker_draft.c). */
-void fg_worker_guess(fg_worker *worker, fg_seq *seq);
+/* The last token of each of these (at most seqs_max) is new: guesses what follows it (worker_draft.c). */
+void fg_worker_guess(fg_worker *worker, fg_seq *const *seqs, uint32_t count);
 /* Ends a sequence: sends DONE (unless finish is CANCELLED), gives its blocks back as soon as nothing
  * uses them. */
 void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char *text);

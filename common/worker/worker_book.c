@@ -108,14 +108,12 @@ static void book_choices(fg_worker *worker, fg_worker_frame *frame, fg_seq *seq,
         fg_worker_note_guess(seq, item->token_out);
         emit(worker, seq, item->token_out, item->digest_out);
     }
-    if (seq->finish == FG_FINISH_NONE) {
-        fg_worker_guess(worker, seq);
-    }
 }
 
 static void book_items(fg_worker *worker, fg_worker_frame *frame)
 {
     double token_ns = ns_per_prompt_token(frame);
+    uint32_t guessers = 0;
     worker->tokens_out_count = 0;
     for (uint32_t i = 0; i < frame->step.seq_count; i++) {
         fg_seq *seq = frame->item_seqs[i];
@@ -137,9 +135,11 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         seq->computed += item->token_count;
         if (item->sample) {
             book_choices(worker, frame, seq, item);
+            worker->guessers[guessers++] = seq;
         }
         fg_worker_publish(worker, seq);
     }
+    fg_worker_guess(worker, worker->guessers, guessers);
     if (worker->tokens_out_count > 0) {
         fg_msg msg = { .kind = FG_MSG_TOKENS };
         msg.tokens.tokens = worker->tokens_out;

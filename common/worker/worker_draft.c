@@ -8,33 +8,66 @@
 
 #include "common/spec/ngram.h"
 #include "common/spec/verdict.h"
+#include "common/worker/worker_records.h"
 
 /* Runs that are looked up. How much a short one says is judged by its odds. */
 static const fg_ngram_runs runs = { .min = 1, .max = FG_NGRAM_MAX };
+/* Tokens that are looked through, the last ones: 4 ns each, for every token chosen. */
+enum { LOOK_BACK_MAX = 1 << 15 };
 
-void fg_worker_guess(fg_worker *worker, fg_seq *seq)
+/* One more than a step may have: the first of them may be chosen before the others can be computed. */
+static uint32_t guesses_max(const fg_worker *worker, const fg_seq *seq)
 {
+    const fg_sched_limits *limits = &worker->options.limits;
     uint32_t left = seq->token_max - seq->token_count;
-    uint32_t most = worker->options.limits.draft_max;
+    /* A sender's answer goes on elsewhere. */
+    if (limits->draft_max == 0 || limits->chunk_tokens_max < 2 || seq->plain || left < 2 ||
+        seq->side == FG_SIDE_SENDER || seq->finish != FG_FINISH_NONE) {
+        return 0;
+    }
+    return limits->draft_max + 1 < left ? limits->draft_max + 1 : left;
+}
+
+static void guess(const fg_worker *worker, fg_seq *seq, const fg_work_guess *told)
+{
+    uint32_t most = guesses_max(worker, seq);
     uint32_t *guesses = seq->tokens + seq->token_count;
-    seq->guess_count = 0;
-    /* One more than a step may have: the first of them may be chosen before the others can be computed. */
-    most = most == 0 || seq->plain || left < 2 ? 0 : most + 1 < left ? most + 1 : left;
+    seq->guess_count = seq->guess_run = 0;
     if (most == 0) {
         return;
     }
-    if (fg_worker_told_guess(worker, seq)) {
-        seq->guess_count = seq->guess_count < most ? seq->guess_count : most;
+    if (told != NULL) {
+        bool sound = told->run > 0 && told->run <= FG_NGRAM_MAX && told->count <= most;
+        seq->guess_count = sound ? told->count : 0;
+        seq->guess_run = sound ? told->run : 0;
         memset(guesses, 0, seq->guess_count * sizeof *guesses);
-    } else {
-        uint32_t count =
-            fg_ngram_draft(seq->tokens, seq->token_count, runs, most, guesses, &seq->guess_run);
-        while (seq->guess_count < count &&
-               !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
-            seq->guess_count++;
-        }
+        return;
     }
-    fg_worker_note_guessed(worker, seq);
+    uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
+    uint32_t count = fg_ngram_draft(guesses - back, back, runs, most, guesses, &seq->guess_run);
+    while (seq->guess_count < count &&
+           !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
+        seq->guess_count++;
+    }
+}
+
+void fg_worker_guess(fg_worker *worker, fg_seq *const *seqs, uint32_t count)
+{
+    if (worker->options.limits.draft_max == 0) {
+        return;
+    }
+    const fg_work_guess *told = fg_worker_told_guesses(worker, count);
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++) {
+        guess(worker, seqs[i], told != NULL ? &told[i] : NULL);
+        worker->guesses[i] = (fg_work_guess){ .count = (uint8_t)seqs[i]->guess_count,
+                                              .run = (uint8_t)seqs[i]->guess_run };
+        any = any || seqs[i]->guess_count > 0;
+    }
+    if (any) {
+        fg_flight_note(worker->options.flight, FG_WORK_GUESS, worker->guesses,
+                       count * sizeof *worker->guesses);
+    }
 }
 
 void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched_seq *out)

@@ -228,31 +228,18 @@ void fg_worker_note_keys(fg_worker *worker, const fg_digest128 *keys, uint32_t c
 
 /* ---- guesses ---- */
 
-bool fg_worker_told_guess(fg_worker *worker, fg_seq *seq)
+const fg_work_guess *fg_worker_told_guesses(fg_worker *worker, uint32_t count)
 {
     if (!fg_flight_checks(worker->options.flight)) {
-        return false;
+        return NULL;
     }
     size_t bytes;
-    const fg_work_guess *told = fg_flight_told(worker->options.flight, FG_WORK_GUESS, &bytes);
-    bool same = told != NULL && bytes == sizeof *told && told->request == seq->request &&
-                told->attempt == seq->attempt && told->token_count == seq->token_count &&
-                told->run > 0;
-    seq->guess_count = same ? told->count : 0;
-    seq->guess_run = same ? told->run : 0;
-    return true;
-}
-
-void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq)
-{
-    if (seq->guess_count > 0) {
-        fg_work_guess guess = { .request = seq->request,
-                                .attempt = seq->attempt,
-                                .token_count = seq->token_count,
-                                .count = seq->guess_count,
-                                .run = seq->guess_run };
-        fg_flight_note(worker->options.flight, FG_WORK_GUESS, &guess, sizeof guess);
+    const void *told = fg_flight_told(worker->options.flight, FG_WORK_GUESS, &bytes);
+    if (told == NULL || bytes != count * sizeof *worker->guesses) {
+        memset(worker->guesses, 0, count * sizeof *worker->guesses);
+        return worker->guesses;
     }
+    return told;
 }
 
 /* ---- the engine ---- */
@@ -319,9 +306,11 @@ static unsigned char item_byte(const fg_worker *worker, const fg_seq *seq, const
     }
     uint32_t accepted = item->sample_rows > 0 ? fg_worker_accepted(seq) : 0;
     uint32_t last = item->sample_rows > 0 ? item->tokens_out[accepted] : item->token_out;
-    bool right =
-        item->sample_rows == 0 && seq->guess_count > 0 && last == seq->tokens[seq->token_count];
-    bool end = worker->options.is_end(worker->options.ctx, last);
+    /* Of one that has ended while its steps were under way nothing is booked. */
+    bool right = item->sample_rows == 0 && seq->guess_count > 0 && seq->state != FG_SEQ_CLOSING &&
+                 last == seq->tokens[seq->token_count];
+    /* Who ignores end tokens may have one in the middle: a token like others. */
+    bool end = !seq->params.ignore_eos && worker->options.is_end(worker->options.ctx, last);
     return (unsigned char)((end ? FG_WORK_ENDED : 0) | (right ? FG_WORK_RIGHT : 0) |
                            accepted << FG_WORK_ACCEPTED_SHIFT);
 }

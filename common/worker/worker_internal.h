@@ -141,7 +141,10 @@ struct fg_worker {
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
     fg_worker_frame frames[FG_WORKER_FRAMES];
     uint32_t first_frame, in_flight;
-    uint32_t drafting;         /* sequences with guesses in a step under way */
+    uint32_t drafting; /* sequences with guesses in a step under way */
+    /* Those of a step that has ended whose last token is new, and what may follow it. */
+    fg_seq **guessers;
+    struct fg_work_guess *guesses;
     fg_worker_frame *building; /* while a plan is applied: where copies and releases go */
     uint32_t item_max, digest_max, copy_max, released_max;
     fg_staging *staging; /* block tables as the steps in flight see them */
@@ -222,9 +225,8 @@ void fg_worker_link_abort(fg_worker *worker, const fg_seq *seq);
 void *fg_worker_link_hold(fg_worker *worker, const fg_seq *seq);
 void fg_worker_link_release(fg_worker *worker, const fg_seq *seq);
 
-/* How many guesses there were then, and their run. False: nobody compares. */
-bool fg_worker_told_guess(fg_worker *worker, fg_seq *seq);
-void fg_worker_note_guessed(fg_worker *worker, const fg_seq *seq);
+/* What the record says of so many guesses; none where it says nothing of them. NULL: nobody compares. */
+const struct fg_work_guess *fg_worker_told_guesses(fg_worker *worker, uint32_t count);
 
 /* worker_rest.c */
 /* Begins a new part of the record with all that is known, if nothing goes on. */

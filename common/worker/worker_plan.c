@@ -3,6 +3,7 @@
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/worker/worker_records.h"
 
 /* A step with prompt chunks that takes longer than this is not queued behind a running one: whoever
  * comes in meanwhile would have to wait for it, and the pause it saves is far shorter. */
@@ -79,11 +80,14 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
     worker->recount = fg_mem_array(options->block_count, sizeof *worker->recount);
     worker->tokens_out = fg_mem_array((size_t)worker->item_max * (1 + options->limits.draft_max),
                                       sizeof *worker->tokens_out);
+    worker->guessers = fg_mem_array(worker->item_max, sizeof *worker->guessers);
+    worker->guesses = fg_mem_array(worker->item_max, sizeof *worker->guesses);
     fg_cost_init(&worker->cost, options->layout.block_bytes);
     if (!ok || worker->staging == NULL || worker->snapshot == NULL ||
         worker->snapshot_seqs == NULL || worker->plan.items == NULL ||
         worker->plan.victims == NULL || worker->plan.admits == NULL || worker->admitted == NULL ||
-        worker->scratch == NULL || worker->recount == NULL || worker->tokens_out == NULL) {
+        worker->scratch == NULL || worker->recount == NULL || worker->tokens_out == NULL ||
+        worker->guessers == NULL || worker->guesses == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the step's arrays");
     }
     return FG_OK;
@@ -104,6 +108,8 @@ void fg_worker_plan_destroy(fg_worker *worker)
     fg_mem_free(worker->scratch);
     fg_mem_free(worker->recount);
     fg_mem_free(worker->tokens_out);
+    fg_mem_free(worker->guessers);
+    fg_mem_free(worker->guesses);
 }
 
 /* ---- the snapshot ---- */

@@ -42,7 +42,8 @@ typedef enum fg_work_kind {
     FG_WORK_KEYS,                    /* fg_digest128 each: of blocks that an answer has filled */
     FG_WORK_STEP,      /* fg_work_step; a byte each follows for items, digests, copies */
     FG_WORK_TRANSPORT, /* its name, with the NUL */
-    FG_WORK_GUESS,     /* fg_work_guess; where there were none it is left out */
+    FG_WORK_GUESS,     /* fg_work_guess each: of those whose last token a step chose, or a hand-over
+                          brought; left out where there were none */
     /* What it did. */
     FG_WORK_SENT = FG_FLIGHT_DID, /* fg_work_sent */
     FG_WORK_BEGAN,                /* fg_work_began */
@@ -68,10 +69,9 @@ typedef struct fg_work_prompt {
     uint64_t name, pad; /* of a family's member: equal prompts have the same */
 } fg_work_prompt;
 
-/* Tokens guessed to follow what a sequence had then. */
+/* Tokens guessed to follow a sequence's last one, and the run before them that stands elsewhere too. */
 typedef struct fg_work_guess {
-    uint64_t request;
-    uint32_t attempt, token_count, count, run;
+    uint8_t count, run;
 } fg_work_guess;
 
 /* What an item's byte says; 0: nothing of these. */

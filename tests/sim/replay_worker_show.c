@@ -58,7 +58,7 @@ bool fg_replay_worker_is_sound(const fg_flight_record *record)
     case FG_WORK_TRANSPORT:
         return fg_replay_ends(bytes, size);
     case FG_WORK_GUESS:
-        return size == sizeof(fg_work_guess);
+        return size > 0 && size % sizeof(fg_work_guess) == 0;
     case FG_WORK_SENT:
         return size == sizeof(fg_work_sent) &&
                ((const fg_work_sent *)bytes)->status <= (uint32_t)FG_BROKEN;
@@ -131,7 +131,6 @@ void fg_replay_worker_describe(uint32_t kind, const void *bytes, uint32_t size, 
     const fg_work_news *news = bytes;
     const fg_work_sent *sent = bytes;
     const fg_work_began *began = bytes;
-    const fg_work_guess *guess = bytes;
     uint64_t number = 0;
     switch (kind) {
     case FG_WORK_FRAME:
@@ -158,8 +157,7 @@ void fg_replay_worker_describe(uint32_t kind, const void *bytes, uint32_t size, 
         snprintf(text, capacity, "transport %s", (const char *)bytes);
         break;
     case FG_WORK_GUESS:
-        snprintf(text, capacity, "guess req=%016" PRIx64 " attempt=%u behind=%u run=%u count=%u",
-                 guess->request, guess->attempt, guess->token_count, guess->run, guess->count);
+        snprintf(text, capacity, "guesses of=%zu", size / sizeof(fg_work_guess));
         break;
     case FG_WORK_SENT:
         snprintf(text, capacity, "sent %s %s hash=%016" PRIx64,
