@@ -147,7 +147,7 @@ def servers(options, engines, most):
     found = {"forge": (
         [options.forge, "serve", "--model", options.model, "--port", "0", "--threads",
          str(options.threads), "--kv-blocks", str(blocks), "--max-seqs", str(most),
-         "--served-model-name", "bench", "--prefix-cache", "off"],
+         "--served-model-name", "bench", "--prefix-cache", "off", "--speculate", "off"],
         forge_port, "/health", forge_body)}
     for name, command in engines.commands.items():
         if name == "xllamacpp":
