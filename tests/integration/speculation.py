@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Guessed tokens: the answers, their ends and what is counted are those without guessing; texts that
 repeat themselves come in fewer steps; the counters say so, on the workers that decode."""
-from _forge import Stream, Suite, counters, post, run_all, served_model, status_port
+from _forge import (Stream, Suite, counters, post, run_all, served_model, status_port,
+                    wait_for)
 
 DRAFTS, DRAFTED, ACCEPTED = (f"spec_decode_num_{what}_total"
                              for what in ("drafts", "draft_tokens", "accepted_tokens"))
+COUNTED = (DRAFTS, DRAFTED, ACCEPTED, "engine_steps_total")
 LIST = ("red apples, green pears, yellow plums, blue grapes, black cherries, white peaches, ")
 REPEATS = "Say it again and again. " + LIST * 3
 SHAPES = [("standalone", [], dict(standalone=True)),
@@ -69,22 +71,26 @@ def decoders(cluster):
     return [worker for name, worker in cluster.workers.items() if name.startswith("d")]
 
 
-def counted(cluster, standalone):
-    """Of one long answer that repeats itself: what moved."""
-    def now():
-        ports = [cluster.port] if standalone else [status_port(w) for w in decoders(cluster)]
-        total = {}
-        for port in ports:
-            for name, value in counters(port).items():
-                total[name] = total.get(name, 0) + value
-        return total
+def counts(cluster, standalone):
+    """Of the workers that decode, as they stand still: they are brought up to date now and then."""
+    seen = [None, 0]
 
-    cluster.wait_at_rest()  # what the last ones left under way is counted too
-    before = now()
+    def stand_still():
+        ports = [cluster.port] if standalone else [status_port(w) for w in decoders(cluster)]
+        now = {name: sum(counters(port)[name] for port in ports) for name in COUNTED}
+        seen[:] = [now, seen[1] + 1 if now == seen[0] else 0]
+        return now if seen[1] == 8 else None
+
+    cluster.wait_at_rest()
+    return wait_for("counters that stand still", stand_still)
+
+
+def counted(cluster, standalone):
+    """What one long answer that repeats itself moved."""
+    before = counts(cluster, standalone)
     long_answer(cluster)
-    after = now()
-    return {name: after[name] - before[name]
-            for name in (DRAFTS, DRAFTED, ACCEPTED, "engine_steps_total")}
+    after = counts(cluster, standalone)
+    return {name: after[name] - before[name] for name in COUNTED}
 
 
 def fewer_steps(cluster, standalone):
