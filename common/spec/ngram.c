@@ -23,6 +23,27 @@ static uint32_t advance(const pattern *p, uint32_t length, uint32_t token)
     return length + (*(p->last - length) == token);
 }
 
+/* The number of leading tokens up to and with the last of them that is `token`; 0: none is. By sixteens, which compilers
+ * compare at once: most tokens of a text are others. */
+static uint32_t skip_others(const uint32_t *tokens, uint32_t count, uint32_t token)
+{
+    enum { TOGETHER = 16 };
+    for (; count >= TOGETHER; count -= TOGETHER) {
+        const uint32_t *part = tokens + count - TOGETHER;
+        uint32_t equal = 0;
+        for (uint32_t i = 0; i < TOGETHER; i++) {
+            equal |= part[i] == token;
+        }
+        if (equal != 0) {
+            break;
+        }
+    }
+    while (count > 0 && tokens[count - 1] != token) {
+        count--;
+    }
+    return count;
+}
+
 /* The end (in tokens from the start) of the latest of the longest earlier runs; 0 when there is none. */
 static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_runs runs,
                          uint32_t *length_out)
@@ -35,6 +56,12 @@ static uint32_t find_run(const uint32_t *tokens, uint32_t token_count, fg_ngram_
     uint32_t length = 0, longest = 0, end = 0;
     /* A run as long as the pattern ends the search, so `length` stays below p.count inside. */
     for (uint32_t at = token_count - 1; at > 0 && longest < p.count; at--) {
+        if (length == 0) {
+            at = skip_others(tokens, at, *p.last);
+            if (at == 0) {
+                break;
+            }
+        }
         length = advance(&p, length, tokens[at - 1]);
         if (length > longest) {
             longest = length;

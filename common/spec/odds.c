@@ -3,7 +3,7 @@
 #include "common/base/status.h"
 
 /* What a new text is taken to be, as so many guesses seen and right: from 28 answers of SmolLM2-135M, chat, code and
- * copies, greedy and sampled (docs/PERFORMANCE.md, "Looking ahead"). */
+ * copies, greedy and sampled (docs/decisions/0036-guesses-that-pay.md). */
 static const struct {
     uint32_t run; /* the longest of the class */
     uint32_t seen, right;

@@ -70,8 +70,8 @@ typedef struct fg_seq {
     bool plain;         /* the model broke down at a guess: no more of them */
     fg_lookahead lookahead;
     fg_odds odds;
-    uint32_t
-        choices[FG_LOOKAHEAD_MAX + 1]; /* that step's: after the last token, and after each guess */
+    /* That step's: after the last token, and after each guess. */
+    uint32_t choices[FG_LOOKAHEAD_MAX + 1];
     uint64_t choice_digests[FG_LOOKAHEAD_MAX + 1];
     fg_table table;
     bool given; /* its references are gone; only the ticket's pins may be left */

@@ -12,7 +12,7 @@
 
 /* Runs that are looked up. How much a short one says is judged by its odds. */
 static const fg_ngram_runs runs = { .min = 1, .max = FG_NGRAM_MAX };
-/* Tokens that are looked through, the last ones: 4 ns each, for every token chosen. */
+/* Tokens that are looked through, the last ones, for every token chosen: 0.3 ns each, 4 where nearly all begin a run. */
 enum { LOOK_BACK_MAX = 1 << 15 };
 
 /* One more than a step may have: the first of them may be chosen before the others can be computed. */

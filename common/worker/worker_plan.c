@@ -552,7 +552,7 @@ static bool better_later(const fg_worker *worker, const fg_sched_plan *plan)
         const fg_plan_item *item = &plan->items[i];
         bool fresh = item->seq >= worker->running.count;
         bool decoding = !fresh && worker->snapshot[item->seq].decoding;
-        cost.decode_rows += decoding;
+        cost.decode_rows += decoding ? item->token_count : 0;
         cost.prefill_tokens += decoding ? 0 : item->token_count;
     }
     return plan->short_of_blocks || plan->drafts_wait ||

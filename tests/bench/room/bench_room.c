@@ -1,5 +1,5 @@
 /*
- * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] [LOAD] [RECORDER_MB] - processor time that a worker's own bookkeeping takes
+ * bench_room [ROUNDS] [PROMPT_TOKENS] [RUNNING] [LOAD] [RECORDER_MB] [GUESSES] - processor time that a worker's own bookkeeping takes
  * per step, by number of running requests: one step booked, the next one planned, built, checked by the
  * engine and begun, tokens encoded and given to a `send` that drops them, and one tick of the timer. The
  * engine is the simulated one, two steps are in flight, and its computing lies outside of what is timed.
@@ -10,7 +10,7 @@
  *             arrival and an end take is in the time
  *   cold      decode, with the caches of the processor swept before each step, as a model would
  *
- * RECORDER_MB: of a flight recorder, 0 for none. Thread CPU time, the median of ROUNDS batches of steps and the lowest. "engine's checks" is the part of
+ * RECORDER_MB: of a flight recorder, 0 for none. GUESSES: --draft-max, 0 for none; the prompt is looked through for each token. Thread CPU time, the median of ROUNDS batches of steps and the lowest. "engine's checks" is the part of
  * fg_engine_begin. Goal: 20 us + 0.3 us a request; floor: 60 us + 1.0 us a request.
  */
 #include <stdio.h>
@@ -41,7 +41,7 @@ enum {
 typedef enum load_kind { DECODE, SAMPLED, CHURN, COLD, LOADS } load_kind;
 static const char *const load_names[] = { "decode", "sampled", "churn", "cold" };
 
-static uint32_t recorder_mb;
+static uint32_t recorder_mb, guesses;
 
 typedef struct bench {
     fg_engine engine; /* what the worker sees: times begin, and passes on */
@@ -231,6 +231,7 @@ static void open_bench(bench *b, load_kind load, uint32_t running, uint32_t prom
                                               .chunk_tokens_max = 512,
                                               .seqs_max = RUNNING_MAX,
                                               .block_size = BLOCK_SIZE,
+                                              .draft_max = guesses,
                                               .watermark_blocks = blocks / 100 },
                                   .overlap = true,
                                   .prefix_cache = true,
@@ -378,6 +379,8 @@ int main(int argc, char **argv)
     uint32_t prompt = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 256;
     uint32_t only = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
     recorder_mb = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 0;
+    guesses = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 0;
+    must(guesses <= FG_LOOKAHEAD_MAX, "reading GUESSES (0 to 8)");
     must(rounds >= 1 && rounds <= ROUNDS_MAX, "reading ROUNDS (1 to 200)");
     must(prompt >= 1 && prompt <= 65536, "reading PROMPT_TOKENS (1 to 65536)");
     must(only <= RUNNING_MAX, "reading RUNNING (at most 4096)");
