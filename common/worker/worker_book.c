@@ -140,6 +140,12 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
         fg_worker_publish(worker, seq);
     }
     fg_worker_guess(worker, worker->guessers, guessers);
+}
+
+/* The blocks that are kept before the tokens: whoever has seen an answer's end and asks on finds them. */
+static void tell(fg_worker *worker)
+{
+    fg_worker_news_tell(worker);
     if (worker->tokens_out_count > 0) {
         fg_msg msg = { .kind = FG_MSG_TOKENS };
         msg.tokens.tokens = worker->tokens_out;
@@ -296,6 +302,7 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
     frame->released_count = 0;
     book_items(worker, frame);
     book_moving(worker, frame);
+    tell(worker);
     move_on(worker, frame);
     trace(worker, frame);
     worker->load_dirty = true;

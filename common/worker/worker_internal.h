@@ -317,7 +317,9 @@ void fg_worker_news_cleared(fg_worker *worker);
 /* fg_block_watch of the pool's prefix and of the tier; ctx is the worker. */
 void fg_worker_news_on_pool(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
 void fg_worker_news_on_tier(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
-/* Sends what has come together, and the next page of a retelling. */
+/* Sends what has come together. */
+void fg_worker_news_tell(fg_worker *worker);
+/* That, and the next page of a retelling. */
 void fg_worker_news_flush(fg_worker *worker);
 uint64_t fg_worker_news_sequence(const fg_worker *worker);
 /* Nothing waits to be told. */

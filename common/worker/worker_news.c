@@ -48,10 +48,10 @@ void fg_worker_news_go_on(fg_worker *worker, uint64_t sequence)
     worker->news->sequence = sequence;
 }
 
-static void send_frame(fg_worker *worker)
+void fg_worker_news_tell(fg_worker *worker)
 {
     struct fg_worker_news *news = worker->news;
-    if (news->row_count == 0) {
+    if (!worker->joined || news->row_count == 0) {
         return;
     }
     fg_msg msg = { .kind = FG_MSG_NEWS };
@@ -67,7 +67,7 @@ static fg_wire_news *add_row(fg_worker *worker, fg_wire_change change, uint32_t 
 {
     struct fg_worker_news *news = worker->news;
     if (news->row_count == ROWS_MAX || news->key_count == KEYS_MAX) {
-        send_frame(worker);
+        fg_worker_news_tell(worker);
     }
     fg_wire_news *row = &news->rows[news->row_count++];
     *row = (fg_wire_news){ .change = change, .tier = tier, .keys = news->keys + news->key_count };
@@ -173,5 +173,5 @@ void fg_worker_news_flush(fg_worker *worker)
         add_page(worker);
         worker->load_dirty = true; /* comes back soon, for the next page */
     }
-    send_frame(worker);
+    fg_worker_news_tell(worker);
 }

@@ -78,6 +78,7 @@ typedef struct room {
     uint64_t flips_pending; /* damage was done that may show */
     struct fg_map *told[2]; /* keys that the worker has told of: in the pool, in the tier */
     uint64_t news_sequence;
+    bool told_all; /* all that there was has been told, once, since the last reset */
 } room;
 
 static inline uint64_t room_below(room *r, uint64_t bound)
@@ -114,5 +115,7 @@ void room_news_close(room *r);
 void room_hear_news(room *r, const fg_msg *msg);
 /* All that it told, taken together, is what it has. */
 void room_judge_news(room *r);
+/* A token or an answer's end has come: the blocks that it made were told of before. */
+void room_judge_told(room *r);
 
 #endif

@@ -92,6 +92,9 @@ static void hear_done(room *r, const fg_msg *msg)
     uint32_t generated = q->count - q->prompt_count;
     FG_ASSERT(msg->done.generated == generated, "DONE says %u tokens of %u", msg->done.generated,
               generated);
+    if (msg->done.finish != FG_FINISH_ERROR) {
+        room_judge_told(r);
+    }
     bool stopped = generated > 0 && !q->params.ignore_eos && q->tokens[q->count - 1] == ROOM_EOS;
     switch (msg->done.finish) {
     case FG_FINISH_STOP:
@@ -137,6 +140,7 @@ fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes)
         hear_first(r, &msg);
         break;
     case FG_MSG_TOKENS:
+        room_judge_told(r);
         for (uint32_t i = 0; i < msg.tokens.count; i++) {
             const fg_wire_token *token = &msg.tokens.tokens[i];
             hear_token(r, find(r, "TOKENS", token->request, token->attempt), token->index,

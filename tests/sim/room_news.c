@@ -34,6 +34,7 @@ static void hear_row(room *r, const fg_wire_news *row)
 {
     if (row->change == FG_NEWS_RESET || row->change == FG_NEWS_CLEARED) {
         forget_all(r);
+        r->told_all = r->told_all && row->change == FG_NEWS_CLEARED;
     }
     for (uint32_t i = 0; i < row->key_count; i++) {
         if (row->change == FG_NEWS_STORED) {
@@ -56,6 +57,16 @@ void room_hear_news(room *r, const fg_msg *msg)
     for (uint32_t i = 0; i < msg->news.count; i++) {
         hear_row(r, &msg->news.rows[i]);
     }
+}
+
+void room_judge_told(room *r)
+{
+    fg_worker_stats stats;
+    fg_worker_stats_get(r->worker, &stats);
+    size_t told = fg_map_count(r->told[0]);
+    r->told_all = r->told_all || told == stats.prefix.entries;
+    FG_ASSERT(!r->told_all || told == stats.prefix.entries,
+              "%zu blocks told before an answer's token, %u are there", told, stats.prefix.entries);
 }
 
 void room_judge_news(room *r)

@@ -419,7 +419,7 @@ static void count_steps(bool overlap)
         counting = true;
         rig_step(&r);
         counting = false;
-        after_warming = step < 100 ? allocations : after_warming; /* buffers reach their size */
+        after_warming = step < 1000 ? allocations : after_warming; /* buffers reach their size */
     }
     fg_worker_stats stats = rig_stats(&r);
     cr_assert_eq(allocations, after_warming, "%llu allocations in %d steps",
