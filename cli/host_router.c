@@ -30,7 +30,8 @@ struct fg_host_router {
     fg_metric *turned_away[3]; /* by the keys */
     fg_bus_refusals refusals;
     fg_metric *queued, *kv_usage, *kv_total, *lost, *pushed_bytes, *pushed_blocks, *push_retries;
-    fg_metric *stuck, *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
+    fg_metric *stuck, *retried, *said_again;
+    fg_metric *refused, *placed_whole, *placed_split, *resyncs, *hits_expected, *hits_found;
     fg_metric *known_blocks, *known_bytes;
     fg_metric *turned_down[FG_ADMIT_REASONS], *given_up, *held, *prefix_waits, *circles;
     fg_metric *pulls, *pulled_blocks;
@@ -133,6 +134,13 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
         { &router->stuck,
           { .name = "workers_stuck_total",
             .help = "Of the lost workers, those that ended no step" } },
+        { &router->retried,
+          { .name = "requests_retried_total",
+            .help = "Times that a request was given to workers anew, as its own were lost or had "
+                    "no room" } },
+        { &router->said_again,
+          { .name = "tokens_said_again_total",
+            .help = "Tokens that a client had when their worker was lost, computed again" } },
         { &router->refused,
           { .name = "workers_refused_total", .help = "Workers that were not let in" } },
         { &router->placed_whole,
@@ -208,6 +216,8 @@ static void update_routing(fg_host_router *router, const fg_dispatch_stats *stat
     fg_metric_add(router->placed_split, (double)split);
     fg_metric_add(router->placed_whole, (double)(stats->placed - old->placed - split));
     fg_metric_add(router->stuck, (double)(stats->workers_stuck - old->workers_stuck));
+    fg_metric_add(router->retried, (double)(stats->retried - old->retried));
+    fg_metric_add(router->said_again, (double)(stats->said_again - old->said_again));
     fg_metric_add(router->refused, (double)(stats->refused_joins - old->refused_joins));
     for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
         fg_metric_add(router->turned_down[i], (double)(stats->refused[i] - old->refused[i]));

@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 
-from _forge import (ROOT, WAIT_S, Failed, Skip, Stream, Suite, answer_of, get, post, served_model,
-                    story_requests, wait_for, WAYS)
+from _forge import (ROOT, WAIT_S, Failed, Skip, Stream, Suite, answer_of, counters, get, post,
+                    served_model, story_requests, wait_for, WAYS)
 
 SHAPE = dict(prefill=2, decode=2)
 
@@ -197,6 +197,10 @@ def outlives(suite, deaths, options):
         if again == 0:
             raise Skip(f"{killed} died when all of an answer had come: the client is too slow here")
         cluster.wait_at_rest(workers=5 - len(killed))
+        stats = cluster.state()["counters"]
+        want = {"requests_retried_total": stats["retried"], "tokens_said_again_total": again,
+                "workers_lost_total": len(killed)}
+        wait_for(f"/metrics to show {want}", lambda: want.items() <= counters(cluster.port).items())
         return f"{', '.join(killed)} died; {again} tokens were made again"
 
 
