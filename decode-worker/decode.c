@@ -45,6 +45,7 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
     if (seq == NULL) {
         return;
     }
+    fg_seq_foretell(seq, msg->reserve.said, msg->reserve.said_count);
     uint32_t cached = fg_worker_cached_blocks(worker, seq);
     if (!seq->params.pull && is_local(worker, seq, cached)) {
         take_over(worker, seq);

@@ -183,6 +183,8 @@ typedef struct fg_msg {
             fg_wire_peer writer; /* the prefill worker that will push */
             const uint32_t *tokens;
             uint32_t token_count;
+            const uint32_t *said; /* the answer's first tokens, by a worker that was lost */
+            uint32_t said_count;
             fg_wire_params sampling;
         } reserve;
         struct {
@@ -196,6 +198,8 @@ typedef struct fg_msg {
         struct {
             const uint32_t *tokens;
             uint32_t token_count;
+            const uint32_t *said; /* as of a RESERVE */
+            uint32_t said_count;
             fg_wire_params sampling;
             bool has_ticket;
             fg_wire_peer target; /* the decode worker */

@@ -176,6 +176,29 @@ static fg_status check_work(const uint32_t *tokens, uint32_t token_count,
     return check_params(params, err);
 }
 
+/* Tokens of an answer, which follow the prompt. */
+static fg_status check_said(const uint32_t *said, uint32_t said_count, uint32_t token_count,
+                            const fg_wire_params *params, fg_error *err)
+{
+    if (said_count > params->max_tokens || said_count > FG_LIMIT_CONTEXT_TOKENS - token_count ||
+        (said_count > 0 && said == NULL)) {
+        return too_large("said (count)", said_count, err);
+    }
+    return FG_OK;
+}
+
+static fg_status check_reserve(const fg_msg *msg, fg_error *err)
+{
+    fg_status status = check_name("reserve.writer.name", msg->reserve.writer.name, err);
+    if (status == FG_OK) {
+        status =
+            check_work(msg->reserve.tokens, msg->reserve.token_count, &msg->reserve.sampling, err);
+    }
+    return status != FG_OK ? status
+                           : check_said(msg->reserve.said, msg->reserve.said_count,
+                                        msg->reserve.token_count, &msg->reserve.sampling, err);
+}
+
 static fg_status check_blocks(const uint32_t *blocks, uint32_t block_count, uint32_t first_block,
                               fg_error *err)
 {
@@ -197,6 +220,10 @@ static fg_status check_prefill(const fg_msg *msg, fg_error *err)
 {
     fg_status status =
         check_work(msg->prefill.tokens, msg->prefill.token_count, &msg->prefill.sampling, err);
+    if (status == FG_OK) {
+        status = check_said(msg->prefill.said, msg->prefill.said_count, msg->prefill.token_count,
+                            &msg->prefill.sampling, err);
+    }
     if (status == FG_OK && msg->prefill.has_ticket) {
         status = check_name("prefill.target.name", msg->prefill.target.name, err);
     }
@@ -290,10 +317,7 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
     case FG_MSG_PEER_LOST:
         return check_name("peer_lost.peer.name", msg->peer_lost.peer.name, err);
     case FG_MSG_RESERVE:
-        status = check_name("reserve.writer.name", msg->reserve.writer.name, err);
-        return status != FG_OK ? status
-                               : check_work(msg->reserve.tokens, msg->reserve.token_count,
-                                            &msg->reserve.sampling, err);
+        return check_reserve(msg, err);
     case FG_MSG_TICKET:
         if (msg->ticket.local && !msg->ticket.granted) {
             return fg_fail(err, FG_BAD_INPUT, "field ticket.local needs ticket.granted");

@@ -193,6 +193,8 @@ static void read_prefill(decoder *d, const Forge__Wire__Prefill *from, fg_msg *m
 {
     msg->prefill.tokens = from->tokens;
     msg->prefill.token_count = count_in(from->n_tokens);
+    msg->prefill.said = from->said;
+    msg->prefill.said_count = count_in(from->n_said);
     msg->prefill.sampling = params_in(d, from->sampling);
     msg->prefill.has_ticket = from->has_ticket;
     msg->prefill.target = peer_in(d, "prefill.target.name", from->target);
@@ -334,6 +336,8 @@ static void read_body(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
         msg->reserve.writer = peer_in(d, "reserve.writer.name", frame->reserve->writer);
         msg->reserve.tokens = frame->reserve->tokens;
         msg->reserve.token_count = count_in(frame->reserve->n_tokens);
+        msg->reserve.said = frame->reserve->said;
+        msg->reserve.said_count = count_in(frame->reserve->n_said);
         msg->reserve.sampling = params_in(d, frame->reserve->sampling);
         break;
     case FG_MSG_TICKET:

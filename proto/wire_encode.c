@@ -220,6 +220,8 @@ static void fill_prefill(builder *b, const fg_msg *msg)
     forge__wire__prefill__init(to);
     to->tokens = unconst(msg->prefill.tokens);
     to->n_tokens = msg->prefill.token_count;
+    to->said = unconst(msg->prefill.said);
+    to->n_said = msg->prefill.said_count;
     to->sampling = params_of(b, &msg->prefill.sampling);
     to->has_ticket = msg->prefill.has_ticket;
     if (msg->prefill.has_ticket) {
@@ -243,6 +245,8 @@ static void fill_placing(builder *b, const fg_msg *msg)
         frame->reserve->writer = peer_of(b, &msg->reserve.writer);
         frame->reserve->tokens = unconst(msg->reserve.tokens);
         frame->reserve->n_tokens = msg->reserve.token_count;
+        frame->reserve->said = unconst(msg->reserve.said);
+        frame->reserve->n_said = msg->reserve.said_count;
         frame->reserve->sampling = params_of(b, &msg->reserve.sampling);
         frame->body_case = FORGE__WIRE__FRAME__BODY_RESERVE;
         break;

@@ -270,12 +270,14 @@ static const fg_buf *without_secrets(fg_dispatch *dispatch, const fg_msg *msg, u
         *seed_out = plain.reserve.token_count;
         plain.reserve.token_count = 1;
         plain.reserve.tokens = nothing;
+        plain.reserve.said_count = 0;
         plain.reserve.sampling = plain_params(&msg->reserve.sampling);
         break;
     case FG_MSG_PREFILL:
         *seed_out = plain.prefill.token_count;
         plain.prefill.token_count = 1;
         plain.prefill.tokens = nothing;
+        plain.prefill.said_count = 0;
         plain.prefill.sampling = plain_params(&msg->prefill.sampling);
         plain.prefill.ticket = 0;
         break;

@@ -279,6 +279,21 @@ void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)
 
 /* ---- sending off ---- */
 
+/* What a client has of the answer already: whoever says it again is the quicker for knowing it. */
+static const uint32_t *said(fg_dispatch *dispatch, const fg_job *job, uint32_t *count_out)
+{
+    uint32_t count = fg_journal_count(job->journal);
+    uint32_t *ids = NULL;
+    if (count > 0 && count <= FG_LIMIT_CONTEXT_TOKENS - job->input.token_count) {
+        ids = fg_arena_array(dispatch->inbox, count, sizeof *ids);
+    }
+    *count_out = ids != NULL ? count : 0;
+    if (ids != NULL) {
+        fg_journal_ids(job->journal, ids);
+    }
+    return ids;
+}
+
 /* RESERVE to the decode worker, or PREFILL where one does both. */
 static fg_status launch(fg_dispatch *dispatch, fg_job *job)
 {
@@ -287,6 +302,7 @@ static fg_status launch(fg_dispatch *dispatch, fg_job *job)
         msg.kind = FG_MSG_PREFILL;
         msg.prefill.tokens = job->input.tokens;
         msg.prefill.token_count = job->input.token_count;
+        msg.prefill.said = said(dispatch, job, &msg.prefill.said_count);
         msg.prefill.sampling = job->input.params;
         return fg_dispatch_send(dispatch, job->prefill, &msg);
     }
@@ -295,6 +311,7 @@ static fg_status launch(fg_dispatch *dispatch, fg_job *job)
     msg.reserve.writer.epoch = job->prefill->epoch;
     msg.reserve.tokens = job->input.tokens;
     msg.reserve.token_count = job->input.token_count;
+    msg.reserve.said = said(dispatch, job, &msg.reserve.said_count);
     msg.reserve.sampling = job->input.params;
     return fg_dispatch_send(dispatch, job->decode, &msg);
 }

@@ -72,3 +72,10 @@ uint32_t fg_journal_count(const fg_journal *journal)
 {
     return journal->read;
 }
+
+void fg_journal_ids(const fg_journal *journal, uint32_t *ids_out)
+{
+    for (uint32_t i = 0; i < journal->read; i++) {
+        ids_out[i] = journal->entries[i].id;
+    }
+}

@@ -30,5 +30,7 @@ bool fg_journal_read(fg_journal *journal, uint32_t *index_out, uint32_t *id_out,
 void fg_journal_again(fg_journal *journal);
 /* Tokens read so far. */
 uint32_t fg_journal_count(const fg_journal *journal);
+/* Their ids. */
+void fg_journal_ids(const fg_journal *journal, uint32_t *ids_out);
 
 #endif

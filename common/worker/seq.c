@@ -104,6 +104,15 @@ void fg_seq_destroy(fg_seq *seq)
     }
 }
 
+void fg_seq_foretell(fg_seq *seq, const uint32_t *said, uint32_t count)
+{
+    seq->said = count > 0 ? fg_arena_array(seq->arena, count, sizeof *said) : NULL;
+    if (seq->said != NULL) {
+        memcpy(seq->said, said, count * sizeof *said);
+        seq->said_count = count;
+    }
+}
+
 bool fg_seq_open_ticket(fg_seq *seq, const fg_seq_ticket *ticket)
 {
     uint32_t count = ticket->block_count;

@@ -68,6 +68,9 @@ typedef struct fg_seq {
     uint32_t guess_run; /* the tokens before them that stand somewhere else too */
     uint32_t drafted;   /* of those, in a step under way */
     bool plain;         /* the model broke down at a guess: no more of them */
+    /* The answer's first tokens by a worker that was lost: what comes is guessed to be them. */
+    uint32_t *said;
+    uint32_t said_count;
     fg_lookahead lookahead;
     fg_odds odds;
     /* That step's: after the last token, and after each guess. */
@@ -142,6 +145,8 @@ void fg_seq_unlink(fg_seq *seq);
 fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt,
                       uint32_t prompt_count, const fg_wire_params *params, uint32_t block_size);
 void fg_seq_destroy(fg_seq *seq);
+/* What is known of its answer. Without memory for it nothing is. */
+void fg_seq_foretell(fg_seq *seq, const uint32_t *said, uint32_t count);
 typedef struct fg_seq_ticket {
     fg_seq_side side;
     uint32_t peer; /* the link's index */

@@ -323,6 +323,7 @@ static void on_prefill(fg_worker *worker, const fg_msg *msg)
     if (seq == NULL) {
         return;
     }
+    fg_seq_foretell(seq, msg->prefill.said, msg->prefill.said_count);
     bool pull = seq->params.pull;
     if (pull && (!msg->prefill.has_ticket || !fg_worker_borrow_prompt(worker, seq))) {
         fg_worker_end(worker, seq, FG_FINISH_ERROR, "these blocks are not cached here");

@@ -12,6 +12,8 @@
 
 /* Runs that are looked up. How much a short one says is judged by its odds. */
 static const fg_ngram_runs runs = { .min = 1, .max = FG_NGRAM_MAX };
+/* The run of guesses that an earlier worker has said, which no text has: they are right, as answers are exact. */
+enum { RUN_SAID = FG_NGRAM_MAX + 1 };
 /* Tokens that are looked through, the last ones, for every token chosen: 0.3 ns each, 4 where nearly all begin a run. */
 enum { LOOK_BACK_MAX = 1 << 15 };
 
@@ -28,6 +30,21 @@ static uint32_t guesses_max(const fg_worker *worker, const fg_seq *seq)
     return limits->draft_max + 1 < left ? limits->draft_max + 1 : left;
 }
 
+/* What an earlier worker said next, if all so far was what it said. */
+static uint32_t said(fg_seq *seq, uint32_t most, uint32_t *guesses)
+{
+    uint32_t at = fg_seq_generated(seq);
+    if (at > 0 && at <= seq->said_count && seq->said[at - 1] != guesses[-1]) {
+        seq->said_count = 0;
+    }
+    uint32_t left = seq->said_count > at ? seq->said_count - at : 0;
+    uint32_t count = left < most ? left : most;
+    if (count > 0) {
+        memcpy(guesses, seq->said + at, count * sizeof *guesses);
+    }
+    return count;
+}
+
 static void guess(const fg_worker *worker, fg_seq *seq, const fg_work_guess *told)
 {
     uint32_t most = guesses_max(worker, seq);
@@ -37,14 +54,19 @@ static void guess(const fg_worker *worker, fg_seq *seq, const fg_work_guess *tol
         return;
     }
     if (told != NULL) {
-        bool sound = told->run > 0 && told->run <= FG_NGRAM_MAX && told->count <= most;
+        bool sound = told->run > 0 && told->run <= RUN_SAID && told->count <= most;
         seq->guess_count = sound ? told->count : 0;
         seq->guess_run = sound ? told->run : 0;
         memset(guesses, 0, seq->guess_count * sizeof *guesses);
         return;
     }
-    uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
-    uint32_t count = fg_ngram_draft(guesses - back, back, runs, most, guesses, &seq->guess_run);
+    uint32_t count = said(seq, most, guesses);
+    if (count > 0) {
+        seq->guess_run = RUN_SAID;
+    } else {
+        uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
+        count = fg_ngram_draft(guesses - back, back, runs, most, guesses, &seq->guess_run);
+    }
     while (seq->guess_count < count &&
            !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
         seq->guess_count++;
@@ -70,6 +92,20 @@ void fg_worker_guess(fg_worker *worker, fg_seq *const *seqs, uint32_t count)
     }
 }
 
+/* Of the guess behind so many others. */
+static uint32_t odds_of(const fg_seq *seq, uint32_t behind)
+{
+    return seq->guess_run == RUN_SAID ? FG_ODDS_ONE
+                                      : fg_odds_of(&seq->odds, seq->guess_run + behind);
+}
+
+static void note_odds(fg_seq *seq, uint32_t behind, bool right)
+{
+    if (seq->guess_run != RUN_SAID) { /* that tells nothing of the text */
+        fg_odds_note(&seq->odds, seq->guess_run + behind, right);
+    }
+}
+
 void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched_seq *out)
 {
     const fg_sched_limits *limits = &worker->options.limits;
@@ -83,9 +119,9 @@ void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched
     uint32_t most = fg_lookahead_next(&lookahead, seq->token_max - known);
     most = most < limits->draft_max ? most : limits->draft_max;
     out->drafts = guesses < most ? guesses : most;
-    uint32_t odds = seq->pending > 0 ? fg_odds_of(&seq->odds, seq->guess_run) : FG_ODDS_ONE;
+    uint32_t odds = seq->pending > 0 ? odds_of(seq, 0) : FG_ODDS_ONE;
     for (uint32_t i = 0; i < out->drafts; i++) {
-        odds = odds * fg_odds_of(&seq->odds, seq->guess_run + seq->pending + i) / FG_ODDS_ONE;
+        odds = odds * odds_of(seq, seq->pending + i) / FG_ODDS_ONE;
         out->odds[i] = (uint16_t)odds;
     }
 }
@@ -121,7 +157,7 @@ void fg_worker_note_guess(fg_seq *seq, uint32_t token)
     if (seq->guess_count > 0) {
         bool right = token == seq->tokens[seq->token_count];
         fg_lookahead_note_seen(&seq->lookahead, right);
-        fg_odds_note(&seq->odds, seq->guess_run, right);
+        note_odds(seq, 0, right);
     }
 }
 
@@ -140,10 +176,10 @@ static void note_verdict(fg_seq *seq, const fg_verdict *verdict)
 {
     fg_lookahead_note(&seq->lookahead, verdict);
     for (uint32_t i = 0; i < verdict->accepted; i++) {
-        fg_odds_note(&seq->odds, seq->guess_run + i, true);
+        note_odds(seq, i, true);
     }
     if (verdict->rejected) {
-        fg_odds_note(&seq->odds, seq->guess_run + verdict->accepted, false);
+        note_odds(seq, verdict->accepted, false);
     }
 }
 

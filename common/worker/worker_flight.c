@@ -106,10 +106,12 @@ void fg_worker_note_frame(fg_worker *worker, const fg_msg *msg)
         plain.peer.link_record_bytes = sizeof nothing;
         break;
     case FG_MSG_RESERVE:
+        plain.reserve.said_count = 0;
         without_prompt(worker, &head, &plain.reserve.tokens, &plain.reserve.token_count,
                        &plain.reserve.sampling);
         break;
     case FG_MSG_PREFILL:
+        plain.prefill.said_count = 0;
         without_prompt(worker, &head, &plain.prefill.tokens, &plain.prefill.token_count,
                        &plain.prefill.sampling);
         plain.prefill.ticket = fg_worker_peer_ticket(worker, plain.prefill.ticket);

@@ -69,7 +69,8 @@ typedef struct fg_work_prompt {
     uint64_t name, pad; /* of a family's member: equal prompts have the same */
 } fg_work_prompt;
 
-/* Tokens guessed to follow a sequence's last one, and the run before them that stands elsewhere too. */
+/* Tokens guessed to follow a sequence's last one, and the run before them that stands elsewhere too: one more than the
+ * longest that is looked for where a lost worker had said them. */
 typedef struct fg_work_guess {
     uint8_t count, run;
 } fg_work_guess;

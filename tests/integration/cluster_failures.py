@@ -10,7 +10,7 @@ import threading
 import time
 
 from _forge import (ROOT, WAIT_S, Failed, Skip, Stream, Suite, answer_of, counters, get, post,
-                    served_model, story_requests, wait_for, WAYS)
+                    served_model, status_port, story_requests, wait_for, WAYS)
 
 SHAPE = dict(prefill=2, decode=2)
 
@@ -204,6 +204,32 @@ def outlives(suite, deaths, options):
         return f"{', '.join(killed)} died; {again} tokens were made again"
 
 
+def in_few_steps(suite):
+    """What the client has of an answer whose worker dies is computed again as guesses, several to a step."""
+    body = {**LONG, "temperature": 1.3, "seed": 5, "max_tokens": 120}  # a text that hardly repeats
+    flags = ["--draft-length", "fixed", "--draft-max", "8", "--status-port", "0"]
+    with suite.cluster(model=suite.smollm2(), prefill=1, decode=2, flags=flags) as cluster:
+        body["model"] = served_model(cluster)
+        killed = []
+
+        def accepted():
+            return sum(counters(status_port(worker))["spec_decode_num_accepted_tokens_total"]
+                       for name, worker in cluster.workers.items() if name not in killed)
+
+        def strike(count):
+            at = [job["decode"] for job in cluster.state()["requests"] if job["decode"]]
+            if count >= 40 and at and not killed:
+                cluster.kill(at[0])
+                killed.extend(at)
+        events_of(cluster.port, body, strike)
+        again = cluster.state()["counters"]["said_again"]
+        if not again:
+            raise Skip(f"{killed} died when all of an answer had come: the client is too slow here")
+        cluster.wait_at_rest(workers=2)
+        wait_for(f"most of {again} tokens to have been guessed", lambda: accepted() >= 0.8 * again)
+        return f"{accepted():.0f} tokens guessed right, {again} were made again"
+
+
 def no_worker_left(suite, requests, want):
     """Without a decode worker: not healthy, 503; with a new one: as before."""
     with suite.cluster(model=suite.stories(), prefill=1, decode=1) as cluster:
@@ -325,6 +351,7 @@ def main():
                 request["model"] = served_model(cluster)
             want.extend(answer_of(cluster.port, request) for request in requests)
 
+    suite.case("what was said is said again in few steps", in_few_steps, suite)
     suite.case("solo runs", solo)
     if want:
         for transport in WAYS:

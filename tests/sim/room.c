@@ -220,13 +220,39 @@ static void give(room *r, const fg_msg *msg)
     fg_buf_deinit(&frame);
 }
 
+enum { SAID_MAX = 40 };
+
+/* One in five was begun by a worker that is gone; one in three of these is not what had been said. Returns how many
+ * tokens follow its prompt in `tokens`. */
+static uint32_t make_said(room *r, const room_request *q, uint32_t *tokens)
+{
+    fg_sampling sampling = { .temperature = q->params.temperature,
+                             .top_p = q->params.top_p,
+                             .seed = q->params.seed };
+    uint32_t most = q->params.max_tokens < SAID_MAX ? q->params.max_tokens : SAID_MAX;
+    uint32_t count = room_chance(r, 2000) ? (uint32_t)room_below(r, most + 1) : 0;
+    memcpy(tokens, q->tokens, q->prompt_count * sizeof *tokens);
+    for (uint32_t i = q->prompt_count; i < q->prompt_count + count; i++) {
+        tokens[i] = fg_engine_sim_expected(tokens, i, r->vocab_size, ROOM_EOS, &sampling, 0).token;
+    }
+    if (count > 0 && room_chance(r, 3333)) {
+        tokens[q->prompt_count + room_below(r, count)] = (uint32_t)room_below(r, r->vocab_size);
+    }
+    return count;
+}
+
 static void send_request(room *r, room_request *q)
 {
     fg_msg msg = { .kind = FG_MSG_PREFILL, .request = q->id, .attempt = q->attempt };
+    uint32_t *tokens = calloc(q->prompt_count + SAID_MAX, sizeof *tokens);
+    FG_ASSERT(tokens != NULL);
+    msg.prefill.said_count = make_said(r, q, tokens);
+    msg.prefill.said = tokens + q->prompt_count;
     msg.prefill.tokens = q->tokens;
     msg.prefill.token_count = q->prompt_count;
     msg.prefill.sampling = q->params;
     give(r, &msg);
+    free(tokens);
 }
 
 static void arrive(room *r)

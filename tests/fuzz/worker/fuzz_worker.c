@@ -205,8 +205,12 @@ static void ask(world *w, side *s, const side *other, bool reserve)
                               .cache_mode = how >= 0xC0 ? how % 3 : FG_CACHE_AUTO,
                               .priority = how >> 2 & 1 };
     fg_wire_peer peer = { .name = how & 2 ? "nobody" : other->name, .epoch = other->epoch };
+    uint32_t said = (uint32_t)(how & 32 ? length % 20 : 0);
+    said = said < params.max_tokens ? said : params.max_tokens;
     if (reserve) {
         msg.reserve.writer = peer;
+        msg.reserve.said = tokens;
+        msg.reserve.said_count = said;
         msg.reserve.tokens = tokens;
         msg.reserve.token_count = count;
         msg.reserve.sampling = params;
@@ -214,6 +218,8 @@ static void ask(world *w, side *s, const side *other, bool reserve)
         uint32_t all = fg_kv_blocks_for(count, BLOCK_SIZE);
         msg.prefill.tokens = tokens;
         msg.prefill.token_count = count;
+        msg.prefill.said = tokens;
+        msg.prefill.said_count = said;
         msg.prefill.sampling = params;
         msg.prefill.has_ticket = (how & 8) != 0;
         w->foreign = w->foreign || msg.prefill.has_ticket;

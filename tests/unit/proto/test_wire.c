@@ -56,7 +56,10 @@ Test(wire, the_largest_prompt_passes)
     uint32_t *tokens = fg_arena_array(samples, FG_LIMIT_CONTEXT_TOKENS, sizeof *tokens);
     memset(tokens, 0xFF, FG_LIMIT_CONTEXT_TOKENS * sizeof *tokens);
     msg.reserve.tokens = tokens;
-    msg.reserve.token_count = FG_LIMIT_CONTEXT_TOKENS;
+    msg.reserve.token_count = FG_LIMIT_CONTEXT_TOKENS - 9;
+    msg.reserve.said = tokens;
+    msg.reserve.said_count = 9;
+    msg.reserve.sampling.max_tokens = 9;
     fg_msg back = there_and_back(&msg, decoded, &frame);
     cr_assert_null(wire_difference(&msg, &back));
     fg_buf_deinit(&frame);

@@ -414,6 +414,39 @@ static void too_many_tokens(fg_buf *b)
     sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
     free(ones);
 }
+/* One token that was said, of an answer that may have as many as `max_tokens`. */
+static void one_said(fg_buf *b, uint32_t field, uint64_t max_tokens)
+{
+    fg_buf params = begin();
+    if (max_tokens > 0) {
+        put_number(&params, 6, max_tokens);
+    }
+    put_inner(b, 3, &params);
+    put_bytes(b, field, "\x01\0\0\0", 4);
+}
+static void more_said_than_asked(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
+    one_said(b, 4, 0);
+}
+static void said_beyond_the_context(fg_buf *b)
+{
+    size_t size_bytes = 4 * (size_t)FG_LIMIT_CONTEXT_TOKENS;
+    char *ones = malloc(size_bytes);
+    memset(ones, 1, size_bytes);
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, ones, size_bytes);
+    one_said(b, 4, 1);
+    free(ones);
+}
+static void said_cut_off(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
+    sampling_with(b, 3, F_ONE, F_ONE, F_ZERO, 1);
+    put_bytes(b, 4, "\x01\0\0", 3);
+}
 static void no_sampling(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
@@ -667,6 +700,9 @@ static const change changes[] = {
     { "pin_ms", FG_MSG_RESERVE, pinned_too_long },
     { "tokens", FG_MSG_RESERVE, no_tokens },
     { "tokens", FG_MSG_RESERVE, too_many_tokens },
+    { "said", FG_MSG_RESERVE, more_said_than_asked },
+    { "said", FG_MSG_RESERVE, said_beyond_the_context },
+    { "unpack", FG_MSG_RESERVE, said_cut_off },
     { "sampling", FG_MSG_RESERVE, no_sampling },
     { "writer", FG_MSG_RESERVE, no_writer },
     { "name", FG_MSG_PEER, name_empty },

@@ -181,11 +181,20 @@ static void sample_news(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t size
     msg->news.count = count;
 }
 
+/* Mostly none. */
+static uint32_t any_said(fg_rng *rng, const fg_wire_params *params, uint32_t size_max)
+{
+    uint32_t most = params->max_tokens < size_max ? params->max_tokens : size_max;
+    return up_to(rng, 2) == 0 ? up_to(rng, most) : 0;
+}
+
 static void sample_prefill(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t size_max)
 {
     msg->prefill.token_count = 1 + up_to(rng, size_max);
     msg->prefill.tokens = any_numbers(rng, arena, msg->prefill.token_count, UINT32_MAX);
     msg->prefill.sampling = any_sampling(rng);
+    msg->prefill.said_count = any_said(rng, &msg->prefill.sampling, size_max);
+    msg->prefill.said = any_numbers(rng, arena, msg->prefill.said_count, UINT32_MAX);
     msg->prefill.has_ticket = up_to(rng, 1) == 1;
     msg->prefill.target.name = "";
     if (msg->prefill.has_ticket) {
@@ -264,6 +273,8 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
         msg.reserve.token_count = 1 + up_to(rng, size_max);
         msg.reserve.tokens = any_numbers(rng, arena, msg.reserve.token_count, UINT32_MAX);
         msg.reserve.sampling = any_sampling(rng);
+        msg.reserve.said_count = any_said(rng, &msg.reserve.sampling, size_max);
+        msg.reserve.said = any_numbers(rng, arena, msg.reserve.said_count, UINT32_MAX);
         break;
     case FG_MSG_TICKET:
         msg.ticket.granted = up_to(rng, 1) == 1;
@@ -391,6 +402,8 @@ static const char *placing_difference(const fg_msg *a, const fg_msg *b)
         SAME(reserve.writer.epoch)
         SAME(reserve.token_count)
         SAME_ARRAY(reserve.tokens, a->reserve.token_count * sizeof(uint32_t))
+        SAME(reserve.said_count)
+        SAME_ARRAY(reserve.said, a->reserve.said_count * sizeof(uint32_t))
         return sampling_difference(&a->reserve.sampling, &b->reserve.sampling);
     case FG_MSG_TICKET:
         SAME(ticket.granted)
@@ -403,6 +416,8 @@ static const char *placing_difference(const fg_msg *a, const fg_msg *b)
     default:
         SAME(prefill.token_count)
         SAME_ARRAY(prefill.tokens, a->prefill.token_count * sizeof(uint32_t))
+        SAME(prefill.said_count)
+        SAME_ARRAY(prefill.said, a->prefill.said_count * sizeof(uint32_t))
         SAME(prefill.has_ticket)
         SAME_TEXT(prefill.target.name)
         SAME(prefill.target.epoch)

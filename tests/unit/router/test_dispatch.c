@@ -143,6 +143,9 @@ static uint64_t lose_decode(bench *b)
     bench_join(b, D, "d", FG_ROLE_DECODE);
     const fg_msg *reserve = bench_sent(b, D, FG_MSG_RESERVE);
     cr_assert(reserve != NULL && reserve->request == id && reserve->attempt == 2);
+    cr_assert(reserve->reserve.said_count == 2 && reserve->reserve.said[0] == 20 &&
+                  reserve->reserve.said[1] == 21,
+              "what was seen goes along");
     bench_ticket(b, id, 2);
     return id;
 }

@@ -226,6 +226,12 @@ void rig_give(rig *r, const fg_msg *msg)
 rig_request *rig_send(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
                       const fg_wire_params *params)
 {
+    return rig_send_said(r, id, prompt, prompt_count, params, NULL, 0);
+}
+
+rig_request *rig_send_said(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
+                           const fg_wire_params *params, const uint32_t *said, uint32_t said_count)
+{
     cr_assert(id > 0 && id < RIG_REQUESTS_MAX);
     rig_request *request = &r->requests[id];
     cr_assert(!request->sent || request->done || request->cancelled);
@@ -239,6 +245,8 @@ rig_request *rig_send(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prom
     fg_msg msg = { .kind = FG_MSG_PREFILL, .request = id, .attempt = attempt };
     msg.prefill.tokens = request->tokens;
     msg.prefill.token_count = prompt_count;
+    msg.prefill.said = said;
+    msg.prefill.said_count = said_count;
     msg.prefill.sampling = *params;
     rig_give(r, &msg);
     return request;

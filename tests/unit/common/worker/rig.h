@@ -62,7 +62,10 @@ void rig_give(rig *r, const fg_msg *msg);
 /* Sends request `id` (from 1), which may be used anew once it has ended. */
 rig_request *rig_send(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
                       const fg_wire_params *params);
-/* As above, greedy, with the tokens first, first + 1, ... */
+/* With what an earlier worker is said to have said of the answer. */
+rig_request *rig_send_said(rig *r, uint64_t id, const uint32_t *prompt, uint32_t prompt_count,
+                           const fg_wire_params *params, const uint32_t *said, uint32_t said_count);
+/* As rig_send, greedy, with the tokens first, first + 1, ... */
 rig_request *rig_ask(rig *r, uint64_t id, uint32_t first, uint32_t prompt_count,
                      uint32_t max_tokens);
 void rig_cancel(rig *r, uint64_t id);

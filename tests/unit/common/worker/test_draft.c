@@ -173,3 +173,64 @@ Test(worker_draft, a_request_that_is_cancelled_in_such_a_step_leaves_nothing)
         rig_close(&r);
     }
 }
+
+/* What a lost worker had said is computed in few steps, and the rest as ever. */
+static const struct {
+    const char *name;
+    uint32_t said, wrong_at; /* of the answer's 60; UINT32_MAX: none is wrong */
+    uint32_t steps_most;
+    rig_options options;
+} again_cases[] = {
+    { "all but nothing", 1, UINT32_MAX, 60, { .policies = { FIXED, .draft_max = 8 } } },
+    { "half", 30, UINT32_MAX, 34, { .policies = { FIXED, .draft_max = 8 } } },
+    { "all", 60, UINT32_MAX, 8, { .policies = { FIXED, .draft_max = 8 } } },
+    { "where it pays", 60, UINT32_MAX, 30, { .policies = { .draft_max = 8 } } },
+    { "adaptive", 60, UINT32_MAX, 8, { .policies = { ADAPTS, .draft_max = 8 } } },
+    { "beside overlap",
+      60,
+      UINT32_MAX,
+      25,
+      { .overlap = true, .policies = { FIXED, .draft_max = 8 } } },
+    { "two at a time", 60, UINT32_MAX, 31, { .policies = { FIXED, .draft_max = 1 } } },
+    { "a wrong beginning", 60, 0, 60, { .policies = { FIXED, .draft_max = 8 } } },
+    { "wrong half-way", 60, 30, 34, { .policies = { FIXED, .draft_max = 8 } } },
+    { "a wrong end", 60, 59, 8, { .policies = { FIXED, .draft_max = 8 } } },
+    { "guessing off", 60, UINT32_MAX, 60, { .policies = { FIXED } } },
+};
+
+Test(worker_draft, what_was_said_is_said_again_in_few_steps)
+{
+    for (size_t i = 0; i < sizeof again_cases / sizeof again_cases[0]; i++) {
+        static rig r;
+        const char *name = again_cases[i].name;
+        rig_options options = again_cases[i].options;
+        uint32_t answer[60];
+        uint32_t prompt[5] = { 3, 1, 4, 1, 5 };
+        fg_wire_params params = rig_greedy(60);
+        params.want_digests = i % 2 == 0;
+        options.blocks = 60;
+        options.block_size = 4;
+        options.vocab = 10000; /* hardly a token that could be guessed from the text */
+        rig_open(&r, &options);
+        rig_send(&r, 1, prompt, 5, &params);
+        rig_alone(&r, &r.requests[1], answer, 60);
+        rig_run(&r);
+        rig_clear(&r);
+        fg_worker_stats before = rig_stats(&r);
+        if (again_cases[i].wrong_at < 60) {
+            answer[again_cases[i].wrong_at] ^= 1;
+        }
+        rig_send_said(&r, 1, prompt, 5, &params, answer, again_cases[i].said);
+        rig_run(&r);
+        fg_worker_stats stats = rig_stats(&r);
+        uint64_t steps = stats.steps - before.steps;
+        cr_assert(r.requests[1].done && r.requests[1].count == 65, "%s", name);
+        cr_assert(steps <= again_cases[i].steps_most, "%s: %lu steps", name, (unsigned long)steps);
+        if (again_cases[i].wrong_at < 60) {
+            uint64_t vain = (stats.drafted_tokens - before.drafted_tokens) -
+                            (stats.accepted_tokens - before.accepted_tokens);
+            cr_assert(vain < 20, "%s: %lu guesses in vain", name, (unsigned long)vain);
+        }
+        rig_close(&r);
+    }
+}
