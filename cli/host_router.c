@@ -137,7 +137,7 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
         { &router->retried,
           { .name = "requests_retried_total",
             .help = "Times that a request was given to workers anew, as its own were lost or had "
-                    "no room" } },
+                    "failed" } },
         { &router->said_again,
           { .name = "tokens_said_again_total",
             .help = "Tokens that a client had when their worker was lost, computed again" } },

@@ -86,6 +86,7 @@ fg_status fg_dispatch_create(const fg_dispatch_options *options, fg_dispatch **d
     dispatch->dice.state = options->router_epoch;
     fg_buf_init(&dispatch->out, FG_LIMIT_FRAME_BYTES);
     fg_buf_init(&dispatch->plain, FG_LIMIT_FRAME_BYTES);
+    fg_buf_init(&dispatch->said, FG_LIMIT_CONTEXT_TOKENS * sizeof(uint32_t));
     fg_registry_options registry = { .fingerprint = options->fingerprint,
                                      .lease_ns = (uint64_t)options->lease_ms * 1000000u,
                                      .stuck_ns = (uint64_t)options->stuck_ms * 1000000u };
@@ -150,6 +151,7 @@ void fg_dispatch_destroy(fg_dispatch *dispatch)
     fg_mem_free(dispatch->identities);
     fg_buf_deinit(&dispatch->out);
     fg_buf_deinit(&dispatch->plain);
+    fg_buf_deinit(&dispatch->said);
     fg_mem_free(dispatch);
 }
 

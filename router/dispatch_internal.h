@@ -117,6 +117,7 @@ struct fg_dispatch {
     bool was_complete; /* every awaited worker has joined once */
     bool was_cleared;  /* caches were: whoever joins may have missed it */
     fg_buf out;
+    fg_buf said;         /* tokens that go along with a further try */
     fg_buf plain;        /* a frame without its secrets, for the flight recorder */
     uint32_t depth;      /* calls from outside that are under way: one, or more from inside sinks */
     uint32_t sunken;     /* sink calls of the outermost one so far */

@@ -279,14 +279,13 @@ void fg_dispatch_make_local(fg_dispatch *dispatch, fg_job *job)
 
 /* ---- sending off ---- */
 
-/* What a client has of the answer already: whoever says it again is the quicker for knowing it. */
+/* What a client has of the answer already: whoever says it again is the quicker for knowing it. Without memory for it
+ * nobody is told. Until the next call. */
 static const uint32_t *said(fg_dispatch *dispatch, const fg_job *job, uint32_t *count_out)
 {
     uint32_t count = fg_journal_count(job->journal);
-    uint32_t *ids = NULL;
-    if (count > 0 && count <= FG_LIMIT_CONTEXT_TOKENS - job->input.token_count) {
-        ids = fg_arena_array(dispatch->inbox, count, sizeof *ids);
-    }
+    fg_buf_clear(&dispatch->said);
+    uint32_t *ids = count > 0 ? (void *)fg_buf_reserve(&dispatch->said, count * sizeof *ids) : NULL;
     *count_out = ids != NULL ? count : 0;
     if (ids != NULL) {
         fg_journal_ids(job->journal, ids);

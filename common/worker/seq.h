@@ -65,9 +65,10 @@ typedef struct fg_seq {
     /* What may follow the known tokens lies behind them in `tokens`, and is computed with the last of them where that
      * pays (worker_draft.c). */
     uint32_t guess_count;
-    uint32_t guess_run; /* the tokens before them that stand somewhere else too */
-    uint32_t drafted;   /* of those, in a step under way */
-    bool plain;         /* the model broke down at a guess: no more of them */
+    /* The tokens before them that stand somewhere else too; one more than is looked for: a lost worker said so. */
+    uint32_t guess_run;
+    uint32_t drafted; /* of the guesses, in a step under way */
+    bool plain;       /* the model broke down at a guess: no more of them */
     /* The answer's first tokens by a worker that was lost: what comes is guessed to be them. */
     uint32_t *said;
     uint32_t said_count;

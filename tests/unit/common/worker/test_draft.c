@@ -177,7 +177,7 @@ Test(worker_draft, a_request_that_is_cancelled_in_such_a_step_leaves_nothing)
 /* What a lost worker had said is computed in few steps, and the rest as ever. */
 static const struct {
     const char *name;
-    uint32_t said, wrong_at; /* of the answer's 60; UINT32_MAX: none is wrong */
+    uint32_t said, wrong_at; /* of the answer's 60, wrong from there on; UINT32_MAX: nowhere */
     uint32_t steps_most;
     rig_options options;
 } again_cases[] = {
@@ -217,8 +217,8 @@ Test(worker_draft, what_was_said_is_said_again_in_few_steps)
         rig_run(&r);
         rig_clear(&r);
         fg_worker_stats before = rig_stats(&r);
-        if (again_cases[i].wrong_at < 60) {
-            answer[again_cases[i].wrong_at] ^= 1;
+        for (uint32_t j = again_cases[i].wrong_at; j < 60; j++) {
+            answer[j] ^= 1;
         }
         rig_send_said(&r, 1, prompt, 5, &params, answer, again_cases[i].said);
         rig_run(&r);
@@ -229,7 +229,7 @@ Test(worker_draft, what_was_said_is_said_again_in_few_steps)
         if (again_cases[i].wrong_at < 60) {
             uint64_t vain = (stats.drafted_tokens - before.drafted_tokens) -
                             (stats.accepted_tokens - before.accepted_tokens);
-            cr_assert(vain < 20, "%s: %lu guesses in vain", name, (unsigned long)vain);
+            cr_assert(vain <= 16, "%s: %lu guesses in vain", name, (unsigned long)vain);
         }
         rig_close(&r);
     }
