@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/avx2.h"
 #include "kernels/cpu/avx2_block.h"
+#include "kernels/cpu/avx2_fours.h"
 #include "kernels/cpu/avx2_math.h"
 #include "kernels/cpu/strip.h"
 
@@ -212,30 +213,37 @@ FG_AVX2_INLINE void score_pieces(uint32_t kind, int M, int N, const fg_strip *s,
 }
 
 FG_AVX2_INLINE void value_step(uint32_t kind, bool odd, int M, int N, const float *weights,
-                               const uint8_t *value, ptrdiff_t after, __m256 acc[STRIP][8])
+                               const uint8_t *value, __m256 acc[STRIP][8])
 {
     const uint8_t *bs[8];
     for (int n = 0; n < N; n++) {
         bs[n] = value + place(kind, 0, (uint32_t)n * 8, 0);
-    }
-    if (fetches(M)) {
-        fetch(value + after);
     }
     step(kind, odd, M, N, weights, SCORES, bs, acc);
 }
 
 /* int8: so many slots, whole pieces. */
 FG_AVX2_INLINE void add_fours(int M, int N, const float *weights, const uint8_t *value,
-                              ptrdiff_t after, uint32_t slots, uint32_t head_dim,
-                              __m256 acc[STRIP][8])
+                              uint32_t slots, uint32_t head_dim, __m256 acc[STRIP][8])
 {
     for (uint32_t step = 0; step < slots / 2; step += UNROLL) {
         for (uint32_t u = 0; u < UNROLL; u++) {
             value_step(FG_I8, u % 2 == 1, M, N, weights + step + u,
-                       value + place(FG_I8, u, 0, head_dim), after, acc);
+                       value + place(FG_I8, u, 0, head_dim), acc);
         }
         value += place(FG_I8, UNROLL, 0, head_dim);
     }
+}
+
+/* What is fetched while a piece's values are read in N * 8 columns, a line for each slot: a piece's lines in the order
+ * in which they lie, as memory likes best. NULL: nothing, as for whole strips, which mostly read copies. */
+FG_AVX2_INLINE const uint8_t *after_slots(uint32_t kind, int M, int N, const fg_strip *s,
+                                          uint32_t piece, uint32_t column)
+{
+    uint32_t share = column / ((uint32_t)N * 8);
+    bool some = M < STRIP && s->pieces->run == PIECE &&
+                share * 64 < s->args->kv->head_dim * element_bytes(kind);
+    return some ? s->pieces->after_values[piece] + (size_t)share * PIECE * 64 : NULL;
 }
 
 /* Weights times values of slots slot .. end - 1 of a piece, or of several that follow each other. */
@@ -245,29 +253,32 @@ FG_AVX2_INLINE void add_slots(uint32_t kind, int M, int N, const fg_strip *s, co
     uint32_t head_dim = s->args->kv->head_dim;
     const uint8_t *values = s->pieces->values[slot / PIECE];
     uint32_t first = slot / PIECE * PIECE;
-    ptrdiff_t after = s->pieces->after_values[slot / PIECE] - values;
     if (kind == FG_I8) {
         add_fours(M, N, weights + slot / 2,
-                  values + place(kind, (slot - first) / 2, column, head_dim), after, end - slot,
-                  head_dim, acc);
+                  values + place(kind, (slot - first) / 2, column, head_dim), end - slot, head_dim,
+                  acc);
         return;
     }
     if (kind == FG_BF16 && slot % 2 == 1) {
         const uint8_t *value = values + place(kind, slot - first, column, head_dim);
-        value_step(kind, true, M, N, weights + slot, value, after, acc);
+        value_step(kind, true, M, N, weights + slot, value, acc);
         slot++;
     }
+    const uint8_t *after = after_slots(kind, M, N, s, slot / PIECE, column);
     const uint8_t *value = values + place(kind, slot - first, column, head_dim);
     for (; slot + UNROLL <= end; slot += UNROLL) {
         for (uint32_t u = 0; u < UNROLL; u++) {
+            if (after != NULL) {
+                fetch(after + (size_t)(slot + u - first) * 64);
+            }
             value_step(kind, u % 2 == 1, M, N, weights + slot + u,
-                       value + place(kind, u, 0, head_dim), after, acc);
+                       value + place(kind, u, 0, head_dim), acc);
         }
         value += place(kind, UNROLL, 0, head_dim);
     }
     for (; slot < end; slot++) {
         value = values + place(kind, slot - first, column, head_dim);
-        value_step(kind, slot % 2 == 1, M, N, weights + slot, value, after, acc);
+        value_step(kind, slot % 2 == 1, M, N, weights + slot, value, acc);
     }
 }
 
@@ -308,8 +319,11 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const fg_strip *s,
 }
 
 /* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
-FG_AVX2_INLINE int tile_vectors(int M)
+FG_AVX2_INLINE int tile_vectors(uint32_t kind, int M)
 {
+    if (kind == FG_I8) {
+        return M == 1 ? 4 : 2;
+    }
     return M == 1 ? 8 : M < 4 ? 4 : 2;
 }
 
@@ -318,12 +332,12 @@ FG_AVX2_INLINE void add_values(uint32_t kind, int M, const fg_strip *s, const fl
 {
     uint32_t head_dim = s->args->kv->head_dim;
     uint32_t column = 0;
-    uint32_t wide = (uint32_t)tile_vectors(M) * 8;
+    uint32_t wide = (uint32_t)tile_vectors(kind, M) * 8;
     if (slots.begin >= slots.end) {
         return;
     }
     for (; column + wide <= head_dim; column += wide) {
-        add_columns(kind, M, tile_vectors(M), s, weights, outs, slots, column);
+        add_columns(kind, M, tile_vectors(kind, M), s, weights, outs, slots, column);
     }
     for (; column + 16 <= head_dim; column += 16) {
         add_columns(kind, M, 2, s, weights, outs, slots, column);
@@ -596,10 +610,27 @@ static void copy(uint32_t dtype, uint8_t *to, const uint8_t *from, size_t count)
     }
 }
 
-/* Whole blocks of copied bf16, for half of a strip's rows after the other. Before a copy there is something to read. */
-enum { HALF_STRIP = FG_AVX2_BLOCK_ROWS, BLOCK = FG_AVX2_BLOCK };
-_Static_assert(STRIP == 2 * HALF_STRIP, "halves of a strip");
+/* Whole blocks of bf16, for some of a strip's rows after the others. Before a copy there is something to read. */
+enum { BLOCK = FG_AVX2_BLOCK };
 _Static_assert(offsetof(fg_cpu_attend_scratch, copies) > 0, "something before the copies");
+
+/* Rows that go together: four, or as many as a block takes, in even parts. */
+FG_AVX2_INLINE int block_rows(int M)
+{
+    int parts = (M + FG_AVX2_BLOCK_ROWS - 1) / FG_AVX2_BLOCK_ROWS;
+    return M == FG_AVX2_TALL_ROWS ? M : (M + parts - 1) / parts;
+}
+
+/* `direct`: K and V lie in the arena, whose first bytes these may be. */
+FG_AVX2_INLINE void add_block(int M, bool direct, bool adds, const fg_avx2_rows *rows,
+                              const fg_avx2_columns *columns, float *const *outs)
+{
+    if (M == FG_AVX2_TALL_ROWS) {
+        fg_avx2_add_tall(adds, rows, columns, outs);
+    } else {
+        fg_avx2_add_block(M, adds, direct, rows, columns, outs);
+    }
+}
 
 /* Of q or weights, so many floats apart; pairs are neighbours. */
 FG_AVX2_INLINE fg_avx2_rows rows_of(const float *x, size_t row)
@@ -607,58 +638,175 @@ FG_AVX2_INLINE fg_avx2_rows rows_of(const float *x, size_t row)
     return (fg_avx2_rows){ .x = x, .row = row, .pair = 2, .lower = 1 };
 }
 
-/* Scores of the pieces begin .. end - 1 of a whole strip. */
-static void score_blocks(const fg_strip *s, uint32_t begin, uint32_t end)
+/* M rows of scores of a piece, whose bytes `after` are asked for unless that is NULL. */
+FG_AVX2_INLINE void score_rows(int M, bool direct, const float *q, const uint8_t *keys,
+                               const uint8_t *after, uint32_t head_dim, float *scores)
 {
     enum { PAIR_BYTES = PIECE * 4, CHAIN_BYTES = FG_STRIP_CHAIN / 2 * PAIR_BYTES };
+    float *outs[FG_AVX2_TALL_ROWS];
+    for (int m = 0; m < M; m++) {
+        outs[m] = scores + m * SCORES;
+    }
+    for (uint32_t d = 0; d < head_dim; d += BLOCK) {
+        size_t at = d / BLOCK * 2 * (size_t)CHAIN_BYTES;
+        fg_avx2_rows rows = rows_of(q + d, FG_STRIP_Q);
+        fg_avx2_columns columns = { .firsts = keys + at,
+                                    .seconds = keys + at + CHAIN_BYTES,
+                                    .pair_bytes = PAIR_BYTES };
+        if (after != NULL) {
+            columns.after_firsts = after + at;
+            columns.after_seconds = after + at + CHAIN_BYTES;
+        }
+        if (d == 0) {
+            add_block(M, direct, false, &rows, &columns, outs);
+        } else {
+            add_block(M, direct, true, &rows, &columns, outs);
+        }
+    }
+}
+
+/* Scores of the pieces begin .. end - 1. */
+FG_AVX2_INLINE void score_blocks(int M, bool direct, const fg_strip *s, uint32_t begin,
+                                 uint32_t end)
+{
     uint32_t head_dim = s->args->kv->head_dim;
+    int part = block_rows(M);
     for (uint32_t piece = begin; piece < end; piece++) {
-        for (int m = 0; m < STRIP; m += HALF_STRIP) {
-            float *outs[HALF_STRIP];
-            for (int i = 0; i < HALF_STRIP; i++) {
-                outs[i] = s->scores + (m + i) * SCORES + piece * PIECE;
-            }
-            const uint8_t *keys = s->pieces->keys[piece];
-            for (uint32_t d = 0; d < head_dim; d += BLOCK) {
-                fg_avx2_rows q = rows_of(s->q + (size_t)m * FG_STRIP_Q + d, FG_STRIP_Q);
-                if (d == 0) {
-                    fg_avx2_add_block(false, false, &q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
-                } else {
-                    fg_avx2_add_block(true, false, &q, keys, keys + CHAIN_BYTES, PAIR_BYTES, outs);
-                }
-                keys += 2 * CHAIN_BYTES;
+        const uint8_t *keys = s->pieces->keys[piece];
+        const uint8_t *after = direct ? s->pieces->after_keys[piece] : NULL;
+        float *scores = s->scores + piece * PIECE;
+        score_rows(part, direct, s->q, keys, after, head_dim, scores);
+        if (part < M) {
+            score_rows(M - part, direct, s->q + part * FG_STRIP_Q, keys, NULL, head_dim,
+                       scores + part * SCORES);
+        }
+    }
+}
+
+/* Rows first .. first + M - 1 of weights times the values of a block of slots, in sixteen columns. */
+FG_AVX2_INLINE void value_rows(int M, bool direct, const fg_strip *s, int first, uint32_t slot,
+                               uint32_t column)
+{
+    const fg_strip_pieces *pieces = s->pieces;
+    uint32_t piece = slot / PIECE;
+    size_t at = (size_t)column * 4;
+    fg_avx2_rows rows = rows_of(s->scores + first * SCORES + slot, SCORES);
+    fg_avx2_columns columns = { .firsts = pieces->values[piece] + at,
+                                .seconds = pieces->values[piece + 1] + at,
+                                .pair_bytes = (size_t)s->args->kv->head_dim * 4 };
+    if (direct && first == 0) {
+        size_t share = at * (PIECE / 2); /* lines in the order in which they lie */
+        columns.after_firsts = pieces->after_values[piece] + share;
+        columns.after_seconds = pieces->after_values[piece + 1] + share;
+    }
+    float *outs[FG_AVX2_TALL_ROWS];
+    for (int m = 0; m < M; m++) {
+        outs[m] = s->targets[first + m] + FG_ATTEND_HEAD + column;
+    }
+    add_block(M, direct, true, &rows, &columns, outs);
+}
+
+/* Weights times values of slots that all rows of a strip see. */
+FG_AVX2_INLINE void value_blocks(int M, bool direct, const fg_strip *s, fg_cpu_slots slots)
+{
+    int part = block_rows(M);
+    for (uint32_t slot = slots.begin; slot < slots.end; slot += BLOCK) {
+        for (uint32_t column = 0; column < s->args->kv->head_dim; column += 16) {
+            value_rows(part, direct, s, 0, slot, column);
+            if (part < M) {
+                value_rows(M - part, direct, s, part, slot, column);
             }
         }
     }
 }
 
-/* Weights times values of slots that all rows of a whole strip see. */
-static void value_blocks(const fg_strip *s, fg_cpu_slots slots)
+FG_AVX2_INLINE void clear_fours(int M, __m256i sums[FG_AVX2_FOURS_ROWS][2])
 {
-    uint32_t head_dim = s->args->kv->head_dim;
-    size_t pair_bytes = (size_t)head_dim * 4;
-    for (uint32_t column = 0; column < head_dim; column += 16) {
-        float *outs[STRIP];
-        for (int m = 0; m < STRIP; m++) {
-            outs[m] = s->targets[m] + FG_ATTEND_HEAD + column;
+    for (int m = 0; m < M; m++) {
+        sums[m][0] = _mm256_setzero_si256();
+        sums[m][1] = _mm256_setzero_si256();
+    }
+}
+
+/* Int8 straight from the arena. Rows first .. first + M - 1 of sums of products with a piece's keys. */
+FG_AVX2_INLINE void score_four_rows(int M, const fg_strip *s, int first, uint32_t piece)
+{
+    const uint8_t *after = first == 0 ? s->pieces->after_keys[piece] : NULL;
+    __m256i sums[FG_AVX2_FOURS_ROWS][2];
+    clear_fours(M, sums);
+    fg_avx2_add_fours(M, s->q + first * FG_STRIP_Q, FG_STRIP_Q, s->pieces->keys[piece], PIECE * 4,
+                      s->args->kv->head_dim / 4, after, sums);
+    for (int m = 0; m < M; m++) {
+        __m256i *out = (__m256i *)(void *)(s->scores + (first + m) * SCORES + piece * PIECE);
+        _mm256_store_si256(out, sums[m][0]);
+        _mm256_store_si256(out + 1, sums[m][1]);
+    }
+}
+
+FG_AVX2_INLINE void score_fours(int M, const fg_strip *s, uint32_t begin, uint32_t end)
+{
+    int part = block_rows(M);
+    for (uint32_t piece = begin; piece < end; piece++) {
+        score_four_rows(part, s, 0, piece);
+        if (part < M) {
+            score_four_rows(M - part, s, part, piece);
         }
-        for (uint32_t slot = slots.begin; slot < slots.end; slot += BLOCK) {
-            const uint8_t *firsts = s->pieces->values[slot / PIECE] + column * 4;
-            const uint8_t *seconds = s->pieces->values[slot / PIECE + 1] + column * 4;
-            for (int m = 0; m < STRIP; m += HALF_STRIP) {
-                fg_avx2_rows weights = rows_of(s->scores + m * SCORES + slot, SCORES);
-                fg_avx2_add_block(true, false, &weights, firsts, seconds, pair_bytes, outs + m);
-            }
+    }
+}
+
+/* Rows first .. first + M - 1 of weights times the values of some pieces, in sixteen columns. */
+FG_AVX2_INLINE void value_four_rows(int M, const fg_strip *s, int first, uint32_t begin,
+                                    uint32_t end, uint32_t column)
+{
+    size_t at = (size_t)column * 4;
+    __m256i sums[FG_AVX2_FOURS_ROWS][2];
+    clear_fours(M, sums);
+    for (uint32_t piece = begin; piece < end; piece++) {
+        const uint8_t *after =
+            first == 0 ? s->pieces->after_values[piece] + at * (PIECE / 4) : NULL;
+        fg_avx2_add_fours(M, s->scores + first * SCORES + piece * PIECE / 2, SCORES,
+                          s->pieces->values[piece] + at, (size_t)s->args->kv->head_dim * 4,
+                          PIECE / 4, after, sums);
+    }
+    for (int m = 0; m < M; m++) {
+        float *target = s->targets[first + m] + FG_ATTEND_HEAD + column;
+        __m256i *out = (__m256i *)(void *)target;
+        _mm256_store_si256(out, _mm256_add_epi32(_mm256_load_si256(out), sums[m][0]));
+        _mm256_store_si256(out + 1, _mm256_add_epi32(_mm256_load_si256(out + 1), sums[m][1]));
+    }
+}
+
+FG_AVX2_INLINE void value_fours(int M, const fg_strip *s, uint32_t begin, uint32_t end)
+{
+    int part = block_rows(M);
+    for (uint32_t column = 0; column < s->args->kv->head_dim && begin < end; column += 16) {
+        value_four_rows(part, s, 0, begin, end, column);
+        if (part < M) {
+            value_four_rows(M - part, s, part, begin, end, column);
         }
     }
 }
 
 /* Whether a product of a strip goes block by block: slots or dimensions first .. end - 1, so many columns. */
-FG_AVX2_INLINE bool in_blocks(uint32_t kind, int M, const fg_strip *s, uint32_t first, uint32_t end,
-                              uint32_t columns)
+FG_AVX2_INLINE bool in_blocks(uint32_t kind, uint32_t first, uint32_t end, uint32_t columns)
 {
-    return kind == FG_BF16 && M == STRIP && s->pieces->run > PIECE && first % BLOCK == 0 &&
-           end % BLOCK == 0 && columns % 16 == 0;
+    return kind == FG_BF16 && first % BLOCK == 0 && end % BLOCK == 0 && columns % 16 == 0;
+}
+
+/* One row; a function of its own, as all strips need it. */
+static __attribute__((noinline)) void add_row(uint32_t kind, const fg_strip *s,
+                                              const float *weights, float *out, fg_cpu_slots slots)
+{
+    switch (kind) {
+    case FG_F32:
+        add_values(FG_F32, 1, s, weights, &out, slots);
+        break;
+    case FG_F16:
+        add_values(FG_F16, 1, s, weights, &out, slots);
+        break;
+    default:
+        add_values(FG_BF16, 1, s, weights, &out, slots);
+    }
 }
 
 /* Values of slots begin .. end - 1: what all rows see in one product, the rest row by row. */
@@ -670,22 +818,31 @@ FG_AVX2_INLINE void strip_values(uint32_t kind, int M, const fg_strip *s, uint32
         outs[m] = s->targets[m] + FG_ATTEND_HEAD;
     }
     if (kind == FG_I8) {
-        add_values(kind, M, s, s->scores, outs, fg_strip_seen_slots(s, begin, end));
+        fg_cpu_slots pieces = fg_strip_seen(s, begin / PIECE, end / PIECE);
+        if (s->pieces->run == PIECE && s->args->kv->head_dim % 16 == 0) {
+            value_fours(M, s, pieces.begin, pieces.end);
+        } else {
+            add_values(kind, M, s, s->scores, outs, fg_strip_seen_slots(s, begin, end));
+        }
         return;
     }
-    for (int m = 0; m < M; m++) {
+    for (int m = 0; m < M && !s->even; m++) {
         fg_cpu_slots before = fg_strip_before(s, (uint32_t)m, begin, end);
-        add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], before);
+        add_row(kind, s, s->scores + m * SCORES, outs[m], before);
     }
     fg_cpu_slots all = fg_strip_clip(s->all, begin, end);
-    if (in_blocks(kind, M, s, all.begin, all.end, s->args->kv->head_dim)) {
-        value_blocks(s, all);
+    if (in_blocks(kind, all.begin, all.end, s->args->kv->head_dim)) {
+        if (s->pieces->run == PIECE) {
+            value_blocks(M, true, s, all);
+        } else {
+            value_blocks(M, false, s, all);
+        }
     } else {
         add_values(kind, M, s, s->scores, outs, all);
     }
-    for (int m = 0; m < M; m++) {
+    for (int m = 0; m < M && !s->even; m++) {
         fg_cpu_slots after = fg_strip_after(s, (uint32_t)m, begin, end);
-        add_values(kind, 1, s, s->scores + m * SCORES, &outs[m], after);
+        add_row(kind, s, s->scores + m * SCORES, outs[m], after);
     }
 }
 
@@ -694,12 +851,20 @@ FG_AVX2_INLINE void strip_scores(uint32_t kind, int M, const fg_strip *s, uint32
                                  uint32_t end)
 {
     fg_cpu_slots seen = fg_strip_seen(s, begin, end);
-    if (in_blocks(kind, M, s, 0, s->args->kv->head_dim, PIECE)) {
-        score_blocks(s, seen.begin, seen.end);
+    if (kind == FG_I8 && s->pieces->run == PIECE) {
+        score_fours(M, s, seen.begin, seen.end);
         return;
     }
-    for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)tile_vectors(M) / 2) {
-        score_pieces(kind, M, tile_vectors(M), s, at);
+    if (in_blocks(kind, 0, s->args->kv->head_dim, PIECE)) {
+        if (s->pieces->run == PIECE) {
+            score_blocks(M, true, s, seen.begin, seen.end);
+        } else {
+            score_blocks(M, false, s, seen.begin, seen.end);
+        }
+        return;
+    }
+    for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)tile_vectors(kind, M) / 2) {
+        score_pieces(kind, M, tile_vectors(kind, M), s, at);
     }
 }
 
@@ -719,6 +884,8 @@ void fg_cpu_avx2_attend(const fg_cpu_attend *args)
     static const fg_strip_kernels kernels = {
         .strip_max = STRIP,
         .dim_step = 8,
+        .ahead = 4, /* more drive each other out of caches where blocks are a power of two long */
+        .together = 2,
         .products = products_of,
         .pack_q = pack_q,
         .weigh = weigh,

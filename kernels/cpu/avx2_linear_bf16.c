@@ -143,10 +143,13 @@ static void multiply_slice(const slice *s, const uint8_t *panel, size_t first, c
             ahead += PAIR_BYTES;
         }
         fg_avx2_rows x = { .x = &s->x[0][at], .row = FLOATS_STRIDE, .pair = 1, .lower = SLICE / 2 };
+        fg_avx2_columns columns = { .firsts = block,
+                                    .seconds = block + HALF_BYTES,
+                                    .pair_bytes = PAIR_BYTES };
         if (first + at == 0) {
-            fg_avx2_add_block(true, true, &x, block, block + HALF_BYTES, PAIR_BYTES, outs);
+            fg_avx2_add_block(FG_AVX2_BLOCK_ROWS, true, true, &x, &columns, outs);
         } else {
-            fg_avx2_add_block(true, false, &x, block, block + HALF_BYTES, PAIR_BYTES, outs);
+            fg_avx2_add_block(FG_AVX2_BLOCK_ROWS, true, false, &x, &columns, outs);
         }
     }
 }

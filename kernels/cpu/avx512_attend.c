@@ -329,7 +329,7 @@ enum { DIM_STEP = FG_AVX512_LANES };
 
 /* What both tables share. */
 #define SHARED_KERNELS                                                                             \
-    .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .begins = true,                            \
+    .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .ahead = 8, .begins = true,                \
     .settle_scores = settle_scores, .settle_values = settle_values, .find_factors = find_factors,  \
     .merge = merge, .multiply = multiply, .copy = copy
 

@@ -687,6 +687,7 @@ void fg_cpu_neon_attend(const fg_cpu_attend *args)
     static const fg_strip_kernels kernels = {
         .strip_max = STRIP,
         .dim_step = 8,
+        .ahead = 8,
         .products = products_of,
         .pack_q = pack_q,
         .weigh = weigh,

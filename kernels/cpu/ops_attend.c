@@ -16,7 +16,7 @@ enum {
     /* Below this many multiply-adds the caller works alone: a fork costs more than it saves. */
     ALONE_MACS = 65536,
     HUGE_PAGE = 2u << 20u, /* a mapping of whole ones gets them, which fill the caches evenly */
-    UNITS_PER_MEMBER = 6,  /* that tiles of few rows are cut into */
+    UNITS_PER_MEMBER = 12, /* that tiles of few rows are cut into */
     UNITS_MOST = 16,       /* per member, that tiles get smaller for */
     WHOLE_PER_MEMBER = 3,  /* units of whole tiles that are enough */
     TILE_LEAST = 96,       /* (row, head)s; tiles get no smaller to be shared out evenly */
@@ -164,6 +164,13 @@ static uint32_t take_tiles(attend_job *job, uint32_t first, uint32_t rows, uint6
     return first;
 }
 
+/* Chunks of a unit, at most `most`, so that a tile's last unit is not much lighter than the others. */
+static uint32_t even_span(uint32_t chunks, uint32_t most)
+{
+    uint32_t units = (chunks + most - 1) / most;
+    return (chunks + units - 1) / units;
+}
+
 /* Cuts tiles into units of about equal cost where whole ones would be too few. */
 static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
 {
@@ -181,7 +188,7 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
         bool cut = member_count > 1 && (few || small) && span < chunks &&
                    shared + job->part_count <= SHARED_MAX &&
                    (record + needed) * job->record_floats <= RECORD_FLOATS;
-        t->span = cut ? (uint32_t)(span == 0 ? 1 : span) : chunks;
+        t->span = cut ? even_span(chunks, span == 0 ? 1 : (uint32_t)span) : chunks;
         t->unit_first = units;
         t->unit_count = (chunks + t->span - 1) / t->span;
         units += t->unit_count * job->part_count;

@@ -7,7 +7,7 @@
 enum {
     PIECE = FG_KV_PIECE,
     BLOCK = 2 * PIECE, /* slots of two chains of bf16 */
-    AHEAD = 8,         /* pieces that a tile of one strip fetches ahead */
+    AHEAD_MAX = 8,     /* of the pieces that an instruction set fetches ahead */
     CACHED_PIECES = 4, /* that both strips take before the next ones */
     COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
     FETCH_SHARES =
@@ -286,11 +286,21 @@ static void fetch_share(const walk *w, const fg_strip_pieces *pieces, const uint
     }
 }
 
+/* Several strips share what the first-level cache holds. One strip reads a piece's values column by column: of a whole
+ * chunk, what is fetched a few pieces ahead would come too late. */
+static uint32_t pieces_together(const walk *w, bool over_values)
+{
+    if (w->strip_count > 1) {
+        return CACHED_PIECES;
+    }
+    return over_values && w->kernels->together > 0 ? w->kernels->together : FG_STRIP_PIECES;
+}
+
 /* The first or the last pass over a chunk, some pieces at a time. */
 static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *strips,
                  bool over_values)
 {
-    uint32_t count = w->strip_count == 1 ? FG_STRIP_PIECES : CACHED_PIECES;
+    uint32_t count = pieces_together(w, over_values);
     uint32_t end;
     for (uint32_t at = pieces->begin; at < pieces->end; at = end) {
         end = (at / count + 1) * count; /* whole blocks of bf16 */
@@ -340,7 +350,7 @@ static bool find_following(const walk *w, uint32_t chunk, fg_strip_pieces *piece
     if (copies_kv(&following)) {
         return false;
     }
-    find_pieces(&following, next->chunk_first, AHEAD, pieces);
+    find_pieces(&following, next->chunk_first, AHEAD_MAX, pieces);
     return true;
 }
 
@@ -354,7 +364,7 @@ static void run_direct_chunks(const walk *w)
         fg_strip_pieces *next = &pieces[(chunk + 1) % 2];
         bool known = find_following(w, chunk, next);
         find_after(&pieces[chunk % 2], known ? next : NULL,
-                   w->strip_count == 1 ? AHEAD : CACHED_PIECES);
+                   w->strip_count == 1 ? w->kernels->ahead : CACHED_PIECES);
         run_chunk(w, &pieces[chunk % 2], chunk);
     }
 }

@@ -1,5 +1,7 @@
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
@@ -149,6 +151,52 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
         fg_mem_free(out);
         free_world(&w);
     }
+}
+
+/* The cache may begin and end where a mapping does: from one row to a few, groups of one to eight. */
+Test(attend, nothing_outside_the_cache_is_read)
+{
+    static const uint32_t dtypes[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
+    enum { SLOTS = 288, BYTES_MAX = 1 << 18 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *map = mmap(NULL, BYTES_MAX + 2 * page, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(map != MAP_FAILED);
+    cr_assert(mprotect(map, page, PROT_NONE) == 0);
+    cr_assert(mprotect(map + page + BYTES_MAX, page, PROT_NONE) == 0);
+    for (uint32_t i = 0; i < sizeof dtypes / sizeof dtypes[0] * 8; i++) {
+        const uint32_t group = 1 + i % 8;
+        const attend_case c = { "guarded", group, 1, 64, 16, dtypes[i / 8], SLOTS, 9, 0 };
+        world w = make_world(&c, 77 + i);
+        const size_t arena_bytes = (fg_kv_blocks_for(SLOTS, 16) | 1) * w.kv.block_bytes;
+        cr_assert(arena_bytes <= BYTES_MAX);
+        float *outs[2] = { fg_mem_array(SLOTS * group, 64 * sizeof(float)),
+                           fg_mem_array(SLOTS * group, 64 * sizeof(float)) };
+        for (size_t isa = 0; isa < TEST_ISAS; isa++) {
+            test_device device;
+            if (!open_test_device(test_isas[isa], 1, &device)) {
+                continue;
+            }
+            store_world(&device, &w, &c);
+            attend_rows(&device, &w, &c, SLOTS - 9, 9, outs[0]);
+            for (uint32_t at = 0; at < 4; at++) {
+                world guarded = w;
+                guarded.kv.arena = map + page + (at < 2 ? 0 : BYTES_MAX - arena_bytes);
+                memcpy(guarded.kv.arena, w.kv.arena, arena_bytes);
+                for (uint32_t row = SLOTS - 9; row < SLOTS; row += at % 2 == 0 ? 9 : 1) {
+                    attend_rows(&device, &guarded, &c, row, at % 2 == 0 ? 9 : 1, outs[1]);
+                }
+                cr_assert(memcmp(outs[0], outs[1], SLOTS * group * 64 * sizeof(float)) == 0,
+                          "%s, isa %s, a group of %u", fg_dtype_name(dtypes[i / 8]), test_isas[isa],
+                          group);
+            }
+            close_test_device(&device);
+        }
+        fg_mem_free(outs[0]);
+        fg_mem_free(outs[1]);
+        free_world(&w);
+    }
+    munmap(map, BYTES_MAX + 2 * page);
 }
 
 /* Later slots hold what nobody may multiply by, even by 0: the rows of a tile end at every place of a pair. */
