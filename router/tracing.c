@@ -136,8 +136,12 @@ static fg_otlp_span span_of(const fg_job *job, const char *name)
     return span;
 }
 
+/* Nothing was sent, or prefill has not said yet what: a token of decode may be here first. */
 static void add_transfer(fg_otlp_span *span, const fg_job_record *record)
 {
+    if (record->kv_blocks == 0) {
+        return;
+    }
     add_text(span, "forge.transport", record->transport);
     fg_otlp_add_number(span, "forge.kv_blocks", record->kv_blocks);
     fg_otlp_add_number(span, "forge.kv_bytes", record->kv_bytes);
@@ -200,8 +204,6 @@ void fg_tracing_end_job(fg_spans *spans, const fg_job *job, uint64_t now_ns, con
     add_text(&span, "forge.prefill_worker", record->prefill);
     add_text(&span, "forge.decode_worker", record->decode);
     fg_otlp_add_text(&span, "forge.finish", fg_tracing_finish_name(record->finish));
-    if (record->kv_blocks > 0) {
-        add_transfer(&span, record);
-    }
+    add_transfer(&span, record);
     fg_spans_add(spans, &span);
 }

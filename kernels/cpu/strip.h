@@ -99,9 +99,8 @@ typedef struct fg_strip_kernels {
     uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
     uint32_t dim_step;  /* divides the head size, else attention is plain's */
     uint32_t ahead;     /* pieces that a tile of one strip fetches ahead */
-    uint32_t
-        together; /* pieces, whole blocks of bf16, of which it takes all values before the next ones; 0: all */
-    bool begins; /* values write outputs, instead of adding to them, where a strip says so */
+    uint32_t together;  /* pieces whose values it multiplies together, whole blocks; 0: a chunk's */
+    bool begins;        /* values write outputs, instead of adding to them, where a strip says so */
     /* Before strips of so many (row, head)s that read a copy, and with 0 after the last; NULL: no need. */
     void (*set_rows)(uint32_t count);
     const fg_strip_products *(*products)(uint32_t dtype); /* [count - 1] */

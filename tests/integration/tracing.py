@@ -121,15 +121,12 @@ SPLIT = ROUTER_STATES | {"POST /v1/completions", "generate", "worker.queue", "wo
 def one_trace(suite):
     """The caller's trace id in all three processes, in one tree."""
     with Traced(suite) as t:
-        for asked in range(1, 6):
-            trace_id, caller = draw(suite)
-            status, headers, text = t.ask(BODY, {"traceparent": f"00-{trace_id}-{caller}-01",
-                                                 "tracestate": "congo=t61rcWkgMzE"})
-            assert status == 200, text
-            spans = t.trace(trace_id, SPLIT)
-            named = {s["name"]: s for s in spans}
-            if named["transfer"]["attrs"].get("forge.kv_bytes"):
-                break  # else a token of decode came before prefill said what it had sent
+        trace_id, caller = draw(suite)
+        status, headers, text = t.ask(BODY, {"traceparent": f"00-{trace_id}-{caller}-01",
+                                             "tracestate": "congo=t61rcWkgMzE"})
+        assert status == 200, text
+        spans = t.trace(trace_id, SPLIT)
+        named = {s["name"]: s for s in spans}
         answered = headers["traceparent"].split("-")
         assert answered[0] == "00" and answered[1] == trace_id and answered[3] == "01", headers
         assert headers["tracestate"] == "congo=t61rcWkgMzE", headers
@@ -149,14 +146,18 @@ def one_trace(suite):
         assert generate["attrs"]["forge.prefill_worker"] == "prefill-0", generate
         assert generate["attrs"]["forge.decode_worker"] == "decode-0", generate
         assert generate["attrs"]["forge.finish"] == "length", generate
-        transfer, push = named["transfer"]["attrs"], named["worker.push"]["attrs"]
-        assert transfer["forge.kv_bytes"] == push["forge.kv_bytes"] > 0, (transfer, push)
-        assert transfer["forge.transport"] and transfer["forge.transport"] == push["forge.transport"]
+        push = named["worker.push"]["attrs"]
+        told = [generate["attrs"]]  # and the transfer, unless a token of decode came before
+        if "forge.kv_bytes" in named["transfer"]["attrs"]:
+            told.append(named["transfer"]["attrs"])
+        for attrs in told:
+            assert attrs["forge.kv_bytes"] == push["forge.kv_bytes"] > 0, (attrs, push)
+            assert attrs["forge.transport"] == push["forge.transport"] != "", (attrs, push)
         assert named["worker.push"]["process"] == "prefill-0"
         assert named["worker.receive"]["process"] == "decode-0"
         status, page = get(t.cluster.port, "/metrics")
         for name in ("queue", "reserve", "prefill", "transfer", "decode"):
-            assert f"forge:request_{name}_time_seconds_count {asked}" in page.decode(), name
+            assert f"forge:request_{name}_time_seconds_count 1" in page.decode(), name
         order = ["queue", "reserve", "prefill", "transfer", "decode"]
         for before, after in zip(order, order[1:]):
             assert named[before]["endTimeUnixNano"] == named[after]["startTimeUnixNano"], before
