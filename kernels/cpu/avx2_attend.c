@@ -318,7 +318,7 @@ FG_AVX2_INLINE void add_columns(uint32_t kind, int M, int N, const fg_strip *s,
     }
 }
 
-/* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
+/* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency; int8's additions have none. */
 FG_AVX2_INLINE int tile_vectors(uint32_t kind, int M)
 {
     if (kind == FG_I8) {

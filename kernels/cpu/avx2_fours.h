@@ -1,7 +1,8 @@
 /*
- * avx2_fours - products of an int8 cache with rows of 16-bit numbers, in pairs: up to four rows by sixteen columns. Of four bytes that
- * lie together the first and third are multiplied by one pair, then the second and fourth by the next. Sums are exact, so any
- * order gives the same; this one is written out, as the processor gives ports in the order of instructions.
+ * avx2_fours - products of an int8 cache with rows of 16-bit numbers, in pairs: up to four rows by sixteen columns. Of
+ * four bytes that lie together the first and third are multiplied by one pair, then the second and fourth by the next.
+ * Sums are exact, so any order gives the same; this one is written out, as the processor gives ports in the order of
+ * instructions.
  */
 #ifndef FORGE_KERNELS_CPU_AVX2_FOURS_H
 #define FORGE_KERNELS_CPU_AVX2_FOURS_H

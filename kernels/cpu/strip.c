@@ -7,7 +7,7 @@
 enum {
     PIECE = FG_KV_PIECE,
     BLOCK = 2 * PIECE, /* slots of two chains of bf16 */
-    AHEAD_MAX = 8,     /* of the pieces that an instruction set fetches ahead */
+    AHEAD_MAX = 8,     /* pieces that an instruction set may fetch ahead */
     CACHED_PIECES = 4, /* that both strips take before the next ones */
     COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
     FETCH_SHARES =

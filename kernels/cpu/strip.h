@@ -98,7 +98,7 @@ static inline void fg_strip_find_factors(fg_strip_merge *m)
 typedef struct fg_strip_kernels {
     uint32_t strip_max; /* (row, head)s, FG_STRIP_MAX at most */
     uint32_t dim_step;  /* divides the head size, else attention is plain's */
-    uint32_t ahead;     /* pieces that a tile of one strip fetches ahead */
+    uint32_t ahead;     /* pieces that a tile of one strip fetches ahead, eight at most */
     uint32_t together;  /* pieces whose values it multiplies together, whole blocks; 0: a chunk's */
     bool begins;        /* values write outputs, instead of adding to them, where a strip says so */
     /* Before strips of so many (row, head)s that read a copy, and with 0 after the last; NULL: no need. */

@@ -1,13 +1,13 @@
 /*
  * bench_attend [THREADS] [DTYPE] [ISA] [PART]: attention alone, over shapes of a 135M, a 1B and an 8B
- * model, prefill and decode, short and long contexts (cached: of one layer, which stays in the third level). Speed as a share of what the machine multiplies in registers
- * (kernels/bench/peak; floats, or bytes for an int8 cache) in the same minute, and the bytes of K and V a second; PART: only shapes whose
- * name contains it.
+ * model, prefill and decode, short and long contexts (cached: one layer, which stays in the third level).
+ * Speed as a share of what the machine multiplies in registers (kernels/bench/peak; floats, or bytes for an
+ * int8 cache) in the same minute, and the bytes of K and V a second; PART: only shapes whose name contains it.
  *
  * Then what paging costs: the same rows over the same KV in one block as long as the context
  * (contiguous), in blocks of 16 in rising order, and in blocks of 16 in an order drawn from a fixed seed.
- * Each time is the best of nine or, of short ones, of more, because other work on the machine only ever slows it. The outputs of all
- * three must be equal.
+ * Each time is the best of nine or, of short ones, of more, because other work on the machine only ever
+ * slows it. The outputs of all three must be equal.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -192,8 +192,9 @@ static void open_bench(bench *w, book *b)
     w->params.trace_span = CALLERS;
 }
 
-/* Runs a request to its end; 10 ms pass in each state. */
-static void run(bench *w, uint64_t id, uint32_t attempt)
+/* Runs a request to its end; 10 ms pass in each state. overtaken: decode's token is here before prefill says what it
+ * sent. */
+static void run(bench *w, uint64_t id, uint32_t attempt, bool overtaken)
 {
     bench_pass(w, 10);
     bench_ticket(w, id, attempt);
@@ -202,15 +203,15 @@ static void run(bench *w, uint64_t id, uint32_t attempt)
     msg.first.id = 20;
     bench_give(w, P, &msg);
     bench_pass(w, 10);
-    msg = (fg_msg){ .kind = FG_MSG_PUSHED, .request = id, .attempt = attempt };
-    msg.pushed.blocks = 2;
-    msg.pushed.bytes = 4096;
-    msg.pushed.transport = "tcp/lo\"x";
-    bench_give(w, P, &msg);
-    bench_pass(w, 10);
+    fg_msg pushed = { .kind = FG_MSG_PUSHED, .request = id, .attempt = attempt };
+    pushed.pushed.blocks = 2;
+    pushed.pushed.bytes = 4096;
+    pushed.pushed.transport = "tcp/lo\"x";
     fg_wire_token token = { .request = id, .attempt = attempt, .index = 1, .id = 21 };
-    msg = (fg_msg){ .kind = FG_MSG_TOKENS, .tokens = { .tokens = &token, .count = 1 } };
-    bench_give(w, D, &msg);
+    fg_msg tokens = { .kind = FG_MSG_TOKENS, .tokens = { .tokens = &token, .count = 1 } };
+    bench_give(w, overtaken ? D : P, overtaken ? &tokens : &pushed);
+    bench_pass(w, 10);
+    bench_give(w, overtaken ? P : D, overtaken ? &pushed : &tokens);
     msg = (fg_msg){ .kind = FG_MSG_DONE, .request = id, .attempt = attempt };
     msg.done.finish = FG_FINISH_LENGTH;
     msg.done.generated = 2;
@@ -229,7 +230,7 @@ Test(tracing, a_choice_is_a_span_with_its_states_inside)
     const fg_msg *reserve = bench_sent(&w, D, FG_MSG_RESERVE);
     uint64_t span = reserve->reserve.sampling.trace_span;
     cr_assert(span != 0 && span != CALLERS && reserve->reserve.sampling.trace_high == HIGH);
-    run(&w, id, 1);
+    run(&w, id, 1, false);
     cr_assert_eq(bench_sent(&w, P, FG_MSG_PREFILL)->prefill.sampling.trace_span, span);
     cr_assert_eq(w.end_count, 1u);
     bench_close(&w);
@@ -261,6 +262,24 @@ Test(tracing, a_choice_is_a_span_with_its_states_inside)
     close_book(&b);
 }
 
+/* The stretch is over by then; the request tells. */
+Test(tracing, a_transfer_that_is_not_known_yet_is_not_called_empty)
+{
+    bench w;
+    book b;
+    uint64_t id;
+    open_bench(&w, &b);
+    cr_assert_eq(bench_start(&w, 5, 2, &id), FG_OK);
+    run(&w, id, 1, true);
+    bench_close(&w);
+    read_book(&b);
+    cr_assert_not_null(find(&b, "transfer", 0));
+    cr_assert_str_eq(attr(find(&b, "transfer", 0), "forge.kv_blocks"), "");
+    cr_assert_str_eq(attr(find(&b, "generate", 0), "forge.kv_blocks"), "2");
+    cr_assert_str_eq(attr(find(&b, "generate", 0), "forge.transport"), "tcp/lo\"x");
+    close_book(&b);
+}
+
 Test(tracing, another_attempt_has_spans_of_its_own)
 {
     bench w;
@@ -271,7 +290,7 @@ Test(tracing, another_attempt_has_spans_of_its_own)
     bench_pass(&w, 10);
     fg_dispatch_on_down(w.dispatch, D);
     bench_join(&w, D, "d", FG_ROLE_DECODE);
-    run(&w, id, 2);
+    run(&w, id, 2, false);
     cr_assert_eq(w.end_count, 1u);
     bench_close(&w);
     read_book(&b);
