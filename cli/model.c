@@ -1,5 +1,7 @@
 #include "cli/model.h"
 
+#include "common/base/log.h"
+
 static fg_status open_text(fg_loaded_model *model, fg_error *err)
 {
     fg_status status = fg_tokenizer_open(model->weights, &model->tokenizer, err);
@@ -60,6 +62,8 @@ fg_status fg_loaded_model_finish(fg_loaded_model *model, fg_start *start, fg_err
     fg_start_lap(start, FG_START_TOKENIZER);
     if (model->text_status != FG_OK) {
         *err = model->text_error;
+    } else if (fg_chat_refusal(model->chat) != NULL) {
+        fg_warn("model", "chat=refused reason=\"%s\"", fg_chat_refusal(model->chat));
     }
     return model->text_status;
 }

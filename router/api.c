@@ -315,6 +315,7 @@ fg_status fg_api_read(const fg_api_server *server, fg_api_kind kind, const fg_js
         .request = &request,
         .error = error_out,
         .text = fg_api_text_defaults(server->context_max),
+        .now_s = call->created_s,
     };
     fg_status status = read_request(&reading, call);
     if (status == FG_OK) {

@@ -73,7 +73,8 @@ fg_status fg_api_read(const fg_api_server *server, fg_api_kind kind, const fg_js
  * fg_api_parse. */
 typedef enum fg_api_text_kind { FG_API_TOKENIZE, FG_API_DETOKENIZE } fg_api_text_kind;
 fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind, const char *body,
-                             size_t body_bytes, fg_buf *out, fg_api_error *error_out);
+                             size_t body_bytes, int64_t now_s, fg_buf *out,
+                             fg_api_error *error_out);
 
 /* A stretch of an answer: text, and the tokens that arrived with it (where the client asked). */
 typedef struct fg_api_piece {

@@ -39,6 +39,7 @@ typedef enum fg_api_param {
     FG_PARAM_SLO,
     FG_PARAM_DEADLINE,
     FG_PARAM_CACHE_TTL,
+    FG_PARAM_TEMPLATE_KWARGS,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -68,6 +69,7 @@ typedef struct fg_api_reading {
     int64_t integer[FG_PARAM_COUNT];
     bool flag[FG_PARAM_COUNT];
     fg_api_text text;
+    int64_t now_s; /* since 1970: some chat templates name the day */
 } fg_api_reading;
 
 /* Every row of the table against the body: fills given, number, integer and flag. */

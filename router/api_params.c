@@ -75,6 +75,7 @@ static const param params[] = {
                             .most = FG_SERVICE_MS_MAX },
     [FG_PARAM_CACHE_TTL] = { "cache_ttl_s", FOR_BOTH, INTEGER, .least = 0,
                              .most = FG_LIMIT_PIN_MS / 1000 },
+    [FG_PARAM_TEMPLATE_KWARGS] = { "chat_template_kwargs", FOR_CHAT, .rule = OWN },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "logprobs", FOR_BOTH, NEUTRAL, .neutral = IS_FALSE },
@@ -123,7 +124,6 @@ static const param params[] = {
     { "add_generation_prompt", FOR_CHAT, NEUTRAL, .neutral = IS_TRUE },
     { "continue_final_message", FOR_CHAT, NEUTRAL, .neutral = IS_FALSE },
     { "chat_template", FOR_CHAT, NEUTRAL, .neutral = ONLY_NULL },
-    { "chat_template_kwargs", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
     { "documents", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
 };
 

@@ -191,6 +191,26 @@ fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *te
     return take_encoded(r, name, status, &err, ids, capacity, count);
 }
 
+/* An object for the template's eyes: `enable_thinking`, say. What Forge itself says cannot be said there. */
+static fg_status read_variables(fg_api_reading *r, const fg_json_node **variables_out)
+{
+    static const char *const taken[] = { "messages",  "add_generation_prompt",
+                                         "tools",     "documents",
+                                         "bos_token", "eos_token" };
+    static const char name[] = "chat_template_kwargs";
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_TEMPLATE_KWARGS);
+    if (node != NULL && !fg_json_is(node, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, name, "an object", node);
+    }
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+        if (fg_json_get(node, taken[i]) != NULL) {
+            return fg_api_wrong_value(r, name, "'%s' cannot have a member '%s'", name, taken[i]);
+        }
+    }
+    *variables_out = node;
+    return FG_OK;
+}
+
 static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages, size_t count)
 {
     fg_error err = { 0 };
@@ -201,14 +221,18 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
     for (size_t i = 0; i < count; i++) {
         length += messages[i].content_length; /* together bounded by the body */
     }
-    fg_status status = take_ids(r, "messages", length,
-                                TEMPLATE_BYTES + count * TEMPLATE_MESSAGE_BYTES, &ids, &capacity);
+    fg_chat_options options = { .add_generation_prompt = r->text.add_generation_prompt,
+                                .now_s = r->now_s };
+    fg_status status = read_variables(r, &options.variables);
+    if (status == FG_OK) {
+        status = take_ids(r, "messages", length, TEMPLATE_BYTES + count * TEMPLATE_MESSAGE_BYTES,
+                          &ids, &capacity);
+    }
     if (status != FG_OK) {
         return status;
     }
-    status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count,
-                            r->text.add_generation_prompt, ids, capacity, r->text.ids_end,
-                            &id_count, &err);
+    status = fg_chat_encode(r->server->chat, r->server->tokenizer, messages, count, &options, ids,
+                            capacity, r->text.ids_end, &id_count, &err);
     return take_encoded(r, "messages", status, &err, ids, capacity, id_count);
 }
 

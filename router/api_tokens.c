@@ -64,7 +64,7 @@ static fg_status choose_input(fg_api_reading *r, int *input_out)
 /* What would change the rendered messages, and is not there. */
 static fg_status check_template(fg_api_reading *r)
 {
-    static const char *const absent[] = { "tools", "chat_template", "chat_template_kwargs" };
+    static const char *const absent[] = { "tools", "chat_template" };
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
         const fg_json_node *node = value_of(r, absent[i]);
         if (node != NULL && !fg_api_is_empty(node)) {
@@ -113,6 +113,7 @@ static fg_status read_text(fg_api_reading *r, form *form_out)
     }
     if (input == MESSAGES) {
         r->given[FG_PARAM_MESSAGES] = true;
+        r->given[FG_PARAM_TEMPLATE_KWARGS] = value_of(r, "chat_template_kwargs") != NULL;
         status = check_template(r);
         return status == FG_OK ? fg_api_read_messages(r) : status;
     }
@@ -228,10 +229,12 @@ static fg_status answer(fg_api_reading *r, fg_api_text_kind kind, fg_buf *out)
 }
 
 fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind, const char *body,
-                             size_t body_bytes, fg_buf *out, fg_api_error *error_out)
+                             size_t body_bytes, int64_t now_s, fg_buf *out, fg_api_error *error_out)
 {
     fg_request request = { 0 };
-    fg_api_reading r = { .server = server, .request = &request, .error = error_out };
+    fg_api_reading r = {
+        .server = server, .request = &request, .error = error_out, .now_s = now_s
+    };
     /* Whoever counts may have more than fits: as much as is counted of a prompt. */
     r.text = fg_api_text_defaults(2 * server->context_max + FG_API_COUNTED_MORE);
     r.text.may_be_empty = true;

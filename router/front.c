@@ -244,8 +244,8 @@ static void answer_text(fg_front *front, fg_http_exchange *exchange, const fg_ht
     fg_buf_clear(&front->page);
     fg_status status = check_door(front, exchange, &error);
     if (status == FG_OK) {
-        status =
-            fg_api_answer_text(&server, kind, http->body, http->body_bytes, &front->page, &error);
+        status = fg_api_answer_text(&server, kind, http->body, http->body_bytes, unix_time(front),
+                                    &front->page, &error);
     }
     if (status != FG_OK) {
         fg_stream_reply_error(front->streams, exchange, route, &error);

@@ -1,67 +1,95 @@
 #include "common/model/chat.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/mem.h"
-#include "common/model/chat_template.h"
+#include "common/jinja/jinja.h"
 
-enum { TEMPLATE_BYTES_MAX = 1 << 20 };
+/* What a rendering may take: far more than templates do that were seen, and bounded by what a client sent. */
+enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE = 16 };
+enum { RUN_STEPS = 1 << 20, RUN_STEPS_PER_MESSAGE = 2000 };
 
 static const char TEMPLATE_KEY[] = "tokenizer.chat_template";
+static const char TOKENS_KEY[] = "tokenizer.ggml.tokens";
 static const char START[] = "<|im_start|>";
-static const char END[] = "<|im_end|>\n";
+static const char CHATML[] =
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + "
+    "'<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif "
+    "%}";
 
 struct fg_chat {
-    const char *refusal; /* why this model's conversations cannot be rendered, or NULL */
-    char *system;        /* put before a conversation without a system message; NULL: none */
-    size_t system_length;
+    fg_jinja *template; /* NULL: there is none that can be used */
+    char refusal[FG_ERROR_TEXT_MAX];
+    char *bos,
+        *eos; /* what the template sees as bos_token and eos_token; NULL: the model has none */
+    size_t bos_length, eos_length;
 };
-
-/* Where a rendering goes: text and, when asked for, where the callers' own texts lie in it. */
-typedef struct renderer {
-    fg_buf *out;
-    fg_text_span *spans; /* may be NULL */
-    size_t span_count;
-} renderer;
 
 static bool vocabulary_has(const fg_weights *weights, const char *wanted)
 {
-    static const char key[] = "tokenizer.ggml.tokens";
     fg_meta_type type;
     uint64_t count;
-    if (!fg_weights_get_array(weights, key, &type, &count) || type != FG_META_STRING) {
+    if (!fg_weights_get_array(weights, TOKENS_KEY, &type, &count) || type != FG_META_STRING) {
         return false;
     }
     for (uint64_t i = 0; i < count; i++) {
         const char *text;
         size_t length;
-        if (fg_weights_array_string(weights, key, i, &text, &length) && length == strlen(wanted) &&
-            memcmp(text, wanted, length) == 0) {
+        if (fg_weights_array_string(weights, TOKENS_KEY, i, &text, &length) &&
+            length == strlen(wanted) && memcmp(text, wanted, length) == 0) {
             return true;
         }
     }
     return false;
 }
 
-static fg_status read_template(fg_chat *chat, const char *source, size_t length, fg_error *err)
+/* The name of the token that the model file calls so; false: no memory. */
+static bool read_token(const fg_weights *weights, const char *key, char **text_out,
+                       size_t *length_out)
 {
-    fg_buf plain;
-    fg_buf_init(&plain, TEMPLATE_BYTES_MAX);
-    const char *system = NULL;
-    bool known = length < TEMPLATE_BYTES_MAX / 4 &&
-                 fg_chat_template_plain(source, length, &plain) && plain.size > 0 &&
-                 fg_chat_template_is_chatml(plain.data, plain.size, &system, &chat->system_length);
-    bool no_memory = plain.failed;
-    if (known && system != NULL) {
-        chat->system = fg_mem_dup(system, chat->system_length + 1);
-        no_memory = chat->system == NULL;
+    uint32_t id;
+    const char *text;
+    size_t length;
+    fg_meta_type type;
+    uint64_t count;
+    if (!fg_weights_get_u32(weights, key, &id) ||
+        !fg_weights_get_array(weights, TOKENS_KEY, &type, &count) || type != FG_META_STRING ||
+        id >= count || !fg_weights_array_string(weights, TOKENS_KEY, id, &text, &length)) {
+        return true;
     }
-    fg_buf_deinit(&plain);
-    if (no_memory) {
+    *text_out = fg_mem_alloc(length + 1);
+    if (*text_out == NULL) {
+        return false;
+    }
+    memcpy(*text_out, text, length);
+    *length_out = length;
+    return true;
+}
+
+/* Compiles the template, or keeps why it cannot be used. */
+static fg_status read_template(fg_chat *chat, const fg_weights *weights, fg_error *err)
+{
+    const char *source;
+    size_t length;
+    fg_error found = { 0 };
+    if (!fg_weights_get_string(weights, TEMPLATE_KEY, &source, &length)) {
+        if (!vocabulary_has(weights, START)) {
+            snprintf(chat->refusal, sizeof chat->refusal,
+                     "this model has no chat template, use /v1/completions");
+            return FG_OK;
+        }
+        source = CHATML;
+        length = sizeof CHATML - 1;
+    }
+    fg_status status = fg_jinja_compile(source, length, &chat->template, &found);
+    if (status == FG_AGAIN) {
         return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }
-    if (!known) {
-        chat->refusal = "the chat template of this model is not supported yet (only ChatML is)";
+    if (status != FG_OK) {
+        snprintf(chat->refusal, sizeof chat->refusal,
+                 "the chat template of this model cannot be used, %.200s; use /v1/completions",
+                 found.text);
     }
     return FG_OK;
 }
@@ -72,16 +100,14 @@ fg_status fg_chat_open(const fg_weights *weights, fg_chat **chat_out, fg_error *
     if (chat == NULL) {
         return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }
-    const char *source;
-    size_t length;
-    if (fg_weights_get_string(weights, TEMPLATE_KEY, &source, &length)) {
-        fg_status status = read_template(chat, source, length, err);
-        if (status != FG_OK) {
-            fg_chat_close(chat);
-            return status;
-        }
-    } else if (!vocabulary_has(weights, START)) {
-        chat->refusal = "this model has no chat template, use /v1/completions";
+    fg_status status =
+        read_token(weights, "tokenizer.ggml.bos_token_id", &chat->bos, &chat->bos_length) &&
+                read_token(weights, "tokenizer.ggml.eos_token_id", &chat->eos, &chat->eos_length)
+            ? read_template(chat, weights, err)
+            : fg_fail(err, FG_AGAIN, "chat: out of memory");
+    if (status != FG_OK) {
+        fg_chat_close(chat);
+        return status;
     }
     *chat_out = chat;
     return FG_OK;
@@ -92,75 +118,146 @@ void fg_chat_close(fg_chat *chat)
     if (chat == NULL) {
         return;
     }
-    fg_mem_free(chat->system);
+    fg_jinja_destroy(chat->template);
+    fg_mem_free(chat->bos);
+    fg_mem_free(chat->eos);
     fg_mem_free(chat);
 }
 
-static void put_plain(renderer *r, const char *text, size_t length)
+const char *fg_chat_refusal(const fg_chat *chat)
 {
-    if (r->spans != NULL) {
-        r->spans[r->span_count++] = (fg_text_span){ .start = r->out->size, .length = length };
-    }
-    fg_buf_append(r->out, text, length);
+    return chat->template == NULL ? chat->refusal : NULL;
 }
 
-static fg_status render(const fg_chat *chat, const fg_chat_message *messages, size_t count,
-                        bool add_generation_prompt, renderer *r, fg_error *err)
+static void put_text(fg_jinja_run *run, fg_jinja_value *map, const char *key, const char *text,
+                     size_t length, bool of_client)
 {
-    if (chat->refusal != NULL) {
+    fg_jinja_map_put(run, map, key, fg_jinja_text(run, text, length, of_client));
+}
+
+/* The variables of a template, as those who made it pass them. A failure shows when the run is rendered. */
+static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
+                                    const fg_chat_message *messages, size_t count,
+                                    const fg_chat_options *options)
+{
+    fg_jinja_value *globals =
+        options->variables != NULL ? fg_jinja_json(run, options->variables) : fg_jinja_map(run);
+    fg_jinja_value *list = fg_jinja_list(run);
+    for (size_t i = 0; i < count; i++) {
+        fg_jinja_value *message = fg_jinja_map(run);
+        put_text(run, message, "role", messages[i].role, messages[i].role_length, true);
+        put_text(run, message, "content", messages[i].content, messages[i].content_length, true);
+        fg_jinja_list_add(run, list, message);
+    }
+    fg_jinja_map_put(run, globals, "messages", list);
+    fg_jinja_map_put(run, globals, "add_generation_prompt",
+                     fg_jinja_bool(run, options->add_generation_prompt));
+    fg_jinja_map_put(run, globals, "tools", fg_jinja_none_value(run));
+    fg_jinja_map_put(run, globals, "documents", fg_jinja_none_value(run));
+    if (chat->bos != NULL) {
+        put_text(run, globals, "bos_token", chat->bos, chat->bos_length, false);
+    }
+    if (chat->eos != NULL) {
+        put_text(run, globals, "eos_token", chat->eos, chat->eos_length, false);
+    }
+    return globals;
+}
+
+/* A run with the rendered pieces, which it owns; the caller owns the run. */
+static fg_status render(const fg_chat *chat, const fg_chat_message *messages, size_t count,
+                        const fg_chat_options *options, fg_jinja_run **run_out,
+                        const fg_jinja_piece **pieces_out, size_t *piece_count_out, fg_error *err)
+{
+    if (chat->template == NULL) {
         return fg_fail(err, FG_BAD_INPUT, "%s", chat->refusal);
     }
-    bool has_system =
-        count > 0 && messages[0].role_length == 6 && memcmp(messages[0].role, "system", 6) == 0;
-    if (count > 0 && !has_system && chat->system != NULL) {
-        fg_buf_puts(r->out, START);
-        fg_buf_puts(r->out, "system\n");
-        fg_buf_append(r->out, chat->system, chat->system_length);
-        fg_buf_puts(r->out, END);
-    }
+    size_t bytes = 0;
     for (size_t i = 0; i < count; i++) {
-        fg_buf_puts(r->out, START);
-        put_plain(r, messages[i].role, messages[i].role_length);
-        fg_buf_putc(r->out, '\n');
-        put_plain(r, messages[i].content, messages[i].content_length);
-        fg_buf_puts(r->out, END);
+        bytes += messages[i].role_length + messages[i].content_length;
     }
-    if (add_generation_prompt) {
-        fg_buf_puts(r->out, START);
-        fg_buf_puts(r->out, "assistant\n");
+    fg_jinja_run *run = fg_jinja_run_create(
+        RUN_BYTES + count * RUN_BYTES_PER_MESSAGE + bytes * RUN_BYTES_PER_BYTE,
+        RUN_STEPS + (uint64_t)count * RUN_STEPS_PER_MESSAGE + bytes, options->now_s);
+    if (run == NULL) {
+        return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }
-    return r->out->failed ? fg_fail(err, FG_AGAIN, "chat: no room for the prompt's text") : FG_OK;
+    fg_status status =
+        fg_jinja_render(chat->template, run, variables_of(chat, run, messages, count, options),
+                        pieces_out, piece_count_out, err);
+    if (status != FG_OK) {
+        fg_jinja_run_destroy(run);
+        return status;
+    }
+    *run_out = run;
+    return FG_OK;
 }
 
 fg_status fg_chat_render(const fg_chat *chat, const fg_chat_message *messages, size_t count,
-                         bool add_generation_prompt, fg_buf *out, fg_error *err)
+                         const fg_chat_options *options, fg_buf *out, fg_error *err)
 {
-    renderer r = { .out = out };
-    return render(chat, messages, count, add_generation_prompt, &r, err);
+    fg_jinja_run *run;
+    const fg_jinja_piece *pieces;
+    size_t piece_count;
+    fg_status status = render(chat, messages, count, options, &run, &pieces, &piece_count, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < piece_count; i++) {
+        fg_buf_append(out, pieces[i].text, pieces[i].length);
+    }
+    fg_jinja_run_destroy(run);
+    return out->failed ? fg_fail(err, FG_AGAIN, "chat: no room for the prompt's text") : FG_OK;
+}
+
+/* The pieces side by side, and where clients' words lie in them; their number. Two that touch are one. */
+static size_t lay_out(const fg_jinja_piece *pieces, size_t count, fg_buf *text, fg_text_span *spans)
+{
+    size_t span_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (pieces[i].of_client) {
+            fg_text_span *last = span_count == 0 ? NULL : &spans[span_count - 1];
+            if (last != NULL && last->start + last->length == text->size) {
+                last->length += pieces[i].length;
+            } else {
+                spans[span_count++] =
+                    (fg_text_span){ .start = text->size, .length = pieces[i].length };
+            }
+        }
+        fg_buf_append(text, pieces[i].text, pieces[i].length);
+    }
+    return span_count;
 }
 
 fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
-                         const fg_chat_message *messages, size_t count, bool add_generation_prompt,
-                         uint32_t *ids_out, size_t capacity, size_t refuse_at, size_t *count_out,
-                         fg_error *err)
+                         const fg_chat_message *messages, size_t count,
+                         const fg_chat_options *options, uint32_t *ids_out, size_t capacity,
+                         size_t refuse_at, size_t *count_out, fg_error *err)
 {
+    fg_jinja_run *run;
+    const fg_jinja_piece *pieces;
+    size_t piece_count;
+    *count_out = 0;
+    fg_status status = render(chat, messages, count, options, &run, &pieces, &piece_count, err);
+    if (status != FG_OK) {
+        return status;
+    }
     fg_buf text;
     fg_buf_init(&text, 0);
-    renderer r = { .out = &text, .spans = fg_mem_array(count + 1, 2 * sizeof(r.spans[0])) };
-    fg_status status = r.spans == NULL ? fg_fail(err, FG_AGAIN, "chat: out of memory") : FG_OK;
-    if (status == FG_OK) {
-        status = render(chat, messages, count, add_generation_prompt, &r, err);
-    }
-    if (status == FG_OK) {
-        fg_encode_options options = { .add_bos = true,
-                                      .parse_special = true,
-                                      .plain = r.spans,
-                                      .plain_count = r.span_count,
-                                      .refuse_at = refuse_at };
-        status = fg_tokenizer_encode(tokenizer, text.size == 0 ? "" : text.data, text.size, options,
+    fg_text_span *spans = fg_mem_array(piece_count + 1, sizeof *spans);
+    size_t span_count = spans == NULL ? 0 : lay_out(pieces, piece_count, &text, spans);
+    if (spans == NULL || text.failed) {
+        status = fg_fail(err, FG_AGAIN, "chat: out of memory");
+    } else {
+        fg_encode_options encode = { .add_bos = true,
+                                     .parse_special = true,
+                                     .plain = spans,
+                                     .plain_count = span_count,
+                                     .refuse_at = refuse_at };
+        status = fg_tokenizer_encode(tokenizer, text.size == 0 ? "" : text.data, text.size, encode,
                                      ids_out, capacity, count_out, err);
     }
-    fg_mem_free(r.spans);
+    fg_mem_free(spans);
     fg_buf_deinit(&text);
+    fg_jinja_run_destroy(run);
     return status;
 }

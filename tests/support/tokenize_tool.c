@@ -5,8 +5,6 @@
  *   tokenize_tool MODEL special   the same with special tokens parsed
  *   tokenize_tool MODEL decode    texts in, encoded and decoded again out
  *   tokenize_tool MODEL chat      conversations in, the rendered text and its ids out
- *   tokenize_tool MODEL template  template texts in, for each one "chatml" and its system message, or
- *                                 "other" (MODEL is not read)
  *
  * A text is a 32-bit little-endian length and its bytes, on both sides. A conversation is a text
  * ("1" or "0": with generation prompt or not), then a text with the number of messages, then for each
@@ -18,7 +16,6 @@
 
 #include "common/base/mem.h"
 #include "common/model/chat.h"
-#include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 
 enum { TEXT_BYTES_MAX = 1 << 26, MESSAGES_MAX = 256 };
@@ -123,9 +120,10 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
         fg_buf_init(&out, 0);
         static uint32_t ids[1 << 16];
         size_t id_count;
-        if (fg_chat_render(chat, messages, count, flag[0] == '1', &out, &err) != FG_OK ||
-            fg_chat_encode(chat, tokenizer, messages, count, flag[0] == '1', ids, 1 << 16, 0,
-                           &id_count, &err) != FG_OK) {
+        fg_chat_options options = { .add_generation_prompt = flag[0] == '1' };
+        if (fg_chat_render(chat, messages, count, &options, &out, &err) != FG_OK ||
+            fg_chat_encode(chat, tokenizer, messages, count, &options, ids, 1 << 16, 0, &id_count,
+                           &err) != FG_OK) {
             die(err.text);
         }
         write_text(out.size == 0 ? "" : out.data, out.size);
@@ -140,34 +138,12 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
     }
 }
 
-static void run_templates(void)
-{
-    char *text;
-    size_t length;
-    while ((text = read_text(&length)) != NULL) {
-        fg_buf plain;
-        fg_buf_init(&plain, 0);
-        const char *system = NULL;
-        size_t system_length = 0;
-        bool known = fg_chat_template_plain(text, length, &plain) && plain.size > 0 &&
-                     fg_chat_template_is_chatml(plain.data, plain.size, &system, &system_length);
-        write_text(known ? "chatml" : "other", known ? 6 : 5);
-        write_text(system == NULL ? "" : system, system_length);
-        fg_buf_deinit(&plain);
-        fg_mem_free(text);
-    }
-}
-
 int main(int argc, char **argv)
 {
     if (argc != 3) {
-        die("usage: tokenize_tool MODEL encode|special|decode|chat|template");
+        die("usage: tokenize_tool MODEL encode|special|decode|chat");
     }
     const char *mode = argv[2];
-    if (strcmp(mode, "template") == 0) {
-        run_templates();
-        return 0;
-    }
     fg_weights *weights = NULL;
     fg_tokenizer *tokenizer = NULL;
     fg_chat *chat = NULL;

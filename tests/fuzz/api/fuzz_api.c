@@ -89,7 +89,7 @@ static void check_text(const fg_api_server *server, const char *body, size_t siz
         fg_buf out;
         fg_api_error error = { 0 };
         fg_buf_init(&out, 0);
-        if (fg_api_answer_text(server, kind, body, size_bytes, &out, &error) == FG_OK) {
+        if (fg_api_answer_text(server, kind, body, size_bytes, 5, &out, &error) == FG_OK) {
             allow_nul(&out);
             check_json(&out);
         } else {

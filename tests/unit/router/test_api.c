@@ -236,6 +236,11 @@ static const struct refused {
       "unsupported_parameter" },
     { "min_tokens", FG_API_CHAT, CHAT(",\"min_tokens\":3"), 400, "min_tokens",
       "unsupported_parameter" },
+    { "variables that are no object", FG_API_CHAT, CHAT(",\"chat_template_kwargs\":[1]"), 400,
+      "chat_template_kwargs", "invalid_type" },
+    { "a variable that Forge sets", FG_API_CHAT,
+      CHAT(",\"chat_template_kwargs\":{\"messages\":[]}"), 400, "chat_template_kwargs",
+      "invalid_value" },
 };
 
 Test(api, a_bad_body_is_refused_with_its_parameter_and_code)
@@ -553,7 +558,7 @@ Test(api, texts_become_ids_and_ids_texts)
         const struct text_case *it = &text_cases[i];
         fg_buf_clear(&out);
         fg_status status =
-            fg_api_answer_text(&w.server, it->kind, it->body, strlen(it->body), &out, &w.error);
+            fg_api_answer_text(&w.server, it->kind, it->body, strlen(it->body), 5, &out, &w.error);
         if (it->status != 200) {
             char got[128];
             snprintf(got, sizeof got, "%s %s", w.error.code, w.error.param);
@@ -570,6 +575,36 @@ Test(api, texts_become_ids_and_ids_texts)
     close_world(&w);
 }
 
+/* What a template says is wrong is the client's to know; its variables reach it, and names of control tokens in
+ * them are words. */
+Test(api, a_chat_template_sees_the_clients_variables)
+{
+    static const char with[] = CHAT(",\"chat_template_kwargs\":{\"mark\":\"<|im_end|>\"}");
+    world w;
+    open_world(&w);
+    cr_assert_eq(parse(&w, FG_API_CHAT, CHAT(",\"chat_template_kwargs\":{}")), FG_OK);
+    uint32_t plain_count = w.request.token_count;
+    cr_assert_eq(parse(&w, FG_API_CHAT, with), FG_OK, "%s", w.error.text);
+    cr_assert_eq(w.request.token_count, plain_count + strlen("<|im_end|>"));
+    uint32_t ends = 0;
+    for (uint32_t i = 0; i < w.request.token_count; i++) {
+        ends += w.request.tokens[i] == SMALL_BPE_IM_END;
+    }
+    cr_assert_eq(ends, 1);
+    fg_buf out;
+    fg_buf_init(&out, 0);
+    cr_assert_eq(
+        fg_api_answer_text(&w.server, FG_API_TOKENIZE, with, strlen(with), 5, &out, &w.error),
+        FG_OK, "%s", w.error.text);
+    fg_buf_deinit(&out);
+    cr_assert_eq(parse(&w, FG_API_CHAT, CHAT(",\"chat_template_kwargs\":{\"refuse\":1}")),
+                 FG_BAD_INPUT);
+    cr_assert_eq(w.error.http_status, 400);
+    cr_assert_str_eq(w.error.param, "messages");
+    cr_assert_not_null(strstr(w.error.text, "line 1: refused on request"), "%s", w.error.text);
+    close_world(&w);
+}
+
 /* As many as a chat's prompt has; and the ids are told where they do not fit the context. */
 Test(api, what_is_counted_is_what_a_request_has)
 {
@@ -582,8 +617,9 @@ Test(api, what_is_counted_is_what_a_request_has)
     fg_buf_init(&out, 0);
     cr_assert_eq(parse(&w, FG_API_CHAT, chat), FG_OK);
     snprintf(want, sizeof want, "{\"count\":%u,", w.request.token_count);
-    cr_assert_eq(fg_api_answer_text(&w.server, FG_API_TOKENIZE, chat, strlen(chat), &out, &w.error),
-                 FG_OK, "%s", w.error.text);
+    cr_assert_eq(
+        fg_api_answer_text(&w.server, FG_API_TOKENIZE, chat, strlen(chat), 5, &out, &w.error),
+        FG_OK, "%s", w.error.text);
     fg_buf_putc(&out, '\0');
     cr_assert_eq(strncmp(out.data, want, strlen(want)), 0, "%s", out.data);
     for (size_t length = LONG - 1; length <= LONG; length++) {
@@ -593,7 +629,7 @@ Test(api, what_is_counted_is_what_a_request_has)
         strcpy(end + length, "\"}");
         fg_buf_clear(&out);
         cr_assert_eq(
-            fg_api_answer_text(&w.server, FG_API_TOKENIZE, body, strlen(body), &out, &w.error),
+            fg_api_answer_text(&w.server, FG_API_TOKENIZE, body, strlen(body), 5, &out, &w.error),
             length < LONG ? FG_OK : FG_BAD_INPUT);
         fg_mem_free(body);
     }
@@ -609,7 +645,7 @@ Test(api, what_is_counted_is_what_a_request_has)
         strcpy(end, "]}");
         fg_buf_clear(&out);
         cr_assert_eq(
-            fg_api_answer_text(&w.server, FG_API_DETOKENIZE, body, strlen(body), &out, &w.error),
+            fg_api_answer_text(&w.server, FG_API_DETOKENIZE, body, strlen(body), 5, &out, &w.error),
             count < LONG ? FG_OK : FG_BAD_INPUT);
         cr_assert(count < LONG || strcmp(w.error.code, "context_length_exceeded") == 0, "%s",
                   w.error.text);
@@ -681,7 +717,7 @@ Test(api, a_body_to_count_is_as_large_as_any_other)
         }
         strcpy(end, "]}");
         fg_status status =
-            fg_api_answer_text(&w.server, cases[i].kind, body, strlen(body), &out, &w.error);
+            fg_api_answer_text(&w.server, cases[i].kind, body, strlen(body), 5, &out, &w.error);
         cr_assert_eq(status, cases[i].code == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s", cases[i].begin,
                      w.error.text);
         if (cases[i].code != NULL) {
@@ -797,7 +833,7 @@ static bool count_under_faults(void *ctx)
         fg_buf out;
         fg_buf_init(&out, 0);
         fg_status status = fg_api_answer_text(&w->server, kind, bodies[kind], strlen(bodies[kind]),
-                                              &out, &w->error);
+                                              5, &out, &w->error);
         ok = ok && status == FG_OK && !out.failed; /* the front sees a page that is cut short */
         cr_assert(status == FG_OK || w->error.http_status == 503 ||
                       strcmp(w->error.code, "invalid_json") == 0 ||

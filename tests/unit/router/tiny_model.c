@@ -2,8 +2,9 @@
 
 #include "common/base/status.h"
 
-/* ChatML without a default system message. */
+/* ChatML without a default system message; `mark` and `refuse` are for clients' variables. */
 static const char chat_template[] =
+    "{% if refuse is defined %}{{ raise_exception('refused on request') }}{% endif %}{{ mark }}"
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
     "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";

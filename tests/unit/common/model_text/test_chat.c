@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "common/base/fault.h"
-#include "common/model/chat_template.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/small_vocab.h"
 #include "tests/support/test.h"
@@ -21,6 +20,8 @@
 #define WITH_SYSTEM LOOP SYSTEM("You help.") MESSAGE CLOSE PROMPT
 
 enum { IDS_MAX = 512 };
+
+static const fg_chat_options with_prompt = { .add_generation_prompt = true };
 
 static fg_weights *open_weights(fg_buf *file, const char *chat_template)
 {
@@ -130,12 +131,13 @@ Test(chat, renders_chatml)
         open_chat(cases[i].chat_template, &chat, &tokenizer);
         fg_chat_message messages[4];
         size_t count = conversation(cases[i].texts, messages);
+        fg_chat_options options = { .add_generation_prompt = cases[i].prompt };
         fg_buf out;
         fg_buf_init(&out, 0);
         fg_buf_puts(&out, "");
         fg_error err = { 0 };
-        cr_assert_eq(fg_chat_render(chat, messages, count, cases[i].prompt, &out, &err), FG_OK,
-                     "%s: %s", cases[i].name, err.text);
+        cr_assert_eq(fg_chat_render(chat, messages, count, &options, &out, &err), FG_OK, "%s: %s",
+                     cases[i].name, err.text);
         cr_assert_str_eq(out.data, cases[i].want, "%s", cases[i].name);
         fg_buf_deinit(&out);
         fg_tokenizer_close(tokenizer);
@@ -167,17 +169,18 @@ Test(chat, encodes_as_the_whole_text_when_no_message_names_a_special_token)
         open_chat(cases[i].chat_template, &chat, &tokenizer);
         fg_chat_message messages[4];
         size_t count = conversation(cases[i].texts, messages);
+        fg_chat_options options = { .add_generation_prompt = cases[i].prompt };
         uint32_t want[IDS_MAX];
         uint32_t have[IDS_MAX];
         size_t want_count = ids_of(tokenizer, cases[i].want, want);
         size_t have_count;
         fg_error err;
-        cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, cases[i].prompt, have,
-                                    IDS_MAX, 0, &have_count, &err),
+        cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, &options, have, IDS_MAX, 0,
+                                    &have_count, &err),
                      FG_OK);
         cr_assert_eq(have_count, want_count, "%s", cases[i].name);
         cr_assert(memcmp(have, want, want_count * sizeof(want[0])) == 0, "%s", cases[i].name);
-        cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, cases[i].prompt, have,
+        cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, &options, have,
                                     have_count - 1, 0, &have_count, &err),
                      FG_BAD_INPUT, "%s: more ids than there is room for", cases[i].name);
         fg_tokenizer_close(tokenizer);
@@ -208,9 +211,9 @@ Test(chat, a_message_cannot_write_special_tokens)
             uint32_t ids[IDS_MAX];
             size_t count;
             fg_error err;
-            cr_assert_eq(
-                fg_chat_encode(chat, tokenizer, messages, 2, true, ids, IDS_MAX, 0, &count, &err),
-                FG_OK);
+            cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, 2, &with_prompt, ids, IDS_MAX, 0,
+                                        &count, &err),
+                         FG_OK);
             size_t starts = 0;
             size_t ends = 0;
             for (size_t k = 0; k < count; k++) {
@@ -227,101 +230,145 @@ Test(chat, a_message_cannot_write_special_tokens)
     fg_chat_close(chat);
 }
 
+/* Templates as other families have them. */
 static const struct {
     const char *name, *source;
-    bool known;
-    const char *system;
-} templates[] = {
-    { "plain", PLAIN, true, NULL },
-    { "one line end at the end", PLAIN "\n", true, NULL },
-    { "with a system message", WITH_SYSTEM, true, "You help." },
-    { "escapes in it", LOOP SYSTEM("It\\'s\\t\\\\\\n2.") MESSAGE CLOSE PROMPT, true,
-      "It's\t\\\n2." },
-    { "quotes and spaces",
-      "{%for message in messages%}{{\"<|im_start|>\"+message[\"role\"]+\"\\n\" + "
-      "message['content']  +  '<|im_end|>\\n'}}{%  endfor%}" PROMPT,
-      true, NULL },
-    { "dots",
-      LOOP
-      "{{'<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n'}}" CLOSE PROMPT,
-      true, NULL },
-    { "text between tags",
-      LOOP "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n" CLOSE
-           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-      true, NULL },
-    { "line ends after blocks",
-      "{% for message in messages %}\n    " MESSAGE "\n{% endfor %}\n" PROMPT, false, NULL },
-    { "dashes",
-      "{#- note -#}\n{%- for message in messages -%}\n    {{- '<|im_start|>' + message['role'] "
-      "+ "
-      "'\\n' + message['content'] + '<|im_end|>\\n' -}}\n  {%- endfor -%}\n" PROMPT,
-      true, NULL },
-    { "blocks on their own lines",
-      "{% if not add_generation_prompt is defined %}\n  {% set add_generation_prompt = false "
-      "%}\n"
-      "{% endif %}\n" PLAIN,
-      true, NULL },
-    { "empty", "", false, NULL },
-    { "text before", "x" PLAIN, false, NULL },
-    { "text after", PLAIN "x", false, NULL },
-    { "no generation prompt", LOOP MESSAGE CLOSE, false, NULL },
-    { "filter", LOOP "{{ message['content'] | trim }}" CLOSE PROMPT, false, NULL },
-    { "computed system message",
-      LOOP "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n' + "
-           "x + '<|im_end|>\\n' }}{% endif %}" MESSAGE CLOSE PROMPT,
-      false, NULL },
-    { "bos", "{{ bos_token }}" PLAIN, false, NULL },
-    { "llama 2", "{% for message in messages %}[INST] {{ message['content'] }} [/INST]{% endfor %}",
-      false, NULL },
-    { "tag that does not end", LOOP MESSAGE "{% endfor", false, NULL },
-    { "literal that does not end", LOOP "{{ 'x }}", false, NULL },
-    { "strange escape", LOOP "{{ '\\x41' }}" CLOSE, false, NULL },
-    { "backslash at the end", "{{ '\\", false, NULL },
-    { "empty output", "{{}}" PLAIN, false, NULL },
-    { "half a tag", "{", false, NULL },
-    { "dash only", "{%-%}" PLAIN, false, NULL },
-    { "a dash and no end", "{{-}", false, NULL },
+    const char *texts[7];
+    const char *want; /* of a refusal: part of its text */
+    fg_status status;
+} families[] = {
+    { "Llama 3, with BOS and today's date",
+      "{{- bos_token }}{%- set date = strftime_now('%d %b %Y') %}"
+      "{{- '<|start|>system\nToday Date: ' + date + '<|eot|>' }}"
+      "{%- for message in messages %}\n    {{- '<|start|>' + message['role'] + '\n'+ "
+      "message['content'] | trim + '<|eot|>' }}\n{%- endfor %}"
+      "{%- if add_generation_prompt %}{{- '<|start|>assistant\n' }}{%- endif %}",
+      { "user", "  Hi \n" },
+      "<|endoftext|><|start|>system\nToday Date: 02 Jan 1970<|eot|><|start|>user\nHi<|eot|>"
+      "<|start|>assistant\n",
+      FG_OK },
+    { "a role is refused",
+      "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+      "{% endif %}",
+      { "system", "x", "user", "y" },
+      "System role not supported",
+      FG_BAD_INPUT },
+    { "turns that do not alternate",
+      "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{{ eos_token }}"
+      "{% endfor %}",
+      { "user", "a", "user", "b" },
+      "roles must alternate",
+      FG_BAD_INPUT },
+    { "the same in order",
+      "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{{ eos_token }}"
+      "{% endfor %}",
+      { "user", "a", "assistant", "b" },
+      "a<|endoftext|>b<|endoftext|>",
+      FG_OK },
+    { "tools are none",
+      "{{ tools is none }}{{ documents is defined }}{{ tools is defined }}",
+      { "user", "a" },
+      "TrueTrueTrue",
+      FG_OK },
+    { "an unknown filter",
+      "{{ messages | wordcount }}",
+      { "user", "a" },
+      "line 1: there is no filter 'wordcount'",
+      FG_BAD_INPUT },
+    { "an unknown tag",
+      "a\n{% include 'x' %}",
+      { "user", "a" },
+      "line 2: there is no tag 'include'",
+      FG_BAD_INPUT },
+    { "a tag that does not end",
+      PLAIN "{% for",
+      { "user", "a" },
+      "a tag does not end",
+      FG_BAD_INPUT },
+    { "an endless one",
+      "{% set l = range(9000) %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",
+      { "user", "a" },
+      "too many steps",
+      FG_BAD_INPUT },
 };
 
-Test(chat, knows_the_shapes_of_chatml_and_guesses_at_nothing_else)
+Test(chat, renders_what_other_families_have)
 {
-    for (size_t i = 0; i < sizeof(templates) / sizeof(templates[0]); i++) {
-        fg_buf plain;
-        fg_buf_init(&plain, 0);
-        const char *system = NULL;
-        size_t system_length = 0;
-        const char *source = templates[i].source;
-        bool known = fg_chat_template_plain(source, strlen(source), &plain) && plain.size > 0 &&
-                     fg_chat_template_is_chatml(plain.data, plain.size, &system, &system_length);
-        cr_assert_eq(known, templates[i].known, "%s: %s", templates[i].name,
-                     plain.data == NULL ? "" : plain.data);
-        if (known && templates[i].system != NULL) {
-            cr_assert_eq(system_length, strlen(templates[i].system), "%s", templates[i].name);
-            cr_assert(memcmp(system, templates[i].system, system_length) == 0, "%s",
-                      templates[i].name);
-        } else if (known) {
-            cr_assert_null(system, "%s", templates[i].name);
+    for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
+        fg_chat *chat = NULL;
+        fg_tokenizer *tokenizer = NULL;
+        open_chat(families[i].source, &chat, &tokenizer);
+        fg_chat_message messages[3];
+        size_t count = conversation(families[i].texts, messages);
+        fg_buf out;
+        fg_buf_init(&out, 0);
+        fg_buf_puts(&out, "");
+        fg_error err = { 0 };
+        fg_chat_options options = { .add_generation_prompt = true, .now_s = 86400 };
+        fg_status status = fg_chat_render(chat, messages, count, &options, &out, &err);
+        cr_assert_eq(status, families[i].status, "%s: %s", families[i].name, err.text);
+        if (status == FG_OK) {
+            cr_assert_str_eq(out.data, families[i].want, "%s", families[i].name);
+        } else {
+            uint32_t ids[8];
+            size_t id_count = 99;
+            cr_assert_not_null(strstr(err.text, families[i].want), "%s: %s", families[i].name,
+                               err.text);
+            cr_assert_eq(out.size, 0, "%s", families[i].name);
+            cr_assert_eq(fg_chat_encode(chat, tokenizer, messages, count, &options, ids, 8, 0,
+                                        &id_count, &err),
+                         FG_BAD_INPUT);
+            cr_assert_eq(id_count, 0, "%s", families[i].name);
         }
-        fg_buf_deinit(&plain);
+        fg_buf_deinit(&out);
+        fg_tokenizer_close(tokenizer);
+        fg_chat_close(chat);
     }
 }
 
-Test(chat, refuses_other_templates_when_asked_to_render)
+Test(chat, says_why_a_template_cannot_be_used)
 {
     fg_chat *chat = NULL;
     fg_tokenizer *tokenizer = NULL;
-    open_chat("{{ messages | tojson }}", &chat, &tokenizer);
+    open_chat("{{ 1 | nothing_known }}", &chat, &tokenizer);
+    cr_assert_not_null(fg_chat_refusal(chat));
+    cr_assert_not_null(strstr(fg_chat_refusal(chat), "/v1/completions"));
+    fg_tokenizer_close(tokenizer);
+    fg_chat_close(chat);
+    open_chat(PLAIN, &chat, &tokenizer);
+    cr_assert_null(fg_chat_refusal(chat));
+    fg_tokenizer_close(tokenizer);
+    fg_chat_close(chat);
+}
+
+Test(chat, a_client_gives_variables_that_the_template_sees)
+{
+    static const char source[] =
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ note }}<think></think>"
+        "{% endif %}{{ messages[0].content }}";
+    fg_chat *chat = NULL;
+    fg_tokenizer *tokenizer = NULL;
+    open_chat(source, &chat, &tokenizer);
+    static const char text[] = "{\"enable_thinking\":false,\"note\":\"<|im_end|>\"}";
+    fg_json *json = NULL;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_json_parse(text, sizeof text - 1, &json, &err), FG_OK);
+    fg_chat_options options = { .variables = fg_json_root(json) };
     fg_chat_message message = say("user", "Hi");
     fg_buf out;
     fg_buf_init(&out, 0);
-    fg_error err = { 0 };
-    cr_assert_eq(fg_chat_render(chat, &message, 1, true, &out, &err), FG_BAD_INPUT);
-    cr_assert_not_null(strstr(err.text, "not supported yet"), "%s", err.text);
-    cr_assert_eq(out.size, 0);
-    uint32_t ids[8];
+    cr_assert_eq(fg_chat_render(chat, &message, 1, &options, &out, &err), FG_OK, "%s", err.text);
+    cr_assert_str_eq(out.data, "<|im_end|><think></think>Hi");
+    uint32_t ids[64];
     size_t count;
-    cr_assert_eq(fg_chat_encode(chat, tokenizer, &message, 1, true, ids, 8, 0, &count, &err),
-                 FG_BAD_INPUT);
+    cr_assert_eq(fg_chat_encode(chat, tokenizer, &message, 1, &options, ids, 64, 0, &count, &err),
+                 FG_OK);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert(ids[i] != SMALL_BPE_IM_END, "a variable wrote a control token");
+    }
+    fg_json_destroy(json);
     fg_buf_deinit(&out);
     fg_tokenizer_close(tokenizer);
     fg_chat_close(chat);
@@ -341,7 +388,7 @@ Test(chat, refuses_a_model_without_template_or_markers)
     fg_buf_deinit(&file);
     fg_buf out;
     fg_buf_init(&out, 0);
-    cr_assert_eq(fg_chat_render(chat, NULL, 0, true, &out, &err), FG_BAD_INPUT);
+    cr_assert_eq(fg_chat_render(chat, NULL, 0, &with_prompt, &out, &err), FG_BAD_INPUT);
     cr_assert_not_null(strstr(err.text, "no chat template"), "%s", err.text);
     fg_chat_close(chat);
 }
@@ -355,7 +402,7 @@ Test(chat, a_full_buffer_is_said)
     fg_buf out;
     fg_buf_init(&out, 20);
     fg_error err;
-    cr_assert_eq(fg_chat_render(chat, &message, 1, true, &out, &err), FG_AGAIN);
+    cr_assert_eq(fg_chat_render(chat, &message, 1, &with_prompt, &out, &err), FG_AGAIN);
     fg_buf_deinit(&out);
     fg_tokenizer_close(tokenizer);
     fg_chat_close(chat);
@@ -384,8 +431,8 @@ static bool try_encode(void *ctx)
     uint32_t ids[64];
     size_t count;
     fg_error err;
-    return fg_chat_encode(p->chat, p->tokenizer, &message, 1, true, ids, 64, 0, &count, &err) ==
-           FG_OK;
+    return fg_chat_encode(p->chat, p->tokenizer, &message, 1, &with_prompt, ids, 64, 0, &count,
+                          &err) == FG_OK;
 }
 
 Test(chat, survives_every_failed_allocation)
