@@ -27,8 +27,9 @@ from gguf import GGUFReader
 # own choices part from a float reference at margins up to 0.45 nat (numpy_reference.py).
 NEAR_TIE_NATS = 0.5
 PROBS = 20
-# Both keep keys and values as f16; llama.cpp rounds queries to f16 as well.
-FLOAT_NATS = 0.02
+# Both keep keys and values as f16; llama.cpp rounds queries to f16 as well. Seen: rms 0.002 to 0.0025, worst
+# 0.02, of logits that spread by 1, also for llama.
+FLOAT_RMS_NATS, FLOAT_WORST_NATS = 0.005, 0.1
 VOCABULARY = 2000
 
 
@@ -49,15 +50,16 @@ class Llama:
         self.url = self.server.listening_address
 
     def next_token(self, ids):
-        """The likeliest tokens after `ids`: a list of (id, log-probability), best first."""
+        """The likeliest tokens after `ids`: a list of (id, log-probability), best first; empty where the best is
+        half a letter, beside which the server gives none."""
         body = {"prompt": ids, "n_predict": 1, "n_probs": PROBS, "temperature": 0,
                 "cache_prompt": True}
         request = urllib.request.Request(self.url + "/completion", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             parsed = json.load(answer)
-        choice = parsed["completion_probabilities"][0]
-        return [(entry["id"], entry["logprob"]) for entry in choice["top_logprobs"]]
+        return [(entry["id"], entry["logprob"]) for choice in parsed.get("completion_probabilities", [])
+                for entry in choice["top_logprobs"]]
 
 
 def agreement(suite):
@@ -97,20 +99,21 @@ def float_agreement(suite, shape):
                         str(VOCABULARY), "--type", "f32"], check=True)
         tokens, logits = forge_logits(suite, path, prompts, VOCABULARY, steps)
         llama = Llama(path)
-        worst, squares, spread = 0.0, 0.0, 0.0
+        worst, squares, spread, count = 0.0, 0.0, 0.0, 0
         for prompt, answer, rows in zip(prompts, tokens.tolist(), logits.astype(np.float64)):
             rows = rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
             for step in range(steps):
                 likeliest = llama.next_token(prompt + answer[:step])
-                assert len(likeliest) == PROBS, likeliest
+                count += len(likeliest)
                 deltas = [rows[step, token] - value for token, value in likeliest]
-                worst = max(worst, *map(abs, deltas))
+                worst = max([worst, *map(abs, deltas)])
                 squares += sum(delta * delta for delta in deltas)
                 spread = max(spread, float(rows[step].std()))
-        count = len(prompts) * steps * PROBS
-    assert worst <= FLOAT_NATS, f"a log-probability differs by {worst:.3f} nat"
-    return (f"{count} log-probabilities: rms {math.sqrt(squares / count):.1e}, worst {worst:.1e} nat, "
-            f"where logits spread by {spread:.2f}")
+    assert count >= len(prompts) * steps * PROBS / 2, f"only {count} log-probabilities"
+    rms = math.sqrt(squares / count)
+    note = f"{count} log-probabilities: rms {rms:.1e}, worst {worst:.1e} nat, of logits that spread by {spread:.2f}"
+    assert rms <= FLOAT_RMS_NATS and worst <= FLOAT_WORST_NATS, note
+    return note
 
 
 def main():
