@@ -89,7 +89,7 @@ def random_requests(rng):
     """Ids: words of a made-up vocabulary would be letters. One prompt is longer than several blocks."""
     requests = [{"model": "any", "prompt": [rng.randrange(300, 1700) for _ in range(count)],
                  "max_tokens": 20, "ignore_eos": True, "temperature": 0}
-                for count in (1, 16, 17, 60, 130)]
+                for count in (1, 16, 17, 40, 80)]
     for request in requests[1::2]:
         request.update(temperature=0.9, top_p=0.95, seed=rng.randrange(1 << 31))
     return requests
