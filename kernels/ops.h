@@ -171,7 +171,9 @@ typedef struct fg_kv_row {
     void *twin; /* NULL, or another block that its slot is written in too, laid out alike */
 } fg_kv_row;
 
-/* Rotates q in place, rotates k, rounds k and v to the KV type and writes them to their slots. int8: per
+/* Makes of products what attention reads, all in place, each step only where the model has it: adds biases, one float
+ * addition an element; normalises every head of q and of k, as fg_op_rmsnorm does a row of head_dim columns; rotates q
+ * and k. Then rounds k and v to the KV type and writes them to their slots. int8: per
  * slot and head scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties, both 0 where max|x| is below
  * 1e-30. bf16: what
  * is then below 2^-50 becomes 0.
@@ -180,7 +182,13 @@ typedef struct fg_kv_row {
 typedef struct fg_rope_store {
     float *q;
     float *k;
-    const float *v;
+    float *v;
+    const float *q_bias; /* [head_count][head_dim]; NULL: none, as with all five */
+    const float *k_bias; /* [kv_head_count][head_dim] */
+    const float *v_bias;
+    const float *q_norm; /* [head_dim] */
+    const float *k_norm;
+    float norm_epsilon;
     const fg_kv_row *kv_rows;
     const float *table; /* of fg_op_rope_table */
     uint32_t pair_count;

@@ -23,6 +23,8 @@ enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
 typedef struct layer_weights {
     const float *attn_norm;
     const float *ffn_norm;
+    const float *q_bias, *k_bias, *v_bias; /* NULL: the architecture has none */
+    const float *q_norm, *k_norm;          /* of each head, the same */
     fg_panels q, k, v, output;
     fg_panels gate, up, down;
 } layer_weights;
@@ -150,23 +152,54 @@ static fg_status load_panels(fg_forward *forward, const fg_engine_options *optio
     return status;
 }
 
+/* A vector of floats of a layer or of the model. */
+typedef struct vector_row {
+    const char *name;
+    uint32_t count; /* 0: not in this architecture */
+    const float **vector;
+} vector_row;
+
 static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
-                             const char *name, const float **vector_out, fg_error *err)
+                             const vector_row *row, fg_error *err)
 {
-    const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
+    const fg_tensor *tensor = find_tensor(weights, layer_index, row->name, err);
     if (tensor == NULL) {
         return FG_BAD_INPUT;
     }
-    if (tensor->type != FG_F32 || tensor->dims[0] != forward->hparams.embedding_length ||
-        tensor->dims[1] != 1) {
-        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x f32", tensor->name,
-                       forward->hparams.embedding_length);
+    if (tensor->type != FG_F32 || tensor->dims[0] != row->count || tensor->dims[1] != 1) {
+        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x f32", tensor->name, row->count);
     }
     const void *data;
     fg_status status =
         fg_device_load(forward->device, tensor->data, tensor->size_bytes, &data, err);
     if (status == FG_OK) {
-        *vector_out = data;
+        *row->vector = data;
+    }
+    return status;
+}
+
+static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weights, uint32_t index,
+                                    fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    layer_weights *layer = &forward->layers[index];
+    uint32_t q_bias = h->qkv_bias ? h->head_count * h->head_dim : 0;
+    uint32_t kv_bias = h->qkv_bias ? h->kv_head_count * h->head_dim : 0;
+    uint32_t norm = h->qk_norm ? h->head_dim : 0;
+    const vector_row vectors[] = {
+        { "attn_norm.weight", h->embedding_length, &layer->attn_norm },
+        { "ffn_norm.weight", h->embedding_length, &layer->ffn_norm },
+        { "attn_q.bias", q_bias, &layer->q_bias },
+        { "attn_k.bias", kv_bias, &layer->k_bias },
+        { "attn_v.bias", kv_bias, &layer->v_bias },
+        { "attn_q_norm.weight", norm, &layer->q_norm },
+        { "attn_k_norm.weight", norm, &layer->k_norm },
+    };
+    fg_status status = FG_OK;
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0] && status == FG_OK; i++) {
+        if (vectors[i].count > 0) {
+            status = load_vector(forward, weights, index, &vectors[i], err);
+        }
     }
     return status;
 }
@@ -199,12 +232,7 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
             return status;
         }
     }
-    fg_status status =
-        load_vector(forward, weights, index, "attn_norm.weight", &layer->attn_norm, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    return load_vector(forward, weights, index, "ffn_norm.weight", &layer->ffn_norm, err);
+    return load_layer_vectors(forward, weights, index, err);
 }
 
 static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, panel_list *list,
@@ -230,8 +258,8 @@ static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, pa
     if (status != FG_OK) {
         return status;
     }
-    status =
-        load_vector(forward, weights, UINT32_MAX, "output_norm.weight", &forward->output_norm, err);
+    const vector_row norm = { "output_norm.weight", h->embedding_length, &forward->output_norm };
+    status = load_vector(forward, weights, UINT32_MAX, &norm, err);
     for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
         status = load_layer(forward, weights, i, list, err);
     }
@@ -515,6 +543,12 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     fg_rope_store store = { .q = forward->q,
                             .k = forward->k,
                             .v = forward->v,
+                            .q_bias = layer->q_bias,
+                            .k_bias = layer->k_bias,
+                            .v_bias = layer->v_bias,
+                            .q_norm = layer->q_norm,
+                            .k_norm = layer->k_norm,
+                            .norm_epsilon = h->norm_epsilon,
                             .kv_rows = forward->kv_rows + first,
                             .table = forward->rope_table + (size_t)first * h->rope_dims,
                             .pair_count = h->rope_dims / 2,

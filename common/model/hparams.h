@@ -23,6 +23,8 @@ typedef struct fg_hparams {
     uint32_t context_length; /* tokens the model was trained for */
     uint32_t rope_dims;      /* leading dims of a head that are rotated */
     bool rope_interleaved;   /* pairs (2i, 2i+1), GGUF's `llama`; false: halves */
+    bool qkv_bias;           /* `qwen2`: added to q, k and v */
+    bool qk_norm;            /* `qwen3`: each head of q and k is normalised before it is rotated */
     float rope_theta;
     float norm_epsilon;
     bool tied_output;        /* no output.weight: the embedding is the head */

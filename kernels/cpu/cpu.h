@@ -43,6 +43,7 @@ typedef struct fg_cpu_kernels {
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);
+    /* `out` may be `in`. */
     void (*rmsnorm_row)(const float *in, const float *weight, uint32_t columns, float epsilon,
                         float *out);
     void (*swiglu)(const float *gate, const float *up, size_t count, float *out);

@@ -1,5 +1,6 @@
 /*
- * Rotary position embedding, and the step that puts K and V into their slots.
+ * Rotary position embedding, and the step that puts K and V into their slots: what comes between the products
+ * of a row and its attention.
  */
 #include "kernels/ops.h"
 
@@ -72,12 +73,33 @@ void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint3
     fg_op_clock_end(FG_OP_KIND_ROPE, began_ns);
 }
 
-static void rotate_heads(const fg_cpu_kernels *kernels, const fg_rope_store *args, uint32_t row,
-                         uint32_t head_count, uint32_t head_dim, float *heads)
+static void add_bias(const float *bias, uint32_t count, float *x)
 {
-    const float *turns = args->table + (size_t)row * args->pair_count * 2;
-    for (uint32_t head = 0; head < head_count; head++) {
-        float *x = heads + ((size_t)row * head_count + head) * head_dim;
+    for (uint32_t i = 0; i < count; i++) {
+        x[i] += bias[i];
+    }
+}
+
+/* The heads of one row of q or of k; bias and norm are NULL where there is none. */
+typedef struct head_row {
+    float *x;
+    uint32_t head_count;
+    uint32_t head_dim;
+    const float *bias;
+    const float *norm;
+} head_row;
+
+static void turn_heads(const fg_cpu_kernels *kernels, const fg_rope_store *args, const float *turns,
+                       const head_row *row)
+{
+    if (row->bias != NULL) {
+        add_bias(row->bias, row->head_count * row->head_dim, row->x);
+    }
+    for (uint32_t head = 0; head < row->head_count; head++) {
+        float *x = row->x + (size_t)head * row->head_dim;
+        if (row->norm != NULL) {
+            kernels->rmsnorm_row(x, row->norm, row->head_dim, args->norm_epsilon, x);
+        }
         (args->interleaved ? kernels->rotate_neighbours : kernels->rotate)(x, turns,
                                                                            args->pair_count);
     }
@@ -253,6 +275,30 @@ static void fetch_row(const fg_paged_kv *kv, const fg_kv_row *row)
     }
 }
 
+/* Of a row's products what attention reads. */
+static void prepare_row(const store_job *job, uint32_t row)
+{
+    const fg_rope_store *args = job->args;
+    uint32_t head_dim = job->kv->head_dim;
+    uint32_t kv_columns = job->kv->kv_head_count * head_dim;
+    const float *turns = args->table + (size_t)row * args->pair_count * 2;
+    const head_row q = { .x = args->q + (size_t)row * args->head_count * head_dim,
+                         .head_count = args->head_count,
+                         .head_dim = head_dim,
+                         .bias = args->q_bias,
+                         .norm = args->q_norm };
+    const head_row k = { .x = args->k + (size_t)row * kv_columns,
+                         .head_count = job->kv->kv_head_count,
+                         .head_dim = head_dim,
+                         .bias = args->k_bias,
+                         .norm = args->k_norm };
+    turn_heads(job->kernels, args, turns, &q);
+    turn_heads(job->kernels, args, turns, &k);
+    if (args->v_bias != NULL) {
+        add_bias(args->v_bias, kv_columns, args->v + (size_t)row * kv_columns);
+    }
+}
+
 static void store_piece(void *ctx, uint32_t piece, uint32_t member)
 {
     const store_job *job = ctx;
@@ -267,8 +313,7 @@ static void store_piece(void *ctx, uint32_t piece, uint32_t member)
         if (row + 1 < end && !is_same_piece(&args->kv_rows[row], &args->kv_rows[row + 1])) {
             fetch_row(kv, &args->kv_rows[row + 1]);
         }
-        rotate_heads(job->kernels, args, row, args->head_count, kv->head_dim, args->q);
-        rotate_heads(job->kernels, args, row, kv->kv_head_count, kv->head_dim, args->k);
+        prepare_row(job, row);
         store_row(job->kernels, kv, &args->kv_rows[row], args->k + row * kv_columns,
                   args->v + row * kv_columns);
     }

@@ -221,6 +221,13 @@ def make_gguf(suite):
             out, _ = run(suite, "throughput", "-m", model, "-t", "1", "-p", "2", "-n", "0", "-r", "1",
                          "--json")
             assert json.loads(out)["tokens_per_s"] > 0, kind
+        for shape, arch in (("qwen2.5-0.5b", "qwen2"), ("qwen2.5-1.5b", "qwen2"), ("qwen3-0.6b", "qwen3")):
+            model = make(suite, folder, "--layers", "1", "--vocab", "1024", "--shape", shape)
+            with open(model, "rb") as file:
+                assert f"{arch}.block_count".encode() in file.read(4096), shape
+            out, _ = run(suite, "throughput", "-m", model, "-t", "1", "-p", "2", "-n", "2", "-r", "1",
+                         "--json")
+            assert json.loads(out.splitlines()[0])["tokens_per_s"] > 0, shape
         for bad in (["--type", "q3_x"], ["--layers", "0"], ["--vocab", "12"], ["--seed"], ["--shape", ""]):
             done = subprocess.run([tool, os.path.join(folder, "x"), *bad], capture_output=True,
                                   check=False)

@@ -2,7 +2,12 @@
 """One request, one answer: 50 mixed requests give the same token ids and the same logits, bit for
 bit, alone and in a full batch, whatever the chunk size, the thread count, the shape of the cluster
 and the KV transport."""
-from _forge import Suite, answer_of, assert_same, run_all, served_model, story_requests, WAYS
+import pathlib
+import subprocess
+import tempfile
+
+from _forge import (Suite, answer_of, assert_same, find_tool, run_all, served_model, story_requests,
+                    WAYS)
 
 # name, flags and shape; every one runs all requests at once and is compared with "alone"
 SHAPES = [
@@ -27,6 +32,22 @@ SHAPES = [
 ]
 # SmolLM2 is a thousand times the work: the shapes that exercise quantised kernels and real blocks.
 REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D zero-copy", "2P+2D tcp"]
+
+
+# Architectures beside llama: random models of two layers. Plain kernels here and the best ones there show
+# that biases and norms of heads have the same bits everywhere.
+RANDOM = ["qwen2.5-0.5b", "qwen3-0.6b"]
+RANDOM_SHAPES = [s for s in SHAPES if s[0] in ("batch", "chunk 7", "2 threads", "2P+2D tcp")] + [
+    ("1P+1D shm, prefill with plain kernels",
+     dict(prefill=1, decode=1, transport="shm", role_flags={"prefill": ["--cpu-isa", "plain"]}))]
+
+
+def random_model(suite, folder, shape):
+    path = pathlib.Path(folder) / f"{shape}.gguf"
+    if not path.exists():
+        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--layers", "2", "--vocab",
+                        "2000"], check=True)
+    return str(path)
 
 
 def alone(suite, model, requests):
@@ -64,6 +85,16 @@ def real_requests(rng):
     return requests
 
 
+def random_requests(rng):
+    """Ids: words of a made-up vocabulary would be letters. One prompt is longer than several blocks."""
+    requests = [{"model": "any", "prompt": [rng.randrange(300, 1700) for _ in range(count)],
+                 "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+                for count in (1, 16, 17, 40, 80)]
+    for request in requests[1::2]:
+        request.update(temperature=0.9, top_p=0.95, seed=rng.randrange(1 << 31))
+    return requests
+
+
 def main():
     suite = Suite(__doc__, requests=(50, "how many story requests"))
     family(suite, "stories260K", suite.stories,
@@ -71,6 +102,10 @@ def main():
     shapes = [s for s in SHAPES if s[0] in REAL_SHAPES]
     family(suite, "SmolLM2", suite.smollm2, real_requests(suite.random),
            shapes if suite.options.full else shapes[-1:])
+    with tempfile.TemporaryDirectory(prefix="forge-identity-") as folder:
+        for shape in RANDOM:
+            family(suite, shape, lambda s=shape: random_model(suite, folder, s),
+                   random_requests(suite.random), RANDOM_SHAPES)
     suite.end()
 
 

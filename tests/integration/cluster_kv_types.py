@@ -33,11 +33,15 @@ SETS = [("two layers", "plain", "auto"), ("two layers", "auto", "plain"),
         ("SmolLM2", "avx2", "auto"), ("SmolLM2", "auto", "avx2")]
 
 
-def two_layers(suite, folder):
+# With biases and with norms of heads between the products and what is stored.
+QWENS = {"two layers of qwen2": "qwen2.5-0.5b", "two layers of qwen3": "qwen3-0.6b"}
+
+
+def two_layers(suite, folder, shape="smollm2-135m"):
     """Random weights with heads as real models have them, and little to compute."""
-    path = pathlib.Path(folder) / "two-layers.gguf"
+    path = pathlib.Path(folder) / f"{shape}.gguf"
     if not path.exists():
-        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", "smollm2-135m", "--layers", "2",
+        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--layers", "2",
                         "--vocab", "2000"], check=True)
     return str(path)
 
@@ -144,7 +148,7 @@ def family(suite, label, model, requests):
     """Every type alone and over every transport, in short less of it; what each gave alone is returned."""
     want = {}
     everything = suite.options.full or label == "two layers"
-    ways = WAYS if everything else ("shm", "zero-copy")
+    ways = WAYS if everything else ("shm",) if label in QWENS else ("shm", "zero-copy")
     for kv_type in TYPES if everything or label != "SmolLM2" else ("bf16", "int8"):
         suite.case(f"{label}, {kv_type}: alone",
                    lambda t=kv_type: want.update({t: alone(suite, model, t, requests)}))
@@ -163,6 +167,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="forge-types-") as folder:
         models = {"two layers": lambda: two_layers(suite, folder), "stories260K": suite.stories,
                   "SmolLM2": suite.smollm2}
+        for label, shape in QWENS.items():
+            models[label] = lambda s=shape: two_layers(suite, folder, s)
         want = {label: family(suite, label, model, requests) for label, model in models.items()}
         for label, prefill, decode in SETS:
             if "bf16" in want[label]:

@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""Top-1 agreement with llama.cpp (PyPI package xllamacpp) on SmolLM2.
+"""Agreement with llama.cpp (PyPI package xllamacpp): top-1 on SmolLM2, log-probabilities on random Qwens.
 
 Forge writes 64 greedy tokens after each of 24 prompts; llama.cpp is asked at every one of those
 prefixes which token it would choose. Both round activations to 8 bits, but not in the same order,
 so two tokens that are almost equally likely may change places. Every disagreement must be such a
 near tie: llama.cpp itself gives Forge's token nearly the same log-probability as its own.
+
+A random model prefers nothing: choices would show little. So with float weights, where both round
+nothing but keys and values, the log-probabilities of llama.cpp's best tokens are compared.
 """
 # needs: numpy gguf xllamacpp
 # needs-model
 import json
 import math
 import pathlib
+import subprocess
+import tempfile
 import urllib.request
 
-from _forge import Suite
+import numpy as np
+from _forge import Suite, find_tool
 from numpy_reference import STEPS, forge_logits
 from gguf import GGUFReader
 
@@ -21,6 +27,10 @@ from gguf import GGUFReader
 # own choices part from a float reference at margins up to 0.45 nat (numpy_reference.py).
 NEAR_TIE_NATS = 0.5
 PROBS = 20
+# Both keep keys and values as f16; llama.cpp rounds queries to f16 as well. Seen: rms 0.002 to 0.0025, worst
+# 0.02, of logits that spread by 1, also for llama.
+FLOAT_RMS_NATS, FLOAT_WORST_NATS = 0.005, 0.1
+VOCABULARY = 2000
 
 
 class Llama:
@@ -40,15 +50,16 @@ class Llama:
         self.url = self.server.listening_address
 
     def next_token(self, ids):
-        """The likeliest tokens after `ids`: a list of (id, log-probability), best first."""
+        """The likeliest tokens after `ids`: a list of (id, log-probability), best first; empty where the best is
+        half a letter, beside which the server gives none."""
         body = {"prompt": ids, "n_predict": 1, "n_probs": PROBS, "temperature": 0,
                 "cache_prompt": True}
         request = urllib.request.Request(self.url + "/completion", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             parsed = json.load(answer)
-        choice = parsed["completion_probabilities"][0]
-        return [(entry["id"], entry["logprob"]) for entry in choice["top_logprobs"]]
+        return [(entry["id"], entry["logprob"]) for choice in parsed.get("completion_probabilities", [])
+                for entry in choice["top_logprobs"]]
 
 
 def agreement(suite):
@@ -77,9 +88,39 @@ def agreement(suite):
     return f"{same} of {total} equal, {len(ties)} near ties, the widest {max(ties, default=(0, ''))[0]:.3f} nat"
 
 
+def float_agreement(suite, shape):
+    """A model of that shape with few layers: every step of every prompt, llama.cpp's best tokens."""
+    rng = np.random.default_rng(suite.options.seed)
+    prompts = [rng.integers(0, VOCABULARY, count).tolist() for count in (1, 9, 70, 300)]
+    steps = 8
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/random.gguf"
+        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--layers", "2", "--vocab",
+                        str(VOCABULARY), "--type", "f32"], check=True)
+        tokens, logits = forge_logits(suite, path, prompts, VOCABULARY, steps)
+        llama = Llama(path)
+        worst, squares, spread, count = 0.0, 0.0, 0.0, 0
+        for prompt, answer, rows in zip(prompts, tokens.tolist(), logits.astype(np.float64)):
+            rows = rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+            for step in range(steps):
+                likeliest = llama.next_token(prompt + answer[:step])
+                count += len(likeliest)
+                deltas = [rows[step, token] - value for token, value in likeliest]
+                worst = max([worst, *map(abs, deltas)])
+                squares += sum(delta * delta for delta in deltas)
+                spread = max(spread, float(rows[step].std()))
+    assert count >= len(prompts) * steps * PROBS / 2, f"only {count} log-probabilities"
+    rms = math.sqrt(squares / count)
+    note = f"{count} log-probabilities: rms {rms:.1e}, worst {worst:.1e} nat, of logits that spread by {spread:.2f}"
+    assert rms <= FLOAT_RMS_NATS and worst <= FLOAT_WORST_NATS, note
+    return note
+
+
 def main():
     suite = Suite(__doc__)
     suite.case("top-1 agreement on SmolLM2", agreement, suite)
+    for shape in ("smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b"):
+        suite.case(f"log-probabilities of a random {shape}", float_agreement, suite, shape)
     suite.end()
 
 

@@ -4,8 +4,8 @@
 Forge writes greedy tokens after each prompt, with the logits of every step (logits_tool); NumPy then
 runs once over each prompt with its tokens. Two questions, two bounds:
 
-Is the arithmetic of the model right? The weights are float32 (the story model, and SmolLM2 written
-out as a float32 file) and so is the KV cache, so only the order of float additions can differ: the
+Is the arithmetic of the model right? The weights are float32 (the story model, SmolLM2 written
+out as a float32 file, random models of the architectures qwen2 and qwen3) and so is the KV cache, so only the order of float additions can differ: the
 bound is 3e-5 of the spread of the logits.
 
 Is the quantised path as good as its roundings allow? With quantised weights Forge rounds activations
@@ -36,14 +36,15 @@ GROUP = 32
 
 
 class Model:
-    """One GGUF file of architecture llama: float32 weights and the numbers of its shape."""
+    """One GGUF file of architecture llama, qwen2 or qwen3: float32 weights and the numbers of its shape."""
 
     def __init__(self, path, kv="f16"):
         self.kv = kv
         reader = GGUFReader(path)
+        self.arch = reader.fields["general.architecture"].contents()
 
         def field(name, default=None):
-            found = reader.fields.get("llama." + name)
+            found = reader.fields.get(f"{self.arch}.{name}")
             return default if found is None else found.contents()
 
         self.layers = field("block_count")
@@ -71,17 +72,29 @@ class Model:
                               + self.epsilon)
         return (x * scale * self.weights[name]).astype(np.float32)
 
+    def heads_of(self, h, layer, part, rounded):
+        """q, k or v: [tokens][heads][dim], with qwen2's bias and qwen3's norm of each head."""
+        name = f"blk.{layer}.attn_{part}"
+        x = self.product(h, name + ".weight", rounded)
+        if self.arch == "qwen2":
+            x = x + self.weights[name + ".bias"]
+        x = x.reshape(len(h), -1, self.head_dim)
+        if self.arch == "qwen3" and part != "v":
+            x = self.norm(x, name + "_norm.weight")
+        return x
+
     def rotate(self, x):
-        """x: [tokens][heads][dim]; GGUF stores llama's Q and K so that pairs lie side by side."""
+        """x: [tokens][heads][dim]; GGUF stores llama's Q and K so that pairs lie side by side, Qwen's as halves."""
         half = self.rotated // 2
         frequencies = self.theta ** (-2.0 * np.arange(half) / self.rotated)
         if "rope_freqs.weight" in self.weights:
             frequencies = frequencies / self.weights["rope_freqs.weight"]
         angles = np.arange(len(x))[:, None, None] * frequencies
-        even, odd = x[..., 0:self.rotated:2], x[..., 1:self.rotated:2]
+        first, second = ((slice(0, self.rotated, 2), slice(1, self.rotated, 2)) if self.arch == "llama"
+                         else (slice(0, half), slice(half, self.rotated)))
         out = x.copy()
-        out[..., 0:self.rotated:2] = even * np.cos(angles) - odd * np.sin(angles)
-        out[..., 1:self.rotated:2] = even * np.sin(angles) + odd * np.cos(angles)
+        out[..., first] = x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles)
+        out[..., second] = x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles)
         return out
 
     def attend(self, q, k, v, rounded):
@@ -108,8 +121,7 @@ class Model:
         for layer in range(self.layers):
             name = f"blk.{layer}."
             h = self.norm(x, name + "attn_norm.weight")
-            q, k, v = (self.product(h, f"{name}attn_{part}.weight", rounded)
-                       .reshape(len(x), -1, self.head_dim) for part in "qkv")
+            q, k, v = (self.heads_of(h, layer, part, rounded) for part in "qkv")
             parts = []
             for start, end in zip(edges, edges[1:]):
                 parts.append(self.attend(self.rotate(q[start:end]), self.rotate(k[start:end]),
@@ -261,6 +273,65 @@ def write_float_file(source, target, kind=GGMLQuantizationType.F32):
     writer.close()
 
 
+def write_random_model(path, arch, kind, rng, tied):
+    """A small model with biases or norms of heads that an answer would miss, and heads of a size of their own."""
+    width, heads, kv_heads, dim, ffn, vocabulary, layers = 128, 6, 2, 64, 256, 400, 3
+    writer = GGUFWriter(path, arch)
+    writer.add_block_count(layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+
+    def matrix(name, rows, columns):
+        floats = (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        writer.add_tensor(name + ".weight", quantize(floats, kind), raw_dtype=kind)
+
+    def vector(name, count, low, high):
+        writer.add_tensor(name, rng.uniform(low, high, count).astype(np.float32))
+
+    matrix("token_embd", vocabulary, width)
+    vector("output_norm.weight", width, 1.0, 3.0)  # logits that prefer something
+    if not tied:
+        matrix("output", vocabulary, width)
+    for layer in range(layers):
+        name = f"blk.{layer}."
+        for part, rows, columns in (("attn_q", heads * dim, width), ("attn_k", kv_heads * dim, width),
+                                    ("attn_v", kv_heads * dim, width),
+                                    ("attn_output", width, heads * dim), ("ffn_gate", ffn, width),
+                                    ("ffn_up", ffn, width), ("ffn_down", width, ffn)):
+            matrix(name + part, rows, columns)
+        vector(name + "attn_norm.weight", width, 0.5, 1.5)
+        vector(name + "ffn_norm.weight", width, 0.5, 1.5)
+        if arch == "qwen2":
+            vector(name + "attn_q.bias", heads * dim, -1, 1)
+            vector(name + "attn_k.bias", kv_heads * dim, -4, 4)
+            vector(name + "attn_v.bias", kv_heads * dim, -1, 1)
+        else:
+            vector(name + "attn_q_norm.weight", dim, 0.5, 2)
+            vector(name + "attn_k_norm.weight", dim, 0.5, 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def random_model(suite, arch, kind, tied, kv):
+    rng = np.random.default_rng(suite.options.seed)
+    prompts = [rng.integers(0, 400, count).tolist() for count in (1, 7, 90, 200)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/random.gguf"
+        write_random_model(path, arch, kind, rng, tied)
+        if kv == "f32":
+            return float_model(suite, path, prompts, STEPS)
+        return rounded_model(suite, path, prompts, STEPS, kv)
+
+
 def float_model(suite, path, prompts, steps):
     result = compare(suite, path, prompts, steps, "f32", ("exact",))["forge", "exact"]
     assert result.relative <= 3e-5, "more than the order of float additions explains"
@@ -312,6 +383,12 @@ def main():
     story = [[1], [1, 403, 407, 261], [1] + list(range(260, 330)), [1] + [300, 280] * 40]
     suite.case("stories260K, float weights",
                lambda: float_model(suite, suite.stories(), story, STEPS))
+    kinds = GGMLQuantizationType
+    suite.case("qwen2, float weights", random_model, suite, "qwen2", kinds.F32, True, "f32")
+    suite.case("qwen3, float weights", random_model, suite, "qwen3", kinds.F32, False, "f32")
+    suite.case("qwen2, quantised weights", random_model, suite, "qwen2", kinds.Q8_0, False, "bf16")
+    suite.case("qwen3, quantised weights", random_model, suite, "qwen3", kinds.Q5_1, True, "bf16")
+    suite.case("qwen2, bf16 weights", random_model, suite, "qwen2", kinds.BF16, True, "f16")
     suite.case("SmolLM2 as a float file", smollm2_as_float, suite)
     suite.case("SmolLM2 as a bf16 file", smollm2_as_bf16, suite)
     suite.case("SmolLM2, quantised weights", smollm2_quantised, suite)

@@ -477,15 +477,63 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
         { "attn_output", q, embed }, { "ffn_gate", embed, ffn }, { "ffn_up", embed, ffn },
         { "ffn_down", ffn, embed },
     };
+    const struct {
+        const char *name;
+        uint32_t count; /* 0: not in this architecture */
+        float low, high;
+    } vectors[] = {
+        { "attn_norm.weight", embed, 0.9f, 1.1f },
+        { "ffn_norm.weight", embed, 0.9f, 1.1f },
+        { "attn_q.bias", o->arch == FG_TINY_QWEN2 ? q : 0, -1.0f, 1.0f },
+        { "attn_k.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -4.0f, 4.0f },
+        { "attn_v.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -0.5f, 0.5f },
+        { "attn_q_norm.weight", o->arch == FG_TINY_QWEN3 ? o->head_dim : 0, 0.5f, 2.0f },
+        { "attn_k_norm.weight", o->arch == FG_TINY_QWEN3 ? o->head_dim : 0, 0.5f, 2.0f },
+    };
     char name[64];
-    snprintf(name, sizeof name, "blk.%u.attn_norm.weight", layer);
-    add_vector(builder, name, embed, 0.9f, 1.1f);
-    snprintf(name, sizeof name, "blk.%u.ffn_norm.weight", layer);
-    add_vector(builder, name, embed, 0.9f, 1.1f);
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        if (vectors[i].count > 0) {
+            snprintf(name, sizeof name, "blk.%u.%s", layer, vectors[i].name);
+            add_vector(builder, name, vectors[i].count, vectors[i].low, vectors[i].high);
+        }
+    }
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
         add_matrix(builder, name, type, matrices[i].columns, matrices[i].rows);
     }
+}
+
+/* The numbers, under the architecture's own keys. */
+static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
+{
+    static const char *const names[] = { "llama", "qwen2", "qwen3" };
+    const char *arch = names[o->arch];
+    const struct {
+        const char *name;
+        uint32_t value;
+    } numbers[] = {
+        { "block_count", o->layer_count },
+        { "context_length", o->context_length },
+        { "embedding_length", o->embedding_length },
+        { "feed_forward_length", o->ffn_length },
+        { "attention.head_count", o->head_count },
+        { "attention.head_count_kv", o->kv_head_count },
+        { "attention.key_length", o->head_dim },
+        { "attention.value_length", o->head_dim },
+        { "rope.dimension_count", o->head_dim },
+    };
+    char text[64];
+    snprintf(text, sizeof text, "tiny random %s", arch);
+    fg_gguf_add_string(builder, "general.architecture", arch);
+    fg_gguf_add_string(builder, "general.name", text);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        snprintf(text, sizeof text, "%s.%s", arch, numbers[i].name);
+        fg_gguf_add_u32(builder, text, numbers[i].value);
+    }
+    snprintf(text, sizeof text, "%s.attention.layer_norm_rms_epsilon", arch);
+    fg_gguf_add_f32(builder, text, 1e-5f);
+    snprintf(text, sizeof text, "%s.rope.freq_base", arch);
+    fg_gguf_add_f32(builder, text, 10000.0f);
 }
 
 void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *options)
@@ -493,19 +541,7 @@ void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *optio
     fg_tiny_llama o = *options;
     fill_defaults(&o);
     builder->rng.state = o.seed;
-    fg_gguf_add_string(builder, "general.architecture", "llama");
-    fg_gguf_add_string(builder, "general.name", "tiny random llama");
-    fg_gguf_add_u32(builder, "llama.block_count", o.layer_count);
-    fg_gguf_add_u32(builder, "llama.context_length", o.context_length);
-    fg_gguf_add_u32(builder, "llama.embedding_length", o.embedding_length);
-    fg_gguf_add_u32(builder, "llama.feed_forward_length", o.ffn_length);
-    fg_gguf_add_u32(builder, "llama.attention.head_count", o.head_count);
-    fg_gguf_add_u32(builder, "llama.attention.head_count_kv", o.kv_head_count);
-    fg_gguf_add_u32(builder, "llama.attention.key_length", o.head_dim);
-    fg_gguf_add_u32(builder, "llama.attention.value_length", o.head_dim);
-    fg_gguf_add_f32(builder, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    fg_gguf_add_f32(builder, "llama.rope.freq_base", 10000.0f);
-    fg_gguf_add_u32(builder, "llama.rope.dimension_count", o.head_dim);
+    add_numbers(builder, &o);
     if (o.chat_template != NULL) {
         fg_gguf_add_string(builder, "tokenizer.chat_template", o.chat_template);
     }

@@ -1,6 +1,6 @@
 /*
  * gguf_builder - writes GGUF files in memory for tests: any metadata, any tensors, and a complete tiny
- * llama model with random weights. Out of memory aborts: these are tests.
+ * model of the llama family with random weights. Out of memory aborts: these are tests.
  */
 #ifndef FORGE_TESTS_SUPPORT_GGUF_BUILDER_H
 #define FORGE_TESTS_SUPPORT_GGUF_BUILDER_H
@@ -62,11 +62,15 @@ typedef enum fg_tiny_vocab {
     FG_TINY_SPM,  /* <unk> <s> </s>, 256 byte tokens, letters, a few pairs with scores */
 } fg_tiny_vocab;
 
-/* A llama model. Zero means: 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for
+/* What is random of a qwen2's biases and of a qwen3's head norms is large enough to be seen. */
+typedef enum fg_tiny_arch { FG_TINY_LLAMA, FG_TINY_QWEN2, FG_TINY_QWEN3 } fg_tiny_arch;
+
+/* A model. Zero means: llama, 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for
  * K types, whose blocks are 256, 256 wide, heads of 64, ffn 256. */
 typedef struct fg_tiny_llama {
     uint64_t seed;
     fg_tiny_vocab vocab;
+    fg_tiny_arch arch;
     uint32_t weight_type; /* of the matrices, the embedding included; FG_F32 is 0 */
     uint32_t layer_count;
     uint32_t embedding_length;

@@ -1,9 +1,10 @@
 /*
  * make-gguf OUT [--shape S] [--type T] [--layers N] [--vocab N] [--seed N]
  *
- * Writes a llama model with random weights that has the exact shapes, metadata and mix of types of a
- * real file: speed needs no real ones. The vocabulary is made up (byte-level BPE over the letters),
+ * Writes a model with random weights that has the exact shapes, architecture, metadata and mix of types
+ * of a real file: speed needs no real ones. The vocabulary is made up (byte-level BPE over the letters),
  * of the right size, with merges and Llama 3's special tokens, so that every engine loads the file.
+ * Biases and norms of heads are large enough to be missed in an answer.
  *
  * The types follow what llama.cpp's quantiser does with such a model: in Q4_K_M and Q5_K_M some
  * attn_v and ffn_down are Q6_K; the embedding of a model that has it as its head too is Q6_K, or
@@ -19,18 +20,36 @@
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
 
+typedef enum architecture { LLAMA, QWEN2, QWEN3 } architecture;
+
+static const struct {
+    const char *name;
+    const char *pre;  /* its tokenizer's cuts */
+    uint32_t eos;     /* of the special tokens */
+    bool head_dim;    /* files say it */
+    bool rotated_dim; /* and how much of it is rotated, and the vocabulary's size */
+} architectures[] = {
+    [LLAMA] = { "llama", "llama-bpe", 9, true, true },
+    [QWEN2] = { "qwen2", "qwen2", 11, false, false },
+    [QWEN3] = { "qwen3", "qwen2", 11, true, false },
+};
+
 typedef struct shape {
     const char *name;
+    architecture arch;
     uint32_t layers, embedding, ffn, heads, kv_heads, head_dim, vocab, context;
-    float theta;
+    float theta, epsilon;
     bool rope_freqs;
 } shape;
 
 static const shape shapes[] = {
-    { "llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 500000.0f, true },
-    { "llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072, 500000.0f, true },
-    { "llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072, 500000.0f, true },
-    { "smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192, 100000.0f, false },
+    { "llama-3.2-1b", LLAMA, 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5f, 1e-5f, true },
+    { "llama-3.2-3b", LLAMA, 28, 3072, 8192, 24, 8, 128, 128256, 131072, 5e5f, 1e-5f, true },
+    { "llama-3.1-8b", LLAMA, 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5f, 1e-5f, true },
+    { "smollm2-135m", LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5f, 1e-5f, false },
+    { "qwen2.5-0.5b", QWEN2, 24, 896, 4864, 14, 2, 64, 151936, 32768, 1e6f, 1e-6f, false },
+    { "qwen2.5-1.5b", QWEN2, 28, 1536, 8960, 12, 2, 128, 151936, 32768, 1e6f, 1e-6f, false },
+    { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f, false },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -49,12 +68,13 @@ static const mix mixes[] = {
     { "f32", FG_F32, FG_F32, FG_F32, 0 },
 };
 
-enum { SPECIAL_COUNT = 256, TENSORS_MAX = 2 + 9 * 128, CHUNK = 1 << 20 };
+enum { SPECIAL_COUNT = 256, TENSORS_MAX = 3 + 12 * 128, CHUNK = 1 << 20 };
 
 typedef struct tensor {
     char name[64];
     uint32_t type;
-    uint32_t columns, rows; /* rows 0: a vector, of factors around one */
+    uint32_t columns, rows; /* rows 0: a vector */
+    float low, high;        /* what a vector holds */
 } tensor;
 
 typedef struct making {
@@ -83,7 +103,7 @@ static bool has_more_bits(uint32_t layer, uint32_t layers)
     return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-static void want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
 {
     FG_ASSERT(m->tensor_count < TENSORS_MAX, "too many tensors");
     tensor *t = &m->tensors[m->tensor_count++];
@@ -93,9 +113,17 @@ static void want(making *m, const char *name, uint32_t type, uint32_t columns, u
     t->rows = rows;
     uint64_t dims[2] = { columns, rows };
     fg_gguf_announce_tensor(m->builder, t->name, t->type, rows == 0 ? 1 : 2, dims);
+    return t;
 }
 
-static void want_layer(making *m, uint32_t layer)
+static void want_vector(making *m, const char *name, uint32_t count, float low, float high)
+{
+    tensor *t = want(m, name, FG_F32, count, 0);
+    t->low = low;
+    t->high = high;
+}
+
+static void want_matrices(making *m, uint32_t layer)
 {
     const shape *s = &m->shape;
     uint32_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
@@ -105,9 +133,8 @@ static void want_layer(making *m, uint32_t layer)
         const char *name;
         uint32_t type, columns, rows;
     } list[] = {
-        { "attn_norm", FG_F32, s->embedding, 0 },   { "ffn_down", more, s->ffn, s->embedding },
-        { "ffn_gate", most, s->embedding, s->ffn }, { "ffn_up", most, s->embedding, s->ffn },
-        { "ffn_norm", FG_F32, s->embedding, 0 },    { "attn_k", most, s->embedding, kv },
+        { "ffn_down", more, s->ffn, s->embedding }, { "ffn_gate", most, s->embedding, s->ffn },
+        { "ffn_up", most, s->embedding, s->ffn },   { "attn_k", most, s->embedding, kv },
         { "attn_output", most, q, s->embedding },   { "attn_q", most, s->embedding, q },
         { "attn_v", more, s->embedding, kv },
     };
@@ -118,43 +145,91 @@ static void want_layer(making *m, uint32_t layer)
     }
 }
 
+static void want_vectors(making *m, uint32_t layer)
+{
+    const shape *s = &m->shape;
+    uint32_t q = s->arch == QWEN2 ? s->heads * s->head_dim : 0;
+    uint32_t kv = s->arch == QWEN2 ? s->kv_heads * s->head_dim : 0;
+    uint32_t norm = s->arch == QWEN3 ? s->head_dim : 0;
+    const struct {
+        const char *name;
+        uint32_t count; /* 0: not of this architecture */
+        float low, high;
+    } list[] = {
+        { "attn_norm.weight", s->embedding, 0.9f, 1.1f },
+        { "ffn_norm.weight", s->embedding, 0.9f, 1.1f },
+        { "attn_q.bias", q, -1.0f, 1.0f },
+        { "attn_k.bias", kv, -4.0f, 4.0f },
+        { "attn_v.bias", kv, -0.5f, 0.5f },
+        { "attn_q_norm.weight", norm, 0.5f, 2.0f },
+        { "attn_k_norm.weight", norm, 0.5f, 2.0f },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        if (list[i].count > 0) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%u.%s", layer, list[i].name);
+            want_vector(m, name, list[i].count, list[i].low, list[i].high);
+        }
+    }
+}
+
 static void want_all(making *m)
 {
     const shape *s = &m->shape;
-    want(m, "output_norm.weight", FG_F32, s->embedding, 0);
+    want_vector(m, "output_norm.weight", s->embedding, 0.9f, 1.1f);
     want(m, "token_embd.weight", m->mix->head, s->embedding, s->vocab);
     if (s->rope_freqs) {
-        want(m, "rope_freqs.weight", FG_F32, s->head_dim / 2, 0);
+        want_vector(m, "rope_freqs.weight", s->head_dim / 2, 0.9f, 1.1f);
     }
     for (uint32_t layer = 0; layer < s->layers; layer++) {
-        want_layer(m, layer);
+        want_matrices(m, layer);
+        want_vectors(m, layer);
     }
 }
 
 /* ---- metadata ---- */
 
+/* 0 is not written. */
+static void add_number(making *m, const char *name, uint32_t value)
+{
+    char key[64];
+    snprintf(key, sizeof key, "%s.%s", architectures[m->shape.arch].name, name);
+    if (value > 0) {
+        fg_gguf_add_u32(m->builder, key, value);
+    }
+}
+
+static void add_real(making *m, const char *name, float value)
+{
+    char key[64];
+    snprintf(key, sizeof key, "%s.%s", architectures[m->shape.arch].name, name);
+    fg_gguf_add_f32(m->builder, key, value);
+}
+
 static void add_hparams(making *m)
 {
     const shape *s = &m->shape;
+    bool says_head = architectures[s->arch].head_dim,
+         says_rotated = architectures[s->arch].rotated_dim;
     fg_gguf_builder *b = m->builder;
     char name[64];
     snprintf(name, sizeof name, "random %s %s", s->name, m->mix->name);
-    fg_gguf_add_string(b, "general.architecture", "llama");
+    fg_gguf_add_string(b, "general.architecture", architectures[s->arch].name);
     fg_gguf_add_string(b, "general.name", name);
     fg_gguf_add_u32(b, "general.file_type", m->mix->file_type);
     fg_gguf_add_u32(b, "general.quantization_version", 2);
-    fg_gguf_add_u32(b, "llama.block_count", s->layers);
-    fg_gguf_add_u32(b, "llama.context_length", s->context);
-    fg_gguf_add_u32(b, "llama.embedding_length", s->embedding);
-    fg_gguf_add_u32(b, "llama.feed_forward_length", s->ffn);
-    fg_gguf_add_u32(b, "llama.attention.head_count", s->heads);
-    fg_gguf_add_u32(b, "llama.attention.head_count_kv", s->kv_heads);
-    fg_gguf_add_u32(b, "llama.attention.key_length", s->head_dim);
-    fg_gguf_add_u32(b, "llama.attention.value_length", s->head_dim);
-    fg_gguf_add_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    fg_gguf_add_f32(b, "llama.rope.freq_base", s->theta);
-    fg_gguf_add_u32(b, "llama.rope.dimension_count", s->head_dim);
-    fg_gguf_add_u32(b, "llama.vocab_size", s->vocab);
+    add_number(m, "block_count", s->layers);
+    add_number(m, "context_length", s->context);
+    add_number(m, "embedding_length", s->embedding);
+    add_number(m, "feed_forward_length", s->ffn);
+    add_number(m, "attention.head_count", s->heads);
+    add_number(m, "attention.head_count_kv", s->kv_heads);
+    add_number(m, "attention.key_length", says_head ? s->head_dim : 0);
+    add_number(m, "attention.value_length", says_head ? s->head_dim : 0);
+    add_real(m, "attention.layer_norm_rms_epsilon", s->epsilon);
+    add_real(m, "rope.freq_base", s->theta);
+    add_number(m, "rope.dimension_count", says_rotated ? s->head_dim : 0);
+    add_number(m, "vocab_size", says_rotated ? s->vocab : 0);
 }
 
 enum { TEXT_BYTES = 32 };
@@ -227,7 +302,7 @@ static void add_vocab(making *m)
         lines[i] = texts[i];
     }
     fg_gguf_add_string(b, "tokenizer.ggml.model", "gpt2");
-    fg_gguf_add_string(b, "tokenizer.ggml.pre", "llama-bpe");
+    fg_gguf_add_string(b, "tokenizer.ggml.pre", architectures[m->shape.arch].pre);
     fg_gguf_add_strings(b, "tokenizer.ggml.tokens", lines, count);
     fg_gguf_add_array(b, "tokenizer.ggml.token_type", FG_META_I32, kinds, count);
     for (uint32_t i = 0; i < merge_count; i++) {
@@ -235,7 +310,11 @@ static void add_vocab(making *m)
     }
     fg_gguf_add_strings(b, "tokenizer.ggml.merges", lines, merge_count);
     fg_gguf_add_u32(b, "tokenizer.ggml.bos_token_id", first_special);
-    fg_gguf_add_u32(b, "tokenizer.ggml.eos_token_id", first_special + 9);
+    fg_gguf_add_u32(b, "tokenizer.ggml.eos_token_id",
+                    first_special + architectures[m->shape.arch].eos);
+    if (m->shape.arch != LLAMA) {
+        fg_gguf_add_bool(b, "tokenizer.ggml.add_bos_token", false);
+    }
     fg_gguf_add_string(b, "tokenizer.chat_template",
                        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
                        "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if "
@@ -248,11 +327,10 @@ static void add_vocab(making *m)
 
 /* ---- data ---- */
 
-/* Norms and frequency divisors lie around one. */
-static void fill_vector(float *out, uint32_t count, fg_rng *rng)
+static void fill_vector(const tensor *t, float *out, uint32_t count, fg_rng *rng)
 {
     for (uint32_t i = 0; i < count; i++) {
-        out[i] = 0.9f + 0.2f * (float)fg_rng_below(rng, 1024) / 1024.0f;
+        out[i] = t->low + (t->high - t->low) * (float)fg_rng_below(rng, 1024) / 1024.0f;
     }
 }
 
@@ -274,7 +352,7 @@ static bool write_tensor(const tensor *t, uint64_t seed, void *buffer, FILE *out
     while (left > 0) {
         uint64_t count = left < CHUNK ? left : CHUNK;
         if (t->rows == 0) {
-            fill_vector(buffer, (uint32_t)count, &rng);
+            fill_vector(t, buffer, (uint32_t)count, &rng);
         } else {
             fg_gguf_fill_random(t->type, buffer, count, scale_for(t->columns), &rng);
         }

@@ -134,11 +134,17 @@ static void check_model(const char *name, fg_runner_options options)
 
 Test(engine_alloc, steps_of_a_model_take_no_memory)
 {
-    static const fg_tiny_llama model = { .seed = 9, .weight_type = FG_Q8_0 };
-    size_t size_bytes;
-    void *bytes = fg_gguf_build_tiny_llama(&model, &size_bytes);
-    check_model("tiny", (fg_runner_options){ .bytes = bytes, .size_bytes = size_bytes });
-    free(bytes);
+    static const fg_tiny_llama models[] = {
+        { .seed = 9, .weight_type = FG_Q8_0 },
+        { .seed = 9, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN2 },
+        { .seed = 9, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN3 },
+    };
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&models[i], &size_bytes);
+        check_model("tiny", (fg_runner_options){ .bytes = bytes, .size_bytes = size_bytes });
+        free(bytes);
+    }
 }
 
 Test(engine_alloc, steps_of_stories260k_take_no_memory)

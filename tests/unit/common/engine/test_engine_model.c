@@ -71,8 +71,18 @@ static const struct {
     { "q6_k", { .seed = 4, .weight_type = FG_Q6_K }, FG_F16 },
     { "bf16, one kv head", { .seed = 5, .weight_type = FG_BF16, .kv_head_count = 1 }, FG_F16 },
     { "q4_1, bf16 kv", { .seed = 6, .weight_type = FG_Q4_1 }, FG_BF16 },
+    { "qwen2, q5_0", { .seed = 7, .arch = FG_TINY_QWEN2, .weight_type = FG_Q5_0 }, FG_BF16 },
+    { "qwen2, q4_k, int8 kv",
+      { .seed = 8, .arch = FG_TINY_QWEN2, .weight_type = FG_Q4_K, .kv_head_count = 1 },
+      FG_I8 },
+    { "qwen3, f16",
+      { .seed = 9, .arch = FG_TINY_QWEN3, .weight_type = FG_F16, .head_dim = 32 },
+      FG_F16 },
+    { "qwen3, bf16, heads of no whole register",
+      { .seed = 10, .arch = FG_TINY_QWEN3, .weight_type = FG_BF16, .head_dim = 8 },
+      FG_BF16 },
 };
-enum { MODEL_COUNT = sizeof models / sizeof models[0] };
+enum { MODEL_COUNT = sizeof models / sizeof models[0], FIRST_QWEN2 = 6, FIRST_QWEN3 = 8 };
 
 static const struct variant {
     const char *isa;
@@ -235,19 +245,20 @@ static void take_part(request *r, const fg_step_seq *part)
     }
 }
 
-Test(engine_model, digests_do_not_depend_on_batch_neighbours)
+static void check_neighbours(size_t model)
 {
     size_t size_bytes;
-    void *bytes = fg_gguf_build_tiny_llama(&models[1].model, &size_bytes);
+    void *bytes = fg_gguf_build_tiny_llama(&models[model].model, &size_bytes);
     fg_runner runner;
     fg_runner_options options = { .bytes = bytes,
                                   .size_bytes = size_bytes,
                                   .context_max = CONTEXT,
                                   .seqs_max = SEQS,
-                                  .kv_dtype = FG_F16,
+                                  .kv_dtype = models[model].kv_dtype,
                                   .thread_count = 2 };
     open_runner(&options, &runner);
     static request requests[SEQS];
+    memset(requests, 0, sizeof requests);
     trace want[SEQS];
     for (uint32_t s = 0; s < SEQS; s++) {
         requests[s].prompt_count = PROMPT - 31 * s;
@@ -275,10 +286,19 @@ Test(engine_model, digests_do_not_depend_on_batch_neighbours)
         }
     }
     for (uint32_t s = 0; s < SEQS; s++) {
-        cr_assert(memcmp(&requests[s].got, &want[s], sizeof want[s]) == 0, "request %u", s);
+        cr_assert(memcmp(&requests[s].got, &want[s], sizeof want[s]) == 0, "%s: request %u",
+                  models[model].name, s);
     }
     fg_runner_close(&runner);
     free(bytes);
+}
+
+Test(engine_model, digests_do_not_depend_on_batch_neighbours)
+{
+    static const size_t some[] = { 1, FIRST_QWEN2, FIRST_QWEN3 };
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        check_neighbours(some[i]);
+    }
 }
 
 static void open_tiny(fg_runner *runner, void **bytes_out)
@@ -485,6 +505,44 @@ Test(engine_model, a_head_that_overflows_is_no_number)
         for (uint32_t s = 0; s < count; s++) {
             cr_assert(seqs[s].broken_out, "%u of %u", s, count);
         }
+    }
+}
+
+/* The digest of a row of logits with another element in this vector; NULL: with its own. */
+static uint64_t digest_with(fg_tiny_arch arch, const char *tensor)
+{
+    size_t size_bytes;
+    fg_tiny_llama model = { .seed = 9, .arch = arch };
+    void *bytes = fg_gguf_build_tiny_llama(&model, &size_bytes);
+    if (tensor != NULL) {
+        set_element(bytes, size_bytes, &(damage){ .tensor = tensor, .element = 9, .value = 3 });
+    }
+    fg_runner runner;
+    fg_runner_options options = {
+        .bytes = bytes, .size_bytes = size_bytes, .context_max = CONTEXT, .seqs_max = 1
+    };
+    open_runner(&options, &runner);
+    uint32_t prompt[9];
+    make_prompt(96, runner.hparams.vocab_size, 9, prompt);
+    uint64_t digest = run_solo(&runner, 0, prompt, 9, 9).digests[0];
+    fg_runner_close(&runner);
+    free(bytes);
+    return digest;
+}
+
+Test(engine_model, every_vector_of_an_architecture_counts)
+{
+    static const struct {
+        fg_tiny_arch arch;
+        const char *tensor;
+    } vectors[] = { { FG_TINY_QWEN2, "blk.1.attn_q.bias" },
+                    { FG_TINY_QWEN2, "blk.1.attn_k.bias" },
+                    { FG_TINY_QWEN2, "blk.1.attn_v.bias" },
+                    { FG_TINY_QWEN3, "blk.1.attn_q_norm.weight" },
+                    { FG_TINY_QWEN3, "blk.1.attn_k_norm.weight" } };
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        cr_assert_neq(digest_with(vectors[i].arch, vectors[i].tensor),
+                      digest_with(vectors[i].arch, NULL), "%s", vectors[i].tensor);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "common/model/hparams.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,13 @@ static const tensor_row base_tensors[] = {
     { "blk.0.ffn_down.weight", FG_Q4_1, 64, 32 },
 };
 
+/* What the others have besides. */
+static const tensor_row qwen2_tensors[] = { { "blk.0.attn_q.bias", FG_F32, 32, 0 },
+                                            { "blk.0.attn_k.bias", FG_F32, 16, 0 },
+                                            { "blk.0.attn_v.bias", FG_F32, 16, 0 } };
+static const tensor_row qwen3_tensors[] = { { "blk.0.attn_q_norm.weight", FG_F32, 8, 0 },
+                                            { "blk.0.attn_k_norm.weight", FG_F32, 8, 0 } };
+
 /* One change to the base: a row with a known name replaces it, another is added. */
 typedef struct change {
     const char *name;
@@ -85,22 +93,46 @@ static bool changes(const meta_row *row, const char *key)
     return row->key != NULL && strcmp(row->key, key) == 0;
 }
 
-static void *build(const change *c, size_t *size_bytes_out)
+/* The base's metadata, under this architecture's keys, but for what is changed. */
+static void add_base_meta(fg_gguf_builder *builder, const change *c, const char *arch)
 {
-    fg_gguf_builder *builder = fg_gguf_builder_create();
     for (size_t i = 0; i < sizeof base_meta / sizeof base_meta[0]; i++) {
-        const char *key = base_meta[i].key;
-        if (!changes(&c->meta[0], key) && !changes(&c->meta[1], key)) {
-            add_meta(builder, &base_meta[i]);
+        meta_row row = base_meta[i];
+        char key[64];
+        if (strncmp(row.key, "llama.", 6) == 0) {
+            snprintf(key, sizeof key, "%s.%s", arch, row.key + 6);
+            row.key = key;
+        } else {
+            row.text = arch;
+        }
+        if (!changes(&c->meta[0], row.key) && !changes(&c->meta[1], row.key)) {
+            add_meta(builder, &row);
         }
     }
+}
+
+static void add_base_tensors(fg_gguf_builder *builder, const change *c, const tensor_row *rows,
+                             size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (c->tensor.name == NULL || strcmp(c->tensor.name, rows[i].name) != 0) {
+            add_tensor(builder, &rows[i]);
+        }
+    }
+}
+
+static void *build(const change *c, const char *arch, size_t *size_bytes_out)
+{
+    fg_gguf_builder *builder = fg_gguf_builder_create();
+    add_base_meta(builder, c, arch);
     for (int i = 0; i < 2; i++) {
         add_meta(builder, &c->meta[i]);
     }
-    for (size_t i = 0; i < sizeof base_tensors / sizeof base_tensors[0]; i++) {
-        if (c->tensor.name == NULL || strcmp(c->tensor.name, base_tensors[i].name) != 0) {
-            add_tensor(builder, &base_tensors[i]);
-        }
+    add_base_tensors(builder, c, base_tensors, sizeof base_tensors / sizeof base_tensors[0]);
+    if (strcmp(arch, "qwen2") == 0) {
+        add_base_tensors(builder, c, qwen2_tensors, 3);
+    } else if (strcmp(arch, "qwen3") == 0) {
+        add_base_tensors(builder, c, qwen3_tensors, 2);
     }
     if (c->tensor.name != NULL) {
         add_tensor(builder, &c->tensor);
@@ -134,12 +166,20 @@ static const change cases[] = {
     { "the base", NULL, { { 0 } }, { 0 } },
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
-      "'qwen2' is not supported (supported: llama)",
-      { { "general.architecture", TEXT, 0, "qwen2" } },
+      "'gemma3' is not supported (supported: llama, qwen2, qwen3)",
+      { { "general.architecture", TEXT, 0, "gemma3" } },
       { 0 } },
     { "llama4",
       "'llama4' is not supported",
       { { "general.architecture", TEXT, 0, "llama4" } },
+      { 0 } },
+    { "experts of another architecture",
+      "'qwen2moe' is not supported",
+      { { "general.architecture", TEXT, 0, "qwen2moe" } },
+      { 0 } },
+    { "the other's keys",
+      "'qwen2.block_count' is missing",
+      { { "general.architecture", TEXT, 0, "qwen2" } },
       { 0 } },
     { "no layers key", "'llama.block_count' is missing", NONE_OF("llama.block_count"), { 0 } },
     { "zero layers", "'llama.block_count' is 0", WHOLE_OF("llama.block_count", 0), { 0 } },
@@ -219,6 +259,26 @@ static const change cases[] = {
       { 0 } },
     { "no scaling", NULL, { { "llama.rope.scaling.type", TEXT, 0, "none" } }, { 0 } },
     { "old linear scaling", "scale_linear", REAL_OF("llama.rope.scale_linear", 2), { 0 } },
+    { "a factor alone",
+      "'llama.rope.scaling.factor' is 4",
+      REAL_OF("llama.rope.scaling.factor", 4),
+      { 0 } },
+    { "a factor of one", NULL, REAL_OF("llama.rope.scaling.factor", 1), { 0 } },
+    { "a factor of nothing",
+      NULL,
+      { { "llama.rope.scaling.type", TEXT, 0, "none" },
+        { "llama.rope.scaling.factor", REAL, 4, NULL } },
+      { 0 } },
+    { "a sliding window",
+      "'llama.attention.sliding_window' is 127",
+      WHOLE_OF("llama.attention.sliding_window", 127),
+      { 0 } },
+    { "a window over all", NULL, WHOLE_OF("llama.attention.sliding_window", 128), { 0 } },
+    { "no window", NULL, WHOLE_OF("llama.attention.sliding_window", 0), { 0 } },
+    { "a window as text",
+      "not a whole number",
+      { { "llama.attention.sliding_window", TEXT, 0, "9" } },
+      { 0 } },
     { "experts", "mixes 8 experts", WHOLE_OF("llama.expert_count", 8), { 0 } },
     { "vocabulary agrees", NULL, WHOLE_OF("llama.vocab_size", 8), { 0 } },
     { "vocabulary disagrees",
@@ -277,25 +337,143 @@ static const change cases[] = {
       TENSOR("rope_freqs.weight", FG_F32, 5, 0) },
 };
 
+static const change qwen2_cases[] = {
+    { "qwen2", NULL, { { 0 } }, { 0 } },
+    { "no bias of q",
+      "'blk.0.attn_q.bias' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_q.bias", 0, 0, 0) },
+    { "no bias of k",
+      "'blk.0.attn_k.bias' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_k.bias", 0, 0, 0) },
+    { "no bias of v",
+      "'blk.0.attn_v.bias' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_v.bias", 0, 0, 0) },
+    { "a bias too long",
+      "'blk.0.attn_v.bias' is 32 x 1 x 1 x 1, expected 16 x 1",
+      { { 0 } },
+      TENSOR("blk.0.attn_v.bias", FG_F32, 32, 0) },
+    { "a bias in f16",
+      "'blk.0.attn_k.bias' has type f16, expected f32",
+      { { 0 } },
+      TENSOR("blk.0.attn_k.bias", FG_F16, 16, 0) },
+    { "a bias of another product",
+      "'blk.0.attn_output.bias': biases but those of q, k and v are not supported for architecture "
+      "qwen2",
+      { { 0 } },
+      TENSOR("blk.0.attn_output.bias", FG_F32, 32, 0) },
+    { "head norms beside biases",
+      "'blk.0.attn_q_norm.weight' has no place in architecture qwen2",
+      { { 0 } },
+      TENSOR("blk.0.attn_q_norm.weight", FG_F32, 8, 0) },
+    { "frequencies",
+      "'rope_freqs.weight' has no place in architecture qwen2",
+      { { 0 } },
+      TENSOR("rope_freqs.weight", FG_F32, 4, 0) },
+    { "no layers key", "'qwen2.block_count' is missing", NONE_OF("qwen2.block_count"), { 0 } },
+    { "YaRN",
+      "'qwen2.rope.scaling.type' asks for a scaled rotation, which is not supported",
+      { { "qwen2.rope.scaling.type", TEXT, 0, "yarn" } },
+      { 0 } },
+    { "experts", "mixes 4 experts", WHOLE_OF("qwen2.expert_count", 4), { 0 } },
+    { "a sliding window",
+      "'qwen2.attention.sliding_window' is 64",
+      WHOLE_OF("qwen2.attention.sliding_window", 64),
+      { 0 } },
+};
+
+static const change qwen3_cases[] = {
+    { "qwen3", NULL, { { 0 } }, { 0 } },
+    { "no norm of q",
+      "'blk.0.attn_q_norm.weight' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_q_norm.weight", 0, 0, 0) },
+    { "no norm of k",
+      "'blk.0.attn_k_norm.weight' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_k_norm.weight", 0, 0, 0) },
+    { "a norm of all heads at once",
+      "'blk.0.attn_q_norm.weight' is 32 x 1 x 1 x 1, expected 8 x 1",
+      { { 0 } },
+      TENSOR("blk.0.attn_q_norm.weight", FG_F32, 32, 0) },
+    { "a head norm in bf16",
+      "'blk.0.attn_k_norm.weight' has type bf16, expected f32",
+      { { 0 } },
+      TENSOR("blk.0.attn_k_norm.weight", FG_BF16, 8, 0) },
+    { "biases beside head norms",
+      "'blk.0.attn_q.bias': biases are not supported for architecture qwen3",
+      { { 0 } },
+      TENSOR("blk.0.attn_q.bias", FG_F32, 32, 0) },
+    { "a head norm of a layer too many",
+      "'blk.1.attn_k_norm.weight' has no place in architecture qwen3",
+      { { 0 } },
+      TENSOR("blk.1.attn_k_norm.weight", FG_F32, 8, 0) },
+    { "keys of llama count for nothing", NULL, WHOLE_OF("llama.block_count", 7), { 0 } },
+    { "heads of a size of their own",
+      "'blk.0.attn_q.weight'",
+      WHOLE_OF("qwen3.attention.key_length", 16),
+      { 0 } },
+    { "no epsilon",
+      "'qwen3.attention.layer_norm_rms_epsilon' is missing",
+      NONE_OF("qwen3.attention.layer_norm_rms_epsilon"),
+      { 0 } },
+    { "old linear scaling",
+      "'qwen3.rope.scale_linear' is 2",
+      REAL_OF("qwen3.rope.scale_linear", 2),
+      { 0 } },
+};
+
+static void check_case(const char *arch, const change *c)
+{
+    size_t size_bytes;
+    void *bytes = build(c, arch, &size_bytes);
+    fg_weights *weights;
+    fg_error err = { 0 };
+    fg_hparams hp = { .layer_count = 4242 };
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s: %s",
+                 c->name, err.text);
+    fg_status status = fg_hparams_read(weights, &hp, &err);
+    cr_assert_eq(status, c->want == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s", c->name, err.text);
+    if (c->want != NULL) {
+        cr_assert_not_null(strstr(err.text, c->want), "%s: got \"%s\"", c->name, err.text);
+        cr_assert_eq(hp.layer_count, 4242, "%s: output kept", c->name);
+    }
+    fg_weights_close(weights);
+    free(bytes);
+}
+
 Test(hparams, accepts_what_fits_and_names_what_does_not)
 {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_case("llama", &cases[i]);
+    }
+    for (size_t i = 0; i < sizeof qwen2_cases / sizeof qwen2_cases[0]; i++) {
+        check_case("qwen2", &qwen2_cases[i]);
+    }
+    for (size_t i = 0; i < sizeof qwen3_cases / sizeof qwen3_cases[0]; i++) {
+        check_case("qwen3", &qwen3_cases[i]);
+    }
+}
+
+Test(hparams, refuses_attention_to_later_tokens)
+{
+    for (int causal = 0; causal < 2; causal++) {
         size_t size_bytes;
-        void *bytes = build(&cases[i], &size_bytes);
         fg_weights *weights;
+        fg_hparams hp;
         fg_error err = { 0 };
-        fg_hparams hp = { .layer_count = 4242 };
-        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s: %s",
-                     cases[i].name, err.text);
-        fg_status status = fg_hparams_read(weights, &hp, &err);
-        cr_assert_eq(status, cases[i].want == NULL ? FG_OK : FG_BAD_INPUT, "%s: %s", cases[i].name,
-                     err.text);
-        if (cases[i].want != NULL) {
-            cr_assert_not_null(strstr(err.text, cases[i].want), "%s: got \"%s\"", cases[i].name,
-                               err.text);
-            cr_assert_eq(hp.layer_count, 4242, "%s: output kept", cases[i].name);
-        }
+        fg_gguf_builder *builder = fg_gguf_builder_create();
+        fg_gguf_add_tiny_llama(builder,
+                               &(fg_tiny_llama){ .vocab = FG_TINY_BARE, .arch = FG_TINY_QWEN2 });
+        fg_gguf_add_bool(builder, "qwen2.attention.causal", causal != 0);
+        void *bytes = fg_gguf_finish(builder, &size_bytes);
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+        cr_assert_eq(fg_hparams_read(weights, &hp, &err), causal ? FG_OK : FG_BAD_INPUT);
+        cr_assert(causal || strstr(err.text, "'qwen2.attention.causal' is false") != NULL);
         fg_weights_close(weights);
+        fg_gguf_builder_destroy(builder);
         free(bytes);
     }
 }
@@ -347,6 +525,61 @@ Test(hparams, reads_every_number_of_a_tiny_model)
     free(bytes);
 }
 
+Test(hparams, knows_what_architectures_differ_in)
+{
+    static const struct {
+        fg_tiny_arch arch;
+        const char *name;
+        bool interleaved, qkv_bias, qk_norm;
+    } wanted[] = { { FG_TINY_LLAMA, "llama", true, false, false },
+                   { FG_TINY_QWEN2, "qwen2", false, true, false },
+                   { FG_TINY_QWEN3, "qwen3", false, false, true } };
+    fg_digest128 prints[3];
+    for (size_t i = 0; i < 3; i++) {
+        size_t size_bytes;
+        fg_weights *weights;
+        fg_hparams hp;
+        fg_error err;
+        fg_tiny_llama tiny = {
+            .vocab = FG_TINY_BARE, .arch = wanted[i].arch, .head_dim = 24, .embedding_length = 32
+        };
+        void *bytes = fg_gguf_build_tiny_llama(&tiny, &size_bytes);
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+        cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
+        cr_assert_str_eq(hp.architecture, wanted[i].name);
+        cr_assert(hp.rope_interleaved == wanted[i].interleaved);
+        cr_assert(hp.qkv_bias == wanted[i].qkv_bias && hp.qk_norm == wanted[i].qk_norm);
+        cr_assert(hp.embedding_length == 32 && hp.head_count == 4 && hp.head_dim == 24,
+                  "heads of a size of their own");
+        cr_assert(hp.rope_dims == 24 && hp.rope_theta == 10000.0f && hp.tied_output);
+        prints[i] = fg_weights_fingerprint(weights);
+        fg_weights_close(weights);
+        free(bytes);
+    }
+    cr_assert(prints[0].low != prints[1].low && prints[1].low != prints[2].low &&
+              prints[0].low != prints[2].low);
+}
+
+/* Nobody may take KV blocks of the same weights read as another architecture. */
+Test(hparams, the_architecture_is_part_of_the_fingerprint)
+{
+    static const change names[2] = {
+        { .meta = { { "general.architecture", TEXT, 0, "llama" } } },
+        { .meta = { { "general.architecture", TEXT, 0, "qwen3" } } },
+    };
+    fg_digest128 prints[2];
+    for (int i = 0; i < 2; i++) {
+        size_t size_bytes;
+        fg_weights *weights;
+        void *bytes = build(&names[i], "llama", &size_bytes);
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, NULL), FG_OK);
+        prints[i] = fg_weights_fingerprint(weights);
+        fg_weights_close(weights);
+        free(bytes);
+    }
+    cr_assert(prints[0].low != prints[1].low);
+}
+
 Test(hparams, keys_are_kept_as_precisely_as_their_weights)
 {
     static const struct {
@@ -375,7 +608,7 @@ Test(hparams, shows_a_name_without_control_characters_or_half_letters)
     fg_hparams hp;
     fg_error err;
     change c = { .meta = { { "general.name", TEXT, 0, "a\nb\x7F\xC3\xA9\xFFrest" } } };
-    void *bytes = build(&c, &size_bytes);
+    void *bytes = build(&c, "llama", &size_bytes);
     cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s", err.text);
     cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
     cr_assert_str_eq(hp.name, "a b \xC3\xA9");
