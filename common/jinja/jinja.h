@@ -4,7 +4,8 @@
  *
  * A template is compiled once, never changes afterwards, and any thread may run it. A run has an arena and a
  * number of steps, and never takes more. Every piece of text says who wrote it, the template or a client,
- * and keeps saying so through sums, slices and filters: so that no message can write control tokens.
+ * and keeps saying so through sums, slices and filters: so that no message can write control tokens. Numbers
+ * and the signs of JSON count as the template's.
  */
 #ifndef FORGE_COMMON_JINJA_JINJA_H
 #define FORGE_COMMON_JINJA_JINJA_H
@@ -31,7 +32,7 @@ fg_status fg_jinja_compile(const char *source, size_t length, fg_jinja **templat
                            fg_error *err);
 void fg_jinja_destroy(fg_jinja *template);
 
-/* A statement, an expression, an item or 64 bytes of text that is looked at are a step. `now_s` is what
+/* A statement, an expression, an item, or 8 to 64 bytes of text that is looked at are a step. `now_s` is what
  * strftime_now shows, in UTC: seconds since 1970. NULL: out of memory. */
 fg_jinja_run *fg_jinja_run_create(size_t bytes_max, uint64_t steps_max, int64_t now_s);
 void fg_jinja_run_destroy(fg_jinja_run *run);
@@ -59,7 +60,7 @@ typedef struct fg_jinja_piece {
 
 /* Renders with the members of the map `globals` as the template's variables; once per run. The pieces stay until the
  * run is destroyed. FG_BAD_INPUT: what the template raised, or what is wrong with the values that it was given, or
- * more steps than there were; FG_AGAIN: no memory. */
+ * more steps or memory than there were; FG_AGAIN: the system has no memory. */
 fg_status fg_jinja_render(const fg_jinja *template, fg_jinja_run *run,
                           const fg_jinja_value *globals, const fg_jinja_piece **pieces_out,
                           size_t *count_out, fg_error *err);

@@ -6,8 +6,8 @@
 
 #include "common/jinja/jinja_internal.h"
 
-/* Calls inside calls; each takes some of the thread's stack. */
-enum { RUN_DEPTH_MAX = 400 };
+/* Trees, calls and values inside one another: each level takes some of the thread's stack, of which there may be 1 MiB. */
+enum { RUN_DEPTH_MAX = 300 };
 
 void fg_jinja_fail(fg_jinja_run *run, const char *format, ...)
 {
@@ -19,7 +19,9 @@ void fg_jinja_fail(fg_jinja_run *run, const char *format, ...)
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    run->status = fg_fail(&run->error, FG_BAD_INPUT, "chat template, line %u: %s", run->line, text);
+    run->status = run->line == 0 ? fg_fail(&run->error, FG_BAD_INPUT, "chat template: %s", text)
+                                 : fg_fail(&run->error, FG_BAD_INPUT, "chat template, line %u: %s",
+                                           run->line, text);
 }
 
 void fg_jinja_no_memory(fg_jinja_run *run)
@@ -42,11 +44,31 @@ bool fg_jinja_step(fg_jinja_run *run, size_t steps)
     return true;
 }
 
+bool fg_jinja_deepen(fg_jinja_run *run)
+{
+    if (fg_jinja_failed(run)) {
+        return false;
+    }
+    if (run->depth == RUN_DEPTH_MAX) {
+        fg_jinja_fail(run, "nested deeper than %d", RUN_DEPTH_MAX);
+        return false;
+    }
+    run->depth++;
+    return true;
+}
+
 void *fg_jinja_take(fg_jinja_run *run, size_t count, size_t item_bytes)
 {
     if (fg_jinja_failed(run)) {
         return NULL;
     }
+    size_t size_bytes;
+    bool overflow = __builtin_mul_overflow(count, item_bytes, &size_bytes);
+    if (overflow || size_bytes > run->bytes_left) {
+        fg_jinja_fail(run, "the template takes too much memory for these messages");
+        return NULL;
+    }
+    run->bytes_left -= size_bytes;
     void *memory = fg_arena_array(run->arena, count == 0 ? 1 : count, item_bytes);
     if (memory == NULL) {
         fg_jinja_no_memory(run);
@@ -536,10 +558,7 @@ static fg_jinja_value map_of(fg_jinja_run *run, const fg_jinja_node *node)
             break;
         }
         const char *flat = fg_jinja_flat(run, key.text);
-        bool of_client = false;
-        for (size_t i = 0; i < key.text->count; i++) {
-            of_client = of_client || key.text->pieces[i].of_client;
-        }
+        bool of_client = fg_jinja_is_of_client(key.text);
         if (flat != NULL) {
             fg_jinja_put(run, map.map, fg_jinja_name_of(flat, key.text->length), of_client, value);
         }
@@ -612,15 +631,10 @@ static fg_jinja_value evaluate(fg_jinja_run *run, const fg_jinja_node *node)
 
 fg_jinja_value fg_jinja_evaluate(fg_jinja_run *run, const fg_jinja_node *node)
 {
-    if (node == NULL || !fg_jinja_step(run, 1)) {
+    if (node == NULL || !fg_jinja_step(run, 1) || !fg_jinja_deepen(run)) {
         return fg_jinja_undefined();
     }
-    if (run->depth == RUN_DEPTH_MAX) {
-        fg_jinja_fail(run, "nested deeper than %d", RUN_DEPTH_MAX);
-        return fg_jinja_undefined();
-    }
-    run->depth++;
     fg_jinja_value value = evaluate(run, node);
-    run->depth--;
+    fg_jinja_rise(run);
     return value;
 }

@@ -1,4 +1,5 @@
 /* Filters and tests, by name. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,22 +116,19 @@ static fg_jinja_value filter_items(fg_jinja_run *run, fg_jinja_value value,
     return fg_jinja_map_items(run, value.map);
 }
 
-static int by_first(const void *a, const void *b)
-{
-    const fg_jinja_entry *one = *(const fg_jinja_entry *const *)a;
-    const fg_jinja_entry *other = *(const fg_jinja_entry *const *)b;
-    uint32_t shared = one->key.length < other->key.length ? one->key.length : other->key.length;
-    int order = memcmp(one->key.text, other->key.text, shared);
-    return order != 0
-               ? order
-               : (one->key.length > other->key.length) - (one->key.length < other->key.length);
-}
-
-/* By key; Jinja2 does not look at the case of letters unless asked to, which is not supported here. */
+/* By key, whatever the case of letters unless asked to look at it. */
 static fg_jinja_value filter_dictsort(fg_jinja_run *run, fg_jinja_value value,
                                       const fg_jinja_arguments *arguments)
 {
-    (void)arguments;
+    bool by_case = fg_jinja_is_true(nothing(arguments, 0, "case_sensitive"));
+    bool backwards = fg_jinja_is_true(nothing(arguments, 2, "reverse"));
+    fg_jinja_value by = nothing(arguments, 1, "by");
+    const char *key_name = by.kind == FG_JINJA_TEXT ? fg_jinja_flat(run, by.text) : NULL;
+    if (by.kind != FG_JINJA_UNDEFINED &&
+        !(key_name != NULL && by.text->length == 3 && memcmp(key_name, "key", 3) == 0)) {
+        fg_jinja_fail(run, "dictsort sorts by key alone here");
+        return fg_jinja_undefined();
+    }
     if (value.kind != FG_JINJA_MAP) {
         fg_jinja_fail(run, "%s has no keys to sort by", fg_jinja_kind_name(value));
         return fg_jinja_undefined();
@@ -144,7 +142,7 @@ static fg_jinja_value filter_dictsort(fg_jinja_run *run, fg_jinja_value value,
         order[i] = &lowered[i];
         fg_jinja_value key = fg_jinja_key(run, &map->entries[i]);
         fg_jinja_value low =
-            fg_jinja_failed(run) ? key : fg_jinja_change_case(run, key.text, CASE_LOWER);
+            fg_jinja_failed(run) || by_case ? key : fg_jinja_change_case(run, key.text, CASE_LOWER);
         const char *flat = fg_jinja_failed(run) ? NULL : fg_jinja_flat(run, low.text);
         if (flat != NULL) {
             lowered[i].key = fg_jinja_name_of(flat, low.text->length);
@@ -153,9 +151,10 @@ static fg_jinja_value filter_dictsort(fg_jinja_run *run, fg_jinja_value value,
     if (fg_jinja_failed(run)) {
         return sorted;
     }
-    qsort(order, map->count, sizeof *order, by_first);
+    qsort(order, map->count, sizeof *order, fg_jinja_by_key);
     for (size_t i = 0; i < map->count; i++) {
-        const fg_jinja_entry *entry = &map->entries[order[i] - lowered];
+        size_t at = backwards ? map->count - 1 - i : i;
+        const fg_jinja_entry *entry = &map->entries[order[at] - lowered];
         fg_jinja_put(run, sorted.map, entry->key, entry->key_of_client, entry->value);
     }
     return fg_jinja_failed(run) ? sorted : fg_jinja_map_items(run, sorted.map);
@@ -176,6 +175,11 @@ static fg_jinja_value member(fg_jinja_run *run, fg_jinja_value item, fg_jinja_st
         const fg_jinja_value *found = item.kind == FG_JINJA_MAP || item.kind == FG_JINJA_NAMESPACE
                                           ? fg_jinja_get(run, item.map, name)
                                           : NULL;
+        if (item.kind == FG_JINJA_LIST && length > 0 && length < 9 &&
+            strspn(flat + at, "0123456789") >= length) {
+            size_t index = strtoul(flat + at, NULL, 10);
+            found = index < item.list->count ? &item.list->items[index] : NULL;
+        }
         item = found == NULL ? fg_jinja_undefined() : *found;
         at += length + 1;
     }
@@ -262,41 +266,41 @@ static fg_jinja_value filter_replace(fg_jinja_run *run, fg_jinja_value value,
                             count.kind == FG_JINJA_INTEGER ? count.integer : -1);
 }
 
-/* The whole text as a number; false: it is none. */
-static bool parse(fg_jinja_run *run, fg_jinja_value value, double *number_out, bool *is_whole_out)
+/* The whole text as a number; false: it is none. A whole one that fits is an integer. */
+static bool parse(fg_jinja_run *run, fg_jinja_value value, fg_jinja_value *number_out)
 {
     fg_jinja_value stripped = fg_jinja_strip(run, text_of(run, value), NULL, true, true);
     const char *flat = stripped.kind == FG_JINJA_TEXT ? fg_jinja_flat(run, stripped.text) : NULL;
     char copy[64];
+    char *end;
     if (flat == NULL || stripped.text->length == 0 || stripped.text->length >= sizeof copy) {
         return false;
     }
     memcpy(copy, flat, stripped.text->length);
     copy[stripped.text->length] = '\0';
-    *is_whole_out = strspn(copy + (copy[0] == '-' || copy[0] == '+'), "0123456789") ==
-                    stripped.text->length - (copy[0] == '-' || copy[0] == '+');
-    char *end;
-    *number_out = strtod(copy, &end);
-    return *end == '\0' && strpbrk(copy, "xXpP") == NULL && isfinite(*number_out);
+    errno = 0;
+    *number_out = fg_jinja_of_integer(strtoll(copy, &end, 10));
+    if (*end == '\0' && errno == 0) {
+        return true;
+    }
+    *number_out = (fg_jinja_value){ .kind = FG_JINJA_REAL, .real = strtod(copy, &end) };
+    return *end == '\0' && strpbrk(copy, "xXpP") == NULL && isfinite(number_out->real);
 }
 
 static fg_jinja_value filter_int(fg_jinja_run *run, fg_jinja_value value,
                                  const fg_jinja_arguments *arguments)
 {
-    double number = 0.0;
-    bool whole;
     if (value.kind == FG_JINJA_UNDEFINED) {
         fg_jinja_fail(run, "what is undefined is no number");
         return value;
     }
+    if (!fg_jinja_is_number(value) && (value.kind != FG_JINJA_TEXT || !parse(run, value, &value))) {
+        return fg_jinja_argument(arguments, 0, "default", fg_jinja_of_integer(0));
+    }
     if (value.kind == FG_JINJA_INTEGER) {
         return value;
     }
-    if (fg_jinja_is_number(value)) {
-        number = fg_jinja_number(value);
-    } else if (value.kind != FG_JINJA_TEXT || !parse(run, value, &number, &whole)) {
-        return fg_jinja_argument(arguments, 0, "default", fg_jinja_of_integer(0));
-    }
+    double number = fg_jinja_number(value);
     if (!(number > -9e18 && number < 9e18)) {
         fg_jinja_fail(run, "an integer is too large");
         return fg_jinja_undefined();
@@ -307,19 +311,15 @@ static fg_jinja_value filter_int(fg_jinja_run *run, fg_jinja_value value,
 static fg_jinja_value filter_float(fg_jinja_run *run, fg_jinja_value value,
                                    const fg_jinja_arguments *arguments)
 {
-    fg_jinja_value result = { .kind = FG_JINJA_REAL };
-    bool whole;
     if (value.kind == FG_JINJA_UNDEFINED) {
         fg_jinja_fail(run, "what is undefined is no number");
         return value;
     }
-    if (fg_jinja_is_number(value)) {
-        result.real = fg_jinja_number(value);
-    } else if (value.kind != FG_JINJA_TEXT || !parse(run, value, &result.real, &whole)) {
-        result.real = 0.0;
-        return fg_jinja_argument(arguments, 0, "default", result);
+    if (!fg_jinja_is_number(value) && (value.kind != FG_JINJA_TEXT || !parse(run, value, &value))) {
+        fg_jinja_value zero = { .kind = FG_JINJA_REAL };
+        return fg_jinja_argument(arguments, 0, "default", zero);
     }
-    return result;
+    return (fg_jinja_value){ .kind = FG_JINJA_REAL, .real = fg_jinja_number(value) };
 }
 
 static fg_jinja_value filter_abs(fg_jinja_run *run, fg_jinja_value value,
@@ -338,34 +338,38 @@ static fg_jinja_value filter_abs(fg_jinja_run *run, fg_jinja_value value,
     return value;
 }
 
+/* A separator's bytes with a NUL behind them. They count as the template's, so a client has none. */
+static const char *separator(fg_jinja_run *run, fg_jinja_value value)
+{
+    fg_jinja_string *text = text_of(run, value);
+    const char *flat = fg_jinja_flat(run, text);
+    char *copy = fg_jinja_take(run, text->length + 1, 1);
+    if (fg_jinja_is_of_client(text)) {
+        fg_jinja_fail(run, "only a template's own text separates JSON");
+    }
+    if (flat != NULL && copy != NULL) {
+        memcpy(copy, flat, text->length);
+    }
+    return copy;
+}
+
 static fg_jinja_value filter_tojson(fg_jinja_run *run, fg_jinja_value value,
                                     const fg_jinja_arguments *arguments)
 {
     fg_jinja_json_style style = { .indent = -1 };
     fg_jinja_value indent = nothing(arguments, 1, "indent");
-    if (arguments->count == 1 && indent.kind == FG_JINJA_UNDEFINED &&
-        arguments->values[0].kind == FG_JINJA_INTEGER) {
-        indent = arguments->values[0]; /* tojson(4), as Jinja2's own filter takes it */
-    }
     if (indent.kind == FG_JINJA_INTEGER) {
-        style.indent = indent.integer > 64 ? 64 : indent.integer;
+        style.indent = indent.integer < 0 ? 0 : indent.integer > 64 ? 64 : indent.integer;
+    } else if (indent.kind != FG_JINJA_UNDEFINED && indent.kind != FG_JINJA_NONE) {
+        fg_jinja_fail(run, "tojson takes an integer as its indent, not %s",
+                      fg_jinja_kind_name(indent));
     }
-    style.ascii = fg_jinja_is_true(nothing(arguments, SIZE_MAX, "ensure_ascii"));
-    style.sorted = fg_jinja_is_true(nothing(arguments, SIZE_MAX, "sort_keys"));
-    fg_jinja_value separators = nothing(arguments, SIZE_MAX, "separators");
+    style.ascii = fg_jinja_is_true(nothing(arguments, 0, "ensure_ascii"));
+    style.sorted = fg_jinja_is_true(nothing(arguments, 3, "sort_keys"));
+    fg_jinja_value separators = nothing(arguments, 2, "separators");
     if (separators.kind == FG_JINJA_LIST && separators.list->count == 2) {
-        char *texts[2];
-        for (size_t i = 0; i < 2; i++) {
-            fg_jinja_string *text = text_of(run, separators.list->items[i]);
-            const char *flat = fg_jinja_flat(run, text);
-            texts[i] = fg_jinja_take(run, text->length + 1, 1);
-            if (flat == NULL || texts[i] == NULL) {
-                return fg_jinja_undefined();
-            }
-            memcpy(texts[i], flat, text->length);
-        }
-        style.comma = texts[0];
-        style.colon = texts[1];
+        style.comma = separator(run, separators.list->items[0]);
+        style.colon = separator(run, separators.list->items[1]);
     }
     return fg_jinja_to_json(run, value, &style);
 }
@@ -382,8 +386,6 @@ static fg_jinja_value filter_indent(fg_jinja_run *run, fg_jinja_value value,
         fg_jinja_fail(run, "only a string can be indented, not %s", fg_jinja_kind_name(value));
         return fg_jinja_undefined();
     }
-    fg_jinja_string *text = value.text;
-    const char *flat = fg_jinja_flat(run, text);
     fg_jinja_output output = { .count = 0 };
     fg_jinja_string *with = NULL;
     if (width.kind == FG_JINJA_TEXT) {
@@ -393,22 +395,22 @@ static fg_jinja_value filter_indent(fg_jinja_run *run, fg_jinja_value value,
         with = text_of(run, fg_jinja_text_of(run, spaces, (size_t)width.integer, false));
     } else {
         fg_jinja_fail(run, "indent takes up to %zu spaces", sizeof spaces - 1);
+        return fg_jinja_undefined();
     }
-    for (size_t at = 0; flat != NULL && with != NULL && !fg_jinja_failed(run);) {
-        const char *line_end = memchr(flat + at, '\n', text->length - at);
-        size_t end = line_end == NULL ? text->length : (size_t)(line_end - flat) + 1;
-        bool empty = at == text->length || flat[at] == '\n';
-        if ((at > 0 || first) && (!empty || (blank && at < text->length))) {
+    /* A line end more, as Jinja2 adds it: so the text behind the last one is a line, were it empty. */
+    fg_jinja_value more = fg_jinja_text_of(run, "\n", 1, false);
+    fg_jinja_value whole = fg_jinja_failed(run) ? more : fg_jinja_join(run, value.text, more.text);
+    fg_jinja_value lines =
+        fg_jinja_failed(run) ? whole : fg_jinja_split_lines(run, whole.text, false);
+    for (size_t i = 0; !fg_jinja_failed(run) && i < lines.list->count; i++) {
+        fg_jinja_string *line = lines.list->items[i].text;
+        if (i > 0) {
+            fg_jinja_emit(run, &output, "\n", 1, false);
+        }
+        if (i == 0 ? first : blank || line->length > 0) {
             fg_jinja_emit_text(run, &output, with);
         }
-        fg_jinja_value line = fg_jinja_cut(run, text, at, end);
-        if (!fg_jinja_failed(run)) {
-            fg_jinja_emit_text(run, &output, line.text);
-        }
-        if (line_end == NULL) {
-            break;
-        }
-        at = end;
+        fg_jinja_emit_text(run, &output, line);
     }
     return fg_jinja_text_of_output(run, &output);
 }
@@ -580,10 +582,12 @@ int fg_jinja_filter_find(fg_jinja_name name)
 fg_jinja_value fg_jinja_filter(fg_jinja_run *run, int index, fg_jinja_value value,
                                const fg_jinja_arguments *arguments)
 {
-    if (!fg_jinja_step(run, 1)) {
+    if (!fg_jinja_step(run, 1) || !fg_jinja_deepen(run)) {
         return fg_jinja_undefined();
     }
-    return filters[index].run(run, value, arguments);
+    fg_jinja_value result = filters[index].run(run, value, arguments);
+    fg_jinja_rise(run);
+    return result;
 }
 
 /* ---- tests ---- */
@@ -607,6 +611,7 @@ typedef enum test_kind {
     TEST_EVEN,
     TEST_DIVISIBLE,
     TEST_EQUAL,
+    TEST_SAME,
     TEST_NOT_EQUAL,
     TEST_LESS,
     TEST_LESS_EQUAL,
@@ -640,7 +645,7 @@ static const struct {
     { "divisibleby", TEST_DIVISIBLE },
     { "equalto", TEST_EQUAL },
     { "eq", TEST_EQUAL },
-    { "sameas", TEST_EQUAL },
+    { "sameas", TEST_SAME },
     { "ne", TEST_NOT_EQUAL },
     { "lt", TEST_LESS },
     { "lessthan", TEST_LESS },
@@ -738,6 +743,8 @@ bool fg_jinja_test(fg_jinja_run *run, int index, fg_jinja_value value,
         return is_divisible(run, value, other);
     case TEST_EQUAL:
         return fg_jinja_equal(run, value, other);
+    case TEST_SAME:
+        return value.kind == other.kind && fg_jinja_equal(run, value, other);
     case TEST_NOT_EQUAL:
         return !fg_jinja_equal(run, value, other);
     case TEST_LESS:

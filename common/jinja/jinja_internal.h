@@ -43,6 +43,8 @@ typedef struct fg_jinja_string {
     size_t count;
     const fg_jinja_piece *pieces;
     const char *flat;
+    struct fg_jinja_output
+        *store; /* whose first pieces these are, where more may be added; or NULL */
 } fg_jinja_string;
 
 typedef struct fg_jinja_items {
@@ -280,6 +282,7 @@ typedef enum fg_jinja_leaving { LEAVE_NOT, LEAVE_BREAK, LEAVE_CONTINUE } fg_jinj
 
 struct fg_jinja_run {
     fg_arena *arena;
+    size_t bytes_left;
     uint64_t steps_left;
     int64_t now_s;
     const fg_jinja_dict *globals;
@@ -311,6 +314,13 @@ void fg_jinja_no_memory(fg_jinja_run *run);
 static inline bool fg_jinja_failed(const fg_jinja_run *run)
 {
     return run->status != FG_OK;
+}
+/* One level deeper in a tree or a value, for whatever calls itself; false when it is too deep, which fails the run. A
+ * level that was entered is left. */
+bool fg_jinja_deepen(fg_jinja_run *run);
+static inline void fg_jinja_rise(fg_jinja_run *run)
+{
+    run->depth--;
 }
 /* Takes steps; false when there were not so many left, or the run has failed. */
 bool fg_jinja_step(fg_jinja_run *run, size_t steps);
@@ -387,6 +397,8 @@ void fg_jinja_put(fg_jinja_run *run, fg_jinja_dict *map, fg_jinja_name key, bool
                   fg_jinja_value value);
 const fg_jinja_value *fg_jinja_get(fg_jinja_run *run, const fg_jinja_dict *map, fg_jinja_name key);
 fg_jinja_value fg_jinja_key(fg_jinja_run *run, const fg_jinja_entry *entry);
+/* For qsort of pointers to entries of one array: by key, then by place. */
+int fg_jinja_by_key(const void *a, const void *b);
 /* The list of {key, value} of a map. */
 fg_jinja_value fg_jinja_map_items(fg_jinja_run *run, const fg_jinja_dict *map);
 
@@ -408,6 +420,10 @@ fg_jinja_value fg_jinja_text_of_output(fg_jinja_run *run, const fg_jinja_output 
 /* The bytes of a text, side by side. */
 const char *fg_jinja_flat(fg_jinja_run *run, fg_jinja_string *text);
 fg_jinja_value fg_jinja_join(fg_jinja_run *run, const fg_jinja_string *a, const fg_jinja_string *b);
+/* Whether a client wrote some of it. */
+bool fg_jinja_is_of_client(const fg_jinja_string *text);
+/* As str.splitlines. */
+fg_jinja_value fg_jinja_split_lines(fg_jinja_run *run, fg_jinja_string *text, bool keep_ends);
 /* Bytes start .. end - 1. */
 fg_jinja_value fg_jinja_cut(fg_jinja_run *run, const fg_jinja_string *text, size_t start,
                             size_t end);

@@ -155,12 +155,14 @@ static fg_jinja_value list_method(fg_jinja_run *run, method_id id, const fg_jinj
 static bool has_affix(fg_jinja_run *run, fg_jinja_string *text, fg_jinja_value affix, bool at_end)
 {
     if (affix.kind == FG_JINJA_LIST) {
-        for (size_t i = 0; i < affix.list->count; i++) {
-            if (has_affix(run, text, affix.list->items[i], at_end)) {
-                return true;
+        bool has = false;
+        if (fg_jinja_deepen(run)) {
+            for (size_t i = 0; i < affix.list->count && !has; i++) {
+                has = has_affix(run, text, affix.list->items[i], at_end);
             }
+            fg_jinja_rise(run);
         }
-        return false;
+        return has;
     }
     if (affix.kind != FG_JINJA_TEXT) {
         fg_jinja_fail(run, "a string does not begin or end with %s", fg_jinja_kind_name(affix));
@@ -183,21 +185,6 @@ static fg_jinja_value without_affix(fg_jinja_run *run, fg_jinja_string *text,
     fg_jinja_value value = { .kind = FG_JINJA_TEXT, .text = affix };
     size_t cut = has_affix(run, text, value, at_end) ? affix->length : 0;
     return fg_jinja_cut(run, text, at_end ? 0 : cut, at_end ? text->length - cut : text->length);
-}
-
-static fg_jinja_value split_lines(fg_jinja_run *run, fg_jinja_string *text)
-{
-    fg_jinja_value list = fg_jinja_list_new(run, 0, false);
-    const char *flat = fg_jinja_flat(run, text);
-    for (size_t at = 0; flat != NULL && at < text->length && !fg_jinja_failed(run);) {
-        size_t end = at;
-        while (end < text->length && flat[end] != '\n' && flat[end] != '\r') {
-            end++;
-        }
-        fg_jinja_list_push(run, list.list, fg_jinja_cut(run, text, at, end));
-        at = end + 1 + (end + 1 < text->length && flat[end] == '\r' && flat[end + 1] == '\n');
-    }
-    return list;
 }
 
 static fg_jinja_value joined(fg_jinja_run *run, const fg_jinja_string *between,
@@ -271,7 +258,9 @@ static fg_jinja_value text_method(fg_jinja_run *run, method_id id, fg_jinja_stri
         return fg_jinja_split(run, text, text_argument(run, arguments, 0, "sep"),
                               count_argument(arguments, 1, "maxsplit"), id == METHOD_RSPLIT);
     case METHOD_SPLITLINES:
-        return split_lines(run, text);
+        return fg_jinja_split_lines(
+            run, text,
+            fg_jinja_is_true(fg_jinja_argument(arguments, 0, "keepends", fg_jinja_undefined())));
     case METHOD_REPLACE: {
         fg_jinja_string *from = needed_text(run, arguments, 0);
         fg_jinja_string *to = needed_text(run, arguments, 1);
@@ -388,7 +377,7 @@ static fg_jinja_value function_now(fg_jinja_run *run, const fg_jinja_arguments *
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     size_t length = strftime(shown, DATE_BYTES_MAX, pattern, &parts);
 #pragma GCC diagnostic pop
-    return fg_jinja_text_of(run, shown, length, false);
+    return fg_jinja_text_of(run, shown, length, fg_jinja_is_of_client(format.text));
 }
 
 static fg_jinja_value function_namespace(fg_jinja_run *run, const fg_jinja_arguments *arguments)

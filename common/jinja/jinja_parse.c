@@ -22,7 +22,7 @@ static fg_jinja_node *read_until(fg_jinja_reader *reader, const char *end)
 {
     fg_jinja_node *body = read_body(reader, &end, 1);
     fg_jinja_next(reader);
-    /* {% endblock name %} and {% endmacro name %} may repeat a name. */
+    /* {% endmacro name %} may repeat the name. */
     if (reader->token.kind == TOKEN_NAME && strcmp(end, "endmacro") == 0) {
         fg_jinja_next(reader);
     }

@@ -10,9 +10,11 @@ fg_jinja_run *fg_jinja_run_create(size_t bytes_max, uint64_t steps_max, int64_t 
     if (run == NULL) {
         return NULL;
     }
+    run->bytes_left = bytes_max;
     run->steps_left = steps_max;
     run->now_s = now_s;
-    run->arena = fg_arena_create(bytes_max);
+    /* Twice: chunks have ends that are left over, and what fails there is the system's memory. */
+    run->arena = fg_arena_create(bytes_max < SIZE_MAX / 4 ? 2 * bytes_max + 65536 : SIZE_MAX / 2);
     if (run->arena == NULL) {
         fg_mem_free(run);
         return NULL;
@@ -91,7 +93,9 @@ static fg_jinja_value json_map(fg_jinja_run *run, const fg_json_node *node)
          !fg_jinja_failed(run) && (member = fg_json_next(node, &cursor, &key)) != NULL;) {
         fg_jinja_value value = json_value(run, member);
         if (!fg_jinja_failed(run)) {
-            fg_jinja_put(run, map.map, fg_jinja_name_of(key, strlen(key)), true, value);
+            size_t length = strlen(key);
+            fg_jinja_step(run, length / 64);
+            fg_jinja_put(run, map.map, fg_jinja_name_of(key, length), true, value);
         }
     }
     return map;
@@ -385,6 +389,16 @@ static void bind_parameters(fg_jinja_run *run, const fg_jinja_node *parameters,
     if (arguments->count > index) {
         fg_jinja_fail(run, "%zu arguments where at most %zu are taken", arguments->count, index);
     }
+    for (size_t i = 0; i < arguments->named_count; i++) {
+        fg_jinja_name name = arguments->named[i].name;
+        const fg_jinja_node *node = parameters;
+        while (node != NULL && !fg_jinja_name_equal(node->name, name)) {
+            node = node->next;
+        }
+        if (node == NULL) {
+            fg_jinja_fail(run, "there is no argument '%.*s' here", (int)name.length, name.text);
+        }
+    }
 }
 
 fg_jinja_value fg_jinja_call_macro(fg_jinja_run *run, const fg_jinja_macro *macro,
@@ -486,20 +500,22 @@ static void run_statement(fg_jinja_run *run, const fg_jinja_node *node)
 
 void fg_jinja_run_body(fg_jinja_run *run, const fg_jinja_node *body)
 {
-    for (const fg_jinja_node *node = body; node != NULL && run->leaving == LEAVE_NOT;
-         node = node->next) {
-        if (!fg_jinja_step(run, 1)) {
-            return;
-        }
+    if (!fg_jinja_deepen(run)) {
+        return;
+    }
+    for (const fg_jinja_node *node = body;
+         node != NULL && run->leaving == LEAVE_NOT && fg_jinja_step(run, 1); node = node->next) {
         run->line = node->line;
         run_statement(run, node);
     }
+    fg_jinja_rise(run);
 }
 
 fg_status fg_jinja_render(const fg_jinja *template, fg_jinja_run *run,
                           const fg_jinja_value *globals, const fg_jinja_piece **pieces_out,
                           size_t *count_out, fg_error *err)
 {
+    FG_ASSERT(globals == NULL || globals->kind == FG_JINJA_MAP, "variables that are no map");
     fg_jinja_output *output = fg_jinja_take(run, 1, sizeof *output);
     run->scope = open_scope(run, NULL);
     if (globals != NULL && !fg_jinja_failed(run)) {

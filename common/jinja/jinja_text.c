@@ -25,7 +25,9 @@ void fg_jinja_emit(fg_jinja_run *run, fg_jinja_output *output, const char *text,
         return;
     }
     if (output->count == output->capacity) {
-        size_t capacity = output->capacity == 0 ? 8 : 2 * output->capacity;
+        size_t capacity = output->capacity == 0   ? 1
+                          : output->capacity == 1 ? 4
+                                                  : 2 * output->capacity;
         fg_jinja_piece *pieces = fg_jinja_take(run, capacity, sizeof *pieces);
         if (pieces == NULL) {
             return;
@@ -95,12 +97,33 @@ const char *fg_jinja_flat(fg_jinja_run *run, fg_jinja_string *text)
     return flat;
 }
 
+/* A text that grows at its end again and again does so in one place: what was there before keeps its first pieces. */
 fg_jinja_value fg_jinja_join(fg_jinja_run *run, const fg_jinja_string *a, const fg_jinja_string *b)
 {
-    fg_jinja_output output = { .count = 0 };
-    fg_jinja_emit_text(run, &output, a);
-    fg_jinja_emit_text(run, &output, b);
-    return fg_jinja_text_of_output(run, &output);
+    fg_jinja_output *store = a->store;
+    if (store == NULL || store->count != a->count) {
+        store = fg_jinja_take(run, 1, sizeof *store);
+        if (store == NULL) {
+            return fg_jinja_undefined();
+        }
+        fg_jinja_emit_text(run, store, a);
+    }
+    fg_jinja_emit_text(run, store, b);
+    fg_jinja_value value = fg_jinja_text_of_output(run, store);
+    if (value.kind == FG_JINJA_TEXT) {
+        value.text->store = store;
+    }
+    return value;
+}
+
+bool fg_jinja_is_of_client(const fg_jinja_string *text)
+{
+    for (size_t i = 0; i < text->count; i++) {
+        if (text->pieces[i].of_client) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Bytes start .. end - 1, to an output. */
@@ -342,6 +365,42 @@ fg_jinja_value fg_jinja_split(fg_jinja_run *run, fg_jinja_string *text, fg_jinja
     return value;
 }
 
+/* Length of the line end at `text`, 0 when there is none: Python's idea of it. */
+static size_t line_end(const char *text, size_t length)
+{
+    uint32_t code;
+    size_t step = fg_utf8_decode(text, length, &code);
+    if (step == 0) {
+        return 0;
+    }
+    if (code == '\r' && length > 1 && text[1] == '\n') {
+        return 2;
+    }
+    bool ends = (code >= '\n' && code <= '\r') || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
+                code == 0x2028 || code == 0x2029;
+    return ends ? step : 0;
+}
+
+fg_jinja_value fg_jinja_split_lines(fg_jinja_run *run, fg_jinja_string *text, bool keep_ends)
+{
+    fg_jinja_value list = fg_jinja_list_new(run, 0, false);
+    const char *flat = fg_jinja_flat(run, text);
+    if (flat == NULL || !fg_jinja_step(run, text->length / 16)) {
+        return list;
+    }
+    for (size_t at = 0; at < text->length && !fg_jinja_failed(run);) {
+        size_t end = at;
+        size_t step = 0;
+        while (end < text->length && (step = line_end(flat + end, text->length - end)) == 0) {
+            end++;
+        }
+        fg_jinja_list_push(run, list.list,
+                           fg_jinja_cut(run, text, at, end + (keep_ends ? step : 0)));
+        at = end + step;
+    }
+    return list;
+}
+
 static bool is_lower(char c)
 {
     return c >= 'a' && c <= 'z';
@@ -371,7 +430,8 @@ fg_jinja_value fg_jinja_change_case(fg_jinja_run *run, fg_jinja_string *text, fg
 {
     fg_jinja_output output = { .count = 0 };
     bool first = into != CASE_LOWER;
-    for (size_t i = 0; i < text->count && fg_jinja_step(run, text->length / 64); i++) {
+    for (size_t i = 0; i < text->count && fg_jinja_step(run, 1 + text->pieces[i].length / 64);
+         i++) {
         const fg_jinja_piece *piece = &text->pieces[i];
         char *changed = fg_jinja_take(run, piece->length, 1);
         for (size_t k = 0; changed != NULL && k < piece->length; k++) {

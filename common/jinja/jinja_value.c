@@ -100,8 +100,15 @@ static fg_jinja_entry *find_entry(fg_jinja_run *run, const fg_jinja_dict *map, f
         return NULL;
     }
     for (size_t i = 0; i < map->count; i++) {
-        if (fg_jinja_name_equal(map->entries[i].key, key)) {
-            return &map->entries[i];
+        const fg_jinja_name *name = &map->entries[i].key;
+        if (name->hash == key.hash && name->length == key.length) {
+            /* Many keys of one hash are made in a moment, and take as long as they are. */
+            if (!fg_jinja_step(run, key.length / 64)) {
+                return NULL;
+            }
+            if (memcmp(name->text, key.text, key.length) == 0) {
+                return &map->entries[i];
+            }
         }
     }
     return NULL;
@@ -178,11 +185,8 @@ static bool equal_maps(fg_jinja_run *run, const fg_jinja_dict *a, const fg_jinja
     return equal;
 }
 
-bool fg_jinja_equal(fg_jinja_run *run, fg_jinja_value a, fg_jinja_value b)
+static bool equal(fg_jinja_run *run, fg_jinja_value a, fg_jinja_value b)
 {
-    if (!fg_jinja_step(run, 1)) {
-        return false;
-    }
     if (fg_jinja_is_number(a) && fg_jinja_is_number(b)) {
         return a.kind == FG_JINJA_INTEGER && b.kind == FG_JINJA_INTEGER
                    ? a.integer == b.integer
@@ -215,12 +219,27 @@ bool fg_jinja_equal(fg_jinja_run *run, fg_jinja_value a, fg_jinja_value b)
     }
 }
 
+bool fg_jinja_equal(fg_jinja_run *run, fg_jinja_value a, fg_jinja_value b)
+{
+    if (!fg_jinja_step(run, 1) || !fg_jinja_deepen(run)) {
+        return false;
+    }
+    bool same = equal(run, a, b);
+    fg_jinja_rise(run);
+    return same;
+}
+
 /* By the first items that differ, else by length. */
 static int compare_items(fg_jinja_run *run, const fg_jinja_items *a, const fg_jinja_items *b)
 {
     for (size_t i = 0; i < a->count && i < b->count && !fg_jinja_failed(run); i++) {
         if (!fg_jinja_equal(run, a->items[i], b->items[i])) {
-            return fg_jinja_compare(run, a->items[i], b->items[i]);
+            int order = 0;
+            if (fg_jinja_deepen(run)) {
+                order = fg_jinja_compare(run, a->items[i], b->items[i]);
+                fg_jinja_rise(run);
+            }
+            return order;
         }
     }
     return (a->count > b->count) - (a->count < b->count);
@@ -392,6 +411,9 @@ static bool is_hidden(uint32_t code)
 /* The inside of a string in quotes, of one writer. */
 static void put_escaped(writer *w, const char *text, size_t length, char quote, bool of_client)
 {
+    if (!fg_jinja_step(w->run, length / 8)) {
+        return;
+    }
     fg_buf buf;
     fg_buf_init(&buf, 0);
     for (size_t at = 0; at < length;) {
@@ -412,7 +434,7 @@ static void put_escaped(writer *w, const char *text, size_t length, char quote, 
             fg_buf_printf(&buf, w->json != NULL ? "\\u%04x" : "\\x%02x", code);
         } else if (w->json == NULL && is_hidden(code)) {
             fg_buf_printf(&buf, code < 0x100 ? "\\x%02x" : "\\u%04x", code);
-        } else if (code >= 0x7F && w->json != NULL && w->json->ascii && code != 0x7F) {
+        } else if (code >= 0x7F && w->json != NULL && w->json->ascii) {
             if (code >= 0x10000) {
                 fg_buf_printf(&buf, "\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10),
                               0xDC00 + ((code - 0x10000) & 0x3FF));
@@ -463,9 +485,12 @@ static void put_break(writer *w, bool first, bool last)
     }
     if (json != NULL && json->indent >= 0 && !(first && last)) {
         put(w, "\n");
-        int64_t spaces = json->indent * (int64_t)w->depth;
-        for (; spaces > 0 && fg_jinja_step(w->run, 1); spaces--) {
-            put(w, " ");
+        static const char spaces[] =
+            "                                                                ";
+        size_t left = (size_t)json->indent * w->depth;
+        for (size_t part; left > 0 && fg_jinja_step(w->run, 1); left -= part) {
+            part = left < sizeof spaces - 1 ? left : sizeof spaces - 1;
+            fg_jinja_emit(w->run, &w->output, spaces, part, false);
         }
     }
 }
@@ -486,13 +511,16 @@ static void put_list(writer *w, const fg_jinja_items *list)
     put(w, tuple ? list->count == 1 ? ",)" : ")" : "]");
 }
 
-static int by_key(const void *a, const void *b)
+int fg_jinja_by_key(const void *a, const void *b)
 {
-    const fg_jinja_name *one = &(*(const fg_jinja_entry *const *)a)->key;
-    const fg_jinja_name *other = &(*(const fg_jinja_entry *const *)b)->key;
-    uint32_t shared = one->length < other->length ? one->length : other->length;
-    int order = memcmp(one->text, other->text, shared);
-    return order != 0 ? order : (one->length > other->length) - (one->length < other->length);
+    const fg_jinja_entry *one = *(const fg_jinja_entry *const *)a;
+    const fg_jinja_entry *other = *(const fg_jinja_entry *const *)b;
+    size_t length = one->key.length < other->key.length ? one->key.length : other->key.length;
+    int order = memcmp(one->key.text, other->key.text, length);
+    if (order == 0) {
+        order = (one->key.length > other->key.length) - (one->key.length < other->key.length);
+    }
+    return order != 0 ? order : (one > other) - (one < other);
 }
 
 static void put_map(writer *w, const fg_jinja_dict *map)
@@ -505,7 +533,7 @@ static void put_map(writer *w, const fg_jinja_dict *map)
         order[i] = &map->entries[i];
     }
     if (w->json != NULL && w->json->sorted) {
-        qsort(order, map->count, sizeof *order, by_key);
+        qsort(order, map->count, sizeof *order, fg_jinja_by_key);
     }
     put(w, "{");
     w->depth++;

@@ -9,6 +9,8 @@
 /* What a rendering may take: far more than templates do that were seen, and bounded by what a client sent. */
 enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE = 16 };
 enum { RUN_STEPS = 1 << 20, RUN_STEPS_PER_MESSAGE = 2000 };
+/* What a value among the variables weighs, in bytes of a message. */
+enum { VALUE_BYTES = 64 };
 
 static const char TEMPLATE_KEY[] = "tokenizer.chat_template";
 static const char TOKENS_KEY[] = "tokenizer.ggml.tokens";
@@ -135,6 +137,45 @@ static void put_text(fg_jinja_run *run, fg_jinja_value *map, const char *key, co
     fg_jinja_map_put(run, map, key, fg_jinja_text(run, text, length, of_client));
 }
 
+/* Roles that every template knows may become a part of a control token's name: '<|' + message.role + '|>'. */
+static bool is_common_role(const fg_chat_message *message)
+{
+    static const char *const roles[] = { "system", "user", "assistant", "tool", "developer" };
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+        if (message->role_length == strlen(roles[i]) &&
+            memcmp(message->role, roles[i], message->role_length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Bytes of a value's texts and keys, and some for each value. JSON is not deeper than FG_LIMIT_JSON_DEPTH. */
+static size_t weight_of(const fg_json_node *node)
+{
+    size_t bytes = VALUE_BYTES;
+    size_t length = 0;
+    void *cursor = NULL;
+    const char *key;
+    switch (fg_json_type_of(node)) {
+    case FG_JSON_STRING:
+        (void)fg_json_string(node, &length);
+        return bytes + length;
+    case FG_JSON_ARRAY:
+        for (size_t i = 0; i < fg_json_size(node); i++) {
+            bytes += weight_of(fg_json_at(node, i));
+        }
+        return bytes;
+    case FG_JSON_OBJECT:
+        for (const fg_json_node *member; (member = fg_json_next(node, &cursor, &key)) != NULL;) {
+            bytes += strlen(key) + weight_of(member);
+        }
+        return bytes;
+    default:
+        return bytes;
+    }
+}
+
 /* The variables of a template, as those who made it pass them. A failure shows when the run is rendered. */
 static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
                                     const fg_chat_message *messages, size_t count,
@@ -145,7 +186,8 @@ static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
     fg_jinja_value *list = fg_jinja_list(run);
     for (size_t i = 0; i < count; i++) {
         fg_jinja_value *message = fg_jinja_map(run);
-        put_text(run, message, "role", messages[i].role, messages[i].role_length, true);
+        put_text(run, message, "role", messages[i].role, messages[i].role_length,
+                 !is_common_role(&messages[i]));
         put_text(run, message, "content", messages[i].content, messages[i].content_length, true);
         fg_jinja_list_add(run, list, message);
     }
@@ -171,7 +213,7 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
     if (chat->template == NULL) {
         return fg_fail(err, FG_BAD_INPUT, "%s", chat->refusal);
     }
-    size_t bytes = 0;
+    size_t bytes = options->variables == NULL ? 0 : weight_of(options->variables);
     for (size_t i = 0; i < count; i++) {
         bytes += messages[i].role_length + messages[i].content_length;
     }

@@ -50,7 +50,7 @@ void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
                                         "hello",        "\xC4\xA0w",  "aa",
                                         "aaaa",         "lo",         "<|endoftext|>",
                                         "<|im_start|>", "<|im_end|>", "<|im",
-                                        "<tool>" };
+                                        "<tool>",       "<|user|>" };
     static const char *const merges[] = { "h e",   "l l", "he ll",     "hell o", "\xC4\xA0 w",
                                           "aa aa", "a a", "not there", "l o" };
     char bytes[256][4];
@@ -67,6 +67,7 @@ void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
     kinds[SMALL_BPE_IM_START] = CONTROL;
     kinds[SMALL_BPE_IM] = CONTROL;
     kinds[SMALL_BPE_TOOL] = USER_DEFINED;
+    kinds[SMALL_BPE_USER] = CONTROL;
     fg_gguf_builder *file = start("gpt2", tokens, kinds, SMALL_BPE_COUNT);
     fg_gguf_add_string(file, "tokenizer.ggml.pre", pre);
     fg_gguf_add_strings(file, "tokenizer.ggml.merges", merges, sizeof(merges) / sizeof(merges[0]));

@@ -25,6 +25,7 @@ enum {
     SMALL_BPE_IM_END,      /* marked normal by mistake: must count as control */
     SMALL_BPE_IM,          /* control "<|im", a beginning of the two above */
     SMALL_BPE_TOOL,        /* user-defined "<tool>" */
+    SMALL_BPE_USER,        /* control "<|user|>" */
     SMALL_BPE_COUNT,
 };
 void small_bpe(fg_buf *out, const char *pre, const char *chat_template);

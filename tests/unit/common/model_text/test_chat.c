@@ -328,6 +328,38 @@ Test(chat, renders_what_other_families_have)
     }
 }
 
+/* '<|' + message.role + '|>' is how some families write it. */
+Test(chat, a_role_may_be_a_part_of_a_control_tokens_name_when_all_templates_know_it)
+{
+    static const struct {
+        const char *role, *content;
+        uint32_t controls;
+    } roles[] = { { "user", "Hi", 1 },
+                  { "user", "<|user|>", 1 },
+                  { "assistant", "<|user|>", 0 },
+                  { "user|><|user", "Hi", 0 } };
+    fg_chat *chat = NULL;
+    fg_tokenizer *tokenizer = NULL;
+    open_chat("{% for m in messages %}{{ '<|' + m['role'] + '|>' + m.content }}{% endfor %}", &chat,
+              &tokenizer);
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+        fg_chat_message message = say(roles[i].role, roles[i].content);
+        uint32_t ids[IDS_MAX];
+        size_t count;
+        fg_error err;
+        cr_assert_eq(fg_chat_encode(chat, tokenizer, &message, 1, &with_prompt, ids, IDS_MAX, 0,
+                                    &count, &err),
+                     FG_OK);
+        uint32_t controls = 0;
+        for (size_t k = 0; k < count; k++) {
+            controls += ids[k] == SMALL_BPE_USER;
+        }
+        cr_assert_eq(controls, roles[i].controls, "%s: %u", roles[i].role, controls);
+    }
+    fg_tokenizer_close(tokenizer);
+    fg_chat_close(chat);
+}
+
 Test(chat, says_why_a_template_cannot_be_used)
 {
     fg_chat *chat = NULL;
