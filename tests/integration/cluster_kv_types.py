@@ -149,7 +149,7 @@ def family(suite, label, model, requests):
     want = {}
     everything = suite.options.full or label == "two layers"
     ways = WAYS if everything else ("shm",) if label in QWENS else ("shm", "zero-copy")
-    for kv_type in TYPES if everything or label != "SmolLM2" else ("bf16", "int8"):
+    for kv_type in TYPES if everything or label == "stories260K" else ("bf16", "int8"):
         suite.case(f"{label}, {kv_type}: alone",
                    lambda t=kv_type: want.update({t: alone(suite, model, t, requests)}))
         for way in ways if kv_type in want else ():

@@ -364,7 +364,7 @@ def main():
     suite.case("templates over conversations", with_tool, conversations, suite, tool)
     suite.case("who wrote what", with_tool, writers, suite, tool)
     suite.case("random templates", with_tool, random_templates, tool, suite.options.seed,
-               6000 if suite.options.full else 1200)
+               6000 if suite.options.full else 400)
     suite.end()
 
 
