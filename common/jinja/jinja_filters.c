@@ -160,6 +160,20 @@ static fg_jinja_value filter_dictsort(fg_jinja_run *run, fg_jinja_value value,
     return fg_jinja_failed(run) ? sorted : fg_jinja_map_items(run, sorted.map);
 }
 
+/* A few digits as a number; false: it is none. Texts have no NUL behind them. */
+static bool place(const char *digits, size_t length, size_t *index_out)
+{
+    size_t index = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (digits[i] < '0' || digits[i] > '9') {
+            return false;
+        }
+        index = 10 * index + (size_t)(digits[i] - '0');
+    }
+    *index_out = index;
+    return length > 0 && length < 9;
+}
+
 /* The member that a filter's argument `attribute` names: "a.b" is one of a member. */
 static fg_jinja_value member(fg_jinja_run *run, fg_jinja_value item, fg_jinja_string *path)
 {
@@ -175,10 +189,10 @@ static fg_jinja_value member(fg_jinja_run *run, fg_jinja_value item, fg_jinja_st
         const fg_jinja_value *found = item.kind == FG_JINJA_MAP || item.kind == FG_JINJA_NAMESPACE
                                           ? fg_jinja_get(run, item.map, name)
                                           : NULL;
-        if (item.kind == FG_JINJA_LIST && length > 0 && length < 9 &&
-            strspn(flat + at, "0123456789") >= length) {
-            size_t index = strtoul(flat + at, NULL, 10);
-            found = index < item.list->count ? &item.list->items[index] : NULL;
+        size_t index;
+        if (item.kind == FG_JINJA_LIST && place(flat + at, length, &index) &&
+            index < item.list->count) {
+            found = &item.list->items[index];
         }
         item = found == NULL ? fg_jinja_undefined() : *found;
         at += length + 1;

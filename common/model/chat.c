@@ -9,6 +9,8 @@
 /* What a rendering may take: far more than templates do that were seen, and bounded by what a client sent. */
 enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE = 16 };
 enum { RUN_STEPS = 1 << 20, RUN_STEPS_PER_MESSAGE = 2000 };
+/* And never more than so much, whatever was sent: renderings take the router's loop. */
+enum { RUN_BYTES_MAX = 256 << 20, RUN_STEPS_MAX = 24 << 20 };
 /* What a value among the variables weighs, in bytes of a message. */
 enum { VALUE_BYTES = 64 };
 
@@ -217,9 +219,11 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
     for (size_t i = 0; i < count; i++) {
         bytes += messages[i].role_length + messages[i].content_length;
     }
-    fg_jinja_run *run = fg_jinja_run_create(
-        RUN_BYTES + count * RUN_BYTES_PER_MESSAGE + bytes * RUN_BYTES_PER_BYTE,
-        RUN_STEPS + (uint64_t)count * RUN_STEPS_PER_MESSAGE + bytes, options->now_s);
+    size_t bytes_max = RUN_BYTES + count * RUN_BYTES_PER_MESSAGE + bytes * RUN_BYTES_PER_BYTE;
+    uint64_t steps_max = RUN_STEPS + (uint64_t)count * RUN_STEPS_PER_MESSAGE + bytes;
+    fg_jinja_run *run =
+        fg_jinja_run_create(bytes_max < RUN_BYTES_MAX ? bytes_max : RUN_BYTES_MAX,
+                            steps_max < RUN_STEPS_MAX ? steps_max : RUN_STEPS_MAX, options->now_s);
     if (run == NULL) {
         return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }

@@ -217,6 +217,10 @@ def writers(suite, tool):
             want.update(range(start, start + len(found.group().encode())))
         missing = want - marked
         assert not missing, f"{name}: {text[min(missing):min(missing) + 60]!r} taken for the template's"
+        for start, length in spans:
+            # Words and white space of a message, or a role: all else is the template's.
+            rest = re.sub("[\uac00-\uac7f]+", "", text[start:start + length].decode()).strip()
+            assert rest.lower() in ("", "user", "assistant", "system"), f"{name}: {rest!r} taken for a client's"
         seen += 1
     assert seen > 100, f"only {seen}"
     return f"{seen} renderings"

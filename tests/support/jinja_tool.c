@@ -13,48 +13,23 @@
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/jinja/jinja.h"
+#include "tests/support/text_pipe.h"
 
-enum { TEXT_BYTES_MAX = 1 << 24, RUN_BYTES_MAX = 1 << 28, RUN_STEPS_MAX = 50000000 };
+enum { RUN_BYTES_MAX = 1 << 28, RUN_STEPS_MAX = 50000000 };
 /* 1 January 2026, noon. */
 enum { NOW_S = 1767268800 };
 
 __attribute__((noreturn)) static void die(const char *what)
 {
-    fprintf(stderr, "jinja_tool: %s\n", what);
-    exit(2);
-}
-
-/* The next text from standard input, or NULL at its end. Caller owns. */
-static char *read_text(size_t *length_out)
-{
-    unsigned char head[4];
-    if (fread(head, 1, 4, stdin) != 4) {
-        return NULL;
-    }
-    size_t length =
-        (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24;
-    char *text = length > TEXT_BYTES_MAX ? NULL : fg_mem_alloc(length + 1);
-    if (text == NULL || fread(text, 1, length, stdin) != length) {
-        die("cut-off input");
-    }
-    *length_out = length;
-    return text;
-}
-
-static void write_text(const char *text, size_t length)
-{
-    unsigned char head[4] = { (unsigned char)length, (unsigned char)(length >> 8),
-                              (unsigned char)(length >> 16), (unsigned char)(length >> 24) };
-    fwrite(head, 1, 4, stdout);
-    fwrite(text, 1, length, stdout);
+    fg_pipe_die("jinja_tool", what);
 }
 
 static void write_answer(const char *kind, const char *text, size_t length, const fg_buf *spans)
 {
-    write_text(kind, strlen(kind));
-    write_text(text, length);
-    write_text(spans == NULL || spans->size == 0 ? "" : spans->data,
-               spans == NULL ? 0 : spans->size);
+    fg_pipe_write(kind, strlen(kind));
+    fg_pipe_write(text, length);
+    fg_pipe_write(spans == NULL || spans->size == 0 ? "" : spans->data,
+                  spans == NULL ? 0 : spans->size);
 }
 
 static void render(const fg_jinja *template, const fg_json *json)
@@ -92,8 +67,9 @@ int main(void)
 {
     size_t source_length;
     size_t json_length;
-    for (char *source; (source = read_text(&source_length)) != NULL; fg_mem_free(source)) {
-        char *text = read_text(&json_length);
+    for (char *source; (source = fg_pipe_read("jinja_tool", &source_length)) != NULL;
+         fg_mem_free(source)) {
+        char *text = fg_pipe_read("jinja_tool", &json_length);
         fg_json *json = NULL;
         fg_jinja *template = NULL;
         fg_error err = { 0 };

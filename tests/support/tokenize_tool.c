@@ -17,38 +17,13 @@
 #include "common/base/mem.h"
 #include "common/model/chat.h"
 #include "common/model/tokenizer.h"
+#include "tests/support/text_pipe.h"
 
-enum { TEXT_BYTES_MAX = 1 << 26, MESSAGES_MAX = 256 };
+enum { MESSAGES_MAX = 256 };
 
 __attribute__((noreturn)) static void die(const char *what)
 {
-    fprintf(stderr, "tokenize_tool: %s\n", what);
-    exit(2);
-}
-
-/* The next text from standard input, or NULL at its end. Caller owns. */
-static char *read_text(size_t *length_out)
-{
-    unsigned char head[4];
-    if (fread(head, 1, 4, stdin) != 4) {
-        return NULL;
-    }
-    size_t length =
-        (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24;
-    char *text = length > TEXT_BYTES_MAX ? NULL : fg_mem_alloc(length + 1);
-    if (text == NULL || fread(text, 1, length, stdin) != length) {
-        die("cut-off input");
-    }
-    *length_out = length;
-    return text;
-}
-
-static void write_text(const char *text, size_t length)
-{
-    unsigned char head[4] = { (unsigned char)length, (unsigned char)(length >> 8),
-                              (unsigned char)(length >> 16), (unsigned char)(length >> 24) };
-    fwrite(head, 1, 4, stdout);
-    fwrite(text, 1, length, stdout);
+    fg_pipe_die("tokenize_tool", what);
 }
 
 static void print_ids(const uint32_t *ids, size_t count)
@@ -72,7 +47,7 @@ static void decode_ids(const fg_tokenizer *tokenizer, const uint32_t *ids, size_
     }
     char *place = fg_buf_reserve(&out, 16);
     out.size += fg_detok_finish(&detok, place, 16);
-    write_text(out.data, out.size);
+    fg_pipe_write(out.data, out.size);
     fg_buf_deinit(&out);
 }
 
@@ -81,7 +56,7 @@ static void run_texts(const fg_tokenizer *tokenizer, bool special, bool decode)
     char *text;
     size_t length;
     fg_error err;
-    while ((text = read_text(&length)) != NULL) {
+    while ((text = fg_pipe_read("tokenize_tool", &length)) != NULL) {
         size_t capacity = 3 * length + 8;
         uint32_t *ids = fg_mem_array(capacity, sizeof(*ids));
         size_t count;
@@ -105,16 +80,16 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
     char *flag;
     size_t length;
     fg_error err;
-    while ((flag = read_text(&length)) != NULL) {
-        char *number = read_text(&length);
+    while ((flag = fg_pipe_read("tokenize_tool", &length)) != NULL) {
+        char *number = fg_pipe_read("tokenize_tool", &length);
         unsigned long count = number == NULL ? MESSAGES_MAX + 1 : strtoul(number, NULL, 10);
         if (count > MESSAGES_MAX) {
             die("bad conversation");
         }
         fg_chat_message messages[MESSAGES_MAX];
         for (unsigned long i = 0; i < count; i++) {
-            messages[i].role = read_text(&messages[i].role_length);
-            messages[i].content = read_text(&messages[i].content_length);
+            messages[i].role = fg_pipe_read("tokenize_tool", &messages[i].role_length);
+            messages[i].content = fg_pipe_read("tokenize_tool", &messages[i].content_length);
         }
         fg_buf out;
         fg_buf_init(&out, 0);
@@ -126,7 +101,7 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
                            &err) != FG_OK) {
             die(err.text);
         }
-        write_text(out.size == 0 ? "" : out.data, out.size);
+        fg_pipe_write(out.size == 0 ? "" : out.data, out.size);
         print_ids(ids, id_count);
         fg_buf_deinit(&out);
         for (unsigned long i = 0; i < count; i++) {

@@ -1,6 +1,6 @@
 /*
- * Any bytes as a template: it is compiled or refused with a line, and run over a conversation with little memory
- * and few steps; the pieces lie inside of their texts, and no two of them of the same bytes differ in a second run.
+ * Any bytes as a template: it is compiled, or refused with a reason, and run over a conversation with little memory
+ * and few steps, twice: to the same pieces or the same reason.
  */
 #include <stdlib.h>
 #include <string.h>

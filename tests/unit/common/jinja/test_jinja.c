@@ -167,6 +167,7 @@ static const struct {
     { "whole numbers of texts", "{{ '9007199254740993' | int }}{{ '1e3' | int }}",
       "90071992547409931000" },
     { "by place", "{{ [[1, 2], [3, 4]] | map(attribute='1') | list }}", "[2, 4]" },
+    { "by a place cut out of a text", "{{ [[1, 2]] | map(attribute='12'[:1]) | list }}", "[2]" },
     { "the same thing", "{{ 1 is sameas true }}{{ 1 == true }}", "FalseTrue" },
     { "tests",
       "{{ zz is defined }}{{ nil is none }}{{ t is string }}{{ m is mapping }}{{ list is iterable "
