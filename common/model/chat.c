@@ -11,8 +11,8 @@ enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE
 enum { RUN_STEPS = 1 << 20, RUN_STEPS_PER_MESSAGE = 2000 };
 /* And never more than so much, whatever was sent: renderings take the router's loop. */
 enum { RUN_BYTES_MAX = 256 << 20, RUN_STEPS_MAX = 24 << 20 };
-/* What a value among the variables weighs, in bytes of a message. */
-enum { VALUE_BYTES = 64 };
+/* What a value among the variables weighs, in bytes of a message, and what all may: a mapping of many keys takes long. */
+enum { VALUE_BYTES = 64, VARIABLES_BYTES_MAX = 1 << 20 };
 
 static const char TEMPLATE_KEY[] = "tokenizer.chat_template";
 static const char TOKENS_KEY[] = "tokenizer.ggml.tokens";
@@ -216,6 +216,13 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
         return fg_fail(err, FG_BAD_INPUT, "%s", chat->refusal);
     }
     size_t bytes = options->variables == NULL ? 0 : weight_of(options->variables);
+    if (bytes > VARIABLES_BYTES_MAX) {
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "the chat template's variables are too large (%d KiB are taken, with %d bytes "
+            "for each value)",
+            VARIABLES_BYTES_MAX >> 10, VALUE_BYTES);
+    }
     for (size_t i = 0; i < count; i++) {
         bytes += messages[i].role_length + messages[i].content_length;
     }

@@ -25,8 +25,9 @@ typedef struct fg_chat_message {
 
 typedef struct fg_chat_options {
     bool add_generation_prompt;
-    int64_t now_s;                 /* what the template takes for today, seconds since 1970 */
-    const fg_json_node *variables; /* an object whose members the template sees, or NULL */
+    int64_t now_s; /* what the template takes for today, seconds since 1970 */
+    const fg_json_node
+        *variables; /* an object whose members the template sees, or NULL; not large */
 } fg_chat_options;
 
 /* Compiles the model's chat_template; a model with none gets ChatML where its vocabulary has <|im_start|>. For any

@@ -401,6 +401,23 @@ Test(chat, a_client_gives_variables_that_the_template_sees)
         cr_assert(ids[i] != SMALL_BPE_IM_END, "a variable wrote a control token");
     }
     fg_json_destroy(json);
+    /* Sixteen thousand values weigh a MiB. */
+    for (size_t values = 16000; values <= 17000; values += 1000) {
+        fg_buf list;
+        fg_buf_init(&list, 0);
+        fg_buf_puts(&list, "{\"a\":[0");
+        for (size_t i = 1; i < values; i++) {
+            fg_buf_puts(&list, ",0");
+        }
+        fg_buf_puts(&list, "]}");
+        cr_assert_eq(fg_json_parse(list.data, list.size, &json, &err), FG_OK);
+        options.variables = fg_json_root(json);
+        cr_assert_eq(fg_chat_render(chat, &message, 1, &options, &out, &err),
+                     values == 16000 ? FG_OK : FG_BAD_INPUT, "%s", err.text);
+        fg_json_destroy(json);
+        fg_buf_deinit(&list);
+    }
+    cr_assert_not_null(strstr(err.text, "variables are too large"), "%s", err.text);
     fg_buf_deinit(&out);
     fg_tokenizer_close(tokenizer);
     fg_chat_close(chat);
