@@ -11,10 +11,12 @@
 #ifndef FORGE_KERNELS_DEVICE_H
 #define FORGE_KERNELS_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "kernels/panel.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,12 +31,21 @@ typedef enum fg_memory_kind {
 } fg_memory_kind;
 
 typedef struct fg_device_options {
-    const char *kind;      /* "cpu" */
+    const char *kind;      /* "cpu"; "cuda" or "cuda:N", NULL is "cpu" */
     const char *isa;       /* CPU: "auto", "plain", "avx2", "avx_vnni", "avx512", ... (isa.c) */
     uint32_t thread_count; /* CPU: compute threads, the caller's included */
     const struct fg_team_place *places; /* CPU: where each of them runs; NULL: anywhere. Not kept */
     struct fg_core_share *share;        /* CPU: NULL, or who says how many of them compute */
+    /* What one step can have at most, for what a device keeps of it: rows, sequences, slots of one sequence, and
+     * the heads of a row. Devices with memory of their own need them; 0: no steps are run. */
+    uint32_t step_rows_max, step_seqs_max, context_max, head_count, head_dim, block_size;
 } fg_device_options;
+
+typedef struct fg_device_info {
+    char name[128];
+    char isa[32]; /* "sm_90" */
+    uint64_t memory_bytes, free_bytes;
+} fg_device_info;
 
 /* A point in a stream; stored by the caller. */
 typedef struct fg_device_event {
@@ -45,6 +56,12 @@ typedef struct fg_device_event {
 fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err);
 /* Everything allocated from the device is freed before. */
 void fg_device_close(fg_device *device);
+
+/* Whether operations use the host's memory. If not, they get what fg_device_alloc, _load and _pack gave; rows of a
+ * step are handed over by fg_op_stage, and what operations tell the host goes to FG_MEMORY_SHARED. */
+bool fg_device_is_host(const fg_device *device);
+/* "cpu/k6": back end and revision; two devices with the same name give the same bits. Until close. */
+const char *fg_device_numerics(const fg_device *device);
 
 /* The name of the instruction set in use, never "auto". Every set gives the same bits. */
 const char *fg_device_isa(const fg_device *device);
@@ -59,6 +76,15 @@ void fg_device_free(fg_device *device, fg_memory_kind kind, void *memory, size_t
 fg_status fg_device_load(fg_device *device, const void *host, size_t size_bytes,
                          const void **device_out, fg_error *err);
 
+/* Has the device copy memory of the host faster, where that is possible; undone by unpin, before it is freed. */
+fg_status fg_device_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err);
+void fg_device_unpin(fg_device *device, void *memory);
+
+/* A matrix of products in the device's own order, in its memory until it is closed. Only where operations do not use
+ * the host's memory: there the weight store packs. FG_BAD_INPUT for a shape or type that is not computed. */
+fg_status fg_device_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
+                         fg_error *err);
+
 fg_status fg_device_stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err);
 void fg_device_stream_close(fg_device_stream *stream);
 
@@ -68,6 +94,13 @@ void fg_device_copy(fg_device_stream *stream, void *target, const void *source, 
 fg_device_event fg_device_event_record(fg_device_stream *stream);
 /* Returns when everything given to the stream before the event has ended. */
 void fg_device_event_wait(fg_device_stream *stream, fg_device_event event);
+
+/* Operations that come again and again with the same arguments, but for what fg_op_stage hands over: true: those given
+ * between begin and end under this key before were all started again, and the caller gives none of them. False: the
+ * caller gives them now, and calls end after the last (not after true). Keys are the caller's to choose; a stage goes
+ * before begin. */
+bool fg_device_replay_begin(fg_device_stream *stream, uint64_t key);
+void fg_device_replay_end(fg_device_stream *stream);
 
 /* The host's own work in pieces, which the device's threads take as they become free, the caller's among them;
  * returns when all have ended. `member` is below fg_device_thread_count. No operation is in flight. */

@@ -63,8 +63,9 @@ enum {
     FG_FORM_PAIRS = 2
 };
 
-/* The form that products with this weight type read: QUANTS for quantised types, PAIRS for BF16, else 0. */
-uint32_t fg_op_linear_form(uint32_t type);
+/* The form that products with this weight type read. CPU: QUANTS for quantised types, PAIRS for BF16, else 0. CUDA:
+ * PAIRS for all of these. */
+uint32_t fg_op_linear_form(const fg_device_stream *stream, uint32_t type);
 
 /* These forms from values.
  *   QUANTS, per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties; a group of
@@ -126,6 +127,10 @@ typedef struct fg_rmsnorm {
 } fg_rmsnorm;
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 
+/* finite[row] = 1 where none of the row's values is NaN or infinite, else 0. */
+void fg_op_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
+                  uint32_t *finite);
+
 /* frequencies_out[i] = theta^(-2i / (2 * pair_count)) / divisors[i] in double, on the host, for
  * fg_op_rope_table; divisors may be NULL. */
 void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count,
@@ -170,6 +175,20 @@ typedef struct fg_kv_row {
     uint32_t position;
     void *twin; /* NULL, or another block that its slot is written in too, laid out alike */
 } fg_kv_row;
+
+/* The rows of a step, before the operations that read them: a device with memory of its own copies them now. It reads
+ * them from there afterwards: `tokens`, `positions`, `kv_rows` and `row_ids` of operations are these arrays, or parts of
+ * them. Rows of one sequence follow each other, with the same block_ids and rising positions. A row without block_ids
+ * pads: it is computed, stores nothing, and what comes of it means nothing. The CPU copies nothing. */
+typedef struct fg_step_rows {
+    const uint32_t *tokens;
+    const uint32_t *positions;
+    const fg_kv_row *kv_rows;
+    const uint32_t *row_ids; /* rows with a choice after them */
+    uint32_t rows;
+    uint32_t row_id_count;
+} fg_step_rows;
+void fg_op_stage(fg_device_stream *stream, const fg_step_rows *rows);
 
 /* Makes of products what attention reads, all in place, each step only where the model has it: adds biases, one float
  * addition an element; normalises every head of q and of k, as fg_op_rmsnorm does a row of head_dim columns; rotates q
