@@ -38,7 +38,8 @@ typedef struct fg_device_options {
     struct fg_core_share *share;        /* CPU: NULL, or who says how many of them compute */
     /* What one step can have at most, for what a device keeps of it: rows, sequences, slots of one sequence, and
      * the heads of a row. Devices with memory of their own need them; 0: no steps are run. */
-    uint32_t step_rows_max, step_seqs_max, context_max, head_count, head_dim, block_size;
+    uint32_t step_rows_max, step_seqs_max, context_max;
+    uint32_t head_count, kv_head_count, head_dim, block_size;
 } fg_device_options;
 
 typedef struct fg_device_info {

@@ -20,14 +20,14 @@
 
 /* Starts a kernel. `early`: it may begin while the kernel before it ends, and calls fg_gpu_wait before it reads what
  * that one wrote (and every kernel of such a chain does). */
-#define FG_LAUNCH(kernel, grid, block, shared_bytes, stream, early, ...)                                             \
+#define FG_LAUNCH(kernel, grid, block, shared_bytes, queue, early, ...)                                              \
     do {                                                                                                             \
         cudaLaunchConfig_t config_ = {};                                                                             \
         cudaLaunchAttribute attribute_ = {};                                                                         \
         config_.gridDim = (grid);                                                                                    \
         config_.blockDim = (block);                                                                                  \
         config_.dynamicSmemBytes = (shared_bytes);                                                                   \
-        config_.stream = (stream);                                                                                   \
+        config_.stream = (queue);                                                                                    \
         attribute_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                                          \
         attribute_.val.programmaticStreamSerializationAllowed = 1;                                                   \
         config_.attrs = &attribute_;                                                                                 \

@@ -1,0 +1,696 @@
+/*
+ * Attention over the paged KV, as cuda.h says what it is. A unit is up to 16 (row, head)s: rows of one sequence, query
+ * heads of one KV head, so that K and V are read once for all of them.
+ *
+ *   groups    few rows of a sequence, as in decode: each tile of 128 slots is a piece of work of its own. A block of 4
+ *             warps shares the slots of the scores, then the dimensions of the outputs, and writes a record: maxima,
+ *             sums, outputs. Another kernel merges a group's records.
+ *   prompts   many rows of a sequence: a block has up to 8 units, one a warp, and walks through the tiles; while one
+ *             is computed the next one is on its way.
+ *
+ * Both do the same operations on the same numbers in the same order. A tile of K lies in shared memory as in the cache,
+ * [piece][pair of dims][slot], V as [pair of slots][dim]; some words are exchanged so that a warp's reads never meet in
+ * a bank. Pairs have the earlier number in their upper halves, and so have the other sides of the products.
+ */
+#include "kernels/cuda/cuda.h"
+
+enum {
+    GROUP_WARPS = 4,
+    GROUP_THREADS = GROUP_WARPS * 32,
+    PROMPT_THREADS = FG_GPU_WARPS * 32,
+    PIECES = FG_GPU_TILE / FG_KV_PIECE,
+    SLOT_PAIRS = FG_GPU_TILE / 2,
+    SLICES = 4, /* of a tile's slots: sums of weights are of slices, then of the tile */
+    SLICE_TILES = FG_GPU_TILE / SLICES / 8,
+};
+
+#define MINUS_INFINITY __uint_as_float(0xFF800000u)
+
+/* What the kernels know of a call. */
+typedef struct attend_job {
+    const float *q;
+    float *out;
+    const fg_gpu_row *rows;
+    const uint32_t *tables;
+    const fg_gpu_span *groups;
+    const uint32_t *ends;
+    const fg_gpu_span *prompts;
+    const fg_gpu_counts *counts;
+    const uint8_t *arena;
+    size_t block_bytes, key_offset, value_offset, head_bytes;
+    uint32_t block_size, head_count, kv_head_count, heads, unit_heads, units, head_dim;
+    float scale; /* and log2 e */
+    float *records;
+    /* Of this launch, where there are more groups than there is room for: those before `group_end`. UINT32_MAX: all. */
+    uint32_t group_first, group_end;
+} attend_job;
+
+/* A unit: which rows and heads. */
+typedef struct unit {
+    uint32_t row, row_count;   /* of the step */
+    uint32_t head, head_count; /* query heads */
+    uint32_t kv_head;
+    uint32_t table;
+} unit;
+
+static __device__ __forceinline__ unit find_unit(const attend_job &job, fg_gpu_span span, uint32_t index)
+{
+    unit u;
+    uint32_t part = index % job.units;
+    u.row = span.first;
+    u.row_count = span.count;
+    u.kv_head = index / job.units;
+    u.head = u.kv_head * job.heads + part * job.unit_heads;
+    uint32_t left = job.heads - part * job.unit_heads;
+    u.head_count = left < job.unit_heads ? left : job.unit_heads;
+    u.table = job.rows[span.first].table;
+    return u;
+}
+
+/* The memory of a tile. */
+template <int dims> struct tile_memory {
+    uint32_t keys[PIECES * (dims / 2) * FG_KV_PIECE];
+    uint32_t values[SLOT_PAIRS * dims];
+};
+
+template <int dims> static __device__ __forceinline__ uint32_t value_turn(uint32_t pair)
+{
+    return pair % 4 * 8 & (dims >= 32 ? 24u : 8u);
+}
+
+/* Asks for slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
+template <int dims, int threads>
+static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job, const unit &u,
+                                                 uint32_t first, uint32_t limit)
+{
+    constexpr uint32_t piece_parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
+    uint32_t real_parts = job.head_dim / 2 * FG_KV_PIECE / 4;
+    for (uint32_t i = threadIdx.x; i < PIECES * piece_parts; i += threads) {
+        uint32_t piece = i / piece_parts, part = i % piece_parts;
+        uint32_t slot = first + piece * FG_KV_PIECE;
+        bool real = slot < limit && part < real_parts;
+        const uint8_t *from = job.arena;
+        if (real) {
+            uint32_t block = job.tables[u.table + slot / job.block_size];
+            from += block * job.block_bytes + job.key_offset + u.kv_head * job.head_bytes +
+                    ((size_t)(slot % job.block_size / FG_KV_PIECE) * real_parts + part) * 16;
+        }
+        /* part / 4 is the pair of dims. */
+        fg_copy16(&to->keys[(piece * piece_parts + (part ^ (part / 8 % 2 * 2))) * 4], from, real);
+    }
+    constexpr uint32_t line_parts = dims / 4;
+    for (uint32_t i = threadIdx.x; i < SLOT_PAIRS * line_parts; i += threads) {
+        uint32_t pair = i / line_parts, part = i % line_parts;
+        uint32_t slot = first + 2 * pair;
+        bool real = slot < limit && part * 4 < job.head_dim;
+        const uint8_t *from = job.arena;
+        if (real) {
+            uint32_t block = job.tables[u.table + slot / job.block_size];
+            from += block * job.block_bytes + job.value_offset + u.kv_head * job.head_bytes +
+                    ((size_t)(slot % job.block_size / 2) * job.head_dim + part * 4) * 4;
+        }
+        fg_copy16(&to->values[pair * dims + (part * 4 ^ value_turn<dims>(pair))], from, real);
+    }
+}
+
+/* The slot behind the last one may hold anything, and 0 times that need not be 0. */
+template <int dims, int threads>
+static __device__ __forceinline__ void clear_behind(tile_memory<dims> *tile, uint32_t first, uint32_t limit)
+{
+    if (limit % 2 != 0 && limit > first && limit < first + FG_GPU_TILE) {
+        uint32_t *line = &tile->values[(limit - first) / 2 * dims];
+        for (uint32_t d = threadIdx.x; d < dims; d += threads) {
+            line[d] &= 0xFFFF0000u;
+        }
+        __syncthreads();
+    }
+}
+
+/* Words from one (row, head)'s q to the next: banks of 8 rows differ. */
+template <int dims> static constexpr __host__ __device__ uint32_t q_stride()
+{
+    return dims / 2 + 4;
+}
+
+/* q of a unit as bf16, scaled; (row, head)s that there are not are zeros. `threads` of a block or a warp, this one is
+ * `index`. */
+template <int dims>
+static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &job, const unit &u, uint32_t index,
+                                              uint32_t threads)
+{
+    for (uint32_t i = index; i < FG_GPU_GROUP_ROWS * (dims / 2); i += threads) {
+        uint32_t place = i / (dims / 2), pair = i % (dims / 2);
+        uint32_t row = place / u.head_count, head = place % u.head_count;
+        uint32_t word = 0;
+        if (row < u.row_count && 2 * pair < job.head_dim) {
+            const float *q =
+                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * job.head_dim + 2 * pair;
+            word = fg_bf16_pair(__fmul_rn(q[1], job.scale), __fmul_rn(q[0], job.scale));
+        }
+        to[place * q_stride<dims>() + pair] = word;
+    }
+}
+
+/* Scores of `count` tiles of 8 slots, from slot 8 * tile of the tile on. */
+template <int dims, int count>
+static __device__ __forceinline__ void score(const tile_memory<dims> *memory, const uint32_t *q, uint32_t tile,
+                                             uint32_t lane, float (*scores)[4])
+{
+    uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        scores[i][0] = scores[i][1] = scores[i][2] = scores[i][3] = 0.0f;
+    }
+#pragma unroll
+    for (uint32_t step = 0; step < dims / FG_GPU_STEP; step++) {
+        const uint32_t *rows = q + g * q_stride<dims>() + step * 8 + t;
+        const uint32_t a[4] = { rows[0], rows[8 * q_stride<dims>()], rows[4], rows[8 * q_stride<dims>() + 4] };
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            uint32_t slot = (tile + i) * 8 + g;
+            const uint32_t *piece = memory->keys + slot / FG_KV_PIECE * (dims / 2) * FG_KV_PIECE;
+            /* Pairs of dims 8 step + t and + 4: of both the second bit is t's. */
+            uint32_t at = slot % FG_KV_PIECE ^ (t / 2 * 8);
+            const uint32_t *pair = piece + (step * 8 + t) * FG_KV_PIECE + at;
+            fg_mma(scores[i], a, pair[0], pair[4 * FG_KV_PIECE]);
+        }
+    }
+}
+
+/* What a slot beyond a row's position scores. `seen`: slots of the tile that rows g and g + 8 see. */
+template <int count>
+static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, uint32_t lane, const int32_t seen[2])
+{
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int32_t slot = (int32_t)((tile + i) * 8 + lane % 4 * 2 + j % 2);
+            scores[i][j] = slot < seen[j / 2] ? scores[i][j] : MINUS_INFINITY;
+        }
+    }
+}
+
+/* The highest of rows g and g + 8 over the four lanes that have a part of them. */
+template <int count>
+static __device__ __forceinline__ void highest(const float (*scores)[4], float tops[2])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = MINUS_INFINITY;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            top = fmaxf(top, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
+        tops[half] = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
+    }
+}
+
+/* What scores are taken down by: the maximum, or 0 where nothing is seen. */
+static __device__ __forceinline__ float base_of(float top)
+{
+    return top == MINUS_INFINITY ? 0.0f : top;
+}
+
+static __device__ __forceinline__ float upper(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+static __device__ __forceinline__ float lower(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+
+/* Weights of a slice, as pairs of slots for rows g and g + 8, and this lane's part of their sums. */
+static __device__ __forceinline__ void weigh(const float (*scores)[4], const float tops[2],
+                                             uint32_t (*weights)[2], float sums[2])
+{
+    sums[0] = sums[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SLICE_TILES; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float base = base_of(tops[half]);
+            uint32_t pair = fg_bf16_pair(fg_exp2(__fadd_rn(scores[i][2 * half + 1], -base)),
+                                         fg_exp2(__fadd_rn(scores[i][2 * half], -base)));
+            weights[i][half] = pair;
+            sums[half] = __fadd_rn(__fadd_rn(sums[half], upper(pair)), lower(pair));
+        }
+    }
+}
+
+/* The sum of a row's slices in this lane, then of the four lanes. */
+static __device__ __forceinline__ float sum_slices(const float slices[SLICES])
+{
+    float sum = __fadd_rn(__fadd_rn(__fadd_rn(slices[0], slices[1]), slices[2]), slices[3]);
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
+    return __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
+}
+
+/* One step of outputs: 16 slots of `count` tiles of 8 dimensions, from dimension 8 * tile on. */
+template <int dims, int count>
+static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, const uint32_t a[4], uint32_t step,
+                                           uint32_t tile, uint32_t lane, float (*outputs)[4])
+{
+    uint32_t g = lane / 4, t = lane % 4;
+    const uint32_t *line = memory->values + (step * 8 + t) * dims;
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        uint32_t at = ((tile + i) * 8 + g) ^ value_turn<dims>(t);
+        fg_mma(outputs[i], a, line[at], line[4 * dims + at]);
+    }
+}
+
+/* How much a merged record and a new one count. */
+static __device__ __forceinline__ void merge(float *top, float *sum, float new_top, float new_sum, float *old_factor,
+                                             float *new_factor)
+{
+    float both = fmaxf(*top, new_top);
+    float base = base_of(both);
+    *old_factor = fg_exp2(__fadd_rn(*top, -base));
+    *new_factor = fg_exp2(__fadd_rn(new_top, -base));
+    *sum = __fmaf_rn(new_sum, *new_factor, __fmul_rn(*sum, *old_factor));
+    *top = both;
+}
+
+static __device__ __forceinline__ float merged(float old_value, float new_value, float old_factor, float new_factor)
+{
+    return __fmaf_rn(new_value, new_factor, __fmul_rn(old_value, old_factor));
+}
+
+/* ---- groups ---- */
+
+template <int dims> struct group_memory {
+    tile_memory<dims> tile;
+    uint32_t q[FG_GPU_GROUP_ROWS * (dims / 2 + 4)];
+    uint32_t weights[FG_GPU_GROUP_ROWS][SLOT_PAIRS + 4];
+    float tops[GROUP_WARPS][FG_GPU_GROUP_ROWS];
+    float sums[GROUP_WARPS][FG_GPU_GROUP_ROWS][4];
+};
+
+/* Records: [tile of all groups][unit][maximum, sum][row], then [dim][row]... as floats; `rows` of them. */
+static __device__ __forceinline__ float *record_at(const attend_job &job, uint32_t tile, uint32_t index, uint32_t rows)
+{
+    size_t floats = (size_t)rows * (job.head_dim + 2);
+    return job.records + ((size_t)tile * job.kv_head_count * job.units + index) * floats;
+}
+
+static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uint32_t tile, uint32_t count)
+{
+    uint32_t low = 0, high = count - 1;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (tile < job.ends[middle]) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* Slots of the tile that begins at `first` that a row sees; 0 or less: none. */
+static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const unit &u, uint32_t place, uint32_t first)
+{
+    uint32_t row = place / u.head_count;
+    return row < u.row_count ? (int32_t)(job.rows[u.row + row].position + 1) - (int32_t)first : 0;
+}
+
+template <int dims>
+static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, const attend_job &job, const unit &u,
+                                                  uint32_t first, float *record, uint32_t record_rows)
+{
+    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
+    load_tile<dims, GROUP_THREADS>(&memory->tile, job, u, first, limit);
+    fg_copy_commit();
+    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
+    fg_copy_wait<0>();
+    __syncthreads();
+    clear_behind<dims, GROUP_THREADS>(&memory->tile, first, limit);
+    float scores[SLICE_TILES][4], tops[2], sums[2];
+    uint32_t weights[SLICE_TILES][2];
+    const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
+    score<dims, SLICE_TILES>(&memory->tile, memory->q, warp * SLICE_TILES, lane, scores);
+    hide<SLICE_TILES>(scores, warp * SLICE_TILES, lane, seen);
+    highest<SLICE_TILES>(scores, tops);
+    if (t == 0) {
+        memory->tops[warp][g] = tops[0];
+        memory->tops[warp][g + 8] = tops[1];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = memory->tops[0][g + 8 * half];
+        for (int w = 1; w < GROUP_WARPS; w++) {
+            top = fmaxf(top, memory->tops[w][g + 8 * half]);
+        }
+        tops[half] = top;
+    }
+    weigh(scores, tops, weights, sums);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        memory->sums[warp][g + 8 * half][t] = sums[half];
+#pragma unroll
+        for (int i = 0; i < SLICE_TILES; i++) {
+            memory->weights[g + 8 * half][(warp * SLICE_TILES + i) * 4 + t] = weights[i][half];
+        }
+    }
+    __syncthreads();
+    float outputs[mine][4] = {};
+    if (warp * mine < dims / 8) {
+        for (uint32_t step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
+            const uint32_t *low = &memory->weights[g][step * 8 + t], *high = &memory->weights[g + 8][step * 8 + t];
+            const uint32_t a[4] = { low[0], high[0], low[4], high[4] };
+            mix<dims, mine>(&memory->tile, a, step, warp * mine, lane, outputs);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t place = g + 8 * half;
+        float slices[SLICES];
+        for (int w = 0; w < SLICES; w++) {
+            slices[w] = memory->sums[w][place][t];
+        }
+        float sum = sum_slices(slices);
+        if (place >= record_rows) {
+            continue;
+        }
+        if (warp == 0 && t == 0) {
+            record[place] = tops[half];
+            record[record_rows + place] = sum;
+        }
+        float *to = record + 2 * record_rows + (size_t)place * job.head_dim;
+#pragma unroll
+        for (int i = 0; i < mine; i++) {
+            uint32_t d = (warp * mine + i) * 8 + 2 * t;
+            if (d < job.head_dim && warp * mine < dims / 8) {
+                to[d] = outputs[i][2 * half];
+                to[d + 1] = outputs[i][2 * half + 1];
+            }
+        }
+    }
+    __syncthreads(); /* the memory is filled again */
+}
+
+template <int dims> static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
+{
+    FG_SHARED_BYTES(shared);
+    group_memory<dims> *memory = (group_memory<dims> *)shared;
+    fg_gpu_let_next();
+    fg_gpu_wait();
+    fg_gpu_counts counts = *job.counts;
+    if (counts.groups == 0) {
+        return;
+    }
+    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
+    uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
+    uint32_t all_units = job.kv_head_count * job.units;
+    for (uint32_t work = blockIdx.x; work < (to - from) * all_units; work += gridDim.x) {
+        uint32_t tile = from + work / all_units, index = work % all_units;
+        uint32_t group = find_group(job, tile, counts.groups);
+        uint32_t before = group == 0 ? 0 : job.ends[group - 1];
+        unit u = find_unit(job, job.groups[group], index);
+        group_tile<dims>(memory, job, u, (tile - before) * FG_GPU_TILE,
+                         record_at(job, tile - from, index, counts.record_rows), counts.record_rows);
+    }
+}
+
+enum { MERGE_THREADS = 128 };
+
+/* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions. */
+template <int dims> static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
+{
+    constexpr int mine = (dims + 31) / 32;
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    fg_gpu_counts counts = *job.counts;
+    uint32_t group = job.group_first + blockIdx.x, lane = threadIdx.x % 32;
+    if (group >= counts.groups || group >= job.group_end) {
+        return;
+    }
+    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
+    uint32_t first = group == 0 ? 0 : job.ends[group - 1], end = job.ends[group];
+    unit u = find_unit(job, job.groups[group], blockIdx.y);
+    uint32_t rows = counts.record_rows;
+    for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count; place += MERGE_THREADS / 32) {
+        float top = MINUS_INFINITY, sum = 0.0f, outputs[mine] = {};
+        for (uint32_t tile = first; tile < end; tile++) {
+            const float *record = record_at(job, tile - from, blockIdx.y, rows);
+            float old_factor, new_factor;
+            merge(&top, &sum, record[place], record[rows + place], &old_factor, &new_factor);
+            const float *values = record + 2 * rows + (size_t)place * job.head_dim;
+#pragma unroll
+            for (int i = 0; i < mine; i++) {
+                uint32_t d = i * 32 + lane;
+                outputs[i] = merged(outputs[i], d < job.head_dim ? values[d] : 0.0f, old_factor, new_factor);
+            }
+        }
+        float factor = __fdiv_rn(1.0f, sum);
+        uint32_t row = u.row + place / u.head_count, head = u.head + place % u.head_count;
+        float *out = job.out + ((size_t)row * job.head_count + head) * job.head_dim;
+#pragma unroll
+        for (int i = 0; i < mine; i++) {
+            uint32_t d = i * 32 + lane;
+            if (d < job.head_dim) {
+                out[d] = __fmul_rn(outputs[i], factor);
+            }
+        }
+    }
+}
+
+/* ---- prompts ---- */
+
+template <int dims> struct prompt_memory {
+    /* Two tiles of large heads have no room. */
+    static constexpr uint32_t tile_count = dims <= 128 ? 2 : 1;
+    tile_memory<dims> tiles[tile_count];
+    uint32_t q[FG_GPU_WARPS][FG_GPU_GROUP_ROWS * (dims / 2 + 4)];
+};
+
+/* Large heads: outputs of a tile are made and merged some dimensions at a time, so that registers suffice. */
+template <int dims> static constexpr __host__ __device__ int mix_tiles()
+{
+    return dims / 8 < 8 ? dims / 8 : 8;
+}
+
+typedef struct row_state {
+    float tops[2], sums[2];
+} row_state;
+
+template <int dims>
+static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile, const uint32_t *q, uint32_t lane,
+                                                   const int32_t seen[2], row_state *state, float (*outputs)[4])
+{
+    constexpr int all = FG_GPU_TILE / 8;
+    float scores[all][4], tops[2], slices[2][SLICES], old_factors[2], new_factors[2];
+    uint32_t weights[all][2];
+    score<dims, all>(tile, q, 0, lane, scores);
+    hide<all>(scores, 0, lane, seen);
+    highest<all>(scores, tops);
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++) {
+        float sums[2];
+        weigh(scores + slice * SLICE_TILES, tops, weights + slice * SLICE_TILES, sums);
+        slices[0][slice] = sums[0];
+        slices[1][slice] = sums[1];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]), &old_factors[half],
+              &new_factors[half]);
+    }
+    constexpr int some = mix_tiles<dims>();
+#pragma unroll
+    for (int first = 0; first < dims / 8; first += some) {
+        float made[some][4] = {};
+#pragma unroll
+        for (int step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
+            const uint32_t a[4] = { weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0],
+                                    weights[2 * step + 1][1] };
+            mix<dims, some>(tile, a, step, first, lane, made);
+        }
+#pragma unroll
+        for (int i = 0; i < some; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                outputs[first + i][j] =
+                    merged(outputs[first + i][j], made[i][j], old_factors[j / 2], new_factors[j / 2]);
+            }
+        }
+    }
+}
+
+/* Blocks: x a prompt's piece, the later ones, which have most to do, first; y a unit of heads. */
+template <int dims> static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(attend_job job)
+{
+    FG_SHARED_BYTES(shared);
+    prompt_memory<dims> *memory = (prompt_memory<dims> *)shared;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    fg_gpu_let_next();
+    fg_gpu_wait();
+    fg_gpu_span span = job.prompts[gridDim.x - 1 - blockIdx.x];
+    unit all = find_unit(job, span, blockIdx.y), u = all;
+    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads;
+    uint32_t skipped = warp * each < span.count ? warp * each : span.count;
+    u.row += skipped;
+    u.row_count = span.count - skipped < each ? span.count - skipped : each;
+    load_q<dims>(memory->q[warp], job, u, lane, 32);
+    __syncwarp();
+    uint32_t limit = job.rows[span.first + span.count - 1].position + 1;
+    uint32_t mine = u.row_count > 0 ? job.rows[u.row + u.row_count - 1].position + 1 : 0;
+    row_state state = { { MINUS_INFINITY, MINUS_INFINITY }, { 0.0f, 0.0f } };
+    float outputs[dims / 8][4] = {};
+    uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
+    constexpr uint32_t ahead = prompt_memory<dims>::tile_count - 1;
+    if constexpr (ahead > 0) {
+        load_tile<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
+        fg_copy_commit();
+    }
+    for (uint32_t tile = 0; tile < count; tile++) {
+        uint32_t first = tile * FG_GPU_TILE;
+        if (tile + ahead < count) {
+            load_tile<dims, PROMPT_THREADS>(&memory->tiles[(tile + ahead) % (ahead + 1)], job, all,
+                                            first + ahead * FG_GPU_TILE, limit);
+        }
+        fg_copy_commit();
+        fg_copy_wait<ahead>();
+        __syncthreads();
+        tile_memory<dims> *here = &memory->tiles[tile % (ahead + 1)];
+        clear_behind<dims, PROMPT_THREADS>(here, first, limit);
+        if (first < mine) {
+            const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
+            prompt_tile<dims>(here, memory->q[warp], lane, seen, &state, outputs);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t place = g + 8 * half, row = place / u.head_count;
+        if (row >= u.row_count) {
+            continue;
+        }
+        float factor = __fdiv_rn(1.0f, state.sums[half]);
+        float *out =
+            job.out + ((size_t)(u.row + row) * job.head_count + u.head + place % u.head_count) * job.head_dim;
+#pragma unroll
+        for (int i = 0; i < dims / 8; i++) {
+            uint32_t d = i * 8 + 2 * t;
+            if (d < job.head_dim) {
+                out[d] = __fmul_rn(outputs[i][2 * half], factor);
+                out[d + 1] = __fmul_rn(outputs[i][2 * half + 1], factor);
+            }
+        }
+    }
+}
+
+/* ---- starting them ---- */
+
+/* Groups from `first` on whose records there is room for. */
+static uint32_t groups_that_fit(const fg_device_stream *stream, const attend_job &job, uint32_t first)
+{
+    const uint32_t *ends = stream->host_at.ends;
+    uint32_t before = first == 0 ? 0 : ends[first - 1], end = first + 1;
+    size_t each = (size_t)job.kv_head_count * job.units * stream->counts.record_rows * (job.head_dim + 2);
+    while (end < stream->counts.groups && (ends[end] - before) * each <= stream->record_floats) {
+        end++;
+    }
+    return end;
+}
+
+template <int dims> static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t rows)
+{
+    size_t bytes = sizeof(group_memory<dims>);
+    uint32_t blocks = (uint32_t)(stream->device->multiprocessors * (bytes > 100000 ? 1 : 228000 / (bytes + 1024)));
+    dim3 merge_grid(stream->passes ? stream->counts.groups : rows, job.kv_head_count * job.units);
+    job.group_first = 0;
+    job.group_end = UINT32_MAX;
+    do {
+        if (stream->passes) {
+            job.group_end = groups_that_fit(stream, job, job.group_first);
+        }
+        FG_LAUNCH(attend_groups<dims>, dim3(blocks), dim3(GROUP_THREADS), bytes, stream->stream, true, job);
+        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(MERGE_THREADS), 0, stream->stream, true, job);
+        job.group_first = job.group_end;
+    } while (job.group_end < stream->counts.groups);
+}
+
+template <int dims> static void launch(fg_device_stream *stream, attend_job &job, uint32_t rows)
+{
+    /* A small step may be recorded: the next one has other groups, so these kernels look at what is staged. */
+    if (stream->counts.groups > 0 || stream->small) {
+        launch_groups<dims>(stream, job, rows);
+    }
+    if (stream->counts.prompts > 0) {
+        FG_LAUNCH(attend_prompts<dims>, dim3(stream->counts.prompts, job.kv_head_count * job.units),
+                  dim3(PROMPT_THREADS), sizeof(prompt_memory<dims>), stream->stream, true, job);
+    }
+}
+
+void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args, uint32_t rows)
+{
+    const fg_device *device = stream->device;
+    if (rows != stream->rows.rows || args->kv_rows != stream->rows.kv_rows || args->window != 0) {
+        fg_gpu_check(cudaErrorInvalidValue, "attention over a part of a step's rows, or with a window");
+    }
+    attend_job job = {};
+    job.q = args->q;
+    job.out = args->out;
+    job.rows = stream->at.rows;
+    job.tables = stream->at.tables;
+    job.groups = stream->at.groups;
+    job.ends = stream->at.ends;
+    job.prompts = stream->at.prompts;
+    job.counts = stream->at.counts;
+    job.arena = (const uint8_t *)kv->arena;
+    job.block_bytes = kv->block_bytes;
+    job.key_offset = kv->key_offset;
+    job.value_offset = kv->value_offset;
+    job.head_bytes = kv->head_bytes;
+    job.block_size = kv->block_size;
+    job.head_count = args->head_count;
+    job.kv_head_count = kv->kv_head_count;
+    job.heads = args->head_count / kv->kv_head_count;
+    job.unit_heads = device->unit_heads;
+    job.units = device->units;
+    job.head_dim = kv->head_dim;
+    job.scale = args->scale * 1.44269504f;
+    job.records = stream->records;
+    stream->sequence++;
+    if (kv->head_dim <= 16) {
+        launch<16>(stream, job, rows);
+    } else if (kv->head_dim <= 32) {
+        launch<32>(stream, job, rows);
+    } else if (kv->head_dim <= 64) {
+        launch<64>(stream, job, rows);
+    } else if (kv->head_dim <= 96) {
+        launch<96>(stream, job, rows);
+    } else if (kv->head_dim <= 128) {
+        launch<128>(stream, job, rows);
+    } else {
+        launch<256>(stream, job, rows);
+    }
+}
+
+template <int dims> static void prepare_dims(void)
+{
+    fg_gpu_check(cudaFuncSetAttribute(attend_groups<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      sizeof(group_memory<dims>)),
+                 "preparing kernels");
+    fg_gpu_check(cudaFuncSetAttribute(attend_prompts<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      sizeof(prompt_memory<dims>)),
+                 "preparing kernels");
+}
+
+void fg_cuda_attend_prepare(void)
+{
+    prepare_dims<16>();
+    prepare_dims<32>();
+    prepare_dims<64>();
+    prepare_dims<96>();
+    prepare_dims<128>();
+    prepare_dims<256>();
+}

@@ -1,0 +1,288 @@
+/*
+ * Operations on rows one by one: norms, the bf16 form of activations, rotations, and K and V on their way to their
+ * slots.
+ */
+#include "kernels/cuda/cuda.h"
+
+enum { ROW_THREADS = 256, STORE_WARPS = 4, HEAD_DIM_MAX = 256, PAIRS_MAX = HEAD_DIM_MAX / 2 };
+
+/* The sum over a warp, the same in all lanes. */
+static __device__ __forceinline__ float warp_sum(float x)
+{
+    for (int apart = 16; apart > 0; apart /= 2) {
+        x = __fadd_rn(x, __shfl_xor_sync(0xFFFFFFFFu, x, apart));
+    }
+    return x;
+}
+
+/* The sum over a block of ROW_THREADS, in all threads. */
+static __device__ float block_sum(float x)
+{
+    __shared__ float sums[ROW_THREADS / 32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    float sum = sums[0];
+    for (int warp = 1; warp < ROW_THREADS / 32; warp++) {
+        sum = __fadd_rn(sum, sums[warp]);
+    }
+    return sum;
+}
+
+static __device__ __forceinline__ float norm_factor(float squares, uint32_t columns, float epsilon)
+{
+    float mean = __fadd_rn(__fdiv_rn(squares, (float)columns), epsilon);
+    return __fdiv_rn(1.0f, __fsqrt_rn(mean));
+}
+
+static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in, const uint32_t *row_ids,
+                                                                const float *weight, uint32_t columns, float epsilon,
+                                                                float *values, uint32_t *pairs)
+{
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    uint32_t row = blockIdx.x;
+    const float *x = in + (size_t)(row_ids != nullptr ? row_ids[row] : row) * columns;
+    float squares = 0.0f;
+    for (uint32_t i = threadIdx.x; i < columns; i += ROW_THREADS) {
+        squares = __fmaf_rn(x[i], x[i], squares);
+    }
+    float factor = norm_factor(block_sum(squares), columns, epsilon);
+    float *out = values + (size_t)row * columns;
+    for (uint32_t i = threadIdx.x; i < columns / 2; i += ROW_THREADS) {
+        float first = __fmul_rn(__fmul_rn(x[2 * i], factor), weight[2 * i]);
+        float second = __fmul_rn(__fmul_rn(x[2 * i + 1], factor), weight[2 * i + 1]);
+        out[2 * i] = first;
+        out[2 * i + 1] = second;
+        if (pairs != nullptr) {
+            pairs[fg_gpu_pair_at(row, 2 * i, columns)] = fg_bf16_pair(first, second);
+        }
+    }
+    if (columns % 2 != 0 && threadIdx.x == 0) {
+        out[columns - 1] = __fmul_rn(__fmul_rn(x[columns - 1], factor), weight[columns - 1]);
+    }
+}
+
+void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
+{
+    const uint32_t *row_ids = fg_gpu_staged_at(args->row_ids, stream->rows.row_ids, stream->at.row_ids);
+    uint32_t *pairs = (args->forms & FG_FORM_PAIRS) != 0 ? args->out.pairs : nullptr;
+    stream->sequence++;
+    FG_LAUNCH(norm_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, args->in, row_ids, args->weight,
+              args->out.columns, args->epsilon, args->out.values, pairs);
+}
+
+static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t *pairs)
+{
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    uint32_t row = blockIdx.x;
+    const float *x = values + (size_t)row * columns;
+    for (uint32_t i = threadIdx.x; i < columns / 2; i += ROW_THREADS) {
+        pairs[fg_gpu_pair_at(row, 2 * i, columns)] = fg_bf16_pair(x[2 * i], x[2 * i + 1]);
+    }
+}
+
+void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms, uint32_t rows)
+{
+    stream->sequence++;
+    if ((forms & FG_FORM_PAIRS) != 0) {
+        FG_LAUNCH(pair_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true,
+                  (const float *)activations->values, activations->columns, activations->pairs);
+    }
+}
+
+static __global__ void check_rows(const float *values, uint32_t columns, uint32_t *finite)
+{
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    const float *x = values + (size_t)blockIdx.x * columns;
+    /* The sum of differences from themselves is 0, or NaN. */
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < columns; i += ROW_THREADS) {
+        sum = __fadd_rn(sum, __fadd_rn(x[i], -x[i]));
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) {
+        finite[blockIdx.x] = sum == 0.0f ? 1 : 0;
+    }
+}
+
+void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows, uint32_t *finite)
+{
+    stream->sequence++;
+    FG_LAUNCH(check_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, values, columns, finite);
+}
+
+/* Small enough to travel with the launch. */
+typedef struct frequency_list {
+    double each[PAIRS_MAX];
+} frequency_list;
+
+static __global__ void turn_table(const uint32_t *positions, frequency_list frequencies, uint32_t pair_count,
+                                  float *table)
+{
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    double position = (double)positions[blockIdx.x];
+    for (uint32_t pair = threadIdx.x; pair < pair_count; pair += blockDim.x) {
+        double sine, cosine;
+        sincos(position * frequencies.each[pair], &sine, &cosine);
+        float *at = table + ((size_t)blockIdx.x * pair_count + pair) * 2;
+        at[0] = (float)cosine;
+        at[1] = (float)sine;
+    }
+}
+
+void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows, const double *frequencies,
+                        uint32_t pair_count, float *table)
+{
+    const uint32_t *staged = fg_gpu_staged_at(positions, stream->rows.positions, stream->at.positions);
+    frequency_list list = {};
+    for (uint32_t i = 0; i < pair_count && i < PAIRS_MAX; i++) {
+        list.each[i] = frequencies[i];
+    }
+    stream->sequence++;
+    FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list, pair_count, table);
+}
+
+/* What a kernel needs of fg_rope_store and fg_paged_kv. */
+typedef struct store_job {
+    float *q;
+    const float *k, *v;
+    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
+    const float *table;
+    const fg_gpu_row *rows;
+    const uint32_t *tables;
+    uint8_t *arena;
+    size_t block_bytes, key_offset, value_offset, head_bytes;
+    uint32_t block_size, head_count, kv_head_count, head_dim, pair_count;
+    float epsilon;
+    bool interleaved;
+} store_job;
+
+/* One head into `x`, with its bias, normalised. */
+static __device__ void read_head(const float *from, const float *bias, const float *norm, const store_job *job,
+                                 uint32_t lane, float *x)
+{
+    float squares = 0.0f;
+    for (uint32_t d = lane; d < job->head_dim; d += 32) {
+        float value = bias != nullptr ? __fadd_rn(from[d], bias[d]) : from[d];
+        x[d] = value;
+        squares = __fmaf_rn(value, value, squares);
+    }
+    if (norm != nullptr) {
+        float factor = norm_factor(warp_sum(squares), job->head_dim, job->epsilon);
+        for (uint32_t d = lane; d < job->head_dim; d += 32) {
+            x[d] = __fmul_rn(__fmul_rn(x[d], factor), norm[d]);
+        }
+    }
+    __syncwarp();
+}
+
+static __device__ void turn_head(const store_job *job, uint32_t row, uint32_t lane, float *x)
+{
+    const float *turns = job->table + (size_t)row * job->pair_count * 2;
+    for (uint32_t pair = lane; pair < job->pair_count; pair += 32) {
+        uint32_t i = job->interleaved ? 2 * pair : pair;
+        uint32_t j = job->interleaved ? 2 * pair + 1 : pair + job->pair_count;
+        float cosine = turns[2 * pair], sine = turns[2 * pair + 1];
+        float first = x[i], second = x[j];
+        x[i] = __fmaf_rn(first, cosine, -__fmul_rn(second, sine));
+        x[j] = __fmaf_rn(first, sine, __fmul_rn(second, cosine));
+    }
+    __syncwarp();
+}
+
+/* K: [piece of 16 slots][pair of dims][slot], the even dim in the upper half. */
+static __device__ void store_key(const store_job *job, uint8_t *region, uint32_t slot, uint32_t lane, const float *x)
+{
+    uint32_t *words = (uint32_t *)region + (size_t)(slot / FG_KV_PIECE) * (job->head_dim / 2) * FG_KV_PIECE;
+    for (uint32_t pair = lane; pair < job->head_dim / 2; pair += 32) {
+        words[pair * FG_KV_PIECE + slot % FG_KV_PIECE] = fg_bf16_pair(x[2 * pair + 1], x[2 * pair]);
+    }
+}
+
+/* V: [pair of slots][dim], the even slot in the upper half. */
+static __device__ void store_value(const store_job *job, uint8_t *region, uint32_t slot, uint32_t lane, const float *x)
+{
+    uint16_t *halves = (uint16_t *)region + (size_t)(slot / 2) * job->head_dim * 2 + (slot % 2 == 0 ? 1 : 0);
+    for (uint32_t d = lane; d < job->head_dim; d += 32) {
+        halves[2 * d] = (uint16_t)fg_bf16_pair(x[d], 0.0f);
+    }
+}
+
+/* A block per row; its warps take heads of q, then of k, then of v. */
+static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job job)
+{
+    __shared__ float heads[STORE_WARPS][HEAD_DIM_MAX];
+    fg_gpu_wait();
+    fg_gpu_let_next();
+    uint32_t row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *x = heads[warp];
+    fg_gpu_row place = job.rows[row];
+    bool pads = place.table == UINT32_MAX;
+    uint32_t block = pads ? 0 : job.tables[place.table + place.position / job.block_size];
+    uint32_t slot = place.position % job.block_size;
+    uint8_t *base = job.arena + block * job.block_bytes;
+    uint32_t total = job.head_count + 2 * job.kv_head_count;
+    for (uint32_t index = warp; index < total; index += STORE_WARPS) {
+        if (index < job.head_count) {
+            float *q = job.q + ((size_t)row * job.head_count + index) * job.head_dim;
+            read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr, job.q_norm, &job, lane,
+                      x);
+            turn_head(&job, row, lane, x);
+            for (uint32_t d = lane; d < job.head_dim; d += 32) {
+                q[d] = x[d];
+            }
+        } else if (!pads) {
+            bool is_key = index < job.head_count + job.kv_head_count;
+            uint32_t head = index - job.head_count - (is_key ? 0 : job.kv_head_count);
+            const float *from = is_key ? job.k : job.v;
+            const float *bias = is_key ? job.k_bias : job.v_bias;
+            read_head(from + ((size_t)row * job.kv_head_count + head) * job.head_dim,
+                      bias != nullptr ? bias + head * job.head_dim : nullptr, is_key ? job.k_norm : nullptr, &job,
+                      lane, x);
+            uint8_t *region = base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
+            if (is_key) {
+                turn_head(&job, row, lane, x);
+                store_key(&job, region, slot, lane, x);
+            } else {
+                store_value(&job, region, slot, lane, x);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args, uint32_t rows)
+{
+    store_job job = {};
+    job.q = args->q;
+    job.k = args->k;
+    job.v = args->v;
+    job.q_bias = args->q_bias;
+    job.k_bias = args->k_bias;
+    job.v_bias = args->v_bias;
+    job.q_norm = args->q_norm;
+    job.k_norm = args->k_norm;
+    job.table = args->table;
+    job.rows = stream->at.rows + (args->kv_rows - stream->rows.kv_rows);
+    job.tables = stream->at.tables;
+    job.arena = (uint8_t *)kv->arena;
+    job.block_bytes = kv->block_bytes;
+    job.key_offset = kv->key_offset;
+    job.value_offset = kv->value_offset;
+    job.head_bytes = kv->head_bytes;
+    job.block_size = kv->block_size;
+    job.head_count = args->head_count;
+    job.kv_head_count = kv->kv_head_count;
+    job.head_dim = kv->head_dim;
+    job.pair_count = args->pair_count;
+    job.epsilon = args->norm_epsilon;
+    job.interleaved = args->interleaved;
+    stream->sequence++;
+    FG_LAUNCH(store_rows, dim3(rows), dim3(STORE_WARPS * 32), 0, stream->stream, true, job);
+}
