@@ -488,11 +488,11 @@ const char *fg_forward_isa(const fg_forward *forward)
 }
 
 /* What the products read beside floats. */
-static uint32_t forms_of(const fg_linear *list, uint32_t count)
+static uint32_t forms_of(const fg_forward *forward, const fg_linear *list, uint32_t count)
 {
     uint32_t forms = 0;
     for (uint32_t i = 0; i < count; i++) {
-        forms |= fg_op_linear_form(list[i].weight.type);
+        forms |= fg_op_linear_form(forward->stream, list[i].weight.type);
     }
     return forms;
 }
@@ -514,7 +514,7 @@ static void norm_rows(fg_forward *forward, const float *in, const uint32_t *row_
 static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
                          const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
 {
-    norm_rows(forward, in, row_ids, weight, forms_of(list, count), rows);
+    norm_rows(forward, in, row_ids, weight, forms_of(forward, list, count), rows);
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
@@ -565,7 +565,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .out = residual,
                          .out_stride = h->embedding_length,
                          .accumulate = true };
-    uint32_t forms = forms_of(&output, 1);
+    uint32_t forms = forms_of(forward, &output, 1);
     if (forms != 0) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
@@ -577,15 +577,17 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
-    uint32_t forms = fg_op_linear_form(layer->gate.type) | fg_op_linear_form(layer->up.type);
+    uint32_t forms = fg_op_linear_form(forward->stream, layer->gate.type) |
+                     fg_op_linear_form(forward->stream, layer->up.type);
     norm_rows(forward, residual, NULL, layer->ffn_norm, forms, rows);
     fg_linear down = { .weight = layer->down,
                        .out = residual,
                        .out_stride = h->embedding_length,
                        .accumulate = true };
-    fg_gated gated = {
-        .gate = layer->gate, .up = layer->up, .forms = forms_of(&down, 1), .out = forward->hidden
-    };
+    fg_gated gated = { .gate = layer->gate,
+                       .up = layer->up,
+                       .forms = forms_of(forward, &down, 1),
+                       .out = forward->hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
 }
@@ -711,7 +713,7 @@ static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
             highest = highest && wants_highest(seq_of(&job, row));
         }
         norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
-                  forms_of(&linear, 1), rows);
+                  forms_of(forward, &linear, 1), rows);
         if (highest) {
             fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, job.choices,
                           job.tops);
