@@ -28,7 +28,7 @@ void fg_start_lap(fg_start *start, fg_start_phase phase)
 
 static const char *origin_name(fg_weight_origin origin)
 {
-    static const char *const names[] = { "packed", "packed-to-sidecar", "sidecar" };
+    static const char *const names[] = { "packed", "packed-to-sidecar", "sidecar", "device" };
     return names[origin];
 }
 
