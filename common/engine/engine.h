@@ -151,6 +151,7 @@ const char *fg_engine_numerics_class(const fg_engine *engine);
 /* What a real engine chose when it opened; isa and weights are NULL for a simulated one. Valid until
  * close. */
 typedef struct fg_engine_start {
+    const char *device; /* fg_engine_options.device; as long as that is valid */
     const char *isa;
     uint32_t thread_count;
     /* Operations use the host's memory, so that twin_arena may be given. */
