@@ -48,6 +48,12 @@ fg_status fg_bench_list_parse(const char *flag, const char *text, uint32_t max,
         .value_name = "NAME", .offset = offsetof(config, cpu_isa),                                 \
         .help = "Instruction set of the kernels, as for `forge serve`."                            \
     }
+#define FG_BENCH_OPTION_DEVICE(config, section)                                                    \
+    {                                                                                              \
+        .name = "device", .type = FG_OPTION_STRING, .default_text = "cpu", .group = section,       \
+        .value_name = "NAME", .offset = offsetof(config, device),                                  \
+        .help = "What computes, as for `forge serve`: cpu, cuda or cuda:N."                        \
+    }
 #define FG_BENCH_OPTION_KV_DTYPE(config, section)                                                  \
     {                                                                                              \
         .name = "kv-dtype", .type = FG_OPTION_STRING, .default_text = "auto", .group = section,    \

@@ -273,7 +273,7 @@ static void bench_products(bench *b, uint32_t type, shape s)
         .out_stride = s.outputs,
     };
     b->in.columns = s.columns;
-    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(type), b->row_max);
+    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(b->stream, type), b->row_max);
     char what[64];
     snprintf(what, sizeof what, "%s %ux%u", fg_dtype_name(type), s.outputs, s.columns);
     for (uint32_t i = 0; i < b->rows.count; i++) {
@@ -312,7 +312,7 @@ static void bench_gated(bench *b, uint32_t type, shape s)
     g.gated.out = b->out;
     g.gated.out.columns = half.outputs;
     b->in.columns = s.columns;
-    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(type), b->row_max);
+    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(b->stream, type), b->row_max);
     char what[64];
     snprintf(what, sizeof what, "%s 2x%ux%u", fg_dtype_name(type), half.outputs, s.columns);
     for (uint32_t i = 0; i < b->rows.count; i++) {

@@ -25,7 +25,15 @@ static fg_status dtype_of(const char *name, uint32_t *dtype_out, fg_error *err)
 
 static fg_status find_isa(fg_bench_model *model, const char *isa, fg_error *err)
 {
-    fg_device_options o = { .kind = "cpu", .isa = isa, .thread_count = 1 };
+    if (!model->is_host) {
+        fg_device_info info;
+        fg_status status = fg_device_describe(model->device, &info, err);
+        if (status == FG_OK) {
+            snprintf(model->isa, sizeof model->isa, "%s", info.isa);
+        }
+        return status;
+    }
+    fg_device_options o = { .kind = model->device, .isa = isa, .thread_count = 1 };
     fg_device *device;
     fg_status status = fg_device_open(&o, &device, err);
     if (status == FG_OK) {
@@ -44,7 +52,8 @@ static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options
                             .step_tokens_max = larger(options->step_tokens, options->seqs),
                             .block_size = BLOCK_SIZE,
                             .thread_count = model->threads,
-                            .cpu_isa = options->cpu_isa };
+                            .cpu_isa = options->cpu_isa,
+                            .device = options->device };
     uint32_t each = fg_kv_blocks_for(options->context, BLOCK_SIZE);
     o.block_count = larger(fg_kv_blocks_for(options->prompt, BLOCK_SIZE), each * o.seqs_max);
     fg_status status = dtype_of(options->kv_dtype, &o.kv_dtype, err);
@@ -74,11 +83,13 @@ fg_status fg_bench_model_open(fg_bench_model *model, const fg_bench_model_option
     }
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     model->threads = options->threads != 0 ? options->threads : cores > 0 ? (uint32_t)cores : 1;
+    model->device = options->device;
+    model->is_host = fg_device_kind_is_host(options->device);
     fg_status status = find_isa(model, options->cpu_isa, err);
     if (status == FG_OK) {
         status = open_runner(model, options, err);
     }
-    if (status == FG_OK) {
+    if (status == FG_OK && model->is_host) {
         status = fg_peaks_open(model->threads, &model->peaks, err);
     }
     if (status != FG_OK) {

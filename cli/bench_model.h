@@ -9,7 +9,7 @@
 
 typedef struct fg_bench_model_options {
     const char *path; /* NULL is refused */
-    const char *cpu_isa, *kv_dtype;
+    const char *device, *cpu_isa, *kv_dtype;
     uint32_t threads;     /* 0: all cores */
     uint32_t step_tokens; /* of one step, at most */
     uint32_t seqs;        /* at once, at most */
@@ -20,8 +20,10 @@ typedef struct fg_bench_model_options {
 typedef struct fg_bench_model {
     fg_runner runner;
     fg_bench_cost cost;
-    fg_peaks *peaks;
+    fg_peaks *peaks; /* NULL on a device that the host's speed says nothing about */
     uint32_t threads;
+    bool is_host; /* operations use the host's memory */
+    const char *device;
     char isa[32];  /* the name behind "auto" */
     uint32_t *ids; /* for any sequence: (7919 i + 17) mod the vocabulary's size */
     uint32_t id_count;

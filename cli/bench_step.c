@@ -12,7 +12,7 @@
 enum { TOKENS_MAX = 65536, BATCH_MAX = 1024, STEPS_MAX = 100000 };
 
 typedef struct step_config {
-    const char *model, *prompt, *batch, *cpu_isa, *kv_dtype;
+    const char *model, *prompt, *batch, *device, *cpu_isa, *kv_dtype;
     uint32_t threads, depth, steps;
     bool json;
 } step_config;
@@ -54,6 +54,7 @@ static const fg_option options[] = {
       .value_name = "N",
       AT(steps),
       .help = "Decode steps that are averaged; of prefill steps an eighth as many." },
+    FG_BENCH_OPTION_DEVICE(step_config, group_how),
     FG_BENCH_OPTION_THREADS(step_config, group_how),
     FG_BENCH_OPTION_CPU_ISA(step_config, group_how),
     FG_BENCH_OPTION_KV_DTYPE(step_config, group_how),
@@ -72,7 +73,7 @@ const fg_conf_spec fg_bench_step_spec = {
              "caller to the\n"
              "engine's thread and back; a server that keeps a step waiting behind the one that "
              "runs does not\n"
-             "pay it.\n"
+             "pay it. A GPU's operations are not timed one by one: there all of a step is `rest`.\n"
              "\n"
              "  forge bench step --model F                   decode of 1 and 16 sequences, prefill "
              "of 512\n"
@@ -151,14 +152,16 @@ static void print_part(const bench *b, const char *kind, const char *part, const
 static void print_sums(const bench *b, const char *kind, const sums *s)
 {
     uint64_t rest_ns = s->compute_ns;
-    for (fg_op_kind op = 0; op < FG_OP_KIND_COUNT; op++) {
+    for (fg_op_kind op = 0; b->model.is_host && op < FG_OP_KIND_COUNT; op++) {
         print_part(b, kind, fg_op_kind_name(op), s, b->ops.ns[op], b->ops.calls[op]);
         rest_ns -= b->ops.ns[op] < rest_ns ? b->ops.ns[op] : rest_ns;
     }
     print_part(b, kind, "rest", s, rest_ns, 0);
     print_part(b, kind, "wake", s, s->wake_ns, 0);
     print_part(b, kind, "all", s, s->wall_ns, 0);
-    print_part(b, kind, "barrier (of all)", s, b->barrier_ns, 0);
+    if (b->model.is_host) {
+        print_part(b, kind, "barrier (of all)", s, b->barrier_ns, 0);
+    }
     fflush(stdout);
 }
 
@@ -190,9 +193,9 @@ static fg_status measure_all(bench *b, const fg_bench_list *batches, const fg_be
     char kind[32];
     fg_status status = FG_OK;
     if (!b->config.json) {
-        printf("%s, isa %s, %u threads\n\n| step | part | us | %% | calls |\n"
+        printf("%s, %s, isa %s, %u threads\n\n| step | part | us | %% | calls |\n"
                "| --- | --- | --: | --: | --: |\n",
-               b->model.runner.hparams.name, b->model.isa, b->model.threads);
+               b->model.runner.hparams.name, b->model.device, b->model.isa, b->model.threads);
     }
     for (uint32_t i = 0; status == FG_OK && i < batches->count; i++) {
         uint32_t batch = batches->items[i];
@@ -245,6 +248,7 @@ static fg_status run_step(const void *config, fg_error *err)
     b->items = items;
     b->clock = fg_clock_real();
     fg_bench_model_options o = { .path = c->model,
+                                 .device = c->device,
                                  .cpu_isa = c->cpu_isa,
                                  .kv_dtype = c->kv_dtype,
                                  .threads = c->threads,

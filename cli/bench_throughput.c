@@ -10,7 +10,7 @@
 enum { TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64 };
 
 typedef struct throughput_config {
-    const char *model, *prompt, *batch, *verify, *cpu_isa, *kv_dtype;
+    const char *model, *prompt, *batch, *verify, *device, *cpu_isa, *kv_dtype;
     uint32_t threads, generate, depth, repeat, chunk;
     bool json;
 } throughput_config;
@@ -65,6 +65,7 @@ static const fg_option options[] = {
       .value_name = "N",
       AT(depth),
       .help = "Tokens that each sequence of decode and verify has before, not timed. Also -d." },
+    FG_BENCH_OPTION_DEVICE(throughput_config, group_how),
     FG_BENCH_OPTION_THREADS(throughput_config, group_how),
     FG_BENCH_OPTION_CPU_ISA(throughput_config, group_how),
     FG_BENCH_OPTION_KV_DTYPE(throughput_config, group_how),
@@ -102,7 +103,9 @@ const fg_conf_spec fg_bench_throughput_spec = {
         "of "
         "its\n"
         "memory probe, whichever is longer. Once with the probes at their best before and after a\n"
-        "test, once with what they sustain every 0.1 s between its steps, others included.\n"
+        "test, once with what they sustain every 0.1 s between its steps, others included. On a "
+        "GPU\n"
+        "there are no probes, and no shares.\n"
         "\n"
         "  forge bench throughput --model F                       pp512 and tg128 for 1 to 16 "
         "sequences\n"
@@ -243,11 +246,17 @@ typedef struct samples {
 
 static fg_bench_rates probe_best(const bench *b)
 {
+    if (b->model.peaks == NULL) {
+        return (fg_bench_rates){ 0 };
+    }
     return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, 0);
 }
 
 static fg_bench_rates probe_sustained(const bench *b)
 {
+    if (b->model.peaks == NULL) {
+        return (fg_bench_rates){ 0 };
+    }
     return fg_bench_rates_measure(b->model.peaks, b->model.threads, &b->model.cost, SLICE_PROBE_MS);
 }
 
@@ -337,12 +346,20 @@ static void name_of(const bench *b, const test *t, char *out, size_t size)
 
 static void print_head(const bench *b)
 {
-    if (!b->config.json) {
+    if (b->config.json) {
+        return;
+    }
+    if (b->model.peaks != NULL) {
         printf("| model | size | params | backend | threads | test | t/s | best | share of limit | "
                "sustained |\n"
                "| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: |\n");
-        fflush(stdout);
+    } else {
+        printf("The probes are the host's: no shares on %s.\n\n"
+               "| model | size | params | backend | test | t/s | best |\n"
+               "| --- | --: | --: | --- | --: | --: | --: |\n",
+               b->model.device);
     }
+    fflush(stdout);
 }
 
 /* What a test came to. */
@@ -383,20 +400,25 @@ static void print_json(const bench *b, const test *t, const result *r)
     fg_buf_puts(&line, "{\"model\":\"");
     fg_buf_json_escape(&line, h->name, strlen(h->name));
     fg_buf_printf(&line,
-                  "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"cpu\",\"isa\":\"%s\","
+                  "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"%s\",\"isa\":\"%s\","
                   "\"threads\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
                   (double)fg_weights_size_bytes(b->model.runner.weights),
-                  (unsigned long long)b->model.cost.params, b->model.isa, b->model.threads, r->name,
-                  tokens_of(b, t), t->batch, t->kind == PREFILL ? 0 : b->config.depth);
+                  (unsigned long long)b->model.cost.params, b->model.device, b->model.isa,
+                  b->model.threads, r->name, tokens_of(b, t), t->batch,
+                  t->kind == PREFILL ? 0 : b->config.depth);
     fg_buf_printf(&line,
                   "\"repeat\":%u,\"tokens_per_s\":%.3f,\"stddev\":%.3f,\"best\":%.3f,"
-                  "\"step_ms\":%.4f,\"limit_tokens_per_s\":%.3f,\"share_of_probe\":%.4f,"
-                  "\"share_of_sustained\":%.4f,\"probe\":\"%s\"",
+                  "\"step_ms\":%.4f",
                   b->config.repeat, r->stats.mean, r->stats.deviation, r->stats.best,
-                  1e3 * tokens_of(b, t) / steps_of(b, t) / r->stats.mean,
-                  tokens_of(b, t) / r->limit_s, r->share, r->sustained_share, r->probe);
-    put_probes(&line, "probe", &r->best);
-    put_probes(&line, "sustained", &r->sustained);
+                  1e3 * tokens_of(b, t) / steps_of(b, t) / r->stats.mean);
+    if (b->model.peaks != NULL) {
+        fg_buf_printf(&line,
+                      ",\"limit_tokens_per_s\":%.3f,\"share_of_probe\":%.4f,"
+                      "\"share_of_sustained\":%.4f,\"probe\":\"%s\"",
+                      tokens_of(b, t) / r->limit_s, r->share, r->sustained_share, r->probe);
+        put_probes(&line, "probe", &r->best);
+        put_probes(&line, "sustained", &r->sustained);
+    }
     fg_buf_puts(&line, "}\n");
     if (!line.failed) {
         fwrite(line.data, 1, line.size, stdout);
@@ -408,6 +430,12 @@ static void print_result(const bench *b, const test *t, const result *r)
 {
     if (b->config.json) {
         print_json(b, t, r);
+    } else if (b->model.peaks == NULL) {
+        printf("| %s | %.2f MiB | %.2f M | %s %s | %s | %.2f ± %.2f | %.2f |\n",
+               b->model.runner.hparams.name,
+               (double)fg_weights_size_bytes(b->model.runner.weights) / 1048576.0,
+               (double)b->model.cost.params * 1e-6, b->model.device, b->model.isa, r->name,
+               r->stats.mean, r->stats.deviation, r->stats.best);
     } else {
         printf("| %s | %.2f MiB | %.2f M | cpu %s | %u | %s | %.2f ± %.2f | %.2f | %.1f %% of %s | "
                "%.1f %% |\n",
@@ -478,6 +506,7 @@ static fg_status open_bench(bench *b, const plan *p, fg_error *err)
     const throughput_config *c = &b->config;
     fg_bench_model_options o = {
         .path = c->model,
+        .device = c->device,
         .cpu_isa = c->cpu_isa,
         .kv_dtype = c->kv_dtype,
         .threads = c->threads,

@@ -21,6 +21,7 @@
 #include "common/conf/options.h"
 #include "common/link/link.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/device.h"
 
 /* What each thread may count on; usually there is eight times as much. */
 #define STACK_BYTES (1024u * 1024u)
@@ -62,12 +63,26 @@ static void print_kernels(void)
     printf("; %s here\n", status == FG_OK ? chosen->name : "none");
 }
 
+static void print_cuda(void)
+{
+    enum { DEVICES_MAX = 64 };
+    fg_device_info infos[DEVICES_MAX];
+    fg_error err = { 0 };
+    uint32_t count = fg_device_list("cuda", infos, DEVICES_MAX, &err);
+    if (count == 0) {
+        printf("cuda: none (%s)\n", err.text);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        printf("cuda:%u: %s, %s\n", i, infos[i].name, infos[i].isa);
+    }
+}
+
 static int print_version(void)
 {
     printf("forge %s\n", FORGE_VERSION);
     printf("compiler: %s\n", __VERSION__);
     print_kernels();
-    printf("cuda: not in this build\n");
+    print_cuda();
     printf("control plane: zeromq, protobuf-c; kv transfer: ucx (shared memory, tcp)\n");
     return 0;
 }

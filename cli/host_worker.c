@@ -18,6 +18,7 @@
 #include "common/worker/worker.h"
 #include "common/worker/worker_records.h"
 #include "decode-worker/decode.h"
+#include "kernels/device.h"
 #include "prefill-worker/prefill.h"
 
 #define CALIBRATE_NS (150ull * 1000 * 1000)
@@ -362,22 +363,44 @@ static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model 
                                                                      : context;
 }
 
-/* A sixteenth of the free memory (several workers may share the host), at most 512 MiB (the link commits
- * the whole arena at start, which takes its time), at least 512 blocks, and never more than --max-seqs
- * sequences of the longest context can use. */
-static uint32_t pick_block_count(const fg_serve_config *config, const fg_loaded_model *model)
+/* Bytes for KV blocks where nobody said how many: a sixteenth of the free memory (several workers may share the host), at most 512 MiB (the link commits
+ * the whole arena at start, which takes its time). On a device with memory of its own a quarter of what
+ * is free there, before the weights, and of the host's free memory, which has a mirror of the blocks. */
+static fg_status pick_budget(const fg_serve_config *config, uint64_t *budget_out, fg_error *err)
+{
+    uint64_t host = fg_mem_available_bytes();
+    if (fg_device_kind_is_host(config->device)) {
+        *budget_out = host / 16 < KV_DEFAULT_BYTES ? host / 16 : KV_DEFAULT_BYTES;
+        return FG_OK;
+    }
+    fg_device_info info;
+    fg_status status = fg_device_describe(config->device, &info, err);
+    if (status == FG_OK) {
+        *budget_out = (info.free_bytes < host ? info.free_bytes : host) / 4;
+    }
+    return status;
+}
+
+/* At least 512 blocks, and never more than --max-seqs sequences of the longest context can use. */
+static fg_status pick_block_count(const fg_serve_config *config, const fg_loaded_model *model,
+                                  uint32_t *count_out, fg_error *err)
 {
     if (config->kv_blocks != 0) {
-        return config->kv_blocks;
+        *count_out = config->kv_blocks;
+        return FG_OK;
+    }
+    uint64_t budget;
+    fg_status status = pick_budget(config, &budget, err);
+    if (status != FG_OK) {
+        return status;
     }
     uint64_t most = (uint64_t)config->max_seqs *
                     fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
-    uint64_t budget = fg_mem_available_bytes() / 16;
-    budget = budget < KV_DEFAULT_BYTES ? budget : KV_DEFAULT_BYTES;
     uint64_t count = budget / model->layout.block_bytes;
     count = count < 512 ? 512 : count;
     count = count > most ? most : count;
-    return count > FG_LIMIT_BLOCKS ? FG_LIMIT_BLOCKS : (uint32_t)count;
+    *count_out = count > FG_LIMIT_BLOCKS ? FG_LIMIT_BLOCKS : (uint32_t)count;
+    return FG_OK;
 }
 
 static const char *isa_name(int isa)
@@ -397,7 +420,10 @@ static const char *transport_name(int transport)
 static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, fg_error *err)
 {
-    host->block_count = pick_block_count(config, model);
+    fg_status status = pick_block_count(config, model, &host->block_count, err);
+    if (status != FG_OK) {
+        return status;
+    }
     if (__builtin_mul_overflow((size_t)host->block_count, model->layout.block_bytes,
                                &host->arena_bytes)) {
         return fg_fail(err, FG_BAD_INPUT, "--kv-blocks %u is too many", host->block_count);
@@ -420,7 +446,7 @@ static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config
                                             .on_answer = on_answer,
                                             .on_drained = on_drained,
                                             .ctx = host } };
-    fg_status status = fg_link_open_ucx(&options, &host->link, err);
+    status = fg_link_open_ucx(&options, &host->link, err);
     if (status == FG_OK) {
         host->arena = fg_link_arena(host->link);
     }
@@ -519,6 +545,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .limits = { .step_tokens_max = config->max_batch_tokens,
                                               .step_seqs_max = config->max_seqs,
                                               .context_max = context_of(config, model) },
+                                  .device = config->device,
                                   .thread_count = plan.count,
                                   .places = plan.places,
                                   .share = host->share,
@@ -608,7 +635,8 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .context_max = context_of(config, model),
                                   .vocab_size = model->hparams.vocab_size,
                                   .limits = limits_of(config, host->block_count),
-                                  .zero_copy = config->kv_zero_copy == FG_ON,
+                                  .zero_copy = config->kv_zero_copy == FG_ON &&
+                                               fg_engine_started(host->engine).host_memory,
                                   .overlap = config->overlap == FG_ON,
                                   .prefix_cache = config->prefix_cache == FG_ON,
                                   .local_prefill_max = config->local_prefill_tokens,

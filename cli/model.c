@@ -1,6 +1,7 @@
 #include "cli/model.h"
 
 #include "common/base/log.h"
+#include "common/engine/engine.h"
 
 static fg_status open_text(fg_loaded_model *model, fg_error *err)
 {
@@ -20,19 +21,27 @@ static void *reader_main(void *ctx)
     return NULL;
 }
 
-fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               uint32_t block_size, fg_start *start, fg_error *err)
+static fg_status open_layout(fg_loaded_model *model, const fg_loaded_model_options *options,
+                             fg_error *err)
 {
-    *model = (fg_loaded_model){ .path = path };
-    fg_status status = fg_weights_open(path, &model->weights, err);
+    const fg_hparams *h = &model->hparams;
+    uint32_t kv_dtype = fg_engine_kv_dtype(options->device, options->kv_dtype, h);
+    fg_status status = fg_engine_check_kv(options->device, kv_dtype, options->block_size, err);
+    return status != FG_OK ? status
+                           : fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count,
+                                               h->head_dim, options->block_size, kv_dtype, err);
+}
+
+fg_status fg_loaded_model_open(fg_loaded_model *model, const fg_loaded_model_options *options,
+                               fg_start *start, fg_error *err)
+{
+    *model = (fg_loaded_model){ .path = options->path };
+    fg_status status = fg_weights_open(options->path, &model->weights, err);
     if (status == FG_OK) {
         status = fg_hparams_read(model->weights, &model->hparams, err);
     }
     if (status == FG_OK) {
-        const fg_hparams *h = &model->hparams;
-        status =
-            fg_kv_layout_init(&model->layout, h->layer_count, h->kv_head_count, h->head_dim,
-                              block_size, kv_dtype == FG_DTYPE_AUTO ? h->kv_dtype : kv_dtype, err);
+        status = open_layout(model, options, err);
     }
     if (status == FG_OK) {
         /* At once, not after the weights have been packed for it. */

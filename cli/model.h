@@ -28,10 +28,17 @@ typedef struct fg_loaded_model {
     fg_error text_error;
 } fg_loaded_model;
 
-/* `path` is kept; `kv_dtype` may be FG_DTYPE_AUTO. `start` may be NULL, here and below: nobody counts the
- * time. The caller then calls fg_loaded_model_finish, and fg_loaded_model_close in any case. */
-fg_status fg_loaded_model_open(fg_loaded_model *model, const char *path, uint32_t kv_dtype,
-                               uint32_t block_size, fg_start *start, fg_error *err);
+typedef struct fg_loaded_model_options {
+    const char *path;   /* kept */
+    const char *device; /* what will compute with it: fg_device_options.kind */
+    uint32_t kv_dtype;  /* FG_DTYPE_AUTO: what suits model and device */
+    uint32_t block_size;
+} fg_loaded_model_options;
+
+/* `start` may be NULL, here and below: nobody counts the time. The caller then calls
+ * fg_loaded_model_finish, and fg_loaded_model_close in any case. */
+fg_status fg_loaded_model_open(fg_loaded_model *model, const fg_loaded_model_options *options,
+                               fg_start *start, fg_error *err);
 /* Waits for what is still being read. */
 fg_status fg_loaded_model_finish(fg_loaded_model *model, fg_start *start, fg_error *err);
 void fg_loaded_model_close(fg_loaded_model *model);

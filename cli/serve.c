@@ -16,12 +16,14 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/base/topology.h"
 #include "common/net/http.h"
 #include "common/net/http_count.h"
 #include "common/net/keys.h"
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
 #include "common/sched/sched.h"
+#include "kernels/device.h"
 #include "proto/wire.h"
 
 enum {
@@ -164,6 +166,13 @@ static fg_status check_config(serve *s, fg_error *err)
     if (config->preemption == FG_PREEMPT_SWAP && config->kv_host_blocks == 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "--preemption swap needs --kv-host-blocks N: where to swap to");
+    }
+    if (config->mode != FG_MODE_ROUTER && !fg_device_kind_is_host(config->device)) {
+        fg_device_info info;
+        fg_status status = fg_device_describe(config->device, &info, err);
+        if (status != FG_OK) {
+            return status;
+        }
     }
     if (config->max_batch_tokens < config->max_seqs) {
         return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",
@@ -531,8 +540,11 @@ static fg_status open_parts(serve *s, fg_error *err)
         return status;
     }
     fg_start_lap(&s->start, FG_START_OTHER);
-    status = fg_loaded_model_open(&s->model, s->config.model, (uint32_t)s->config.kv_dtype,
-                                  s->config.block_size, &s->start, err);
+    fg_loaded_model_options model = { .path = s->config.model,
+                                      .device = s->config.device,
+                                      .kv_dtype = (uint32_t)s->config.kv_dtype,
+                                      .block_size = s->config.block_size };
+    status = fg_loaded_model_open(&s->model, &model, &s->start, err);
     if (status == FG_OK && s->config.mode == FG_MODE_STANDALONE) {
         fg_bus_hub_options options = { .loop = s->loop };
         status = fg_bus_hub_create(&options, &s->hub, err);
@@ -582,6 +594,36 @@ static int print_help(const char *word)
     return shown > 0 ? 0 : 2;
 }
 
+static void print_device(const char *name, const fg_device_info *info, const char *more)
+{
+    printf("%-8s %-40s %-12s %8.1f GiB, %.1f free%s\n", name, info->name, info->isa,
+           (double)info->memory_bytes / 0x1p30, (double)info->free_bytes / 0x1p30, more);
+}
+
+/* What --device can be here. */
+static int print_devices(void)
+{
+    enum { DEVICES_MAX = 64 };
+    fg_device_info infos[DEVICES_MAX];
+    fg_error err = { 0 };
+    char text[40];
+    fg_topology topology;
+    fg_topology_read("", NULL, &topology);
+    snprintf(text, sizeof text, ", %u threads", fg_topology_thread_count(&topology));
+    if (fg_device_list("cpu", infos, 1, &err) == 1) {
+        print_device("cpu", &infos[0], text);
+    }
+    uint32_t count = fg_device_list("cuda", infos, DEVICES_MAX, &err);
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(text, sizeof text, "cuda:%u", i);
+        print_device(text, &infos[i], "");
+    }
+    if (count == 0) {
+        printf("cuda     none: %s\n", err.text);
+    }
+    return 0;
+}
+
 int fg_serve_main(int argc, const char *const *argv, const char *const *environment)
 {
     serve *s = fg_mem_alloc(sizeof *s);
@@ -601,6 +643,10 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         code = print_help(asked.help_word);
         fg_mem_free(s);
         return code;
+    }
+    if (status == FG_OK && s->config.list_devices) {
+        fg_mem_free(s);
+        return print_devices();
     }
     status = status != FG_OK ? status : check_config(s, &err);
     status = status != FG_OK ? status : open_keys(s, &err);

@@ -28,7 +28,7 @@ void fg_start_lap(fg_start *start, fg_start_phase phase)
 
 static const char *origin_name(fg_weight_origin origin)
 {
-    static const char *const names[] = { "packed", "packed-to-sidecar", "sidecar" };
+    static const char *const names[] = { "packed", "packed-to-sidecar", "sidecar", "device" };
     return names[origin];
 }
 
@@ -47,14 +47,15 @@ static void tell_choice(const fg_engine *engine, uint32_t kv_dtype, fg_metrics *
     if (weights == NULL) {
         return;
     }
-    fg_info("serve",
-            "event=chosen isa=%s threads=%u kv=%s weights=%s mib=%llu pages=%s check_ms=%.0f "
-            "pack_ms=%.0f sync_ms=%.0f%s%s%s",
-            chosen.isa, chosen.thread_count, fg_dtype_name(kv_dtype), origin_name(weights->origin),
-            (unsigned long long)(weights->bytes >> 20), pages_name(weights),
-            (double)weights->check_ns / 1e6, (double)weights->pack_ns / 1e6,
-            (double)weights->sync_ns / 1e6, weights->path[0] != '\0' ? " sidecar=\"" : "",
-            weights->path, weights->path[0] != '\0' ? "\"" : "");
+    fg_info(
+        "serve",
+        "event=chosen isa=%s threads=%u kv=%s device=%s weights=%s mib=%llu pages=%s check_ms=%.0f "
+        "pack_ms=%.0f sync_ms=%.0f%s%s%s",
+        chosen.isa, chosen.thread_count, fg_dtype_name(kv_dtype), chosen.device,
+        origin_name(weights->origin), (unsigned long long)(weights->bytes >> 20),
+        pages_name(weights), (double)weights->check_ns / 1e6, (double)weights->pack_ns / 1e6,
+        (double)weights->sync_ns / 1e6, weights->path[0] != '\0' ? " sidecar=\"" : "",
+        weights->path, weights->path[0] != '\0' ? "\"" : "");
     fg_metric *bytes = fg_metrics_gauge(
         metrics, &(fg_metric_spec){ .name = "weights_bytes",
                                     .help = "Packed weights, by where they came from",

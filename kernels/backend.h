@@ -4,7 +4,8 @@
  * (kernels/cuda), which is looked for when a device of its kind is opened: the program itself needs nothing of CUDA.
  *
  * A plugin exports one C function, FG_BACKEND_ENTRY, which answers its table. The program refuses a table of
- * another FG_BACKEND_ABI or size. Plugins use nothing of the program's but these headers.
+ * another FG_BACKEND_ABI or size. Plugins use nothing of the program's but these headers, and what they need of
+ * common/base as a copy of their own.
  */
 #ifndef FORGE_KERNELS_BACKEND_H
 #define FORGE_KERNELS_BACKEND_H

@@ -53,7 +53,14 @@ typedef struct fg_device_event {
     uint64_t sequence;
 } fg_device_event;
 
-/* FG_BAD_INPUT when the kind or instruction set is unknown or this machine lacks it. */
+/* What machines have of a kind, "cpu" or "cuda": at most `max` are described. 0, with the reason in err: none. */
+uint32_t fg_device_list(const char *kind, fg_device_info *infos_out, uint32_t max, fg_error *err);
+/* One device as fg_device_options names it, without opening it. FG_BAD_INPUT as for open. */
+fg_status fg_device_describe(const char *kind, fg_device_info *info_out, fg_error *err);
+/* As fg_device_is_host, of what is not open yet; NULL is "cpu". */
+bool fg_device_kind_is_host(const char *kind);
+
+/* FG_BAD_INPUT when the kind or instruction set is unknown or this machine lacks it, or the kind's back end. */
 fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err);
 /* Everything allocated from the device is freed before. */
 void fg_device_close(fg_device *device);

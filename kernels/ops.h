@@ -107,7 +107,9 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
 /* choices[row] = the output of weight . in[row], as fg_op_linear's, that is highest, the first of equal ones; NaN
  * counts as -inf, and where nothing is higher than that it is 0. tops[row] is how high it is. The product never is in
  * memory as a whole. */
-enum { FG_HIGHEST_ROWS = 64 }; /* at most */
+enum {
+    FG_HIGHEST_ROWS = 64
+}; /* at most, on a device with the host's memory; others take as many as a step can have */
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                    uint32_t rows, uint32_t *choices, float *tops);
 

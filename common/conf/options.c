@@ -384,6 +384,23 @@ static const fg_option options[] = {
           "The interface address that KV transfers over TCP use. Beyond loopback it needs --keys, "
           "and a private network: see docs/SECURITY.md." },
 
+    { .name = "device",
+      .type = FG_OPTION_STRING,
+      .default_text = "cpu",
+      .group = memory,
+      .roles = engine_roles,
+      .value_name = "NAME",
+      AT(device),
+      .help = "What computes: cpu, cuda (the first GPU) or cuda:N. CUDA comes from forge_cuda.so, "
+              "which lies beside this program or in ../lib/forge, or where the environment's "
+              "FORGE_CUDA_PLUGIN says. Its answers are the same from run to run, but not the "
+              "CPU's bits: both sides of a hand-over need the same kind of device." },
+    { .name = "list-devices",
+      .type = FG_OPTION_BOOL,
+      .default_text = "false",
+      .group = memory,
+      AT(list_devices),
+      .help = "Prints what --device can be on this machine, or why there is no GPU, and ends." },
     { .name = "threads",
       .type = FG_OPTION_U32,
       .default_text = "0",
@@ -413,7 +430,8 @@ static const fg_option options[] = {
       .roles = engine_roles,
       AT(kv_blocks),
       .help = "KV cache size in blocks of 16 tokens. 0 takes a sixteenth of the free memory (the "
-              "container's limit respected), at most 512 MiB and at least 512 blocks." },
+              "container's limit respected), at most 512 MiB and at least 512 blocks; on a GPU a "
+              "quarter of its free memory, and of the host's, which has a mirror of the blocks." },
     { .name = "context-max",
       .type = FG_OPTION_U32,
       .default_text = "0",
@@ -488,8 +506,8 @@ static const fg_option options[] = {
           "Number type of the KV cache: as precise as the weights, which is bf16 for quantised and "
           "bf16 models and f16 for others (auto), or one of these. int8 has a scale per token and "
           "KV head, takes about half the memory and is the quickest to decode with behind long "
-          "prompts, and with AVX-512 to compute them (with AMX bf16 is as quick). Both sides of a "
-          "hand-over need the same." },
+          "prompts, and with AVX-512 to compute them (with AMX bf16 is as quick). A GPU has bf16 "
+          "alone. Both sides of a hand-over need the same." },
     { .name = "cpu-isa",
       .type = FG_OPTION_CHOICE,
       .default_text = "auto",
@@ -728,11 +746,12 @@ static const fg_option options[] = {
               "neither encrypted nor authenticated yet." },
 };
 
-/* Read by the tests and by the scripts of deploy/, not by this program. */
+/* Read by the tests and by the scripts of deploy/, not by this program; FORGE_CUDA_PLUGIN by kernels/backend.c. */
 static const char *const known_environment[] = {
-    "FORGE_BIN",           "FORGE_BUILD_PACKAGES", "FORGE_CACHE", "FORGE_CORPUS",
-    "FORGE_FULL_PACKAGES", "FORGE_MODEL_FILE",     "FORGE_ROOT",  "FORGE_SCRIPT_PACKAGES",
-    "FORGE_TESTS",         "FORGE_TEST_PACKAGES",  NULL,
+    "FORGE_BIN",        "FORGE_BUILD_PACKAGES", "FORGE_CACHE",
+    "FORGE_CORPUS",     "FORGE_CUDA_PLUGIN",    "FORGE_FULL_PACKAGES",
+    "FORGE_MODEL_FILE", "FORGE_ROOT",           "FORGE_SCRIPT_PACKAGES",
+    "FORGE_TESTS",      "FORGE_TEST_PACKAGES",  NULL,
 };
 
 const fg_conf_spec fg_serve_spec = {

@@ -73,6 +73,8 @@ typedef struct fg_serve_config {
     int kv_transport; /* fg_kv_transport */
     const char *link_host;
 
+    const char *device; /* fg_device_options.kind */
+    bool list_devices;
     uint32_t threads; /* 0: all cores */
     uint32_t max_seqs;
     uint32_t kv_blocks;   /* 0: from free memory */

@@ -1,6 +1,9 @@
 #include "common/engine/engine.h"
 
+#include "common/base/dtype.h"
 #include "common/engine/engine_internal.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 
 /* Where an item's tokens come from. */
 static fg_status check_tokens(const fg_engine_bounds *bounds, const fg_engine_items *before,
@@ -85,6 +88,12 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u ends at position %llu, beyond %u",
                        index, (unsigned long long)end, bounds->limits.context_max);
     }
+    if (seq->twin_arena != NULL && bounds->no_twins) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "step sequence %u writes to another worker's memory, which this device does "
+                       "not reach",
+                       index);
+    }
     uint64_t needed = (end + bounds->block_size - 1) / bounds->block_size;
     if (seq->block_count < needed) {
         return fg_fail(err, FG_BAD_INPUT, "step sequence %u has %u blocks and needs %llu", index,
@@ -162,6 +171,32 @@ fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_i
             return fg_fail(err, FG_BAD_INPUT, "a digest of block %u of %u",
                            step->digests[i].block_id, bounds->block_count);
         }
+    }
+    return FG_OK;
+}
+
+uint32_t fg_engine_kv_dtype(const char *device, uint32_t asked, const fg_hparams *hparams)
+{
+    return asked != FG_DTYPE_AUTO           ? asked
+           : fg_device_kind_is_host(device) ? hparams->kv_dtype
+                                            : (uint32_t)FG_BF16;
+}
+
+fg_status fg_engine_check_kv(const char *device, uint32_t kv_dtype, uint32_t block_size,
+                             fg_error *err)
+{
+    if (fg_device_kind_is_host(device)) {
+        return FG_OK;
+    }
+    if (kv_dtype != FG_BF16) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--kv-dtype %s is not computed by --device %s: use auto or bf16",
+                       fg_dtype_name(kv_dtype), device);
+    }
+    if (block_size < FG_KV_PIECE) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--block-size %u is too small for --device %s: use %u or more", block_size,
+                       device, (uint32_t)FG_KV_PIECE);
     }
     return FG_OK;
 }

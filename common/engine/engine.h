@@ -35,7 +35,7 @@ typedef struct fg_step_seq {
     uint32_t first_position;
     const uint32_t *block_ids; /* covers first_position + token_count slots */
     uint32_t block_count;
-    /* NULL, or memory of another worker, laid out as the arena: what goes into the sequence's blocks from
+    /* NULL, or memory of another worker, laid out as the arena (FG_BAD_INPUT on a device with memory of its own): what goes into the sequence's blocks from
      * number twin_first on is written there too, into its blocks twin_ids[0], ... */
     void *twin_arena;
     const uint32_t *twin_ids;
@@ -60,9 +60,13 @@ typedef struct fg_step_seq {
     uint64_t *digests_out; /* NULL, or an array of sample_rows: the digests of these logits rows */
 } fg_step_seq;
 
-/* A block whose digest is wanted, computed after the step's sequences have run. */
+/* A block whose digest is wanted, computed after the step's sequences have run. On a device with memory of its own the
+ * block is then the same there and in the host's arena: so blocks are digested before others read them from there, and
+ * after others have written them, before a sequence runs on them. */
 typedef struct fg_step_digest {
     uint32_t block_id;
+    bool
+        arrived; /* its bytes came into the host's arena from another worker; else it was computed here */
     uint64_t digest_out; /* fg_hash64(block bytes, seed 0) */
 } fg_step_digest;
 
@@ -103,11 +107,14 @@ typedef struct fg_engine_options {
     const fg_weights *weights; /* borrowed until close */
     const fg_hparams *hparams; /* copied */
     fg_kv_layout layout;
-    void *arena; /* KV blocks, block b at arena + b * layout.block_bytes; borrowed until close */
+    /* KV blocks, block b at arena + b * layout.block_bytes; borrowed until close. On a device with memory of
+     * its own it is the host's mirror of what is there (fg_step_digest). */
+    void *arena;
     uint32_t block_count;
     void *tier_arena; /* NULL, or the tier's slots, laid out likewise; borrowed until close */
     uint32_t tier_block_count;
     fg_engine_limits limits;
+    const char *device; /* as fg_device_options.kind: NULL or "cpu", "cuda", "cuda:N" */
     uint32_t thread_count;
     const struct fg_team_place *places; /* where each thread runs; NULL: anywhere. Not kept */
     struct fg_core_share *share;        /* NULL, or with whom the cores are shared; till close */
@@ -117,6 +124,12 @@ typedef struct fg_engine_options {
     void (*on_done)(void *ctx);         /* called from the engine thread */
     void *ctx;
 } fg_engine_options;
+
+/* FG_DTYPE_AUTO: the KV type that a device takes for a model; any other type: itself. */
+uint32_t fg_engine_kv_dtype(const char *device, uint32_t asked, const fg_hparams *hparams);
+/* FG_BAD_INPUT, saying what to choose, where a device does not compute with that type or block size. */
+fg_status fg_engine_check_kv(const char *device, uint32_t kv_dtype, uint32_t block_size,
+                             fg_error *err);
 
 /* The real thing: engine_model.c. */
 fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **engine_out,
@@ -138,8 +151,11 @@ const char *fg_engine_numerics_class(const fg_engine *engine);
 /* What a real engine chose when it opened; isa and weights are NULL for a simulated one. Valid until
  * close. */
 typedef struct fg_engine_start {
+    const char *device; /* fg_engine_options.device; as long as that is valid */
     const char *isa;
     uint32_t thread_count;
+    /* Operations use the host's memory, so that twin_arena may be given. */
+    bool host_memory;
     const struct fg_weight_report *weights;
 } fg_engine_start;
 fg_engine_start fg_engine_started(const fg_engine *engine);

@@ -148,15 +148,20 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     engine->share = options->share;
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
-    snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "cpu/k6/kv-%s/tp1",
-             fg_dtype_name(options->layout.dtype));
     fg_status status = fg_forward_create(options, &engine->forward, err);
     if (status != FG_OK) {
         goto free_engine;
     }
-    engine->base.start = (fg_engine_start){ .isa = fg_forward_isa(engine->forward),
-                                            .thread_count = options->thread_count,
-                                            .weights = fg_forward_weights(engine->forward) };
+    const fg_device *device = fg_forward_device(engine->forward);
+    engine->bounds.no_twins = !fg_device_is_host(device);
+    snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "%s/kv-%s/tp1",
+             fg_device_numerics(device), fg_dtype_name(options->layout.dtype));
+    engine->base.start =
+        (fg_engine_start){ .device = options->device == NULL ? "cpu" : options->device,
+                           .isa = fg_device_isa(device),
+                           .thread_count = fg_device_thread_count(device),
+                           .host_memory = fg_device_is_host(device),
+                           .weights = fg_forward_weights(engine->forward) };
     if (!fg_thread_start(&engine->thread, engine_main, engine)) {
         status = fg_fail(err, FG_AGAIN, "the system gave no thread for the engine");
         goto destroy_forward;

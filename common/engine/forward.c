@@ -3,12 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
 #include "common/base/highest.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_internal.h"
+#include "common/engine/kv_memory.h"
 #include "common/engine/weight_store.h"
 #include "kernels/ops.h"
 
@@ -16,9 +18,14 @@
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
-/* Rows of logits held at a time. */
-enum { HEAD_ROWS = 16 };
+/* Rows of logits held at a time; a device with memory of its own holds more: each part of the head ends with a wait. */
+enum { HEAD_ROWS = 16, DEVICE_HEAD_ROWS = 256 };
 enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
+/* Steps of at most so many rows, one for each sequence, are replayed where a device can: what they are given is then
+ * always one of few shapes. */
+enum { REPLAY_ROWS = 64 };
+/* Rows that buffers of a device with memory of its own are rounded up to. */
+enum { DEVICE_ROWS = REPLAY_ROWS };
 
 typedef struct layer_weights {
     const float *attn_norm;
@@ -36,26 +43,31 @@ typedef struct panel_list {
     uint32_t count;
 } panel_list;
 
+/* Scratch that the host reads or writes, and the rest. On a device with the host's memory all is of the first kind. */
+enum { SCRATCH_SHARED, SCRATCH_DEVICE, SCRATCH_KINDS };
+
 struct fg_forward {
     fg_hparams hparams;
     fg_kv_layout layout;
-    void *arena;
-    void *tier_arena; /* NULL: no tier */
+    fg_kv_memory kv;
     fg_engine_limits limits;
     fg_device *device;
+    bool is_host; /* operations use the host's memory */
     fg_device_stream *stream;
     fg_sampler **samplers; /* one for each of the device's threads */
     double *frequencies;   /* [rope_dims / 2] */
 
     fg_matrix embedding;
     fg_panels head;
-    fg_weight_store *store; /* every product's panels */
+    fg_weight_store *store;         /* every product's panels; NULL: the device has them */
+    fg_weight_report device_report; /* what became of them there */
     const float *output_norm;
     layer_weights *layers;
 
-    void *scratch;
-    size_t scratch_bytes;
+    void *scratch[SCRATCH_KINDS];
+    size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows;
+    uint32_t head_rows;
     /* Per row of a step. */
     uint32_t *tokens;
     uint32_t *positions;
@@ -70,7 +82,12 @@ struct fg_forward {
     /* Per row that needs logits. */
     uint32_t *head_seqs;
     uint32_t *head_row_ids;
+    /* Per row of a part of the head. */
     float *logits;
+    float *logits_host; /* the same on a device with the host's memory */
+    uint32_t *choices;
+    float *tops; /* logits of the choices: not finite where the highest is not */
+    uint32_t *finite;
 };
 
 /* NULL, with the reason in err, when the model lacks it; `layer_index` UINT32_MAX: not of a layer. */
@@ -125,6 +142,28 @@ static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32
     list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
     list->targets[list->count++] = panels_out;
     return FG_OK;
+}
+
+/* Has all on the list packed into the device's memory; their rows are not read again. */
+static fg_status pack_panels(fg_forward *forward, const fg_engine_options *options,
+                             const panel_list *list, fg_error *err)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t began_ns = fg_clock_now_ns(&clock);
+    fg_weight_report report = { .origin = FG_WEIGHTS_DEVICE };
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
+        const fg_matrix *rows = &list->sources[i].rows;
+        status = fg_device_pack(forward->device, rows, list->targets[i], err);
+        report.bytes += (uint64_t)rows->outputs *
+                        (rows->columns / fg_dtype_block_count(rows->type)) *
+                        fg_dtype_block_bytes(rows->type);
+        fg_weights_release(options->weights,
+                           fg_weights_find(options->weights, list->sources[i].name));
+    }
+    report.pack_ns = fg_clock_now_ns(&clock) - began_ns;
+    forward->device_report = report;
+    return status;
 }
 
 /* Has all on the list packed, or finds them packed; their rows are not read again, but for those of the
@@ -275,9 +314,10 @@ static fg_status load_weights(fg_forward *forward, const fg_engine_options *opti
                            ? fg_fail(err, FG_AGAIN, "out of memory for the list of weights")
                            : load_tensors(forward, options->weights, &list, err);
     if (status == FG_OK) {
-        status = load_panels(forward, options, &list, err);
+        status = forward->is_host ? load_panels(forward, options, &list, err)
+                                  : pack_panels(forward, options, &list, err);
     }
-    if (status == FG_OK) {
+    if (status == FG_OK && forward->is_host) {
         fg_weights_prefetch(options->weights,
                             fg_weights_find(options->weights, "token_embd.weight"));
     }
@@ -286,16 +326,18 @@ static fg_status load_weights(fg_forward *forward, const fg_engine_options *opti
     return status;
 }
 
-/* One named part of the scratch block. */
-typedef struct part {
+/* One named part of the scratch. */
+typedef struct scratch_part {
     void **target;
+    uint32_t kind;
     size_t size_bytes;
-} part;
+} scratch_part;
 
 typedef struct part_list {
-    part parts[SCRATCH_PARTS_MAX];
+    scratch_part parts[SCRATCH_PARTS_MAX];
     uint32_t count;
-    size_t total_bytes;
+    uint32_t kind; /* of what is added next */
+    size_t total_bytes[SCRATCH_KINDS];
     bool overflow;
 } part_list;
 
@@ -303,13 +345,13 @@ static void add_part(part_list *list, void **target, size_t rows, size_t columns
 {
     size_t size_bytes = 0;
     size_t padded = 0;
-    list->overflow |=
-        __builtin_mul_overflow(rows, columns, &size_bytes) ||
-        __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
-        __builtin_add_overflow(size_bytes, 63, &padded) ||
-        __builtin_add_overflow(list->total_bytes, padded & ~(size_t)63, &list->total_bytes);
+    size_t *total_bytes = &list->total_bytes[list->kind];
+    list->overflow |= __builtin_mul_overflow(rows, columns, &size_bytes) ||
+                      __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
+                      __builtin_add_overflow(size_bytes, 63, &padded) ||
+                      __builtin_add_overflow(*total_bytes, padded & ~(size_t)63, total_bytes);
     FG_ASSERT(list->count < SCRATCH_PARTS_MAX, "too many scratch parts");
-    list->parts[list->count++] = (part){ target, padded & ~(size_t)63 };
+    list->parts[list->count++] = (scratch_part){ target, list->kind, padded & ~(size_t)63 };
 }
 
 static void add_activations(part_list *list, fg_activations *activations, size_t rows,
@@ -323,48 +365,114 @@ static void add_activations(part_list *list, fg_activations *activations, size_t
     add_part(list, (void **)&activations->pairs, rows, fg_pair_stride(columns), sizeof(uint32_t));
 }
 
-static fg_status take_scratch(fg_forward *forward, fg_error *err)
+/* Rows that a step's buffers have: a device with memory of its own may be given rows that pad a step. */
+static uint32_t step_rows_of(const fg_engine_limits *limits)
 {
-    const fg_hparams *h = &forward->hparams;
+    uint32_t most = UINT32_MAX / DEVICE_ROWS * DEVICE_ROWS;
+    return limits->step_tokens_max > most
+               ? most
+               : (limits->step_tokens_max + DEVICE_ROWS - 1) / DEVICE_ROWS * DEVICE_ROWS;
+}
+
+/* How many rows pass a layer together: all of them on a device with memory of its own. */
+static size_t tile_rows_of(const fg_forward *forward)
+{
+    if (!forward->is_host) {
+        return step_rows_of(&forward->limits);
+    }
     size_t step_rows = forward->limits.step_tokens_max;
     uint32_t type = forward->layers[0].gate.type;
     bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type);
     size_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
-    size_t rows = step_rows < most ? step_rows : most;
+    return step_rows < most ? step_rows : most;
+}
+
+/* What the host reads or writes. */
+static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
+{
+    add_part(list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
+    add_part(list, (void **)&forward->head_seqs, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->head_row_ids, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->choices, forward->head_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->tops, forward->head_rows, 1, sizeof(float));
+    add_part(list, (void **)&forward->finite, forward->head_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->logits_host, forward->head_rows, forward->hparams.vocab_size,
+             sizeof(float));
+}
+
+/* What only operations do. */
+static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *list)
+{
+    const fg_hparams *h = &forward->hparams;
+    size_t rows = forward->tile_rows;
     /* The head's rows borrow `normed`. */
-    size_t normed_rows = rows < HEAD_ROWS ? HEAD_ROWS : rows;
+    size_t normed_rows = rows < forward->head_rows ? forward->head_rows : rows;
     size_t kv_columns = (size_t)h->kv_head_count * h->head_dim;
-    part_list list = { .count = 0 };
-    add_part(&list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
-    add_part(&list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
-    add_part(&list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
-    add_part(&list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
-    add_part(&list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
-    add_activations(&list, &forward->normed, normed_rows, h->embedding_length);
-    add_activations(&list, &forward->attended, rows, h->head_count * h->head_dim);
-    add_activations(&list, &forward->hidden, rows, h->ffn_length);
-    add_part(&list, (void **)&forward->q, rows, (size_t)h->head_count * h->head_dim, sizeof(float));
-    add_part(&list, (void **)&forward->k, rows, kv_columns, sizeof(float));
-    add_part(&list, (void **)&forward->v, rows, kv_columns, sizeof(float));
-    add_part(&list, (void **)&forward->head_seqs, step_rows, 1, sizeof(uint32_t));
-    add_part(&list, (void **)&forward->head_row_ids, step_rows, 1, sizeof(uint32_t));
-    add_part(&list, (void **)&forward->logits, HEAD_ROWS, h->vocab_size, sizeof(float));
+    add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
+    add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
+    add_activations(list, &forward->normed, normed_rows, h->embedding_length);
+    add_activations(list, &forward->attended, rows, h->head_count * h->head_dim);
+    add_activations(list, &forward->hidden, rows, h->ffn_length);
+    add_part(list, (void **)&forward->q, rows, (size_t)h->head_count * h->head_dim, sizeof(float));
+    add_part(list, (void **)&forward->k, rows, kv_columns, sizeof(float));
+    add_part(list, (void **)&forward->v, rows, kv_columns, sizeof(float));
+    if (!forward->is_host) {
+        add_part(list, (void **)&forward->logits, forward->head_rows, h->vocab_size, sizeof(float));
+    }
+}
+
+static const fg_memory_kind scratch_kinds[SCRATCH_KINDS] = { FG_MEMORY_SHARED, FG_MEMORY_DEVICE };
+
+static fg_status take_scratch(fg_forward *forward, fg_error *err)
+{
+    uint32_t step_rows =
+        forward->is_host ? forward->limits.step_tokens_max : step_rows_of(&forward->limits);
+    forward->tile_rows = (uint32_t)tile_rows_of(forward);
+    forward->head_rows = forward->is_host               ? HEAD_ROWS
+                         : step_rows < DEVICE_HEAD_ROWS ? step_rows
+                                                        : DEVICE_HEAD_ROWS;
+    part_list list = { .kind = SCRATCH_SHARED };
+    add_shared_parts(forward, step_rows, &list);
+    list.kind = forward->is_host ? SCRATCH_SHARED : SCRATCH_DEVICE;
+    add_device_parts(forward, step_rows, &list);
     if (list.overflow) {
         return fg_fail(err, FG_BAD_INPUT, "the step limits and the model's sizes overflow");
     }
-    forward->scratch = fg_device_alloc(forward->device, FG_MEMORY_SHARED, list.total_bytes);
-    if (forward->scratch == NULL) {
-        return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of step scratch",
-                       list.total_bytes);
+    uint8_t *at[SCRATCH_KINDS] = { NULL };
+    for (uint32_t kind = 0; kind < SCRATCH_KINDS; kind++) {
+        size_t size_bytes = list.total_bytes[kind];
+        if (size_bytes > 0) {
+            forward->scratch[kind] =
+                fg_device_alloc(forward->device, scratch_kinds[kind], size_bytes);
+            if (forward->scratch[kind] == NULL) {
+                return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of step scratch",
+                               size_bytes);
+            }
+            forward->scratch_bytes[kind] = size_bytes;
+            at[kind] = forward->scratch[kind];
+        }
     }
-    forward->scratch_bytes = list.total_bytes;
-    forward->tile_rows = (uint32_t)rows;
-    uint8_t *at = forward->scratch;
     for (uint32_t i = 0; i < list.count; i++) {
-        *list.parts[i].target = at;
-        at += list.parts[i].size_bytes;
+        const scratch_part *p = &list.parts[i];
+        *p->target = at[p->kind];
+        at[p->kind] += p->size_bytes;
+    }
+    if (forward->is_host) {
+        forward->logits = forward->logits_host;
     }
     return FG_OK;
+}
+
+static void give_scratch(fg_forward *forward)
+{
+    for (uint32_t kind = 0; kind < SCRATCH_KINDS; kind++) {
+        if (forward->scratch[kind] != NULL) {
+            fg_device_free(forward->device, scratch_kinds[kind], forward->scratch[kind],
+                           forward->scratch_bytes[kind]);
+        }
+    }
 }
 
 static fg_status check_options(const fg_engine_options *options, fg_error *err)
@@ -384,7 +492,28 @@ static fg_status check_options(const fg_engine_options *options, fg_error *err)
         limits->context_max > FG_LIMIT_CONTEXT_TOKENS) {
         return fg_fail(err, FG_BAD_INPUT, "the engine's step limits are out of range");
     }
-    return FG_OK;
+    return fg_engine_check_kv(options->device, layout->dtype, layout->block_size, err);
+}
+
+static fg_status open_device(fg_forward *forward, const fg_engine_options *options, fg_error *err)
+{
+    fg_device_options device = { .kind = options->device,
+                                 .isa = options->cpu_isa,
+                                 .thread_count = options->thread_count,
+                                 .places = options->places,
+                                 .share = options->share,
+                                 .step_rows_max = step_rows_of(&options->limits),
+                                 .step_seqs_max = options->limits.step_seqs_max,
+                                 .context_max = options->limits.context_max,
+                                 .head_count = options->hparams->head_count,
+                                 .head_dim = options->hparams->head_dim,
+                                 .block_size = options->layout.block_size };
+    fg_status status = fg_device_open(&device, &forward->device, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    forward->is_host = fg_device_is_host(forward->device);
+    return fg_device_stream_open(forward->device, &forward->stream, err);
 }
 
 static uint32_t thread_count_of(const fg_forward *forward)
@@ -418,19 +547,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     }
     forward->hparams = *h;
     forward->layout = options->layout;
-    forward->arena = options->arena;
-    forward->tier_arena = options->tier_arena;
     forward->limits = options->limits;
-    fg_device_options device = { .kind = "cpu",
-                                 .isa = options->cpu_isa,
-                                 .thread_count = options->thread_count,
-                                 .places = options->places,
-                                 .share = options->share };
-    status = fg_device_open(&device, &forward->device, err);
-    if (status != FG_OK) {
-        goto destroy;
-    }
-    status = fg_device_stream_open(forward->device, &forward->stream, err);
+    status = open_device(forward, options, err);
     if (status != FG_OK) {
         goto destroy;
     }
@@ -448,6 +566,10 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     if (status != FG_OK) {
         goto destroy;
     }
+    status = fg_kv_memory_open(options, forward->device, forward->stream, &forward->kv, err);
+    if (status != FG_OK) {
+        goto destroy;
+    }
     fg_rope_frequencies(h->rope_theta, h->rope_freqs, h->rope_dims / 2, forward->frequencies);
     *forward_out = forward;
     return FG_OK;
@@ -462,9 +584,8 @@ void fg_forward_destroy(fg_forward *forward)
     if (forward == NULL) {
         return;
     }
-    if (forward->scratch != NULL) {
-        fg_device_free(forward->device, FG_MEMORY_SHARED, forward->scratch, forward->scratch_bytes);
-    }
+    fg_kv_memory_close(&forward->kv);
+    give_scratch(forward);
     fg_weight_store_close(forward->store);
     for (uint32_t i = 0; forward->samplers != NULL && i < thread_count_of(forward); i++) {
         fg_sampler_destroy(forward->samplers[i]);
@@ -479,20 +600,20 @@ void fg_forward_destroy(fg_forward *forward)
 
 const fg_weight_report *fg_forward_weights(const fg_forward *forward)
 {
-    return fg_weight_store_report(forward->store);
+    return forward->is_host ? fg_weight_store_report(forward->store) : &forward->device_report;
 }
 
-const char *fg_forward_isa(const fg_forward *forward)
+const fg_device *fg_forward_device(const fg_forward *forward)
 {
-    return fg_device_isa(forward->device);
+    return forward->device;
 }
 
 /* What the products read beside floats. */
-static uint32_t forms_of(const fg_linear *list, uint32_t count)
+static uint32_t forms_of(const fg_forward *forward, const fg_linear *list, uint32_t count)
 {
     uint32_t forms = 0;
     for (uint32_t i = 0; i < count; i++) {
-        forms |= fg_op_linear_form(list[i].weight.type);
+        forms |= fg_op_linear_form(forward->stream, list[i].weight.type);
     }
     return forms;
 }
@@ -514,7 +635,7 @@ static void norm_rows(fg_forward *forward, const float *in, const uint32_t *row_
 static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
                          const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
 {
-    norm_rows(forward, in, row_ids, weight, forms_of(list, count), rows);
+    norm_rows(forward, in, row_ids, weight, forms_of(forward, list, count), rows);
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
@@ -530,7 +651,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
         { .weight = layer->v, .out = forward->v, .out_stride = layer->v.outputs },
     };
     norm_linears(forward, residual, NULL, layer->attn_norm, qkv, 3, rows);
-    fg_paged_kv kv = { .arena = forward->arena,
+    fg_paged_kv kv = { .arena = forward->kv.arena,
                        .block_bytes = layout->block_bytes,
                        .key_offset = fg_kv_layout_offset(layout, index, 0, 0),
                        .value_offset = fg_kv_layout_offset(layout, index, 1, 0),
@@ -565,7 +686,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .out = residual,
                          .out_stride = h->embedding_length,
                          .accumulate = true };
-    uint32_t forms = forms_of(&output, 1);
+    uint32_t forms = forms_of(forward, &output, 1);
     if (forms != 0) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
@@ -577,15 +698,17 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
-    uint32_t forms = fg_op_linear_form(layer->gate.type) | fg_op_linear_form(layer->up.type);
+    uint32_t forms = fg_op_linear_form(forward->stream, layer->gate.type) |
+                     fg_op_linear_form(forward->stream, layer->up.type);
     norm_rows(forward, residual, NULL, layer->ffn_norm, forms, rows);
     fg_linear down = { .weight = layer->down,
                        .out = residual,
                        .out_stride = h->embedding_length,
                        .accumulate = true };
-    fg_gated gated = {
-        .gate = layer->gate, .up = layer->up, .forms = forms_of(&down, 1), .out = forward->hidden
-    };
+    fg_gated gated = { .gate = layer->gate,
+                       .up = layer->up,
+                       .forms = forms_of(forward, &down, 1),
+                       .out = forward->hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
 }
@@ -635,39 +758,40 @@ static void take_token(fg_step_seq *seq, uint32_t position, uint32_t token)
 }
 
 /* Rows of logits of one part of the head, and what they choose. */
-typedef struct head_job {
+typedef struct head_part {
     fg_forward *forward;
     fg_step *step;
     uint32_t first;
-    uint32_t choices[HEAD_ROWS];
-    float tops[HEAD_ROWS]; /* logits of the choices: not finite where the highest is not */
-} head_job;
+    uint32_t rows;
+    bool highest; /* nothing is wanted of its rows but the token with the highest logit */
+} head_part;
 
-static fg_step_seq *seq_of(const head_job *job, uint32_t row)
+static fg_step_seq *seq_of(const head_part *part, uint32_t row)
 {
-    return &job->step->seqs[job->forward->head_seqs[job->first + row]];
+    return &part->step->seqs[part->forward->head_seqs[part->first + row]];
 }
 
-static uint32_t position_of(const head_job *job, uint32_t row)
+static uint32_t position_of(const head_part *part, uint32_t row)
 {
-    return job->forward->positions[job->forward->head_row_ids[job->first + row]];
+    return part->forward->positions[part->forward->head_row_ids[part->first + row]];
 }
 
 /* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
 static void take_logits(void *ctx, uint32_t row, uint32_t member)
 {
-    head_job *job = ctx;
-    fg_step_seq *seq = seq_of(job, row);
-    uint32_t position = position_of(job, row);
-    uint32_t vocab_size = job->forward->hparams.vocab_size;
-    const float *logits = job->forward->logits + (size_t)row * vocab_size;
+    head_part *part = ctx;
+    fg_forward *forward = part->forward;
+    fg_step_seq *seq = seq_of(part, row);
+    uint32_t position = position_of(part, row);
+    uint32_t vocab_size = forward->hparams.vocab_size;
+    const float *logits = forward->logits_host + (size_t)row * vocab_size;
     size_t row_bytes = vocab_size * sizeof(float);
     uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
     if (seq->sample) {
-        job->choices[row] = fg_sampler_pick(job->forward->samplers[member], logits, &seq->sampling,
-                                            seq->choice, position + 1);
-        job->tops[row] = logits[job->choices[row]];
+        forward->choices[row] = fg_sampler_pick(forward->samplers[member], logits, &seq->sampling,
+                                                seq->choice, position + 1);
+        forward->tops[row] = logits[forward->choices[row]];
     }
     if (seq->sample_rows > 0 && seq->digests_out != NULL) {
         seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
@@ -682,11 +806,9 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
 
 /* Whether a row's choice means nothing. A NaN in the state may be lost on its way through a product of integers, and a
  * head may overflow from a state that is fine: so both ends are looked at. */
-static bool is_broken(const head_job *job, uint32_t row)
+static bool is_broken(const fg_forward *forward, uint32_t row)
 {
-    uint32_t columns = job->forward->hparams.embedding_length;
-    return !fg_all_finite(&job->tops[row], 1) ||
-           !fg_all_finite(job->forward->normed.values + (size_t)row * columns, columns);
+    return !fg_all_finite(&forward->tops[row], 1) || forward->finite[row] == 0;
 }
 
 /* Rows of which nothing is wanted but the token with the highest logit. */
@@ -696,46 +818,69 @@ static bool wants_highest(const fg_step_seq *seq)
            seq->digests_out == NULL && seq->logits_out == NULL;
 }
 
-static void head(fg_forward *forward, fg_step *step, uint32_t head_count)
+static head_part part_from(fg_forward *forward, fg_step *step, uint32_t first, uint32_t head_count)
+{
+    uint32_t left = head_count - first;
+    head_part part = { .forward = forward,
+                       .step = step,
+                       .first = first,
+                       .rows = left < forward->head_rows ? left : forward->head_rows,
+                       .highest = true };
+    for (uint32_t row = 0; row < part.rows; row++) {
+        part.highest = part.highest && wants_highest(seq_of(&part, row));
+    }
+    return part;
+}
+
+/* The operations of `rows` rows of the head. */
+static void run_head(fg_forward *forward, uint32_t first, uint32_t rows, bool highest)
 {
     const fg_hparams *h = &forward->hparams;
-    for (uint32_t first = 0; first < head_count; first += HEAD_ROWS) {
-        uint32_t left = head_count - first;
-        uint32_t rows = left < HEAD_ROWS ? left : HEAD_ROWS;
-        fg_linear linear = { .weight = forward->head,
-                             .out = forward->logits,
-                             .out_stride = h->vocab_size };
-        head_job job = { .forward = forward, .step = step, .first = first };
-        bool highest = true;
-        for (uint32_t row = 0; row < rows; row++) {
-            highest = highest && wants_highest(seq_of(&job, row));
-        }
-        norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
-                  forms_of(&linear, 1), rows);
-        if (highest) {
-            fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, job.choices,
-                          job.tops);
-        } else {
-            fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
-        }
-        fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
-        if (!highest) {
-            fg_device_share_work(forward->stream, rows, take_logits, &job);
-        }
-        for (uint32_t row = 0; row < rows; row++) {
-            if (seq_of(&job, row)->sample) {
-                take_token(seq_of(&job, row), position_of(&job, row), job.choices[row]);
-                seq_of(&job, row)->broken_out |= is_broken(&job, row);
-            }
+    fg_linear linear = { .weight = forward->head,
+                         .out = forward->logits,
+                         .out_stride = h->vocab_size };
+    norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
+              forms_of(forward, &linear, 1), rows);
+    fg_op_finite(forward->stream, forward->normed.values, h->embedding_length, rows,
+                 forward->finite);
+    if (highest) {
+        fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, forward->choices,
+                      forward->tops);
+    } else {
+        fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
+    }
+}
+
+static void wait_for_all(const fg_forward *forward)
+{
+    fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+}
+
+/* Waits for the operations of the part, and takes what came of them. */
+static void take_head(head_part *part)
+{
+    fg_forward *forward = part->forward;
+    if (!part->highest && !forward->is_host) {
+        fg_device_copy(forward->stream, forward->logits_host, forward->logits,
+                       (size_t)part->rows * forward->hparams.vocab_size * sizeof(float));
+    }
+    wait_for_all(forward);
+    if (!part->highest) {
+        fg_device_share_work(forward->stream, part->rows, take_logits, part);
+    }
+    for (uint32_t row = 0; row < part->rows; row++) {
+        fg_step_seq *seq = seq_of(part, row);
+        if (seq->sample) {
+            take_token(seq, position_of(part, row), forward->choices[row]);
+            seq->broken_out |= is_broken(forward, row);
         }
     }
 }
 
-static void run_rows(fg_forward *forward, fg_step *step)
+/* The operations of `rows` rows through all layers. */
+static void run_layers(fg_forward *forward, uint32_t row_count)
 {
     const fg_hparams *h = &forward->hparams;
-    uint32_t head_count;
-    uint32_t row_count = lay_out_rows(forward, step, &head_count);
     fg_op_embed(forward->stream, &forward->embedding, forward->tokens, row_count,
                 forward->residual);
     fg_op_rope_table(forward->stream, forward->positions, row_count, forward->frequencies,
@@ -749,31 +894,84 @@ static void run_rows(fg_forward *forward, fg_step *step)
             feed_forward(forward, index, first, rows);
         }
     }
-    head(forward, step, head_count);
-    fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
 }
 
-static uint8_t *block_at(const fg_forward *forward, void *arena, uint32_t index)
+static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 {
-    return (uint8_t *)arena + index * forward->layout.block_bytes;
+    fg_step_rows step_rows = { .tokens = forward->tokens,
+                               .positions = forward->positions,
+                               .kv_rows = forward->kv_rows,
+                               .row_ids = forward->head_row_ids,
+                               .rows = rows,
+                               .row_id_count = head_count };
+    fg_op_stage(forward->stream, &step_rows);
+}
+
+/* A step of many sequences' next tokens: such steps come again and again. */
+static bool can_replay(const fg_forward *forward, const fg_step *step, uint32_t rows,
+                       uint32_t head_count)
+{
+    return !forward->is_host && rows <= REPLAY_ROWS && rows == step->seq_count &&
+           (head_count == rows || head_count == 0);
+}
+
+/* The step has as many rows as one of few shapes then; what comes of the others is not looked at. */
+static uint32_t pad_rows(fg_forward *forward, uint32_t rows)
+{
+    static const uint32_t sizes[] = { 1, 2, 4, 8, 16, 24, 32, 48, REPLAY_ROWS };
+    const uint32_t *size = sizes;
+    while (*size < rows) {
+        size++;
+    }
+    for (uint32_t row = rows; row < *size; row++) {
+        forward->tokens[row] = 0;
+        forward->positions[row] = 0;
+        forward->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
+        forward->head_row_ids[row] = row;
+    }
+    return *size;
+}
+
+static void run_replayed(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
+{
+    head_part part = part_from(forward, step, 0, head_count);
+    uint32_t padded = pad_rows(forward, rows);
+    uint32_t padded_head = head_count > 0 ? padded : 0;
+    uint64_t key = ((uint64_t)padded << 32) | ((uint64_t)padded_head << 1) | part.highest;
+    stage(forward, padded, padded_head);
+    if (!fg_device_replay_begin(forward->stream, key)) {
+        run_layers(forward, padded);
+        if (padded_head > 0) {
+            run_head(forward, 0, padded_head, part.highest);
+        }
+        fg_device_replay_end(forward->stream);
+    }
+    if (head_count > 0) {
+        take_head(&part);
+    }
+}
+
+static void run_rows(fg_forward *forward, fg_step *step)
+{
+    uint32_t head_count;
+    uint32_t rows = lay_out_rows(forward, step, &head_count);
+    if (can_replay(forward, step, rows, head_count)) {
+        run_replayed(forward, step, rows, head_count);
+    } else {
+        stage(forward, rows, head_count);
+        run_layers(forward, rows);
+        for (uint32_t first = 0; first < head_count; first += forward->head_rows) {
+            head_part part = part_from(forward, step, first, head_count);
+            run_head(forward, first, part.rows, part.highest);
+            take_head(&part);
+        }
+    }
+    wait_for_all(forward);
 }
 
 void fg_forward_copy(fg_forward *forward, fg_step *step)
 {
-    size_t block_bytes = forward->layout.block_bytes;
-    for (uint32_t i = 0; i < step->copy_count; i++) {
-        fg_step_copy *copy = &step->copies[i];
-        bool in = copy->kind == FG_COPY_IN;
-        bool out = copy->kind == FG_COPY_OUT;
-        uint8_t *from = block_at(forward, in ? forward->tier_arena : forward->arena, copy->from);
-        uint8_t *to = block_at(forward, out ? forward->tier_arena : forward->arena, copy->to);
-        fg_device_copy(forward->stream, to, from, block_bytes);
-        if (in || out) {
-            fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
-            /* The arena's side: what was to go out, and what has come in for the model to read. */
-            copy->digest_out = fg_hash64(in ? to : from, block_bytes, 0);
-        }
-    }
+    fg_kv_memory_copy(&forward->kv, step);
 }
 
 void fg_forward_run(fg_forward *forward, fg_step *step)
@@ -781,8 +979,5 @@ void fg_forward_run(fg_forward *forward, fg_step *step)
     if (step->seq_count > 0) {
         run_rows(forward, step);
     }
-    for (uint32_t i = 0; i < step->digest_count; i++) {
-        const uint8_t *block = block_at(forward, forward->arena, step->digests[i].block_id);
-        step->digests[i].digest_out = fg_hash64(block, forward->layout.block_bytes, 0);
-    }
+    fg_kv_memory_digest(&forward->kv, step);
 }

@@ -3,12 +3,15 @@
  * through embedding, layers, head and sampler on a device. Owned by the engine thread after create.
  *
  * All scratch is taken at create, sized by the engine's limits; rows pass through a layer in tiles, so
- * that scratch does not grow with the step. Tiles never show in a result.
+ * that scratch does not grow with the step. Tiles never show in a result. On a device with memory of its
+ * own all rows of a step are one tile, and steps of one token a sequence are padded to one of few shapes,
+ * so that the device can start their operations again as a whole.
  */
 #ifndef FORGE_COMMON_ENGINE_FORWARD_H
 #define FORGE_COMMON_ENGINE_FORWARD_H
 
 #include "common/engine/engine.h"
+#include "kernels/device.h"
 
 typedef struct fg_forward fg_forward;
 
@@ -18,9 +21,9 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
                             fg_error *err);
 void fg_forward_destroy(fg_forward *forward);
 
-/* What became of the weights, and the instruction set in use; valid until destroy. */
+/* What became of the weights, and what the operations run on; valid until destroy. */
 const struct fg_weight_report *fg_forward_weights(const fg_forward *forward);
-const char *fg_forward_isa(const fg_forward *forward);
+const fg_device *fg_forward_device(const fg_forward *forward);
 
 /* The copies of a step that fg_engine_check_step has accepted, in order, with their digests. */
 void fg_forward_copy(fg_forward *forward, fg_step *step);

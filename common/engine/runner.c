@@ -35,7 +35,7 @@ static fg_status open_model(const fg_runner_options *options, fg_runner *runner,
         return status;
     }
     const fg_hparams *h = &runner->hparams;
-    uint32_t kv_dtype = options->kv_dtype == FG_DTYPE_AUTO ? h->kv_dtype : options->kv_dtype;
+    uint32_t kv_dtype = fg_engine_kv_dtype(options->device, options->kv_dtype, h);
     return fg_kv_layout_init(&runner->layout, h->layer_count, h->kv_head_count, h->head_dim,
                              or_default(options->block_size, 16), kv_dtype, err);
 }
@@ -82,6 +82,7 @@ fg_status fg_runner_open(const fg_runner_options *options, fg_runner *runner, fg
                     .context_max = context_max },
         .thread_count = or_default(options->thread_count, 1),
         .share = options->share,
+        .device = options->device,
         .cpu_isa = options->cpu_isa == NULL ? "auto" : options->cpu_isa,
         .on_done = on_done,
         .ctx = runner->done,

@@ -19,6 +19,7 @@ typedef struct fg_runner_options {
     uint32_t block_size;      /* 0: 16 */
     uint32_t kv_dtype;        /* fg_dtype, or FG_DTYPE_AUTO; 0: FG_F32 */
     const char *cpu_isa;      /* NULL: "auto" */
+    const char *device;       /* as in fg_engine_options */
     /* As in fg_engine_options. */
     struct fg_core_share *share;
     bool reverse_blocks; /* sequence tables name the blocks from the last one down */

@@ -33,6 +33,7 @@ typedef enum fg_weight_origin {
     FG_WEIGHTS_PACKED, /* into this process's own memory */
     FG_WEIGHTS_MADE,   /* into a sidecar, which is mapped */
     FG_WEIGHTS_MAPPED, /* from a sidecar that was there */
+    FG_WEIGHTS_DEVICE, /* into the device's own memory: no store has them */
 } fg_weight_origin;
 
 /* What happened at open. */

@@ -376,7 +376,9 @@ static void want_digests(fg_worker *worker, fg_seq *seq, uint32_t until, bool al
     while (seq->digest_planned < until && frame->step.digest_count < worker->digest_max) {
         uint32_t index = seq->digest_planned++;
         uint32_t at = frame->step.digest_count++;
-        frame->digests[at].block_id = seq->table.blocks[seq->ticket_first + index];
+        frame->digests[at] =
+            (fg_step_digest){ .block_id = seq->table.blocks[seq->ticket_first + index],
+                              .arrived = seq->state == FG_SEQ_CHECKING };
         frame->digest_owners[at] = (fg_worker_digest){ .seq = seq, .index = index, .alone = alone };
         any = true;
     }

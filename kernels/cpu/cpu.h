@@ -1,7 +1,8 @@
 /*
  * cpu - what the files of the CPU back end share: the device struct, and the table of row kernels
  * that each instruction set fills. Every table gives the same bits (tests/unit/kernels compares
- * them); the plain one is the oracle and compiles for any processor.
+ * them); the plain one is the oracle and compiles for any processor. The operations at the end are the
+ * members of fg_cpu_backend.
  */
 #ifndef FORGE_KERNELS_CPU_CPU_H
 #define FORGE_KERNELS_CPU_CPU_H
@@ -10,7 +11,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/team.h"
-#include "kernels/ops.h"
+#include "kernels/backend.h"
 
 /* kernels/cpu/attend.h */
 typedef struct fg_cpu_attend fg_cpu_attend;
@@ -111,6 +112,7 @@ enum { FG_CPU_ALONE_ELEMENTS = 8192 };
 enum { FG_CPU_SCRATCH_FLOATS = 32 << 10 };
 
 struct fg_device {
+    const fg_backend *backend; /* first (backend.h) */
     const fg_cpu_kernels *kernels;
     fg_team *team;
     float *scratch;     /* of each member */
@@ -118,9 +120,32 @@ struct fg_device {
 };
 
 struct fg_device_stream {
+    const fg_backend *backend; /* first (backend.h) */
     fg_device *device;
     fg_cpu_attend_plan *attend_plan;
     uint64_t sequence; /* operations given so far; all of them have ended */
 };
+
+uint32_t fg_cpu_op_linear_form(uint32_t type);
+void fg_cpu_op_stage(fg_device_stream *stream, const fg_step_rows *rows);
+void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                       uint32_t rows);
+void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                      const fg_activations *in, uint32_t rows);
+void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                     uint32_t rows);
+void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
+                       uint32_t rows, uint32_t *choices, float *tops);
+void fg_cpu_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                     uint32_t rows, float *out);
+void fg_cpu_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
+void fg_cpu_op_finite(fg_device_stream *stream, const float *values, uint32_t columns,
+                      uint32_t rows, uint32_t *finite);
+void fg_cpu_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                          const double *frequencies, uint32_t pair_count, float *table);
+void fg_cpu_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv,
+                          const fg_rope_store *args, uint32_t rows);
+void fg_cpu_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                      uint32_t rows);
 
 #endif

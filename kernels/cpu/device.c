@@ -1,5 +1,4 @@
-#include "kernels/device.h"
-
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,11 +22,32 @@ static size_t scratch_bytes_of(const fg_device *device)
     return fg_team_size(device->team) * FG_CPU_SCRATCH_FLOATS * sizeof(float);
 }
 
-fg_status fg_device_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
+static uint32_t device_count(fg_error *err)
 {
-    if (strcmp(options->kind, "cpu") != 0) {
-        return fg_fail(err, FG_BAD_INPUT, "unknown device kind \"%s\" (known: cpu)", options->kind);
+    return 1;
+}
+
+static fg_status device_describe(uint32_t index, fg_device_info *info_out, fg_error *err)
+{
+    fg_cpu_facts facts = fg_cpu_facts_read();
+    const fg_cpu_kernels *kernels;
+    fg_status status = fg_cpu_find_kernels("auto", &facts, &kernels, err);
+    if (status != FG_OK) {
+        return status;
     }
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    *info_out = (fg_device_info){ .name = "this machine's processor",
+                                  .memory_bytes = pages > 0 && page_bytes > 0
+                                                      ? (uint64_t)pages * (uint64_t)page_bytes
+                                                      : 0,
+                                  .free_bytes = fg_mem_available_bytes() };
+    snprintf(info_out->isa, sizeof info_out->isa, "%s", kernels->name);
+    return FG_OK;
+}
+
+static fg_status device_open(const fg_device_options *options, fg_device **device_out,
+                             fg_error *err)
+{
     fg_cpu_facts facts = fg_cpu_facts_read();
     const fg_cpu_kernels *kernels;
     fg_status status = fg_cpu_find_kernels(options->isa, &facts, &kernels, err);
@@ -53,13 +73,14 @@ fg_status fg_device_open(const fg_device_options *options, fg_device **device_ou
     if (options->share != NULL) {
         fg_team_follow(device->team, fg_core_share_width, options->share);
     }
+    device->backend = &fg_cpu_backend;
     device->kernels = kernels;
     device->block_bytes = block_bytes();
     *device_out = device;
     return FG_OK;
 }
 
-void fg_device_close(fg_device *device)
+static void device_close(fg_device *device)
 {
     if (device == NULL) {
         return;
@@ -69,40 +90,57 @@ void fg_device_close(fg_device *device)
     fg_mem_free(device);
 }
 
-const char *fg_device_isa(const fg_device *device)
+static const char *device_isa(const fg_device *device)
 {
     return device->kernels->name;
 }
 
-uint32_t fg_device_thread_count(const fg_device *device)
+/* k6: the revision of what the operations compute. */
+static const char *device_numerics(const fg_device *device)
+{
+    return "cpu/k6";
+}
+
+static uint32_t device_thread_count(const fg_device *device)
 {
     return fg_team_size(device->team);
 }
 
-void *fg_device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
+static void *device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
     /* Both kinds are ordinary memory on the CPU; whole pages give the alignment. */
     return fg_mem_map(size_bytes == 0 ? 1 : size_bytes);
 }
 
-void fg_device_free(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes)
+static void device_free(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes)
 {
     fg_mem_unmap(memory, size_bytes == 0 ? 1 : size_bytes);
 }
 
-fg_status fg_device_load(fg_device *device, const void *host, size_t size_bytes,
-                         const void **device_out, fg_error *err)
+static fg_status device_load(fg_device *device, const void *host, size_t size_bytes,
+                             const void **device_out, fg_error *err)
 {
     *device_out = host;
     return FG_OK;
 }
 
-fg_status fg_device_stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err)
+/* Operations read the host's memory themselves. */
+static fg_status device_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err)
+{
+    return FG_OK;
+}
+
+static void device_unpin(fg_device *device, void *memory)
+{
+}
+
+static fg_status device_stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err)
 {
     fg_device_stream *stream = fg_mem_alloc(sizeof *stream);
     if (stream == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for a device stream");
     }
+    stream->backend = device->backend;
     stream->device = device;
     stream->attend_plan = fg_cpu_attend_plan_create(fg_team_size(device->team));
     if (stream->attend_plan == NULL) {
@@ -113,7 +151,7 @@ fg_status fg_device_stream_open(fg_device *device, fg_device_stream **stream_out
     return FG_OK;
 }
 
-void fg_device_stream_close(fg_device_stream *stream)
+static void device_stream_close(fg_device_stream *stream)
 {
     if (stream == NULL) {
         return;
@@ -122,24 +160,25 @@ void fg_device_stream_close(fg_device_stream *stream)
     fg_mem_free(stream);
 }
 
-void fg_device_copy(fg_device_stream *stream, void *target, const void *source, size_t size_bytes)
+static void device_copy(fg_device_stream *stream, void *target, const void *source,
+                        size_t size_bytes)
 {
     memcpy(target, source, size_bytes);
     stream->sequence++;
 }
 
-fg_device_event fg_device_event_record(fg_device_stream *stream)
+static fg_device_event device_event_record(fg_device_stream *stream)
 {
     return (fg_device_event){ .sequence = stream->sequence };
 }
 
-void fg_device_event_wait(fg_device_stream *stream, fg_device_event event)
+static void device_event_wait(fg_device_stream *stream, fg_device_event event)
 {
     FG_ASSERT(event.sequence <= stream->sequence, "event of another stream");
 }
 
-void fg_device_share_work(fg_device_stream *stream, uint32_t pieces,
-                          void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
+static void device_share_work(fg_device_stream *stream, uint32_t pieces,
+                              void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
 {
     fg_team *team = stream->device->team;
     if (pieces > 1 && fg_team_size(team) > 1) {
@@ -150,3 +189,52 @@ void fg_device_share_work(fg_device_stream *stream, uint32_t pieces,
         work(ctx, piece, 0);
     }
 }
+
+/* What has been given has run: there is nothing to start again. */
+static bool device_replay_begin(fg_device_stream *stream, uint64_t key)
+{
+    return false;
+}
+
+static void device_replay_end(fg_device_stream *stream)
+{
+}
+
+const fg_backend fg_cpu_backend = {
+    .abi = FG_BACKEND_ABI,
+    .table_bytes = sizeof(fg_backend),
+    .kind = "cpu",
+    .host_memory = true,
+    .device_count = device_count,
+    .device_describe = device_describe,
+    .open = device_open,
+    .close = device_close,
+    .isa = device_isa,
+    .numerics = device_numerics,
+    .thread_count = device_thread_count,
+    .alloc = device_alloc,
+    .free = device_free,
+    .pin = device_pin,
+    .unpin = device_unpin,
+    .load = device_load,
+    .stream_open = device_stream_open,
+    .stream_close = device_stream_close,
+    .copy = device_copy,
+    .event_record = device_event_record,
+    .event_wait = device_event_wait,
+    .share_work = device_share_work,
+    .replay_begin = device_replay_begin,
+    .replay_end = device_replay_end,
+    .linear_form = fg_cpu_op_linear_form,
+    .stage = fg_cpu_op_stage,
+    .prepare = fg_cpu_op_prepare,
+    .linear = fg_cpu_op_linear,
+    .gated = fg_cpu_op_gated,
+    .highest = fg_cpu_op_highest,
+    .embed = fg_cpu_op_embed,
+    .rmsnorm = fg_cpu_op_rmsnorm,
+    .finite = fg_cpu_op_finite,
+    .rope_table = fg_cpu_op_rope_table,
+    .rope_store = fg_cpu_op_rope_store,
+    .attend = fg_cpu_op_attend,
+};

@@ -2,11 +2,10 @@
  * The operations of ops.h on the CPU: each divides its work into pieces and lets the team's members
  * take them. Pieces are whole outputs, rows or heads, so the division never shows in a result.
  */
-#include "kernels/ops.h"
-
 #include <string.h>
 
 #include "common/base/dtype.h"
+#include "common/base/highest.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/op_clock.h"
 #include "kernels/cpu/unpack.h"
@@ -70,8 +69,8 @@ static void prepare_rows(fg_device_stream *stream, const void *args, uint32_t fi
     }
 }
 
-void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
-                   uint32_t rows)
+void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                       uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     prepare_args args = { .activations = activations, .forms = forms };
@@ -90,7 +89,7 @@ static void embed_row(const fg_matrix *table, uint32_t token, float *out)
     size_t row_bytes = (size_t)(table->columns / fg_dtype_block_count(table->type)) *
                        fg_dtype_block_bytes(table->type);
     const uint8_t *row = (const uint8_t *)table->data + token * row_bytes;
-    if (fg_op_linear_form(table->type) != FG_FORM_QUANTS) {
+    if (fg_cpu_op_linear_form(table->type) != FG_FORM_QUANTS) {
         for (uint32_t i = 0; i < table->columns; i++) {
             out[i] = fg_cpu_float_at(table->type, row, i);
         }
@@ -117,8 +116,8 @@ static void embed_rows(fg_device_stream *stream, const void *args, uint32_t firs
     }
 }
 
-void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                 uint32_t rows, float *out)
+void fg_cpu_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                     uint32_t rows, float *out)
 {
     uint64_t began_ns = fg_op_clock_begin();
     embed_args args = { .table = table, .tokens = tokens, .out = out };
@@ -139,9 +138,23 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
     }
 }
 
-void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
+void fg_cpu_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     over_rows(stream, rows, args->out.columns, rmsnorm_rows, args);
     fg_op_clock_end(FG_OP_KIND_NORM, began_ns);
+}
+
+void fg_cpu_op_finite(fg_device_stream *stream, const float *values, uint32_t columns,
+                      uint32_t rows, uint32_t *finite)
+{
+    for (uint32_t row = 0; row < rows; row++) {
+        finite[row] = fg_all_finite(values + (size_t)row * columns, columns);
+    }
+    stream->sequence++;
+}
+
+/* Operations read the caller's arrays. */
+void fg_cpu_op_stage(fg_device_stream *stream, const fg_step_rows *rows)
+{
 }

@@ -306,8 +306,8 @@ static uint32_t claim_units(const attend_job *job, uint64_t macs, uint32_t membe
     return units < 1 ? 1 : units > CLAIM_UNITS ? CLAIM_UNITS : (uint32_t)units;
 }
 
-void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
-                  uint32_t rows)
+void fg_cpu_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                      uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");

@@ -8,7 +8,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/op_clock.h"
 
-uint32_t fg_op_linear_form(uint32_t type)
+uint32_t fg_cpu_op_linear_form(uint32_t type)
 {
     return fg_dtype_block_count(type) > 1 ? FG_FORM_QUANTS : type == FG_BF16 ? FG_FORM_PAIRS : 0;
 }
@@ -115,7 +115,7 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     pieces = by_macs > pieces ? by_macs : pieces;
     uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
     uint32_t step =
-        fg_op_linear_form(linears[0].weight.type) == FG_FORM_QUANTS || rows >= 8 ? 2 : 4;
+        fg_cpu_op_linear_form(linears[0].weight.type) == FG_FORM_QUANTS || rows >= 8 ? 2 : 4;
     return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
@@ -133,8 +133,8 @@ static void share(fg_device_stream *stream, uint64_t macs, uint32_t pieces, fg_t
     }
 }
 
-void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
-                  const fg_activations *in, uint32_t rows)
+void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                      const fg_activations *in, uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(linear_count <= LINEARS_MAX, "too many products in one call");
@@ -149,7 +149,7 @@ void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t l
                        .linear_count = linear_count,
                        .in = in,
                        .rows = rows };
-    uint32_t form = fg_op_linear_form(linears[0].weight.type);
+    uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
     uint32_t cached = cached_columns(stream->device, form, in->columns);
     job.rows_per_block = rows_per_block(stream->device, form, cached, rows, rows);
     job.panels_per_piece =
@@ -233,8 +233,8 @@ static void gated_piece(void *ctx, uint32_t piece, uint32_t member)
     }
 }
 
-void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
-                 uint32_t rows)
+void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                     uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(rows > 0, "a product of no rows");
@@ -242,7 +242,7 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
     uint32_t panels = fg_panel_count(gated->gate.outputs);
     const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
     gated_job job = { .device = stream->device, .gated = gated, .in = in, .rows = rows };
-    uint32_t form = fg_op_linear_form(gated->gate.type);
+    uint32_t form = fg_cpu_op_linear_form(gated->gate.type);
     job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, GATED_ROWS_MOST);
     uint32_t of_both =
         panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
@@ -309,8 +309,8 @@ static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
     }
 }
 
-void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
-                   uint32_t rows, uint32_t *choices, float *tops)
+void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
+                       uint32_t rows, uint32_t *choices, float *tops)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(rows > 0 && rows <= FG_HIGHEST_ROWS, "%u rows", rows);

@@ -163,7 +163,7 @@ void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint
         job.lane = job.output % FG_PANEL_OUTPUTS;
         job.panel =
             (const uint8_t *)w->data + job.output / FG_PANEL_OUTPUTS * job.shape.panel_bytes;
-        uint32_t form = fg_op_linear_form(w->type);
+        uint32_t form = fg_cpu_op_linear_form(w->type);
         for (uint32_t row = 0; row < rows && form != FG_FORM_QUANTS; row++) {
             (form == FG_FORM_PAIRS ? pair_output : float_output)(&job, row);
         }

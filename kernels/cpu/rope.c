@@ -56,8 +56,8 @@ void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count
     }
 }
 
-void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                      const double *frequencies, uint32_t pair_count, float *table)
+void fg_cpu_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                          const double *frequencies, uint32_t pair_count, float *table)
 {
     uint64_t began_ns = fg_op_clock_begin();
     for (uint32_t row = 0; row < rows; row++) {
@@ -319,8 +319,8 @@ static void store_piece(void *ctx, uint32_t piece, uint32_t member)
     }
 }
 
-void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
-                      uint32_t rows)
+void fg_cpu_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv,
+                          const fg_rope_store *args, uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");

@@ -38,7 +38,7 @@ def instructions(suite, kind, rows):
         raise Skip("this processor lacks AVX2")
     if not plain.stdout.startswith(COMPILER):
         raise Skip(f"the numbers are of gcc {COMPILER}x, this is {plain.stdout.strip()}")
-    done = subprocess.run(["valgrind", "--tool=callgrind", "--toggle-collect=fg_op_linear",
+    done = subprocess.run(["valgrind", "--tool=callgrind", "--toggle-collect=fg_cpu_op_linear",
                            "--callgrind-out-file=/dev/null", tool, kind, str(rows)],
                           capture_output=True, text=True, timeout=120, check=True)
     count = int(re.search(r"Collected\s*:\s*(\d+)", done.stderr)[1])

@@ -93,7 +93,7 @@ static void product(const test_device *device, const fg_panels *weight, const fg
     for (size_t i = 0; i < (size_t)ROWS_MAX * weight->outputs; i++) {
         out[i] = 0.25f;
     }
-    fg_op_prepare(device->stream, in, fg_op_linear_form(weight->type), rows);
+    fg_op_prepare(device->stream, in, fg_op_linear_form(device->stream, weight->type), rows);
     fg_op_linear(device->stream, &linear, 1, in, rows);
 }
 

@@ -70,7 +70,7 @@ static void run(const test_device *device, problem *p, uint32_t rows)
 {
     fg_linear linear = { .weight = p->weight, .out = p->out, .out_stride = p->weight.outputs };
     memset(p->out, 0xFF, (size_t)ROWS_MAX * p->weight.outputs * sizeof(float));
-    fg_op_prepare(device->stream, &p->in, fg_op_linear_form(p->weight.type), rows);
+    fg_op_prepare(device->stream, &p->in, fg_op_linear_form(device->stream, p->weight.type), rows);
     fg_op_linear(device->stream, &linear, 1, &p->in, rows);
 }
 
@@ -140,7 +140,8 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
         for (size_t i = 0; i < ROWS_MAX * OUTPUTS; i++) {
             second[i] = 1.0f;
         }
-        fg_op_prepare(device.stream, &p.in, fg_op_linear_form(block_types[t]), ROWS_MAX);
+        fg_op_prepare(device.stream, &p.in, fg_op_linear_form(device.stream, block_types[t]),
+                      ROWS_MAX);
         fg_op_linear(device.stream, linears, 2, &p.in, ROWS_MAX);
         float *want = fg_mem_dup(p.out, ROWS_MAX * OUTPUTS * sizeof(float));
         for (uint32_t row = 0; row < ROWS_MAX; row++) {
@@ -165,7 +166,7 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
 static double seen_activation(const problem *p, uint32_t row, uint32_t k)
 {
     size_t at = (size_t)row * p->in.columns + k;
-    uint32_t form = fg_op_linear_form(p->weight.type);
+    uint32_t form = fg_cpu_op_linear_form(p->weight.type);
     if (form == 0) {
         return p->in.values[at];
     }
@@ -254,7 +255,7 @@ Test(linear, the_rounding_of_activations_costs_what_it_may)
     fg_rng rng = { .state = 14 };
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         double distance = distance_from_double(&device, &rng, types[t]);
-        uint32_t form = fg_op_linear_form(types[t]);
+        uint32_t form = fg_op_linear_form(device.stream, types[t]);
         double bound = form == FG_FORM_QUANTS ? 0.012 : form == FG_FORM_PAIRS ? 0.0023 : 2e-6;
         cr_log_info("%s: %.2e", fg_dtype_name(types[t]), distance);
         cr_assert(distance <= bound, "%s: relative rms %.3g, bound %g", fg_dtype_name(types[t]),
@@ -399,7 +400,8 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
                                  .out = sums[i > 0],
                                  .out_stride = cases[c].outputs,
                                  .accumulate = c % 2 == 0 };
-            fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), cases[c].rows);
+            fg_op_prepare(device.stream, &in, fg_op_linear_form(device.stream, cases[c].type),
+                          cases[c].rows);
             fg_op_linear(device.stream, &linear, 1, &in, cases[c].rows);
             cr_assert(memcmp(sums[i > 0], sums[0], count * sizeof(float)) == 0,
                       "%s, %u rows, isa %s", fg_dtype_name(cases[c].type), cases[c].rows,
@@ -486,7 +488,9 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
                 continue;
             }
             fg_op_prepare(device.stream, &in,
-                          fg_op_linear_form(gate.type) | fg_op_linear_form(up.type), rows);
+                          fg_op_linear_form(device.stream, gate.type) |
+                              fg_op_linear_form(device.stream, up.type),
+                          rows);
             if (i == 0) {
                 gate_apart(&gated, &in, rows, &want);
             }
@@ -562,7 +566,8 @@ Test(linear, the_highest_output_is_the_first_of_the_highest)
             if (!open_test_device(test_isas[i / 3], 1 + i % 3, &device)) {
                 continue;
             }
-            fg_op_prepare(device.stream, &in, fg_op_linear_form(cases[c].type), rows);
+            fg_op_prepare(device.stream, &in, fg_op_linear_form(device.stream, cases[c].type),
+                          rows);
             if (i == 0) {
                 fg_op_linear(device.stream, &linear, 1, &in, rows);
             }
@@ -732,7 +737,7 @@ Test(linear, nothing_before_the_weights_is_read)
                 float out[2][ROWS * 20];
                 fg_linear linear = { .weight = panels, .out = out[0], .out_stride = 20 };
                 fg_linear other = { .weight = guarded, .out = out[1], .out_stride = 20 };
-                fg_op_prepare(device.stream, &in, fg_op_linear_form(types[t]), rows);
+                fg_op_prepare(device.stream, &in, fg_op_linear_form(device.stream, types[t]), rows);
                 fg_op_linear(device.stream, &linear, 1, &in, rows);
                 fg_op_linear(device.stream, &other, 1, &in, rows);
                 cr_assert(memcmp(out[0], out[1], rows * 20 * sizeof(float)) == 0,

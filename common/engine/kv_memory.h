@@ -1,0 +1,35 @@
+/*
+ * kv_memory - where the KV blocks of an engine are: the arena that operations use, and the one that the host sees,
+ * which other workers push blocks into and read them from. On a device with the host's memory they are the same. Else
+ * the host's is a mirror: a block is right there only after it was digested, copied to the tier, or has come in. Owned
+ * by the engine thread after open.
+ */
+#ifndef FORGE_COMMON_ENGINE_KV_MEMORY_H
+#define FORGE_COMMON_ENGINE_KV_MEMORY_H
+
+#include "common/engine/engine.h"
+#include "kernels/device.h"
+
+typedef struct fg_kv_memory {
+    fg_device *device;
+    fg_device_stream *stream;
+    void *arena;       /* what operations use */
+    void *mirror;      /* the host's */
+    void *tier;        /* the host's; NULL: no tier */
+    size_t size_bytes; /* of an arena of the device's own; else 0 */
+    size_t block_bytes;
+    bool is_pinned;
+} fg_kv_memory;
+
+/* All that the options lend stays lent until close, which comes before the stream is closed. FG_AGAIN: no memory. */
+fg_status fg_kv_memory_open(const fg_engine_options *options, fg_device *device,
+                            fg_device_stream *stream, fg_kv_memory *memory, fg_error *err);
+/* Of a struct of zeros too. */
+void fg_kv_memory_close(fg_kv_memory *memory);
+
+/* A step's copies, in order, with their digests. */
+void fg_kv_memory_copy(const fg_kv_memory *memory, fg_step *step);
+/* A step's digests, after its sequences have run. */
+void fg_kv_memory_digest(const fg_kv_memory *memory, fg_step *step);
+
+#endif
