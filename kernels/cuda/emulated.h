@@ -368,39 +368,41 @@ static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *s
 #else
 typedef void *fg_emu_context; /* its stack pointer */
 
-/* The compiler must not look inside and see few registers used. */
-#ifdef __clang__
-#define FG_EMU_OPAQUE __attribute__((naked, noinline))
-#else
-#define FG_EMU_OPAQUE __attribute__((naked, noinline, noipa))
-#endif
-
-/* Keeps what a callee keeps, on the stack, and goes on with the other stack. */
-FG_EMU_OPAQUE inline void fg_emu_context_switch(fg_emu_context *, fg_emu_context *)
+/* Goes on with the other stack, from where it was left. Within the function that switches, so that no return goes
+ * elsewhere than the processor foresees. The red zone below the stack stays as it is. */
+static __forceinline__ void fg_emu_context_switch(fg_emu_context *from, fg_emu_context *to)
 {
-    asm("pushq %rbp\n\t"
-        "pushq %rbx\n\t"
-        "pushq %r12\n\t"
-        "pushq %r13\n\t"
-        "pushq %r14\n\t"
-        "pushq %r15\n\t"
-        "movq %rsp, (%rdi)\n\t"
-        "movq (%rsi), %rsp\n\t"
-        "popq %r15\n\t"
-        "popq %r14\n\t"
-        "popq %r13\n\t"
-        "popq %r12\n\t"
-        "popq %rbx\n\t"
-        "popq %rbp\n\t"
-        "ret");
+    asm volatile("leaq -128(%%rsp), %%rsp\n\t"
+                 "pushq %%rbp\n\t"
+                 "pushq %%rbx\n\t"
+                 "leaq 1f(%%rip), %%rax\n\t"
+                 "pushq %%rax\n\t"
+                 "movq %%rsp, (%0)\n\t"
+                 "movq (%1), %%rsp\n\t"
+                 "popq %%rax\n\t"
+                 "jmp *%%rax\n"
+                 "1:\n\t"
+                 "popq %%rbx\n\t"
+                 "popq %%rbp\n\t"
+                 "leaq 128(%%rsp), %%rsp"
+                 : "+D"(from), "+S"(to)
+                 :
+                 : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
+                   "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+                   "xmm15",
+#ifdef __AVX512F__
+                   "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26",
+                   "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
+#endif
+                   "memory", "cc");
 }
 
 static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *stack, size_t size, void (*entry)(void))
 {
-    /* Six registers, the entry, and where it would return to: at the entry the stack is 8 beside 16 bytes. */
-    uint64_t *top = (uint64_t *)(stack + size) - 8;
-    memset(top, 0, 8 * sizeof(*top));
-    top[6] = (uint64_t)(uintptr_t)entry;
+    /* The entry, and where it would return to: there the stack is 8 beside 16 bytes. */
+    uint64_t *top = (uint64_t *)(stack + size) - 4;
+    memset(top, 0, 4 * sizeof(*top));
+    top[0] = (uint64_t)(uintptr_t)entry;
     *context = top;
 }
 #endif
@@ -413,8 +415,8 @@ struct fg_emu_copy {
 struct fg_emu_fiber {
     fg_emu_context context;
     uint3 thread;
-    uint32_t warp;
     uint32_t lane;
+    struct fg_emu_warp *warp;
     /* Asynchronous copies under way, in the order of issue, and the ends of their groups. */
     std::vector<fg_emu_copy> copies;
     std::vector<uint32_t> group_ends;
@@ -429,10 +431,13 @@ struct fg_emu_fiber {
 };
 
 struct fg_emu_warp {
+    uint32_t index;
     uint32_t exists;   /* lanes */
     uint32_t runnable; /* lanes */
     uint32_t ended;    /* lanes, and those that do not exist */
     uint32_t waits;    /* lanes, for lanes of the warp */
+    bool uniform;      /* all of these wait for the same as the first one that came */
+    uint8_t first;     /* lane */
     uint32_t mask[32]; /* which lanes each waits for */
     uint8_t wait[32];  /* fg_emu_wait */
     uint8_t source[32];
@@ -519,7 +524,7 @@ extern unsigned char __stop_fg_emu_shared[] __attribute__((weak, visibility("hid
     abort();
 }
 
-static inline void fg_emu_switch(fg_emu_fiber *from, fg_emu_fiber *to, bool ended)
+static __forceinline__ void fg_emu_switch(fg_emu_fiber *from, fg_emu_fiber *to, bool ended)
 {
     (void)ended;
     fg_emu.now = to;
@@ -532,33 +537,38 @@ static inline void fg_emu_switch(fg_emu_fiber *from, fg_emu_fiber *to, bool ende
 #endif
     fg_emu_context_switch(&from->context, &to->context);
 #ifdef FG_EMU_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
+    __sanitizer_finish_switch_fiber(fg_emu.now->fake_stack, nullptr, nullptr);
 #endif
 }
 
-/* The next fiber: a lane of the same warp, after this one and then before it, or of the next warp that has one. */
-static inline fg_emu_fiber *fg_emu_next(uint32_t warp, uint32_t lane)
+/* A lane of the next warp that has one. */
+__attribute__((noinline)) inline fg_emu_fiber *fg_emu_next_warp(uint32_t warp)
 {
-    uint32_t lanes = fg_emu.warp[warp].runnable;
-    if (lanes == 0) {
-        uint32_t warps = fg_emu.warps_runnable &= ~(1U << warp);
-        if (warps == 0) {
-            fg_emu_deadlock();
-        }
-        uint32_t later = warps & ~(((uint32_t)2 << warp) - 1);
-        warp = (uint32_t)__builtin_ctz(later != 0 ? later : warps);
-        return &fg_emu.fibers[warp * 32 + (uint32_t)__builtin_ctz(fg_emu.warp[warp].runnable)];
+    uint32_t warps = fg_emu.warps_runnable &= ~(1U << warp);
+    if (warps == 0) {
+        fg_emu_deadlock();
     }
-    uint32_t later = lanes & ~(((uint32_t)2 << lane) - 1);
-    return &fg_emu.fibers[warp * 32 + (uint32_t)__builtin_ctz(later != 0 ? later : lanes)];
+    uint32_t later = warps & ~(((uint32_t)2 << warp) - 1);
+    warp = (uint32_t)__builtin_ctz(later != 0 ? later : warps);
+    return &fg_emu.fibers[warp * 32 + (uint32_t)__builtin_ctz(fg_emu.warp[warp].runnable)];
 }
 
-/* This fiber waits for `wait` until someone makes it runnable. */
-static inline void fg_emu_pause(void)
+/* The next fiber: of the lanes of the same warp the one after this one, or the first, or another warp's. */
+static __forceinline__ fg_emu_fiber *fg_emu_next(const fg_emu_fiber *self)
 {
-    fg_emu_fiber *self = fg_emu.now;
-    fg_emu.warp[self->warp].runnable &= ~(1U << self->lane);
-    fg_emu_switch(self, fg_emu_next(self->warp, self->lane), false);
+    uint32_t lanes = self->warp->runnable;
+    if (lanes == 0) {
+        return fg_emu_next_warp(self->warp->index);
+    }
+    uint32_t later = lanes & ~(((uint32_t)2 << self->lane) - 1);
+    return &fg_emu.fibers[self->warp->index * 32 + (uint32_t)__builtin_ctz(later != 0 ? later : lanes)];
+}
+
+/* This fiber waits until someone makes it runnable. */
+static __forceinline__ void fg_emu_pause(fg_emu_fiber *self)
+{
+    self->warp->runnable &= ~(1U << self->lane);
+    fg_emu_switch(self, fg_emu_next(self), false);
 }
 
 static inline void fg_emu_block_release(void)
@@ -566,9 +576,6 @@ static inline void fg_emu_block_release(void)
     for (uint32_t w = 0; w < fg_emu.warps; w++) {
         fg_emu_warp *warp = &fg_emu.warp[w];
         warp->runnable = warp->exists & ~warp->ended;
-        for (uint32_t lane = 0; lane < 32; lane++) {
-            warp->wait[lane] = (warp->ended >> lane & 1) ? FG_EMU_ENDED : FG_EMU_RUNS;
-        }
         if (warp->runnable != 0) {
             fg_emu.warps_runnable |= 1U << w;
         }
@@ -687,40 +694,60 @@ inline void fg_emu_matrices(const fg_emu_warp *warp)
     }
 }
 
-/* If the lanes that `lane` waits for are all there, does what they came for and makes them runnable. */
-static inline bool fg_emu_warp_release(fg_emu_warp *warp, uint32_t lane)
+static inline void fg_emu_exchange(fg_emu_warp *warp, uint32_t present)
 {
-    uint32_t mask = warp->mask[lane];
-    uint32_t present = mask & ~warp->ended;
-    uint8_t wait = warp->wait[lane];
-    if ((warp->waits & present) != present) {
-        return false;
+    if (present == UINT32_MAX) {
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            warp->out[lane] = warp->in[warp->source[lane]];
+        }
+        return;
     }
-    bool same = true;
-    for (uint32_t other = 0; other < 32; other++) {
-        same &= (present >> other & 1) == 0 | ((warp->mask[other] == mask) & (warp->wait[other] == wait));
-    }
-    if (!same) {
-        return false;
-    }
-    if (wait == FG_EMU_SHUFFLE) {
-        for (uint32_t other = 0; other < 32; other++) {
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        if (present >> lane & 1) {
             /* Of a lane that does not take part there is no value. */
-            if (present >> other & 1) {
-                uint32_t source = warp->source[other];
-                warp->out[other] = (present >> source & 1) ? warp->in[source] : UINT64_MAX;
-            }
+            uint32_t source = warp->source[lane];
+            warp->out[lane] = (present >> source & 1) ? warp->in[source] : UINT64_MAX;
         }
+    }
+}
+
+static inline void fg_emu_count_votes(fg_emu_warp *warp, uint32_t present)
+{
+    uint32_t votes = 0;
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        votes |= (warp->in[lane] != 0 ? 1U : 0U) << lane;
+    }
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        if (present >> lane & 1) {
+            warp->out[lane] = (uint64_t)present << 32 | (votes & present);
+        }
+    }
+}
+
+/* Whether all of these lanes wait for the same as this one. */
+static inline bool fg_emu_same(const fg_emu_warp *warp, uint32_t lane, uint32_t present)
+{
+    for (uint32_t other = 0; other < 32; other++) {
+        if ((present >> other & 1) &&
+            (warp->mask[other] != warp->mask[lane] || warp->wait[other] != warp->wait[lane])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* If the lanes that `lane` waits for are all there, does what they came for and makes them runnable. */
+__attribute__((noinline)) inline bool fg_emu_warp_release(fg_emu_warp *warp, uint32_t lane)
+{
+    uint32_t present = warp->mask[lane] & ~warp->ended;
+    if ((warp->waits & present) != present || (!warp->uniform && !fg_emu_same(warp, lane, present))) {
+        return false;
+    }
+    uint8_t wait = warp->wait[lane];
+    if (wait == FG_EMU_SHUFFLE) {
+        fg_emu_exchange(warp, present);
     } else if (wait == FG_EMU_VOTE) {
-        uint32_t votes = 0;
-        for (uint32_t other = 0; other < 32; other++) {
-            votes |= (warp->in[other] != 0 ? 1U : 0U) << other;
-        }
-        for (uint32_t other = 0; other < 32; other++) {
-            if (present >> other & 1) {
-                warp->out[other] = (uint64_t)present << 32 | (votes & present);
-            }
-        }
+        fg_emu_count_votes(warp, present);
     } else if (wait == FG_EMU_MMA || wait == FG_EMU_MATRICES) {
         if (present != UINT32_MAX) {
             fg_emu_abort("fg_mma and fg_load_matrices want all 32 lanes of a warp");
@@ -731,36 +758,39 @@ static inline bool fg_emu_warp_release(fg_emu_warp *warp, uint32_t lane)
             fg_emu_matrices(warp);
         }
     }
-    for (uint32_t other = 0; other < 32; other++) {
-        warp->wait[other] = (present >> other & 1) ? (uint8_t)FG_EMU_RUNS : warp->wait[other];
-    }
     warp->waits &= ~present;
     warp->runnable |= present;
-    fg_emu.warps_runnable |= 1U << (warp - fg_emu.warp);
+    fg_emu.warps_runnable |= 1U << warp->index;
     return true;
 }
 
 /* What the lane brings is in `in`, `source` and `args`, and what it gets in `out` or where `args` says. */
-static inline void fg_emu_warp_wait(fg_emu_wait wait, uint32_t mask)
+static __forceinline__ void fg_emu_warp_wait(fg_emu_fiber *self, fg_emu_wait wait, uint32_t mask)
 {
-    fg_emu_fiber *self = fg_emu.now;
-    fg_emu_warp *warp = &fg_emu.warp[self->warp];
-    if (!(mask >> self->lane & 1)) {
+    fg_emu_warp *warp = self->warp;
+    uint32_t lane = self->lane;
+    if (!(mask >> lane & 1)) {
         fg_emu_abort("the mask lacks the lane that calls");
     }
-    warp->wait[self->lane] = (uint8_t)wait;
-    warp->mask[self->lane] = mask;
-    warp->waits |= 1U << self->lane;
-    if (!fg_emu_warp_release(warp, self->lane)) {
-        fg_emu_pause();
+    warp->wait[lane] = (uint8_t)wait;
+    warp->mask[lane] = mask;
+    if (warp->waits == 0) {
+        warp->uniform = true;
+        warp->first = (uint8_t)lane;
+    } else if (warp->wait[warp->first] != wait || warp->mask[warp->first] != mask) {
+        warp->uniform = false;
+    }
+    warp->waits |= 1U << lane;
+    if ((mask & ~(warp->waits | warp->ended)) != 0 || !fg_emu_warp_release(warp, lane)) {
+        fg_emu_pause(self);
     }
 }
 
 /* The kernel has returned in this fiber. */
-[[noreturn]] inline void fg_emu_end(void)
+[[noreturn]] __attribute__((noinline)) inline void fg_emu_end(void)
 {
     fg_emu_fiber *self = fg_emu.now;
-    fg_emu_warp *warp = &fg_emu.warp[self->warp];
+    fg_emu_warp *warp = self->warp;
     warp->ended |= 1U << self->lane;
     warp->runnable &= ~(1U << self->lane);
     warp->wait[self->lane] = FG_EMU_ENDED;
@@ -776,7 +806,7 @@ static inline void fg_emu_warp_wait(fg_emu_wait wait, uint32_t mask)
     if (fg_emu.at_barrier != 0 && fg_emu.at_barrier + fg_emu.ended == fg_emu.threads) {
         fg_emu_block_release();
     }
-    fg_emu_switch(self, fg_emu_next(self->warp, self->lane), true);
+    fg_emu_switch(self, fg_emu_next(self), true);
     abort();
 }
 
@@ -840,7 +870,7 @@ inline void fg_emu_prepare(void)
 static inline void fg_emu_fiber_prepare(uint32_t index)
 {
     fg_emu_fiber *fiber = &fg_emu.fibers[index];
-    fiber->warp = index / 32;
+    fiber->warp = &fg_emu.warp[index / 32];
     fiber->lane = index % 32;
     fiber->thread.x = index % blockDim.x;
     fiber->thread.y = index / blockDim.x % blockDim.y;
@@ -867,6 +897,7 @@ inline void fg_emu_run_block(void)
     for (uint32_t w = 0; w < fg_emu.warps; w++) {
         fg_emu_warp *warp = &fg_emu.warp[w];
         uint32_t lanes = fg_emu.threads - w * 32;
+        warp->index = w;
         warp->exists = lanes >= 32 ? UINT32_MAX : (1U << lanes) - 1;
         warp->runnable = warp->exists;
         warp->ended = ~warp->exists;
@@ -1823,22 +1854,22 @@ inline void __syncthreads(void)
         fg_emu_block_release();
         return;
     }
-    fg_emu.warp[self->warp].wait[self->lane] = FG_EMU_BLOCK;
-    fg_emu_pause();
+    self->warp->wait[self->lane] = FG_EMU_BLOCK;
+    fg_emu_pause(self);
 }
 
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFU)
 {
-    fg_emu_warp_wait(FG_EMU_SYNC, mask);
+    fg_emu_warp_wait(fg_emu.now, FG_EMU_SYNC, mask);
 }
 
 static inline uint64_t fg_emu_shuffle(unsigned mask, uint64_t value, uint32_t source)
 {
     fg_emu_fiber *self = fg_emu.now;
-    fg_emu_warp *warp = &fg_emu.warp[self->warp];
+    fg_emu_warp *warp = self->warp;
     warp->in[self->lane] = value;
     warp->source[self->lane] = (uint8_t)source;
-    fg_emu_warp_wait(FG_EMU_SHUFFLE, mask);
+    fg_emu_warp_wait(self, FG_EMU_SHUFFLE, mask);
     return warp->out[self->lane];
 }
 
@@ -1881,9 +1912,9 @@ template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, uns
 static inline uint64_t fg_emu_vote(unsigned mask, int yes)
 {
     fg_emu_fiber *self = fg_emu.now;
-    fg_emu_warp *warp = &fg_emu.warp[self->warp];
+    fg_emu_warp *warp = self->warp;
     warp->in[self->lane] = yes != 0;
-    fg_emu_warp_wait(FG_EMU_VOTE, mask);
+    fg_emu_warp_wait(self, FG_EMU_VOTE, mask);
     return warp->out[self->lane];
 }
 
@@ -1977,8 +2008,9 @@ static inline bool fg_emu_is_shared(const void *at)
 static inline void fg_mma(float sums[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     fg_emu_mma_args args = { sums, a, b0, b1 };
-    fg_emu.warp[fg_emu.now->warp].args[fg_emu.now->lane] = &args;
-    fg_emu_warp_wait(FG_EMU_MMA, 0xFFFFFFFFU);
+    fg_emu_fiber *self = fg_emu.now;
+    self->warp->args[self->lane] = &args;
+    fg_emu_warp_wait(self, FG_EMU_MMA, 0xFFFFFFFFU);
 }
 
 static inline void fg_load_matrices(uint32_t out[4], const void *shared)
@@ -1987,8 +2019,9 @@ static inline void fg_load_matrices(uint32_t out[4], const void *shared)
     if (!fg_emu_is_shared(shared)) {
         fg_emu_abort("fg_load_matrices: a row is not in shared memory or not at 16 bytes");
     }
-    fg_emu.warp[fg_emu.now->warp].args[fg_emu.now->lane] = &args;
-    fg_emu_warp_wait(FG_EMU_MATRICES, 0xFFFFFFFFU);
+    fg_emu_fiber *self = fg_emu.now;
+    self->warp->args[self->lane] = &args;
+    fg_emu_warp_wait(self, FG_EMU_MATRICES, 0xFFFFFFFFU);
 }
 
 static inline void fg_copy16(void *shared, const void *global, bool real)
