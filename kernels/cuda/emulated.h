@@ -97,13 +97,17 @@
  * of inline functions and another one for others: the names differ for it, what the assembler reads of them does not.
  * In templates GCC forgets the section: there a block begins with what the last one left (clang does not forget). */
 #define FG_EMU_TEXT_(x) #x
-#define FG_EMU_TEXT(x) FG_EMU_TEXT_(x)
+#define FG_EMU_TEXT(x)  FG_EMU_TEXT_(x)
 #if defined(__clang__)
 #define __shared__ static __attribute__((used, section("fg_emu_shared")))
 #elif defined(__x86_64__)
-#define __shared__ static __attribute__((used, section("fg_emu_shared,\"aw\",@progbits#" FG_EMU_TEXT(__COUNTER__))))
+#define __shared__                                                                                 \
+    static                                                                                         \
+        __attribute__((used, section("fg_emu_shared,\"aw\",@progbits#" FG_EMU_TEXT(__COUNTER__))))
 #else
-#define __shared__ static __attribute__((used, section("fg_emu_shared,\"aw\",%progbits//" FG_EMU_TEXT(__COUNTER__))))
+#define __shared__                                                                                 \
+    static __attribute__((used,                                                                    \
+                          section("fg_emu_shared,\"aw\",%progbits//" FG_EMU_TEXT(__COUNTER__))))
 #endif
 
 /* Accesses through the vector types may alias any other, as kernels load 16 bytes of whatever there is. */
@@ -346,8 +350,10 @@ enum fg_emu_wait {
     FG_EMU_ENDED
 };
 
-static const char *const fg_emu_wait_names[] = { "run",       "__syncthreads", "__syncwarp", "a shuffle",
-                                                 "a vote",    "fg_mma",        "fg_load_matrices", "ended" };
+static const char *const fg_emu_wait_names[] = {
+    "run",    "__syncthreads", "__syncwarp",       "a shuffle",
+    "a vote", "fg_mma",        "fg_load_matrices", "ended"
+};
 
 #ifdef FG_EMU_UCONTEXT
 typedef ucontext_t fg_emu_context;
@@ -357,7 +363,8 @@ static inline void fg_emu_context_switch(fg_emu_context *from, fg_emu_context *t
     swapcontext(from, to);
 }
 
-static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *stack, size_t size, void (*entry)(void))
+static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *stack, size_t size,
+                                       void (*entry)(void))
 {
     getcontext(context);
     context->uc_stack.ss_sp = stack;
@@ -387,17 +394,19 @@ static __forceinline__ void fg_emu_context_switch(fg_emu_context *from, fg_emu_c
                  "leaq 128(%%rsp), %%rsp"
                  : "+D"(from), "+S"(to)
                  :
-                 : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
-                   "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
-                   "xmm15",
+                 : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+                   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
 #ifdef __AVX512F__
-                   "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26",
-                   "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
+                   "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24",
+                   "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3",
+                   "k4", "k5", "k6", "k7",
 #endif
                    "memory", "cc");
 }
 
-static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *stack, size_t size, void (*entry)(void))
+static inline void fg_emu_context_make(fg_emu_context *context, unsigned char *stack, size_t size,
+                                       void (*entry)(void))
 {
     /* The entry, and where it would return to: there the stack is 8 beside 16 bytes. */
     uint64_t *top = (uint64_t *)(stack + size) - 4;
@@ -443,7 +452,8 @@ struct fg_emu_warp {
     uint8_t source[32];
     uint64_t in[32];
     uint64_t out[32];
-    void *args[32]; /* of products and matrices: on the lane's stack, which stays as it is while the lane waits */
+    void *args
+        [32]; /* of products and matrices: on the lane's stack, which stays as it is while the lane waits */
 };
 
 struct fg_emu_mma_args {
@@ -487,15 +497,15 @@ extern unsigned char __stop_fg_emu_shared[] __attribute__((weak, visibility("hid
 [[noreturn]] __attribute__((noinline, cold)) inline void fg_emu_abort(const char *what)
 {
     fprintf(stderr, "emulated: kernel %s, block (%u, %u, %u), thread (%u, %u, %u): %s\n",
-            fg_emu.kernel != nullptr ? fg_emu.kernel : "none", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
-            threadIdx.y, threadIdx.z, what);
+            fg_emu.kernel != nullptr ? fg_emu.kernel : "none", blockIdx.x, blockIdx.y, blockIdx.z,
+            threadIdx.x, threadIdx.y, threadIdx.z, what);
     abort();
 }
 
 [[noreturn]] __attribute__((noinline, cold)) inline void fg_emu_deadlock(void)
 {
-    fprintf(stderr, "emulated: kernel %s, block (%u, %u, %u): deadlock: every thread waits\n", fg_emu.kernel,
-            blockIdx.x, blockIdx.y, blockIdx.z);
+    fprintf(stderr, "emulated: kernel %s, block (%u, %u, %u): deadlock: every thread waits\n",
+            fg_emu.kernel, blockIdx.x, blockIdx.y, blockIdx.z);
     for (uint32_t w = 0; w < fg_emu.warps; w++) {
         const fg_emu_warp *warp = &fg_emu.warp[w];
         uint32_t seen = 0;
@@ -517,7 +527,8 @@ extern unsigned char __stop_fg_emu_shared[] __attribute__((weak, visibility("hid
             } else if (warp->wait[lane] == FG_EMU_BLOCK) {
                 fprintf(stderr, "wait at __syncthreads\n");
             } else {
-                fprintf(stderr, "wait in %s for lanes %08x\n", fg_emu_wait_names[warp->wait[lane]], warp->mask[lane]);
+                fprintf(stderr, "wait in %s for lanes %08x\n", fg_emu_wait_names[warp->wait[lane]],
+                        warp->mask[lane]);
             }
         }
     }
@@ -561,7 +572,8 @@ static __forceinline__ fg_emu_fiber *fg_emu_next(const fg_emu_fiber *self)
         return fg_emu_next_warp(self->warp->index);
     }
     uint32_t later = lanes & ~(((uint32_t)2 << self->lane) - 1);
-    return &fg_emu.fibers[self->warp->index * 32 + (uint32_t)__builtin_ctz(later != 0 ? later : lanes)];
+    return &fg_emu.fibers[self->warp->index * 32 +
+                          (uint32_t)__builtin_ctz(later != 0 ? later : lanes)];
 }
 
 /* This fiber waits until someone makes it runnable. */
@@ -599,59 +611,69 @@ static inline uint32_t fg_emu_bits(float value)
 
 /* Each product of two bf16 is exact in double; they are added to the sum in double, in rising order of k, and the
  * total is rounded to float once. Tensor cores add in an order and with a rounding of their own. */
-static inline __attribute__((always_inline)) void fg_emu_mma_body(const fg_emu_warp *warp)
+static __forceinline__ void fg_emu_mma_body(const fg_emu_warp *warp)
 {
     typedef double four __attribute__((vector_size(32)));
-    uint32_t bits[16 * 16];
-    double a[16][16];
-    alignas(32) double b[16][8], c[16][8];
+    typedef float four_floats __attribute__((vector_size(16)));
+    /* a, b and c, as floats and as doubles, row after row. */
+    enum { A = 16 * 16, B = 16 * 8, C = 16 * 8 };
+    alignas(32) uint32_t bits[A + B + C];
+    alignas(32) double values[A + B + C];
     for (uint32_t lane = 0; lane < 32; lane++) {
         const fg_emu_mma_args *args = (const fg_emu_mma_args *)warp->args[lane];
         uint32_t g = lane / 4, t = lane % 4;
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t *at = bits + (g + (i & 1) * 8) * 16 + t * 2 + (i & 2) * 4;
-            at[0] = args->a[i] << 16;
-            at[1] = args->a[i] & 0xFFFF0000U;
-        }
-        b[t * 2][g] = fg_emu_float(args->b0 << 16);
-        b[t * 2 + 1][g] = fg_emu_float(args->b0 & 0xFFFF0000U);
-        b[t * 2 + 8][g] = fg_emu_float(args->b1 << 16);
-        b[t * 2 + 9][g] = fg_emu_float(args->b1 & 0xFFFF0000U);
-        c[g][t * 2] = args->sums[0];
-        c[g][t * 2 + 1] = args->sums[1];
-        c[g + 8][t * 2] = args->sums[2];
-        c[g + 8][t * 2 + 1] = args->sums[3];
+        uint32_t *a = bits + g * 16 + t * 2, *b = bits + A + t * 2 * 8 + g,
+                 *c = bits + A + B + g * 8 + t * 2;
+        a[0] = args->a[0] << 16;
+        a[1] = args->a[0] & 0xFFFF0000U;
+        a[8 * 16] = args->a[1] << 16;
+        a[8 * 16 + 1] = args->a[1] & 0xFFFF0000U;
+        a[8] = args->a[2] << 16;
+        a[9] = args->a[2] & 0xFFFF0000U;
+        a[8 * 16 + 8] = args->a[3] << 16;
+        a[8 * 16 + 9] = args->a[3] & 0xFFFF0000U;
+        b[0] = args->b0 << 16;
+        b[8] = args->b0 & 0xFFFF0000U;
+        b[8 * 8] = args->b1 << 16;
+        b[9 * 8] = args->b1 & 0xFFFF0000U;
+        __builtin_memcpy(c, args->sums, 2 * sizeof(float));
+        __builtin_memcpy(c + 8 * 8, args->sums + 2, 2 * sizeof(float));
     }
-    float values[16 * 16];
-    __builtin_memcpy(values, bits, sizeof(values));
-    for (uint32_t i = 0; i < 16 * 16; i++) {
-        a[i / 16][i % 16] = values[i];
+    for (uint32_t i = 0; i < A + B + C; i += 4) {
+        four_floats narrow;
+        __builtin_memcpy(&narrow, bits + i, sizeof(narrow));
+        four wide = __builtin_convertvector(narrow, four);
+        __builtin_memcpy(values + i, &wide, sizeof(wide));
     }
     for (uint32_t row = 0; row < 16; row += 4) {
+        const double *a = values + row * 16;
         four s[8];
-        __builtin_memcpy(s, c[row], sizeof(s));
+        __builtin_memcpy(s, values + A + B + row * 8, sizeof(s));
         four s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3], s4 = s[4], s5 = s[5], s6 = s[6], s7 = s[7];
         for (uint32_t k = 0; k < 16; k++) {
-            four low = *(const four *)&b[k][0], high = *(const four *)&b[k][4];
-            s0 += a[row][k] * low;
-            s1 += a[row][k] * high;
-            s2 += a[row + 1][k] * low;
-            s3 += a[row + 1][k] * high;
-            s4 += a[row + 2][k] * low;
-            s5 += a[row + 2][k] * high;
-            s6 += a[row + 3][k] * low;
-            s7 += a[row + 3][k] * high;
+            four low, high;
+            __builtin_memcpy(&low, values + A + k * 8, sizeof(low));
+            __builtin_memcpy(&high, values + A + k * 8 + 4, sizeof(high));
+            s0 += a[k] * low;
+            s1 += a[k] * high;
+            s2 += a[16 + k] * low;
+            s3 += a[16 + k] * high;
+            s4 += a[32 + k] * low;
+            s5 += a[32 + k] * high;
+            s6 += a[48 + k] * low;
+            s7 += a[48 + k] * high;
         }
-        s[0] = s0, s[1] = s1, s[2] = s2, s[3] = s3, s[4] = s4, s[5] = s5, s[6] = s6, s[7] = s7;
-        __builtin_memcpy(c[row], s, sizeof(s));
+        const four sums[8] = { s0, s1, s2, s3, s4, s5, s6, s7 };
+        for (uint32_t i = 0; i < 8; i++) {
+            four_floats narrow = __builtin_convertvector(sums[i], four_floats);
+            __builtin_memcpy(bits + A + B + row * 8 + i * 4, &narrow, sizeof(narrow));
+        }
     }
     for (uint32_t lane = 0; lane < 32; lane++) {
         float *sums = ((const fg_emu_mma_args *)warp->args[lane])->sums;
-        uint32_t g = lane / 4, t = lane % 4;
-        sums[0] = (float)c[g][t * 2];
-        sums[1] = (float)c[g][t * 2 + 1];
-        sums[2] = (float)c[g + 8][t * 2];
-        sums[3] = (float)c[g + 8][t * 2 + 1];
+        const uint32_t *c = bits + A + B + lane / 4 * 8 + lane % 4 * 2;
+        __builtin_memcpy(sums, c, 2 * sizeof(float));
+        __builtin_memcpy(sums + 2, c + 8 * 8, 2 * sizeof(float));
     }
 }
 
@@ -740,7 +762,8 @@ static inline bool fg_emu_same(const fg_emu_warp *warp, uint32_t lane, uint32_t 
 __attribute__((noinline)) inline bool fg_emu_warp_release(fg_emu_warp *warp, uint32_t lane)
 {
     uint32_t present = warp->mask[lane] & ~warp->ended;
-    if ((warp->waits & present) != present || (!warp->uniform && !fg_emu_same(warp, lane, present))) {
+    if ((warp->waits & present) != present ||
+        (!warp->uniform && !fg_emu_same(warp, lane, present))) {
         return false;
     }
     uint8_t wait = warp->wait[lane];
@@ -1037,7 +1060,8 @@ struct fg_emu_reach {
 static inline bool fg_emu_reserve(fg_emu_memory &memory)
 {
     const size_t huge = (size_t)2 << 20;
-    for (size_t size = (size_t)64 << 30; memory.base == nullptr && size >= (size_t)1 << 30; size /= 2) {
+    for (size_t size = (size_t)64 << 30; memory.base == nullptr && size >= (size_t)1 << 30;
+         size /= 2) {
         unsigned char *at = (unsigned char *)fg_emu_map(size + huge, PROT_NONE);
         if (at != nullptr) {
             memory.base = at + (huge - (uintptr_t)at % huge) % huge;
@@ -1061,7 +1085,8 @@ static inline void fg_emu_set_used(fg_emu_memory &memory)
 
 /* The piece that these bytes lie in; false if they are no device memory. In it but not within one piece: *size_out
  * is 0. */
-static inline bool fg_emu_find(const fg_emu_memory &memory, const void *at, size_t size, size_t *size_out)
+static inline bool fg_emu_find(const fg_emu_memory &memory, const void *at, size_t size,
+                               size_t *size_out)
 {
     uintptr_t address = (uintptr_t)at, base = (uintptr_t)memory.base;
     *size_out = 0;
@@ -1072,14 +1097,16 @@ static inline bool fg_emu_find(const fg_emu_memory &memory, const void *at, size
     auto after = memory.pieces.upper_bound(offset);
     if (after != memory.pieces.begin()) {
         --after;
-        if (offset - after->first <= after->second.size && size <= after->second.size - (offset - after->first)) {
+        if (offset - after->first <= after->second.size &&
+            size <= after->second.size - (offset - after->first)) {
             *size_out = after->second.size;
         }
     }
     return true;
 }
 
-static inline bool fg_emu_range_good(const fg_emu_memory &memory, const void *at, size_t size, bool device, bool any)
+static inline bool fg_emu_range_good(const fg_emu_memory &memory, const void *at, size_t size,
+                                     bool device, bool any)
 {
     size_t piece;
     bool is_device = fg_emu_find(memory, at, size, &piece);
@@ -1186,7 +1213,8 @@ inline cudaError_t cudaMalloc(void **out, size_t size)
         if (piece.first >= offset + need) {
             break;
         }
-        offset = piece.first + (piece.second.size + 2 * FG_EMU_ALIGN - 1) / FG_EMU_ALIGN * FG_EMU_ALIGN;
+        offset =
+            piece.first + (piece.second.size + 2 * FG_EMU_ALIGN - 1) / FG_EMU_ALIGN * FG_EMU_ALIGN;
     }
     if (need > memory.reserved || offset > memory.reserved - need) {
         return fg_emu_return(cudaErrorMemoryAllocation);
@@ -1273,7 +1301,8 @@ inline cudaError_t cudaFreeHost(void *at)
     return cudaSuccess;
 }
 
-template <typename T> inline cudaError_t cudaHostGetDevicePointer(T **out, void *host, unsigned flags)
+template <typename T>
+inline cudaError_t cudaHostGetDevicePointer(T **out, void *host, unsigned flags)
 {
     (void)flags;
     *out = (T *)host;
@@ -1306,13 +1335,15 @@ inline cudaError_t cudaHostUnregister(void *at)
 {
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
-    return fg_emu_return(memory.registered.erase((uintptr_t)at) != 0 ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+    return fg_emu_return(memory.registered.erase((uintptr_t)at) != 0
+                             ? cudaSuccess
+                             : cudaErrorHostMemoryNotRegistered);
 }
 
 /* ---- Copies ---- */
 
-static inline cudaError_t fg_emu_copy_check(const fg_emu_memory &memory, const void *target, const void *source,
-                                            size_t size, cudaMemcpyKind kind)
+static inline cudaError_t fg_emu_copy_check(const fg_emu_memory &memory, const void *target,
+                                            const void *source, size_t size, cudaMemcpyKind kind)
 {
     bool any = kind == cudaMemcpyDefault;
     if ((unsigned)kind > cudaMemcpyDefault) {
@@ -1341,11 +1372,12 @@ template <typename Work> static inline void fg_emu_do(cudaStream_t stream, Work 
 /* In the default stream, which waits for all others: not while one captures. */
 static inline cudaError_t fg_emu_implicit(fg_emu_memory &memory, cudaStream_t stream)
 {
-    return stream == nullptr && fg_emu_forbidden(memory) ? cudaErrorStreamCaptureImplicit : cudaSuccess;
+    return stream == nullptr && fg_emu_forbidden(memory) ? cudaErrorStreamCaptureImplicit
+                                                         : cudaSuccess;
 }
 
-inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, cudaMemcpyKind kind,
-                                   cudaStream_t stream = nullptr)
+inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size,
+                                   cudaMemcpyKind kind, cudaStream_t stream = nullptr)
 {
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
@@ -1364,7 +1396,8 @@ inline cudaError_t cudaMemcpy(void *target, const void *source, size_t size, cud
     return cudaMemcpyAsync(target, source, size, kind, nullptr);
 }
 
-inline cudaError_t cudaMemsetAsync(void *target, int value, size_t size, cudaStream_t stream = nullptr)
+inline cudaError_t cudaMemsetAsync(void *target, int value, size_t size,
+                                   cudaStream_t stream = nullptr)
 {
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
@@ -1492,7 +1525,8 @@ inline cudaError_t cudaMemGetInfo(size_t *free_out, size_t *total_out)
         return fg_emu_return(cudaErrorNoDevice);
     }
     *total_out = fg_emu_device_bytes();
-    *free_out = memory.taken[fg_emu_device] < *total_out ? *total_out - memory.taken[fg_emu_device] : 0;
+    *free_out =
+        memory.taken[fg_emu_device] < *total_out ? *total_out - memory.taken[fg_emu_device] : 0;
     return cudaSuccess;
 }
 
@@ -1500,11 +1534,13 @@ inline cudaError_t cudaDeviceSynchronize(void)
 {
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
-    return fg_emu_return(fg_emu_forbidden(memory) ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+    return fg_emu_return(fg_emu_forbidden(memory) ? cudaErrorStreamCaptureUnsupported
+                                                  : cudaSuccess);
 }
 
 template <typename... Params>
-inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value)
+inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute,
+                                        int value)
 {
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
@@ -1651,7 +1687,8 @@ inline cudaError_t cudaEventElapsedTime(float *ms_out, cudaEvent_t start, cudaEv
 {
     cudaError_t error = fg_emu_event_done(start);
     error = error == cudaSuccess ? fg_emu_event_done(end) : error;
-    if (error == cudaSuccess && (!start->recorded || !end->recorded || !start->timed || !end->timed)) {
+    if (error == cudaSuccess &&
+        (!start->recorded || !end->recorded || !start->timed || !end->timed)) {
         error = cudaErrorInvalidResourceHandle;
     }
     if (error == cudaSuccess) {
@@ -1731,7 +1768,8 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureS
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags = 0)
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph,
+                                        unsigned long long flags = 0)
 {
     (void)flags;
     if (out == nullptr || graph == nullptr) {
@@ -1783,15 +1821,16 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 
 /* ---- Launches ---- */
 
-static inline cudaError_t fg_emu_launch_check(const fg_emu_memory &memory, const fg_emu_shape &shape,
-                                              const void *kernel)
+static inline cudaError_t fg_emu_launch_check(const fg_emu_memory &memory,
+                                              const fg_emu_shape &shape, const void *kernel)
 {
     const dim3 &grid = shape.grid, &block = shape.block;
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
+        grid.z > 65535) {
         return cudaErrorInvalidConfiguration;
     }
-    if (block.x == 0 || block.y == 0 || block.z == 0 || block.x > 1024 || block.y > 1024 || block.z > 64 ||
-        (uint64_t)block.x * block.y * block.z > FG_EMU_THREADS) {
+    if (block.x == 0 || block.y == 0 || block.z == 0 || block.x > 1024 || block.y > 1024 ||
+        block.z > 64 || (uint64_t)block.x * block.y * block.z > FG_EMU_THREADS) {
         return cudaErrorInvalidConfiguration;
     }
     auto set = memory.shared_max.find(kernel);
@@ -1803,8 +1842,9 @@ static inline cudaError_t fg_emu_launch_check(const fg_emu_memory &memory, const
 }
 
 template <typename... Params, typename... Args>
-static inline cudaError_t fg_emu_launch(const char *name, dim3 grid, dim3 block, size_t shared_bytes,
-                                        cudaStream_t stream, void (*kernel)(Params...), Args... args)
+static inline cudaError_t fg_emu_launch(const char *name, dim3 grid, dim3 block,
+                                        size_t shared_bytes, cudaStream_t stream,
+                                        void (*kernel)(Params...), Args... args)
 {
     typedef std::tuple<Params...> tuple;
     struct launch {
@@ -1827,11 +1867,12 @@ static inline cudaError_t fg_emu_launch(const char *name, dim3 grid, dim3 block,
     return fg_emu_return(error);
 }
 
-#define FG_LAUNCH(kernel, grid, block, shared_bytes, stream, early, ...)                                             \
-    do {                                                                                                             \
-        (void)(early);                                                                                               \
-        fg_gpu_check(fg_emu_launch(#kernel, (grid), (block), (shared_bytes), (stream), kernel, __VA_ARGS__),         \
-                     #kernel);                                                                                       \
+#define FG_LAUNCH(kernel, grid, block, shared_bytes, stream, early, ...)                           \
+    do {                                                                                           \
+        (void)(early);                                                                             \
+        fg_gpu_check(fg_emu_launch(#kernel, (grid), (block), (shared_bytes), (stream), kernel,     \
+                                   __VA_ARGS__),                                                   \
+                     #kernel);                                                                     \
     } while (0)
 
 #define FG_SHARED_BYTES(name) unsigned char *const name = fg_emu.shared
@@ -1875,7 +1916,8 @@ static inline uint64_t fg_emu_shuffle(unsigned mask, uint64_t value, uint32_t so
 
 template <typename T> static inline T fg_emu_shuffle_of(unsigned mask, T value, uint32_t source)
 {
-    static_assert(std::is_arithmetic<T>::value && sizeof(T) >= 4 && sizeof(T) <= 8, "of 4 or 8 bytes");
+    static_assert(std::is_arithmetic<T>::value && sizeof(T) >= 4 && sizeof(T) <= 8,
+                  "of 4 or 8 bytes");
     uint64_t bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(value));
     bits = fg_emu_shuffle(mask, bits, source);
@@ -1890,19 +1932,24 @@ template <typename T> static inline T __shfl_sync(unsigned mask, T value, int fr
     return fg_emu_shuffle_of(mask, value, (lane & ~(size - 1)) | ((uint32_t)from & (size - 1)));
 }
 
-template <typename T> static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32)
+template <typename T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32)
 {
     uint32_t lane = fg_emu.now->lane, source = lane ^ (uint32_t)lanes, size = (uint32_t)width;
-    return fg_emu_shuffle_of(mask, value, source >= (lane & ~(size - 1)) + size ? lane : source & 31);
+    return fg_emu_shuffle_of(mask, value,
+                             source >= (lane & ~(size - 1)) + size ? lane : source & 31);
 }
 
-template <typename T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32)
+template <typename T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32)
 {
     uint32_t lane = fg_emu.now->lane, size = (uint32_t)width;
-    return fg_emu_shuffle_of(mask, value, (lane & (size - 1)) + lanes >= size ? lane : lane + lanes);
+    return fg_emu_shuffle_of(mask, value,
+                             (lane & (size - 1)) + lanes >= size ? lane : lane + lanes);
 }
 
-template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32)
+template <typename T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32)
 {
     uint32_t lane = fg_emu.now->lane, size = (uint32_t)width;
     return fg_emu_shuffle_of(mask, value, (lane & (size - 1)) < lanes ? lane : lane - lanes);
@@ -1956,29 +2003,31 @@ static inline void __threadfence_system(void)
 
 /* ---- Atomics: real ones, as host threads may look at the same memory ---- */
 
-#define FG_EMU_ATOMIC(name, type, result)                                                                            \
-    static inline type name(type *at, type value)                                                                    \
-    {                                                                                                                \
-        type old, next;                                                                                              \
-        __atomic_load(at, &old, __ATOMIC_RELAXED);                                                                   \
-        do {                                                                                                         \
-            next = (result);                                                                                         \
-        } while (!__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));            \
-        return old;                                                                                                  \
+#define FG_EMU_ATOMIC(name, type, result)                                                          \
+    static inline type name(type *at, type value)                                                  \
+    {                                                                                              \
+        type old, next;                                                                            \
+        __atomic_load(at, &old, __ATOMIC_RELAXED);                                                 \
+        do {                                                                                       \
+            next = (result);                                                                       \
+        } while (!__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_RELAXED,              \
+                                            __ATOMIC_RELAXED));                                    \
+        return old;                                                                                \
     }
-#define FG_EMU_ATOMICS(type)                                                                                         \
-    FG_EMU_ATOMIC(atomicAdd, type, old + value)                                                                      \
-    FG_EMU_ATOMIC(atomicMax, type, old > value ? old : value)                                                        \
-    FG_EMU_ATOMIC(atomicMin, type, old < value ? old : value)                                                        \
+#define FG_EMU_ATOMICS(type)                                                                       \
+    FG_EMU_ATOMIC(atomicAdd, type, old + value)                                                    \
+    FG_EMU_ATOMIC(atomicMax, type, old > value ? old : value)                                      \
+    FG_EMU_ATOMIC(atomicMin, type, old < value ? old : value)                                      \
     FG_EMU_ATOMIC(atomicExch, type, value)
-#define FG_EMU_ATOMIC_BITS(type)                                                                                     \
-    FG_EMU_ATOMIC(atomicAnd, type, old &value)                                                                       \
-    FG_EMU_ATOMIC(atomicOr, type, old | value)                                                                       \
-    FG_EMU_ATOMIC(atomicXor, type, old ^ value)                                                                      \
-    static inline type atomicCAS(type *at, type expected, type value)                                                \
-    {                                                                                                                \
-        __atomic_compare_exchange(at, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                 \
-        return expected;                                                                                             \
+#define FG_EMU_ATOMIC_BITS(type)                                                                   \
+    FG_EMU_ATOMIC(atomicAnd, type, old &value)                                                     \
+    FG_EMU_ATOMIC(atomicOr, type, old | value)                                                     \
+    FG_EMU_ATOMIC(atomicXor, type, old ^ value)                                                    \
+    static inline type atomicCAS(type *at, type expected, type value)                              \
+    {                                                                                              \
+        __atomic_compare_exchange(at, &expected, &value, false, __ATOMIC_RELAXED,                  \
+                                  __ATOMIC_RELAXED);                                               \
+        return expected;                                                                           \
     }
 FG_EMU_ATOMICS(int)
 FG_EMU_ATOMICS(unsigned)
@@ -2032,7 +2081,8 @@ static inline void fg_copy16(void *shared, const void *global, bool real)
     if (real && ((uintptr_t)global & 15) != 0) {
         fg_emu_abort("fg_copy16: the source is not at 16 bytes");
     }
-    fg_emu.now->copies.push_back({ (unsigned char *)shared, real ? (const unsigned char *)global : nullptr });
+    fg_emu.now->copies.push_back(
+        { (unsigned char *)shared, real ? (const unsigned char *)global : nullptr });
 }
 
 static inline void fg_copy_commit(void)
@@ -2235,14 +2285,14 @@ template <typename T> static inline T __ldg(const T *at)
     return *at;
 }
 
-#define FG_EMU_MIN_MAX(type, a_type, b_type)                                                                         \
-    static inline type min(a_type a, b_type b)                                                                       \
-    {                                                                                                                \
-        return (type)a < (type)b ? (type)a : (type)b;                                                                \
-    }                                                                                                                \
-    static inline type max(a_type a, b_type b)                                                                       \
-    {                                                                                                                \
-        return (type)a > (type)b ? (type)a : (type)b;                                                                \
+#define FG_EMU_MIN_MAX(type, a_type, b_type)                                                       \
+    static inline type min(a_type a, b_type b)                                                     \
+    {                                                                                              \
+        return (type)a < (type)b ? (type)a : (type)b;                                              \
+    }                                                                                              \
+    static inline type max(a_type a, b_type b)                                                     \
+    {                                                                                              \
+        return (type)a > (type)b ? (type)a : (type)b;                                              \
     }
 FG_EMU_MIN_MAX(int, int, int)
 FG_EMU_MIN_MAX(unsigned, unsigned, unsigned)
