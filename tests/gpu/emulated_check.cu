@@ -1,6 +1,7 @@
 /*
  * emulated_check - whether the emulation of CUDA (kernels/cuda/emulated.h) does what a GPU does. Prints a line per
- * check, exits with 1 if one failed. Built as C++ with FG_GPU_EMULATED; most of it would also run on a GPU.
+ * check, exits with 1 if one failed; with --speed also what a switch and a product take. Built as C++ with
+ * FG_GPU_EMULATED.
  */
 #include <math.h>
 #include <signal.h>
