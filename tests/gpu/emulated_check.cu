@@ -1,6 +1,7 @@
 /*
  * emulated_check - whether the emulation of CUDA (kernels/cuda/emulated.h) does what a GPU does. Prints a line per
- * check, exits with 1 if one failed. Built as C++ with FG_GPU_EMULATED; most of it would also run on a GPU.
+ * check, exits with 1 if one failed; with --speed also what a switch and a product take. Built as C++ with
+ * FG_GPU_EMULATED.
  */
 #include <math.h>
 #include <signal.h>
@@ -49,12 +50,14 @@ template <typename T> static T *device_new(size_t count)
 
 template <typename T> static void to_device(T *device, const T *host, size_t count)
 {
-    fg_gpu_check(cudaMemcpy(device, host, count * sizeof(T), cudaMemcpyHostToDevice), "to the device");
+    fg_gpu_check(cudaMemcpy(device, host, count * sizeof(T), cudaMemcpyHostToDevice),
+                 "to the device");
 }
 
 template <typename T> static void to_host(T *host, const T *device, size_t count)
 {
-    fg_gpu_check(cudaMemcpy(host, device, count * sizeof(T), cudaMemcpyDeviceToHost), "to the host");
+    fg_gpu_check(cudaMemcpy(host, device, count * sizeof(T), cudaMemcpyDeviceToHost),
+                 "to the host");
 }
 
 /* ---- Shuffles and votes ---- */
@@ -72,7 +75,8 @@ static __global__ void __launch_bounds__(96) shuffles(uint32_t *out)
     float above = __shfl_up_sync(0xFFFFFFFFU, (float)lane, 3);
     unsigned eighth = __shfl_sync(0xFFFFFFFFU, lane, 10, 8); /* lane 2 of each eight */
     unsigned odd = __ballot_sync(0xFFFFFFFFU, lane & 1);
-    bool good = sum == (int)(warp * 1024 + 496) && wide == sum && above == (float)(lane < 3 ? lane : lane - 3);
+    bool good = sum == (int)(warp * 1024 + 496) && wide == sum &&
+                above == (float)(lane < 3 ? lane : lane - 3);
     good = good && eighth == lane / 8 * 8 + 2 && odd == 0xAAAAAAAAU;
     good = good && __any_sync(0xFFFFFFFFU, lane == 7) && !__all_sync(0xFFFFFFFFU, lane == 7);
     if (lane < 12) {
@@ -80,7 +84,8 @@ static __global__ void __launch_bounds__(96) shuffles(uint32_t *out)
         unsigned mask = lane < 4 ? 0xFU : 0xFF0U;
         int most = (int)lane;
         for (uint32_t i = 0; i < (lane < 4 ? 3 : 7); i++) {
-            int other = __shfl_sync(mask, most, (int)(lane < 4 ? (lane + 1) % 4 : 4 + (lane - 3) % 8));
+            int other =
+                __shfl_sync(mask, most, (int)(lane < 4 ? (lane + 1) % 4 : 4 + (lane - 3) % 8));
             most = max(most, other);
         }
         good = good && most == (lane < 4 ? 3 : 11);
@@ -175,7 +180,8 @@ static __global__ void product(const uint16_t *a, const uint16_t *b, float *c)
 
 static void check_product(void)
 {
-    uint16_t a[16 * 16], b[16 * 8], *da = device_new<uint16_t>(16 * 16), *db = device_new<uint16_t>(16 * 8);
+    uint16_t a[16 * 16], b[16 * 8], *da = device_new<uint16_t>(16 * 16),
+                                    *db = device_new<uint16_t>(16 * 8);
     float c[16 * 8], out[16 * 8], *dc = device_new<float>(16 * 8);
     for (int round = 0; round < 20; round++) {
         for (uint16_t &x : a) {
@@ -252,7 +258,8 @@ static __global__ void copies(const uint32_t *in, uint32_t *out)
     fg_copy_wait<2>();
     good &= words[0] == UINT32_MAX;
     fg_copy_wait<1>();
-    good &= words[0] == threadIdx.x * 8 && words[3] == threadIdx.x * 8 + 3 && words[4] == UINT32_MAX;
+    good &=
+        words[0] == threadIdx.x * 8 && words[3] == threadIdx.x * 8 + 3 && words[4] == UINT32_MAX;
     fg_copy_wait<0>();
     good &= words[7] == threadIdx.x * 8 + 7 && words[8] == 0 && words[11] == 0;
     fg_copy16(words, in, true); /* Never waited for. */
@@ -292,7 +299,8 @@ static void check_graphs(void)
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     uint32_t *pinned = nullptr, *in = device_new<uint32_t>(32), *out = device_new<uint32_t>(32);
-    fg_gpu_check(cudaHostAlloc(&pinned, 32 * sizeof(*pinned), cudaHostAllocDefault), "cudaHostAlloc");
+    fg_gpu_check(cudaHostAlloc(&pinned, 32 * sizeof(*pinned), cudaHostAllocDefault),
+                 "cudaHostAlloc");
     fg_gpu_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     fg_gpu_check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "stream");
     fg_gpu_check(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "event");
@@ -301,7 +309,8 @@ static void check_graphs(void)
 
     uint32_t more = 5, host[32];
     fg_gpu_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin");
-    fg_gpu_check(cudaMemcpyAsync(in, pinned, 32 * sizeof(*in), cudaMemcpyHostToDevice, stream), "copy");
+    fg_gpu_check(cudaMemcpyAsync(in, pinned, 32 * sizeof(*in), cudaMemcpyHostToDevice, stream),
+                 "copy");
     fg_gpu_check(cudaEventRecord(fork, stream), "record");
     fg_gpu_check(cudaStreamWaitEvent(other, fork, 0), "wait");
     FG_LAUNCH(add, 1, 32, 0, other, true, in, out, more);
@@ -322,15 +331,18 @@ static void check_graphs(void)
     }
     to_host(host, out, 32);
     for (uint32_t i = 0; i < 32; i++) {
-        expect(host[i] == 600 + 3 * i + 15, "replays did not see memory as it is, or arguments as they were");
+        expect(host[i] == 600 + 3 * i + 15,
+               "replays did not see memory as it is, or arguments as they were");
     }
     fg_gpu_check(cudaGraphExecDestroy(exec), "destroy");
 
     /* What a capture forbids ends it. */
     fg_gpu_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin");
-    expect(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported, "waited for a capturing stream");
+    expect(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported,
+           "waited for a capturing stream");
     expect(cudaStreamEndCapture(stream, &graph) != cudaSuccess, "a broken capture made a graph");
-    expect(cudaGetLastError() != cudaSuccess && cudaGetLastError() == cudaSuccess, "cudaGetLastError");
+    expect(cudaGetLastError() != cudaSuccess && cudaGetLastError() == cudaSuccess,
+           "cudaGetLastError");
     cudaEventDestroy(fork);
     cudaEventDestroy(join);
     cudaStreamDestroy(other);
@@ -425,8 +437,10 @@ static void check_misuse(void)
     expect(fate(run_lost_lane, device) == SIGABRT, "a warp without one of its lanes went on");
     expect(fate(run_askew, device) == SIGABRT, "a copy from 8 beside 16 bytes was made");
     uint32_t host[4];
-    expect(cudaMemcpy(host, device, 8192, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue, "a copy beyond the end");
-    expect(cudaMemcpy(host, host, 4, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue, "a copy of the wrong kind");
+    expect(cudaMemcpy(host, device, 8192, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue,
+           "a copy beyond the end");
+    expect(cudaMemcpy(host, host, 4, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue,
+           "a copy of the wrong kind");
     expect(cudaFree(device + 1) == cudaErrorInvalidValue, "half a piece freed");
     const struct {
         dim3 grid, block;
@@ -447,7 +461,8 @@ static void check_misuse(void)
         memcpy(why, before, sizeof(why));
         expect(refused, "an impossible launch was made");
     }
-    fg_gpu_check(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024), "attribute");
+    fg_gpu_check(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024),
+                 "attribute");
     FG_LAUNCH(add, 1, 32, 227 * 1024, nullptr, false, device, device, 0U);
     cudaFree(device);
 }
@@ -489,7 +504,8 @@ static __global__ void numbers(uint32_t *out)
     good &= fg_bf16_pair(1.0F, -2.0F) == 0xC0003F80U && fg_bf16_pair(NAN, -INFINITY) == 0xFF807FFFU;
     good &= fg_bf16_pair(__uint_as_float(0x3F808000U), __uint_as_float(0x3F818000U)) == 0x3F823F80U;
     good &= fg_exp2(3.0F) == 8.0F && fg_exp2(-126.5F) == 0.0F && fg_exp2(-INFINITY) == 0.0F;
-    good &= __float2int_rn(2.5F) == 2 && __float2int_rn(-1e20F) == INT32_MIN && __clz(1) == 31 && __popc(7) == 3;
+    good &= __float2int_rn(2.5F) == 2 && __float2int_rn(-1e20F) == INT32_MIN && __clz(1) == 31 &&
+            __popc(7) == 3;
     good &= __byte_perm(0x33221100U, 0x77665544U, 0x7150) == 0x77115500U;
     good &= __umulhi(0x80000000U, 6) == 3 && min(3, 4) == 3 && max(3U, 4U) == 4U;
     atomicAdd(out, good);
@@ -552,10 +568,11 @@ int main(int argc, char **argv)
         const char *name;
         void (*check)(void);
     } checks[] = {
-        { "shuffles", check_shuffles }, { "barriers", check_barriers },     { "product", check_product },
-        { "matrices", check_matrices }, { "copies", check_copies },         { "graphs", check_graphs },
-        { "memory", check_memory },     { "protection", check_protection }, { "misuse", check_misuse },
-        { "numbers", check_numbers },
+        { "shuffles", check_shuffles }, { "barriers", check_barriers },
+        { "product", check_product },   { "matrices", check_matrices },
+        { "copies", check_copies },     { "graphs", check_graphs },
+        { "memory", check_memory },     { "protection", check_protection },
+        { "misuse", check_misuse },     { "numbers", check_numbers },
     };
     for (const auto &check : checks) {
         why[0] = '\0';
