@@ -506,6 +506,7 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
                                  .step_seqs_max = options->limits.step_seqs_max,
                                  .context_max = options->limits.context_max,
                                  .head_count = options->hparams->head_count,
+                                 .kv_head_count = options->hparams->kv_head_count,
                                  .head_dim = options->hparams->head_dim,
                                  .block_size = options->layout.block_size };
     fg_status status = fg_device_open(&device, &forward->device, err);

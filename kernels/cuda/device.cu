@@ -103,6 +103,10 @@ static const char *find_index(const char *kind, uint32_t *index_out)
 
 static fg_status check_limits(const fg_device_options *limits, fg_error *err)
 {
+    if (limits->step_rows_max > 0 && (limits->kv_head_count == 0 || limits->head_count % limits->kv_head_count != 0)) {
+        return fail(err, FG_BAD_INPUT, "cuda: %u heads do not share %u KV heads", limits->head_count,
+                    limits->kv_head_count);
+    }
     if (limits->head_dim % 8 != 0 || limits->head_dim > 256) {
         return fail(err, FG_BAD_INPUT, "cuda: heads of %u dimensions are not computed (multiples of 8 up to 256)",
                     limits->head_dim);
