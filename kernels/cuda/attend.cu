@@ -53,7 +53,8 @@ typedef struct unit {
     uint32_t table;
 } unit;
 
-static __device__ __forceinline__ unit find_unit(const attend_job &job, fg_gpu_span span, uint32_t index)
+static __device__ __forceinline__ unit find_unit(const attend_job &job, fg_gpu_span span,
+                                                 uint32_t index)
 {
     unit u;
     uint32_t part = index % job.units;
@@ -80,8 +81,8 @@ template <int dims> static __device__ __forceinline__ uint32_t value_turn(uint32
 
 /* Asks for slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
 template <int dims, int threads>
-static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job, const unit &u,
-                                                 uint32_t first, uint32_t limit)
+static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job,
+                                                 const unit &u, uint32_t first, uint32_t limit)
 {
     constexpr uint32_t piece_parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
     uint32_t real_parts = job.head_dim / 2 * FG_KV_PIECE / 4;
@@ -115,7 +116,8 @@ static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const at
 
 /* The slot behind the last one may hold anything, and 0 times that need not be 0. */
 template <int dims, int threads>
-static __device__ __forceinline__ void clear_behind(tile_memory<dims> *tile, uint32_t first, uint32_t limit)
+static __device__ __forceinline__ void clear_behind(tile_memory<dims> *tile, uint32_t first,
+                                                    uint32_t limit)
 {
     if (limit % 2 != 0 && limit > first && limit < first + FG_GPU_TILE) {
         uint32_t *line = &tile->values[(limit - first) / 2 * dims];
@@ -135,8 +137,8 @@ template <int dims> static constexpr __host__ __device__ uint32_t q_stride()
 /* q of a unit as bf16, scaled; (row, head)s that there are not are zeros. `threads` of a block or a warp, this one is
  * `index`. */
 template <int dims>
-static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &job, const unit &u, uint32_t index,
-                                              uint32_t threads)
+static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &job, const unit &u,
+                                              uint32_t index, uint32_t threads)
 {
     for (uint32_t i = index; i < FG_GPU_GROUP_ROWS * (dims / 2); i += threads) {
         uint32_t place = i / (dims / 2), pair = i % (dims / 2);
@@ -144,7 +146,8 @@ static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &jo
         uint32_t word = 0;
         if (row < u.row_count && 2 * pair < job.head_dim) {
             const float *q =
-                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * job.head_dim + 2 * pair;
+                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * job.head_dim +
+                2 * pair;
             word = fg_bf16_pair(__fmul_rn(q[1], job.scale), __fmul_rn(q[0], job.scale));
         }
         to[place * q_stride<dims>() + pair] = word;
@@ -153,8 +156,8 @@ static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &jo
 
 /* Scores of `count` tiles of 8 slots, from slot 8 * tile of the tile on. */
 template <int dims, int count>
-static __device__ __forceinline__ void score(const tile_memory<dims> *memory, const uint32_t *q, uint32_t tile,
-                                             uint32_t lane, float (*scores)[4])
+static __device__ __forceinline__ void score(const tile_memory<dims> *memory, const uint32_t *q,
+                                             uint32_t tile, uint32_t lane, float (*scores)[4])
 {
     uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -164,7 +167,8 @@ static __device__ __forceinline__ void score(const tile_memory<dims> *memory, co
 #pragma unroll
     for (uint32_t step = 0; step < dims / FG_GPU_STEP; step++) {
         const uint32_t *rows = q + g * q_stride<dims>() + step * 8 + t;
-        const uint32_t a[4] = { rows[0], rows[8 * q_stride<dims>()], rows[4], rows[8 * q_stride<dims>() + 4] };
+        const uint32_t a[4] = { rows[0], rows[8 * q_stride<dims>()], rows[4],
+                                rows[8 * q_stride<dims>() + 4] };
 #pragma unroll
         for (int i = 0; i < count; i++) {
             uint32_t slot = (tile + i) * 8 + g;
@@ -179,7 +183,8 @@ static __device__ __forceinline__ void score(const tile_memory<dims> *memory, co
 
 /* What a slot beyond a row's position scores. `seen`: slots of the tile that rows g and g + 8 see. */
 template <int count>
-static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, uint32_t lane, const int32_t seen[2])
+static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, uint32_t lane,
+                                            const int32_t seen[2])
 {
 #pragma unroll
     for (int i = 0; i < count; i++) {
@@ -251,8 +256,9 @@ static __device__ __forceinline__ float sum_slices(const float slices[SLICES])
 
 /* One step of outputs: 16 slots of `count` tiles of 8 dimensions, from dimension 8 * tile on. */
 template <int dims, int count>
-static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, const uint32_t a[4], uint32_t step,
-                                           uint32_t tile, uint32_t lane, float (*outputs)[4])
+static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, const uint32_t a[4],
+                                           uint32_t step, uint32_t tile, uint32_t lane,
+                                           float (*outputs)[4])
 {
     uint32_t g = lane / 4, t = lane % 4;
     const uint32_t *line = memory->values + (step * 8 + t) * dims;
@@ -264,8 +270,8 @@ static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, cons
 }
 
 /* How much a merged record and a new one count. */
-static __device__ __forceinline__ void merge(float *top, float *sum, float new_top, float new_sum, float *old_factor,
-                                             float *new_factor)
+static __device__ __forceinline__ void merge(float *top, float *sum, float new_top, float new_sum,
+                                             float *old_factor, float *new_factor)
 {
     float both = fmaxf(*top, new_top);
     float base = base_of(both);
@@ -275,7 +281,8 @@ static __device__ __forceinline__ void merge(float *top, float *sum, float new_t
     *top = both;
 }
 
-static __device__ __forceinline__ float merged(float old_value, float new_value, float old_factor, float new_factor)
+static __device__ __forceinline__ float merged(float old_value, float new_value, float old_factor,
+                                               float new_factor)
 {
     return __fmaf_rn(new_value, new_factor, __fmul_rn(old_value, old_factor));
 }
@@ -291,13 +298,15 @@ template <int dims> struct group_memory {
 };
 
 /* Records: [tile of all groups][unit][maximum, sum][row], then [dim][row]... as floats; `rows` of them. */
-static __device__ __forceinline__ float *record_at(const attend_job &job, uint32_t tile, uint32_t index, uint32_t rows)
+static __device__ __forceinline__ float *record_at(const attend_job &job, uint32_t tile,
+                                                   uint32_t index, uint32_t rows)
 {
     size_t floats = (size_t)rows * (job.head_dim + 2);
     return job.records + ((size_t)tile * job.kv_head_count * job.units + index) * floats;
 }
 
-static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uint32_t tile, uint32_t count)
+static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uint32_t tile,
+                                                      uint32_t count)
 {
     uint32_t low = 0, high = count - 1;
     while (low < high) {
@@ -312,15 +321,17 @@ static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uin
 }
 
 /* Slots of the tile that begins at `first` that a row sees; 0 or less: none. */
-static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const unit &u, uint32_t place, uint32_t first)
+static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const unit &u,
+                                                  uint32_t place, uint32_t first)
 {
     uint32_t row = place / u.head_count;
     return row < u.row_count ? (int32_t)(job.rows[u.row + row].position + 1) - (int32_t)first : 0;
 }
 
 template <int dims>
-static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, const attend_job &job, const unit &u,
-                                                  uint32_t first, float *record, uint32_t record_rows)
+static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, const attend_job &job,
+                                                  const unit &u, uint32_t first, float *record,
+                                                  uint32_t record_rows)
 {
     constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -363,7 +374,8 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
     float outputs[mine][4] = {};
     if (warp * mine < dims / 8) {
         for (uint32_t step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
-            const uint32_t *low = &memory->weights[g][step * 8 + t], *high = &memory->weights[g + 8][step * 8 + t];
+            const uint32_t *low = &memory->weights[g][step * 8 + t],
+                           *high = &memory->weights[g + 8][step * 8 + t];
             const uint32_t a[4] = { low[0], high[0], low[4], high[4] };
             mix<dims, mine>(&memory->tile, a, step, warp * mine, lane, outputs);
         }
@@ -396,7 +408,8 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
     __syncthreads(); /* the memory is filled again */
 }
 
-template <int dims> static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
+template <int dims>
+static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
 {
     FG_SHARED_BYTES(shared);
     group_memory<dims> *memory = (group_memory<dims> *)shared;
@@ -415,14 +428,16 @@ template <int dims> static __global__ __launch_bounds__(GROUP_THREADS) void atte
         uint32_t before = group == 0 ? 0 : job.ends[group - 1];
         unit u = find_unit(job, job.groups[group], index);
         group_tile<dims>(memory, job, u, (tile - before) * FG_GPU_TILE,
-                         record_at(job, tile - from, index, counts.record_rows), counts.record_rows);
+                         record_at(job, tile - from, index, counts.record_rows),
+                         counts.record_rows);
     }
 }
 
 enum { MERGE_THREADS = 128 };
 
 /* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions. */
-template <int dims> static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
+template <int dims>
+static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
 {
     constexpr int mine = (dims + 31) / 32;
     fg_gpu_wait();
@@ -436,7 +451,8 @@ template <int dims> static __global__ __launch_bounds__(MERGE_THREADS) void merg
     uint32_t first = group == 0 ? 0 : job.ends[group - 1], end = job.ends[group];
     unit u = find_unit(job, job.groups[group], blockIdx.y);
     uint32_t rows = counts.record_rows;
-    for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count; place += MERGE_THREADS / 32) {
+    for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count;
+         place += MERGE_THREADS / 32) {
         float top = MINUS_INFINITY, sum = 0.0f, outputs[mine] = {};
         for (uint32_t tile = first; tile < end; tile++) {
             const float *record = record_at(job, tile - from, blockIdx.y, rows);
@@ -446,7 +462,8 @@ template <int dims> static __global__ __launch_bounds__(MERGE_THREADS) void merg
 #pragma unroll
             for (int i = 0; i < mine; i++) {
                 uint32_t d = i * 32 + lane;
-                outputs[i] = merged(outputs[i], d < job.head_dim ? values[d] : 0.0f, old_factor, new_factor);
+                outputs[i] =
+                    merged(outputs[i], d < job.head_dim ? values[d] : 0.0f, old_factor, new_factor);
             }
         }
         float factor = __fdiv_rn(1.0f, sum);
@@ -482,8 +499,9 @@ typedef struct row_state {
 } row_state;
 
 template <int dims>
-static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile, const uint32_t *q, uint32_t lane,
-                                                   const int32_t seen[2], row_state *state, float (*outputs)[4])
+static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile, const uint32_t *q,
+                                                   uint32_t lane, const int32_t seen[2],
+                                                   row_state *state, float (*outputs)[4])
 {
     constexpr int all = FG_GPU_TILE / 8;
     float scores[all][4], tops[2], slices[2][SLICES], old_factors[2], new_factors[2];
@@ -500,8 +518,8 @@ static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]), &old_factors[half],
-              &new_factors[half]);
+        merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]),
+              &old_factors[half], &new_factors[half]);
     }
     constexpr int some = mix_tiles<dims>();
 #pragma unroll
@@ -509,23 +527,24 @@ static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile
         float made[some][4] = {};
 #pragma unroll
         for (int step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
-            const uint32_t a[4] = { weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0],
-                                    weights[2 * step + 1][1] };
+            const uint32_t a[4] = { weights[2 * step][0], weights[2 * step][1],
+                                    weights[2 * step + 1][0], weights[2 * step + 1][1] };
             mix<dims, some>(tile, a, step, first, lane, made);
         }
 #pragma unroll
         for (int i = 0; i < some; i++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                outputs[first + i][j] =
-                    merged(outputs[first + i][j], made[i][j], old_factors[j / 2], new_factors[j / 2]);
+                outputs[first + i][j] = merged(outputs[first + i][j], made[i][j],
+                                               old_factors[j / 2], new_factors[j / 2]);
             }
         }
     }
 }
 
 /* Blocks: x a prompt's piece, the later ones, which have most to do, first; y a unit of heads. */
-template <int dims> static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(attend_job job)
+template <int dims>
+static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(attend_job job)
 {
     FG_SHARED_BYTES(shared);
     prompt_memory<dims> *memory = (prompt_memory<dims> *)shared;
@@ -575,7 +594,8 @@ template <int dims> static __global__ __launch_bounds__(PROMPT_THREADS, 1) void 
         }
         float factor = __fdiv_rn(1.0f, state.sums[half]);
         float *out =
-            job.out + ((size_t)(u.row + row) * job.head_count + u.head + place % u.head_count) * job.head_dim;
+            job.out +
+            ((size_t)(u.row + row) * job.head_count + u.head + place % u.head_count) * job.head_dim;
 #pragma unroll
         for (int i = 0; i < dims / 8; i++) {
             uint32_t d = i * 8 + 2 * t;
@@ -590,21 +610,25 @@ template <int dims> static __global__ __launch_bounds__(PROMPT_THREADS, 1) void 
 /* ---- starting them ---- */
 
 /* Groups from `first` on whose records there is room for. */
-static uint32_t groups_that_fit(const fg_device_stream *stream, const attend_job &job, uint32_t first)
+static uint32_t groups_that_fit(const fg_device_stream *stream, const attend_job &job,
+                                uint32_t first)
 {
     const uint32_t *ends = stream->host_at.ends;
     uint32_t before = first == 0 ? 0 : ends[first - 1], end = first + 1;
-    size_t each = (size_t)job.kv_head_count * job.units * stream->counts.record_rows * (job.head_dim + 2);
+    size_t each =
+        (size_t)job.kv_head_count * job.units * stream->counts.record_rows * (job.head_dim + 2);
     while (end < stream->counts.groups && (ends[end] - before) * each <= stream->record_floats) {
         end++;
     }
     return end;
 }
 
-template <int dims> static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t rows)
+template <int dims>
+static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
     size_t bytes = sizeof(group_memory<dims>);
-    uint32_t blocks = (uint32_t)(stream->device->multiprocessors * (bytes > 100000 ? 1 : 228000 / (bytes + 1024)));
+    uint32_t blocks = (uint32_t)(stream->device->multiprocessors *
+                                 (bytes > 100000 ? 1 : 228000 / (bytes + 1024)));
     dim3 merge_grid(stream->passes ? stream->counts.groups : rows, job.kv_head_count * job.units);
     job.group_first = 0;
     job.group_end = UINT32_MAX;
@@ -612,8 +636,10 @@ template <int dims> static void launch_groups(fg_device_stream *stream, attend_j
         if (stream->passes) {
             job.group_end = groups_that_fit(stream, job, job.group_first);
         }
-        FG_LAUNCH(attend_groups<dims>, dim3(blocks), dim3(GROUP_THREADS), bytes, stream->stream, true, job);
-        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(MERGE_THREADS), 0, stream->stream, true, job);
+        FG_LAUNCH(attend_groups<dims>, dim3(blocks), dim3(GROUP_THREADS), bytes, stream->stream,
+                  true, job);
+        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(MERGE_THREADS), 0, stream->stream, true,
+                  job);
         job.group_first = job.group_end;
     } while (job.group_end < stream->counts.groups);
 }
@@ -630,11 +656,13 @@ template <int dims> static void launch(fg_device_stream *stream, attend_job &job
     }
 }
 
-void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args, uint32_t rows)
+void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                    uint32_t rows)
 {
     const fg_device *device = stream->device;
     if (rows != stream->rows.rows || args->kv_rows != stream->rows.kv_rows || args->window != 0) {
-        fg_gpu_check(cudaErrorInvalidValue, "attention over a part of a step's rows, or with a window");
+        fg_gpu_check(cudaErrorInvalidValue,
+                     "attention over a part of a step's rows, or with a window");
     }
     attend_job job = {};
     job.q = args->q;
@@ -677,10 +705,12 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
 
 template <int dims> static void prepare_dims(void)
 {
-    fg_gpu_check(cudaFuncSetAttribute(attend_groups<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    fg_gpu_check(cudaFuncSetAttribute(attend_groups<dims>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       sizeof(group_memory<dims>)),
                  "preparing kernels");
-    fg_gpu_check(cudaFuncSetAttribute(attend_prompts<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    fg_gpu_check(cudaFuncSetAttribute(attend_prompts<dims>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       sizeof(prompt_memory<dims>)),
                  "preparing kernels");
 }

@@ -22,19 +22,21 @@
 void fg_gpu_check(cudaError_t error, const char *what);
 
 enum {
-    FG_GPU_STEP = 16,      /* columns of one step of a product */
-    FG_GPU_PARTS = 8,      /* of a product's steps */
-    FG_GPU_STRIP = 16,     /* outputs that lie together */
-    FG_GPU_TILE = 128,     /* slots of a tile of attention */
-    FG_GPU_GROUP_ROWS = 16, /* (row, head)s of a unit of tensor-core products */
-    FG_GPU_WARPS = 8,      /* of a tile of a prompt's attention */
+    FG_GPU_STEP = 16,        /* columns of one step of a product */
+    FG_GPU_PARTS = 8,        /* of a product's steps */
+    FG_GPU_STRIP = 16,       /* outputs that lie together */
+    FG_GPU_TILE = 128,       /* slots of a tile of attention */
+    FG_GPU_GROUP_ROWS = 16,  /* (row, head)s of a unit of tensor-core products */
+    FG_GPU_WARPS = 8,        /* of a tile of a prompt's attention */
     FG_GPU_PROMPT_ROWS = 32, /* of one sequence in a step: from so many on they count as a prompt */
-    FG_GPU_SMALL_ROWS = 64, /* steps of at most so many rows have their own staging, whose addresses never change */
+    FG_GPU_SMALL_ROWS =
+        64, /* steps of at most so many rows have their own staging, whose addresses never change */
 };
 
 /* A row as attention sees it. */
 typedef struct fg_gpu_row {
-    uint32_t table;    /* where its sequence's block ids begin in the staged tables; UINT32_MAX: a row that pads */
+    uint32_t
+        table; /* where its sequence's block ids begin in the staged tables; UINT32_MAX: a row that pads */
     uint32_t position;
 } fg_gpu_row;
 
@@ -75,7 +77,7 @@ struct fg_device {
     fg_device_options limits;
     /* How query heads of one KV head are cut: `unit_heads` of them go together, in `units` pieces a KV head. */
     uint32_t unit_heads, units;
-    uint32_t row_tokens; /* rows of one sequence that a unit of 16 (row, head)s has room for */
+    uint32_t row_tokens;   /* rows of one sequence that a unit of 16 (row, head)s has room for */
     fg_gpu_memory *loaded; /* until close */
 };
 
@@ -95,7 +97,7 @@ struct fg_device_stream {
     uint64_t sequence;
     void *host_stage, *device_stage;
     size_t stage_bytes;
-    fg_step_rows rows; /* as staged: operations name these arrays */
+    fg_step_rows rows;     /* as staged: operations name these arrays */
     fg_gpu_staged at;      /* on the device */
     fg_gpu_staged host_at; /* where it was copied from */
     fg_gpu_counts counts;
@@ -113,7 +115,8 @@ struct fg_device_stream {
 };
 
 /* Where an array of the step's, or a part of it, was copied to. */
-template <typename T> static inline const T *fg_gpu_staged_at(const T *host, const T *base, const T *device)
+template <typename T>
+static inline const T *fg_gpu_staged_at(const T *host, const T *base, const T *device)
 {
     return host == nullptr ? nullptr : device + (host - base);
 }
@@ -134,7 +137,8 @@ static inline bool fg_gpu_is_tensor(uint32_t type)
  * Activations of such products: matrices of 8 rows x 8 columns, a row's 16 bytes after the other's, [row / 8][column / 8].
  * So a warp reads a fragment as 32 words that follow each other. This is the word of columns k and k + 1, k even.
  */
-static __host__ __device__ __forceinline__ size_t fg_gpu_pair_at(uint32_t row, uint32_t k, uint32_t columns)
+static __host__ __device__ __forceinline__ size_t fg_gpu_pair_at(uint32_t row, uint32_t k,
+                                                                 uint32_t columns)
 {
     return ((size_t)(row / 8) * (columns / 8) + k / 8) * 32 + row % 8 * 4 + k % 8 / 2;
 }
@@ -143,23 +147,28 @@ void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
 fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err);
 void fg_cuda_stage_close(fg_device_stream *stream);
 
-fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out, fg_error *err);
+fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
+                       fg_error *err);
 uint32_t fg_cuda_linear_form(uint32_t type);
-void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms, uint32_t rows);
+void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                     uint32_t rows);
 void fg_cuda_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                     const fg_activations *in, uint32_t rows);
-void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in, uint32_t rows);
-void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in, uint32_t rows,
-                     uint32_t *choices, float *tops);
-void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens, uint32_t rows,
-                   float *out);
+void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                   uint32_t rows);
+void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
+                     uint32_t rows, uint32_t *choices, float *tops);
+void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                   uint32_t rows, float *out);
 void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                     uint32_t *finite);
 void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
                         const double *frequencies, uint32_t pair_count, float *table);
-void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args, uint32_t rows);
-void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args, uint32_t rows);
+void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
+                        uint32_t rows);
+void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                    uint32_t rows);
 
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(void);

@@ -22,15 +22,16 @@ void fg_gpu_check(cudaError_t error, const char *what)
 {
     if (error != cudaSuccess) {
         fprintf(stderr,
-                "forge: cuda: %s: %s. The device can't be used any more; this process ends so that its requests "
+                "forge: cuda: %s: %s. The device can't be used any more; this process ends so that "
+                "its requests "
                 "move on.\n",
                 what, cudaGetErrorString(error));
         abort();
     }
 }
 
-__attribute__((format(printf, 3, 4))) static fg_status fail(fg_error *err, fg_status status, const char *format,
-                                                            ...)
+__attribute__((format(printf, 3, 4))) static fg_status fail(fg_error *err, fg_status status,
+                                                            const char *format, ...)
 {
     if (err != nullptr) {
         va_list list;
@@ -82,7 +83,8 @@ static void cut_heads(fg_device *device)
     device->units = (heads + FG_GPU_GROUP_ROWS - 1) / FG_GPU_GROUP_ROWS;
     device->units = device->units == 0 ? 1 : device->units;
     device->unit_heads = (heads + device->units - 1) / device->units;
-    device->row_tokens = device->unit_heads > 0 ? FG_GPU_GROUP_ROWS / device->unit_heads : FG_GPU_GROUP_ROWS;
+    device->row_tokens =
+        device->unit_heads > 0 ? FG_GPU_GROUP_ROWS / device->unit_heads : FG_GPU_GROUP_ROWS;
 }
 
 static const char *find_index(const char *kind, uint32_t *index_out)
@@ -103,24 +105,27 @@ static const char *find_index(const char *kind, uint32_t *index_out)
 
 static fg_status check_limits(const fg_device_options *limits, fg_error *err)
 {
-    if (limits->step_rows_max > 0 && (limits->kv_head_count == 0 || limits->head_count % limits->kv_head_count != 0)) {
-        return fail(err, FG_BAD_INPUT, "cuda: %u heads do not share %u KV heads", limits->head_count,
-                    limits->kv_head_count);
+    if (limits->step_rows_max > 0 &&
+        (limits->kv_head_count == 0 || limits->head_count % limits->kv_head_count != 0)) {
+        return fail(err, FG_BAD_INPUT, "cuda: %u heads do not share %u KV heads",
+                    limits->head_count, limits->kv_head_count);
     }
     if (limits->head_dim % 8 != 0 || limits->head_dim > 256) {
-        return fail(err, FG_BAD_INPUT, "cuda: heads of %u dimensions are not computed (multiples of 8 up to 256)",
+        return fail(err, FG_BAD_INPUT,
+                    "cuda: heads of %u dimensions are not computed (multiples of 8 up to 256)",
                     limits->head_dim);
     }
     if (limits->block_size != 0 && limits->block_size < FG_KV_PIECE) {
-        return fail(err, FG_BAD_INPUT, "cuda: --block-size %u is too small: %d or more", limits->block_size,
-                    FG_KV_PIECE);
+        return fail(err, FG_BAD_INPUT, "cuda: --block-size %u is too small: %d or more",
+                    limits->block_size, FG_KV_PIECE);
     }
     return FG_OK;
 }
 
 extern const fg_backend backend;
 
-static fg_status device_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
+static fg_status device_open(const fg_device_options *options, fg_device **device_out,
+                             fg_error *err)
 {
     uint32_t index;
     const char *bad = find_index(options->kind, &index);
@@ -132,7 +137,8 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
         return FG_BAD_INPUT;
     }
     if (index >= count) {
-        return fail(err, FG_BAD_INPUT, "there is no cuda:%u: this machine has %u CUDA device%s, from cuda:0 on", index,
+        return fail(err, FG_BAD_INPUT,
+                    "there is no cuda:%u: this machine has %u CUDA device%s, from cuda:0 on", index,
                     count, count == 1 ? "" : "s");
     }
     cudaDeviceProp facts;
@@ -143,8 +149,8 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
         return fail(err, FG_BAD_INPUT, "cuda:%u: %s", index, cudaGetErrorString(error));
     }
     if (facts.major < 8) {
-        return fail(err, FG_BAD_INPUT, "cuda:%u (%s) is sm_%d%d: Forge needs sm_80 or newer", index, facts.name,
-                    facts.major, facts.minor);
+        return fail(err, FG_BAD_INPUT, "cuda:%u (%s) is sm_%d%d: Forge needs sm_80 or newer", index,
+                    facts.name, facts.major, facts.minor);
     }
     fg_status status = check_limits(options, err);
     if (status != FG_OK) {
@@ -231,7 +237,8 @@ static fg_status device_pin(fg_device *device, void *memory, size_t size_bytes, 
     cudaError_t error = cudaHostRegister(memory, size_bytes, cudaHostRegisterDefault);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
-        return fail(err, FG_AGAIN, "the host's memory could not be pinned: %s", cudaGetErrorString(error));
+        return fail(err, FG_AGAIN, "the host's memory could not be pinned: %s",
+                    cudaGetErrorString(error));
     }
     return FG_OK;
 }
@@ -259,12 +266,13 @@ void *fg_cuda_keep(fg_device *device, size_t size_bytes)
     return kept->memory;
 }
 
-static fg_status device_load(fg_device *device, const void *host, size_t size_bytes, const void **device_out,
-                             fg_error *err)
+static fg_status device_load(fg_device *device, const void *host, size_t size_bytes,
+                             const void **device_out, fg_error *err)
 {
     void *memory = fg_cuda_keep(device, size_bytes);
     if (memory == nullptr) {
-        return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of the model", device->index, size_bytes >> 20);
+        return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of the model", device->index,
+                    size_bytes >> 20);
     }
     fg_gpu_check(cudaMemcpy(memory, host, size_bytes, cudaMemcpyHostToDevice), "loading weights");
     *device_out = memory;
@@ -317,7 +325,8 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
         stream->record_floats = 1;
     }
     if (cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
-        cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) != cudaSuccess) {
+        cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) !=
+            cudaSuccess) {
         (void)cudaGetLastError();
         return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of work areas", device->index,
                     (stream->work_floats + stream->record_floats) * sizeof(float) >> 20);
@@ -334,11 +343,14 @@ static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, f
     stream->backend = &backend;
     stream->device = device;
     cudaError_t error = cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking);
-    error = error != cudaSuccess ? error : cudaEventCreateWithFlags(&stream->event, cudaEventDisableTiming);
-    error = error != cudaSuccess ? error : cudaEventCreateWithFlags(&stream->staged, cudaEventDisableTiming);
-    fg_status status = error == cudaSuccess
-                           ? FG_OK
-                           : fail(err, FG_AGAIN, "cuda:%d: no stream: %s", device->index, cudaGetErrorString(error));
+    error = error != cudaSuccess ? error
+                                 : cudaEventCreateWithFlags(&stream->event, cudaEventDisableTiming);
+    error = error != cudaSuccess
+                ? error
+                : cudaEventCreateWithFlags(&stream->staged, cudaEventDisableTiming);
+    fg_status status = error == cudaSuccess ? FG_OK
+                                            : fail(err, FG_AGAIN, "cuda:%d: no stream: %s",
+                                                   device->index, cudaGetErrorString(error));
     status = status != FG_OK ? status : take_work(stream, err);
     status = status != FG_OK ? status : fg_cuda_stage_open(stream, err);
     if (status != FG_OK) {
@@ -349,10 +361,12 @@ static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, f
     return FG_OK;
 }
 
-static void stream_copy(fg_device_stream *stream, void *target, const void *source, size_t size_bytes)
+static void stream_copy(fg_device_stream *stream, void *target, const void *source,
+                        size_t size_bytes)
 {
     stream->sequence++;
-    fg_gpu_check(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream->stream), "copying");
+    fg_gpu_check(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream->stream),
+                 "copying");
 }
 
 static fg_device_event event_record(fg_device_stream *stream)
@@ -367,8 +381,8 @@ static void event_wait(fg_device_stream *stream, fg_device_event event)
     fg_gpu_check(cudaEventSynchronize(stream->event), "waiting for the device");
 }
 
-static void share_work(fg_device_stream *stream, uint32_t pieces, void (*work)(void *ctx, uint32_t piece, uint32_t member),
-                       void *ctx)
+static void share_work(fg_device_stream *stream, uint32_t pieces,
+                       void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
 {
     for (uint32_t piece = 0; piece < pieces; piece++) {
         work(ctx, piece, 0);
@@ -382,7 +396,8 @@ static bool replay_begin(fg_device_stream *stream, uint64_t key)
     }
     for (uint32_t i = 0; i < stream->graph_count; i++) {
         if (stream->graphs[i].key == key) {
-            fg_gpu_check(cudaGraphLaunch(stream->graphs[i].run, stream->stream), "starting a graph");
+            fg_gpu_check(cudaGraphLaunch(stream->graphs[i].run, stream->stream),
+                         "starting a graph");
             stream->sequence++;
             return true;
         }
@@ -390,7 +405,8 @@ static bool replay_begin(fg_device_stream *stream, uint64_t key)
     if (stream->graph_count == FG_GPU_GRAPHS) {
         return false;
     }
-    fg_gpu_check(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
+    fg_gpu_check(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal),
+                 "recording a graph");
     stream->capturing = true;
     stream->capture_key = key;
     return false;

@@ -523,7 +523,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device)
     out->maxThreadsPerBlock = FG_EMU_THREADS;
     out->maxThreadsPerMultiProcessor = 2048;
     out->major = 9;
-    out->multiProcessorCount = 4;
+    out->multiProcessorCount = 16;
     out->l2CacheSize = 32 << 20;
     out->canMapHostMemory = 1;
     out->concurrentKernels = 1;

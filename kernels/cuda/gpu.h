@@ -20,19 +20,19 @@
 
 /* Starts a kernel. `early`: it may begin while the kernel before it ends, and calls fg_gpu_wait before it reads what
  * that one wrote (and every kernel of such a chain does). */
-#define FG_LAUNCH(kernel, grid, block, shared_bytes, queue, early, ...)                                              \
-    do {                                                                                                             \
-        cudaLaunchConfig_t config_ = {};                                                                             \
-        cudaLaunchAttribute attribute_ = {};                                                                         \
-        config_.gridDim = (grid);                                                                                    \
-        config_.blockDim = (block);                                                                                  \
-        config_.dynamicSmemBytes = (shared_bytes);                                                                   \
-        config_.stream = (queue);                                                                                    \
-        attribute_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                                          \
-        attribute_.val.programmaticStreamSerializationAllowed = 1;                                                   \
-        config_.attrs = &attribute_;                                                                                 \
-        config_.numAttrs = (early) ? 1 : 0;                                                                          \
-        fg_gpu_check(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), #kernel);                                    \
+#define FG_LAUNCH(kernel, grid, block, shared_bytes, queue, early, ...)                            \
+    do {                                                                                           \
+        cudaLaunchConfig_t config_ = {};                                                           \
+        cudaLaunchAttribute attribute_ = {};                                                       \
+        config_.gridDim = (grid);                                                                  \
+        config_.blockDim = (block);                                                                \
+        config_.dynamicSmemBytes = (shared_bytes);                                                 \
+        config_.stream = (queue);                                                                  \
+        attribute_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                        \
+        attribute_.val.programmaticStreamSerializationAllowed = 1;                                 \
+        config_.attrs = &attribute_;                                                               \
+        config_.numAttrs = (early) ? 1 : 0;                                                        \
+        fg_gpu_check(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), #kernel);                  \
     } while (0)
 
 static __device__ __forceinline__ void fg_gpu_wait(void)
@@ -53,9 +53,11 @@ static __device__ __forceinline__ void fg_gpu_let_next(void)
 /* sums += a b: 16 x 16 by 16 x 8 numbers of bf16 over a warp. Lane 4g + t holds of a: rows g, g + 8, g, g + 8 at columns
  * 2t, 2t, 2t + 8, 2t + 8, and the next one in the upper half; of b: rows 2t, 2t + 8 of column g, likewise; of the
  * sums: rows g, g, g + 8, g + 8 at columns 2t, 2t + 1, 2t, 2t + 1. */
-static __device__ __forceinline__ void fg_mma(float sums[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+static __device__ __forceinline__ void fg_mma(float sums[4], const uint32_t a[4], uint32_t b0,
+                                              uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -77,7 +79,8 @@ static __device__ __forceinline__ void fg_copy16(void *shared, const void *globa
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
     int bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(bytes)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void fg_copy_commit(void)

@@ -37,8 +37,10 @@ static __device__ __forceinline__ float norm_factor(float squares, uint32_t colu
     return __fdiv_rn(1.0f, __fsqrt_rn(mean));
 }
 
-static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in, const uint32_t *row_ids,
-                                                                const float *weight, uint32_t columns, float epsilon,
+static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
+                                                                const uint32_t *row_ids,
+                                                                const float *weight,
+                                                                uint32_t columns, float epsilon,
                                                                 float *values, uint32_t *pairs)
 {
     fg_gpu_wait();
@@ -67,11 +69,12 @@ static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
 
 void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
-    const uint32_t *row_ids = fg_gpu_staged_at(args->row_ids, stream->rows.row_ids, stream->at.row_ids);
+    const uint32_t *row_ids =
+        fg_gpu_staged_at(args->row_ids, stream->rows.row_ids, stream->at.row_ids);
     uint32_t *pairs = (args->forms & FG_FORM_PAIRS) != 0 ? args->out.pairs : nullptr;
     stream->sequence++;
-    FG_LAUNCH(norm_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, args->in, row_ids, args->weight,
-              args->out.columns, args->epsilon, args->out.values, pairs);
+    FG_LAUNCH(norm_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, args->in, row_ids,
+              args->weight, args->out.columns, args->epsilon, args->out.values, pairs);
 }
 
 static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t *pairs)
@@ -85,7 +88,8 @@ static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t
     }
 }
 
-void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms, uint32_t rows)
+void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                     uint32_t rows)
 {
     stream->sequence++;
     if ((forms & FG_FORM_PAIRS) != 0) {
@@ -110,10 +114,12 @@ static __global__ void check_rows(const float *values, uint32_t columns, uint32_
     }
 }
 
-void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows, uint32_t *finite)
+void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
+                    uint32_t *finite)
 {
     stream->sequence++;
-    FG_LAUNCH(check_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, values, columns, finite);
+    FG_LAUNCH(check_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, values, columns,
+              finite);
 }
 
 /* Small enough to travel with the launch. */
@@ -121,8 +127,8 @@ typedef struct frequency_list {
     double each[PAIRS_MAX];
 } frequency_list;
 
-static __global__ void turn_table(const uint32_t *positions, frequency_list frequencies, uint32_t pair_count,
-                                  float *table)
+static __global__ void turn_table(const uint32_t *positions, frequency_list frequencies,
+                                  uint32_t pair_count, float *table)
 {
     fg_gpu_wait();
     fg_gpu_let_next();
@@ -136,16 +142,18 @@ static __global__ void turn_table(const uint32_t *positions, frequency_list freq
     }
 }
 
-void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows, const double *frequencies,
-                        uint32_t pair_count, float *table)
+void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                        const double *frequencies, uint32_t pair_count, float *table)
 {
-    const uint32_t *staged = fg_gpu_staged_at(positions, stream->rows.positions, stream->at.positions);
+    const uint32_t *staged =
+        fg_gpu_staged_at(positions, stream->rows.positions, stream->at.positions);
     frequency_list list = {};
     for (uint32_t i = 0; i < pair_count && i < PAIRS_MAX; i++) {
         list.each[i] = frequencies[i];
     }
     stream->sequence++;
-    FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list, pair_count, table);
+    FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list, pair_count,
+              table);
 }
 
 /* What a kernel needs of fg_rope_store and fg_paged_kv. */
@@ -164,8 +172,8 @@ typedef struct store_job {
 } store_job;
 
 /* One head into `x`, with its bias, normalised. */
-static __device__ void read_head(const float *from, const float *bias, const float *norm, const store_job *job,
-                                 uint32_t lane, float *x)
+static __device__ void read_head(const float *from, const float *bias, const float *norm,
+                                 const store_job *job, uint32_t lane, float *x)
 {
     float squares = 0.0f;
     for (uint32_t d = lane; d < job->head_dim; d += 32) {
@@ -197,18 +205,22 @@ static __device__ void turn_head(const store_job *job, uint32_t row, uint32_t la
 }
 
 /* K: [piece of 16 slots][pair of dims][slot], the even dim in the upper half. */
-static __device__ void store_key(const store_job *job, uint8_t *region, uint32_t slot, uint32_t lane, const float *x)
+static __device__ void store_key(const store_job *job, uint8_t *region, uint32_t slot,
+                                 uint32_t lane, const float *x)
 {
-    uint32_t *words = (uint32_t *)region + (size_t)(slot / FG_KV_PIECE) * (job->head_dim / 2) * FG_KV_PIECE;
+    uint32_t *words =
+        (uint32_t *)region + (size_t)(slot / FG_KV_PIECE) * (job->head_dim / 2) * FG_KV_PIECE;
     for (uint32_t pair = lane; pair < job->head_dim / 2; pair += 32) {
         words[pair * FG_KV_PIECE + slot % FG_KV_PIECE] = fg_bf16_pair(x[2 * pair + 1], x[2 * pair]);
     }
 }
 
 /* V: [pair of slots][dim], the even slot in the upper half. */
-static __device__ void store_value(const store_job *job, uint8_t *region, uint32_t slot, uint32_t lane, const float *x)
+static __device__ void store_value(const store_job *job, uint8_t *region, uint32_t slot,
+                                   uint32_t lane, const float *x)
 {
-    uint16_t *halves = (uint16_t *)region + (size_t)(slot / 2) * job->head_dim * 2 + (slot % 2 == 0 ? 1 : 0);
+    uint16_t *halves =
+        (uint16_t *)region + (size_t)(slot / 2) * job->head_dim * 2 + (slot % 2 == 0 ? 1 : 0);
     for (uint32_t d = lane; d < job->head_dim; d += 32) {
         halves[2 * d] = (uint16_t)fg_bf16_pair(x[d], 0.0f);
     }
@@ -231,8 +243,8 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
     for (uint32_t index = warp; index < total; index += STORE_WARPS) {
         if (index < job.head_count) {
             float *q = job.q + ((size_t)row * job.head_count + index) * job.head_dim;
-            read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr, job.q_norm, &job, lane,
-                      x);
+            read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr,
+                      job.q_norm, &job, lane, x);
             turn_head(&job, row, lane, x);
             for (uint32_t d = lane; d < job.head_dim; d += 32) {
                 q[d] = x[d];
@@ -243,9 +255,10 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
             const float *from = is_key ? job.k : job.v;
             const float *bias = is_key ? job.k_bias : job.v_bias;
             read_head(from + ((size_t)row * job.kv_head_count + head) * job.head_dim,
-                      bias != nullptr ? bias + head * job.head_dim : nullptr, is_key ? job.k_norm : nullptr, &job,
-                      lane, x);
-            uint8_t *region = base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
+                      bias != nullptr ? bias + head * job.head_dim : nullptr,
+                      is_key ? job.k_norm : nullptr, &job, lane, x);
+            uint8_t *region =
+                base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
             if (is_key) {
                 turn_head(&job, row, lane, x);
                 store_key(&job, region, slot, lane, x);
@@ -257,7 +270,8 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
     }
 }
 
-void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args, uint32_t rows)
+void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
+                        uint32_t rows)
 {
     store_job job = {};
     job.q = args->q;

@@ -47,13 +47,15 @@ fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err)
         return FG_OK;
     }
     fg_gpu_staged unused;
-    size_t rows = limits->step_rows_max < FG_GPU_SMALL_ROWS ? FG_GPU_SMALL_ROWS : limits->step_rows_max;
+    size_t rows =
+        limits->step_rows_max < FG_GPU_SMALL_ROWS ? FG_GPU_SMALL_ROWS : limits->step_rows_max;
     /* Addresses are all that is wanted here. */
     size_t fixed = lay_out((uint8_t *)4096, rows, &unused);
     size_t blocks = (limits->context_max + limits->block_size - 1) / limits->block_size + 1;
     size_t tables = (size_t)limits->step_seqs_max * blocks;
     stream->stage_bytes = fixed + whole(tables * sizeof(uint32_t));
-    if (cudaHostAlloc(&stream->host_stage, stream->stage_bytes, cudaHostAllocDefault) != cudaSuccess ||
+    if (cudaHostAlloc(&stream->host_stage, stream->stage_bytes, cudaHostAllocDefault) !=
+            cudaSuccess ||
         cudaMalloc(&stream->device_stage, stream->stage_bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         if (err != nullptr) {
@@ -93,7 +95,8 @@ static void add_sequence(stage_job *job, uint32_t first, uint32_t end)
     uint32_t blocks = rows[end - 1].position / device->limits.block_size + 1;
     uint32_t table = (uint32_t)job->table_used;
     if (job->table_used + blocks > job->table_max) {
-        fprintf(stderr, "forge: cuda: a step's block tables exceed the limits it was opened with\n");
+        fprintf(stderr,
+                "forge: cuda: a step's block tables exceed the limits it was opened with\n");
         abort();
     }
     for (uint32_t i = 0; i < blocks; i++) {
@@ -123,7 +126,8 @@ void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows)
 {
     const fg_device_options *limits = &stream->device->limits;
     if (rows->rows > limits->step_rows_max || rows->row_id_count > limits->step_rows_max) {
-        fprintf(stderr, "forge: cuda: a step of %u rows, %u were announced\n", rows->rows, limits->step_rows_max);
+        fprintf(stderr, "forge: cuda: a step of %u rows, %u were announced\n", rows->rows,
+                limits->step_rows_max);
         abort();
     }
     /* The copy before may still be under way. */
@@ -165,8 +169,8 @@ void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows)
                      stream->counts.record_rows * (limits->head_dim + 2);
     stream->passes = records > stream->record_floats;
     size_t bytes = fixed + job.table_used * sizeof(uint32_t);
-    fg_gpu_check(cudaMemcpyAsync(stream->device_stage, stream->host_stage, bytes, cudaMemcpyHostToDevice,
-                                 stream->stream),
+    fg_gpu_check(cudaMemcpyAsync(stream->device_stage, stream->host_stage, bytes,
+                                 cudaMemcpyHostToDevice, stream->stream),
                  "staging a step");
     fg_gpu_check(cudaEventRecord(stream->staged, stream->stream), "staging a step");
 }

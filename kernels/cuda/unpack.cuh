@@ -52,7 +52,8 @@ static __device__ __forceinline__ float fg_gpu_q6_at(const uint8_t *block, uint3
     return __fmul_rn(__fmul_rn(fg_gpu_half(block + 208), (float)scale), (float)q);
 }
 
-static __device__ __forceinline__ float fg_gpu_small_at(uint32_t type, const uint8_t *block, uint32_t i)
+static __device__ __forceinline__ float fg_gpu_small_at(uint32_t type, const uint8_t *block,
+                                                        uint32_t i)
 {
     float d = fg_gpu_half(block);
     if (type == FG_Q8_0) {
@@ -66,11 +67,13 @@ static __device__ __forceinline__ float fg_gpu_small_at(uint32_t type, const uin
     if (five) {
         q |= (((uint32_t)high[i / 8] >> (i % 8)) & 1u) << 4;
     }
-    float minimum = offset ? fg_gpu_half(block + 2) : __fmul_rn(type == FG_Q4_0 ? -8.0f : -16.0f, d);
+    float minimum =
+        offset ? fg_gpu_half(block + 2) : __fmul_rn(type == FG_Q4_0 ? -8.0f : -16.0f, d);
     return __fadd_rn(__fmul_rn(d, (float)q), minimum);
 }
 
-static __device__ __forceinline__ float fg_gpu_unpack_at(uint32_t type, const uint8_t *row, uint32_t i)
+static __device__ __forceinline__ float fg_gpu_unpack_at(uint32_t type, const uint8_t *row,
+                                                         uint32_t i)
 {
     switch (type) {
     case FG_F32: {
@@ -81,7 +84,8 @@ static __device__ __forceinline__ float fg_gpu_unpack_at(uint32_t type, const ui
     case FG_F16:
         return fg_gpu_half(row + (size_t)2 * i);
     case FG_BF16:
-        return __uint_as_float((uint32_t)row[(size_t)2 * i] << 16 | (uint32_t)row[(size_t)2 * i + 1] << 24);
+        return __uint_as_float((uint32_t)row[(size_t)2 * i] << 16 | (uint32_t)row[(size_t)2 * i + 1]
+                                                                        << 24);
     case FG_Q4_K:
         return fg_gpu_k_at(row + (size_t)(i / 256) * 144, i % 256, false);
     case FG_Q5_K:
@@ -89,7 +93,11 @@ static __device__ __forceinline__ float fg_gpu_unpack_at(uint32_t type, const ui
     case FG_Q6_K:
         return fg_gpu_q6_at(row + (size_t)(i / 256) * 210, i % 256);
     default: {
-        uint32_t bytes = type == FG_Q4_0 ? 18 : type == FG_Q4_1 ? 20 : type == FG_Q5_0 ? 22 : type == FG_Q5_1 ? 24 : 34;
+        uint32_t bytes = type == FG_Q4_0   ? 18
+                         : type == FG_Q4_1 ? 20
+                         : type == FG_Q5_0 ? 22
+                         : type == FG_Q5_1 ? 24
+                                           : 34;
         return fg_gpu_small_at(type, row + (size_t)(i / 32) * bytes, i % 32);
     }
     }

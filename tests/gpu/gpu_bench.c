@@ -77,7 +77,8 @@ static void close_device(bench *b)
 }
 
 /* The median of a few rounds of `calls` calls. */
-static double time_of(bench *b, void (*run)(bench *b, void *ctx, uint32_t call), void *ctx, uint32_t calls)
+static double time_of(bench *b, void (*run)(bench *b, void *ctx, uint32_t call), void *ctx,
+                      uint32_t calls)
 {
     enum { ROUNDS = 7 };
     double rounds[ROUNDS];
@@ -102,11 +103,14 @@ static double time_of(bench *b, void (*run)(bench *b, void *ctx, uint32_t call),
 static void tell(bench *b, const char *name, double seconds, double bytes, double flops)
 {
     if (b->json) {
-        printf("{\"op\":\"%s\",\"us\":%.2f,\"gb_per_s\":%.1f,\"tflops\":%.2f,\"share_of_copy\":%.3f}\n", name,
-               seconds * 1e6, bytes / seconds * 1e-9, flops / seconds * 1e-12, bytes / seconds / b->copy_rate);
+        printf("{\"op\":\"%s\",\"us\":%.2f,\"gb_per_s\":%.1f,\"tflops\":%.2f,\"share_of_copy\":%."
+               "3f}\n",
+               name, seconds * 1e6, bytes / seconds * 1e-9, flops / seconds * 1e-12,
+               bytes / seconds / b->copy_rate);
     } else {
-        printf("%-44s %9.2f us %8.1f GB/s %8.2f TFLOP/s %6.1f %%\n", name, seconds * 1e6, bytes / seconds * 1e-9,
-               flops / seconds * 1e-12, 100.0 * bytes / seconds / b->copy_rate);
+        printf("%-44s %9.2f us %8.1f GB/s %8.2f TFLOP/s %6.1f %%\n", name, seconds * 1e6,
+               bytes / seconds * 1e-9, flops / seconds * 1e-12,
+               100.0 * bytes / seconds / b->copy_rate);
     }
     fflush(stdout);
 }
@@ -181,9 +185,9 @@ static void bench_products(bench *b)
         const char *name;
         uint32_t outputs, columns;
         bool gated;
-    } shapes[] = { { "8B qkv", 6144, 4096, false },   { "8B out", 4096, 4096, false },
+    } shapes[] = { { "8B qkv", 6144, 4096, false },     { "8B out", 4096, 4096, false },
                    { "8B gate+up", 14336, 4096, true }, { "8B down", 4096, 14336, false },
-                   { "1B out", 2048, 2048, false },   { "1B down", 2048, 8192, false },
+                   { "1B out", 2048, 2048, false },     { "1B down", 2048, 8192, false },
                    { "head", 128256, 2048, false } };
     static const uint32_t rows[] = { 1, 8, 16, 32, 64, 128, 256, 2048, 8192 };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -213,11 +217,13 @@ static void bench_products(bench *b)
             float *out = take(b, (size_t)rows[r] * shapes[s].outputs * sizeof(float));
             job.linear = (fg_linear){ .out = out, .out_stride = shapes[s].outputs };
             job.gated = (fg_gated){ .forms = FG_FORM_PAIRS,
-                                    .out = { .columns = shapes[s].outputs, .pairs = (uint32_t *)(void *)out } };
+                                    .out = { .columns = shapes[s].outputs,
+                                             .pairs = (uint32_t *)(void *)out } };
             uint32_t calls = rows[r] > 256 ? 6 : 40;
             double seconds = time_of(b, shapes[s].gated ? run_gated : run_linear, &job, calls);
             double factor = shapes[s].gated ? 2.0 : 1.0;
-            tell(b, name, seconds, factor * (double)bytes, 2.0 * factor * (double)bytes / 2 * rows[r]);
+            tell(b, name, seconds, factor * (double)bytes,
+                 2.0 * factor * (double)bytes / 2 * rows[r]);
             drop(b, out);
             drop(b, job.in.values);
             drop(b, job.in.pairs);
@@ -240,13 +246,14 @@ static void run_attend(bench *b, void *ctx, uint32_t call)
 }
 
 /* `seqs` sequences whose last `rows` of `context` slots are computed. */
-static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t rows, uint32_t context, uint32_t heads,
-                         uint32_t kv_heads, uint32_t dim)
+static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t rows, uint32_t context,
+                         uint32_t heads, uint32_t kv_heads, uint32_t dim)
 {
     static uint32_t positions[STEP_ROWS], tokens[STEP_ROWS];
     static fg_kv_row kv_rows[STEP_ROWS];
     char text[96];
-    snprintf(text, sizeof text, "attend %s, %u x %u rows behind %u", name, seqs, rows, context - rows);
+    snprintf(text, sizeof text, "attend %s, %u x %u rows behind %u", name, seqs, rows,
+             context - rows);
     if (b->only != NULL && strstr(text, b->only) == NULL) {
         return;
     }
@@ -261,7 +268,8 @@ static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t row
     for (uint32_t s = 0; s < seqs; s++) {
         for (uint32_t i = 0; i < rows; i++) {
             positions[count] = context - rows + i;
-            kv_rows[count] = (fg_kv_row){ .block_ids = ids + (size_t)s * blocks, .position = positions[count] };
+            kv_rows[count] =
+                (fg_kv_row){ .block_ids = ids + (size_t)s * blocks, .position = positions[count] };
             count++;
         }
     }
@@ -289,13 +297,16 @@ static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t row
                               .head_count = heads,
                               .scale = 1.0f / sqrtf((float)dim),
                               .out = take(b, q * sizeof(float)) };
-    job.staged = (fg_step_rows){
-        .tokens = tokens, .positions = positions, .kv_rows = kv_rows, .row_ids = tokens, .rows = count
-    };
+    job.staged = (fg_step_rows){ .tokens = tokens,
+                                 .positions = positions,
+                                 .kv_rows = kv_rows,
+                                 .row_ids = tokens,
+                                 .rows = count };
     fg_op_stage(b->stream, &job.staged);
     double seconds = time_of(b, run_attend, &job, rows > 1 ? 4 : 20);
     double pairs = (double)seqs * ((double)rows * (context - rows) + (double)rows * (rows + 1) / 2);
-    tell(b, text, seconds, (double)seqs * context * 2.0 * kv_heads * dim * 2.0, 4.0 * pairs * heads * dim);
+    tell(b, text, seconds, (double)seqs * context * 2.0 * kv_heads * dim * 2.0,
+         4.0 * pairs * heads * dim);
     drop(b, there);
     drop(b, job.attend.out);
     drop(b, job.kv.arena);

@@ -29,7 +29,8 @@ typedef struct check {
 
 enum { STEP_ROWS = 1024, CONTEXT = 4096, BLOCK = 16 };
 
-static void tell(check *c, bool good, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void tell(check *c, bool good, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void tell(check *c, bool good, const char *format, ...)
 {
     c->passed += good;
@@ -163,7 +164,9 @@ static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, F
                                   FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
 enum { TYPES = sizeof types / sizeof *types };
 
-static const uint32_t row_counts[] = { 1, 2, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64, 65, 128, 129, 200 };
+static const uint32_t row_counts[] = {
+    1, 2, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64, 65, 128, 129, 200
+};
 enum { ROW_COUNTS = sizeof row_counts / sizeof *row_counts };
 
 static bool is_tensor(uint32_t type)
@@ -172,7 +175,8 @@ static bool is_tensor(uint32_t type)
 }
 
 /* One output by the contract, and the sum of magnitudes, which errors of float sums are held against. */
-static double product_of(uint32_t type, const float *w, const float *x, uint32_t columns, double *size_out)
+static double product_of(uint32_t type, const float *w, const float *x, uint32_t columns,
+                         double *size_out)
 {
     double sum = 0.0, size = 0.0;
     float chain = 0.0f;
@@ -221,24 +225,26 @@ static void check_linear(check *c, const product_case *p)
             worst = error > worst || isnan(error) ? error : worst;
         }
     }
-    tell(c, is_tensor(p->type) ? worst < 2e-6 : worst == 0.0, "linear %s %ux%u: worst error %.3g of the sizes",
-         fg_dtype_name(p->type), p->columns, p->outputs, worst);
+    tell(c, is_tensor(p->type) ? worst < 2e-6 : worst == 0.0,
+         "linear %s %ux%u: worst error %.3g of the sizes", fg_dtype_name(p->type), p->columns,
+         p->outputs, worst);
     for (uint32_t i = 0; i < ROW_COUNTS && row_counts[i] <= most; i++) {
         uint32_t rows = row_counts[i];
         poison(c, out, count);
         fg_op_linear(c->stream, &linear, 1, &in.a, rows);
         get(c, some, out, count * sizeof(float));
         tell(c, memcmp(all, some, (size_t)rows * p->outputs * sizeof(float)) == 0,
-             "linear %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type), p->columns, p->outputs, rows,
-             most);
+             "linear %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type), p->columns,
+             p->outputs, rows, most);
         uint32_t unused;
         memcpy(&unused, some + (size_t)rows * p->outputs - 1 + (rows < most), sizeof unused);
-        tell(c, rows == most || unused == UINT32_MAX, "linear %s: %u rows wrote more rows", fg_dtype_name(p->type),
-             rows);
+        tell(c, rows == most || unused == UINT32_MAX, "linear %s: %u rows wrote more rows",
+             fg_dtype_name(p->type), rows);
     }
     /* Added to what is there, twice in one call. */
     fg_linear both[3] = { linear, linear, linear };
-    float *second = put(c, NULL, count * sizeof(float)), *third = put(c, NULL, count * sizeof(float));
+    float *second = put(c, NULL, count * sizeof(float)),
+          *third = put(c, NULL, count * sizeof(float));
     both[1].out = second;
     both[2].out = third;
     both[2].accumulate = true;
@@ -246,8 +252,8 @@ static void check_linear(check *c, const product_case *p)
     uint32_t rows = 5;
     fg_op_linear(c->stream, both, 3, &in.a, rows);
     get(c, some, second, count * sizeof(float));
-    tell(c, memcmp(all, some, (size_t)rows * p->outputs * sizeof(float)) == 0, "linear %s: second of three",
-         fg_dtype_name(p->type));
+    tell(c, memcmp(all, some, (size_t)rows * p->outputs * sizeof(float)) == 0,
+         "linear %s: second of three", fg_dtype_name(p->type));
     get(c, some, third, count * sizeof(float));
     bool doubled = true;
     for (size_t i = 0; i < (size_t)rows * p->outputs; i++) {
@@ -266,7 +272,8 @@ static void check_linear(check *c, const product_case *p)
 
 static float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_t columns)
 {
-    uint32_t word = pairs[((size_t)(row / 8) * (columns / 8) + k / 8) * 32 + row % 8 * 4 + k % 8 / 2];
+    uint32_t word =
+        pairs[((size_t)(row / 8) * (columns / 8) + k / 8) * 32 + row % 8 * 4 + k % 8 / 2];
     return fg_bf16_to_f32((uint16_t)(k % 2 == 0 ? word : word >> 16));
 }
 
@@ -299,15 +306,19 @@ static void check_gated(check *c, const product_case *p)
         for (uint32_t o = 0; o < p->outputs; o++) {
             double size, up_size;
             const float *x = in.host + (size_t)row * p->columns;
-            double g = product_of(p->type, weights[0] + (size_t)o * p->columns, x, p->columns, &size);
-            double u = product_of(p->type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
+            double g =
+                product_of(p->type, weights[0] + (size_t)o * p->columns, x, p->columns, &size);
+            double u =
+                product_of(p->type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
             double want = g / (1.0 + exp(-g)) * u;
-            double got = tensor ? pair_value(all, row, o, p->outputs) : values[(size_t)row * p->outputs + o];
+            double got =
+                tensor ? pair_value(all, row, o, p->outputs) : values[(size_t)row * p->outputs + o];
             double error = fabs(got - want) / (fabs(want) + 1e-4 * size * up_size + 1e-6);
             worst = error > worst || isnan(error) ? error : worst;
         }
     }
-    tell(c, worst < 0.005, "gated %s %ux%u: worst error %.3g", fg_dtype_name(p->type), p->columns, p->outputs, worst);
+    tell(c, worst < 0.005, "gated %s %ux%u: worst error %.3g", fg_dtype_name(p->type), p->columns,
+         p->outputs, worst);
     for (uint32_t i = 0; tensor && i < ROW_COUNTS && row_counts[i] <= most; i++) {
         uint32_t rows = row_counts[i];
         poison(c, (float *)gated.out.pairs, words);
@@ -316,11 +327,12 @@ static void check_gated(check *c, const product_case *p)
         bool same = true;
         for (uint32_t row = 0; row < rows; row++) {
             for (uint32_t o = 0; o < p->outputs; o++) {
-                same = same && pair_value(all, row, o, p->outputs) == pair_value(some, row, o, p->outputs);
+                same = same &&
+                       pair_value(all, row, o, p->outputs) == pair_value(some, row, o, p->outputs);
             }
         }
-        tell(c, same, "gated %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type), p->columns, p->outputs,
-             rows, most);
+        tell(c, same, "gated %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type),
+             p->columns, p->outputs, rows, most);
     }
     drop(c, gated.out.pairs);
     drop(c, gated.out.values);
@@ -375,7 +387,8 @@ static void check_highest(check *c)
     }
     fg_device_copy(c->stream, in.a.values, in.host, ROWS * COLUMNS * sizeof(float));
     fg_op_prepare(c->stream, &in.a, FG_FORM_PAIRS, ROWS);
-    float *out = put(c, NULL, ROWS * OUTPUTS * sizeof(float)), *logits = fg_mem_array(ROWS * OUTPUTS, sizeof(float));
+    float *out = put(c, NULL, ROWS * OUTPUTS * sizeof(float)),
+          *logits = fg_mem_array(ROWS * OUTPUTS, sizeof(float));
     fg_linear linear = { .weight = panels, .out = out, .out_stride = OUTPUTS };
     fg_op_linear(c->stream, &linear, 1, &in.a, ROWS);
     get(c, logits, out, ROWS * OUTPUTS * sizeof(float));
@@ -394,8 +407,9 @@ static void check_highest(check *c)
                     want = o;
                 }
             }
-            tell(c, choices[row] == want && tops[row] == top, "highest: row %u of %u is %u (%g), not %u (%g)", row,
-                 counts[i], want, (double)top, choices[row], (double)tops[row]);
+            tell(c, choices[row] == want && tops[row] == top,
+                 "highest: row %u of %u is %u (%g), not %u (%g)", row, counts[i], want, (double)top,
+                 choices[row], (double)tops[row]);
         }
     }
     tell(c, choices[6] == 300, "highest: the first of equal ones, not %u", choices[6]);
@@ -410,8 +424,8 @@ static void check_highest(check *c)
 
 /* ---- rows ---- */
 
-static void stage_plain(check *c, const uint32_t *tokens, const uint32_t *positions, const uint32_t *row_ids,
-                        uint32_t rows)
+static void stage_plain(check *c, const uint32_t *tokens, const uint32_t *positions,
+                        const uint32_t *row_ids, uint32_t rows)
 {
     static fg_kv_row padding[STEP_ROWS];
     fg_step_rows staged = { .tokens = tokens,
@@ -438,7 +452,8 @@ static void check_rows(check *c)
         fg_matrix matrix;
         void *data = random_matrix(&c->rng, types[i], 50, 768, &matrix);
         float *want = unpacked(&matrix), *got = fg_mem_array(ROWS * 768, sizeof *got);
-        size_t bytes = 50 * (size_t)(768 / fg_dtype_block_count(types[i])) * fg_dtype_block_bytes(types[i]);
+        size_t bytes =
+            50 * (size_t)(768 / fg_dtype_block_count(types[i])) * fg_dtype_block_bytes(types[i]);
         fg_matrix there = matrix;
         FG_ASSERT(fg_device_load(c->device, data, bytes, &there.data, NULL) == FG_OK);
         float *out = put(c, NULL, ROWS * 768 * sizeof(float));
@@ -446,7 +461,8 @@ static void check_rows(check *c)
         get(c, got, out, ROWS * 768 * sizeof(float));
         bool same = true;
         for (uint32_t row = 0; row < ROWS; row++) {
-            same = same && memcmp(got + row * 768, want + (size_t)tokens[row] * 768, 768 * sizeof(float)) == 0;
+            same = same && memcmp(got + row * 768, want + (size_t)tokens[row] * 768,
+                                  768 * sizeof(float)) == 0;
         }
         tell(c, same, "embed %s: other floats than the CPU's", fg_dtype_name(types[i]));
         drop(c, out);
@@ -486,7 +502,8 @@ static void check_rows(check *c)
             for (uint32_t k = 0; k < columns; k++) {
                 double error = fabs(got[(size_t)row * columns + k] - x[k] * factor * weight[k]);
                 worst = error > worst || isnan(error) ? error : worst;
-                paired = paired && pair_value(pairs, row, k, columns) == brain(got[(size_t)row * columns + k]);
+                paired = paired && pair_value(pairs, row, k, columns) ==
+                                       brain(got[(size_t)row * columns + k]);
             }
         }
         tell(c, worst < 2e-6, "rmsnorm of %u: worst error %.3g", columns, worst);
@@ -598,7 +615,8 @@ typedef struct piece {
 } piece;
 
 /* Runs a step: stores k and v of all pieces, then attends; `outs[i]` gets piece i's rows at their places. */
-static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pieces, uint32_t piece_count, float **outs)
+static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pieces,
+                     uint32_t piece_count, float **outs)
 {
     static uint32_t tokens[STEP_ROWS], positions[STEP_ROWS];
     static fg_kv_row kv_rows[STEP_ROWS];
@@ -607,20 +625,25 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
         for (uint32_t j = 0; j < pieces[i].count; j++) {
             tokens[rows] = 0;
             positions[rows] = pieces[i].first + j;
-            kv_rows[rows] = (fg_kv_row){ .block_ids = pieces[i].s->blocks, .position = pieces[i].first + j };
+            kv_rows[rows] =
+                (fg_kv_row){ .block_ids = pieces[i].s->blocks, .position = pieces[i].first + j };
             rows++;
         }
     }
-    float *q = put(c, NULL, (size_t)rows * q_width * 4), *out = put(c, NULL, (size_t)rows * q_width * 4);
-    float *k = put(c, NULL, (size_t)rows * kv_width * 4), *v = put(c, NULL, (size_t)rows * kv_width * 4);
+    float *q = put(c, NULL, (size_t)rows * q_width * 4),
+          *out = put(c, NULL, (size_t)rows * q_width * 4);
+    float *k = put(c, NULL, (size_t)rows * kv_width * 4),
+          *v = put(c, NULL, (size_t)rows * kv_width * 4);
     uint32_t at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {
         const piece *p = &pieces[i];
         size_t bytes = (size_t)p->count * kv_width * 4;
         fg_device_copy(c->stream, q + (size_t)at * q_width, p->s->q + (size_t)p->first * q_width,
                        (size_t)p->count * q_width * 4);
-        fg_device_copy(c->stream, k + (size_t)at * kv_width, p->s->k + (size_t)p->first * kv_width, bytes);
-        fg_device_copy(c->stream, v + (size_t)at * kv_width, p->s->v + (size_t)p->first * kv_width, bytes);
+        fg_device_copy(c->stream, k + (size_t)at * kv_width, p->s->k + (size_t)p->first * kv_width,
+                       bytes);
+        fg_device_copy(c->stream, v + (size_t)at * kv_width, p->s->v + (size_t)p->first * kv_width,
+                       bytes);
         at += p->count;
     }
     poison(c, out, (size_t)rows * q_width);
@@ -631,11 +654,15 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
                             .rows = rows,
                             .row_id_count = 0 };
     fg_op_stage(c->stream, &staged);
-    fg_rope_store store = { .q = q, .k = k, .v = v, .kv_rows = kv_rows, .table = w->table, .head_count = h->heads };
-    fg_op_rope_store(c->stream, &w->kv, &store, rows);
-    fg_attend attend = {
-        .q = q, .kv_rows = kv_rows, .head_count = h->heads, .scale = 1.0f / sqrtf((float)h->dim), .out = out
+    fg_rope_store store = {
+        .q = q, .k = k, .v = v, .kv_rows = kv_rows, .table = w->table, .head_count = h->heads
     };
+    fg_op_rope_store(c->stream, &w->kv, &store, rows);
+    fg_attend attend = { .q = q,
+                         .kv_rows = kv_rows,
+                         .head_count = h->heads,
+                         .scale = 1.0f / sqrtf((float)h->dim),
+                         .out = out };
     fg_op_attend(c->stream, &w->kv, &attend, rows);
     at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {
@@ -676,7 +703,8 @@ static double attend_error(const sequence *s, const float *out)
             for (uint32_t d = 0; d < h->dim; d++) {
                 double want = 0.0;
                 for (uint32_t slot = 0; slot <= row; slot++) {
-                    want += weights[slot] / sum * brain(s->v[((size_t)slot * h->kv_heads + head / group) * h->dim + d]);
+                    want += weights[slot] / sum *
+                            brain(s->v[((size_t)slot * h->kv_heads + head / group) * h->dim + d]);
                 }
                 double error = fabs(out[((size_t)row * h->heads + head) * h->dim + d] - want);
                 worst = error > worst || isnan(error) ? error : worst;
@@ -688,8 +716,8 @@ static double attend_error(const sequence *s, const float *out)
 }
 
 /* A sequence in steps of `chunk` rows (drawn ones for 0) beside another that is at another place. */
-static void attend_in_steps(check *c, kv_world *w, const heads_case *h, const sequence *s, const sequence *other,
-                            uint32_t chunk, float *out)
+static void attend_in_steps(check *c, kv_world *w, const heads_case *h, const sequence *s,
+                            const sequence *other, uint32_t chunk, float *out)
 {
     float *rest = fg_mem_array((size_t)h->slots * h->heads * h->dim, sizeof *rest);
     uint32_t there = 0;
@@ -721,7 +749,8 @@ static void check_heads(check *c, const heads_case *h)
     size_t count = (size_t)h->slots * h->heads * h->dim;
     float *all = fg_mem_array(count, sizeof *all), *some = fg_mem_array(count, sizeof *some);
     char name[64];
-    snprintf(name, sizeof name, "attend %u/%u x %u, %u slots", h->heads, h->kv_heads, h->dim, h->slots);
+    snprintf(name, sizeof name, "attend %u/%u x %u, %u slots", h->heads, h->kv_heads, h->dim,
+             h->slots);
     const uint32_t chunks[] = { STEP_ROWS, 1, 3, 5, 0, 37, 100 };
     for (uint32_t i = 0; i < (c->quick ? 5u : 7u); i++) {
         if (chunks[i] == 1 && h->slots > 600 && c->quick) {
@@ -740,9 +769,13 @@ static void check_heads(check *c, const heads_case *h)
                     first = differing++ == 0 ? j : first;
                 }
             }
-            tell(c, differing == 0, "%s: in steps of %u other bits: %zu of %zu, first at slot %zu head %zu dim %zu: %g %g",
-                 name, chunks[i], differing, count, first / (h->heads * h->dim), first / h->dim % h->heads,
-                 first % h->dim, first < count ? (double)all[first] : 0.0, first < count ? (double)some[first] : 0.0);
+            tell(c, differing == 0,
+                 "%s: in steps of %u other bits: %zu of %zu, first at slot %zu head %zu dim %zu: "
+                 "%g %g",
+                 name, chunks[i], differing, count, first / (h->heads * h->dim),
+                 first / h->dim % h->heads, first % h->dim,
+                 first < count ? (double)all[first] : 0.0,
+                 first < count ? (double)some[first] : 0.0);
         }
         drop(c, w.table);
         drop(c, w.kv.arena);
@@ -756,9 +789,10 @@ static void check_heads(check *c, const heads_case *h)
 
 static void check_attention(check *c)
 {
-    const heads_case cases[] = { { 9, 3, 64, 300 },  { 4, 4, 64, 129 },  { 8, 2, 128, 260 }, { 8, 4, 8, 200 },
-                                 { 14, 2, 64, 150 }, { 20, 1, 32, 140 }, { 4, 2, 96, 140 },  { 2, 1, 256, 140 },
-                                 { 6, 6, 16, 130 },  { 32, 8, 64, 1000 }, { 16, 1, 128, 700 } };
+    const heads_case cases[] = { { 9, 3, 64, 300 },   { 4, 4, 64, 129 },  { 8, 2, 128, 260 },
+                                 { 8, 4, 8, 200 },    { 14, 2, 64, 150 }, { 20, 1, 32, 140 },
+                                 { 4, 2, 96, 140 },   { 2, 1, 256, 140 }, { 6, 6, 16, 130 },
+                                 { 32, 8, 64, 1000 }, { 16, 1, 128, 700 } };
     uint32_t count = c->quick ? 6 : sizeof cases / sizeof *cases;
     for (uint32_t i = 0; i < count; i++) {
         check_heads(c, &cases[i]);
@@ -785,12 +819,14 @@ static void check_store(check *c, bool interleaved, bool biased)
         positions[i] = i;
         kv_rows[i] = (fg_kv_row){ .block_ids = s.blocks, .position = i };
     }
-    float *table = fg_mem_array(h.slots * DIM, sizeof *table), *biases = random_floats(&c->rng, 6 * DIM, 1.0f);
+    float *table = fg_mem_array(h.slots * DIM, sizeof *table),
+          *biases = random_floats(&c->rng, 6 * DIM, 1.0f);
     float *norms = random_floats(&c->rng, DIM, 1.0f);
     fg_op_rope_table(cpu.stream, positions, h.slots, frequencies, PAIRS, table);
     size_t q_count = (size_t)h.slots * h.heads * DIM, k_count = (size_t)h.slots * h.kv_heads * DIM;
     float *there_bias = put(c, biases, 6 * DIM * 4), *there_norm = put(c, norms, DIM * 4);
-    float *there_q = put(c, s.q, q_count * 4), *there_k = put(c, s.k, k_count * 4), *there_v = put(c, s.v, k_count * 4);
+    float *there_q = put(c, s.q, q_count * 4), *there_k = put(c, s.k, k_count * 4),
+          *there_v = put(c, s.v, k_count * 4);
     float *there_table = put(c, table, h.slots * DIM * 4);
     fg_step_rows staged = { .tokens = positions,
                             .positions = positions,
@@ -833,8 +869,8 @@ static void check_store(check *c, bool interleaved, bool biased)
         double error = fabs((double)got_q[i] - s.q[i]);
         worst = error > worst || isnan(error) ? error : worst;
     }
-    tell(c, worst < 2e-6, "store%s%s: q differs by %.3g", interleaved ? " interleaved" : "", biased ? " biased" : "",
-         worst);
+    tell(c, worst < 2e-6, "store%s%s: q differs by %.3g", interleaved ? " interleaved" : "",
+         biased ? " biased" : "", worst);
     size_t odd = 0;
     for (size_t i = 0; i < w.arena_bytes / 2; i++) {
         uint16_t a, b;
@@ -843,8 +879,8 @@ static void check_store(check *c, bool interleaved, bool biased)
         /* The last place of a bf16 where a rotation's rounding is on the edge. */
         odd += a != b && !(abs((int)a - (int)b) == 1);
     }
-    tell(c, odd == 0, "store%s%s: %zu of %zu halves of the cache are not the CPU's", interleaved ? " interleaved" : "",
-         biased ? " biased" : "", odd, w.arena_bytes / 2);
+    tell(c, odd == 0, "store%s%s: %zu of %zu halves of the cache are not the CPU's",
+         interleaved ? " interleaved" : "", biased ? " biased" : "", odd, w.arena_bytes / 2);
     drop(c, w.kv.arena);
     drop(c, there_bias);
     drop(c, there_norm);
@@ -906,7 +942,8 @@ static void check_replay(check *c)
         }
         get(c, again, out, sizeof again);
         tell(c, memcmp(first, again, sizeof first) == 0, "replay: other bits in turn %u", turn);
-        tell(c, replayed == (turn > 0), "replay: %s in turn %u", replayed ? "started again" : "not started again", turn);
+        tell(c, replayed == (turn > 0), "replay: %s in turn %u",
+             replayed ? "started again" : "not started again", turn);
     }
     drop(c, out);
     drop_rows(c, &in);
@@ -934,8 +971,9 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(check *c);
-    } groups[] = { { "rows", check_rows },         { "stores", check_stores },   { "replay", check_replay },
-                   { "highest", check_highest },   { "products", check_products }, { "attention", check_attention } };
+    } groups[] = { { "rows", check_rows },         { "stores", check_stores },
+                   { "replay", check_replay },     { "highest", check_highest },
+                   { "products", check_products }, { "attention", check_attention } };
     printf("seed %llu\n", (unsigned long long)c.rng.state);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (c.only != NULL && strstr(groups[i].name, c.only) == NULL) {

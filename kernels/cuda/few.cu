@@ -1,0 +1,182 @@
+/*
+ * Products of few rows: a block makes 16 outputs of all rows. Warp p has part p of the columns, reads its weights
+ * straight from memory, each byte once, and a block's 8 warps keep enough of them under way to fill the bus. Weights
+ * are asked for before the kernel ahead has ended.
+ */
+#include "kernels/cuda/product.cuh"
+
+enum {
+    FEW_THREADS = 256,
+    FEW_BATCH = 4, /* steps whose weights a warp has under way, twice */
+};
+
+typedef struct few_batch {
+    uint4 weights[FEW_BATCH];
+} few_batch;
+
+static __device__ __forceinline__ void load_batch(few_batch &batch, const uint4 *weights,
+                                                  uint32_t step, uint32_t end)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < FEW_BATCH; i++) {
+        if (step + i < end) {
+            batch.weights[i] = fg_load16_once(weights + (size_t)(step + i) * 32);
+        }
+    }
+}
+
+template <int tiles>
+static __device__ __forceinline__ void use_batch(const few_batch &batch, const fg_gpu_products &set,
+                                                 uint32_t step, uint32_t end, uint32_t lane,
+                                                 float (*sums)[4])
+{
+    size_t tile_words = (size_t)set.columns / 8 * 32;
+#pragma unroll
+    for (uint32_t i = 0; i < FEW_BATCH; i++) {
+        if (step + i < end) {
+            const uint4 &w = batch.weights[i];
+            const uint32_t a[4] = { w.x, w.y, w.z, w.w };
+            const uint32_t *in = set.in + (size_t)(step + i) * 64 + lane;
+#pragma unroll
+            for (int tile = 0; tile < tiles; tile++) {
+                /* What is read of rows that there are not would only be seen in sums that nobody takes. */
+                bool real = tile * 8 + lane / 4 < set.rows;
+                uint32_t b0 = real ? in[tile * tile_words] : 0;
+                uint32_t b1 = real ? in[tile * tile_words + 32] : 0;
+                fg_mma(sums[tile], a, b0, b1);
+            }
+        }
+    }
+}
+
+/* A part of one strip for all rows. Before the first batch is used the kernel before this one has ended. */
+template <int tiles>
+static __device__ __forceinline__ void few_part(const fg_gpu_products &set, const uint4 *weights,
+                                                uint32_t first, uint32_t end, uint32_t lane,
+                                                float (*sums)[4])
+{
+    few_batch one, two;
+    load_batch(one, weights, first, end);
+    fg_gpu_wait();
+    for (uint32_t step = first; step < end; step += 2 * FEW_BATCH) {
+        load_batch(two, weights, step + FEW_BATCH, end);
+        use_batch<tiles>(one, set, step, end, lane, sums);
+        load_batch(one, weights, step + 2 * FEW_BATCH, end);
+        use_batch<tiles>(two, set, step + FEW_BATCH, end, lane, sums);
+    }
+}
+
+/* Parts in shared memory: [part][row][output]. */
+template <int tiles>
+static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t lane,
+                                                const float (*sums)[4])
+{
+    float *at = parts + (size_t)part * tiles * 8 * FG_GPU_STRIP;
+    uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int tile = 0; tile < tiles; tile++) {
+        float *rows = at + (tile * 8 + 2 * t) * FG_GPU_STRIP;
+        rows[g] = sums[tile][0];
+        rows[FG_GPU_STRIP + g] = sums[tile][1];
+        rows[g + 8] = sums[tile][2];
+        rows[FG_GPU_STRIP + g + 8] = sums[tile][3];
+    }
+}
+
+template <int tiles>
+static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t row,
+                                                  uint32_t output)
+{
+    const float *at = parts + row * FG_GPU_STRIP + output;
+    float sum = at[0];
+    for (uint32_t part = 1; part < count; part++) {
+        sum = __fadd_rn(sum, at[(size_t)part * tiles * 8 * FG_GPU_STRIP]);
+    }
+    return sum;
+}
+
+template <int tiles, bool gated>
+static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products set)
+{
+    __shared__ float parts[(gated ? 2 : 1) * FG_GPU_PARTS * tiles * 8 * FG_GPU_STRIP];
+    float *up_parts = parts + (gated ? FG_GPU_PARTS * tiles * 8 * FG_GPU_STRIP : 0);
+    const fg_gpu_product &p = fg_gpu_find_product(set, blockIdx.x);
+    uint32_t strip = blockIdx.x - p.strip_first;
+    uint32_t part = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t first = part * set.part_steps;
+    uint32_t end = first + set.part_steps < set.steps ? first + set.part_steps : set.steps;
+    size_t at = (size_t)strip * set.steps * 32 + lane;
+    fg_gpu_let_next();
+    if (first < end) {
+        float sums[tiles][4] = {};
+        few_part<tiles>(set, (const uint4 *)p.weight + at, first, end, lane, sums);
+        put_part<tiles>(parts, part, lane, sums);
+    }
+    if constexpr (gated) {
+        if (first < end) {
+            float sums[tiles][4] = {};
+            few_part<tiles>(set, (const uint4 *)p.up + at, first, end, lane, sums);
+            put_part<tiles>(up_parts, part, lane, sums);
+        }
+    }
+    if (first >= end) {
+        fg_gpu_wait();
+    }
+    __syncthreads();
+    uint32_t count = fg_gpu_part_count(set);
+    if constexpr (gated) {
+        for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
+            uint32_t row = i / (FG_GPU_STRIP / 2), output = i % (FG_GPU_STRIP / 2) * 2;
+            float first_value = __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output)),
+                                          add_parts<tiles>(up_parts, count, row, output));
+            float second_value =
+                __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output + 1)),
+                          add_parts<tiles>(up_parts, count, row, output + 1));
+            uint32_t to = strip * FG_GPU_STRIP + output;
+            if (row < set.rows && to < p.outputs) {
+                p.pairs[fg_gpu_pair_at(row, to, p.outputs)] =
+                    fg_bf16_pair(first_value, second_value);
+            }
+        }
+    } else {
+        for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
+            uint32_t row = i / FG_GPU_STRIP, output = i % FG_GPU_STRIP;
+            uint32_t to = strip * FG_GPU_STRIP + output;
+            if (row < set.rows && to < p.outputs) {
+                float sum = add_parts<tiles>(parts, count, row, output);
+                float *out = p.out + (size_t)row * p.stride + to;
+                *out = p.accumulate ? __fadd_rn(*out, sum) : sum;
+            }
+        }
+    }
+}
+
+template <int tiles, bool gated>
+static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+{
+    FG_LAUNCH((few_rows<tiles, gated>), dim3(strips), dim3(FEW_THREADS), 0, stream->stream, true,
+              set);
+}
+
+template <bool gated>
+static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+{
+    if (set.rows <= 8) {
+        launch_few<1, gated>(stream, set, strips);
+    } else if (set.rows <= 16) {
+        launch_few<2, gated>(stream, set, strips);
+    } else if (gated || set.rows <= 24) {
+        launch_few<3, gated>(stream, set, strips);
+    } else {
+        launch_few<4, gated>(stream, set, strips);
+    }
+}
+
+void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated)
+{
+    if (gated) {
+        few<true>(stream, set, strips);
+    } else {
+        few<false>(stream, set, strips);
+    }
+}

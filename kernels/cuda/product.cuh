@@ -1,0 +1,91 @@
+/*
+ * product - what the kernels of products share (linear.cu says who computes what).
+ */
+#ifndef FORGE_KERNELS_CUDA_PRODUCT_CUH
+#define FORGE_KERNELS_CUDA_PRODUCT_CUH
+
+#include "kernels/cuda/cuda.h"
+
+enum { FG_GPU_PRODUCTS_MAX = 4 };
+
+/* One product, or the gate and the up of a gated one. */
+typedef struct fg_gpu_product {
+    const uint8_t *weight;
+    const uint8_t *up;
+    float *out;
+    uint32_t *pairs; /* of gated ones, in place of `out` */
+    uint32_t outputs, stride;
+    uint32_t strip_first; /* of all strips of the launch */
+    bool accumulate;
+} fg_gpu_product;
+
+typedef struct fg_gpu_products {
+    fg_gpu_product each[FG_GPU_PRODUCTS_MAX];
+    uint32_t count;
+    const uint32_t *in;
+    uint32_t columns, steps, part_steps, rows;
+} fg_gpu_products;
+
+static __device__ __forceinline__ uint32_t fg_gpu_part_count(const fg_gpu_products &set)
+{
+    return (set.steps + set.part_steps - 1) / set.part_steps;
+}
+
+static __device__ __forceinline__ float fg_gpu_silu(float x)
+{
+    return __fdiv_rn(x, __fadd_rn(1.0f, fg_exp2(__fmul_rn(x, -1.44269504f))));
+}
+
+static __device__ __forceinline__ const fg_gpu_product &fg_gpu_find_product(
+    const fg_gpu_products &set, uint32_t strip)
+{
+    uint32_t i = 0;
+    while (i + 1 < set.count && strip >= set.each[i + 1].strip_first) {
+        i++;
+    }
+    return set.each[i];
+}
+
+static __device__ __forceinline__ void fg_gpu_put_out(const fg_gpu_product &p, uint32_t rows,
+                                                      uint32_t row, uint32_t output, float sum)
+{
+    if (row < rows && output < p.outputs) {
+        float *out = p.out + (size_t)row * p.stride + output;
+        *out = p.accumulate ? __fadd_rn(*out, sum) : sum;
+    }
+}
+
+/* A gated pair of columns: neighbouring outputs are 4 lanes apart; lanes of even outputs write the first row's word,
+ * the others the second row's. */
+static __device__ __forceinline__ void fg_gpu_put_gated(const fg_gpu_product &p, uint32_t rows,
+                                                        uint32_t row, uint32_t output, uint32_t g,
+                                                        float first, float second)
+{
+    float first_other = __shfl_xor_sync(0xFFFFFFFFu, first, 4);
+    float second_other = __shfl_xor_sync(0xFFFFFFFFu, second, 4);
+    bool even = g % 2 == 0;
+    uint32_t to_row = even ? row : row + 1;
+    uint32_t k = even ? output : output - 1;
+    if (to_row < rows && k < p.outputs) {
+        p.pairs[fg_gpu_pair_at(to_row, k, p.outputs)] =
+            even ? fg_bf16_pair(first, first_other) : fg_bf16_pair(second_other, second);
+    }
+}
+
+static inline uint32_t fg_gpu_strips(uint32_t outputs)
+{
+    return (outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP;
+}
+
+/* few.cu: up to so many rows. */
+enum { FG_GPU_FEW_ROWS = 32, FG_GPU_FEW_GATED_ROWS = 24 };
+void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
+
+/* tall.cu: any number of rows. The strips of each product are rounded up to a multiple of 8; `may_split`: the stream's
+ * work area is free. */
+enum { FG_GPU_TALL_STRIPS = 8 };
+void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                 bool may_split);
+void fg_gpu_tall_prepare(void);
+
+#endif
