@@ -42,8 +42,10 @@ typedef struct fg_backend {
     void (*free)(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes);
     fg_status (*pin)(fg_device *device, void *memory, size_t size_bytes, fg_error *err);
     void (*unpin)(fg_device *device, void *memory);
-    fg_status (*load)(fg_device *device, const void *host, size_t size_bytes, const void **device_out, fg_error *err);
-    fg_status (*pack)(fg_device *device, const fg_matrix *rows, fg_panels *panels_out, fg_error *err);
+    fg_status (*load)(fg_device *device, const void *host, size_t size_bytes,
+                      const void **device_out, fg_error *err);
+    fg_status (*pack)(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
+                      fg_error *err);
     fg_status (*stream_open)(fg_device *device, fg_device_stream **stream_out, fg_error *err);
     void (*stream_close)(fg_device_stream *stream);
     void (*copy)(fg_device_stream *stream, void *target, const void *source, size_t size_bytes);
@@ -56,14 +58,16 @@ typedef struct fg_backend {
 
     uint32_t (*linear_form)(uint32_t type);
     void (*stage)(fg_device_stream *stream, const fg_step_rows *rows);
-    void (*prepare)(fg_device_stream *stream, const fg_activations *activations, uint32_t forms, uint32_t rows);
+    void (*prepare)(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                    uint32_t rows);
     void (*linear)(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                    const fg_activations *in, uint32_t rows);
-    void (*gated)(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in, uint32_t rows);
-    void (*highest)(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in, uint32_t rows,
-                    uint32_t *choices, float *tops);
-    void (*embed)(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens, uint32_t rows,
-                  float *out);
+    void (*gated)(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                  uint32_t rows);
+    void (*highest)(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
+                    uint32_t rows, uint32_t *choices, float *tops);
+    void (*embed)(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                  uint32_t rows, float *out);
     void (*rmsnorm)(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
     void (*finite)(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                    uint32_t *finite);
@@ -71,7 +75,8 @@ typedef struct fg_backend {
                        const double *frequencies, uint32_t pair_count, float *table);
     void (*rope_store)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
                        uint32_t rows);
-    void (*attend)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args, uint32_t rows);
+    void (*attend)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                   uint32_t rows);
 } fg_backend;
 
 /* The first member of every back end's struct fg_device and struct fg_device_stream. */

@@ -92,10 +92,10 @@ static inline uint32_t fg_panel_pairs(uint32_t columns)
 static inline fg_panel_shape fg_panel_shape_of(uint32_t type, uint32_t columns)
 {
     uint32_t block = fg_dtype_block_count(type);
-    fg_panel_shape shape = { .unit_groups = block == 256 ? 8 : 1,
-                             .scale_bytes = block == 256  ? 320
-                                            : block == 32 ? 64
-                                                          : 0,
+    fg_panel_shape shape = { .unit_groups = block == 256 ? 8u : 1u,
+                             .scale_bytes = block == 256  ? 320u
+                                            : block == 32 ? 64u
+                                                          : 0u,
                              .group_bytes = fg_panel_group_bytes(type) };
     if (type == FG_Q4_0 || type == FG_Q5_0 || type == FG_Q8_0) {
         shape.unit_groups = 2;
