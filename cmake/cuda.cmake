@@ -10,6 +10,7 @@ if(NOT FORGE_CUDA STREQUAL "OFF" AND FORGE_CUDA_SOURCES)
         # What the compiler is tried with; the plugin has its own list.
         list(GET FORGE_CUDA_ARCHITECTURES 0 CMAKE_CUDA_ARCHITECTURES)
         enable_language(CUDA)
+        set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "") # the plugin says what it wants
         set(FORGE_CUDA_FOUND ON)
     endif()
 endif()

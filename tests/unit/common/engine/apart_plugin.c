@@ -1,0 +1,568 @@
+/*
+ * apart_plugin - a back end with memory of its own, made of the CPU's operations: for tests of whoever uses such
+ * devices. Its memory can be read and written only while an operation or a copy runs, so that a host that looks into it
+ * crashes; rows of a step are read from where they were staged; replays run what was recorded.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/base/mem.h"
+#include "kernels/backend.h"
+
+enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 32, LINEARS = 8 };
+#define REGION_BYTES ((size_t)64 << 20)
+
+typedef enum op_kind {
+    OP_PREPARE,
+    OP_LINEAR,
+    OP_GATED,
+    OP_HIGHEST,
+    OP_EMBED,
+    OP_RMSNORM,
+    OP_FINITE,
+    OP_ROPE_TABLE,
+    OP_ROPE_STORE,
+    OP_ATTEND,
+} op_kind;
+
+/* An operation with all its arguments. */
+typedef struct op {
+    op_kind kind;
+    uint32_t rows, count;
+    fg_activations in;
+    fg_linear linears[LINEARS];
+    fg_gated gated;
+    fg_panels weight;
+    fg_matrix table;
+    fg_rmsnorm norm;
+    fg_paged_kv kv;
+    fg_rope_store store;
+    fg_attend attend;
+    const uint32_t *numbers; /* tokens, positions */
+    const float *values;
+    const double *frequencies;
+    uint32_t *choices;
+    float *out;
+} op;
+
+typedef struct recording {
+    uint64_t key;
+    uint32_t count;
+    op ops[RECORDED_OPS];
+} recording;
+
+/* The rows of the step, as the device has them. */
+typedef struct staged {
+    fg_step_rows host;
+    uint32_t tokens[STAGED_ROWS], positions[STAGED_ROWS], row_ids[STAGED_ROWS];
+    fg_kv_row kv_rows[STAGED_ROWS];
+    uint32_t blocks[STAGED_ROWS][STAGED_BLOCKS];
+    uint32_t real_rows; /* before those that pad */
+} staged;
+
+struct fg_device {
+    const fg_backend *backend;
+    fg_device *cpu;
+    uint8_t *region;
+    size_t used;
+};
+
+struct fg_device_stream {
+    const fg_backend *backend;
+    fg_device *device;
+    fg_device_stream *cpu;
+    staged staged;
+    recording *recordings;
+    uint32_t recording_count;
+    recording *recording; /* NULL: none is made */
+};
+
+static const fg_backend apart;
+
+/* For tests: steps that were recorded, and those that were started again. */
+uint32_t apart_recorded, apart_replayed;
+
+/* ---- memory ---- */
+
+static void open_region(fg_device *device)
+{
+    FG_ASSERT(mprotect(device->region, REGION_BYTES, PROT_READ | PROT_WRITE) == 0);
+}
+
+static void close_region(fg_device *device)
+{
+    FG_ASSERT(mprotect(device->region, REGION_BYTES, PROT_NONE) == 0);
+}
+
+static bool is_apart(const fg_device *device, const void *memory)
+{
+    const uint8_t *at = memory;
+    return at >= device->region && at < device->region + REGION_BYTES;
+}
+
+static void *take(fg_device *device, size_t size_bytes)
+{
+    size_t padded = (size_bytes + 63) / 64 * 64;
+    if (padded > REGION_BYTES - device->used) {
+        return NULL;
+    }
+    void *memory = device->region + device->used;
+    device->used += padded;
+    return memory;
+}
+
+static void *apart_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
+{
+    return kind == FG_MEMORY_SHARED ? fg_mem_map(size_bytes) : take(device, size_bytes);
+}
+
+/* The region goes as a whole. */
+static void apart_free(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes)
+{
+    if (kind == FG_MEMORY_SHARED) {
+        fg_mem_unmap(memory, size_bytes);
+    }
+}
+
+static fg_status apart_load(fg_device *device, const void *host, size_t size_bytes,
+                            const void **device_out, fg_error *err)
+{
+    void *memory = take(device, size_bytes);
+    if (memory == NULL) {
+        return fg_fail(err, FG_AGAIN, "the region is full");
+    }
+    open_region(device);
+    memcpy(memory, host, size_bytes);
+    close_region(device);
+    *device_out = memory;
+    return FG_OK;
+}
+
+static fg_status apart_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
+                            fg_error *err)
+{
+    uint32_t count = fg_panel_count(rows->outputs);
+    void *memory = take(device, count * fg_panel_bytes(rows->type, rows->columns));
+    if (memory == NULL) {
+        return fg_fail(err, FG_AGAIN, "the region is full");
+    }
+    open_region(device);
+    fg_panel_pack(rows, 0, count, memory);
+    close_region(device);
+    *panels_out = (fg_panels){
+        .data = memory, .type = rows->type, .outputs = rows->outputs, .columns = rows->columns
+    };
+    return FG_OK;
+}
+
+static fg_status apart_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err)
+{
+    return fg_fail(err, FG_BAD_INPUT, "nothing is pinned here");
+}
+
+static void apart_unpin(fg_device *device, void *memory)
+{
+    FG_ASSERT(false, "nothing was pinned");
+}
+
+/* ---- device and stream ---- */
+
+static uint32_t apart_count(fg_error *err)
+{
+    return 1;
+}
+
+static fg_status apart_describe(uint32_t index, fg_device_info *info_out, fg_error *err)
+{
+    *info_out = (fg_device_info){
+        .name = "apart", .isa = "apart", .memory_bytes = REGION_BYTES, .free_bytes = REGION_BYTES
+    };
+    return FG_OK;
+}
+
+static fg_status apart_open(const fg_device_options *options, fg_device **device_out, fg_error *err)
+{
+    FG_ASSERT(options->step_rows_max % 64 == 0 && options->step_rows_max <= STAGED_ROWS);
+    FG_ASSERT(options->context_max <= options->block_size * STAGED_BLOCKS);
+    fg_device *device = fg_mem_alloc(sizeof *device);
+    if (device == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for a device");
+    }
+    void *region = mmap(NULL, REGION_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    FG_ASSERT(region != MAP_FAILED);
+    *device = (fg_device){ .backend = &apart, .region = region };
+    fg_status status = fg_cpu_backend.open(options, &device->cpu, err);
+    if (status != FG_OK) {
+        munmap(region, REGION_BYTES);
+        fg_mem_free(device);
+        return status;
+    }
+    *device_out = device;
+    return FG_OK;
+}
+
+static void apart_close(fg_device *device)
+{
+    fg_cpu_backend.close(device->cpu);
+    munmap(device->region, REGION_BYTES);
+    fg_mem_free(device);
+}
+
+static const char *apart_isa(const fg_device *device)
+{
+    return "apart";
+}
+
+static const char *apart_numerics(const fg_device *device)
+{
+    return "apart/k6";
+}
+
+static uint32_t apart_thread_count(const fg_device *device)
+{
+    return fg_cpu_backend.thread_count(device->cpu);
+}
+
+static fg_status apart_stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err)
+{
+    fg_device_stream *stream = fg_mem_alloc(sizeof *stream);
+    recording *recordings = fg_mem_array(RECORDINGS, sizeof *recordings);
+    if (stream == NULL || recordings == NULL) {
+        fg_mem_free(stream);
+        fg_mem_free(recordings);
+        return fg_fail(err, FG_AGAIN, "out of memory for a stream");
+    }
+    stream->backend = &apart;
+    stream->device = device;
+    stream->recordings = recordings;
+    fg_status status = fg_cpu_backend.stream_open(device->cpu, &stream->cpu, err);
+    if (status != FG_OK) {
+        fg_mem_free(stream);
+        fg_mem_free(recordings);
+        return status;
+    }
+    *stream_out = stream;
+    return FG_OK;
+}
+
+static void apart_stream_close(fg_device_stream *stream)
+{
+    fg_cpu_backend.stream_close(stream->cpu);
+    fg_mem_free(stream->recordings);
+    fg_mem_free(stream);
+}
+
+static void apart_copy(fg_device_stream *stream, void *target, const void *source,
+                       size_t size_bytes)
+{
+    FG_ASSERT(stream->recording == NULL);
+    open_region(stream->device);
+    memcpy(target, source, size_bytes);
+    close_region(stream->device);
+}
+
+static fg_device_event apart_event_record(fg_device_stream *stream)
+{
+    FG_ASSERT(stream->recording == NULL);
+    return fg_cpu_backend.event_record(stream->cpu);
+}
+
+static void apart_event_wait(fg_device_stream *stream, fg_device_event event)
+{
+    FG_ASSERT(stream->recording == NULL);
+    fg_cpu_backend.event_wait(stream->cpu, event);
+}
+
+static void apart_share_work(fg_device_stream *stream, uint32_t pieces,
+                             void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
+{
+    FG_ASSERT(stream->recording == NULL);
+    fg_cpu_backend.share_work(stream->cpu, pieces, work, ctx);
+}
+
+/* ---- the rows of a step ---- */
+
+static void apart_stage(fg_device_stream *stream, const fg_step_rows *rows)
+{
+    staged *s = &stream->staged;
+    FG_ASSERT(stream->recording == NULL);
+    FG_ASSERT(rows->rows <= STAGED_ROWS && rows->row_id_count <= rows->rows);
+    s->host = *rows;
+    s->real_rows = 0;
+    memcpy(s->tokens, rows->tokens, rows->rows * sizeof *s->tokens);
+    memcpy(s->positions, rows->positions, rows->rows * sizeof *s->positions);
+    memcpy(s->row_ids, rows->row_ids, rows->row_id_count * sizeof *s->row_ids);
+    for (uint32_t i = 0; i < rows->rows; i++) {
+        const fg_kv_row *row = &rows->kv_rows[i];
+        s->kv_rows[i] = *row;
+        FG_ASSERT(row->twin == NULL && row->position == rows->positions[i]);
+        if (row->block_ids == NULL) {
+            continue;
+        }
+        FG_ASSERT(s->real_rows == i, "rows that pad come last");
+        s->real_rows = i + 1;
+        bool same = i > 0 && rows->kv_rows[i - 1].block_ids == row->block_ids;
+        s->kv_rows[i].block_ids = same ? s->kv_rows[i - 1].block_ids : s->blocks[i];
+        uint32_t *ids = (uint32_t *)(uintptr_t)s->kv_rows[i].block_ids;
+        memcpy(ids, row->block_ids, (row->position / 16 + 1) * sizeof *ids);
+    }
+}
+
+/* Where the device has what the host calls this. */
+static const uint32_t *numbers_of(const staged *s, const uint32_t *host)
+{
+    uintptr_t at = (uintptr_t)host;
+    if (at >= (uintptr_t)s->host.tokens && at < (uintptr_t)(s->host.tokens + s->host.rows)) {
+        return s->tokens + (host - s->host.tokens);
+    }
+    if (at >= (uintptr_t)s->host.positions && at < (uintptr_t)(s->host.positions + s->host.rows)) {
+        return s->positions + (host - s->host.positions);
+    }
+    FG_ASSERT(at >= (uintptr_t)s->host.row_ids &&
+                  at < (uintptr_t)(s->host.row_ids + s->host.row_id_count),
+              "numbers that were not staged");
+    return s->row_ids + (host - s->host.row_ids);
+}
+
+static const fg_kv_row *kv_rows_of(const staged *s, const fg_kv_row *host)
+{
+    FG_ASSERT(host >= s->host.kv_rows && host < s->host.kv_rows + s->host.rows);
+    return s->kv_rows + (host - s->host.kv_rows);
+}
+
+/* ---- operations ---- */
+
+static void run_attention(fg_device_stream *stream, op *o)
+{
+    const staged *s = &stream->staged;
+    fg_paged_kv kv = o->kv;
+    const fg_kv_row *kv_rows =
+        kv_rows_of(s, o->kind == OP_ATTEND ? o->attend.kv_rows : o->store.kv_rows);
+    uint32_t first = (uint32_t)(kv_rows - s->kv_rows);
+    uint32_t rows = first < s->real_rows ? s->real_rows - first : 0;
+    rows = rows < o->rows ? rows : o->rows;
+    FG_ASSERT(is_apart(stream->device, kv.arena), "the arena is the host's");
+    if (rows > 0 && o->kind == OP_ATTEND) {
+        fg_attend attend = o->attend;
+        attend.kv_rows = kv_rows;
+        fg_cpu_backend.attend(stream->cpu, &kv, &attend, rows);
+    } else if (rows > 0) {
+        fg_rope_store store = o->store;
+        store.kv_rows = kv_rows;
+        fg_cpu_backend.rope_store(stream->cpu, &kv, &store, rows);
+    }
+}
+
+static void run_op(fg_device_stream *stream, op *o)
+{
+    const staged *s = &stream->staged;
+    fg_rmsnorm norm = o->norm;
+    switch (o->kind) {
+    case OP_PREPARE:
+        fg_cpu_backend.prepare(stream->cpu, &o->in, o->count, o->rows);
+        break;
+    case OP_LINEAR:
+        fg_cpu_backend.linear(stream->cpu, o->linears, o->count, &o->in, o->rows);
+        break;
+    case OP_GATED:
+        fg_cpu_backend.gated(stream->cpu, &o->gated, &o->in, o->rows);
+        break;
+    case OP_HIGHEST:
+        FG_ASSERT(!is_apart(stream->device, o->choices) && !is_apart(stream->device, o->out));
+        for (uint32_t row = 0; row < o->rows; row++) {
+            size_t at = (size_t)row * o->in.columns;
+            fg_activations in = o->in;
+            in.values += at;
+            in.quants += at;
+            in.groups += at / FG_QUANT_GROUP;
+            in.pairs += (size_t)row * fg_pair_stride(o->in.columns);
+            fg_cpu_backend.highest(stream->cpu, &o->weight, &in, 1, o->choices + row, o->out + row);
+        }
+        break;
+    case OP_EMBED:
+        fg_cpu_backend.embed(stream->cpu, &o->table, numbers_of(s, o->numbers), o->rows, o->out);
+        break;
+    case OP_RMSNORM:
+        norm.row_ids = norm.row_ids == NULL ? NULL : numbers_of(s, norm.row_ids);
+        fg_cpu_backend.rmsnorm(stream->cpu, &norm, o->rows);
+        break;
+    case OP_FINITE:
+        FG_ASSERT(!is_apart(stream->device, o->choices));
+        fg_cpu_backend.finite(stream->cpu, o->values, o->count, o->rows, o->choices);
+        break;
+    case OP_ROPE_TABLE:
+        fg_cpu_backend.rope_table(stream->cpu, numbers_of(s, o->numbers), o->rows, o->frequencies,
+                                  o->count, o->out);
+        break;
+    case OP_ROPE_STORE:
+    case OP_ATTEND:
+        run_attention(stream, o);
+        break;
+    }
+}
+
+/* Runs it, and writes it down where a recording is made. */
+static void give(fg_device_stream *stream, op *o)
+{
+    if (stream->recording != NULL) {
+        FG_ASSERT(stream->recording->count < RECORDED_OPS);
+        stream->recording->ops[stream->recording->count++] = *o;
+    }
+    open_region(stream->device);
+    run_op(stream, o);
+    close_region(stream->device);
+}
+
+static bool apart_replay_begin(fg_device_stream *stream, uint64_t key)
+{
+    FG_ASSERT(stream->recording == NULL);
+    for (uint32_t i = 0; i < stream->recording_count; i++) {
+        recording *r = &stream->recordings[i];
+        for (uint32_t at = 0; r->key == key && at < r->count; at++) {
+            give(stream, &r->ops[at]);
+        }
+        if (r->key == key) {
+            apart_replayed++;
+            return true;
+        }
+    }
+    FG_ASSERT(stream->recording_count < RECORDINGS, "more shapes of steps than expected");
+    stream->recording = &stream->recordings[stream->recording_count++];
+    stream->recording->key = key;
+    apart_recorded++;
+    return false;
+}
+
+static void apart_replay_end(fg_device_stream *stream)
+{
+    FG_ASSERT(stream->recording != NULL);
+    stream->recording = NULL;
+}
+
+static void apart_prepare(fg_device_stream *stream, const fg_activations *activations,
+                          uint32_t forms, uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_PREPARE, .in = *activations, .count = forms, .rows = rows });
+}
+
+static void apart_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
+                         const fg_activations *in, uint32_t rows)
+{
+    op o = { .kind = OP_LINEAR, .in = *in, .count = linear_count, .rows = rows };
+    FG_ASSERT(linear_count <= LINEARS);
+    memcpy(o.linears, linears, linear_count * sizeof *linears);
+    give(stream, &o);
+}
+
+static void apart_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+                        uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_GATED, .gated = *gated, .in = *in, .rows = rows });
+}
+
+static void apart_highest(fg_device_stream *stream, const fg_panels *weight,
+                          const fg_activations *in, uint32_t rows, uint32_t *choices, float *tops)
+{
+    give(stream, &(op){ .kind = OP_HIGHEST,
+                        .weight = *weight,
+                        .in = *in,
+                        .rows = rows,
+                        .choices = choices,
+                        .out = tops });
+}
+
+static void apart_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
+                        uint32_t rows, float *out)
+{
+    give(stream,
+         &(op){ .kind = OP_EMBED, .table = *table, .numbers = tokens, .rows = rows, .out = out });
+}
+
+static void apart_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_RMSNORM, .norm = *args, .rows = rows });
+}
+
+static void apart_finite(fg_device_stream *stream, const float *values, uint32_t columns,
+                         uint32_t rows, uint32_t *finite)
+{
+    give(stream, &(op){ .kind = OP_FINITE,
+                        .values = values,
+                        .count = columns,
+                        .rows = rows,
+                        .choices = finite });
+}
+
+static void apart_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
+                             const double *frequencies, uint32_t pair_count, float *table)
+{
+    give(stream, &(op){ .kind = OP_ROPE_TABLE,
+                        .numbers = positions,
+                        .rows = rows,
+                        .frequencies = frequencies,
+                        .count = pair_count,
+                        .out = table });
+}
+
+static void apart_rope_store(fg_device_stream *stream, const fg_paged_kv *kv,
+                             const fg_rope_store *args, uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_ROPE_STORE, .kv = *kv, .store = *args, .rows = rows });
+}
+
+static void apart_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
+                         uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_ATTEND, .kv = *kv, .attend = *args, .rows = rows });
+}
+
+static uint32_t apart_linear_form(uint32_t type)
+{
+    return fg_cpu_backend.linear_form(type);
+}
+
+static const fg_backend apart = {
+    .abi = FG_BACKEND_ABI,
+    .table_bytes = sizeof(fg_backend),
+    .kind = "cuda",
+    .host_memory = false,
+    .device_count = apart_count,
+    .device_describe = apart_describe,
+    .open = apart_open,
+    .close = apart_close,
+    .isa = apart_isa,
+    .numerics = apart_numerics,
+    .thread_count = apart_thread_count,
+    .alloc = apart_alloc,
+    .free = apart_free,
+    .pin = apart_pin,
+    .unpin = apart_unpin,
+    .load = apart_load,
+    .pack = apart_pack,
+    .stream_open = apart_stream_open,
+    .stream_close = apart_stream_close,
+    .copy = apart_copy,
+    .event_record = apart_event_record,
+    .event_wait = apart_event_wait,
+    .share_work = apart_share_work,
+    .replay_begin = apart_replay_begin,
+    .replay_end = apart_replay_end,
+    .linear_form = apart_linear_form,
+    .stage = apart_stage,
+    .prepare = apart_prepare,
+    .linear = apart_linear,
+    .gated = apart_gated,
+    .highest = apart_highest,
+    .embed = apart_embed,
+    .rmsnorm = apart_rmsnorm,
+    .finite = apart_finite,
+    .rope_table = apart_rope_table,
+    .rope_store = apart_rope_store,
+    .attend = apart_attend,
+};
+
+const fg_backend *forge_backend(void);
+const fg_backend *forge_backend(void)
+{
+    return &apart;
+}
