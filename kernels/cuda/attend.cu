@@ -79,9 +79,9 @@ template <int dims> static __device__ __forceinline__ uint32_t value_turn(uint32
     return pair % 4 * 8 & (dims >= 32 ? 24u : 8u);
 }
 
-/* Asks for slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
+/* Asks for K of slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
 template <int dims, int threads>
-static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job,
+static __device__ __forceinline__ void load_keys(tile_memory<dims> *to, const attend_job &job,
                                                  const unit &u, uint32_t first, uint32_t limit)
 {
     constexpr uint32_t piece_parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
@@ -99,6 +99,13 @@ static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const at
         /* part / 4 is the pair of dims. */
         fg_copy16(&to->keys[(piece * piece_parts + (part ^ (part / 8 % 2 * 2))) * 4], from, real);
     }
+}
+
+/* The same for V. */
+template <int dims, int threads>
+static __device__ __forceinline__ void load_values(tile_memory<dims> *to, const attend_job &job,
+                                                   const unit &u, uint32_t first, uint32_t limit)
+{
     constexpr uint32_t line_parts = dims / 4;
     for (uint32_t i = threadIdx.x; i < SLOT_PAIRS * line_parts; i += threads) {
         uint32_t pair = i / line_parts, part = i % line_parts;
@@ -112,6 +119,14 @@ static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const at
         }
         fg_copy16(&to->values[pair * dims + (part * 4 ^ value_turn<dims>(pair))], from, real);
     }
+}
+
+template <int dims, int threads>
+static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job,
+                                                 const unit &u, uint32_t first, uint32_t limit)
+{
+    load_keys<dims, threads>(to, job, u, first, limit);
+    load_values<dims, threads>(to, job, u, first, limit);
 }
 
 /* The slot behind the last one may hold anything, and 0 times that need not be 0. */
@@ -305,19 +320,50 @@ static __device__ __forceinline__ float *record_at(const attend_job &job, uint32
     return job.records + ((size_t)tile * job.kv_head_count * job.units + index) * floats;
 }
 
-static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uint32_t tile,
-                                                      uint32_t count)
+/* A piece of work: a tile of a unit of a group. Work is numbered by group, then unit, then tile, so that a block's next
+ * piece mostly has the same q. */
+typedef struct group_work {
+    uint32_t group, index;  /* of the unit */
+    uint32_t tile;          /* of the group */
+    uint32_t before, tiles; /* tiles of groups before, and of this one */
+} group_work;
+
+static __device__ __forceinline__ group_work find_work(const attend_job &job, uint32_t number,
+                                                       uint32_t all_units, uint32_t groups)
 {
-    uint32_t low = 0, high = count - 1;
+    uint32_t low = 0, high = groups - 1;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (tile < job.ends[middle]) {
+        if (number < job.ends[middle] * all_units) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    return low;
+    group_work work;
+    work.group = low;
+    work.before = low == 0 ? 0 : job.ends[low - 1];
+    work.tiles = job.ends[low] - work.before;
+    uint32_t inner = number - work.before * all_units;
+    work.index = inner / work.tiles;
+    work.tile = inner % work.tiles;
+    return work;
+}
+
+/* The work after this one; only asked for when there is one. */
+static __device__ __forceinline__ group_work next_work(const attend_job &job, group_work work,
+                                                       uint32_t all_units)
+{
+    if (++work.tile == work.tiles) {
+        work.tile = 0;
+        if (++work.index == all_units) {
+            work.index = 0;
+            work.group++;
+            work.before += work.tiles;
+            work.tiles = job.ends[work.group] - work.before;
+        }
+    }
+    return work;
 }
 
 /* Slots of the tile that begins at `first` that a row sees; 0 or less: none. */
@@ -328,20 +374,13 @@ static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const u
     return row < u.row_count ? (int32_t)(job.rows[u.row + row].position + 1) - (int32_t)first : 0;
 }
 
+/* Scores of a tile as weights in shared memory, and what the record says of them but its outputs. */
 template <int dims>
-static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, const attend_job &job,
-                                                  const unit &u, uint32_t first, float *record,
-                                                  uint32_t record_rows)
+static __device__ __forceinline__ void group_scores(group_memory<dims> *memory,
+                                                    const attend_job &job, const unit &u,
+                                                    uint32_t first)
 {
-    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
-    load_tile<dims, GROUP_THREADS>(&memory->tile, job, u, first, limit);
-    fg_copy_commit();
-    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
-    fg_copy_wait<0>();
-    __syncthreads();
-    clear_behind<dims, GROUP_THREADS>(&memory->tile, first, limit);
     float scores[SLICE_TILES][4], tops[2], sums[2];
     uint32_t weights[SLICE_TILES][2];
     const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
@@ -370,9 +409,19 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             memory->weights[g + 8 * half][(warp * SLICE_TILES + i) * 4 + t] = weights[i][half];
         }
     }
-    __syncthreads();
+}
+
+/* The outputs of a tile, and its record. */
+template <int dims>
+static __device__ __forceinline__ void group_record(group_memory<dims> *memory,
+                                                    const attend_job &job, float *record,
+                                                    uint32_t record_rows)
+{
+    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float outputs[mine][4] = {};
     if (warp * mine < dims / 8) {
+#pragma unroll 2
         for (uint32_t step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
             const uint32_t *low = &memory->weights[g][step * 8 + t],
                            *high = &memory->weights[g + 8][step * 8 + t];
@@ -392,7 +441,11 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             continue;
         }
         if (warp == 0 && t == 0) {
-            record[place] = tops[half];
+            float top = memory->tops[0][place];
+            for (int w = 1; w < GROUP_WARPS; w++) {
+                top = fmaxf(top, memory->tops[w][place]);
+            }
+            record[place] = top;
             record[record_rows + place] = sum;
         }
         float *to = record + 2 * record_rows + (size_t)place * job.head_dim;
@@ -405,9 +458,10 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             }
         }
     }
-    __syncthreads(); /* the memory is filled again */
 }
 
+/* A block has some pieces of work that follow each other. While scores are made the tile's V is on its way, and while
+ * outputs are made the next one's K: the memory never rests. */
 template <int dims>
 static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
 {
@@ -422,14 +476,58 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
     uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
     uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
     uint32_t all_units = job.kv_head_count * job.units;
-    for (uint32_t work = blockIdx.x; work < (to - from) * all_units; work += gridDim.x) {
-        uint32_t tile = from + work / all_units, index = work % all_units;
-        uint32_t group = find_group(job, tile, counts.groups);
-        uint32_t before = group == 0 ? 0 : job.ends[group - 1];
-        unit u = find_unit(job, job.groups[group], index);
-        group_tile<dims>(memory, job, u, (tile - before) * FG_GPU_TILE,
-                         record_at(job, tile - from, index, counts.record_rows),
-                         counts.record_rows);
+    uint64_t all = (uint64_t)(to - from) * all_units;
+    uint32_t number = from * all_units + (uint32_t)(all * blockIdx.x / gridDim.x);
+    uint32_t end = from * all_units + (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
+    if (number == end) {
+        return;
+    }
+    group_work work = find_work(job, number, all_units, counts.groups);
+    unit u = find_unit(job, job.groups[work.group], work.index);
+    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
+    load_keys<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
+    fg_copy_commit();
+    load_values<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
+    fg_copy_commit();
+    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
+    for (; number < end; number++) {
+        bool more = number + 1 < end;
+        group_work next = more ? next_work(job, work, all_units) : work;
+        unit next_unit = u;
+        uint32_t next_limit = limit;
+        bool same = next.group == work.group && next.index == work.index;
+        if (!same) {
+            next_unit = find_unit(job, job.groups[next.group], next.index);
+            next_limit = job.rows[next_unit.row + next_unit.row_count - 1].position + 1;
+        }
+        fg_copy_wait<1>();
+        __syncthreads();
+        group_scores<dims>(memory, job, u, work.tile * FG_GPU_TILE);
+        __syncthreads();
+        if (more) {
+            load_keys<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
+                                           next_limit);
+        }
+        fg_copy_commit();
+        if (!same) {
+            load_q<dims>(memory->q, job, next_unit, threadIdx.x, GROUP_THREADS);
+        }
+        fg_copy_wait<1>();
+        __syncthreads();
+        clear_behind<dims, GROUP_THREADS>(&memory->tile, work.tile * FG_GPU_TILE, limit);
+        group_record<dims>(
+            memory, job,
+            record_at(job, work.before + work.tile - from, work.index, counts.record_rows),
+            counts.record_rows);
+        __syncthreads();
+        if (more) {
+            load_values<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
+                                             next_limit);
+        }
+        fg_copy_commit();
+        work = next;
+        u = next_unit;
+        limit = next_limit;
     }
 }
 

@@ -72,6 +72,7 @@ struct fg_device {
     const fg_backend *backend;
     int index;
     int multiprocessors;
+    bool hopper; /* sm_90: has the kernels of wide.cu */
     char isa[32];
     char numerics[64];
     fg_device_options limits;

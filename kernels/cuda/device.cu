@@ -163,6 +163,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->backend = &backend;
     device->index = (int)index;
     device->multiprocessors = facts.multiProcessorCount;
+    device->hopper = facts.major == 9 && facts.minor == 0;
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */

@@ -88,4 +88,9 @@ void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t 
                  bool may_split);
 void fg_gpu_tall_prepare(void);
 
+/* wide.cu: false, and nothing done, where the device or the parts do not suit it. Strips as for fg_gpu_tall. */
+enum { FG_GPU_WIDE_ROWS = 129 }; /* from so many on it is the faster one */
+bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
+void fg_gpu_wide_prepare(void);
+
 #endif
