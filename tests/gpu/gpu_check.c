@@ -663,7 +663,21 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
                          .head_count = h->heads,
                          .scale = 1.0f / sqrtf((float)h->dim),
                          .out = out };
+    attend.pairs = put(c, NULL, pair_words(rows, q_width) * sizeof(uint32_t));
     fg_op_attend(c->stream, &w->kv, &attend, rows);
+    uint32_t *pairs = fg_mem_array(pair_words(rows, q_width), sizeof *pairs);
+    float *values = fg_mem_array((size_t)rows * q_width, sizeof *values);
+    get(c, pairs, attend.pairs, pair_words(rows, q_width) * sizeof(uint32_t));
+    get(c, values, out, (size_t)rows * q_width * 4);
+    bool paired = true;
+    for (size_t i = 0; i < (size_t)rows * q_width; i++) {
+        uint32_t row = (uint32_t)(i / q_width), k = (uint32_t)(i % q_width);
+        paired = paired && pair_value(pairs, row, k, q_width) == brain(values[i]);
+    }
+    tell(c, paired, "attend: pairs are not its values");
+    drop(c, attend.pairs);
+    fg_mem_free(pairs);
+    fg_mem_free(values);
     at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {
         get(c, outs[i] + (size_t)pieces[i].first * q_width, out + (size_t)at * q_width,
