@@ -137,7 +137,7 @@ static void tensor_linears(fg_device_stream *stream, const fg_linear *linears, u
     }
     if (is_few) {
         fg_gpu_few(stream, set, strips, false);
-    } else if (rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, false)) {
+    } else if (rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, false, true)) {
         fg_gpu_tall(stream, set, strips, false, true);
     }
 }
@@ -219,7 +219,7 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
     uint32_t strips = add_product(&set, 0, p, false);
     if (rows <= FG_GPU_FEW_GATED_ROWS) {
         fg_gpu_few(stream, set, strips, true);
-    } else if (rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, true)) {
+    } else if (rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, true, false)) {
         fg_gpu_tall(stream, set, strips, true, false);
     }
 }
@@ -293,7 +293,7 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
             uint32_t strips = add_product(&set, 0, p, !is_few);
             if (is_few) {
                 fg_gpu_few(stream, set, strips, false);
-            } else {
+            } else if (!fg_gpu_wide(stream, set, strips, false, false)) {
                 fg_gpu_tall(stream, set, strips, false, false);
             }
         } else {

@@ -87,10 +87,13 @@ enum { FG_GPU_TALL_STRIPS = 8 };
 void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split);
 void fg_gpu_tall_prepare(void);
+/* Adds the parts in the stream's work area, [part][row][output of all strips]. */
+void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs);
 
 /* wide.cu: false, and nothing done, where the device or the parts do not suit it. Strips as for fg_gpu_tall. */
-enum { FG_GPU_WIDE_ROWS = 129 }; /* from so many on it is the faster one */
-bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
+enum { FG_GPU_WIDE_ROWS = 33 }; /* from so many on it is the faster one */
+bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                 bool may_split);
 void fg_gpu_wide_prepare(void);
 
 #endif

@@ -14,6 +14,24 @@ template <int n>
 __device__ __forceinline__ void fg_wgmma(float *d, const uint32_t *a, uint64_t b, uint32_t go_on);
 
 template <>
+__device__ __forceinline__ void fg_wgmma<64>(float *d, const uint32_t *a, uint64_t b,
+                                             uint32_t go_on)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(go_on));
+}
+
+template <>
 __device__ __forceinline__ void fg_wgmma<128>(float *d, const uint32_t *a, uint64_t b,
                                               uint32_t go_on)
 {
@@ -141,6 +159,44 @@ static __device__ __forceinline__ void fg_bulk_copy(void *shared, const void *gl
             "r"(fg_shared_at(shared)),
         "l"(global), "r"(bytes), "r"(fg_shared_at(barrier))
         : "memory");
+}
+
+/* ---- clusters: blocks that reach each other's shared memory ---- */
+
+static __device__ __forceinline__ uint32_t fg_cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* All threads of all blocks of the cluster. */
+static __device__ __forceinline__ void fg_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* Arrives at the barrier at this place in block `rank` of the cluster. */
+static __device__ __forceinline__ void fg_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(
+                     fg_shared_at(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* A bulk copy to this place in each block of the cluster that `mask` has a bit of, told to the barrier there. */
+static __device__ __forceinline__ void fg_bulk_copy_to(void *shared, const void *global,
+                                                       uint32_t bytes, uint64_t *barrier,
+                                                       uint16_t mask)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+                 "cluster [%0], [%1], "
+                 "%2, [%3], %4;" ::"r"(fg_shared_at(shared)),
+                 "l"(global), "r"(bytes), "r"(fg_shared_at(barrier)), "h"(mask)
+                 : "memory");
 }
 
 /* What other kernels wrote in the usual way is seen by bulk copies from here on. */

@@ -10,7 +10,8 @@
 
 #ifdef FG_GPU_EMULATED
 
-bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated)
+bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                 bool may_split)
 {
     return false;
 }
@@ -23,12 +24,20 @@ void fg_gpu_wide_prepare(void)
 
 #include "kernels/cuda/wgmma.cuh"
 
+#ifndef FG_WIDE_WIDTH
+#define FG_WIDE_WIDTH 128
+#endif
+
 enum {
     WIDE_GROUPS = 2,
     WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
     WIDE_STRIPS = WIDE_GROUPS * 4,
     WIDE_STEPS = 4, /* of a stage */
     WIDE_STAGES = 5,
+    WIDTH = FG_WIDE_WIDTH, /* rows of a block */
+    MIDDLE_WIDTH = 64,     /* the same where there are not many more */
+    MIDDLE_ROWS = 192,
+    WIDE_CLUSTER = 4, /* blocks with the same rows, each of which reads a part of them for all */
     TILE_BYTES = WIDE_STEPS * 256, /* 8 rows of a stage */
     BAND = 16, /* tiles of rows that blocks go through together, so that they stay in the cache */
 };
@@ -41,29 +50,37 @@ template <int width> struct wide_memory {
 typedef struct wide_place {
     uint32_t strip; /* of the launch */
     uint32_t row;
+    uint32_t part_first, part_end;
 } wide_place;
 
-static __device__ __forceinline__ wide_place find_place(uint32_t row_tiles, uint32_t strip_tiles,
+static __device__ __forceinline__ wide_place find_place(uint32_t row_tiles, uint32_t strip_clusters,
                                                         uint32_t width, uint32_t strips_each)
 {
-    uint32_t band = blockIdx.x / (BAND * strip_tiles);
+    uint32_t cluster = blockIdx.x / WIDE_CLUSTER;
+    uint32_t band = cluster / (BAND * strip_clusters);
     uint32_t first = band * BAND;
     uint32_t rows = row_tiles - first < BAND ? row_tiles - first : BAND;
-    uint32_t inner = blockIdx.x - band * BAND * strip_tiles;
+    uint32_t inner = cluster - band * BAND * strip_clusters;
     wide_place place;
     place.row = (first + inner % rows) * width;
-    place.strip = inner / rows * strips_each;
+    place.strip = (inner / rows * WIDE_CLUSTER + fg_cluster_rank()) * strips_each;
     return place;
 }
 
-/* The warp that fills stages. */
+/* The warp that fills stages: a part of each, for all blocks of the cluster. */
 template <int width>
 static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg_gpu_products &set,
-                                            uint32_t row, uint32_t stages, uint32_t lane)
+                                            const wide_place &place, uint32_t lane)
 {
-    uint32_t tiles = (set.rows - row + 7) / 8;
+    uint32_t part_stages = set.part_steps / WIDE_STEPS, last = set.steps / WIDE_STEPS;
+    uint32_t first = place.part_first * part_stages, end = place.part_end * part_stages;
+    uint32_t stages = (end < last ? end : last) - first;
+    uint32_t tiles = (set.rows - place.row + 7) / 8;
     tiles = tiles < width / 8 ? tiles : width / 8;
-    const uint8_t *from = (const uint8_t *)set.in + (size_t)(row / 8) * set.columns * 16;
+    uint32_t tile = fg_cluster_rank() + lane * WIDE_CLUSTER;
+    const uint8_t *from = (const uint8_t *)set.in +
+                          ((size_t)(place.row / 8) + tile) * set.columns * 16 +
+                          (size_t)first * TILE_BYTES;
     for (uint32_t stage = 0; stage < stages; stage++) {
         uint32_t slot = stage % WIDE_STAGES;
         fg_barrier_wait(&memory->empty[slot], stage / WIDE_STAGES % 2 ^ 1);
@@ -71,10 +88,9 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
             fg_barrier_expect(&memory->full[slot], tiles * TILE_BYTES);
         }
         __syncwarp();
-        for (uint32_t tile = lane; tile < tiles; tile += 32) {
-            fg_bulk_copy(memory->rows[slot][tile],
-                         from + (size_t)tile * set.columns * 16 + (size_t)stage * TILE_BYTES,
-                         TILE_BYTES, &memory->full[slot]);
+        if (tile < tiles) {
+            fg_bulk_copy_to(memory->rows[slot][tile], from + (size_t)stage * TILE_BYTES, TILE_BYTES,
+                            &memory->full[slot], (1 << WIDE_CLUSTER) - 1);
         }
     }
 }
@@ -118,8 +134,8 @@ template <int width>
 static __device__ __forceinline__ void give_stage_back(wide_memory<width> *memory, uint32_t stage,
                                                        uint32_t lane)
 {
-    if (lane == 0) {
-        fg_barrier_arrive(&memory->empty[stage % WIDE_STAGES]);
+    if (lane < WIDE_CLUSTER) {
+        fg_barrier_arrive_at(&memory->empty[stage % WIDE_STAGES], lane);
     }
 }
 
@@ -132,20 +148,50 @@ static __device__ __forceinline__ void add_part(float *totals, const float *sums
     }
 }
 
-/* Stages come in pairs, in four pieces with registers of their own for the weights. As soon as the products that read a
- * piece's registers have ended, which is when those of the next piece are begun, they are loaded for the next pair. */
+/* Where the sums of parts go when several blocks share them: [part][row][output of all strips]. */
+typedef struct wide_split {
+    float *work;
+    uint32_t all_outputs, parts_each;
+} wide_split;
+
 template <int width>
+static __device__ __forceinline__ void put_part(const wide_split &split, const fg_gpu_products &set,
+                                                uint32_t part, uint32_t row, uint32_t output,
+                                                uint32_t lane, const float *sums)
+{
+    float *at = split.work + (size_t)part * set.rows * split.all_outputs + output + lane / 4;
+#pragma unroll
+    for (int tile = 0; tile < width / 8; tile++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t to = row + tile * 8 + lane % 4 * 2 + i % 2;
+            if (to < set.rows) {
+                at[(size_t)to * split.all_outputs + i / 2 * 8] = sums[4 * tile + i];
+            }
+        }
+    }
+}
+
+/* Parts first_part .. end_part - 1. Stages come in pairs, in four pieces with registers of their own for the weights. As
+ * soon as the products that read a piece's registers have ended, which is when those of the next piece are begun, they
+ * are loaded for the next pair. */
+template <int width, bool shared_parts>
 static __device__ __forceinline__ void consume(wide_memory<width> *memory,
-                                               const fg_gpu_products &set, const uint4 *weights,
-                                               uint32_t lane, float *totals)
+                                               const fg_gpu_products &set, const wide_split &split,
+                                               const wide_place &place, uint32_t output,
+                                               const uint4 *weights, uint32_t lane, float *totals)
 {
     float sums[width / 2];
     uint32_t a[4][2][4];
-    uint32_t stages = set.steps / WIDE_STEPS, part_stages = set.part_steps / WIDE_STEPS;
+    uint32_t part_stages = set.part_steps / WIDE_STEPS, last = set.steps / WIDE_STEPS;
+    uint32_t from = place.part_first * part_stages, to = place.part_end * part_stages;
+    to = to < last ? to : last;
+    weights += (size_t)from * WIDE_STEPS * 32;
+    uint32_t stages = to - from, part = place.part_first;
     load_weights(a[0], weights, 0);
     load_weights(a[1], weights, 2);
     load_weights(a[2], weights, 4);
-    for (uint32_t first = 0; first < stages; first += part_stages) {
+    for (uint32_t first = 0; first < stages; first += part_stages, part++) {
         uint32_t end = first + part_stages < stages ? first + part_stages : stages;
         for (uint32_t stage = first; stage < end; stage += 2) {
             uint32_t step = stage * WIDE_STEPS, next = stage + 2 < stages ? step + 8 : 0;
@@ -165,37 +211,45 @@ static __device__ __forceinline__ void consume(wide_memory<width> *memory,
             load_weights(a[2], weights, next + 4);
         }
         fg_wgmma_wait<0>();
-        add_part<width>(totals, sums, first == 0);
+        if constexpr (shared_parts) {
+            put_part<width>(split, set, part, place.row, output, lane, sums);
+        } else {
+            add_part<width>(totals, sums, first == 0);
+        }
     }
 }
 
-template <int width, bool gated>
-static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_products set,
-                                                                    uint32_t row_tiles,
-                                                                    uint32_t strip_tiles)
+template <int width, bool gated, bool shared_parts>
+static __global__ __launch_bounds__(WIDE_THREADS, 1)
+    __cluster_dims__(WIDE_CLUSTER, 1, 1) void wide_rows(fg_gpu_products set, wide_split split,
+                                                        uint32_t row_tiles, uint32_t strip_clusters)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FG_SHARED_BYTES(shared);
     wide_memory<width> *memory = (wide_memory<width> *)shared;
     constexpr uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
-    wide_place place = find_place(row_tiles, strip_tiles, width, strips_each);
+    wide_place place = find_place(row_tiles, strip_clusters, width, strips_each);
+    uint32_t parts = fg_gpu_part_count(set);
+    place.part_first = shared_parts ? blockIdx.y * split.parts_each : 0;
+    place.part_end = shared_parts ? place.part_first + split.parts_each : parts;
+    place.part_end = place.part_end < parts ? place.part_end : parts;
     const fg_gpu_product &p = fg_gpu_find_product(set, place.strip);
     uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int i = 0; i < WIDE_STAGES; i++) {
             fg_barrier_init(&memory->full[i], 1);
-            fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4);
+            fg_barrier_init(&memory->empty[i], WIDE_CLUSTER * WIDE_GROUPS * 4);
         }
         fg_barrier_made();
     }
-    __syncthreads();
+    fg_cluster_sync();
     fg_gpu_let_next();
     fg_gpu_wait();
     if (group == WIDE_GROUPS) {
         fg_fewer_registers<40>();
         if (warp == 0) {
             fg_bulk_fence();
-            feed<width>(memory, set, place.row, set.steps / WIDE_STEPS, lane);
+            feed<width>(memory, set, place, lane);
         }
     } else {
         fg_more_registers<232>();
@@ -205,9 +259,13 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
         const uint4 *weights =
             (const uint4 *)weight + (size_t)(real ? strip : 0) * set.steps * 32 + lane;
         float totals[width / 2];
-        consume<width>(memory, set, weights, lane, totals);
+        consume<width, shared_parts>(memory, set, split, place,
+                                     (place.strip + group * 4 + warp) * FG_GPU_STRIP, weights, lane,
+                                     totals);
         uint32_t g = lane / 4, t = lane % 4, output = strip * FG_GPU_STRIP + g;
-        if constexpr (gated) {
+        if constexpr (shared_parts) {
+            /* Another kernel adds them. */
+        } else if constexpr (gated) {
             /* All stages have been used: their memory carries the ups to the threads that have the gates. */
             float *ups = (float *)memory->rows;
             asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -246,29 +304,66 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
 #endif
 }
 
-template <int width, bool gated>
-static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+template <int width, bool gated, bool shared_parts>
+static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
+                   const wide_split &split)
 {
-    constexpr uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
-    uint32_t row_tiles = (set.rows + width - 1) / width,
-             strip_tiles = (strips + strips_each - 1) / strips_each;
-    FG_LAUNCH((wide_rows<width, gated>), dim3(row_tiles * strip_tiles), dim3(WIDE_THREADS),
-              sizeof(wide_memory<width>), stream->stream, true, set, row_tiles, strip_tiles);
+    constexpr uint32_t strips_each = (gated ? WIDE_STRIPS / 2 : WIDE_STRIPS) * WIDE_CLUSTER;
+    uint32_t row_tiles = (set.rows + width - 1) / width;
+    uint32_t strip_clusters = (strips + strips_each - 1) / strips_each;
+    uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps;
+    uint32_t shares = shared_parts ? (parts + split.parts_each - 1) / split.parts_each : 1;
+    FG_LAUNCH((wide_rows<width, gated, shared_parts>),
+              dim3(row_tiles * strip_clusters * WIDE_CLUSTER, shares), dim3(WIDE_THREADS),
+              sizeof(wide_memory<width>), stream->stream, true, set, split, row_tiles,
+              strip_clusters);
 }
 
-bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated)
+/* Few rows give few blocks: several share the parts of the same outputs, until there is one for each multiprocessor. */
+static void split_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+{
+    constexpr uint32_t strips_each = WIDE_STRIPS * WIDE_CLUSTER;
+    uint32_t blocks = (set.rows + MIDDLE_WIDTH - 1) / MIDDLE_WIDTH *
+                      ((strips + strips_each - 1) / strips_each) * WIDE_CLUSTER;
+    uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps, shares = 1;
+    while (shares < parts && blocks * shares * 2 <= (uint32_t)stream->device->multiprocessors) {
+        shares *= 2;
+    }
+    wide_split split = { stream->work,
+                         strips_each * ((strips + strips_each - 1) / strips_each) * FG_GPU_STRIP,
+                         (parts + shares - 1) / shares };
+    if (shares == 1 || (size_t)parts * set.rows * split.all_outputs > stream->work_floats) {
+        launch<MIDDLE_WIDTH, false, false>(stream, set, strips, split);
+        return;
+    }
+    launch<MIDDLE_WIDTH, false, true>(stream, set, strips, split);
+    fg_gpu_sum_parts(stream, set, split.all_outputs);
+}
+
+bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                 bool may_split)
 {
     if (!stream->device->hopper || set.part_steps % (2 * WIDE_STEPS) != 0 ||
         set.steps % (2 * WIDE_STEPS) != 0) {
         return false;
     }
-    gated ? launch<128, true>(stream, set, strips) : launch<128, false>(stream, set, strips);
+    wide_split none = {};
+    bool middle = set.rows <= MIDDLE_ROWS;
+    if (gated) {
+        middle ? launch<MIDDLE_WIDTH, true, false>(stream, set, strips, none)
+               : launch<WIDTH, true, false>(stream, set, strips, none);
+    } else if (middle && may_split) {
+        split_parts(stream, set, strips);
+    } else {
+        middle ? launch<MIDDLE_WIDTH, false, false>(stream, set, strips, none)
+               : launch<WIDTH, false, false>(stream, set, strips, none);
+    }
     return true;
 }
 
-template <int width, bool gated> static void prepare(void)
+template <int width, bool gated, bool shared_parts> static void prepare(void)
 {
-    fg_gpu_check(cudaFuncSetAttribute(wide_rows<width, gated>,
+    fg_gpu_check(cudaFuncSetAttribute(wide_rows<width, gated, shared_parts>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       sizeof(wide_memory<width>)),
                  "preparing kernels");
@@ -276,8 +371,11 @@ template <int width, bool gated> static void prepare(void)
 
 void fg_gpu_wide_prepare(void)
 {
-    prepare<128, false>();
-    prepare<128, true>();
+    prepare<WIDTH, false, false>();
+    prepare<WIDTH, true, false>();
+    prepare<MIDDLE_WIDTH, false, false>();
+    prepare<MIDDLE_WIDTH, true, false>();
+    prepare<MIDDLE_WIDTH, false, true>();
 }
 
 #endif
