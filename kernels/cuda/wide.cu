@@ -24,8 +24,8 @@ void fg_gpu_wide_prepare(void)
 
 #include "kernels/cuda/wgmma.cuh"
 
-#ifndef FG_WIDE_WIDTH
-#define FG_WIDE_WIDTH 128
+#ifndef FG_WIDE_CLUSTER
+#define FG_WIDE_CLUSTER 1
 #endif
 
 enum {
@@ -34,13 +34,20 @@ enum {
     WIDE_STRIPS = WIDE_GROUPS * 4,
     WIDE_STEPS = 4, /* of a stage */
     WIDE_STAGES = 5,
-    WIDTH = FG_WIDE_WIDTH, /* rows of a block */
-    MIDDLE_WIDTH = 64,     /* the same where there are not many more */
+    WIDTH = 128,       /* rows of a block */
+    MIDDLE_WIDTH = 64, /* the same where there are not many more */
     MIDDLE_ROWS = 192,
-    WIDE_CLUSTER = 4, /* blocks with the same rows, each of which reads a part of them for all */
+    WIDE_CLUSTER =
+        FG_WIDE_CLUSTER, /* blocks with the same rows, each of which reads a part for all */
     TILE_BYTES = WIDE_STEPS * 256, /* 8 rows of a stage */
     BAND = 16, /* tiles of rows that blocks go through together, so that they stay in the cache */
 };
+
+#if FG_WIDE_CLUSTER > 1
+#define WIDE_CLUSTER_DIMS __cluster_dims__(FG_WIDE_CLUSTER, 1, 1)
+#else
+#define WIDE_CLUSTER_DIMS
+#endif
 
 template <int width> struct wide_memory {
     uint32_t rows[WIDE_STAGES][width / 8][TILE_BYTES / 4];
@@ -63,8 +70,17 @@ static __device__ __forceinline__ wide_place find_place(uint32_t row_tiles, uint
     uint32_t inner = cluster - band * BAND * strip_clusters;
     wide_place place;
     place.row = (first + inner % rows) * width;
-    place.strip = (inner / rows * WIDE_CLUSTER + fg_cluster_rank()) * strips_each;
+    place.strip = (inner / rows * WIDE_CLUSTER + blockIdx.x % WIDE_CLUSTER) * strips_each;
     return place;
+}
+
+static __device__ __forceinline__ void sync_blocks(void)
+{
+    if constexpr (WIDE_CLUSTER > 1) {
+        fg_cluster_sync();
+    } else {
+        __syncthreads();
+    }
 }
 
 /* The warp that fills stages: a part of each, for all blocks of the cluster. */
@@ -77,7 +93,7 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
     uint32_t stages = (end < last ? end : last) - first;
     uint32_t tiles = (set.rows - place.row + 7) / 8;
     tiles = tiles < width / 8 ? tiles : width / 8;
-    uint32_t tile = fg_cluster_rank() + lane * WIDE_CLUSTER;
+    uint32_t tile = blockIdx.x % WIDE_CLUSTER + lane * WIDE_CLUSTER;
     const uint8_t *from = (const uint8_t *)set.in +
                           ((size_t)(place.row / 8) + tile) * set.columns * 16 +
                           (size_t)first * TILE_BYTES;
@@ -89,8 +105,13 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
         }
         __syncwarp();
         if (tile < tiles) {
-            fg_bulk_copy_to(memory->rows[slot][tile], from + (size_t)stage * TILE_BYTES, TILE_BYTES,
-                            &memory->full[slot], (1 << WIDE_CLUSTER) - 1);
+            const uint8_t *piece = from + (size_t)stage * TILE_BYTES;
+            if constexpr (WIDE_CLUSTER > 1) {
+                fg_bulk_copy_to(memory->rows[slot][tile], piece, TILE_BYTES, &memory->full[slot],
+                                (1 << WIDE_CLUSTER) - 1);
+            } else {
+                fg_bulk_copy(memory->rows[slot][tile], piece, TILE_BYTES, &memory->full[slot]);
+            }
         }
     }
 }
@@ -135,7 +156,8 @@ static __device__ __forceinline__ void give_stage_back(wide_memory<width> *memor
                                                        uint32_t lane)
 {
     if (lane < WIDE_CLUSTER) {
-        fg_barrier_arrive_at(&memory->empty[stage % WIDE_STAGES], lane);
+        uint64_t *barrier = &memory->empty[stage % WIDE_STAGES];
+        WIDE_CLUSTER > 1 ? fg_barrier_arrive_at(barrier, lane) : fg_barrier_arrive(barrier);
     }
 }
 
@@ -172,43 +194,47 @@ static __device__ __forceinline__ void put_part(const wide_split &split, const f
     }
 }
 
-/* Parts first_part .. end_part - 1. Stages come in pairs, in four pieces with registers of their own for the weights. As
+/* Parts part_first .. part_end - 1. Some stages are taken together, in pieces with registers of their own for the weights. As
  * soon as the products that read a piece's registers have ended, which is when those of the next piece are begun, they
  * are loaded for the next pair. */
-template <int width, bool shared_parts>
+template <int width, int pieces, bool shared_parts>
 static __device__ __forceinline__ void consume(wide_memory<width> *memory,
                                                const fg_gpu_products &set, const wide_split &split,
                                                const wide_place &place, uint32_t output,
                                                const uint4 *weights, uint32_t lane, float *totals)
 {
     float sums[width / 2];
-    uint32_t a[4][2][4];
+    uint32_t a[pieces][2][4];
     uint32_t part_stages = set.part_steps / WIDE_STEPS, last = set.steps / WIDE_STEPS;
     uint32_t from = place.part_first * part_stages, to = place.part_end * part_stages;
     to = to < last ? to : last;
     weights += (size_t)from * WIDE_STEPS * 32;
     uint32_t stages = to - from, part = place.part_first;
-    load_weights(a[0], weights, 0);
-    load_weights(a[1], weights, 2);
-    load_weights(a[2], weights, 4);
+#pragma unroll
+    for (int piece = 0; piece < pieces - 1; piece++) {
+        load_weights(a[piece], weights, 2 * piece);
+    }
     for (uint32_t first = 0; first < stages; first += part_stages, part++) {
         uint32_t end = first + part_stages < stages ? first + part_stages : stages;
-        for (uint32_t stage = first; stage < end; stage += 2) {
-            uint32_t step = stage * WIDE_STEPS, next = stage + 2 < stages ? step + 8 : 0;
-            uint32_t rows = wait_for_stage<width>(memory, stage);
-            take_steps<width>(rows, sums, a[0], stage > first ? 1 : 0);
-            if (stage > 0) {
-                give_stage_back<width>(memory, stage - 1, lane);
+        for (uint32_t stage = first; stage < end; stage += pieces / 2) {
+            uint32_t step = stage * WIDE_STEPS;
+            uint32_t next = stage + pieces / 2 < stages ? step + 2 * pieces : 0;
+            uint32_t rows = 0;
+#pragma unroll
+            for (int piece = 0; piece < pieces; piece++) {
+                uint32_t now = stage + piece / 2;
+                if (piece % 2 == 0) {
+                    rows = wait_for_stage<width>(memory, now);
+                }
+                take_steps<width>(rows + piece % 2 * 512, sums, a[piece],
+                                  piece > 0 || stage > first ? 1 : 0);
+                /* The products of the piece before have ended. */
+                if (piece % 2 == 0 && now > 0) {
+                    give_stage_back<width>(memory, now - 1, lane);
+                }
+                load_weights(a[(piece + pieces - 1) % pieces], weights,
+                             piece == 0 ? step + 2 * (pieces - 1) : next + 2 * (piece - 1));
             }
-            load_weights(a[3], weights, step + 6);
-            take_steps<width>(rows + 512, sums, a[1], 1);
-            load_weights(a[0], weights, next);
-            rows = wait_for_stage<width>(memory, stage + 1);
-            take_steps<width>(rows, sums, a[2], 1);
-            give_stage_back<width>(memory, stage, lane);
-            load_weights(a[1], weights, next + 2);
-            take_steps<width>(rows + 512, sums, a[3], 1);
-            load_weights(a[2], weights, next + 4);
         }
         fg_wgmma_wait<0>();
         if constexpr (shared_parts) {
@@ -219,10 +245,10 @@ static __device__ __forceinline__ void consume(wide_memory<width> *memory,
     }
 }
 
-template <int width, bool gated, bool shared_parts>
-static __global__ __launch_bounds__(WIDE_THREADS, 1)
-    __cluster_dims__(WIDE_CLUSTER, 1, 1) void wide_rows(fg_gpu_products set, wide_split split,
-                                                        uint32_t row_tiles, uint32_t strip_clusters)
+template <int width, int pieces, bool gated, bool shared_parts>
+static __global__ __launch_bounds__(WIDE_THREADS, 1) WIDE_CLUSTER_DIMS
+    void wide_rows(fg_gpu_products set, wide_split split, uint32_t row_tiles,
+                   uint32_t strip_clusters)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FG_SHARED_BYTES(shared);
@@ -242,7 +268,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1)
         }
         fg_barrier_made();
     }
-    fg_cluster_sync();
+    sync_blocks();
     fg_gpu_let_next();
     fg_gpu_wait();
     if (group == WIDE_GROUPS) {
@@ -259,9 +285,9 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1)
         const uint4 *weights =
             (const uint4 *)weight + (size_t)(real ? strip : 0) * set.steps * 32 + lane;
         float totals[width / 2];
-        consume<width, shared_parts>(memory, set, split, place,
-                                     (place.strip + group * 4 + warp) * FG_GPU_STRIP, weights, lane,
-                                     totals);
+        consume<width, pieces, shared_parts>(memory, set, split, place,
+                                             (place.strip + group * 4 + warp) * FG_GPU_STRIP,
+                                             weights, lane, totals);
         uint32_t g = lane / 4, t = lane % 4, output = strip * FG_GPU_STRIP + g;
         if constexpr (shared_parts) {
             /* Another kernel adds them. */
@@ -304,7 +330,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1)
 #endif
 }
 
-template <int width, bool gated, bool shared_parts>
+template <int width, int pieces, bool gated, bool shared_parts>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                    const wide_split &split)
 {
@@ -313,69 +339,82 @@ static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_
     uint32_t strip_clusters = (strips + strips_each - 1) / strips_each;
     uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps;
     uint32_t shares = shared_parts ? (parts + split.parts_each - 1) / split.parts_each : 1;
-    FG_LAUNCH((wide_rows<width, gated, shared_parts>),
+    FG_LAUNCH((wide_rows<width, pieces, gated, shared_parts>),
               dim3(row_tiles * strip_clusters * WIDE_CLUSTER, shares), dim3(WIDE_THREADS),
               sizeof(wide_memory<width>), stream->stream, true, set, split, row_tiles,
               strip_clusters);
 }
 
 /* Few rows give few blocks: several share the parts of the same outputs, until there is one for each multiprocessor. */
+template <int pieces>
 static void split_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     constexpr uint32_t strips_each = WIDE_STRIPS * WIDE_CLUSTER;
-    uint32_t blocks = (set.rows + MIDDLE_WIDTH - 1) / MIDDLE_WIDTH *
-                      ((strips + strips_each - 1) / strips_each) * WIDE_CLUSTER;
+    uint32_t clusters = (strips + strips_each - 1) / strips_each;
+    uint32_t blocks = (set.rows + MIDDLE_WIDTH - 1) / MIDDLE_WIDTH * clusters * WIDE_CLUSTER;
     uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps, shares = 1;
     while (shares < parts && blocks * shares * 2 <= (uint32_t)stream->device->multiprocessors) {
         shares *= 2;
     }
-    wide_split split = { stream->work,
-                         strips_each * ((strips + strips_each - 1) / strips_each) * FG_GPU_STRIP,
+    wide_split split = { stream->work, strips_each * clusters * FG_GPU_STRIP,
                          (parts + shares - 1) / shares };
     if (shares == 1 || (size_t)parts * set.rows * split.all_outputs > stream->work_floats) {
-        launch<MIDDLE_WIDTH, false, false>(stream, set, strips, split);
+        launch<MIDDLE_WIDTH, pieces, false, false>(stream, set, strips, split);
         return;
     }
-    launch<MIDDLE_WIDTH, false, true>(stream, set, strips, split);
+    launch<MIDDLE_WIDTH, pieces, false, true>(stream, set, strips, split);
     fg_gpu_sum_parts(stream, set, split.all_outputs);
 }
 
-bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
-                 bool may_split)
+template <int pieces>
+static bool run(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                bool may_split)
 {
-    if (!stream->device->hopper || set.part_steps % (2 * WIDE_STEPS) != 0 ||
-        set.steps % (2 * WIDE_STEPS) != 0) {
+    if (set.part_steps % (2 * pieces) != 0 || set.steps % (2 * pieces) != 0) {
         return false;
     }
     wide_split none = {};
     bool middle = set.rows <= MIDDLE_ROWS;
     if (gated) {
-        middle ? launch<MIDDLE_WIDTH, true, false>(stream, set, strips, none)
-               : launch<WIDTH, true, false>(stream, set, strips, none);
+        middle ? launch<MIDDLE_WIDTH, pieces, true, false>(stream, set, strips, none)
+               : launch<WIDTH, pieces, true, false>(stream, set, strips, none);
     } else if (middle && may_split) {
-        split_parts(stream, set, strips);
+        split_parts<pieces>(stream, set, strips);
     } else {
-        middle ? launch<MIDDLE_WIDTH, false, false>(stream, set, strips, none)
-               : launch<WIDTH, false, false>(stream, set, strips, none);
+        middle ? launch<MIDDLE_WIDTH, pieces, false, false>(stream, set, strips, none)
+               : launch<WIDTH, pieces, false, false>(stream, set, strips, none);
     }
     return true;
 }
 
-template <int width, bool gated, bool shared_parts> static void prepare(void)
+bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
+                 bool may_split)
 {
-    fg_gpu_check(cudaFuncSetAttribute(wide_rows<width, gated, shared_parts>,
+    return stream->device->hopper && (run<8>(stream, set, strips, gated, may_split) ||
+                                      run<4>(stream, set, strips, gated, may_split));
+}
+
+template <int width, int pieces, bool gated, bool shared_parts> static void prepare(void)
+{
+    fg_gpu_check(cudaFuncSetAttribute(wide_rows<width, pieces, gated, shared_parts>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       sizeof(wide_memory<width>)),
                  "preparing kernels");
 }
 
+template <int pieces> static void prepare_pieces(void)
+{
+    prepare<WIDTH, pieces, false, false>();
+    prepare<WIDTH, pieces, true, false>();
+    prepare<MIDDLE_WIDTH, pieces, false, false>();
+    prepare<MIDDLE_WIDTH, pieces, true, false>();
+    prepare<MIDDLE_WIDTH, pieces, false, true>();
+}
+
 void fg_gpu_wide_prepare(void)
 {
-    prepare<WIDTH, false, false>();
-    prepare<WIDTH, true, false>();
-    prepare<MIDDLE_WIDTH, false, false>();
-    prepare<MIDDLE_WIDTH, true, false>();
-    prepare<MIDDLE_WIDTH, false, true>();
+    prepare_pieces<8>();
+    prepare_pieces<4>();
 }
 
 #endif
