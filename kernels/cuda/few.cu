@@ -3,10 +3,9 @@
  * straight from memory, each byte once, and a block's 8 warps keep enough of them under way to fill the bus. Weights
  * are asked for before the kernel ahead has ended.
  */
-#include "kernels/cuda/product.cuh"
+#include "kernels/cuda/few.cuh"
 
 enum {
-    FEW_THREADS = 256,
     FEW_BATCH = 4, /* steps whose weights a warp has under way, twice */
 };
 
@@ -66,35 +65,6 @@ static __device__ __forceinline__ void few_part(const fg_gpu_products &set, cons
     }
 }
 
-/* Parts in shared memory: [part][row][output]. */
-template <int tiles>
-static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t lane,
-                                                const float (*sums)[4])
-{
-    float *at = parts + (size_t)part * tiles * 8 * FG_GPU_STRIP;
-    uint32_t g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int tile = 0; tile < tiles; tile++) {
-        float *rows = at + (tile * 8 + 2 * t) * FG_GPU_STRIP;
-        rows[g] = sums[tile][0];
-        rows[FG_GPU_STRIP + g] = sums[tile][1];
-        rows[g + 8] = sums[tile][2];
-        rows[FG_GPU_STRIP + g + 8] = sums[tile][3];
-    }
-}
-
-template <int tiles>
-static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t row,
-                                                  uint32_t output)
-{
-    const float *at = parts + row * FG_GPU_STRIP + output;
-    float sum = at[0];
-    for (uint32_t part = 1; part < count; part++) {
-        sum = __fadd_rn(sum, at[(size_t)part * tiles * 8 * FG_GPU_STRIP]);
-    }
-    return sum;
-}
-
 template <int tiles, bool gated>
 static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products set)
 {
@@ -123,31 +93,10 @@ static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products s
         fg_gpu_wait();
     }
     __syncthreads();
-    uint32_t count = fg_gpu_part_count(set);
     if constexpr (gated) {
-        for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
-            uint32_t row = i / (FG_GPU_STRIP / 2), output = i % (FG_GPU_STRIP / 2) * 2;
-            float first_value = __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output)),
-                                          add_parts<tiles>(up_parts, count, row, output));
-            float second_value =
-                __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output + 1)),
-                          add_parts<tiles>(up_parts, count, row, output + 1));
-            uint32_t to = strip * FG_GPU_STRIP + output;
-            if (row < set.rows && to < p.outputs) {
-                p.pairs[fg_gpu_pair_at(row, to, p.outputs)] =
-                    fg_bf16_pair(first_value, second_value);
-            }
-        }
+        put_few_gated<tiles>(set, p, strip, 0, parts, fg_gpu_part_count(set), up_parts);
     } else {
-        for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
-            uint32_t row = i / FG_GPU_STRIP, output = i % FG_GPU_STRIP;
-            uint32_t to = strip * FG_GPU_STRIP + output;
-            if (row < set.rows && to < p.outputs) {
-                float sum = add_parts<tiles>(parts, count, row, output);
-                float *out = p.out + (size_t)row * p.stride + to;
-                *out = p.accumulate ? __fadd_rn(*out, sum) : sum;
-            }
-        }
+        put_few<tiles>(set, p, strip, 0, parts);
     }
 }
 
