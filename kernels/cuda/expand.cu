@@ -25,7 +25,7 @@ static __global__ __launch_bounds__(EXPAND_THREADS) void expand_strips(const uin
     fg_gpu_codes<type> codes[quant::ring];
     fg_gpu_raw_scales<type> raw;
     fg_gpu_scales<type> own;
-    fg_gpu_load_scales<type>(raw, at, 0, units - first, lane);
+    fg_gpu_load_scales<type>(raw, at, lane % 4 < quant::ring && first + lane % 4 < units, lane);
 #pragma unroll
     for (uint32_t i = 0; i < quant::ring; i++) {
         if (first + i < units) {
@@ -37,10 +37,12 @@ static __global__ __launch_bounds__(EXPAND_THREADS) void expand_strips(const uin
     fg_gpu_ready_scales<type>(own, raw);
 #pragma unroll
     for (uint32_t i = 0; i < quant::ring; i++) {
-        fg_gpu_scales<type> scales;
-        fg_gpu_share_scales<type>(scales, own, i);
+        fg_gpu_step_scales<type> scales;
 #pragma unroll
         for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
+            if (!fg_gpu_same_scales<type>(s)) {
+                fg_gpu_share_scales<type>(scales, own, i, s);
+            }
             if ((first + i) * FG_GPU_UNIT_STEPS + s < steps) {
                 uint32_t a[4];
                 fg_gpu_weights<type>(a, codes[i], scales, s);

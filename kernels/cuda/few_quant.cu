@@ -5,51 +5,51 @@
 #include "kernels/cuda/few.cuh"
 #include "kernels/cuda/quant.cuh"
 
-/* A warp's part of the columns: steps first .. end - 1, which lie in units unit_first .. unit_end - 1. */
-typedef struct part_range {
+/* A warp's part of the columns. */
+typedef struct part_steps {
     uint32_t first, end;
-    uint32_t unit_first, unit_end;
-} part_range;
+} part_steps;
 
 template <uint32_t type> struct quant_ring {
     fg_gpu_codes<type> codes[fg_gpu_quant<type>::ring];
     fg_gpu_raw_scales<type> raw;
 };
 
-/* Rings begin at multiples of their units. */
+/* Rings begin at multiples of their steps. */
 template <uint32_t type>
-static __device__ __forceinline__ uint32_t ring_first(const part_range &part)
+static __device__ __forceinline__ uint32_t ring_first(const part_steps &part)
 {
-    return part.unit_first / fg_gpu_quant<type>::ring * fg_gpu_quant<type>::ring;
+    constexpr uint32_t steps = fg_gpu_quant<type>::ring * FG_GPU_UNIT_STEPS;
+    return part.first / steps * steps;
 }
 
-static __device__ __forceinline__ bool is_in(const part_range &part, uint32_t unit)
+/* Whether some of the unit whose first step this is are the warp's. */
+static __device__ __forceinline__ bool is_in(const part_steps &part, uint32_t step)
 {
-    return unit >= part.unit_first && unit < part.unit_end;
+    return step + FG_GPU_UNIT_STEPS > part.first && step < part.end;
 }
 
-/* What of the ring from `unit` on is the warp's: places first .. end - 1. */
+/* Scales of the ring from `step` on. */
 template <uint32_t type>
 static __device__ __forceinline__ void load_raw(fg_gpu_raw_scales<type> &raw, const uint8_t *at,
-                                                const part_range &part, uint32_t unit,
+                                                const part_steps &part, uint32_t step,
                                                 uint32_t lane)
 {
-    constexpr uint32_t units = fg_gpu_quant<type>::ring;
-    uint32_t first = part.unit_first > unit ? part.unit_first - unit : 0;
-    uint32_t end = part.unit_end - unit < units ? part.unit_end - unit : units;
-    fg_gpu_load_scales<type>(raw, at, first, end, lane);
+    uint32_t place = lane % 4;
+    bool real = place < fg_gpu_quant<type>::ring && is_in(part, step + place * FG_GPU_UNIT_STEPS);
+    fg_gpu_load_scales<type>(raw, at, real, lane);
 }
 
+/* `at` is where the ring's first unit is, here and below. */
 template <uint32_t type>
-static __device__ __forceinline__ void fill_ring(quant_ring<type> &ring, const uint8_t *strip,
-                                                 const part_range &part, uint32_t lane)
+static __device__ __forceinline__ void fill_ring(quant_ring<type> &ring, const uint8_t *at,
+                                                 const part_steps &part, uint32_t lane)
 {
-    uint32_t first = ring_first<type>(part);
-    const uint8_t *at = strip + fg_gpu_unit_at<type>(first);
-    load_raw<type>(ring.raw, at, part, first, lane);
+    uint32_t step = ring_first<type>(part);
+    load_raw<type>(ring.raw, at, part, step, lane);
 #pragma unroll
     for (uint32_t i = 0; i < fg_gpu_quant<type>::ring; i++) {
-        if (is_in(part, first + i)) {
+        if (is_in(part, step + i * FG_GPU_UNIT_STEPS)) {
             fg_gpu_load_codes<type>(ring.codes[i], at + i * fg_gpu_quant<type>::unit_bytes, lane);
         }
     }
@@ -57,30 +57,33 @@ static __device__ __forceinline__ void fill_ring(quant_ring<type> &ring, const u
 
 /* Where a lane finds the rows. */
 typedef struct few_in {
-    const uint32_t *at; /* word of the first tile, at the unit's first step */
+    const uint32_t *at; /* word of the first tile, at a unit's first step */
     uint32_t tile_words;
     uint32_t real_tiles; /* the lane's row is there in so many */
 } few_in;
 
-/* `whole`: all steps of the unit are the warp's. */
-template <uint32_t type, int tiles, bool whole>
+/* The unit at `place` of the ring, from `first` on; steps of other warps are left out. */
+template <uint32_t type, int tiles>
 static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
-                                                const fg_gpu_scales<type> &scales, few_in in,
-                                                const part_range &part, uint32_t unit,
-                                                float (*sums)[4])
+                                                const fg_gpu_scales<type> &own, const few_in &in,
+                                                const part_steps &part, uint32_t first,
+                                                uint32_t place, float (*sums)[4])
 {
+    fg_gpu_step_scales<type> scales;
 #pragma unroll
     for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
-        uint32_t step = unit * FG_GPU_UNIT_STEPS + s;
-        if (whole || (step >= part.first && step < part.end)) {
+        if (!fg_gpu_same_scales<type>(s)) {
+            fg_gpu_share_scales<type>(scales, own, place, s);
+        }
+        if (first + s >= part.first && first + s < part.end) {
+            const uint32_t *at = in.at + s * 64;
             uint32_t a[4];
             fg_gpu_weights<type>(a, codes, scales, s);
-            const uint32_t *at = in.at;
 #pragma unroll
             for (int tile = 0; tile < tiles; tile++) {
                 bool real = tile < (int)in.real_tiles;
-                uint32_t b0 = real ? at[s * 64] : 0;
-                uint32_t b1 = real ? at[s * 64 + 32] : 0;
+                uint32_t b0 = real ? at[0] : 0;
+                uint32_t b1 = real ? at[32] : 0;
                 fg_mma(sums[tile], a, b0, b1);
                 at += in.tile_words;
             }
@@ -88,44 +91,39 @@ static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
     }
 }
 
-/* A part of one strip, whose first ring is under way; at the end that of `next` is, unless it is NULL. */
-template <uint32_t type, int tiles>
-static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const uint8_t *strip,
-                                                const uint8_t *next, few_in in,
-                                                const part_range &part, uint32_t lane,
+/* A part of one strip, whose first ring is under way; after gate's that of up is. `at` is where the part's first ring is
+ * in either matrix. */
+template <uint32_t type, int tiles, bool gated>
+static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg_gpu_product &p,
+                                                size_t at, bool is_up, few_in in,
+                                                const part_steps &part, uint32_t lane,
                                                 float (*sums)[4])
 {
-    constexpr uint32_t units = fg_gpu_quant<type>::ring;
-    constexpr uint32_t unit_words = FG_GPU_UNIT_STEPS * 64;
+    typedef fg_gpu_quant<type> quant;
+    const uint8_t *next_at = (gated && is_up ? p.up : p.weight) + at;
     uint32_t first = ring_first<type>(part);
-    in.at += (size_t)first * unit_words;
-    const uint8_t *then_at = strip + fg_gpu_unit_at<type>(first);
-    for (uint32_t unit = first; unit < part.unit_end; unit += units) {
+    in.at += (size_t)first * 64;
+    for (uint32_t step = first; step < part.end; step += quant::ring * FG_GPU_UNIT_STEPS) {
         fg_gpu_scales<type> own;
         fg_gpu_ready_scales<type>(own, ring.raw);
-        uint32_t then = unit + units;
-        then_at += fg_gpu_quant<type>::ring_bytes;
-        if (next != nullptr && then >= part.unit_end) {
-            then = first;
-            then_at = next + fg_gpu_unit_at<type>(first);
+        uint32_t next = step + quant::ring * FG_GPU_UNIT_STEPS;
+        next_at += quant::ring_bytes;
+        if (gated && !is_up && next >= part.end) {
+            next = first;
+            next_at = p.up + at;
         }
-        if (then < part.unit_end) {
-            load_raw<type>(ring.raw, then_at, part, then, lane);
+        if (next < part.end) {
+            load_raw<type>(ring.raw, next_at, part, next, lane);
         }
 #pragma unroll
-        for (uint32_t i = 0; i < units; i++) {
-            fg_gpu_scales<type> scales;
-            fg_gpu_share_scales<type>(scales, own, i);
-            uint32_t step = (unit + i) * FG_GPU_UNIT_STEPS;
-            if (step >= part.first && step + FG_GPU_UNIT_STEPS <= part.end) {
-                use_unit<type, tiles, true>(ring.codes[i], scales, in, part, unit + i, sums);
-            } else if (is_in(part, unit + i)) {
-                use_unit<type, tiles, false>(ring.codes[i], scales, in, part, unit + i, sums);
+        for (uint32_t i = 0; i < quant::ring; i++) {
+            uint32_t inner = i * FG_GPU_UNIT_STEPS;
+            if (is_in(part, step + inner)) {
+                use_unit<type, tiles>(ring.codes[i], own, in, part, step + inner, i, sums);
             }
-            in.at += unit_words;
-            if (is_in(part, then + i)) {
-                fg_gpu_load_codes<type>(ring.codes[i], then_at + i * fg_gpu_quant<type>::unit_bytes,
-                                        lane);
+            in.at += FG_GPU_UNIT_STEPS * 64;
+            if (is_in(part, next + inner)) {
+                fg_gpu_load_codes<type>(ring.codes[i], next_at + i * quant::unit_bytes, lane);
             }
         }
     }
@@ -140,15 +138,18 @@ static __device__ __forceinline__ void join_parts(float *out, const float *parts
     }
 }
 
-static constexpr uint32_t blocks_at_once(int tiles)
+/* As many as have registers enough. */
+template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, bool gated)
 {
-    return tiles <= 2 ? 4 : tiles <= 4 ? 3 : 2;
+    typedef fg_gpu_quant<type> quant;
+    bool large = quant::high_bits == 2 || (tiles == 4 && gated && quant::has_minima);
+    return (tiles <= 2 ? 4 : tiles <= 4 ? 3 : 2) - (large && tiles < 8 ? 1 : 0);
 }
 
 /* Blocks: x a tile of rows, y a strip, so that neighbours read the same weights. */
 template <uint32_t type, int tiles, bool gated>
-static __global__ __launch_bounds__(FEW_THREADS,
-                                    blocks_at_once(tiles)) void few_quant_rows(fg_gpu_products set)
+static __global__ __launch_bounds__(
+    FEW_THREADS, blocks_at_once<type>(tiles, gated)) void few_quant_rows(fg_gpu_products set)
 {
     /* Gate and up of many rows take turns in shared memory. */
     constexpr bool turns = gated && tiles > 4;
@@ -158,15 +159,14 @@ static __global__ __launch_bounds__(FEW_THREADS,
     __shared__ float gates[turns ? part_floats : 1];
     const fg_gpu_product &p = fg_gpu_find_product(set, blockIdx.y);
     uint32_t strip = blockIdx.y - p.strip_first, row_first = blockIdx.x * tiles * 8;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     uint32_t count = fg_gpu_part_count(set);
-    part_range part;
+    part_steps part;
     part.first = warp * set.part_steps;
     part.end = part.first + set.part_steps < set.steps ? part.first + set.part_steps : set.steps;
-    part.unit_first = part.first / FG_GPU_UNIT_STEPS;
-    part.unit_end = fg_gpu_units(part.end);
     bool mine = part.first < part.end;
-    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * strip;
+    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * strip +
+                fg_gpu_unit_at<type>(ring_first<type>(part) / FG_GPU_UNIT_STEPS);
     /* What is read of rows that there are not would only be seen in sums that nobody takes. */
     uint32_t row = row_first + lane / 4;
     few_in in;
@@ -180,12 +180,11 @@ static __global__ __launch_bounds__(FEW_THREADS,
     }
     fg_gpu_wait();
     /* Gate, then up, by the same instructions. */
-    const uint8_t *strip_at = p.weight + at, *next = gated ? p.up + at : nullptr;
 #pragma unroll 1
     for (uint32_t i = 0; i < (gated ? 2u : 1u); i++) {
         float sums[tiles][4] = {};
         if (mine) {
-            few_part<type, tiles>(ring, strip_at, next, in, part, lane, sums);
+            few_part<type, tiles, gated>(ring, p, at, i == 1, in, part, lane, sums);
         }
         if (turns && i == 1) {
             __syncthreads();
@@ -195,8 +194,6 @@ static __global__ __launch_bounds__(FEW_THREADS,
         if (mine) {
             put_part<tiles>(parts + i * up_at, warp, lane, sums);
         }
-        strip_at = next;
-        next = nullptr;
     }
     __syncthreads();
     if constexpr (gated) {

@@ -133,16 +133,16 @@ static __device__ __forceinline__ void fg_gpu_load_codes(fg_gpu_codes<type> &cod
     }
 }
 
-/* `ring` is where the ring's first unit is; of its units those from `first` on and before `end` are read. */
+/* `ring` is where the ring's first unit is; `real`: the lane's unit is wanted. */
 template <uint32_t type>
 static __device__ __forceinline__ void fg_gpu_load_scales(fg_gpu_raw_scales<type> &raw,
-                                                          const uint8_t *ring, uint32_t first,
-                                                          uint32_t end, uint32_t lane)
+                                                          const uint8_t *ring, bool real,
+                                                          uint32_t lane)
 {
     typedef fg_gpu_quant<type> quant;
     uint32_t g = lane / 4, t = lane % 4;
     raw = {};
-    if (t < first || t >= end) {
+    if (!real) {
         return;
     }
     const uint8_t *at = ring + t * quant::unit_bytes + quant::scales_at;
@@ -209,23 +209,33 @@ static __device__ __forceinline__ void fg_gpu_ready_scales(fg_gpu_scales<type> &
     }
 }
 
-/* Those of the ring's unit `unit`, for all lanes. */
+/* Of a step's 16 columns, outputs g and g + 8. */
+template <uint32_t type> struct fg_gpu_step_scales {
+    float d[2];
+    float minimum[2];
+};
+
+/* Those of step `step` of the ring's unit `unit`, from the lane that has them. */
 template <uint32_t type>
-static __device__ __forceinline__ void fg_gpu_share_scales(fg_gpu_scales<type> &out,
+static __device__ __forceinline__ void fg_gpu_share_scales(fg_gpu_step_scales<type> &out,
                                                            const fg_gpu_scales<type> &own,
-                                                           uint32_t unit)
+                                                           uint32_t unit, uint32_t step)
 {
-    typedef fg_gpu_quant<type> quant;
 #pragma unroll
-    for (uint32_t i = 0; i < quant::scales; i++) {
-        out.d[i] = __shfl_sync(0xFFFFFFFFu, own.d[i], (int)unit, 4);
-    }
-    if constexpr (quant::has_minima) {
-#pragma unroll
-        for (uint32_t i = 0; i < quant::minima; i++) {
-            out.minimum[i] = __shfl_sync(0xFFFFFFFFu, own.minimum[i], (int)unit, 4);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t at = (type == FG_Q6_K ? step : step / 2) * 2 + i;
+        out.d[i] = __shfl_sync(0xFFFFFFFFu, own.d[at], (int)unit, 4);
+        if constexpr (fg_gpu_quant<type>::has_minima) {
+            out.minimum[i] = __shfl_sync(0xFFFFFFFFu, own.minimum[at], (int)unit, 4);
         }
     }
+}
+
+/* Whether a step has the scales of the step before it. */
+template <uint32_t type>
+static __device__ __forceinline__ constexpr bool fg_gpu_same_scales(uint32_t step)
+{
+    return type != FG_Q6_K && step % 2 != 0;
 }
 
 /* ---- weights ---- */
@@ -266,22 +276,21 @@ static __device__ __forceinline__ float fg_gpu_code(const fg_gpu_codes<type> &co
 template <uint32_t type>
 static __device__ __forceinline__ void fg_gpu_weights(uint32_t a[4],
                                                       const fg_gpu_codes<type> &codes,
-                                                      const fg_gpu_scales<type> &scales,
+                                                      const fg_gpu_step_scales<type> &scales,
                                                       uint32_t step)
 {
     typedef fg_gpu_quant<type> quant;
 #pragma unroll
     for (uint32_t word = 0; word < 4; word++) {
         float pair[2];
-        uint32_t scale = (type == FG_Q6_K ? step : step / 2) * 2 + word % 2;
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
             uint32_t j = word * 2 + half;
             float code = fg_gpu_code<type>(codes, step, j);
             float base = (float)(1u << (23 - (quant::is_bytes ? 8 : fg_gpu_code_place(j))));
-            float d = scales.d[scale];
+            float d = scales.d[word % 2];
             if constexpr (quant::has_minima) {
-                pair[half] = __fmaf_rn(d, __fadd_rn(code, -base), scales.minimum[scale]);
+                pair[half] = __fmaf_rn(d, __fadd_rn(code, -base), scales.minimum[word % 2]);
             } else if constexpr (type == FG_Q4_0 || type == FG_Q5_0) {
                 pair[half] = __fmaf_rn(d, code, __fmul_rn(d, -(base + quant::offset)));
             } else {
