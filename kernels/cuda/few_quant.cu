@@ -142,7 +142,9 @@ static __device__ __forceinline__ void join_parts(float *out, const float *parts
 template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, bool gated)
 {
     typedef fg_gpu_quant<type> quant;
-    bool large = quant::high_bits == 2 || (tiles == 4 && gated && quant::has_minima);
+    bool large = quant::high_bits == 2 || (quant::high_bits == 1 && (gated || tiles <= 2)) ||
+                 (quant::has_minima && gated && tiles == 4) ||
+                 (quant::is_bytes && gated && tiles == 2);
     return (tiles <= 2 ? 4 : tiles <= 4 ? 3 : 2) - (large && tiles < 8 ? 1 : 0);
 }
 
