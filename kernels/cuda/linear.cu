@@ -175,9 +175,8 @@ static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_product
                          bool may_split)
 {
     bool quant = fg_gpu_is_quant(type);
-    uint32_t few_rows = quant   ? FG_GPU_FEW_QUANT_ROWS
-                        : gated ? FG_GPU_FEW_GATED_ROWS
-                                : FG_GPU_FEW_ROWS;
+    uint32_t few_rows = gated ? (uint32_t)FG_GPU_FEW_GATED_ROWS : (uint32_t)FG_GPU_FEW_ROWS;
+    few_rows = quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : few_rows;
     bool is_few = set.rows <= few_rows;
     if (quant && !is_few) {
         run_expanded(stream, type, set, gated, may_split);

@@ -94,8 +94,12 @@ static __device__ __forceinline__ void pack_codes(const pack_rows &rows, uint32_
     if (quant::is_bytes) {
         at[32 + lane] = make_uint4(low[4], low[5], low[6], low[7]);
     }
-    for (uint32_t i = 0; i < quant::high_bits; i++) {
-        ((uint32_t *)(out + quant::high_at))[lane * quant::high_bits + i] = high[i];
+    uint32_t *high_at = (uint32_t *)(out + quant::high_at) + lane * quant::high_bits;
+    if constexpr (quant::high_bits > 0) {
+        high_at[0] = high[0];
+    }
+    if constexpr (quant::high_bits > 1) {
+        high_at[1] = high[1];
     }
 }
 
