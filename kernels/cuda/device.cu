@@ -294,6 +294,7 @@ static void stream_close(fg_device_stream *stream)
     fg_cuda_stage_close(stream);
     (void)cudaFree(stream->work);
     (void)cudaFree(stream->records);
+    (void)cudaFree(stream->expanded);
     if (stream->staged != nullptr) {
         (void)cudaEventDestroy(stream->staged);
     }
@@ -327,10 +328,13 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
     }
     if (cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
         cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) !=
-            cudaSuccess) {
+            cudaSuccess ||
+        cudaMalloc((void **)&stream->expanded, FG_GPU_EXPANDED_BYTES) != cudaSuccess) {
         (void)cudaGetLastError();
         return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of work areas", device->index,
-                    (stream->work_floats + stream->record_floats) * sizeof(float) >> 20);
+                    ((stream->work_floats + stream->record_floats) * sizeof(float) +
+                     FG_GPU_EXPANDED_BYTES) >>
+                        20);
     }
     return FG_OK;
 }
