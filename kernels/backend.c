@@ -320,6 +320,12 @@ void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_a
     of_stream(stream)->highest(stream, weight, in, rows, choices, tops);
 }
 
+void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows)
+{
+    FG_ASSERT(!of_stream(stream)->host_memory, "the host chooses where the logits are its own");
+    of_stream(stream)->choose(stream, args, rows);
+}
+
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out)
 {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 1 };
+enum { FG_BACKEND_ABI = 2 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -66,6 +66,8 @@ typedef struct fg_backend {
                   uint32_t rows);
     void (*highest)(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                     uint32_t rows, uint32_t *choices, float *tops);
+    /* NULL where `host_memory`. */
+    void (*choose)(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
     void (*embed)(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                   uint32_t rows, float *out);
     void (*rmsnorm)(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);

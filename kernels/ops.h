@@ -113,6 +113,29 @@ enum {
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                    uint32_t rows, uint32_t *choices, float *tops);
 
+/* What chooses a token from a row of logits: as fg_sampler_pick (common/model) does without top-k and top-p. */
+typedef struct fg_choice_row {
+    uint64_t seed;
+    uint32_t choice;
+    uint32_t position; /* of the token that is chosen */
+    float temperature; /* 0: the highest logit */
+    float min_p;       /* 0: off */
+    uint32_t wanted;   /* 0: nothing is chosen from this row */
+    uint32_t unused;
+} fg_choice_row;
+
+/* choices[row] = the token of logits[row] that the sampler picks, bit for bit; tops[row] = its logit. Rows that are
+ * not wanted leave both as they are. Only on a device with memory of its own. `wanted`, `choices` and `tops` are
+ * shared memory, read and written when the operation runs, in a replay too. */
+typedef struct fg_choose {
+    const float *logits; /* [rows][columns] */
+    uint32_t columns;
+    const fg_choice_row *wanted;
+    uint32_t *choices;
+    float *tops;
+} fg_choose;
+void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
+
 /* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. */
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out);

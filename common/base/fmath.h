@@ -12,14 +12,16 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t fg_fmath_bits(float value)
+#include "common/base/anywhere.h"
+
+FG_ANYWHERE uint32_t fg_fmath_bits(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float fg_fmath_float(uint32_t bits)
+FG_ANYWHERE float fg_fmath_float(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
@@ -28,14 +30,14 @@ static inline float fg_fmath_float(uint32_t bits)
 
 /* a where `condition`, else b. A mask and not `?:`, which gcc may turn into jumps that keep a loop from
  * becoming vector code. */
-static inline float fg_fmath_select(int condition, float a, float b)
+FG_ANYWHERE float fg_fmath_select(int condition, float a, float b)
 {
     uint32_t mask = 0u - (uint32_t)condition;
     return fg_fmath_float((fg_fmath_bits(a) & mask) | (fg_fmath_bits(b) & ~mask));
 }
 
 /* e^x within 1 ulp; overflows to +inf above 88.7229, and to 0 below -103.98 through subnormals. */
-static inline float fg_expf(float x)
+FG_ANYWHERE float fg_expf(float x)
 {
     /* NaN fails both comparisons and passes through. */
     x = fg_fmath_select(x > 89.0f, 89.0f, x);
@@ -63,7 +65,7 @@ static inline float fg_expf(float x)
 
 /* ln(1 + f) + exponent ln 2, for f in [-0.2929, 0.4143]; within 1 ulp of f's own precision, so
  * a small f keeps all its digits. */
-static inline float fg_log1pf_core(float f, float exponent)
+FG_ANYWHERE float fg_log1pf_core(float f, float exponent)
 {
     /* ln(1 + f) = 2 artanh(s), s = f / (2 + f): a short series, arranged around f - f^2/2 so that the
      * large terms are exact. */
@@ -77,7 +79,7 @@ static inline float fg_log1pf_core(float f, float exponent)
 }
 
 /* ln x within 1 ulp; -inf for 0, NaN below 0. */
-static inline float fg_logf(float x)
+FG_ANYWHERE float fg_logf(float x)
 {
     /* A subnormal is made normal first. */
     int tiny = x < 0x1p-126f;

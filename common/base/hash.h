@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/anywhere.h"
+
 uint64_t fg_hash64(const void *bytes, size_t size_bytes, uint64_t seed);
 
 typedef struct fg_digest128 {
@@ -17,7 +19,7 @@ typedef struct fg_digest128 {
 fg_digest128 fg_hash128(const void *bytes, size_t size_bytes, uint64_t seed);
 
 /* A good 64-bit mix of a 64-bit value (splitmix64's finaliser). */
-static inline uint64_t fg_hash_mix(uint64_t x)
+FG_ANYWHERE uint64_t fg_hash_mix(uint64_t x)
 {
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -10,8 +10,8 @@
 #include "common/base/hash.h"
 
 /* Uniform 64 bits from (seed, choice, position, item): the sampler's noise. */
-static inline uint64_t fg_rng_counter(uint64_t seed, uint32_t choice, uint32_t position,
-                                      uint32_t item)
+FG_ANYWHERE uint64_t fg_rng_counter(uint64_t seed, uint32_t choice, uint32_t position,
+                                    uint32_t item)
 {
     uint64_t x = fg_hash_mix(seed ^ 0x466F726765ull);
     x = fg_hash_mix(x ^ ((uint64_t)choice << 32 | position));

@@ -5,11 +5,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/dtype.h"
-#include "common/base/hash.h"
-#include "common/base/highest.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_internal.h"
+#include "common/engine/head.h"
 #include "common/engine/kv_memory.h"
 #include "common/engine/weight_store.h"
 #include "kernels/ops.h"
@@ -18,8 +17,6 @@
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
-/* Rows of logits held at a time; a device with memory of its own holds more: each part of the head ends with a wait. */
-enum { HEAD_ROWS = 16, DEVICE_HEAD_ROWS = 256 };
 enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
 /* Steps of at most so many rows, one for each sequence, are replayed where a device can: what they are given is then
  * always one of few shapes. */
@@ -54,11 +51,11 @@ struct fg_forward {
     fg_device *device;
     bool is_host; /* operations use the host's memory */
     fg_device_stream *stream;
-    fg_sampler **samplers; /* one for each of the device's threads */
-    double *frequencies;   /* [rope_dims / 2] */
+    double *frequencies; /* [rope_dims / 2] */
 
     fg_matrix embedding;
-    fg_panels head;
+    fg_panels head_weight;
+    fg_head head;
     fg_weight_store *store;         /* every product's panels; NULL: the device has them */
     fg_weight_report device_report; /* what became of them there */
     const float *output_norm;
@@ -67,7 +64,6 @@ struct fg_forward {
     void *scratch[SCRATCH_KINDS];
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows;
-    uint32_t head_rows;
     /* Per row of a step. */
     uint32_t *tokens;
     uint32_t *positions;
@@ -79,15 +75,6 @@ struct fg_forward {
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length */
     float *q, *k, *v;
-    /* Per row that needs logits. */
-    uint32_t *head_seqs;
-    uint32_t *head_row_ids;
-    /* Per row of a part of the head. */
-    float *logits;
-    float *logits_host; /* the same on a device with the host's memory */
-    uint32_t *choices;
-    float *tops; /* logits of the choices: not finite where the highest is not */
-    uint32_t *finite;
 };
 
 /* NULL, with the reason in err, when the model lacks it; `layer_index` UINT32_MAX: not of a layer. */
@@ -293,7 +280,7 @@ static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, pa
     }
     const char *head = h->tied_output ? "token_embd.weight" : "output.weight";
     status = want_panels(list, weights, UINT32_MAX, head, h->vocab_size, h->embedding_length,
-                         &forward->head, err);
+                         &forward->head_weight, err);
     if (status != FG_OK) {
         return status;
     }
@@ -393,13 +380,14 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
     add_part(list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
-    add_part(list, (void **)&forward->head_seqs, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->head_row_ids, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->choices, forward->head_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->tops, forward->head_rows, 1, sizeof(float));
-    add_part(list, (void **)&forward->finite, forward->head_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->logits_host, forward->head_rows, forward->hparams.vocab_size,
-             sizeof(float));
+    fg_head *head = &forward->head;
+    add_part(list, (void **)&head->seqs, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->row_ids, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->wanted, head->rows_max, 1, sizeof(fg_choice_row));
+    add_part(list, (void **)&head->choices, head->rows_max, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->tops, head->rows_max, 1, sizeof(float));
+    add_part(list, (void **)&head->finite, head->rows_max, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size, sizeof(float));
 }
 
 /* What only operations do. */
@@ -408,7 +396,7 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     const fg_hparams *h = &forward->hparams;
     size_t rows = forward->tile_rows;
     /* The head's rows borrow `normed`. */
-    size_t normed_rows = rows < forward->head_rows ? forward->head_rows : rows;
+    size_t normed_rows = rows < forward->head.rows_max ? forward->head.rows_max : rows;
     size_t kv_columns = (size_t)h->kv_head_count * h->head_dim;
     add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
     add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
@@ -419,7 +407,8 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     add_part(list, (void **)&forward->k, rows, kv_columns, sizeof(float));
     add_part(list, (void **)&forward->v, rows, kv_columns, sizeof(float));
     if (!forward->is_host) {
-        add_part(list, (void **)&forward->logits, forward->head_rows, h->vocab_size, sizeof(float));
+        add_part(list, (void **)&forward->head.logits, forward->head.rows_max, h->vocab_size,
+                 sizeof(float));
     }
 }
 
@@ -430,9 +419,6 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
     uint32_t step_rows =
         forward->is_host ? forward->limits.step_tokens_max : step_rows_of(&forward->limits);
     forward->tile_rows = (uint32_t)tile_rows_of(forward);
-    forward->head_rows = forward->is_host               ? HEAD_ROWS
-                         : step_rows < DEVICE_HEAD_ROWS ? step_rows
-                                                        : DEVICE_HEAD_ROWS;
     part_list list = { .kind = SCRATCH_SHARED };
     add_shared_parts(forward, step_rows, &list);
     list.kind = forward->is_host ? SCRATCH_SHARED : SCRATCH_DEVICE;
@@ -460,7 +446,7 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
         at[p->kind] += p->size_bytes;
     }
     if (forward->is_host) {
-        forward->logits = forward->logits_host;
+        forward->head.logits = forward->head.logits_host;
     }
     return FG_OK;
 }
@@ -517,23 +503,6 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
     return fg_device_stream_open(forward->device, &forward->stream, err);
 }
 
-static uint32_t thread_count_of(const fg_forward *forward)
-{
-    return fg_device_thread_count(forward->device);
-}
-
-static bool make_samplers(fg_forward *forward)
-{
-    forward->samplers = fg_mem_array(thread_count_of(forward), sizeof *forward->samplers);
-    for (uint32_t i = 0; forward->samplers != NULL && i < thread_count_of(forward); i++) {
-        forward->samplers[i] = fg_sampler_create(forward->hparams.vocab_size);
-        if (forward->samplers[i] == NULL) {
-            return false;
-        }
-    }
-    return forward->samplers != NULL;
-}
-
 fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
                             fg_error *err)
 {
@@ -555,8 +524,13 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     }
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
-    if (forward->layers == NULL || forward->frequencies == NULL || !make_samplers(forward)) {
+    if (forward->layers == NULL || forward->frequencies == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
+        goto destroy;
+    }
+    status = fg_head_open(&forward->head, forward->device, forward->stream, h->vocab_size,
+                          step_rows_of(&options->limits), err);
+    if (status != FG_OK) {
         goto destroy;
     }
     status = load_weights(forward, options, err);
@@ -588,10 +562,7 @@ void fg_forward_destroy(fg_forward *forward)
     fg_kv_memory_close(&forward->kv);
     give_scratch(forward);
     fg_weight_store_close(forward->store);
-    for (uint32_t i = 0; forward->samplers != NULL && i < thread_count_of(forward); i++) {
-        fg_sampler_destroy(forward->samplers[i]);
-    }
-    fg_mem_free(forward->samplers);
+    fg_head_close(&forward->head);
     fg_mem_free(forward->frequencies);
     fg_mem_free(forward->layers);
     fg_device_stream_close(forward->stream);
@@ -735,8 +706,8 @@ static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, uint32_t *head_
             rows++;
         }
         for (uint32_t left = fg_step_seq_head_rows(seq); left > 0; left--) {
-            forward->head_seqs[head_count] = s;
-            forward->head_row_ids[head_count] = rows - left;
+            forward->head.seqs[head_count] = s;
+            forward->head.row_ids[head_count] = rows - left;
             head_count++;
         }
     }
@@ -744,140 +715,18 @@ static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, uint32_t *head_
     return rows;
 }
 
-/* How many of the item's tokens there are from the one at `position` on. */
-static uint32_t tokens_from(const fg_step_seq *seq, uint32_t position)
-{
-    return seq->first_position + seq->token_count - position;
-}
-
-/* The choice after the token at `position`. */
-static void take_token(fg_step_seq *seq, uint32_t position, uint32_t token)
-{
-    if (seq->sample_rows > 0) {
-        seq->tokens_out[seq->sample_rows - tokens_from(seq, position)] = token;
-    }
-    /* The last row comes last, and stays. */
-    seq->token_out = token;
-}
-
-/* Rows of logits of one part of the head, and what they choose. */
-typedef struct head_part {
-    fg_forward *forward;
-    fg_step *step;
-    uint32_t first;
-    uint32_t rows;
-    bool highest; /* nothing is wanted of its rows but the token with the highest logit */
-} head_part;
-
-static fg_step_seq *seq_of(const head_part *part, uint32_t row)
-{
-    return &part->step->seqs[part->forward->head_seqs[part->first + row]];
-}
-
-static uint32_t position_of(const head_part *part, uint32_t row)
-{
-    return part->forward->positions[part->forward->head_row_ids[part->first + row]];
-}
-
-/* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
-static void take_logits(void *ctx, uint32_t row, uint32_t member)
-{
-    head_part *part = ctx;
-    fg_forward *forward = part->forward;
-    fg_step_seq *seq = seq_of(part, row);
-    uint32_t position = position_of(part, row);
-    uint32_t vocab_size = forward->hparams.vocab_size;
-    const float *logits = forward->logits_host + (size_t)row * vocab_size;
-    size_t row_bytes = vocab_size * sizeof(float);
-    uint32_t left = tokens_from(seq, position);
-    uint32_t index = fg_step_seq_head_rows(seq) - left;
-    if (seq->sample) {
-        forward->choices[row] = fg_sampler_pick(forward->samplers[member], logits, &seq->sampling,
-                                                seq->choice, position + 1);
-        forward->tops[row] = logits[forward->choices[row]];
-    }
-    if (seq->sample_rows > 0 && seq->digests_out != NULL) {
-        seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
-    }
-    if (seq->want_digest && left == 1) {
-        seq->digest_out = fg_hash64(logits, row_bytes, 0);
-    }
-    if (seq->logits_out != NULL) {
-        memcpy(seq->logits_out + (size_t)index * vocab_size, logits, row_bytes);
-    }
-}
-
-/* Whether a row's choice means nothing. A NaN in the state may be lost on its way through a product of integers, and a
- * head may overflow from a state that is fine: so both ends are looked at. */
-static bool is_broken(const fg_forward *forward, uint32_t row)
-{
-    return !fg_all_finite(&forward->tops[row], 1) || forward->finite[row] == 0;
-}
-
-/* Rows of which nothing is wanted but the token with the highest logit. */
-static bool wants_highest(const fg_step_seq *seq)
-{
-    return seq->sample && !(seq->sampling.temperature > 0.0f) && !seq->want_digest &&
-           seq->digests_out == NULL && seq->logits_out == NULL;
-}
-
-static head_part part_from(fg_forward *forward, fg_step *step, uint32_t first, uint32_t head_count)
-{
-    uint32_t left = head_count - first;
-    head_part part = { .forward = forward,
-                       .step = step,
-                       .first = first,
-                       .rows = left < forward->head_rows ? left : forward->head_rows,
-                       .highest = true };
-    for (uint32_t row = 0; row < part.rows; row++) {
-        part.highest = part.highest && wants_highest(seq_of(&part, row));
-    }
-    return part;
-}
-
 /* The operations of `rows` rows of the head. */
-static void run_head(fg_forward *forward, uint32_t first, uint32_t rows, bool highest)
+static void run_head(fg_forward *forward, uint32_t first, uint32_t rows, fg_head_kind kind)
 {
-    const fg_hparams *h = &forward->hparams;
-    fg_linear linear = { .weight = forward->head,
-                         .out = forward->logits,
-                         .out_stride = h->vocab_size };
-    norm_rows(forward, forward->residual, forward->head_row_ids + first, forward->output_norm,
+    const fg_linear linear = { .weight = forward->head_weight };
+    norm_rows(forward, forward->residual, forward->head.row_ids + first, forward->output_norm,
               forms_of(forward, &linear, 1), rows);
-    fg_op_finite(forward->stream, forward->normed.values, h->embedding_length, rows,
-                 forward->finite);
-    if (highest) {
-        fg_op_highest(forward->stream, &forward->head, &forward->normed, rows, forward->choices,
-                      forward->tops);
-    } else {
-        fg_op_linear(forward->stream, &linear, 1, &forward->normed, rows);
-    }
+    fg_head_run(&forward->head, &forward->head_weight, &forward->normed, rows, kind);
 }
 
 static void wait_for_all(const fg_forward *forward)
 {
     fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
-}
-
-/* Waits for the operations of the part, and takes what came of them. */
-static void take_head(head_part *part)
-{
-    fg_forward *forward = part->forward;
-    if (!part->highest && !forward->is_host) {
-        fg_device_copy(forward->stream, forward->logits_host, forward->logits,
-                       (size_t)part->rows * forward->hparams.vocab_size * sizeof(float));
-    }
-    wait_for_all(forward);
-    if (!part->highest) {
-        fg_device_share_work(forward->stream, part->rows, take_logits, part);
-    }
-    for (uint32_t row = 0; row < part->rows; row++) {
-        fg_step_seq *seq = seq_of(part, row);
-        if (seq->sample) {
-            take_token(seq, position_of(part, row), forward->choices[row]);
-            seq->broken_out |= is_broken(forward, row);
-        }
-    }
 }
 
 /* The operations of `rows` rows through all layers. */
@@ -904,7 +753,7 @@ static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
     fg_step_rows step_rows = { .tokens = forward->tokens,
                                .positions = forward->positions,
                                .kv_rows = forward->kv_rows,
-                               .row_ids = forward->head_row_ids,
+                               .row_ids = forward->head.row_ids,
                                .rows = rows,
                                .row_id_count = head_count };
     fg_op_stage(forward->stream, &step_rows);
@@ -930,27 +779,27 @@ static uint32_t pad_rows(fg_forward *forward, uint32_t rows)
         forward->tokens[row] = 0;
         forward->positions[row] = 0;
         forward->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
-        forward->head_row_ids[row] = row;
+        forward->head.row_ids[row] = row;
     }
     return *size;
 }
 
 static void run_replayed(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
 {
-    head_part part = part_from(forward, step, 0, head_count);
+    fg_head_part part = fg_head_part_from(&forward->head, step, forward->positions, 0, head_count);
     uint32_t padded = pad_rows(forward, rows);
     uint32_t padded_head = head_count > 0 ? padded : 0;
-    uint64_t key = ((uint64_t)padded << 32) | ((uint64_t)padded_head << 1) | part.highest;
+    uint64_t key = ((uint64_t)padded << 32) | ((uint64_t)padded_head << 2) | part.kind;
     stage(forward, padded, padded_head);
     if (!fg_device_replay_begin(forward->stream, key)) {
         run_layers(forward, padded);
         if (padded_head > 0) {
-            run_head(forward, 0, padded_head, part.highest);
+            run_head(forward, 0, padded_head, part.kind);
         }
         fg_device_replay_end(forward->stream);
     }
     if (head_count > 0) {
-        take_head(&part);
+        fg_head_take(&part);
     }
 }
 
@@ -963,10 +812,11 @@ static void run_rows(fg_forward *forward, fg_step *step)
     } else {
         stage(forward, rows, head_count);
         run_layers(forward, rows);
-        for (uint32_t first = 0; first < head_count; first += forward->head_rows) {
-            head_part part = part_from(forward, step, first, head_count);
-            run_head(forward, first, part.rows, part.highest);
-            take_head(&part);
+        for (uint32_t first = 0; first < head_count; first += forward->head.rows_max) {
+            fg_head_part part =
+                fg_head_part_from(&forward->head, step, forward->positions, first, head_count);
+            run_head(forward, first, part.rows, part.kind);
+            fg_head_take(&part);
         }
     }
     wait_for_all(forward);

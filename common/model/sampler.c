@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "common/base/fmath.h"
+#include "common/base/gumbel.h"
 #include "common/base/highest.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
@@ -274,22 +275,10 @@ static uint32_t select_top_p(fg_sampler *sampler, uint32_t count, bool all, floa
     return kept == 0 ? count : kept;
 }
 
-/* Gumbel noise -ln(-ln u) from 64 uniform bits. With v = 1 - u, small v are what makes large noise:
- * they keep their digits, so the tail reaches to v = 2^-64. Few tokens come this far, and the loop that
- * calls it is faster without it inside. */
+/* Few tokens come this far, and the loop that calls it is faster without it inside. */
 static __attribute__((noinline)) float gumbel(uint64_t bits)
 {
-    float v = (float)(bits | 1) * 0x1p-64f;
-    float exponential =
-        v < 0.25f ? -fg_log1pf_core(-v, 0.0f) : -fg_logf((float)(~bits | 1) * 0x1p-64f);
-    return -fg_logf(exponential);
-}
-
-/* No less than gumbel(bits), found without a logarithm: v >= 2^-(zeros + 1) and -ln u >= v. The margin
- * is a thousand times the error of the logarithms. */
-static float gumbel_bound(uint64_t bits)
-{
-    return (float)(__builtin_clzll(bits | 1) + 1) * 0.6931472f + 0.01f;
+    return fg_gumbel(bits);
 }
 
 typedef struct pick_state {
@@ -302,7 +291,7 @@ static inline void offer(pick_state *best, uint32_t id, float score, const fg_sa
 {
     uint64_t bits = fg_rng_counter(sampling->seed, choice, position, id);
     /* Most tokens cannot win whatever their noise; rounding of the sum keeps the order. */
-    if (score + gumbel_bound(bits) < best->score) {
+    if (score + fg_gumbel_bound(bits) < best->score) {
         return;
     }
     float noisy = score + gumbel(bits);
@@ -312,7 +301,7 @@ static inline void offer(pick_state *best, uint32_t id, float score, const fg_sa
 }
 
 /* Leading zeros that a token's bits need at least, or one or two fewer, to win with `score`: fewer are below
- * gumbel_bound. More than 63: none can have them. */
+ * fg_gumbel_bound. More than 63: none can have them. */
 static uint32_t zeros_to_win(float score, const pick_state *best)
 {
     float needed = (best->score - score) * 1.442695f;

@@ -175,6 +175,7 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
                    uint32_t rows);
 void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                      uint32_t rows, uint32_t *choices, float *tops);
+void fg_cuda_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
 void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                    uint32_t rows, float *out);
 void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);

@@ -465,6 +465,7 @@ const fg_backend backend = {
     .linear = fg_cuda_linear,
     .gated = fg_cuda_gated,
     .highest = fg_cuda_highest,
+    .choose = fg_cuda_choose,
     .embed = fg_cuda_embed,
     .rmsnorm = fg_cuda_rmsnorm,
     .finite = fg_cuda_finite,

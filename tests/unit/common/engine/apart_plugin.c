@@ -7,9 +7,10 @@
 #include <sys/mman.h>
 
 #include "common/base/mem.h"
+#include "common/model/sampler.h"
 #include "kernels/backend.h"
 
-enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 32, LINEARS = 8 };
+enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 40, LINEARS = 8 };
 #define REGION_BYTES ((size_t)64 << 20)
 
 typedef enum op_kind {
@@ -17,6 +18,7 @@ typedef enum op_kind {
     OP_LINEAR,
     OP_GATED,
     OP_HIGHEST,
+    OP_CHOOSE,
     OP_EMBED,
     OP_RMSNORM,
     OP_FINITE,
@@ -38,6 +40,7 @@ typedef struct op {
     fg_paged_kv kv;
     fg_rope_store store;
     fg_attend attend;
+    fg_choose choose;
     const uint32_t *numbers; /* tokens, positions */
     const float *values;
     const double *frequencies;
@@ -79,8 +82,8 @@ struct fg_device_stream {
 
 static const fg_backend apart;
 
-/* For tests: steps that were recorded, and those that were started again. */
-uint32_t apart_recorded, apart_replayed;
+/* For tests: steps that were recorded, those that were started again, and rows that were chosen from here. */
+uint32_t apart_recorded, apart_replayed, apart_chosen;
 
 /* ---- memory ---- */
 
@@ -353,6 +356,29 @@ static void run_attention(fg_device_stream *stream, op *o)
     }
 }
 
+static void run_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows)
+{
+    FG_ASSERT(is_apart(stream->device, args->logits) && !is_apart(stream->device, args->wanted) &&
+              !is_apart(stream->device, args->choices) && !is_apart(stream->device, args->tops));
+    fg_sampler *sampler = fg_sampler_create(args->columns);
+    FG_ASSERT(sampler != NULL);
+    for (uint32_t row = 0; row < rows; row++) {
+        const fg_choice_row *want = &args->wanted[row];
+        const float *logits = args->logits + (size_t)row * args->columns;
+        fg_sampling sampling = { .temperature = want->temperature,
+                                 .top_p = 1.0f,
+                                 .min_p = want->min_p,
+                                 .seed = want->seed };
+        if (want->wanted != 0) {
+            args->choices[row] =
+                fg_sampler_pick(sampler, logits, &sampling, want->choice, want->position);
+            args->tops[row] = logits[args->choices[row]];
+            apart_chosen++;
+        }
+    }
+    fg_sampler_destroy(sampler);
+}
+
 static void run_op(fg_device_stream *stream, op *o)
 {
     const staged *s = &stream->staged;
@@ -378,6 +404,9 @@ static void run_op(fg_device_stream *stream, op *o)
             in.pairs += (size_t)row * fg_pair_stride(o->in.columns);
             fg_cpu_backend.highest(stream->cpu, &o->weight, &in, 1, o->choices + row, o->out + row);
         }
+        break;
+    case OP_CHOOSE:
+        run_choose(stream, &o->choose, o->rows);
         break;
     case OP_EMBED:
         fg_cpu_backend.embed(stream->cpu, &o->table, numbers_of(s, o->numbers), o->rows, o->out);
@@ -471,6 +500,11 @@ static void apart_highest(fg_device_stream *stream, const fg_panels *weight,
                         .out = tops });
 }
 
+static void apart_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows)
+{
+    give(stream, &(op){ .kind = OP_CHOOSE, .choose = *args, .rows = rows });
+}
+
 static void apart_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                         uint32_t rows, float *out)
 {
@@ -553,6 +587,7 @@ static const fg_backend apart = {
     .linear = apart_linear,
     .gated = apart_gated,
     .highest = apart_highest,
+    .choose = apart_choose,
     .embed = apart_embed,
     .rmsnorm = apart_rmsnorm,
     .finite = apart_finite,

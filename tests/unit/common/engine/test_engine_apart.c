@@ -64,19 +64,25 @@ static uint32_t counted(const char *name)
 typedef struct wish {
     const char *name;
     bool sample, want_digest;
-    float temperature;
-    bool mixed; /* every third item has the last two wishes, the others are greedy */
+    float temperature, top_p;
+    uint32_t top_k;
+    float min_p;
+    bool mixed; /* every third item has all the wishes; others are greedy, or drawn and no more */
     bool none_for_some;
 } wish;
 
 static const wish wishes[] = {
-    { "greedy", true, false, 0.0f, false, false },
-    { "nothing", false, false, 0.0f, false, false },
-    { "digests", true, true, 0.0f, false, false },
-    { "drawn", true, false, 0.8f, false, false },
-    { "mixed", true, true, 0.9f, true, false },
-    { "not all", true, false, 0.0f, false, true },
-    { "greedy again", true, false, 0.0f, false, false },
+    { "greedy", .sample = true },
+    { "nothing", .sample = false },
+    { "digests", .sample = true, .want_digest = true },
+    { "drawn", .sample = true, .temperature = 0.8f },
+    { "drawn again", .sample = true, .temperature = 1.1f, .top_p = 1.0f, .min_p = 0.05f },
+    { "of some", .sample = true, .temperature = 0.9f, .top_p = 0.9f, .mixed = true },
+    { "of few", .sample = true, .temperature = 0.9f, .top_p = 1.0f, .top_k = 20 },
+    { "drawn, some seen", .sample = true, .want_digest = true, .temperature = 0.9f, .top_p = 1.0f,
+      .mixed = true },
+    { "not all", .sample = true, .none_for_some = true },
+    { "greedy again", .sample = true },
 };
 
 static void make_items(const fg_runner *runner, const wish *w, const uint32_t *tokens,
@@ -87,7 +93,10 @@ static void make_items(const fg_runner *runner, const wish *w, const uint32_t *t
         bool plain = w->mixed && i % 3 != 0;
         items[i].sample = w->sample && !(w->none_for_some && i % 2 == 1);
         items[i].want_digest = items[i].sample && w->want_digest && !plain;
-        items[i].sampling.temperature = plain ? 0.0f : w->temperature;
+        items[i].sampling.temperature = plain && i % 3 == 1 ? 0.0f : w->temperature;
+        items[i].sampling.top_p = plain ? 1.0f : w->top_p;
+        items[i].sampling.top_k = w->top_k;
+        items[i].sampling.min_p = w->min_p;
         items[i].sampling.seed = i;
     }
 }
@@ -150,9 +159,9 @@ Test(engine_apart, steps_of_every_size_give_the_bits_of_the_cpu)
                 run_both(&p, &wishes[w], tokens, each + (uint32_t)w, sizes[s], 1);
             }
         }
-        /* Nine shapes, each without choices, with greedy ones alone or with logits; a size above 64 has none, and a
+        /* Nine shapes, each without choices, with greedy ones alone, with those of the device's or with logits; a size above 64 has none, and a
          * step in which some choose but not all is run as it is. */
-        cr_assert_leq(counted("apart_recorded") - recorded, 9 * 3);
+        cr_assert_leq(counted("apart_recorded") - recorded, 9 * 4);
         cr_assert(counted("apart_replayed") - replayed > 30, "%u",
                   counted("apart_replayed") - replayed);
         close_pair(&p);
@@ -186,6 +195,43 @@ Test(engine_apart, several_choices_of_a_step_and_whole_logits_are_the_same)
         fg_mem_free(logits[0]);
         fg_mem_free(logits[1]);
     }
+    close_pair(&p);
+}
+
+/* Who asks for a digest too has the row looked at by the host: what is chosen does not depend on that. */
+Test(engine_apart, tokens_are_the_same_wherever_they_are_chosen_from)
+{
+    enum { COUNT = 24, FIRST = 10 };
+    static uint32_t tokens[SEQS * CONTEXT];
+    pair p;
+    open_pair(FG_BF16, &p);
+    make_tokens(&p, 12, tokens);
+    wish plain = { "prompt" };
+    run_both(&p, &plain, tokens, 0, COUNT / 4, FIRST);
+    uint32_t chosen[2][COUNT];
+    for (uint32_t seen = 0; seen < 2; seen++) {
+        uint32_t before = counted("apart_chosen");
+        for (uint32_t draw = 0; draw < COUNT; draw += COUNT / 4) {
+            fg_step_seq items[COUNT / 4];
+            for (uint32_t i = 0; i < COUNT / 4; i++) {
+                items[i] = fg_runner_seq(&p.apart, i, tokens + i * CONTEXT + FIRST, FIRST, 1);
+                items[i].sample = true;
+                items[i].want_digest = seen == 1;
+                items[i].choice = draw;
+                items[i].sampling = (fg_sampling){ .temperature = 0.5f + (float)i * 0.4f,
+                                                   .top_p = 1.0f,
+                                                   .min_p = i % 2 == 0 ? 0.0f : 0.02f,
+                                                   .seed = 1000 + draw };
+            }
+            fg_step step = { .seqs = items, .seq_count = COUNT / 4 };
+            cr_assert_eq(fg_runner_step(&p.apart, &step, NULL), FG_OK);
+            for (uint32_t i = 0; i < COUNT / 4; i++) {
+                chosen[seen][draw + i] = items[i].token_out;
+            }
+        }
+        cr_assert_eq(counted("apart_chosen") - before, seen == 0 ? COUNT : 0);
+    }
+    cr_assert_arr_eq(chosen[0], chosen[1], sizeof chosen[0]);
     close_pair(&p);
 }
 

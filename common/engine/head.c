@@ -1,0 +1,228 @@
+#include "common/engine/head.h"
+
+#include <string.h>
+
+#include "common/base/hash.h"
+#include "common/base/highest.h"
+#include "common/base/mem.h"
+#include "common/engine/engine_internal.h"
+
+/* Rows of logits held at a time; a device with memory of its own holds more: each part of the head ends with a wait. */
+enum { HEAD_ROWS = 16, DEVICE_HEAD_ROWS = 256 };
+
+fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *stream,
+                       uint32_t vocab_size, uint32_t step_rows_max, fg_error *err)
+{
+    uint32_t most = fg_device_is_host(device) ? HEAD_ROWS : DEVICE_HEAD_ROWS;
+    uint32_t thread_count = fg_device_thread_count(device);
+    *head = (fg_head){ .device = device,
+                       .stream = stream,
+                       .is_host = fg_device_is_host(device),
+                       .vocab_size = vocab_size,
+                       .rows_max = most };
+    if (!head->is_host && step_rows_max < most) {
+        head->rows_max = step_rows_max;
+    }
+    head->samplers = fg_mem_array(thread_count, sizeof *head->samplers);
+    bool made = head->samplers != NULL;
+    for (uint32_t i = 0; made && i < thread_count; i++) {
+        head->samplers[i] = fg_sampler_create(vocab_size);
+        made = head->samplers[i] != NULL;
+    }
+    return made ? FG_OK : fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
+}
+
+void fg_head_close(fg_head *head)
+{
+    uint32_t thread_count = head->samplers == NULL ? 0 : fg_device_thread_count(head->device);
+    for (uint32_t i = 0; i < thread_count; i++) {
+        fg_sampler_destroy(head->samplers[i]);
+    }
+    fg_mem_free(head->samplers);
+    head->samplers = NULL;
+}
+
+/* How many of the item's tokens there are from the one at `position` on. */
+static uint32_t tokens_from(const fg_step_seq *seq, uint32_t position)
+{
+    return seq->first_position + seq->token_count - position;
+}
+
+/* The choice after the token at `position`. */
+static void take_token(fg_step_seq *seq, uint32_t position, uint32_t token)
+{
+    if (seq->sample_rows > 0) {
+        seq->tokens_out[seq->sample_rows - tokens_from(seq, position)] = token;
+    }
+    /* The last row comes last, and stays. */
+    seq->token_out = token;
+}
+
+static fg_step_seq *seq_of(const fg_head_part *part, uint32_t row)
+{
+    return &part->step->seqs[part->head->seqs[part->first + row]];
+}
+
+static uint32_t position_of(const fg_head_part *part, uint32_t row)
+{
+    return part->positions[part->head->row_ids[part->first + row]];
+}
+
+/* Rows of which nothing is wanted but a token. */
+static bool wants_token(const fg_step_seq *seq)
+{
+    return seq->sample && !seq->want_digest && seq->digests_out == NULL && seq->logits_out == NULL;
+}
+
+static bool wants_highest(const fg_step_seq *seq)
+{
+    return wants_token(seq) && !(seq->sampling.temperature > 0.0f);
+}
+
+/* Whether fg_op_choose can choose from its rows. */
+static bool is_chosen_there(const fg_head *head, const fg_step_seq *seq)
+{
+    const fg_sampling *sampling = &seq->sampling;
+    bool all =
+        (sampling->top_k == 0 || sampling->top_k >= head->vocab_size) && !(sampling->top_p < 1.0f);
+    return !head->is_host && wants_token(seq) && (all || !(sampling->temperature > 0.0f));
+}
+
+/* Whether the host sees the row's logits. */
+static bool is_seen(const fg_head_part *part, uint32_t row)
+{
+    return part->kind == FG_HEAD_LOGITS ||
+           (part->kind == FG_HEAD_CHOOSE && !is_chosen_there(part->head, seq_of(part, row)));
+}
+
+/* Rows after those of the part pad it, or are of no part. */
+static void fill_wanted(const fg_head_part *part)
+{
+    fg_head *head = part->head;
+    memset(head->wanted, 0, head->rows_max * sizeof *head->wanted);
+    for (uint32_t row = 0; row < part->rows; row++) {
+        const fg_step_seq *seq = seq_of(part, row);
+        head->wanted[row] = (fg_choice_row){ .seed = seq->sampling.seed,
+                                             .choice = seq->choice,
+                                             .position = position_of(part, row) + 1,
+                                             .temperature = seq->sampling.temperature,
+                                             .min_p = seq->sampling.min_p,
+                                             .wanted = !is_seen(part, row) };
+    }
+}
+
+fg_head_part fg_head_part_from(fg_head *head, fg_step *step, const uint32_t *positions,
+                               uint32_t first, uint32_t head_count)
+{
+    uint32_t left = head_count - first;
+    fg_head_part part = { .head = head,
+                          .step = step,
+                          .positions = positions,
+                          .first = first,
+                          .rows = left < head->rows_max ? left : head->rows_max };
+    bool highest = true, chosen = false;
+    for (uint32_t row = 0; row < part.rows; row++) {
+        const fg_step_seq *seq = seq_of(&part, row);
+        highest = highest && wants_highest(seq);
+        chosen = chosen || is_chosen_there(head, seq);
+    }
+    part.kind = highest ? FG_HEAD_HIGHEST : chosen ? FG_HEAD_CHOOSE : FG_HEAD_LOGITS;
+    if (part.kind == FG_HEAD_CHOOSE) {
+        fill_wanted(&part);
+    }
+    return part;
+}
+
+void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
+                 uint32_t rows, fg_head_kind kind)
+{
+    fg_linear linear = { .weight = *weight, .out = head->logits, .out_stride = head->vocab_size };
+    fg_choose choose = { .logits = head->logits,
+                         .columns = head->vocab_size,
+                         .wanted = head->wanted,
+                         .choices = head->choices,
+                         .tops = head->tops };
+    fg_op_finite(head->stream, normed->values, normed->columns, rows, head->finite);
+    if (kind == FG_HEAD_HIGHEST) {
+        fg_op_highest(head->stream, weight, normed, rows, head->choices, head->tops);
+        return;
+    }
+    fg_op_linear(head->stream, &linear, 1, normed, rows);
+    if (kind == FG_HEAD_CHOOSE) {
+        fg_op_choose(head->stream, &choose, rows);
+    }
+}
+
+/* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
+static void take_logits(void *ctx, uint32_t row, uint32_t member)
+{
+    fg_head_part *part = ctx;
+    fg_head *head = part->head;
+    fg_step_seq *seq = seq_of(part, row);
+    if (!is_seen(part, row)) {
+        return;
+    }
+    uint32_t position = position_of(part, row);
+    const float *logits = head->logits_host + (size_t)row * head->vocab_size;
+    size_t row_bytes = head->vocab_size * sizeof(float);
+    uint32_t left = tokens_from(seq, position);
+    uint32_t index = fg_step_seq_head_rows(seq) - left;
+    if (seq->sample) {
+        head->choices[row] = fg_sampler_pick(head->samplers[member], logits, &seq->sampling,
+                                             seq->choice, position + 1);
+        head->tops[row] = logits[head->choices[row]];
+    }
+    if (seq->sample_rows > 0 && seq->digests_out != NULL) {
+        seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);
+    }
+    if (seq->want_digest && left == 1) {
+        seq->digest_out = fg_hash64(logits, row_bytes, 0);
+    }
+    if (seq->logits_out != NULL) {
+        memcpy(seq->logits_out + (size_t)index * head->vocab_size, logits, row_bytes);
+    }
+}
+
+/* Whether a row's choice means nothing. A NaN in the state may be lost on its way through a product of integers, and a
+ * head may overflow from a state that is fine: so both ends are looked at. */
+static bool is_broken(const fg_head *head, uint32_t row)
+{
+    return !fg_all_finite(&head->tops[row], 1) || head->finite[row] == 0;
+}
+
+/* Rows of logits that the host sees and that follow each other are copied together. */
+static void bring_logits(const fg_head_part *part)
+{
+    const fg_head *head = part->head;
+    for (uint32_t row = 0; row < part->rows;) {
+        uint32_t count = 0;
+        while (row + count < part->rows && is_seen(part, row + count)) {
+            count++;
+        }
+        if (count > 0) {
+            size_t at = (size_t)row * head->vocab_size;
+            fg_device_copy(head->stream, head->logits_host + at, head->logits + at,
+                           (size_t)count * head->vocab_size * sizeof(float));
+        }
+        row += count + 1; /* the one after them is not seen */
+    }
+}
+
+void fg_head_take(fg_head_part *part)
+{
+    fg_head *head = part->head;
+    if (!head->is_host) {
+        bring_logits(part);
+    }
+    fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
+    if (part->kind != FG_HEAD_HIGHEST) {
+        fg_device_share_work(head->stream, part->rows, take_logits, part);
+    }
+    for (uint32_t row = 0; row < part->rows; row++) {
+        fg_step_seq *seq = seq_of(part, row);
+        if (seq->sample) {
+            take_token(seq, position_of(part, row), head->choices[row]);
+            seq->broken_out |= is_broken(head, row);
+        }
+    }
+}
