@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "common/model/sampler.h"
 #include "kernels/ops.h"
 #include "tests/unit/kernels/kernel_data.h"
 
@@ -502,6 +503,112 @@ static void check_highest(check *c)
     drop_rows(c, &in);
     fg_mem_free(logits);
     fg_mem_free(data);
+    close_device(c);
+}
+
+/* ---- choices, as the sampler makes them on the CPU ---- */
+
+/* Logits of some kind: usual ones, with ties, with what is no number. */
+static void fill_logits(check *c, uint32_t kind, float *row, uint32_t columns)
+{
+    uint32_t one = (uint32_t)fg_rng_below(&c->rng, columns),
+             other = (uint32_t)fg_rng_below(&c->rng, columns);
+    float size = kind % 3 == 0 ? 2.0f : kind % 3 == 1 ? 8.0f : 30.0f;
+    for (uint32_t i = 0; i < columns; i++) {
+        float u = (float)(fg_rng_next(&c->rng) >> 40) * 0x1p-24f;
+        float x = size * (2.0f * u - 1.0f);
+        row[i] = kind == 3                               ? 1.5f
+                 : kind == 4 || kind == 5                ? rintf(x)
+                 : kind == 6                             ? NAN
+                 : kind == 7                             ? -INFINITY
+                 : kind == 8 && fg_rng_below(&c->rng, 3) ? NAN
+                 : kind == 9 && i % 100 != one % 100     ? -INFINITY
+                                                         : x;
+    }
+    if (kind == 10 || kind == 11) {
+        row[one] = INFINITY;
+        row[kind == 10 ? one : other] = INFINITY;
+    } else if (kind == 12) {
+        row[one] = 200.0f;
+    } else if (kind == 13) {
+        row[0] = NAN;
+        row[columns - 1] = -0.0f;
+    }
+}
+
+static fg_sampling draw_sampling(check *c)
+{
+    static const float temperatures[] = { 0.0f, 0.1f, 0.5f, 0.7f, 1.0f, 1.3f, 2.0f, 5.0f };
+    static const float least[] = { 0.0f, 0.0f, 0.01f, 0.1f, 0.5f, 1.0f };
+    return (fg_sampling){ .temperature = temperatures[fg_rng_below(&c->rng, 8)],
+                          .top_p = 1.0f,
+                          .min_p = least[fg_rng_below(&c->rng, 6)],
+                          .seed = fg_rng_next(&c->rng) };
+}
+
+static void check_choices(check *c, uint32_t columns, uint32_t rows, uint32_t rounds)
+{
+    enum { KINDS = 14 };
+    size_t bytes = (size_t)rows * columns * sizeof(float);
+    float *logits = fg_mem_array((size_t)rows * columns, sizeof *logits), *there;
+    there = put(c, NULL, bytes);
+    fg_sampling *samplings = fg_mem_array(rows, sizeof *samplings);
+    fg_sampler *sampler = fg_sampler_create(columns);
+    fg_choice_row *wanted =
+        fg_device_alloc(c->device, FG_MEMORY_SHARED, (size_t)rows * sizeof *wanted);
+    uint32_t *choices = fg_device_alloc(c->device, FG_MEMORY_SHARED, rows * sizeof *choices);
+    float *tops = fg_device_alloc(c->device, FG_MEMORY_SHARED, rows * sizeof *tops);
+    const fg_choose args = {
+        .logits = there, .columns = columns, .wanted = wanted, .choices = choices, .tops = tops
+    };
+    for (uint32_t round = 0; round < rounds; round++) {
+        for (uint32_t row = 0; row < rows; row++) {
+            fill_logits(c, (row + round) % (2 * KINDS), logits + (size_t)row * columns, columns);
+            samplings[row] = draw_sampling(c);
+            wanted[row] = (fg_choice_row){ .seed = samplings[row].seed,
+                                           .choice = (uint32_t)fg_rng_below(&c->rng, 3),
+                                           .position = (uint32_t)fg_rng_below(&c->rng, 100000),
+                                           .temperature = samplings[row].temperature,
+                                           .min_p = samplings[row].min_p,
+                                           .wanted = fg_rng_below(&c->rng, 16) != 0 };
+            choices[row] = UINT32_MAX;
+        }
+        fg_device_copy(c->stream, there, logits, bytes);
+        fg_op_choose(c->stream, &args, rows);
+        wait_for(c);
+        for (uint32_t row = 0; row < rows; row++) {
+            const fg_choice_row *w = &wanted[row];
+            const float *at = logits + (size_t)row * columns;
+            uint32_t want = w->wanted == 0 ? UINT32_MAX
+                                           : fg_sampler_pick(sampler, at, &samplings[row],
+                                                             w->choice, w->position);
+            tell(c, choices[row] == want,
+                 "choose: row %u of %u: %u, not %u of %u (temperature %g, min-p %g)", row, rows,
+                 choices[row], want, columns, (double)w->temperature, (double)w->min_p);
+            tell(c, want == UINT32_MAX || memcmp(&tops[row], &at[want], sizeof *tops) == 0,
+                 "choose: row %u of %u: logit %g, not %g", row, rows, (double)tops[row],
+                 want == UINT32_MAX ? 0.0 : (double)at[want]);
+        }
+    }
+    fg_device_free(c->device, FG_MEMORY_SHARED, wanted, 0);
+    fg_device_free(c->device, FG_MEMORY_SHARED, choices, 0);
+    fg_device_free(c->device, FG_MEMORY_SHARED, tops, 0);
+    fg_sampler_destroy(sampler);
+    drop(c, there);
+    fg_mem_free(samplings);
+    fg_mem_free(logits);
+}
+
+static void check_choose(check *c)
+{
+    open_device(c, 4, 2, 64);
+    check_choices(c, 7, 3, 20);
+    check_choices(c, 999, 30, c->quick ? 20 : 200);
+    check_choices(c, 4097, 33, c->quick ? 4 : 50);
+    if (!c->quick) {
+        check_choices(c, 32000, 64, 40);
+        check_choices(c, 128256, 64, 10);
+    }
     close_device(c);
 }
 
@@ -1068,9 +1175,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(check *c);
-    } groups[] = { { "rows", check_rows },         { "stores", check_stores },
-                   { "replay", check_replay },     { "highest", check_highest },
-                   { "products", check_products }, { "attention", check_attention } };
+    } groups[] = { { "rows", check_rows },          { "stores", check_stores },
+                   { "replay", check_replay },      { "highest", check_highest },
+                   { "choose", check_choose },      { "products", check_products },
+                   { "attention", check_attention } };
     printf("seed %llu\n", (unsigned long long)c.rng.state);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (c.only != NULL && strstr(groups[i].name, c.only) == NULL) {

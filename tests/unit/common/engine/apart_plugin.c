@@ -349,6 +349,12 @@ static void run_attention(fg_device_stream *stream, op *o)
         fg_attend attend = o->attend;
         attend.kv_rows = kv_rows;
         fg_cpu_backend.attend(stream->cpu, &kv, &attend, rows);
+        if (attend.pairs != NULL) {
+            fg_activations out = { .values = attend.out,
+                                   .pairs = attend.pairs,
+                                   .columns = attend.head_count * kv.head_dim };
+            fg_cpu_backend.prepare(stream->cpu, &out, FG_FORM_PAIRS, rows);
+        }
     } else if (rows > 0) {
         fg_rope_store store = o->store;
         store.kv_rows = kv_rows;

@@ -206,7 +206,7 @@ Test(engine_apart, tokens_are_the_same_wherever_they_are_chosen_from)
     pair p;
     open_pair(FG_BF16, &p);
     make_tokens(&p, 12, tokens);
-    wish plain = { "prompt" };
+    wish plain = { .name = "prompt" };
     run_both(&p, &plain, tokens, 0, COUNT / 4, FIRST);
     uint32_t chosen[2][COUNT];
     for (uint32_t seen = 0; seen < 2; seen++) {
