@@ -113,20 +113,24 @@ enum {
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                    uint32_t rows, uint32_t *choices, float *tops);
 
-/* What chooses a token from a row of logits: as fg_sampler_pick (common/model) does without top-k and top-p. */
+/* What chooses a token from a row of logits, as fg_sampler_pick (common/model) does. */
 typedef struct fg_choice_row {
     uint64_t seed;
     uint32_t choice;
     uint32_t position; /* of the token that is chosen */
     float temperature; /* 0: the highest logit */
+    float top_p;       /* 1: off */
     float min_p;       /* 0: off */
+    uint32_t top_k;    /* 0: off */
     uint32_t wanted;   /* 0: nothing is chosen from this row */
     uint32_t unused;
 } fg_choice_row;
 
 /* choices[row] = the token of logits[row] that the sampler picks, bit for bit; tops[row] = its logit. Rows that are
- * not wanted leave both as they are. Only on a device with memory of its own. `wanted`, `choices` and `tops` are
+ * not wanted leave both as they are. FG_CHOICE_NONE: more tokens would have to be sorted than the device does, and the
+ * caller chooses from this row, as it may from any. Only on a device with memory of its own. `wanted`, `choices` and `tops` are
  * shared memory, read and written when the operation runs, in a replay too. */
+#define FG_CHOICE_NONE UINT32_MAX
 typedef struct fg_choose {
     const float *logits; /* [rows][columns] */
     uint32_t columns;

@@ -79,13 +79,10 @@ static bool wants_highest(const fg_step_seq *seq)
     return wants_token(seq) && !(seq->sampling.temperature > 0.0f);
 }
 
-/* Whether fg_op_choose can choose from its rows. */
+/* Whether fg_op_choose is to choose from its rows. */
 static bool is_chosen_there(const fg_head *head, const fg_step_seq *seq)
 {
-    const fg_sampling *sampling = &seq->sampling;
-    bool all =
-        (sampling->top_k == 0 || sampling->top_k >= head->vocab_size) && !(sampling->top_p < 1.0f);
-    return !head->is_host && wants_token(seq) && (all || !(sampling->temperature > 0.0f));
+    return !head->is_host && wants_token(seq);
 }
 
 /* Whether the host sees the row's logits. */
@@ -93,6 +90,13 @@ static bool is_seen(const fg_head_part *part, uint32_t row)
 {
     return part->kind == FG_HEAD_LOGITS ||
            (part->kind == FG_HEAD_CHOOSE && !is_chosen_there(part->head, seq_of(part, row)));
+}
+
+/* Whether the device has left the row to the host. Once its operations have ended. */
+static bool is_left(const fg_head_part *part, uint32_t row)
+{
+    return part->kind == FG_HEAD_CHOOSE && part->head->wanted[row].wanted != 0 &&
+           part->head->choices[row] == FG_CHOICE_NONE;
 }
 
 /* Rows after those of the part pad it, or are of no part. */
@@ -106,7 +110,9 @@ static void fill_wanted(const fg_head_part *part)
                                              .choice = seq->choice,
                                              .position = position_of(part, row) + 1,
                                              .temperature = seq->sampling.temperature,
+                                             .top_p = seq->sampling.top_p,
                                              .min_p = seq->sampling.min_p,
+                                             .top_k = seq->sampling.top_k,
                                              .wanted = !is_seen(part, row) };
     }
 }
@@ -159,7 +165,7 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     fg_head_part *part = ctx;
     fg_head *head = part->head;
     fg_step_seq *seq = seq_of(part, row);
-    if (!is_seen(part, row)) {
+    if (!is_seen(part, row) && !is_left(part, row)) {
         return;
     }
     uint32_t position = position_of(part, row);
@@ -190,31 +196,35 @@ static bool is_broken(const fg_head *head, uint32_t row)
     return !fg_all_finite(&head->tops[row], 1) || head->finite[row] == 0;
 }
 
-/* Rows of logits that the host sees and that follow each other are copied together. */
-static void bring_logits(const fg_head_part *part)
+/* Copies the logits of some rows to the host, those that follow each other together, and waits. Nothing to copy: only
+ * where `wait`. */
+static void bring_logits(const fg_head_part *part,
+                         bool (*is_wanted)(const fg_head_part *part, uint32_t row), bool wait)
 {
     const fg_head *head = part->head;
-    for (uint32_t row = 0; row < part->rows;) {
+    for (uint32_t row = 0; row < part->rows && !head->is_host;) {
         uint32_t count = 0;
-        while (row + count < part->rows && is_seen(part, row + count)) {
+        while (row + count < part->rows && is_wanted(part, row + count)) {
             count++;
         }
         if (count > 0) {
             size_t at = (size_t)row * head->vocab_size;
             fg_device_copy(head->stream, head->logits_host + at, head->logits + at,
                            (size_t)count * head->vocab_size * sizeof(float));
+            wait = true;
         }
-        row += count + 1; /* the one after them is not seen */
+        row += count + 1; /* the one after them is not wanted */
+    }
+    if (wait) {
+        fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
     }
 }
 
 void fg_head_take(fg_head_part *part)
 {
     fg_head *head = part->head;
-    if (!head->is_host) {
-        bring_logits(part);
-    }
-    fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
+    bring_logits(part, is_seen, true);
+    bring_logits(part, is_left, false);
     if (part->kind != FG_HEAD_HIGHEST) {
         fg_device_share_work(head->stream, part->rows, take_logits, part);
     }

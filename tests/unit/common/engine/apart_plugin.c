@@ -11,6 +11,8 @@
 #include "kernels/backend.h"
 
 enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 40, LINEARS = 8 };
+/* Rows with such a top-k are left to the host. */
+enum { LEFT_TOP_K = 20 };
 #define REGION_BYTES ((size_t)64 << 20)
 
 typedef enum op_kind {
@@ -372,10 +374,13 @@ static void run_choose(fg_device_stream *stream, const fg_choose *args, uint32_t
         const fg_choice_row *want = &args->wanted[row];
         const float *logits = args->logits + (size_t)row * args->columns;
         fg_sampling sampling = { .temperature = want->temperature,
-                                 .top_p = 1.0f,
+                                 .top_p = want->top_p,
                                  .min_p = want->min_p,
+                                 .top_k = want->top_k,
                                  .seed = want->seed };
-        if (want->wanted != 0) {
+        if (want->wanted != 0 && want->top_k == LEFT_TOP_K) {
+            args->choices[row] = FG_CHOICE_NONE;
+        } else if (want->wanted != 0) {
             args->choices[row] =
                 fg_sampler_pick(sampler, logits, &sampling, want->choice, want->position);
             args->tops[row] = logits[args->choices[row]];

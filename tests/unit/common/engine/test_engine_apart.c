@@ -78,7 +78,9 @@ static const wish wishes[] = {
     { "drawn", .sample = true, .temperature = 0.8f },
     { "drawn again", .sample = true, .temperature = 1.1f, .top_p = 1.0f, .min_p = 0.05f },
     { "of some", .sample = true, .temperature = 0.9f, .top_p = 0.9f, .mixed = true },
-    { "of few", .sample = true, .temperature = 0.9f, .top_p = 1.0f, .top_k = 20 },
+    { "left to the host", .sample = true, .temperature = 0.9f, .top_p = 0.8f, .top_k = 20,
+      .mixed = true },
+    { "of few", .sample = true, .temperature = 0.9f, .top_p = 1.0f, .top_k = 19 },
     { "drawn, some seen", .sample = true, .want_digest = true, .temperature = 0.9f, .top_p = 1.0f,
       .mixed = true },
     { "not all", .sample = true, .none_for_some = true },
@@ -95,7 +97,7 @@ static void make_items(const fg_runner *runner, const wish *w, const uint32_t *t
         items[i].want_digest = items[i].sample && w->want_digest && !plain;
         items[i].sampling.temperature = plain && i % 3 == 1 ? 0.0f : w->temperature;
         items[i].sampling.top_p = plain ? 1.0f : w->top_p;
-        items[i].sampling.top_k = w->top_k;
+        items[i].sampling.top_k = plain ? 0 : w->top_k;
         items[i].sampling.min_p = w->min_p;
         items[i].sampling.seed = i;
     }
