@@ -296,11 +296,14 @@ static __device__ double weigh_all(narrow_shared *shared, const narrow_row *row)
 {
     float *tiles[2] = { (float *)shared->sorted, (float *)shared->sorted + NARROW_THREADS };
     double sum = 0.0;
-    uint32_t count = (row->columns + NARROW_THREADS - 1) / NARROW_THREADS;
+    uint32_t count = (row->columns + NARROW_THREADS - 1) / NARROW_THREADS, id = threadIdx.x;
+    float logit = id < row->columns ? row->logits[id] : __uint_as_float(0xFF800000u);
     for (uint32_t tile = 0; tile <= count; tile++) {
-        uint32_t id = tile * NARROW_THREADS + threadIdx.x;
-        /* Adding 0 changes no sum. */
-        tiles[tile % 2][threadIdx.x] = id < row->columns ? fg_expf(score_at(row, id)) : 0.0f;
+        /* -inf weighs 0, and adding that changes no sum. */
+        tiles[tile % 2][threadIdx.x] =
+            fg_expf(score_of(logit, row->top.value, row->want.temperature));
+        id += NARROW_THREADS;
+        logit = id < row->columns ? row->logits[id] : __uint_as_float(0xFF800000u);
         if (tile > 0 && threadIdx.x < 4) {
             const float *weights = tiles[1 - tile % 2];
 #pragma unroll 16
@@ -393,7 +396,7 @@ static __device__ void draw_kept(const narrow_shared *shared, const narrow_row *
     write_best<NARROW_THREADS>(mine, out);
 }
 
-static __global__ __launch_bounds__(NARROW_THREADS) void narrow(choose_job job)
+static __global__ __launch_bounds__(NARROW_THREADS, 1) void narrow(choose_job job)
 {
     __shared__ narrow_shared shared;
     fg_gpu_wait();

@@ -315,6 +315,60 @@ static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t row
     close_device(b);
 }
 
+static void run_choose(bench *b, void *ctx, uint32_t call)
+{
+    const fg_choose *args = ctx;
+    fg_op_choose(b->stream, args, 64);
+}
+
+/* 64 rows of a large vocabulary, whose logits are somewhat like a model's: few are high. */
+static void bench_choose(bench *b, const char *name, float top_p, uint32_t top_k)
+{
+    enum { ROWS = 64, COLUMNS = 128256 };
+    char text[96];
+    snprintf(text, sizeof text, "choose %s, %d x %d", name, ROWS, COLUMNS);
+    if (b->only != NULL && strstr(text, b->only) == NULL) {
+        return;
+    }
+    open_device(b, 32, 8, 128);
+    size_t count = (size_t)ROWS * COLUMNS;
+    fg_rng rng = { .state = 7 };
+    float *host = random_floats(&rng, count, 1.0f), *there = take(b, count * sizeof(float));
+    for (size_t i = 0; i < count; i++) {
+        host[i] = fabsf(host[i]) < 0.999f ? 4.0f * host[i] : 4.0f - logf(1.0f - fabsf(host[i]));
+    }
+    fg_device_copy(b->stream, there, host, count * sizeof(float));
+    wait_for(b);
+    fg_choice_row *wanted =
+        fg_device_alloc(b->device, FG_MEMORY_SHARED, (size_t)ROWS * sizeof *wanted);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        wanted[row] = (fg_choice_row){ .seed = row,
+                                       .position = 1000,
+                                       .temperature = 0.7f,
+                                       .top_p = top_p,
+                                       .top_k = top_k,
+                                       .wanted = 1 };
+    }
+    fg_choose args = { .logits = there, .columns = COLUMNS, .wanted = wanted };
+    args.choices = fg_device_alloc(b->device, FG_MEMORY_SHARED, ROWS * sizeof(uint32_t));
+    args.tops = fg_device_alloc(b->device, FG_MEMORY_SHARED, ROWS * sizeof(float));
+    double seconds = time_of(b, run_choose, &args, 20);
+    uint32_t left = 0;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        left += args.choices[row] == FG_CHOICE_NONE;
+    }
+    tell(b, text, seconds, (double)count * sizeof(float), 0.0);
+    if (left > 0 && !b->json) {
+        printf("  %u rows left to the host\n", left);
+    }
+    fg_device_free(b->device, FG_MEMORY_SHARED, wanted, 0);
+    fg_device_free(b->device, FG_MEMORY_SHARED, args.choices, 0);
+    fg_device_free(b->device, FG_MEMORY_SHARED, args.tops, 0);
+    drop(b, there);
+    fg_mem_free(host);
+    close_device(b);
+}
+
 int main(int argc, char **argv)
 {
     static bench b = { .device_name = "cuda:0" };
@@ -333,6 +387,10 @@ int main(int argc, char **argv)
     open_device(&b, 4, 2, 64);
     probe(&b);
     close_device(&b);
+    bench_choose(&b, "of all", 1.0f, 0);
+    bench_choose(&b, "of the 50 highest", 1.0f, 50);
+    bench_choose(&b, "of the 50 highest and 0.9", 0.9f, 50);
+    bench_choose(&b, "of 0.9", 0.9f, 0);
     bench_attend(&b, "8B", 1, 1, 1024, 32, 8, 128);
     bench_attend(&b, "8B", 1, 1, 8192, 32, 8, 128);
     bench_attend(&b, "8B", 32, 1, 4096, 32, 8, 128);
