@@ -415,11 +415,12 @@ static __global__ __launch_bounds__(NARROW_THREADS, 1) void narrow(choose_job jo
     uint32_t nth = by_rank ? row.want.top_k : (uint32_t)REACHED;
     uint32_t count = UINT32_MAX, all = by_rank ? row.want.top_k : row.columns;
     double total = 0.0, share = 0.0;
-    if (nth <= NARROW_THREADS) {
+    bool has_room = row.columns <= SORTED_MAX;
+    if (has_room || nth <= NARROW_THREADS) {
         if (!by_rank) {
             total = weigh_all(&shared, &row);
         }
-        uint32_t bar = find_bar(&shared, &row, nth);
+        uint32_t bar = has_room ? UINT32_MAX : find_bar(&shared, &row, nth);
         count = collect(&shared, &row, bar);
     }
     if (count != UINT32_MAX) {
