@@ -29,16 +29,16 @@ static __device__ __forceinline__ void load_rows(few_batch<tiles, batch_steps> &
                                                  const fg_gpu_products &set, uint32_t step,
                                                  uint32_t end, uint32_t lane)
 {
-    size_t tile_words = (size_t)set.columns / 8 * 32;
 #pragma unroll
     for (uint32_t i = 0; i < batch_steps; i++) {
-        const uint32_t *in = set.in + (size_t)(step + i) * 64 + lane;
 #pragma unroll
         for (int tile = 0; tile < tiles; tile++) {
+            const uint32_t *in =
+                set.in + fg_gpu_pair_at(tile * 8, (step + i) * FG_GPU_STEP, set.columns) + lane;
             /* What is read of rows that there are not would only be seen in sums that nobody takes. */
             bool real = step + i < end && tile * 8 + lane / 4 < set.rows;
-            batch.rows[i][tile][0] = real ? in[tile * tile_words] : 0;
-            batch.rows[i][tile][1] = real ? in[tile * tile_words + 32] : 0;
+            batch.rows[i][tile][0] = real ? in[0] : 0;
+            batch.rows[i][tile][1] = real ? in[32] : 0;
         }
     }
 }

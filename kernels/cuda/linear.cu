@@ -158,7 +158,7 @@ static void run_expanded(fg_device_stream *stream, uint32_t type, const fg_gpu_p
             used += count * strip_bytes;
             if (gated) {
                 piece.up = stream->expanded + used;
-                piece.pairs += fg_gpu_pair_at(0, first * FG_GPU_STRIP, p.pair_columns);
+                piece.pair_first = first * FG_GPU_STRIP;
                 fg_gpu_expand(stream, type, p.up, all.steps, first, count, stream->expanded + used);
                 used += count * strip_bytes;
             } else {
@@ -236,8 +236,7 @@ static void gated_apart(fg_device_stream *stream, const fg_gated *gated, const f
 {
     uint32_t outputs = gated->gate.outputs;
     size_t each = (size_t)2 * outputs;
-    uint32_t most = (uint32_t)(stream->work_floats / each) / 8 * 8;
-    most = most == 0 ? 8 : most;
+    uint32_t most = (uint32_t)(stream->work_floats / each) / FG_GPU_BLOCK * FG_GPU_BLOCK;
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
@@ -333,7 +332,7 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
                      uint32_t rows, uint32_t *choices, float *tops)
 {
     stream->sequence++;
-    uint32_t most = (uint32_t)(stream->work_floats / weight->outputs) / 8 * 8;
+    uint32_t most = (uint32_t)(stream->work_floats / weight->outputs) / FG_GPU_BLOCK * FG_GPU_BLOCK;
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
@@ -350,8 +349,8 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
     }
 }
 
-void fg_cuda_linear_prepare(void)
+void fg_cuda_linear_prepare(fg_device *device)
 {
     fg_gpu_tall_prepare();
-    fg_gpu_wide_prepare();
+    device->wide = fg_gpu_wide_prepare();
 }
