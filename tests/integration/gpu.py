@@ -29,7 +29,7 @@ P1D1, P2D2 = dict(prefill=1, decode=1), dict(prefill=2, decode=2)
 
 
 def use_device(suite):
-    """FORGE_TEST_DEVICE, or the emulation."""
+    """FORGE_TEST_DEVICE, or the emulation. What Forge says about it."""
     if device() == "cpu":
         try:
             plugin = find_tool(suite, "forge_cuda_emulated.so")
@@ -37,8 +37,7 @@ def use_device(suite):
             raise Skip("neither FORGE_TEST_DEVICE nor an emulation, which needs a C++ compiler: install g++ and "
                        "build again") from None
         os.environ.update(FORGE_TEST_DEVICE="cuda:0", FORGE_CUDA_PLUGIN=plugin)
-        return "emulated"
-    return device()
+    return listed(suite)
 
 
 # --- starts --------------------------------------------------------------------------------------
@@ -49,12 +48,18 @@ def forge(suite, *words, **environment):
 
 
 def listed(suite):
+    name = "cuda:0" if device() == "cuda" else device()
     done = forge(suite, "serve", "--list-devices")
-    line = next((line for line in done.stdout.splitlines() if line.split()[0] == "cuda:0"), None)
-    assert done.returncode == 0 and line and "GiB" in line, done.stdout + done.stderr
-    none = forge(suite, "serve", "--list-devices", FORGE_CUDA_PLUGIN="/nowhere/forge_cuda.so")
-    assert none.returncode == 0 and "/nowhere/forge_cuda.so" in none.stdout, none.stdout + none.stderr
+    line = next((line for line in done.stdout.splitlines() if line.split()[0] == name), None)
+    assert done.returncode == 0 and line and "GiB" in line, f"no {name} among: {done.stdout}{done.stderr}"
     return " ".join(line.split())
+
+
+def none_listed(suite):
+    done = forge(suite, "serve", "--list-devices", FORGE_CUDA_PLUGIN="/nowhere/forge_cuda.so")
+    line = done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and line.startswith("cuda ") and "/nowhere/forge_cuda.so" in line, done.stdout
+    return line
 
 
 # name, flags, environment, words of the one line
@@ -123,9 +128,9 @@ def requests_of(rng, longest):
     return rows
 
 
-def growing(rng, requests):
-    """Short prompts whose answers take three blocks more."""
-    return [{**requests[i % 2], "prompt": [BOS] + ids(rng, 11), "max_tokens": 40} for i in range(6)]
+def growing(rng, requests, tokens):
+    """Short prompts with answers of many tokens, so many that all run before the first one ends."""
+    return [{**requests[i % 2], "prompt": [BOS] + ids(rng, 11), "max_tokens": tokens} for i in range(6)]
 
 
 def alone(suite, model, requests):
@@ -157,7 +162,7 @@ ROWS = [
         moved=["num_preemptions_total", "no kv_swapped_blocks_total"]),
     row("small pool, swap", *SMALL, "--preemption", "swap", *TIER, grow=True, moved=SWAPPED),
     row("1P+1D over shm", "--local-prefill-tokens", 0, again=2, moved=PUSHED, transport="shm", **P1D1),
-    row("1P+1D over shm, guesses", "--local-prefill-tokens", 0, "--draft-length", "fixed", moved=[*PUSHED, *GUESSED],
+    row("1P+1D over shm, guesses", "--local-prefill-tokens", 0, "--draft-length", "fixed", moved=PUSHED,
         transport="shm", **P1D1),
     row("1P+1D over tcp, chunks of 7", "--local-prefill-tokens", 0, "--prefill-chunk-size", 7, moved=PUSHED,
         transport="tcp", **P1D1),
@@ -201,9 +206,9 @@ def choices(suite, model, requests, shape):
 
 # --- one device, several workers -----------------------------------------------------------------
 
-def dies(suite, model, requests):
+def dies(suite, model, requests, tokens):
     """The decode worker dies when a part of its answer is out: the rest comes from another one."""
-    body = {**requests[5], "max_tokens": 60, "temperature": 0}
+    body = {**requests[5], "max_tokens": tokens, "temperature": 0}
     with suite.cluster(model=model, standalone=True, flags=[*POOL, *ALONE]) as cluster:
         want = answer_of(cluster.port, body)
     with suite.cluster(model=model, prefill=1, decode=2, flags=[*POOL, "--local-prefill-tokens", 0]) as cluster:
@@ -279,9 +284,9 @@ def make(suite, folder, shape, dtype, layers):
     return str(path)
 
 
-def family(suite, label, model, requests, rows, grow):
-    """The ways of serving one model that are named, with what it answers alone."""
-    sets = [requests, growing(suite.random, requests) if grow else []]
+def family(suite, label, model, requests, rows, emulated):
+    """The ways of serving one model, those of `rows` when there are any, beside what it answers alone."""
+    sets = [requests, [] if rows else growing(suite.random, requests, 40 if emulated else 150)]
     want = []
 
     def reference():
@@ -290,23 +295,23 @@ def family(suite, label, model, requests, rows, grow):
         return found
     suite.case(f"{label}: alone, one after the other", reference)
     for what in ROWS if want else ():
-        if (rows is None or what["name"] in rows) and (grow or not what["grow"]):
+        if not rows or what["name"] in rows:
             suite.case(f"{label}: {what['name']}", in_row, suite, model, sets[what["grow"]], want[what["grow"]], what)
-    if want and rows is None:
+    if want and not rows:
         for name, shape in (("standalone", dict(standalone=True)), ("1P+1D", P1D1)):
             suite.case(f"{label}: four choices, {name}", choices, suite, model, requests, shape)
-        suite.case(f"{label}: decode dies half-way", dies, suite, model, requests)
+        suite.case(f"{label}: decode dies half-way", dies, suite, model, requests, 60 if emulated else 400)
         suite.case(f"{label}: a second turn", second_turn, suite, model, requests)
 
 
 def made_family(suite, label, model, emulated):
     requests = requests_of(suite.random, 24)
     if not emulated:
-        family(suite, label, model, requests, None, True)
+        family(suite, label, model, requests, [], emulated)
         return
     # An emulated token takes 20 ms and more.
     few = [{**requests[i], "max_tokens": 6} for i in (1, 5, 6)] + [{**requests[7], "max_tokens": 12}]
-    family(suite, label, model, few, ["1P+1D over shm, guesses"], False)
+    family(suite, label, model, few, ["1P+1D over shm, guesses"], emulated)
 
 
 def main():
@@ -315,10 +320,10 @@ def main():
     suite.case("a device to test", lambda: used.append(use_device(suite)) or used[0])
     if not used:
         suite.end()
-    emulated = used[0] == "emulated"
+    emulated = " emulated " in used[0]
     with tempfile.TemporaryDirectory(prefix="forge-gpu-") as folder:
         made = [make(suite, folder, *what[1:]) for what in MADE]
-        suite.case("devices are listed", listed, suite)
+        suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED:
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
         suite.case("a worker on the CPU comes to a cluster on the GPU", turned_away, suite, made[0], [], ON_CPU)
@@ -327,7 +332,7 @@ def main():
         suite.case("the story model's stored texts", texts, suite)
         requests = requests_of(suite.random, 14 if emulated else 24)
         try:
-            family(suite, "stories260K", suite.stories(), requests, None, True)
+            family(suite, "stories260K", suite.stories(), requests, [], emulated)
         except Skip as why:
             suite.case("stories260K", skipped, why)
         for what, model in zip(MADE, made):
