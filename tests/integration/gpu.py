@@ -284,6 +284,13 @@ def make(suite, folder, shape, dtype, layers):
     return str(path)
 
 
+def always(suite, name, function):
+    """A case that others need, whatever --only says."""
+    only, suite.options.only = suite.options.only, ""
+    suite.case(name, function)
+    suite.options.only = only
+
+
 def family(suite, label, model, requests, rows, emulated):
     """The ways of serving one model, those of `rows` when there are any, beside what it answers alone."""
     sets = [requests, [] if rows else growing(suite.random, requests, 40 if emulated else 150)]
@@ -293,15 +300,19 @@ def family(suite, label, model, requests, rows, emulated):
         answers, found = alone(suite, model, [request for each in sets for request in each])
         want.extend((answers[:len(requests)], answers[len(requests):]))
         return found
-    suite.case(f"{label}: alone, one after the other", reference)
-    for what in ROWS if want else ():
-        if not rows or what["name"] in rows:
-            suite.case(f"{label}: {what['name']}", in_row, suite, model, sets[what["grow"]], want[what["grow"]], what)
-    if want and not rows:
-        for name, shape in (("standalone", dict(standalone=True)), ("1P+1D", P1D1)):
-            suite.case(f"{label}: four choices, {name}", choices, suite, model, requests, shape)
-        suite.case(f"{label}: decode dies half-way", dies, suite, model, requests, 60 if emulated else 400)
-        suite.case(f"{label}: a second turn", second_turn, suite, model, requests)
+
+    def in_way(what):
+        return in_row(suite, model, sets[what["grow"]], want[what["grow"]], what)
+    cases = [(what["name"], in_way, what) for what in ROWS if not rows or what["name"] in rows]
+    if not rows:
+        cases += [("four choices, standalone", choices, suite, model, requests, dict(standalone=True)),
+                  ("four choices, 1P+1D", choices, suite, model, requests, P1D1),
+                  ("decode dies half-way", dies, suite, model, requests, 60 if emulated else 400),
+                  ("a second turn", second_turn, suite, model, requests)]
+    if any(suite.options.only in f"{label}: {name}" for name, *_ in cases):
+        always(suite, f"{label}: alone, one after the other", reference)
+    for name, *call in cases if want else ():
+        suite.case(f"{label}: {name}", *call)
 
 
 def made_family(suite, label, model, emulated):
@@ -317,7 +328,7 @@ def made_family(suite, label, model, emulated):
 def main():
     suite = Suite(__doc__)
     used = []
-    suite.case("a device to test", lambda: used.append(use_device(suite)) or used[0])
+    always(suite, "a device to test", lambda: used.append(use_device(suite)) or used[0])
     if not used:
         suite.end()
     emulated = " emulated " in used[0]
