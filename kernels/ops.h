@@ -253,6 +253,8 @@ typedef struct fg_attend {
     uint32_t window; /* slots that a row sees, its own included; 0: all */
     float scale;
     float *out; /* [row][head_count][head_dim] */
+    uint32_t *
+        pairs; /* NULL, or where the PAIRS form of out goes too; not on the CPU, whose form is made from whole rows */
 } fg_attend;
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                   uint32_t rows);

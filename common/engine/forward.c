@@ -677,18 +677,20 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .head_count = h->head_count,
                             .interleaved = h->rope_interleaved };
     fg_op_rope_store(forward->stream, &kv, &store, rows);
-    fg_attend attend = { .q = forward->q,
-                         .kv_rows = forward->kv_rows + first,
-                         .head_count = h->head_count,
-                         .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
-                         .out = forward->attended.values };
-    fg_op_attend(forward->stream, &kv, &attend, rows);
     fg_linear output = { .weight = layer->output,
                          .out = residual,
                          .out_stride = h->embedding_length,
                          .accumulate = true };
     uint32_t forms = forms_of(forward, &output, 1);
-    if (forms != 0) {
+    bool at_once = forms == FG_FORM_PAIRS && !fg_device_is_host(forward->device);
+    fg_attend attend = { .q = forward->q,
+                         .kv_rows = forward->kv_rows + first,
+                         .head_count = h->head_count,
+                         .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
+                         .out = forward->attended.values,
+                         .pairs = at_once ? forward->attended.pairs : NULL };
+    fg_op_attend(forward->stream, &kv, &attend, rows);
+    if (forms != 0 && !at_once) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
     fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);

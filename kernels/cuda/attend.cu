@@ -38,8 +38,9 @@ typedef struct attend_job {
     const fg_gpu_counts *counts;
     const uint8_t *arena;
     size_t block_bytes, key_offset, value_offset, head_bytes;
-    uint32_t block_size, head_count, kv_head_count, heads, unit_heads, units, head_dim;
-    float scale; /* and log2 e */
+    uint32_t block_size, block_shift, head_count, kv_head_count, heads, unit_heads, units, head_dim;
+    float scale;     /* and log2 e */
+    uint32_t *pairs; /* NULL, or where `out` goes as bf16 too */
     float *records;
     /* Of this launch, where there are more groups than there is room for: those before `group_end`. UINT32_MAX: all. */
     uint32_t group_first, group_end;
@@ -79,39 +80,76 @@ template <int dims> static __device__ __forceinline__ uint32_t value_turn(uint32
     return pair % 4 * 8 & (dims >= 32 ? 24u : 8u);
 }
 
-/* Asks for slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
+/* Where 16 slots of K or V of a sequence begin. */
+static __device__ __forceinline__ const uint8_t *piece_at(const attend_job &job, const unit &u,
+                                                          uint32_t slot, size_t offset,
+                                                          uint32_t piece_bytes)
+{
+    uint32_t block = job.tables[u.table + (slot >> job.block_shift)];
+    return job.arena + block * job.block_bytes + offset + u.kv_head * job.head_bytes +
+           (slot % job.block_size >> 4) * piece_bytes;
+}
+
+/* Asks for K of slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
+template <int dims, int threads>
+static __device__ __forceinline__ void load_keys(tile_memory<dims> *to, const attend_job &job,
+                                                 const unit &u, uint32_t first, uint32_t limit)
+{
+    constexpr uint32_t parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
+    uint32_t real_parts = job.head_dim / 2 * FG_KV_PIECE / 4;
+#pragma unroll
+    for (uint32_t piece = 0; piece < PIECES; piece++) {
+        uint32_t slot = first + piece * FG_KV_PIECE;
+        bool real = slot < limit;
+        const uint8_t *from =
+            real ? piece_at(job, u, slot, job.key_offset, real_parts * 16) : job.arena;
+        uint32_t *at = &to->keys[piece * parts * 4];
+#pragma unroll
+        for (uint32_t i = 0; i < parts; i += threads) {
+            uint32_t part = i + threadIdx.x;
+            if (parts % threads == 0 || part < parts) {
+                bool copy = real && part < real_parts;
+                /* part / 4 is the pair of dims. */
+                fg_copy16(at + (part ^ (part / 8 % 2 * 2)) * 4, copy ? from + part * 16 : job.arena,
+                          copy);
+            }
+        }
+    }
+}
+
+/* The same for V. */
+template <int dims, int threads>
+static __device__ __forceinline__ void load_values(tile_memory<dims> *to, const attend_job &job,
+                                                   const unit &u, uint32_t first, uint32_t limit)
+{
+    constexpr uint32_t line_parts = dims / 4, parts = line_parts * FG_KV_PIECE / 2;
+#pragma unroll
+    for (uint32_t piece = 0; piece < PIECES; piece++) {
+        uint32_t slot = first + piece * FG_KV_PIECE;
+        bool real = slot < limit;
+        const uint8_t *from =
+            real ? piece_at(job, u, slot, job.value_offset, job.head_dim * FG_KV_PIECE * 2)
+                 : job.arena;
+        uint32_t *at = &to->values[piece * parts * 4];
+#pragma unroll
+        for (uint32_t i = 0; i < parts; i += threads) {
+            uint32_t part = i + threadIdx.x;
+            if (parts % threads == 0 || part < parts) {
+                uint32_t pair = part / line_parts, d = part % line_parts * 4;
+                bool copy = slot + 2 * pair < limit && d < job.head_dim;
+                fg_copy16(at + pair * dims + (d ^ value_turn<dims>(pair)),
+                          copy ? from + (pair * job.head_dim + d) * 4 : job.arena, copy);
+            }
+        }
+    }
+}
+
 template <int dims, int threads>
 static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job,
                                                  const unit &u, uint32_t first, uint32_t limit)
 {
-    constexpr uint32_t piece_parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
-    uint32_t real_parts = job.head_dim / 2 * FG_KV_PIECE / 4;
-    for (uint32_t i = threadIdx.x; i < PIECES * piece_parts; i += threads) {
-        uint32_t piece = i / piece_parts, part = i % piece_parts;
-        uint32_t slot = first + piece * FG_KV_PIECE;
-        bool real = slot < limit && part < real_parts;
-        const uint8_t *from = job.arena;
-        if (real) {
-            uint32_t block = job.tables[u.table + slot / job.block_size];
-            from += block * job.block_bytes + job.key_offset + u.kv_head * job.head_bytes +
-                    ((size_t)(slot % job.block_size / FG_KV_PIECE) * real_parts + part) * 16;
-        }
-        /* part / 4 is the pair of dims. */
-        fg_copy16(&to->keys[(piece * piece_parts + (part ^ (part / 8 % 2 * 2))) * 4], from, real);
-    }
-    constexpr uint32_t line_parts = dims / 4;
-    for (uint32_t i = threadIdx.x; i < SLOT_PAIRS * line_parts; i += threads) {
-        uint32_t pair = i / line_parts, part = i % line_parts;
-        uint32_t slot = first + 2 * pair;
-        bool real = slot < limit && part * 4 < job.head_dim;
-        const uint8_t *from = job.arena;
-        if (real) {
-            uint32_t block = job.tables[u.table + slot / job.block_size];
-            from += block * job.block_bytes + job.value_offset + u.kv_head * job.head_bytes +
-                    ((size_t)(slot % job.block_size / 2) * job.head_dim + part * 4) * 4;
-        }
-        fg_copy16(&to->values[pair * dims + (part * 4 ^ value_turn<dims>(pair))], from, real);
-    }
+    load_keys<dims, threads>(to, job, u, first, limit);
+    load_values<dims, threads>(to, job, u, first, limit);
 }
 
 /* The slot behind the last one may hold anything, and 0 times that need not be 0. */
@@ -186,6 +224,10 @@ template <int count>
 static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, uint32_t lane,
                                             const int32_t seen[2])
 {
+    int32_t end = (int32_t)(tile + count) * 8;
+    if (seen[0] >= end && seen[1] >= end) {
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < count; i++) {
 #pragma unroll
@@ -297,7 +339,8 @@ template <int dims> struct group_memory {
     float sums[GROUP_WARPS][FG_GPU_GROUP_ROWS][4];
 };
 
-/* Records: [tile of all groups][unit][maximum, sum][row], then [dim][row]... as floats; `rows` of them. */
+/* Records: [tile][unit], of each the maxima, the sums, and the outputs [row][dim]; `rows` of them. Even numbers of
+ * floats, so that pairs of outputs are read at once. */
 static __device__ __forceinline__ float *record_at(const attend_job &job, uint32_t tile,
                                                    uint32_t index, uint32_t rows)
 {
@@ -305,19 +348,50 @@ static __device__ __forceinline__ float *record_at(const attend_job &job, uint32
     return job.records + ((size_t)tile * job.kv_head_count * job.units + index) * floats;
 }
 
-static __device__ __forceinline__ uint32_t find_group(const attend_job &job, uint32_t tile,
-                                                      uint32_t count)
+/* A piece of work: a tile of a unit of a group. Work is numbered by group, then unit, then tile, so that a block's next
+ * piece mostly has the same q. */
+typedef struct group_work {
+    uint32_t group, index;  /* of the unit */
+    uint32_t tile;          /* of the group */
+    uint32_t before, tiles; /* tiles of groups before, and of this one */
+} group_work;
+
+static __device__ __forceinline__ group_work find_work(const attend_job &job, uint32_t number,
+                                                       uint32_t all_units, uint32_t groups)
 {
-    uint32_t low = 0, high = count - 1;
+    uint32_t low = 0, high = groups - 1;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (tile < job.ends[middle]) {
+        if (number < job.ends[middle] * all_units) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    return low;
+    group_work work;
+    work.group = low;
+    work.before = low == 0 ? 0 : job.ends[low - 1];
+    work.tiles = job.ends[low] - work.before;
+    uint32_t inner = number - work.before * all_units;
+    work.index = inner / work.tiles;
+    work.tile = inner % work.tiles;
+    return work;
+}
+
+/* The work after this one; only asked for when there is one. */
+static __device__ __forceinline__ group_work next_work(const attend_job &job, group_work work,
+                                                       uint32_t all_units)
+{
+    if (++work.tile == work.tiles) {
+        work.tile = 0;
+        if (++work.index == all_units) {
+            work.index = 0;
+            work.group++;
+            work.before += work.tiles;
+            work.tiles = job.ends[work.group] - work.before;
+        }
+    }
+    return work;
 }
 
 /* Slots of the tile that begins at `first` that a row sees; 0 or less: none. */
@@ -328,20 +402,13 @@ static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const u
     return row < u.row_count ? (int32_t)(job.rows[u.row + row].position + 1) - (int32_t)first : 0;
 }
 
+/* Scores of a tile as weights in shared memory, and what the record says of them but its outputs. */
 template <int dims>
-static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, const attend_job &job,
-                                                  const unit &u, uint32_t first, float *record,
-                                                  uint32_t record_rows)
+static __device__ __forceinline__ void group_scores(group_memory<dims> *memory,
+                                                    const attend_job &job, const unit &u,
+                                                    uint32_t first)
 {
-    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
-    load_tile<dims, GROUP_THREADS>(&memory->tile, job, u, first, limit);
-    fg_copy_commit();
-    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
-    fg_copy_wait<0>();
-    __syncthreads();
-    clear_behind<dims, GROUP_THREADS>(&memory->tile, first, limit);
     float scores[SLICE_TILES][4], tops[2], sums[2];
     uint32_t weights[SLICE_TILES][2];
     const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
@@ -370,9 +437,19 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             memory->weights[g + 8 * half][(warp * SLICE_TILES + i) * 4 + t] = weights[i][half];
         }
     }
-    __syncthreads();
+}
+
+/* The outputs of a tile, and its record. */
+template <int dims>
+static __device__ __forceinline__ void group_record(group_memory<dims> *memory,
+                                                    const attend_job &job, float *record,
+                                                    uint32_t record_rows)
+{
+    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float outputs[mine][4] = {};
     if (warp * mine < dims / 8) {
+#pragma unroll 2
         for (uint32_t step = 0; step < FG_GPU_TILE / FG_GPU_STEP; step++) {
             const uint32_t *low = &memory->weights[g][step * 8 + t],
                            *high = &memory->weights[g + 8][step * 8 + t];
@@ -392,7 +469,11 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             continue;
         }
         if (warp == 0 && t == 0) {
-            record[place] = tops[half];
+            float top = memory->tops[0][place];
+            for (int w = 1; w < GROUP_WARPS; w++) {
+                top = fmaxf(top, memory->tops[w][place]);
+            }
+            record[place] = top;
             record[record_rows + place] = sum;
         }
         float *to = record + 2 * record_rows + (size_t)place * job.head_dim;
@@ -405,9 +486,10 @@ static __device__ __forceinline__ void group_tile(group_memory<dims> *memory, co
             }
         }
     }
-    __syncthreads(); /* the memory is filled again */
 }
 
+/* A block has some pieces of work that follow each other. While scores are made the tile's V is on its way, and while
+ * outputs are made the next one's K: the memory never rests. */
 template <int dims>
 static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
 {
@@ -422,24 +504,82 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
     uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
     uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
     uint32_t all_units = job.kv_head_count * job.units;
-    for (uint32_t work = blockIdx.x; work < (to - from) * all_units; work += gridDim.x) {
-        uint32_t tile = from + work / all_units, index = work % all_units;
-        uint32_t group = find_group(job, tile, counts.groups);
-        uint32_t before = group == 0 ? 0 : job.ends[group - 1];
-        unit u = find_unit(job, job.groups[group], index);
-        group_tile<dims>(memory, job, u, (tile - before) * FG_GPU_TILE,
-                         record_at(job, tile - from, index, counts.record_rows),
-                         counts.record_rows);
+    uint64_t all = (uint64_t)(to - from) * all_units;
+    uint32_t number = from * all_units + (uint32_t)(all * blockIdx.x / gridDim.x);
+    uint32_t end = from * all_units + (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
+    if (number == end) {
+        return;
+    }
+    group_work work = find_work(job, number, all_units, counts.groups);
+    unit u = find_unit(job, job.groups[work.group], work.index);
+    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
+    load_keys<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
+    fg_copy_commit();
+    load_values<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
+    fg_copy_commit();
+    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
+    for (; number < end; number++) {
+        bool more = number + 1 < end;
+        group_work next = more ? next_work(job, work, all_units) : work;
+        unit next_unit = u;
+        uint32_t next_limit = limit;
+        bool same = next.group == work.group && next.index == work.index;
+        if (!same) {
+            next_unit = find_unit(job, job.groups[next.group], next.index);
+            next_limit = job.rows[next_unit.row + next_unit.row_count - 1].position + 1;
+        }
+        fg_copy_wait<1>();
+        __syncthreads();
+        group_scores<dims>(memory, job, u, work.tile * FG_GPU_TILE);
+        __syncthreads();
+        if (more) {
+            load_keys<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
+                                           next_limit);
+        }
+        fg_copy_commit();
+        if (!same) {
+            load_q<dims>(memory->q, job, next_unit, threadIdx.x, GROUP_THREADS);
+        }
+        fg_copy_wait<1>();
+        __syncthreads();
+        clear_behind<dims, GROUP_THREADS>(&memory->tile, work.tile * FG_GPU_TILE, limit);
+        group_record<dims>(
+            memory, job,
+            record_at(job, work.before + work.tile - from, work.index, counts.record_rows),
+            counts.record_rows);
+        __syncthreads();
+        if (more) {
+            load_values<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
+                                             next_limit);
+        }
+        fg_copy_commit();
+        work = next;
+        u = next_unit;
+        limit = next_limit;
     }
 }
 
 enum { MERGE_THREADS = 128 };
 
-/* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions. */
+/* Two neighbouring dimensions of a (row, head)'s output. */
+static __device__ __forceinline__ void put_output(const attend_job &job, uint32_t row,
+                                                  uint32_t head, uint32_t d, float first,
+                                                  float second)
+{
+    uint32_t column = head * job.head_dim + d, columns = job.head_count * job.head_dim;
+    float *out = job.out + (size_t)row * columns + column;
+    out[0] = first;
+    out[1] = second;
+    if (job.pairs != nullptr) {
+        job.pairs[fg_gpu_pair_at(row, column, columns)] = fg_bf16_pair(first, second);
+    }
+}
+
+/* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions, in pairs. */
 template <int dims>
 static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
 {
-    constexpr int mine = (dims + 31) / 32;
+    constexpr int mine = (dims + 63) / 64;
     fg_gpu_wait();
     fg_gpu_let_next();
     fg_gpu_counts counts = *job.counts;
@@ -453,7 +593,8 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job 
     uint32_t rows = counts.record_rows;
     for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count;
          place += MERGE_THREADS / 32) {
-        float top = MINUS_INFINITY, sum = 0.0f, outputs[mine] = {};
+        float top = MINUS_INFINITY, sum = 0.0f, outputs[mine][2] = {};
+#pragma unroll 4
         for (uint32_t tile = first; tile < end; tile++) {
             const float *record = record_at(job, tile - from, blockIdx.y, rows);
             float old_factor, new_factor;
@@ -461,19 +602,21 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job 
             const float *values = record + 2 * rows + (size_t)place * job.head_dim;
 #pragma unroll
             for (int i = 0; i < mine; i++) {
-                uint32_t d = i * 32 + lane;
-                outputs[i] =
-                    merged(outputs[i], d < job.head_dim ? values[d] : 0.0f, old_factor, new_factor);
+                uint32_t d = 2 * (i * 32 + lane);
+                float2 both =
+                    d < job.head_dim ? *(const float2 *)(values + d) : make_float2(0.0f, 0.0f);
+                outputs[i][0] = merged(outputs[i][0], both.x, old_factor, new_factor);
+                outputs[i][1] = merged(outputs[i][1], both.y, old_factor, new_factor);
             }
         }
         float factor = __fdiv_rn(1.0f, sum);
         uint32_t row = u.row + place / u.head_count, head = u.head + place % u.head_count;
-        float *out = job.out + ((size_t)row * job.head_count + head) * job.head_dim;
 #pragma unroll
         for (int i = 0; i < mine; i++) {
-            uint32_t d = i * 32 + lane;
+            uint32_t d = 2 * (i * 32 + lane);
             if (d < job.head_dim) {
-                out[d] = __fmul_rn(outputs[i], factor);
+                put_output(job, row, head, d, __fmul_rn(outputs[i][0], factor),
+                           __fmul_rn(outputs[i][1], factor));
             }
         }
     }
@@ -593,15 +736,13 @@ static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(atten
             continue;
         }
         float factor = __fdiv_rn(1.0f, state.sums[half]);
-        float *out =
-            job.out +
-            ((size_t)(u.row + row) * job.head_count + u.head + place % u.head_count) * job.head_dim;
+        uint32_t head = u.head + place % u.head_count;
 #pragma unroll
         for (int i = 0; i < dims / 8; i++) {
             uint32_t d = i * 8 + 2 * t;
             if (d < job.head_dim) {
-                out[d] = __fmul_rn(outputs[i][2 * half], factor);
-                out[d + 1] = __fmul_rn(outputs[i][2 * half + 1], factor);
+                put_output(job, u.row + row, head, d, __fmul_rn(outputs[i][2 * half], factor),
+                           __fmul_rn(outputs[i][2 * half + 1], factor));
             }
         }
     }
@@ -679,6 +820,8 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
     job.value_offset = kv->value_offset;
     job.head_bytes = kv->head_bytes;
     job.block_size = kv->block_size;
+    job.block_shift = (uint32_t)__builtin_ctz(kv->block_size);
+    job.pairs = args->pairs;
     job.head_count = args->head_count;
     job.kv_head_count = kv->kv_head_count;
     job.heads = args->head_count / kv->kv_head_count;

@@ -72,6 +72,7 @@ struct fg_device {
     const fg_backend *backend;
     int index;
     int multiprocessors;
+    bool hopper; /* sm_90: has the kernels of wide.cu */
     char isa[32];
     char numerics[64];
     fg_device_options limits;
@@ -112,6 +113,7 @@ struct fg_device_stream {
     size_t work_floats;
     float *records; /* of attention: maximum and sum of each (row, head), then outputs */
     size_t record_floats;
+    uint8_t *expanded; /* strips of quantised weights as bf16 */
 };
 
 /* Where an array of the step's, or a part of it, was copied to. */
@@ -132,6 +134,21 @@ static inline bool fg_gpu_is_tensor(uint32_t type)
 {
     return type != FG_F32 && type != FG_F16;
 }
+
+static inline bool fg_gpu_is_quant(uint32_t type)
+{
+    return fg_gpu_is_tensor(type) && type != FG_BF16;
+}
+
+/* Quantised weights stay so in memory; products of many rows expand some strips of them at a time. */
+enum {
+#ifdef FG_GPU_EMULATED
+    FG_GPU_EXPANDED_BYTES = 1 << 20, /* so small that tests see pieces */
+#else
+    FG_GPU_EXPANDED_BYTES = 256 << 20,
+#endif
+    FG_GPU_EXPANDED_STRIPS = 16, /* there is room for so many of any matrix */
+};
 
 /*
  * Activations of such products: matrices of 8 rows x 8 columns, a row's 16 bytes after the other's, [row / 8][column / 8].

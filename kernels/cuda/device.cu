@@ -163,6 +163,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->backend = &backend;
     device->index = (int)index;
     device->multiprocessors = facts.multiProcessorCount;
+    device->hopper = facts.major == 9 && facts.minor == 0;
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */
@@ -293,6 +294,7 @@ static void stream_close(fg_device_stream *stream)
     fg_cuda_stage_close(stream);
     (void)cudaFree(stream->work);
     (void)cudaFree(stream->records);
+    (void)cudaFree(stream->expanded);
     if (stream->staged != nullptr) {
         (void)cudaEventDestroy(stream->staged);
     }
@@ -326,10 +328,13 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
     }
     if (cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
         cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) !=
-            cudaSuccess) {
+            cudaSuccess ||
+        cudaMalloc((void **)&stream->expanded, FG_GPU_EXPANDED_BYTES) != cudaSuccess) {
         (void)cudaGetLastError();
         return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of work areas", device->index,
-                    (stream->work_floats + stream->record_floats) * sizeof(float) >> 20);
+                    ((stream->work_floats + stream->record_floats) * sizeof(float) +
+                     FG_GPU_EXPANDED_BYTES) >>
+                        20);
     }
     return FG_OK;
 }

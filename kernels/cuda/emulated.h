@@ -346,6 +346,36 @@ static inline uint4 fg_load16_once(const void *global)
     return v;
 }
 
+static inline uint2 fg_load8_once(const void *global)
+{
+    if (((uintptr_t)global & 7) != 0) {
+        fg_emu_abort("fg_load8_once: the source is not at 8 bytes");
+    }
+    uint2 v;
+    __builtin_memcpy(&v, global, sizeof(v));
+    return v;
+}
+
+static inline uint32_t fg_load4_once(const void *global)
+{
+    if (((uintptr_t)global & 3) != 0) {
+        fg_emu_abort("fg_load4_once: the source is not at 4 bytes");
+    }
+    uint32_t v;
+    __builtin_memcpy(&v, global, sizeof(v));
+    return v;
+}
+
+static inline float fg_half_to_float(uint32_t bits)
+{
+    uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 31, mantissa = bits & 0x3FF;
+    if (exponent == 0) {
+        return fg_emu_float(fg_emu_bits((float)mantissa * 0x1p-24F) | sign);
+    }
+    return fg_emu_float(sign | (exponent == 31 ? 0x7F800000U : (exponent + 112) << 23) |
+                        mantissa << 13);
+}
+
 static inline float fg_exp2(float x)
 {
     float y = exp2f(x);

@@ -3,36 +3,33 @@
  * straight from memory, each byte once, and a block's 8 warps keep enough of them under way to fill the bus. Weights
  * are asked for before the kernel ahead has ended.
  */
-#include "kernels/cuda/product.cuh"
+#include "kernels/cuda/few.cuh"
 
-enum {
-    FEW_THREADS = 256,
-    FEW_BATCH = 4, /* steps whose weights a warp has under way, twice */
+/* Of a batch of steps a warp has the weights under way, twice. */
+template <int batch_steps> struct few_batch {
+    uint4 weights[batch_steps];
 };
 
-typedef struct few_batch {
-    uint4 weights[FEW_BATCH];
-} few_batch;
-
-static __device__ __forceinline__ void load_batch(few_batch &batch, const uint4 *weights,
-                                                  uint32_t step, uint32_t end)
+template <int batch_steps>
+static __device__ __forceinline__ void load_batch(few_batch<batch_steps> &batch,
+                                                  const uint4 *weights, uint32_t step, uint32_t end)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < FEW_BATCH; i++) {
+    for (uint32_t i = 0; i < batch_steps; i++) {
         if (step + i < end) {
             batch.weights[i] = fg_load16_once(weights + (size_t)(step + i) * 32);
         }
     }
 }
 
-template <int tiles>
-static __device__ __forceinline__ void use_batch(const few_batch &batch, const fg_gpu_products &set,
-                                                 uint32_t step, uint32_t end, uint32_t lane,
-                                                 float (*sums)[4])
+template <int tiles, int batch_steps>
+static __device__ __forceinline__ void use_batch(const few_batch<batch_steps> &batch,
+                                                 const fg_gpu_products &set, uint32_t step,
+                                                 uint32_t end, uint32_t lane, float (*sums)[4])
 {
     size_t tile_words = (size_t)set.columns / 8 * 32;
 #pragma unroll
-    for (uint32_t i = 0; i < FEW_BATCH; i++) {
+    for (uint32_t i = 0; i < batch_steps; i++) {
         if (step + i < end) {
             const uint4 &w = batch.weights[i];
             const uint32_t a[4] = { w.x, w.y, w.z, w.w };
@@ -50,52 +47,23 @@ static __device__ __forceinline__ void use_batch(const few_batch &batch, const f
 }
 
 /* A part of one strip for all rows. Before the first batch is used the kernel before this one has ended. */
-template <int tiles>
+template <int tiles, int batch_steps>
 static __device__ __forceinline__ void few_part(const fg_gpu_products &set, const uint4 *weights,
                                                 uint32_t first, uint32_t end, uint32_t lane,
                                                 float (*sums)[4])
 {
-    few_batch one, two;
+    few_batch<batch_steps> one, two;
     load_batch(one, weights, first, end);
     fg_gpu_wait();
-    for (uint32_t step = first; step < end; step += 2 * FEW_BATCH) {
-        load_batch(two, weights, step + FEW_BATCH, end);
+    for (uint32_t step = first; step < end; step += 2 * batch_steps) {
+        load_batch(two, weights, step + batch_steps, end);
         use_batch<tiles>(one, set, step, end, lane, sums);
-        load_batch(one, weights, step + 2 * FEW_BATCH, end);
-        use_batch<tiles>(two, set, step + FEW_BATCH, end, lane, sums);
+        load_batch(one, weights, step + 2 * batch_steps, end);
+        use_batch<tiles>(two, set, step + batch_steps, end, lane, sums);
     }
 }
 
-/* Parts in shared memory: [part][row][output]. */
-template <int tiles>
-static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t lane,
-                                                const float (*sums)[4])
-{
-    float *at = parts + (size_t)part * tiles * 8 * FG_GPU_STRIP;
-    uint32_t g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int tile = 0; tile < tiles; tile++) {
-        float *rows = at + (tile * 8 + 2 * t) * FG_GPU_STRIP;
-        rows[g] = sums[tile][0];
-        rows[FG_GPU_STRIP + g] = sums[tile][1];
-        rows[g + 8] = sums[tile][2];
-        rows[FG_GPU_STRIP + g + 8] = sums[tile][3];
-    }
-}
-
-template <int tiles>
-static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t row,
-                                                  uint32_t output)
-{
-    const float *at = parts + row * FG_GPU_STRIP + output;
-    float sum = at[0];
-    for (uint32_t part = 1; part < count; part++) {
-        sum = __fadd_rn(sum, at[(size_t)part * tiles * 8 * FG_GPU_STRIP]);
-    }
-    return sum;
-}
-
-template <int tiles, bool gated>
+template <int tiles, int batch_steps, bool gated>
 static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products set)
 {
     __shared__ float parts[(gated ? 2 : 1) * FG_GPU_PARTS * tiles * 8 * FG_GPU_STRIP];
@@ -109,13 +77,13 @@ static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products s
     fg_gpu_let_next();
     if (first < end) {
         float sums[tiles][4] = {};
-        few_part<tiles>(set, (const uint4 *)p.weight + at, first, end, lane, sums);
+        few_part<tiles, batch_steps>(set, (const uint4 *)p.weight + at, first, end, lane, sums);
         put_part<tiles>(parts, part, lane, sums);
     }
     if constexpr (gated) {
         if (first < end) {
             float sums[tiles][4] = {};
-            few_part<tiles>(set, (const uint4 *)p.up + at, first, end, lane, sums);
+            few_part<tiles, batch_steps>(set, (const uint4 *)p.up + at, first, end, lane, sums);
             put_part<tiles>(up_parts, part, lane, sums);
         }
     }
@@ -123,52 +91,45 @@ static __global__ __launch_bounds__(FEW_THREADS) void few_rows(fg_gpu_products s
         fg_gpu_wait();
     }
     __syncthreads();
-    uint32_t count = fg_gpu_part_count(set);
     if constexpr (gated) {
-        for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
-            uint32_t row = i / (FG_GPU_STRIP / 2), output = i % (FG_GPU_STRIP / 2) * 2;
-            float first_value = __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output)),
-                                          add_parts<tiles>(up_parts, count, row, output));
-            float second_value =
-                __fmul_rn(fg_gpu_silu(add_parts<tiles>(parts, count, row, output + 1)),
-                          add_parts<tiles>(up_parts, count, row, output + 1));
-            uint32_t to = strip * FG_GPU_STRIP + output;
-            if (row < set.rows && to < p.outputs) {
-                p.pairs[fg_gpu_pair_at(row, to, p.outputs)] =
-                    fg_bf16_pair(first_value, second_value);
-            }
-        }
+        put_few_gated<tiles>(set, p, strip, 0, parts, fg_gpu_part_count(set), up_parts);
     } else {
-        for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
-            uint32_t row = i / FG_GPU_STRIP, output = i % FG_GPU_STRIP;
-            uint32_t to = strip * FG_GPU_STRIP + output;
-            if (row < set.rows && to < p.outputs) {
-                float sum = add_parts<tiles>(parts, count, row, output);
-                float *out = p.out + (size_t)row * p.stride + to;
-                *out = p.accumulate ? __fadd_rn(*out, sum) : sum;
-            }
-        }
+        put_few<tiles>(set, p, strip, 0, parts);
     }
 }
 
-template <int tiles, bool gated>
+template <int tiles, int batch_steps, bool gated>
 static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    FG_LAUNCH((few_rows<tiles, gated>), dim3(strips), dim3(FEW_THREADS), 0, stream->stream, true,
-              set);
+    FG_LAUNCH((few_rows<tiles, batch_steps, gated>), dim3(strips), dim3(FEW_THREADS), 0,
+              stream->stream, true, set);
+}
+
+/* Where a multiprocessor has one block only, that block must keep the bus busy alone; where it has several, small
+ * batches leave registers for more of them. */
+template <int tiles, bool gated>
+static void choose_batch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+{
+    if (strips <= (uint32_t)stream->device->multiprocessors) {
+        launch_few<tiles, 16, gated>(stream, set, strips);
+    } else if (tiles > 2) {
+        launch_few<tiles, 8, gated>(stream, set, strips);
+    } else {
+        launch_few<tiles, 4, gated>(stream, set, strips);
+    }
 }
 
 template <bool gated>
 static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (set.rows <= 8) {
-        launch_few<1, gated>(stream, set, strips);
+        choose_batch<1, gated>(stream, set, strips);
     } else if (set.rows <= 16) {
-        launch_few<2, gated>(stream, set, strips);
+        choose_batch<2, gated>(stream, set, strips);
     } else if (gated || set.rows <= 24) {
-        launch_few<3, gated>(stream, set, strips);
+        choose_batch<3, gated>(stream, set, strips);
     } else {
-        launch_few<4, gated>(stream, set, strips);
+        choose_batch<4, gated>(stream, set, strips);
     }
 }
 

@@ -104,6 +104,33 @@ static __device__ __forceinline__ uint4 fg_load16_once(const void *global)
     return v;
 }
 
+/* 8 and 4 bytes that are read once. */
+static __device__ __forceinline__ uint2 fg_load8_once(const void *global)
+{
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(global));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t fg_load4_once(const void *global)
+{
+    uint32_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(global));
+    return v;
+}
+
+/* The half in the lower 16 bits, exactly. */
+static __device__ __forceinline__ float fg_half_to_float(uint32_t bits)
+{
+    float value;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}"
+        : "=f"(value)
+        : "r"(bits));
+    return value;
+}
+
 /* 2^x: of a NaN NaN, of -inf 0. */
 static __device__ __forceinline__ float fg_exp2(float x)
 {

@@ -1,7 +1,7 @@
 /*
- * Products of rows with weight matrices, as cuda.h says what they are. Three kernels, chosen by the number of rows; the
- * sums are the same: few.cu, tall.cu, and for F32 and F16 weights a thread per output and row, here: slow, but such
- * models are small.
+ * Products of rows with weight matrices, as cuda.h says what they are. Kernels are chosen by the number of rows;
+ * the sums are the same: few.cu, tall.cu; of quantised weights few_quant.cu, and of more rows tall.cu after expand.cu
+ * has made bf16 of them; for F32 and F16 weights a thread per output and row, here: slow, but such models are small.
  */
 #include "kernels/cuda/product.cuh"
 
@@ -120,26 +120,97 @@ static uint32_t add_product(fg_gpu_products *set, uint32_t strips, const fg_gpu_
                     : count);
 }
 
+/* Strips as add_product aligns them; `may_split`: the work area is free. */
+static void run_many(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
+                     bool gated, bool may_split)
+{
+    if (set.rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, gated, may_split)) {
+        fg_gpu_tall(stream, set, strips, gated, may_split && !gated);
+    }
+}
+
+/* Products of quantised weights of one type with many rows: as many strips at a time as there is room for. */
+static void run_expanded(fg_device_stream *stream, uint32_t type, const fg_gpu_products &all,
+                         bool gated, bool may_split)
+{
+    fg_gpu_products set = all;
+    size_t strip_bytes = fg_gpu_panel_bytes(FG_GPU_STRIP, all.columns), used = 0;
+    uint32_t strips = 0;
+    set.count = 0;
+    for (uint32_t i = 0; i < all.count; i++) {
+        const fg_gpu_product &p = all.each[i];
+        uint32_t left = fg_gpu_strips(p.outputs);
+        for (uint32_t first = 0; left > 0;) {
+            uint32_t room = (uint32_t)((FG_GPU_EXPANDED_BYTES - used) / strip_bytes);
+            room = (gated ? room / 2 : room) / FG_GPU_TALL_STRIPS * FG_GPU_TALL_STRIPS;
+            if (set.count == FG_GPU_PRODUCTS_MAX || (left > room && set.count > 0)) {
+                run_many(stream, set, strips, gated, may_split);
+                set.count = strips = 0;
+                used = 0;
+                continue;
+            }
+            uint32_t count = left < room ? left : room;
+            uint32_t outputs = p.outputs - first * FG_GPU_STRIP;
+            fg_gpu_product piece = p;
+            piece.outputs = outputs < count * FG_GPU_STRIP ? outputs : count * FG_GPU_STRIP;
+            piece.weight = stream->expanded + used;
+            fg_gpu_expand(stream, type, p.weight, all.steps, first, count, stream->expanded + used);
+            used += count * strip_bytes;
+            if (gated) {
+                piece.up = stream->expanded + used;
+                piece.pairs += fg_gpu_pair_at(0, first * FG_GPU_STRIP, p.pair_columns);
+                fg_gpu_expand(stream, type, p.up, all.steps, first, count, stream->expanded + used);
+                used += count * strip_bytes;
+            } else {
+                piece.out += first * FG_GPU_STRIP;
+            }
+            strips = add_product(&set, strips, piece, true);
+            first += count;
+            left -= count;
+        }
+    }
+    run_many(stream, set, strips, gated, may_split);
+}
+
+/* Products whose weights are all of one type. */
+static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_products set, bool gated,
+                         bool may_split)
+{
+    bool quant = fg_gpu_is_quant(type);
+    uint32_t few_rows = gated ? (uint32_t)FG_GPU_FEW_GATED_ROWS : (uint32_t)FG_GPU_FEW_ROWS;
+    few_rows = quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : few_rows;
+    bool is_few = set.rows <= few_rows;
+    if (quant && !is_few) {
+        run_expanded(stream, type, set, gated, may_split);
+        return;
+    }
+    uint32_t strips = 0, count = set.count;
+    set.count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        strips = add_product(&set, strips, set.each[i], !is_few);
+    }
+    if (!is_few) {
+        run_many(stream, set, strips, gated, may_split);
+    } else if (quant) {
+        fg_gpu_few_quant(stream, type, set, strips, gated);
+    } else {
+        fg_gpu_few(stream, set, strips, gated);
+    }
+}
+
 static void tensor_linears(fg_device_stream *stream, const fg_linear *linears, uint32_t count,
-                           const fg_activations *in, uint32_t rows)
+                           const fg_activations *in, uint32_t rows, bool may_split)
 {
     fg_gpu_products set = make_set(in, linears[0].weight.columns, rows);
-    uint32_t strips = 0;
-    bool is_few = rows <= FG_GPU_FEW_ROWS;
     for (uint32_t i = 0; i < count; i++) {
-        fg_gpu_product p = {};
-        p.weight = (const uint8_t *)linears[i].weight.data;
-        p.out = linears[i].out;
-        p.outputs = linears[i].weight.outputs;
-        p.stride = linears[i].out_stride;
-        p.accumulate = linears[i].accumulate;
-        strips = add_product(&set, strips, p, !is_few);
+        fg_gpu_product *p = &set.each[set.count++];
+        p->weight = (const uint8_t *)linears[i].weight.data;
+        p->out = linears[i].out;
+        p->outputs = linears[i].weight.outputs;
+        p->stride = linears[i].out_stride;
+        p->accumulate = linears[i].accumulate;
     }
-    if (is_few) {
-        fg_gpu_few(stream, set, strips, false);
-    } else {
-        fg_gpu_tall(stream, set, strips, false, true);
-    }
+    run_products(stream, linears[0].weight.type, set, false, may_split);
 }
 
 void fg_cuda_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
@@ -153,10 +224,10 @@ void fg_cuda_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t
         }
         uint32_t count = 1;
         while (i + count < linear_count && count < FG_GPU_PRODUCTS_MAX &&
-               fg_gpu_is_tensor(linears[i + count].weight.type)) {
+               linears[i + count].weight.type == linears[i].weight.type) {
             count++;
         }
-        tensor_linears(stream, &linears[i], count, in, rows);
+        tensor_linears(stream, &linears[i], count, in, rows, true);
         i += count;
     }
 }
@@ -179,15 +250,8 @@ static void gated_apart(fg_device_stream *stream, const fg_gated *gated, const f
                               { gated->up, up, outputs, false } };
         for (const fg_linear &linear : both) {
             if (fg_gpu_is_tensor(linear.weight.type)) {
-                fg_gpu_products set = make_set(&part, linear.weight.columns, count);
-                fg_gpu_product p = {};
-                p.weight = (const uint8_t *)linear.weight.data;
-                p.out = linear.out;
-                p.outputs = outputs;
-                p.stride = outputs;
-                uint32_t strips = add_product(&set, 0, p, true);
                 /* Not split: the work area is in use. */
-                fg_gpu_tall(stream, set, strips, false, false);
+                tensor_linears(stream, &linear, 1, &part, count, false);
             } else {
                 float_linear(stream, &linear, &part, count);
             }
@@ -204,24 +268,20 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
                    uint32_t rows)
 {
     stream->sequence++;
-    bool joined = fg_gpu_is_tensor(gated->gate.type) && fg_gpu_is_tensor(gated->up.type) &&
+    bool joined = fg_gpu_is_tensor(gated->gate.type) && gated->gate.type == gated->up.type &&
                   gated->forms == FG_FORM_PAIRS;
     if (!joined) {
         gated_apart(stream, gated, in, rows);
         return;
     }
     fg_gpu_products set = make_set(in, gated->gate.columns, rows);
-    fg_gpu_product p = {};
-    p.weight = (const uint8_t *)gated->gate.data;
-    p.up = (const uint8_t *)gated->up.data;
-    p.pairs = gated->out.pairs;
-    p.outputs = gated->gate.outputs;
-    uint32_t strips = add_product(&set, 0, p, false);
-    if (rows <= FG_GPU_FEW_GATED_ROWS) {
-        fg_gpu_few(stream, set, strips, true);
-    } else {
-        fg_gpu_tall(stream, set, strips, true, false);
-    }
+    fg_gpu_product *p = &set.each[set.count++];
+    p->weight = (const uint8_t *)gated->gate.data;
+    p->up = (const uint8_t *)gated->up.data;
+    p->pairs = gated->out.pairs;
+    p->outputs = gated->gate.outputs;
+    p->pair_columns = gated->gate.outputs;
+    run_products(stream, gated->gate.type, set, true, false);
 }
 
 /* ---- the highest output ---- */
@@ -283,19 +343,7 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
         part.pairs += fg_gpu_pair_at(first, 0, in->columns);
         fg_linear linear = { *weight, stream->work, weight->outputs, false };
         if (fg_gpu_is_tensor(weight->type)) {
-            fg_gpu_products set = make_set(&part, weight->columns, count);
-            fg_gpu_product p = {};
-            p.weight = (const uint8_t *)weight->data;
-            p.out = stream->work;
-            p.outputs = weight->outputs;
-            p.stride = weight->outputs;
-            bool is_few = count <= FG_GPU_FEW_ROWS;
-            uint32_t strips = add_product(&set, 0, p, !is_few);
-            if (is_few) {
-                fg_gpu_few(stream, set, strips, false);
-            } else {
-                fg_gpu_tall(stream, set, strips, false, false);
-            }
+            tensor_linears(stream, &linear, 1, &part, count, false);
         } else {
             float_linear(stream, &linear, &part, count);
         }
@@ -307,4 +355,5 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
 void fg_cuda_linear_prepare(void)
 {
     fg_gpu_tall_prepare();
+    fg_gpu_wide_prepare();
 }

@@ -37,6 +37,22 @@ static __device__ __forceinline__ float norm_factor(float squares, uint32_t colu
     return __fdiv_rn(1.0f, __fsqrt_rn(mean));
 }
 
+static __device__ __forceinline__ void norm_pair(float2 x, float factor, const float *weight,
+                                                 uint32_t pair, uint32_t row, uint32_t columns,
+                                                 float *out, uint32_t *pairs)
+{
+    float2 w = *(const float2 *)(weight + 2 * pair);
+    float2 made =
+        make_float2(__fmul_rn(__fmul_rn(x.x, factor), w.x), __fmul_rn(__fmul_rn(x.y, factor), w.y));
+    *(float2 *)(out + 2 * pair) = made;
+    if (pairs != nullptr) {
+        pairs[fg_gpu_pair_at(row, 2 * pair, columns)] = fg_bf16_pair(made.x, made.y);
+    }
+}
+
+/* Pairs of columns that a thread of norm_rows keeps in registers; of longer rows the rest is read twice. */
+enum { NORM_KEPT = 8 };
+
 static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
                                                                 const uint32_t *row_ids,
                                                                 const float *weight,
@@ -45,25 +61,34 @@ static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
 {
     fg_gpu_wait();
     fg_gpu_let_next();
-    uint32_t row = blockIdx.x;
+    uint32_t row = blockIdx.x, count = columns / 2;
     const float *x = in + (size_t)(row_ids != nullptr ? row_ids[row] : row) * columns;
     float squares = 0.0f;
-    for (uint32_t i = threadIdx.x; i < columns; i += ROW_THREADS) {
-        squares = __fmaf_rn(x[i], x[i], squares);
+    float2 kept[NORM_KEPT];
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        kept[i] = at < count ? *(const float2 *)(x + 2 * at) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        squares = __fmaf_rn(kept[i].y, kept[i].y, __fmaf_rn(kept[i].x, kept[i].x, squares));
+    }
+    for (uint32_t at = threadIdx.x + NORM_KEPT * ROW_THREADS; at < count; at += ROW_THREADS) {
+        float2 both = *(const float2 *)(x + 2 * at);
+        squares = __fmaf_rn(both.y, both.y, __fmaf_rn(both.x, both.x, squares));
     }
     float factor = norm_factor(block_sum(squares), columns, epsilon);
     float *out = values + (size_t)row * columns;
-    for (uint32_t i = threadIdx.x; i < columns / 2; i += ROW_THREADS) {
-        float first = __fmul_rn(__fmul_rn(x[2 * i], factor), weight[2 * i]);
-        float second = __fmul_rn(__fmul_rn(x[2 * i + 1], factor), weight[2 * i + 1]);
-        out[2 * i] = first;
-        out[2 * i + 1] = second;
-        if (pairs != nullptr) {
-            pairs[fg_gpu_pair_at(row, 2 * i, columns)] = fg_bf16_pair(first, second);
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        if (at < count) {
+            norm_pair(kept[i], factor, weight, at, row, columns, out, pairs);
         }
     }
-    if (columns % 2 != 0 && threadIdx.x == 0) {
-        out[columns - 1] = __fmul_rn(__fmul_rn(x[columns - 1], factor), weight[columns - 1]);
+    for (uint32_t at = threadIdx.x + NORM_KEPT * ROW_THREADS; at < count; at += ROW_THREADS) {
+        norm_pair(*(const float2 *)(x + 2 * at), factor, weight, at, row, columns, out, pairs);
     }
 }
 
@@ -226,7 +251,7 @@ static __device__ void store_value(const store_job *job, uint8_t *region, uint32
     }
 }
 
-/* A block per row; its warps take heads of q, then of k, then of v. */
+/* Blocks: x a row, y some of its heads: of q, then of k, then of v. A warp has one. */
 static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job job)
 {
     __shared__ float heads[STORE_WARPS][HEAD_DIM_MAX];
@@ -239,34 +264,31 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
     uint32_t block = pads ? 0 : job.tables[place.table + place.position / job.block_size];
     uint32_t slot = place.position % job.block_size;
     uint8_t *base = job.arena + block * job.block_bytes;
-    uint32_t total = job.head_count + 2 * job.kv_head_count;
-    for (uint32_t index = warp; index < total; index += STORE_WARPS) {
-        if (index < job.head_count) {
-            float *q = job.q + ((size_t)row * job.head_count + index) * job.head_dim;
-            read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr,
-                      job.q_norm, &job, lane, x);
-            turn_head(&job, row, lane, x);
-            for (uint32_t d = lane; d < job.head_dim; d += 32) {
-                q[d] = x[d];
-            }
-        } else if (!pads) {
-            bool is_key = index < job.head_count + job.kv_head_count;
-            uint32_t head = index - job.head_count - (is_key ? 0 : job.kv_head_count);
-            const float *from = is_key ? job.k : job.v;
-            const float *bias = is_key ? job.k_bias : job.v_bias;
-            read_head(from + ((size_t)row * job.kv_head_count + head) * job.head_dim,
-                      bias != nullptr ? bias + head * job.head_dim : nullptr,
-                      is_key ? job.k_norm : nullptr, &job, lane, x);
-            uint8_t *region =
-                base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
-            if (is_key) {
-                turn_head(&job, row, lane, x);
-                store_key(&job, region, slot, lane, x);
-            } else {
-                store_value(&job, region, slot, lane, x);
-            }
+    uint32_t index = blockIdx.y * STORE_WARPS + warp;
+    if (index < job.head_count) {
+        float *q = job.q + ((size_t)row * job.head_count + index) * job.head_dim;
+        read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr,
+                  job.q_norm, &job, lane, x);
+        turn_head(&job, row, lane, x);
+        for (uint32_t d = lane; d < job.head_dim; d += 32) {
+            q[d] = x[d];
         }
-        __syncwarp();
+    } else if (!pads && index < job.head_count + 2 * job.kv_head_count) {
+        bool is_key = index < job.head_count + job.kv_head_count;
+        uint32_t head = index - job.head_count - (is_key ? 0 : job.kv_head_count);
+        const float *from = is_key ? job.k : job.v;
+        const float *bias = is_key ? job.k_bias : job.v_bias;
+        read_head(from + ((size_t)row * job.kv_head_count + head) * job.head_dim,
+                  bias != nullptr ? bias + head * job.head_dim : nullptr,
+                  is_key ? job.k_norm : nullptr, &job, lane, x);
+        uint8_t *region =
+            base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
+        if (is_key) {
+            turn_head(&job, row, lane, x);
+            store_key(&job, region, slot, lane, x);
+        } else {
+            store_value(&job, region, slot, lane, x);
+        }
     }
 }
 
@@ -298,5 +320,7 @@ void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const f
     job.epsilon = args->norm_epsilon;
     job.interleaved = args->interleaved;
     stream->sequence++;
-    FG_LAUNCH(store_rows, dim3(rows), dim3(STORE_WARPS * 32), 0, stream->stream, true, job);
+    uint32_t heads = args->head_count + 2 * kv->kv_head_count;
+    FG_LAUNCH(store_rows, dim3(rows, (heads + STORE_WARPS - 1) / STORE_WARPS),
+              dim3(STORE_WARPS * 32), 0, stream->stream, true, job);
 }

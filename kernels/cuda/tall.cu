@@ -255,6 +255,12 @@ static __global__ void sum_parts(fg_gpu_products set, const float *work, uint32_
     fg_gpu_put_out(p, set.rows, row, output - p.strip_first * FG_GPU_STRIP, sum);
 }
 
+void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs)
+{
+    FG_LAUNCH(sum_parts, dim3((all_outputs + 127) / 128, set.rows), dim3(128), 0, stream->stream,
+              true, set, (const float *)stream->work, all_outputs);
+}
+
 template <int row_tiles, bool gated>
 static void tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                  bool may_split)
@@ -276,8 +282,7 @@ static void tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t 
               sizeof(tall_stage<row_tiles>) * STAGES, stream->stream, true, set, work, all_outputs,
               each);
     if (work != nullptr) {
-        FG_LAUNCH(sum_parts, dim3((all_outputs + 127) / 128, set.rows), dim3(128), 0,
-                  stream->stream, true, set, (const float *)work, all_outputs);
+        fg_gpu_sum_parts(stream, set, all_outputs);
     }
 }
 

@@ -192,6 +192,7 @@ static double product_of(uint32_t type, const float *w, const float *x, uint32_t
 
 typedef struct product_case {
     uint32_t type, outputs, columns;
+    uint32_t up_type; /* of gated ones; 0: as `type` */
 } product_case;
 
 /* All rows at once; then fewer, whose bits must be the same. */
@@ -280,12 +281,14 @@ static float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_
 static void check_gated(check *c, const product_case *p)
 {
     uint32_t most = c->quick ? 65 : 200;
+    uint32_t up_type = p->up_type == 0 ? p->type : p->up_type;
     fg_matrix matrices[2];
     void *data[2];
     float *weights[2];
     fg_panels panels[2];
     for (int i = 0; i < 2; i++) {
-        data[i] = random_matrix(&c->rng, p->type, p->outputs, p->columns, &matrices[i]);
+        data[i] = random_matrix(&c->rng, i == 0 ? p->type : up_type, p->outputs, p->columns,
+                                &matrices[i]);
         weights[i] = unpacked(&matrices[i]);
         FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
     }
@@ -309,7 +312,7 @@ static void check_gated(check *c, const product_case *p)
             double g =
                 product_of(p->type, weights[0] + (size_t)o * p->columns, x, p->columns, &size);
             double u =
-                product_of(p->type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
+                product_of(up_type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
             double want = g / (1.0 + exp(-g)) * u;
             double got =
                 tensor ? pair_value(all, row, o, p->outputs) : values[(size_t)row * p->outputs + o];
@@ -346,6 +349,80 @@ static void check_gated(check *c, const product_case *p)
     fg_mem_free(values);
 }
 
+/* Quantised weights lie in units of 64 columns: parts that begin and end within one, and strips that do. */
+static void check_units(check *c, uint32_t type)
+{
+    static const uint32_t small[] = { 32, 96, 160, 576, 800, 1056 };
+    static const uint32_t large[] = { 256, 512, 1280, 1792 };
+    bool super = fg_dtype_block_count(type) == 256;
+    uint32_t count = super ? sizeof large / sizeof *large : sizeof small / sizeof *small;
+    for (uint32_t i = 0; i < count; i++) {
+        product_case p = { type, i % 2 == 0 ? 40 : 16, super ? large[i] : small[i] };
+        check_linear(c, &p);
+        p.outputs = 32;
+        check_gated(c, &p);
+    }
+}
+
+/* More than is expanded at a time for many rows, against few rows, which expand nothing. */
+static void check_pieces(check *c)
+{
+    enum { MANY = 72, FEW = 40, LINEARS = 3 };
+    uint32_t outputs = c->quick ? 272 : 16416, columns = c->quick ? 1024 : 4096;
+    fg_matrix matrices[2];
+    void *data[2];
+    fg_panels panels[2];
+    for (int i = 0; i < 2; i++) {
+        data[i] = random_matrix(&c->rng, FG_Q4_0, outputs, columns, &matrices[i]);
+        FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
+    }
+    rows_in in = make_rows(c, MANY, columns);
+    size_t words = pair_words(MANY, outputs), count = (size_t)MANY * outputs;
+    fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = FG_FORM_PAIRS };
+    gated.out.columns = outputs;
+    gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
+    uint32_t *pairs[2] = { fg_mem_array(words, sizeof **pairs),
+                           fg_mem_array(words, sizeof **pairs) };
+    fg_linear linears[LINEARS];
+    float *values[2] = { fg_mem_array(count, sizeof **values),
+                         fg_mem_array(count, sizeof **values) };
+    for (int i = 0; i < LINEARS; i++) {
+        linears[i] = (fg_linear){ .weight = panels[i % 2],
+                                  .out = put(c, NULL, count * sizeof(float)),
+                                  .out_stride = outputs };
+    }
+    bool same = true, same_gated = true;
+    for (int turn = 0; turn < 2; turn++) {
+        poison(c, (float *)gated.out.pairs, words);
+        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? MANY : FEW);
+        get(c, pairs[turn], gated.out.pairs, words * sizeof(uint32_t));
+    }
+    for (uint32_t row = 0; row < FEW; row++) {
+        for (uint32_t o = 0; o < outputs; o++) {
+            same_gated = same_gated && pair_value(pairs[0], row, o, outputs) ==
+                                           pair_value(pairs[1], row, o, outputs);
+        }
+    }
+    fg_op_linear(c->stream, linears, LINEARS, &in.a, MANY);
+    for (int i = 0; i < LINEARS; i++) {
+        get(c, values[0], linears[i].out, count * sizeof(float));
+        poison(c, linears[i].out, count);
+        fg_op_linear(c->stream, &linears[i], 1, &in.a, FEW);
+        get(c, values[1], linears[i].out, count * sizeof(float));
+        same = same && memcmp(values[0], values[1], (size_t)FEW * outputs * sizeof(float)) == 0;
+        drop(c, linears[i].out);
+    }
+    tell(c, same, "linear %ux%u in pieces: other bits", columns, outputs);
+    tell(c, same_gated, "gated %ux%u in pieces: other bits", columns, outputs);
+    drop(c, gated.out.pairs);
+    drop_rows(c, &in);
+    for (int i = 0; i < 2; i++) {
+        fg_mem_free(data[i]);
+        fg_mem_free(pairs[i]);
+        fg_mem_free(values[i]);
+    }
+}
+
 static void check_products(check *c)
 {
     open_device(c, 4, 2, 64);
@@ -359,11 +436,17 @@ static void check_products(check *c)
             cases[j].outputs = cases[j].outputs / 16 * 16;
             check_gated(c, &cases[j]);
         }
+        if (fg_dtype_block_count(types[i]) > 1) {
+            check_units(c, types[i]);
+        }
     }
     product_case tall = { FG_BF16, 1000, 4096 };
     if (!c->quick) {
         check_linear(c, &tall);
     }
+    product_case mixed = { FG_Q4_K, 64, 768, FG_Q6_K };
+    check_gated(c, &mixed);
+    check_pieces(c);
     close_device(c);
 }
 
@@ -663,7 +746,21 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
                          .head_count = h->heads,
                          .scale = 1.0f / sqrtf((float)h->dim),
                          .out = out };
+    attend.pairs = put(c, NULL, pair_words(rows, q_width) * sizeof(uint32_t));
     fg_op_attend(c->stream, &w->kv, &attend, rows);
+    uint32_t *pairs = fg_mem_array(pair_words(rows, q_width), sizeof *pairs);
+    float *values = fg_mem_array((size_t)rows * q_width, sizeof *values);
+    get(c, pairs, attend.pairs, pair_words(rows, q_width) * sizeof(uint32_t));
+    get(c, values, out, (size_t)rows * q_width * 4);
+    bool paired = true;
+    for (size_t i = 0; i < (size_t)rows * q_width; i++) {
+        uint32_t row = (uint32_t)(i / q_width), k = (uint32_t)(i % q_width);
+        paired = paired && pair_value(pairs, row, k, q_width) == brain(values[i]);
+    }
+    tell(c, paired, "attend: pairs are not its values");
+    drop(c, attend.pairs);
+    fg_mem_free(pairs);
+    fg_mem_free(values);
     at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {
         get(c, outs[i] + (size_t)pieces[i].first * q_width, out + (size_t)at * q_width,

@@ -1,0 +1,71 @@
+/*
+ * Quantised weights as bf16 in the order of tall.cu, for products of many rows: a warp expands a ring's units.
+ */
+#include "kernels/cuda/product.cuh"
+#include "kernels/cuda/quant.cuh"
+
+enum { EXPAND_THREADS = 256 };
+
+template <uint32_t type>
+static __global__ __launch_bounds__(EXPAND_THREADS) void expand_strips(const uint8_t *weight,
+                                                                       uint32_t steps,
+                                                                       uint32_t rings,
+                                                                       uint4 *panels)
+{
+    typedef fg_gpu_quant<type> quant;
+    uint32_t warp = blockIdx.x * (EXPAND_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t strip = blockIdx.y, units = fg_gpu_units(steps), first = warp * quant::ring;
+    const uint8_t *at = weight + fg_gpu_unit_at<type>(units) * strip + fg_gpu_unit_at<type>(first);
+    uint4 *out = panels + ((size_t)strip * steps + first * FG_GPU_UNIT_STEPS) * 32 + lane;
+    fg_gpu_let_next();
+    if (warp >= rings) {
+        fg_gpu_wait();
+        return;
+    }
+    fg_gpu_codes<type> codes[quant::ring];
+    fg_gpu_raw_scales<type> raw;
+    fg_gpu_scales<type> own;
+    fg_gpu_load_scales<type>(raw, at, lane % 4 < quant::ring && first + lane % 4 < units, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < quant::ring; i++) {
+        if (first + i < units) {
+            fg_gpu_load_codes<type>(codes[i], at + i * quant::unit_bytes, lane);
+        }
+    }
+    /* What was expanded before may be in use until now. */
+    fg_gpu_wait();
+    fg_gpu_ready_scales<type>(own, raw);
+#pragma unroll
+    for (uint32_t i = 0; i < quant::ring; i++) {
+        fg_gpu_step_scales<type> scales;
+#pragma unroll
+        for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
+            if (!fg_gpu_same_scales<type>(s)) {
+                fg_gpu_share_scales<type>(scales, own, i, s);
+            }
+            if ((first + i) * FG_GPU_UNIT_STEPS + s < steps) {
+                uint32_t a[4];
+                fg_gpu_weights<type>(a, codes[i], scales, s);
+                out[(i * FG_GPU_UNIT_STEPS + s) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
+            }
+        }
+    }
+}
+
+template <uint32_t type>
+static void expand(fg_device_stream *stream, const uint8_t *weight, uint32_t steps, uint32_t first,
+                   uint32_t count, uint8_t *panels)
+{
+    uint32_t units = fg_gpu_units(steps);
+    uint32_t rings = (units + fg_gpu_quant<type>::ring - 1) / fg_gpu_quant<type>::ring;
+    constexpr uint32_t warps = EXPAND_THREADS / 32;
+    FG_LAUNCH(expand_strips<type>, dim3((rings + warps - 1) / warps, count), dim3(EXPAND_THREADS),
+              0, stream->stream, true, weight + fg_gpu_unit_at<type>(units) * first, steps, rings,
+              (uint4 *)panels);
+}
+
+void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weight, uint32_t steps,
+                   uint32_t first, uint32_t count, uint8_t *panels)
+{
+    FG_GPU_QUANT_SWITCH(type, expand, stream, weight, steps, first, count, panels);
+}

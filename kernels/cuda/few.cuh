@@ -1,0 +1,77 @@
+/*
+ * few - how a product of few rows ends, in few.cu and few_quant.cu: the sums of parts meet in shared memory.
+ */
+#ifndef FORGE_KERNELS_CUDA_FEW_CUH
+#define FORGE_KERNELS_CUDA_FEW_CUH
+
+#include "kernels/cuda/product.cuh"
+
+enum { FEW_THREADS = 256 };
+
+/* Parts in shared memory: [part][row][output]. */
+template <int tiles>
+static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t lane,
+                                                const float (*sums)[4])
+{
+    float *at = parts + (size_t)part * tiles * 8 * FG_GPU_STRIP;
+    uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int tile = 0; tile < tiles; tile++) {
+        float *rows = at + (tile * 8 + 2 * t) * FG_GPU_STRIP;
+        rows[g] = sums[tile][0];
+        rows[FG_GPU_STRIP + g] = sums[tile][1];
+        rows[g + 8] = sums[tile][2];
+        rows[FG_GPU_STRIP + g + 8] = sums[tile][3];
+    }
+}
+
+template <int tiles>
+static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t row,
+                                                  uint32_t output)
+{
+    const float *at = parts + row * FG_GPU_STRIP + output;
+    float sum = at[0];
+    for (uint32_t part = 1; part < count; part++) {
+        sum = __fadd_rn(sum, at[(size_t)part * tiles * 8 * FG_GPU_STRIP]);
+    }
+    return sum;
+}
+
+/* The outputs of a block's strip, rows from row_first on. */
+template <int tiles>
+static __device__ __forceinline__ void put_few(const fg_gpu_products &set, const fg_gpu_product &p,
+                                               uint32_t strip, uint32_t row_first,
+                                               const float *parts)
+{
+    uint32_t count = fg_gpu_part_count(set);
+    for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
+        uint32_t row = i / FG_GPU_STRIP, output = i % FG_GPU_STRIP;
+        fg_gpu_put_out(p, set.rows, row_first + row, strip * FG_GPU_STRIP + output,
+                       add_parts<tiles>(parts, count, row, output));
+    }
+}
+
+template <int tiles>
+static __device__ __forceinline__ void put_few_gated(const fg_gpu_products &set,
+                                                     const fg_gpu_product &p, uint32_t strip,
+                                                     uint32_t row_first, const float *gate,
+                                                     uint32_t gate_parts, const float *up)
+{
+    uint32_t count = fg_gpu_part_count(set);
+    for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
+        uint32_t row = i / (FG_GPU_STRIP / 2), output = i % (FG_GPU_STRIP / 2) * 2;
+        float values[2];
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++) {
+            values[j] = __fmul_rn(fg_gpu_silu(add_parts<tiles>(gate, gate_parts, row, output + j)),
+                                  add_parts<tiles>(up, count, row, output + j));
+        }
+        uint32_t to = strip * FG_GPU_STRIP + output;
+        if (row_first + row < set.rows && to < p.outputs) {
+            p.pairs[fg_gpu_pair_at(row_first + row, to, p.pair_columns)] =
+                fg_bf16_pair(values[0], values[1]);
+        }
+    }
+}
+
+#endif
