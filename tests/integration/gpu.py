@@ -267,10 +267,11 @@ def texts(suite):
 
 # --- all of it -----------------------------------------------------------------------------------
 
-# name, shape, type and layers of a made model. Products of F32 weights are chains of fused sums, those of the others
+# name, shape, type, type in emulation and layers of a made model. Products of F32 weights are chains of fused sums, those of the others
 # run on tensor cores; the last two have biases, or norms of heads, before what is stored.
-MADE = [("made Llama, Q4_K and Q6_K", "smollm2-135m", "q4_k_m", 2), ("made Qwen2, Q8_0", "qwen2.5-0.5b", "q8_0", 1),
-        ("made Qwen3, BF16", "qwen3-0.6b", "bf16", 1)]
+# The emulation has room for rows of quantised weights up to 2048 columns.
+MADE = [("made Llama", "smollm2-135m", "q4_k_m", "q4_k_m", 2), ("made Qwen2", "qwen2.5-0.5b", "q8_0", "bf16", 1),
+        ("made Qwen3", "qwen3-0.6b", "q5_0", "bf16", 1)]
 
 
 def skipped(why):
@@ -333,7 +334,8 @@ def main():
         suite.end()
     emulated = " emulated " in used[0]
     with tempfile.TemporaryDirectory(prefix="forge-gpu-") as folder:
-        made = [make(suite, folder, *what[1:]) for what in MADE]
+        made = [make(suite, folder, shape, small if emulated else dtype, layers)
+                for _, shape, dtype, small, layers in MADE]
         suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED:
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
