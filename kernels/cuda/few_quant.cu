@@ -62,8 +62,8 @@ typedef struct few_in {
     uint32_t real_tiles; /* the lane's row is there in so many */
 } few_in;
 
-/* The unit at `place` of the ring, from `first` on; steps of other warps are left out. */
-template <uint32_t type, int tiles>
+/* The unit at `place` of the ring, from `first` on; steps of other warps are left out; `aligned`: it has none. */
+template <uint32_t type, int tiles, bool aligned>
 static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
                                                 const fg_gpu_scales<type> &own, const few_in &in,
                                                 const part_steps &part, uint32_t first,
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
         if (!fg_gpu_same_scales<type>(s)) {
             fg_gpu_share_scales<type>(scales, own, place, s);
         }
-        if (first + s >= part.first && first + s < part.end) {
+        if (aligned || (first + s >= part.first && first + s < part.end)) {
             const uint32_t *at = in.at + s * 64;
             uint32_t a[4];
             fg_gpu_weights<type>(a, codes, scales, s);
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
 
 /* A part of one strip, whose first ring is under way; after gate's that of up is. `at` is where the part's first ring is
  * in either matrix. */
-template <uint32_t type, int tiles, bool gated>
+template <uint32_t type, int tiles, bool gated, bool aligned>
 static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg_gpu_product &p,
                                                 size_t at, bool is_up, few_in in,
                                                 const part_steps &part, uint32_t lane,
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg
         for (uint32_t i = 0; i < quant::ring; i++) {
             uint32_t inner = i * FG_GPU_UNIT_STEPS;
             if (is_in(part, step + inner)) {
-                use_unit<type, tiles>(ring.codes[i], own, in, part, step + inner, i, sums);
+                use_unit<type, tiles, aligned>(ring.codes[i], own, in, part, step + inner, i, sums);
             }
             in.at += FG_GPU_UNIT_STEPS * 64;
             if (is_in(part, next + inner)) {
@@ -143,13 +143,13 @@ template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, boo
 {
     typedef fg_gpu_quant<type> quant;
     bool large = quant::high_bits == 2 || (quant::high_bits == 1 && (gated || tiles <= 2)) ||
-                 (quant::has_minima && gated && tiles == 4) ||
-                 (quant::is_bytes && gated && tiles == 2);
+                 (quant::has_minima && gated && tiles == 1) ||
+                 (quant::is_bytes && gated && tiles == 2) || (gated && tiles == 4);
     return (tiles <= 2 ? 4 : tiles <= 4 ? 3 : 2) - (large && tiles < 8 ? 1 : 0);
 }
 
-/* Blocks: x a tile of rows, y a strip, so that neighbours read the same weights. */
-template <uint32_t type, int tiles, bool gated>
+/* Blocks: x a tile of rows, y a strip, so that neighbours read the same weights. `aligned`: parts are whole units. */
+template <uint32_t type, int tiles, bool gated, bool aligned>
 static __global__ __launch_bounds__(
     FEW_THREADS, blocks_at_once<type>(tiles, gated)) void few_quant_rows(fg_gpu_products set)
 {
@@ -186,7 +186,7 @@ static __global__ __launch_bounds__(
     for (uint32_t i = 0; i < (gated ? 2u : 1u); i++) {
         float sums[tiles][4] = {};
         if (mine) {
-            few_part<type, tiles, gated>(ring, p, at, i == 1, in, part, lane, sums);
+            few_part<type, tiles, gated, aligned>(ring, p, at, i == 1, in, part, lane, sums);
         }
         if (turns && i == 1) {
             __syncthreads();
@@ -209,8 +209,16 @@ static __global__ __launch_bounds__(
 template <uint32_t type, int tiles, bool gated>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    FG_LAUNCH((few_quant_rows<type, tiles, gated>),
-              dim3((set.rows + tiles * 8 - 1) / (tiles * 8), strips), dim3(FEW_THREADS), 0,
+    dim3 grid((set.rows + tiles * 8 - 1) / (tiles * 8), strips);
+    /* With many rows what is saved is not much, and registers are short. */
+    if constexpr (tiles <= 4) {
+        if (set.part_steps % FG_GPU_UNIT_STEPS == 0 && set.steps % FG_GPU_UNIT_STEPS == 0) {
+            FG_LAUNCH((few_quant_rows<type, tiles, gated, true>), grid, dim3(FEW_THREADS), 0,
+                      stream->stream, true, set);
+            return;
+        }
+    }
+    FG_LAUNCH((few_quant_rows<type, tiles, gated, false>), grid, dim3(FEW_THREADS), 0,
               stream->stream, true, set);
 }
 

@@ -124,7 +124,7 @@ static uint32_t add_product(fg_gpu_products *set, uint32_t strips, const fg_gpu_
 static void run_many(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                      bool gated, bool may_split)
 {
-    if (set.rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, gated, may_split)) {
+    if (!fg_gpu_wide(stream, set, strips, gated, may_split)) {
         fg_gpu_tall(stream, set, strips, gated, may_split && !gated);
     }
 }
@@ -177,9 +177,7 @@ static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_product
                          bool may_split)
 {
     bool quant = fg_gpu_is_quant(type);
-    uint32_t few_rows = gated ? (uint32_t)FG_GPU_FEW_GATED_ROWS : (uint32_t)FG_GPU_FEW_ROWS;
-    few_rows = quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : few_rows;
-    bool is_few = set.rows <= few_rows;
+    bool is_few = set.rows <= (quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : (uint32_t)FG_GPU_FEW_ROWS);
     if (quant && !is_few) {
         run_expanded(stream, type, set, gated, may_split);
         return;

@@ -79,7 +79,7 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 }
 
 /* few.cu: up to so many rows. */
-enum { FG_GPU_FEW_ROWS = 32, FG_GPU_FEW_GATED_ROWS = 24 };
+enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
 
 /* few_quant.cu: weights of one quantised type, any number of rows; from so many rows on, expanding them is faster. */
@@ -101,7 +101,6 @@ void fg_gpu_tall_prepare(void);
 void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs);
 
 /* wide.cu: false, and nothing done, where the device or the parts do not suit it. Strips as for fg_gpu_tall. */
-enum { FG_GPU_WIDE_ROWS = 33 }; /* from so many on it is the faster one */
 bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split);
 void fg_gpu_wide_prepare(void);

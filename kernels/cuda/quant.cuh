@@ -213,6 +213,7 @@ static __device__ __forceinline__ void fg_gpu_ready_scales(fg_gpu_scales<type> &
 template <uint32_t type> struct fg_gpu_step_scales {
     float d[2];
     float minimum[2];
+    float offset[2][3]; /* Q4_0, Q5_0: -d * (2^n + offset) for n = 15, 11 and 7 */
 };
 
 /* Those of step `step` of the ring's unit `unit`, from the lane that has them. */
@@ -227,6 +228,13 @@ static __device__ __forceinline__ void fg_gpu_share_scales(fg_gpu_step_scales<ty
         out.d[i] = __shfl_sync(0xFFFFFFFFu, own.d[at], (int)unit, 4);
         if constexpr (fg_gpu_quant<type>::has_minima) {
             out.minimum[i] = __shfl_sync(0xFFFFFFFFu, own.minimum[at], (int)unit, 4);
+        }
+        if constexpr (type == FG_Q4_0 || type == FG_Q5_0) {
+#pragma unroll
+            for (uint32_t j = 0; j < 3; j++) {
+                float base = (float)(1u << (15 - 4 * j));
+                out.offset[i][j] = __fmul_rn(out.d[i], -(base + fg_gpu_quant<type>::offset));
+            }
         }
     }
 }
@@ -292,7 +300,8 @@ static __device__ __forceinline__ void fg_gpu_weights(uint32_t a[4],
             if constexpr (quant::has_minima) {
                 pair[half] = __fmaf_rn(d, __fadd_rn(code, -base), scales.minimum[word % 2]);
             } else if constexpr (type == FG_Q4_0 || type == FG_Q5_0) {
-                pair[half] = __fmaf_rn(d, code, __fmul_rn(d, -(base + quant::offset)));
+                pair[half] =
+                    __fmaf_rn(d, code, scales.offset[word % 2][fg_gpu_code_place(j) / 4 - 2]);
             } else {
                 pair[half] = __fmul_rn(d, __fadd_rn(code, -(base + quant::offset)));
             }
