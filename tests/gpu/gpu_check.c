@@ -38,7 +38,7 @@ static void tell(check *c, bool good, const char *format, ...)
     if (!good) {
         va_list list;
         va_start(list, format);
-        printf("FAILED ");
+        printf("not ok - ");
         vprintf(format, list);
         printf("\n");
         va_end(list);
