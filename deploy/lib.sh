@@ -11,7 +11,7 @@ FORGE_BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libxxhash-dev l
     libuv1-dev libzmq3-dev libcurl4-openssl-dev liblzma-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
     node-llhttp)
 FORGE_SCRIPT_PACKAGES=(ca-certificates curl jq python3 python3-pip)
-FORGE_TEST_PACKAGES=(libcriterion-dev clang-format-14 python3-venv xz-utils procps
+FORGE_TEST_PACKAGES=(g++ libcriterion-dev clang-format-14 python3-venv xz-utils procps
     libsimde-dev valgrind)
 FORGE_FULL_PACKAGES=(clang-14 clang libclang-rt-14-dev llvm-14 gcc-aarch64-linux-gnu
     libc6-dev-arm64-cross qemu-user-static)

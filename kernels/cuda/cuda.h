@@ -72,7 +72,7 @@ struct fg_device {
     const fg_backend *backend;
     int index;
     int multiprocessors;
-    bool hopper; /* sm_90: has the kernels of wide.cu */
+    bool wide; /* has the kernels of wide.cu */
     char isa[32];
     char numerics[64];
     fg_device_options limits;
@@ -151,13 +151,21 @@ enum {
 };
 
 /*
- * Activations of such products: matrices of 8 rows x 8 columns, a row's 16 bytes after the other's, [row / 8][column / 8].
- * So a warp reads a fragment as 32 words that follow each other. This is the word of columns k and k + 1, k even.
+ * Activations of such products: in blocks of 64 rows x 64 columns, [row / 64][column / 64], the last ones as wide as is
+ * left; in a block matrices of 8 rows x 8 columns, a row's 16 bytes after the other's, [row / 8][column / 8]. So a warp
+ * reads a fragment as 32 words that follow each other, and a block is one piece for a bulk copy. This is the word of
+ * columns k and k + 1, k even. There is room for whole blocks of rows.
  */
+enum { FG_GPU_BLOCK = 64, FG_GPU_BLOCK_WORDS = FG_GPU_BLOCK * FG_GPU_BLOCK / 2 };
+
 static __host__ __device__ __forceinline__ size_t fg_gpu_pair_at(uint32_t row, uint32_t k,
                                                                  uint32_t columns)
 {
-    return ((size_t)(row / 8) * (columns / 8) + k / 8) * 32 + row % 8 * 4 + k % 8 / 2;
+    uint32_t first = k / FG_GPU_BLOCK * FG_GPU_BLOCK;
+    uint32_t width = columns - first < FG_GPU_BLOCK ? columns - first : FG_GPU_BLOCK;
+    return (size_t)(row / FG_GPU_BLOCK) * (FG_GPU_BLOCK / 2) * columns +
+           (size_t)first * (FG_GPU_BLOCK / 2) + row % FG_GPU_BLOCK / 8 * width * 4 +
+           k % FG_GPU_BLOCK / 8 * 32 + row % 8 * 4 + k % 8 / 2;
 }
 
 void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
@@ -189,7 +197,7 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
                     uint32_t rows);
 
 /* Once per device: kernels that want more shared memory than is usual. */
-void fg_cuda_linear_prepare(void);
+void fg_cuda_linear_prepare(fg_device *device);
 void fg_cuda_attend_prepare(void);
 /* Device memory that lives until the device is closed; NULL when there is none. */
 void *fg_cuda_keep(fg_device *device, size_t size_bytes);

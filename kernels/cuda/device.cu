@@ -163,13 +163,12 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->backend = &backend;
     device->index = (int)index;
     device->multiprocessors = facts.multiProcessorCount;
-    device->hopper = facts.major == 9 && facts.minor == 0;
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */
     snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g1", facts.major, facts.minor);
     cut_heads(device);
-    fg_cuda_linear_prepare();
+    fg_cuda_linear_prepare(device);
     fg_cuda_attend_prepare();
     *device_out = device;
     return FG_OK;

@@ -5,14 +5,16 @@
  */
 #include "kernels/cuda/few.cuh"
 
-/* Of a batch of steps a warp has the weights under way, twice. */
-template <int batch_steps> struct few_batch {
+/* Of a batch of steps a warp has the weights and the rows under way, twice. */
+template <int tiles, int batch_steps> struct few_batch {
     uint4 weights[batch_steps];
+    uint32_t rows[batch_steps][tiles][2];
 };
 
-template <int batch_steps>
-static __device__ __forceinline__ void load_batch(few_batch<batch_steps> &batch,
-                                                  const uint4 *weights, uint32_t step, uint32_t end)
+template <int tiles, int batch_steps>
+static __device__ __forceinline__ void load_weights(few_batch<tiles, batch_steps> &batch,
+                                                    const uint4 *weights, uint32_t step,
+                                                    uint32_t end)
 {
 #pragma unroll
     for (uint32_t i = 0; i < batch_steps; i++) {
@@ -23,43 +25,59 @@ static __device__ __forceinline__ void load_batch(few_batch<batch_steps> &batch,
 }
 
 template <int tiles, int batch_steps>
-static __device__ __forceinline__ void use_batch(const few_batch<batch_steps> &batch,
+static __device__ __forceinline__ void load_rows(few_batch<tiles, batch_steps> &batch,
                                                  const fg_gpu_products &set, uint32_t step,
-                                                 uint32_t end, uint32_t lane, float (*sums)[4])
+                                                 uint32_t end, uint32_t lane)
 {
-    size_t tile_words = (size_t)set.columns / 8 * 32;
+#pragma unroll
+    for (uint32_t i = 0; i < batch_steps; i++) {
+#pragma unroll
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint32_t *in =
+                set.in + fg_gpu_pair_at(tile * 8, (step + i) * FG_GPU_STEP, set.columns) + lane;
+            /* What is read of rows that there are not would only be seen in sums that nobody takes. */
+            bool real = step + i < end && tile * 8 + lane / 4 < set.rows;
+            batch.rows[i][tile][0] = real ? in[0] : 0;
+            batch.rows[i][tile][1] = real ? in[32] : 0;
+        }
+    }
+}
+
+template <int tiles, int batch_steps>
+static __device__ __forceinline__ void use_batch(const few_batch<tiles, batch_steps> &batch,
+                                                 uint32_t step, uint32_t end, float (*sums)[4])
+{
 #pragma unroll
     for (uint32_t i = 0; i < batch_steps; i++) {
         if (step + i < end) {
             const uint4 &w = batch.weights[i];
             const uint32_t a[4] = { w.x, w.y, w.z, w.w };
-            const uint32_t *in = set.in + (size_t)(step + i) * 64 + lane;
 #pragma unroll
             for (int tile = 0; tile < tiles; tile++) {
-                /* What is read of rows that there are not would only be seen in sums that nobody takes. */
-                bool real = tile * 8 + lane / 4 < set.rows;
-                uint32_t b0 = real ? in[tile * tile_words] : 0;
-                uint32_t b1 = real ? in[tile * tile_words + 32] : 0;
-                fg_mma(sums[tile], a, b0, b1);
+                fg_mma(sums[tile], a, batch.rows[i][tile][0], batch.rows[i][tile][1]);
             }
         }
     }
 }
 
-/* A part of one strip for all rows. Before the first batch is used the kernel before this one has ended. */
+/* A part of one strip for all rows. Before rows are read the kernel before this one has ended. */
 template <int tiles, int batch_steps>
 static __device__ __forceinline__ void few_part(const fg_gpu_products &set, const uint4 *weights,
                                                 uint32_t first, uint32_t end, uint32_t lane,
                                                 float (*sums)[4])
 {
-    few_batch<batch_steps> one, two;
-    load_batch(one, weights, first, end);
+    few_batch<tiles, batch_steps> one, two;
+    load_weights(one, weights, first, end);
+    load_weights(two, weights, first + batch_steps, end);
     fg_gpu_wait();
+    load_rows(one, set, first, end, lane);
     for (uint32_t step = first; step < end; step += 2 * batch_steps) {
-        load_batch(two, weights, step + batch_steps, end);
-        use_batch<tiles>(one, set, step, end, lane, sums);
-        load_batch(one, weights, step + 2 * batch_steps, end);
-        use_batch<tiles>(two, set, step + batch_steps, end, lane, sums);
+        load_rows(two, set, step + batch_steps, end, lane);
+        use_batch(one, step, end, sums);
+        load_weights(one, weights, step + 2 * batch_steps, end);
+        load_rows(one, set, step + 2 * batch_steps, end, lane);
+        use_batch(two, step + batch_steps, end, sums);
+        load_weights(two, weights, step + 3 * batch_steps, end);
     }
 }
 
@@ -111,8 +129,6 @@ template <int tiles, bool gated>
 static void choose_batch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (strips <= (uint32_t)stream->device->multiprocessors) {
-        launch_few<tiles, 16, gated>(stream, set, strips);
-    } else if (tiles > 2) {
         launch_few<tiles, 8, gated>(stream, set, strips);
     } else {
         launch_few<tiles, 4, gated>(stream, set, strips);
@@ -124,12 +140,8 @@ static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t s
 {
     if (set.rows <= 8) {
         choose_batch<1, gated>(stream, set, strips);
-    } else if (set.rows <= 16) {
-        choose_batch<2, gated>(stream, set, strips);
-    } else if (gated || set.rows <= 24) {
-        choose_batch<3, gated>(stream, set, strips);
     } else {
-        choose_batch<4, gated>(stream, set, strips);
+        choose_batch<2, gated>(stream, set, strips);
     }
 }
 

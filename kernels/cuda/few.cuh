@@ -68,7 +68,7 @@ static __device__ __forceinline__ void put_few_gated(const fg_gpu_products &set,
         }
         uint32_t to = strip * FG_GPU_STRIP + output;
         if (row_first + row < set.rows && to < p.outputs) {
-            p.pairs[fg_gpu_pair_at(row_first + row, to, p.pair_columns)] =
+            p.pairs[fg_gpu_pair_at(row_first + row, p.pair_first + to, p.pair_columns)] =
                 fg_bf16_pair(values[0], values[1]);
         }
     }

@@ -57,35 +57,71 @@ static __device__ __forceinline__ void fill_ring(quant_ring<type> &ring, const u
 
 /* Where a lane finds the rows. */
 typedef struct few_in {
-    const uint32_t *at; /* word of the first tile, at a unit's first step */
-    uint32_t tile_words;
+    const uint32_t *at; /* of the block of rows, the lane's word */
+    uint32_t columns;
+    uint32_t tile_first; /* of the block */
     uint32_t real_tiles; /* the lane's row is there in so many */
 } few_in;
+
+/* What the lane reads of a unit, whose columns are a block's: where its first tile is, and how far the next one. */
+typedef struct unit_in {
+    const uint32_t *at;
+    uint32_t tile_words;
+    uint32_t steps; /* that there are */
+} unit_in;
+
+static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t step)
+{
+    uint32_t first = step * FG_GPU_STEP, left = first < in.columns ? in.columns - first : 0;
+    unit_in unit;
+    unit.tile_words = (left < FG_GPU_BLOCK ? left : FG_GPU_BLOCK) * 4;
+    unit.steps = left / FG_GPU_STEP;
+    unit.at = in.at + (size_t)first * (FG_GPU_BLOCK / 2) + in.tile_first * unit.tile_words;
+    return unit;
+}
+
+/* The first tile's rows of a unit; where there is only one they are asked for one unit ahead. */
+typedef struct ahead_rows {
+    uint32_t each[FG_GPU_UNIT_STEPS][2];
+} ahead_rows;
+
+static __device__ __forceinline__ void load_ahead(ahead_rows &rows, const few_in &in, uint32_t step)
+{
+    unit_in unit = find_unit(in, step);
+#pragma unroll
+    for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
+        bool real = in.real_tiles > 0 && s < unit.steps;
+        rows.each[s][0] = real ? unit.at[s * 64] : 0;
+        rows.each[s][1] = real ? unit.at[s * 64 + 32] : 0;
+    }
+}
 
 /* The unit at `place` of the ring, from `first` on; steps of other warps are left out; `aligned`: it has none. */
 template <uint32_t type, int tiles, bool aligned>
 static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
                                                 const fg_gpu_scales<type> &own, const few_in &in,
-                                                const part_steps &part, uint32_t first,
-                                                uint32_t place, float (*sums)[4])
+                                                const ahead_rows &ahead, const part_steps &part,
+                                                uint32_t first, uint32_t place, float (*sums)[4])
 {
     fg_gpu_step_scales<type> scales;
+    unit_in unit = find_unit(in, first);
 #pragma unroll
     for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
         if (!fg_gpu_same_scales<type>(s)) {
             fg_gpu_share_scales<type>(scales, own, place, s);
         }
         if (aligned || (first + s >= part.first && first + s < part.end)) {
-            const uint32_t *at = in.at + s * 64;
             uint32_t a[4];
             fg_gpu_weights<type>(a, codes, scales, s);
 #pragma unroll
             for (int tile = 0; tile < tiles; tile++) {
-                bool real = tile < (int)in.real_tiles;
-                uint32_t b0 = real ? at[0] : 0;
-                uint32_t b1 = real ? at[32] : 0;
-                fg_mma(sums[tile], a, b0, b1);
-                at += in.tile_words;
+                if (tiles == 1) {
+                    fg_mma(sums[0], a, ahead.each[s][0], ahead.each[s][1]);
+                } else {
+                    const uint32_t *at = unit.at + tile * unit.tile_words + s * 64;
+                    bool real = tile < (int)in.real_tiles;
+                    fg_mma(sums[tile], a, real ? at[0] : 0, real ? at[32] : 0);
+                }
             }
         }
     }
@@ -95,14 +131,17 @@ static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
  * in either matrix. */
 template <uint32_t type, int tiles, bool gated, bool aligned>
 static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg_gpu_product &p,
-                                                size_t at, bool is_up, few_in in,
+                                                size_t at, bool is_up, const few_in &in,
                                                 const part_steps &part, uint32_t lane,
                                                 float (*sums)[4])
 {
     typedef fg_gpu_quant<type> quant;
     const uint8_t *next_at = (gated && is_up ? p.up : p.weight) + at;
     uint32_t first = ring_first<type>(part);
-    in.at += (size_t)first * 64;
+    ahead_rows rows[2];
+    if (tiles == 1) {
+        load_ahead(rows[0], in, first);
+    }
     for (uint32_t step = first; step < part.end; step += quant::ring * FG_GPU_UNIT_STEPS) {
         fg_gpu_scales<type> own;
         fg_gpu_ready_scales<type>(own, ring.raw);
@@ -118,10 +157,13 @@ static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg
 #pragma unroll
         for (uint32_t i = 0; i < quant::ring; i++) {
             uint32_t inner = i * FG_GPU_UNIT_STEPS;
-            if (is_in(part, step + inner)) {
-                use_unit<type, tiles, aligned>(ring.codes[i], own, in, part, step + inner, i, sums);
+            if (tiles == 1) {
+                load_ahead(rows[(i + 1) % 2], in, step + inner + FG_GPU_UNIT_STEPS);
             }
-            in.at += FG_GPU_UNIT_STEPS * 64;
+            if (is_in(part, step + inner)) {
+                use_unit<type, tiles, aligned>(ring.codes[i], own, in, rows[i % 2], part,
+                                               step + inner, i, sums);
+            }
             if (is_in(part, next + inner)) {
                 fg_gpu_load_codes<type>(ring.codes[i], next_at + i * quant::unit_bytes, lane);
             }
@@ -145,7 +187,11 @@ template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, boo
     bool large = quant::high_bits == 2 || (quant::high_bits == 1 && (gated || tiles <= 2)) ||
                  (quant::has_minima && gated && tiles == 1) ||
                  (quant::is_bytes && gated && tiles == 2) || (gated && tiles == 4);
-    return (tiles <= 2 ? 4 : tiles <= 4 ? 3 : 2) - (large && tiles < 8 ? 1 : 0);
+    return (tiles == 1   ? 3
+            : tiles == 2 ? 4
+            : tiles <= 4 ? 3
+                         : 2) -
+           (large && tiles > 1 && tiles < 8 ? 1 : 0);
 }
 
 /* Blocks: x a tile of rows, y a strip, so that neighbours read the same weights. `aligned`: parts are whole units. */
@@ -172,8 +218,9 @@ static __global__ __launch_bounds__(
     /* What is read of rows that there are not would only be seen in sums that nobody takes. */
     uint32_t row = row_first + lane / 4;
     few_in in;
-    in.at = set.in + fg_gpu_pair_at(row_first, 0, set.columns) + lane;
-    in.tile_words = set.columns / 8 * 32;
+    in.at = set.in + (size_t)(row_first / FG_GPU_BLOCK) * (FG_GPU_BLOCK / 2) * set.columns + lane;
+    in.columns = set.columns;
+    in.tile_first = row_first % FG_GPU_BLOCK / 8;
     in.real_tiles = row < set.rows ? (set.rows - row + 7) / 8 : 0;
     quant_ring<type> ring;
     fg_gpu_let_next();

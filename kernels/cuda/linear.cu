@@ -124,7 +124,7 @@ static uint32_t add_product(fg_gpu_products *set, uint32_t strips, const fg_gpu_
 static void run_many(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                      bool gated, bool may_split)
 {
-    if (set.rows < FG_GPU_WIDE_ROWS || !fg_gpu_wide(stream, set, strips, gated, may_split)) {
+    if (!fg_gpu_wide(stream, set, strips, gated, may_split)) {
         fg_gpu_tall(stream, set, strips, gated, may_split && !gated);
     }
 }
@@ -158,7 +158,7 @@ static void run_expanded(fg_device_stream *stream, uint32_t type, const fg_gpu_p
             used += count * strip_bytes;
             if (gated) {
                 piece.up = stream->expanded + used;
-                piece.pairs += fg_gpu_pair_at(0, first * FG_GPU_STRIP, p.pair_columns);
+                piece.pair_first = first * FG_GPU_STRIP;
                 fg_gpu_expand(stream, type, p.up, all.steps, first, count, stream->expanded + used);
                 used += count * strip_bytes;
             } else {
@@ -177,9 +177,7 @@ static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_product
                          bool may_split)
 {
     bool quant = fg_gpu_is_quant(type);
-    uint32_t few_rows = gated ? (uint32_t)FG_GPU_FEW_GATED_ROWS : (uint32_t)FG_GPU_FEW_ROWS;
-    few_rows = quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : few_rows;
-    bool is_few = set.rows <= few_rows;
+    bool is_few = set.rows <= (quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : (uint32_t)FG_GPU_FEW_ROWS);
     if (quant && !is_few) {
         run_expanded(stream, type, set, gated, may_split);
         return;
@@ -238,8 +236,7 @@ static void gated_apart(fg_device_stream *stream, const fg_gated *gated, const f
 {
     uint32_t outputs = gated->gate.outputs;
     size_t each = (size_t)2 * outputs;
-    uint32_t most = (uint32_t)(stream->work_floats / each) / 8 * 8;
-    most = most == 0 ? 8 : most;
+    uint32_t most = (uint32_t)(stream->work_floats / each) / FG_GPU_BLOCK * FG_GPU_BLOCK;
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
@@ -335,7 +332,7 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
                      uint32_t rows, uint32_t *choices, float *tops)
 {
     stream->sequence++;
-    uint32_t most = (uint32_t)(stream->work_floats / weight->outputs) / 8 * 8;
+    uint32_t most = (uint32_t)(stream->work_floats / weight->outputs) / FG_GPU_BLOCK * FG_GPU_BLOCK;
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
@@ -352,8 +349,8 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
     }
 }
 
-void fg_cuda_linear_prepare(void)
+void fg_cuda_linear_prepare(fg_device *device)
 {
     fg_gpu_tall_prepare();
-    fg_gpu_wide_prepare();
+    device->wide = fg_gpu_wide_prepare();
 }

@@ -15,8 +15,9 @@ typedef struct fg_gpu_product {
     float *out;
     uint32_t *pairs; /* of gated ones, in place of `out` */
     uint32_t outputs, stride;
-    uint32_t pair_columns; /* of gated ones: outputs of the whole matrix */
-    uint32_t strip_first;  /* of all strips of the launch */
+    uint32_t pair_first,
+        pair_columns;     /* of gated ones: where these outputs are in the whole matrix */
+    uint32_t strip_first; /* of all strips of the launch */
     bool accumulate;
 } fg_gpu_product;
 
@@ -68,7 +69,7 @@ static __device__ __forceinline__ void fg_gpu_put_gated(const fg_gpu_product &p,
     uint32_t to_row = even ? row : row + 1;
     uint32_t k = even ? output : output - 1;
     if (to_row < rows && k < p.outputs) {
-        p.pairs[fg_gpu_pair_at(to_row, k, p.pair_columns)] =
+        p.pairs[fg_gpu_pair_at(to_row, p.pair_first + k, p.pair_columns)] =
             even ? fg_bf16_pair(first, first_other) : fg_bf16_pair(second_other, second);
     }
 }
@@ -79,7 +80,7 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 }
 
 /* few.cu: up to so many rows. */
-enum { FG_GPU_FEW_ROWS = 32, FG_GPU_FEW_GATED_ROWS = 24 };
+enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
 
 /* few_quant.cu: weights of one quantised type, any number of rows; from so many rows on, expanding them is faster. */
@@ -101,9 +102,9 @@ void fg_gpu_tall_prepare(void);
 void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs);
 
 /* wide.cu: false, and nothing done, where the device or the parts do not suit it. Strips as for fg_gpu_tall. */
-enum { FG_GPU_WIDE_ROWS = 33 }; /* from so many on it is the faster one */
 bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split);
-void fg_gpu_wide_prepare(void);
+/* Once per device: whether it has these kernels. */
+bool fg_gpu_wide_prepare(void);
 
 #endif

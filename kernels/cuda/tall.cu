@@ -67,8 +67,9 @@ static __device__ __forceinline__ void load_rows(tall_stage<row_tiles> *stage,
         uint32_t tile = i / tile_pieces, inner = i % tile_pieces;
         uint32_t row = place.row + tile * 8;
         bool real = row < set.rows && step + inner / 16 < set.steps;
-        const uint32_t *from =
-            set.in + ((size_t)(row / 8) * (set.columns / 8) + (size_t)step * 2) * 32 + inner * 4;
+        const uint32_t *from = set.in +
+                               fg_gpu_pair_at(row, (step + inner / 16) * FG_GPU_STEP, set.columns) +
+                               inner % 16 * 4;
         fg_copy16(&stage->rows[tile][0][0] + inner * 4, real ? from : set.in, real);
     }
 }

@@ -1,7 +1,7 @@
 /*
  * emulated_check - whether the emulation of CUDA (kernels/cuda/emulated.h) does what a GPU does. Prints a line per
- * check, exits with 1 if one failed; with --speed also what a switch and a product take. Built as C++ with
- * FG_GPU_EMULATED.
+ * check and `N passed, N failed`, exits with 1 if one failed; with --speed also what a switch and a product take. Built
+ * as C++ with FG_GPU_EMULATED.
  */
 #include <math.h>
 #include <signal.h>
@@ -15,7 +15,6 @@
 
 #include "kernels/cuda/gpu.h"
 
-static bool failed;
 static char why[256];
 
 static void fg_gpu_check(cudaError_t error, const char *what)
@@ -574,18 +573,21 @@ int main(int argc, char **argv)
         { "memory", check_memory },     { "protection", check_protection },
         { "misuse", check_misuse },     { "numbers", check_numbers },
     };
+    uint32_t passed = 0, failed = 0;
     for (const auto &check : checks) {
         why[0] = '\0';
         check.check();
         if (why[0] == '\0') {
-            printf("ok %s\n", check.name);
+            printf("ok - %s\n", check.name);
+            passed++;
         } else {
-            printf("FAILED %s: %s\n", check.name, why);
-            failed = true;
+            printf("not ok - %s: %s\n", check.name, why);
+            failed++;
         }
     }
     if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
         show_speed();
     }
-    return failed ? 1 : 0;
+    printf("%u passed, %u failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
 }

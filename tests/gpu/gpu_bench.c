@@ -170,7 +170,7 @@ static fg_activations take_rows(bench *b, uint32_t rows, uint32_t columns)
     float *host = random_floats(&rng, count, 1.0f);
     fg_activations a = { .columns = columns };
     a.values = take(b, count * sizeof(float));
-    a.pairs = take(b, (size_t)(rows + 7) / 8 * 8 * fg_pair_stride(columns) * sizeof(uint32_t));
+    a.pairs = take(b, (size_t)(rows + 63) / 64 * 64 * fg_pair_stride(columns) * sizeof(uint32_t));
     fg_device_copy(b->stream, a.values, host, count * sizeof(float));
     wait_for(b);
     fg_op_prepare(b->stream, &a, FG_FORM_PAIRS, rows);
@@ -214,7 +214,8 @@ static void bench_products(bench *b)
             }
             job.rows = rows[r];
             job.in = take_rows(b, rows[r], shapes[s].columns);
-            float *out = take(b, (size_t)rows[r] * shapes[s].outputs * sizeof(float));
+            float *out =
+                take(b, (size_t)(rows[r] + 63) / 64 * 64 * shapes[s].outputs * sizeof(float));
             job.linear = (fg_linear){ .out = out, .out_stride = shapes[s].outputs };
             job.gated = (fg_gated){ .forms = FG_FORM_PAIRS,
                                     .out = { .columns = shapes[s].outputs,

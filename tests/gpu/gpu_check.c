@@ -39,7 +39,7 @@ static void tell(check *c, bool good, const char *format, ...)
     if (!good) {
         va_list list;
         va_start(list, format);
-        printf("FAILED ");
+        printf("not ok - ");
         vprintf(format, list);
         printf("\n");
         va_end(list);
@@ -139,7 +139,7 @@ typedef struct rows_in {
 
 static size_t pair_words(uint32_t rows, uint32_t columns)
 {
-    return (size_t)(rows + 7) / 8 * 8 * fg_pair_stride(columns);
+    return (size_t)(rows + 63) / 64 * 64 * fg_pair_stride(columns);
 }
 
 static rows_in make_rows(check *c, uint32_t rows, uint32_t columns)
@@ -274,8 +274,9 @@ static void check_linear(check *c, const product_case *p)
 
 static float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_t columns)
 {
-    uint32_t word =
-        pairs[((size_t)(row / 8) * (columns / 8) + k / 8) * 32 + row % 8 * 4 + k % 8 / 2];
+    uint32_t first = k / 64 * 64, width = columns - first < 64 ? columns - first : 64;
+    uint32_t word = pairs[(size_t)(row / 64) * 32 * columns + (size_t)first * 32 +
+                          row % 64 / 8 * width * 4 + k % 64 / 8 * 32 + row % 8 * 4 + k % 8 / 2];
     return fg_bf16_to_f32((uint16_t)(k % 2 == 0 ? word : word >> 16));
 }
 

@@ -123,9 +123,20 @@ def wait_for(what, condition, timeout_s=WAIT_S):
         time.sleep(0.02)
 
 
+def device():
+    """What computes in the processes that a suite starts: FORGE_TEST_DEVICE, the CPU without it."""
+    return os.environ.get("FORGE_TEST_DEVICE") or "cpu"
+
+
+KEPT = ("FORGE_CORPUS", "FORGE_CUDA_PLUGIN", "FORGE_EMULATED_MEMORY_MIB")
+
+
 def plain_environment(**more):
-    """The environment without the options that whoever runs the tests may have set, and with these."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORGE_") or k == "FORGE_CORPUS"}
+    """The environment without the options that whoever runs the tests may have set, and with these. Every process
+    computes on device(), unless its options say otherwise."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FORGE_") or k in KEPT}
+    if device() != "cpu":
+        kept["FORGE_DEVICE"] = device()
     return {**kept, **more}
 
 
