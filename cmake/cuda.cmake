@@ -3,8 +3,16 @@
 include(CheckLanguage)
 file(GLOB FORGE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
 
+# AUTO builds it for the machine that it is on: compiling for all architectures takes minutes.
 set(FORGE_CUDA_FOUND OFF)
-if(NOT FORGE_CUDA STREQUAL "OFF" AND FORGE_CUDA_SOURCES)
+set(cuda_wanted ${FORGE_CUDA})
+if(FORGE_CUDA STREQUAL "AUTO")
+    set(cuda_wanted OFF)
+    if(EXISTS /dev/nvidiactl)
+        set(cuda_wanted ON)
+    endif()
+endif()
+if(cuda_wanted AND FORGE_CUDA_SOURCES)
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
         # What the compiler is tried with; the plugin has its own list.
@@ -18,7 +26,8 @@ if(FORGE_CUDA STREQUAL "ON" AND NOT FORGE_CUDA_FOUND)
     message(FATAL_ERROR "FORGE_CUDA=ON: no CUDA compiler found: install the CUDA toolkit, name its compiler with "
                         "-DCMAKE_CUDA_COMPILER=/path/to/nvcc, or use AUTO or OFF")
 elseif(FORGE_CUDA STREQUAL "AUTO" AND NOT FORGE_CUDA_FOUND)
-    message(STATUS "No CUDA compiler: the CUDA back end (forge_cuda.so) is not built")
+    message(STATUS "No NVIDIA device or no CUDA compiler: the CUDA back end (forge_cuda.so) is not built "
+                   "(-DFORGE_CUDA=ON builds it without a device)")
 endif()
 
 set(FORGE_CUDA_EMULATED OFF)

@@ -18,6 +18,8 @@ struct fg_gpu_memory {
     void *memory;
 };
 
+bool fg_gpu_early;
+
 void fg_gpu_check(cudaError_t error, const char *what)
 {
     if (error != cudaSuccess) {
@@ -168,6 +170,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     /* Tensor cores of different generations may round sums differently. */
     snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g1", facts.major, facts.minor);
     cut_heads(device);
+    fg_gpu_early = facts.major >= 9;
     fg_cuda_linear_prepare(device);
     fg_cuda_attend_prepare();
     *device_out = device;

@@ -18,6 +18,9 @@
 /* Dynamic shared memory of a block. */
 #define FG_SHARED_BYTES(name) extern __shared__ __align__(128) unsigned char name[]
 
+/* The device has launches that begin early: sm_90 and newer. */
+extern bool fg_gpu_early;
+
 /* Starts a kernel. `early`: it may begin while the kernel before it ends, and calls fg_gpu_wait before it reads what
  * that one wrote (and every kernel of such a chain does). */
 #define FG_LAUNCH(kernel, grid, block, shared_bytes, queue, early, ...)                            \
@@ -31,7 +34,7 @@
         attribute_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                        \
         attribute_.val.programmaticStreamSerializationAllowed = 1;                                 \
         config_.attrs = &attribute_;                                                               \
-        config_.numAttrs = (early) ? 1 : 0;                                                        \
+        config_.numAttrs = (early) && fg_gpu_early ? 1 : 0;                                        \
         fg_gpu_check(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), #kernel);                  \
     } while (0)
 

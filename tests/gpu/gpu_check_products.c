@@ -1,0 +1,475 @@
+/*
+ * Products, and what is chosen from them.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/mem.h"
+#include "common/model/sampler.h"
+#include "tests/gpu/gpu_check.h"
+
+/* ---- products ---- */
+
+static const uint32_t row_counts[] = {
+    1, 2, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64, 65, 128, 129, 200
+};
+enum { ROW_COUNTS = sizeof row_counts / sizeof *row_counts };
+
+static bool is_tensor(uint32_t type)
+{
+    return type != FG_F32 && type != FG_F16;
+}
+
+/* One output by the contract, and the sum of magnitudes, which errors of float sums are held against. */
+static double product_of(uint32_t type, const float *w, const float *x, uint32_t columns,
+                         double *size_out)
+{
+    double sum = 0.0, size = 0.0;
+    float chain = 0.0f;
+    for (uint32_t k = 0; k < columns; k++) {
+        float a = is_tensor(type) ? brain(w[k]) : w[k], b = is_tensor(type) ? brain(x[k]) : x[k];
+        sum += (double)a * b;
+        size += fabs((double)a * b);
+        chain = fmaf(w[k], x[k], chain);
+    }
+    *size_out = size;
+    return is_tensor(type) ? sum : chain;
+}
+
+typedef struct product_case {
+    uint32_t type, outputs, columns;
+    uint32_t up_type; /* of gated ones; 0: as `type` */
+} product_case;
+
+/* All rows at once; then fewer, whose bits must be the same. */
+static void check_linear(check *c, const product_case *p)
+{
+    enum { ROWS = 200 };
+    uint32_t most = c->quick ? 65 : ROWS;
+    fg_matrix matrix;
+    void *data = random_matrix(&c->rng, p->type, p->outputs, p->columns, &matrix);
+    float *weights = unpacked(&matrix);
+    fg_panels panels;
+    fg_error err;
+    if (fg_device_pack(c->device, &matrix, &panels, &err) != FG_OK) {
+        tell(c, false, "pack %s: %s", fg_dtype_name(p->type), err.text);
+        return;
+    }
+    rows_in in = make_rows(c, most, p->columns);
+    size_t count = (size_t)most * p->outputs;
+    float *out = put(c, NULL, count * sizeof(float));
+    float *all = fg_mem_array(count, sizeof(float)), *some = fg_mem_array(count, sizeof(float));
+    fg_linear linear = { .weight = panels, .out = out, .out_stride = p->outputs };
+    poison(c, out, count);
+    fg_op_linear(c->stream, &linear, 1, &in.a, most);
+    get(c, all, out, count * sizeof(float));
+    double worst = 0.0;
+    for (uint32_t row = 0; row < most; row++) {
+        for (uint32_t o = 0; o < p->outputs; o++) {
+            double size, want = product_of(p->type, weights + (size_t)o * p->columns,
+                                           in.host + (size_t)row * p->columns, p->columns, &size);
+            double error = fabs(all[(size_t)row * p->outputs + o] - want) / (size + 1e-30);
+            worst = error > worst || isnan(error) ? error : worst;
+        }
+    }
+    tell(c, is_tensor(p->type) ? worst < 2e-6 : worst == 0.0,
+         "linear %s %ux%u: worst error %.3g of the sizes", fg_dtype_name(p->type), p->columns,
+         p->outputs, worst);
+    for (uint32_t i = 0; i < ROW_COUNTS && row_counts[i] <= most; i++) {
+        uint32_t rows = row_counts[i];
+        poison(c, out, count);
+        fg_op_linear(c->stream, &linear, 1, &in.a, rows);
+        get(c, some, out, count * sizeof(float));
+        tell(c, memcmp(all, some, (size_t)rows * p->outputs * sizeof(float)) == 0,
+             "linear %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type), p->columns,
+             p->outputs, rows, most);
+        uint32_t unused;
+        memcpy(&unused, some + (size_t)rows * p->outputs - 1 + (rows < most), sizeof unused);
+        tell(c, rows == most || unused == UINT32_MAX, "linear %s: %u rows wrote more rows",
+             fg_dtype_name(p->type), rows);
+    }
+    /* Added to what is there, twice in one call. */
+    fg_linear both[3] = { linear, linear, linear };
+    float *second = put(c, NULL, count * sizeof(float)),
+          *third = put(c, NULL, count * sizeof(float));
+    both[1].out = second;
+    both[2].out = third;
+    both[2].accumulate = true;
+    fg_device_copy(c->stream, third, all == NULL ? NULL : out, count * sizeof(float));
+    uint32_t rows = 5;
+    fg_op_linear(c->stream, both, 3, &in.a, rows);
+    get(c, some, second, count * sizeof(float));
+    tell(c, memcmp(all, some, (size_t)rows * p->outputs * sizeof(float)) == 0,
+         "linear %s: second of three", fg_dtype_name(p->type));
+    get(c, some, third, count * sizeof(float));
+    bool doubled = true;
+    for (size_t i = 0; i < (size_t)rows * p->outputs; i++) {
+        doubled = doubled && some[i] == all[i] + all[i];
+    }
+    tell(c, doubled, "linear %s: added to what was there", fg_dtype_name(p->type));
+    drop(c, second);
+    drop(c, third);
+    drop(c, out);
+    drop_rows(c, &in);
+    fg_mem_free(all);
+    fg_mem_free(some);
+    fg_mem_free(weights);
+    fg_mem_free(data);
+}
+
+static void check_gated(check *c, const product_case *p)
+{
+    uint32_t most = c->quick ? 65 : 200;
+    uint32_t up_type = p->up_type == 0 ? p->type : p->up_type;
+    fg_matrix matrices[2];
+    void *data[2];
+    float *weights[2];
+    fg_panels panels[2];
+    for (int i = 0; i < 2; i++) {
+        data[i] = random_matrix(&c->rng, i == 0 ? p->type : up_type, p->outputs, p->columns,
+                                &matrices[i]);
+        weights[i] = unpacked(&matrices[i]);
+        FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
+    }
+    rows_in in = make_rows(c, most, p->columns);
+    bool tensor = is_tensor(p->type);
+    size_t words = pair_words(most, p->outputs), count = (size_t)most * p->outputs;
+    fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = tensor ? FG_FORM_PAIRS : 0 };
+    gated.out.columns = p->outputs;
+    gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
+    gated.out.values = put(c, NULL, count * sizeof(float));
+    uint32_t *all = fg_mem_array(words, sizeof *all), *some = fg_mem_array(words, sizeof *some);
+    float *values = fg_mem_array(count, sizeof *values);
+    fg_op_gated(c->stream, &gated, &in.a, most);
+    get(c, all, gated.out.pairs, words * sizeof(uint32_t));
+    get(c, values, gated.out.values, count * sizeof(float));
+    double worst = 0.0;
+    for (uint32_t row = 0; row < most; row++) {
+        for (uint32_t o = 0; o < p->outputs; o++) {
+            double size, up_size;
+            const float *x = in.host + (size_t)row * p->columns;
+            double g =
+                product_of(p->type, weights[0] + (size_t)o * p->columns, x, p->columns, &size);
+            double u =
+                product_of(up_type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
+            double want = g / (1.0 + exp(-g)) * u;
+            double got =
+                tensor ? pair_value(all, row, o, p->outputs) : values[(size_t)row * p->outputs + o];
+            double error = fabs(got - want) / (fabs(want) + 1e-4 * size * up_size + 1e-6);
+            worst = error > worst || isnan(error) ? error : worst;
+        }
+    }
+    tell(c, worst < 0.005, "gated %s %ux%u: worst error %.3g", fg_dtype_name(p->type), p->columns,
+         p->outputs, worst);
+    for (uint32_t i = 0; tensor && i < ROW_COUNTS && row_counts[i] <= most; i++) {
+        uint32_t rows = row_counts[i];
+        poison(c, (float *)gated.out.pairs, words);
+        fg_op_gated(c->stream, &gated, &in.a, rows);
+        get(c, some, gated.out.pairs, words * sizeof(uint32_t));
+        bool same = true;
+        for (uint32_t row = 0; row < rows; row++) {
+            for (uint32_t o = 0; o < p->outputs; o++) {
+                same = same &&
+                       pair_value(all, row, o, p->outputs) == pair_value(some, row, o, p->outputs);
+            }
+        }
+        tell(c, same, "gated %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type),
+             p->columns, p->outputs, rows, most);
+    }
+    drop(c, gated.out.pairs);
+    drop(c, gated.out.values);
+    drop_rows(c, &in);
+    for (int i = 0; i < 2; i++) {
+        fg_mem_free(weights[i]);
+        fg_mem_free(data[i]);
+    }
+    fg_mem_free(all);
+    fg_mem_free(some);
+    fg_mem_free(values);
+}
+
+/* Quantised weights lie in units of 64 columns: parts that begin and end within one, and strips that do. */
+static void check_units(check *c, uint32_t type)
+{
+    static const uint32_t small[] = { 32, 96, 160, 576, 800, 1056 };
+    static const uint32_t large[] = { 256, 512, 1280, 1792 };
+    bool super = fg_dtype_block_count(type) == 256;
+    uint32_t count = super ? sizeof large / sizeof *large : sizeof small / sizeof *small;
+    for (uint32_t i = 0; i < count; i++) {
+        product_case p = { type, i % 2 == 0 ? 40 : 16, super ? large[i] : small[i] };
+        check_linear(c, &p);
+        p.outputs = 32;
+        check_gated(c, &p);
+    }
+}
+
+/* More than is expanded at a time for many rows, against few rows, which expand nothing. */
+static void check_pieces(check *c)
+{
+    enum { MANY = 72, FEW = 40, LINEARS = 3 };
+    uint32_t outputs = c->quick ? 272 : 16416, columns = c->quick ? 1024 : 4096;
+    fg_matrix matrices[2];
+    void *data[2];
+    fg_panels panels[2];
+    for (int i = 0; i < 2; i++) {
+        data[i] = random_matrix(&c->rng, FG_Q4_0, outputs, columns, &matrices[i]);
+        FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
+    }
+    rows_in in = make_rows(c, MANY, columns);
+    size_t words = pair_words(MANY, outputs), count = (size_t)MANY * outputs;
+    fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = FG_FORM_PAIRS };
+    gated.out.columns = outputs;
+    gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
+    uint32_t *pairs[2] = { fg_mem_array(words, sizeof **pairs),
+                           fg_mem_array(words, sizeof **pairs) };
+    fg_linear linears[LINEARS];
+    float *values[2] = { fg_mem_array(count, sizeof **values),
+                         fg_mem_array(count, sizeof **values) };
+    for (int i = 0; i < LINEARS; i++) {
+        linears[i] = (fg_linear){ .weight = panels[i % 2],
+                                  .out = put(c, NULL, count * sizeof(float)),
+                                  .out_stride = outputs };
+    }
+    bool same = true, same_gated = true;
+    for (int turn = 0; turn < 2; turn++) {
+        poison(c, (float *)gated.out.pairs, words);
+        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? MANY : FEW);
+        get(c, pairs[turn], gated.out.pairs, words * sizeof(uint32_t));
+    }
+    for (uint32_t row = 0; row < FEW; row++) {
+        for (uint32_t o = 0; o < outputs; o++) {
+            same_gated = same_gated && pair_value(pairs[0], row, o, outputs) ==
+                                           pair_value(pairs[1], row, o, outputs);
+        }
+    }
+    fg_op_linear(c->stream, linears, LINEARS, &in.a, MANY);
+    for (int i = 0; i < LINEARS; i++) {
+        get(c, values[0], linears[i].out, count * sizeof(float));
+        poison(c, linears[i].out, count);
+        fg_op_linear(c->stream, &linears[i], 1, &in.a, FEW);
+        get(c, values[1], linears[i].out, count * sizeof(float));
+        same = same && memcmp(values[0], values[1], (size_t)FEW * outputs * sizeof(float)) == 0;
+        drop(c, linears[i].out);
+    }
+    tell(c, same, "linear %ux%u in pieces: other bits", columns, outputs);
+    tell(c, same_gated, "gated %ux%u in pieces: other bits", columns, outputs);
+    drop(c, gated.out.pairs);
+    drop_rows(c, &in);
+    for (int i = 0; i < 2; i++) {
+        fg_mem_free(data[i]);
+        fg_mem_free(pairs[i]);
+        fg_mem_free(values[i]);
+    }
+}
+
+void check_products(check *c)
+{
+    open_device(c, 4, 2, 64);
+    for (uint32_t i = 0; i < TYPES; i++) {
+        bool super = fg_dtype_block_count(types[i]) == 256;
+        product_case cases[] = { { types[i], 48, super ? 256 : 64 },
+                                 { types[i], 100, super ? 768 : 576 },
+                                 { types[i], 272, super ? 2048 : 1536 } };
+        for (uint32_t j = 0; j < (c->quick ? 2u : 3u); j++) {
+            check_linear(c, &cases[j]);
+            cases[j].outputs = cases[j].outputs / 16 * 16;
+            check_gated(c, &cases[j]);
+        }
+        if (fg_dtype_block_count(types[i]) > 1) {
+            check_units(c, types[i]);
+        }
+    }
+    product_case tall = { FG_BF16, 1000, 4096 };
+    if (!c->quick) {
+        check_linear(c, &tall);
+    }
+    product_case mixed = { FG_Q4_K, 64, 768, FG_Q6_K };
+    check_gated(c, &mixed);
+    check_pieces(c);
+    close_device(c);
+}
+
+void check_highest(check *c)
+{
+    enum { OUTPUTS = 999, COLUMNS = 64, ROWS = 70 };
+    open_device(c, 4, 2, 64);
+    fg_matrix matrix;
+    void *data = random_matrix(&c->rng, FG_BF16, OUTPUTS, COLUMNS, &matrix);
+    uint16_t *weights = data;
+    /* Two outputs that are equal, and one that is no number for any row. */
+    memcpy(weights + 700 * COLUMNS, weights + 300 * COLUMNS, COLUMNS * 2);
+    weights[10 * COLUMNS + 3] = 0x7FC0;
+    fg_panels panels;
+    FG_ASSERT(fg_device_pack(c->device, &matrix, &panels, NULL) == FG_OK);
+    rows_in in = make_rows(c, ROWS, COLUMNS);
+    for (uint32_t k = 0; k < COLUMNS; k++) {
+        in.host[5 * COLUMNS + k] = k == 0 ? NAN : 0.0f;
+        /* Row 6 points where outputs 300 and 700 do. */
+        in.host[6 * COLUMNS + k] = 100.0f * fg_bf16_to_f32(weights[300 * COLUMNS + k]);
+    }
+    fg_device_copy(c->stream, in.a.values, in.host, ROWS * COLUMNS * sizeof(float));
+    fg_op_prepare(c->stream, &in.a, FG_FORM_PAIRS, ROWS);
+    float *out = put(c, NULL, ROWS * OUTPUTS * sizeof(float)),
+          *logits = fg_mem_array(ROWS * OUTPUTS, sizeof(float));
+    fg_linear linear = { .weight = panels, .out = out, .out_stride = OUTPUTS };
+    fg_op_linear(c->stream, &linear, 1, &in.a, ROWS);
+    get(c, logits, out, ROWS * OUTPUTS * sizeof(float));
+    uint32_t *choices = fg_device_alloc(c->device, FG_MEMORY_SHARED, ROWS * sizeof *choices);
+    float *tops = fg_device_alloc(c->device, FG_MEMORY_SHARED, ROWS * sizeof *tops);
+    const uint32_t counts[] = { 1, 9, 33, ROWS };
+    for (int i = 0; i < 4; i++) {
+        fg_op_highest(c->stream, &panels, &in.a, counts[i], choices, tops);
+        wait_for(c);
+        for (uint32_t row = 0; row < counts[i]; row++) {
+            uint32_t want = 0;
+            float top = -INFINITY;
+            for (uint32_t o = 0; o < OUTPUTS; o++) {
+                if (logits[row * OUTPUTS + o] > top) {
+                    top = logits[row * OUTPUTS + o];
+                    want = o;
+                }
+            }
+            tell(c, choices[row] == want && tops[row] == top,
+                 "highest: row %u of %u is %u (%g), not %u (%g)", row, counts[i], want, (double)top,
+                 choices[row], (double)tops[row]);
+        }
+    }
+    tell(c, choices[6] == 300, "highest: the first of equal ones, not %u", choices[6]);
+    fg_device_free(c->device, FG_MEMORY_SHARED, choices, 0);
+    fg_device_free(c->device, FG_MEMORY_SHARED, tops, 0);
+    drop(c, out);
+    drop_rows(c, &in);
+    fg_mem_free(logits);
+    fg_mem_free(data);
+    close_device(c);
+}
+
+/* ---- choices, as the sampler makes them on the CPU ---- */
+
+/* Logits of some kind: usual ones, with ties, with what is no number. */
+static void fill_logits(check *c, uint32_t kind, float *row, uint32_t columns)
+{
+    uint32_t one = (uint32_t)fg_rng_below(&c->rng, columns),
+             other = (uint32_t)fg_rng_below(&c->rng, columns);
+    float size = kind % 3 == 0 ? 2.0f : kind % 3 == 1 ? 8.0f : 30.0f;
+    for (uint32_t i = 0; i < columns; i++) {
+        float u = (float)(fg_rng_next(&c->rng) >> 40) * 0x1p-24f;
+        float x = size * (2.0f * u - 1.0f);
+        row[i] = kind == 3                               ? 1.5f
+                 : kind == 4 || kind == 5                ? rintf(x)
+                 : kind == 6                             ? NAN
+                 : kind == 7                             ? -INFINITY
+                 : kind == 8 && fg_rng_below(&c->rng, 3) ? NAN
+                 : kind == 9 && i % 100 != one % 100     ? -INFINITY
+                                                         : x;
+    }
+    if (kind == 10 || kind == 11) {
+        row[one] = INFINITY;
+        row[kind == 10 ? one : other] = INFINITY;
+    } else if (kind == 12) {
+        row[one] = 200.0f;
+    } else if (kind == 13) {
+        row[0] = NAN;
+        row[columns - 1] = -0.0f;
+    }
+}
+
+static fg_sampling draw_sampling(check *c, bool narrow)
+{
+    static const float temperatures[] = { 0.0f, 0.1f, 0.5f, 0.7f, 1.0f, 1.3f, 2.0f, 5.0f };
+    static const float least[] = { 0.0f, 0.0f, 0.01f, 0.1f, 0.5f, 1.0f };
+    static const float shares[] = { 1.0f, 0.0f, 0.3f, 0.8f, 0.9f, 0.95f, 0.999f };
+    static const uint32_t ranks[] = { 0, 0, 0, 1, 2, 5, 40, 50, 100, 500, 1024, 5000 };
+    return (fg_sampling){ .temperature = temperatures[fg_rng_below(&c->rng, 8)],
+                          .top_p = narrow ? shares[fg_rng_below(&c->rng, 7)] : 1.0f,
+                          .top_k = narrow ? ranks[fg_rng_below(&c->rng, 12)] : 0,
+                          .min_p = least[fg_rng_below(&c->rng, 6)],
+                          .seed = fg_rng_next(&c->rng) };
+}
+
+static void check_choices(check *c, uint32_t columns, uint32_t rows, uint32_t rounds, bool narrow)
+{
+    uint32_t left = 0, drawn = 0;
+    enum { KINDS = 14 };
+    size_t bytes = (size_t)rows * columns * sizeof(float);
+    float *logits = fg_mem_array((size_t)rows * columns, sizeof *logits), *there;
+    there = put(c, NULL, bytes);
+    fg_sampling *samplings = fg_mem_array(rows, sizeof *samplings);
+    fg_sampler *sampler = fg_sampler_create(columns);
+    fg_choice_row *wanted =
+        fg_device_alloc(c->device, FG_MEMORY_SHARED, (size_t)rows * sizeof *wanted);
+    uint32_t *choices = fg_device_alloc(c->device, FG_MEMORY_SHARED, rows * sizeof *choices);
+    float *tops = fg_device_alloc(c->device, FG_MEMORY_SHARED, rows * sizeof *tops);
+    const fg_choose args = {
+        .logits = there, .columns = columns, .wanted = wanted, .choices = choices, .tops = tops
+    };
+    for (uint32_t round = 0; round < rounds; round++) {
+        for (uint32_t row = 0; row < rows; row++) {
+            fill_logits(c, (row + round) % (2 * KINDS), logits + (size_t)row * columns, columns);
+            samplings[row] = draw_sampling(c, narrow);
+            wanted[row] = (fg_choice_row){ .seed = samplings[row].seed,
+                                           .choice = (uint32_t)fg_rng_below(&c->rng, 3),
+                                           .position = (uint32_t)fg_rng_below(&c->rng, 100000),
+                                           .temperature = samplings[row].temperature,
+                                           .top_p = samplings[row].top_p,
+                                           .top_k = samplings[row].top_k,
+                                           .min_p = samplings[row].min_p,
+                                           .wanted = fg_rng_below(&c->rng, 16) != 0 };
+            choices[row] = UINT32_MAX - 1;
+        }
+        fg_device_copy(c->stream, there, logits, bytes);
+        fg_op_choose(c->stream, &args, rows);
+        wait_for(c);
+        for (uint32_t row = 0; row < rows; row++) {
+            const fg_choice_row *w = &wanted[row];
+            const float *at = logits + (size_t)row * columns;
+            if (narrow && w->wanted != 0) {
+                drawn++;
+                left += choices[row] == FG_CHOICE_NONE;
+                if (choices[row] == FG_CHOICE_NONE) {
+                    continue;
+                }
+            }
+            uint32_t want = w->wanted == 0 ? UINT32_MAX - 1
+                                           : fg_sampler_pick(sampler, at, &samplings[row],
+                                                             w->choice, w->position);
+            tell(
+                c, choices[row] == want,
+                "choose: row %u of %u: %u, not %u of %u (temperature %g, top-p %g, min-p %g, top-k "
+                "%u)",
+                row, rows, choices[row], want, columns, (double)w->temperature, (double)w->top_p,
+                (double)w->min_p, w->top_k);
+            tell(c, want == UINT32_MAX - 1 || memcmp(&tops[row], &at[want], sizeof *tops) == 0,
+                 "choose: row %u of %u: logit %g, not %g", row, rows, (double)tops[row],
+                 want == UINT32_MAX - 1 ? 0.0 : (double)at[want]);
+        }
+    }
+    tell(c, left <= drawn / 2, "choose: %u of %u rows of %u left to the host", left, drawn,
+         columns);
+    if (narrow) {
+        printf("choose: %u of %u rows of %u left to the host\n", left, drawn, columns);
+    }
+    fg_device_free(c->device, FG_MEMORY_SHARED, wanted, 0);
+    fg_device_free(c->device, FG_MEMORY_SHARED, choices, 0);
+    fg_device_free(c->device, FG_MEMORY_SHARED, tops, 0);
+    fg_sampler_destroy(sampler);
+    drop(c, there);
+    fg_mem_free(samplings);
+    fg_mem_free(logits);
+}
+
+void check_choose(check *c)
+{
+    open_device(c, 4, 2, 64);
+    for (int narrow = 0; narrow < 2; narrow++) {
+        check_choices(c, 7, 3, 20, narrow);
+        check_choices(c, 999, 30, c->quick ? 8 : 200, narrow);
+        check_choices(c, 4097, 33, c->quick ? 3 : 50, narrow);
+        if (!c->quick) {
+            check_choices(c, 32000, 64, 40, narrow);
+            check_choices(c, 128256, 64, 10, narrow);
+        }
+    }
+    close_device(c);
+}
