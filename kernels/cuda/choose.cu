@@ -237,7 +237,7 @@ static __device__ __forceinline__ uint32_t power_of_two(uint32_t count)
     return size;
 }
 
-/* The key of the score that is the `place`-th of the highest ones that threads see: so many tokens reach it at least. */
+/* The key of the nth of the highest scores that threads see: so many tokens reach it at least. */
 static __device__ uint32_t find_bar(narrow_shared *shared, const narrow_row *row, uint32_t nth)
 {
     uint32_t key = UINT32_MAX;
