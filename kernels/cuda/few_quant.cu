@@ -70,11 +70,13 @@ typedef struct unit_in {
     uint32_t steps; /* that there are */
 } unit_in;
 
+/* `aligned`: units are whole. */
+template <bool aligned>
 static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t step)
 {
     uint32_t first = step * FG_GPU_STEP, left = first < in.columns ? in.columns - first : 0;
     unit_in unit;
-    unit.tile_words = (left < FG_GPU_BLOCK ? left : FG_GPU_BLOCK) * 4;
+    unit.tile_words = (aligned || left >= FG_GPU_BLOCK ? FG_GPU_BLOCK : left) * 4;
     unit.steps = left / FG_GPU_STEP;
     unit.at = in.at + (size_t)first * (FG_GPU_BLOCK / 2) + in.tile_first * unit.tile_words;
     return unit;
@@ -85,9 +87,10 @@ typedef struct ahead_rows {
     uint32_t each[FG_GPU_UNIT_STEPS][2];
 } ahead_rows;
 
+template <bool aligned>
 static __device__ __forceinline__ void load_ahead(ahead_rows &rows, const few_in &in, uint32_t step)
 {
-    unit_in unit = find_unit(in, step);
+    unit_in unit = find_unit<aligned>(in, step);
 #pragma unroll
     for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
         bool real = in.real_tiles > 0 && s < unit.steps;
@@ -104,7 +107,7 @@ static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
                                                 uint32_t first, uint32_t place, float (*sums)[4])
 {
     fg_gpu_step_scales<type> scales;
-    unit_in unit = find_unit(in, first);
+    unit_in unit = find_unit<aligned>(in, first);
 #pragma unroll
     for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
         if (!fg_gpu_same_scales<type>(s)) {
@@ -140,7 +143,7 @@ static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg
     uint32_t first = ring_first<type>(part);
     ahead_rows rows[2];
     if (tiles == 1) {
-        load_ahead(rows[0], in, first);
+        load_ahead<aligned>(rows[0], in, first);
     }
     for (uint32_t step = first; step < part.end; step += quant::ring * FG_GPU_UNIT_STEPS) {
         fg_gpu_scales<type> own;
@@ -158,7 +161,7 @@ static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg
         for (uint32_t i = 0; i < quant::ring; i++) {
             uint32_t inner = i * FG_GPU_UNIT_STEPS;
             if (tiles == 1) {
-                load_ahead(rows[(i + 1) % 2], in, step + inner + FG_GPU_UNIT_STEPS);
+                load_ahead<aligned>(rows[(i + 1) % 2], in, step + inner + FG_GPU_UNIT_STEPS);
             }
             if (is_in(part, step + inner)) {
                 use_unit<type, tiles, aligned>(ring.codes[i], own, in, rows[i % 2], part,

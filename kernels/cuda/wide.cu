@@ -139,12 +139,13 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
     }
 }
 
-/* Weights of two steps. */
+/* Weights of some steps. */
+template <int count>
 static __device__ __forceinline__ void load_weights(uint32_t (*a)[4], const uint8_t *weights,
                                                     uint32_t step, uint32_t lane)
 {
 #pragma unroll
-    for (int s = 0; s < 2; s++) {
+    for (int s = 0; s < count; s++) {
         uint4 w = ((const uint4 *)weights)[(step + s) * 32 + lane];
         a[s][0] = w.x;
         a[s][1] = w.y;
@@ -205,7 +206,7 @@ static __device__ __forceinline__ void consume(wide_memory<width> *memory,
     uint32_t part_stages = set.part_steps / WIDE_STEPS;
     uint32_t stages = place.stage_end - place.stage_first, part = place.stage_first / part_stages;
     fg_barrier_wait(&memory->full[0], 0);
-    load_weights(now, memory->stages[0].weights[index], 0, lane);
+    load_weights<2>(now, memory->stages[0].weights[index], 0, lane);
     for (uint32_t first = 0; first < stages; first += part_stages, part++) {
         uint32_t end = first + part_stages < stages ? first + part_stages : stages;
         for (uint32_t i = first; i < end; i++) {
@@ -215,12 +216,12 @@ static __device__ __forceinline__ void consume(wide_memory<width> *memory,
             if (i > 0 && lane == 0) {
                 fg_barrier_arrive(&memory->empty[(i - 1) % WIDE_STAGES]);
             }
-            load_weights(next, stage->weights[index], 2, lane);
+            load_weights<2>(next, stage->weights[index], 2, lane);
             take_steps<width>(rows + 512, sums, next, 1);
             if (i + 1 < stages) {
                 uint32_t slot = (i + 1) % WIDE_STAGES;
                 fg_barrier_wait(&memory->full[slot], (i + 1) / WIDE_STAGES % 2);
-                load_weights(now, memory->stages[slot].weights[index], 0, lane);
+                load_weights<2>(now, memory->stages[slot].weights[index], 0, lane);
             }
         }
         fg_wgmma_wait<0>();

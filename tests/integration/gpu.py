@@ -351,7 +351,7 @@ def main():
                    ["--device", device()])
         suite.case("the story model's stored texts", texts, suite)
         short = emulated and not suite.options.full
-        requests = requests_of(suite.random, 6 if short else 14 if emulated else 24)
+        requests = requests_of(suite.random, 6 if short else 8 if emulated else 24)
         try:
             family(suite, "stories260K", suite.stories(), requests, SHORT if short else [], emulated)
         except Skip as why:
