@@ -199,6 +199,9 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(fg_device *device);
 void fg_cuda_attend_prepare(void);
+/* CUDA keeps for each thread which device it works on: a device is opened by one thread and used by another. Whatever
+ * begins work (memory, staging, copies, waits, graphs) says so first; operations follow on the same thread. */
+void fg_gpu_use(const fg_device *device);
 /* Device memory that lives until the device is closed; NULL when there is none. */
 void *fg_cuda_keep(fg_device *device, size_t size_bytes);
 

@@ -32,6 +32,21 @@ void fg_gpu_check(cudaError_t error, const char *what)
     }
 }
 
+/* Which device this thread works on. */
+static thread_local int used_index = -1;
+
+static cudaError_t use_index(int index)
+{
+    cudaError_t error = used_index == index ? cudaSuccess : cudaSetDevice(index);
+    used_index = error == cudaSuccess ? index : -1;
+    return error;
+}
+
+void fg_gpu_use(const fg_device *device)
+{
+    fg_gpu_check(use_index(device->index), "choosing a device");
+}
+
 __attribute__((format(printf, 3, 4))) static fg_status fail(fg_error *err, fg_status status,
                                                             const char *format, ...)
 {
@@ -63,7 +78,7 @@ static fg_status device_describe(uint32_t index, fg_device_info *info_out, fg_er
     cudaDeviceProp facts;
     size_t free_bytes = 0, all_bytes = 0;
     cudaError_t error = cudaGetDeviceProperties(&facts, (int)index);
-    error = error != cudaSuccess ? error : cudaSetDevice((int)index);
+    error = error != cudaSuccess ? error : use_index((int)index);
     error = error != cudaSuccess ? error : cudaMemGetInfo(&free_bytes, &all_bytes);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
@@ -145,7 +160,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     }
     cudaDeviceProp facts;
     cudaError_t error = cudaGetDeviceProperties(&facts, (int)index);
-    error = error != cudaSuccess ? error : cudaSetDevice((int)index);
+    error = error != cudaSuccess ? error : use_index((int)index);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return fail(err, FG_BAD_INPUT, "cuda:%u: %s", index, cudaGetErrorString(error));
@@ -182,6 +197,7 @@ static void device_close(fg_device *device)
     if (device == nullptr) {
         return;
     }
+    fg_gpu_use(device);
     while (device->loaded != nullptr) {
         fg_gpu_memory *next = device->loaded->next;
         (void)cudaFree(device->loaded->memory);
@@ -208,6 +224,7 @@ static uint32_t device_thread_count(const fg_device *device)
 
 static void *device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
+    fg_gpu_use(device);
     void *memory = nullptr;
     size_t size = size_bytes == 0 ? 1 : size_bytes;
     if (kind == FG_MEMORY_SHARED) {
@@ -232,11 +249,13 @@ static void device_free(fg_device *device, fg_memory_kind kind, void *memory, si
     if (memory == nullptr) {
         return;
     }
+    fg_gpu_use(device);
     (void)(kind == FG_MEMORY_SHARED ? cudaFreeHost(memory) : cudaFree(memory));
 }
 
 static fg_status device_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err)
 {
+    fg_gpu_use(device);
     cudaError_t error = cudaHostRegister(memory, size_bytes, cudaHostRegisterDefault);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
@@ -248,6 +267,7 @@ static fg_status device_pin(fg_device *device, void *memory, size_t size_bytes, 
 
 static void device_unpin(fg_device *device, void *memory)
 {
+    fg_gpu_use(device);
     if (cudaHostUnregister(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
@@ -255,6 +275,7 @@ static void device_unpin(fg_device *device, void *memory)
 
 void *fg_cuda_keep(fg_device *device, size_t size_bytes)
 {
+    fg_gpu_use(device);
     fg_gpu_memory *kept = (fg_gpu_memory *)calloc(1, sizeof *kept);
     if (kept == nullptr) {
         return nullptr;
@@ -290,6 +311,7 @@ static void stream_close(fg_device_stream *stream)
     if (stream == nullptr) {
         return;
     }
+    fg_gpu_use(stream->device);
     for (uint32_t i = 0; i < stream->graph_count; i++) {
         (void)cudaGraphExecDestroy(stream->graphs[i].run);
     }
@@ -343,6 +365,7 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
 
 static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err)
 {
+    fg_gpu_use(device);
     fg_device_stream *stream = (fg_device_stream *)calloc(1, sizeof *stream);
     if (stream == nullptr) {
         return fail(err, FG_AGAIN, "out of memory for a device stream");
@@ -371,6 +394,7 @@ static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, f
 static void stream_copy(fg_device_stream *stream, void *target, const void *source,
                         size_t size_bytes)
 {
+    fg_gpu_use(stream->device);
     stream->sequence++;
     fg_gpu_check(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream->stream),
                  "copying");
@@ -378,12 +402,14 @@ static void stream_copy(fg_device_stream *stream, void *target, const void *sour
 
 static fg_device_event event_record(fg_device_stream *stream)
 {
+    fg_gpu_use(stream->device);
     fg_gpu_check(cudaEventRecord(stream->event, stream->stream), "recording an event");
     return fg_device_event{ stream->sequence };
 }
 
 static void event_wait(fg_device_stream *stream, fg_device_event event)
 {
+    fg_gpu_use(stream->device);
     /* The newest event is never before the one that is asked for. */
     fg_gpu_check(cudaEventSynchronize(stream->event), "waiting for the device");
 }
@@ -398,6 +424,7 @@ static void share_work(fg_device_stream *stream, uint32_t pieces,
 
 static bool replay_begin(fg_device_stream *stream, uint64_t key)
 {
+    fg_gpu_use(stream->device);
     if (!stream->small || stream->passes) {
         return false;
     }

@@ -1,7 +1,8 @@
 /*
  * gpu - the few things of a GPU that the kernels here use beyond plain CUDA C++: tensor-core products, asynchronous
  * copies into shared memory, launches that begin before the kernel ahead of them has ended. With FG_GPU_EMULATED all
- * of CUDA comes from emulated.h instead, which runs the same kernels on the CPU, slowly, for tests.
+ * of CUDA comes from the header that it names instead (tests/gpu/emulated.h), which runs the same kernels on the CPU,
+ * slowly, for tests.
  */
 #ifndef FORGE_KERNELS_CUDA_GPU_H
 #define FORGE_KERNELS_CUDA_GPU_H
@@ -10,7 +11,7 @@
 #include <stdint.h>
 
 #ifdef FG_GPU_EMULATED
-#include "kernels/cuda/emulated.h"
+#include FG_GPU_EMULATED
 #else
 
 #include <cuda_runtime.h>

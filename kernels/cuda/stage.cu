@@ -130,6 +130,7 @@ void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows)
                 limits->step_rows_max);
         abort();
     }
+    fg_gpu_use(stream->device);
     /* The copy before may still be under way. */
     fg_gpu_check(cudaEventSynchronize(stream->staged), "waiting for the device");
     stream->small = rows->rows <= FG_GPU_SMALL_ROWS && rows->row_id_count <= FG_GPU_SMALL_ROWS;

@@ -1,5 +1,5 @@
 /*
- * emulated_check - whether the emulation of CUDA (kernels/cuda/emulated.h) does what a GPU does. Prints a line per
+ * emulated_check - whether the emulation of CUDA (tests/gpu/emulated.h) does what a GPU does. Prints a line per
  * check and `N passed, N failed`, exits with 1 if one failed; with --speed also what a switch and a product take. Built
  * as C++ with FG_GPU_EMULATED.
  */

@@ -248,6 +248,17 @@ def second_turn(suite, model, requests):
     return f"{record['pulled_blocks']} blocks pulled"
 
 
+def second_device(suite, model):
+    """Work on a device that is not the first one: CUDA keeps for each thread which one it means."""
+    two = {"FORGE_EMULATED_DEVICES": "2"}
+    if "cuda:1" not in forge(suite, "serve", "--list-devices", **two).stdout:
+        raise Skip("there is one device only")
+    run = forge(suite, "bench", "throughput", "--model", model, "--device", "cuda:1", "-p", 20, "-n", 2, "-b", "1,3",
+                "-r", 1, "--json", **two)
+    assert run.returncode == 0 and '"backend":"cuda:1"' in run.stdout, (run.returncode, run.stdout, run.stderr)
+    return f"{len(run.stdout.splitlines())} tests"
+
+
 # --- beside the CPU ------------------------------------------------------------------------------
 
 def texts(suite):
@@ -346,6 +357,7 @@ def main():
         suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED:
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
+        suite.case("the second device", second_device, suite, made[0])
         suite.case("a worker on the CPU comes to a cluster on the GPU", turned_away, suite, made[0], [], ON_CPU)
         suite.case("a worker on the GPU comes to a cluster on the CPU", turned_away, suite, made[0], ON_CPU,
                    ["--device", device()])

@@ -9,8 +9,8 @@
  *
  * The lane that comes last does what all lanes of its warp came for.
  */
-#ifndef FORGE_KERNELS_CUDA_EMULATED_BLOCK_H
-#define FORGE_KERNELS_CUDA_EMULATED_BLOCK_H
+#ifndef FORGE_TESTS_GPU_EMULATED_BLOCK_H
+#define FORGE_TESTS_GPU_EMULATED_BLOCK_H
 
 #ifdef __cplusplus
 
@@ -23,7 +23,7 @@
 
 #include <vector>
 
-#include "kernels/cuda/emulated_types.h"
+#include "tests/gpu/emulated_types.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define FG_EMU_ASAN 1

@@ -17,8 +17,8 @@
  * FORGE_EMULATED_DEVICES: how many devices there are, 1 if unset. FORGE_EMULATED_MEMORY_MIB: memory of each, 8192 if
  * unset.
  */
-#ifndef FORGE_KERNELS_CUDA_EMULATED_H
-#define FORGE_KERNELS_CUDA_EMULATED_H
+#ifndef FORGE_TESTS_GPU_EMULATED_H
+#define FORGE_TESTS_GPU_EMULATED_H
 
 #ifdef __cplusplus
 
@@ -32,9 +32,9 @@
 #include <tuple>
 #include <type_traits>
 
-#include "kernels/cuda/emulated_block.h"
-#include "kernels/cuda/emulated_host.h"
-#include "kernels/cuda/emulated_types.h"
+#include "tests/gpu/emulated_block.h"
+#include "tests/gpu/emulated_host.h"
+#include "tests/gpu/emulated_types.h"
 
 /* ---- Launches ---- */
 
@@ -76,6 +76,9 @@ static inline cudaError_t fg_emu_launch(const char *name, dim3 grid, dim3 block,
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
     fg_emu_shape shape = { name, grid, block, shared_bytes };
     cudaError_t error = fg_emu_devices() == 0 ? cudaErrorNoDevice : fg_emu_implicit(memory, stream);
+    if (error == cudaSuccess && stream != nullptr && stream->device != fg_emu_device) {
+        error = cudaErrorInvalidResourceHandle; /* as CUDA: the thread's device is another one */
+    }
     error = error == cudaSuccess ? fg_emu_launch_check(memory, shape, (const void *)kernel) : error;
     if (error == cudaSuccess) {
         launch own = { kernel, tuple(static_cast<Params>(args)...) };

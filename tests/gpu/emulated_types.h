@@ -2,8 +2,8 @@
  * emulated_types - CUDA's words and types as emulated.h knows them: what marks kernels and their variables, vectors,
  * errors, handles. Numbers of errors and flags are CUDA's.
  */
-#ifndef FORGE_KERNELS_CUDA_EMULATED_TYPES_H
-#define FORGE_KERNELS_CUDA_EMULATED_TYPES_H
+#ifndef FORGE_TESTS_GPU_EMULATED_TYPES_H
+#define FORGE_TESTS_GPU_EMULATED_TYPES_H
 
 #ifdef __cplusplus
 
@@ -247,6 +247,7 @@ struct CUgraphExec_st {
 struct CUstream_st {
     CUgraph_st *capture; /* NULL unless it captures */
     bool origin;         /* the capture began in it */
+    int device;          /* it is of */
 };
 
 struct CUevent_st {

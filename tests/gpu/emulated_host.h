@@ -5,8 +5,8 @@
  *
  * Device memory is one region, out of reach but for the time of a kernel or a copy (fg_emu_reach).
  */
-#ifndef FORGE_KERNELS_CUDA_EMULATED_HOST_H
-#define FORGE_KERNELS_CUDA_EMULATED_HOST_H
+#ifndef FORGE_TESTS_GPU_EMULATED_HOST_H
+#define FORGE_TESTS_GPU_EMULATED_HOST_H
 
 #ifdef __cplusplus
 
@@ -24,8 +24,8 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/cuda/emulated_block.h"
-#include "kernels/cuda/emulated_types.h"
+#include "tests/gpu/emulated_block.h"
+#include "tests/gpu/emulated_types.h"
 
 /* ---- Device memory ---- */
 
@@ -619,6 +619,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
         return fg_emu_return(cudaErrorNoDevice);
     }
     *out = new CUstream_st();
+    (*out)->device = fg_emu_device;
     return cudaSuccess;
 }
 
