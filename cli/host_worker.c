@@ -363,9 +363,9 @@ static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model 
                                                                      : context;
 }
 
-/* Bytes for KV blocks where nobody said how many: a sixteenth of the free memory (several workers may share the host), at most 512 MiB (the link commits
- * the whole arena at start, which takes its time). On a device with memory of its own a quarter of what
- * is free there, before the weights, and of the host's free memory, which has a mirror of the blocks. */
+/* Bytes for KV blocks where nobody said how many: a sixteenth of the free memory (several workers may share the host), at
+ * most 512 MiB (the link commits the whole arena at start, which takes its time). On a device with memory of its own a
+ * quarter of what is free there, before the weights, and of the host's free memory, which has a mirror of the blocks. */
 static fg_status pick_budget(const fg_serve_config *config, uint64_t *budget_out, fg_error *err)
 {
     uint64_t host = fg_mem_available_bytes();

@@ -35,8 +35,9 @@ typedef struct fg_step_seq {
     uint32_t first_position;
     const uint32_t *block_ids; /* covers first_position + token_count slots */
     uint32_t block_count;
-    /* NULL, or memory of another worker, laid out as the arena (FG_BAD_INPUT on a device with memory of its own): what goes into the sequence's blocks from
-     * number twin_first on is written there too, into its blocks twin_ids[0], ... */
+    /* NULL, or memory of another worker, laid out as the arena: what goes into the sequence's blocks from
+     * number twin_first on is written there too, into its blocks twin_ids[0], ... FG_BAD_INPUT on a device with
+     * memory of its own. */
     void *twin_arena;
     const uint32_t *twin_ids;
     uint32_t twin_first;
@@ -65,8 +66,7 @@ typedef struct fg_step_seq {
  * after others have written them, before a sequence runs on them. */
 typedef struct fg_step_digest {
     uint32_t block_id;
-    bool
-        arrived; /* its bytes came into the host's arena from another worker; else it was computed here */
+    bool arrived;        /* into the host's arena, from another worker; else it was computed here */
     uint64_t digest_out; /* fg_hash64(block bytes, seed 0) */
 } fg_step_digest;
 

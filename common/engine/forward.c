@@ -819,7 +819,9 @@ static void run_rows(fg_forward *forward, fg_step *step)
             fg_head_take(&part);
         }
     }
-    wait_for_all(forward);
+    if (head_count == 0) {
+        wait_for_all(forward); /* else the head has waited */
+    }
 }
 
 void fg_forward_copy(fg_forward *forward, fg_step *step)

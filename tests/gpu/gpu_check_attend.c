@@ -136,8 +136,8 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
     get(c, values, out, (size_t)rows * q_width * 4);
     bool paired = true;
     for (size_t i = 0; i < (size_t)rows * q_width; i++) {
-        uint32_t row = (uint32_t)(i / q_width), k = (uint32_t)(i % q_width);
-        paired = paired && pair_value(pairs, row, k, q_width) == brain(values[i]);
+        uint32_t row = (uint32_t)(i / q_width), column = (uint32_t)(i % q_width);
+        paired = paired && pair_value(pairs, row, column, q_width) == brain(values[i]);
     }
     tell(c, paired, "attend: pairs are not its values");
     drop(c, attend.pairs);

@@ -197,7 +197,7 @@ static void check_units(check *c, uint32_t type)
     bool super = fg_dtype_block_count(type) == 256;
     uint32_t count = super ? sizeof large / sizeof *large : sizeof small / sizeof *small;
     for (uint32_t i = 0; i < count; i++) {
-        product_case p = { type, i % 2 == 0 ? 40 : 16, super ? large[i] : small[i] };
+        product_case p = { type, i % 2 == 0 ? 40 : 16, super ? large[i] : small[i], 0 };
         check_linear(c, &p);
         p.outputs = 32;
         check_gated(c, &p);
@@ -268,9 +268,9 @@ void check_products(check *c)
     open_device(c, 4, 2, 64);
     for (uint32_t i = 0; i < TYPES; i++) {
         bool super = fg_dtype_block_count(types[i]) == 256;
-        product_case cases[] = { { types[i], 48, super ? 256 : 64 },
-                                 { types[i], 100, super ? 768 : 576 },
-                                 { types[i], 272, super ? 2048 : 1536 } };
+        product_case cases[] = { { types[i], 48, super ? 256 : 64, 0 },
+                                 { types[i], 100, super ? 768 : 576, 0 },
+                                 { types[i], 272, super ? 2048 : 1536, 0 } };
         for (uint32_t j = 0; j < (c->quick ? 2u : 3u); j++) {
             check_linear(c, &cases[j]);
             cases[j].outputs = cases[j].outputs / 16 * 16;
@@ -280,7 +280,7 @@ void check_products(check *c)
             check_units(c, types[i]);
         }
     }
-    product_case tall = { FG_BF16, 1000, 4096 };
+    product_case tall = { FG_BF16, 1000, 4096, 0 };
     if (!c->quick) {
         check_linear(c, &tall);
     }
