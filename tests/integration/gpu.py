@@ -150,6 +150,16 @@ def row(name, *flags, moved=(), again=1, grow=False, **shape):
                 shape=shape or dict(standalone=True))
 
 
+def repeats(request, answer):
+    """How many tokens came that had been there before, so that what followed them then is a guess at what follows now; not
+    as one of the last ones, after which nothing is guessed."""
+    known, count = set(request["prompt"]), 0
+    for token in answer["ids"][:-3]:
+        count += token in known
+        known.add(token)
+    return count
+
+
 PUSHED = ["kv_link_pushed_blocks_total"]
 ROWS = [
     row("all at once", again=2, moved=["prefix_cache_hits_total"]),
@@ -171,6 +181,8 @@ ROWS = [
         moved=SWAPPED, **P1D1),
     row("2P+2D over tcp", moved=PUSHED, transport="tcp", **P2D2),
 ]
+
+
 def in_row(suite, model, requests, want, what):
     more = [] if what["shape"].get("standalone") else ["--status-port", "0"]
     with suite.cluster(model=model, flags=[*what["flags"], *more], **what["shape"]) as cluster:
@@ -178,11 +190,14 @@ def in_row(suite, model, requests, want, what):
             have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
             assert_same(requests, want, have, f"differ from those given alone, turn {turn + 1}")
         cluster.wait_at_rest()
+        moved = what["moved"]
+        if moved is GUESSED and sum(map(repeats, requests, want)) < 8:
+            moved = []  # a few may all fall into steps that were planned before their token was known
 
         def shown():
             """A worker brings its metrics up to date a few times a second."""
             try:
-                return check_moved(totals(cluster), what["moved"]) or "nothing to count"
+                return check_moved(totals(cluster), moved) or "nothing to count"
             except AssertionError as why:
                 missing.append(why)
                 return None
