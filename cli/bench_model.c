@@ -6,6 +6,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
+#include "common/engine/tp.h"
 #include "kernels/device.h"
 
 enum { BLOCK_SIZE = 16 };
@@ -46,13 +47,16 @@ static fg_status find_isa(fg_bench_model *model, const char *isa, fg_error *err)
 static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options *options,
                              fg_error *err)
 {
+    uint32_t ranks = larger(options->ranks, 1);
+    fg_tp_options tp = { .size = ranks };
     fg_runner_options o = { .path = options->path,
                             .context_max = larger(options->prompt, options->context),
                             .seqs_max = larger(options->seqs, 1),
                             .step_tokens_max = larger(options->step_tokens, options->seqs),
                             .block_size = BLOCK_SIZE,
-                            .thread_count = model->threads,
+                            .thread_count = larger(model->threads / ranks, 1),
                             .cpu_isa = options->cpu_isa,
+                            .tp = &tp,
                             .device = options->device };
     uint32_t each = fg_kv_blocks_for(options->context, BLOCK_SIZE);
     o.block_count = larger(fg_kv_blocks_for(options->prompt, BLOCK_SIZE), each * o.seqs_max);

@@ -6,12 +6,13 @@
 #include "cli/bench_model.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/engine/tp.h"
 
 enum { TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64 };
 
 typedef struct throughput_config {
     const char *model, *prompt, *batch, *verify, *device, *cpu_isa, *kv_dtype;
-    uint32_t threads, generate, depth, repeat, chunk;
+    uint32_t threads, ranks, generate, depth, repeat, chunk;
     bool json;
 } throughput_config;
 
@@ -67,6 +68,15 @@ static const fg_option options[] = {
       .help = "Tokens that each sequence of decode and verify has before, not timed. Also -d." },
     FG_BENCH_OPTION_DEVICE(throughput_config, group_how),
     FG_BENCH_OPTION_THREADS(throughput_config, group_how),
+    { .name = "tensor-parallel-size",
+      .alias = "tp",
+      .type = FG_OPTION_U32,
+      .default_text = "1",
+      .min = 1,
+      .max = FG_TP_RANKS_MAX,
+      .group = group_how,
+      AT(ranks),
+      .help = "Processes that compute together, as of `forge serve`; they share --threads." },
     FG_BENCH_OPTION_CPU_ISA(throughput_config, group_how),
     FG_BENCH_OPTION_KV_DTYPE(throughput_config, group_how),
     { .name = "chunk",
@@ -399,13 +409,14 @@ static void print_json(const bench *b, const test *t, const result *r)
     fg_buf_init(&line, 0);
     fg_buf_puts(&line, "{\"model\":\"");
     fg_buf_json_escape(&line, h->name, strlen(h->name));
-    fg_buf_printf(&line,
-                  "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"%s\",\"isa\":\"%s\","
-                  "\"threads\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
-                  (double)fg_weights_size_bytes(b->model.runner.weights),
-                  (unsigned long long)b->model.cost.params, b->model.device, b->model.isa,
-                  b->model.threads, r->name, tokens_of(b, t), t->batch,
-                  t->kind == PREFILL ? 0 : b->config.depth);
+    fg_buf_printf(
+        &line,
+        "\",\"size_bytes\":%.0f,\"params\":%llu,\"backend\":\"%s\",\"isa\":\"%s\","
+        "\"threads\":%u,\"ranks\":%u,\"test\":\"%s\",\"tokens\":%u,\"batch\":%u,\"depth\":%u,",
+        (double)fg_weights_size_bytes(b->model.runner.weights),
+        (unsigned long long)b->model.cost.params, b->model.device, b->model.isa, b->model.threads,
+        b->config.ranks, r->name, tokens_of(b, t), t->batch,
+        t->kind == PREFILL ? 0 : b->config.depth);
     fg_buf_printf(&line,
                   "\"repeat\":%u,\"tokens_per_s\":%.3f,\"stddev\":%.3f,\"best\":%.3f,"
                   "\"step_ms\":%.4f",
@@ -510,6 +521,7 @@ static fg_status open_bench(bench *b, const plan *p, fg_error *err)
         .cpu_isa = c->cpu_isa,
         .kv_dtype = c->kv_dtype,
         .threads = c->threads,
+        .ranks = c->ranks,
         .step_tokens = larger(c->chunk, p->verify_max),
         .seqs = p->batch_max,
         .prompt = p->prompt_max,

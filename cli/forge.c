@@ -19,6 +19,7 @@
 #include "cli/trace.h"
 #include "common/base/buf.h"
 #include "common/conf/options.h"
+#include "common/engine/tp.h"
 #include "common/link/link.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/device.h"
@@ -113,6 +114,9 @@ static int run(int argc, char **argv)
     }
     if (strcmp(word, "batch") == 0) {
         return fg_batch_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);
+    }
+    if (strcmp(word, "rank") == 0) { /* by `serve` alone, and so not in the help */
+        return fg_tp_follow_main(argc - 2, (const char *const *)argv + 2);
     }
     if (strcmp(word, "trace") == 0) {
         return fg_trace_main(argc - 2, (const char *const *)argv + 2, (const char *const *)environ);

@@ -412,6 +412,19 @@ static const fg_option options[] = {
       .help = "Compute threads; 0 takes one for each core that this process may use, within the "
               "container's processor quota. Processes of one machine may each have all of its "
               "cores: see --share-cores." },
+    { .name = "tensor-parallel-size",
+      .alias = "tp",
+      .type = FG_OPTION_U32,
+      .default_text = "1",
+      .min = 1,
+      .max = 16,
+      .group = memory,
+      .roles = engine_roles,
+      AT(tensor_parallel_size),
+      .help = "Processes that compute the model together, each with a part of every matrix and of "
+              "the KV heads; --threads is shared among them, and with --cpu-pin on each has "
+              "neighbouring cores. Answers are the same bits for any number, so workers of one "
+              "cluster may differ in it. CPU only. At most the model's KV heads." },
     { .name = "max-seqs",
       .type = FG_OPTION_U32,
       .default_text = "64",

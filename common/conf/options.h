@@ -76,6 +76,7 @@ typedef struct fg_serve_config {
     const char *device; /* fg_device_options.kind */
     bool list_devices;
     uint32_t threads; /* 0: all cores */
+    uint32_t tensor_parallel_size;
     uint32_t max_seqs;
     uint32_t kv_blocks;   /* 0: from free memory */
     uint32_t context_max; /* 0: the model's */

@@ -121,6 +121,7 @@ typedef struct fg_engine_options {
     const char *cpu_isa;                /* "auto", "plain", "avx2", ... */
     const fg_digest128 *fingerprint;    /* of the weights; NULL: computed where it is needed */
     const char *weights_cache;          /* fg_weight_store_options.cache; NULL: "off" */
+    const struct fg_tp_options *tp;     /* NULL, or how many processes compute; for the call */
     void (*on_done)(void *ctx);         /* called from the engine thread */
     void *ctx;
 } fg_engine_options;
@@ -145,7 +146,8 @@ fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 fg_step *fg_engine_poll(fg_engine *engine);
 
 /* "cpu/k6/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
- * equal inside one class; the CPU's instruction sets all give the same ones and are not named. */
+ * equal inside one class; the CPU's instruction sets all give the same ones and are not named, and so does any
+ * number of ranks, which all are tp1. */
 const char *fg_engine_numerics_class(const fg_engine *engine);
 
 /* What a real engine chose when it opened; isa and weights are NULL for a simulated one. Valid until
@@ -153,8 +155,9 @@ const char *fg_engine_numerics_class(const fg_engine *engine);
 typedef struct fg_engine_start {
     const char *device; /* fg_engine_options.device; as long as that is valid */
     const char *isa;
-    uint32_t thread_count;
-    /* Operations use the host's memory, so that twin_arena may be given. */
+    uint32_t thread_count; /* of each rank */
+    uint32_t rank_count;   /* processes that compute */
+    /* Operations use the host's memory, of this process alone, so that twin_arena may be given. */
     bool host_memory;
     const struct fg_weight_report *weights;
 } fg_engine_start;

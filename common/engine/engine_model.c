@@ -23,10 +23,12 @@
 #include "common/base/thread.h"
 #include "common/engine/engine_internal.h"
 #include "common/engine/forward.h"
+#include "common/engine/tp.h"
 
 typedef struct model_engine {
     fg_engine base;
     fg_engine_bounds bounds;
+    fg_tp *tp; /* NULL: the only rank */
     fg_forward *forward;
     fg_core_share *share;
     void (*on_done)(void *ctx);
@@ -120,8 +122,23 @@ static void model_close(fg_engine *base)
     atomic_store_explicit(&engine->stop, true, memory_order_release);
     fg_signal_raise(&engine->wake);
     fg_thread_join(engine->thread);
+    fg_tp_close(engine->tp);
     fg_forward_destroy(engine->forward);
     fg_mem_free(engine);
+}
+
+/* The forward pass, and the other ranks' where there are any: all load at the same time. */
+static fg_status open_ranks(model_engine *engine, const fg_engine_options *options, fg_error *err)
+{
+    bool several = options->tp != NULL && options->tp->size > 1;
+    fg_status status = several ? fg_tp_lead(options, &engine->tp, err) : FG_OK;
+    if (status == FG_OK) {
+        status = fg_forward_create(options, engine->tp, &engine->forward, err);
+    }
+    if (status == FG_OK && several) {
+        status = fg_tp_wait_ready(engine->tp, err);
+    }
+    return status;
 }
 
 static const fg_engine_ops model_ops = {
@@ -148,30 +165,31 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     engine->share = options->share;
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
-    fg_status status = fg_forward_create(options, &engine->forward, err);
+    fg_status status = open_ranks(engine, options, err);
     if (status != FG_OK) {
-        goto free_engine;
+        goto close;
     }
     const fg_device *device = fg_forward_device(engine->forward);
-    engine->bounds.no_twins = !fg_device_is_host(device);
+    engine->bounds.no_twins = !fg_device_is_host(device) || engine->tp != NULL;
     snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "%s/kv-%s/tp1",
              fg_device_numerics(device), fg_dtype_name(options->layout.dtype));
     engine->base.start =
         (fg_engine_start){ .device = options->device == NULL ? "cpu" : options->device,
                            .isa = fg_device_isa(device),
                            .thread_count = fg_device_thread_count(device),
-                           .host_memory = fg_device_is_host(device),
+                           .rank_count = fg_tp_size(engine->tp),
+                           .host_memory = !engine->bounds.no_twins,
                            .weights = fg_forward_weights(engine->forward) };
     if (!fg_thread_start(&engine->thread, engine_main, engine)) {
         status = fg_fail(err, FG_AGAIN, "the system gave no thread for the engine");
-        goto destroy_forward;
+        goto close;
     }
     *engine_out = &engine->base;
     return FG_OK;
 
-destroy_forward:
+close:
+    fg_tp_close(engine->tp);
     fg_forward_destroy(engine->forward);
-free_engine:
     fg_mem_free(engine);
     return status;
 }

@@ -1,317 +1,21 @@
-#include "common/engine/forward.h"
-
-#include <stdio.h>
 #include <string.h>
 
-#include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/limits.h"
 #include "common/base/mem.h"
 #include "common/engine/engine_internal.h"
-#include "common/engine/head.h"
-#include "common/engine/kv_memory.h"
-#include "common/engine/weight_store.h"
-#include "kernels/ops.h"
+#include "common/engine/forward_internal.h"
 
 /* Rows that pass through a layer together: enough to use unpacked weights many times; products cut them into
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
-enum { SCRATCH_PARTS_MAX = 32, LAYER_MATRICES = 7 };
+enum { SCRATCH_PARTS_MAX = 34 };
 /* Steps of at most so many rows, one for each sequence, are replayed where a device can: what they are given is then
  * always one of few shapes. */
 enum { REPLAY_ROWS = 64 };
 /* Rows that buffers of a device with memory of its own are rounded up to. */
 enum { DEVICE_ROWS = REPLAY_ROWS };
-
-typedef struct layer_weights {
-    const float *attn_norm;
-    const float *ffn_norm;
-    const float *q_bias, *k_bias, *v_bias; /* NULL: the architecture has none */
-    const float *q_norm, *k_norm;          /* of each head, the same */
-    fg_panels q, k, v, output;
-    fg_panels gate, up, down;
-} layer_weights;
-
-/* The matrices of products, until the store has packed them: each, and who wants to know where. */
-typedef struct panel_list {
-    fg_panel_source *sources;
-    fg_panels **targets;
-    uint32_t count;
-} panel_list;
-
-/* Scratch that the host reads or writes, and the rest. On a device with the host's memory all is of the first kind. */
-enum { SCRATCH_SHARED, SCRATCH_DEVICE, SCRATCH_KINDS };
-
-struct fg_forward {
-    fg_hparams hparams;
-    fg_kv_layout layout;
-    fg_kv_memory kv;
-    fg_engine_limits limits;
-    fg_device *device;
-    bool is_host; /* operations use the host's memory */
-    fg_device_stream *stream;
-    double *frequencies; /* [rope_dims / 2] */
-
-    fg_matrix embedding;
-    fg_panels head_weight;
-    fg_head head;
-    fg_weight_store *store;         /* every product's panels; NULL: the device has them */
-    fg_weight_report device_report; /* what became of them there */
-    const float *output_norm;
-    layer_weights *layers;
-
-    void *scratch[SCRATCH_KINDS];
-    size_t scratch_bytes[SCRATCH_KINDS];
-    uint32_t tile_rows;
-    /* Per row of a step. */
-    uint32_t *tokens;
-    uint32_t *positions;
-    fg_kv_row *kv_rows;
-    float *rope_table;
-    float *residual;
-    /* Per row of a tile. */
-    fg_activations normed;   /* columns: embedding_length */
-    fg_activations attended; /* columns: head_count * head_dim */
-    fg_activations hidden;   /* columns: ffn_length */
-    float *q, *k, *v;
-};
-
-/* NULL, with the reason in err, when the model lacks it; `layer_index` UINT32_MAX: not of a layer. */
-static const fg_tensor *find_tensor(const fg_weights *weights, uint32_t layer_index,
-                                    const char *name, fg_error *err)
-{
-    char full[64];
-    if (layer_index == UINT32_MAX) {
-        snprintf(full, sizeof full, "%s", name);
-    } else {
-        snprintf(full, sizeof full, "blk.%u.%s", layer_index, name);
-    }
-    const fg_tensor *tensor = fg_weights_find(weights, full);
-    if (tensor == NULL) {
-        fg_fail(err, FG_BAD_INPUT, "the model has no tensor %s", full);
-    }
-    return tensor;
-}
-
-static fg_status find_matrix(const fg_weights *weights, uint32_t layer_index, const char *name,
-                             uint32_t outputs, uint32_t columns, fg_matrix *matrix_out,
-                             fg_error *err)
-{
-    const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
-    if (tensor == NULL) {
-        return FG_BAD_INPUT;
-    }
-    uint32_t block = fg_dtype_block_count(tensor->type);
-    if (block == 0 || columns % block != 0 || tensor->dims[0] != columns ||
-        tensor->dims[1] != outputs || tensor->dims[2] != 1 || tensor->dims[3] != 1) {
-        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x %u of a type that Forge computes",
-                       tensor->name, columns, outputs);
-    }
-    *matrix_out = (fg_matrix){
-        .data = tensor->data, .type = tensor->type, .outputs = outputs, .columns = columns
-    };
-    return FG_OK;
-}
-
-/* Puts a matrix of products on the list. */
-static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
-                             const char *name, uint32_t outputs, uint32_t columns,
-                             fg_panels *panels_out, fg_error *err)
-{
-    fg_matrix matrix;
-    fg_status status = find_matrix(weights, layer_index, name, outputs, columns, &matrix, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    const char *full_name = find_tensor(weights, layer_index, name, err)->name;
-    *panels_out = (fg_panels){ .type = matrix.type, .outputs = outputs, .columns = columns };
-    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
-    list->targets[list->count++] = panels_out;
-    return FG_OK;
-}
-
-/* Has all on the list packed into the device's memory; their rows are not read again. */
-static fg_status pack_panels(fg_forward *forward, const fg_engine_options *options,
-                             const panel_list *list, fg_error *err)
-{
-    fg_clock clock = fg_clock_real();
-    uint64_t began_ns = fg_clock_now_ns(&clock);
-    fg_weight_report report = { .origin = FG_WEIGHTS_DEVICE };
-    fg_status status = FG_OK;
-    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
-        const fg_matrix *rows = &list->sources[i].rows;
-        status = fg_device_pack(forward->device, rows, list->targets[i], err);
-        report.bytes += (uint64_t)rows->outputs *
-                        (rows->columns / fg_dtype_block_count(rows->type)) *
-                        fg_dtype_block_bytes(rows->type);
-        fg_weights_release(options->weights,
-                           fg_weights_find(options->weights, list->sources[i].name));
-    }
-    report.pack_ns = fg_clock_now_ns(&clock) - began_ns;
-    forward->device_report = report;
-    return status;
-}
-
-/* Has all on the list packed, or finds them packed; their rows are not read again, but for those of the
- * embedding that tokens name. */
-static fg_status load_panels(fg_forward *forward, const fg_engine_options *options,
-                             const panel_list *list, fg_error *err)
-{
-    fg_weight_store_options store = { .weights = options->weights,
-                                      .cache = options->weights_cache != NULL
-                                                   ? options->weights_cache
-                                                   : "off",
-                                      .fingerprint = options->fingerprint,
-                                      .thread_count = options->thread_count };
-    fg_status status =
-        fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
-    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
-        const fg_matrix *rows = &list->sources[i].rows;
-        size_t size_bytes =
-            fg_panel_count(rows->outputs) * fg_panel_bytes(rows->type, rows->columns);
-        status = fg_device_load(forward->device, fg_weight_store_panels(forward->store, i),
-                                size_bytes, &list->targets[i]->data, err);
-        fg_weights_release(options->weights,
-                           fg_weights_find(options->weights, list->sources[i].name));
-    }
-    return status;
-}
-
-/* A vector of floats of a layer or of the model. */
-typedef struct vector_row {
-    const char *name;
-    uint32_t count; /* 0: not in this architecture */
-    const float **vector;
-} vector_row;
-
-static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
-                             const vector_row *row, fg_error *err)
-{
-    const fg_tensor *tensor = find_tensor(weights, layer_index, row->name, err);
-    if (tensor == NULL) {
-        return FG_BAD_INPUT;
-    }
-    if (tensor->type != FG_F32 || tensor->dims[0] != row->count || tensor->dims[1] != 1) {
-        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x f32", tensor->name, row->count);
-    }
-    const void *data;
-    fg_status status =
-        fg_device_load(forward->device, tensor->data, tensor->size_bytes, &data, err);
-    if (status == FG_OK) {
-        *row->vector = data;
-    }
-    return status;
-}
-
-static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weights, uint32_t index,
-                                    fg_error *err)
-{
-    const fg_hparams *h = &forward->hparams;
-    layer_weights *layer = &forward->layers[index];
-    uint32_t q_bias = h->qkv_bias ? h->head_count * h->head_dim : 0;
-    uint32_t kv_bias = h->qkv_bias ? h->kv_head_count * h->head_dim : 0;
-    uint32_t norm = h->qk_norm ? h->head_dim : 0;
-    const vector_row vectors[] = {
-        { "attn_norm.weight", h->embedding_length, &layer->attn_norm },
-        { "ffn_norm.weight", h->embedding_length, &layer->ffn_norm },
-        { "attn_q.bias", q_bias, &layer->q_bias },
-        { "attn_k.bias", kv_bias, &layer->k_bias },
-        { "attn_v.bias", kv_bias, &layer->v_bias },
-        { "attn_q_norm.weight", norm, &layer->q_norm },
-        { "attn_k_norm.weight", norm, &layer->k_norm },
-    };
-    fg_status status = FG_OK;
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0] && status == FG_OK; i++) {
-        if (vectors[i].count > 0) {
-            status = load_vector(forward, weights, index, &vectors[i], err);
-        }
-    }
-    return status;
-}
-
-static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
-                            panel_list *list, fg_error *err)
-{
-    const fg_hparams *h = &forward->hparams;
-    layer_weights *layer = &forward->layers[index];
-    uint32_t q_columns = h->head_count * h->head_dim;
-    uint32_t kv_columns = h->kv_head_count * h->head_dim;
-    const struct {
-        const char *name;
-        uint32_t outputs;
-        uint32_t columns;
-        fg_panels *panels;
-    } matrices[] = {
-        { "attn_q.weight", q_columns, h->embedding_length, &layer->q },
-        { "attn_k.weight", kv_columns, h->embedding_length, &layer->k },
-        { "attn_v.weight", kv_columns, h->embedding_length, &layer->v },
-        { "attn_output.weight", h->embedding_length, q_columns, &layer->output },
-        { "ffn_gate.weight", h->ffn_length, h->embedding_length, &layer->gate },
-        { "ffn_up.weight", h->ffn_length, h->embedding_length, &layer->up },
-        { "ffn_down.weight", h->embedding_length, h->ffn_length, &layer->down },
-    };
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        fg_status status = want_panels(list, weights, index, matrices[i].name, matrices[i].outputs,
-                                       matrices[i].columns, matrices[i].panels, err);
-        if (status != FG_OK) {
-            return status;
-        }
-    }
-    return load_layer_vectors(forward, weights, index, err);
-}
-
-static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, panel_list *list,
-                              fg_error *err)
-{
-    const fg_hparams *h = &forward->hparams;
-    fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
-                                   h->embedding_length, &forward->embedding, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    size_t size_bytes = (size_t)h->vocab_size *
-                        (h->embedding_length / fg_dtype_block_count(forward->embedding.type)) *
-                        fg_dtype_block_bytes(forward->embedding.type);
-    status = fg_device_load(forward->device, forward->embedding.data, size_bytes,
-                            &forward->embedding.data, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    const char *head = h->tied_output ? "token_embd.weight" : "output.weight";
-    status = want_panels(list, weights, UINT32_MAX, head, h->vocab_size, h->embedding_length,
-                         &forward->head_weight, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    const vector_row norm = { "output_norm.weight", h->embedding_length, &forward->output_norm };
-    status = load_vector(forward, weights, UINT32_MAX, &norm, err);
-    for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
-        status = load_layer(forward, weights, i, list, err);
-    }
-    return status;
-}
-
-static fg_status load_weights(fg_forward *forward, const fg_engine_options *options, fg_error *err)
-{
-    size_t count_max = (size_t)forward->hparams.layer_count * LAYER_MATRICES + 1;
-    panel_list list = { .sources = fg_mem_array(count_max, sizeof *list.sources),
-                        .targets = fg_mem_array(count_max, sizeof *list.targets) };
-    fg_status status = list.sources == NULL || list.targets == NULL
-                           ? fg_fail(err, FG_AGAIN, "out of memory for the list of weights")
-                           : load_tensors(forward, options->weights, &list, err);
-    if (status == FG_OK) {
-        status = forward->is_host ? load_panels(forward, options, &list, err)
-                                  : pack_panels(forward, options, &list, err);
-    }
-    if (status == FG_OK && forward->is_host) {
-        fg_weights_prefetch(options->weights,
-                            fg_weights_find(options->weights, "token_embd.weight"));
-    }
-    fg_mem_free(list.targets);
-    fg_mem_free(list.sources);
-    return status;
-}
 
 /* One named part of the scratch. */
 typedef struct scratch_part {
@@ -341,11 +45,16 @@ static void add_part(part_list *list, void **target, size_t rows, size_t columns
     list->parts[list->count++] = (scratch_part){ target, list->kind, padded & ~(size_t)63 };
 }
 
+/* `values` NULL: of the scratch too. */
 static void add_activations(part_list *list, fg_activations *activations, size_t rows,
-                            uint32_t columns)
+                            uint32_t columns, float *values)
 {
     activations->columns = columns;
-    add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
+    if (values != NULL) {
+        activations->values = values;
+    } else {
+        add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
+    }
     add_part(list, (void **)&activations->quants, rows, columns, 1);
     add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
              sizeof(fg_quant_group));
@@ -374,20 +83,42 @@ static size_t tile_rows_of(const fg_forward *forward)
     return step_rows < most ? step_rows : most;
 }
 
+/* What all ranks see is of their region. */
+static void take_common(fg_forward *forward)
+{
+    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
+    FG_ASSERT(forward->tile_rows <= FG_TP_TILE_ROWS && forward->head.rows_max <= FG_TP_HEAD_ROWS);
+    forward->tokens = common->tokens;
+    forward->positions = common->positions;
+    forward->residual = common->residual;
+    forward->head.row_ids = common->row_ids;
+    forward->head.logits_host = common->logits;
+}
+
+static void add_common_parts(fg_forward *forward, size_t step_rows, part_list *list)
+{
+    fg_head *head = &forward->head;
+    add_part(list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->row_ids, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size, sizeof(float));
+}
+
 /* What the host reads or writes. */
 static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
-    add_part(list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
     fg_head *head = &forward->head;
     add_part(list, (void **)&head->seqs, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->row_ids, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&head->wanted, head->rows_max, 1, sizeof(fg_choice_row));
     add_part(list, (void **)&head->choices, head->rows_max, 1, sizeof(uint32_t));
     add_part(list, (void **)&head->tops, head->rows_max, 1, sizeof(float));
     add_part(list, (void **)&head->finite, head->rows_max, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size, sizeof(float));
+    if (forward->tp != NULL) {
+        take_common(forward);
+    } else {
+        add_common_parts(forward, step_rows, list);
+    }
 }
 
 /* What only operations do. */
@@ -397,15 +128,24 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     size_t rows = forward->tile_rows;
     /* The head's rows borrow `normed`. */
     size_t normed_rows = rows < forward->head.rows_max ? forward->head.rows_max : rows;
-    size_t kv_columns = (size_t)h->kv_head_count * h->head_dim;
+    const rank_parts *parts = &forward->parts;
+    float *attended = NULL, *hidden = NULL;
+    if (forward->tp != NULL) {
+        attended = fg_tp_memory_of(forward->tp)->attended;
+        hidden = fg_tp_memory_of(forward->tp)->hidden;
+        add_part(list, (void **)&forward->own_attended.values, rows, parts->q.count, sizeof(float));
+        add_part(list, (void **)&forward->own_hidden.values, rows, parts->ffn.count, sizeof(float));
+        forward->own_hidden.columns = parts->ffn.count;
+    } else {
+        add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
+    }
     add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
-    add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
-    add_activations(list, &forward->normed, normed_rows, h->embedding_length);
-    add_activations(list, &forward->attended, rows, h->head_count * h->head_dim);
-    add_activations(list, &forward->hidden, rows, h->ffn_length);
-    add_part(list, (void **)&forward->q, rows, (size_t)h->head_count * h->head_dim, sizeof(float));
-    add_part(list, (void **)&forward->k, rows, kv_columns, sizeof(float));
-    add_part(list, (void **)&forward->v, rows, kv_columns, sizeof(float));
+    add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
+    add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
+    add_activations(list, &forward->hidden, rows, h->ffn_length, hidden);
+    add_part(list, (void **)&forward->q, rows, parts->q.count, sizeof(float));
+    add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
+    add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));
     if (!forward->is_host) {
         add_part(list, (void **)&forward->head.logits, forward->head.rows_max, h->vocab_size,
                  sizeof(float));
@@ -481,6 +221,23 @@ static fg_status check_options(const fg_engine_options *options, fg_error *err)
     return fg_engine_check_kv(options->device, layout->dtype, layout->block_size, err);
 }
 
+static fg_tp_part times(fg_tp_part part, uint32_t factor)
+{
+    return (fg_tp_part){ .first = part.first * factor, .count = part.count * factor };
+}
+
+static rank_parts parts_of(const fg_hparams *h, const fg_tp *tp)
+{
+    rank_parts parts = { .kv_heads = fg_tp_part_of(tp, h->kv_head_count, 1),
+                         .embedding = fg_tp_part_of(tp, h->embedding_length, FG_TP_PANEL),
+                         .ffn = fg_tp_part_of(tp, h->ffn_length, FG_TP_PANEL),
+                         .vocab = fg_tp_part_of(tp, h->vocab_size, FG_TP_PANEL) };
+    parts.heads = times(parts.kv_heads, h->head_count / h->kv_head_count);
+    parts.q = times(parts.heads, h->head_dim);
+    parts.kv = times(parts.kv_heads, h->head_dim);
+    return parts;
+}
+
 static fg_status open_device(fg_forward *forward, const fg_engine_options *options, fg_error *err)
 {
     fg_device_options device = { .kind = options->device,
@@ -503,7 +260,7 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
     return fg_device_stream_open(forward->device, &forward->stream, err);
 }
 
-fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
+fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forward **forward_out,
                             fg_error *err)
 {
     const fg_hparams *h = options->hparams;
@@ -518,6 +275,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     forward->hparams = *h;
     forward->layout = options->layout;
     forward->limits = options->limits;
+    forward->tp = tp;
+    forward->parts = parts_of(h, tp);
     status = open_device(forward, options, err);
     if (status != FG_OK) {
         goto destroy;
@@ -530,10 +289,12 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forwa
     }
     status = fg_head_open(&forward->head, forward->device, forward->stream, h->vocab_size,
                           step_rows_of(&options->limits), err);
+    forward->head.tp = tp;
+    forward->head.part = forward->parts.vocab;
     if (status != FG_OK) {
         goto destroy;
     }
-    status = load_weights(forward, options, err);
+    status = fg_forward_load(forward, options, err);
     if (status != FG_OK) {
         goto destroy;
     }
@@ -611,10 +372,38 @@ static void norm_linears(fg_forward *forward, const float *in, const uint32_t *r
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
+/* A product that is added to the residual: this rank's columns of it. */
+static fg_linear add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
+{
+    return (fg_linear){ .weight = *weight,
+                        .out = residual + forward->parts.embedding.first,
+                        .out_stride = forward->hparams.embedding_length,
+                        .accumulate = true };
+}
+
+/* Everybody's columns of rows, where there are other ranks. */
+static void gather(fg_forward *forward, const fg_activations *all, fg_tp_part part,
+                   const float *own, uint32_t rows)
+{
+    fg_tp_columns columns = {
+        .all = all->values, .columns = all->columns, .part = part, .own = own
+    };
+    fg_tp_gather(forward->tp, forward->stream, &columns, rows);
+}
+
+static void gather_residual(fg_forward *forward, float *residual, uint32_t rows)
+{
+    fg_tp_columns columns = { .all = residual,
+                              .columns = forward->hparams.embedding_length,
+                              .part = forward->parts.embedding };
+    fg_tp_gather(forward->tp, forward->stream, &columns, rows);
+}
+
 static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
 {
     const fg_hparams *h = &forward->hparams;
     const fg_kv_layout *layout = &forward->layout;
+    const rank_parts *parts = &forward->parts;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
     const fg_linear qkv[] = {
@@ -625,13 +414,13 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     norm_linears(forward, residual, NULL, layer->attn_norm, qkv, 3, rows);
     fg_paged_kv kv = { .arena = forward->kv.arena,
                        .block_bytes = layout->block_bytes,
-                       .key_offset = fg_kv_layout_offset(layout, index, 0, 0),
-                       .value_offset = fg_kv_layout_offset(layout, index, 1, 0),
+                       .key_offset = fg_kv_layout_offset(layout, index, 0, parts->kv_heads.first),
+                       .value_offset = fg_kv_layout_offset(layout, index, 1, parts->kv_heads.first),
                        .head_bytes = layout->head_bytes,
                        .scale_offset = layout->scale_offset,
                        .block_size = layout->block_size,
                        .dtype = layout->dtype,
-                       .kv_head_count = h->kv_head_count,
+                       .kv_head_count = parts->kv_heads.count,
                        .head_dim = h->head_dim };
     fg_rope_store store = { .q = forward->q,
                             .k = forward->k,
@@ -645,26 +434,26 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .kv_rows = forward->kv_rows + first,
                             .table = forward->rope_table + (size_t)first * h->rope_dims,
                             .pair_count = h->rope_dims / 2,
-                            .head_count = h->head_count,
+                            .head_count = parts->heads.count,
                             .interleaved = h->rope_interleaved };
     fg_op_rope_store(forward->stream, &kv, &store, rows);
-    fg_linear output = { .weight = layer->output,
-                         .out = residual,
-                         .out_stride = h->embedding_length,
-                         .accumulate = true };
+    fg_linear output = add_to(forward, &layer->output, residual);
     uint32_t forms = forms_of(forward, &output, 1);
     bool at_once = forms == FG_FORM_PAIRS && !fg_device_is_host(forward->device);
+    float *own = forward->own_attended.values;
     fg_attend attend = { .q = forward->q,
                          .kv_rows = forward->kv_rows + first,
-                         .head_count = h->head_count,
+                         .head_count = parts->heads.count,
                          .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
-                         .out = forward->attended.values,
+                         .out = own != NULL ? own : forward->attended.values,
                          .pairs = at_once ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
+    gather(forward, &forward->attended, parts->q, own, rows);
     if (forms != 0 && !at_once) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
     fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
+    gather_residual(forward, residual, rows);
 }
 
 static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -675,16 +464,20 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     uint32_t forms = fg_op_linear_form(forward->stream, layer->gate.type) |
                      fg_op_linear_form(forward->stream, layer->up.type);
     norm_rows(forward, residual, NULL, layer->ffn_norm, forms, rows);
-    fg_linear down = { .weight = layer->down,
-                       .out = residual,
-                       .out_stride = h->embedding_length,
-                       .accumulate = true };
+    fg_linear down = add_to(forward, &layer->down, residual);
+    uint32_t down_forms = forms_of(forward, &down, 1);
+    bool alone = forward->tp == NULL;
     fg_gated gated = { .gate = layer->gate,
                        .up = layer->up,
-                       .forms = forms_of(forward, &down, 1),
-                       .out = forward->hidden };
+                       .forms = alone ? down_forms : 0,
+                       .out = alone ? forward->hidden : forward->own_hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
+    gather(forward, &forward->hidden, forward->parts.ffn, forward->own_hidden.values, rows);
+    if (!alone && down_forms != 0) {
+        fg_op_prepare(forward->stream, &forward->hidden, down_forms, rows);
+    }
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
+    gather_residual(forward, residual, rows);
 }
 
 /* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. */
@@ -803,10 +596,60 @@ static void run_replayed(fg_forward *forward, fg_step *step, uint32_t rows, uint
     }
 }
 
+/* Rows of the head that are looked at together, from `first` on. */
+static uint32_t head_part_rows(const fg_forward *forward, uint32_t first, uint32_t head_count)
+{
+    uint32_t left = head_count - first;
+    return left < forward->head.rows_max ? left : forward->head.rows_max;
+}
+
+/* Tells the other ranks what their rows are, and has them begin. */
+static void begin_ranks(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
+{
+    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
+    uint32_t row = 0, tables = 0, part = 0;
+    for (uint32_t s = 0; s < step->seq_count; s++) {
+        const fg_step_seq *seq = &step->seqs[s];
+        uint32_t blocks =
+            fg_kv_blocks_for(seq->first_position + seq->token_count, forward->layout.block_size);
+        memcpy(common->block_ids + tables, seq->block_ids, blocks * sizeof *seq->block_ids);
+        for (uint32_t i = 0; i < seq->token_count; i++) {
+            common->tables[row++] = tables;
+        }
+        tables += blocks;
+    }
+    for (uint32_t first = 0; first < head_count; first += forward->head.rows_max) {
+        common->kinds[part++] =
+            fg_head_part_from(&forward->head, step, forward->positions, first, head_count).kind;
+    }
+    fg_tp_begin(forward->tp, (fg_tp_step){ .rows = rows, .head_rows = head_count });
+}
+
+void fg_forward_follow(fg_forward *forward, fg_tp_step step)
+{
+    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
+    for (uint32_t row = 0; row < step.rows; row++) {
+        forward->kv_rows[row] = (fg_kv_row){ .block_ids = common->block_ids + common->tables[row],
+                                             .position = common->positions[row] };
+    }
+    run_layers(forward, step.rows);
+    uint32_t part = 0;
+    for (uint32_t first = 0; first < step.head_rows; first += forward->head.rows_max) {
+        if (first > 0) {
+            fg_tp_meet(forward->tp);
+        }
+        run_head(forward, first, head_part_rows(forward, first, step.head_rows),
+                 (fg_head_kind)common->kinds[part++]);
+    }
+}
+
 static void run_rows(fg_forward *forward, fg_step *step)
 {
     uint32_t head_count;
     uint32_t rows = lay_out_rows(forward, step, &head_count);
+    if (forward->tp != NULL) {
+        begin_ranks(forward, step, rows, head_count);
+    }
     if (can_replay(forward, step, rows, head_count)) {
         run_replayed(forward, step, rows, head_count);
     } else {
@@ -815,6 +658,9 @@ static void run_rows(fg_forward *forward, fg_step *step)
         for (uint32_t first = 0; first < head_count; first += forward->head.rows_max) {
             fg_head_part part =
                 fg_head_part_from(&forward->head, step, forward->positions, first, head_count);
+            if (first > 0) {
+                fg_tp_meet(forward->tp); /* the others may write logits again */
+            }
             run_head(forward, first, part.rows, part.kind);
             fg_head_take(&part);
         }

@@ -11,13 +11,14 @@
 #define FORGE_COMMON_ENGINE_FORWARD_H
 
 #include "common/engine/engine.h"
+#include "common/engine/tp.h"
 #include "kernels/device.h"
 
 typedef struct fg_forward fg_forward;
 
 /* FG_BAD_INPUT when weights, hparams and layout do not fit each other or the instruction set is not
- * to be had; FG_AGAIN when out of memory. */
-fg_status fg_forward_create(const fg_engine_options *options, fg_forward **forward_out,
+ * to be had; FG_AGAIN when out of memory. `tp`: of which rank it is, borrowed until destroy; NULL: of the only one. */
+fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forward **forward_out,
                             fg_error *err);
 void fg_forward_destroy(fg_forward *forward);
 
@@ -27,7 +28,9 @@ const fg_device *fg_forward_device(const fg_forward *forward);
 
 /* The copies of a step that fg_engine_check_step has accepted, in order, with their digests. */
 void fg_forward_copy(fg_forward *forward, fg_step *step);
-/* Runs its sequences, then its digests; fills their *_out fields. */
+/* Runs its sequences, then its digests; fills their *_out fields. Only rank 0 is given steps: */
 void fg_forward_run(fg_forward *forward, fg_step *step);
+/* the others compute their parts of one that rank 0 has begun. */
+void fg_forward_follow(fg_forward *forward, fg_tp_step step);
 
 #endif

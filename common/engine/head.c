@@ -139,10 +139,46 @@ fg_head_part fg_head_part_from(fg_head *head, fg_step *step, const uint32_t *pos
     return part;
 }
 
+/* The highest of all ranks' highest, the first of equal ones. */
+static void merge_highest(const fg_head *head, uint32_t rows)
+{
+    const fg_tp_memory *common = fg_tp_memory_of(head->tp);
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t best = 0;
+        for (uint32_t rank = 1; rank < fg_tp_size(head->tp); rank++) {
+            best = common->tops[rank][row] > common->tops[best][row] ? rank : best;
+        }
+        head->choices[row] = common->choices[best][row];
+        head->tops[row] = common->tops[best][row];
+    }
+}
+
+static void run_highest(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
+                        uint32_t rows)
+{
+    if (head->tp == NULL) {
+        fg_op_highest(head->stream, weight, normed, rows, head->choices, head->tops);
+        return;
+    }
+    const fg_tp_memory *common = fg_tp_memory_of(head->tp);
+    uint32_t *choices = common->choices[fg_tp_rank(head->tp)];
+    fg_op_highest(head->stream, weight, normed, rows, choices, common->tops[fg_tp_rank(head->tp)]);
+    for (uint32_t row = 0; row < rows; row++) {
+        choices[row] += head->part.first;
+    }
+    fg_tp_meet(head->tp);
+    merge_highest(head, rows);
+}
+
 void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
                  uint32_t rows, fg_head_kind kind)
 {
-    fg_linear linear = { .weight = *weight, .out = head->logits, .out_stride = head->vocab_size };
+    fg_linear linear = { .weight = *weight,
+                         .out = head->logits + head->part.first,
+                         .out_stride = head->vocab_size };
+    fg_tp_columns columns = { .all = head->logits,
+                              .columns = head->vocab_size,
+                              .part = head->part };
     fg_choose choose = { .logits = head->logits,
                          .columns = head->vocab_size,
                          .wanted = head->wanted,
@@ -150,10 +186,11 @@ void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activati
                          .tops = head->tops };
     fg_op_finite(head->stream, normed->values, normed->columns, rows, head->finite);
     if (kind == FG_HEAD_HIGHEST) {
-        fg_op_highest(head->stream, weight, normed, rows, head->choices, head->tops);
+        run_highest(head, weight, normed, rows);
         return;
     }
     fg_op_linear(head->stream, &linear, 1, normed, rows);
+    fg_tp_gather(head->tp, head->stream, &columns, rows);
     if (kind == FG_HEAD_CHOOSE) {
         fg_op_choose(head->stream, &choose, rows);
     }

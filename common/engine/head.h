@@ -13,6 +13,7 @@
 #define FORGE_COMMON_ENGINE_HEAD_H
 
 #include "common/engine/engine.h"
+#include "common/engine/tp.h"
 #include "kernels/ops.h"
 
 typedef enum fg_head_kind { FG_HEAD_LOGITS, FG_HEAD_HIGHEST, FG_HEAD_CHOOSE } fg_head_kind;
@@ -20,7 +21,9 @@ typedef enum fg_head_kind { FG_HEAD_LOGITS, FG_HEAD_HIGHEST, FG_HEAD_CHOOSE } fg
 typedef struct fg_head {
     fg_device *device;
     fg_device_stream *stream;
-    bool is_host; /* operations use the host's memory */
+    bool is_host;    /* operations use the host's memory */
+    fg_tp *tp;       /* NULL: the only rank */
+    fg_tp_part part; /* this rank's tokens */
     uint32_t vocab_size;
     uint32_t rows_max;     /* of a part */
     fg_sampler **samplers; /* one for each of the device's threads */
@@ -54,7 +57,7 @@ void fg_head_close(fg_head *head);
 /* The next part of `head_count` rows; what its operations are to choose is written down. */
 fg_head_part fg_head_part_from(fg_head *head, fg_step *step, const uint32_t *positions,
                                uint32_t first, uint32_t head_count);
-/* The operations of a part, of as many rows or of some that pad it too. */
+/* The operations of a part, of as many rows or of some that pad it too; every rank's. */
 void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
                  uint32_t rows, fg_head_kind kind);
 /* Waits for them, and hands the step's items what came of them. */

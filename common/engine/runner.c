@@ -5,6 +5,7 @@
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
+#include "common/engine/tp.h"
 
 struct fg_runner_signal {
     fg_signal signal;
@@ -46,7 +47,12 @@ static fg_status take_blocks(const fg_runner_options *options, uint32_t context_
     runner->blocks_per_seq = fg_kv_blocks_for(context_max, runner->layout.block_size);
     runner->block_count = or_default(options->block_count, runner->blocks_per_seq * seqs_max);
     runner->arena_bytes = (size_t)runner->block_count * runner->layout.block_bytes;
-    runner->arena = fg_mem_map(runner->arena_bytes);
+    if (options->tp != NULL && options->tp->size > 1) {
+        (void)fg_shared_create(runner->arena_bytes, true, &runner->shared, err);
+        runner->arena = runner->shared.memory;
+    } else {
+        runner->arena = fg_mem_map(runner->arena_bytes);
+    }
     runner->block_ids = fg_mem_array(runner->block_count, sizeof(uint32_t));
     runner->done = fg_mem_alloc(sizeof *runner->done);
     if (runner->arena == NULL || runner->block_ids == NULL || runner->done == NULL) {
@@ -82,6 +88,7 @@ fg_status fg_runner_open(const fg_runner_options *options, fg_runner *runner, fg
                     .context_max = context_max },
         .thread_count = or_default(options->thread_count, 1),
         .share = options->share,
+        .tp = options->tp,
         .device = options->device,
         .cpu_isa = options->cpu_isa == NULL ? "auto" : options->cpu_isa,
         .on_done = on_done,
@@ -103,7 +110,11 @@ void fg_runner_close(fg_runner *runner)
     fg_engine_close(runner->engine);
     fg_mem_free(runner->done);
     fg_mem_free(runner->block_ids);
-    fg_mem_unmap(runner->arena, runner->arena_bytes);
+    if (runner->shared.memory != NULL) {
+        fg_shared_close(&runner->shared);
+    } else {
+        fg_mem_unmap(runner->arena, runner->arena_bytes);
+    }
     if (runner->weights != NULL) {
         fg_weights_close(runner->weights);
     }

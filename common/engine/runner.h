@@ -5,6 +5,7 @@
 #ifndef FORGE_COMMON_ENGINE_RUNNER_H
 #define FORGE_COMMON_ENGINE_RUNNER_H
 
+#include "common/base/shared.h"
 #include "common/engine/engine.h"
 
 typedef struct fg_runner_options {
@@ -22,6 +23,7 @@ typedef struct fg_runner_options {
     const char *device;       /* as in fg_engine_options */
     /* As in fg_engine_options. */
     struct fg_core_share *share;
+    const struct fg_tp_options *tp;
     bool reverse_blocks; /* sequence tables name the blocks from the last one down */
 } fg_runner_options;
 
@@ -32,6 +34,7 @@ typedef struct fg_runner {
     fg_kv_layout layout;
     void *arena;
     size_t arena_bytes;
+    fg_shared shared;    /* the arena, where several ranks compute */
     uint32_t *block_ids; /* [seqs_max][blocks_per_seq] */
     uint32_t blocks_per_seq;
     uint32_t block_count;

@@ -1,0 +1,75 @@
+/*
+ * forward_internal - what the parts of a forward pass share: forward.c runs it, forward_load.c brings its weights.
+ */
+#ifndef FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
+#define FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
+
+#include "common/engine/forward.h"
+#include "common/engine/head.h"
+#include "common/engine/kv_memory.h"
+#include "common/engine/tp.h"
+#include "common/engine/weight_store.h"
+#include "kernels/ops.h"
+
+typedef struct layer_weights {
+    const float *attn_norm;
+    const float *ffn_norm;
+    const float *q_bias, *k_bias, *v_bias; /* NULL: the architecture has none */
+    const float *q_norm, *k_norm;          /* of each head, the same */
+    fg_panels q, k, v, output;
+    fg_panels gate, up, down;
+} layer_weights;
+
+/* What a rank has of the outputs of matrices; of one rank, all. */
+typedef struct rank_parts {
+    fg_tp_part kv_heads;
+    fg_tp_part heads; /* that read these */
+    fg_tp_part q, kv; /* columns of them */
+    fg_tp_part embedding, ffn, vocab;
+} rank_parts;
+
+/* Scratch that the host reads or writes, and the rest. On a device with the host's memory all is of the first kind. */
+enum { SCRATCH_SHARED, SCRATCH_DEVICE, SCRATCH_KINDS };
+
+struct fg_forward {
+    fg_hparams hparams;
+    fg_kv_layout layout;
+    fg_kv_memory kv;
+    fg_engine_limits limits;
+    fg_device *device;
+    bool is_host; /* operations use the host's memory */
+    fg_device_stream *stream;
+    double *frequencies; /* [rope_dims / 2] */
+    fg_tp *tp;           /* NULL: the only rank */
+    rank_parts parts;
+
+    fg_matrix embedding;
+    fg_panels head_weight;
+    fg_head head;
+    fg_weight_store *store;         /* every product's panels; NULL: the device has them */
+    fg_weight_report device_report; /* what became of them there */
+    const float *output_norm;
+    layer_weights *layers;
+
+    void *scratch[SCRATCH_KINDS];
+    size_t scratch_bytes[SCRATCH_KINDS];
+    uint32_t tile_rows;
+    /* Per row of a step. */
+    uint32_t *tokens;
+    uint32_t *positions;
+    fg_kv_row *kv_rows;
+    float *rope_table;
+    float *residual;
+    /* Per row of a tile. */
+    fg_activations normed;   /* columns: embedding_length */
+    fg_activations attended; /* columns: head_count * head_dim */
+    fg_activations hidden;   /* columns: ffn_length */
+    float *q, *k, *v;
+    /* This rank's columns of attended and hidden; values alone, NULL of the only rank. */
+    fg_activations own_attended, own_hidden;
+};
+
+/* All weights that this rank needs, packed or found packed. */
+fg_status fg_forward_load(fg_forward *forward, const fg_engine_options *options, fg_error *err);
+
+#endif

@@ -1,0 +1,294 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/dtype.h"
+#include "common/base/mem.h"
+#include "common/engine/forward_internal.h"
+
+enum { LAYER_MATRICES = 7 };
+
+/* The matrices of products, until the store has packed them: each, who wants to know where, and which outputs. */
+typedef struct panel_list {
+    fg_panel_source *sources;
+    fg_panels **targets;
+    fg_tp_part *parts;
+    uint32_t count;
+} panel_list;
+
+/* NULL, with the reason in err, when the model lacks it; `layer_index` UINT32_MAX: not of a layer. */
+static const fg_tensor *find_tensor(const fg_weights *weights, uint32_t layer_index,
+                                    const char *name, fg_error *err)
+{
+    char full[64];
+    if (layer_index == UINT32_MAX) {
+        snprintf(full, sizeof full, "%s", name);
+    } else {
+        snprintf(full, sizeof full, "blk.%u.%s", layer_index, name);
+    }
+    const fg_tensor *tensor = fg_weights_find(weights, full);
+    if (tensor == NULL) {
+        fg_fail(err, FG_BAD_INPUT, "the model has no tensor %s", full);
+    }
+    return tensor;
+}
+
+static fg_status find_matrix(const fg_weights *weights, uint32_t layer_index, const char *name,
+                             uint32_t outputs, uint32_t columns, fg_matrix *matrix_out,
+                             fg_error *err)
+{
+    const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
+    if (tensor == NULL) {
+        return FG_BAD_INPUT;
+    }
+    uint32_t block = fg_dtype_block_count(tensor->type);
+    if (block == 0 || columns % block != 0 || tensor->dims[0] != columns ||
+        tensor->dims[1] != outputs || tensor->dims[2] != 1 || tensor->dims[3] != 1) {
+        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x %u of a type that Forge computes",
+                       tensor->name, columns, outputs);
+    }
+    *matrix_out = (fg_matrix){
+        .data = tensor->data, .type = tensor->type, .outputs = outputs, .columns = columns
+    };
+    return FG_OK;
+}
+
+/* A matrix of products, and what this rank needs of its outputs. */
+typedef struct matrix_row {
+    const char *name;
+    uint32_t outputs;
+    uint32_t columns;
+    fg_tp_part part;
+    fg_panels *panels;
+} matrix_row;
+
+/* Puts a matrix of products on the list. */
+static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
+                             const matrix_row *row, fg_error *err)
+{
+    fg_matrix matrix;
+    fg_status status =
+        find_matrix(weights, layer_index, row->name, row->outputs, row->columns, &matrix, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    const char *full_name = find_tensor(weights, layer_index, row->name, err)->name;
+    *row->panels =
+        (fg_panels){ .type = matrix.type, .outputs = row->part.count, .columns = row->columns };
+    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
+    list->parts[list->count] = row->part;
+    list->targets[list->count++] = row->panels;
+    return FG_OK;
+}
+
+/* Has all on the list packed into the device's memory; their rows are not read again. */
+static fg_status pack_panels(fg_forward *forward, const fg_engine_options *options,
+                             const panel_list *list, fg_error *err)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t began_ns = fg_clock_now_ns(&clock);
+    fg_weight_report report = { .origin = FG_WEIGHTS_DEVICE };
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
+        const fg_matrix *rows = &list->sources[i].rows;
+        status = fg_device_pack(forward->device, rows, list->targets[i], err);
+        report.bytes += (uint64_t)rows->outputs *
+                        (rows->columns / fg_dtype_block_count(rows->type)) *
+                        fg_dtype_block_bytes(rows->type);
+        fg_weights_release(options->weights,
+                           fg_weights_find(options->weights, list->sources[i].name));
+    }
+    report.pack_ns = fg_clock_now_ns(&clock) - began_ns;
+    forward->device_report = report;
+    return status;
+}
+
+static const char *cache_of(const fg_engine_options *options)
+{
+    return options->weights_cache != NULL ? options->weights_cache : "off";
+}
+
+/* Whether the ranks of a host share one file of all panels, each its own ones; else each packs its own rows. */
+static bool keeps_whole(const fg_engine_options *options, const panel_list *list)
+{
+    bool whole = strcmp(cache_of(options), "off") != 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        whole = whole && list->parts[i].first % FG_PANEL_OUTPUTS == 0;
+    }
+    return whole;
+}
+
+static void cut_rows(fg_matrix *rows, fg_tp_part part)
+{
+    size_t row_bytes = (size_t)(rows->columns / fg_dtype_block_count(rows->type)) *
+                       fg_dtype_block_bytes(rows->type);
+    rows->data = (const uint8_t *)rows->data + part.first * row_bytes;
+    rows->outputs = part.count;
+}
+
+/* Has all on the list packed, or finds them packed; their rows are not read again, but for those of the
+ * embedding that tokens name. */
+static fg_status load_panels(fg_forward *forward, const fg_engine_options *options,
+                             const panel_list *list, fg_error *err)
+{
+    fg_weight_store_options store = { .weights = options->weights,
+                                      .cache = cache_of(options),
+                                      .fingerprint = options->fingerprint,
+                                      .thread_count = options->thread_count };
+    bool whole = keeps_whole(options, list);
+    for (uint32_t i = 0; i < list->count && !whole; i++) {
+        cut_rows(&list->sources[i].rows, list->parts[i]);
+    }
+    store.cache = whole ? store.cache : "off";
+    fg_status status =
+        fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
+    for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
+        const fg_matrix *rows = &list->sources[i].rows;
+        size_t panel_bytes = fg_panel_bytes(rows->type, rows->columns);
+        size_t first = whole ? list->parts[i].first / FG_PANEL_OUTPUTS * panel_bytes : 0;
+        const uint8_t *panels = fg_weight_store_panels(forward->store, i);
+        status = fg_device_load(forward->device, panels + first,
+                                fg_panel_count(list->parts[i].count) * panel_bytes,
+                                &list->targets[i]->data, err);
+        fg_weights_release(options->weights,
+                           fg_weights_find(options->weights, list->sources[i].name));
+    }
+    return status;
+}
+
+/* A vector of floats of a layer or of the model. */
+typedef struct vector_row {
+    const char *name;
+    uint32_t count; /* 0: not in this architecture */
+    const float **vector;
+} vector_row;
+
+static fg_status load_vector(fg_forward *forward, const fg_weights *weights, uint32_t layer_index,
+                             const vector_row *row, fg_error *err)
+{
+    const fg_tensor *tensor = find_tensor(weights, layer_index, row->name, err);
+    if (tensor == NULL) {
+        return FG_BAD_INPUT;
+    }
+    if (tensor->type != FG_F32 || tensor->dims[0] != row->count || tensor->dims[1] != 1) {
+        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x f32", tensor->name, row->count);
+    }
+    const void *data;
+    fg_status status =
+        fg_device_load(forward->device, tensor->data, tensor->size_bytes, &data, err);
+    if (status == FG_OK) {
+        *row->vector = data;
+    }
+    return status;
+}
+
+static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weights, uint32_t index,
+                                    fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    layer_weights *layer = &forward->layers[index];
+    uint32_t q_bias = h->qkv_bias ? h->head_count * h->head_dim : 0;
+    uint32_t kv_bias = h->qkv_bias ? h->kv_head_count * h->head_dim : 0;
+    uint32_t norm = h->qk_norm ? h->head_dim : 0;
+    const vector_row vectors[] = {
+        { "attn_norm.weight", h->embedding_length, &layer->attn_norm },
+        { "ffn_norm.weight", h->embedding_length, &layer->ffn_norm },
+        { "attn_q.bias", q_bias, &layer->q_bias },
+        { "attn_k.bias", kv_bias, &layer->k_bias },
+        { "attn_v.bias", kv_bias, &layer->v_bias },
+        { "attn_q_norm.weight", norm, &layer->q_norm },
+        { "attn_k_norm.weight", norm, &layer->k_norm },
+    };
+    fg_status status = FG_OK;
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0] && status == FG_OK; i++) {
+        if (vectors[i].count > 0) {
+            status = load_vector(forward, weights, index, &vectors[i], err);
+        }
+    }
+    if (q_bias > 0 && status == FG_OK) {
+        layer->q_bias += forward->parts.q.first;
+        layer->k_bias += forward->parts.kv.first;
+        layer->v_bias += forward->parts.kv.first;
+    }
+    return status;
+}
+
+static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
+                            panel_list *list, fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    layer_weights *layer = &forward->layers[index];
+    uint32_t q_columns = h->head_count * h->head_dim;
+    uint32_t kv_columns = h->kv_head_count * h->head_dim;
+    const rank_parts *parts = &forward->parts;
+    const matrix_row rows[] = {
+        { "attn_q.weight", q_columns, h->embedding_length, parts->q, &layer->q },
+        { "attn_k.weight", kv_columns, h->embedding_length, parts->kv, &layer->k },
+        { "attn_v.weight", kv_columns, h->embedding_length, parts->kv, &layer->v },
+        { "attn_output.weight", h->embedding_length, q_columns, parts->embedding, &layer->output },
+        { "ffn_gate.weight", h->ffn_length, h->embedding_length, parts->ffn, &layer->gate },
+        { "ffn_up.weight", h->ffn_length, h->embedding_length, parts->ffn, &layer->up },
+        { "ffn_down.weight", h->embedding_length, h->ffn_length, parts->embedding, &layer->down },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fg_status status = want_panels(list, weights, index, &rows[i], err);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    return load_layer_vectors(forward, weights, index, err);
+}
+
+static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, panel_list *list,
+                              fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
+                                   h->embedding_length, &forward->embedding, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    size_t size_bytes = (size_t)h->vocab_size *
+                        (h->embedding_length / fg_dtype_block_count(forward->embedding.type)) *
+                        fg_dtype_block_bytes(forward->embedding.type);
+    status = fg_device_load(forward->device, forward->embedding.data, size_bytes,
+                            &forward->embedding.data, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    const matrix_row head = { h->tied_output ? "token_embd.weight" : "output.weight", h->vocab_size,
+                              h->embedding_length, forward->parts.vocab, &forward->head_weight };
+    status = want_panels(list, weights, UINT32_MAX, &head, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    const vector_row norm = { "output_norm.weight", h->embedding_length, &forward->output_norm };
+    status = load_vector(forward, weights, UINT32_MAX, &norm, err);
+    for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
+        status = load_layer(forward, weights, i, list, err);
+    }
+    return status;
+}
+
+fg_status fg_forward_load(fg_forward *forward, const fg_engine_options *options, fg_error *err)
+{
+    size_t count_max = (size_t)forward->hparams.layer_count * LAYER_MATRICES + 1;
+    panel_list list = { .sources = fg_mem_array(count_max, sizeof *list.sources),
+                        .targets = fg_mem_array(count_max, sizeof *list.targets),
+                        .parts = fg_mem_array(count_max, sizeof *list.parts) };
+    fg_status status = list.sources == NULL || list.targets == NULL || list.parts == NULL
+                           ? fg_fail(err, FG_AGAIN, "out of memory for the list of weights")
+                           : load_tensors(forward, options->weights, &list, err);
+    if (status == FG_OK) {
+        status = forward->is_host ? load_panels(forward, options, &list, err)
+                                  : pack_panels(forward, options, &list, err);
+    }
+    if (status == FG_OK && forward->is_host) {
+        fg_weights_prefetch(options->weights,
+                            fg_weights_find(options->weights, "token_embd.weight"));
+    }
+    fg_mem_free(list.parts);
+    fg_mem_free(list.targets);
+    fg_mem_free(list.sources);
+    return status;
+}

@@ -1,0 +1,471 @@
+#include "common/engine/tp.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/thread.h"
+#include "common/engine/tp_region.h"
+
+extern char **environ;
+
+/* As long as a team's threads look: the gaps between a step's operations, much less than a time slice. */
+enum { SPIN_NS = 20000, SPIN_LOOKS = 16 };
+
+/* How often rank 0 looks whether those it waits for still live, and how often it finds nothing new before they count as
+ * lost: a minute of its own time, in which it was not stopped itself. The others end with it, without looking. */
+enum { LOOK_NS = 50000000, LOOKS_MAX = 1200, SELDOM_NS = 900000000 };
+
+enum { END_MS = 5000, END_LOOK_MS = 2 };
+
+/* Of a rank that was started as this program. */
+enum { FIRST_FREE_FD = FG_TP_ARENA_FD + 1 };
+
+/* --- memory --- */
+
+/* Takes `count` items of four bytes, on a cache line of their own. */
+static void *take(uint8_t *base, size_t *at, size_t count, bool *overflow)
+{
+    size_t size_bytes;
+    *overflow |= __builtin_mul_overflow(count, sizeof(uint32_t), &size_bytes) ||
+                 size_bytes > SIZE_MAX / 2 || *at > SIZE_MAX / 4;
+    void *taken = *overflow || base == NULL ? NULL : base + *at;
+    *at += *overflow ? 0 : (size_bytes + 63) & ~(size_t)63;
+    return taken;
+}
+
+size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *memory)
+{
+    const fg_engine_limits *limits = &orders->limits;
+    size_t rows = limits->step_tokens_max;
+    size_t tables = (size_t)limits->step_seqs_max *
+                    fg_kv_blocks_for(limits->context_max, orders->layout.block_size);
+    size_t at = (sizeof(fg_tp_region) + 63) & ~(size_t)63;
+    bool overflow = false;
+    const struct {
+        void **target;
+        size_t count;
+    } parts[] = {
+        { (void **)&memory->tokens, rows },
+        { (void **)&memory->positions, rows },
+        { (void **)&memory->tables, rows },
+        { (void **)&memory->block_ids, tables },
+        { (void **)&memory->row_ids, rows },
+        { (void **)&memory->kinds, rows },
+        { (void **)&memory->residual, rows * orders->embedding_length },
+        { (void **)&memory->attended, (size_t)FG_TP_TILE_ROWS * orders->q_columns },
+        { (void **)&memory->hidden, (size_t)FG_TP_TILE_ROWS * orders->ffn_length },
+        { (void **)&memory->logits, (size_t)FG_TP_HEAD_ROWS * orders->vocab_size },
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        *parts[i].target = take(region, &at, parts[i].count, &overflow);
+    }
+    for (uint32_t rank = 0; rank < orders->size; rank++) {
+        memory->choices[rank] = take(region, &at, FG_TP_HEAD_ROWS, &overflow);
+        memory->tops[rank] = take(region, &at, FG_TP_HEAD_ROWS, &overflow);
+    }
+    return overflow ? 0 : at;
+}
+
+/* --- waiting --- */
+
+/* No call of another process: the words are in memory that several map. */
+static void sleep_while(_Atomic uint32_t *word, uint32_t value, long most_ns)
+{
+    struct timespec wait = { .tv_nsec = most_ns };
+    syscall(SYS_futex, (void *)word, FUTEX_WAIT, value, &wait, NULL, 0);
+}
+
+void fg_tp_tell(fg_tp *tp, _Atomic uint32_t *word, uint32_t value)
+{
+    atomic_store(word, value);
+    for (uint32_t i = 0; i < tp->size; i++) {
+        if (i != tp->rank && atomic_load(&tp->region->slots[i].sleeps) != 0) {
+            syscall(SYS_futex, (void *)word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+            return;
+        }
+    }
+}
+
+static bool is_there(_Atomic uint32_t *word, uint32_t least)
+{
+    return (int32_t)(atomic_load(word) - least) >= 0;
+}
+
+static bool spin_for(_Atomic uint32_t *word, uint32_t least)
+{
+    fg_clock clock = fg_clock_real();
+    uint64_t until_ns = fg_clock_now_ns(&clock) + SPIN_NS;
+    do {
+        for (int look = 0; look < SPIN_LOOKS; look++) {
+            if (is_there(word, least)) {
+                return true;
+            }
+            fg_thread_relax();
+        }
+    } while (fg_clock_now_ns(&clock) < until_ns);
+    return false;
+}
+
+static bool has_ended(pid_t pid)
+{
+    siginfo_t info = { .si_pid = 0 };
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0;
+}
+
+/* What runs cannot be finished, and whoever is asked next could not compute: the cluster gives it to another worker. */
+static _Noreturn void give_up(const fg_tp *tp, uint32_t rank, const char *why)
+{
+    fg_err("engine", "event=rank_lost rank=%u pid=%d why=\"%s: this worker ends\"", rank,
+           (int)tp->pids[rank], why);
+    _exit(1);
+}
+
+/* Rank 0 looks at those it has started; they end with it without looking. */
+static void check_rank(const fg_tp *tp, uint32_t rank, uint32_t looks)
+{
+    if (tp->rank != 0) {
+        if (getppid() != tp->region->orders.leader) {
+            _exit(1);
+        }
+        return;
+    }
+    if (has_ended(tp->pids[rank])) {
+        give_up(tp, rank, "its process has ended");
+    }
+    if (looks >= LOOKS_MAX) {
+        give_up(tp, rank, "it has not answered for a minute");
+    }
+}
+
+void fg_tp_wait(fg_tp *tp, _Atomic uint32_t *word, uint32_t least, uint32_t rank)
+{
+    if (spin_for(word, least)) {
+        return;
+    }
+    _Atomic uint32_t *sleeps = &tp->region->slots[tp->rank].sleeps;
+    uint32_t looks = 0;
+    atomic_store(sleeps, 1);
+    for (;;) {
+        uint32_t value = atomic_load(word);
+        if ((int32_t)(value - least) >= 0) {
+            break;
+        }
+        sleep_while(word, value, tp->rank == 0 ? LOOK_NS : SELDOM_NS);
+        if (!is_there(word, least)) {
+            check_rank(tp, rank, looks++);
+        }
+    }
+    atomic_store(sleeps, 0);
+}
+
+void fg_tp_meet(fg_tp *tp)
+{
+    if (tp == NULL) {
+        return;
+    }
+    fg_tp_slot *slots = tp->region->slots;
+    fg_tp_tell(tp, &slots[tp->rank].met, ++tp->met);
+    for (uint32_t i = 0; i < tp->size; i++) {
+        if (i != tp->rank) {
+            fg_tp_wait(tp, &slots[i].met, tp->met, i);
+        }
+    }
+}
+
+/* --- parts --- */
+
+uint32_t fg_tp_size(const fg_tp *tp)
+{
+    return tp == NULL ? 1 : tp->size;
+}
+
+uint32_t fg_tp_rank(const fg_tp *tp)
+{
+    return tp == NULL ? 0 : tp->rank;
+}
+
+const fg_tp_memory *fg_tp_memory_of(const fg_tp *tp)
+{
+    return &tp->memory;
+}
+
+fg_tp_part fg_tp_part_of(const fg_tp *tp, uint32_t count, uint32_t unit)
+{
+    if (tp == NULL) {
+        return (fg_tp_part){ .count = count };
+    }
+    uint64_t units = ((uint64_t)count + unit - 1) / unit;
+    uint64_t first = units * tp->rank / tp->size * unit;
+    uint64_t end = units * (tp->rank + 1) / tp->size * unit;
+    first = first < count ? first : count;
+    end = end < count ? end : count;
+    return (fg_tp_part){ .first = (uint32_t)first, .count = (uint32_t)(end - first) };
+}
+
+typedef struct put_work {
+    const fg_tp_columns *columns;
+    uint32_t rows, rows_each;
+} put_work;
+
+static void put_rows(void *ctx, uint32_t piece, uint32_t member)
+{
+    const put_work *work = ctx;
+    const fg_tp_columns *c = work->columns;
+    uint32_t end = (piece + 1) * work->rows_each;
+    for (uint32_t row = piece * work->rows_each; row < end && row < work->rows; row++) {
+        memcpy(c->all + (size_t)row * c->columns + c->part.first,
+               c->own + (size_t)row * c->part.count, c->part.count * sizeof(float));
+    }
+}
+
+void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows)
+{
+    enum { ROWS_EACH = 8 };
+    if (tp == NULL) {
+        return;
+    }
+    if (columns->own != NULL) {
+        put_work work = { .columns = columns, .rows = rows, .rows_each = ROWS_EACH };
+        fg_device_share_work(stream, (rows + ROWS_EACH - 1) / ROWS_EACH, put_rows, &work);
+    }
+    fg_tp_meet(tp);
+}
+
+/* --- rank 0 --- */
+
+static bool put_text(char *target, size_t room, const char *text)
+{
+    return (size_t)snprintf(target, room, "%s", text) < room;
+}
+
+static fg_status write_orders(const fg_engine_options *options, fg_tp_orders *orders, fg_error *err)
+{
+    const fg_weights_file *file = fg_weights_file_of(options->weights);
+    const fg_core_share_options *share = options->tp->share;
+    const fg_hparams *h = options->hparams;
+    uint64_t threads = (uint64_t)options->thread_count * options->tp->size;
+    if (file == NULL || !put_text(orders->model, sizeof orders->model, file->path)) {
+        return fg_fail(err, FG_BAD_INPUT, "the model's file is needed by every rank");
+    }
+    if (threads > FG_TEAM_THREADS_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "%u ranks with %u threads each are more than %d threads",
+                       options->tp->size, options->thread_count, FG_TEAM_THREADS_MAX);
+    }
+    orders->magic = FG_TP_MAGIC;
+    orders->size = options->tp->size;
+    orders->leader = getpid();
+    orders->model_bytes = file->size_bytes;
+    orders->model_modified_ns = file->modified_ns;
+    orders->has_fingerprint = options->fingerprint != NULL;
+    if (orders->has_fingerprint) {
+        orders->fingerprint = *options->fingerprint;
+    }
+    orders->thread_count = options->thread_count;
+    orders->has_places = options->places != NULL;
+    if (orders->has_places) {
+        memcpy(orders->places, options->places, threads * sizeof *options->places);
+    }
+    orders->has_share = share != NULL;
+    if (orders->has_share) {
+        orders->share_cpus = *share->cpus;
+        orders->share_cores = share->cores;
+        orders->share_rank = share->rank;
+    }
+    orders->layout = options->layout;
+    orders->block_count = options->block_count;
+    orders->limits = options->limits;
+    orders->embedding_length = h->embedding_length;
+    orders->q_columns = h->head_count * h->head_dim;
+    orders->ffn_length = h->ffn_length;
+    orders->vocab_size = h->vocab_size;
+    orders->has_cache = options->weights_cache != NULL;
+    bool fits = put_text(orders->cpu_isa, sizeof orders->cpu_isa,
+                         options->cpu_isa == NULL ? "auto" : options->cpu_isa) &&
+                put_text(orders->weights_cache, sizeof orders->weights_cache,
+                         orders->has_cache ? options->weights_cache : "") &&
+                put_text(orders->share_directory, sizeof orders->share_directory,
+                         share == NULL || share->directory == NULL ? "" : share->directory);
+    return fits ? FG_OK : fg_fail(err, FG_BAD_INPUT, "a directory's name is too long");
+}
+
+/* What cannot be cut into so many parts. */
+static fg_status check_size(const fg_engine_options *options, fg_error *err)
+{
+    const fg_hparams *h = options->hparams;
+    uint32_t size = options->tp->size;
+    if (!fg_device_kind_is_host(options->device)) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "several ranks (--tensor-parallel-size %u) are computed by CPUs only, not "
+                       "yet by --device %s",
+                       size, options->device);
+    }
+    uint32_t least = h->embedding_length < h->ffn_length ? h->embedding_length : h->ffn_length;
+    least = least < h->vocab_size ? least : h->vocab_size;
+    uint32_t most = least / FG_TP_PANEL < h->kv_head_count ? least / FG_TP_PANEL : h->kv_head_count;
+    most = most < FG_TP_RANKS_MAX ? most : FG_TP_RANKS_MAX;
+    if (size > most) {
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "--tensor-parallel-size %u: at most %u can share this model, which has %u KV "
+            "heads",
+            size, most, h->kv_head_count);
+    }
+    return FG_OK;
+}
+
+static fg_status start_program(void *ctx, uint32_t rank, int region_fd, int arena_fd,
+                               pid_t *pid_out, fg_error *err)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%u", rank);
+    char *argv[] = { "forge", "rank", number, NULL };
+    /* Out of the way of what they become. */
+    int region = fcntl(region_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    int arena = arena_fd < 0 ? region : fcntl(arena_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    posix_spawn_file_actions_t actions;
+    int failed = posix_spawn_file_actions_init(&actions);
+    if (failed == 0) {
+        failed = posix_spawn_file_actions_adddup2(&actions, region, FG_TP_REGION_FD);
+        failed = failed != 0 ? failed
+                             : posix_spawn_file_actions_adddup2(&actions, arena, FG_TP_ARENA_FD);
+        failed = failed != 0 ? failed
+                             : posix_spawn_file_actions_addclosefrom_np(&actions, FIRST_FREE_FD);
+        failed = failed != 0
+                     ? failed
+                     : posix_spawn(pid_out, "/proc/self/exe", &actions, NULL, argv, environ);
+        posix_spawn_file_actions_destroy(&actions);
+    }
+    if (arena != region) {
+        close(arena);
+    }
+    close(region);
+    return failed == 0
+               ? FG_OK
+               : fg_fail(err, FG_AGAIN, "rank %u did not start: %s", rank, strerror(failed));
+}
+
+static fg_status start_ranks(fg_tp *tp, const fg_tp_options *options, fg_error *err)
+{
+    fg_tp_start_fn start = options->start != NULL ? options->start : start_program;
+    fg_shared_name arena = tp->region->orders.arena;
+    int arena_fd = arena.kind == FG_SHARED_FILE ? arena.id : -1;
+    for (uint32_t rank = 1; rank < tp->size; rank++) {
+        fg_status status = start(options->ctx, rank, tp->shared.fd, arena_fd, &tp->pids[rank], err);
+        if (status != FG_OK) {
+            return status;
+        }
+        tp->started++;
+    }
+    return FG_OK;
+}
+
+fg_status fg_tp_lead(const fg_engine_options *options, fg_tp **tp_out, fg_error *err)
+{
+    fg_status status = check_size(options, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_tp *tp = fg_mem_alloc(sizeof *tp);
+    fg_tp_orders *orders = fg_mem_alloc(sizeof *orders);
+    if (tp == NULL || orders == NULL) {
+        status = fg_fail(err, FG_AGAIN, "out of memory for the ranks");
+        goto free;
+    }
+    orders->arena = fg_shared_find(options->arena);
+    if (orders->arena.kind == FG_SHARED_NONE) {
+        status = fg_fail(err, FG_BAD_INPUT, "the ranks cannot reach the KV blocks");
+        goto free;
+    }
+    status = write_orders(options, orders, err);
+    if (status != FG_OK) {
+        goto free;
+    }
+    size_t size_bytes = fg_tp_lay_out(orders, NULL, &tp->memory);
+    status = size_bytes == 0
+                 ? fg_fail(err, FG_BAD_INPUT, "the step limits and the model's sizes overflow")
+                 : fg_shared_create(size_bytes, false, &tp->shared, err);
+    if (status != FG_OK) {
+        goto free;
+    }
+    tp->region = tp->shared.memory;
+    tp->region->orders = *orders;
+    tp->size = orders->size;
+    (void)fg_tp_lay_out(orders, tp->region, &tp->memory);
+    status = start_ranks(tp, options->tp, err);
+    if (status != FG_OK) {
+        fg_tp_close(tp);
+        tp = NULL;
+        goto free;
+    }
+    fg_mem_free(orders);
+    *tp_out = tp;
+    return FG_OK;
+
+free:
+    fg_mem_free(orders);
+    fg_mem_free(tp);
+    return status;
+}
+
+fg_status fg_tp_wait_ready(fg_tp *tp, fg_error *err)
+{
+    atomic_store(&tp->region->slots[0].sleeps, 1);
+    for (uint32_t rank = 1; rank < tp->size; rank++) {
+        fg_tp_slot *slot = &tp->region->slots[rank];
+        /* A large model takes minutes to pack: only its end is waited for. */
+        while (atomic_load(&slot->state) == FG_TP_LOADS) {
+            sleep_while(&slot->state, FG_TP_LOADS, LOOK_NS);
+            if (atomic_load(&slot->state) == FG_TP_LOADS && has_ended(tp->pids[rank])) {
+                return fg_fail(err, FG_AGAIN, "rank %u ended while it loaded the model", rank);
+            }
+        }
+        if (atomic_load(&slot->state) == FG_TP_FAILED) {
+            return fg_fail(err, FG_AGAIN, "rank %u: %.*s", rank, (int)sizeof slot->why - 1,
+                           slot->why);
+        }
+    }
+    atomic_store(&tp->region->slots[0].sleeps, 0);
+    return FG_OK;
+}
+
+void fg_tp_begin(fg_tp *tp, fg_tp_step step)
+{
+    tp->region->step = step;
+    fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
+}
+
+/* Who does not end by itself is ended. */
+static void end_rank(pid_t pid)
+{
+    for (int waited_ms = 0; !has_ended(pid); waited_ms += END_LOOK_MS) {
+        if (waited_ms >= END_MS) {
+            kill(pid, SIGKILL);
+            break;
+        }
+        usleep(END_LOOK_MS * 1000);
+    }
+    waitpid(pid, NULL, 0);
+}
+
+void fg_tp_close(fg_tp *tp)
+{
+    if (tp == NULL) {
+        return;
+    }
+    atomic_store(&tp->region->stop, 1);
+    fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
+    for (uint32_t i = 1; i <= tp->started; i++) {
+        end_rank(tp->pids[i]);
+    }
+    fg_shared_close(&tp->shared);
+    fg_mem_free(tp);
+}

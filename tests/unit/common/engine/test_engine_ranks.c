@@ -1,0 +1,304 @@
+/* Several processes that compute one model (tp.h): every bit is that of one, whatever they are given. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/mem.h"
+#include "common/engine/runner.h"
+#include "common/engine/tp.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/test.h"
+
+enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, BLOCKS = SEQS * CONTEXT / 16 };
+
+/* A child that is this program, at this place. */
+static fg_status start_child(void *ctx, uint32_t rank, int region_fd, int arena_fd, pid_t *pid_out,
+                             fg_error *err)
+{
+    *pid_out = fork();
+    if (*pid_out == 0) {
+        if (ctx != NULL) {
+            _exit(*(int *)ctx); /* one that does not even begin */
+        }
+        _exit(fg_tp_follow(region_fd, arena_fd, rank));
+    }
+    return *pid_out > 0 ? FG_OK : fg_fail(err, FG_AGAIN, "fork: %s", strerror(errno));
+}
+
+static void write_model(const fg_tiny_llama *model, char *path)
+{
+    size_t size_bytes;
+    void *bytes = fg_gguf_build_tiny_llama(model, &size_bytes);
+    strcpy(path, "/tmp/forge-ranks-XXXXXX");
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, bytes, size_bytes) == (ssize_t)size_bytes);
+    close(fd);
+    free(bytes);
+}
+
+static fg_status open_with(const char *path, uint32_t ranks, uint32_t threads, fg_runner *runner,
+                           fg_error *err)
+{
+    const fg_tp_options tp = { .size = ranks, .start = start_child };
+    fg_runner_options options = { .path = path,
+                                  .context_max = CONTEXT,
+                                  .seqs_max = SEQS,
+                                  .step_tokens_max = STEP_ROWS,
+                                  .thread_count = threads,
+                                  .kv_dtype = FG_DTYPE_AUTO,
+                                  .tp = &tp };
+    return fg_runner_open(&options, runner, err);
+}
+
+typedef struct pair {
+    char path[64];
+    fg_runner runners[2]; /* one process, and several */
+} pair;
+
+static void open_pair(const fg_tiny_llama *model, uint32_t ranks, uint32_t threads, pair *p)
+{
+    fg_error err = { 0 };
+    write_model(model, p->path);
+    cr_assert_eq(open_with(p->path, ranks, threads, &p->runners[1], &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_engine_started(p->runners[1].engine).rank_count, ranks);
+    cr_assert_eq(open_with(p->path, 1, threads, &p->runners[0], &err), FG_OK, "%s", err.text);
+}
+
+static void close_pair(pair *p)
+{
+    fg_runner_close(&p->runners[0]);
+    fg_runner_close(&p->runners[1]);
+    unlink(p->path);
+    cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "a rank is left");
+}
+
+/* What a step's items are to do beyond running their tokens. */
+typedef struct wish {
+    const char *name;
+    uint32_t seqs, each; /* sequences, tokens of each */
+    bool sample, digest, logits, rows;
+    float temperature;
+} wish;
+
+static const wish wishes[] = {
+    { "one row, nothing", 1, 1, .sample = false },
+    { "one row, greedy", 1, 1, .sample = true },
+    { "one row, drawn", 1, 1, .sample = true, .temperature = 0.9f },
+    { "many rows, greedy", SEQS, 1, .sample = true },
+    { "many rows, drawn", SEQS, 2, .sample = true, .temperature = 0.8f },
+    { "many rows, seen", SEQS, 1, .sample = true, .digest = true },
+    { "prompts in two tiles", SEQS, STEP_ROWS / SEQS, .sample = true, .digest = true },
+    { "prompts without choices", SEQS, STEP_ROWS / SEQS, .sample = false },
+    { "several choices each", 5, 9, .sample = true, .rows = true },
+    { "several choices each, seen", 5, 9, .sample = true, .rows = true, .digest = true },
+    { "logits", 3, 4, .sample = true, .logits = true },
+};
+
+/* What comes of one step. */
+typedef struct outcome {
+    fg_step_seq items[SEQS];
+    fg_step_digest digests[SEQS];
+    uint32_t tokens[SEQS][STEP_ROWS];
+    uint64_t row_digests[SEQS][STEP_ROWS];
+    float *logits;
+} outcome;
+
+static void run(const fg_runner *runner, const wish *w, const uint32_t *tokens, uint32_t position,
+                outcome *o)
+{
+    fg_error err = { 0 };
+    size_t vocab_size = runner->hparams.vocab_size;
+    memset(o, 0, sizeof *o);
+    o->logits = fg_mem_array(w->seqs * vocab_size, sizeof(float));
+    for (uint32_t i = 0; i < w->seqs; i++) {
+        fg_step_seq *item = &o->items[i];
+        *item = fg_runner_seq(runner, i, tokens + i * CONTEXT + position, position, w->each);
+        item->sample = w->sample;
+        item->want_digest = w->digest;
+        item->sampling.temperature = w->temperature;
+        item->sampling.seed = i;
+        item->logits_out = w->logits ? o->logits + i * vocab_size : NULL;
+        if (w->rows) {
+            item->sample_rows = w->each;
+            item->tokens_out = o->tokens[i];
+            item->digests_out = w->digest ? o->row_digests[i] : NULL;
+            item->want_digest = false;
+        }
+        o->digests[i] = (fg_step_digest){ .block_id = item->block_ids[position / 16] };
+    }
+    fg_step step = {
+        .seqs = o->items, .seq_count = w->seqs, .digests = o->digests, .digest_count = w->seqs
+    };
+    cr_assert_eq(fg_runner_step((fg_runner *)runner, &step, &err), FG_OK, "%s", err.text);
+}
+
+static void run_both(pair *p, const wish *w, const uint32_t *tokens, uint32_t position,
+                     const char *what)
+{
+    static outcome o[2];
+    for (int r = 0; r < 2; r++) {
+        run(&p->runners[r], w, tokens, position, &o[r]);
+    }
+    for (uint32_t i = 0; i < w->seqs; i++) {
+        cr_assert_eq(o[1].items[i].token_out, o[0].items[i].token_out, "%s: %s, token of %u", what,
+                     w->name, i);
+        cr_assert_eq(o[1].items[i].digest_out, o[0].items[i].digest_out, "%s: %s, logits of %u",
+                     what, w->name, i);
+        cr_assert_eq(o[1].items[i].broken_out, o[0].items[i].broken_out);
+        cr_assert_eq(o[1].digests[i].digest_out, o[0].digests[i].digest_out, "%s: %s, block of %u",
+                     what, w->name, i);
+    }
+    cr_assert_eq(memcmp(o[0].tokens, o[1].tokens, sizeof o[0].tokens), 0, "%s: %s", what, w->name);
+    cr_assert_eq(memcmp(o[0].row_digests, o[1].row_digests, sizeof o[0].row_digests), 0, "%s: %s",
+                 what, w->name);
+    size_t bytes = w->seqs * (size_t)p->runners[0].hparams.vocab_size * sizeof(float);
+    cr_assert_eq(memcmp(o[0].logits, o[1].logits, bytes), 0, "%s: %s", what, w->name);
+    fg_mem_free(o[0].logits);
+    fg_mem_free(o[1].logits);
+}
+
+/* Models that are cut evenly, unevenly, in the middle of panels, and with every kind of vector. */
+static const struct {
+    const char *name;
+    uint32_t ranks, threads;
+    fg_tiny_llama model;
+} models[] = {
+    { "llama f32 by 2", 2, 1, { .seed = 1, .weight_type = FG_F32 } },
+    { "llama bf16 by 2, two threads each", 2, 2, { .seed = 2, .weight_type = FG_BF16 } },
+    { "llama q8_0 by 3, unevenly",
+      3,
+      1,
+      { .seed = 3, .weight_type = FG_Q8_0, .head_count = 10, .kv_head_count = 5, .head_dim = 32 } },
+    { "llama q4_k by 2", 2, 1, { .seed = 4, .weight_type = FG_Q4_K, .separate_output = true } },
+    { "qwen2 q4_0 by 2: biases",
+      2,
+      1,
+      { .seed = 5, .weight_type = FG_Q4_0, .arch = FG_TINY_QWEN2 } },
+    { "qwen3 q8_0 by 2: norms of heads",
+      2,
+      1,
+      { .seed = 6, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN3 } },
+    { "llama f32 by 4: heads in the middle of panels",
+      4,
+      1,
+      { .seed = 7,
+        .weight_type = FG_F32,
+        .head_count = 4,
+        .kv_head_count = 4,
+        .head_dim = 8,
+        .ffn_length = 172,
+        .embedding_length = 64 } },
+};
+
+Test(engine_ranks, many_processes_give_the_bits_of_one)
+{
+    static uint32_t tokens[SEQS * CONTEXT];
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        pair p;
+        open_pair(&models[m].model, models[m].ranks, models[m].threads, &p);
+        for (uint32_t i = 0; i < SEQS * CONTEXT; i++) {
+            tokens[i] = (uint32_t)(fg_hash_mix(m * 100000 + i) % p.runners[0].hparams.vocab_size);
+        }
+        uint32_t position = 0;
+        for (size_t w = 0; w < sizeof wishes / sizeof wishes[0]; w++) {
+            const wish all = { .name = "what comes before", .seqs = SEQS, .each = wishes[w].each };
+            bool room = position + wishes[w].each <= CONTEXT;
+            position = room ? position : 0;
+            run_both(&p, &wishes[w], tokens, position, models[m].name);
+            if (wishes[w].seqs < SEQS) {
+                run_both(&p, &all, tokens, position, models[m].name);
+            }
+            position += wishes[w].each;
+        }
+        close_pair(&p);
+    }
+}
+
+/* --- what cannot be --- */
+
+static const struct {
+    const char *name;
+    uint32_t ranks;
+    const char *word;
+} refused[] = {
+    { "more than the KV heads", 3, "2 KV heads" },
+    { "far too many", 100, "at most 2" },
+};
+
+Test(engine_ranks, what_cannot_be_cut_is_refused)
+{
+    const fg_tiny_llama model = { .seed = 8 };
+    char path[64];
+    write_model(&model, path);
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        fg_error err = { 0 };
+        fg_runner runner;
+        cr_assert_eq(open_with(path, refused[i].ranks, 1, &runner, &err), FG_BAD_INPUT, "%s",
+                     refused[i].name);
+        cr_assert_not_null(strstr(err.text, refused[i].word), "%s", err.text);
+    }
+    unlink(path);
+}
+
+Test(engine_ranks, a_rank_that_cannot_begin_is_said)
+{
+    const fg_tiny_llama model = { .seed = 9 };
+    char path[64];
+    int code = 3;
+    fg_error err = { 0 };
+    fg_runner runner;
+    write_model(&model, path);
+    const fg_tp_options tp = { .size = 2, .start = start_child, .ctx = &code };
+    fg_runner_options options = { .path = path, .kv_dtype = FG_F32, .tp = &tp };
+    cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_AGAIN);
+    cr_assert_not_null(strstr(err.text, "rank 1 ended"), "%s", err.text);
+    unlink(path);
+    cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "a rank is left");
+}
+
+/* A process of its own that runs steps until its rank is killed: how it ended. */
+static int run_until_killed(const char *path, int signal)
+{
+    pid_t leader = fork();
+    if (leader == 0) {
+        fg_runner runner;
+        const uint32_t tokens[] = { 1, 2, 3 };
+        if (open_with(path, 2, 1, &runner, NULL) != FG_OK) {
+            _exit(90);
+        }
+        fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
+        fg_step step = { .seqs = &item, .seq_count = 1 };
+        fg_runner_step(&runner, &step, NULL);
+        /* Its only child. */
+        char children[64] = "", name[64];
+        snprintf(name, sizeof name, "/proc/self/task/%d/children", (int)getpid());
+        FILE *file = fopen(name, "re");
+        int pid =
+            file != NULL && fgets(children, sizeof children, file) != NULL ? atoi(children) : 0;
+        if (pid <= 0 || kill(pid, signal) != 0) {
+            _exit(91);
+        }
+        for (;;) {
+            fg_runner_step(&runner, &step, NULL);
+        }
+    }
+    int how = 0;
+    cr_assert_eq(waitpid(leader, &how, 0), leader);
+    return how;
+}
+
+Test(engine_ranks, a_rank_that_dies_ends_its_worker)
+{
+    const fg_tiny_llama model = { .seed = 10 };
+    char path[64];
+    write_model(&model, path);
+    int how = run_until_killed(path, SIGKILL);
+    cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 1, "%x", how);
+    unlink(path);
+}
