@@ -474,14 +474,20 @@ typedef struct thread_plan {
     fg_team_place places[FG_TEAM_THREADS_MAX];
 } thread_plan;
 
+/* Beside a device with memory of its own only the engine's thread works: more would be counted as computing by those who
+ * share the cores. */
 static void plan_threads(const fg_serve_config *config, thread_plan *plan)
 {
     const fg_topology *topology = &plan->topology;
     fg_topology_read("", NULL, &plan->topology);
-    uint32_t threads = config->threads != 0 ? config->threads : fg_topology_thread_count(topology);
+    bool host = fg_device_kind_is_host(config->device);
+    uint32_t threads = !host                  ? 1
+                       : config->threads != 0 ? config->threads
+                                              : fg_topology_thread_count(topology);
     plan->count = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
     bool several = topology->node_count > 1 && plan->count <= topology->cpu_count;
-    plan->pinned = config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several);
+    plan->pinned =
+        host && (config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several));
     for (uint32_t i = 0; i < plan->count; i++) {
         const fg_topology_cpu *cpu = &topology->cpus[i % topology->cpu_count];
         plan->places[i] = (fg_team_place){ .cpu = cpu->cpu,
