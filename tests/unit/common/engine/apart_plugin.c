@@ -84,8 +84,9 @@ struct fg_device_stream {
 
 static const fg_backend apart;
 
-/* For tests: steps that were recorded, those that were started again, and rows that were chosen from here. */
-uint32_t apart_recorded, apart_replayed, apart_chosen;
+/* For tests: steps that were recorded, those that were started again, rows that were chosen from here, and memory of the
+ * host that was to be pinned. */
+uint32_t apart_recorded, apart_replayed, apart_chosen, apart_pins;
 
 /* ---- memory ---- */
 
@@ -162,6 +163,7 @@ static fg_status apart_pack(fg_device *device, const fg_matrix *rows, fg_panels 
 
 static fg_status apart_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err)
 {
+    apart_pins++;
     return fg_fail(err, FG_BAD_INPUT, "nothing is pinned here");
 }
 

@@ -358,6 +358,33 @@ Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
     close_pair(&p);
 }
 
+/* Pinned memory is taken whole: only what a link or the tier brings blocks to is worth that. */
+Test(engine_apart, a_mirror_that_no_block_comes_to_is_not_pinned)
+{
+    static const struct {
+        const char *name;
+        bool shared, tier;
+        uint32_t want;
+    } cases[] = { { "alone", false, false, 0 },
+                  { "a link", true, false, 1 },
+                  { "a tier", false, true, 1 } };
+    pair p;
+    open_pair(FG_Q8_0, &p);
+    uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_engine_options options = tier_options(&p.apart, cases[i].tier ? tier : NULL);
+        options.arena_is_shared = cases[i].shared;
+        uint32_t before = counted("apart_pins");
+        fg_engine *engine;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_OK, "%s", err.text);
+        cr_assert_eq(counted("apart_pins") - before, cases[i].want, "%s", cases[i].name);
+        fg_engine_close(engine);
+    }
+    fg_mem_unmap(tier, TIER * p.apart.layout.block_bytes);
+    close_pair(&p);
+}
+
 Test(engine_apart, what_it_does_not_compute_is_refused)
 {
     static const struct {
