@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/kv_room.h"
 #include "cli/pulse.h"
 #include "cli/recorder.h"
 #include "common/base/core_share.h"
@@ -24,9 +25,8 @@
 #define CALIBRATE_NS (150ull * 1000 * 1000)
 
 enum { TICK_BUSY_MS = 10, TICK_IDLE_MS = 100 };
-#define KV_DEFAULT_BYTES (512ull << 20)
-#define NOTICE_FIRST_NS  (2000ull * 1000 * 1000)
-#define NOTICE_AGAIN_NS  (30000ull * 1000 * 1000)
+#define NOTICE_FIRST_NS (2000ull * 1000 * 1000)
+#define NOTICE_AGAIN_NS (30000ull * 1000 * 1000)
 
 /* What is counted: a number of fg_worker_stats, or of its parts. */
 typedef struct counter {
@@ -363,43 +363,27 @@ static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model 
                                                                      : context;
 }
 
-/* Bytes for KV blocks where nobody said how many: a sixteenth of the free memory (several workers may share the host), at
- * most 512 MiB (the link commits the whole arena at start, which takes its time). On a device with memory of its own a
- * quarter of what is free there, before the weights, and of the host's free memory, which has a mirror of the blocks. */
-static fg_status pick_budget(const fg_serve_config *config, uint64_t *budget_out, fg_error *err)
-{
-    uint64_t host = fg_mem_available_bytes();
-    if (fg_device_kind_is_host(config->device)) {
-        *budget_out = host / 16 < KV_DEFAULT_BYTES ? host / 16 : KV_DEFAULT_BYTES;
-        return FG_OK;
-    }
-    fg_device_info info;
-    fg_status status = fg_device_describe(config->device, &info, err);
-    if (status == FG_OK) {
-        *budget_out = (info.free_bytes < host ? info.free_bytes : host) / 4;
-    }
-    return status;
-}
-
-/* At least 512 blocks, and never more than --max-seqs sequences of the longest context can use. */
 static fg_status pick_block_count(const fg_serve_config *config, const fg_loaded_model *model,
-                                  uint32_t *count_out, fg_error *err)
+                                  bool has_link, uint32_t *count_out, fg_error *err)
 {
+    fg_device_info info = { .free_bytes = 0 };
     if (config->kv_blocks != 0) {
         *count_out = config->kv_blocks;
         return FG_OK;
     }
-    uint64_t budget;
-    fg_status status = pick_budget(config, &budget, err);
+    bool apart = !fg_device_kind_is_host(config->device);
+    fg_status status = apart ? fg_device_describe(config->device, &info, err) : FG_OK;
     if (status != FG_OK) {
         return status;
     }
-    uint64_t most = (uint64_t)config->max_seqs *
-                    fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
-    uint64_t count = budget / model->layout.block_bytes;
-    count = count < 512 ? 512 : count;
-    count = count > most ? most : count;
-    *count_out = count > FG_LIMIT_BLOCKS ? FG_LIMIT_BLOCKS : (uint32_t)count;
+    uint32_t each = fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
+    fg_kv_room room = { .host_free_bytes = fg_mem_available_bytes(),
+                        .device_free_bytes = info.free_bytes,
+                        .device_apart = apart,
+                        .mirror_used = has_link || config->kv_host_blocks > 0,
+                        .block_bytes = model->layout.block_bytes,
+                        .useful_blocks = (uint64_t)config->max_seqs * each };
+    *count_out = fg_kv_room_blocks(&room);
     return FG_OK;
 }
 
@@ -420,7 +404,7 @@ static const char *transport_name(int transport)
 static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, fg_error *err)
 {
-    fg_status status = pick_block_count(config, model, &host->block_count, err);
+    fg_status status = pick_block_count(config, model, host->hub == NULL, &host->block_count, err);
     if (status != FG_OK) {
         return status;
     }
@@ -474,14 +458,20 @@ typedef struct thread_plan {
     fg_team_place places[FG_TEAM_THREADS_MAX];
 } thread_plan;
 
+/* Beside a device with memory of its own only the engine's thread works: more would be counted as computing by those who
+ * share the cores. */
 static void plan_threads(const fg_serve_config *config, thread_plan *plan)
 {
     const fg_topology *topology = &plan->topology;
     fg_topology_read("", NULL, &plan->topology);
-    uint32_t threads = config->threads != 0 ? config->threads : fg_topology_thread_count(topology);
+    bool host = fg_device_kind_is_host(config->device);
+    uint32_t threads = !host                  ? 1
+                       : config->threads != 0 ? config->threads
+                                              : fg_topology_thread_count(topology);
     plan->count = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
     bool several = topology->node_count > 1 && plan->count <= topology->cpu_count;
-    plan->pinned = config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several);
+    plan->pinned =
+        host && (config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several));
     for (uint32_t i = 0; i < plan->count; i++) {
         const fg_topology_cpu *cpu = &topology->cpus[i % topology->cpu_count];
         plan->places[i] = (fg_team_place){ .cpu = cpu->cpu,
@@ -539,6 +529,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .layout = model->layout,
                                   .arena = host->arena,
                                   .block_count = host->block_count,
+                                  .arena_is_shared = host->link != NULL,
                                   .tier_arena =
                                       host->tier != NULL ? fg_tier_arena(host->tier) : NULL,
                                   .tier_block_count = config->kv_host_blocks,

@@ -128,6 +128,35 @@ static void warn_of_network(const fg_serve_config *config)
     }
 }
 
+/* Whoever gives a flag expects something of it. None of these contradicts a device with memory of its own, so the process
+ * serves all the same. */
+static void warn_of_unused(const fg_serve_config *config)
+{
+    if (config->mode == FG_MODE_ROUTER || fg_device_kind_is_host(config->device)) {
+        return;
+    }
+    bool cache =
+        strcmp(config->weights_cache, "auto") != 0 && strcmp(config->weights_cache, "off") != 0;
+    const struct {
+        const char *flag;
+        bool given;
+        const char *why;
+    } flags[] = {
+        { "--threads", config->threads > 1, "the host has one thread of work beside it" },
+        { "--cpu-isa", config->cpu_isa != FG_ISA_AUTO, "its kernels are not the processor's" },
+        { "--cpu-pin", config->cpu_pin == FG_PIN_ON, "it has no compute threads to hold" },
+        { "--kv-zero-copy", config->kv_zero_copy == FG_ON,
+          "no worker reaches into the memory of another one's device" },
+        { "--weights-cache", cache, "it packs the weights into its own memory at each start" },
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        if (flags[i].given) {
+            fg_warn("serve", "event=flag_without_effect flag=%s device=%s why=\"%s\"",
+                    flags[i].flag, config->device, flags[i].why);
+        }
+    }
+}
+
 static fg_status check_config(serve *s, fg_error *err)
 {
     fg_serve_config *config = &s->config;
@@ -659,6 +688,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         fg_log_set_process(s->config.name);
         fg_log_set_level((fg_log_level)s->config.log_level);
         warn_of_network(&s->config);
+        warn_of_unused(&s->config);
         status = open_parts(s, &err);
         if (status == FG_OK) {
             wait_until_ready(s);

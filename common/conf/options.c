@@ -444,7 +444,9 @@ static const fg_option options[] = {
       AT(kv_blocks),
       .help = "KV cache size in blocks of 16 tokens. 0 takes a sixteenth of the free memory (the "
               "container's limit respected), at most 512 MiB and at least 512 blocks; on a GPU a "
-              "quarter of its free memory, and of the host's, which has a mirror of the blocks." },
+              "quarter of its free memory, and of the host's, which has a mirror of the blocks; at "
+              "most 4 GiB where blocks come to the mirror (in a cluster, or with "
+              "--kv-host-blocks), since the host takes all of it at start." },
     { .name = "context-max",
       .type = FG_OPTION_U32,
       .default_text = "0",

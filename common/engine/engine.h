@@ -111,7 +111,8 @@ typedef struct fg_engine_options {
      * its own it is the host's mirror of what is there (fg_step_digest). */
     void *arena;
     uint32_t block_count;
-    void *tier_arena; /* NULL, or the tier's slots, laid out likewise; borrowed until close */
+    bool arena_is_shared; /* other workers write blocks into it and read them from it */
+    void *tier_arena;     /* NULL, or the tier's slots, laid out likewise; borrowed until close */
     uint32_t tier_block_count;
     fg_engine_limits limits;
     const char *device; /* as fg_device_options.kind: NULL or "cpu", "cuda", "cuda:N" */

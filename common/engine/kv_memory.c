@@ -27,8 +27,10 @@ fg_status fg_kv_memory_open(const fg_engine_options *options, fg_device *device,
                        options->block_count, options->layout.block_bytes >> 10);
     }
     memory->size_bytes = size_bytes;
-    /* Without it copies are only slower. */
-    memory->is_pinned = fg_device_pin(device, memory->mirror, size_bytes, NULL) == FG_OK;
+    /* Without it copies are only slower; with it all of the mirror takes memory, which nobody needs where no block comes
+     * there. */
+    bool used = options->arena_is_shared || options->tier_arena != NULL;
+    memory->is_pinned = used && fg_device_pin(device, memory->mirror, size_bytes, NULL) == FG_OK;
     return FG_OK;
 }
 

@@ -121,103 +121,63 @@ static __device__ __forceinline__ void end_part(float (*sums)[row_tiles / 2][4],
     }
 }
 
-/* Sums of a part in memory: [part][row][output of all strips of the launch]. */
-static __device__ __forceinline__ void put_sums(float *work, const fg_gpu_products &set,
-                                                uint32_t all_outputs, uint32_t part, uint32_t row,
-                                                uint32_t output, float sum)
+/* Which of a block's outputs and rows a warp has: 2 strips and half of the tiles of rows, the first ones of each. */
+typedef struct tall_warp {
+    uint32_t strip, tile;
+    uint32_t lane;
+} tall_warp;
+
+/* Where the sums of parts go when several blocks share them: [part][row][output of all strips of the launch]. */
+typedef struct tall_split {
+    float *work;
+    uint32_t all_outputs;
+} tall_split;
+
+static __device__ __forceinline__ void put_sum(const tall_split &split, const fg_gpu_products &set,
+                                               uint32_t part, uint32_t row, uint32_t output,
+                                               float sum)
 {
-    if (row < set.rows && output < all_outputs) {
-        work[((size_t)part * set.rows + row) * all_outputs + output] = sum;
+    if (row < set.rows && output < split.all_outputs) {
+        split.work[((size_t)part * set.rows + row) * split.all_outputs + output] = sum;
     }
 }
 
-/* Blocks: x a tile of strips, y a tile of rows, z a share of the parts. `work` is NULL where one block has them all. */
+/* A warp's sums of a part go to memory, and begin again. */
 template <int row_tiles, bool gated>
-static __global__ __launch_bounds__(TALL_THREADS) void more_rows(fg_gpu_products set, float *work,
-                                                                 uint32_t all_outputs,
-                                                                 uint32_t parts_each)
+static __device__ __forceinline__ void put_part(const tall_split &split, const fg_gpu_products &set,
+                                                const tall_place &place, const tall_warp &warp,
+                                                uint32_t part, float (*sums)[row_tiles / 2][4])
 {
-    FG_SHARED_BYTES(shared);
-    tall_stage<row_tiles> *stages = (tall_stage<row_tiles> *)shared;
-    constexpr int tiles = row_tiles / 2;
     constexpr uint32_t block_strips = gated ? TALL_STRIPS / 2 : TALL_STRIPS;
-    /* Neighbouring blocks have the same strips: weights are read from memory once. */
-    const fg_gpu_product &p = fg_gpu_find_product(set, blockIdx.y * block_strips);
-    tall_place place;
-    place.strip = blockIdx.y * block_strips - p.strip_first;
-    place.row = blockIdx.x * row_tiles * 8;
-    place.part_first = blockIdx.z * parts_each;
-    place.part_end = place.part_first + parts_each;
-    uint32_t step = place.part_first * set.part_steps;
-    uint32_t end = place.part_end * set.part_steps;
-    end = end < set.steps ? end : set.steps;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t strip = warp % 4 * 2, tile_first = warp / 4 * tiles;
-    float sums[2][tiles][4] = {}, totals[2][tiles][4];
-    fg_gpu_let_next();
-    fg_gpu_wait();
-    uint32_t loads = step < end ? (end - step + STAGE_STEPS - 1) / STAGE_STEPS : 0;
+    uint32_t g = warp.lane / 4, t = warp.lane % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < STAGES - 1; i++) {
-        if (i < loads) {
-            load_weights<row_tiles, gated>(&stages[i], p, set, place, step + i * STAGE_STEPS);
-            load_rows<row_tiles>(&stages[i], set, place, step + i * STAGE_STEPS);
-        }
-        fg_copy_commit();
-    }
-    uint32_t part = place.part_first, part_end = (part + 1) * set.part_steps;
-    uint32_t g = lane / 4, t = lane % 4;
-    for (uint32_t i = 0; i < loads; i++) {
-        fg_copy_wait<STAGES - 2>();
-        __syncthreads();
-        uint32_t next = i + STAGES - 1;
-        if (next < loads) {
-            load_weights<row_tiles, gated>(&stages[next % STAGES], p, set, place,
-                                           step + next * STAGE_STEPS);
-            load_rows<row_tiles>(&stages[next % STAGES], set, place, step + next * STAGE_STEPS);
-        }
-        fg_copy_commit();
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
-        for (uint32_t s = 0; s < STAGE_STEPS; s++) {
-            uint32_t now = step + i * STAGE_STEPS + s;
-            if (now >= end) {
-                break;
-            }
-            tall_step<row_tiles>(&stages[i % STAGES], s, strip, tile_first, lane, sums);
-            if (now + 1 == part_end || now + 1 == end) {
-                if (work != nullptr) {
+        for (int tile = 0; tile < row_tiles / 2; tile++) {
+            uint32_t row = place.row + (warp.tile + tile) * 8 + 2 * t;
+            uint32_t output = (blockIdx.y * block_strips + warp.strip + half) * FG_GPU_STRIP + g;
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-#pragma unroll
-                        for (int tile = 0; tile < tiles; tile++) {
-                            uint32_t row = place.row + (tile_first + tile) * 8 + 2 * t;
-                            uint32_t output =
-                                (blockIdx.y * block_strips + strip + half) * FG_GPU_STRIP + g;
-#pragma unroll
-                            for (int j = 0; j < 4; j++) {
-                                put_sums(work, set, all_outputs, part, row + j % 2,
-                                         output + j / 2 * 8, sums[half][tile][j]);
-                                sums[half][tile][j] = 0.0f;
-                            }
-                        }
-                    }
-                } else {
-                    end_part<row_tiles>(sums, totals, part == 0);
-                }
-                part++;
-                part_end += set.part_steps;
+            for (int j = 0; j < 4; j++) {
+                put_sum(split, set, part, row + j % 2, output + j / 2 * 8, sums[half][tile][j]);
+                sums[half][tile][j] = 0.0f;
             }
         }
     }
-    fg_copy_wait<0>();
-    if (work != nullptr) {
-        return;
-    }
+}
+
+/* What a warp has made of all parts. */
+template <int row_tiles, bool gated>
+static __device__ __forceinline__ void put_totals(const fg_gpu_product &p,
+                                                  const fg_gpu_products &set,
+                                                  const tall_place &place, const tall_warp &warp,
+                                                  const float (*totals)[row_tiles / 2][4])
+{
+    uint32_t g = warp.lane / 4, t = warp.lane % 4;
 #pragma unroll
-    for (int tile = 0; tile < tiles; tile++) {
-        uint32_t row = place.row + (tile_first + tile) * 8 + 2 * t;
+    for (int tile = 0; tile < row_tiles / 2; tile++) {
+        uint32_t row = place.row + (warp.tile + tile) * 8 + 2 * t;
         if constexpr (gated) {
-            uint32_t output = (place.strip + strip / 2) * FG_GPU_STRIP + g;
+            uint32_t output = (place.strip + warp.strip / 2) * FG_GPU_STRIP + g;
             const float *gate = totals[0][tile], *up = totals[1][tile];
             fg_gpu_put_gated(p, set.rows, row, output, g, __fmul_rn(fg_gpu_silu(gate[0]), up[0]),
                              __fmul_rn(fg_gpu_silu(gate[1]), up[1]));
@@ -227,7 +187,7 @@ static __global__ __launch_bounds__(TALL_THREADS) void more_rows(fg_gpu_products
         } else {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                uint32_t output = (place.strip + strip + half) * FG_GPU_STRIP + g;
+                uint32_t output = (place.strip + warp.strip + half) * FG_GPU_STRIP + g;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     fg_gpu_put_out(p, set.rows, row + j % 2, output + j / 2 * 8,
@@ -235,6 +195,90 @@ static __global__ __launch_bounds__(TALL_THREADS) void more_rows(fg_gpu_products
                 }
             }
         }
+    }
+}
+
+/* Blocks: x a tile of rows, y a tile of strips, z a share of the parts. Neighbouring blocks have the same strips: weights
+ * are read from memory once. */
+template <int row_tiles>
+static __device__ __forceinline__ tall_place find_place(const fg_gpu_product &p, uint32_t strip,
+                                                        uint32_t parts_each)
+{
+    tall_place place;
+    place.strip = strip - p.strip_first;
+    place.row = blockIdx.x * row_tiles * 8;
+    place.part_first = blockIdx.z * parts_each;
+    place.part_end = place.part_first + parts_each;
+    return place;
+}
+
+/* One stage of the ring is asked for; a commit without one keeps the count of what is under way. */
+template <int row_tiles, bool gated>
+static __device__ __forceinline__ void ask(tall_stage<row_tiles> *stage, const fg_gpu_product &p,
+                                           const fg_gpu_products &set, const tall_place &place,
+                                           uint32_t step, bool real)
+{
+    if (real) {
+        load_weights<row_tiles, gated>(stage, p, set, place, step);
+        load_rows<row_tiles>(stage, set, place, step);
+    }
+    fg_copy_commit();
+}
+
+/* `work` is NULL where one block has all parts. It and `all_outputs` are not passed as a tall_split: nvcc 13 then wanted a
+ * quarter more registers for the whole loop. */
+template <int row_tiles, bool gated>
+static __global__ __launch_bounds__(TALL_THREADS) void more_rows(fg_gpu_products set, float *work,
+                                                                 uint32_t all_outputs,
+                                                                 uint32_t parts_each)
+{
+    FG_SHARED_BYTES(shared);
+    tall_stage<row_tiles> *stages = (tall_stage<row_tiles> *)shared;
+    constexpr int tiles = row_tiles / 2;
+    uint32_t block_strip = blockIdx.y * (gated ? TALL_STRIPS / 2 : TALL_STRIPS);
+    const fg_gpu_product &p = fg_gpu_find_product(set, block_strip);
+    tall_split split = { work, all_outputs };
+    tall_place place = find_place<row_tiles>(p, block_strip, parts_each);
+    uint32_t step = place.part_first * set.part_steps;
+    uint32_t end = place.part_end * set.part_steps;
+    end = end < set.steps ? end : set.steps;
+    tall_warp warp = { threadIdx.x / 32 % 4 * 2, threadIdx.x / 128 * tiles, threadIdx.x % 32 };
+    float sums[2][tiles][4] = {}, totals[2][tiles][4];
+    fg_gpu_let_next();
+    fg_gpu_wait();
+    uint32_t loads = step < end ? (end - step + STAGE_STEPS - 1) / STAGE_STEPS : 0;
+#pragma unroll
+    for (uint32_t i = 0; i < STAGES - 1; i++) {
+        ask<row_tiles, gated>(&stages[i], p, set, place, step + i * STAGE_STEPS, i < loads);
+    }
+    uint32_t part = place.part_first, part_end = (part + 1) * set.part_steps;
+    for (uint32_t i = 0; i < loads; i++) {
+        fg_copy_wait<STAGES - 2>();
+        __syncthreads();
+        uint32_t next = i + STAGES - 1;
+        ask<row_tiles, gated>(&stages[next % STAGES], p, set, place, step + next * STAGE_STEPS,
+                              next < loads);
+#pragma unroll
+        for (uint32_t s = 0; s < STAGE_STEPS; s++) {
+            uint32_t now = step + i * STAGE_STEPS + s;
+            if (now >= end) {
+                break;
+            }
+            tall_step<row_tiles>(&stages[i % STAGES], s, warp.strip, warp.tile, warp.lane, sums);
+            if (now + 1 == part_end || now + 1 == end) {
+                if (work != nullptr) {
+                    put_part<row_tiles, gated>(split, set, place, warp, part, sums);
+                } else {
+                    end_part<row_tiles>(sums, totals, part == 0);
+                }
+                part++;
+                part_end += set.part_steps;
+            }
+        }
+    }
+    fg_copy_wait<0>();
+    if (work == nullptr) {
+        put_totals<row_tiles, gated>(p, set, place, warp, totals);
     }
 }
 

@@ -87,6 +87,23 @@ def refused(suite, model, flags, environment, words):
     return said[0].removeprefix("forge serve: ")
 
 
+# Flags that a device other than the CPU has no use for, and values that say nothing of that.
+UNUSED = [("--threads", "2"), ("--cpu-isa", "plain"), ("--cpu-pin", "on"), ("--kv-zero-copy", "on"),
+          ("--weights-cache", "/tmp")]
+USUAL = [("--cpu-isa", "auto"), ("--cpu-pin", "off"), ("--kv-zero-copy", "off"), ("--weights-cache", "off")]
+
+
+def without_effect(suite, model):
+    """Whoever gives a flag expects something of it: the log says where there is nothing to be had."""
+    for flags, want in ((UNUSED, [flag for flag, _ in UNUSED]), (USUAL, [])):
+        given = [word for flag in flags for word in flag]
+        with suite.cluster(model=model, standalone=True, flags=[*POOL, *given]) as cluster:
+            lines = [line for line in cluster.router.log_tail(1000).splitlines() if "event=flag_without_effect" in line]
+        said = [re.search(r"\blevel=warn\b.* flag=(\S+) device=cuda", line)[1] for line in lines]
+        assert said == want, (said, want)
+    return f"{len(UNUSED)} flags"
+
+
 def classes(process):
     return [match[1] for match in map(CLASS.search, process.log_tail(1000).splitlines()) if match]
 
@@ -372,6 +389,7 @@ def main():
         suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED:
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
+        suite.case("flags without effect are named", without_effect, suite, made[0])
         suite.case("the second device", second_device, suite, made[0])
         suite.case("a worker on the CPU comes to a cluster on the GPU", turned_away, suite, made[0], [], ON_CPU)
         suite.case("a worker on the GPU comes to a cluster on the CPU", turned_away, suite, made[0], ON_CPU,

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/base/fault.h"
 #include "common/base/mem.h"
 #include "common/model/sampler.h"
 #include "kernels/backend.h"
@@ -70,6 +71,7 @@ struct fg_device {
     fg_device *cpu;
     uint8_t *region;
     size_t used;
+    uint32_t held; /* allocations that were not freed yet */
 };
 
 struct fg_device_stream {
@@ -84,8 +86,16 @@ struct fg_device_stream {
 
 static const fg_backend apart;
 
-/* For tests: steps that were recorded, those that were started again, and rows that were chosen from here. */
-uint32_t apart_recorded, apart_replayed, apart_chosen;
+/* For tests: steps that were recorded, those that were started again, rows that were chosen from here, and memory of the
+ * host that was to be pinned. */
+uint32_t apart_recorded, apart_replayed, apart_chosen, apart_pins;
+
+/* fg_fault_each with what this side takes, the device's memory too: its code has a countdown of its own. */
+int apart_fault_each(bool (*attempt)(void *ctx), void *ctx);
+int apart_fault_each(bool (*attempt)(void *ctx), void *ctx)
+{
+    return fg_fault_each(attempt, ctx);
+}
 
 /* ---- memory ---- */
 
@@ -108,7 +118,7 @@ static bool is_apart(const fg_device *device, const void *memory)
 static void *take(fg_device *device, size_t size_bytes)
 {
     size_t padded = (size_bytes + 63) / 64 * 64;
-    if (padded > REGION_BYTES - device->used) {
+    if (padded > REGION_BYTES - device->used || fg_fault_hit()) {
         return NULL;
     }
     void *memory = device->region + device->used;
@@ -118,12 +128,15 @@ static void *take(fg_device *device, size_t size_bytes)
 
 static void *apart_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
-    return kind == FG_MEMORY_SHARED ? fg_mem_map(size_bytes) : take(device, size_bytes);
+    void *memory = kind == FG_MEMORY_SHARED ? fg_mem_map(size_bytes) : take(device, size_bytes);
+    device->held += memory != NULL;
+    return memory;
 }
 
 /* The region goes as a whole. */
 static void apart_free(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes)
 {
+    device->held -= memory != NULL;
     if (kind == FG_MEMORY_SHARED) {
         fg_mem_unmap(memory, size_bytes);
     }
@@ -162,6 +175,7 @@ static fg_status apart_pack(fg_device *device, const fg_matrix *rows, fg_panels 
 
 static fg_status apart_pin(fg_device *device, void *memory, size_t size_bytes, fg_error *err)
 {
+    apart_pins++;
     return fg_fail(err, FG_BAD_INPUT, "nothing is pinned here");
 }
 
@@ -208,6 +222,7 @@ static fg_status apart_open(const fg_device_options *options, fg_device **device
 
 static void apart_close(fg_device *device)
 {
+    FG_ASSERT(device->held == 0, "%u allocations are left", device->held);
     fg_cpu_backend.close(device->cpu);
     munmap(device->region, REGION_BYTES);
     fg_mem_free(device);

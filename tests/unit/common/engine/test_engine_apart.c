@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/base/dtype.h"
+#include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/engine/runner.h"
@@ -51,13 +52,18 @@ static void close_pair(pair *p)
     free(p->bytes);
 }
 
-static uint32_t counted(const char *name)
+static void *in_plugin(const char *name)
 {
     void *plugin = dlopen(APART_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     cr_assert_not_null(plugin);
-    uint32_t *count = dlsym(plugin, name);
-    cr_assert_not_null(count);
-    return *count;
+    void *symbol = dlsym(plugin, name);
+    cr_assert_not_null(symbol, "%s", name);
+    return symbol;
+}
+
+static uint32_t counted(const char *name)
+{
+    return *(uint32_t *)in_plugin(name);
 }
 
 /* What a step's items are to do beyond running their tokens. */
@@ -355,6 +361,78 @@ Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
     cr_assert_neq(in.digest_out, out[0].digest_out, "damage shows");
     fg_engine_close(engine);
     fg_mem_unmap(tier, TIER * block_bytes);
+    close_pair(&p);
+}
+
+/* Pinned memory is taken whole: only what a link or the tier brings blocks to is worth that. */
+Test(engine_apart, a_mirror_that_no_block_comes_to_is_not_pinned)
+{
+    static const struct {
+        const char *name;
+        bool shared, tier;
+        uint32_t want;
+    } cases[] = { { "alone", false, false, 0 },
+                  { "a link", true, false, 1 },
+                  { "a tier", false, true, 1 } };
+    pair p;
+    open_pair(FG_Q8_0, &p);
+    uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fg_engine_options options = tier_options(&p.apart, cases[i].tier ? tier : NULL);
+        options.arena_is_shared = cases[i].shared;
+        uint32_t before = counted("apart_pins");
+        fg_engine *engine;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_OK, "%s", err.text);
+        cr_assert_eq(counted("apart_pins") - before, cases[i].want, "%s", cases[i].name);
+        fg_engine_close(engine);
+    }
+    fg_mem_unmap(tier, TIER * p.apart.layout.block_bytes);
+    close_pair(&p);
+}
+
+static bool opens(void *ctx)
+{
+    fg_engine *engine = NULL;
+    fg_error err = { 0 };
+    fg_status status = fg_engine_open_model(ctx, &engine, &err);
+    if (status == FG_OK) {
+        fg_engine_close(engine);
+        return true;
+    }
+    cr_assert_eq(status, FG_AGAIN, "%s", err.text);
+    cr_assert(engine == NULL && err.text[0] != '\0', "a cause, and no engine");
+    return false;
+}
+
+/* The plugin asserts that all of a device's memory is given back; what else leaks is a sanitizer's to find. */
+Test(engine_apart, an_engine_opens_or_fails_cleanly_whatever_memory_is_missing)
+{
+    static uint32_t tokens[SEQS * CONTEXT];
+    int (*each_of_device)(bool (*attempt)(void *ctx), void *ctx);
+    pair p;
+    open_pair(FG_Q8_0, &p);
+    make_tokens(&p, 8, tokens);
+    *(void **)&each_of_device = in_plugin("apart_fault_each");
+    uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
+    fg_engine_options options = tier_options(&p.apart, tier);
+    int host = fg_fault_each(opens, &options), device = each_of_device(opens, &options);
+    cr_assert_gt(host, 10, "%d of the host's allocations failed", host);
+    cr_assert_gt(device, 20, "%d of the device's allocations failed", device);
+
+    fg_engine *engine;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_OK, "%s", err.text);
+    fg_step_seq want = fg_runner_seq(&p.cpu, 0, tokens, 0, 20);
+    fg_step_seq got = fg_runner_seq(&p.apart, 0, tokens, 0, 20);
+    want.want_digest = got.want_digest = true;
+    fg_step step = { .seqs = &want, .seq_count = 1 };
+    cr_assert_eq(fg_runner_step(&p.cpu, &step, &err), FG_OK, "%s", err.text);
+    step = (fg_step){ .seqs = &got, .seq_count = 1 };
+    run_step(engine, &step);
+    cr_assert_eq(got.digest_out, want.digest_out);
+    fg_engine_close(engine);
+    fg_mem_unmap(tier, TIER * p.apart.layout.block_bytes);
     close_pair(&p);
 }
 
