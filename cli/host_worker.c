@@ -15,6 +15,7 @@
 #include "common/base/topology.h"
 #include "common/engine/calibrate.h"
 #include "common/engine/engine.h"
+#include "common/engine/tp.h"
 #include "common/link/link.h"
 #include "common/worker/worker.h"
 #include "common/worker/worker_records.h"
@@ -121,9 +122,10 @@ struct fg_host_worker {
     fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
     fg_wake *wake;
     fg_pulse pulse;
-    void *arena; /* where there is no link */
+    void *arena; /* the link's, or where there is none our own: */
     size_t arena_bytes;
-    fg_tier *tier; /* NULL: none was asked for */
+    fg_shared shared; /* where several ranks compute */
+    fg_tier *tier;    /* NULL: none was asked for */
     const fg_loaded_model *model;
     char name[FG_LIMIT_NAME_BYTES + 1];
     char endpoint[FG_CONF_HOST_MAX + 32];
@@ -401,6 +403,31 @@ static const char *transport_name(int transport)
 
 /* ---- opening ---- */
 
+/* The blocks of a worker that has no link to other processes. */
+static fg_status take_arena(fg_host_worker *host, const fg_serve_config *config, fg_error *err)
+{
+    if (config->tensor_parallel_size > 1) {
+        (void)fg_shared_create(host->arena_bytes, true, &host->shared, err);
+        host->arena = host->shared.memory;
+    } else {
+        host->arena = fg_mem_map(host->arena_bytes);
+    }
+    return host->arena != NULL ? FG_OK
+                               : fg_fail(err, FG_AGAIN,
+                                         "no memory for %u KV blocks (%zu MiB): "
+                                         "lower --kv-blocks",
+                                         host->block_count, host->arena_bytes >> 20);
+}
+
+static void give_arena(fg_host_worker *host)
+{
+    if (host->shared.memory != NULL) {
+        fg_shared_close(&host->shared);
+    } else {
+        fg_mem_unmap(host->arena, host->arena_bytes);
+    }
+}
+
 static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
                              const fg_loaded_model *model, fg_error *err)
 {
@@ -413,17 +440,13 @@ static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config
         return fg_fail(err, FG_BAD_INPUT, "--kv-blocks %u is too many", host->block_count);
     }
     if (host->hub != NULL) {
-        host->arena = fg_mem_map(host->arena_bytes);
-        return host->arena != NULL ? FG_OK
-                                   : fg_fail(err, FG_AGAIN,
-                                             "no memory for %u KV blocks (%zu MiB): "
-                                             "lower --kv-blocks",
-                                             host->block_count, host->arena_bytes >> 20);
+        return take_arena(host, config, err);
     }
     fg_link_options options = { .block_bytes = model->layout.block_bytes,
                                 .block_count = host->block_count,
                                 .transport = transport_name(config->kv_transport),
                                 .host = config->link_host,
+                                .shared = config->tensor_parallel_size > 1,
                                 .loop = host->loop,
                                 .events = { .on_commit = on_commit,
                                             .on_fenced = on_fenced,
@@ -453,9 +476,10 @@ static fg_status open_tier(fg_host_worker *host, const fg_serve_config *config,
 /* How many compute threads, and where. */
 typedef struct thread_plan {
     fg_topology topology;
-    uint32_t count;
+    uint32_t count; /* of all ranks */
+    uint32_t each;  /* of one */
     bool pinned;
-    fg_team_place places[FG_TEAM_THREADS_MAX];
+    fg_team_place places[FG_TEAM_THREADS_MAX]; /* rank by rank */
 } thread_plan;
 
 /* Beside a device with memory of its own only the engine's thread works: more would be counted as computing by those who
@@ -468,7 +492,10 @@ static void plan_threads(const fg_serve_config *config, thread_plan *plan)
     uint32_t threads = !host                  ? 1
                        : config->threads != 0 ? config->threads
                                               : fg_topology_thread_count(topology);
-    plan->count = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
+    uint32_t ranks = config->tensor_parallel_size;
+    threads = threads < FG_TEAM_THREADS_MAX ? threads : FG_TEAM_THREADS_MAX;
+    plan->each = threads < ranks ? 1 : threads / ranks;
+    plan->count = plan->each * ranks;
     bool several = topology->node_count > 1 && plan->count <= topology->cpu_count;
     plan->pinned =
         host && (config->cpu_pin == FG_PIN_ON || (config->cpu_pin == FG_PIN_AUTO && several));
@@ -491,27 +518,29 @@ static void log_threads(const thread_plan *plan, bool shared)
     fg_buf_deinit(&machine);
 }
 
-/* Without it everything works as well, but for the speed of several processes on the same cores. */
-static void open_share(fg_host_worker *host, const fg_serve_config *config,
-                       const fg_host_worker_place *place, const thread_plan *plan)
+/* How each rank shares the cores with other processes; `cpus` is filled in for it. */
+static fg_core_share_options share_options(const fg_serve_config *config,
+                                           const fg_host_worker_place *place,
+                                           const thread_plan *plan, cpu_set_t *cpus)
 {
     bool standard = strcmp(config->share_cores, "auto") == 0;
-    if (strcmp(config->share_cores, "off") == 0 || plan->pinned) {
-        return;
-    }
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
+    CPU_ZERO(cpus);
     for (uint32_t i = 0; i < plan->topology.cpu_count; i++) {
-        CPU_SET(plan->topology.cpus[i].cpu, &cpus);
+        CPU_SET(plan->topology.cpus[i].cpu, cpus);
     }
     /* A client notices a late token; a prompt takes its time anyway. */
-    fg_core_share_options options = { .directory = standard ? NULL : config->share_cores,
-                                      .cpus = &cpus,
-                                      .cores = fg_topology_thread_count(&plan->topology),
-                                      .threads = plan->count,
-                                      .rank = (place->roles & FG_ROLE_DECODE) != 0 ? 0 : 1 };
+    return (fg_core_share_options){ .directory = standard ? NULL : config->share_cores,
+                                    .cpus = cpus,
+                                    .cores = fg_topology_thread_count(&plan->topology),
+                                    .threads = plan->each,
+                                    .rank = (place->roles & FG_ROLE_DECODE) != 0 ? 0 : 1 };
+}
+
+/* Without it everything works as well, but for the speed of several processes on the same cores. */
+static void open_share(fg_host_worker *host, const fg_core_share_options *options)
+{
     fg_error err;
-    if (fg_core_share_open(&options, &host->share, &err) != FG_OK) {
+    if (fg_core_share_open(options, &host->share, &err) != FG_OK) {
         fg_warn("worker", "event=cores_not_shared why=\"%s\"", err.text);
     }
 }
@@ -522,7 +551,13 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
 {
     thread_plan plan = { .count = 0 };
     plan_threads(config, &plan);
-    open_share(host, config, place, &plan);
+    cpu_set_t cpus;
+    fg_core_share_options share = share_options(config, place, &plan, &cpus);
+    if (strcmp(config->share_cores, "off") != 0 && !plan.pinned) {
+        open_share(host, &share);
+    }
+    fg_tp_options tp = { .size = config->tensor_parallel_size,
+                         .share = host->share != NULL ? &share : NULL };
     log_threads(&plan, host->share != NULL);
     fg_engine_options options = { .weights = model->weights,
                                   .hparams = &model->hparams,
@@ -537,9 +572,10 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                               .step_seqs_max = config->max_seqs,
                                               .context_max = context_of(config, model) },
                                   .device = config->device,
-                                  .thread_count = plan.count,
+                                  .thread_count = plan.each,
                                   .places = plan.places,
                                   .share = host->share,
+                                  .tp = &tp,
                                   .cpu_isa = isa_name(config->cpu_isa),
                                   .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
@@ -717,7 +753,7 @@ void fg_host_worker_close(fg_host_worker *host)
     if (host->link != NULL) {
         fg_link_close(host->link);
     } else {
-        fg_mem_unmap(host->arena, host->arena_bytes);
+        give_arena(host);
     }
     fg_worker_destroy(host->worker);
     fg_recorder_close(host->flight);

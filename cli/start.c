@@ -47,15 +47,16 @@ static void tell_choice(const fg_engine *engine, uint32_t kv_dtype, fg_metrics *
     if (weights == NULL) {
         return;
     }
-    fg_info(
-        "serve",
-        "event=chosen isa=%s threads=%u kv=%s device=%s weights=%s mib=%llu pages=%s check_ms=%.0f "
-        "pack_ms=%.0f sync_ms=%.0f%s%s%s",
-        chosen.isa, chosen.thread_count, fg_dtype_name(kv_dtype), chosen.device,
-        origin_name(weights->origin), (unsigned long long)(weights->bytes >> 20),
-        pages_name(weights), (double)weights->check_ns / 1e6, (double)weights->pack_ns / 1e6,
-        (double)weights->sync_ns / 1e6, weights->path[0] != '\0' ? " sidecar=\"" : "",
-        weights->path, weights->path[0] != '\0' ? "\"" : "");
+    fg_info("serve",
+            "event=chosen isa=%s threads=%u kv=%s device=%s ranks=%u weights=%s mib=%llu pages=%s "
+            "check_ms=%.0f "
+            "pack_ms=%.0f sync_ms=%.0f%s%s%s",
+            chosen.isa, chosen.thread_count * chosen.rank_count, fg_dtype_name(kv_dtype),
+            chosen.device, chosen.rank_count, origin_name(weights->origin),
+            (unsigned long long)(weights->bytes >> 20), pages_name(weights),
+            (double)weights->check_ns / 1e6, (double)weights->pack_ns / 1e6,
+            (double)weights->sync_ns / 1e6, weights->path[0] != '\0' ? " sidecar=\"" : "",
+            weights->path, weights->path[0] != '\0' ? "\"" : "");
     fg_metric *bytes = fg_metrics_gauge(
         metrics, &(fg_metric_spec){ .name = "weights_bytes",
                                     .help = "Packed weights, by where they came from",

@@ -127,6 +127,7 @@ typedef struct fg_link_options {
     uint32_t block_count;
     const char *transport; /* "auto", "shm" or "tcp" */
     const char *host;      /* address for TCP, e.g. "127.0.0.1" */
+    bool shared;           /* fg_shared_find knows the arena, over any transport */
     struct fg_loop *loop;  /* NULL: the caller calls fg_link_progress */
     fg_link_events events;
 } fg_link_options;

@@ -185,10 +185,16 @@ static fg_status open_shared_arena(ucx_link *link, fg_error *err)
     return status;
 }
 
-static fg_status open_arena(ucx_link *link, fg_error *err)
+static fg_status open_arena(ucx_link *link, bool shared, fg_error *err)
 {
     if (link->shm) {
         return open_shared_arena(link, err);
+    }
+    if (shared) {
+        fg_status status = fg_shared_create(link->arena_bytes, true, &link->shared, err);
+        link->base.arena = link->shared.memory;
+        link->mapped = status == FG_OK;
+        return status;
     }
     link->base.arena = fg_mem_map(link->arena_bytes);
     if (link->base.arena == NULL) {
@@ -201,7 +207,9 @@ static fg_status open_arena(ucx_link *link, fg_error *err)
 
 static void close_arena(ucx_link *link)
 {
-    if (link->mapped) {
+    if (link->shared.memory != NULL) {
+        fg_shared_close(&link->shared);
+    } else if (link->mapped) {
         fg_mem_unmap(link->base.arena, link->arena_bytes);
     } else if (link->memory != NULL) {
         ucp_mem_unmap(link->context, link->memory);
@@ -393,7 +401,7 @@ static fg_status open_parts(ucx_link *link, const fg_link_options *options, unsi
     if (status != FG_OK) {
         return status;
     }
-    status = open_arena(link, err);
+    status = open_arena(link, options->shared, err);
     if (status != FG_OK) {
         goto cleanup_context;
     }

@@ -14,6 +14,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include "common/base/shared.h"
 #include "common/link/link_core.h"
 #include "common/net/loop.h"
 
@@ -64,7 +65,8 @@ struct ucx_link {
     bool shm; /* the arena can be written by processes of this host */
     fg_link_medium medium;
     bool tcp;
-    bool mapped; /* the arena is our own mapping, not UCX's */
+    bool mapped;      /* the arena is our own mapping, not UCX's */
+    fg_shared shared; /* that mapping, where it is shared; else none */
     uint64_t host_id;
     int event_fd;
     fg_watch *watch;
