@@ -27,9 +27,10 @@ enum { SLICE_BYTES = 18 << 10, UNIT_GROUPS = 8 };
 /* Rows whose sums wait, and the most tiles they make. */
 enum { BATCH_ROWS = 96, BATCH_TILES = BATCH_ROWS / 6 };
 /* Bytes ahead of a walk through panels: what arrives meanwhile from memory, in the second-level cache, which
- * waits for more lines at once than the first. One row passes quickly enough for the processor to foresee the
- * walk; asked for every line as well, it reads a quarter slower. It is told the next page, a line a group. */
-enum { AHEAD = 6144, AHEAD_FORESEEN = 4096 };
+ * waits for more lines at once than the first. One row passes quickly enough for AMD's processors to foresee the
+ * walk; asked for every line as well, they read a quarter slower. They are told the next page, a line a group. Intel's
+ * want to be asked for every line, and not so far ahead. */
+enum { AHEAD = 6144, AHEAD_FORESEEN = 4096, INTEL_AHEAD = 4096, INTEL_AHEAD_ONE = 3072 };
 
 /* Some rows against some panels. */
 typedef struct tile {
@@ -45,7 +46,9 @@ typedef struct tile {
     size_t group_end;
     /* What is asked for meanwhile, in each panel: so many lines for every group. */
     const uint8_t *ask;
-    size_t ask_lines; /* 0: what lies AHEAD */
+    size_t ask_lines; /* 0: what lies `ahead` */
+    size_t ahead;     /* bytes */
+    bool foresees;    /* the processor does, where it has the time */
     /* Where the sums go behind the last group. */
     const fg_linear *linear;
     uint32_t row;
@@ -194,14 +197,15 @@ FG_AVX512_INLINE bool is_foreseen(uint32_t type, int R)
     return R == 1 && type != FG_Q5_K && type != FG_Q6_K;
 }
 
-FG_AVX512_INLINE void ask_ahead(uint32_t type, int R, const uint8_t *at, size_t size_bytes)
+FG_AVX512_INLINE void ask_ahead(uint32_t type, int R, const tile *t, const uint8_t *at,
+                                size_t size_bytes)
 {
-    if (is_foreseen(type, R)) {
+    if (is_foreseen(type, R) && t->foresees) {
         _mm_prefetch((const char *)at + AHEAD_FORESEEN, _MM_HINT_T1);
         return;
     }
     for (size_t i = 0; i < size_bytes; i += VECTOR) {
-        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T1);
+        _mm_prefetch((const char *)at + t->ahead + i, _MM_HINT_T1);
     }
 }
 
@@ -269,14 +273,14 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
     begin_totals(R, P, t, totals_io, totals);
     while (p.group < t->group_end) {
         if (t->ask_lines == 0) {
-            ask_ahead(type, R, p.scales, shape.scale_bytes);
+            ask_ahead(type, R, t, p.scales, shape.scale_bytes);
         }
         p.codes = p.scales + shape.scale_bytes;
         size_t left = t->group_end - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
             if (t->ask_lines == 0) {
-                ask_ahead(type, R, p.codes, shape.group_bytes);
+                ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
             for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
                 _mm_prefetch((const char *)next, _MM_HINT_T1);
@@ -458,7 +462,12 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
         fg_cpu_avx512_linear_float(linear, in, rows, first, count);
         return;
     }
+    bool intel = __builtin_cpu_is("intel");
     tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
+               .ahead = !intel      ? AHEAD
+                        : rows == 1 ? INTEL_AHEAD_ONE
+                                    : INTEL_AHEAD,
+               .foresees = !intel,
                .columns = w->columns,
                .group_count = w->columns / FG_QUANT_GROUP,
                .row_bytes = w->columns / FG_QUANT_GROUP * sizeof(fg_quant_group),

@@ -284,9 +284,10 @@ static int run_until_killed(const char *path, int signal)
         if (pid <= 0 || kill(pid, signal) != 0) {
             _exit(91);
         }
-        for (;;) {
+        for (int i = 0; i < 1000; i++) {
             fg_runner_step(&runner, &step, NULL);
         }
+        _exit(92);
     }
     int how = 0;
     cr_assert_eq(waitpid(leader, &how, 0), leader);
