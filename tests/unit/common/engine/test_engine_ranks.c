@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/dtype.h"
+#include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/engine/runner.h"
@@ -16,6 +17,9 @@
 #include "tests/support/test.h"
 
 enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, BLOCKS = SEQS * CONTEXT / 16 };
+
+/* Which allocation of a rank is to fail; 0: none. */
+static uint64_t rank_fault;
 
 /* A child that is this program, at this place. */
 static fg_status start_child(void *ctx, uint32_t rank, int region_fd, int arena_fd, pid_t *pid_out,
@@ -26,6 +30,7 @@ static fg_status start_child(void *ctx, uint32_t rank, int region_fd, int arena_
         if (ctx != NULL) {
             _exit(*(int *)ctx); /* one that does not even begin */
         }
+        fg_fault_arm(rank_fault);
         _exit(fg_tp_follow(region_fd, arena_fd, rank));
     }
     return *pid_out > 0 ? FG_OK : fg_fail(err, FG_AGAIN, "fork: %s", strerror(errno));
@@ -260,6 +265,38 @@ Test(engine_ranks, a_rank_that_cannot_begin_is_said)
     cr_assert_not_null(strstr(err.text, "rank 1 ended"), "%s", err.text);
     unlink(path);
     cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "a rank is left");
+}
+
+static bool try_open(void *ctx)
+{
+    fg_runner runner;
+    fg_error err = { 0 };
+    fg_status status = open_with(ctx, 2, 1, &runner, &err);
+    uint64_t left = fg_fault_hold();
+    if (status == FG_OK) {
+        fg_runner_close(&runner);
+    } else {
+        cr_assert_eq(status, FG_AGAIN, "%s", err.text);
+        cr_assert_neq(err.text[0], '\0');
+    }
+    cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "a rank is left");
+    fg_fault_resume(left);
+    return status == FG_OK;
+}
+
+Test(engine_ranks, every_allocation_may_fail)
+{
+    const fg_tiny_llama model = { .seed = 11 };
+    char path[64];
+    write_model(&model, path);
+    int failures = fg_fault_each(try_open, path);
+    cr_assert(failures > 20, "of rank 0: %d", failures);
+    for (rank_fault = 1; !try_open(path); rank_fault++) {
+        cr_assert(rank_fault < 1000);
+    }
+    cr_assert(rank_fault > 20, "of rank 1: %llu", (unsigned long long)rank_fault);
+    rank_fault = 0;
+    unlink(path);
 }
 
 /* A process of its own that runs steps until its rank is killed: how it ended. */
