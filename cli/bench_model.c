@@ -48,7 +48,7 @@ static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options
                              fg_error *err)
 {
     uint32_t ranks = larger(options->ranks, 1);
-    fg_tp_options tp = { .size = ranks };
+    fg_tp_options tp = { .size = ranks, .devices = options->device };
     fg_runner_options o = { .path = options->path,
                             .context_max = larger(options->prompt, options->context),
                             .seqs_max = larger(options->seqs, 1),
@@ -57,7 +57,7 @@ static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options
                             .thread_count = larger(model->threads / ranks, 1),
                             .cpu_isa = options->cpu_isa,
                             .tp = &tp,
-                            .device = options->device };
+                            .device = model->device };
     uint32_t each = fg_kv_blocks_for(options->context, BLOCK_SIZE);
     o.block_count = larger(fg_kv_blocks_for(options->prompt, BLOCK_SIZE), each * o.seqs_max);
     fg_status status = dtype_of(options->kv_dtype, &o.kv_dtype, err);
@@ -87,9 +87,13 @@ fg_status fg_bench_model_open(fg_bench_model *model, const fg_bench_model_option
     }
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     model->threads = options->threads != 0 ? options->threads : cores > 0 ? (uint32_t)cores : 1;
-    model->device = options->device;
-    model->is_host = fg_device_kind_is_host(options->device);
-    fg_status status = find_isa(model, options->cpu_isa, err);
+    fg_status status =
+        fg_tp_device(options->device, larger(options->ranks, 1), 0, model->device, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    model->is_host = fg_device_kind_is_host(model->device);
+    status = find_isa(model, options->cpu_isa, err);
     if (status == FG_OK) {
         status = open_runner(model, options, err);
     }

@@ -6,6 +6,7 @@
 
 #include "cli/bench_limit.h"
 #include "common/engine/runner.h"
+#include "common/engine/tp.h"
 
 typedef struct fg_bench_model_options {
     const char *path; /* NULL is refused */
@@ -23,10 +24,10 @@ typedef struct fg_bench_model {
     fg_bench_cost cost;
     fg_peaks *peaks; /* NULL on a device that the host's speed says nothing about */
     uint32_t threads;
-    bool is_host; /* operations use the host's memory */
-    const char *device;
-    char isa[32];  /* the name behind "auto" */
-    uint32_t *ids; /* for any sequence: (7919 i + 17) mod the vocabulary's size */
+    bool is_host;                  /* operations use the host's memory */
+    char device[FG_TP_DEVICE_MAX]; /* the first process's */
+    char isa[32];                  /* the name behind "auto" */
+    uint32_t *ids;                 /* for any sequence: (7919 i + 17) mod the vocabulary's size */
     uint32_t id_count;
 } fg_bench_model;
 

@@ -557,6 +557,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
         open_share(host, &share);
     }
     fg_tp_options tp = { .size = config->tensor_parallel_size,
+                         .devices = config->devices,
                          .share = host->share != NULL ? &share : NULL };
     log_threads(&plan, host->share != NULL);
     fg_engine_options options = { .weights = model->weights,

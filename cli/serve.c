@@ -17,6 +17,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/base/topology.h"
+#include "common/engine/tp.h"
 #include "common/net/http.h"
 #include "common/net/http_count.h"
 #include "common/net/keys.h"
@@ -38,6 +39,7 @@ enum {
 
 typedef struct serve {
     fg_serve_config config;
+    char device[FG_TP_DEVICE_MAX]; /* the first process's */
     fg_loaded_model model;
     fg_keys *keys; /* NULL: none */
     fg_loop *loop;
@@ -157,6 +159,25 @@ static void warn_of_unused(const fg_serve_config *config)
     }
 }
 
+/* Whether there is a device for every process that computes. */
+static fg_status check_devices(serve *s, fg_error *err)
+{
+    fg_serve_config *config = &s->config;
+    uint32_t ranks = config->tensor_parallel_size;
+    fg_status status = FG_OK;
+    config->devices = config->device;
+    for (uint32_t rank = ranks; rank-- > 0 && status == FG_OK;) {
+        fg_device_info info;
+        status = fg_tp_device(config->devices, ranks, rank, s->device, err);
+        if (status == FG_OK && config->mode != FG_MODE_ROUTER &&
+            !fg_device_kind_is_host(s->device)) {
+            status = fg_device_describe(s->device, &info, err);
+        }
+    }
+    config->device = s->device;
+    return status;
+}
+
 static fg_status check_config(serve *s, fg_error *err)
 {
     fg_serve_config *config = &s->config;
@@ -196,12 +217,9 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT,
                        "--preemption swap needs --kv-host-blocks N: where to swap to");
     }
-    if (config->mode != FG_MODE_ROUTER && !fg_device_kind_is_host(config->device)) {
-        fg_device_info info;
-        fg_status status = fg_device_describe(config->device, &info, err);
-        if (status != FG_OK) {
-            return status;
-        }
+    fg_status status = check_devices(s, err);
+    if (status != FG_OK) {
+        return status;
     }
     if (config->max_batch_tokens < config->max_seqs) {
         return fg_fail(err, FG_BAD_INPUT, "--max-batch-tokens %u must be at least --max-seqs %u",

@@ -258,6 +258,11 @@ void fg_device_copy(fg_device_stream *stream, void *target, const void *source, 
     of_stream(stream)->copy(stream, target, source, size_bytes);
 }
 
+void fg_device_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
+{
+    of_stream(stream)->copy_rows(stream, copy);
+}
+
 fg_device_event fg_device_event_record(fg_device_stream *stream)
 {
     return of_stream(stream)->event_record(stream);

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 2 };
+enum { FG_BACKEND_ABI = 3 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -49,6 +49,7 @@ typedef struct fg_backend {
     fg_status (*stream_open)(fg_device *device, fg_device_stream **stream_out, fg_error *err);
     void (*stream_close)(fg_device_stream *stream);
     void (*copy)(fg_device_stream *stream, void *target, const void *source, size_t size_bytes);
+    void (*copy_rows)(fg_device_stream *stream, const fg_copy_rows *copy);
     fg_device_event (*event_record)(fg_device_stream *stream);
     void (*event_wait)(fg_device_stream *stream, fg_device_event event);
     void (*share_work)(fg_device_stream *stream, uint32_t pieces,

@@ -99,6 +99,15 @@ void fg_device_stream_close(fg_device_stream *stream);
 /* Copies between any two kinds of memory, in stream order. */
 void fg_device_copy(fg_device_stream *stream, void *target, const void *source, size_t size_bytes);
 
+/* The same of `rows` pieces, whose beginnings are so many bytes apart. */
+typedef struct fg_copy_rows {
+    void *target;
+    const void *source;
+    size_t target_stride, source_stride;
+    size_t row_bytes, rows;
+} fg_copy_rows;
+void fg_device_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy);
+
 fg_device_event fg_device_event_record(fg_device_stream *stream);
 /* Returns when everything given to the stream before the event has ended. */
 void fg_device_event_wait(fg_device_stream *stream, fg_device_event event);

@@ -391,10 +391,12 @@ static const fg_option options[] = {
       .roles = engine_roles,
       .value_name = "NAME",
       AT(device),
-      .help = "What computes: cpu, cuda (the first GPU) or cuda:N. CUDA comes from forge_cuda.so, "
-              "which lies beside this program or in ../lib/forge, or where the environment's "
-              "FORGE_CUDA_PLUGIN says. Its answers are the same from run to run, but not the "
-              "CPU's bits: both sides of a hand-over need the same kind of device." },
+      .help =
+          "What computes: cpu, cuda (the first GPU) or cuda:N. CUDA comes from forge_cuda.so, "
+          "which lies beside this program or in ../lib/forge, or where the environment's "
+          "FORGE_CUDA_PLUGIN says. With --tensor-parallel-size N cuda:N and those after it, or as "
+          "many as cuda:2,cuda:0. Its answers are the same from run to run, but not the "
+          "CPU's bits: both sides of a hand-over need the same kind of device." },
     { .name = "list-devices",
       .type = FG_OPTION_BOOL,
       .default_text = "false",
@@ -424,7 +426,9 @@ static const fg_option options[] = {
       .help = "Processes that compute the model together, each with a part of every matrix and of "
               "the KV heads; --threads is shared among them, and with --cpu-pin on each has "
               "neighbouring cores. Answers are the same bits for any number, so workers of one "
-              "cluster may differ in it. CPU only. At most the model's KV heads." },
+              "cluster may differ in it. On GPUs each has its own, and they meet in host memory, "
+              "which costs time: it is for models that one GPU does not hold. At most the model's "
+              "KV heads." },
     { .name = "max-seqs",
       .type = FG_OPTION_U32,
       .default_text = "64",

@@ -73,7 +73,9 @@ typedef struct fg_serve_config {
     int kv_transport; /* fg_kv_transport */
     const char *link_host;
 
-    const char *device; /* fg_device_options.kind */
+    const char *
+        device; /* fg_device_options.kind; with several processes the first one's, once serve has looked */
+    const char *devices; /* of all of them, as it was given; not an option of its own */
     bool list_devices;
     uint32_t threads; /* 0: all cores */
     uint32_t tensor_parallel_size;

@@ -122,8 +122,8 @@ static void model_close(fg_engine *base)
     atomic_store_explicit(&engine->stop, true, memory_order_release);
     fg_signal_raise(&engine->wake);
     fg_thread_join(engine->thread);
-    fg_tp_close(engine->tp);
     fg_forward_destroy(engine->forward);
+    fg_tp_close(engine->tp);
     fg_mem_free(engine);
 }
 
@@ -188,8 +188,8 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     return FG_OK;
 
 close:
-    fg_tp_close(engine->tp);
     fg_forward_destroy(engine->forward);
+    fg_tp_close(engine->tp);
     fg_mem_free(engine);
     return status;
 }

@@ -87,10 +87,10 @@ static size_t tile_rows_of(const fg_forward *forward)
 static void take_common(fg_forward *forward)
 {
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
-    FG_ASSERT(forward->tile_rows <= FG_TP_TILE_ROWS && forward->head.rows_max <= FG_TP_HEAD_ROWS);
+    FG_ASSERT(!forward->is_host || forward->tile_rows <= FG_TP_TILE_ROWS);
+    FG_ASSERT(forward->head.rows_max <= FG_TP_HEAD_ROWS);
     forward->tokens = common->tokens;
     forward->positions = common->positions;
-    forward->residual = common->residual;
     forward->head.row_ids = common->row_ids;
     forward->head.logits_host = common->logits;
 }
@@ -121,6 +121,17 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
     }
 }
 
+/* Where all ranks meet with what each has of attention's and the hidden rows; NULL: there is one rank. */
+static float *common_attended(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->attended;
+}
+
+static float *common_hidden(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
+}
+
 /* What only operations do. */
 static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
@@ -129,15 +140,18 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     /* The head's rows borrow `normed`. */
     size_t normed_rows = rows < forward->head.rows_max ? forward->head.rows_max : rows;
     const rank_parts *parts = &forward->parts;
-    float *attended = NULL, *hidden = NULL;
+    bool in_common = forward->tp != NULL && forward->is_host;
+    float *attended = in_common ? common_attended(forward) : NULL;
+    float *hidden = in_common ? common_hidden(forward) : NULL;
+    if (in_common) {
+        forward->residual = fg_tp_memory_of(forward->tp)->residual;
+    } else {
+        add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
+    }
     if (forward->tp != NULL) {
-        attended = fg_tp_memory_of(forward->tp)->attended;
-        hidden = fg_tp_memory_of(forward->tp)->hidden;
         add_part(list, (void **)&forward->own_attended.values, rows, parts->q.count, sizeof(float));
         add_part(list, (void **)&forward->own_hidden.values, rows, parts->ffn.count, sizeof(float));
         forward->own_hidden.columns = parts->ffn.count;
-    } else {
-        add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
     }
     add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
     add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
@@ -248,8 +262,8 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
                                  .step_rows_max = step_rows_of(&options->limits),
                                  .step_seqs_max = options->limits.step_seqs_max,
                                  .context_max = options->limits.context_max,
-                                 .head_count = options->hparams->head_count,
-                                 .kv_head_count = options->hparams->kv_head_count,
+                                 .head_count = forward->parts.heads.count,
+                                 .kv_head_count = forward->parts.kv_heads.count,
                                  .head_dim = options->hparams->head_dim,
                                  .block_size = options->layout.block_size };
     fg_status status = fg_device_open(&device, &forward->device, err);
@@ -287,10 +301,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
     }
-    status = fg_head_open(&forward->head, forward->device, forward->stream, h->vocab_size,
+    status = fg_head_open(&forward->head, forward->device, forward->stream, tp, h->vocab_size,
                           step_rows_of(&options->limits), err);
-    forward->head.tp = tp;
-    forward->head.part = forward->parts.vocab;
     if (status != FG_OK) {
         goto destroy;
     }
@@ -302,7 +314,15 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     if (status != FG_OK) {
         goto destroy;
     }
-    status = fg_kv_memory_open(options, forward->device, forward->stream, &forward->kv, err);
+    status = fg_kv_memory_open(options, forward->device, forward->stream, tp,
+                               forward->parts.kv_heads, &forward->kv, err);
+    if (status == FG_OK && tp != NULL && !forward->is_host) {
+        /* Without it copies are only slower. */
+        const fg_shared *shared = fg_tp_shared(tp);
+        forward->has_pinned =
+            fg_device_pin(forward->device, shared->memory, shared->size_bytes, NULL) == FG_OK;
+    }
+    forward->kv_first = forward->is_host ? forward->parts.kv_heads.first : 0;
     if (status != FG_OK) {
         goto destroy;
     }
@@ -319,6 +339,9 @@ void fg_forward_destroy(fg_forward *forward)
 {
     if (forward == NULL) {
         return;
+    }
+    if (forward->has_pinned) {
+        fg_device_unpin(forward->device, fg_tp_shared(forward->tp)->memory);
     }
     fg_kv_memory_close(&forward->kv);
     give_scratch(forward);
@@ -381,19 +404,26 @@ static fg_linear add_to(const fg_forward *forward, const fg_panels *weight, floa
                         .accumulate = true };
 }
 
-/* Everybody's columns of rows, where there are other ranks. */
-static void gather(fg_forward *forward, const fg_activations *all, fg_tp_part part,
+/* Everybody's columns of rows, where there are other ranks: on a CPU operations use them where they meet. */
+static void gather(fg_forward *forward, const fg_activations *all, float *common, fg_tp_part part,
                    const float *own, uint32_t rows)
 {
-    fg_tp_columns columns = {
-        .all = all->values, .columns = all->columns, .part = part, .own = own
-    };
+    fg_tp_columns columns = { .common = common,
+                              .all = forward->is_host ? NULL : all->values,
+                              .columns = all->columns,
+                              .part = part,
+                              .own = own };
     fg_tp_gather(forward->tp, forward->stream, &columns, rows);
 }
 
 static void gather_residual(fg_forward *forward, float *residual, uint32_t rows)
 {
-    fg_tp_columns columns = { .all = residual,
+    if (forward->tp == NULL) {
+        return;
+    }
+    float *common = fg_tp_memory_of(forward->tp)->residual + (residual - forward->residual);
+    fg_tp_columns columns = { .common = common,
+                              .all = forward->is_host ? NULL : residual,
                               .columns = forward->hparams.embedding_length,
                               .part = forward->parts.embedding };
     fg_tp_gather(forward->tp, forward->stream, &columns, rows);
@@ -402,7 +432,7 @@ static void gather_residual(fg_forward *forward, float *residual, uint32_t rows)
 static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
 {
     const fg_hparams *h = &forward->hparams;
-    const fg_kv_layout *layout = &forward->layout;
+    const fg_kv_layout *layout = &forward->kv.own;
     const rank_parts *parts = &forward->parts;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
@@ -414,8 +444,8 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     norm_linears(forward, residual, NULL, layer->attn_norm, qkv, 3, rows);
     fg_paged_kv kv = { .arena = forward->kv.arena,
                        .block_bytes = layout->block_bytes,
-                       .key_offset = fg_kv_layout_offset(layout, index, 0, parts->kv_heads.first),
-                       .value_offset = fg_kv_layout_offset(layout, index, 1, parts->kv_heads.first),
+                       .key_offset = fg_kv_layout_offset(layout, index, 0, forward->kv_first),
+                       .value_offset = fg_kv_layout_offset(layout, index, 1, forward->kv_first),
                        .head_bytes = layout->head_bytes,
                        .scale_offset = layout->scale_offset,
                        .block_size = layout->block_size,
@@ -439,7 +469,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     fg_op_rope_store(forward->stream, &kv, &store, rows);
     fg_linear output = add_to(forward, &layer->output, residual);
     uint32_t forms = forms_of(forward, &output, 1);
-    bool at_once = forms == FG_FORM_PAIRS && !fg_device_is_host(forward->device);
+    bool at_once = forms == FG_FORM_PAIRS && !forward->is_host && forward->tp == NULL;
     float *own = forward->own_attended.values;
     fg_attend attend = { .q = forward->q,
                          .kv_rows = forward->kv_rows + first,
@@ -448,7 +478,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .out = own != NULL ? own : forward->attended.values,
                          .pairs = at_once ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
-    gather(forward, &forward->attended, parts->q, own, rows);
+    gather(forward, &forward->attended, common_attended(forward), parts->q, own, rows);
     if (forms != 0 && !at_once) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
@@ -472,7 +502,8 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
                        .forms = alone ? down_forms : 0,
                        .out = alone ? forward->hidden : forward->own_hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
-    gather(forward, &forward->hidden, forward->parts.ffn, forward->own_hidden.values, rows);
+    gather(forward, &forward->hidden, common_hidden(forward), forward->parts.ffn,
+           forward->own_hidden.values, rows);
     if (!alone && down_forms != 0) {
         fg_op_prepare(forward->stream, &forward->hidden, down_forms, rows);
     }
@@ -556,8 +587,8 @@ static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 static bool can_replay(const fg_forward *forward, const fg_step *step, uint32_t rows,
                        uint32_t head_count)
 {
-    return !forward->is_host && rows <= REPLAY_ROWS && rows == step->seq_count &&
-           (head_count == rows || head_count == 0);
+    return !forward->is_host && forward->tp == NULL && rows <= REPLAY_ROWS &&
+           rows == step->seq_count && (head_count == rows || head_count == 0);
 }
 
 /* The step has as many rows as one of few shapes then; what comes of the others is not looked at. */
@@ -625,13 +656,14 @@ static void begin_ranks(fg_forward *forward, fg_step *step, uint32_t rows, uint3
     fg_tp_begin(forward->tp, (fg_tp_step){ .rows = rows, .head_rows = head_count });
 }
 
-void fg_forward_follow(fg_forward *forward, fg_tp_step step)
+static void follow_rows(fg_forward *forward, fg_tp_step step)
 {
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
     for (uint32_t row = 0; row < step.rows; row++) {
         forward->kv_rows[row] = (fg_kv_row){ .block_ids = common->block_ids + common->tables[row],
                                              .position = common->positions[row] };
     }
+    stage(forward, step.rows, step.head_rows);
     run_layers(forward, step.rows);
     uint32_t part = 0;
     for (uint32_t first = 0; first < step.head_rows; first += forward->head.rows_max) {
@@ -670,9 +702,47 @@ static void run_rows(fg_forward *forward, fg_step *step)
     }
 }
 
+/* Ranks with KV blocks of their own. */
+static bool has_own_blocks(const fg_forward *forward)
+{
+    return forward->tp != NULL && !forward->is_host;
+}
+
+static uint32_t list_part(uint32_t first, uint32_t count)
+{
+    return count - first < FG_TP_LIST_MAX ? count - first : FG_TP_LIST_MAX;
+}
+
 void fg_forward_copy(fg_forward *forward, fg_step *step)
 {
-    fg_kv_memory_copy(&forward->kv, step);
+    if (!has_own_blocks(forward)) {
+        fg_kv_memory_copy(&forward->kv, step->copies, step->copy_count);
+        return;
+    }
+    for (uint32_t first = 0; first < step->copy_count; first += FG_TP_LIST_MAX) {
+        uint32_t count = list_part(first, step->copy_count);
+        memcpy(fg_tp_memory_of(forward->tp)->copies, step->copies + first,
+               count * sizeof *step->copies);
+        fg_tp_begin(forward->tp, (fg_tp_step){ .copies = count });
+        fg_kv_memory_copy(&forward->kv, step->copies + first, count);
+        fg_tp_meet(forward->tp); /* the list may be written again */
+    }
+}
+
+static void digest(fg_forward *forward, fg_step *step)
+{
+    if (!has_own_blocks(forward)) {
+        fg_kv_memory_digest(&forward->kv, step->digests, step->digest_count);
+        return;
+    }
+    for (uint32_t first = 0; first < step->digest_count; first += FG_TP_LIST_MAX) {
+        uint32_t count = list_part(first, step->digest_count);
+        memcpy(fg_tp_memory_of(forward->tp)->digests, step->digests + first,
+               count * sizeof *step->digests);
+        fg_tp_begin(forward->tp, (fg_tp_step){ .digests = count });
+        fg_kv_memory_digest(&forward->kv, step->digests + first, count);
+        fg_tp_meet(forward->tp);
+    }
 }
 
 void fg_forward_run(fg_forward *forward, fg_step *step)
@@ -680,5 +750,20 @@ void fg_forward_run(fg_forward *forward, fg_step *step)
     if (step->seq_count > 0) {
         run_rows(forward, step);
     }
-    fg_kv_memory_digest(&forward->kv, step);
+    digest(forward, step);
+}
+
+void fg_forward_follow(fg_forward *forward, fg_tp_step step)
+{
+    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
+    if (step.rows > 0) {
+        follow_rows(forward, step);
+        return;
+    }
+    if (step.copies > 0) {
+        fg_kv_memory_copy(&forward->kv, common->copies, step.copies);
+    } else {
+        fg_kv_memory_digest(&forward->kv, common->digests, step.digests);
+    }
+    fg_tp_meet(forward->tp);
 }

@@ -34,13 +34,15 @@ enum { SCRATCH_SHARED, SCRATCH_DEVICE, SCRATCH_KINDS };
 struct fg_forward {
     fg_hparams hparams;
     fg_kv_layout layout;
-    fg_kv_memory kv;
+    uint32_t kv_first; /* of this rank's KV heads in the arena, */
+    fg_kv_memory kv;   /* whose layout is kv.own */
     fg_engine_limits limits;
     fg_device *device;
     bool is_host; /* operations use the host's memory */
     fg_device_stream *stream;
     double *frequencies; /* [rope_dims / 2] */
     fg_tp *tp;           /* NULL: the only rank */
+    bool has_pinned;     /* what the ranks share */
     rank_parts parts;
 
     fg_matrix embedding;

@@ -81,6 +81,14 @@ static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32
     return FG_OK;
 }
 
+static void cut_rows(fg_matrix *rows, fg_tp_part part)
+{
+    size_t row_bytes = (size_t)(rows->columns / fg_dtype_block_count(rows->type)) *
+                       fg_dtype_block_bytes(rows->type);
+    rows->data = (const uint8_t *)rows->data + part.first * row_bytes;
+    rows->outputs = part.count;
+}
+
 /* Has all on the list packed into the device's memory; their rows are not read again. */
 static fg_status pack_panels(fg_forward *forward, const fg_engine_options *options,
                              const panel_list *list, fg_error *err)
@@ -90,7 +98,8 @@ static fg_status pack_panels(fg_forward *forward, const fg_engine_options *optio
     fg_weight_report report = { .origin = FG_WEIGHTS_DEVICE };
     fg_status status = FG_OK;
     for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
-        const fg_matrix *rows = &list->sources[i].rows;
+        fg_matrix *rows = &list->sources[i].rows;
+        cut_rows(rows, list->parts[i]);
         status = fg_device_pack(forward->device, rows, list->targets[i], err);
         report.bytes += (uint64_t)rows->outputs *
                         (rows->columns / fg_dtype_block_count(rows->type)) *
@@ -116,14 +125,6 @@ static bool keeps_whole(const fg_engine_options *options, const panel_list *list
         whole = whole && list->parts[i].first % FG_PANEL_OUTPUTS == 0;
     }
     return whole;
-}
-
-static void cut_rows(fg_matrix *rows, fg_tp_part part)
-{
-    size_t row_bytes = (size_t)(rows->columns / fg_dtype_block_count(rows->type)) *
-                       fg_dtype_block_bytes(rows->type);
-    rows->data = (const uint8_t *)rows->data + part.first * row_bytes;
-    rows->outputs = part.count;
 }
 
 /* Has all on the list packed, or finds them packed; their rows are not read again, but for those of the

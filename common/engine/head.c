@@ -10,7 +10,7 @@
 /* Rows of logits held at a time; a device with memory of its own holds more: each part of the head ends with a wait. */
 enum { HEAD_ROWS = 16, DEVICE_HEAD_ROWS = 256 };
 
-fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *stream,
+fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *stream, fg_tp *tp,
                        uint32_t vocab_size, uint32_t step_rows_max, fg_error *err)
 {
     uint32_t most = fg_device_is_host(device) ? HEAD_ROWS : DEVICE_HEAD_ROWS;
@@ -18,10 +18,15 @@ fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *strea
     *head = (fg_head){ .device = device,
                        .stream = stream,
                        .is_host = fg_device_is_host(device),
+                       .tp = tp,
+                       .part = fg_tp_part_of(tp, vocab_size, FG_TP_PANEL),
                        .vocab_size = vocab_size,
                        .rows_max = most };
     if (!head->is_host && step_rows_max < most) {
         head->rows_max = step_rows_max;
+    }
+    if (tp != NULL && head->rows_max > FG_TP_HEAD_ROWS) {
+        head->rows_max = FG_TP_HEAD_ROWS;
     }
     head->samplers = fg_mem_array(thread_count, sizeof *head->samplers);
     bool made = head->samplers != NULL;
@@ -82,7 +87,7 @@ static bool wants_highest(const fg_step_seq *seq)
 /* Whether fg_op_choose is to choose from its rows. */
 static bool is_chosen_there(const fg_head *head, const fg_step_seq *seq)
 {
-    return !head->is_host && wants_token(seq);
+    return !head->is_host && head->tp == NULL && wants_token(seq);
 }
 
 /* Whether the host sees the row's logits. */
@@ -156,18 +161,30 @@ static void merge_highest(const fg_head *head, uint32_t rows)
 static void run_highest(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
                         uint32_t rows)
 {
+    fg_op_highest(head->stream, weight, normed, rows, head->choices, head->tops);
     if (head->tp == NULL) {
-        fg_op_highest(head->stream, weight, normed, rows, head->choices, head->tops);
         return;
     }
     const fg_tp_memory *common = fg_tp_memory_of(head->tp);
-    uint32_t *choices = common->choices[fg_tp_rank(head->tp)];
-    fg_op_highest(head->stream, weight, normed, rows, choices, common->tops[fg_tp_rank(head->tp)]);
+    uint32_t rank = fg_tp_rank(head->tp);
+    fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
     for (uint32_t row = 0; row < rows; row++) {
-        choices[row] += head->part.first;
+        common->choices[rank][row] = head->choices[row] + head->part.first;
+        common->tops[rank][row] = head->tops[row];
     }
     fg_tp_meet(head->tp);
     merge_highest(head, rows);
+}
+
+/* Everybody's logits to where the host looks at them. */
+static void gather_logits(const fg_head *head, uint32_t rows)
+{
+    fg_tp_columns columns = { .common = head->logits_host,
+                              .all = head->is_host ? NULL : head->logits,
+                              .columns = head->vocab_size,
+                              .part = head->part,
+                              .for_host = true };
+    fg_tp_gather(head->tp, head->stream, &columns, rows);
 }
 
 void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
@@ -176,9 +193,6 @@ void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activati
     fg_linear linear = { .weight = *weight,
                          .out = head->logits + head->part.first,
                          .out_stride = head->vocab_size };
-    fg_tp_columns columns = { .all = head->logits,
-                              .columns = head->vocab_size,
-                              .part = head->part };
     fg_choose choose = { .logits = head->logits,
                          .columns = head->vocab_size,
                          .wanted = head->wanted,
@@ -190,7 +204,7 @@ void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activati
         return;
     }
     fg_op_linear(head->stream, &linear, 1, normed, rows);
-    fg_tp_gather(head->tp, head->stream, &columns, rows);
+    gather_logits(head, rows);
     if (kind == FG_HEAD_CHOOSE) {
         fg_op_choose(head->stream, &choose, rows);
     }
@@ -239,7 +253,8 @@ static void bring_logits(const fg_head_part *part,
                          bool (*is_wanted)(const fg_head_part *part, uint32_t row), bool wait)
 {
     const fg_head *head = part->head;
-    for (uint32_t row = 0; row < part->rows && !head->is_host;) {
+    bool there = head->is_host || head->tp != NULL; /* ranks have gathered them */
+    for (uint32_t row = 0; row < part->rows && !there;) {
         uint32_t count = 0;
         while (row + count < part->rows && is_wanted(part, row + count)) {
             count++;

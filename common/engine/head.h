@@ -50,7 +50,7 @@ typedef struct fg_head_part {
 } fg_head_part;
 
 /* FG_AGAIN when out of memory. Close may follow in any case, before the device's. */
-fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *stream,
+fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *stream, fg_tp *tp,
                        uint32_t vocab_size, uint32_t step_rows_max, fg_error *err);
 void fg_head_close(fg_head *head);
 

@@ -31,11 +31,11 @@ enum { FIRST_FREE_FD = FG_TP_ARENA_FD + 1 };
 
 /* --- memory --- */
 
-/* Takes `count` items of four bytes, on a cache line of their own. */
-static void *take(uint8_t *base, size_t *at, size_t count, bool *overflow)
+/* Takes `count` items, on a cache line of their own. */
+static void *take(uint8_t *base, size_t *at, size_t count, size_t item_bytes, bool *overflow)
 {
     size_t size_bytes;
-    *overflow |= __builtin_mul_overflow(count, sizeof(uint32_t), &size_bytes) ||
+    *overflow |= __builtin_mul_overflow(count, item_bytes, &size_bytes) ||
                  size_bytes > SIZE_MAX / 2 || *at > SIZE_MAX / 4;
     void *taken = *overflow || base == NULL ? NULL : base + *at;
     *at += *overflow ? 0 : (size_bytes + 63) & ~(size_t)63;
@@ -61,17 +61,20 @@ size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *mem
         { (void **)&memory->row_ids, rows },
         { (void **)&memory->kinds, rows },
         { (void **)&memory->residual, rows * orders->embedding_length },
-        { (void **)&memory->attended, (size_t)FG_TP_TILE_ROWS * orders->q_columns },
-        { (void **)&memory->hidden, (size_t)FG_TP_TILE_ROWS * orders->ffn_length },
+        { (void **)&memory->attended, (size_t)orders->tile_rows * orders->q_columns },
+        { (void **)&memory->hidden, (size_t)orders->tile_rows * orders->ffn_length },
         { (void **)&memory->logits, (size_t)FG_TP_HEAD_ROWS * orders->vocab_size },
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        *parts[i].target = take(region, &at, parts[i].count, &overflow);
+        *parts[i].target = take(region, &at, parts[i].count, sizeof(uint32_t), &overflow);
     }
     for (uint32_t rank = 0; rank < orders->size; rank++) {
-        memory->choices[rank] = take(region, &at, FG_TP_HEAD_ROWS, &overflow);
-        memory->tops[rank] = take(region, &at, FG_TP_HEAD_ROWS, &overflow);
+        memory->choices[rank] =
+            take(region, &at, FG_TP_HEAD_ROWS, sizeof *memory->choices[0], &overflow);
+        memory->tops[rank] = take(region, &at, FG_TP_HEAD_ROWS, sizeof *memory->tops[0], &overflow);
     }
+    memory->copies = take(region, &at, FG_TP_LIST_MAX, sizeof *memory->copies, &overflow);
+    memory->digests = take(region, &at, FG_TP_LIST_MAX, sizeof *memory->digests, &overflow);
     return overflow ? 0 : at;
 }
 
@@ -198,6 +201,11 @@ const fg_tp_memory *fg_tp_memory_of(const fg_tp *tp)
     return &tp->memory;
 }
 
+const fg_shared *fg_tp_shared(const fg_tp *tp)
+{
+    return &tp->shared;
+}
+
 fg_tp_part fg_tp_part_of(const fg_tp *tp, uint32_t count, uint32_t unit)
 {
     if (tp == NULL) {
@@ -222,22 +230,100 @@ static void put_rows(void *ctx, uint32_t piece, uint32_t member)
     const fg_tp_columns *c = work->columns;
     uint32_t end = (piece + 1) * work->rows_each;
     for (uint32_t row = piece * work->rows_each; row < end && row < work->rows; row++) {
-        memcpy(c->all + (size_t)row * c->columns + c->part.first,
+        memcpy(c->common + (size_t)row * c->columns + c->part.first,
                c->own + (size_t)row * c->part.count, c->part.count * sizeof(float));
     }
 }
 
-void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows)
+static void put_host(fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows)
 {
     enum { ROWS_EACH = 8 };
-    if (tp == NULL) {
-        return;
-    }
     if (columns->own != NULL) {
         put_work work = { .columns = columns, .rows = rows, .rows_each = ROWS_EACH };
         fg_device_share_work(stream, (rows + ROWS_EACH - 1) / ROWS_EACH, put_rows, &work);
     }
+}
+
+/* From a device's memory, which is done when it is there. */
+static void put_device(fg_device_stream *stream, const fg_tp_columns *c, uint32_t rows)
+{
+    bool apart = c->own != NULL;
+    uint32_t stride = apart ? c->part.count : c->columns;
+    const fg_copy_rows copy = { .target = c->common + c->part.first,
+                                .target_stride = c->columns * sizeof(float),
+                                .source = apart ? c->own : c->all + c->part.first,
+                                .source_stride = stride * sizeof(float),
+                                .row_bytes = c->part.count * sizeof(float),
+                                .rows = rows };
+    fg_device_copy_rows(stream, &copy);
+    fg_device_event_wait(stream, fg_device_event_record(stream));
+}
+
+/* What a device still reads of `common` when this returns, it has read before its rank puts anything else; and nobody
+ * writes there again before all have put something else. */
+void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows)
+{
+    if (tp == NULL) {
+        return;
+    }
+    if (columns->all == NULL) {
+        put_host(stream, columns, rows);
+        fg_tp_meet(tp);
+        return;
+    }
+    put_device(stream, columns, rows);
     fg_tp_meet(tp);
+    if (!columns->for_host) {
+        fg_device_copy(stream, columns->all, columns->common,
+                       (size_t)rows * columns->columns * sizeof(float));
+    }
+}
+
+/* --- devices --- */
+
+/* The part of `text` behind `count` commas, its length in *length_out; NULL: there are fewer. */
+static const char *item_of(const char *text, uint32_t count, size_t *length_out)
+{
+    for (; count > 0 && text != NULL; count--) {
+        const char *comma = strchr(text, ',');
+        text = comma == NULL ? NULL : comma + 1;
+    }
+    *length_out = text == NULL ? 0 : strcspn(text, ",");
+    return text;
+}
+
+static bool has_items(const char *text, uint32_t count)
+{
+    size_t unused;
+    return item_of(text, count - 1, &unused) != NULL && item_of(text, count, &unused) == NULL;
+}
+
+fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
+                       char device_out[FG_TP_DEVICE_MAX], fg_error *err)
+{
+    size_t length = 0;
+    devices = devices == NULL ? "cpu" : devices;
+    if (strchr(devices, ',') != NULL) {
+        const char *item = item_of(devices, rank, &length);
+        if (!has_items(devices, size) || length >= FG_TP_DEVICE_MAX) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--device %.60s: with commas it names one device for each of %u "
+                           "processes (--tensor-parallel-size)",
+                           devices, size);
+        }
+        snprintf(device_out, FG_TP_DEVICE_MAX, "%.*s", (int)length, item);
+        return FG_OK;
+    }
+    unsigned first = 0;
+    char more;
+    bool numbered =
+        sscanf(devices, "cuda:%9u%c", &first, &more) == 1 || strcmp(devices, "cuda") == 0;
+    if (numbered && size > 1) {
+        snprintf(device_out, FG_TP_DEVICE_MAX, "cuda:%u", first + rank);
+    } else {
+        snprintf(device_out, FG_TP_DEVICE_MAX, "%.*s", FG_TP_DEVICE_MAX - 1, devices);
+    }
+    return FG_OK;
 }
 
 /* --- rank 0 --- */
@@ -287,8 +373,13 @@ static fg_status write_orders(const fg_engine_options *options, fg_tp_orders *or
     orders->q_columns = h->head_count * h->head_dim;
     orders->ffn_length = h->ffn_length;
     orders->vocab_size = h->vocab_size;
+    orders->tile_rows =
+        fg_device_kind_is_host(options->device) ? FG_TP_TILE_ROWS : options->limits.step_tokens_max;
+    orders->arena_is_shared = options->arena_is_shared || options->tier_arena != NULL;
     orders->has_cache = options->weights_cache != NULL;
-    bool fits = put_text(orders->cpu_isa, sizeof orders->cpu_isa,
+    bool fits = put_text(orders->devices, sizeof orders->devices,
+                         options->tp->devices == NULL ? "cpu" : options->tp->devices) &&
+                put_text(orders->cpu_isa, sizeof orders->cpu_isa,
                          options->cpu_isa == NULL ? "auto" : options->cpu_isa) &&
                 put_text(orders->weights_cache, sizeof orders->weights_cache,
                          orders->has_cache ? options->weights_cache : "") &&
@@ -302,12 +393,6 @@ static fg_status check_size(const fg_engine_options *options, fg_error *err)
 {
     const fg_hparams *h = options->hparams;
     uint32_t size = options->tp->size;
-    if (!fg_device_kind_is_host(options->device)) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "several ranks (--tensor-parallel-size %u) are computed by CPUs only, not "
-                       "yet by --device %s",
-                       size, options->device);
-    }
     uint32_t least = h->embedding_length < h->ffn_length ? h->embedding_length : h->ffn_length;
     least = least < h->vocab_size ? least : h->vocab_size;
     uint32_t most = least / FG_TP_PANEL < h->kv_head_count ? least / FG_TP_PANEL : h->kv_head_count;
@@ -316,8 +401,8 @@ static fg_status check_size(const fg_engine_options *options, fg_error *err)
         return fg_fail(
             err, FG_BAD_INPUT,
             "--tensor-parallel-size %u: at most %u can share this model, which has %u KV "
-            "heads",
-            size, most, h->kv_head_count);
+            "heads and %u columns",
+            size, most == 0 ? 1 : most, h->kv_head_count, least);
     }
     return FG_OK;
 }
@@ -429,8 +514,8 @@ fg_status fg_tp_wait_ready(fg_tp *tp, fg_error *err)
             }
         }
         if (atomic_load(&slot->state) == FG_TP_FAILED) {
-            return fg_fail(err, FG_AGAIN, "rank %u: %.*s", rank, (int)sizeof slot->why - 1,
-                           slot->why);
+            return fg_fail(err, (fg_status)slot->status, "rank %u: %.*s", rank,
+                           (int)sizeof slot->why - 1, slot->why);
         }
     }
     atomic_store(&tp->region->slots[0].sleeps, 0);

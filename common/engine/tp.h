@@ -25,9 +25,10 @@ typedef struct fg_tp fg_tp;
 
 enum {
     FG_TP_RANKS_MAX = 16,
-    FG_TP_TILE_ROWS = 256, /* most rows that pass a layer together */
-    FG_TP_HEAD_ROWS = 16,  /* most rows of logits at a time */
-    FG_TP_PANEL = 16,      /* outputs are cut in such units where there are enough */
+    FG_TP_TILE_ROWS = 256, /* most rows that pass a layer together on a CPU */
+    FG_TP_LIST_MAX = 1024,
+    FG_TP_HEAD_ROWS = 16, /* most rows of logits at a time */
+    FG_TP_PANEL = 16,     /* outputs are cut in such units where there are enough */
 };
 
 /* Has a child process call fg_tp_follow with these descriptors, or others of the same files (arena_fd -1: none is needed);
@@ -36,9 +37,10 @@ typedef fg_status (*fg_tp_start_fn)(void *ctx, uint32_t rank, int region_fd, int
                                     pid_t *pid_out, fg_error *err);
 
 /* What fg_engine_options.tp says. fg_engine_options.arena is memory that fg_shared_find knows then, `thread_count` are
- * each rank's and `places` those of all, rank by rank; the weights are a file's. */
+ * each rank's and `places` those of all, rank by rank; the weights are a file's, and `device` is rank 0's. */
 typedef struct fg_tp_options {
     uint32_t size;                      /* ranks; 0 or 1: the engine alone */
+    const char *devices;                /* of all ranks, as fg_tp_device takes them; NULL: CPUs */
     const fg_core_share_options *share; /* NULL, or how each rank shares the cores with others */
     fg_tp_start_fn start;               /* NULL: this program again, as fg_tp_follow_main */
     void *ctx;
@@ -58,6 +60,9 @@ typedef struct fg_tp_memory {
     uint32_t *row_ids;   /* of rows with a choice after them */
     uint32_t *kinds;     /* fg_head_kind of each part of these */
     float *residual;
+    /* What ranks with KV blocks of their own copy and digest, FG_TP_LIST_MAX at a time. */
+    fg_step_copy *copies;
+    fg_step_digest *digests;
     /* Per row of a tile. */
     float *attended, *hidden;
     /* Per row of a part of the head. */
@@ -66,9 +71,17 @@ typedef struct fg_tp_memory {
     float *tops[FG_TP_RANKS_MAX];
 } fg_tp_memory;
 
+/* What the ranks do next: run rows, or do the copies, or the digests. */
 typedef struct fg_tp_step {
     uint32_t rows, head_rows;
+    uint32_t copies, digests;
 } fg_tp_step;
+
+/* Which device of "cpu", "cuda", "cuda:N" (rank 0's, the others have those after it) or "cuda:2,cuda:0,..." (one for each
+ * rank) is a rank's. FG_BAD_INPUT: not as many as there are ranks. */
+enum { FG_TP_DEVICE_MAX = 64 };
+fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
+                       char device_out[FG_TP_DEVICE_MAX], fg_error *err);
 
 /* --- rank 0 --- */
 
@@ -94,6 +107,8 @@ int fg_tp_follow_main(int argc, const char *const *argv);
 uint32_t fg_tp_size(const fg_tp *tp);
 uint32_t fg_tp_rank(const fg_tp *tp);
 const fg_tp_memory *fg_tp_memory_of(const fg_tp *tp);
+/* All that is shared, which a device may want to pin. */
+const fg_shared *fg_tp_shared(const fg_tp *tp);
 
 /* This rank's part, in whole units but for the last rank's; of fewer units than ranks some have nothing. */
 fg_tp_part fg_tp_part_of(const fg_tp *tp, uint32_t count, uint32_t unit);
@@ -103,12 +118,15 @@ void fg_tp_meet(fg_tp *tp);
 
 /* Columns of rows that every rank has a part of. */
 typedef struct fg_tp_columns {
-    float *all;       /* of fg_tp_memory */
+    float *common;    /* [rows][columns] of fg_tp_memory */
+    float *all;       /* where operations want them; NULL: there. Else a device's own memory */
     uint32_t columns; /* of all */
     fg_tp_part part;
-    const float *own; /* [rows][part.count]; NULL: they are in their place already */
+    const float *own; /* [rows][part.count]; NULL: they are in their place in `all`, or there */
+    bool for_host;    /* only in `common` all are wanted */
 } fg_tp_columns;
-/* Puts this rank's columns in their place, and returns when all ranks have done so. */
+/* Puts this rank's columns in their place, and returns when all ranks have done so; in a device's memory they are when
+ * its stream has come so far. */
 void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows);
 
 #endif

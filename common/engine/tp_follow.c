@@ -19,6 +19,7 @@ typedef struct follower {
     fg_weights *weights;
     fg_hparams hparams;
     fg_core_share *share;
+    char device[FG_TP_DEVICE_MAX];
     fg_forward *forward;
 } follower;
 
@@ -92,7 +93,13 @@ static void open_share(follower *f)
 static fg_status open_forward(follower *f, fg_error *err)
 {
     const fg_tp_orders *orders = &f->tp.region->orders;
+    fg_status status = fg_tp_device(orders->devices, f->tp.size, f->tp.rank, f->device, err);
+    if (status != FG_OK) {
+        return status;
+    }
     fg_engine_options options = {
+        .device = f->device,
+        .arena_is_shared = orders->arena_is_shared,
         .weights = f->weights,
         .hparams = &f->hparams,
         .layout = orders->layout,
@@ -174,6 +181,7 @@ int fg_tp_follow(int region_fd, int arena_fd, uint32_t rank)
         fg_tp_tell(&f.tp, &slot->state, FG_TP_READY);
         run_steps(&f);
     } else {
+        slot->status = (uint32_t)status;
         snprintf(slot->why, sizeof slot->why, "%s", err.text);
         fg_tp_tell(&f.tp, &slot->state, FG_TP_FAILED);
     }

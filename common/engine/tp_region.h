@@ -28,7 +28,8 @@ typedef struct fg_tp_orders {
     int64_t model_modified_ns;
     char process[FG_TP_WORD_MAX]; /* who speaks in the log */
     fg_digest128 fingerprint;
-    bool has_fingerprint, has_cache, has_places, has_share;
+    bool has_fingerprint, has_cache, has_places, has_share, arena_is_shared;
+    char devices[FG_TP_WORD_MAX];
     char weights_cache[FG_TP_PATH_MAX];
     char cpu_isa[FG_TP_WORD_MAX];
     uint32_t thread_count;
@@ -42,6 +43,7 @@ typedef struct fg_tp_orders {
     fg_engine_limits limits;
     /* Of the model, for the sizes of what follows. */
     uint32_t embedding_length, q_columns, ffn_length, vocab_size;
+    uint32_t tile_rows;
 } fg_tp_orders;
 
 typedef enum fg_tp_state { FG_TP_LOADS, FG_TP_READY, FG_TP_FAILED } fg_tp_state;
@@ -50,6 +52,7 @@ typedef struct fg_tp_slot {
     _Alignas(64) _Atomic uint32_t met; /* how often it has met the others */
     _Atomic uint32_t sleeps;
     _Atomic uint32_t state; /* fg_tp_state */
+    uint32_t status;        /* fg_status, of one that failed */
     char why[FG_ERROR_TEXT_MAX];
 } fg_tp_slot;
 

@@ -167,6 +167,15 @@ static void device_copy(fg_device_stream *stream, void *target, const void *sour
     stream->sequence++;
 }
 
+static void device_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
+{
+    for (size_t row = 0; row < copy->rows; row++) {
+        memcpy((uint8_t *)copy->target + row * copy->target_stride,
+               (const uint8_t *)copy->source + row * copy->source_stride, copy->row_bytes);
+    }
+    stream->sequence++;
+}
+
 static fg_device_event device_event_record(fg_device_stream *stream)
 {
     return (fg_device_event){ .sequence = stream->sequence };
@@ -220,6 +229,7 @@ const fg_backend fg_cpu_backend = {
     .stream_open = device_stream_open,
     .stream_close = device_stream_close,
     .copy = device_copy,
+    .copy_rows = device_copy_rows,
     .event_record = device_event_record,
     .event_wait = device_event_wait,
     .share_work = device_share_work,

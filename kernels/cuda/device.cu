@@ -400,6 +400,16 @@ static void stream_copy(fg_device_stream *stream, void *target, const void *sour
                  "copying");
 }
 
+static void stream_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
+{
+    fg_gpu_use(stream->device);
+    stream->sequence++;
+    fg_gpu_check(cudaMemcpy2DAsync(copy->target, copy->target_stride, copy->source,
+                                   copy->source_stride, copy->row_bytes, copy->rows,
+                                   cudaMemcpyDefault, stream->stream),
+                 "copying rows");
+}
+
 static fg_device_event event_record(fg_device_stream *stream)
 {
     fg_gpu_use(stream->device);
@@ -483,6 +493,7 @@ const fg_backend backend = {
     .stream_open = stream_open,
     .stream_close = stream_close,
     .copy = stream_copy,
+    .copy_rows = stream_copy_rows,
     .event_record = event_record,
     .event_wait = event_wait,
     .share_work = share_work,

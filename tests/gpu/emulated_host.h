@@ -201,6 +201,8 @@ inline const char *cudaGetErrorName(cudaError_t error)
         return "cudaSuccess";
     case cudaErrorInvalidValue:
         return "cudaErrorInvalidValue";
+    case cudaErrorInvalidPitchValue:
+        return "cudaErrorInvalidPitchValue";
     case cudaErrorMemoryAllocation:
         return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidConfiguration:
@@ -442,6 +444,35 @@ inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size
         error = fg_emu_copy_check(memory, target, source, size, kind);
         if (error == cudaSuccess) {
             fg_emu_do(stream, [=]() { memmove(target, source, size); });
+        }
+    }
+    return fg_emu_return(error);
+}
+
+inline cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source,
+                                     size_t source_pitch, size_t width, size_t height,
+                                     cudaMemcpyKind kind, cudaStream_t stream = nullptr)
+{
+    fg_emu_memory &memory = fg_emu_memory_get();
+    std::lock_guard<std::recursive_mutex> guard(memory.lock);
+    cudaError_t error = fg_emu_implicit(memory, stream);
+    if (error == cudaSuccess && (width > target_pitch || width > source_pitch)) {
+        error = cudaErrorInvalidPitchValue;
+    }
+    if (error == cudaSuccess && width != 0 && height != 0) {
+        error = fg_emu_copy_check(memory, target, source, 1, kind);
+        error = error != cudaSuccess
+                    ? error
+                    : fg_emu_copy_check(memory, (char *)target + (height - 1) * target_pitch,
+                                        (const char *)source + (height - 1) * source_pitch, width,
+                                        kind);
+        if (error == cudaSuccess) {
+            fg_emu_do(stream, [=]() {
+                for (size_t row = 0; row < height; row++) {
+                    memmove((char *)target + row * target_pitch,
+                            (const char *)source + row * source_pitch, width);
+                }
+            });
         }
     }
     return fg_emu_return(error);

@@ -133,6 +133,7 @@ constexpr int warpSize = 32;
 typedef enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
+    cudaErrorInvalidPitchValue = 12,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidMemcpyDirection = 21,

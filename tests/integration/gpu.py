@@ -25,6 +25,9 @@ ALONE = ["--prefix-cache", "off", "--overlap", "off", "--speculate", "off"]
 CLASS = re.compile(r"\bclass=(cuda-sm\d+/g\d+/kv-bf16/tp1)$")
 OTHER_CLASS = re.compile(r"numerics class (\S+), the workers that are here have (\S+): answers would differ")
 ON_CPU = ["--device", "cpu", "--kv-dtype", "bf16"]
+# Two processes that compute together: a device each, which may be the same.
+DEVICES = "the device twice"
+TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2"]
 P1D1, P2D2 = dict(prefill=1, decode=1), dict(prefill=2, decode=2)
 
 
@@ -73,6 +76,10 @@ REFUSED = [
     ("int8 keys", ["--kv-dtype", "int8"], {}, ["--kv-dtype int8", "bf16"]),
     ("f16 keys", ["--kv-dtype", "f16"], {}, ["--kv-dtype f16", "bf16"]),
     ("small blocks", ["--block-size", 8], {}, ["--block-size 8", "16"]),
+    ("two processes, one of them without a device", ["--device", "cuda:98,cuda:99", "--tensor-parallel-size", 2], {},
+     ["cuda:9", "the last is cuda:"]),
+    ("two processes, three devices", ["--device", "cuda:0,cuda:0,cuda:0", "--tensor-parallel-size", 2], {},
+     ["one device for each of 2"]),
 ]
 
 
@@ -197,12 +204,22 @@ ROWS = [
     row("1P+1D, small pools, swap, guesses", *SMALL, "--draft-length", "fixed", *TIER, "--preemption", "swap", grow=True,
         moved=SWAPPED, **P1D1),
     row("2P+2D over tcp", moved=PUSHED, transport="tcp", **P2D2),
+    row("two processes on one device", *TWICE),
+    row("two processes, small pool, swap", *TWICE, *SMALL, "--preemption", "swap", *TIER, grow=True, moved=SWAPPED),
+    row("1P+1D, two processes to one over shm", "--local-prefill-tokens", 0, moved=PUSHED, transport="shm",
+        role_flags={"prefill": TWICE}, **P1D1),
+    row("1P+1D, one process to two over tcp", "--local-prefill-tokens", 0, moved=PUSHED, transport="tcp",
+        role_flags={"decode": TWICE}, **P1D1),
 ]
 
 
 def in_row(suite, model, requests, want, what):
-    more = [] if what["shape"].get("standalone") else ["--status-port", "0"]
-    with suite.cluster(model=model, flags=[*what["flags"], *more], **what["shape"]) as cluster:
+    def named(flags):
+        return [",".join([device()] * 2) if flag == DEVICES else flag for flag in flags]
+    shape = {**what["shape"], "role_flags": {role: named(flags)
+                                             for role, flags in what["shape"].get("role_flags", {}).items()}}
+    more = [] if shape.get("standalone") else ["--status-port", "0"]
+    with suite.cluster(model=model, flags=[*named(what["flags"]), *more], **shape) as cluster:
         for turn in range(what["again"]):
             have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
             assert_same(requests, want, have, f"differ from those given alone, turn {turn + 1}")
@@ -321,7 +338,7 @@ MADE = [("made Llama", "smollm2-135m", "q4_k_m", "q4_k_m", 2), ("made Qwen2", "q
 
 
 # In emulation, without --full.
-SHORT = ["all at once", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
+SHORT = ["all at once", "two processes on one device", "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
 
 
 def skipped(why):

@@ -281,6 +281,14 @@ static void apart_copy(fg_device_stream *stream, void *target, const void *sourc
     close_region(stream->device);
 }
 
+static void apart_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
+{
+    FG_ASSERT(stream->recording == NULL);
+    open_region(stream->device);
+    fg_cpu_backend.copy_rows(stream->cpu, copy);
+    close_region(stream->device);
+}
+
 static fg_device_event apart_event_record(fg_device_stream *stream)
 {
     FG_ASSERT(stream->recording == NULL);
@@ -602,6 +610,7 @@ static const fg_backend apart = {
     .stream_open = apart_stream_open,
     .stream_close = apart_stream_close,
     .copy = apart_copy,
+    .copy_rows = apart_copy_rows,
     .event_record = apart_event_record,
     .event_wait = apart_event_wait,
     .share_work = apart_share_work,

@@ -16,7 +16,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
 
-enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, BLOCKS = SEQS * CONTEXT / 16 };
+enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, APART_ROWS = 120, BLOCKS = SEQS * CONTEXT / 16 };
 
 /* Which allocation of a rank is to fail; 0: none. */
 static uint64_t rank_fault;
@@ -47,18 +47,31 @@ static void write_model(const fg_tiny_llama *model, char *path)
     free(bytes);
 }
 
-static fg_status open_with(const char *path, uint32_t ranks, uint32_t threads, fg_runner *runner,
-                           fg_error *err)
+/* `apart`: on devices with memory of their own, whose operations are the CPU's. */
+static fg_status open_on(bool apart, const char *path, uint32_t ranks, uint32_t threads,
+                         fg_runner *runner, fg_error *err)
 {
-    const fg_tp_options tp = { .size = ranks, .start = start_child };
+    static const char *const devices[] = { "cuda:0", "cuda:0", "cuda:0,cuda:0",
+                                           "cuda:0,cuda:0,cuda:0" };
+    setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
+    const fg_tp_options tp = { .size = ranks,
+                               .start = start_child,
+                               .devices = apart ? devices[ranks] : NULL };
     fg_runner_options options = { .path = path,
                                   .context_max = CONTEXT,
                                   .seqs_max = SEQS,
-                                  .step_tokens_max = STEP_ROWS,
+                                  .step_tokens_max = apart ? APART_ROWS : STEP_ROWS,
                                   .thread_count = threads,
-                                  .kv_dtype = FG_DTYPE_AUTO,
+                                  .kv_dtype = FG_BF16,
+                                  .device = apart ? "cuda:0" : NULL,
                                   .tp = &tp };
     return fg_runner_open(&options, runner, err);
+}
+
+static fg_status open_with(const char *path, uint32_t ranks, uint32_t threads, fg_runner *runner,
+                           fg_error *err)
+{
+    return open_on(false, path, ranks, threads, runner, err);
 }
 
 typedef struct pair {
@@ -66,11 +79,13 @@ typedef struct pair {
     fg_runner runners[2]; /* one process, and several */
 } pair;
 
-static void open_pair(const fg_tiny_llama *model, uint32_t ranks, uint32_t threads, pair *p)
+static void open_pair(const fg_tiny_llama *model, bool apart, uint32_t ranks, uint32_t threads,
+                      pair *p)
 {
     fg_error err = { 0 };
     write_model(model, p->path);
-    cr_assert_eq(open_with(p->path, ranks, threads, &p->runners[1], &err), FG_OK, "%s", err.text);
+    cr_assert_eq(open_on(apart, p->path, ranks, threads, &p->runners[1], &err), FG_OK, "%s",
+                 err.text);
     cr_assert_eq(fg_engine_started(p->runners[1].engine).rank_count, ranks);
     cr_assert_eq(open_with(p->path, 1, threads, &p->runners[0], &err), FG_OK, "%s", err.text);
 }
@@ -86,7 +101,7 @@ static void close_pair(pair *p)
 /* What a step's items are to do beyond running their tokens. */
 typedef struct wish {
     const char *name;
-    uint32_t seqs, each; /* sequences, tokens of each */
+    uint32_t seqs, each; /* sequences, tokens of each; 0: as many as a step may have */
     bool sample, digest, logits, rows;
     float temperature;
 } wish;
@@ -98,8 +113,8 @@ static const wish wishes[] = {
     { "many rows, greedy", SEQS, 1, .sample = true },
     { "many rows, drawn", SEQS, 2, .sample = true, .temperature = 0.8f },
     { "many rows, seen", SEQS, 1, .sample = true, .digest = true },
-    { "prompts in two tiles", SEQS, STEP_ROWS / SEQS, .sample = true, .digest = true },
-    { "prompts without choices", SEQS, STEP_ROWS / SEQS, .sample = false },
+    { "prompts in two tiles", SEQS, 0, .sample = true, .digest = true },
+    { "prompts without choices", SEQS, 0, .sample = false },
     { "several choices each", 5, 9, .sample = true, .rows = true },
     { "several choices each, seen", 5, 9, .sample = true, .rows = true, .digest = true },
     { "logits", 3, 4, .sample = true, .logits = true },
@@ -172,26 +187,35 @@ static void run_both(pair *p, const wish *w, const uint32_t *tokens, uint32_t po
 static const struct {
     const char *name;
     uint32_t ranks, threads;
+    bool apart; /* several devices against one CPU */
     fg_tiny_llama model;
 } models[] = {
-    { "llama f32 by 2", 2, 1, { .seed = 1, .weight_type = FG_F32 } },
-    { "llama bf16 by 2, two threads each", 2, 2, { .seed = 2, .weight_type = FG_BF16 } },
+    { "llama f32 by 2", 2, 1, false, { .seed = 1, .weight_type = FG_F32 } },
+    { "llama bf16 by 2, two threads each", 2, 2, false, { .seed = 2, .weight_type = FG_BF16 } },
     { "llama q8_0 by 3, unevenly",
       3,
       1,
+      false,
       { .seed = 3, .weight_type = FG_Q8_0, .head_count = 10, .kv_head_count = 5, .head_dim = 32 } },
-    { "llama q4_k by 2", 2, 1, { .seed = 4, .weight_type = FG_Q4_K, .separate_output = true } },
+    { "llama q4_k by 2",
+      2,
+      1,
+      false,
+      { .seed = 4, .weight_type = FG_Q4_K, .separate_output = true } },
     { "qwen2 q4_0 by 2: biases",
       2,
       1,
+      false,
       { .seed = 5, .weight_type = FG_Q4_0, .arch = FG_TINY_QWEN2 } },
     { "qwen3 q8_0 by 2: norms of heads",
       2,
       1,
+      false,
       { .seed = 6, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN3 } },
     { "llama f32 by 4: heads in the middle of panels",
       4,
       1,
+      false,
       { .seed = 7,
         .weight_type = FG_F32,
         .head_count = 4,
@@ -199,6 +223,17 @@ static const struct {
         .head_dim = 8,
         .ffn_length = 172,
         .embedding_length = 64 } },
+    { "llama q8_0 by 2 devices", 2, 1, true, { .seed = 12, .weight_type = FG_Q8_0 } },
+    { "qwen2 bf16 by 3 devices, unevenly",
+      3,
+      1,
+      true,
+      { .seed = 13,
+        .weight_type = FG_BF16,
+        .arch = FG_TINY_QWEN2,
+        .head_count = 10,
+        .kv_head_count = 5,
+        .head_dim = 32 } },
 };
 
 Test(engine_ranks, many_processes_give_the_bits_of_one)
@@ -206,20 +241,22 @@ Test(engine_ranks, many_processes_give_the_bits_of_one)
     static uint32_t tokens[SEQS * CONTEXT];
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         pair p;
-        open_pair(&models[m].model, models[m].ranks, models[m].threads, &p);
+        open_pair(&models[m].model, models[m].apart, models[m].ranks, models[m].threads, &p);
         for (uint32_t i = 0; i < SEQS * CONTEXT; i++) {
             tokens[i] = (uint32_t)(fg_hash_mix(m * 100000 + i) % p.runners[0].hparams.vocab_size);
         }
         uint32_t position = 0;
-        for (size_t w = 0; w < sizeof wishes / sizeof wishes[0]; w++) {
-            const wish all = { .name = "what comes before", .seqs = SEQS, .each = wishes[w].each };
-            bool room = position + wishes[w].each <= CONTEXT;
-            position = room ? position : 0;
-            run_both(&p, &wishes[w], tokens, position, models[m].name);
-            if (wishes[w].seqs < SEQS) {
+        for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
+            wish w = wishes[i];
+            uint32_t most = (models[m].apart ? APART_ROWS : STEP_ROWS) / SEQS;
+            w.each = w.each == 0 || w.each > most ? most : w.each;
+            const wish all = { .name = "what comes before", .seqs = SEQS, .each = w.each };
+            position = position + w.each <= CONTEXT ? position : 0;
+            run_both(&p, &w, tokens, position, models[m].name);
+            if (w.seqs < SEQS) {
                 run_both(&p, &all, tokens, position, models[m].name);
             }
-            position += wishes[w].each;
+            position += w.each;
         }
         close_pair(&p);
     }
