@@ -449,6 +449,7 @@ static fg_status start_ranks(fg_tp *tp, const fg_tp_options *options, fg_error *
             return status;
         }
         tp->started++;
+        fg_info("engine", "event=rank_started rank=%u pid=%d", rank, (int)tp->pids[rank]);
     }
     return FG_OK;
 }

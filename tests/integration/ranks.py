@@ -92,10 +92,13 @@ def in_way(suite, model, requests, want, flags, ranks, transport, moved):
 
 # --- lives ---------------------------------------------------------------------------------------
 
-def ranks_of(process):
+def ranks_of(process, count):
     """Process ids of a worker's other ranks, as its log names them."""
-    log = pathlib.Path(process.log_path).read_text(encoding="utf-8", errors="replace")
-    return [int(pid) for pid in re.findall(r"event=rank_started rank=\d+ pid=(\d+)", log)]
+    def named():
+        log = pathlib.Path(process.log_path).read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"event=rank_started rank=\d+ pid=(\d+)", log)
+        return [int(pid) for pid in found] if len(found) == count else None
+    return wait_for(f"{count} ranks in the log", named)
 
 
 def lives(pid):
@@ -117,7 +120,7 @@ def rank_dies(suite, requests, want):
                 if name is not None:
                     victim = cluster.workers[name]
                     cluster.killed.add(victim)
-                    os.kill(ranks_of(victim)[0], signal.SIGKILL)
+                    os.kill(ranks_of(victim, 1)[0], signal.SIGKILL)
         stream.connection.close()
         have = {"ids": stream.ids, "digests": stream.digests, "text": stream.text, "finish": stream.finish}
         assert_same([body], [want], [have], "differ from the one given alone")
@@ -133,8 +136,8 @@ def rank_dies(suite, requests, want):
 def worker_dies(suite):
     """However a worker ends, no rank of it stays."""
     with suite.cluster(model=suite.stories(), standalone=True, flags=[*POOL, *by(4)]) as cluster:
-        others = ranks_of(cluster.router)
-        assert len(others) == 3 and all(map(lives, others)), others
+        others = ranks_of(cluster.router, 3)
+        assert all(map(lives, others)), others
         cluster.killed.add(cluster.router)
         cluster.router.signal(signal.SIGKILL)
         cluster.router.wait()
@@ -145,7 +148,7 @@ def worker_dies(suite):
 def signals(suite, request, want):
     """What a terminal or a supervisor sends to all processes: the ranks leave it to their worker, which drains."""
     with suite.cluster(model=suite.stories(), standalone=True, flags=[*POOL, *by(2)]) as cluster:
-        other, = ranks_of(cluster.router)
+        other, = ranks_of(cluster.router, 1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(other, number)
         have = answer_of(cluster.port, request)
@@ -165,7 +168,7 @@ def signals(suite, request, want):
 def stopped(suite, request, want):
     """A rank that is stopped for a moment costs that moment."""
     with suite.cluster(model=suite.stories(), standalone=True, flags=[*POOL, *by(2)]) as cluster:
-        other, = ranks_of(cluster.router)
+        other, = ranks_of(cluster.router, 1)
         stream = Stream(cluster.port, "/v1/completions", {**request, "max_tokens": 300, "logits_digest": True})
         was_stopped = False
         for _ in stream.chunks():
