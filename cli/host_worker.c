@@ -316,11 +316,13 @@ static void register_thread_metrics(fg_host_worker *host, fg_metrics *metrics)
 
 static void count_threads(fg_host_worker *host)
 {
+    fg_engine_start started = fg_engine_started(host->engine);
     if (host->share == NULL) {
-        fg_metric_set(host->threads, fg_engine_started(host->engine).thread_count);
+        fg_metric_set(host->threads, started.thread_count * started.rank_count);
         return;
     }
-    fg_metric_set(host->threads, fg_core_share_last_width(host->share));
+    /* Other ranks share the cores as this one does. */
+    fg_metric_set(host->threads, fg_core_share_last_width(host->share) * started.rank_count);
     uint64_t shared_steps = fg_core_share_shared_steps(host->share);
     fg_metric_add(host->shared_steps, (double)(shared_steps - host->counted_shared_steps));
     host->counted_shared_steps = shared_steps;
