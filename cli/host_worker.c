@@ -332,6 +332,7 @@ static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
     fg_worker_tick(host->worker);
+    fg_engine_look(host->engine);
     fg_spans_flush(host->spans);
     uint64_t now_ns = fg_clock_now_ns(&host->clock);
     if (fg_worker_joined(host->worker)) {

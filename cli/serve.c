@@ -134,7 +134,15 @@ static void warn_of_network(const fg_serve_config *config)
  * serves all the same. */
 static void warn_of_unused(const fg_serve_config *config)
 {
-    if (config->mode == FG_MODE_ROUTER || fg_device_kind_is_host(config->device)) {
+    if (config->mode == FG_MODE_ROUTER) {
+        return;
+    }
+    if (fg_device_kind_is_host(config->device)) {
+        if (config->kv_zero_copy == FG_ON && config->tensor_parallel_size > 1) {
+            fg_warn("serve",
+                    "event=flag_without_effect flag=--kv-zero-copy why=\"several processes "
+                    "compute here, which do not reach into another worker's memory\"");
+        }
         return;
     }
     bool cache =
@@ -159,23 +167,20 @@ static void warn_of_unused(const fg_serve_config *config)
     }
 }
 
-/* Whether there is a device for every process that computes. */
+/* The first process's device, which must be there; the others look for theirs. */
 static fg_status check_devices(serve *s, fg_error *err)
 {
     fg_serve_config *config = &s->config;
-    uint32_t ranks = config->tensor_parallel_size;
-    fg_status status = FG_OK;
+    fg_device_info info;
     config->devices = config->device;
-    for (uint32_t rank = ranks; rank-- > 0 && status == FG_OK;) {
-        fg_device_info info;
-        status = fg_tp_device(config->devices, ranks, rank, s->device, err);
-        if (status == FG_OK && config->mode != FG_MODE_ROUTER &&
-            !fg_device_kind_is_host(s->device)) {
-            status = fg_device_describe(s->device, &info, err);
-        }
-    }
+    fg_status status =
+        fg_tp_device(config->devices, config->tensor_parallel_size, 0, s->device, err);
     config->device = s->device;
-    return status;
+    if (status != FG_OK || config->mode == FG_MODE_ROUTER ||
+        fg_device_kind_is_host(config->device)) {
+        return status;
+    }
+    return fg_device_describe(config->device, &info, err);
 }
 
 static fg_status check_config(serve *s, fg_error *err)

@@ -17,9 +17,19 @@ void fg_log_set_level(fg_log_level level)
     atomic_store(&log_level, (int)level);
 }
 
+fg_log_level fg_log_get_level(void)
+{
+    return (fg_log_level)atomic_load(&log_level);
+}
+
 void fg_log_set_process(const char *name)
 {
     snprintf(log_process, sizeof log_process, "%s", name);
+}
+
+const char *fg_log_process(void)
+{
+    return log_process;
 }
 
 /* Writes a whole line, or drops and counts it: a pipe that nobody reads must not stop a loop. A pipe that

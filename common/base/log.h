@@ -16,8 +16,10 @@ typedef enum fg_log_level {
 } fg_log_level;
 
 void fg_log_set_level(fg_log_level level);
+fg_log_level fg_log_get_level(void);
 /* Who speaks: the worker's name, put in front of each line as `proc=`. Copied. */
 void fg_log_set_process(const char *name);
+const char *fg_log_process(void);
 
 /* fg_log(FG_LOG_INFO, "dispatch", "req=%s placed prefill=%s", ...): text is `key=value` pairs. */
 void fg_log(fg_log_level level, const char *module, const char *format, ...)

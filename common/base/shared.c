@@ -43,8 +43,12 @@ fg_status fg_shared_create(size_t size_bytes, bool commit, fg_shared *shared_out
         return fg_fail(err, FG_AGAIN, "no shared memory: %s", strerror(errno));
     }
     int failed = ftruncate(fd, (off_t)size_bytes) != 0 ? errno : 0;
-    if (failed == 0 && commit) {
+    while (failed == 0 && commit) {
         failed = posix_fallocate(fd, 0, (off_t)size_bytes);
+        if (failed != EINTR) {
+            break;
+        }
+        failed = 0;
     }
     if (failed != 0) {
         close(fd);

@@ -223,6 +223,13 @@ fg_engine_start fg_engine_started(const fg_engine *engine)
     return engine->start;
 }
 
+void fg_engine_look(fg_engine *engine)
+{
+    if (engine->ops->look != NULL) {
+        engine->ops->look(engine);
+    }
+}
+
 const char *fg_engine_numerics_class(const fg_engine *engine)
 {
     return engine->numerics_class;

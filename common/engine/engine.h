@@ -146,6 +146,9 @@ fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 /* The oldest step in flight once it has ended, its *_out fields filled; NULL when none has. */
 fg_step *fg_engine_poll(fg_engine *engine);
 
+/* Now and then, also while no step runs: ends this process where another one that it computes with has ended. */
+void fg_engine_look(fg_engine *engine);
+
 /* "cpu/k6/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
  * equal inside one class; the CPU's instruction sets all give the same ones and are not named, and so does any
  * number of ranks, which all are tp1. */
@@ -169,6 +172,7 @@ typedef struct fg_engine_ops {
     fg_status (*begin)(fg_engine *engine, fg_step *step, fg_error *err);
     fg_step *(*poll)(fg_engine *engine);
     void (*close)(fg_engine *engine);
+    void (*look)(fg_engine *engine); /* NULL: there is nothing to look at */
 } fg_engine_ops;
 struct fg_engine {
     const fg_engine_ops *ops;

@@ -136,12 +136,19 @@ static fg_status open_ranks(model_engine *engine, const fg_engine_options *optio
         status = fg_forward_create(options, engine->tp, &engine->forward, err);
     }
     if (status == FG_OK && several) {
-        status = fg_tp_wait_ready(engine->tp, err);
+        status = fg_tp_wait_ready(engine->tp,
+                                  fg_device_numerics(fg_forward_device(engine->forward)), err);
     }
     return status;
 }
 
+static void model_look(fg_engine *base)
+{
+    fg_tp_look(((model_engine *)base)->tp);
+}
+
 static const fg_engine_ops model_ops = {
+    .look = model_look,
     .begin = model_begin,
     .poll = model_poll,
     .close = model_close,

@@ -7,6 +7,8 @@
 #include "common/engine/forward_internal.h"
 
 enum { LAYER_MATRICES = 7 };
+/* For the rank that packs what all of them map: a large model on few cores. */
+enum { RANK_WAIT_MS = 30 * 60 * 1000 };
 
 /* The matrices of products, until the store has packed them: each, who wants to know where, and which outputs. */
 typedef struct panel_list {
@@ -132,17 +134,31 @@ static bool keeps_whole(const fg_engine_options *options, const panel_list *list
 static fg_status load_panels(fg_forward *forward, const fg_engine_options *options,
                              const panel_list *list, fg_error *err)
 {
-    fg_weight_store_options store = { .weights = options->weights,
-                                      .cache = cache_of(options),
-                                      .fingerprint = options->fingerprint,
-                                      .thread_count = options->thread_count };
     bool whole = keeps_whole(options, list);
-    for (uint32_t i = 0; i < list->count && !whole; i++) {
-        cut_rows(&list->sources[i].rows, list->parts[i]);
+    bool alone = forward->tp == NULL;
+    fg_weight_store_options store = {
+        .weights = options->weights,
+        .cache = whole ? cache_of(options) : "off",
+        .fingerprint = options->fingerprint,
+        /* Whoever packs has all ranks' cores, for they wait; and they end with their worker. */
+        .thread_count = options->thread_count * (whole ? fg_tp_size(forward->tp) : 1),
+        .wait_ms = alone ? 0 : RANK_WAIT_MS,
+        .only_file = whole && !alone
+    };
+    fg_status status = FG_CANCELLED;
+    if (whole) {
+        status = fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
     }
-    store.cache = whole ? store.cache : "off";
-    fg_status status =
-        fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
+    if (status == FG_CANCELLED) {
+        whole = false;
+        for (uint32_t i = 0; i < list->count; i++) {
+            cut_rows(&list->sources[i].rows, list->parts[i]);
+        }
+        store.cache = "off";
+        store.only_file = false;
+        store.thread_count = options->thread_count;
+        status = fg_weight_store_open(&store, list->sources, list->count, &forward->store, err);
+    }
     for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
         const fg_matrix *rows = &list->sources[i].rows;
         size_t panel_bytes = fg_panel_bytes(rows->type, rows->columns);

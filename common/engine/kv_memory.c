@@ -141,6 +141,7 @@ static void copy_out(const fg_kv_memory *memory, fg_step_copy *copy)
                block_at(memory, memory->mirror, copy->from), memory->block_bytes);
         copy->digest_out = hash_of(memory, memory->tier, copy->to);
     }
+    fg_tp_meet(memory->tp); /* the mirror's block may be written again */
 }
 
 /* What is hashed is what the model reads, or is copied from there to it. */

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -80,11 +81,12 @@ size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *mem
 
 /* --- waiting --- */
 
-/* No call of another process: the words are in memory that several map. */
-static void sleep_while(_Atomic uint32_t *word, uint32_t value, long most_ns)
+/* False: in all that time nothing happened. No call that is private to a process: the words are in memory that several map. */
+static bool sleep_while(_Atomic uint32_t *word, uint32_t value, long most_ns)
 {
     struct timespec wait = { .tv_nsec = most_ns };
-    syscall(SYS_futex, (void *)word, FUTEX_WAIT, value, &wait, NULL, 0);
+    long woken = syscall(SYS_futex, (void *)word, FUTEX_WAIT, value, &wait, NULL, 0);
+    return woken == 0 || errno != ETIMEDOUT;
 }
 
 void fg_tp_tell(fg_tp *tp, _Atomic uint32_t *word, uint32_t value)
@@ -162,8 +164,8 @@ void fg_tp_wait(fg_tp *tp, _Atomic uint32_t *word, uint32_t least, uint32_t rank
         if ((int32_t)(value - least) >= 0) {
             break;
         }
-        sleep_while(word, value, tp->rank == 0 ? LOOK_NS : SELDOM_NS);
-        if (!is_there(word, least)) {
+        bool woken = sleep_while(word, value, tp->rank == 0 ? LOOK_NS : SELDOM_NS);
+        if (!woken && !is_there(word, least)) {
             check_rank(tp, rank, looks++);
         }
     }
@@ -315,9 +317,11 @@ fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
         return FG_OK;
     }
     unsigned first = 0;
-    char more;
-    bool numbered =
-        sscanf(devices, "cuda:%9u%c", &first, &more) == 1 || strcmp(devices, "cuda") == 0;
+    bool numbered = strcmp(devices, "cuda") == 0;
+    if (strncmp(devices, "cuda:", 5) == 0 && devices[5] != '\0' && strlen(devices) < 5 + 6) {
+        numbered = devices[5 + strspn(devices + 5, "0123456789")] == '\0';
+        first = numbered ? (unsigned)strtoul(devices + 5, NULL, 10) : 0;
+    }
     if (numbered && size > 1) {
         snprintf(device_out, FG_TP_DEVICE_MAX, "cuda:%u", first + rank);
     } else {
@@ -375,6 +379,9 @@ static fg_status write_orders(const fg_engine_options *options, fg_tp_orders *or
     orders->vocab_size = h->vocab_size;
     orders->tile_rows =
         fg_device_kind_is_host(options->device) ? FG_TP_TILE_ROWS : options->limits.step_tokens_max;
+    orders->is_host = fg_device_kind_is_host(options->device);
+    orders->log_level = (int32_t)fg_log_get_level();
+    (void)put_text(orders->process, sizeof orders->process, fg_log_process());
     orders->arena_is_shared = options->arena_is_shared || options->tier_arena != NULL;
     orders->has_cache = options->weights_cache != NULL;
     bool fits = put_text(orders->devices, sizeof orders->devices,
@@ -417,7 +424,7 @@ static fg_status start_program(void *ctx, uint32_t rank, int region_fd, int aren
     int region = fcntl(region_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
     int arena = arena_fd < 0 ? region : fcntl(arena_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
     posix_spawn_file_actions_t actions;
-    int failed = posix_spawn_file_actions_init(&actions);
+    int failed = region < 0 || arena < 0 ? errno : posix_spawn_file_actions_init(&actions);
     if (failed == 0) {
         failed = posix_spawn_file_actions_adddup2(&actions, region, FG_TP_REGION_FD);
         failed = failed != 0 ? failed
@@ -468,7 +475,9 @@ fg_status fg_tp_lead(const fg_engine_options *options, fg_tp **tp_out, fg_error 
     }
     orders->arena = fg_shared_find(options->arena);
     if (orders->arena.kind == FG_SHARED_NONE) {
-        status = fg_fail(err, FG_BAD_INPUT, "the ranks cannot reach the KV blocks");
+        status = fg_fail(err, FG_BAD_INPUT,
+                         "the processes of --tensor-parallel-size cannot share the KV blocks that "
+                         "the link has taken: use --kv-transport tcp");
         goto free;
     }
     status = write_orders(options, orders, err);
@@ -502,25 +511,47 @@ free:
     return status;
 }
 
-fg_status fg_tp_wait_ready(fg_tp *tp, fg_error *err)
+static fg_status wait_for_one(const fg_tp *tp, uint32_t rank, const char *numerics, fg_error *err)
 {
-    atomic_store(&tp->region->slots[0].sleeps, 1);
-    for (uint32_t rank = 1; rank < tp->size; rank++) {
-        fg_tp_slot *slot = &tp->region->slots[rank];
-        /* A large model takes minutes to pack: only its end is waited for. */
-        while (atomic_load(&slot->state) == FG_TP_LOADS) {
-            sleep_while(&slot->state, FG_TP_LOADS, LOOK_NS);
-            if (atomic_load(&slot->state) == FG_TP_LOADS && has_ended(tp->pids[rank])) {
-                return fg_fail(err, FG_AGAIN, "rank %u ended while it loaded the model", rank);
-            }
-        }
-        if (atomic_load(&slot->state) == FG_TP_FAILED) {
-            return fg_fail(err, (fg_status)slot->status, "rank %u: %.*s", rank,
-                           (int)sizeof slot->why - 1, slot->why);
+    fg_tp_slot *slot = &tp->region->slots[rank];
+    /* A large model takes minutes to pack: only its end is waited for. */
+    while (atomic_load(&slot->state) == FG_TP_LOADS) {
+        sleep_while(&slot->state, FG_TP_LOADS, LOOK_NS);
+        if (atomic_load(&slot->state) == FG_TP_LOADS && has_ended(tp->pids[rank])) {
+            return fg_fail(err, FG_AGAIN, "rank %u ended while it loaded the model", rank);
         }
     }
-    atomic_store(&tp->region->slots[0].sleeps, 0);
+    if (atomic_load(&slot->state) == FG_TP_FAILED) {
+        return fg_fail(err, (fg_status)slot->status, "rank %u: %.*s", rank,
+                       (int)sizeof slot->why - 1, slot->why);
+    }
+    if (strncmp(slot->numerics, numerics, sizeof slot->numerics) != 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "rank %u computes as %.*s, rank 0 as %s: answers would be neither's; give "
+                       "all of them devices of one kind",
+                       rank, (int)sizeof slot->numerics - 1, slot->numerics, numerics);
+    }
     return FG_OK;
+}
+
+fg_status fg_tp_wait_ready(fg_tp *tp, const char *numerics, fg_error *err)
+{
+    fg_status status = FG_OK;
+    atomic_store(&tp->region->slots[0].sleeps, 1);
+    for (uint32_t rank = 1; rank < tp->size && status == FG_OK; rank++) {
+        status = wait_for_one(tp, rank, numerics, err);
+    }
+    atomic_store(&tp->region->slots[0].sleeps, 0);
+    return status;
+}
+
+void fg_tp_look(const fg_tp *tp)
+{
+    for (uint32_t rank = 1; tp != NULL && rank < tp->size; rank++) {
+        if (has_ended(tp->pids[rank])) {
+            give_up(tp, rank, "its process has ended");
+        }
+    }
 }
 
 void fg_tp_begin(fg_tp *tp, fg_tp_step step)
@@ -529,15 +560,18 @@ void fg_tp_begin(fg_tp *tp, fg_tp_step step)
     fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
 }
 
-/* Who does not end by itself is ended. */
-static void end_rank(pid_t pid)
+/* Who does not end by itself in `left_ms`, or still loads, is ended. */
+static void end_rank(const fg_tp *tp, uint32_t rank, int *left_ms)
 {
-    for (int waited_ms = 0; !has_ended(pid); waited_ms += END_LOOK_MS) {
-        if (waited_ms >= END_MS) {
+    pid_t pid = tp->pids[rank];
+    bool loads = atomic_load(&tp->region->slots[rank].state) == FG_TP_LOADS;
+    while (!has_ended(pid)) {
+        if (loads || *left_ms <= 0) {
             kill(pid, SIGKILL);
             break;
         }
         usleep(END_LOOK_MS * 1000);
+        *left_ms -= END_LOOK_MS;
     }
     waitpid(pid, NULL, 0);
 }
@@ -549,8 +583,9 @@ void fg_tp_close(fg_tp *tp)
     }
     atomic_store(&tp->region->stop, 1);
     fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
+    int left_ms = END_MS;
     for (uint32_t i = 1; i <= tp->started; i++) {
-        end_rank(tp->pids[i]);
+        end_rank(tp, i, &left_ms);
     }
     fg_shared_close(&tp->shared);
     fg_mem_free(tp);

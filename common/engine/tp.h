@@ -87,10 +87,12 @@ fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
 
 /* Starts the other ranks; they load while this one does. Called by the thread that closes, which lives as long. */
 fg_status fg_tp_lead(const fg_engine_options *options, fg_tp **tp_out, fg_error *err);
-/* Once all can run steps; or why one cannot. */
-fg_status fg_tp_wait_ready(fg_tp *tp, fg_error *err);
+/* Once all can run steps by the rules that rank 0's device has; or why one cannot. */
+fg_status fg_tp_wait_ready(fg_tp *tp, const char *numerics, fg_error *err);
 /* The other ranks end, and have ended. No step runs. NULL is fine. */
 void fg_tp_close(fg_tp *tp);
+/* Ends this process where another rank has ended; any thread, now and then. NULL is fine. */
+void fg_tp_look(const fg_tp *tp);
 /* Has the others run a step whose rows are in memory. */
 void fg_tp_begin(fg_tp *tp, fg_tp_step step);
 

@@ -26,7 +26,8 @@ typedef struct follower {
 static fg_status attach(follower *f, int region_fd, uint32_t rank, fg_error *err)
 {
     struct stat file;
-    if (fstat(region_fd, &file) != 0 || (size_t)file.st_size < sizeof(fg_tp_region)) {
+    if (fstat(region_fd, &file) != 0 || !S_ISREG(file.st_mode) ||
+        (size_t)file.st_size < sizeof(fg_tp_region)) {
         return fg_fail(err, FG_BAD_INPUT, "ranks are started by the process that needs them");
     }
     fg_shared_name name = { .kind = FG_SHARED_FILE, .id = region_fd };
@@ -36,10 +37,15 @@ static fg_status attach(follower *f, int region_fd, uint32_t rank, fg_error *err
     }
     fg_tp_region *region = f->tp.shared.memory;
     const fg_tp_orders *orders = &region->orders;
-    if (orders->magic != FG_TP_MAGIC || rank == 0 || rank >= orders->size ||
+    if (orders->magic != FG_TP_MAGIC || orders->size > FG_TP_RANKS_MAX || rank == 0 ||
+        rank >= orders->size ||
         fg_tp_lay_out(orders, region, &f->tp.memory) != f->tp.shared.size_bytes) {
         return fg_fail(err, FG_BAD_INPUT, "these are another program's ranks");
     }
+    char process[FG_TP_WORD_MAX + 32];
+    snprintf(process, sizeof process, "%.*s/rank-%u", FG_TP_WORD_MAX - 1, orders->process, rank);
+    fg_log_set_process(process);
+    fg_log_set_level((fg_log_level)orders->log_level);
     f->tp.region = region;
     f->tp.size = orders->size;
     f->tp.rank = rank;
@@ -96,6 +102,10 @@ static fg_status open_forward(follower *f, fg_error *err)
     fg_status status = fg_tp_device(orders->devices, f->tp.size, f->tp.rank, f->device, err);
     if (status != FG_OK) {
         return status;
+    }
+    if (fg_device_kind_is_host(f->device) != orders->is_host) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "%s: its work cannot be shared with another kind of device", f->device);
     }
     fg_engine_options options = {
         .device = f->device,
@@ -178,6 +188,8 @@ int fg_tp_follow(int region_fd, int arena_fd, uint32_t rank)
     fg_tp_slot *slot = &f.tp.region->slots[rank];
     status = load(&f, arena_fd, &err);
     if (status == FG_OK) {
+        snprintf(slot->numerics, sizeof slot->numerics, "%s",
+                 fg_device_numerics(fg_forward_device(f.forward)));
         fg_tp_tell(&f.tp, &slot->state, FG_TP_READY);
         run_steps(&f);
     } else {
@@ -198,8 +210,5 @@ int fg_tp_follow_main(int argc, const char *const *argv)
                 "forge rank: ranks are started by `forge serve --tensor-parallel-size N`\n");
         return 2;
     }
-    char name[32];
-    snprintf(name, sizeof name, "rank-%lu", rank);
-    fg_log_set_process(name);
     return fg_tp_follow(FG_TP_REGION_FD, FG_TP_ARENA_FD, (uint32_t)rank);
 }

@@ -26,7 +26,8 @@ typedef struct fg_tp_orders {
     char model[FG_TP_PATH_MAX];
     uint64_t model_bytes;
     int64_t model_modified_ns;
-    char process[FG_TP_WORD_MAX]; /* who speaks in the log */
+    char process[FG_TP_WORD_MAX]; /* who speaks in the log, and how much */
+    int32_t log_level;
     fg_digest128 fingerprint;
     bool has_fingerprint, has_cache, has_places, has_share, arena_is_shared;
     char devices[FG_TP_WORD_MAX];
@@ -44,6 +45,7 @@ typedef struct fg_tp_orders {
     /* Of the model, for the sizes of what follows. */
     uint32_t embedding_length, q_columns, ffn_length, vocab_size;
     uint32_t tile_rows;
+    bool is_host; /* operations use the host's memory, in all ranks */
 } fg_tp_orders;
 
 typedef enum fg_tp_state { FG_TP_LOADS, FG_TP_READY, FG_TP_FAILED } fg_tp_state;
@@ -53,6 +55,7 @@ typedef struct fg_tp_slot {
     _Atomic uint32_t sleeps;
     _Atomic uint32_t state; /* fg_tp_state */
     uint32_t status;        /* fg_status, of one that failed */
+    char numerics[64];      /* fg_device_numerics, of one that is ready */
     char why[FG_ERROR_TEXT_MAX];
 } fg_tp_slot;
 

@@ -377,6 +377,9 @@ static fg_status open_somehow(opening *open, fg_error *err)
             return FG_OK;
         }
     }
+    if (open->options->only_file) {
+        return fg_fail(err, FG_CANCELLED, "no file of packed weights is kept");
+    }
     return pack_in_memory(open, err);
 }
 

@@ -24,6 +24,7 @@ typedef struct fg_weight_store_options {
         *fingerprint; /* fg_weights_fingerprint, for who has it; NULL: it is computed */
     uint32_t thread_count;
     uint32_t wait_ms; /* for another process that packs the same; 0: as long as is sensible */
+    bool only_file;   /* FG_CANCELLED where none is kept, instead of packing into memory */
     /* NULL, or told on the caller's thread how far packing is. */
     void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *ctx;

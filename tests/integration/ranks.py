@@ -133,6 +133,15 @@ def rank_dies(suite, requests, want):
         return f"{victim.name} ended, {cluster.state()['recent'][0]['attempts']} attempts"
 
 
+def rank_dies_at_rest(suite):
+    """While nothing runs: its worker does not wait for the next request to find out."""
+    with suite.cluster(model=suite.stories(), standalone=True, flags=[*POOL, *by(2)]) as cluster:
+        cluster.killed.add(cluster.router)
+        os.kill(ranks_of(cluster.router, 1)[0], signal.SIGKILL)
+        code = cluster.router.wait()
+        assert code == 1 and "event=rank_lost rank=1" in cluster.router.log_tail(50), cluster.router.log_tail(50)
+
+
 def worker_dies(suite):
     """However a worker ends, no rank of it stays."""
     with suite.cluster(model=suite.stories(), standalone=True, flags=[*POOL, *by(4)]) as cluster:
@@ -186,7 +195,9 @@ def stopped(suite, request, want):
 
 REFUSED = [("more than the KV heads", [*by(5)], ["--tensor-parallel-size 5", "at most 4", "4 KV heads"]),
            ("none", [*by(0)], ["--tensor-parallel-size", "1"]),
-           ("a device", [*by(2), "--device", "cuda:0"], ["--device"])]
+           ("a device that is not there", [*by(2), "--device", "cuda:9999"], ["cuda"]),
+           ("three devices for two", [*by(2), "--device", "cpu,cpu,cpu"], ["--device", "each of 2"]),
+           ("devices of two kinds", [*by(2), "--device", "cpu,cuda:0"], ["another kind of device"])]
 
 
 def refused(suite, flags, words):
@@ -241,6 +252,7 @@ def main():
         suite.case("a rank dies", rank_dies, suite, [long] * 6, want[0])
         suite.case("signals to a rank", signals, suite, requests[3], want[1])
         suite.case("a rank is stopped for a moment", stopped, suite, requests[3], want[1])
+    suite.case("a rank dies while nothing runs", rank_dies_at_rest, suite)
     suite.case("a worker dies", worker_dies, suite)
     for name, flags, words in REFUSED:
         suite.case(f"refused: {name}", refused, suite, flags, words)
@@ -249,8 +261,13 @@ def main():
     with tempfile.TemporaryDirectory(prefix="forge-ranks-") as folder:
         # Three KV heads: parts of two sizes.
         model = two_layers(suite, folder)
+        cache = pathlib.Path(folder) / "cache"
         family(suite, "two layers of SmolLM2", model, requests_of(suite.random, 24),
-               [("three", [], 3, None, []), ("two to three, shm", HAND_OVER, (2, 3), "shm", PUSHED)])
+               [("three", [], 3, None, []), ("two to three, shm", HAND_OVER, (2, 3), "shm", PUSHED),
+                ("three that make a sidecar", ["--weights-cache", cache], 3, None, []),
+                ("two that find one", ["--weights-cache", cache], 2, None, []),
+                ("two that can keep none", ["--weights-cache", "/proc/nowhere"], 2, None, [])])
+        assert len(list(cache.iterdir())) == 1, list(cache.iterdir())
         for label, shape in (("qwen2", "qwen2.5-0.5b"), ("qwen3", "qwen3-0.6b")):
             family(suite, f"two layers of {label}", two_layers(suite, folder, shape), requests_of(suite.random, 16),
                    [("two", [], 2, None, [])])

@@ -103,6 +103,8 @@ typedef struct wish {
     const char *name;
     uint32_t seqs, each; /* sequences, tokens of each; 0: as many as a step may have */
     bool sample, digest, logits, rows;
+    bool
+        tail; /* only those of the head's second part want a digest: one part is chosen from, one is seen */
     float temperature;
 } wish;
 
@@ -113,6 +115,7 @@ static const wish wishes[] = {
     { "many rows, greedy", SEQS, 1, .sample = true },
     { "many rows, drawn", SEQS, 2, .sample = true, .temperature = 0.8f },
     { "many rows, seen", SEQS, 1, .sample = true, .digest = true },
+    { "many rows, some seen", SEQS, 1, .sample = true, .tail = true },
     { "prompts in two tiles", SEQS, 0, .sample = true, .digest = true },
     { "prompts without choices", SEQS, 0, .sample = false },
     { "several choices each", 5, 9, .sample = true, .rows = true },
@@ -140,7 +143,7 @@ static void run(const fg_runner *runner, const wish *w, const uint32_t *tokens, 
         fg_step_seq *item = &o->items[i];
         *item = fg_runner_seq(runner, i, tokens + i * CONTEXT + position, position, w->each);
         item->sample = w->sample;
-        item->want_digest = w->digest;
+        item->want_digest = w->digest || (w->tail && i >= FG_TP_HEAD_ROWS);
         item->sampling.temperature = w->temperature;
         item->sampling.seed = i;
         item->logits_out = w->logits ? o->logits + i * vocab_size : NULL;
