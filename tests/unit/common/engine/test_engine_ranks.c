@@ -20,6 +20,7 @@ enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, APART_ROWS = 120, BLOCKS = SEQS
 
 /* Which allocation of a rank is to fail; 0: none. */
 static uint64_t rank_fault;
+static pid_t newest_rank;
 
 /* A child that is this program, at this place. */
 static fg_status start_child(void *ctx, uint32_t rank, int region_fd, int arena_fd, pid_t *pid_out,
@@ -33,6 +34,7 @@ static fg_status start_child(void *ctx, uint32_t rank, int region_fd, int arena_
         fg_fault_arm(rank_fault);
         _exit(fg_tp_follow(region_fd, arena_fd, rank));
     }
+    newest_rank = *pid_out;
     return *pid_out > 0 ? FG_OK : fg_fail(err, FG_AGAIN, "fork: %s", strerror(errno));
 }
 
@@ -352,13 +354,7 @@ static int run_until_killed(const char *path, int signal)
         fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
         fg_step step = { .seqs = &item, .seq_count = 1 };
         fg_runner_step(&runner, &step, NULL);
-        /* Its only child. */
-        char children[64] = "", name[64];
-        snprintf(name, sizeof name, "/proc/self/task/%d/children", (int)getpid());
-        FILE *file = fopen(name, "re");
-        int pid =
-            file != NULL && fgets(children, sizeof children, file) != NULL ? atoi(children) : 0;
-        if (pid <= 0 || kill(pid, signal) != 0) {
+        if (kill(newest_rank, signal) != 0) {
             _exit(91);
         }
         for (int i = 0; i < 1000; i++) {
