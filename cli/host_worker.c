@@ -383,7 +383,9 @@ static fg_status pick_block_count(const fg_serve_config *config, const fg_loaded
     }
     uint32_t each = fg_kv_blocks_for(context_of(config, model), model->layout.block_size);
     fg_kv_room room = { .host_free_bytes = fg_mem_available_bytes(),
-                        .device_free_bytes = info.free_bytes,
+                        .device_free_bytes =
+                            info.free_bytes *
+                            fg_tp_device_count(config->devices, config->tensor_parallel_size),
                         .device_apart = apart,
                         .mirror_used = has_link || config->kv_host_blocks > 0,
                         .block_bytes = model->layout.block_bytes,

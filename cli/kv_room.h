@@ -13,7 +13,7 @@
 
 typedef struct fg_kv_room {
     uint64_t host_free_bytes;
-    uint64_t device_free_bytes; /* where device_apart */
+    uint64_t device_free_bytes; /* where device_apart; of all devices that share the blocks */
     bool device_apart;          /* the device has memory of its own */
     bool mirror_used;           /* by a link or a tier: then the host takes all of it at start */
     uint64_t block_bytes;

@@ -330,6 +330,23 @@ fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
     return FG_OK;
 }
 
+uint32_t fg_tp_device_count(const char *devices, uint32_t size)
+{
+    char names[FG_TP_RANKS_MAX][FG_TP_DEVICE_MAX];
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < size && rank < FG_TP_RANKS_MAX; rank++) {
+        uint32_t same = 0;
+        if (fg_tp_device(devices, size, rank, names[count], NULL) != FG_OK) {
+            break;
+        }
+        while (strcmp(names[same], names[count]) != 0) {
+            same++;
+        }
+        count += same == count;
+    }
+    return count;
+}
+
 /* --- rank 0 --- */
 
 static bool put_text(char *target, size_t room, const char *text)

@@ -82,6 +82,8 @@ typedef struct fg_tp_step {
 enum { FG_TP_DEVICE_MAX = 64 };
 fg_status fg_tp_device(const char *devices, uint32_t size, uint32_t rank,
                        char device_out[FG_TP_DEVICE_MAX], fg_error *err);
+/* How many different ones all ranks have; of a text that fg_tp_device takes. */
+uint32_t fg_tp_device_count(const char *devices, uint32_t size);
 
 /* --- rank 0 --- */
 

@@ -267,6 +267,53 @@ Test(engine_ranks, many_processes_give_the_bits_of_one)
     }
 }
 
+/* --- which device is whose --- */
+
+static const struct {
+    const char *devices;
+    uint32_t size;
+    const char *want[3]; /* NULL: refused */
+    uint32_t different;
+} device_rows[] = {
+    { NULL, 2, { "cpu", "cpu" }, 1 },
+    { "cpu", 3, { "cpu", "cpu", "cpu" }, 1 },
+    { "cuda", 2, { "cuda:0", "cuda:1" }, 2 },
+    { "cuda", 1, { "cuda" }, 1 },
+    { "cuda:3", 1, { "cuda:3" }, 1 },
+    { "cuda:3", 3, { "cuda:3", "cuda:4", "cuda:5" }, 3 },
+    { "cuda:1,cuda:0", 2, { "cuda:1", "cuda:0" }, 2 },
+    { "cuda:2,cuda:2,cuda:7", 3, { "cuda:2", "cuda:2", "cuda:7" }, 2 },
+    { "cuda:+1", 2, { "cuda:+1", "cuda:+1" }, 1 }, /* as it is: no device has that name */
+    { "cuda:", 2, { "cuda:", "cuda:" }, 1 },
+    { "cuda:99999999999", 2, { "cuda:99999999999", "cuda:99999999999" }, 1 },
+    { "cuda:0,cuda:1", 1, { NULL }, 0 },
+    { "cuda:0,cuda:1", 3, { NULL }, 0 },
+    { "cuda:0,", 2, { "cuda:0", "" }, 2 },
+};
+
+Test(engine_ranks, every_rank_has_its_device)
+{
+    for (size_t i = 0; i < sizeof device_rows / sizeof device_rows[0]; i++) {
+        const char *devices = device_rows[i].devices == NULL ? "none" : device_rows[i].devices;
+        for (uint32_t rank = 0; rank < device_rows[i].size; rank++) {
+            char device[FG_TP_DEVICE_MAX];
+            fg_error err;
+            const char *want = device_rows[i].want[rank];
+            fg_status status =
+                fg_tp_device(device_rows[i].devices, device_rows[i].size, rank, device, &err);
+            if (device_rows[i].want[0] == NULL) {
+                cr_assert_eq(status, FG_BAD_INPUT, "%s", devices);
+                cr_assert_not_null(strstr(err.text, "one device for each of"), "%s", err.text);
+                continue;
+            }
+            cr_assert_eq(status, FG_OK, "%s: %s", devices, err.text);
+            cr_assert_str_eq(device, want, "%s, rank %u: %s", devices, rank, device);
+        }
+        cr_assert_eq(fg_tp_device_count(device_rows[i].devices, device_rows[i].size),
+                     device_rows[i].different, "%s", devices);
+    }
+}
+
 /* --- what cannot be --- */
 
 static const struct {
