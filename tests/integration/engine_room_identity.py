@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 
 from _forge import (Suite, answer_of, assert_same, counters, difference, get, post, run_all, served_model,
-                    status_port, streamed_choices)
+                    status_port, streamed_choices, wait_for)
 
 CONTEXT = 512
 BOS, FIRST_PIECE, VOCAB = 1, 259, 512
@@ -267,13 +267,29 @@ def check_moved(total, moved):
                      if not name.startswith("no "))
 
 
+def wait_moved(cluster, moved):
+    """The same, once workers have brought their metrics up to date, which they do a few times a second."""
+    missing = []
+
+    def shown():
+        try:
+            return check_moved(totals(cluster), moved) or "nothing to count"
+        except AssertionError as why:
+            missing.append(why)
+            return None
+    try:
+        return wait_for("counters", shown)
+    except AssertionError:
+        raise missing[-1] from None
+
+
 def in_way(suite, requests, want, talks, row):
     flags = row["flags"] + ([] if row["shape"].get("standalone") else ["--status-port", "0"])
     with suite.cluster(model=suite.stories(), flags=flags, **row["shape"]) as cluster:
         have = row["run"](cluster, requests, talks)
         assert_same(requests, want, have, "differ from those given alone")
         cluster.wait_at_rest()
-        return check_moved(totals(cluster), row["moved"])
+        return wait_moved(cluster, row["moved"])
 
 
 def four_choices(suite, requests, flags, shape):

@@ -14,7 +14,7 @@ import tempfile
 
 from _forge import (Skip, Stream, Suite, answer_of, assert_same, counters, device, find_tool, plain_environment, post,
                     run_all, served_model, status_port, wait_for)
-from engine_room_identity import BOS, check_moved, choice_answers, ids, totals
+from engine_room_identity import BOS, choice_answers, ids, wait_moved
 
 BLOCK = 16
 POOL = ["--kv-blocks", 1024]
@@ -227,19 +227,7 @@ def in_row(suite, model, requests, want, what):
         moved = what["moved"]
         if moved is GUESSED and sum(map(repeats, requests, want)) < 8:
             moved = []  # a few may all fall into steps that were planned before their token was known
-
-        def shown():
-            """A worker brings its metrics up to date a few times a second."""
-            try:
-                return check_moved(totals(cluster), moved) or "nothing to count"
-            except AssertionError as why:
-                missing.append(why)
-                return None
-        missing = []
-        try:
-            return wait_for("counters", shown)
-        except AssertionError:
-            raise missing[-1] from None
+        return wait_moved(cluster, moved)
 
 
 def choices(suite, model, requests, shape):

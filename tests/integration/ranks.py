@@ -11,7 +11,7 @@ import time
 
 from _forge import (Skip, Stream, Suite, answer_of, assert_same, plain_environment, run_all, served_model, wait_for)
 from cluster_kv_types import two_layers
-from engine_room_identity import BOS, check_moved, ids, totals
+from engine_room_identity import BOS, ids, wait_moved
 
 POOL = ["--kv-blocks", 1024]
 SMALL, TIER = ["--kv-blocks", 14], ["--kv-host-blocks", 100]
@@ -76,18 +76,7 @@ def in_way(suite, model, requests, want, flags, ranks, transport, moved):
         have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
         assert_same(requests, want, have, f"of {ranks} ranks differ from those of one")
         cluster.wait_at_rest()
-        missing = []
-
-        def shown():
-            try:
-                return check_moved(totals(cluster), moved) or "nothing to count"
-            except AssertionError as why:
-                missing.append(why)
-                return None
-        try:
-            return wait_for("counters", shown)
-        except AssertionError:
-            raise missing[-1] from None
+        return wait_moved(cluster, moved)
 
 
 # --- lives ---------------------------------------------------------------------------------------
