@@ -153,7 +153,9 @@ typedef struct bench {
     fg_device *device;
     fg_device_stream *stream;
     fg_activations in, out;
-    float *values; /* [rows][outputs] */
+    float *values;    /* [rows][outputs] */
+    char *row_memory; /* these, in and out */
+    size_t row_bytes;
     char *memory;
     size_t memory_bytes;
 } bench;
@@ -562,23 +564,34 @@ static fg_status parse(bench *b, fg_error *err)
 
 /* ---- the form ---- */
 
-static bool take_activations(fg_activations *a, size_t rows, uint32_t columns)
+/* A part of what begins at `base`, in whole cache lines as the engine has it. `base` NULL: only counts. */
+static void *part(char *base, size_t *used, size_t bytes)
 {
-    size_t elements = rows * columns;
-    a->values = fg_mem_array(elements, sizeof(float));
-    a->quants = fg_mem_array(elements, 1);
-    a->groups = fg_mem_array(elements / FG_QUANT_GROUP + 1, sizeof *a->groups);
-    a->pairs = fg_mem_array(rows * fg_pair_stride(columns), sizeof *a->pairs);
-    a->columns = columns;
-    return a->values != NULL && a->quants != NULL && a->groups != NULL && a->pairs != NULL;
+    void *at = base == NULL ? NULL : base + *used;
+    *used += (bytes + 63) / 64 * 64;
+    return at;
 }
 
-static void give_activations(fg_activations *a)
+static void lay_activations(fg_activations *a, size_t rows, uint32_t columns, char *base,
+                            size_t *used)
 {
-    fg_mem_free(a->values);
-    fg_mem_free(a->quants);
-    fg_mem_free(a->groups);
-    fg_mem_free(a->pairs);
+    size_t elements = rows * columns;
+    a->values = part(base, used, elements * sizeof(float));
+    a->quants = part(base, used, elements);
+    a->groups = part(base, used, elements / FG_QUANT_GROUP * sizeof *a->groups);
+    a->pairs = part(base, used, rows * fg_pair_stride(columns) * sizeof *a->pairs);
+    a->quant_tiles = part(base, used, fg_quant_tile_count(rows, columns) * sizeof *a->quant_tiles);
+    a->columns = columns;
+}
+
+static void lay_rows(bench *b, uint32_t rows, uint32_t columns)
+{
+    b->row_bytes = 0;
+    b->values = part(b->row_memory, &b->row_bytes,
+                     (size_t)rows * larger(b->output_max, columns) * sizeof(float));
+    lay_activations(&b->in, rows, columns, b->row_memory, &b->row_bytes);
+    lay_activations(&b->out, rows, larger(columns, b->output_max / 2), b->row_memory,
+                    &b->row_bytes);
 }
 
 static fg_status open_bench(bench *b, fg_error *err)
@@ -603,12 +616,12 @@ static fg_status open_bench(bench *b, fg_error *err)
     uint32_t rows = larger(b->row_max, 128);
     uint32_t columns = larger(b->column_max, b->heads * b->head_dim);
     size_t elements = (size_t)rows * columns;
-    b->values = fg_mem_array((size_t)rows * larger(b->output_max, columns), sizeof(float));
-    bool taken = take_activations(&b->in, rows, columns);
-    taken = take_activations(&b->out, rows, larger(columns, b->output_max / 2)) && taken;
-    if (b->memory == NULL || b->values == NULL || !taken) {
+    lay_rows(b, rows, columns);
+    b->row_memory = fg_mem_map(b->row_bytes);
+    if (b->memory == NULL || b->row_memory == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory: fewer --rows or smaller --shapes");
     }
+    lay_rows(b, rows, columns);
     /* Finite whatever it is read as: the half 0x2c2c is 0.065, the float about 2e-12. */
     memset(b->memory, 0x2C, b->memory_bytes);
     for (size_t i = 0; i < elements; i++) {
@@ -619,9 +632,9 @@ static fg_status open_bench(bench *b, fg_error *err)
 
 static void close_bench(bench *b)
 {
-    give_activations(&b->in);
-    give_activations(&b->out);
-    fg_mem_free(b->values);
+    if (b->row_memory != NULL) {
+        fg_mem_unmap(b->row_memory, b->row_bytes);
+    }
     if (b->memory != NULL) {
         fg_mem_unmap(b->memory, b->memory_bytes);
     }

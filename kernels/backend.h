@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 3 };
+enum { FG_BACKEND_ABI = 4 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {

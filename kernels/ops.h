@@ -37,6 +37,20 @@ typedef struct fg_quant_group {
     int32_t negated; /* minus the sum of q */
 } fg_quant_group;
 
+/* The same groups of sixteen rows, quants as bf16 in pairs, the order of which is the back end's to say: what
+ * processors with tiles multiply. */
+enum { FG_TILE_ROWS = 16 };
+typedef struct fg_quant_tile {
+    uint32_t pairs[FG_TILE_ROWS][FG_QUANT_GROUP / 2];
+    float scales[FG_TILE_ROWS];
+    float offsets[FG_TILE_ROWS];
+} fg_quant_tile;
+
+static inline size_t fg_quant_tile_count(size_t rows, uint32_t columns)
+{
+    return (rows + FG_TILE_ROWS - 1) / FG_TILE_ROWS * (columns / FG_QUANT_GROUP);
+}
+
 /*
  * Rows as a matrix product reads them: floats, and beside them what the weight types of the product
  * want. All are row-major: [rows][columns], groups [rows][columns / 32], pairs [rows][fg_pair_stride]. Which columns
@@ -47,6 +61,8 @@ typedef struct fg_activations {
     int8_t *quants; /* |q| <= 127 */
     fg_quant_group *groups;
     uint32_t *pairs; /* bf16 in upper and lower halves, 0 where there is no column */
+    fg_quant_tile
+        *quant_tiles; /* [rows / 16 upwards][columns / 32], for back ends that read them */
     uint32_t columns;
 } fg_activations;
 

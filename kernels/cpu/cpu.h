@@ -39,6 +39,9 @@ typedef struct fg_cpu_kernels {
     void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Pairs as products read them: the same, or columns 32j + i and 32j + 16 + i. */
     void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
+    /* Whole groups of a row to row `place` of as many tiles; NULL: products do not read tiles. */
+    void (*quant_tiles)(const int8_t *quants, const fg_quant_group *groups, uint32_t group_count,
+                        uint32_t place, fg_quant_tile *tiles);
     /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
     uint32_t pair_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
@@ -98,6 +101,12 @@ static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activa
     if ((forms & FG_FORM_QUANTS) != 0) {
         size_t at = (size_t)row * a->columns + first;
         kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
+        if (kernels->quant_tiles != NULL) {
+            size_t of_row = (size_t)row / FG_TILE_ROWS * (a->columns / FG_QUANT_GROUP);
+            kernels->quant_tiles(a->quants + at, a->groups + at / FG_QUANT_GROUP,
+                                 count / FG_QUANT_GROUP, row % FG_TILE_ROWS,
+                                 a->quant_tiles + of_row + first / FG_QUANT_GROUP);
+        }
     }
     if ((forms & FG_FORM_PAIRS) != 0) {
         kernels->product_pairs(values, count,

@@ -32,10 +32,12 @@ static fg_activations activations_from(const fg_activations *a, uint32_t row)
 {
     size_t at = (size_t)row * a->columns;
     size_t pair = (size_t)row * fg_pair_stride(a->columns);
+    size_t tile = fg_quant_tile_count(row, a->columns);
     return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
                              .quants = a->quants == NULL ? NULL : a->quants + at,
                              .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
                              .pairs = a->pairs == NULL ? NULL : a->pairs + pair,
+                             .quant_tiles = a->quant_tiles == NULL ? NULL : a->quant_tiles + tile,
                              .columns = a->columns };
 }
 
@@ -58,11 +60,18 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
                          left < job->panels_per_piece ? left : job->panels_per_piece);
 }
 
-static size_t row_bytes(uint32_t form, uint32_t columns)
+static bool reads_tiles(const fg_device *device, uint32_t form)
 {
+    return form == FG_FORM_QUANTS && device->kernels->quant_tiles != NULL;
+}
+
+static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns)
+{
+    size_t groups = columns / FG_QUANT_GROUP;
     switch (form) {
     case FG_FORM_QUANTS:
-        return columns + columns / FG_QUANT_GROUP * sizeof(fg_quant_group);
+        return reads_tiles(device, form) ? groups * (sizeof(fg_quant_tile) / FG_TILE_ROWS)
+                                         : columns + groups * sizeof(fg_quant_group);
     case FG_FORM_PAIRS:
         return fg_pair_stride(columns) * sizeof(uint32_t);
     default:
@@ -70,21 +79,24 @@ static size_t row_bytes(uint32_t form, uint32_t columns)
     }
 }
 
-enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
+enum { TILE = 8, TILES = 24, WHOLE_TILES = 48, PANELS_TOGETHER = 8 };
 
 /* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
- * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows. Pairs
- * are walked in slices, and BF16 weights are large: read again for every block, they want tall ones. */
+ * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
+ * (fg_quant_tile). Pairs and tiles are walked in slices, which leave less room to others. BF16 weights are large: read
+ * again for every block, they want tall ones. */
 static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
                                uint32_t rows, uint32_t most)
 {
-    size_t bytes = form == FG_FORM_PAIRS ? device->block_bytes / 2 * 3 : device->block_bytes;
-    size_t least = form == FG_FORM_PAIRS ? 2 * TILES : TILE;
-    size_t fit = bytes / row_bytes(form, columns);
+    bool tiles = reads_tiles(device, form);
+    bool in_slices = tiles || form == FG_FORM_PAIRS;
+    size_t bytes = in_slices ? device->block_bytes / 2 * 3 : device->block_bytes;
+    size_t least = form == FG_FORM_PAIRS ? 2 * TILES : tiles ? FG_TILE_ROWS : TILE;
+    size_t fit = bytes / row_bytes(device, form, columns);
     fit = fit < least ? least : fit < most ? fit : most;
     size_t blocks = (rows + fit - 1) / fit;
     size_t even = (rows + blocks - 1) / blocks;
-    size_t tile = even >= TILES ? TILES : TILE;
+    size_t tile = tiles ? FG_TILE_ROWS : even >= TILES ? TILES : TILE;
     return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
 }
 
@@ -181,7 +193,7 @@ typedef struct gated_job {
 
 /* Two panels are a group of what the next product reads; so many rows of both have room, in whole tiles. */
 enum { GATED_PANELS = FG_QUANT_GROUP / FG_PANEL_OUTPUTS };
-enum { GATED_ROWS_MOST = FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / TILES * TILES };
+enum { GATED_ROWS_MOST = FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / WHOLE_TILES * WHOLE_TILES };
 
 /* Outputs `first` and on of a product, to `out`. */
 static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight,

@@ -55,8 +55,8 @@ enum {
     TYPE_COUNT = sizeof types / sizeof types[0],
     SHAPE_COUNT = sizeof shapes / sizeof shapes[0],
     ROWS_FEW = 17,  /* every number of rows up to this, */
-    ROWS_MANY = 24, /* and from this, which is many for every kernel, */
-    ROWS_MAX = 33,  /* to this */
+    ROWS_MANY = 24, /* and from this, of which some are many for every kernel, */
+    ROWS_MAX = 50,  /* to this */
     ROW_COLUMNS = 300,
 };
 

@@ -166,6 +166,7 @@ fg_activations make_activations(uint32_t rows, uint32_t columns)
         .groups =
             fg_mem_array((size_t)rows * (columns / FG_QUANT_GROUP) + 1, sizeof(fg_quant_group)),
         .pairs = fg_mem_array((size_t)rows * fg_pair_stride(columns), sizeof(uint32_t)),
+        .quant_tiles = fg_mem_array(fg_quant_tile_count(rows, columns) + 1, sizeof(fg_quant_tile)),
         .columns = columns,
     };
 }
@@ -176,4 +177,5 @@ void free_activations(fg_activations *activations)
     fg_mem_free(activations->quants);
     fg_mem_free(activations->groups);
     fg_mem_free(activations->pairs);
+    fg_mem_free(activations->quant_tiles);
 }

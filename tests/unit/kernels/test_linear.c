@@ -369,13 +369,14 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
 {
     static const struct {
         uint32_t type, rows, outputs, columns;
-    } cases[] = { { FG_BF16, 300, 150, 67 },  { FG_BF16, 129, 17, 2 },
-                  { FG_BF16, 141, 33, 1 },    { FG_BF16, 60, 35, 4500 },
-                  { FG_BF16, 70, 614, 2150 }, { FG_BF16, 520, 550, 1500 },
-                  { FG_BF16, 40, 700, 1090 }, { FG_Q4_0, 530, 35, 96 },
-                  { FG_Q4_1, 513, 16, 64 },   { FG_Q5_0, 130, 33, 1056 },
-                  { FG_Q8_0, 267, 35, 544 },  { FG_Q4_K, 515, 17, 256 },
-                  { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 } };
+    } cases[] = {
+        { FG_BF16, 300, 150, 67 },  { FG_BF16, 129, 17, 2 },    { FG_BF16, 141, 33, 1 },
+        { FG_BF16, 60, 35, 4500 },  { FG_BF16, 70, 614, 2150 }, { FG_BF16, 520, 550, 1500 },
+        { FG_BF16, 40, 700, 1090 }, { FG_Q4_0, 530, 35, 96 },   { FG_Q4_1, 513, 16, 64 },
+        { FG_Q5_0, 130, 33, 1056 }, { FG_Q8_0, 267, 35, 544 },  { FG_Q4_K, 515, 17, 256 },
+        { FG_Q5_K, 97, 50, 1280 },  { FG_Q6_K, 600, 40, 768 },  { FG_Q8_0, 49, 35, 576 },
+        { FG_Q6_K, 37, 20, 512 },   { FG_Q4_0, 29, 40, 8192 },  { FG_Q4_K, 140, 33, 8192 }
+    };
     fg_rng rng = { .state = 16 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         fg_matrix matrix;
@@ -655,7 +656,7 @@ Test(linear, several_products_and_accumulation_equal_single_ones)
 
 Test(linear, extreme_quants_do_not_saturate)
 {
-    enum { ROWS = 24 }; /* the last one is what one row becomes */
+    enum { ROWS = 50 }; /* the last one is what one row becomes */
     /* The largest magnitudes that Q8_0 and Q6_K can hold against activations at +-127. */
     uint8_t bytes[34] = { 0x00, 0x3C }, lowest[34] = { 0x00, 0x3C };
     memset(lowest + 2, 0x80, 32);
