@@ -37,11 +37,10 @@ typedef struct fg_quant_group {
     int32_t negated; /* minus the sum of q */
 } fg_quant_group;
 
-/* The same groups of sixteen rows, quants as bf16 in pairs, the order of which is the back end's to say: what
- * processors with tiles multiply. */
+/* A group of sixteen rows: what processors with tiles multiply. */
 enum { FG_TILE_ROWS = 16 };
 typedef struct fg_quant_tile {
-    uint32_t pairs[FG_TILE_ROWS][FG_QUANT_GROUP / 2];
+    int8_t quants[FG_TILE_ROWS][FG_QUANT_GROUP];
     float scales[FG_TILE_ROWS];
     float offsets[FG_TILE_ROWS];
 } fg_quant_tile;

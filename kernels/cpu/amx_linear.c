@@ -1,21 +1,21 @@
 /*
  * Matrix products with AMX and quantised weights, over panels of sixteen outputs (kernels/panel.h).
  *
- * One instruction multiplies up to sixteen rows with a group of a panel, 32 columns of sixteen outputs. Codes and
- * activations are integers that bf16 holds, and sums of their products integers that float holds, so tdpbf16ps sums
- * them exactly and in any order. A group's sums leave their tile through the first-level cache and are scaled and
- * added as ever, a register a row.
+ * One instruction multiplies sixteen rows with a group of a panel, 32 columns of sixteen outputs, and sums in 32 bits,
+ * exactly. A group's sums leave their tile through the first-level cache and are scaled and added as ever, a register
+ * a row.
  *
- * While tile instructions are about, and some 300 cycles longer, the processor starts one operation of 512 bits on
- * floats in a cycle instead of two: what a group's sums take afterwards is what takes the time. Sums of bytes
- * (tdpbssd) would have to be converted as well, three operations a row instead of two.
+ * That takes most of the time: while tile instructions are about, and some 300 cycles longer, the processor starts
+ * one operation of 512 bits on floats in a cycle instead of two, but for additions; integers are as quick as ever. So
+ * nothing is converted: added to the bits of a large float an integer makes the float that is larger by as much, and
+ * taking that large float off leaves the integer, exactly.
  *
  * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen: as tiles they are
  * made (fg_quant_tile). The rows' sums wait in memory between slices. A product is stored while the next one is
- * multiplied, and scaled three products later, beside the first ones of the next strip or panel.
+ * multiplied, and scaled some products later, beside the first ones of the next strip or panel.
  *
  * Q6_K has two integer scales in a group, which the sum contains: its codes are multiplied with them first and split
- * into what bf16 holds of them and the rest.
+ * into 64 * upper + lower. The upper parts' sums are added to a float 64 times as large, whose last bit counts 64.
  */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512_unpack.h"
@@ -23,28 +23,23 @@
 
 enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS };
 /* What is unpacked at a time: it stays in the first-level cache while the rows pass. */
-enum { SLICE_PANELS = 2, SLICE_GROUPS = 8, SPLIT_GROUPS = 4, GROUP_PAIRS = FG_QUANT_GROUP / 2 };
-/* Products on their way: each has a tile of sums, and a place in memory. */
-enum { RING = 4, BEHIND = 3 };
-
-_Static_assert(SLICE_GROUPS % RING == 0 && SPLIT_GROUPS % RING == 0,
-               "a whole slice is whole rounds");
-
+enum { SLICE_PANELS = 2, SLICE_GROUPS = 16, SPLIT_GROUPS = SLICE_GROUPS / 2 };
+/* Products on their way: each has a tile of sums, and a place in memory. AMX_SPLIT has two for each group. */
+enum { RING = 4, SPLIT_RING = RING / 2, SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
 /* What a product of a group consists of. */
 typedef enum amx_kind {
     AMX_PLAIN,
     AMX_MINIMUM, /* the scaled sum and a minimum */
-    AMX_SPLIT,   /* of two products */
+    AMX_SPLIT,   /* 64 times one sum, and another */
     AMX_KINDS
 } amx_kind;
 
-/* Codes of a group as a tile reads them: the pairs of an fg_quant_tile, each of sixteen outputs. */
-typedef uint32_t group_codes[GROUP_PAIRS][FG_PANEL_OUTPUTS];
+/* Codes of a group as a tile reads them: rows of four columns of sixteen outputs. */
+typedef int8_t group_codes[VECTORS][VECTOR];
 
 /* A panel's groups as the tiles read them. */
 typedef struct amx_slice {
-    _Alignas(VECTOR)
-        group_codes codes[2 * SLICE_GROUPS]; /* the second half: AMX_SPLIT's upper parts */
+    _Alignas(VECTOR) group_codes codes[SLICE_GROUPS]; /* the second half: AMX_SPLIT's upper parts */
     float d[SLICE_GROUPS][FG_PANEL_OUTPUTS];
     float minimum[SLICE_GROUPS][FG_PANEL_OUTPUTS];
 } amx_slice;
@@ -65,8 +60,8 @@ static void configure(void)
 {
     fg_amx_config config = { .palette = 1 };
     for (int tile = 0; tile < FG_AMX_TILES; tile++) {
-        config.row_bytes[tile] = FG_AMX_ROW_BYTES;
-        config.rows[tile] = FG_AMX_ROWS;
+        config.row_bytes[tile] = tile == 4 || tile == 5 ? FG_QUANT_GROUP : VECTOR;
+        config.rows[tile] = tile < 6 ? STRIP_ROWS : VECTORS;
     }
     fg_amx_see_memory(&config);
     _tile_loadconfig(&config);
@@ -86,22 +81,40 @@ FG_AVX512_INLINE amx_place place_of(const amx_unit *unit)
 
 enum { MINIMUM = (offsetof(amx_slice, minimum) - offsetof(amx_slice, d)) / sizeof(float) };
 
-/* Group g from a place on, into a tile of sums. */
-#define MULTIPLY(kind, at, g, sums_tile, rows_tile, codes_tile)                                    \
+/* Group g from a place on, into a tile of sums; `upper` 1: the upper parts of its codes. */
+#define MULTIPLY(at, g, upper, sums_tile, rows_tile, codes_tile)                                   \
     do {                                                                                           \
-        _tile_loadd(rows_tile, (at).rows[g].pairs, VECTOR);                                        \
-        _tile_loadd(codes_tile, (at).codes[g], VECTOR);                                            \
+        _tile_loadd(rows_tile, (at).rows[g].quants, FG_QUANT_GROUP);                               \
+        _tile_loadd(codes_tile, (at).codes[(g) + (upper)*SPLIT_GROUPS], VECTOR);                   \
         _tile_zero(sums_tile);                                                                     \
-        if ((kind) == AMX_SPLIT) {                                                                 \
-            _tile_dpbf16ps(sums_tile, rows_tile, codes_tile);                                      \
-            _tile_loadd(codes_tile, (at).codes[(g) + SLICE_GROUPS], VECTOR);                       \
-        }                                                                                          \
-        _tile_dpbf16ps(sums_tile, rows_tile, codes_tile);                                          \
+        _tile_dpbssd(sums_tile, rows_tile, codes_tile);                                            \
     } while (0)
 
-#define STORE(sums, tile) _tile_stored(tile, (sums) + (tile)*STRIP_ROWS * FG_PANEL_OUTPUTS, VECTOR)
+#define STORE(sums, tile) _tile_stored(tile, (sums) + (tile)*SUMS, VECTOR)
 
 /* ---- a strip of rows ---- */
+
+/* Integers, added to the bits of a float so large that its last bit counts as much as they do. */
+FG_AVX512_INLINE __m512 added_to(__m512 large, const float *sums)
+{
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(large), _mm512_load_si512(sums)));
+}
+
+/* A row's sums of a group, as floats. */
+FG_AVX512_INLINE __m512 sums_of(amx_kind kind, const float *sums)
+{
+    const __m512 ones = _mm512_set1_ps(0x1.8p23f);
+    const __m512 of_64 = _mm512_set1_ps(0x1.8p29f);
+    __m512 lower = added_to(ones, sums);
+    if (kind != AMX_SPLIT) {
+        return _mm512_sub_ps(lower, ones);
+    }
+    /* All of this is exact: 64 * upper - ones, then the sum of both, which is below 2^24. */
+    __m512 upper =
+        _mm512_sub_ps(added_to(of_64, sums + SUMS), _mm512_set1_ps(0x1.8p29f + 0x1.8p23f));
+    return _mm512_add_ps(upper, lower);
+}
 
 /* Sums of group g from a place on, scaled, to the totals of R rows. */
 FG_AVX512_INLINE void add_sums(amx_kind kind, int R, const amx_place *at, size_t g,
@@ -119,7 +132,8 @@ FG_AVX512_INLINE void add_sums(amx_kind kind, int R, const amx_place *at, size_t
             totals[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows->offsets[r]), totals[r]);
         }
         __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(rows->scales[r]));
-        totals[r] = _mm512_fmadd_ps(scale, _mm512_load_ps(sums + r * FG_PANEL_OUTPUTS), totals[r]);
+        __m512 sum = sums_of(kind, sums + r * FG_PANEL_OUTPUTS);
+        totals[r] = _mm512_fmadd_ps(scale, sum, totals[r]);
         FG_AVX512_HOLD(totals[r]);
     }
 }
@@ -140,54 +154,66 @@ FG_AVX512_INLINE void store_totals(int R, const strip_totals totals, __m512 *to)
     }
 }
 
-#define ADD(at, g) add_sums(kind, R, at, g, sums + ((g) % RING) * SUMS, totals)
+/* From one round of groups to the next, which may be of the next unit. */
+FG_AVX512_INLINE void next_round(size_t groups, size_t count, const amx_unit *unit, size_t *group,
+                                 amx_place *place)
+{
+    *group += groups;
+    if (*group == count) {
+        *place = place_of(unit + 1);
+        return;
+    }
+    place->rows += groups;
+    place->codes += groups;
+    place->d += groups * FG_PANEL_OUTPUTS;
+}
 
-/* The units' totals grow by so many rounds. */
-FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t rounds, const amx_unit *unit,
+/* What comes after the last groups of a unit. */
+#define NEXT_UNIT()                                                                                \
+    do {                                                                                           \
+        if (group == count) {                                                                      \
+            store_totals(R, totals, unit->totals);                                                 \
+            unit++;                                                                                \
+            load_totals(R, unit->totals, totals);                                                  \
+            group = 0;                                                                             \
+        }                                                                                          \
+    } while (0)
+
+#define ADD(at, g) add_sums(kind, R, at, g, sums + (g)*SUMS, totals)
+
+/* The units' totals grow by whole rounds of four groups. */
+FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t count, const amx_unit *unit,
                                  size_t unit_count)
 {
-    enum { SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
     _Alignas(VECTOR) float ring[RING * SUMS];
     float *sums = ring;
     FG_AVX512_HOLD_POINTER(sums);
     strip_totals totals;
-    size_t round = 0;
+    size_t group = 0;
     amx_place now = place_of(unit);
-    MULTIPLY(kind, now, 0, 0, 4, 6);
-    MULTIPLY(kind, now, 1, 1, 5, 7);
+    MULTIPLY(now, 0, 0, 0, 4, 6);
+    MULTIPLY(now, 1, 0, 1, 5, 7);
     STORE(sums, 0);
-    MULTIPLY(kind, now, 2, 2, 4, 6);
+    MULTIPLY(now, 2, 0, 2, 4, 6);
     STORE(sums, 1);
-    MULTIPLY(kind, now, 3, 3, 5, 7);
+    MULTIPLY(now, 3, 0, 3, 5, 7);
     STORE(sums, 2);
     load_totals(R, unit->totals, totals);
     ADD(&now, 0);
-    for (size_t left = unit_count * rounds - 1; left > 0; left--) {
+    for (size_t left = unit_count * count / RING - 1; left > 0; left--) {
         amx_place before = now;
-        round++;
-        if (round < rounds) {
-            now.rows += RING;
-            now.codes += RING;
-            now.d += RING * FG_PANEL_OUTPUTS;
-        } else {
-            now = place_of(unit + 1);
-        }
-        MULTIPLY(kind, now, 0, 0, 4, 6);
+        next_round(RING, count, unit, &group, &now);
+        MULTIPLY(now, 0, 0, 0, 4, 6);
         STORE(sums, 3);
         ADD(&before, 1);
-        MULTIPLY(kind, now, 1, 1, 5, 7);
+        MULTIPLY(now, 1, 0, 1, 5, 7);
         STORE(sums, 0);
         ADD(&before, 2);
-        MULTIPLY(kind, now, 2, 2, 4, 6);
+        MULTIPLY(now, 2, 0, 2, 4, 6);
         STORE(sums, 1);
         ADD(&before, 3);
-        if (round == rounds) {
-            store_totals(R, totals, unit->totals);
-            unit++;
-            load_totals(R, unit->totals, totals);
-            round = 0;
-        }
-        MULTIPLY(kind, now, 3, 3, 5, 7);
+        NEXT_UNIT();
+        MULTIPLY(now, 3, 0, 3, 5, 7);
         STORE(sums, 2);
         ADD(&now, 0);
     }
@@ -198,18 +224,62 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t rounds, const amx_
     store_totals(R, totals, unit->totals);
 }
 
-/* The same where no whole rounds are left of a row. */
+#define ADD_SPLIT(at, g) add_sums(AMX_SPLIT, R, at, g, sums + 2 * (g)*SUMS, totals)
+
+/* AMX_SPLIT: of two groups, which have a tile for each part. */
+FG_AVX512_INLINE void run_split_rounds(int R, size_t count, const amx_unit *unit, size_t unit_count)
+{
+    _Alignas(VECTOR) float ring[RING * SUMS];
+    float *sums = ring;
+    FG_AVX512_HOLD_POINTER(sums);
+    strip_totals totals;
+    size_t group = 0;
+    amx_place now = place_of(unit);
+    MULTIPLY(now, 0, 0, 0, 4, 6);
+    MULTIPLY(now, 0, 1, 1, 5, 7);
+    STORE(sums, 0);
+    MULTIPLY(now, 1, 0, 2, 4, 6);
+    STORE(sums, 1);
+    MULTIPLY(now, 1, 1, 3, 5, 7);
+    STORE(sums, 2);
+    load_totals(R, unit->totals, totals);
+    ADD_SPLIT(&now, 0);
+    for (size_t left = unit_count * count / SPLIT_RING - 1; left > 0; left--) {
+        amx_place before = now;
+        next_round(SPLIT_RING, count, unit, &group, &now);
+        MULTIPLY(now, 0, 0, 0, 4, 6);
+        STORE(sums, 3);
+        MULTIPLY(now, 0, 1, 1, 5, 7);
+        STORE(sums, 0);
+        ADD_SPLIT(&before, 1);
+        NEXT_UNIT();
+        MULTIPLY(now, 1, 0, 2, 4, 6);
+        STORE(sums, 1);
+        MULTIPLY(now, 1, 1, 3, 5, 7);
+        STORE(sums, 2);
+        ADD_SPLIT(&now, 0);
+    }
+    STORE(sums, 3);
+    ADD_SPLIT(&now, 1);
+    store_totals(R, totals, unit->totals);
+}
+
+/* Where no whole rounds are left of a row. */
 FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_unit *unit,
                                size_t unit_count)
 {
-    _Alignas(VECTOR) float sums[STRIP_ROWS * FG_PANEL_OUTPUTS];
+    _Alignas(VECTOR) float sums[2 * SUMS];
     strip_totals totals;
     for (size_t u = 0; u < unit_count; u++, unit++) {
         amx_place now = place_of(unit);
         load_totals(R, unit->totals, totals);
         for (size_t g = 0; g < count; g++) {
-            MULTIPLY(kind, now, g, 0, 4, 6);
+            MULTIPLY(now, g, 0, 0, 4, 6);
             STORE(sums, 0);
+            if (kind == AMX_SPLIT) {
+                MULTIPLY(now, g, 1, 1, 5, 7);
+                STORE(sums, 1);
+            }
             add_sums(kind, R, &now, g, sums, totals);
         }
         store_totals(R, totals, unit->totals);
@@ -219,8 +289,10 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_uni
 FG_AVX512_INLINE void run_units(amx_kind kind, int R, size_t count, const amx_unit *units,
                                 size_t unit_count)
 {
-    if (count % RING == 0) {
-        run_rounds(kind, R, count / RING, units, unit_count);
+    if (kind == AMX_SPLIT && count % SPLIT_RING == 0) {
+        run_split_rounds(R, count, units, unit_count);
+    } else if (kind != AMX_SPLIT && count % RING == 0) {
+        run_rounds(kind, R, count, units, unit_count);
     } else {
         run_rest(kind, R, count, units, unit_count);
     }
@@ -263,58 +335,34 @@ static amx_kind kind_of(uint32_t type)
 
 /* ---- slices ---- */
 
-/* Codes of up to five bits as bf16: 0 .. 31 less what is taken off. */
-FG_AVX512_INLINE __m512i table_of(uint32_t type)
+/* Columns 4j .. 4j + 3 of a group as signed bytes. */
+FG_AVX512_INLINE __m512i signed_codes(uint32_t type, const uint8_t *at, int j)
 {
-    int offset = type == FG_Q4_0 ? 8 : type == FG_Q5_0 ? 16 : 0;
-    __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i low = _mm512_slli_epi32(lanes, 1);
-    __m512i high = _mm512_or_si512(low, _mm512_set1_epi32(1));
-    return fg_avx512_pair_floats(fg_avx512_less_bias(low, offset),
-                                 fg_avx512_less_bias(high, offset));
-}
-
-/* Codes of columns 4j .. 4j + 3 as two rows of pairs: columns 4j and 4j + 2, and the two others. */
-FG_AVX512_INLINE void pair_codes(uint32_t type, const uint8_t *at, int j, __m512i table,
-                                 group_codes codes)
-{
-    __m512i even;
-    __m512i odd;
     if (type == FG_Q8_0) {
-        fg_avx512_pair_bytes(load64(at + (size_t)j * VECTOR), &even, &odd);
-    } else { /* what is above a code's five bits is not looked at */
-        __m512i four = unpack(type, at, j);
-        even = _mm512_permutexvar_epi16(four, table);
-        odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 8), table);
+        return load64(at + (size_t)j * VECTOR);
     }
-    _mm512_store_si512(codes[j], even);
-    _mm512_store_si512(codes[j + VECTORS], odd);
+    char offset = type == FG_Q4_0 ? 8 : type == FG_Q5_0 ? 16 : type == FG_Q6_K ? 32 : 0;
+    __m512i codes = unpack(type, at, j);
+    return offset == 0 ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(offset));
 }
 
-/* Numbers of 13 bits: the upper eight bits of each, as bf16 has them, and what is left. */
-FG_AVX512_INLINE void store_split(__m512i numbers, uint32_t *rest, uint32_t *upper)
+/* Q6_K: signed codes times the scales of their lanes, 64 * upper + lower, both within a byte. */
+FG_AVX512_INLINE void split_codes(__m512i codes, __m512i scales, int8_t *lower, int8_t *upper)
 {
-    __m512i biased = _mm512_xor_si512(numbers, _mm512_set1_epi32((int32_t)0x80008000));
-    __m512 low = fg_avx512_less_bias(fg_avx512_to_lower(biased, 0, true), 0x8000);
-    __m512 high = fg_avx512_less_bias(fg_avx512_to_lower(biased, 2, true), 0x8000);
-    __m512 upper_low = _mm512_castsi512_ps(fg_avx512_upper(_mm512_castps_si512(low)));
-    __m512 upper_high = _mm512_castsi512_ps(fg_avx512_upper(_mm512_castps_si512(high)));
-    _mm512_store_si512(upper, fg_avx512_pair_floats(upper_low, upper_high));
-    _mm512_store_si512(rest, fg_avx512_pair_floats(_mm512_sub_ps(low, upper_low),
-                                                   _mm512_sub_ps(high, upper_high)));
-}
-
-/* Q6_K's codes, multiplied with the scales of their lanes. */
-FG_AVX512_INLINE void split_codes(const uint8_t *at, int j, __m512i scales, group_codes rest,
-                                  group_codes upper)
-{
-    __m512i codes = _mm512_sub_epi8(unpack(FG_Q6_K, at, j), _mm512_set1_epi8(32));
     __m512i twice = _mm512_or_si512(_mm512_slli_epi32(scales, 16),
                                     _mm512_and_si512(scales, _mm512_set1_epi32(0xFFFF)));
     __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8);
     __m512i odd = _mm512_srai_epi16(codes, 8);
-    store_split(_mm512_mullo_epi16(even, twice), rest[j], upper[j]);
-    store_split(_mm512_mullo_epi16(odd, twice), rest[j + VECTORS], upper[j + VECTORS]);
+    even = _mm512_mullo_epi16(even, twice);
+    odd = _mm512_mullo_epi16(odd, twice);
+    const __m512i low = _mm512_set1_epi16(255);
+    __m512i upper_even = _mm512_srai_epi16(even, 6);
+    __m512i upper_odd = _mm512_srai_epi16(odd, 6);
+    even = _mm512_and_si512(even, _mm512_set1_epi16(63));
+    odd = _mm512_and_si512(odd, _mm512_set1_epi16(63));
+    _mm512_store_si512(lower, _mm512_or_si512(even, _mm512_slli_epi16(odd, 8)));
+    _mm512_store_si512(
+        upper, _mm512_or_si512(_mm512_and_si512(upper_even, low), _mm512_slli_epi16(upper_odd, 8)));
 }
 
 /* Some groups of a panel. */
@@ -328,7 +376,6 @@ FG_AVX512_INLINE void unpack_slice(uint32_t type, const amx_groups *from, size_t
                                    const amx_groups *ask, amx_slice *slice)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
-    __m512i table = table_of(type);
     for (size_t g = 0; g < count; g++) {
         size_t in_unit = (from->first + g) % shape.unit_groups;
         const uint8_t *scales = from->panel + fg_panel_unit_offset(&shape, from->first + g);
@@ -340,11 +387,12 @@ FG_AVX512_INLINE void unpack_slice(uint32_t type, const amx_groups *from, size_t
         }
 #pragma GCC unroll 8
         for (int j = 0; j < VECTORS; j++) {
+            __m512i vector = signed_codes(type, codes, j);
             if (type == FG_Q6_K) {
-                split_codes(codes, j, j < VECTORS / 2 ? f.first : f.second, slice->codes[g],
-                            slice->codes[g + SLICE_GROUPS]);
+                split_codes(vector, j < VECTORS / 2 ? f.first : f.second, slice->codes[g][j],
+                            slice->codes[g + SPLIT_GROUPS][j]);
             } else {
-                pair_codes(type, codes, j, table, slice->codes[g]);
+                _mm512_store_si512(slice->codes[g][j], vector);
             }
         }
         const uint8_t *next = ask->panel + fg_panel_codes_offset(&shape, ask->first + g);
@@ -388,7 +436,7 @@ static unpack_fn unpack_of(uint32_t type)
 /* With fewer rows unpacking is not worth its time. */
 static uint32_t rows_least(uint32_t type)
 {
-    return type == FG_Q8_0 ? 48 : type == FG_Q6_K ? 32 : 24;
+    return type == FG_Q8_0 ? 32 : 24;
 }
 
 /* ---- products ---- */

@@ -170,18 +170,11 @@ static void apart_pair_row(const float *values, uint32_t columns, uint32_t *pair
     }
 }
 
-/* A group's pairs are columns 4j and 4j + 2, then 4j + 1 and 4j + 3, as the codes of a panel come apart. */
 static void avx512_quant_tiles(const int8_t *quants, const fg_quant_group *groups,
                                uint32_t group_count, uint32_t place, fg_quant_tile *tiles)
 {
     for (uint32_t g = 0; g < group_count; g++, quants += FG_QUANT_GROUP) {
-        __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)quants);
-        __m512i even;
-        __m512i odd;
-        fg_avx512_pair_bytes(_mm512_castsi256_si512(bytes), &even, &odd);
-        uint32_t *pairs = tiles[g].pairs[place];
-        _mm256_storeu_si256((__m256i *)(void *)pairs, _mm512_castsi512_si256(even));
-        _mm256_storeu_si256((__m256i *)(void *)(pairs + 8), _mm512_castsi512_si256(odd));
+        memcpy(tiles[g].quants[place], quants, FG_QUANT_GROUP);
         tiles[g].scales[place] = groups[g].scale;
         tiles[g].offsets[place] = groups[g].offset;
     }

@@ -82,44 +82,6 @@ FG_AVX512_INLINE __m512i fg_avx512_brain(__m512 x)
     return _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(size, least), rounded);
 }
 
-/* Byte `from` of each word, and the one behind it, in the lower half; zeros above. */
-FG_AVX512_INLINE __m512i fg_avx512_to_lower(__m512i words, int from, bool two)
-{
-    int32_t second = two ? (from + 1) << 8 : 0x8000;
-    __m512i places = _mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0);
-    __m512i order = _mm512_set1_epi32((int32_t)0x80800000 | second | from);
-    return _mm512_shuffle_epi8(words, _mm512_add_epi8(order, places));
-}
-
-/* Integers of up to 16 bits, without a sign: what is below `bias` is negative. */
-FG_AVX512_INLINE __m512 fg_avx512_less_bias(__m512i integers, int bias)
-{
-    const __m512i exponent = _mm512_set1_epi32(0x4B000000); /* of 2^23 */
-    return _mm512_sub_ps(_mm512_castsi512_ps(_mm512_or_si512(integers, exponent)),
-                         _mm512_set1_ps((float)(0x800000 + bias)));
-}
-
-/* Floats that bf16 holds, as pairs. */
-FG_AVX512_INLINE __m512i fg_avx512_pair_floats(__m512 low, __m512 high)
-{
-    return _mm512_or_si512(_mm512_castps_si512(high),
-                           fg_avx512_to_lower(_mm512_castps_si512(low), 2, true));
-}
-
-/* Signed bytes as pairs of bf16: the first and third of each word, and the others. Conversions and shifts would all take
- * the pipe that floats take. */
-FG_AVX512_INLINE void fg_avx512_pair_bytes(__m512i bytes, __m512i *even, __m512i *odd)
-{
-    __m512i biased = _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
-    __m512 floats[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        floats[i] = fg_avx512_less_bias(fg_avx512_to_lower(biased, i, false), 128);
-    }
-    *even = fg_avx512_pair_floats(floats[0], floats[2]);
-    *odd = fg_avx512_pair_floats(floats[1], floats[3]);
-}
-
 /* Words that hold two bf16: each half as floats. */
 FG_AVX512_INLINE __m512i fg_avx512_upper(__m512i words)
 {

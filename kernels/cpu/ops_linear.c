@@ -89,8 +89,8 @@ static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t 
                                uint32_t rows, uint32_t most)
 {
     bool tiles = reads_tiles(device, form);
-    bool in_slices = tiles || form == FG_FORM_PAIRS;
-    size_t bytes = in_slices ? device->block_bytes / 2 * 3 : device->block_bytes;
+    size_t quarters = tiles ? 7 : form == FG_FORM_PAIRS ? 6 : 4;
+    size_t bytes = device->block_bytes / 4 * quarters;
     size_t least = form == FG_FORM_PAIRS ? 2 * TILES : tiles ? FG_TILE_ROWS : TILE;
     size_t fit = bytes / row_bytes(device, form, columns);
     fit = fit < least ? least : fit < most ? fit : most;
