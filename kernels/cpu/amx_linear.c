@@ -51,7 +51,15 @@ typedef struct amx_unit {
     const fg_quant_tile *rows; /* from the slice's first group on */
     const amx_slice *slice;
     __m512 *totals;
+    const uint8_t *ask; /* its share of the weights that come next */
 } amx_unit;
+
+/* What the units of a slice have in common. */
+typedef struct amx_run {
+    uint32_t rows;    /* of a strip */
+    size_t count;     /* groups of the slice */
+    size_t ask_lines; /* by a unit for every round */
+} amx_run;
 
 /* ---- tiles ---- */
 
@@ -72,11 +80,14 @@ typedef struct amx_place {
     const fg_quant_tile *rows;
     const group_codes *codes;
     const float *d;
+    const uint8_t *ask;
 } amx_place;
 
 FG_AVX512_INLINE amx_place place_of(const amx_unit *unit)
 {
-    return (amx_place){ .rows = unit->rows, .codes = unit->slice->codes, .d = unit->slice->d[0] };
+    return (amx_place){
+        .rows = unit->rows, .codes = unit->slice->codes, .d = unit->slice->d[0], .ask = unit->ask
+    };
 }
 
 enum { MINIMUM = (offsetof(amx_slice, minimum) - offsetof(amx_slice, d)) / sizeof(float) };
@@ -154,12 +165,16 @@ FG_AVX512_INLINE void store_totals(int R, const strip_totals totals, __m512 *to)
     }
 }
 
-/* From one round of groups to the next, which may be of the next unit. */
-FG_AVX512_INLINE void next_round(size_t groups, size_t count, const amx_unit *unit, size_t *group,
-                                 amx_place *place)
+/* From one round of groups to the next, which may be of the next unit. Weights are asked for all the time, not when they
+ * are unpacked: too many at once would have to be waited for. */
+FG_AVX512_INLINE void next_round(size_t groups, const amx_run *run, const amx_unit *unit,
+                                 size_t *group, amx_place *place)
 {
+    for (size_t i = 0; i < run->ask_lines; i++, place->ask += VECTOR) {
+        _mm_prefetch((const char *)place->ask, _MM_HINT_T1);
+    }
     *group += groups;
-    if (*group == count) {
+    if (*group == run->count) {
         *place = place_of(unit + 1);
         return;
     }
@@ -171,7 +186,7 @@ FG_AVX512_INLINE void next_round(size_t groups, size_t count, const amx_unit *un
 /* What comes after the last groups of a unit. */
 #define NEXT_UNIT()                                                                                \
     do {                                                                                           \
-        if (group == count) {                                                                      \
+        if (group == run->count) {                                                                 \
             store_totals(R, totals, unit->totals);                                                 \
             unit++;                                                                                \
             load_totals(R, unit->totals, totals);                                                  \
@@ -182,7 +197,7 @@ FG_AVX512_INLINE void next_round(size_t groups, size_t count, const amx_unit *un
 #define ADD(at, g) add_sums(kind, R, at, g, sums + (g)*SUMS, totals)
 
 /* The units' totals grow by whole rounds of four groups. */
-FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t count, const amx_unit *unit,
+FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const amx_unit *unit,
                                  size_t unit_count)
 {
     _Alignas(VECTOR) float ring[RING * SUMS];
@@ -200,9 +215,9 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t count, const amx_u
     STORE(sums, 2);
     load_totals(R, unit->totals, totals);
     ADD(&now, 0);
-    for (size_t left = unit_count * count / RING - 1; left > 0; left--) {
+    for (size_t left = unit_count * run->count / RING - 1; left > 0; left--) {
         amx_place before = now;
-        next_round(RING, count, unit, &group, &now);
+        next_round(RING, run, unit, &group, &now);
         MULTIPLY(now, 0, 0, 0, 4, 6);
         STORE(sums, 3);
         ADD(&before, 1);
@@ -227,7 +242,8 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, size_t count, const amx_u
 #define ADD_SPLIT(at, g) add_sums(AMX_SPLIT, R, at, g, sums + 2 * (g)*SUMS, totals)
 
 /* AMX_SPLIT: of two groups, which have a tile for each part. */
-FG_AVX512_INLINE void run_split_rounds(int R, size_t count, const amx_unit *unit, size_t unit_count)
+FG_AVX512_INLINE void run_split_rounds(int R, const amx_run *run, const amx_unit *unit,
+                                       size_t unit_count)
 {
     _Alignas(VECTOR) float ring[RING * SUMS];
     float *sums = ring;
@@ -244,9 +260,9 @@ FG_AVX512_INLINE void run_split_rounds(int R, size_t count, const amx_unit *unit
     STORE(sums, 2);
     load_totals(R, unit->totals, totals);
     ADD_SPLIT(&now, 0);
-    for (size_t left = unit_count * count / SPLIT_RING - 1; left > 0; left--) {
+    for (size_t left = unit_count * run->count / SPLIT_RING - 1; left > 0; left--) {
         amx_place before = now;
-        next_round(SPLIT_RING, count, unit, &group, &now);
+        next_round(SPLIT_RING, run, unit, &group, &now);
         MULTIPLY(now, 0, 0, 0, 4, 6);
         STORE(sums, 3);
         MULTIPLY(now, 0, 1, 1, 5, 7);
@@ -286,40 +302,44 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_uni
     }
 }
 
-FG_AVX512_INLINE void run_units(amx_kind kind, int R, size_t count, const amx_unit *units,
+static size_t ring_of(amx_kind kind)
+{
+    return kind == AMX_SPLIT ? SPLIT_RING : RING;
+}
+
+FG_AVX512_INLINE void run_units(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                 size_t unit_count)
 {
-    if (kind == AMX_SPLIT && count % SPLIT_RING == 0) {
-        run_split_rounds(R, count, units, unit_count);
-    } else if (kind != AMX_SPLIT && count % RING == 0) {
-        run_rounds(kind, R, count, units, unit_count);
+    if (run->count % ring_of(kind) != 0) {
+        run_rest(kind, R, run->count, units, unit_count);
+    } else if (kind == AMX_SPLIT) {
+        run_split_rounds(R, run, units, unit_count);
     } else {
-        run_rest(kind, R, count, units, unit_count);
+        run_rounds(kind, R, run, units, unit_count);
     }
 }
 
-/* So many rows of a strip that are there: multiplied are all sixteen, scaled and added are these and up to three more. */
-FG_AVX512_INLINE void choose_rows(amx_kind kind, uint32_t rows, size_t count, const amx_unit *units,
+/* Multiplied are all sixteen rows of a strip, scaled and added are those that are there and up to three more. */
+FG_AVX512_INLINE void choose_rows(amx_kind kind, const amx_run *run, const amx_unit *units,
                                   size_t unit_count)
 {
-    if (rows > 12) {
-        run_units(kind, 16, count, units, unit_count);
-    } else if (rows > 8) {
-        run_units(kind, 12, count, units, unit_count);
-    } else if (rows > 4) {
-        run_units(kind, 8, count, units, unit_count);
+    if (run->rows > 12) {
+        run_units(kind, 16, run, units, unit_count);
+    } else if (run->rows > 8) {
+        run_units(kind, 12, run, units, unit_count);
+    } else if (run->rows > 4) {
+        run_units(kind, 8, run, units, unit_count);
     } else {
-        run_units(kind, 4, count, units, unit_count);
+        run_units(kind, 4, run, units, unit_count);
     }
 }
 
-typedef void (*units_fn)(uint32_t rows, size_t count, const amx_unit *units, size_t unit_count);
+typedef void (*units_fn)(const amx_run *run, const amx_unit *units, size_t unit_count);
 
 #define DEFINE_UNITS(name, kind)                                                                   \
-    static void name##_units(uint32_t rows, size_t count, const amx_unit *units,                   \
-                             size_t unit_count)                                                    \
+    static void name##_units(const amx_run *run, const amx_unit *units, size_t unit_count)         \
     {                                                                                              \
-        choose_rows(kind, rows, count, units, unit_count);                                         \
+        choose_rows(kind, run, units, unit_count);                                                 \
     }
 
 DEFINE_UNITS(plain, AMX_PLAIN)
@@ -365,21 +385,15 @@ FG_AVX512_INLINE void split_codes(__m512i codes, __m512i scales, int8_t *lower, 
         upper, _mm512_or_si512(_mm512_and_si512(upper_even, low), _mm512_slli_epi16(upper_odd, 8)));
 }
 
-/* Some groups of a panel. */
-typedef struct amx_groups {
-    const uint8_t *panel;
-    size_t first;
-} amx_groups;
-
-/* `count` groups; as many are asked for. */
-FG_AVX512_INLINE void unpack_slice(uint32_t type, const amx_groups *from, size_t count,
-                                   const amx_groups *ask, amx_slice *slice)
+/* `count` groups of a panel, from the `first` on. */
+FG_AVX512_INLINE void unpack_slice(uint32_t type, const uint8_t *panel, size_t first, size_t count,
+                                   amx_slice *slice)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     for (size_t g = 0; g < count; g++) {
-        size_t in_unit = (from->first + g) % shape.unit_groups;
-        const uint8_t *scales = from->panel + fg_panel_unit_offset(&shape, from->first + g);
-        const uint8_t *codes = from->panel + fg_panel_codes_offset(&shape, from->first + g);
+        size_t in_unit = (first + g) % shape.unit_groups;
+        const uint8_t *scales = panel + fg_panel_unit_offset(&shape, first + g);
+        const uint8_t *codes = panel + fg_panel_codes_offset(&shape, first + g);
         factors f = scales_of(type, scales, in_unit);
         _mm512_store_ps(slice->d[g], f.d);
         if (fg_cpu_has_minimum(type)) {
@@ -395,26 +409,15 @@ FG_AVX512_INLINE void unpack_slice(uint32_t type, const amx_groups *from, size_t
                 _mm512_store_si512(slice->codes[g][j], vector);
             }
         }
-        const uint8_t *next = ask->panel + fg_panel_codes_offset(&shape, ask->first + g);
-        for (size_t i = 0; i < shape.group_bytes; i += VECTOR) {
-            _mm_prefetch((const char *)next + i, _MM_HINT_T1);
-        }
-        if ((ask->first + g) % shape.unit_groups == 0) {
-            for (size_t i = 0; i < shape.scale_bytes; i += VECTOR) {
-                _mm_prefetch((const char *)next - shape.scale_bytes + i, _MM_HINT_T1);
-            }
-        }
     }
 }
 
-typedef void (*unpack_fn)(const amx_groups *from, size_t count, const amx_groups *ask,
-                          amx_slice *slice);
+typedef void (*unpack_fn)(const uint8_t *panel, size_t first, size_t count, amx_slice *slice);
 
 #define DEFINE_UNPACK(name, type)                                                                  \
-    static void name##_unpack(const amx_groups *from, size_t count, const amx_groups *ask,         \
-                              amx_slice *slice)                                                    \
+    static void name##_unpack(const uint8_t *panel, size_t first, size_t count, amx_slice *slice)  \
     {                                                                                              \
-        unpack_slice(type, from, count, ask, slice);                                               \
+        unpack_slice(type, panel, first, count, slice);                                            \
     }
 
 FG_CPU_EACH_QUANTIZED(DEFINE_UNPACK)
@@ -457,28 +460,47 @@ static uint32_t rows_of_strip(const batch *b, uint32_t index)
     return left < STRIP_ROWS ? left : STRIP_ROWS;
 }
 
+/* Groups of some panels, and what comes next: the first panel's next groups, or what lies behind the last panel. */
+typedef struct part {
+    size_t first;
+    size_t count;
+    const uint8_t *ask;
+    size_t ask_stride; /* from panel to panel */
+    size_t ask_lines;  /* of a panel */
+} part;
+
 /* Strips of sixteen rows, then the one that has fewer. */
-static void run_slice(uint32_t type, const fg_activations *in, size_t group, size_t count, batch *b)
+static void run_slice(uint32_t type, const fg_activations *in, const part *of, batch *b)
 {
     size_t group_count = in->columns / FG_QUANT_GROUP;
-    const fg_quant_tile *rows = in->quant_tiles + b->first / STRIP_ROWS * group_count + group;
+    size_t rounds = of->count / ring_of(kind_of(type));
+    amx_run run = { .rows = STRIP_ROWS, .count = of->count };
+    if (rounds > 0) {
+        size_t asking = b->strip_count * rounds;
+        run.ask_lines = (of->ask_lines + asking - 1) / asking;
+    }
+    const fg_quant_tile *rows = in->quant_tiles + b->first / STRIP_ROWS * group_count + of->first;
     amx_unit units[SLICE_PANELS * BATCH_STRIPS];
     size_t unit_count = 0;
     for (uint32_t index = 0; index < b->strip_count; index++, rows += group_count) {
+        size_t asked = index * rounds * run.ask_lines * VECTOR;
         for (uint32_t i = 0; i < b->panels; i++) {
-            units[unit_count++] =
-                (amx_unit){ .rows = rows, .slice = &b->slices[i], .totals = b->totals[i][index] };
+            units[unit_count++] = (amx_unit){ .rows = rows,
+                                              .slice = &b->slices[i],
+                                              .totals = b->totals[i][index],
+                                              .ask = of->ask + i * of->ask_stride + asked };
         }
     }
-    units_fn run = kinds[kind_of(type)];
+    units_fn run_all = kinds[kind_of(type)];
     uint32_t last_rows = rows_of_strip(b, b->strip_count - 1);
     size_t short_units = last_rows < STRIP_ROWS ? b->panels : 0;
     size_t whole_units = unit_count - short_units;
     if (whole_units > 0) {
-        run(STRIP_ROWS, count, units, whole_units);
+        run_all(&run, units, whole_units);
     }
     if (short_units > 0) {
-        run(last_rows, count, units + whole_units, short_units);
+        run.rows = last_rows;
+        run_all(&run, units + whole_units, short_units);
     }
 }
 
@@ -488,24 +510,25 @@ static void run_batch(const fg_panels *w, const fg_activations *in, uint32_t pan
     unpack_fn unpack_groups = unpack_of(w->type);
     size_t group_count = w->columns / FG_QUANT_GROUP;
     size_t slice_groups = kind_of(w->type) == AMX_SPLIT ? SPLIT_GROUPS : SLICE_GROUPS;
+    size_t slice_bytes = fg_panel_unit_offset(&shape, slice_groups);
     const uint8_t *panels = (const uint8_t *)w->data + panel * shape.panel_bytes;
     for (uint32_t i = 0; i < b->panels; i++) {
         memset(b->totals[i], 0, b->strip_count * sizeof b->totals[i][0]);
     }
     for (size_t group = 0; group < group_count; group += slice_groups) {
         size_t left = group_count - group;
-        size_t count = left < slice_groups ? left : slice_groups;
+        size_t ask = left > slice_groups ? fg_panel_unit_offset(&shape, group + slice_groups)
+                                         : b->panels * shape.panel_bytes;
+        part now = { .first = group,
+                     .count = left < slice_groups ? left : slice_groups,
+                     .ask = panels + ask,
+                     .ask_stride = shape.panel_bytes,
+                     .ask_lines = (slice_bytes + VECTOR - 1) / VECTOR };
         for (uint32_t i = 0; i < b->panels; i++) {
-            amx_groups from = { .panel = panels + i * shape.panel_bytes, .first = group };
-            /* Behind the last slice come the next panels. */
-            amx_groups ask =
-                left > slice_groups
-                    ? (amx_groups){ .panel = from.panel, .first = group + count }
-                    : (amx_groups){ .panel = from.panel + b->panels * shape.panel_bytes };
-            unpack_groups(&from, count, &ask, &b->slices[i]);
+            unpack_groups(panels + i * shape.panel_bytes, group, now.count, &b->slices[i]);
         }
         fg_amx_see_memory(b->slices);
-        run_slice(w->type, in, group, count, b);
+        run_slice(w->type, in, &now, b);
     }
 }
 
