@@ -439,7 +439,19 @@ static unpack_fn unpack_of(uint32_t type)
 /* With fewer rows unpacking is not worth its time. */
 static uint32_t rows_least(uint32_t type)
 {
-    return type == FG_Q8_0 ? 32 : 24;
+    switch (type) {
+    case FG_Q5_0:
+    case FG_Q5_1:
+    case FG_Q5_K:
+        return FG_AMX_TILE_ROWS_LEAST;
+    case FG_Q4_0:
+        return 16;
+    case FG_Q4_1:
+    case FG_Q4_K:
+        return 20;
+    default:
+        return type == FG_Q6_K ? 24 : 28;
+    }
 }
 
 /* ---- products ---- */

@@ -233,6 +233,7 @@ const fg_cpu_kernels fg_cpu_amx = {
     AVX512_ROWS,
     .name = "amx",
     .product_pairs = apart_pair_row,
+    .tile_rows_least = FG_AMX_TILE_ROWS_LEAST,
     .quant_tiles = avx512_quant_tiles,
     .pair_columns = FG_AMX_PAIR_COLUMNS,
     .linear = fg_cpu_amx_linear,

@@ -39,7 +39,9 @@ typedef struct fg_cpu_kernels {
     void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Pairs as products read them: the same, or columns 32j + i and 32j + 16 + i. */
     void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
-    /* Whole groups of a row to row `place` of as many tiles; NULL: products do not read tiles. */
+    /* Products of so many rows and more may read tiles. 0: none do. */
+    uint32_t tile_rows_least;
+    /* Whole groups of a row to row `place` of as many tiles. */
     void (*quant_tiles)(const int8_t *quants, const fg_quant_group *groups, uint32_t group_count,
                         uint32_t place, fg_quant_tile *tiles);
     /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
@@ -93,6 +95,16 @@ static inline bool fg_cpu_is_odd(uint32_t peak_bits)
     return __builtin_expect(peak_bits >= 0x7F800000u, 0);
 }
 
+/* A form beside those of ops.h: the quants' tiles. */
+enum { FG_CPU_FORM_TILES = 1u << 8 };
+
+/* What products of so many rows may read. */
+static inline uint32_t fg_cpu_forms(const fg_cpu_kernels *kernels, uint32_t forms, uint32_t rows)
+{
+    bool tiles = kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
+    return tiles && (forms & FG_FORM_QUANTS) != 0 ? forms | FG_CPU_FORM_TILES : forms;
+}
+
 /* These forms of columns `first` .. `first + count - 1` of a row, whose values are at `values`: whole groups. */
 static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a,
                                   uint32_t forms, uint32_t row, uint32_t first, const float *values,
@@ -101,7 +113,7 @@ static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activa
     if ((forms & FG_FORM_QUANTS) != 0) {
         size_t at = (size_t)row * a->columns + first;
         kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
-        if (kernels->quant_tiles != NULL) {
+        if ((forms & FG_CPU_FORM_TILES) != 0) {
             size_t of_row = (size_t)row / FG_TILE_ROWS * (a->columns / FG_QUANT_GROUP);
             kernels->quant_tiles(a->quants + at, a->groups + at / FG_QUANT_GROUP,
                                  count / FG_QUANT_GROUP, row % FG_TILE_ROWS,

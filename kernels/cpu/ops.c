@@ -73,6 +73,7 @@ void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activatio
                        uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
+    forms = fg_cpu_forms(stream->device->kernels, forms, rows);
     prepare_args args = { .activations = activations, .forms = forms };
     over_rows(stream, rows, activations->columns, prepare_rows, &args);
     fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
@@ -141,7 +142,9 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
 void fg_cpu_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    over_rows(stream, rows, args->out.columns, rmsnorm_rows, args);
+    fg_rmsnorm norm = *args;
+    norm.forms = fg_cpu_forms(stream->device->kernels, args->forms, rows);
+    over_rows(stream, rows, args->out.columns, rmsnorm_rows, &norm);
     fg_op_clock_end(FG_OP_KIND_NORM, began_ns);
 }
 

@@ -62,7 +62,7 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 
 static bool reads_tiles(const fg_device *device, uint32_t form)
 {
-    return form == FG_FORM_QUANTS && device->kernels->quant_tiles != NULL;
+    return form == FG_FORM_QUANTS && device->kernels->tile_rows_least > 0;
 }
 
 static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns)
@@ -245,11 +245,14 @@ static void gated_piece(void *ctx, uint32_t piece, uint32_t member)
     }
 }
 
-void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
+void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_activations *in,
                      uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(rows > 0, "a product of no rows");
+    fg_gated with_tiles = *args;
+    with_tiles.forms = fg_cpu_forms(stream->device->kernels, args->forms, rows);
+    const fg_gated *gated = &with_tiles;
     fg_team *team = stream->device->team;
     uint32_t panels = fg_panel_count(gated->gate.outputs);
     const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
