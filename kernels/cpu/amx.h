@@ -12,8 +12,8 @@ enum { FG_AMX_TILES = 8, FG_AMX_ROWS = 16, FG_AMX_ROW_BYTES = 64 };
 /* BF16 products of longer rows take so many columns at a time. */
 enum { FG_AMX_PAIR_COLUMNS = 1024 };
 
-/* Quantised types take tiles of so many rows and more, some of them of many more. */
-enum { FG_AMX_TILE_ROWS_LEAST = 12 };
+/* Products of quantised types take tiles of so many rows and more, some of them of more. */
+enum { FG_AMX_TILE_ROWS_LEAST = 20 };
 
 /* What _tile_loadconfig reads. */
 typedef struct fg_amx_config {

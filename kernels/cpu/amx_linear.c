@@ -280,25 +280,40 @@ FG_AVX512_INLINE void run_split_rounds(int R, const amx_run *run, const amx_unit
     store_totals(R, totals, unit->totals);
 }
 
-/* Where no whole rounds are left of a row. */
+/* What is left of a row, less than a round: a unit's groups are multiplied before those of the unit before it are
+ * added. */
 FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_unit *unit,
                                size_t unit_count)
 {
-    _Alignas(VECTOR) float sums[2 * SUMS];
+    enum { OF_UNIT = RING * SUMS };
+    _Alignas(VECTOR) float ring[2 * OF_UNIT];
     strip_totals totals;
-    for (size_t u = 0; u < unit_count; u++, unit++) {
-        amx_place now = place_of(unit);
-        load_totals(R, unit->totals, totals);
-        for (size_t g = 0; g < count; g++) {
-            MULTIPLY(now, g, 0, 0, 4, 6);
-            STORE(sums, 0);
+    for (size_t u = 0; u <= unit_count; u++) {
+        float *sums = ring + u % 2 * OF_UNIT;
+        if (u < unit_count) {
+            amx_place now = place_of(unit + u);
+            MULTIPLY(now, 0, 0, 0, 4, 6);
             if (kind == AMX_SPLIT) {
-                MULTIPLY(now, g, 1, 1, 5, 7);
-                STORE(sums, 1);
+                MULTIPLY(now, 0, 1, 1, 5, 7);
+            } else if (count > 1) {
+                MULTIPLY(now, 1, 0, 1, 5, 7);
             }
-            add_sums(kind, R, &now, g, sums, totals);
+            STORE(sums, 0);
+            if (count > 2) {
+                MULTIPLY(now, 2, 0, 2, 4, 6);
+            }
+            STORE(sums, 1);
+            STORE(sums, 2);
         }
-        store_totals(R, totals, unit->totals);
+        if (u > 0) {
+            amx_place before = place_of(unit + u - 1);
+            sums = ring + (u - 1) % 2 * OF_UNIT;
+            load_totals(R, unit[u - 1].totals, totals);
+            for (size_t g = 0; g < count; g++) {
+                add_sums(kind, R, &before, g, sums + g * SUMS, totals);
+            }
+            store_totals(R, totals, unit[u - 1].totals);
+        }
     }
 }
 
@@ -439,19 +454,7 @@ static unpack_fn unpack_of(uint32_t type)
 /* With fewer rows unpacking is not worth its time. */
 static uint32_t rows_least(uint32_t type)
 {
-    switch (type) {
-    case FG_Q5_0:
-    case FG_Q5_1:
-    case FG_Q5_K:
-        return FG_AMX_TILE_ROWS_LEAST;
-    case FG_Q4_0:
-        return 16;
-    case FG_Q4_1:
-    case FG_Q4_K:
-        return 20;
-    default:
-        return type == FG_Q6_K ? 24 : 28;
-    }
+    return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : FG_AMX_TILE_ROWS_LEAST;
 }
 
 /* ---- products ---- */
@@ -522,22 +525,25 @@ static void run_batch(const fg_panels *w, const fg_activations *in, uint32_t pan
     unpack_fn unpack_groups = unpack_of(w->type);
     size_t group_count = w->columns / FG_QUANT_GROUP;
     size_t slice_groups = kind_of(w->type) == AMX_SPLIT ? SPLIT_GROUPS : SLICE_GROUPS;
+    size_t ring = ring_of(kind_of(w->type));
     size_t slice_bytes = fg_panel_unit_offset(&shape, slice_groups);
     const uint8_t *panels = (const uint8_t *)w->data + panel * shape.panel_bytes;
     for (uint32_t i = 0; i < b->panels; i++) {
         memset(b->totals[i], 0, b->strip_count * sizeof b->totals[i][0]);
     }
-    for (size_t group = 0; group < group_count; group += slice_groups) {
+    for (size_t group = 0, count; group < group_count; group += count) {
         size_t left = group_count - group;
+        size_t whole = left / ring * ring;
+        count = left > slice_groups ? slice_groups : whole > 0 ? whole : left;
         size_t ask = left > slice_groups ? fg_panel_unit_offset(&shape, group + slice_groups)
                                          : b->panels * shape.panel_bytes;
         part now = { .first = group,
-                     .count = left < slice_groups ? left : slice_groups,
+                     .count = count,
                      .ask = panels + ask,
                      .ask_stride = shape.panel_bytes,
                      .ask_lines = (slice_bytes + VECTOR - 1) / VECTOR };
         for (uint32_t i = 0; i < b->panels; i++) {
-            unpack_groups(panels + i * shape.panel_bytes, group, now.count, &b->slices[i]);
+            unpack_groups(panels + i * shape.panel_bytes, group, count, &b->slices[i]);
         }
         fg_amx_see_memory(b->slices);
         run_slice(w->type, in, &now, b);
