@@ -59,9 +59,8 @@ typedef struct fg_activations {
     float *values;
     int8_t *quants; /* |q| <= 127 */
     fg_quant_group *groups;
-    uint32_t *pairs; /* bf16 in upper and lower halves, 0 where there is no column */
-    fg_quant_tile
-        *quant_tiles; /* [rows / 16 upwards][columns / 32], for back ends that read them */
+    uint32_t *pairs;            /* bf16 in upper and lower halves, 0 where there is no column */
+    fg_quant_tile *quant_tiles; /* [rows / 16][columns / 32], upwards; NULL: none */
     uint32_t columns;
 } fg_activations;
 

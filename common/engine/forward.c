@@ -59,8 +59,10 @@ static void add_activations(part_list *list, fg_activations *activations, size_t
     add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
              sizeof(fg_quant_group));
     add_part(list, (void **)&activations->pairs, rows, fg_pair_stride(columns), sizeof(uint32_t));
-    add_part(list, (void **)&activations->quant_tiles, fg_quant_tile_count(rows, columns), 1,
-             sizeof(fg_quant_tile));
+    if (list->kind != SCRATCH_DEVICE) {
+        add_part(list, (void **)&activations->quant_tiles, fg_quant_tile_count(rows, columns), 1,
+                 sizeof(fg_quant_tile));
+    }
 }
 
 /* Rows that a step's buffers have: a device with memory of its own may be given rows that pad a step. */

@@ -26,6 +26,7 @@ enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / 
 enum { SLICE_PANELS = 2, SLICE_GROUPS = 16, SPLIT_GROUPS = SLICE_GROUPS / 2 };
 /* Products on their way: each has a tile of sums, and a place in memory. AMX_SPLIT has two for each group. */
 enum { RING = 4, SPLIT_RING = RING / 2, SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
+
 /* What a product of a group consists of. */
 typedef enum amx_kind {
     AMX_PLAIN,
@@ -570,7 +571,7 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         fg_cpu_amx_linear_bf16(linear, in, rows, first, count);
         return;
     }
-    if (unpack_of(w->type) == NULL || rows < rows_least(w->type)) {
+    if (unpack_of(w->type) == NULL || rows < rows_least(w->type) || in->quant_tiles == NULL) {
         fg_cpu_avx512_linear(linear, in, rows, first, count);
         return;
     }

@@ -113,7 +113,7 @@ static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activa
     if ((forms & FG_FORM_QUANTS) != 0) {
         size_t at = (size_t)row * a->columns + first;
         kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
-        if ((forms & FG_CPU_FORM_TILES) != 0) {
+        if ((forms & FG_CPU_FORM_TILES) != 0 && a->quant_tiles != NULL) {
             size_t of_row = (size_t)row / FG_TILE_ROWS * (a->columns / FG_QUANT_GROUP);
             kernels->quant_tiles(a->quants + at, a->groups + at / FG_QUANT_GROUP,
                                  count / FG_QUANT_GROUP, row % FG_TILE_ROWS,

@@ -28,16 +28,18 @@ typedef struct linear_job {
     uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
 
+/* Tiles begin with whole tiles: other rows are read without. */
 static fg_activations activations_from(const fg_activations *a, uint32_t row)
 {
     size_t at = (size_t)row * a->columns;
     size_t pair = (size_t)row * fg_pair_stride(a->columns);
     size_t tile = fg_quant_tile_count(row, a->columns);
+    bool has_tiles = a->quant_tiles != NULL && row % FG_TILE_ROWS == 0;
     return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
                              .quants = a->quants == NULL ? NULL : a->quants + at,
                              .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
                              .pairs = a->pairs == NULL ? NULL : a->pairs + pair,
-                             .quant_tiles = a->quant_tiles == NULL ? NULL : a->quant_tiles + tile,
+                             .quant_tiles = has_tiles ? a->quant_tiles + tile : NULL,
                              .columns = a->columns };
 }
 
@@ -96,7 +98,9 @@ static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t 
     fit = fit < least ? least : fit < most ? fit : most;
     size_t blocks = (rows + fit - 1) / fit;
     size_t even = (rows + blocks - 1) / blocks;
-    size_t tile = tiles ? FG_TILE_ROWS : even >= TILES ? TILES : TILE;
+    size_t tile = device->kernels->tile_rows_least > 0 ? FG_TILE_ROWS
+                  : even >= TILES                      ? TILES
+                                                       : TILE;
     return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
 }
 

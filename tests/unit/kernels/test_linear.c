@@ -654,6 +654,48 @@ Test(linear, several_products_and_accumulation_equal_single_ones)
     close_test_device(&device);
 }
 
+/* Blocks of rows are cut for the first product's form; the other one's rows may be read as tiles. */
+Test(linear, products_of_two_forms_share_their_blocks)
+{
+    enum { ROWS = 600, OUTPUTS = 40, COLUMNS = 2080 };
+    static const uint32_t pair[2] = { FG_BF16, FG_Q4_0 };
+    fg_rng rng = { .state = 19 };
+    fg_matrix matrices[2];
+    void *data[2];
+    fg_panels panels[2];
+    for (int i = 0; i < 2; i++) {
+        data[i] = random_matrix(&rng, pair[i], OUTPUTS, COLUMNS, &matrices[i]);
+        panels[i] = pack_panels(&matrices[i]);
+    }
+    fg_activations in = make_activations(ROWS, COLUMNS);
+    for (size_t i = 0; i < (size_t)ROWS * COLUMNS; i++) {
+        in.values[i] = random_float(&rng, 3.0f);
+    }
+    size_t bytes = (size_t)ROWS * OUTPUTS * sizeof(float);
+    float *sums[2] = { fg_mem_alloc(2 * bytes), fg_mem_alloc(2 * bytes) };
+    for (size_t i = 0; i < TEST_ISAS; i++) {
+        test_device device;
+        if (!open_test_device(test_isas[i], 2, &device)) {
+            continue;
+        }
+        float *out = sums[i > 0];
+        fg_linear linears[2] = {
+            { .weight = panels[0], .out = out, .out_stride = OUTPUTS },
+            { .weight = panels[1], .out = out + (size_t)ROWS * OUTPUTS, .out_stride = OUTPUTS },
+        };
+        fg_op_prepare(device.stream, &in, FG_FORM_QUANTS | FG_FORM_PAIRS, ROWS);
+        fg_op_linear(device.stream, linears, 2, &in, ROWS);
+        cr_assert(memcmp(sums[i > 0], sums[0], 2 * bytes) == 0, "isa %s", test_isas[i]);
+        close_test_device(&device);
+    }
+    for (int i = 0; i < 2; i++) {
+        fg_mem_free(sums[i]);
+        free_panels(&panels[i]);
+        fg_mem_free(data[i]);
+    }
+    free_activations(&in);
+}
+
 Test(linear, extreme_quants_do_not_saturate)
 {
     enum { ROWS = 50 }; /* the last one is what one row becomes */
