@@ -93,13 +93,24 @@ FG_AVX512_INLINE amx_place place_of(const amx_unit *unit)
 
 enum { MINIMUM = (offsetof(amx_slice, minimum) - offsetof(amx_slice, d)) / sizeof(float) };
 
-/* Group g from a place on, into a tile of sums; `upper` 1: the upper parts of its codes. */
-#define MULTIPLY(at, g, upper, sums_tile, rows_tile, codes_tile)                                   \
+/* A place of the ring, and tile of sums, is a group's, or (AMX_SPLIT) that of the lower or upper parts of its codes. */
+FG_AVX512_INLINE size_t group_of(amx_kind kind, size_t slot)
+{
+    return kind == AMX_SPLIT ? slot / 2 : slot;
+}
+
+FG_AVX512_INLINE size_t codes_of(amx_kind kind, size_t slot)
+{
+    return kind == AMX_SPLIT ? slot / 2 + slot % 2 * SPLIT_GROUPS : slot;
+}
+
+/* What belongs to a slot, from a place on. */
+#define MULTIPLY(at, slot, rows_tile, codes_tile)                                                  \
     do {                                                                                           \
-        _tile_loadd(rows_tile, (at).rows[g].quants, FG_QUANT_GROUP);                               \
-        _tile_loadd(codes_tile, (at).codes[(g) + (upper)*SPLIT_GROUPS], VECTOR);                   \
-        _tile_zero(sums_tile);                                                                     \
-        _tile_dpbssd(sums_tile, rows_tile, codes_tile);                                            \
+        _tile_loadd(rows_tile, (at).rows[group_of(kind, slot)].quants, FG_QUANT_GROUP);            \
+        _tile_loadd(codes_tile, (at).codes[codes_of(kind, slot)], VECTOR);                         \
+        _tile_zero(slot);                                                                          \
+        _tile_dpbssd(slot, rows_tile, codes_tile);                                                 \
     } while (0)
 
 #define STORE(sums, tile) _tile_stored(tile, (sums) + (tile)*SUMS, VECTOR)
@@ -166,6 +177,12 @@ FG_AVX512_INLINE void store_totals(int R, const strip_totals totals, __m512 *to)
     }
 }
 
+/* Groups of a round. */
+FG_AVX512_INLINE size_t ring_of(amx_kind kind)
+{
+    return kind == AMX_SPLIT ? SPLIT_RING : RING;
+}
+
 /* From one round of groups to the next, which may be of the next unit. Weights are asked for all the time, not when they
  * are unpacked: too many at once would have to be waited for. */
 FG_AVX512_INLINE void next_round(size_t groups, const amx_run *run, const amx_unit *unit,
@@ -184,20 +201,12 @@ FG_AVX512_INLINE void next_round(size_t groups, const amx_run *run, const amx_un
     place->d += groups * FG_PANEL_OUTPUTS;
 }
 
-/* What comes after the last groups of a unit. */
-#define NEXT_UNIT()                                                                                \
-    do {                                                                                           \
-        if (group == run->count) {                                                                 \
-            store_totals(R, totals, unit->totals);                                                 \
-            unit++;                                                                                \
-            load_totals(R, unit->totals, totals);                                                  \
-            group = 0;                                                                             \
-        }                                                                                          \
-    } while (0)
+/* The group whose last slot it is. */
+#define ADD(at, slot)                                                                              \
+    add_sums(kind, R, at, group_of(kind, slot), sums + ((slot) - (kind == AMX_SPLIT)) * SUMS,      \
+             totals)
 
-#define ADD(at, g) add_sums(kind, R, at, g, sums + (g)*SUMS, totals)
-
-/* The units' totals grow by whole rounds of four groups. */
+/* The units' totals grow by whole rounds of four groups, or (AMX_SPLIT) of two. */
 FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const amx_unit *unit,
                                  size_t unit_count)
 {
@@ -205,79 +214,51 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const
     float *sums = ring;
     FG_AVX512_HOLD_POINTER(sums);
     strip_totals totals;
+    bool split = kind == AMX_SPLIT;
+    size_t groups = ring_of(kind);
     size_t group = 0;
     amx_place now = place_of(unit);
-    MULTIPLY(now, 0, 0, 0, 4, 6);
-    MULTIPLY(now, 1, 0, 1, 5, 7);
+    MULTIPLY(now, 0, 4, 6);
+    MULTIPLY(now, 1, 5, 7);
     STORE(sums, 0);
-    MULTIPLY(now, 2, 0, 2, 4, 6);
+    MULTIPLY(now, 2, 4, 6);
     STORE(sums, 1);
-    MULTIPLY(now, 3, 0, 3, 5, 7);
+    MULTIPLY(now, 3, 5, 7);
     STORE(sums, 2);
     load_totals(R, unit->totals, totals);
-    ADD(&now, 0);
-    for (size_t left = unit_count * run->count / RING - 1; left > 0; left--) {
+    ADD(&now, split ? 1 : 0);
+    for (size_t left = unit_count * run->count / groups - 1; left > 0; left--) {
         amx_place before = now;
-        next_round(RING, run, unit, &group, &now);
-        MULTIPLY(now, 0, 0, 0, 4, 6);
+        next_round(groups, run, unit, &group, &now);
+        MULTIPLY(now, 0, 4, 6);
         STORE(sums, 3);
-        ADD(&before, 1);
-        MULTIPLY(now, 1, 0, 1, 5, 7);
+        if (!split) {
+            ADD(&before, 1);
+        }
+        MULTIPLY(now, 1, 5, 7);
         STORE(sums, 0);
-        ADD(&before, 2);
-        MULTIPLY(now, 2, 0, 2, 4, 6);
+        if (!split) {
+            ADD(&before, 2);
+        }
+        MULTIPLY(now, 2, 4, 6);
         STORE(sums, 1);
         ADD(&before, 3);
-        NEXT_UNIT();
-        MULTIPLY(now, 3, 0, 3, 5, 7);
+        if (group == run->count) {
+            store_totals(R, totals, unit->totals);
+            unit++;
+            load_totals(R, unit->totals, totals);
+            group = 0;
+        }
+        MULTIPLY(now, 3, 5, 7);
         STORE(sums, 2);
-        ADD(&now, 0);
+        ADD(&now, split ? 1 : 0);
     }
     STORE(sums, 3);
-    ADD(&now, 1);
-    ADD(&now, 2);
+    if (!split) {
+        ADD(&now, 1);
+        ADD(&now, 2);
+    }
     ADD(&now, 3);
-    store_totals(R, totals, unit->totals);
-}
-
-#define ADD_SPLIT(at, g) add_sums(AMX_SPLIT, R, at, g, sums + 2 * (g)*SUMS, totals)
-
-/* AMX_SPLIT: of two groups, which have a tile for each part. */
-FG_AVX512_INLINE void run_split_rounds(int R, const amx_run *run, const amx_unit *unit,
-                                       size_t unit_count)
-{
-    _Alignas(VECTOR) float ring[RING * SUMS];
-    float *sums = ring;
-    FG_AVX512_HOLD_POINTER(sums);
-    strip_totals totals;
-    size_t group = 0;
-    amx_place now = place_of(unit);
-    MULTIPLY(now, 0, 0, 0, 4, 6);
-    MULTIPLY(now, 0, 1, 1, 5, 7);
-    STORE(sums, 0);
-    MULTIPLY(now, 1, 0, 2, 4, 6);
-    STORE(sums, 1);
-    MULTIPLY(now, 1, 1, 3, 5, 7);
-    STORE(sums, 2);
-    load_totals(R, unit->totals, totals);
-    ADD_SPLIT(&now, 0);
-    for (size_t left = unit_count * run->count / SPLIT_RING - 1; left > 0; left--) {
-        amx_place before = now;
-        next_round(SPLIT_RING, run, unit, &group, &now);
-        MULTIPLY(now, 0, 0, 0, 4, 6);
-        STORE(sums, 3);
-        MULTIPLY(now, 0, 1, 1, 5, 7);
-        STORE(sums, 0);
-        ADD_SPLIT(&before, 1);
-        NEXT_UNIT();
-        MULTIPLY(now, 1, 0, 2, 4, 6);
-        STORE(sums, 1);
-        MULTIPLY(now, 1, 1, 3, 5, 7);
-        STORE(sums, 2);
-        ADD_SPLIT(&now, 0);
-    }
-    STORE(sums, 3);
-    ADD_SPLIT(&now, 1);
     store_totals(R, totals, unit->totals);
 }
 
@@ -293,15 +274,13 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_uni
         float *sums = ring + u % 2 * OF_UNIT;
         if (u < unit_count) {
             amx_place now = place_of(unit + u);
-            MULTIPLY(now, 0, 0, 0, 4, 6);
-            if (kind == AMX_SPLIT) {
-                MULTIPLY(now, 0, 1, 1, 5, 7);
-            } else if (count > 1) {
-                MULTIPLY(now, 1, 0, 1, 5, 7);
+            MULTIPLY(now, 0, 4, 6);
+            if (kind == AMX_SPLIT || count > 1) {
+                MULTIPLY(now, 1, 5, 7);
             }
             STORE(sums, 0);
-            if (count > 2) {
-                MULTIPLY(now, 2, 0, 2, 4, 6);
+            if (kind != AMX_SPLIT && count > 2) {
+                MULTIPLY(now, 2, 4, 6);
             }
             STORE(sums, 1);
             STORE(sums, 2);
@@ -318,18 +297,11 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_uni
     }
 }
 
-static size_t ring_of(amx_kind kind)
-{
-    return kind == AMX_SPLIT ? SPLIT_RING : RING;
-}
-
 FG_AVX512_INLINE void run_units(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                 size_t unit_count)
 {
     if (run->count % ring_of(kind) != 0) {
         run_rest(kind, R, run->count, units, unit_count);
-    } else if (kind == AMX_SPLIT) {
-        run_split_rounds(R, run, units, unit_count);
     } else {
         run_rounds(kind, R, run, units, unit_count);
     }
