@@ -29,8 +29,14 @@ enum { BATCH_ROWS = 96, BATCH_TILES = BATCH_ROWS / 6 };
 /* Bytes ahead of a walk through panels: what arrives meanwhile from memory, in the second-level cache, which
  * waits for more lines at once than the first. One row passes quickly enough for AMD's processors to foresee the
  * walk; asked for every line as well, they read a quarter slower. They are told the next page, a line a group. Intel's
- * want to be asked for every line, and not so far ahead. */
-enum { AHEAD = 6144, AHEAD_FORESEEN = 4096, INTEL_AHEAD = 4096, INTEL_AHEAD_ONE = 3072 };
+ * want to be asked for every line, one after another, and not so far ahead. */
+enum {
+    AHEAD = 6144,
+    AHEAD_FORESEEN = 4096,
+    INTEL_AHEAD = 4096,
+    INTEL_AHEAD_ONE = 3072,
+    AHEAD_NEAR = 256
+};
 
 /* Some rows against some panels. */
 typedef struct tile {
@@ -46,9 +52,10 @@ typedef struct tile {
     size_t group_end;
     /* What is asked for meanwhile, in each panel: so many lines for every group. */
     const uint8_t *ask;
-    size_t ask_lines; /* 0: what lies `ahead` */
-    size_t ahead;     /* bytes */
-    bool foresees;    /* the processor does, where it has the time */
+    size_t ask_lines;  /* 0: what lies `ahead` */
+    size_t ahead;      /* bytes */
+    bool foresees;     /* the processor does, where it has the time */
+    bool asks_between; /* vectors, instead of groups */
     /* Where the sums go behind the last group. */
     const fg_linear *linear;
     uint32_t row;
@@ -101,12 +108,30 @@ FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, i
     return (const fg_quant_group *)(const void *)(first + (size_t)(r % 3) * t->row_bytes);
 }
 
+/* A group's lines are asked for between its vectors: in one go they meet a queue that is full, and that empties while
+ * the group is multiplied. What is near comes on into the first-level cache. */
+FG_AVX512_INLINE void ask_between(uint32_t type, int P, const tile *t, const place *p, int j)
+{
+    if (P > 1 || !t->asks_between) {
+        return;
+    }
+    int lines = (int)fg_panel_group_bytes(type) / VECTOR;
+    int line = j * lines / VECTORS;
+    if (j == 0 || line != (j - 1) * lines / VECTORS) {
+        const char *at = (const char *)p->codes + line * VECTOR;
+        _mm_prefetch(at + t->ahead, _MM_HINT_T1);
+        _mm_prefetch(at + AHEAD_NEAR, _MM_HINT_T0);
+    }
+    __asm__ volatile("" : : : "memory"); /* the compiler would gather them again */
+}
+
 /* Columns 4 * first .. 4 * end - 1 of the group. */
 FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const place *p,
                                int first, int end, int_sums sums)
 {
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
+        ask_between(type, P, t, p, j);
         __m512i w[TILE_PANELS];
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
@@ -279,7 +304,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
         size_t left = t->group_end - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            if (t->ask_lines == 0) {
+            if (t->ask_lines == 0 && !t->asks_between) {
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
             for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
@@ -468,6 +493,7 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
                         : rows == 1 ? INTEL_AHEAD_ONE
                                     : INTEL_AHEAD,
                .foresees = !intel,
+               .asks_between = intel,
                .columns = w->columns,
                .group_count = w->columns / FG_QUANT_GROUP,
                .row_bytes = w->columns / FG_QUANT_GROUP * sizeof(fg_quant_group),
