@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/team.h"
+#include "common/base/topology.h"
 #include "kernels/cpu/isa.h"
 
 #if defined(__x86_64__)
@@ -22,17 +23,20 @@ enum {
     L1_BYTES = 16 << 10, /* of one thread: half of the smallest L1 around */
     L2_BYTES = 192 << 10,
     L3_BYTES = 3 << 20,
-    DRAM_BYTES = 256 << 20, /* of all threads: far more than a cache */
+    DRAM_BYTES = 256 << 20, /* that a run reads, of all threads */
     DRAM_PARTS = 64,        /* of a thread's share of it */
+    CACHES = 2, /* as much memory as so many times all last level caches: see fg_peak_area_bytes */
     READ_BYTES = 128 << 20, /* what a run over a cache reads in all */
 };
 
 struct fg_peaks {
     fg_team *team;
     char *memory;
+    size_t memory_bytes; /* a multiple of DRAM_BYTES */
     /* The run in progress. */
     fg_peak_kind kind;
     uint32_t thread_count;
+    uint32_t window; /* of each thread's memory, counted from run to run */
     /* Of a sustained one. */
     uint64_t until_ns;
     _Atomic uint64_t parts; /* done, by all threads */
@@ -325,11 +329,24 @@ static size_t set_bytes(const fg_peaks *peaks)
     return set < share ? set : share;
 }
 
+static bool is_memory(fg_peak_kind kind)
+{
+    return kind == FG_PEAK_DRAM || kind == FG_PEAK_COPY;
+}
+
 /* Reads or copies of one run and thread; the same in all of them. */
 static uint32_t pass_count(const fg_peaks *peaks)
 {
-    bool is_cache = peaks->kind != FG_PEAK_DRAM && peaks->kind != FG_PEAK_COPY;
-    return is_cache ? (uint32_t)(READ_BYTES / set_bytes(peaks)) : 1;
+    return is_memory(peaks->kind) ? 1 : (uint32_t)(READ_BYTES / set_bytes(peaks));
+}
+
+/* Window `number` of the memory of thread `share`. Runs of memory take one after another: what an earlier one read may
+ * be in a cache still. */
+static char *window_at(const fg_peaks *peaks, uint32_t share, uint64_t number)
+{
+    size_t window_bytes = DRAM_BYTES / peaks->thread_count / 4096 * 4096;
+    size_t windows = peaks->memory_bytes / DRAM_BYTES;
+    return peaks->memory + (share * windows + number % windows) * window_bytes;
 }
 
 /* `share` says which part of the memory is read. */
@@ -340,7 +357,7 @@ static void run_share(fg_peaks *peaks, uint32_t share)
         return;
     }
     size_t set = set_bytes(peaks);
-    char *at = peaks->memory + share * (DRAM_BYTES / peaks->thread_count / 4096 * 4096);
+    char *at = window_at(peaks, share, is_memory(peaks->kind) ? peaks->window : 0);
     if (peaks->kind == FG_PEAK_COPY) {
         memcpy(at, at + set / 2, set / 2);
         return;
@@ -368,7 +385,8 @@ static void run_part(fg_peaks *peaks, uint32_t member, uint64_t number)
     }
     size_t set = set_bytes(peaks);
     size_t part = set / DRAM_PARTS;
-    read_bytes(peaks->memory + member * set + number % DRAM_PARTS * part, part, true);
+    char *at = window_at(peaks, member, peaks->window + number / DRAM_PARTS);
+    read_bytes(at + number % DRAM_PARTS * part, part, true);
 }
 
 static void run_until(void *ctx, uint32_t piece, uint32_t member)
@@ -394,25 +412,53 @@ static double amount_of_run(const fg_peaks *peaks)
     return threads * (peaks->kind == FG_PEAK_COPY ? set / 2 : set * pass_count(peaks));
 }
 
+size_t fg_peak_area_bytes(size_t cache_bytes, uint32_t cache_count, uint64_t available_bytes)
+{
+    /* Caches of which the product with their number makes no sense are those of a machine that tells nothing. */
+    uint64_t wanted = cache_bytes < (1ull << 40) ? (uint64_t)cache_bytes * cache_count * CACHES : 0;
+    uint64_t most = available_bytes / 4;
+    uint64_t windows = (wanted + DRAM_BYTES - 1) / DRAM_BYTES;
+    windows = windows < most / DRAM_BYTES ? windows : most / DRAM_BYTES;
+    return (size_t)(windows > 1 ? windows : 1) * DRAM_BYTES;
+}
+
+static size_t area_bytes(void)
+{
+    fg_topology topology;
+    fg_topology_read("", NULL, &topology);
+    uint32_t caches = 0;
+    for (uint32_t i = 0; i < topology.cpu_count; i++) {
+        uint32_t before = 0;
+        while (before < i && topology.cpus[before].cache != topology.cpus[i].cache) {
+            before++;
+        }
+        caches += before == i;
+    }
+    long cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return fg_peak_area_bytes(cache_bytes > 0 ? (size_t)cache_bytes : 0, caches,
+                              fg_mem_available_bytes());
+}
+
 fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *err)
 {
     fg_peaks *peaks = fg_mem_alloc(sizeof *peaks);
     if (peaks == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the probes");
     }
+    peaks->memory_bytes = area_bytes();
     fg_status status = fg_team_create(thread_count, NULL, &peaks->team, err);
     if (status == FG_OK) {
-        peaks->memory = fg_mem_map(DRAM_BYTES);
-        status =
-            peaks->memory != NULL
-                ? FG_OK
-                : fg_fail(err, FG_AGAIN, "no %d MiB of memory for the probes", DRAM_BYTES >> 20);
+        peaks->memory = fg_mem_map(peaks->memory_bytes);
+        status = peaks->memory != NULL
+                     ? FG_OK
+                     : fg_fail(err, FG_AGAIN, "no %zu MiB of memory for the probes",
+                               peaks->memory_bytes >> 20);
     }
     if (status != FG_OK) {
         fg_peaks_close(peaks);
         return status;
     }
-    memset(peaks->memory, 1, DRAM_BYTES);
+    memset(peaks->memory, 1, peaks->memory_bytes);
     *peaks_out = peaks;
     return FG_OK;
 }
@@ -423,7 +469,7 @@ void fg_peaks_close(fg_peaks *peaks)
         return;
     }
     if (peaks->memory != NULL) {
-        fg_mem_unmap(peaks->memory, DRAM_BYTES);
+        fg_mem_unmap(peaks->memory, peaks->memory_bytes);
     }
     fg_team_destroy(peaks->team);
     fg_mem_free(peaks);
@@ -445,6 +491,7 @@ static double best_rate(fg_peaks *peaks, uint32_t budget_ms)
     for (int run = 0; run < RUNS_MIN || ended_at_ns - began_at_ns < budget_ms * 1000000ull; run++) {
         uint64_t run_at_ns = fg_clock_now_ns(&clock);
         fg_team_for(peaks->team, peaks->thread_count, run_piece, peaks);
+        peaks->window++;
         ended_at_ns = fg_clock_now_ns(&clock);
         double rate = amount / ((double)(ended_at_ns - run_at_ns) * 1e-9);
         best = rate > best ? rate : best;
@@ -483,6 +530,7 @@ double fg_peaks_sustain(fg_peaks *peaks, fg_peak_kind kind, uint32_t thread_coun
     }
     double seconds = (double)(fg_clock_now_ns(&clock) - began_at_ns) * 1e-9;
     double parts = (double)atomic_load(&peaks->parts);
+    peaks->window++;
     return parts * amount_of_run(peaks) / thread_count / (kind == FG_PEAK_DRAM ? DRAM_PARTS : 1) /
            seconds;
 }

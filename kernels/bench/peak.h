@@ -11,6 +11,7 @@
 #define FORGE_KERNELS_BENCH_PEAK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -37,7 +38,13 @@ typedef enum fg_peak_kind {
 
 typedef struct fg_peaks fg_peaks;
 
-/* thread_count: the most that will be asked for. FG_AGAIN: no memory (256 MiB) or no threads. */
+/* Memory that the probes of memory walk through, window by window: twice what all `cache_count` last level caches of
+ * `cache_bytes` hold, 256 MiB at least, and else no more than a quarter of what is available. A virtual machine of few
+ * cores may have a large processor's whole cache to itself: 256 MiB again and again were read 15 % quicker than
+ * memory is. */
+size_t fg_peak_area_bytes(size_t cache_bytes, uint32_t cache_count, uint64_t available_bytes);
+
+/* thread_count: the most that will be asked for. FG_AGAIN: no memory (fg_peak_area_bytes) or no threads. */
 fg_status fg_peaks_open(uint32_t thread_count, fg_peaks **peaks_out, fg_error *err);
 void fg_peaks_close(fg_peaks *peaks);
 

@@ -153,6 +153,31 @@ Test(bench, what_is_sustained_is_not_more_than_the_best)
     fg_peaks_close(peaks);
 }
 
+Test(bench, memory_is_read_beyond_every_cache)
+{
+    static const struct {
+        const char *what;
+        uint64_t cache_mib, cache_count, available_mib, area_mib;
+    } cases[] = {
+        { "no word of a cache", 0, 1, 16384, 256 },
+        { "a small one", 32, 1, 16384, 256 },
+        { "a large one", 480, 1, 16384, 1024 },
+        { "many", 32, 12, 65536, 768 },
+        { "just twice a window", 128, 1, 16384, 256 },
+        { "a little more, in whole windows", 129, 1, 16384, 512 },
+        { "little memory", 480, 1, 2048, 512 },
+        { "hardly any", 480, 1, 100, 256 },
+        { "memory of which nothing is known", 480, 1, UINT64_MAX >> 20, 1024 },
+        { "nonsense", UINT64_MAX >> 20, 3, 16384, 256 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(fg_peak_area_bytes((size_t)cases[i].cache_mib << 20,
+                                        (uint32_t)cases[i].cache_count,
+                                        cases[i].available_mib << 20),
+                     cases[i].area_mib << 20, "%s", cases[i].what);
+    }
+}
+
 static bool open_peaks(void *ctx)
 {
     (void)ctx;
