@@ -11,7 +11,7 @@
  * taking that large float off leaves the integer, exactly.
  *
  * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen: as tiles they are
- * made (fg_quant_tile). The rows' sums wait in memory between slices. A product is stored while the next one is
+ * made (fg_quant_tile). The rows' totals wait in memory between slices, and go to the outputs from the last one. A product is stored while the next one is
  * multiplied, and scaled some products later, beside the first ones of the next strip or panel.
  *
  * Q6_K has two integer scales in a group, which the sum contains: its codes are multiplied with them first and split
@@ -23,9 +23,15 @@
 
 enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS };
 /* What is unpacked at a time: it stays in the first-level cache while the rows pass. */
-enum { SLICE_PANELS = 2, SLICE_GROUPS = 16, SPLIT_GROUPS = SLICE_GROUPS / 2 };
-/* Products on their way: each has a tile of sums, and a place in memory. AMX_SPLIT has two for each group. */
-enum { RING = 4, SPLIT_RING = RING / 2, SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
+enum {
+    SLICE_PANELS = 2,
+    SLICE_GROUPS = 20,
+    SPLIT_GROUPS = SLICE_GROUPS / 2,
+    SLICE_USUAL = 16,
+    SPLIT_USUAL = SLICE_USUAL / 2
+};
+/* A round has two products: groups, or (AMX_SPLIT) lower and upper parts of one. Their sums have a tile each. */
+enum { ROUND = 2, SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
 
 /* What a product of a group consists of. */
 typedef enum amx_kind {
@@ -35,23 +41,30 @@ typedef enum amx_kind {
     AMX_KINDS
 } amx_kind;
 
-/* Codes of a group as a tile reads them: rows of four columns of sixteen outputs. */
-typedef int8_t group_codes[VECTORS][VECTOR];
+/* A group of a panel: codes as a tile reads them, rows of four columns of sixteen outputs, and what their sums are
+ * scaled with. */
+typedef struct amx_group {
+    _Alignas(VECTOR) int8_t codes[VECTORS][VECTOR];
+    float d[FG_PANEL_OUTPUTS];
+    float minimum[FG_PANEL_OUTPUTS];
+} amx_group;
 
-/* A panel's groups as the tiles read them. */
-typedef struct amx_slice {
-    _Alignas(VECTOR) group_codes codes[SLICE_GROUPS]; /* the second half: AMX_SPLIT's upper parts */
-    float d[SLICE_GROUPS][FG_PANEL_OUTPUTS];
-    float minimum[SLICE_GROUPS][FG_PANEL_OUTPUTS];
-} amx_slice;
+/* Of a panel; the second half: AMX_SPLIT's upper parts. */
+typedef amx_group amx_slice[SLICE_GROUPS];
 
 typedef __m512 strip_totals[STRIP_ROWS];
 
-/* A strip of rows against a slice of a panel. */
+/* Where a strip of rows meets a slice of a panel. */
+typedef struct amx_place {
+    const fg_quant_tile *rows;
+    const amx_group *groups;
+} amx_place;
+
 typedef struct amx_unit {
-    const fg_quant_tile *rows; /* from the slice's first group on */
-    const amx_slice *slice;
-    __m512 *totals;
+    amx_place place; /* the first groups of both */
+    __m512 *totals;  /* between slices */
+    float *out;
+    __mmask16 outputs;  /* that are there */
     const uint8_t *ask; /* its share of the weights that come next */
 } amx_unit;
 
@@ -60,6 +73,10 @@ typedef struct amx_run {
     uint32_t rows;    /* of a strip */
     size_t count;     /* groups of the slice */
     size_t ask_lines; /* by a unit for every round */
+    bool begins;      /* the slice is the row's first */
+    bool ends;        /* and its last */
+    bool accumulate;
+    size_t out_stride;
 } amx_run;
 
 /* ---- tiles ---- */
@@ -76,44 +93,21 @@ static void configure(void)
     _tile_loadconfig(&config);
 }
 
-/* A group of a unit: what is multiplied, and what its sums are scaled with. */
-typedef struct amx_place {
-    const fg_quant_tile *rows;
-    const group_codes *codes;
-    const float *d;
-    const uint8_t *ask;
-} amx_place;
-
-FG_AVX512_INLINE amx_place place_of(const amx_unit *unit)
-{
-    return (amx_place){
-        .rows = unit->rows, .codes = unit->slice->codes, .d = unit->slice->d[0], .ask = unit->ask
-    };
-}
-
-enum { MINIMUM = (offsetof(amx_slice, minimum) - offsetof(amx_slice, d)) / sizeof(float) };
-
-/* A place of the ring, and tile of sums, is a group's, or (AMX_SPLIT) that of the lower or upper parts of its codes. */
-FG_AVX512_INLINE size_t group_of(amx_kind kind, size_t slot)
-{
-    return kind == AMX_SPLIT ? slot / 2 : slot;
-}
-
-FG_AVX512_INLINE size_t codes_of(amx_kind kind, size_t slot)
-{
-    return kind == AMX_SPLIT ? slot / 2 + slot % 2 * SPLIT_GROUPS : slot;
-}
-
-/* What belongs to a slot, from a place on. */
+/* AMX_SPLIT multiplies the same rows again. */
 #define MULTIPLY(at, slot, rows_tile, codes_tile)                                                  \
     do {                                                                                           \
-        _tile_loadd(rows_tile, (at).rows[group_of(kind, slot)].quants, FG_QUANT_GROUP);            \
-        _tile_loadd(codes_tile, (at).codes[codes_of(kind, slot)], VECTOR);                         \
+        size_t parts = kind == AMX_SPLIT ? (slot)*SPLIT_GROUPS : (slot);                           \
+        _tile_loadd(codes_tile, (at).groups[parts].codes, VECTOR);                                 \
         _tile_zero(slot);                                                                          \
-        _tile_dpbssd(slot, rows_tile, codes_tile);                                                 \
+        if (kind == AMX_SPLIT && (slot) == 1) {                                                    \
+            _tile_dpbssd(slot, 4, codes_tile);                                                     \
+        } else {                                                                                   \
+            _tile_loadd(rows_tile, (at).rows[slot].quants, FG_QUANT_GROUP);                        \
+            _tile_dpbssd(slot, rows_tile, codes_tile);                                             \
+        }                                                                                          \
     } while (0)
 
-#define STORE(sums, tile) _tile_stored(tile, (sums) + (tile)*SUMS, VECTOR)
+#define STORE(sums, slot) _tile_stored(slot, (sums) + slot * SUMS, VECTOR)
 
 /* ---- a strip of rows ---- */
 
@@ -139,18 +133,18 @@ FG_AVX512_INLINE __m512 sums_of(amx_kind kind, const float *sums)
     return _mm512_add_ps(upper, lower);
 }
 
-/* Sums of group g from a place on, scaled, to the totals of R rows. */
-FG_AVX512_INLINE void add_sums(amx_kind kind, int R, const amx_place *at, size_t g,
+/* Sums of group g from a place on, scaled, to the totals of rows first .. end - 1. */
+FG_AVX512_INLINE void add_sums(amx_kind kind, int first, int end, const amx_place *at, size_t g,
                                const float *sums, strip_totals totals)
 {
     const fg_quant_tile *rows = at->rows + g;
-    __m512 d = _mm512_load_ps(at->d + g * FG_PANEL_OUTPUTS);
+    __m512 d = _mm512_load_ps(at->groups[g].d);
     __m512 minimum = d;
     if (kind == AMX_MINIMUM) {
-        minimum = _mm512_load_ps(at->d + MINIMUM + g * FG_PANEL_OUTPUTS);
+        minimum = _mm512_load_ps(at->groups[g].minimum);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
+    for (int r = first; r < end; r++) {
         if (kind == AMX_MINIMUM) {
             totals[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows->offsets[r]), totals[r]);
         }
@@ -161,138 +155,175 @@ FG_AVX512_INLINE void add_sums(amx_kind kind, int R, const amx_place *at, size_t
     }
 }
 
-FG_AVX512_INLINE void load_totals(int R, const __m512 *from, strip_totals totals)
+/* Totals of the slices before. */
+FG_AVX512_INLINE void begin_unit(int R, const amx_run *run, const amx_unit *unit,
+                                 strip_totals totals)
 {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-        totals[r] = from[r];
+        totals[r] = run->begins ? _mm512_setzero_ps() : unit->totals[r];
     }
 }
 
-FG_AVX512_INLINE void store_totals(int R, const strip_totals totals, __m512 *to)
+/* Totals wait for the next slice. Behind the last one they are outputs, of rows that are there. */
+FG_AVX512_INLINE void end_unit(int R, const amx_run *run, const amx_unit *unit,
+                               const strip_totals totals)
 {
+    if (!run->ends) {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        to[r] = totals[r];
-    }
-}
-
-/* Groups of a round. */
-FG_AVX512_INLINE size_t ring_of(amx_kind kind)
-{
-    return kind == AMX_SPLIT ? SPLIT_RING : RING;
-}
-
-/* From one round of groups to the next, which may be of the next unit. Weights are asked for all the time, not when they
- * are unpacked: too many at once would have to be waited for. */
-FG_AVX512_INLINE void next_round(size_t groups, const amx_run *run, const amx_unit *unit,
-                                 size_t *group, amx_place *place)
-{
-    for (size_t i = 0; i < run->ask_lines; i++, place->ask += VECTOR) {
-        _mm_prefetch((const char *)place->ask, _MM_HINT_T1);
-    }
-    *group += groups;
-    if (*group == run->count) {
-        *place = place_of(unit + 1);
+        for (int r = 0; r < R; r++) {
+            unit->totals[r] = totals[r];
+        }
         return;
     }
-    place->rows += groups;
-    place->codes += groups;
-    place->d += groups * FG_PANEL_OUTPUTS;
+    float *out = unit->out;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++, out += run->out_stride) {
+        if (r >= R - 3 && (uint32_t)r >= run->rows) {
+            break;
+        }
+        __m512 sums = totals[r];
+        if (run->accumulate) {
+            sums = _mm512_add_ps(_mm512_maskz_loadu_ps(unit->outputs, out), sums);
+        }
+        _mm512_mask_storeu_ps(out, unit->outputs, sums);
+    }
 }
 
-/* The group whose last slot it is. */
-#define ADD(at, slot)                                                                              \
-    add_sums(kind, R, at, group_of(kind, slot), sums + ((slot) - (kind == AMX_SPLIT)) * SUMS,      \
-             totals)
+FG_AVX512_INLINE size_t round_groups(amx_kind kind)
+{
+    return kind == AMX_SPLIT ? 1 : ROUND;
+}
 
-/* The units' totals grow by whole rounds of four groups, or (AMX_SPLIT) of two. */
-FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const amx_unit *unit,
+/* Rows first .. end - 1 of a product that is stored, once it completes a group. */
+FG_AVX512_INLINE void add_rows(amx_kind kind, int first, int end, const amx_place *at, size_t slot,
+                               const float *sums, strip_totals totals)
+{
+    if (kind != AMX_SPLIT) {
+        add_sums(kind, first, end, at, slot, sums + slot * SUMS, totals);
+    } else if (slot == 1) {
+        add_sums(kind, first, end, at, 0, sums, totals);
+    }
+}
+
+FG_AVX512_INLINE void add_product(amx_kind kind, int R, const amx_place *at, size_t slot,
+                                  const float *sums, strip_totals totals)
+{
+    add_rows(kind, 0, R, at, slot, sums, totals);
+}
+
+/* A walk through the units of a slice, round by round. */
+typedef struct amx_walk {
+    const amx_run *run;
+    const amx_unit *multiplied; /* the next round is of */
+    size_t group;               /* of it */
+    const amx_unit *added;
+    size_t added_group;
+    const uint8_t *ask;
+} amx_walk;
+
+/* The next round may be of the next unit. Weights are asked for all the time, not when they are unpacked: too many at
+ * once would have to be waited for. */
+FG_AVX512_INLINE void next_round(amx_kind kind, amx_walk *w, amx_place *place)
+{
+    for (size_t i = 0; i < w->run->ask_lines; i++, w->ask += VECTOR) {
+        _mm_prefetch((const char *)w->ask, _MM_HINT_T1);
+    }
+    w->group += round_groups(kind);
+    if (w->group == w->run->count) {
+        w->multiplied++;
+        w->group = 0;
+        w->ask = w->multiplied->ask;
+        *place = w->multiplied->place;
+        return;
+    }
+    place->rows += round_groups(kind);
+    place->groups += round_groups(kind);
+}
+
+/* The totals of the next unit, when one is complete. */
+FG_AVX512_INLINE void end_round(amx_kind kind, int R, amx_walk *w, strip_totals totals)
+{
+    w->added_group += round_groups(kind);
+    if (w->added_group == w->run->count) {
+        end_unit(R, w->run, w->added, totals);
+        w->added++;
+        w->added_group = 0;
+        begin_unit(R, w->run, w->added, totals);
+    }
+}
+
+/* The units' totals grow by whole rounds, two at least. While the third product before it is added, a quarter of its
+ * rows ahead, a product is multiplied; then the one before it is stored. */
+FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                  size_t unit_count)
 {
-    _Alignas(VECTOR) float ring[RING * SUMS];
-    float *sums = ring;
-    FG_AVX512_HOLD_POINTER(sums);
+    _Alignas(VECTOR) float ring[2][ROUND * SUMS];
+    float *sums = ring[0], *later = ring[1];
     strip_totals totals;
-    bool split = kind == AMX_SPLIT;
-    size_t groups = ring_of(kind);
-    size_t group = 0;
-    amx_place now = place_of(unit);
+    amx_walk w = { .run = run, .multiplied = units, .added = units, .ask = units->ask };
+    amx_place before = units->place, now = before;
     MULTIPLY(now, 0, 4, 6);
     MULTIPLY(now, 1, 5, 7);
     STORE(sums, 0);
-    MULTIPLY(now, 2, 4, 6);
+    next_round(kind, &w, &now);
+    MULTIPLY(now, 0, 4, 6);
     STORE(sums, 1);
-    MULTIPLY(now, 3, 5, 7);
-    STORE(sums, 2);
-    load_totals(R, unit->totals, totals);
-    ADD(&now, split ? 1 : 0);
-    for (size_t left = unit_count * run->count / groups - 1; left > 0; left--) {
-        amx_place before = now;
-        next_round(groups, run, unit, &group, &now);
-        MULTIPLY(now, 0, 4, 6);
-        STORE(sums, 3);
-        if (!split) {
-            ADD(&before, 1);
-        }
+    begin_unit(R, run, units, totals);
+    for (size_t left = unit_count * run->count / round_groups(kind) - 2; left > 0; left--) {
+        add_rows(kind, 0, R / 4, &before, 0, sums, totals);
         MULTIPLY(now, 1, 5, 7);
-        STORE(sums, 0);
-        if (!split) {
-            ADD(&before, 2);
-        }
-        MULTIPLY(now, 2, 4, 6);
-        STORE(sums, 1);
-        ADD(&before, 3);
-        if (group == run->count) {
-            store_totals(R, totals, unit->totals);
-            unit++;
-            load_totals(R, unit->totals, totals);
-            group = 0;
-        }
-        MULTIPLY(now, 3, 5, 7);
-        STORE(sums, 2);
-        ADD(&now, split ? 1 : 0);
+        add_rows(kind, R / 4, R, &before, 0, sums, totals);
+        STORE(later, 0);
+        amx_place between = now;
+        next_round(kind, &w, &now);
+        add_rows(kind, 0, R / 4, &before, 1, sums, totals);
+        MULTIPLY(now, 0, 4, 6);
+        add_rows(kind, R / 4, R, &before, 1, sums, totals);
+        STORE(later, 1);
+        end_round(kind, R, &w, totals);
+        before = between;
+        float *free = sums;
+        sums = later;
+        later = free;
     }
-    STORE(sums, 3);
-    if (!split) {
-        ADD(&now, 1);
-        ADD(&now, 2);
-    }
-    ADD(&now, 3);
-    store_totals(R, totals, unit->totals);
+    MULTIPLY(now, 1, 5, 7);
+    STORE(later, 0);
+    add_product(kind, R, &before, 0, sums, totals);
+    STORE(later, 1);
+    add_product(kind, R, &before, 1, sums, totals);
+    end_round(kind, R, &w, totals);
+    add_product(kind, R, &now, 0, later, totals);
+    add_product(kind, R, &now, 1, later, totals);
+    end_unit(R, run, w.added, totals);
 }
 
-/* What is left of a row, less than a round: a unit's groups are multiplied before those of the unit before it are
- * added. */
-FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_unit *unit,
+/* A round or less of each unit: one is multiplied before the sums of the one before it are added. */
+FG_AVX512_INLINE void run_rest(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                size_t unit_count)
 {
-    enum { OF_UNIT = RING * SUMS };
-    _Alignas(VECTOR) float ring[2 * OF_UNIT];
+    _Alignas(VECTOR) float ring[2][ROUND * SUMS];
     strip_totals totals;
+    bool second = kind == AMX_SPLIT || run->count > 1;
     for (size_t u = 0; u <= unit_count; u++) {
-        float *sums = ring + u % 2 * OF_UNIT;
         if (u < unit_count) {
-            amx_place now = place_of(unit + u);
-            MULTIPLY(now, 0, 4, 6);
-            if (kind == AMX_SPLIT || count > 1) {
-                MULTIPLY(now, 1, 5, 7);
+            float *sums = ring[u % 2];
+            MULTIPLY(units[u].place, 0, 4, 6);
+            if (second) {
+                MULTIPLY(units[u].place, 1, 5, 7);
             }
             STORE(sums, 0);
-            if (kind != AMX_SPLIT && count > 2) {
-                MULTIPLY(now, 2, 4, 6);
-            }
             STORE(sums, 1);
-            STORE(sums, 2);
         }
         if (u > 0) {
-            amx_place before = place_of(unit + u - 1);
-            sums = ring + (u - 1) % 2 * OF_UNIT;
-            load_totals(R, unit[u - 1].totals, totals);
-            for (size_t g = 0; g < count; g++) {
-                add_sums(kind, R, &before, g, sums + g * SUMS, totals);
+            const amx_unit *before = &units[u - 1];
+            const float *sums = ring[(u - 1) % 2];
+            begin_unit(R, run, before, totals);
+            add_product(kind, R, &before->place, 0, sums, totals);
+            if (second) {
+                add_product(kind, R, &before->place, 1, sums, totals);
             }
-            store_totals(R, totals, unit[u - 1].totals);
+            end_unit(R, run, before, totals);
         }
     }
 }
@@ -300,10 +331,10 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, size_t count, const amx_uni
 FG_AVX512_INLINE void run_units(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                 size_t unit_count)
 {
-    if (run->count % ring_of(kind) != 0) {
-        run_rest(kind, R, run->count, units, unit_count);
-    } else {
+    if (run->count > round_groups(kind)) {
         run_rounds(kind, R, run, units, unit_count);
+    } else {
+        run_rest(kind, R, run, units, unit_count);
     }
 }
 
@@ -375,7 +406,7 @@ FG_AVX512_INLINE void split_codes(__m512i codes, __m512i scales, int8_t *lower, 
 
 /* `count` groups of a panel, from the `first` on. */
 FG_AVX512_INLINE void unpack_slice(uint32_t type, const uint8_t *panel, size_t first, size_t count,
-                                   amx_slice *slice)
+                                   amx_group *groups)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     for (size_t g = 0; g < count; g++) {
@@ -383,29 +414,29 @@ FG_AVX512_INLINE void unpack_slice(uint32_t type, const uint8_t *panel, size_t f
         const uint8_t *scales = panel + fg_panel_unit_offset(&shape, first + g);
         const uint8_t *codes = panel + fg_panel_codes_offset(&shape, first + g);
         factors f = scales_of(type, scales, in_unit);
-        _mm512_store_ps(slice->d[g], f.d);
+        _mm512_store_ps(groups[g].d, f.d);
         if (fg_cpu_has_minimum(type)) {
-            _mm512_store_ps(slice->minimum[g], f.minimum);
+            _mm512_store_ps(groups[g].minimum, f.minimum);
         }
 #pragma GCC unroll 8
         for (int j = 0; j < VECTORS; j++) {
             __m512i vector = signed_codes(type, codes, j);
             if (type == FG_Q6_K) {
-                split_codes(vector, j < VECTORS / 2 ? f.first : f.second, slice->codes[g][j],
-                            slice->codes[g + SPLIT_GROUPS][j]);
+                split_codes(vector, j < VECTORS / 2 ? f.first : f.second, groups[g].codes[j],
+                            groups[g + SPLIT_GROUPS].codes[j]);
             } else {
-                _mm512_store_si512(slice->codes[g][j], vector);
+                _mm512_store_si512(groups[g].codes[j], vector);
             }
         }
     }
 }
 
-typedef void (*unpack_fn)(const uint8_t *panel, size_t first, size_t count, amx_slice *slice);
+typedef void (*unpack_fn)(const uint8_t *panel, size_t first, size_t count, amx_group *groups);
 
 #define DEFINE_UNPACK(name, type)                                                                  \
-    static void name##_unpack(const uint8_t *panel, size_t first, size_t count, amx_slice *slice)  \
+    static void name##_unpack(const uint8_t *panel, size_t first, size_t count, amx_group *groups) \
     {                                                                                              \
-        unpack_slice(type, panel, first, count, slice);                                            \
+        unpack_slice(type, panel, first, count, groups);                                           \
     }
 
 FG_CPU_EACH_QUANTIZED(DEFINE_UNPACK)
@@ -436,6 +467,7 @@ static uint32_t rows_least(uint32_t type)
 typedef struct batch {
     uint32_t first;
     uint32_t count;
+    uint32_t panel; /* the first */
     uint32_t panels;
     uint32_t strip_count;
     amx_slice slices[SLICE_PANELS];
@@ -457,56 +489,81 @@ typedef struct part {
     size_t ask_lines;  /* of a panel */
 } part;
 
-/* Strips of sixteen rows, then the one that has fewer. */
-static void run_slice(uint32_t type, const fg_activations *in, const part *of, batch *b)
+/* Strips of rows against the slices of all panels, each with its share of what is asked for. */
+static size_t make_units(const fg_linear *linear, const fg_activations *in, const part *of,
+                         batch *b, size_t ask_bytes, amx_unit *units)
 {
     size_t group_count = in->columns / FG_QUANT_GROUP;
-    size_t rounds = of->count / ring_of(kind_of(type));
-    amx_run run = { .rows = STRIP_ROWS, .count = of->count };
+    size_t strip = b->first / STRIP_ROWS;
+    size_t count = 0;
+    for (uint32_t index = 0; index < b->strip_count; index++) {
+        size_t row = b->first + (size_t)index * STRIP_ROWS;
+        for (uint32_t i = 0; i < b->panels; i++) {
+            uint32_t output = (b->panel + i) * FG_PANEL_OUTPUTS;
+            uint32_t left = linear->weight.outputs - output;
+            units[count++] =
+                (amx_unit){ .place = { in->quant_tiles + (strip + index) * group_count + of->first,
+                                       b->slices[i] },
+                            .totals = b->totals[i][index],
+                            .out = linear->out + row * linear->out_stride + output,
+                            .outputs =
+                                (__mmask16)(left >= FG_PANEL_OUTPUTS ? 0xFFFF : (1u << left) - 1),
+                            .ask = of->ask + i * of->ask_stride + index * ask_bytes };
+        }
+    }
+    return count;
+}
+
+/* Strips of sixteen rows, then the one that has fewer. */
+static void run_slice(const fg_linear *linear, const fg_activations *in, const part *of, batch *b)
+{
+    amx_kind kind = kind_of(linear->weight.type);
+    size_t rounds = of->count / round_groups(kind);
+    amx_run run = { .rows = STRIP_ROWS,
+                    .count = of->count,
+                    .begins = of->first == 0,
+                    .ends = of->first + of->count == in->columns / FG_QUANT_GROUP,
+                    .accumulate = linear->accumulate,
+                    .out_stride = linear->out_stride };
     if (rounds > 0) {
         size_t asking = b->strip_count * rounds;
         run.ask_lines = (of->ask_lines + asking - 1) / asking;
     }
-    const fg_quant_tile *rows = in->quant_tiles + b->first / STRIP_ROWS * group_count + of->first;
     amx_unit units[SLICE_PANELS * BATCH_STRIPS];
-    size_t unit_count = 0;
-    for (uint32_t index = 0; index < b->strip_count; index++, rows += group_count) {
-        size_t asked = index * rounds * run.ask_lines * VECTOR;
-        for (uint32_t i = 0; i < b->panels; i++) {
-            units[unit_count++] = (amx_unit){ .rows = rows,
-                                              .slice = &b->slices[i],
-                                              .totals = b->totals[i][index],
-                                              .ask = of->ask + i * of->ask_stride + asked };
-        }
-    }
-    units_fn run_all = kinds[kind_of(type)];
+    size_t unit_count = make_units(linear, in, of, b, rounds * run.ask_lines * VECTOR, units);
     uint32_t last_rows = rows_of_strip(b, b->strip_count - 1);
     size_t short_units = last_rows < STRIP_ROWS ? b->panels : 0;
     size_t whole_units = unit_count - short_units;
     if (whole_units > 0) {
-        run_all(&run, units, whole_units);
+        kinds[kind](&run, units, whole_units);
     }
     if (short_units > 0) {
         run.rows = last_rows;
-        run_all(&run, units + whole_units, short_units);
+        kinds[kind](&run, units + whole_units, short_units);
     }
 }
 
-static void run_batch(const fg_panels *w, const fg_activations *in, uint32_t panel, batch *b)
+/* All groups of a row, if they are not too many. */
+static size_t groups_of_slice(uint32_t type, size_t group_count)
 {
+    size_t most = kind_of(type) == AMX_SPLIT ? SPLIT_GROUPS : SLICE_GROUPS;
+    size_t usual = kind_of(type) == AMX_SPLIT ? SPLIT_USUAL : SLICE_USUAL;
+    return group_count <= most ? most : usual;
+}
+
+static void run_batch(const fg_linear *linear, const fg_activations *in, batch *b)
+{
+    const fg_panels *w = &linear->weight;
     const fg_panel_shape shape = fg_panel_shape_of(w->type, w->columns);
     unpack_fn unpack_groups = unpack_of(w->type);
     size_t group_count = w->columns / FG_QUANT_GROUP;
-    size_t slice_groups = kind_of(w->type) == AMX_SPLIT ? SPLIT_GROUPS : SLICE_GROUPS;
-    size_t ring = ring_of(kind_of(w->type));
+    size_t slice_groups = groups_of_slice(w->type, group_count);
+    size_t round = round_groups(kind_of(w->type));
     size_t slice_bytes = fg_panel_unit_offset(&shape, slice_groups);
-    const uint8_t *panels = (const uint8_t *)w->data + panel * shape.panel_bytes;
-    for (uint32_t i = 0; i < b->panels; i++) {
-        memset(b->totals[i], 0, b->strip_count * sizeof b->totals[i][0]);
-    }
+    const uint8_t *panels = (const uint8_t *)w->data + b->panel * shape.panel_bytes;
     for (size_t group = 0, count; group < group_count; group += count) {
         size_t left = group_count - group;
-        size_t whole = left / ring * ring;
+        size_t whole = left / round * round;
         count = left > slice_groups ? slice_groups : whole > 0 ? whole : left;
         size_t ask = left > slice_groups ? fg_panel_unit_offset(&shape, group + slice_groups)
                                          : b->panels * shape.panel_bytes;
@@ -516,22 +573,10 @@ static void run_batch(const fg_panels *w, const fg_activations *in, uint32_t pan
                      .ask_stride = shape.panel_bytes,
                      .ask_lines = (slice_bytes + VECTOR - 1) / VECTOR };
         for (uint32_t i = 0; i < b->panels; i++) {
-            unpack_groups(panels + i * shape.panel_bytes, group, count, &b->slices[i]);
+            unpack_groups(panels + i * shape.panel_bytes, group, count, b->slices[i]);
         }
         fg_amx_see_memory(b->slices);
-        run_slice(w->type, in, &now, b);
-    }
-}
-
-static void put_batch(const fg_linear *linear, const batch *b, uint32_t panel)
-{
-    for (uint32_t index = 0; index < b->strip_count; index++) {
-        for (uint32_t r = 0; r < rows_of_strip(b, index); r++) {
-            for (uint32_t i = 0; i < b->panels; i++) {
-                fg_avx512_put_panel(linear, b->first + index * STRIP_ROWS + r,
-                                    (panel + i) * FG_PANEL_OUTPUTS, b->totals[i][index][r]);
-            }
-        }
+        run_slice(linear, in, &now, b);
     }
 }
 
@@ -552,11 +597,10 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
     for (b.first = 0; b.first < rows; b.first += b.count) {
         b.count = rows - b.first < BATCH_ROWS ? rows - b.first : BATCH_ROWS;
         b.strip_count = (b.count + STRIP_ROWS - 1) / STRIP_ROWS;
-        for (uint32_t panel = first; panel < first + count; panel += b.panels) {
-            uint32_t left = first + count - panel;
+        for (b.panel = first; b.panel < first + count; b.panel += b.panels) {
+            uint32_t left = first + count - b.panel;
             b.panels = left < SLICE_PANELS ? left : SLICE_PANELS;
-            run_batch(w, in, panel, &b);
-            put_batch(linear, &b, panel);
+            run_batch(linear, in, &b);
         }
     }
     _tile_release();
