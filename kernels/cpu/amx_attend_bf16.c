@@ -98,6 +98,96 @@ static void tile_scores(const fg_strip *s, uint32_t begin, uint32_t end)
     fg_amx_scores(FG_AMX_BF16, s, begin, end, s->args->kv->head_dim / BLOCK);
 }
 
+/* Weights of some rows of another strip, made two pieces at a time between products. */
+typedef struct beside {
+    float *const *scores;
+    float *const *records;
+    __m512 maxima[FG_AVX512_TOGETHER];
+    __m512 sums[FG_AVX512_TOGETHER];
+    uint32_t at; /* of the next two pieces */
+} beside;
+
+FG_AVX512_INLINE void begin_beside(const fg_strip_rows *rows, uint32_t first, beside *b)
+{
+    b->scores = &rows->scores[first];
+    b->records = &rows->records[first];
+    b->at = 0;
+    fg_avx512_begin_weights(FG_AVX512_TOGETHER, b->scores, 0, FG_ATTEND_CHUNK, b->records,
+                            b->maxima);
+#pragma GCC unroll 4
+    for (int r = 0; r < FG_AVX512_TOGETHER; r++) {
+        b->sums[r] = _mm512_setzero_ps();
+    }
+}
+
+FG_AVX512_INLINE void weigh_next(beside *b)
+{
+    const __m512i order = _mm512_loadu_si512(apart);
+    if (b->at == FG_ATTEND_CHUNK) {
+        return;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < FG_AVX512_TOGETHER; r++) {
+        const float *scores = b->scores[r] + b->at;
+        __m512i weights =
+            fg_avx512_weigh(_mm512_load_ps(scores), _mm512_load_ps(scores + FG_AVX512_LANES),
+                            b->maxima[r], &fg_avx512_brains);
+        b->sums[r] = fg_avx512_add_weights(b->sums[r], weights);
+        _mm512_store_si512(b->scores[r] + b->at / 2, _mm512_permutexvar_epi16(order, weights));
+    }
+    b->at += FG_AVX512_WEIGHED;
+    fg_amx_see_memory(b->scores); /* here, not all at once */
+}
+
+FG_AVX512_INLINE void end_beside(beside *b)
+{
+    while (b->at < FG_ATTEND_CHUNK) {
+        weigh_next(b);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < FG_AVX512_TOGETHER; r++) {
+        b->records[r][FG_ATTEND_SUM] = fg_avx512_fold_weights(b->sums[r]);
+    }
+}
+
+/* As fg_amx_score_pieces. */
+FG_AVX512_INLINE void score_pieces_beside(const fg_strip *s, uint32_t piece, beside *b)
+{
+    const uint8_t *const *keys = s->pieces->keys + piece;
+    size_t tiles = s->args->kv->head_dim / BLOCK;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t t = 0; t < tiles; t++) {
+        size_t at = t * FG_AMX_TILE_BYTES;
+        _tile_loadd(4, s->q + t * FG_AMX_WORDS, FG_STRIP_Q * sizeof(float));
+        FG_AMX_MULTIPLY(FG_AMX_BF16, 0, 5, keys[0] + at, FG_AMX_ROW_BYTES);
+        weigh_next(b);
+        FG_AMX_MULTIPLY(FG_AMX_BF16, 1, 6, keys[1] + at, FG_AMX_ROW_BYTES);
+        weigh_next(b);
+        FG_AMX_MULTIPLY(FG_AMX_BF16, 2, 5, keys[2] + at, FG_AMX_ROW_BYTES);
+        weigh_next(b);
+        FG_AMX_MULTIPLY(FG_AMX_BF16, 3, 6, keys[3] + at, FG_AMX_ROW_BYTES);
+        weigh_next(b);
+    }
+    fg_amx_store_sums(s->scores + (size_t)piece * FG_KV_PIECE, FG_ATTEND_SCORES * sizeof(float));
+}
+
+/* Of sixteen pieces and sixteen rows: the weights of four rows are made beside the scores of four pieces. */
+static void scores_beside(const fg_strip *s, uint32_t begin, uint32_t end,
+                          const fg_strip_rows *rows)
+{
+    fg_amx_see_memory(s->q);
+    for (uint32_t piece = begin; piece < end; piece += FG_AMX_SUMS) {
+        beside b;
+        begin_beside(rows, piece, &b);
+        score_pieces_beside(s, piece, &b);
+        end_beside(&b);
+    }
+    fg_amx_see_memory(s->scores);
+}
+
 /* The chain of some slots of a block, the first or (second) the others, on 64 dimensions. */
 FG_AVX512_INLINE void add_chain(const uint32_t *weights, const uint8_t *values, size_t row_bytes,
                                 fg_cpu_slots slots, bool second, __m512 chain[FG_AMX_SUMS])
@@ -195,6 +285,8 @@ void fg_cpu_amx_attend_bf16(const fg_cpu_attend *args)
     kernels.products = products_of;
     kernels.pack_q = pack_q;
     kernels.weigh = weigh;
+    kernels.beside_dtype = FG_BF16;
+    kernels.scores_beside = scores_beside;
     kernels.lay_out = lay_out;
     fg_strip_attend(&kernels, args);
 }

@@ -11,8 +11,9 @@
  * taking that large float off leaves the integer, exactly.
  *
  * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen: as tiles they are
- * made (fg_quant_tile). The rows' totals wait in memory between slices, and go to the outputs from the last one. A product is stored while the next one is
- * multiplied, and scaled some products later, beside the first ones of the next strip or panel.
+ * made (fg_quant_tile). The rows' totals wait in memory between slices, and go to the outputs behind the last one. A
+ * product is stored while the next one is multiplied, and scaled some products later, beside the first ones of the next
+ * strip or panel.
  *
  * Q6_K has two integer scales in a group, which the sum contains: its codes are multiplied with them first and split
  * into 64 * upper + lower. The upper parts' sums are added to a float 64 times as large, whose last bit counts 64.

@@ -35,7 +35,7 @@ static inline void fg_amx_set_strip_rows(uint32_t rows)
 /* Tile 4 with what lies at `at`, added to a tile of sums. */
 #define FG_AMX_MULTIPLY(product, sums, tile, at, stride)                                           \
     do {                                                                                           \
-        _tile_loadd(tile, at, stride);                                                             \
+        _tile_stream_loadd(tile, at, stride);                                                      \
         if ((product) == FG_AMX_KEYS_I8) {                                                         \
             _tile_dpbssd(sums, 4, tile);                                                           \
         } else if ((product) == FG_AMX_VALUES_I8) {                                                \

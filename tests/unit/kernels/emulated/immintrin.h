@@ -347,6 +347,7 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
@@ -355,6 +356,7 @@ FG_EMULATED void fg_emulated_tile_dpbf16ps(int sums, int rows, int codes)
 #define _tile_loadconfig                fg_emulated_tile_loadconfig
 #define _tile_release                   fg_emulated_tile_release
 #define _tile_loadd                     fg_emulated_tile_loadd
+#define _tile_stream_loadd              fg_emulated_tile_loadd
 #define _tile_stored                    fg_emulated_tile_stored
 #define _tile_zero                      fg_emulated_tile_zero
 #define _tile_dpbssd(sums, rows, codes) fg_emulated_tile_dot(true, sums, rows, codes)
