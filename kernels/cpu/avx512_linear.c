@@ -110,11 +110,8 @@ FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, i
 
 /* A group's lines are asked for between its vectors: in one go they meet a queue that is full, and that empties while
  * the group is multiplied. What is near comes on into the first-level cache. */
-FG_AVX512_INLINE void ask_between(uint32_t type, int P, const tile *t, const place *p, int j)
+FG_AVX512_INLINE void ask_between(uint32_t type, const tile *t, const place *p, int j)
 {
-    if (P > 1 || !t->asks_between) {
-        return;
-    }
     int lines = (int)fg_panel_group_bytes(type) / VECTOR;
     int line = j * lines / VECTORS;
     if (j == 0 || line != (j - 1) * lines / VECTORS) {
@@ -126,12 +123,14 @@ FG_AVX512_INLINE void ask_between(uint32_t type, int P, const tile *t, const pla
 }
 
 /* Columns 4 * first .. 4 * end - 1 of the group. */
-FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, const tile *t, const place *p,
-                               int first, int end, int_sums sums)
+FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, bool asks, const tile *t,
+                               const place *p, int first, int end, int_sums sums)
 {
 #pragma GCC unroll 8
     for (int j = first; j < end; j++) {
-        ask_between(type, P, t, p, j);
+        if (asks) {
+            ask_between(type, t, p, j);
+        }
         __m512i w[TILE_PANELS];
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
@@ -177,8 +176,8 @@ FG_AVX512_INLINE void turn_to_second_half(int R, int P, const tile *t, const pla
     }
 }
 
-FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, const tile *t, const place *p,
-                                float_sums totals)
+FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, bool asks, const tile *t,
+                                const place *p, float_sums totals)
 {
     factors f[TILE_PANELS];
     int_sums sums;
@@ -196,11 +195,11 @@ FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, const tile *t, cons
     for (int i = 0; i < P; i++) {
         f[i] = scales_of(type, p->scales + (size_t)i * t->panel_bytes, p->in_unit);
     }
-    multiply(type, R, P, t, p, 0, VECTORS / 2, sums);
+    multiply(type, R, P, asks, t, p, 0, VECTORS / 2, sums);
     if (type == FG_Q6_K) {
         turn_to_second_half(R, P, t, p, f, sums, firsts);
     }
-    multiply(type, R, P, t, p, VECTORS / 2, VECTORS, sums);
+    multiply(type, R, P, asks, t, p, VECTORS / 2, VECTORS, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const fg_quant_group *group = group_of(t, p, r);
@@ -286,8 +285,9 @@ FG_AVX512_INLINE void end_totals(int R, int P, const tile *t, float_sums totals,
     }
 }
 
-/* R rows against the groups of P panels: totals grow. */
-FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals_io)
+/* R rows against the groups of P panels: totals grow. `asks`: between vectors. */
+FG_AVX512_INLINE void walk_groups(uint32_t type, int R, int P, bool asks, const tile *t,
+                                  float_sums totals_io)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     place p = { .scales = t->panel + fg_panel_unit_offset(&shape, t->group_first),
@@ -304,20 +304,29 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
         size_t left = t->group_end - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            if (t->ask_lines == 0 && !t->asks_between) {
+            if (t->ask_lines == 0 && !asks) {
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
             for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
                 _mm_prefetch((const char *)next, _MM_HINT_T1);
                 _mm_prefetch((const char *)next + (size_t)(P - 1) * t->panel_bytes, _MM_HINT_T1);
             }
-            add_group(type, R, P, t, &p, totals);
+            add_group(type, R, P, asks, t, &p, totals);
             p.codes += shape.group_bytes;
             go_on(R, &p);
         }
         p.scales += shape.unit_bytes;
     }
     end_totals(R, P, t, totals, totals_io);
+}
+
+FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals)
+{
+    if (P == 1 && t->asks_between) {
+        walk_groups(type, R, P, true, t, totals);
+    } else {
+        walk_groups(type, R, P, false, t, totals);
+    }
 }
 
 /* Types whose codes and scales leave registers for two panels. */
