@@ -6,7 +6,7 @@
 #include "common/engine/engine_internal.h"
 #include "common/engine/forward_internal.h"
 
-/* Rows that pass through a layer together: enough to use unpacked weights many times; products cut them into
+/* Rows that pass through a layer together, about: enough to use unpacked weights many times; products cut them into
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
@@ -74,24 +74,45 @@ static uint32_t step_rows_of(const fg_engine_limits *limits)
                : (limits->step_tokens_max + DEVICE_ROWS - 1) / DEVICE_ROWS * DEVICE_ROWS;
 }
 
-/* How many rows pass a layer together: all of them on a device with memory of its own. */
-static size_t tile_rows_of(const fg_forward *forward)
+/* How many rows should pass a layer together: all of them on a device with memory of its own. */
+static uint32_t tile_rows_of(const fg_forward *forward)
 {
     if (!forward->is_host) {
         return step_rows_of(&forward->limits);
     }
-    size_t step_rows = forward->limits.step_tokens_max;
+    uint32_t step_rows = forward->limits.step_tokens_max;
     uint32_t type = forward->layers[0].gate.type;
     bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type);
-    size_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
+    uint32_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
     return step_rows < most ? step_rows : most;
+}
+
+/* A few rows more than a tile's would read all weights again: they join it. */
+static uint32_t tallest_tile_of(const fg_forward *forward)
+{
+    if (!forward->is_host) {
+        return forward->tile_rows;
+    }
+    uint32_t step_rows = forward->limits.step_tokens_max;
+    uint32_t most = forward->tile_rows + forward->tile_rows / 2;
+    return step_rows < most ? step_rows : most;
+}
+
+/* So many rows pass in tiles about as tall as each other and as a tile should be, in whole strips of the back end. */
+static uint32_t even_tile_rows(const fg_forward *forward, uint32_t row_count)
+{
+    uint32_t tiles = row_count / forward->tile_rows +
+                     (row_count % forward->tile_rows >= (forward->tile_rows + 1) / 2);
+    uint32_t rows = tiles < 2 ? row_count : row_count / tiles + (row_count % tiles != 0);
+    rows += -rows % FG_TILE_ROWS;
+    return rows < forward->tile_rows_max ? rows : forward->tile_rows_max;
 }
 
 /* What all ranks see is of their region. */
 static void take_common(fg_forward *forward)
 {
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
-    FG_ASSERT(!forward->is_host || forward->tile_rows <= FG_TP_TILE_ROWS);
+    FG_ASSERT(!forward->is_host || forward->tile_rows_max <= FG_TP_TILE_ROWS);
     FG_ASSERT(forward->head.rows_max <= FG_TP_HEAD_ROWS);
     forward->tokens = common->tokens;
     forward->positions = common->positions;
@@ -140,7 +161,7 @@ static float *common_hidden(const fg_forward *forward)
 static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
     const fg_hparams *h = &forward->hparams;
-    size_t rows = forward->tile_rows;
+    size_t rows = forward->tile_rows_max;
     /* The head's rows borrow `normed`. */
     size_t normed_rows = rows < forward->head.rows_max ? forward->head.rows_max : rows;
     const rank_parts *parts = &forward->parts;
@@ -176,7 +197,8 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
 {
     uint32_t step_rows =
         forward->is_host ? forward->limits.step_tokens_max : step_rows_of(&forward->limits);
-    forward->tile_rows = (uint32_t)tile_rows_of(forward);
+    forward->tile_rows = tile_rows_of(forward);
+    forward->tile_rows_max = tallest_tile_of(forward);
     part_list list = { .kind = SCRATCH_SHARED };
     add_shared_parts(forward, step_rows, &list);
     list.kind = forward->is_host ? SCRATCH_SHARED : SCRATCH_DEVICE;
@@ -565,11 +587,12 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
                 forward->residual);
     fg_op_rope_table(forward->stream, forward->positions, row_count, forward->frequencies,
                      h->rope_dims / 2, forward->rope_table);
+    uint32_t tile_rows = even_tile_rows(forward, row_count);
     for (uint32_t index = 0; index < h->layer_count; index++) {
         /* A tile reads the K and V of the tiles before it, which this layer has already stored. */
-        for (uint32_t first = 0; first < row_count; first += forward->tile_rows) {
+        for (uint32_t first = 0; first < row_count; first += tile_rows) {
             uint32_t left = row_count - first;
-            uint32_t rows = left < forward->tile_rows ? left : forward->tile_rows;
+            uint32_t rows = left < tile_rows ? left : tile_rows;
             attention(forward, index, first, rows);
             feed_forward(forward, index, first, rows);
         }

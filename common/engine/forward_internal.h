@@ -55,7 +55,8 @@ struct fg_forward {
 
     void *scratch[SCRATCH_KINDS];
     size_t scratch_bytes[SCRATCH_KINDS];
-    uint32_t tile_rows;
+    uint32_t tile_rows; /* that should pass a layer together */
+    uint32_t tile_rows_max;
     /* Per row of a step. */
     uint32_t *tokens;
     uint32_t *positions;

@@ -25,7 +25,7 @@ typedef struct fg_tp fg_tp;
 
 enum {
     FG_TP_RANKS_MAX = 16,
-    FG_TP_TILE_ROWS = 256, /* most rows that pass a layer together on a CPU */
+    FG_TP_TILE_ROWS = 384, /* most rows that pass a layer together on a CPU */
     FG_TP_LIST_MAX = 1024,
     FG_TP_HEAD_ROWS = 16, /* most rows of logits at a time */
     FG_TP_PANEL = 16,     /* outputs are cut in such units where there are enough */

@@ -15,8 +15,9 @@
 #include "common/engine/runner.h"
 #include "tests/support/test.h"
 
-/* Longer than a tile of the forward pass, so that tiles meet inside a step. */
-enum { PROMPT = 150, STEPS = 6, CONTEXT = 192 };
+/* Longer than the tallest tile of the forward pass (but for weights of a byte and more), so that tiles meet inside a
+ * step; and a chunk that is one such tile. */
+enum { PROMPT = 200, TALL = 150, STEPS = 6, CONTEXT = 256 };
 
 typedef struct trace {
     uint32_t tokens[STEPS];
@@ -92,6 +93,7 @@ static const struct variant {
     { "plain", 1, PROMPT, false }, { "plain", 2, 7, true },  { "auto", 1, 1, false },
     { "auto", 1, 7, true },        { "auto", 1, 64, false }, { "auto", 1, PROMPT, false },
     { "auto", 2, 1, true },        { "auto", 2, 64, false }, { "auto", 2, PROMPT, true },
+    { "auto", 1, TALL, true },
 };
 
 Test(engine_model, digests_do_not_depend_on_chunks_threads_isa_or_block_ids)
