@@ -82,7 +82,7 @@ typedef struct amx_run {
 
 /* ---- tiles ---- */
 
-/* Tiles 0 to 3 hold sums, 4 and 5 rows of activations, 6 and 7 codes. */
+/* Tiles 0 and 1 hold sums, 4 and 5 rows of activations, 6 and 7 codes. */
 static void configure(void)
 {
     fg_amx_config config = { .palette = 1 };

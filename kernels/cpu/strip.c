@@ -507,12 +507,14 @@ static void run_copied_chunk(const walk *w, uint32_t chunk, const moving *now, m
         fg_strip *s = &strips[i % 2];
         uint32_t end = moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0;
         begin_strip(w, &now->to, chunk, i * w->strip_size, i % 2 * w->strip_size, s);
-        set_rows(w, s->count, rows);
         bool beside = goes_beside(w, s);
-        if (waits != NULL && !beside) {
+        if (waits != NULL && !beside) { /* before rows are set that it may not have */
             weigh_strip(w, waits);
+            end_copied_strip(w, waits);
+            waits = NULL;
         }
-        score_copied_strip(w, s, beside ? waits : NULL, next, end);
+        set_rows(w, s->count, rows);
+        score_copied_strip(w, s, waits, next, end);
         if (waits != NULL) {
             end_copied_strip(w, waits);
         }
