@@ -502,9 +502,11 @@ static fg_status make_plan(const throughput_config *c, plan *p, fg_error *err)
         add_tests(p, DECODE, &batches);
         add_tests(p, VERIFY, &drafts);
     }
-    return p->count > 0 ? FG_OK
-                        : fg_fail(err, FG_BAD_INPUT,
-                                  "nothing to measure: --prompt 512 or --generate 128 --batch 1");
+    return p->count > 0
+               ? FG_OK
+               : fg_fail(err, FG_BAD_INPUT,
+                         "nothing to measure: --prompt 512, or --generate 128 with --batch 1 or "
+                         "--verify 5");
 }
 
 static uint32_t larger(uint32_t a, uint32_t b)

@@ -32,7 +32,8 @@ static inline void fg_amx_set_strip_rows(uint32_t rows)
     _tile_loadconfig(&config);
 }
 
-/* Tile 4 with what lies at `at`, added to a tile of sums. */
+/* Tile 4 with what lies at `at`, added to a tile of sums. K and V come once for each strip: they are to leave its
+ * scores in the first-level cache. */
 #define FG_AMX_MULTIPLY(product, sums, tile, at, stride)                                           \
     do {                                                                                           \
         _tile_stream_loadd(tile, at, stride);                                                      \

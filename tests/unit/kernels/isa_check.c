@@ -17,7 +17,7 @@ static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, F
                                   FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
 static const struct {
     uint32_t outputs, columns; /* columns of K types and of plain floats are adapted */
-} shapes[] = { { 1, 32 }, { 7, 64 }, { 16, 256 }, { 75, 96 }, { 37, 1024 } };
+} shapes[] = { { 1, 32 }, { 7, 64 }, { 16, 256 }, { 75, 96 }, { 37, 1024 }, { 40, 640 } };
 static const uint32_t kv_types[] = { FG_F32, FG_F16, FG_BF16, FG_I8 };
 /* Attention over each type: what becomes (row, head)s in strips of every size, read from the arena or from
  * copies, whole chunks and parts of them. */
@@ -43,6 +43,7 @@ static const attend_case attend_shapes[] = {
     { "seventeen rows, head of 256", 3, 1, 256, 32, 0, 280, 17, 150 },
     { "rows from the first slot", 4, 2, 64, 16, 0, 64, 64, 0 },
     { "rows across a chunk", 4, 2, 64, 16, 0, 300, 64, 0 },
+    { "a short strip behind tall ones", 7, 1, 64, 16, 0, 600, 9, 0 },
     { "rows across a chunk, a window across chunks", 2, 1, 96, 32, 0, 560, 64, 270 },
     { "small blocks", 4, 2, 64, 8, 0, 70, 17, 21 },
     { "heads of no whole register", 3, 1, 20, 16, 0, 40, 17, 0 },

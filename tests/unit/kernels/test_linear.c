@@ -21,6 +21,7 @@ static const struct {
 } shapes[] = {
     { "one output", 1, 32 },    { "odd outputs", 7, 64 },  { "a full tile", 16, 256 },
     { "many pieces", 150, 96 }, { "long rows", 37, 1536 }, { "blocks of rows", 20, 8192 },
+    { "19 groups", 40, 608 },   { "20 groups", 33, 640 },
 };
 
 static const uint32_t row_counts[] = { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,

@@ -15,9 +15,9 @@
 #include "common/engine/runner.h"
 #include "tests/support/test.h"
 
-/* Longer than the tallest tile of the forward pass (but for weights of a byte and more), so that tiles meet inside a
- * step; and a chunk that is one such tile. */
-enum { PROMPT = 200, TALL = 150, STEPS = 6, CONTEXT = 256 };
+/* Longer than the tallest tiles of the forward pass, so that tiles meet inside a step; and chunks that are one tile,
+ * taller than usual: of weights of less than a byte, and of others. */
+enum { PROMPT = 400, TALL = 150, TALLER = 300, STEPS = 6, CONTEXT = 448 };
 
 typedef struct trace {
     uint32_t tokens[STEPS];
@@ -90,10 +90,10 @@ static const struct variant {
     uint32_t threads, chunk;
     bool reverse_blocks;
 } variants[] = {
-    { "plain", 1, PROMPT, false }, { "plain", 2, 7, true },  { "auto", 1, 1, false },
-    { "auto", 1, 7, true },        { "auto", 1, 64, false }, { "auto", 1, PROMPT, false },
-    { "auto", 2, 1, true },        { "auto", 2, 64, false }, { "auto", 2, PROMPT, true },
-    { "auto", 1, TALL, true },
+    { "plain", 1, PROMPT, false }, { "plain", 2, 7, true },      { "auto", 1, 1, false },
+    { "auto", 1, 7, true },        { "auto", 1, 64, false },     { "auto", 1, PROMPT, false },
+    { "auto", 2, 1, true },        { "auto", 2, 64, false },     { "auto", 2, PROMPT, true },
+    { "auto", 1, TALL, true },     { "auto", 2, TALLER, false },
 };
 
 Test(engine_model, digests_do_not_depend_on_chunks_threads_isa_or_block_ids)

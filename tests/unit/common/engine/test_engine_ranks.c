@@ -16,7 +16,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
 
-enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 300, APART_ROWS = 120, BLOCKS = SEQS * CONTEXT / 16 };
+enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 400, APART_ROWS = 120, BLOCKS = SEQS * CONTEXT / 16 };
 
 /* Which allocation of a rank is to fail; 0: none. */
 static uint64_t rank_fault;
