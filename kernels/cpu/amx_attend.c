@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/amx_strip.h"
 #include "kernels/cpu/avx512_attend.h"
+#include "kernels/cpu/avx512_attend_bf16.h"
 
 enum {
     STRIP_ROWS = FG_STRIP_MAX,
@@ -40,7 +41,7 @@ static void amx_values(const fg_strip *s, uint32_t begin, uint32_t end)
     }
     end_weights(s, slots);
     fg_amx_add_values(FG_AMX_VALUES_I8, s, s->scores + slots.begin / 4,
-                      s->pieces->values[slots.begin / FG_KV_PIECE],
+                      fg_strip_values(s, slots.begin / FG_KV_PIECE),
                       (slots.end - slots.begin + FG_AMX_ROW_BYTES - 1) / FG_AMX_ROW_BYTES);
 }
 
@@ -51,6 +52,15 @@ static const fg_strip_products *products_of(uint32_t dtype)
     return products;
 }
 
+static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    if (dtype == FG_BF16) {
+        fg_cpu_avx512_weigh_words(rows, begin, end);
+    } else {
+        fg_cpu_avx512_strip.weigh(dtype, rows, begin, end);
+    }
+}
+
 void fg_cpu_amx_attend(const fg_cpu_attend *args)
 {
     const fg_paged_kv *kv = args->kv;
@@ -59,12 +69,17 @@ void fg_cpu_amx_attend(const fg_cpu_attend *args)
         fg_cpu_amx_attend_bf16(args);
         return;
     }
-    if (!tiles || kv->dtype != FG_I8) {
-        /* The processors that have tiles widen bf16 quicker than they multiply it. */
+    if (kv->head_dim % FG_AVX512_LANES != 0) {
         fg_cpu_avx512_attend(args);
         return;
     }
     fg_strip_kernels kernels = fg_cpu_avx512_strip;
+    if (!tiles || kv->dtype != FG_I8) {
+        /* The processors that have tiles widen bf16 quicker than they multiply it. */
+        kernels.weigh = weigh;
+        fg_strip_attend(&kernels, args);
+        return;
+    }
     kernels.strip_max = STRIP_ROWS;
     kernels.begins = false;
     kernels.set_rows = fg_amx_set_strip_rows;

@@ -79,16 +79,10 @@ static void pack_q(uint32_t dtype, const float *q, float factor, uint32_t head_d
     }
 }
 
-/* Of 32 weights, whose words hold neighbours: slot i goes above slot i + 16. */
-static const uint16_t apart[BLOCK] = {
-    17, 1, 16, 0, 19, 3,  18, 2,  21, 5,  20, 4,  23, 7,  22, 6,
-    25, 9, 24, 8, 27, 11, 26, 10, 29, 13, 28, 12, 31, 15, 30, 14
-};
-
 static void weigh(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
     (void)dtype;
-    fg_avx512_weigh_brains(apart, rows, begin, end);
+    fg_avx512_weigh_brains(FG_AVX512_APART, rows, begin, end);
 }
 
 /* ---- products ---- */
@@ -122,7 +116,6 @@ FG_AVX512_INLINE void begin_beside(const fg_strip_rows *rows, uint32_t first, be
 
 FG_AVX512_INLINE void weigh_next(beside *b)
 {
-    const __m512i order = _mm512_loadu_si512(apart);
     if (b->at == FG_ATTEND_CHUNK) {
         return;
     }
@@ -133,7 +126,7 @@ FG_AVX512_INLINE void weigh_next(beside *b)
             fg_avx512_weigh(_mm512_load_ps(scores), _mm512_load_ps(scores + FG_AVX512_LANES),
                             b->maxima[r], &fg_avx512_brains);
         b->sums[r] = fg_avx512_add_weights(b->sums[r], weights);
-        _mm512_store_si512(b->scores[r] + b->at / 2, _mm512_permutexvar_epi16(order, weights));
+        fg_avx512_put_weights(FG_AVX512_APART, weights, b->scores[r], b->at);
     }
     b->at += FG_AVX512_WEIGHED;
     fg_amx_see_memory(b->scores); /* here, not all at once */
@@ -224,7 +217,7 @@ static void row_values(const fg_strip *s, uint32_t m, fg_cpu_slots slots)
     for (uint32_t block = slots.begin / BLOCK * BLOCK; block < slots.end; block += BLOCK) {
         /* A copy may begin with the second half of a block. */
         uint32_t piece = (slots.begin > block ? slots.begin : block) / FG_KV_PIECE;
-        const uint8_t *values = s->pieces->values[piece] - piece % 2 * piece_bytes;
+        const uint8_t *values = fg_strip_values(s, piece) - piece % 2 * piece_bytes;
         const uint32_t *weights = (const uint32_t *)(const void *)(words + block / 2);
         for (uint32_t column = 0; column < head_dim; column += FG_AMX_SUMS * WORDS) {
             __m512 firsts[FG_AMX_SUMS];
@@ -258,7 +251,7 @@ static void tile_values(const fg_strip *s, uint32_t begin, uint32_t end)
     }
     if (all.begin < all.end) {
         fg_amx_add_values(FG_AMX_BF16, s, s->scores + all.begin / 2,
-                          s->pieces->values[all.begin / FG_KV_PIECE],
+                          fg_strip_values(s, all.begin / FG_KV_PIECE),
                           (all.end - all.begin) / BLOCK);
     }
     for (uint32_t m = 0; m < s->count; m++) {

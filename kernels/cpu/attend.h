@@ -2,7 +2,8 @@
  * attend - one unit of attention, which one thread computes: a tile of rows that follow each other in one
  * sequence, with query heads that share a KV head, over some of the chunks of ops.h. What a chunk gives
  * a (row, head) is a record: its maximum, its sum, its output. Records are merged in rising order of
- * chunks, at once or, where several units share the chunks of a tile, by the unit that ends last.
+ * chunks, at once or, where several units share the chunks of a tile, by the unit that ends last. Of small
+ * tiles a unit has several KV heads side by side, whose K and V lie together in memory.
  */
 #ifndef FORGE_KERNELS_CPU_ATTEND_H
 #define FORGE_KERNELS_CPU_ATTEND_H
@@ -53,6 +54,10 @@ struct fg_cpu_attend {
     uint32_t row_count;  /* row_count * head_count <= fg_cpu_attend_tile(...) */
     uint32_t head_count; /* query heads, all of kv_head */
     uint32_t kv_head;
+    /* Of the first of several KV heads side by side: how many. The others' arguments follow it, and differ in what
+     * belongs to a head. Together they have FG_ATTEND_UNDER_WAY (row, head)s at most, else there is one. */
+    uint32_t kv_head_count;
+    uint32_t scratch_first; /* (row, head)s of the scratch that are those of the heads before it */
     uint32_t window;
     float scale;
     uint32_t chunk_first; /* to compute: chunk_first .. chunk_end - 1 */

@@ -165,8 +165,8 @@ FG_AVX2_INLINE void score_steps(uint32_t kind, int M, int N, const fg_strip *s, 
     const uint8_t *keys[4];
     const uint8_t *after[4];
     for (int n = 0; n < N; n++) {
-        keys[n / 2] = s->pieces->keys[piece + n / 2];
-        after[n / 2] = s->pieces->after_keys[piece + n / 2];
+        keys[n / 2] = fg_strip_keys(s, piece + n / 2);
+        after[n / 2] = fg_strip_after_keys(s, piece + n / 2);
     }
     size_t line = (size_t)PIECE * element_bytes(kind);
     for (size_t at = first * line; at < end * line; at += UNROLL * line) {
@@ -243,7 +243,7 @@ FG_AVX2_INLINE const uint8_t *after_slots(uint32_t kind, int M, int N, const fg_
     uint32_t share = column / ((uint32_t)N * 8);
     bool some = M < STRIP && s->pieces->run == PIECE &&
                 share * 64 < s->args->kv->head_dim * element_bytes(kind);
-    return some ? s->pieces->after_values[piece] + (size_t)share * PIECE * 64 : NULL;
+    return some ? fg_strip_after_values(s, piece) + (size_t)share * PIECE * 64 : NULL;
 }
 
 /* Weights times values of slots slot .. end - 1 of a piece, or of several that follow each other. */
@@ -251,7 +251,7 @@ FG_AVX2_INLINE void add_slots(uint32_t kind, int M, int N, const fg_strip *s, co
                               uint32_t slot, uint32_t end, uint32_t column, __m256 acc[STRIP][8])
 {
     uint32_t head_dim = s->args->kv->head_dim;
-    const uint8_t *values = s->pieces->values[slot / PIECE];
+    const uint8_t *values = fg_strip_values(s, slot / PIECE);
     uint32_t first = slot / PIECE * PIECE;
     if (kind == FG_I8) {
         add_fours(M, N, weights + slot / 2,
@@ -672,8 +672,8 @@ FG_AVX2_INLINE void score_blocks(int M, bool direct, const fg_strip *s, uint32_t
     uint32_t head_dim = s->args->kv->head_dim;
     int part = block_rows(M);
     for (uint32_t piece = begin; piece < end; piece++) {
-        const uint8_t *keys = s->pieces->keys[piece];
-        const uint8_t *after = direct ? s->pieces->after_keys[piece] : NULL;
+        const uint8_t *keys = fg_strip_keys(s, piece);
+        const uint8_t *after = direct ? fg_strip_after_keys(s, piece) : NULL;
         float *scores = s->scores + piece * PIECE;
         score_rows(part, direct, s->q, keys, after, head_dim, scores);
         if (part < M) {
@@ -687,17 +687,16 @@ FG_AVX2_INLINE void score_blocks(int M, bool direct, const fg_strip *s, uint32_t
 FG_AVX2_INLINE void value_rows(int M, bool direct, const fg_strip *s, int first, uint32_t slot,
                                uint32_t column)
 {
-    const fg_strip_pieces *pieces = s->pieces;
     uint32_t piece = slot / PIECE;
     size_t at = (size_t)column * 4;
     fg_avx2_rows rows = rows_of(s->scores + first * SCORES + slot, SCORES);
-    fg_avx2_columns columns = { .firsts = pieces->values[piece] + at,
-                                .seconds = pieces->values[piece + 1] + at,
+    fg_avx2_columns columns = { .firsts = fg_strip_values(s, piece) + at,
+                                .seconds = fg_strip_values(s, piece + 1) + at,
                                 .pair_bytes = (size_t)s->args->kv->head_dim * 4 };
     if (direct && first == 0) {
         size_t share = at * (PIECE / 2); /* lines in the order in which they lie */
-        columns.after_firsts = pieces->after_values[piece] + share;
-        columns.after_seconds = pieces->after_values[piece + 1] + share;
+        columns.after_firsts = fg_strip_after_values(s, piece) + share;
+        columns.after_seconds = fg_strip_after_values(s, piece + 1) + share;
     }
     float *outs[FG_AVX2_TALL_ROWS];
     for (int m = 0; m < M; m++) {
@@ -731,10 +730,10 @@ FG_AVX2_INLINE void clear_fours(int M, __m256i sums[FG_AVX2_FOURS_ROWS][2])
 /* Int8 straight from the arena. Rows first .. first + M - 1 of sums of products with a piece's keys. */
 FG_AVX2_INLINE void score_four_rows(int M, const fg_strip *s, int first, uint32_t piece)
 {
-    const uint8_t *after = first == 0 ? s->pieces->after_keys[piece] : NULL;
+    const uint8_t *after = first == 0 ? fg_strip_after_keys(s, piece) : NULL;
     __m256i sums[FG_AVX2_FOURS_ROWS][2];
     clear_fours(M, sums);
-    fg_avx2_add_fours(M, s->q + first * FG_STRIP_Q, FG_STRIP_Q, s->pieces->keys[piece], PIECE * 4,
+    fg_avx2_add_fours(M, s->q + first * FG_STRIP_Q, FG_STRIP_Q, fg_strip_keys(s, piece), PIECE * 4,
                       s->args->kv->head_dim / 4, after, sums);
     for (int m = 0; m < M; m++) {
         __m256i *out = (__m256i *)(void *)(s->scores + (first + m) * SCORES + piece * PIECE);
@@ -763,9 +762,9 @@ FG_AVX2_INLINE void value_four_rows(int M, const fg_strip *s, int first, uint32_
     clear_fours(M, sums);
     for (uint32_t piece = begin; piece < end; piece++) {
         const uint8_t *after =
-            first == 0 ? s->pieces->after_values[piece] + at * (PIECE / 4) : NULL;
+            first == 0 ? fg_strip_after_values(s, piece) + at * (PIECE / 4) : NULL;
         fg_avx2_add_fours(M, s->scores + first * SCORES + piece * PIECE / 2, SCORES,
-                          s->pieces->values[piece] + at, (size_t)s->args->kv->head_dim * 4,
+                          fg_strip_values(s, piece) + at, (size_t)s->args->kv->head_dim * 4,
                           PIECE / 4, after, sums);
     }
     for (int m = 0; m < M; m++) {

@@ -138,11 +138,11 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
     }
 }
 
-/* Small tiles wait for memory: they fetch what comes later as they go, into the second-level cache, which waits
- * for more lines at once than the first. */
-FG_AVX512_INLINE bool fg_avx512_fetches(int M)
+/* Strips that read the arena wait for memory: they fetch what comes later as they go, into the second-level cache, which
+ * waits for more lines at once than the first. Whole strips mostly read copies, which are there already. */
+FG_AVX512_INLINE bool fg_avx512_fetches(int M, const fg_strip *s)
 {
-    return M < 8;
+    return M < FG_AVX512_STRIP || s->pieces->run == FG_KV_PIECE;
 }
 
 FG_AVX512_INLINE void fg_avx512_fetch(const uint8_t *at)
@@ -291,8 +291,8 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, bool fetches, int ro
     fg_avx512_keys keys;
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
-        keys.at[n] = s->pieces->keys[piece + (uint32_t)n];
-        keys.after[n] = s->pieces->after_keys[piece + (uint32_t)n];
+        keys.at[n] = fg_strip_keys(s, piece + (uint32_t)n);
+        keys.after[n] = fg_strip_after_keys(s, piece + (uint32_t)n);
     }
     fg_avx512_sums sums;
     if (fg_avx512_chains(kind)) {
@@ -310,18 +310,27 @@ FG_AVX512_INLINE void fg_avx512_score_pieces(uint32_t kind, bool fetches, int ro
     fg_avx512_put_scores(M, N, scores, sums);
 }
 
-FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
-                                       uint32_t end)
+FG_AVX512_INLINE void fg_avx512_score_all(uint32_t kind, bool fetches, int M, const fg_strip *s,
+                                          uint32_t begin, uint32_t end)
 {
     fg_cpu_slots seen = fg_strip_seen(s, begin, end);
     int rows = fg_avx512_rows(kind, M);
     int vectors = fg_avx512_vectors(kind, rows);
-    bool fetches = fg_avx512_fetches(M);
     for (uint32_t at = seen.begin; at < seen.end; at += (uint32_t)vectors) {
         fg_avx512_score_pieces(kind, fetches, 0, rows, vectors, s, at);
         if (rows < M) {
             fg_avx512_score_pieces(kind, false, rows, M - rows, vectors, s, at);
         }
+    }
+}
+
+FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
+                                       uint32_t end)
+{
+    if (fg_avx512_fetches(M, s)) {
+        fg_avx512_score_all(kind, true, M, s, begin, end);
+    } else {
+        fg_avx512_score_all(kind, false, M, s, begin, end);
     }
 }
 
@@ -427,12 +436,12 @@ FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, bool fetches, con
                                                 const float *weights, uint32_t piece,
                                                 uint32_t column)
 {
-    const fg_strip_pieces *pieces = s->pieces;
     size_t line = fg_avx512_line(kind);
+    const uint8_t *values = fg_strip_values(s, piece);
     return (fg_avx512_run){
         .weights = weights + piece * FG_KV_PIECE / fg_avx512_together(kind),
-        .values = pieces->values[piece] + column / FG_AVX512_LANES * line,
-        .after = pieces->after_values[piece] - pieces->values[piece],
+        .values = values + column / FG_AVX512_LANES * line,
+        .after = fg_strip_after_values(s, piece) - values,
         .step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * line,
         .fetches = fetches,
     };
@@ -504,15 +513,14 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, 
     fg_avx512_put_columns(M, N, outs, column, totals);
 }
 
-FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip *s,
-                                           const float *weights, float *const *outs,
-                                           fg_cpu_slots slots)
+FG_AVX512_INLINE void fg_avx512_add_all(uint32_t kind, bool fetches, int M, const fg_strip *s,
+                                        const float *weights, float *const *outs,
+                                        fg_cpu_slots slots)
 {
     uint32_t head_dim = s->args->kv->head_dim;
     uint32_t column = 0;
     int rows = fg_avx512_rows(kind, M);
     int vectors = fg_avx512_vectors(kind, rows);
-    bool fetches = fg_avx512_fetches(M);
     const float *rest_weights = weights + (size_t)rows * FG_ATTEND_SCORES;
     if (slots.begin >= slots.end) {
         return;
@@ -531,6 +539,17 @@ FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip 
             fg_avx512_add_columns(kind, false, M - rows, 1, s, rest_weights, outs + rows, slots,
                                   column);
         }
+    }
+}
+
+FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip *s,
+                                           const float *weights, float *const *outs,
+                                           fg_cpu_slots slots)
+{
+    if (fg_avx512_fetches(M, s)) {
+        fg_avx512_add_all(kind, true, M, s, weights, outs, slots);
+    } else {
+        fg_avx512_add_all(kind, false, M, s, weights, outs, slots);
     }
 }
 

@@ -21,7 +21,12 @@ const fg_strip_products fg_cpu_avx512_attend_pairs[] = FG_AVX512_TABLE(FG_AVX512
 
 void fg_cpu_avx512_weigh_pairs(const fg_strip_rows *rows, uint32_t begin, uint32_t end)
 {
-    fg_avx512_weigh_brains(NULL, rows, begin, end);
+    fg_avx512_weigh_brains(FG_AVX512_IN_PAIRS, rows, begin, end);
+}
+
+void fg_cpu_avx512_weigh_words(const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    fg_avx512_weigh_brains(FG_AVX512_IN_WORDS, rows, begin, end);
 }
 
 /* The weights of one row of another strip, made two pieces at a time between products. */
@@ -68,7 +73,7 @@ FG_AVX512_INLINE void score_tile_beside(const fg_strip *s, uint32_t row, uint32_
     const float *q = s->q + (size_t)row * FG_STRIP_Q;
     float *scores = s->scores + (size_t)row * FG_ATTEND_SCORES + piece * FG_KV_PIECE;
     uint32_t steps = s->args->kv->head_dim / 2;
-    fg_avx512_keys keys = { .at = { s->pieces->keys[piece], s->pieces->keys[piece + 1] } };
+    fg_avx512_keys keys = { .at = { fg_strip_keys(s, piece), fg_strip_keys(s, piece + 1) } };
     fg_avx512_sums totals;
     fg_avx512_begin_totals(BESIDE_ROWS, BESIDE_PIECES, totals);
     for (uint32_t first = 0; first < steps; first += 2 * FG_AVX512_TURN) {

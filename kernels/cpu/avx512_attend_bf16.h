@@ -9,6 +9,8 @@
 /* q and weights are packed in pairs: a word holds dimensions or slots 2i, in its upper half, and 2i + 1. */
 void fg_cpu_avx512_weigh_pairs(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
 extern const fg_strip_products fg_cpu_avx512_attend_pairs[];
+/* Weights as other kernels of AVX-512 want them, each in the upper half of a word. */
+void fg_cpu_avx512_weigh_words(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
 void fg_cpu_avx512_scores_beside(const fg_strip *s, uint32_t begin, uint32_t end,
                                  const fg_strip_rows *rows);
 

@@ -81,9 +81,44 @@ FG_AVX512_INLINE __m512 fg_avx512_piece(const float *scores, uint32_t at, uint32
                                    : _mm512_set1_ps(-__builtin_inff());
 }
 
-/* Weights of R rows, written where the first half of earlier scores was read. `order`: which of 32 weights goes where,
- * NULL: neighbours make a pair. */
-FG_AVX512_INLINE void fg_avx512_weigh_rows(int R, const uint16_t *order, float *const *scores,
+/* How 32 weights are written. */
+typedef enum fg_avx512_written {
+    FG_AVX512_IN_PAIRS, /* neighbours in a word, the first one in its upper half */
+    FG_AVX512_APART,    /* slot i above slot i + 16 */
+    FG_AVX512_IN_WORDS, /* each in the upper half of a word */
+} fg_avx512_written;
+
+/* Which of the 32 a vector of them then holds, lower halves first. */
+static const uint16_t fg_avx512_apart[FG_AVX512_WEIGHED] = { 17, 1,  16, 0,  19, 3,  18, 2,
+                                                             21, 5,  20, 4,  23, 7,  22, 6,
+                                                             25, 9,  24, 8,  27, 11, 26, 10,
+                                                             29, 13, 28, 12, 31, 15, 30, 14 };
+static const uint16_t fg_avx512_first_words[FG_AVX512_WEIGHED] = { 0, 1,  0, 0,  0, 3,  0, 2,
+                                                                   0, 5,  0, 4,  0, 7,  0, 6,
+                                                                   0, 9,  0, 8,  0, 11, 0, 10,
+                                                                   0, 13, 0, 12, 0, 15, 0, 14 };
+
+/* Weights of a row's slots `at` .. `at` + 31, in the place of scores that were read. */
+FG_AVX512_INLINE void fg_avx512_put_weights(fg_avx512_written written, __m512i weights,
+                                            float *scores, uint32_t at)
+{
+    const __mmask32 upper = 0xAAAAAAAA;
+    if (written == FG_AVX512_IN_WORDS) {
+        __m512i first = _mm512_loadu_si512(fg_avx512_first_words);
+        __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(FG_AVX512_LANES));
+        _mm512_store_si512(scores + at, _mm512_maskz_permutexvar_epi16(upper, first, weights));
+        _mm512_store_si512(scores + at + FG_AVX512_LANES,
+                           _mm512_maskz_permutexvar_epi16(upper, second, weights));
+        return;
+    }
+    if (written == FG_AVX512_APART) {
+        weights = _mm512_permutexvar_epi16(_mm512_loadu_si512(fg_avx512_apart), weights);
+    }
+    _mm512_store_si512(scores + at / 2, weights);
+}
+
+/* Weights of R rows, written where earlier scores, or the first half of them, were read. */
+FG_AVX512_INLINE void fg_avx512_weigh_rows(int R, fg_avx512_written written, float *const *scores,
                                            uint32_t begin, uint32_t end, float *const *records)
 {
     __m512 maxima[FG_AVX512_TOGETHER];
@@ -101,10 +136,7 @@ FG_AVX512_INLINE void fg_avx512_weigh_rows(int R, const uint16_t *order, float *
             __m512 high = fg_avx512_piece(scores[r], j + FG_AVX512_LANES, begin, end);
             __m512i weights = fg_avx512_weigh(low, high, maxima[r], &fg_avx512_brains);
             sums[r] = fg_avx512_add_weights(sums[r], weights);
-            if (order != NULL) {
-                weights = _mm512_permutexvar_epi16(_mm512_loadu_si512(order), weights);
-            }
-            _mm512_store_si512(scores[r] + j / 2, weights);
+            fg_avx512_put_weights(written, weights, scores[r], j);
         }
     }
 #pragma GCC unroll 4
@@ -114,16 +146,26 @@ FG_AVX512_INLINE void fg_avx512_weigh_rows(int R, const uint16_t *order, float *
 }
 
 /* The same for all rows. */
-FG_AVX512_INLINE void fg_avx512_weigh_brains(const uint16_t *order, const fg_strip_rows *rows,
+FG_AVX512_INLINE void fg_avx512_weigh_brains(fg_avx512_written written, const fg_strip_rows *rows,
                                              uint32_t begin, uint32_t end)
 {
-    uint32_t i = 0;
-    for (; i + FG_AVX512_TOGETHER <= rows->count; i += FG_AVX512_TOGETHER) {
-        fg_avx512_weigh_rows(FG_AVX512_TOGETHER, order, &rows->scores[i], begin, end,
-                             &rows->records[i]);
-    }
-    for (; i < rows->count; i++) {
-        fg_avx512_weigh_rows(1, order, &rows->scores[i], begin, end, &rows->records[i]);
+    _Static_assert((int)FG_AVX512_TOGETHER == 4, "a case for each number of rows");
+    for (uint32_t i = 0; i < rows->count; i += FG_AVX512_TOGETHER) {
+        float *const *scores = &rows->scores[i];
+        float *const *records = &rows->records[i];
+        switch (rows->count - i) {
+        case 1:
+            fg_avx512_weigh_rows(1, written, scores, begin, end, records);
+            break;
+        case 2:
+            fg_avx512_weigh_rows(2, written, scores, begin, end, records);
+            break;
+        case 3:
+            fg_avx512_weigh_rows(3, written, scores, begin, end, records);
+            break;
+        default:
+            fg_avx512_weigh_rows(FG_AVX512_TOGETHER, written, scores, begin, end, records);
+        }
     }
 }
 

@@ -159,7 +159,6 @@ FG_NEON_INLINE void put(bool chains, bool adds, float32x4_t sum, const float *fi
 FG_NEON_INLINE void score_steps(uint32_t kind, int M, int N, const fg_strip *s, uint32_t piece,
                                 uint32_t first, uint32_t end, tile_sums sums)
 {
-    const fg_strip_pieces *pieces = s->pieces;
     size_t line = (size_t)PIECE_VECTORS * vector_bytes(kind);
     uint32_t unroll = UNROLL / (kind == KEYS ? 2 : 1);
     const float *q = s->q + first;
@@ -173,8 +172,8 @@ FG_NEON_INLINE void score_steps(uint32_t kind, int M, int N, const fg_strip *s, 
                 uint32_t in = piece + (uint32_t)n / PIECE_VECTORS;
                 size_t offset =
                     place(kind, u, line) + (size_t)n % PIECE_VECTORS * vector_bytes(kind);
-                bs[n] = pieces->keys[in] + at + offset;
-                fetch(M, pieces->after_keys[in] + at, offset);
+                bs[n] = fg_strip_keys(s, in) + at + offset;
+                fetch(M, fg_strip_after_keys(s, in) + at, offset);
             }
             step(kind, u % 2 == 1, M, N, q++, FG_STRIP_Q, bs, sums);
         }
@@ -293,9 +292,9 @@ FG_NEON_INLINE float32x4_t first_sum(uint32_t kind, const value_product *p, int 
 FG_NEON_INLINE void add_columns(uint32_t kind, int M, int N, const value_product *p,
                                 uint32_t column)
 {
-    const fg_strip_pieces *pieces = p->strip->pieces;
+    const fg_strip *s = p->strip;
     bool chains = in_chains(kind);
-    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : pieces->run;
+    uint32_t most = chains ? (uint32_t)FG_STRIP_CHAIN : s->pieces->run;
     size_t columns = column / LANES * (size_t)vector_bytes(kind);
     size_t step_bytes = p->strip->args->kv->head_dim / LANES * (size_t)vector_bytes(kind);
     float firsts[STRIP * VECTORS * LANES];
@@ -315,8 +314,8 @@ FG_NEON_INLINE void add_columns(uint32_t kind, int M, int N, const value_product
         end = (slot / most + 1) * most;
         end = end < p->slots.end ? end : p->slots.end;
         value_run run = { .weights = p->weights + first / together(kind),
-                          .values = pieces->values[piece] + columns,
-                          .after = pieces->after_values[piece] - pieces->values[piece],
+                          .values = fg_strip_values(s, piece) + columns,
+                          .after = fg_strip_after_values(s, piece) - fg_strip_values(s, piece),
                           .step_bytes = step_bytes };
         run_values(kind, M, N, &run, slot - first, end - first, sums);
         if (chains && piece % 2 == 0 && end < p->slots.end) {

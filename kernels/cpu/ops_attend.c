@@ -17,6 +17,7 @@ enum {
     ALONE_MACS = 65536,
     HUGE_PAGE = 2u << 20u, /* a mapping of whole ones gets them, which fill the caches evenly */
     UNITS_PER_MEMBER = 12, /* that tiles of few rows are cut into */
+    UNITS_LEAST = 6,       /* per member, of several KV heads: fewer do not share out evenly */
     UNITS_MOST = 16,       /* per member, that tiles get smaller for */
     WHOLE_PER_MEMBER = 3,  /* units of whole tiles that are enough */
     TILE_LEAST = 96,       /* (row, head)s; tiles get no smaller to be shared out evenly */
@@ -36,10 +37,11 @@ typedef struct tile {
     uint32_t row_count;
     uint32_t chunk_first;
     uint32_t chunk_end;
+    uint32_t parts;      /* of heads, that a unit has side by side; the last one may have fewer */
     uint32_t span;       /* chunks per unit */
     uint32_t unit_first; /* of all units */
-    uint32_t unit_count; /* per part of heads */
-    uint32_t shared;     /* index of the first part's `left`, when there are several units */
+    uint32_t unit_count; /* for the same parts */
+    uint32_t shared;     /* index of the first parts' `left`, when there are several units */
     size_t record;       /* of the first part, in records */
 } tile;
 
@@ -48,7 +50,7 @@ struct fg_cpu_attend_plan {
     size_t scratch_bytes;
     float *records;
     tile tiles[TILES_MAX];
-    _Atomic uint32_t left[SHARED_MAX]; /* units of a shared part that have not ended */
+    _Atomic uint32_t left[SHARED_MAX]; /* units of shared parts that have not ended */
 };
 
 typedef struct attend_job {
@@ -171,6 +173,27 @@ static uint32_t even_span(uint32_t chunks, uint32_t most)
     return (chunks + units - 1) / units;
 }
 
+/* Units of a tile for the same chunks. */
+static uint32_t units_across(const attend_job *job, const tile *t)
+{
+    return (job->part_count + t->parts - 1) / t->parts;
+}
+
+/* Parts that a unit of a small tile has side by side: KV heads whose K and V lie together in memory, which is read
+ * quicker in that order than a head at a time; but not so many that units are few. */
+static uint32_t parts_of(const attend_job *job, const tile *t, uint64_t chunks_of_all,
+                         uint32_t member_count)
+{
+    uint64_t room = FG_ATTEND_UNDER_WAY / (t->row_count * job->part_heads);
+    uint64_t spare = chunks_of_all * job->part_count / ((uint64_t)member_count * UNITS_LEAST);
+    uint64_t most = room < spare || member_count == 1 ? room : spare;
+    if (job->group_parts > 1 || most <= 1) {
+        return 1;
+    }
+    uint32_t across = (uint32_t)((job->part_count + most - 1) / most);
+    return (job->part_count + across - 1) / across;
+}
+
 /* Cuts tiles into units of about equal cost where whole ones would be too few. */
 static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
 {
@@ -178,24 +201,29 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
     size_t record = 0;
     uint32_t shared = 0;
     uint32_t units = 0;
+    uint64_t chunks_of_all = 0;
     bool few = job->tile_count * job->part_count < member_count * WHOLE_PER_MEMBER;
+    for (uint32_t i = 0; i < job->tile_count; i++) {
+        chunks_of_all += job->plan->tiles[i].chunk_end - job->plan->tiles[i].chunk_first;
+    }
     for (uint32_t i = 0; i < job->tile_count; i++) {
         tile *t = &job->plan->tiles[i];
         uint32_t chunks = t->chunk_end - t->chunk_first;
-        uint64_t span = unit_cost / t->row_count;
+        t->parts = parts_of(job, t, chunks_of_all, member_count);
+        uint64_t span = unit_cost / (t->row_count * t->parts);
         size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
         bool small = t->row_count * job->part_heads < TILE_LEAST;
         bool cut = member_count > 1 && (few || small) && span < chunks &&
-                   shared + job->part_count <= SHARED_MAX &&
+                   shared + units_across(job, t) <= SHARED_MAX &&
                    (record + needed) * job->record_floats <= RECORD_FLOATS;
         t->span = cut ? even_span(chunks, span == 0 ? 1 : (uint32_t)span) : chunks;
         t->unit_first = units;
         t->unit_count = (chunks + t->span - 1) / t->span;
-        units += t->unit_count * job->part_count;
+        units += t->unit_count * units_across(job, t);
         if (t->unit_count > 1) {
             t->record = record;
             t->shared = shared;
-            for (uint32_t part = 0; part < job->part_count; part++) {
+            for (uint32_t across = 0; across < units_across(job, t); across++) {
                 atomic_init(&job->plan->left[shared++], t->unit_count);
             }
             record += needed;
@@ -220,17 +248,22 @@ static const tile *tile_of(const attend_job *job, uint32_t unit)
     return &tiles[low];
 }
 
-static uint32_t part_of(const tile *t, uint32_t unit)
+/* Which parts of the tile a unit has. */
+static uint32_t across_of(const tile *t, uint32_t unit)
 {
     return (unit - t->unit_first) / t->unit_count;
 }
 
-static fg_cpu_attend args_of(const attend_job *job, uint32_t unit, fg_cpu_attend_scratch *scratch)
+/* A unit's arguments for the `side`th part of those that it has. */
+static fg_cpu_attend args_of(const attend_job *job, uint32_t unit, uint32_t side,
+                             fg_cpu_attend_scratch *scratch)
 {
     const fg_attend *attend = job->attend;
     const tile *t = tile_of(job, unit);
-    uint32_t part = part_of(t, unit);
+    uint32_t part = across_of(t, unit) * t->parts + side;
+    uint32_t parts_left = job->part_count - part;
     uint32_t piece = (unit - t->unit_first) % t->unit_count;
+    uint32_t scratch_first = side * t->row_count * job->part_heads;
     uint32_t kv_head = part / job->group_parts;
     uint32_t head = part % job->group_parts * job->part_heads;
     uint32_t heads_left = job->group - head;
@@ -248,11 +281,13 @@ static fg_cpu_attend args_of(const attend_job *job, uint32_t unit, fg_cpu_attend
         .row_count = t->row_count,
         .head_count = heads_left < job->part_heads ? heads_left : job->part_heads,
         .kv_head = kv_head,
+        .kv_head_count = parts_left < t->parts ? parts_left : t->parts,
+        .scratch_first = scratch_first,
         .window = attend->window,
         .scale = attend->scale,
         .chunk_first = t->chunk_first + piece * t->span,
         .chunk_end = end < t->chunk_end ? end : t->chunk_end,
-        .records = scratch->records,
+        .records = scratch->records + scratch_first * job->record_floats,
         .record_first = t->chunk_first,
         .record_count = 1,
         .finish = t->unit_count == 1,
@@ -271,10 +306,12 @@ static void attend_unit(const attend_job *job, uint32_t unit, fg_cpu_attend *arg
     const tile *t = tile_of(job, unit);
     job->kernels->attend(args);
     if (t->unit_count > 1 &&
-        atomic_fetch_sub_explicit(&job->plan->left[t->shared + part_of(t, unit)], 1,
+        atomic_fetch_sub_explicit(&job->plan->left[t->shared + across_of(t, unit)], 1,
                                   memory_order_acq_rel) == 1) {
-        args->chunk_end = args->chunk_first;
-        args->finish = true;
+        for (uint32_t side = 0; side < args->kv_head_count; side++) {
+            args[side].chunk_end = args[side].chunk_first;
+            args[side].finish = true;
+        }
         job->kernels->attend(args);
     }
 }
@@ -286,14 +323,18 @@ static void attend_claim(void *ctx, uint32_t claim, uint32_t member)
     uint32_t unit = claim * job->claim_units;
     uint32_t left = job->unit_count - unit;
     uint32_t end = unit + (left < job->claim_units ? left : job->claim_units);
-    fg_cpu_attend args[2];
-    args[unit % 2] = args_of(job, unit, scratch);
+    fg_cpu_attend args[FG_ATTEND_UNDER_WAY];
+    fg_cpu_attend next = args_of(job, unit, 0, scratch);
     for (; unit < end; unit++) {
-        if (unit + 1 < end) {
-            args[(unit + 1) % 2] = args_of(job, unit + 1, scratch);
-            args[unit % 2].next = &args[(unit + 1) % 2];
+        args[0] = next;
+        for (uint32_t side = 1; side < args[0].kv_head_count; side++) {
+            args[side] = args_of(job, unit, side, scratch);
         }
-        attend_unit(job, unit, &args[unit % 2]);
+        if (unit + 1 < job->unit_count) {
+            next = args_of(job, unit + 1, 0, scratch);
+            args[0].next = &next;
+        }
+        attend_unit(job, unit, args);
     }
 }
 

@@ -238,12 +238,19 @@ static void finish_row(const fg_cpu_attend *args, uint32_t index)
     }
 }
 
-void fg_cpu_plain_attend(const fg_cpu_attend *args)
+static void attend_head(const fg_cpu_attend *args)
 {
     for (uint32_t index = 0; index < args->row_count * args->head_count; index++) {
         row_chunks(args, index);
         if (args->finish) {
             finish_row(args, index);
         }
+    }
+}
+
+void fg_cpu_plain_attend(const fg_cpu_attend *args)
+{
+    for (uint32_t i = 0; i < args->kv_head_count; i++) {
+        attend_head(&args[i]);
     }
 }

@@ -8,7 +8,7 @@ enum {
     PIECE = FG_KV_PIECE,
     BLOCK = 2 * PIECE, /* slots of two chains of bf16 */
     AHEAD_MAX = 8,     /* pieces that an instruction set may fetch ahead */
-    CACHED_PIECES = 4, /* that both strips take before the next ones */
+    CACHED_PIECES = 4, /* that all strips take before the next ones */
     COPY_AHEAD = 2,    /* pieces fetched ahead of the one being copied */
     FETCH_SHARES =
         4, /* parts of a strip's scores, between which a part of the next chunk is fetched */
@@ -18,12 +18,12 @@ enum {
 _Static_assert(FG_STRIP_DIRECT *FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for strips");
 _Static_assert(2 * FG_STRIP_MAX <= FG_ATTEND_UNDER_WAY, "no room for a strip beside another");
 
-/* One unit of attention, a tile and its chunks. */
+/* One unit of attention: a tile and its chunks, for one KV head or several side by side. */
 typedef struct walk {
     const fg_strip_kernels *kernels;
-    const fg_cpu_attend *args;
+    const fg_cpu_attend *args; /* of the first KV head */
     const fg_strip_products *products;
-    uint32_t tile_count; /* (row, head)s */
+    uint32_t tile_count; /* (row, head)s of a KV head */
     uint32_t strip_count;
     uint32_t strip_size; /* (row, head)s of all strips but the last */
     size_t piece_bytes;
@@ -62,7 +62,7 @@ static bool copies_kv(const walk *w)
     return w->strip_count > FG_STRIP_DIRECT;
 }
 
-/* The pieces of a chunk that the tile sees, `most` of them. */
+/* The pieces of a chunk that the tile sees, `most` of them, for the first KV head. */
 static void find_pieces(const walk *w, uint32_t chunk, uint32_t most, fg_strip_pieces *pieces)
 {
     const fg_cpu_attend *args = w->args;
@@ -144,20 +144,20 @@ static void find_slots(fg_strip *s)
     }
 }
 
-/* Points the strip that begins at `first` to its part of the scratch, from the `share`th row on, and to what it
- * writes in this chunk. */
-static void begin_strip(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk,
-                        uint32_t first, uint32_t share, fg_strip *s)
+/* Points the strip of a KV head that begins at `first` to its part of the scratch, from the `share`th row on, and to
+ * what it writes in this chunk. */
+static void begin_strip(const walk *w, const fg_cpu_attend *args, const fg_strip_pieces *pieces,
+                        uint32_t chunk, uint32_t first, uint32_t share, fg_strip *s)
 {
-    const fg_cpu_attend *args = w->args;
     size_t record_floats = fg_cpu_record_floats(args->kv->head_dim);
     uint32_t left = w->tile_count - first;
     s->args = args;
     s->pieces = pieces;
+    s->offset = (args->kv_head - w->args->kv_head) * args->kv->head_bytes;
     s->chunk = chunk;
     s->first = first;
     s->count = left < w->strip_size ? left : w->strip_size;
-    s->q = args->scratch->q + (size_t)first * FG_STRIP_Q;
+    s->q = args->scratch->q + (size_t)(args->scratch_first + first) * FG_STRIP_Q;
     s->scores = args->scratch->scores + (size_t)share * FG_ATTEND_SCORES;
     s->fresh = args->record_count > 1 || chunk == args->chunk_first;
     find_slots(s);
@@ -183,20 +183,38 @@ static void hide_unseen(float *scores, fg_cpu_slots seen, uint32_t begin, uint32
     }
 }
 
-/* The rows whose scores of begin .. end - 1 become weights. */
+/* Where the scales of a strip's KV head lie, of the pieces begin .. end - 1. */
+typedef struct strip_scales {
+    const float *keys[FG_STRIP_PIECES];
+    const float *values[FG_STRIP_PIECES];
+} strip_scales;
+
+static void find_scales(const fg_strip *s, uint32_t begin, uint32_t end, strip_scales *scales)
+{
+    size_t offset = s->offset / sizeof(float);
+    for (uint32_t i = begin; i < end; i++) {
+        scales->keys[i] = s->pieces->key_scales[i] + offset;
+        scales->values[i] = s->pieces->value_scales[i] + offset;
+    }
+}
+
+/* The rows whose scores of the slots begin .. end - 1 become weights; scales: of int8. */
 static void find_rows(const walk *w, const fg_strip *s, uint32_t begin, uint32_t end,
-                      fg_strip_rows *rows)
+                      strip_scales *scales, fg_strip_rows *rows)
 {
     uint32_t dtype = s->args->kv->dtype;
     rows->count = 0;
-    rows->value_scales = s->pieces->value_scales;
+    rows->value_scales = scales->values;
+    if (dtype == FG_I8) {
+        find_scales(s, begin / PIECE, end / PIECE, scales);
+    }
     for (uint32_t m = 0; m < s->count; m++) {
         float *scores = s->scores + (size_t)m * FG_ATTEND_SCORES;
         if (s->slots[m].begin >= s->slots[m].end) {
             continue; /* its record has a sum of 0, whatever is added to it */
         }
         if (dtype == FG_I8) {
-            w->kernels->settle_scores(scores, s->pieces->key_scales,
+            w->kernels->settle_scores(scores, scales->keys,
                                       s->q[m * FG_STRIP_Q + FG_STRIP_Q_FACTOR], begin, end);
         }
         if (!s->even) {
@@ -212,7 +230,8 @@ static void weigh_strip(const walk *w, const fg_strip *s)
     uint32_t begin = s->any.begin / PIECE * PIECE;
     uint32_t end = (s->any.end + PIECE - 1) / PIECE * PIECE;
     fg_strip_rows rows;
-    find_rows(w, s, begin, end, &rows);
+    strip_scales scales;
+    find_rows(w, s, begin, end, &scales, &rows);
     w->kernels->weigh(s->args->kv->dtype, &rows, begin, end);
 }
 
@@ -272,42 +291,47 @@ static void end_strip(const walk *w, const fg_strip *s, const fg_strip_merge *m)
     merge(w, m);
 }
 
-/* A strip's share of what the tile fetches while it has CACHED_PIECES from `begin` on, where the
- * products do not fetch as they go. */
-static void fetch_share(const walk *w, const fg_strip_pieces *pieces, const uint8_t *const *after,
-                        uint32_t begin, uint32_t share)
+/* A strip's share of what is fetched while its KV head has CACHED_PIECES from `begin` on, where the products do not
+ * fetch as they go. */
+static void fetch_share(const walk *w, const fg_strip *s, const uint8_t *const *after,
+                        uint32_t begin)
 {
+    const fg_strip_pieces *pieces = s->pieces;
     uint32_t end = begin + CACHED_PIECES < pieces->end ? begin + CACHED_PIECES : pieces->end;
-    for (uint32_t piece = begin + share; piece < end && w->strip_count > 1;
+    for (uint32_t piece = begin + s->first / w->strip_size; piece < end && w->strip_count > 1;
          piece += w->strip_count) {
         for (size_t at = 0; at < w->piece_bytes; at += 64) {
-            __builtin_prefetch(after[piece] + at);
+            __builtin_prefetch(after[piece] + s->offset + at);
         }
     }
 }
 
-/* Several strips share what the first-level cache holds. One strip reads a piece's values column by column: of a whole
+/* Strips of one KV head share what the first-level cache holds; those of several heads read a few pieces each, so that
+ * memory is read where it was read just before. One strip alone reads a piece's values column by column: of a whole
  * chunk, what is fetched a few pieces ahead would come too late. */
 static uint32_t pieces_together(const walk *w, bool over_values)
 {
-    if (w->strip_count > 1) {
-        return CACHED_PIECES;
+    uint32_t few = w->kernels->together > 0 ? w->kernels->together : CACHED_PIECES;
+    if (w->args->kv_head_count > 1) {
+        return few;
     }
-    return over_values && w->kernels->together > 0 ? w->kernels->together : FG_STRIP_PIECES;
+    return w->strip_count > 1                        ? CACHED_PIECES
+           : over_values && w->kernels->together > 0 ? few
+                                                     : FG_STRIP_PIECES;
 }
 
-/* The first or the last pass over a chunk, some pieces at a time. */
+/* The first or the last pass of all strips over a chunk, some pieces at a time. */
 static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *strips,
-                 bool over_values)
+                 uint32_t strip_count, bool over_values)
 {
     uint32_t count = pieces_together(w, over_values);
     uint32_t end;
     for (uint32_t at = pieces->begin; at < pieces->end; at = end) {
         end = (at / count + 1) * count; /* whole blocks of bf16 */
-        for (uint32_t i = 0; i < w->strip_count; i++) {
+        for (uint32_t i = 0; i < strip_count; i++) {
             const fg_strip *s = &strips[i];
             const fg_strip_products *products = &w->products[s->count - 1];
-            fetch_share(w, pieces, over_values ? pieces->after_values : pieces->after_keys, at, i);
+            fetch_share(w, s, over_values ? pieces->after_values : pieces->after_keys, at);
             if (over_values) {
                 products->values(s, at * PIECE, end * PIECE);
             } else {
@@ -319,18 +343,22 @@ static void pass(const walk *w, const fg_strip_pieces *pieces, const fg_strip *s
 
 static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chunk)
 {
-    fg_strip strips[FG_STRIP_DIRECT];
-    fg_strip_merge merges[FG_STRIP_DIRECT];
-    for (uint32_t i = 0; i < w->strip_count; i++) {
-        begin_strip(w, pieces, chunk, i * w->strip_size, i * w->strip_size, &strips[i]);
+    fg_strip strips[FG_ATTEND_UNDER_WAY];
+    fg_strip_merge merges[FG_ATTEND_UNDER_WAY];
+    uint32_t count = w->args->kv_head_count * w->strip_count;
+    for (uint32_t i = 0; i < count; i++) {
+        const fg_cpu_attend *args = &w->args[i / w->strip_count];
+        uint32_t first = i % w->strip_count * w->strip_size;
+        begin_strip(w, args, pieces, chunk, first, i / w->strip_count * w->tile_count + first,
+                    &strips[i]);
     }
-    pass(w, pieces, strips, false);
-    for (uint32_t i = 0; i < w->strip_count; i++) {
+    pass(w, pieces, strips, count, false);
+    for (uint32_t i = 0; i < count; i++) {
         weigh_strip(w, &strips[i]);
         find_strip_merge(w, &strips[i], &merges[i]);
     }
-    pass(w, pieces, strips, true);
-    for (uint32_t i = 0; i < w->strip_count; i++) {
+    pass(w, pieces, strips, count, true);
+    for (uint32_t i = 0; i < count; i++) {
         end_strip(w, &strips[i], &merges[i]);
     }
 }
@@ -354,17 +382,18 @@ static bool find_following(const walk *w, uint32_t chunk, fg_strip_pieces *piece
     return true;
 }
 
-/* One or two strips, as in decode: straight from the arena, fetching ahead. */
+/* One or two strips of a KV head, as in decode: straight from the arena, fetching ahead. */
 static void run_direct_chunks(const walk *w)
 {
     const fg_cpu_attend *args = w->args;
+    bool alone = args->kv_head_count * w->strip_count == 1;
     fg_strip_pieces pieces[2];
     find_pieces(w, args->chunk_first, FG_STRIP_PIECES, &pieces[args->chunk_first % 2]);
     for (uint32_t chunk = args->chunk_first; chunk < args->chunk_end; chunk++) {
         fg_strip_pieces *next = &pieces[(chunk + 1) % 2];
         bool known = find_following(w, chunk, next);
         find_after(&pieces[chunk % 2], known ? next : NULL,
-                   w->strip_count == 1 ? w->kernels->ahead : CACHED_PIECES);
+                   alone ? w->kernels->ahead : CACHED_PIECES);
         run_chunk(w, &pieces[chunk % 2], chunk);
     }
 }
@@ -462,8 +491,9 @@ static void score_copied_strip(const walk *w, const fg_strip *s, const fg_strip 
 {
     const fg_strip_pieces *pieces = s->pieces;
     fg_strip_rows rows;
+    strip_scales scales;
     if (other != NULL) {
-        find_rows(w, other, 0, FG_ATTEND_CHUNK, &rows);
+        find_rows(w, other, 0, FG_ATTEND_CHUNK, &scales, &rows);
     }
     for (uint32_t share = 0; share < FETCH_SHARES; share++) {
         uint32_t first = share * FG_STRIP_PIECES / FETCH_SHARES;
@@ -506,7 +536,7 @@ static void run_copied_chunk(const walk *w, uint32_t chunk, const moving *now, m
     for (uint32_t i = 0; i < w->strip_count; i++) {
         fg_strip *s = &strips[i % 2];
         uint32_t end = moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0;
-        begin_strip(w, &now->to, chunk, i * w->strip_size, i % 2 * w->strip_size, s);
+        begin_strip(w, w->args, &now->to, chunk, i * w->strip_size, i % 2 * w->strip_size, s);
         bool beside = goes_beside(w, s);
         if (waits != NULL && !beside) { /* before rows are set that it may not have */
             weigh_strip(w, waits);
@@ -547,19 +577,17 @@ static void run_copied_chunks(const walk *w)
     set_rows(w, 0, &rows);
 }
 
-static void pack_q(const walk *w)
+static void pack_q(const walk *w, const fg_cpu_attend *args)
 {
-    const fg_cpu_attend *args = w->args;
     for (uint32_t index = 0; index < w->tile_count; index++) {
         w->kernels->pack_q(args->kv->dtype, fg_cpu_attend_q(args, index),
                            fg_cpu_attend_factor(args), args->kv->head_dim,
-                           args->scratch->q + (size_t)index * FG_STRIP_Q);
+                           args->scratch->q + (size_t)(args->scratch_first + index) * FG_STRIP_Q);
     }
 }
 
-static void finish(const walk *w, uint32_t index)
+static void finish(const walk *w, const fg_cpu_attend *args, uint32_t index)
 {
-    const fg_cpu_attend *args = w->args;
     float *state = fg_cpu_record(args, args->record_first, index);
     for (uint32_t i = 1; i < args->record_count; i++) {
         float *record = fg_cpu_record(args, args->record_first + i, index);
@@ -569,6 +597,25 @@ static void finish(const walk *w, uint32_t index)
     }
     w->kernels->multiply(state + FG_ATTEND_HEAD, 1.0f / state[FG_ATTEND_SUM], args->kv->head_dim,
                          fg_cpu_attend_out(args, index));
+}
+
+/* Several KV heads that read copies take turns. */
+static void run_copied_heads(const walk *w)
+{
+    walk alone = *w;
+    for (uint32_t i = 0; i < w->args->kv_head_count; i++) {
+        alone.args = &w->args[i];
+        pack_q(&alone, alone.args);
+        run_copied_chunks(&alone);
+    }
+}
+
+static void run_direct_heads(const walk *w)
+{
+    for (uint32_t i = 0; i < w->args->kv_head_count; i++) {
+        pack_q(w, &w->args[i]);
+    }
+    run_direct_chunks(w);
 }
 
 void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
@@ -581,14 +628,13 @@ void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
     }
     walk w = walk_of(kernels, args);
     if (args->chunk_first < args->chunk_end) {
-        pack_q(&w);
         if (copies_kv(&w)) {
-            run_copied_chunks(&w);
+            run_copied_heads(&w);
         } else {
-            run_direct_chunks(&w);
+            run_direct_heads(&w);
         }
     }
-    for (uint32_t index = 0; index < w.tile_count && args->finish; index++) {
-        finish(&w, index);
+    for (uint32_t i = 0; i < args->kv_head_count * w.tile_count && args->finish; i++) {
+        finish(&w, &args[i / w.tile_count], i % w.tile_count);
     }
 }

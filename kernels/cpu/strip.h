@@ -42,6 +42,7 @@ typedef struct fg_strip_pieces {
 typedef struct fg_strip {
     const fg_cpu_attend *args;
     const fg_strip_pieces *pieces;
+    size_t offset; /* bytes from there to where its KV head's lie */
     uint32_t chunk;
     uint32_t first; /* (row, head) of the tile */
     uint32_t count;
@@ -172,6 +173,27 @@ static inline const fg_strip_products *fg_strip_choose(uint32_t dtype, const fg_
 }
 
 void fg_strip_attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args);
+
+/* Where a piece of its KV head lies, and what is fetched meanwhile. */
+static inline const uint8_t *fg_strip_keys(const fg_strip *s, uint32_t piece)
+{
+    return s->pieces->keys[piece] + s->offset;
+}
+
+static inline const uint8_t *fg_strip_values(const fg_strip *s, uint32_t piece)
+{
+    return s->pieces->values[piece] + s->offset;
+}
+
+static inline const uint8_t *fg_strip_after_keys(const fg_strip *s, uint32_t piece)
+{
+    return s->pieces->after_keys[piece] + s->offset;
+}
+
+static inline const uint8_t *fg_strip_after_values(const fg_strip *s, uint32_t piece)
+{
+    return s->pieces->after_values[piece] + s->offset;
+}
 
 /* What both lie in: slots of `slots` that are in begin .. end - 1. */
 static inline fg_cpu_slots fg_strip_clip(fg_cpu_slots slots, uint32_t begin, uint32_t end)

@@ -49,6 +49,8 @@ static const shape shapes[] = {
     { "8B prefill to 8k", 1, 32, 8, 128, 1, 128, 8192 },
     { "8B decode at 1k", 16, 32, 8, 128, 1, 1, 1024 },
     { "8B decode at 8k", 8, 32, 8, 128, 1, 1, 8192 },
+    { "7B decode at 4k", 8, 28, 4, 128, 1, 1, 4096 },
+    { "70B decode at 4k", 4, 64, 8, 128, 1, 1, 4096 },
 };
 
 typedef enum order { CONTIGUOUS, IN_ORDER, SHUFFLED, ORDER_COUNT } order;
