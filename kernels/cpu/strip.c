@@ -346,6 +346,7 @@ static void run_chunk(const walk *w, const fg_strip_pieces *pieces, uint32_t chu
     fg_strip strips[FG_ATTEND_UNDER_WAY];
     fg_strip_merge merges[FG_ATTEND_UNDER_WAY];
     uint32_t count = w->args->kv_head_count * w->strip_count;
+    FG_ASSERT(count > 0 && count <= FG_ATTEND_UNDER_WAY, "no room for strips");
     for (uint32_t i = 0; i < count; i++) {
         const fg_cpu_attend *args = &w->args[i / w->strip_count];
         uint32_t first = i % w->strip_count * w->strip_size;
