@@ -14,7 +14,7 @@
 
 enum {
     FG_STRIP_MAX = 16,
-    FG_STRIP_DIRECT = 2, /* strips at most that read the arena; more read a copy of K and V */
+    FG_STRIP_DIRECT = 2, /* strips of a KV head at most that read the arena; more read a copy */
     FG_STRIP_PIECES = FG_ATTEND_CHUNK / FG_KV_PIECE,
     FG_STRIP_CHAIN = FG_CPU_CHAIN_COLUMNS, /* bf16: dimensions or slots of a chain (ops.h) */
     FG_STRIP_PIECES_PADDED = FG_STRIP_PIECES + 4,
@@ -24,7 +24,8 @@ enum {
     FG_STRIP_Q_NEGATED = FG_ATTEND_COPY_DIMS + 1,
 };
 
-/* Where one chunk's K and V lie, a pointer per piece of 16 slots, and what is fetched meanwhile. Up to three
+/* Where one chunk's K and V of a unit's first KV head lie, a pointer per piece of 16 slots, and what is fetched
+ * meanwhile. Up to three
  * pieces beyond the last repeat it, for register tiles of several pieces. */
 typedef struct fg_strip_pieces {
     const uint8_t *keys[FG_STRIP_PIECES_PADDED];
