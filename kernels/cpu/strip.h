@@ -25,8 +25,7 @@ enum {
 };
 
 /* Where one chunk's K and V of a unit's first KV head lie, a pointer per piece of 16 slots, and what is fetched
- * meanwhile. Up to three
- * pieces beyond the last repeat it, for register tiles of several pieces. */
+ * meanwhile. Up to three pieces beyond the last repeat it, for register tiles of several pieces. */
 typedef struct fg_strip_pieces {
     const uint8_t *keys[FG_STRIP_PIECES_PADDED];
     const uint8_t *values[FG_STRIP_PIECES_PADDED];
