@@ -6,164 +6,64 @@
  *             warps shares the slots of the scores, then the dimensions of the outputs, and writes a record: maxima,
  *             sums, outputs. Another kernel merges a group's records.
  *   prompts   many rows of a sequence: a block has up to 8 units, one a warp, and walks through the tiles; while one
- *             is computed the next one is on its way.
+ *             is computed the next one is on its way. On Hopper attend_wide.cu has the usual sizes of heads.
  *
- * Both do the same operations on the same numbers in the same order. A tile of K lies in shared memory as in the cache,
- * [piece][pair of dims][slot], V as [pair of slots][dim]; some words are exchanged so that a warp's reads never meet in
- * a bank. Pairs have the earlier number in their upper halves, and so have the other sides of the products.
+ * All do the same operations on the same numbers in the same order. A tile of K or V lies in shared memory as in the
+ * cache (cuda.h): in matrices of 8 slots x 8 dimensions, 128 bytes each, which tensor cores read without meeting in a
+ * bank.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/attend.cuh"
 
 enum {
     GROUP_WARPS = 4,
     GROUP_THREADS = GROUP_WARPS * 32,
     PROMPT_THREADS = FG_GPU_WARPS * 32,
-    PIECES = FG_GPU_TILE / FG_KV_PIECE,
     SLOT_PAIRS = FG_GPU_TILE / 2,
-    SLICES = 4, /* of a tile's slots: sums of weights are of slices, then of the tile */
-    SLICE_TILES = FG_GPU_TILE / SLICES / 8,
 };
 
-#define MINUS_INFINITY __uint_as_float(0xFF800000u)
-
-/* What the kernels know of a call. */
-typedef struct attend_job {
-    const float *q;
-    float *out;
-    const fg_gpu_row *rows;
-    const uint32_t *tables;
-    const fg_gpu_span *groups;
-    const uint32_t *ends;
-    const fg_gpu_span *prompts;
-    const fg_gpu_counts *counts;
-    const uint8_t *arena;
-    size_t block_bytes, key_offset, value_offset, head_bytes;
-    uint32_t block_size, block_shift, head_count, kv_head_count, heads, unit_heads, units, head_dim;
-    float scale;     /* and log2 e */
-    uint32_t *pairs; /* NULL, or where `out` goes as bf16 too */
-    float *records;
-    /* Of this launch, where there are more groups than there is room for: those before `group_end`. UINT32_MAX: all. */
-    uint32_t group_first, group_end;
-} attend_job;
-
-/* A unit: which rows and heads. */
-typedef struct unit {
-    uint32_t row, row_count;   /* of the step */
-    uint32_t head, head_count; /* query heads */
-    uint32_t kv_head;
-    uint32_t table;
-} unit;
-
-static __device__ __forceinline__ unit find_unit(const attend_job &job, fg_gpu_span span,
-                                                 uint32_t index)
-{
-    unit u;
-    uint32_t part = index % job.units;
-    u.row = span.first;
-    u.row_count = span.count;
-    u.kv_head = index / job.units;
-    u.head = u.kv_head * job.heads + part * job.unit_heads;
-    uint32_t left = job.heads - part * job.unit_heads;
-    u.head_count = left < job.unit_heads ? left : job.unit_heads;
-    u.table = job.rows[span.first].table;
-    return u;
-}
-
-/* The memory of a tile. */
+/* The memory of a tile. Heads have `dims` dimensions here, the last ones perhaps zeros. */
 template <int dims> struct tile_memory {
-    uint32_t keys[PIECES * (dims / 2) * FG_KV_PIECE];
-    uint32_t values[SLOT_PAIRS * dims];
+    uint32_t keys[FG_GPU_TILE * dims / 2];
+    uint32_t values[FG_GPU_TILE * dims / 2];
 };
 
-template <int dims> static __device__ __forceinline__ uint32_t value_turn(uint32_t pair)
+/* Asks for K or V of slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. A
+ * piece of 16 slots is in one block, and in two rows of matrices. */
+template <int dims, int threads>
+static __device__ __forceinline__ void load_slots(uint32_t *to, const attend_job &job,
+                                                  const unit &u, size_t offset, uint32_t first,
+                                                  uint32_t limit)
 {
-    return pair % 4 * 8 & (dims >= 32 ? 24u : 8u);
+    constexpr uint32_t parts = dims * FG_KV_PIECE / 8; /* of 16 bytes: 8 dimensions of a slot */
+#pragma unroll
+    for (uint32_t piece = 0; piece < FG_GPU_TILE / FG_KV_PIECE; piece++) {
+        uint32_t slot = first + piece * FG_KV_PIECE;
+        const uint8_t *from = slot < limit ? slot_at(job, u, slot, offset) : job.arena;
+#pragma unroll
+        for (uint32_t i = 0; i < parts; i += threads) {
+            uint32_t part = i + threadIdx.x;
+            if (parts % threads == 0 || part < parts) {
+                uint32_t down = part / dims, across = part % dims;
+                bool copy = across < job.head_dim && slot + down * 8 + across % 8 < limit;
+                const uint8_t *source = from + (down * job.head_dim + across) * 16;
+                fg_copy16(to + (piece * parts + part) * 4, copy ? source : job.arena, copy);
+            }
+        }
+    }
 }
 
-/* Where 16 slots of K or V of a sequence begin. */
-static __device__ __forceinline__ const uint8_t *piece_at(const attend_job &job, const unit &u,
-                                                          uint32_t slot, size_t offset,
-                                                          uint32_t piece_bytes)
-{
-    uint32_t block = job.tables[u.table + (slot >> job.block_shift)];
-    return job.arena + block * job.block_bytes + offset + u.kv_head * job.head_bytes +
-           (slot % job.block_size >> 4) * piece_bytes;
-}
-
-/* Asks for K of slots `first` .. of a tile, `limit` of the sequence at most; what there is not becomes zeros. */
 template <int dims, int threads>
 static __device__ __forceinline__ void load_keys(tile_memory<dims> *to, const attend_job &job,
                                                  const unit &u, uint32_t first, uint32_t limit)
 {
-    constexpr uint32_t parts = dims / 2 * FG_KV_PIECE / 4; /* of 16 bytes */
-    uint32_t real_parts = job.head_dim / 2 * FG_KV_PIECE / 4;
-#pragma unroll
-    for (uint32_t piece = 0; piece < PIECES; piece++) {
-        uint32_t slot = first + piece * FG_KV_PIECE;
-        bool real = slot < limit;
-        const uint8_t *from =
-            real ? piece_at(job, u, slot, job.key_offset, real_parts * 16) : job.arena;
-        uint32_t *at = &to->keys[piece * parts * 4];
-#pragma unroll
-        for (uint32_t i = 0; i < parts; i += threads) {
-            uint32_t part = i + threadIdx.x;
-            if (parts % threads == 0 || part < parts) {
-                bool copy = real && part < real_parts;
-                /* part / 4 is the pair of dims. */
-                fg_copy16(at + (part ^ (part / 8 % 2 * 2)) * 4, copy ? from + part * 16 : job.arena,
-                          copy);
-            }
-        }
-    }
+    load_slots<dims, threads>(to->keys, job, u, job.key_offset, first, limit);
 }
 
-/* The same for V. */
 template <int dims, int threads>
 static __device__ __forceinline__ void load_values(tile_memory<dims> *to, const attend_job &job,
                                                    const unit &u, uint32_t first, uint32_t limit)
 {
-    constexpr uint32_t line_parts = dims / 4, parts = line_parts * FG_KV_PIECE / 2;
-#pragma unroll
-    for (uint32_t piece = 0; piece < PIECES; piece++) {
-        uint32_t slot = first + piece * FG_KV_PIECE;
-        bool real = slot < limit;
-        const uint8_t *from =
-            real ? piece_at(job, u, slot, job.value_offset, job.head_dim * FG_KV_PIECE * 2)
-                 : job.arena;
-        uint32_t *at = &to->values[piece * parts * 4];
-#pragma unroll
-        for (uint32_t i = 0; i < parts; i += threads) {
-            uint32_t part = i + threadIdx.x;
-            if (parts % threads == 0 || part < parts) {
-                uint32_t pair = part / line_parts, d = part % line_parts * 4;
-                bool copy = slot + 2 * pair < limit && d < job.head_dim;
-                fg_copy16(at + pair * dims + (d ^ value_turn<dims>(pair)),
-                          copy ? from + (pair * job.head_dim + d) * 4 : job.arena, copy);
-            }
-        }
-    }
-}
-
-template <int dims, int threads>
-static __device__ __forceinline__ void load_tile(tile_memory<dims> *to, const attend_job &job,
-                                                 const unit &u, uint32_t first, uint32_t limit)
-{
-    load_keys<dims, threads>(to, job, u, first, limit);
-    load_values<dims, threads>(to, job, u, first, limit);
-}
-
-/* The slot behind the last one may hold anything, and 0 times that need not be 0. */
-template <int dims, int threads>
-static __device__ __forceinline__ void clear_behind(tile_memory<dims> *tile, uint32_t first,
-                                                    uint32_t limit)
-{
-    if (limit % 2 != 0 && limit > first && limit < first + FG_GPU_TILE) {
-        uint32_t *line = &tile->values[(limit - first) / 2 * dims];
-        for (uint32_t d = threadIdx.x; d < dims; d += threads) {
-            line[d] &= 0xFFFF0000u;
-        }
-        __syncthreads();
-    }
+    load_slots<dims, threads>(to->values, job, u, job.value_offset, first, limit);
 }
 
 /* Words from one (row, head)'s q to the next: banks of 8 rows differ. */
@@ -186,7 +86,7 @@ static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &jo
             const float *q =
                 job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * job.head_dim +
                 2 * pair;
-            word = fg_bf16_pair(__fmul_rn(q[1], job.scale), __fmul_rn(q[0], job.scale));
+            word = fg_bf16_pair(__fmul_rn(q[0], job.scale), __fmul_rn(q[1], job.scale));
         }
         to[place * q_stride<dims>() + pair] = word;
     }
@@ -208,92 +108,14 @@ static __device__ __forceinline__ void score(const tile_memory<dims> *memory, co
         const uint32_t a[4] = { rows[0], rows[8 * q_stride<dims>()], rows[4],
                                 rows[8 * q_stride<dims>() + 4] };
 #pragma unroll
-        for (int i = 0; i < count; i++) {
-            uint32_t slot = (tile + i) * 8 + g;
-            const uint32_t *piece = memory->keys + slot / FG_KV_PIECE * (dims / 2) * FG_KV_PIECE;
-            /* Pairs of dims 8 step + t and + 4: of both the second bit is t's. */
-            uint32_t at = slot % FG_KV_PIECE ^ (t / 2 * 8);
-            const uint32_t *pair = piece + (step * 8 + t) * FG_KV_PIECE + at;
-            fg_mma(scores[i], a, pair[0], pair[4 * FG_KV_PIECE]);
+        for (int i = 0; i < count; i += 2) {
+            /* Of two tiles the matrices of both halves of the step. */
+            uint32_t b[4], down = tile + i + lane / 16, across = 2 * step + lane / 8 % 2;
+            fg_load_matrices(b, memory->keys + (down * (dims / 8) + across) * 32 + lane % 8 * 4);
+            fg_mma(scores[i], a, b[0], b[1]);
+            fg_mma(scores[i + 1], a, b[2], b[3]);
         }
     }
-}
-
-/* What a slot beyond a row's position scores. `seen`: slots of the tile that rows g and g + 8 see. */
-template <int count>
-static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, uint32_t lane,
-                                            const int32_t seen[2])
-{
-    int32_t end = (int32_t)(tile + count) * 8;
-    if (seen[0] >= end && seen[1] >= end) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < count; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int32_t slot = (int32_t)((tile + i) * 8 + lane % 4 * 2 + j % 2);
-            scores[i][j] = slot < seen[j / 2] ? scores[i][j] : MINUS_INFINITY;
-        }
-    }
-}
-
-/* The highest of rows g and g + 8 over the four lanes that have a part of them. */
-template <int count>
-static __device__ __forceinline__ void highest(const float (*scores)[4], float tops[2])
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float top = MINUS_INFINITY;
-#pragma unroll
-        for (int i = 0; i < count; i++) {
-            top = fmaxf(top, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
-        }
-        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
-        tops[half] = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
-    }
-}
-
-/* What scores are taken down by: the maximum, or 0 where nothing is seen. */
-static __device__ __forceinline__ float base_of(float top)
-{
-    return top == MINUS_INFINITY ? 0.0f : top;
-}
-
-static __device__ __forceinline__ float upper(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xFFFF0000u);
-}
-
-static __device__ __forceinline__ float lower(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-/* Weights of a slice, as pairs of slots for rows g and g + 8, and this lane's part of their sums. */
-static __device__ __forceinline__ void weigh(const float (*scores)[4], const float tops[2],
-                                             uint32_t (*weights)[2], float sums[2])
-{
-    sums[0] = sums[1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SLICE_TILES; i++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float base = base_of(tops[half]);
-            uint32_t pair = fg_bf16_pair(fg_exp2(__fadd_rn(scores[i][2 * half + 1], -base)),
-                                         fg_exp2(__fadd_rn(scores[i][2 * half], -base)));
-            weights[i][half] = pair;
-            sums[half] = __fadd_rn(__fadd_rn(sums[half], upper(pair)), lower(pair));
-        }
-    }
-}
-
-/* The sum of a row's slices in this lane, then of the four lanes. */
-static __device__ __forceinline__ float sum_slices(const float slices[SLICES])
-{
-    float sum = __fadd_rn(__fadd_rn(__fadd_rn(slices[0], slices[1]), slices[2]), slices[3]);
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
-    return __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
 }
 
 /* One step of outputs: 16 slots of `count` tiles of 8 dimensions, from dimension 8 * tile on. */
@@ -302,31 +124,18 @@ static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, cons
                                            uint32_t step, uint32_t tile, uint32_t lane,
                                            float (*outputs)[4])
 {
-    uint32_t g = lane / 4, t = lane % 4;
-    const uint32_t *line = memory->values + (step * 8 + t) * dims;
+    uint32_t down = 2 * step + lane / 8 % 2, second = lane / 16;
 #pragma unroll
-    for (int i = 0; i < count; i++) {
-        uint32_t at = ((tile + i) * 8 + g) ^ value_turn<dims>(t);
-        fg_mma(outputs[i], a, line[at], line[4 * dims + at]);
+    for (int i = 0; i < count; i += 2) {
+        /* Of two tiles the matrices of both halves of the step; the last of an odd number is read twice. */
+        uint32_t b[4], across = tile + i + (i + 1 < count ? second : 0);
+        fg_load_matrices_turned(b,
+                                memory->values + (down * (dims / 8) + across) * 32 + lane % 8 * 4);
+        fg_mma(outputs[i], a, b[0], b[1]);
+        if (i + 1 < count) {
+            fg_mma(outputs[i + 1], a, b[2], b[3]);
+        }
     }
-}
-
-/* How much a merged record and a new one count. */
-static __device__ __forceinline__ void merge(float *top, float *sum, float new_top, float new_sum,
-                                             float *old_factor, float *new_factor)
-{
-    float both = fmaxf(*top, new_top);
-    float base = base_of(both);
-    *old_factor = fg_exp2(__fadd_rn(*top, -base));
-    *new_factor = fg_exp2(__fadd_rn(new_top, -base));
-    *sum = __fmaf_rn(new_sum, *new_factor, __fmul_rn(*sum, *old_factor));
-    *top = both;
-}
-
-static __device__ __forceinline__ float merged(float old_value, float new_value, float old_factor,
-                                               float new_factor)
-{
-    return __fmaf_rn(new_value, new_factor, __fmul_rn(old_value, old_factor));
 }
 
 /* ---- groups ---- */
@@ -392,14 +201,6 @@ static __device__ __forceinline__ group_work next_work(const attend_job &job, gr
         }
     }
     return work;
-}
-
-/* Slots of the tile that begins at `first` that a row sees; 0 or less: none. */
-static __device__ __forceinline__ int32_t seen_of(const attend_job &job, const unit &u,
-                                                  uint32_t place, uint32_t first)
-{
-    uint32_t row = place / u.head_count;
-    return row < u.row_count ? (int32_t)(job.rows[u.row + row].position + 1) - (int32_t)first : 0;
 }
 
 /* Scores of a tile as weights in shared memory, and what the record says of them but its outputs. */
@@ -542,7 +343,6 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
         }
         fg_copy_wait<1>();
         __syncthreads();
-        clear_behind<dims, GROUP_THREADS>(&memory->tile, work.tile * FG_GPU_TILE, limit);
         group_record<dims>(
             memory, job,
             record_at(job, work.before + work.tile - from, work.index, counts.record_rows),
@@ -560,20 +360,6 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
 }
 
 enum { MERGE_THREADS = 128 };
-
-/* Two neighbouring dimensions of a (row, head)'s output. */
-static __device__ __forceinline__ void put_output(const attend_job &job, uint32_t row,
-                                                  uint32_t head, uint32_t d, float first,
-                                                  float second)
-{
-    uint32_t column = head * job.head_dim + d, columns = job.head_count * job.head_dim;
-    float *out = job.out + (size_t)row * columns + column;
-    out[0] = first;
-    out[1] = second;
-    if (job.pairs != nullptr) {
-        job.pairs[fg_gpu_pair_at(row, column, columns)] = fg_bf16_pair(first, second);
-    }
-}
 
 /* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions, in pairs. */
 template <int dims>
@@ -636,10 +422,6 @@ template <int dims> static constexpr __host__ __device__ int mix_tiles()
 {
     return dims / 8 < 8 ? dims / 8 : 8;
 }
-
-typedef struct row_state {
-    float tops[2], sums[2];
-} row_state;
 
 template <int dims>
 static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile, const uint32_t *q,
@@ -709,20 +491,21 @@ static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(atten
     uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
     constexpr uint32_t ahead = prompt_memory<dims>::tile_count - 1;
     if constexpr (ahead > 0) {
-        load_tile<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
+        load_keys<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
+        load_values<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
         fg_copy_commit();
     }
     for (uint32_t tile = 0; tile < count; tile++) {
         uint32_t first = tile * FG_GPU_TILE;
         if (tile + ahead < count) {
-            load_tile<dims, PROMPT_THREADS>(&memory->tiles[(tile + ahead) % (ahead + 1)], job, all,
-                                            first + ahead * FG_GPU_TILE, limit);
+            tile_memory<dims> *next = &memory->tiles[(tile + ahead) % (ahead + 1)];
+            load_keys<dims, PROMPT_THREADS>(next, job, all, first + ahead * FG_GPU_TILE, limit);
+            load_values<dims, PROMPT_THREADS>(next, job, all, first + ahead * FG_GPU_TILE, limit);
         }
         fg_copy_commit();
         fg_copy_wait<ahead>();
         __syncthreads();
         tile_memory<dims> *here = &memory->tiles[tile % (ahead + 1)];
-        clear_behind<dims, PROMPT_THREADS>(here, first, limit);
         if (first < mine) {
             const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
             prompt_tile<dims>(here, memory->q[warp], lane, seen, &state, outputs);
@@ -791,7 +574,7 @@ template <int dims> static void launch(fg_device_stream *stream, attend_job &job
     if (stream->counts.groups > 0 || stream->small) {
         launch_groups<dims>(stream, job, rows);
     }
-    if (stream->counts.prompts > 0) {
+    if (stream->counts.prompts > 0 && !fg_gpu_attend_wide(stream, job)) {
         FG_LAUNCH(attend_prompts<dims>, dim3(stream->counts.prompts, job.kv_head_count * job.units),
                   dim3(PROMPT_THREADS), sizeof(prompt_memory<dims>), stream->stream, true, job);
     }
@@ -858,8 +641,9 @@ template <int dims> static void prepare_dims(void)
                  "preparing kernels");
 }
 
-void fg_cuda_attend_prepare(void)
+void fg_cuda_attend_prepare(const fg_device *device)
 {
+    fg_gpu_attend_wide_prepare(device);
     prepare_dims<16>();
     prepare_dims<32>();
     prepare_dims<64>();

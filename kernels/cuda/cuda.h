@@ -1,7 +1,7 @@
 /*
  * cuda - what the files of the CUDA back end share: its device and stream, and the functions of its table.
  *
- * Numerics (revision g1): an output depends on its row, its weights and the KV slots up to its position, never on how
+ * Numerics (revision g2): an output depends on its row, its weights and the KV slots up to its position, never on how
  * many rows are computed, by which kernel or in what order.
  *   products    weights and activations are bf16 (quantised weights: the float that the CPU's embedding reads, rounded),
  *               sums float, on tensor cores. Columns go in steps of 16. The steps are cut into at most 8 parts of
@@ -168,6 +168,17 @@ static __host__ __device__ __forceinline__ size_t fg_gpu_pair_at(uint32_t row, u
            k % FG_GPU_BLOCK / 8 * 32 + row % 8 * 4 + k % 8 / 2;
 }
 
+/*
+ * K and V of a head in a block: [slot / 8][dim / 8] matrices of 8 slots x 8 dimensions of bf16, a slot's 16 bytes after
+ * the other's, as tensor cores read them from shared memory. This is the byte of dimension d of a slot, d a multiple of
+ * 8. (Not the CPU's layout, kernels/ops.h: the host never looks into a device's blocks.)
+ */
+static __host__ __device__ __forceinline__ size_t fg_gpu_slot_at(uint32_t slot, uint32_t d,
+                                                                 uint32_t head_dim)
+{
+    return (size_t)(slot / 8) * head_dim * 16 + d * 16 + slot % 8 * 16;
+}
+
 void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
 fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err);
 void fg_cuda_stage_close(fg_device_stream *stream);
@@ -198,7 +209,7 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
 
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(fg_device *device);
-void fg_cuda_attend_prepare(void);
+void fg_cuda_attend_prepare(const fg_device *device);
 /* CUDA keeps for each thread which device it works on: a device is opened by one thread and used by another. Whatever
  * begins work (memory, staging, copies, waits, graphs) says so first; operations follow on the same thread. */
 void fg_gpu_use(const fg_device *device);

@@ -78,6 +78,16 @@ static __device__ __forceinline__ void fg_load_matrices(uint32_t out[4], const v
                  : "memory");
 }
 
+/* The same, but that lane 4g + t gets rows 2t and 2t + 1 of column g. */
+static __device__ __forceinline__ void fg_load_matrices_turned(uint32_t out[4], const void *shared)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(at)
+                 : "memory");
+}
+
 /* 16 bytes into shared memory, or zeros; in the thread's current group of copies. */
 static __device__ __forceinline__ void fg_copy16(void *shared, const void *global, bool real)
 {

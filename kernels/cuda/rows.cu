@@ -229,25 +229,18 @@ static __device__ void turn_head(const store_job *job, uint32_t row, uint32_t la
     __syncwarp();
 }
 
-/* K: [piece of 16 slots][pair of dims][slot], the even dim in the upper half. */
-static __device__ void store_key(const store_job *job, uint8_t *region, uint32_t slot,
-                                 uint32_t lane, const float *x)
+/* One head's K or V of a slot. */
+static __device__ void store_slot(const store_job *job, uint8_t *region, uint32_t slot,
+                                  uint32_t lane, const float *x)
 {
-    uint32_t *words =
-        (uint32_t *)region + (size_t)(slot / FG_KV_PIECE) * (job->head_dim / 2) * FG_KV_PIECE;
-    for (uint32_t pair = lane; pair < job->head_dim / 2; pair += 32) {
-        words[pair * FG_KV_PIECE + slot % FG_KV_PIECE] = fg_bf16_pair(x[2 * pair + 1], x[2 * pair]);
-    }
-}
-
-/* V: [pair of slots][dim], the even slot in the upper half. */
-static __device__ void store_value(const store_job *job, uint8_t *region, uint32_t slot,
-                                   uint32_t lane, const float *x)
-{
-    uint16_t *halves =
-        (uint16_t *)region + (size_t)(slot / 2) * job->head_dim * 2 + (slot % 2 == 0 ? 1 : 0);
-    for (uint32_t d = lane; d < job->head_dim; d += 32) {
-        halves[2 * d] = (uint16_t)fg_bf16_pair(x[d], 0.0f);
+    for (uint32_t d = lane * 8; d < job->head_dim; d += 256) {
+        const uint4 words = {
+            fg_bf16_pair(x[d], x[d + 1]),
+            fg_bf16_pair(x[d + 2], x[d + 3]),
+            fg_bf16_pair(x[d + 4], x[d + 5]),
+            fg_bf16_pair(x[d + 6], x[d + 7]),
+        };
+        *(uint4 *)(region + fg_gpu_slot_at(slot, d, job->head_dim)) = words;
     }
 }
 
@@ -285,10 +278,8 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
             base + (is_key ? job.key_offset : job.value_offset) + head * job.head_bytes;
         if (is_key) {
             turn_head(&job, row, lane, x);
-            store_key(&job, region, slot, lane, x);
-        } else {
-            store_value(&job, region, slot, lane, x);
         }
+        store_slot(&job, region, slot, lane, x);
     }
 }
 

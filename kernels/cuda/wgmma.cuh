@@ -87,6 +87,86 @@ __device__ __forceinline__ void fg_wgmma<192>(float *d, const uint32_t *a, uint6
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(go_on));
 }
 
+/* The numbers of sums in an instruction's text, and the sums. */
+#define FG_WGMMA_TEXT_32                                                                           \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                             \
+    "%8, %9, %10, %11, %12, %13, %14, %15, "                                                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, "                                                     \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define FG_WGMMA_TEXT_48                                                                           \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                             \
+    "%8, %9, %10, %11, %12, %13, %14, %15, "                                                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, "                                                     \
+    "%24, %25, %26, %27, %28, %29, %30, %31, "                                                     \
+    "%32, %33, %34, %35, %36, %37, %38, %39, "                                                     \
+    "%40, %41, %42, %43, %44, %45, %46, %47"
+#define FG_WGMMA_TEXT_64                                                                           \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                             \
+    "%8, %9, %10, %11, %12, %13, %14, %15, "                                                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, "                                                     \
+    "%24, %25, %26, %27, %28, %29, %30, %31, "                                                     \
+    "%32, %33, %34, %35, %36, %37, %38, %39, "                                                     \
+    "%40, %41, %42, %43, %44, %45, %46, %47, "                                                     \
+    "%48, %49, %50, %51, %52, %53, %54, %55, "                                                     \
+    "%56, %57, %58, %59, %60, %61, %62, %63"
+#define FG_WGMMA_SUMS_8(d, i)                                                                      \
+    "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3]), "+f"((d)[i + 4]),          \
+        "+f"((d)[i + 5]), "+f"((d)[i + 6]), "+f"((d)[i + 7])
+#define FG_WGMMA_SUMS_32(d)                                                                        \
+    FG_WGMMA_SUMS_8(d, 0), FG_WGMMA_SUMS_8(d, 8), FG_WGMMA_SUMS_8(d, 16), FG_WGMMA_SUMS_8(d, 24)
+#define FG_WGMMA_SUMS_48(d) FG_WGMMA_SUMS_32(d), FG_WGMMA_SUMS_8(d, 32), FG_WGMMA_SUMS_8(d, 40)
+#define FG_WGMMA_SUMS_64(d) FG_WGMMA_SUMS_48(d), FG_WGMMA_SUMS_8(d, 48), FG_WGMMA_SUMS_8(d, 56)
+
+/* As fg_wgmma<128>, with the first side in shared memory too, as b's matrices. */
+static __device__ __forceinline__ void fg_wgmma_shared(float *d, uint64_t a, uint64_t b,
+                                                       uint32_t go_on)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FG_WGMMA_TEXT_64
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+                 : FG_WGMMA_SUMS_64(d)
+                 : "l"(a), "l"(b), "r"(go_on));
+}
+
+/* As fg_wgmma, but a matrix of b has a row for each of a's columns: fg_wgmma_place's `across` is from one to the next in
+ * those, `down` in b's n columns. */
+template <int n>
+__device__ __forceinline__ void fg_wgmma_turned(float *d, const uint32_t *a, uint64_t b,
+                                                uint32_t go_on);
+
+template <>
+__device__ __forceinline__ void fg_wgmma_turned<64>(float *d, const uint32_t *a, uint64_t b,
+                                                    uint32_t go_on)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FG_WGMMA_TEXT_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : FG_WGMMA_SUMS_32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(go_on));
+}
+
+template <>
+__device__ __forceinline__ void fg_wgmma_turned<96>(float *d, const uint32_t *a, uint64_t b,
+                                                    uint32_t go_on)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" FG_WGMMA_TEXT_48
+                 "}, {%48, %49, %50, %51}, %52, p, 1, 1, 1;\n}\n"
+                 : FG_WGMMA_SUMS_48(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(go_on));
+}
+
+template <>
+__device__ __forceinline__ void fg_wgmma_turned<128>(float *d, const uint32_t *a, uint64_t b,
+                                                     uint32_t go_on)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FG_WGMMA_TEXT_64
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                 : FG_WGMMA_SUMS_64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(go_on));
+}
+
 /* Registers that were written before may be read by products now. */
 static __device__ __forceinline__ void fg_wgmma_fence(void)
 {
@@ -165,6 +245,12 @@ static __device__ __forceinline__ void fg_bulk_copy(void *shared, const void *gl
 static __device__ __forceinline__ void fg_bulk_fence(void)
 {
     asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/* What this thread wrote into shared memory is seen by products and bulk copies from the next barrier on. */
+static __device__ __forceinline__ void fg_shared_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 template <int count> static __device__ __forceinline__ void fg_more_registers(void)

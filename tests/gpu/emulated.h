@@ -282,15 +282,25 @@ static inline void fg_mma(float sums[4], const uint32_t a[4], uint32_t b0, uint3
     fg_emu_warp_wait(self, FG_EMU_MMA, 0xFFFFFFFFU);
 }
 
-static inline void fg_load_matrices(uint32_t out[4], const void *shared)
+static inline void fg_emu_load_matrices(uint32_t out[4], const void *shared, bool turned)
 {
-    fg_emu_matrices_args args = { out, shared };
+    fg_emu_matrices_args args = { out, shared, turned };
     if (!fg_emu_is_shared(shared)) {
         fg_emu_abort("fg_load_matrices: a row is not in shared memory or not at 16 bytes");
     }
     fg_emu_fiber *self = fg_emu.now;
     self->warp->args[self->lane] = &args;
     fg_emu_warp_wait(self, FG_EMU_MATRICES, 0xFFFFFFFFU);
+}
+
+static inline void fg_load_matrices(uint32_t out[4], const void *shared)
+{
+    fg_emu_load_matrices(out, shared, false);
+}
+
+static inline void fg_load_matrices_turned(uint32_t out[4], const void *shared)
+{
+    fg_emu_load_matrices(out, shared, true);
 }
 
 static inline void fg_copy16(void *shared, const void *global, bool real)

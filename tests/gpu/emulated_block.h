@@ -197,6 +197,7 @@ struct fg_emu_mma_args {
 struct fg_emu_matrices_args {
     uint32_t *out;
     const void *shared;
+    bool turned;
 };
 
 /* The block that runs; one per process, under the lock. */
@@ -437,13 +438,16 @@ static inline void fg_emu_mma(const fg_emu_warp *warp)
 inline void fg_emu_matrices(const fg_emu_warp *warp)
 {
     for (uint32_t i = 0; i < 4; i++) {
+        uint16_t numbers[8][8];
         for (uint32_t row = 0; row < 8; row++) {
-            const void *shared = ((const fg_emu_matrices_args *)warp->args[i * 8 + row])->shared;
-            uint32_t words[4];
-            memcpy(words, shared, sizeof(words));
-            for (uint32_t t = 0; t < 4; t++) {
-                ((const fg_emu_matrices_args *)warp->args[row * 4 + t])->out[i] = words[t];
-            }
+            memcpy(numbers[row], ((const fg_emu_matrices_args *)warp->args[i * 8 + row])->shared,
+                   sizeof numbers[row]);
+        }
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            const fg_emu_matrices_args *args = (const fg_emu_matrices_args *)warp->args[lane];
+            uint32_t g = lane / 4, first = lane % 4 * 2, second = first + 1;
+            args->out[i] = args->turned ? numbers[first][g] | (uint32_t)numbers[second][g] << 16
+                                        : numbers[g][first] | (uint32_t)numbers[g][second] << 16;
         }
     }
 }

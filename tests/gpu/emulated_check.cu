@@ -228,6 +228,11 @@ static __global__ void matrices(uint32_t *out)
         uint32_t first = 64 * i + 8 * (lane / 4) + lane % 4 * 2;
         good &= got[i] == (first | (first + 1) << 16);
     }
+    fg_load_matrices_turned(got, numbers + lane * 8);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t first = 64 * i + lane / 4 + 16 * (lane % 4);
+        good &= got[i] == (first | (first + 8) << 16);
+    }
     out[lane] = good;
 }
 

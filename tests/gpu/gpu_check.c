@@ -31,7 +31,7 @@ void tell(check *c, bool good, const char *format, ...)
     }
 }
 
-void open_device(check *c, uint32_t heads, uint32_t kv_heads, uint32_t dim)
+void open_device(check *c, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t block_size)
 {
     fg_error err;
     fg_device_options options = { .kind = c->device_name,
@@ -42,7 +42,7 @@ void open_device(check *c, uint32_t heads, uint32_t kv_heads, uint32_t dim)
                                   .head_count = heads,
                                   .kv_head_count = kv_heads,
                                   .head_dim = dim,
-                                  .block_size = BLOCK };
+                                  .block_size = block_size };
     if (fg_device_open(&options, &c->device, &err) != FG_OK ||
         fg_device_stream_open(c->device, &c->stream, &err) != FG_OK) {
         printf("%s\n", err.text);
@@ -164,7 +164,7 @@ static void stage_plain(check *c, const uint32_t *tokens, const uint32_t *positi
 static void check_rows(check *c)
 {
     enum { ROWS = 37 };
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     uint32_t tokens[ROWS], positions[ROWS], row_ids[ROWS];
     for (uint32_t i = 0; i < ROWS; i++) {
         tokens[i] = fg_rng_below(&c->rng, 50);
@@ -273,7 +273,7 @@ static void check_rows(check *c)
 static void check_replay(check *c)
 {
     enum { ROWS = 8, COLUMNS = 64, OUTPUTS = 48 };
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     fg_matrix matrix;
     void *data = random_matrix(&c->rng, FG_BF16, OUTPUTS, COLUMNS, &matrix);
     fg_panels panels;

@@ -23,7 +23,7 @@ enum { STEP_ROWS = 1024, CONTEXT = 4096, BLOCK = 16 };
 void tell(check *c, bool good, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* For steps of such heads; ends the program when there is no device. */
-void open_device(check *c, uint32_t heads, uint32_t kv_heads, uint32_t dim);
+void open_device(check *c, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t block_size);
 void close_device(check *c);
 void wait_for(check *c);
 

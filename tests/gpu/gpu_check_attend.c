@@ -13,7 +13,13 @@
 
 typedef struct heads_case {
     uint32_t heads, kv_heads, dim, slots;
+    uint32_t block; /* slots of one; 0: BLOCK */
 } heads_case;
+
+static uint32_t block_of(const heads_case *h)
+{
+    return h->block != 0 ? h->block : BLOCK;
+}
 
 /* One sequence: its q, k and v, and the memory that holds them. */
 typedef struct sequence {
@@ -37,7 +43,7 @@ static sequence make_sequence(check *c, const heads_case *h, uint32_t *next_bloc
                    .q = random_floats(&c->rng, q, 2.0f),
                    .k = random_floats(&c->rng, k, 1.0f),
                    .v = random_floats(&c->rng, k, 1.0f) };
-    s.block_count = (h->slots + BLOCK - 1) / BLOCK;
+    s.block_count = (h->slots + block_of(h) - 1) / block_of(h);
     s.blocks = fg_mem_array(s.block_count, sizeof *s.blocks);
     for (uint32_t i = 0; i < s.block_count; i++) {
         s.blocks[i] = *next_block + (s.block_count - 1 - i);
@@ -56,7 +62,7 @@ static void free_sequence(sequence *s)
 
 static kv_world make_kv(check *c, const heads_case *h, uint32_t blocks)
 {
-    size_t head = (size_t)BLOCK * h->dim * 2;
+    size_t head = (size_t)block_of(h) * h->dim * 2;
     kv_world w = { .arena_bytes = blocks * head * 2 * h->kv_heads };
     uint8_t *bytes = fg_mem_alloc(w.arena_bytes);
     memset(bytes, 0xFF, w.arena_bytes); /* what nobody stored is no number */
@@ -65,7 +71,7 @@ static kv_world make_kv(check *c, const heads_case *h, uint32_t blocks)
                           .key_offset = 0,
                           .value_offset = head * h->kv_heads,
                           .head_bytes = head,
-                          .block_size = BLOCK,
+                          .block_size = block_of(h),
                           .dtype = FG_BF16,
                           .kv_head_count = h->kv_heads,
                           .head_dim = h->dim };
@@ -222,7 +228,7 @@ static void attend_in_steps(check *c, kv_world *w, const heads_case *h, const se
 
 static void check_heads(check *c, const heads_case *h)
 {
-    open_device(c, h->heads, h->kv_heads, h->dim);
+    open_device(c, h->heads, h->kv_heads, h->dim, block_of(h));
     uint32_t next = 3;
     sequence s = make_sequence(c, h, &next), other = make_sequence(c, h, &next);
     size_t count = (size_t)h->slots * h->heads * h->dim;
@@ -268,23 +274,53 @@ static void check_heads(check *c, const heads_case *h)
 
 void check_attention(check *c)
 {
-    const heads_case cases[] = { { 9, 3, 64, 300 },   { 4, 4, 64, 129 },  { 8, 2, 128, 260 },
-                                 { 8, 4, 8, 200 },    { 14, 2, 64, 150 }, { 20, 1, 32, 140 },
-                                 { 4, 2, 96, 140 },   { 2, 1, 256, 140 }, { 6, 6, 16, 130 },
-                                 { 32, 8, 64, 1000 }, { 16, 1, 128, 700 } };
-    uint32_t count = c->quick ? 6 : sizeof cases / sizeof *cases;
+    /* Those of the first ones are enough for a quick look. */
+    enum { QUICK = 8 };
+    const heads_case cases[] = {
+        { 9, 3, 64, 300, 0 },     { 4, 4, 64, 129, 32 },   { 8, 2, 128, 260, 0 },
+        { 8, 4, 8, 200, 0 },      { 14, 2, 64, 150, 0 },   { 20, 1, 32, 140, 0 },
+        { 4, 2, 96, 140, 0 },     { 4, 1, 128, 270, 256 }, { 2, 1, 256, 140, 0 },
+        { 6, 6, 16, 130, 0 },     { 32, 8, 64, 1000, 0 },  { 16, 1, 128, 700, 0 },
+        { 8, 8, 128, 523, 64 },   { 12, 2, 96, 410, 32 },  { 5, 1, 80, 300, 0 },
+        { 28, 4, 128, 900, 128 },
+    };
+    uint32_t count = c->quick ? QUICK : sizeof cases / sizeof *cases;
     for (uint32_t i = 0; i < count; i++) {
         check_heads(c, &cases[i]);
     }
 }
 
-/* ---- K and V in their slots, as the CPU puts them there ---- */
+/* ---- K and V in their slots, the numbers that the CPU puts there ---- */
+
+/* The CPU's blocks in the order of a GPU's: [slot / 8][dim / 8][slot % 8][dim % 8] of each head. */
+static void turn_blocks(const fg_paged_kv *kv, size_t arena_bytes, uint8_t *arena)
+{
+    uint8_t *block = fg_mem_alloc(kv->block_bytes);
+    for (uint8_t *at = arena; at < arena + arena_bytes; at += kv->block_bytes) {
+        memcpy(block, at, kv->block_bytes);
+        for (uint32_t head = 0; head < 2 * kv->kv_head_count; head++) {
+            uint16_t *to = (uint16_t *)(at + head * kv->head_bytes);
+            const uint16_t *from = (const uint16_t *)(block + head * kv->head_bytes);
+            bool is_key = head < kv->kv_head_count;
+            for (uint32_t slot = 0; slot < kv->block_size; slot++) {
+                for (uint32_t d = 0; d < kv->head_dim; d++) {
+                    uint32_t key =
+                        (slot / 16 * kv->head_dim / 2 + d / 2) * 32 + slot % 16 * 2 + 1 - d % 2;
+                    uint32_t value = (slot / 2 * kv->head_dim + d) * 2 + 1 - slot % 2;
+                    to[slot / 8 * kv->head_dim * 8 + d / 8 * 64 + slot % 8 * 8 + d % 8] =
+                        from[is_key ? key : value];
+                }
+            }
+        }
+    }
+    fg_mem_free(block);
+}
 
 static void check_store(check *c, bool interleaved, bool biased)
 {
-    const heads_case h = { 6, 2, 64, 40 };
+    const heads_case h = { 6, 2, 64, 40, 0 };
     enum { PAIRS = 32, DIM = 64 };
-    open_device(c, h.heads, h.kv_heads, h.dim);
+    open_device(c, h.heads, h.kv_heads, h.dim, BLOCK);
     test_device cpu;
     FG_ASSERT(open_test_device("plain", 1, &cpu));
     uint32_t next = 1;
@@ -343,6 +379,7 @@ static void check_store(check *c, bool interleaved, bool biased)
     same.q_bias = same.k_bias = same.v_bias = biased ? biases : NULL;
     same.q_norm = same.k_norm = biased ? norms : NULL;
     fg_op_rope_store(cpu.stream, &host, &same, h.slots);
+    turn_blocks(&host, w.arena_bytes, want);
     double worst = 0.0;
     for (size_t i = 0; i < q_count; i++) {
         double error = fabs((double)got_q[i] - s.q[i]);

@@ -265,7 +265,7 @@ static void check_pieces(check *c)
 
 void check_products(check *c)
 {
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     for (uint32_t i = 0; i < TYPES; i++) {
         bool super = fg_dtype_block_count(types[i]) == 256;
         product_case cases[] = { { types[i], 48, super ? 256 : 64, 0 },
@@ -293,7 +293,7 @@ void check_products(check *c)
 void check_highest(check *c)
 {
     enum { OUTPUTS = 999, COLUMNS = 64, ROWS = 70 };
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     fg_matrix matrix;
     void *data = random_matrix(&c->rng, FG_BF16, OUTPUTS, COLUMNS, &matrix);
     uint16_t *weights = data;
@@ -461,7 +461,7 @@ static void check_choices(check *c, uint32_t columns, uint32_t rows, uint32_t ro
 
 void check_choose(check *c)
 {
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     for (int narrow = 0; narrow < 2; narrow++) {
         check_choices(c, 7, 3, 20, narrow);
         check_choices(c, 999, 30, c->quick ? 8 : 200, narrow);

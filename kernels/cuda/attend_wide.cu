@@ -1,0 +1,448 @@
+/*
+ * Prompts' attention on Hopper, for heads of 64, 96 and 128: as attend_prompts in attend.cu, but that four warps multiply
+ * together (wgmma). A block has two groups of four warps with 64 (row, head)s each, and a warp that has tiles of K and V
+ * copied into shared memory ahead of them.
+ *
+ * A group asks for the scores of the next tile before it asks for the outputs of this one, and makes weights of them
+ * meanwhile, so that the tensor cores have something to do.
+ */
+#include "kernels/cuda/attend.cuh"
+
+#ifdef FG_GPU_EMULATED
+
+bool fg_gpu_attend_wide(fg_device_stream *stream, const attend_job &job)
+{
+    return false;
+}
+
+void fg_gpu_attend_wide_prepare(const fg_device *device)
+{
+}
+
+#else
+
+#include "kernels/cuda/wgmma.cuh"
+
+enum {
+    WIDE_GROUPS = 2,
+    WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
+    TILE_GROUPS = FG_GPU_TILE / 8, /* of 8 slots, whose matrices follow each other */
+    TILE_STEPS = FG_GPU_TILE / FG_GPU_STEP,
+    SCORE_TILES = FG_GPU_TILE / 8,
+};
+
+template <int dims> struct wide_memory {
+    static constexpr uint32_t stages = dims <= 64 ? 3 : 2;
+    static constexpr uint32_t group_bytes = dims * 16; /* of 8 slots */
+    /* Outputs are made so many dimensions at a time, so that registers suffice. */
+    static constexpr int made_dims = dims == 128 ? 64 : dims;
+    uint8_t q[FG_GPU_WARPS * 2][group_bytes];
+    uint8_t keys[stages][TILE_GROUPS][group_bytes];
+    uint8_t values[stages][TILE_GROUPS][group_bytes];
+    uint64_t keys_full[stages], keys_empty[stages], values_full[stages], values_empty[stages];
+};
+
+/* ---- tiles on their way ---- */
+
+/* V behind the sequence's last slot, which may be anything: 0 times that need not be 0. `left` slots are there. */
+template <int dims>
+static __device__ __forceinline__ void clear_end(uint8_t *to, const attend_job &job, const unit &u,
+                                                 uint32_t first, uint32_t left, uint32_t lane)
+{
+    uint32_t group = left / 8, rest = left % 8;
+    const uint8_t *from =
+        rest > 0 ? slot_at(job, u, first + group * 8, job.value_offset) : job.arena;
+    for (uint32_t i = group * dims + lane; i < TILE_GROUPS * dims; i += 32) {
+        uint32_t across = i % dims;
+        bool real = i / dims == group && across % 8 < rest;
+        *(uint4 *)(to + i * 16) = real ? *(const uint4 *)(from + across * 16) : uint4{};
+    }
+    fg_shared_fence();
+}
+
+/* A tile of K or V, by one warp; each lane asks for slots that lie together in a block. */
+template <int dims, bool is_values>
+static __device__ __forceinline__ void feed_tile(uint8_t *to, const attend_job &job, const unit &u,
+                                                 uint32_t first, uint32_t limit, uint64_t *full,
+                                                 uint32_t lane)
+{
+    constexpr uint32_t group_bytes = wide_memory<dims>::group_bytes;
+    uint32_t left = limit - first < FG_GPU_TILE ? limit - first : FG_GPU_TILE;
+    uint32_t groups = is_values ? left / 8 : (left + 7) / 8;
+    uint32_t each = (job.block_size < FG_GPU_TILE ? job.block_size : FG_GPU_TILE) / 8;
+    uint32_t own = lane * each;
+    uint32_t mine = own < groups ? (groups - own < each ? groups - own : each) : 0;
+    const uint8_t *from =
+        mine > 0 ? slot_at(job, u, first + own * 8, is_values ? job.value_offset : job.key_offset)
+                 : nullptr;
+    if (is_values && left < FG_GPU_TILE) {
+        clear_end<dims>(to, job, u, first, left, lane);
+    }
+    __syncwarp();
+    if (lane == 0) {
+        fg_barrier_expect(full, groups * group_bytes);
+    }
+    __syncwarp();
+    if (mine > 0) {
+        fg_bulk_copy(to + own * group_bytes, from, mine * group_bytes, full);
+    }
+}
+
+template <int dims>
+static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const attend_job &job,
+                                            const unit &u, uint32_t limit, uint32_t lane)
+{
+    constexpr uint32_t stages = wide_memory<dims>::stages;
+    uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
+    for (uint32_t tile = 0; tile < count; tile++) {
+        uint32_t slot = tile % stages, parity = tile / stages % 2 ^ 1;
+        fg_barrier_wait(&memory->keys_empty[slot], parity);
+        feed_tile<dims, false>(memory->keys[slot][0], job, u, tile * FG_GPU_TILE, limit,
+                               &memory->keys_full[slot], lane);
+        fg_barrier_wait(&memory->values_empty[slot], parity);
+        feed_tile<dims, true>(memory->values[slot][0], job, u, tile * FG_GPU_TILE, limit,
+                              &memory->values_full[slot], lane);
+    }
+}
+
+/* ---- tiles in use ---- */
+
+/* A warp's q as bf16, scaled, in matrices of 8 (row, head)s x 8 dimensions. */
+template <int dims>
+static __device__ __forceinline__ void put_q(uint8_t *to, const attend_job &job, const unit &u,
+                                             uint32_t lane)
+{
+    for (uint32_t i = lane; i < FG_GPU_GROUP_ROWS * (dims / 2); i += 32) {
+        uint32_t place = i / (dims / 2), pair = i % (dims / 2);
+        uint32_t row = place / u.head_count, head = place % u.head_count;
+        uint32_t word = 0;
+        if (row < u.row_count) {
+            const float *q =
+                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * dims + 2 * pair;
+            word = fg_bf16_pair(__fmul_rn(q[0], job.scale), __fmul_rn(q[1], job.scale));
+        }
+        *(uint32_t *)(to + place / 8 * (dims * 16) + pair / 4 * 128 + place % 8 * 16 +
+                      pair % 4 * 4) = word;
+    }
+}
+
+/* What a group of warps knows. */
+typedef struct wide_group {
+    uint32_t q; /* in shared memory */
+    uint32_t lane;
+    int32_t seen[2]; /* slots of the sequence that rows g and g + 8 see */
+} wide_group;
+
+/* Scores of a tile, begun. */
+template <int dims>
+static __device__ __forceinline__ void begin_scores(const wide_group &group, uint32_t keys,
+                                                    float *scores)
+{
+#pragma unroll
+    for (uint32_t step = 0; step < dims / FG_GPU_STEP; step++) {
+        fg_wgmma_shared(scores, fg_wgmma_place(group.q + step * 256, 128, dims * 16),
+                        fg_wgmma_place(keys + step * 256, 128, dims * 16), step > 0 ? 1 : 0);
+    }
+    fg_wgmma_commit();
+}
+
+/* `count` dimensions of a tile's outputs from `first` on, begun. */
+template <int dims, int count>
+static __device__ __forceinline__ void begin_outputs(const uint32_t (*weights)[2], uint32_t values,
+                                                     uint32_t first, float *made)
+{
+#pragma unroll
+    for (uint32_t step = 0; step < TILE_STEPS; step++) {
+        const uint32_t a[4] = { weights[2 * step][0], weights[2 * step][1],
+                                weights[2 * step + 1][0], weights[2 * step + 1][1] };
+        fg_wgmma_turned<count>(
+            made, a, fg_wgmma_place(values + step * 2 * (dims * 16) + first * 16, dims * 16, 128),
+            step > 0 ? 1 : 0);
+    }
+    fg_wgmma_commit();
+}
+
+template <int count>
+static __device__ __forceinline__ void merge_outputs(float *outputs, const float *made,
+                                                     const float old_factors[2],
+                                                     const float new_factors[2])
+{
+#pragma unroll
+    for (int i = 0; i < count / 2; i++) {
+        outputs[i] = merged(outputs[i], made[i], old_factors[i / 2 % 2], new_factors[i / 2 % 2]);
+    }
+}
+
+static __device__ __forceinline__ void find_tops(const wide_group &group, uint32_t tile,
+                                                 float (*scores)[4], float tops[2])
+{
+    int32_t first = (int32_t)(tile * FG_GPU_TILE);
+    const int32_t seen[2] = { group.seen[0] - first, group.seen[1] - first };
+    hide<SCORE_TILES>(scores, 0, group.lane, seen);
+    highest<SCORE_TILES>(scores, tops);
+}
+
+/* Scores become weights, and how much this tile and those before it count. They stay floats: the products that read the
+ * weights of the tile before may still run, and ptxas takes no registers for the next ones' meanwhile. */
+static __device__ __forceinline__ void make_weights(float (*scores)[4], const float tops[2],
+                                                    row_state *state, float old_factors[2],
+                                                    float new_factors[2])
+{
+    float slices[2][SLICES];
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++) {
+        uint32_t pairs[SLICE_TILES][2];
+        float sums[2];
+        weigh(scores + slice * SLICE_TILES, tops, pairs, sums);
+        slices[0][slice] = sums[0];
+        slices[1][slice] = sums[1];
+#pragma unroll
+        for (int i = 0; i < SLICE_TILES; i++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                scores[slice * SLICE_TILES + i][2 * half] = lower(pairs[i][half]);
+                scores[slice * SLICE_TILES + i][2 * half + 1] = upper(pairs[i][half]);
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]),
+              &old_factors[half], &new_factors[half]);
+    }
+}
+
+static __device__ __forceinline__ void pack_weights(const float (*scores)[4],
+                                                    uint32_t (*weights)[2])
+{
+#pragma unroll
+    for (int i = 0; i < SCORE_TILES; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            weights[i][half] = __byte_perm(__float_as_uint(scores[i][2 * half]),
+                                           __float_as_uint(scores[i][2 * half + 1]), 0x7632);
+        }
+    }
+}
+
+static __device__ __forceinline__ void give_back(uint64_t *empty, uint32_t lane)
+{
+    if (lane == 0) {
+        fg_barrier_arrive(empty);
+    }
+}
+
+/* The outputs of a tile, the first dimensions of which have been begun; `between` runs meanwhile. */
+template <int dims, typename work>
+static __device__ __forceinline__ void end_outputs(const uint32_t (*weights)[2], uint32_t values,
+                                                   float *made, float *outputs,
+                                                   const float old_factors[2],
+                                                   const float new_factors[2], work between)
+{
+    constexpr int some = wide_memory<dims>::made_dims;
+    if constexpr (some == dims) {
+        between();
+        fg_wgmma_wait<0>();
+        merge_outputs<some>(outputs, made, old_factors, new_factors);
+    } else {
+        fg_wgmma_wait<0>();
+        merge_outputs<some>(outputs, made, old_factors, new_factors);
+        fg_wgmma_fence();
+        begin_outputs<dims, some>(weights, values, some, made);
+        between();
+        fg_wgmma_wait<0>();
+        merge_outputs<some>(outputs + some / 2, made, old_factors, new_factors);
+    }
+}
+
+template <int dims>
+static __device__ __forceinline__ void wait_for_keys(wide_memory<dims> *memory, uint32_t tile,
+                                                     uint32_t count)
+{
+    if (tile < count) {
+        fg_barrier_wait(&memory->keys_full[tile % wide_memory<dims>::stages],
+                        tile / wide_memory<dims>::stages % 2);
+    }
+}
+
+template <int dims>
+static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const wide_group &group,
+                                               uint32_t count, row_state *state, float *outputs)
+{
+    constexpr uint32_t stages = wide_memory<dims>::stages;
+    constexpr int some = wide_memory<dims>::made_dims;
+    float scores[SCORE_TILES][4], made[some / 2], tops[2], old_factors[2], new_factors[2];
+    uint32_t weights[SCORE_TILES][2];
+    wait_for_keys(memory, 0, count);
+    fg_wgmma_fence();
+    begin_scores<dims>(group, fg_shared_at(memory->keys[0]), &scores[0][0]);
+    fg_wgmma_wait<0>();
+    give_back(&memory->keys_empty[0], group.lane);
+    find_tops(group, 0, scores, tops);
+    make_weights(scores, tops, state, old_factors, new_factors);
+    pack_weights(scores, weights);
+    wait_for_keys(memory, 1, count);
+    uint32_t tile = 0;
+    for (; tile + 1 < count; tile++) {
+        uint32_t slot = tile % stages, parity = tile / stages % 2;
+        uint32_t next = (tile + 1) % stages;
+        uint32_t values = fg_shared_at(memory->values[slot]);
+        float later_old[2], later_new[2];
+        fg_wgmma_fence();
+        begin_scores<dims>(group, fg_shared_at(memory->keys[next]), &scores[0][0]);
+        fg_barrier_wait(&memory->values_full[slot], parity);
+        begin_outputs<dims, some>(weights, values, 0, made);
+        fg_wgmma_wait<1>();
+        give_back(&memory->keys_empty[next], group.lane);
+        find_tops(group, tile + 1, scores, tops);
+        end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, [&]() {
+            make_weights(scores, tops, state, later_old, later_new);
+            /* The loop within also keeps ptxas from making the weights after the wait for the products. */
+            wait_for_keys(memory, tile + 2, count);
+        });
+        give_back(&memory->values_empty[slot], group.lane);
+        pack_weights(scores, weights);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            old_factors[half] = later_old[half];
+            new_factors[half] = later_new[half];
+        }
+    }
+    uint32_t slot = tile % stages, values = fg_shared_at(memory->values[slot]);
+    fg_barrier_wait(&memory->values_full[slot], tile / stages % 2);
+    fg_wgmma_fence();
+    begin_outputs<dims, some>(weights, values, 0, made);
+    end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, []() {});
+}
+
+template <int dims>
+static __device__ __forceinline__ void put_rows(const attend_job &job, const unit &u, uint32_t lane,
+                                                const row_state &state, const float *outputs)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t place = lane / 4 + 8 * half, row = place / u.head_count;
+        if (row >= u.row_count) {
+            continue;
+        }
+        float factor = __fdiv_rn(1.0f, state.sums[half]);
+        uint32_t head = u.head + place % u.head_count;
+#pragma unroll
+        for (int i = 0; i < dims / 8; i++) {
+            put_output(job, u.row + row, head, i * 8 + 2 * (lane % 4),
+                       __fmul_rn(outputs[4 * i + 2 * half], factor),
+                       __fmul_rn(outputs[4 * i + 2 * half + 1], factor));
+        }
+    }
+}
+
+/* What one of the groups does; `all` is the block's unit. */
+template <int dims>
+static __device__ __forceinline__ void attend_group(wide_memory<dims> *memory,
+                                                    const attend_job &job, const unit &all,
+                                                    uint32_t limit, uint32_t index)
+{
+    uint32_t group = index / 4, lane = threadIdx.x % 32;
+    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads;
+    uint32_t skipped = index * each < all.row_count ? index * each : all.row_count;
+    unit u = all;
+    u.row += skipped;
+    u.row_count = all.row_count - skipped < each ? all.row_count - skipped : each;
+    put_q<dims>(memory->q[index * 2], job, u, lane);
+    fg_shared_fence();
+    if (group == 0) {
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+    } else {
+        asm volatile("bar.sync 2, 128;" ::: "memory");
+    }
+    wide_group what;
+    what.q = fg_shared_at(memory->q[group * 8]);
+    what.lane = lane;
+    what.seen[0] = seen_of(job, u, lane / 4, 0);
+    what.seen[1] = seen_of(job, u, lane / 4 + 8, 0);
+    row_state state = { { MINUS_INFINITY, MINUS_INFINITY }, { 0.0f, 0.0f } };
+    float outputs[dims / 2] = {};
+    consume<dims>(memory, what, (limit + FG_GPU_TILE - 1) / FG_GPU_TILE, &state, outputs);
+    put_rows<dims>(job, u, lane, state, outputs);
+}
+
+/* Blocks: as attend_prompts'. */
+template <int dims>
+static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job job)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    FG_SHARED_BYTES(shared);
+    wide_memory<dims> *memory = (wide_memory<dims> *)shared;
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < wide_memory<dims>::stages; i++) {
+            fg_barrier_init(&memory->keys_full[i], 1);
+            fg_barrier_init(&memory->keys_empty[i], FG_GPU_WARPS);
+            fg_barrier_init(&memory->values_full[i], 1);
+            fg_barrier_init(&memory->values_empty[i], FG_GPU_WARPS);
+        }
+        fg_barrier_made();
+    }
+    __syncthreads();
+    fg_gpu_let_next();
+    fg_gpu_wait();
+    fg_gpu_span span = job.prompts[gridDim.x - 1 - blockIdx.x];
+    unit all = find_unit(job, span, blockIdx.y);
+    uint32_t limit = job.rows[span.first + span.count - 1].position + 1;
+    uint32_t warp = threadIdx.x / 32;
+    if (warp >= FG_GPU_WARPS) {
+        fg_fewer_registers<40>();
+        if (warp == FG_GPU_WARPS) {
+            fg_bulk_fence();
+            feed<dims>(memory, job, all, limit, threadIdx.x % 32);
+        }
+    } else {
+        fg_more_registers<232>();
+        attend_group<dims>(memory, job, all, limit, warp);
+    }
+#endif
+}
+
+template <int dims> static void launch(fg_device_stream *stream, const attend_job &job)
+{
+    FG_LAUNCH(attend_wide<dims>, dim3(stream->counts.prompts, job.kv_head_count * job.units),
+              dim3(WIDE_THREADS), sizeof(wide_memory<dims>), stream->stream, true, job);
+}
+
+bool fg_gpu_attend_wide(fg_device_stream *stream, const attend_job &job)
+{
+    if (!stream->device->wide) {
+        return false;
+    }
+    switch (job.head_dim) {
+    case 64:
+        launch<64>(stream, job);
+        return true;
+    case 96:
+        launch<96>(stream, job);
+        return true;
+    case 128:
+        launch<128>(stream, job);
+        return true;
+    default:
+        return false;
+    }
+}
+
+template <int dims> static void prepare(void)
+{
+    fg_gpu_check(cudaFuncSetAttribute(attend_wide<dims>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      sizeof(wide_memory<dims>)),
+                 "preparing kernels");
+}
+
+void fg_gpu_attend_wide_prepare(const fg_device *device)
+{
+    if (device->wide) {
+        prepare<64>();
+        prepare<96>();
+        prepare<128>();
+    }
+}
+
+#endif
