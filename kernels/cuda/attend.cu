@@ -13,6 +13,9 @@
  * bank.
  */
 #include "kernels/cuda/attend.cuh"
+#ifndef FG_GPU_EMULATED
+#include "kernels/cuda/attend_feed.cuh"
+#endif
 
 enum {
     GROUP_WARPS = 4,
@@ -52,20 +55,6 @@ static __device__ __forceinline__ void load_slots(uint32_t *to, const attend_job
     }
 }
 
-template <int dims, int threads>
-static __device__ __forceinline__ void load_keys(tile_memory<dims> *to, const attend_job &job,
-                                                 const unit &u, uint32_t first, uint32_t limit)
-{
-    load_slots<dims, threads>(to->keys, job, u, job.key_offset, first, limit);
-}
-
-template <int dims, int threads>
-static __device__ __forceinline__ void load_values(tile_memory<dims> *to, const attend_job &job,
-                                                   const unit &u, uint32_t first, uint32_t limit)
-{
-    load_slots<dims, threads>(to->values, job, u, job.value_offset, first, limit);
-}
-
 /* Words from one (row, head)'s q to the next: banks of 8 rows differ. */
 template <int dims> static constexpr __host__ __device__ uint32_t q_stride()
 {
@@ -73,22 +62,36 @@ template <int dims> static constexpr __host__ __device__ uint32_t q_stride()
 }
 
 /* q of a unit as bf16, scaled; (row, head)s that there are not are zeros. `threads` of a block or a warp, this one is
- * `index`. */
-template <int dims>
+ * `index`. Fours of dimensions, all asked for before the first is used. */
+template <int dims, int threads>
 static __device__ __forceinline__ void load_q(uint32_t *to, const attend_job &job, const unit &u,
-                                              uint32_t index, uint32_t threads)
+                                              uint32_t index)
 {
-    for (uint32_t i = index; i < FG_GPU_GROUP_ROWS * (dims / 2); i += threads) {
-        uint32_t place = i / (dims / 2), pair = i % (dims / 2);
+    constexpr uint32_t fours = dims / 4, count = FG_GPU_GROUP_ROWS * fours;
+    constexpr uint32_t each = (count + threads - 1) / threads;
+    float4 kept[each];
+#pragma unroll
+    for (uint32_t i = 0; i < each; i++) {
+        uint32_t at = index + i * threads, place = at / fours, d = at % fours * 4;
         uint32_t row = place / u.head_count, head = place % u.head_count;
-        uint32_t word = 0;
-        if (row < u.row_count && 2 * pair < job.head_dim) {
-            const float *q =
-                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * job.head_dim +
-                2 * pair;
-            word = fg_bf16_pair(__fmul_rn(q[0], job.scale), __fmul_rn(q[1], job.scale));
+        kept[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (row < u.row_count && d < job.head_dim) {
+            kept[i] = *(const float4 *)(job.q +
+                                        ((size_t)(u.row + row) * job.head_count + u.head + head) *
+                                            job.head_dim +
+                                        d);
         }
-        to[place * q_stride<dims>() + pair] = word;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < each; i++) {
+        uint32_t at = index + i * threads;
+        if (count % threads == 0 || at < count) {
+            uint32_t *words = to + at / fours * q_stride<dims>() + at % fours * 2;
+            words[0] =
+                fg_bf16_pair(__fmul_rn(kept[i].x, job.scale), __fmul_rn(kept[i].y, job.scale));
+            words[1] =
+                fg_bf16_pair(__fmul_rn(kept[i].z, job.scale), __fmul_rn(kept[i].w, job.scale));
+        }
     }
 }
 
@@ -146,7 +149,122 @@ template <int dims> struct group_memory {
     uint32_t weights[FG_GPU_GROUP_ROWS][SLOT_PAIRS + 4];
     float tops[GROUP_WARPS][FG_GPU_GROUP_ROWS];
     float sums[GROUP_WARPS][FG_GPU_GROUP_ROWS][4];
+    uint64_t keys_full, values_full; /* of bulk copies */
 };
+
+/* How a block's tiles come: asked for by all threads, where there are no bulk copies or they do not fit. */
+template <int dims> struct group_copies {
+    __device__ __forceinline__ void open(group_memory<dims> *memory)
+    {
+    }
+
+    /* The tile that keys and values are asked of next. */
+    __device__ __forceinline__ void look(const attend_job &job, const unit &u, uint32_t first,
+                                         uint32_t limit)
+    {
+    }
+
+    __device__ __forceinline__ void ask_keys(group_memory<dims> *memory, const attend_job &job,
+                                             const unit &u, uint32_t first, uint32_t limit)
+    {
+        load_slots<dims, GROUP_THREADS>(memory->tile.keys, job, u, job.key_offset, first, limit);
+    }
+
+    __device__ __forceinline__ void ask_values(group_memory<dims> *memory, const attend_job &job,
+                                               const unit &u, uint32_t first, uint32_t limit)
+    {
+        load_slots<dims, GROUP_THREADS>(memory->tile.values, job, u, job.value_offset, first,
+                                        limit);
+    }
+
+    /* Keys and values are asked for in turns, and each time this follows. */
+    __device__ __forceinline__ void asked(void)
+    {
+        fg_copy_commit();
+    }
+
+    __device__ __forceinline__ void wait_keys(group_memory<dims> *memory)
+    {
+        fg_copy_wait<1>();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void wait_values(group_memory<dims> *memory)
+    {
+        fg_copy_wait<1>();
+        __syncthreads();
+    }
+};
+
+#ifndef FG_GPU_EMULATED
+/* Asked for by the first warp. */
+template <int dims> struct group_bulk {
+    uint32_t block, keys_parity, values_parity;
+
+    __device__ __forceinline__ void open(group_memory<dims> *memory)
+    {
+#if __CUDA_ARCH__ >= 900
+        keys_parity = values_parity = 0;
+        if (threadIdx.x == 0) {
+            fg_barrier_init(&memory->keys_full, 1);
+            fg_barrier_init(&memory->values_full, 1);
+            fg_barrier_made();
+        }
+        __syncthreads();
+#endif
+    }
+
+    __device__ __forceinline__ void look(const attend_job &job, const unit &u, uint32_t first,
+                                         uint32_t limit)
+    {
+        if (threadIdx.x < 32) {
+            block = feed_block(job, u, first, limit, threadIdx.x);
+        }
+    }
+
+    __device__ __forceinline__ void ask_keys(group_memory<dims> *memory, const attend_job &job,
+                                             const unit &u, uint32_t first, uint32_t limit)
+    {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x < 32) {
+            feed_tile<dims, false>((uint8_t *)memory->tile.keys, job, u, block, first, limit,
+                                   &memory->keys_full, threadIdx.x);
+        }
+#endif
+    }
+
+    __device__ __forceinline__ void ask_values(group_memory<dims> *memory, const attend_job &job,
+                                               const unit &u, uint32_t first, uint32_t limit)
+    {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x < 32) {
+            feed_tile<dims, true>((uint8_t *)memory->tile.values, job, u, block, first, limit,
+                                  &memory->values_full, threadIdx.x);
+        }
+#endif
+    }
+
+    __device__ __forceinline__ void asked(void)
+    {
+    }
+
+    __device__ __forceinline__ void wait_keys(group_memory<dims> *memory)
+    {
+#if __CUDA_ARCH__ >= 900
+        fg_barrier_wait(&memory->keys_full, keys_parity);
+        keys_parity ^= 1;
+#endif
+    }
+
+    __device__ __forceinline__ void wait_values(group_memory<dims> *memory)
+    {
+#if __CUDA_ARCH__ >= 900
+        fg_barrier_wait(&memory->values_full, values_parity);
+        values_parity ^= 1;
+#endif
+    }
+};
+#endif
 
 /* Records: [tile][unit], of each the maxima, the sums, and the outputs [row][dim]; `rows` of them. Even numbers of
  * floats, so that pairs of outputs are read at once. */
@@ -206,13 +324,11 @@ static __device__ __forceinline__ group_work next_work(const attend_job &job, gr
 /* Scores of a tile as weights in shared memory, and what the record says of them but its outputs. */
 template <int dims>
 static __device__ __forceinline__ void group_scores(group_memory<dims> *memory,
-                                                    const attend_job &job, const unit &u,
-                                                    uint32_t first)
+                                                    const int32_t seen[2])
 {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[SLICE_TILES][4], tops[2], sums[2];
     uint32_t weights[SLICE_TILES][2];
-    const int32_t seen[2] = { seen_of(job, u, g, first), seen_of(job, u, g + 8, first) };
     score<dims, SLICE_TILES>(&memory->tile, memory->q, warp * SLICE_TILES, lane, scores);
     hide<SLICE_TILES>(scores, warp * SLICE_TILES, lane, seen);
     highest<SLICE_TILES>(scores, tops);
@@ -229,7 +345,8 @@ static __device__ __forceinline__ void group_scores(group_memory<dims> *memory,
         }
         tops[half] = top;
     }
-    weigh(scores, tops, weights, sums);
+    weigh(scores, tops, sums);
+    pack_weights<SLICE_TILES>(scores, weights);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         memory->sums[warp][g + 8 * half][t] = sums[half];
@@ -289,73 +406,108 @@ static __device__ __forceinline__ void group_record(group_memory<dims> *memory,
     }
 }
 
+/* The pieces of work of a block: from `number` to before `end`, numbered over all groups of the launch. */
+typedef struct group_share {
+    uint32_t number, end;
+    uint32_t all_units, first_tile;
+} group_share;
+
+static __device__ __forceinline__ group_share find_share(const attend_job &job,
+                                                         const fg_gpu_counts &counts)
+{
+    group_share share;
+    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
+    uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
+    share.all_units = job.kv_head_count * job.units;
+    uint64_t all = (uint64_t)(to - from) * share.all_units;
+    share.number = from * share.all_units + (uint32_t)(all * blockIdx.x / gridDim.x);
+    share.end = from * share.all_units + (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
+    share.first_tile = from;
+    return share;
+}
+
+/* What a block knows of the unit it works on; of its lane's rows g and g + 8 the slots that they see. */
+typedef struct group_unit {
+    unit u;
+    uint32_t limit;
+    int32_t seen[2];
+} group_unit;
+
+static __device__ __forceinline__ group_unit find_group_unit(const attend_job &job,
+                                                             const group_work &work)
+{
+    group_unit unit;
+    uint32_t g = threadIdx.x % 32 / 4;
+    unit.u = find_unit(job, job.groups[work.group], work.index);
+    unit.limit = job.rows[unit.u.row + unit.u.row_count - 1].position + 1;
+    unit.seen[0] = seen_of(job, unit.u, g, 0);
+    unit.seen[1] = seen_of(job, unit.u, g + 8, 0);
+    return unit;
+}
+
 /* A block has some pieces of work that follow each other. While scores are made the tile's V is on its way, and while
- * outputs are made the next one's K: the memory never rests. */
-template <int dims>
+ * outputs are made the next one's K: the memory never rests. What is staged was there before the step's first kernel;
+ * what kernels made is not read before the wait. */
+template <int dims, template <int> class feeds>
 static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
 {
     FG_SHARED_BYTES(shared);
     group_memory<dims> *memory = (group_memory<dims> *)shared;
     fg_gpu_let_next();
-    fg_gpu_wait();
     fg_gpu_counts counts = *job.counts;
-    if (counts.groups == 0) {
+    group_share share = {};
+    if (counts.groups > 0) {
+        share = find_share(job, counts);
+    }
+    if (share.number == share.end) {
+        fg_gpu_wait();
         return;
     }
-    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
-    uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
-    uint32_t all_units = job.kv_head_count * job.units;
-    uint64_t all = (uint64_t)(to - from) * all_units;
-    uint32_t number = from * all_units + (uint32_t)(all * blockIdx.x / gridDim.x);
-    uint32_t end = from * all_units + (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
-    if (number == end) {
-        return;
-    }
-    group_work work = find_work(job, number, all_units, counts.groups);
-    unit u = find_unit(job, job.groups[work.group], work.index);
-    uint32_t limit = job.rows[u.row + u.row_count - 1].position + 1;
-    load_keys<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
-    fg_copy_commit();
-    load_values<dims, GROUP_THREADS>(&memory->tile, job, u, work.tile * FG_GPU_TILE, limit);
-    fg_copy_commit();
-    load_q<dims>(memory->q, job, u, threadIdx.x, GROUP_THREADS);
-    for (; number < end; number++) {
-        bool more = number + 1 < end;
-        group_work next = more ? next_work(job, work, all_units) : work;
-        unit next_unit = u;
-        uint32_t next_limit = limit;
+    group_work work = find_work(job, share.number, share.all_units, counts.groups);
+    group_unit now = find_group_unit(job, work);
+    feeds<dims> feed;
+    feed.open(memory);
+    feed.look(job, now.u, work.tile * FG_GPU_TILE, now.limit);
+    fg_gpu_wait();
+    feed.ask_keys(memory, job, now.u, work.tile * FG_GPU_TILE, now.limit);
+    feed.asked();
+    feed.ask_values(memory, job, now.u, work.tile * FG_GPU_TILE, now.limit);
+    feed.asked();
+    load_q<dims, GROUP_THREADS>(memory->q, job, now.u, threadIdx.x);
+    __syncthreads();
+    for (uint32_t number = share.number; number < share.end; number++) {
+        bool more = number + 1 < share.end;
+        group_work next = more ? next_work(job, work, share.all_units) : work;
         bool same = next.group == work.group && next.index == work.index;
-        if (!same) {
-            next_unit = find_unit(job, job.groups[next.group], next.index);
-            next_limit = job.rows[next_unit.row + next_unit.row_count - 1].position + 1;
+        group_unit later = same ? now : find_group_unit(job, next);
+        uint32_t next_first = next.tile * FG_GPU_TILE;
+        int32_t first = (int32_t)(work.tile * FG_GPU_TILE);
+        const int32_t seen[2] = { now.seen[0] - first, now.seen[1] - first };
+        if (more) {
+            feed.look(job, later.u, next_first, later.limit);
         }
-        fg_copy_wait<1>();
-        __syncthreads();
-        group_scores<dims>(memory, job, u, work.tile * FG_GPU_TILE);
+        feed.wait_keys(memory);
+        group_scores<dims>(memory, seen);
         __syncthreads();
         if (more) {
-            load_keys<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
-                                           next_limit);
+            feed.ask_keys(memory, job, later.u, next_first, later.limit);
         }
-        fg_copy_commit();
+        feed.asked();
         if (!same) {
-            load_q<dims>(memory->q, job, next_unit, threadIdx.x, GROUP_THREADS);
+            load_q<dims, GROUP_THREADS>(memory->q, job, later.u, threadIdx.x);
         }
-        fg_copy_wait<1>();
-        __syncthreads();
-        group_record<dims>(
-            memory, job,
-            record_at(job, work.before + work.tile - from, work.index, counts.record_rows),
-            counts.record_rows);
+        feed.wait_values(memory);
+        group_record<dims>(memory, job,
+                           record_at(job, work.before + work.tile - share.first_tile, work.index,
+                                     counts.record_rows),
+                           counts.record_rows);
         __syncthreads();
         if (more) {
-            load_values<dims, GROUP_THREADS>(&memory->tile, job, next_unit, next.tile * FG_GPU_TILE,
-                                             next_limit);
+            feed.ask_values(memory, job, later.u, next_first, later.limit);
         }
-        fg_copy_commit();
+        feed.asked();
         work = next;
-        u = next_unit;
-        limit = next_limit;
+        now = later;
     }
 }
 
@@ -366,21 +518,22 @@ template <int dims>
 static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
 {
     constexpr int mine = (dims + 63) / 64;
-    fg_gpu_wait();
     fg_gpu_let_next();
     fg_gpu_counts counts = *job.counts;
     uint32_t group = job.group_first + blockIdx.x, lane = threadIdx.x % 32;
     if (group >= counts.groups || group >= job.group_end) {
+        fg_gpu_wait();
         return;
     }
     uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
     uint32_t first = group == 0 ? 0 : job.ends[group - 1], end = job.ends[group];
     unit u = find_unit(job, job.groups[group], blockIdx.y);
     uint32_t rows = counts.record_rows;
+    fg_gpu_wait();
     for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count;
          place += MERGE_THREADS / 32) {
         float top = MINUS_INFINITY, sum = 0.0f, outputs[mine][2] = {};
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t tile = first; tile < end; tile++) {
             const float *record = record_at(job, tile - from, blockIdx.y, rows);
             float old_factor, new_factor;
@@ -437,10 +590,11 @@ static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         float sums[2];
-        weigh(scores + slice * SLICE_TILES, tops, weights + slice * SLICE_TILES, sums);
+        weigh(scores + slice * SLICE_TILES, tops, sums);
         slices[0][slice] = sums[0];
         slices[1][slice] = sums[1];
     }
+    pack_weights<all>(scores, weights);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]),
@@ -482,7 +636,7 @@ static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(atten
     uint32_t skipped = warp * each < span.count ? warp * each : span.count;
     u.row += skipped;
     u.row_count = span.count - skipped < each ? span.count - skipped : each;
-    load_q<dims>(memory->q[warp], job, u, lane, 32);
+    load_q<dims, 32>(memory->q[warp], job, u, lane);
     __syncwarp();
     uint32_t limit = job.rows[span.first + span.count - 1].position + 1;
     uint32_t mine = u.row_count > 0 ? job.rows[u.row + u.row_count - 1].position + 1 : 0;
@@ -491,16 +645,19 @@ static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(atten
     uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
     constexpr uint32_t ahead = prompt_memory<dims>::tile_count - 1;
     if constexpr (ahead > 0) {
-        load_keys<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
-        load_values<dims, PROMPT_THREADS>(&memory->tiles[0], job, all, 0, limit);
+        load_slots<dims, PROMPT_THREADS>(memory->tiles[0].keys, job, all, job.key_offset, 0, limit);
+        load_slots<dims, PROMPT_THREADS>(memory->tiles[0].values, job, all, job.value_offset, 0,
+                                         limit);
         fg_copy_commit();
     }
     for (uint32_t tile = 0; tile < count; tile++) {
         uint32_t first = tile * FG_GPU_TILE;
         if (tile + ahead < count) {
             tile_memory<dims> *next = &memory->tiles[(tile + ahead) % (ahead + 1)];
-            load_keys<dims, PROMPT_THREADS>(next, job, all, first + ahead * FG_GPU_TILE, limit);
-            load_values<dims, PROMPT_THREADS>(next, job, all, first + ahead * FG_GPU_TILE, limit);
+            load_slots<dims, PROMPT_THREADS>(next->keys, job, all, job.key_offset,
+                                             first + ahead * FG_GPU_TILE, limit);
+            load_slots<dims, PROMPT_THREADS>(next->values, job, all, job.value_offset,
+                                             first + ahead * FG_GPU_TILE, limit);
         }
         fg_copy_commit();
         fg_copy_wait<ahead>();
@@ -548,11 +705,27 @@ static uint32_t groups_that_fit(const fg_device_stream *stream, const attend_job
 }
 
 template <int dims>
+static void start_groups(fg_device_stream *stream, const attend_job &job, uint32_t blocks)
+{
+    constexpr size_t bytes = sizeof(group_memory<dims>);
+#ifndef FG_GPU_EMULATED
+    if (fg_gpu_early && job.head_dim == dims) {
+        FG_LAUNCH((attend_groups<dims, group_bulk>), dim3(blocks), dim3(GROUP_THREADS), bytes,
+                  stream->stream, true, job);
+        return;
+    }
+#endif
+    FG_LAUNCH((attend_groups<dims, group_copies>), dim3(blocks), dim3(GROUP_THREADS), bytes,
+              stream->stream, true, job);
+}
+
+template <int dims>
 static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
-    size_t bytes = sizeof(group_memory<dims>);
-    uint32_t blocks = (uint32_t)(stream->device->multiprocessors *
-                                 (bytes > 100000 ? 1 : 228000 / (bytes + 1024)));
+    /* A block takes 1 KiB more than it asks for, and a multiprocessor has 2048 threads. */
+    size_t each = stream->device->shared_bytes / (sizeof(group_memory<dims>) + 1024);
+    each = each < 1 ? 1 : each < 2048 / GROUP_THREADS ? each : 2048 / GROUP_THREADS;
+    uint32_t blocks = (uint32_t)(stream->device->multiprocessors * each);
     dim3 merge_grid(stream->passes ? stream->counts.groups : rows, job.kv_head_count * job.units);
     job.group_first = 0;
     job.group_end = UINT32_MAX;
@@ -560,8 +733,7 @@ static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t ro
         if (stream->passes) {
             job.group_end = groups_that_fit(stream, job, job.group_first);
         }
-        FG_LAUNCH(attend_groups<dims>, dim3(blocks), dim3(GROUP_THREADS), bytes, stream->stream,
-                  true, job);
+        start_groups<dims>(stream, job, blocks);
         FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(MERGE_THREADS), 0, stream->stream, true,
                   job);
         job.group_first = job.group_end;
@@ -629,16 +801,20 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
     }
 }
 
+template <typename kernel> static void allow_shared(kernel *which, size_t bytes)
+{
+    fg_gpu_check(
+        cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        "preparing kernels");
+}
+
 template <int dims> static void prepare_dims(void)
 {
-    fg_gpu_check(cudaFuncSetAttribute(attend_groups<dims>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(group_memory<dims>)),
-                 "preparing kernels");
-    fg_gpu_check(cudaFuncSetAttribute(attend_prompts<dims>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(prompt_memory<dims>)),
-                 "preparing kernels");
+    allow_shared(attend_groups<dims, group_copies>, sizeof(group_memory<dims>));
+#ifndef FG_GPU_EMULATED
+    allow_shared(attend_groups<dims, group_bulk>, sizeof(group_memory<dims>));
+#endif
+    allow_shared(attend_prompts<dims>, sizeof(prompt_memory<dims>));
 }
 
 void fg_cuda_attend_prepare(const fg_device *device)

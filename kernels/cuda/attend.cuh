@@ -115,30 +115,30 @@ static __device__ __forceinline__ float base_of(float top)
     return top == MINUS_INFINITY ? 0.0f : top;
 }
 
-static __device__ __forceinline__ float upper(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xFFFF0000u);
-}
-
-static __device__ __forceinline__ float lower(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-/* Weights of a slice, as pairs of slots for rows g and g + 8, and this lane's part of their sums. */
-static __device__ __forceinline__ void weigh(const float (*scores)[4], const float tops[2],
-                                             uint32_t (*weights)[2], float sums[2])
+/* Scores of a slice become weights, as yet no bf16, and this lane's part of their sums. */
+static __device__ __forceinline__ void weigh(float (*scores)[4], const float tops[2], float sums[2])
 {
     sums[0] = sums[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLICE_TILES; i++) {
 #pragma unroll
+        for (int j = 0; j < 4; j++) {
+            scores[i][j] = fg_exp2(__fadd_rn(scores[i][j], -base_of(tops[j / 2])));
+            sums[j / 2] = __fadd_rn(sums[j / 2], scores[i][j]);
+        }
+    }
+}
+
+/* Weights as pairs of slots for rows g and g + 8. */
+template <int count>
+static __device__ __forceinline__ void pack_weights(const float (*scores)[4],
+                                                    uint32_t (*weights)[2])
+{
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+#pragma unroll
         for (int half = 0; half < 2; half++) {
-            float base = base_of(tops[half]);
-            uint32_t pair = fg_bf16_pair(fg_exp2(__fadd_rn(scores[i][2 * half], -base)),
-                                         fg_exp2(__fadd_rn(scores[i][2 * half + 1], -base)));
-            weights[i][half] = pair;
-            sums[half] = __fadd_rn(__fadd_rn(sums[half], lower(pair)), upper(pair));
+            weights[i][half] = fg_bf16_pair(scores[i][2 * half], scores[i][2 * half + 1]);
         }
     }
 }

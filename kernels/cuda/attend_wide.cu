@@ -21,12 +21,18 @@ void fg_gpu_attend_wide_prepare(const fg_device *device)
 
 #else
 
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/attend_feed.cuh"
+
+#ifndef FG_HALF
+#define FG_HALF 0
+#endif
+#ifndef FG_TURNS
+#define FG_TURNS 1
+#endif
 
 enum {
     WIDE_GROUPS = 2,
     WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
-    TILE_GROUPS = FG_GPU_TILE / 8, /* of 8 slots, whose matrices follow each other */
     TILE_STEPS = FG_GPU_TILE / FG_GPU_STEP,
     SCORE_TILES = FG_GPU_TILE / 8,
 };
@@ -35,7 +41,7 @@ template <int dims> struct wide_memory {
     static constexpr uint32_t stages = dims <= 64 ? 3 : 2;
     static constexpr uint32_t group_bytes = dims * 16; /* of 8 slots */
     /* Outputs are made so many dimensions at a time, so that registers suffice. */
-    static constexpr int made_dims = dims == 128 ? 64 : dims;
+    static constexpr int made_dims = dims == 128 && FG_HALF ? 64 : dims;
     uint8_t q[FG_GPU_WARPS * 2][group_bytes];
     uint8_t keys[stages][TILE_GROUPS][group_bytes];
     uint8_t values[stages][TILE_GROUPS][group_bytes];
@@ -44,90 +50,61 @@ template <int dims> struct wide_memory {
 
 /* ---- tiles on their way ---- */
 
-/* V behind the sequence's last slot, which may be anything: 0 times that need not be 0. `left` slots are there. */
-template <int dims>
-static __device__ __forceinline__ void clear_end(uint8_t *to, const attend_job &job, const unit &u,
-                                                 uint32_t first, uint32_t left, uint32_t lane)
-{
-    uint32_t group = left / 8, rest = left % 8;
-    const uint8_t *from =
-        rest > 0 ? slot_at(job, u, first + group * 8, job.value_offset) : job.arena;
-    for (uint32_t i = group * dims + lane; i < TILE_GROUPS * dims; i += 32) {
-        uint32_t across = i % dims;
-        bool real = i / dims == group && across % 8 < rest;
-        *(uint4 *)(to + i * 16) = real ? *(const uint4 *)(from + across * 16) : uint4{};
-    }
-    fg_shared_fence();
-}
-
-/* A tile of K or V, by one warp; each lane asks for slots that lie together in a block. */
+/* All tiles of K or of V, by a warp of its own, so that neither waits for the other's places. */
 template <int dims, bool is_values>
-static __device__ __forceinline__ void feed_tile(uint8_t *to, const attend_job &job, const unit &u,
-                                                 uint32_t first, uint32_t limit, uint64_t *full,
-                                                 uint32_t lane)
-{
-    constexpr uint32_t group_bytes = wide_memory<dims>::group_bytes;
-    uint32_t left = limit - first < FG_GPU_TILE ? limit - first : FG_GPU_TILE;
-    uint32_t groups = is_values ? left / 8 : (left + 7) / 8;
-    uint32_t each = (job.block_size < FG_GPU_TILE ? job.block_size : FG_GPU_TILE) / 8;
-    uint32_t own = lane * each;
-    uint32_t mine = own < groups ? (groups - own < each ? groups - own : each) : 0;
-    const uint8_t *from =
-        mine > 0 ? slot_at(job, u, first + own * 8, is_values ? job.value_offset : job.key_offset)
-                 : nullptr;
-    if (is_values && left < FG_GPU_TILE) {
-        clear_end<dims>(to, job, u, first, left, lane);
-    }
-    __syncwarp();
-    if (lane == 0) {
-        fg_barrier_expect(full, groups * group_bytes);
-    }
-    __syncwarp();
-    if (mine > 0) {
-        fg_bulk_copy(to + own * group_bytes, from, mine * group_bytes, full);
-    }
-}
-
-template <int dims>
 static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const attend_job &job,
                                             const unit &u, uint32_t limit, uint32_t lane)
 {
     constexpr uint32_t stages = wide_memory<dims>::stages;
     uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
+    uint32_t next = feed_block(job, u, 0, limit, lane);
     for (uint32_t tile = 0; tile < count; tile++) {
-        uint32_t slot = tile % stages, parity = tile / stages % 2 ^ 1;
-        fg_barrier_wait(&memory->keys_empty[slot], parity);
-        feed_tile<dims, false>(memory->keys[slot][0], job, u, tile * FG_GPU_TILE, limit,
-                               &memory->keys_full[slot], lane);
-        fg_barrier_wait(&memory->values_empty[slot], parity);
-        feed_tile<dims, true>(memory->values[slot][0], job, u, tile * FG_GPU_TILE, limit,
-                              &memory->values_full[slot], lane);
+        uint32_t slot = tile % stages, parity = tile / stages % 2 ^ 1, block = next;
+        next = feed_block(job, u, (tile + 1) * FG_GPU_TILE, limit, lane);
+        fg_barrier_wait(is_values ? &memory->values_empty[slot] : &memory->keys_empty[slot],
+                        parity);
+        feed_tile<dims, is_values>(
+            is_values ? memory->values[slot][0] : memory->keys[slot][0], job, u, block,
+            tile * FG_GPU_TILE, limit,
+            is_values ? &memory->values_full[slot] : &memory->keys_full[slot], lane);
     }
 }
 
 /* ---- tiles in use ---- */
 
-/* A warp's q as bf16, scaled, in matrices of 8 (row, head)s x 8 dimensions. */
+/* A warp's q as bf16, scaled, in matrices of 8 (row, head)s x 8 dimensions. Fours of dimensions, all asked for before the
+ * first is used. */
 template <int dims>
 static __device__ __forceinline__ void put_q(uint8_t *to, const attend_job &job, const unit &u,
                                              uint32_t lane)
 {
-    for (uint32_t i = lane; i < FG_GPU_GROUP_ROWS * (dims / 2); i += 32) {
-        uint32_t place = i / (dims / 2), pair = i % (dims / 2);
-        uint32_t row = place / u.head_count, head = place % u.head_count;
-        uint32_t word = 0;
-        if (row < u.row_count) {
-            const float *q =
-                job.q + ((size_t)(u.row + row) * job.head_count + u.head + head) * dims + 2 * pair;
-            word = fg_bf16_pair(__fmul_rn(q[0], job.scale), __fmul_rn(q[1], job.scale));
-        }
-        *(uint32_t *)(to + place / 8 * (dims * 16) + pair / 4 * 128 + place % 8 * 16 +
-                      pair % 4 * 4) = word;
+    constexpr uint32_t fours = dims / 4, each = FG_GPU_GROUP_ROWS * fours / 32;
+    uint32_t own = lane % FG_GPU_GROUP_ROWS, row = own / u.head_count;
+    bool real = row < u.row_count;
+    uint32_t first = real ? (u.row + row) * job.head_count + u.head + own % u.head_count : 0;
+    uint32_t reals = __ballot_sync(0xFFFFFFFFu, real);
+    float4 kept[each];
+#pragma unroll
+    for (uint32_t i = 0; i < each; i++) {
+        uint32_t place = (lane + i * 32) / fours, four = (lane + i * 32) % fours;
+        size_t head = __shfl_sync(0xFFFFFFFFu, first, (int)place);
+        kept[i] = *(const float4 *)(job.q + head * dims + four * 4);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < each; i++) {
+        uint32_t place = (lane + i * 32) / fours, four = (lane + i * 32) % fours;
+        uint2 words = {
+            fg_bf16_pair(__fmul_rn(kept[i].x, job.scale), __fmul_rn(kept[i].y, job.scale)),
+            fg_bf16_pair(__fmul_rn(kept[i].z, job.scale), __fmul_rn(kept[i].w, job.scale))
+        };
+        *(uint2 *)(to + place / 8 * (dims * 16) + four / 2 * 128 + place % 8 * 16 + four % 2 * 8) =
+            reals >> place & 1 ? words : uint2{};
     }
 }
 
 /* What a group of warps knows. */
 typedef struct wide_group {
+    uint32_t index;
     uint32_t q; /* in shared memory */
     uint32_t lane;
     int32_t seen[2]; /* slots of the sequence that rows g and g + 8 see */
@@ -138,10 +115,12 @@ template <int dims>
 static __device__ __forceinline__ void begin_scores(const wide_group &group, uint32_t keys,
                                                     float *scores)
 {
+    uint64_t q_at = fg_wgmma_place(group.q, 128, dims * 16);
+    uint64_t keys_at = fg_wgmma_place(keys, 128, dims * 16);
 #pragma unroll
     for (uint32_t step = 0; step < dims / FG_GPU_STEP; step++) {
-        fg_wgmma_shared(scores, fg_wgmma_place(group.q + step * 256, 128, dims * 16),
-                        fg_wgmma_place(keys + step * 256, 128, dims * 16), step > 0 ? 1 : 0);
+        fg_wgmma_shared(scores, fg_wgmma_further(q_at, step * 256),
+                        fg_wgmma_further(keys_at, step * 256), step > 0 ? 1 : 0);
     }
     fg_wgmma_commit();
 }
@@ -151,13 +130,13 @@ template <int dims, int count>
 static __device__ __forceinline__ void begin_outputs(const uint32_t (*weights)[2], uint32_t values,
                                                      uint32_t first, float *made)
 {
+    uint64_t at = fg_wgmma_place(values + first * 16, dims * 16, 128);
 #pragma unroll
     for (uint32_t step = 0; step < TILE_STEPS; step++) {
         const uint32_t a[4] = { weights[2 * step][0], weights[2 * step][1],
                                 weights[2 * step + 1][0], weights[2 * step + 1][1] };
-        fg_wgmma_turned<count>(
-            made, a, fg_wgmma_place(values + step * 2 * (dims * 16) + first * 16, dims * 16, 128),
-            step > 0 ? 1 : 0);
+        fg_wgmma_turned<count>(made, a, fg_wgmma_further(at, step * 2 * (dims * 16)),
+                               step > 0 ? 1 : 0);
     }
     fg_wgmma_commit();
 }
@@ -191,37 +170,15 @@ static __device__ __forceinline__ void make_weights(float (*scores)[4], const fl
     float slices[2][SLICES];
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
-        uint32_t pairs[SLICE_TILES][2];
         float sums[2];
-        weigh(scores + slice * SLICE_TILES, tops, pairs, sums);
+        weigh(scores + slice * SLICE_TILES, tops, sums);
         slices[0][slice] = sums[0];
         slices[1][slice] = sums[1];
-#pragma unroll
-        for (int i = 0; i < SLICE_TILES; i++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                scores[slice * SLICE_TILES + i][2 * half] = lower(pairs[i][half]);
-                scores[slice * SLICE_TILES + i][2 * half + 1] = upper(pairs[i][half]);
-            }
-        }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         merge(&state->tops[half], &state->sums[half], tops[half], sum_slices(slices[half]),
               &old_factors[half], &new_factors[half]);
-    }
-}
-
-static __device__ __forceinline__ void pack_weights(const float (*scores)[4],
-                                                    uint32_t (*weights)[2])
-{
-#pragma unroll
-    for (int i = 0; i < SCORE_TILES; i++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            weights[i][half] = __byte_perm(__float_as_uint(scores[i][2 * half]),
-                                           __float_as_uint(scores[i][2 * half + 1]), 0x7632);
-        }
     }
 }
 
@@ -255,6 +212,30 @@ static __device__ __forceinline__ void end_outputs(const uint32_t (*weights)[2],
     }
 }
 
+/* The groups ask for products in turns, so that one makes weights while the other one's products run. The first group
+ * begins. */
+static __device__ __forceinline__ void take_turn(uint32_t group)
+{
+#if FG_TURNS
+    if (group == 0) {
+        asm volatile("bar.sync 3, 256;" ::: "memory");
+    } else {
+        asm volatile("bar.sync 4, 256;" ::: "memory");
+    }
+#endif
+}
+
+static __device__ __forceinline__ void give_turn(uint32_t group)
+{
+#if FG_TURNS
+    if (group == 0) {
+        asm volatile("bar.arrive 4, 256;" ::: "memory");
+    } else {
+        asm volatile("bar.arrive 3, 256;" ::: "memory");
+    }
+#endif
+}
+
 template <int dims>
 static __device__ __forceinline__ void wait_for_keys(wide_memory<dims> *memory, uint32_t tile,
                                                      uint32_t count)
@@ -280,18 +261,25 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
     give_back(&memory->keys_empty[0], group.lane);
     find_tops(group, 0, scores, tops);
     make_weights(scores, tops, state, old_factors, new_factors);
-    pack_weights(scores, weights);
+    pack_weights<SCORE_TILES>(scores, weights);
     wait_for_keys(memory, 1, count);
+    if (group.index == 1 && count > 1) {
+        give_turn(group.index);
+    }
     uint32_t tile = 0;
     for (; tile + 1 < count; tile++) {
         uint32_t slot = tile % stages, parity = tile / stages % 2;
         uint32_t next = (tile + 1) % stages;
         uint32_t values = fg_shared_at(memory->values[slot]);
         float later_old[2], later_new[2];
+        fg_barrier_wait(&memory->values_full[slot], parity);
+        take_turn(group.index);
         fg_wgmma_fence();
         begin_scores<dims>(group, fg_shared_at(memory->keys[next]), &scores[0][0]);
-        fg_barrier_wait(&memory->values_full[slot], parity);
         begin_outputs<dims, some>(weights, values, 0, made);
+        if (group.index == 0 || tile + 2 < count) {
+            give_turn(group.index);
+        }
         fg_wgmma_wait<1>();
         give_back(&memory->keys_empty[next], group.lane);
         find_tops(group, tile + 1, scores, tops);
@@ -301,7 +289,7 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
             wait_for_keys(memory, tile + 2, count);
         });
         give_back(&memory->values_empty[slot], group.lane);
-        pack_weights(scores, weights);
+        pack_weights<SCORE_TILES>(scores, weights);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             old_factors[half] = later_old[half];
@@ -357,6 +345,7 @@ static __device__ __forceinline__ void attend_group(wide_memory<dims> *memory,
     }
     wide_group what;
     what.q = fg_shared_at(memory->q[group * 8]);
+    what.index = group;
     what.lane = lane;
     what.seen[0] = seen_of(job, u, lane / 4, 0);
     what.seen[1] = seen_of(job, u, lane / 4 + 8, 0);
@@ -393,7 +382,10 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job
         fg_fewer_registers<40>();
         if (warp == FG_GPU_WARPS) {
             fg_bulk_fence();
-            feed<dims>(memory, job, all, limit, threadIdx.x % 32);
+            feed<dims, false>(memory, job, all, limit, threadIdx.x % 32);
+        } else if (warp == FG_GPU_WARPS + 1) {
+            fg_bulk_fence();
+            feed<dims, true>(memory, job, all, limit, threadIdx.x % 32);
         }
     } else {
         fg_more_registers<232>();

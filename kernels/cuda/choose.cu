@@ -98,8 +98,8 @@ static __device__ __forceinline__ bool is_narrow(const fg_choice_row *row, uint3
 
 static __global__ __launch_bounds__(CHOOSE_THREADS) void find_tops(choose_job job)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t row = blockIdx.y, part = blockIdx.x, columns = job.args.columns;
     const float *logits = job.args.logits + (size_t)row * columns;
     if (part == 0 && threadIdx.x == 0) {
@@ -150,8 +150,8 @@ static __device__ __forceinline__ place likeliest(const fg_choice_row *want, pla
 
 static __global__ __launch_bounds__(CHOOSE_THREADS) void draw(choose_job job)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t row = blockIdx.y, part = blockIdx.x, columns = job.args.columns;
     const float *logits = job.args.logits + (size_t)row * columns;
     fg_choice_row want = job.wanted[row];
@@ -399,8 +399,8 @@ static __device__ void draw_kept(const narrow_shared *shared, const narrow_row *
 static __global__ __launch_bounds__(NARROW_THREADS, 1) void narrow(choose_job job)
 {
     __shared__ narrow_shared shared;
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     narrow_row row;
     row.columns = job.args.columns;
     row.logits = job.args.logits + (size_t)blockIdx.x * row.columns;
@@ -443,8 +443,8 @@ static __global__ __launch_bounds__(NARROW_THREADS, 1) void narrow(choose_job jo
 
 static __global__ __launch_bounds__(32) void take_best(choose_job job)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t row = blockIdx.x;
     const fg_choice_row *want = &job.wanted[row];
     place best = best_part(job.tops + (size_t)row * job.parts, job.parts);

@@ -72,7 +72,8 @@ struct fg_device {
     const fg_backend *backend;
     int index;
     int multiprocessors;
-    bool wide; /* has the kernels of wide.cu */
+    size_t shared_bytes; /* of a multiprocessor */
+    bool wide;           /* has the kernels of wide.cu */
     char isa[32];
     char numerics[64];
     fg_device_options limits;

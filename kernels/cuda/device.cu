@@ -180,6 +180,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->backend = &backend;
     device->index = (int)index;
     device->multiprocessors = facts.multiProcessorCount;
+    device->shared_bytes = facts.sharedMemPerMultiprocessor;
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */

@@ -26,8 +26,8 @@ static __global__ __launch_bounds__(FLOAT_OUTPUTS *FLOAT_ROWS) void float_produc
     uint32_t rows, float *out, uint32_t stride, bool accumulate)
 {
     __shared__ float tile[FLOAT_OUTPUTS][FLOAT_COLUMNS + 1];
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t lane = threadIdx.x % FLOAT_OUTPUTS, line = threadIdx.x / FLOAT_OUTPUTS;
     uint32_t output = blockIdx.x * FLOAT_OUTPUTS + lane, row = blockIdx.y * FLOAT_ROWS + line;
     float sum = 0.0f;
@@ -60,8 +60,8 @@ static __global__ __launch_bounds__(FLOAT_OUTPUTS *FLOAT_ROWS) void float_produc
 static __global__ void gate_floats(const float *gate, const float *up, uint32_t columns,
                                    float *values, uint32_t *pairs)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     for (uint32_t i = 2 * threadIdx.x; i < columns; i += 2 * blockDim.x) {
         size_t at = (size_t)blockIdx.x * columns + i;
         bool two = i + 1 < columns;
@@ -298,8 +298,8 @@ static __global__ __launch_bounds__(HIGHEST_THREADS) void find_highest(const flo
 {
     __shared__ float best_of[HIGHEST_THREADS];
     __shared__ uint32_t at_of[HIGHEST_THREADS];
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     const float *x = values + (size_t)blockIdx.x * count;
     float best = __uint_as_float(0xFF800000u);
     uint32_t best_at = UINT32_MAX;

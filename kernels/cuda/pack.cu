@@ -306,8 +306,8 @@ fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *pane
 static __global__ void embed_rows(uint32_t type, const uint8_t *table, size_t row_bytes,
                                   uint32_t columns, const uint32_t *tokens, float *out)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     const uint8_t *row = table + tokens[blockIdx.x] * row_bytes;
     for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {
         out[(size_t)blockIdx.x * columns + i] = fg_gpu_unpack_at(type, row, i);

@@ -37,11 +37,10 @@ static __device__ __forceinline__ float norm_factor(float squares, uint32_t colu
     return __fdiv_rn(1.0f, __fsqrt_rn(mean));
 }
 
-static __device__ __forceinline__ void norm_pair(float2 x, float factor, const float *weight,
-                                                 uint32_t pair, uint32_t row, uint32_t columns,
-                                                 float *out, uint32_t *pairs)
+static __device__ __forceinline__ void norm_pair(float2 x, float factor, float2 w, uint32_t pair,
+                                                 uint32_t row, uint32_t columns, float *out,
+                                                 uint32_t *pairs)
 {
-    float2 w = *(const float2 *)(weight + 2 * pair);
     float2 made =
         make_float2(__fmul_rn(__fmul_rn(x.x, factor), w.x), __fmul_rn(__fmul_rn(x.y, factor), w.y));
     *(float2 *)(out + 2 * pair) = made;
@@ -59,12 +58,17 @@ static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
                                                                 uint32_t columns, float epsilon,
                                                                 float *values, uint32_t *pairs)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
     uint32_t row = blockIdx.x, count = columns / 2;
     const float *x = in + (size_t)(row_ids != nullptr ? row_ids[row] : row) * columns;
     float squares = 0.0f;
-    float2 kept[NORM_KEPT];
+    float2 kept[NORM_KEPT], weights[NORM_KEPT];
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        weights[i] = at < count ? *(const float2 *)(weight + 2 * at) : make_float2(0.0f, 0.0f);
+    }
+    fg_gpu_wait();
 #pragma unroll
     for (uint32_t i = 0; i < NORM_KEPT; i++) {
         uint32_t at = threadIdx.x + i * ROW_THREADS;
@@ -84,11 +88,12 @@ static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
     for (uint32_t i = 0; i < NORM_KEPT; i++) {
         uint32_t at = threadIdx.x + i * ROW_THREADS;
         if (at < count) {
-            norm_pair(kept[i], factor, weight, at, row, columns, out, pairs);
+            norm_pair(kept[i], factor, weights[i], at, row, columns, out, pairs);
         }
     }
     for (uint32_t at = threadIdx.x + NORM_KEPT * ROW_THREADS; at < count; at += ROW_THREADS) {
-        norm_pair(*(const float2 *)(x + 2 * at), factor, weight, at, row, columns, out, pairs);
+        norm_pair(*(const float2 *)(x + 2 * at), factor, *(const float2 *)(weight + 2 * at), at,
+                  row, columns, out, pairs);
     }
 }
 
@@ -104,8 +109,8 @@ void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t 
 
 static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t *pairs)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t row = blockIdx.x;
     const float *x = values + (size_t)row * columns;
     for (uint32_t i = threadIdx.x; i < columns / 2; i += ROW_THREADS) {
@@ -125,8 +130,8 @@ void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations
 
 static __global__ void check_rows(const float *values, uint32_t columns, uint32_t *finite)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     const float *x = values + (size_t)blockIdx.x * columns;
     /* The sum of differences from themselves is 0, or NaN. */
     float sum = 0.0f;
@@ -155,8 +160,8 @@ typedef struct frequency_list {
 static __global__ void turn_table(const uint32_t *positions, frequency_list frequencies,
                                   uint32_t pair_count, float *table)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     double position = (double)positions[blockIdx.x];
     for (uint32_t pair = threadIdx.x; pair < pair_count; pair += blockDim.x) {
         double sine, cosine;
@@ -248,7 +253,6 @@ static __device__ void store_slot(const store_job *job, uint8_t *region, uint32_
 static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job job)
 {
     __shared__ float heads[STORE_WARPS][HEAD_DIM_MAX];
-    fg_gpu_wait();
     fg_gpu_let_next();
     uint32_t row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *x = heads[warp];
@@ -258,6 +262,7 @@ static __global__ __launch_bounds__(STORE_WARPS * 32) void store_rows(store_job 
     uint32_t slot = place.position % job.block_size;
     uint8_t *base = job.arena + block * job.block_bytes;
     uint32_t index = blockIdx.y * STORE_WARPS + warp;
+    fg_gpu_wait();
     if (index < job.head_count) {
         float *q = job.q + ((size_t)row * job.head_count + index) * job.head_dim;
         read_head(q, job.q_bias != nullptr ? job.q_bias + index * job.head_dim : nullptr,

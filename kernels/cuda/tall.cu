@@ -285,8 +285,8 @@ static __global__ __launch_bounds__(TALL_THREADS) void more_rows(fg_gpu_products
 /* A thread per output and row. */
 static __global__ void sum_parts(fg_gpu_products set, const float *work, uint32_t all_outputs)
 {
-    fg_gpu_wait();
     fg_gpu_let_next();
+    fg_gpu_wait();
     uint32_t output = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (output >= all_outputs) {
         return;
