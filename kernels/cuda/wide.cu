@@ -1,6 +1,6 @@
 /*
  * Products of many rows on Hopper: a block makes 128 outputs of `width` rows, then those of the next tile that is its own.
- * Weights and rows come into shared memory by bulk copies, which one warp asks for some stages ahead, over the ends of
+ * Weights and rows come into shared memory by bulk copies, which four warps ask for some stages ahead, over the ends of
  * tiles too; a stage is 64 columns. Two groups of four warps have 64 outputs each: a warp reads its 16 outputs' weights
  * into registers, the rows are read from shared memory by the products.
  *
@@ -42,7 +42,8 @@ bool fg_gpu_wide_prepare(void)
 
 enum {
     WIDE_GROUPS = 2,
-    WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
+    WIDE_FEEDERS = 4, /* warps that ask for copies */
+    WIDE_THREADS = WIDE_GROUPS * 128 + WIDE_FEEDERS * 32,
     WIDE_STRIPS = WIDE_GROUPS * 4,
     WIDE_STEPS = FG_GPU_BLOCK / FG_GPU_STEP, /* of a stage */
     MIDDLE_WIDTH = 64,                       /* rows of a tile where there are not many more */
@@ -137,29 +138,31 @@ static __device__ __forceinline__ const uint8_t *strip_at(const fg_gpu_products 
     return strip * FG_GPU_STRIP < p.outputs ? weight + (size_t)strip * set.steps * 512 : nullptr;
 }
 
-/* A tile's stages, by one warp: its first lanes have the blocks of rows, of which each block of the cluster brings a piece
- * for all, the others the strips. A stage is written when nobody in the cluster reads it any more. */
+/* A tile's stages, by four warps, since a warp asks for one copy after the other. The first copies are the blocks of rows,
+ * of which each block of the cluster brings a piece for all, the others are the strips; each warp has every fourth. A stage
+ * is written when nobody in the cluster reads it any more, and full when each warp has said how much it asks for (nothing
+ * too: so none falls behind by a lap) and all of that is there. */
 template <int width, bool gated>
 static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg_gpu_products &set,
-                                            const wide_place &place, uint32_t lane, wide_turn *turn)
+                                            const wide_place &place, uint32_t warp, uint32_t lane,
+                                            wide_turn *turn)
 {
     constexpr uint32_t row_blocks = width / FG_GPU_BLOCK, cluster = wide_cluster<width>;
     constexpr uint32_t piece = BLOCK_BYTES / cluster;
     const uint8_t *from = nullptr;
-    uint32_t bytes = 0, stage_bytes = 0, to = 0;
-    if (lane < row_blocks) {
-        uint32_t row = place.row + lane * FG_GPU_BLOCK, at = blockIdx.x % cluster * piece;
+    uint32_t bytes = 0, stage_bytes = 0, to = 0, index = lane * WIDE_FEEDERS + warp;
+    if (index < row_blocks) {
+        uint32_t row = place.row + index * FG_GPU_BLOCK, at = blockIdx.x % cluster * piece;
         if (row < set.rows) {
             from = (const uint8_t *)(set.in + fg_gpu_pair_at(row, 0, set.columns)) + at;
             bytes = stage_bytes = BLOCK_BYTES;
         }
-        to = lane * BLOCK_BYTES + at;
-    } else if (lane < row_blocks + WIDE_STRIPS) {
-        uint32_t index = lane - row_blocks;
-        from = strip_at<gated>(set, place, index);
+        to = index * BLOCK_BYTES + at;
+    } else if (index < row_blocks + WIDE_STRIPS) {
+        from = strip_at<gated>(set, place, index - row_blocks);
         bytes = from != nullptr ? STRIP_BYTES : 0;
         stage_bytes = STRIP_BYTES;
-        to = row_blocks * BLOCK_BYTES + index * STRIP_BYTES;
+        to = row_blocks * BLOCK_BYTES + (index - row_blocks) * STRIP_BYTES;
     }
     from += (size_t)place.stage_first * stage_bytes;
     uint32_t all = bytes;
@@ -175,7 +178,7 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
         }
         __syncwarp();
         if (bytes > 0) {
-            if (cluster > 1 && lane < row_blocks) {
+            if (cluster > 1 && index < row_blocks) {
                 fg_bulk_copy_to(there, from, piece, full, (1 << cluster) - 1);
             } else {
                 fg_bulk_copy(there, from, bytes, full);
@@ -389,7 +392,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
     wide_turn turn = {};
     if (threadIdx.x == 0) {
         for (int i = 0; i < wide_stages<width>; i++) {
-            fg_barrier_init(&memory->full[i], 1);
+            fg_barrier_init(&memory->full[i], WIDE_FEEDERS);
             fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4 * cluster);
         }
         fg_barrier_made();
@@ -399,13 +402,11 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
     fg_gpu_wait();
     if (group == WIDE_GROUPS) {
         fg_fewer_registers<40>();
-        if (warp == 0) {
-            fg_bulk_fence();
-            for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
-                feed<width, gated>(memory, set,
-                                   find_place<width, gated, shared_parts>(set, split, tiles, t),
-                                   lane, &turn);
-            }
+        fg_bulk_fence();
+        for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
+            feed<width, gated>(memory, set,
+                               find_place<width, gated, shared_parts>(set, split, tiles, t), warp,
+                               lane, &turn);
         }
     } else {
         fg_more_registers<232>();
