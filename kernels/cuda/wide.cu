@@ -1,7 +1,11 @@
 /*
- * Products of many rows on Hopper: a block makes 128 outputs of `width` rows. Weights and rows come into shared memory by
- * bulk copies, which one warp asks for some stages ahead; a stage is 64 columns. Two groups of four warps have 64 outputs
- * each: a warp reads its 16 outputs' weights into registers, the rows are read from shared memory by the products.
+ * Products of many rows on Hopper: a block makes 128 outputs of `width` rows, then those of the next tile that is its own.
+ * Weights and rows come into shared memory by bulk copies, which four warps ask for some stages ahead, over the ends of
+ * tiles too; a stage is 64 columns. Two groups of four warps have 64 outputs each: a warp reads its 16 outputs' weights
+ * into registers, the rows are read from shared memory by the products.
+ *
+ * What a tile takes in for each product is what limits it: wide tiles, and pairs of blocks (a cluster) whose tiles have the
+ * same rows, half of which each brings for both.
  *
  * A part's sums are added to the totals when the part ends. Parts must be whole stages: fg_gpu_wide says whether it can.
  * Where rows are few, several blocks share the parts of the same outputs, and a kernel of their own adds the sums.
@@ -25,24 +29,38 @@ bool fg_gpu_wide_prepare(void)
 
 #include "kernels/cuda/wgmma.cuh"
 
+/* For experiments: blocks of a cluster (1, 2), rows of a tile (128, 192; 0: as the launch suits), tiles of a band. */
+#ifndef FG_WIDE_CLUSTER
+#define FG_WIDE_CLUSTER 1
+#endif
 #ifndef FG_WIDE_WIDTH
-#define FG_WIDE_WIDTH 128
+#define FG_WIDE_WIDTH 0
+#endif
+#ifndef FG_WIDE_BAND
+#define FG_WIDE_BAND 16
 #endif
 
 enum {
     WIDE_GROUPS = 2,
-    WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
+    WIDE_FEEDERS = 4, /* warps that ask for copies */
+    WIDE_THREADS = WIDE_GROUPS * 128 + WIDE_FEEDERS * 32,
     WIDE_STRIPS = WIDE_GROUPS * 4,
     WIDE_STEPS = FG_GPU_BLOCK / FG_GPU_STEP, /* of a stage */
-    WIDE_STAGES = 5,
-    WIDTH = FG_WIDE_WIDTH, /* rows of a block */
-    MIDDLE_WIDTH = 64,     /* the same where there are not many more */
+    MIDDLE_WIDTH = 64,                       /* rows of a tile where there are not many more */
     MIDDLE_ROWS = 192,
+    WIDTH = 128, /* where there are */
+    WIDEST = 192,
     BLOCK_BYTES = FG_GPU_BLOCK_WORDS * 4, /* of rows */
     TILE_BYTES = BLOCK_BYTES / 8,         /* 8 rows of it */
     STRIP_BYTES = WIDE_STEPS * 512,       /* weights of 16 outputs */
-    BAND = 16, /* tiles of rows that blocks go through together, so that they stay in the cache */
+    BAND =
+        FG_WIDE_BAND, /* tiles of rows that blocks go through together, so that they stay in the cache */
+    CHUNK = 4,        /* tiles of 8 rows whose outputs are written together */
+    CHUNK_SUMS = CHUNK * 4, /* of a thread */
 };
+
+template <int width> constexpr uint32_t wide_cluster = width > MIDDLE_WIDTH ? FG_WIDE_CLUSTER : 1;
+template <int width> constexpr uint32_t wide_stages = width == WIDTH ? 6 : 5;
 
 template <int width> struct wide_stage {
     uint8_t rows[width / FG_GPU_BLOCK][BLOCK_BYTES];
@@ -50,9 +68,16 @@ template <int width> struct wide_stage {
 };
 
 template <int width> struct wide_memory {
-    wide_stage<width> stages[WIDE_STAGES];
-    uint64_t full[WIDE_STAGES], empty[WIDE_STAGES];
+    wide_stage<width> stages[wide_stages<width>];
+    float passed[2][WIDE_GROUPS][CHUNK_SUMS / 2][128]; /* from one group to the other */
+    uint64_t full[wide_stages<width>], empty[wide_stages<width>];
 };
+
+/* A launch's tiles: clusters go through them in turn. */
+typedef struct wide_tiles {
+    uint32_t row_tiles, strip_tiles; /* the latter of a cluster */
+    uint32_t count;
+} wide_tiles;
 
 typedef struct wide_place {
     uint32_t strip; /* of the launch */
@@ -60,25 +85,41 @@ typedef struct wide_place {
     uint32_t stage_first, stage_end;
 } wide_place;
 
+/* The stage that is next: its slot, and how often all were used, odd or even. */
+typedef struct wide_turn {
+    uint32_t slot, lap;
+} wide_turn;
+
 /* Where the sums of parts go when several blocks share them: [part][row][output of all strips]. */
 typedef struct wide_split {
     float *work;
     uint32_t all_outputs, parts_each;
 } wide_split;
 
-template <int width, bool shared_parts>
-static __device__ __forceinline__ wide_place find_place(const fg_gpu_products &set,
-                                                        const wide_split &split, uint32_t row_tiles,
-                                                        uint32_t strip_tiles, uint32_t strips_each)
+template <int width> static __device__ __forceinline__ void advance(wide_turn *turn)
 {
-    uint32_t band = blockIdx.x / (BAND * strip_tiles);
+    turn->slot++;
+    if (turn->slot == wide_stages<width>) {
+        turn->slot = 0;
+        turn->lap ^= 1;
+    }
+}
+
+template <int width, bool gated, bool shared_parts>
+static __device__ __forceinline__ wide_place find_place(const fg_gpu_products &set,
+                                                        const wide_split &split,
+                                                        const wide_tiles &tiles, uint32_t tile)
+{
+    constexpr uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
+    constexpr uint32_t cluster = wide_cluster<width>;
+    uint32_t band = tile / (BAND * tiles.strip_tiles);
     uint32_t first = band * BAND;
-    uint32_t rows = row_tiles - first < BAND ? row_tiles - first : BAND;
-    uint32_t inner = blockIdx.x - band * BAND * strip_tiles;
+    uint32_t rows = tiles.row_tiles - first < BAND ? tiles.row_tiles - first : BAND;
+    uint32_t inner = tile - band * BAND * tiles.strip_tiles;
     uint32_t part_stages = set.part_steps / WIDE_STEPS, stages = set.steps / WIDE_STEPS;
     wide_place place;
     place.row = (first + inner % rows) * width;
-    place.strip = inner / rows * strips_each;
+    place.strip = (inner / rows * cluster + blockIdx.x % cluster) * strips_each;
     place.stage_first = shared_parts ? blockIdx.y * split.parts_each * part_stages : 0;
     place.stage_end = shared_parts ? place.stage_first + split.parts_each * part_stages : stages;
     place.stage_end = place.stage_end < stages ? place.stage_end : stages;
@@ -89,53 +130,75 @@ static __device__ __forceinline__ wide_place find_place(const fg_gpu_products &s
  * up. */
 template <bool gated>
 static __device__ __forceinline__ const uint8_t *strip_at(const fg_gpu_products &set,
-                                                          const fg_gpu_product &p,
                                                           const wide_place &place, uint32_t index)
 {
+    const fg_gpu_product &p = fg_gpu_find_product(set, place.strip);
     uint32_t strip = place.strip - p.strip_first + (gated ? index % 4 : index);
     const uint8_t *weight = gated && index >= 4 ? p.up : p.weight;
     return strip * FG_GPU_STRIP < p.outputs ? weight + (size_t)strip * set.steps * 512 : nullptr;
 }
 
-/* The warp that fills stages: its first lanes have the blocks of rows, the others the strips. */
+/* A tile's stages, by four warps, since a warp asks for one copy after the other. The first copies are the blocks of rows,
+ * of which each block of the cluster brings a piece for all, the others are the strips; each warp has every fourth. A stage
+ * is written when nobody in the cluster reads it any more, and full when each warp has said how much it asks for (nothing
+ * too: so none falls behind by a lap) and all of that is there. */
 template <int width, bool gated>
 static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg_gpu_products &set,
-                                            const fg_gpu_product &p, const wide_place &place,
-                                            uint32_t lane)
+                                            const wide_place &place, uint32_t warp, uint32_t lane,
+                                            wide_turn *turn)
 {
-    constexpr uint32_t row_blocks = width / FG_GPU_BLOCK;
+    constexpr uint32_t row_blocks = width / FG_GPU_BLOCK, cluster = wide_cluster<width>;
+    constexpr uint32_t piece = BLOCK_BYTES / cluster;
     const uint8_t *from = nullptr;
-    uint32_t bytes = 0, stage_bytes = 0, to = 0;
-    if (lane < row_blocks) {
-        uint32_t row = place.row + lane * FG_GPU_BLOCK;
+    uint32_t bytes = 0, stage_bytes = 0, to = 0, index = lane * WIDE_FEEDERS + warp;
+    if (index < row_blocks) {
+        uint32_t row = place.row + index * FG_GPU_BLOCK, at = blockIdx.x % cluster * piece;
         if (row < set.rows) {
-            from = (const uint8_t *)(set.in + fg_gpu_pair_at(row, 0, set.columns));
+            from = (const uint8_t *)(set.in + fg_gpu_pair_at(row, 0, set.columns)) + at;
             bytes = stage_bytes = BLOCK_BYTES;
         }
-        to = lane * BLOCK_BYTES;
-    } else if (lane < row_blocks + WIDE_STRIPS) {
-        uint32_t index = lane - row_blocks;
-        from = strip_at<gated>(set, p, place, index);
+        to = index * BLOCK_BYTES + at;
+    } else if (index < row_blocks + WIDE_STRIPS) {
+        from = strip_at<gated>(set, place, index - row_blocks);
         bytes = from != nullptr ? STRIP_BYTES : 0;
         stage_bytes = STRIP_BYTES;
-        to = row_blocks * BLOCK_BYTES + index * STRIP_BYTES;
+        to = row_blocks * BLOCK_BYTES + (index - row_blocks) * STRIP_BYTES;
     }
     from += (size_t)place.stage_first * stage_bytes;
     uint32_t all = bytes;
     for (int apart = 16; apart > 0; apart /= 2) {
         all += __shfl_xor_sync(0xFFFFFFFFu, all, apart);
     }
-    for (uint32_t i = 0; i < place.stage_end - place.stage_first; i++) {
-        uint32_t slot = i % WIDE_STAGES;
-        fg_barrier_wait(&memory->empty[slot], i / WIDE_STAGES % 2 ^ 1);
+    for (uint32_t i = place.stage_first; i < place.stage_end; i++, from += stage_bytes) {
+        uint64_t *full = &memory->full[turn->slot];
+        uint8_t *there = (uint8_t *)&memory->stages[turn->slot] + to;
+        fg_barrier_wait(&memory->empty[turn->slot], turn->lap ^ 1);
         if (lane == 0) {
-            fg_barrier_expect(&memory->full[slot], all);
+            fg_barrier_expect(full, all);
         }
         __syncwarp();
         if (bytes > 0) {
-            fg_bulk_copy((uint8_t *)&memory->stages[slot] + to, from + (size_t)i * stage_bytes,
-                         bytes, &memory->full[slot]);
+            if (cluster > 1 && index < row_blocks) {
+                fg_bulk_copy_to(there, from, piece, full, (1 << cluster) - 1);
+            } else {
+                fg_bulk_copy(there, from, bytes, full);
+            }
         }
+        advance<width>(turn);
+    }
+}
+
+/* This warp has read the stage. */
+template <int width>
+static __device__ __forceinline__ void give_back(wide_memory<width> *memory, uint32_t slot,
+                                                 uint32_t lane)
+{
+    if constexpr (wide_cluster < width >> 1) {
+        if (lane < wide_cluster<width>) {
+            fg_barrier_arrive_at(&memory->empty[slot], lane);
+        }
+    } else if (lane == 0) {
+        fg_barrier_arrive(&memory->empty[slot]);
     }
 }
 
@@ -167,15 +230,6 @@ static __device__ __forceinline__ void take_steps(uint32_t rows, float *sums,
 }
 
 template <int width>
-static __device__ __forceinline__ void add_part(float *totals, const float *sums, bool first)
-{
-#pragma unroll
-    for (int i = 0; i < width / 2; i++) {
-        totals[i] = first ? sums[i] : __fadd_rn(totals[i], sums[i]);
-    }
-}
-
-template <int width>
 static __device__ __forceinline__ void put_part(const wide_split &split, const fg_gpu_products &set,
                                                 uint32_t part, uint32_t row, uint32_t output,
                                                 uint32_t lane, const float *sums)
@@ -199,141 +253,226 @@ template <int width, bool shared_parts>
 static __device__ __forceinline__ void consume(wide_memory<width> *memory,
                                                const fg_gpu_products &set, const wide_split &split,
                                                const wide_place &place, uint32_t index,
-                                               uint32_t lane, float *totals)
+                                               uint32_t lane, wide_turn *turn, float *totals)
 {
     float sums[width / 2];
-    uint32_t now[2][4], next[2][4];
+    uint32_t now[2][4], next[2][4], last = 0;
     uint32_t part_stages = set.part_steps / WIDE_STEPS;
-    uint32_t stages = place.stage_end - place.stage_first, part = place.stage_first / part_stages;
-    fg_barrier_wait(&memory->full[0], 0);
-    load_weights<2>(now, memory->stages[0].weights[index], 0, lane);
-    for (uint32_t first = 0; first < stages; first += part_stages, part++) {
-        uint32_t end = first + part_stages < stages ? first + part_stages : stages;
+    uint32_t part = place.stage_first / part_stages;
+#pragma unroll
+    for (int i = 0; i < width / 2; i++) {
+        sums[i] = 0.0f;    /* not used: so it takes no register between tiles */
+        totals[i] = -0.0f; /* added to anything it changes no bit */
+    }
+    fg_barrier_wait(&memory->full[turn->slot], turn->lap);
+    load_weights<2>(now, memory->stages[turn->slot].weights[index], 0, lane);
+    for (uint32_t first = place.stage_first; first < place.stage_end; first += part_stages) {
+        uint32_t end =
+            first + part_stages < place.stage_end ? first + part_stages : place.stage_end;
         for (uint32_t i = first; i < end; i++) {
-            const wide_stage<width> *stage = &memory->stages[i % WIDE_STAGES];
+            const wide_stage<width> *stage = &memory->stages[turn->slot];
             uint32_t rows = fg_shared_at(stage->rows);
             take_steps<width>(rows, sums, now, i > first ? 1 : 0);
-            if (i > 0 && lane == 0) {
-                fg_barrier_arrive(&memory->empty[(i - 1) % WIDE_STAGES]);
+            if (i > place.stage_first) {
+                give_back<width>(memory, last, lane);
             }
             load_weights<2>(next, stage->weights[index], 2, lane);
             take_steps<width>(rows + 512, sums, next, 1);
-            if (i + 1 < stages) {
-                uint32_t slot = (i + 1) % WIDE_STAGES;
-                fg_barrier_wait(&memory->full[slot], (i + 1) / WIDE_STAGES % 2);
-                load_weights<2>(now, memory->stages[slot].weights[index], 0, lane);
+            last = turn->slot;
+            advance<width>(turn);
+            if (i + 1 < place.stage_end) {
+                fg_barrier_wait(&memory->full[turn->slot], turn->lap);
+                load_weights<2>(now, memory->stages[turn->slot].weights[index], 0, lane);
             }
         }
         fg_wgmma_wait<0>();
         if constexpr (shared_parts) {
-            put_part<width>(split, set, part, place.row, (place.strip + index) * FG_GPU_STRIP, lane,
-                            sums);
+            put_part<width>(split, set, part++, place.row, (place.strip + index) * FG_GPU_STRIP,
+                            lane, sums);
         } else {
-            add_part<width>(totals, sums, first == 0);
+#pragma unroll
+            for (int i = 0; i < width / 2; i++) {
+                totals[i] = __fadd_rn(totals[i], sums[i]);
+            }
         }
     }
+    give_back<width>(memory, last, lane);
 }
 
-/* Gates are in the threads of the first group, ups in those of the second: stages, which have all been used, carry them
- * over. */
-template <int width>
-static __device__ __forceinline__ void put_gates(wide_memory<width> *memory,
-                                                 const fg_gpu_products &set,
-                                                 const fg_gpu_product &p, const wide_place &place,
-                                                 uint32_t group, uint32_t output, uint32_t lane,
-                                                 const float *totals)
+/* A chunk of a thread's sums: of rows `row`, row + 1 and those 8, 16, .. further, outputs `output` and 8 further. What is
+ * added to is read for the whole chunk at once. */
+template <bool add>
+static __device__ __forceinline__ void put_sums(const fg_gpu_product &p, uint32_t rows,
+                                                uint32_t row, uint32_t output, const float *sums)
 {
-    float *ups = (float *)memory->stages;
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    if (group == 1) {
+    uint8_t *out = (uint8_t *)(p.out + (size_t)row * p.stride + output);
+    uint32_t row_bytes = p.stride * 4;
+    if (row + (CHUNK - 1) * 8 + 1 < rows && output + 8 < p.outputs) {
+        float before[CHUNK_SUMS];
 #pragma unroll
-        for (int i = 0; i < width / 2; i++) {
-            ups[i * 128 + threadIdx.x % 128] = totals[i];
+        for (uint32_t i = 0; add && i < CHUNK_SUMS; i++) {
+            before[i] = ((float *)(out + (size_t)(i / 4 * 8 + i % 2) * row_bytes))[i % 4 / 2 * 8];
         }
-    }
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    if (group == 1) {
+#pragma unroll
+        for (uint32_t i = 0; i < CHUNK_SUMS; i++) {
+            float *at = (float *)(out + (size_t)(i / 4 * 8 + i % 2) * row_bytes) + i % 4 / 2 * 8;
+            *at = add ? __fadd_rn(before[i], sums[i]) : sums[i];
+        }
         return;
     }
 #pragma unroll
-    for (int tile = 0; tile < width / 8; tile++) {
-        uint32_t row = place.row + tile * 8 + 2 * (lane % 4);
+    for (uint32_t i = 0; i < CHUNK_SUMS; i++) {
+        fg_gpu_put_out(p, rows, row + i / 4 * 8 + i % 2, output + i % 4 / 2 * 8, sums[i]);
+    }
+}
+
+/* Gates are in the threads of the first group, ups in those of the second: each passes half of a chunk to the other. Memory
+ * that a chunk used is written again two chunks later: by then both groups have met at the chunk between. */
+template <int width>
+static __device__ __forceinline__ void put_gates(wide_memory<width> *memory,
+                                                 const fg_gpu_product &p, uint32_t rows,
+                                                 uint32_t row, uint32_t output, uint32_t group,
+                                                 uint32_t chunk, const float *sums)
+{
+    uint32_t thread = threadIdx.x % 128, g = threadIdx.x % 32 / 4;
+    float(*to)[128] = memory->passed[chunk % 2][group];
+    float(*from)[128] = memory->passed[chunk % 2][1 - group];
+#pragma unroll
+    for (int i = 0; i < CHUNK_SUMS / 2; i++) {
+        to[i][thread] = group == 0 ? sums[CHUNK_SUMS / 2 + i] : sums[i];
+    }
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    row += group * (CHUNK / 2) * 8;
+#pragma unroll
+    for (int tile = 0; tile < CHUNK / 2; tile++) {
         float made[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            made[i] = __fmul_rn(fg_gpu_silu(totals[4 * tile + i]),
-                                ups[(4 * tile + i) * 128 + threadIdx.x % 128]);
+            float other = from[4 * tile + i][thread];
+            float gate = group == 0 ? sums[4 * tile + i] : other;
+            float up = group == 0 ? other : sums[CHUNK_SUMS / 2 + 4 * tile + i];
+            made[i] = __fmul_rn(fg_gpu_silu(gate), up);
         }
-        fg_gpu_put_gated(p, set.rows, row, output, lane / 4, made[0], made[1]);
-        fg_gpu_put_gated(p, set.rows, row, output + 8, lane / 4, made[2], made[3]);
+        fg_gpu_put_gated(p, rows, row + tile * 8, output, g, made[0], made[1]);
+        fg_gpu_put_gated(p, rows, row + tile * 8, output + 8, g, made[2], made[3]);
+    }
+}
+
+template <int width, bool gated>
+static __device__ __forceinline__ void put_tile(wide_memory<width> *memory,
+                                                const fg_gpu_products &set, const wide_place &place,
+                                                uint32_t index, uint32_t lane, const float *totals)
+{
+    const fg_gpu_product &p = fg_gpu_find_product(set, place.strip);
+    uint32_t strip = place.strip - p.strip_first + (gated ? index % 4 : index);
+    uint32_t output = strip * FG_GPU_STRIP + lane / 4, row = place.row + lane % 4 * 2;
+#pragma unroll
+    for (int chunk = 0; chunk < width / 8 / CHUNK; chunk++, row += CHUNK * 8) {
+        const float *sums = totals + chunk * CHUNK_SUMS;
+        if constexpr (gated) {
+            put_gates<width>(memory, p, set.rows, row, output, index / 4, chunk, sums);
+        } else if (p.accumulate) {
+            put_sums<true>(p, set.rows, row, output, sums);
+        } else {
+            put_sums<false>(p, set.rows, row, output, sums);
+        }
     }
 }
 
 template <int width, bool gated, bool shared_parts>
-static __global__ __launch_bounds__(WIDE_THREADS,
-                                    1) void wide_rows(fg_gpu_products set, wide_split split,
-                                                      uint32_t row_tiles, uint32_t strip_tiles)
+static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_products set,
+                                                                    wide_split split,
+                                                                    wide_tiles tiles)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FG_SHARED_BYTES(shared);
+    constexpr uint32_t cluster = wide_cluster<width>;
     wide_memory<width> *memory = (wide_memory<width> *)shared;
-    wide_place place = find_place<width, shared_parts>(set, split, row_tiles, strip_tiles,
-                                                       gated ? WIDE_STRIPS / 2 : WIDE_STRIPS);
-    const fg_gpu_product &p = fg_gpu_find_product(set, place.strip);
     uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    wide_turn turn = {};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < WIDE_STAGES; i++) {
-            fg_barrier_init(&memory->full[i], 1);
-            fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4);
+        for (int i = 0; i < wide_stages<width>; i++) {
+            fg_barrier_init(&memory->full[i], WIDE_FEEDERS);
+            fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4 * cluster);
         }
         fg_barrier_made();
     }
-    __syncthreads();
+    cluster > 1 ? fg_cluster_sync() : __syncthreads();
     fg_gpu_let_next();
     fg_gpu_wait();
     if (group == WIDE_GROUPS) {
         fg_fewer_registers<40>();
-        if (warp == 0) {
-            fg_bulk_fence();
-            feed<width, gated>(memory, set, p, place, lane);
+        fg_bulk_fence();
+        for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
+            feed<width, gated>(memory, set,
+                               find_place<width, gated, shared_parts>(set, split, tiles, t), warp,
+                               lane, &turn);
         }
-        return;
-    }
-    fg_more_registers<232>();
-    uint32_t index = group * 4 + warp;
-    float totals[width / 2];
-    consume<width, shared_parts>(memory, set, split, place, index, lane, totals);
-    uint32_t strip = place.strip - p.strip_first + (gated ? warp : index);
-    uint32_t output = strip * FG_GPU_STRIP + lane / 4;
-    if constexpr (shared_parts) {
-        /* Another kernel adds them. */
-    } else if constexpr (gated) {
-        put_gates<width>(memory, set, p, place, group, output, lane, totals);
     } else {
-#pragma unroll
-        for (int tile = 0; tile < width / 8; tile++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                fg_gpu_put_out(p, set.rows, place.row + tile * 8 + lane % 4 * 2 + i % 2,
-                               output + i / 2 * 8, totals[4 * tile + i]);
+        fg_more_registers<232>();
+        uint32_t index = group * 4 + warp;
+        for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
+            wide_place place = find_place<width, gated, shared_parts>(set, split, tiles, t);
+            float totals[width / 2];
+            consume<width, shared_parts>(memory, set, split, place, index, lane, &turn, totals);
+            if constexpr (!shared_parts) { /* else another kernel adds them */
+                put_tile<width, gated>(memory, set, place, index, lane, totals);
             }
         }
     }
+    if constexpr (cluster > 1) {
+        fg_cluster_sync(); /* the others arrive at this block's barriers until they have ended */
+    }
 #endif
+}
+
+/* FG_LAUNCH, with clusters. */
+template <int width, bool gated, bool shared_parts>
+static void start(fg_device_stream *stream, dim3 grid, const fg_gpu_products &set,
+                  const wide_split &split, const wide_tiles &tiles)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = { wide_cluster<width>, 1, 1 };
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(WIDE_THREADS);
+    config.dynamicSmemBytes = sizeof(wide_memory<width>);
+    config.stream = stream->stream;
+    config.attrs = attributes;
+    config.numAttrs = wide_cluster<width> > 1 ? 2 : 1;
+    fg_gpu_check(
+        cudaLaunchKernelEx(&config, wide_rows<width, gated, shared_parts>, set, split, tiles),
+        "wide_rows");
+}
+
+static wide_tiles count_tiles(const fg_gpu_products &set, uint32_t strips, bool gated,
+                              uint32_t width, uint32_t cluster)
+{
+    uint32_t strips_each = (gated ? WIDE_STRIPS / 2 : WIDE_STRIPS) * cluster;
+    uint32_t row_tiles = (set.rows + width - 1) / width;
+    uint32_t strip_tiles = (strips + strips_each - 1) / strips_each;
+    return { row_tiles, strip_tiles, row_tiles * strip_tiles };
 }
 
 template <int width, bool gated, bool shared_parts>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                    const wide_split &split)
 {
-    constexpr uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
-    uint32_t row_tiles = (set.rows + width - 1) / width;
-    uint32_t strip_tiles = (strips + strips_each - 1) / strips_each;
+    constexpr uint32_t cluster = wide_cluster<width>;
+    wide_tiles tiles = count_tiles(set, strips, gated, width, cluster);
     uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps;
-    uint32_t shares = shared_parts ? (parts + split.parts_each - 1) / split.parts_each : 1;
-    FG_LAUNCH((wide_rows<width, gated, shared_parts>), dim3(row_tiles * strip_tiles, shares),
-              dim3(WIDE_THREADS), sizeof(wide_memory<width>), stream->stream, true, set, split,
-              row_tiles, strip_tiles);
+    uint32_t most = (uint32_t)stream->device->multiprocessors / cluster;
+    if constexpr (shared_parts) {
+        start<width, gated, true>(
+            stream, dim3(tiles.count, (parts + split.parts_each - 1) / split.parts_each), set,
+            split, tiles);
+    } else {
+        start<width, gated, false>(
+            stream, dim3((tiles.count < most ? tiles.count : most) * cluster), set, split, tiles);
+    }
 }
 
 /* Few rows give few blocks: several share the parts of the same outputs, until there is one for each multiprocessor. */
@@ -355,6 +494,30 @@ static void split_parts(fg_device_stream *stream, const fg_gpu_products &set, ui
     fg_gpu_sum_parts(stream, set, split.all_outputs);
 }
 
+/* What the tiles that one block goes through take, about, in rows: each has a beginning and an end, and takes in more for a
+ * product the fewer its rows are. */
+static uint32_t time_of(const fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
+                        bool gated, uint32_t width)
+{
+    enum { MORE = 64 };
+    wide_tiles tiles = count_tiles(set, strips, gated, width, FG_WIDE_CLUSTER);
+    uint32_t clusters = (uint32_t)stream->device->multiprocessors / FG_WIDE_CLUSTER;
+    return (tiles.count + clusters - 1) / clusters * (width + MORE);
+}
+
+template <bool gated>
+static void launch_widest(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+{
+    wide_split none = {};
+    if (FG_WIDE_WIDTH == WIDTH ||
+        (FG_WIDE_WIDTH == 0 && time_of(stream, set, strips, gated, WIDTH) <
+                                   time_of(stream, set, strips, gated, WIDEST))) {
+        launch<WIDTH, gated, false>(stream, set, strips, none);
+    } else {
+        launch<WIDEST, gated, false>(stream, set, strips, none);
+    }
+}
+
 bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split)
 {
@@ -362,21 +525,22 @@ bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t 
         return false;
     }
     wide_split none = {};
-    bool middle = set.rows <= MIDDLE_ROWS;
-    if (gated) {
-        middle ? launch<MIDDLE_WIDTH, true, false>(stream, set, strips, none)
-               : launch<WIDTH, true, false>(stream, set, strips, none);
-    } else if (middle && may_split) {
+    if (set.rows > MIDDLE_ROWS) {
+        gated ? launch_widest<true>(stream, set, strips)
+              : launch_widest<false>(stream, set, strips);
+    } else if (gated) {
+        launch<MIDDLE_WIDTH, true, false>(stream, set, strips, none);
+    } else if (may_split) {
         split_parts(stream, set, strips);
     } else {
-        middle ? launch<MIDDLE_WIDTH, false, false>(stream, set, strips, none)
-               : launch<WIDTH, false, false>(stream, set, strips, none);
+        launch<MIDDLE_WIDTH, false, false>(stream, set, strips, none);
     }
     return true;
 }
 
 template <int width, bool gated, bool shared_parts> static void prepare(void)
 {
+    static_assert(sizeof(wide_memory<width>) <= 227 * 1024, "shared memory of a block");
     fg_gpu_check(cudaFuncSetAttribute(wide_rows<width, gated, shared_parts>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       sizeof(wide_memory<width>)),
@@ -406,6 +570,8 @@ bool fg_gpu_wide_prepare(void)
     }
     prepare<WIDTH, false, false>();
     prepare<WIDTH, true, false>();
+    prepare<WIDEST, false, false>();
+    prepare<WIDEST, true, false>();
     prepare<MIDDLE_WIDTH, false, false>();
     prepare<MIDDLE_WIDTH, true, false>();
     prepare<MIDDLE_WIDTH, false, true>();

@@ -263,6 +263,118 @@ static void check_pieces(check *c)
     }
 }
 
+/* Rows that are computed in tiles of several sizes, several tiles a block, whose last rows and outputs are not whole ones;
+ * products that are one launch, and one that is added. Against 64 rows at a time. */
+static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, uint32_t columns)
+{
+    enum { LINEARS = 3, FEW = 64, ADDED = 1 };
+    rows_in in = make_rows(c, rows, columns);
+    fg_linear linears[LINEARS];
+    void *data[LINEARS];
+    float *outs[LINEARS][2], *got[2];
+    for (int i = 0; i < LINEARS; i++) {
+        fg_matrix matrix;
+        size_t count = (size_t)rows * outputs[i];
+        data[i] = random_matrix(&c->rng, FG_BF16, outputs[i], columns, &matrix);
+        linears[i] = (fg_linear){ .out_stride = outputs[i], .accumulate = i == ADDED };
+        FG_ASSERT(fg_device_pack(c->device, &matrix, &linears[i].weight, NULL) == FG_OK);
+        float *start = random_floats(&c->rng, count, 1.0f);
+        for (int turn = 0; turn < 2; turn++) {
+            outs[i][turn] = put(c, i == ADDED ? start : NULL, count * sizeof(float));
+            if (i != ADDED) {
+                poison(c, outs[i][turn], count);
+            }
+        }
+        fg_mem_free(start);
+    }
+    for (uint32_t first = 0; first < rows; first += FEW) {
+        fg_activations part = in.a;
+        part.pairs += (size_t)first / 64 * 32 * columns;
+        for (int i = 0; i < LINEARS; i++) {
+            linears[i].out = outs[i][1] + (size_t)first * outputs[i];
+        }
+        fg_op_linear(c->stream, linears, LINEARS, &part, rows - first < FEW ? rows - first : FEW);
+    }
+    for (int i = 0; i < LINEARS; i++) {
+        linears[i].out = outs[i][0];
+    }
+    fg_op_linear(c->stream, linears, LINEARS, &in.a, rows);
+    for (int i = 0; i < LINEARS; i++) {
+        size_t count = (size_t)rows * outputs[i];
+        for (int turn = 0; turn < 2; turn++) {
+            got[turn] = fg_mem_array(count, sizeof(float));
+            get(c, got[turn], outs[i][turn], count * sizeof(float));
+        }
+        tell(c, memcmp(got[0], got[1], count * sizeof(float)) == 0,
+             "linear %d of %d, %ux%u: %u rows have other bits than %d", i, LINEARS, columns,
+             outputs[i], rows, FEW);
+        for (int turn = 0; turn < 2; turn++) {
+            fg_mem_free(got[turn]);
+            drop(c, outs[i][turn]);
+        }
+        fg_mem_free(data[i]);
+    }
+    drop_rows(c, &in);
+}
+
+static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t columns)
+{
+    enum { FEW = 64 };
+    rows_in in = make_rows(c, rows, columns);
+    fg_gated gated = { .forms = FG_FORM_PAIRS, .out.columns = outputs };
+    fg_panels *panels[2] = { &gated.gate, &gated.up };
+    void *data[2];
+    size_t words = pair_words(rows, outputs);
+    uint32_t *out[2], *got[2];
+    for (int i = 0; i < 2; i++) {
+        fg_matrix matrix;
+        data[i] = random_matrix(&c->rng, FG_BF16, outputs, columns, &matrix);
+        FG_ASSERT(fg_device_pack(c->device, &matrix, panels[i], NULL) == FG_OK);
+        out[i] = put(c, NULL, words * sizeof(uint32_t));
+        poison(c, (float *)out[i], words);
+        got[i] = fg_mem_array(words, sizeof(uint32_t));
+    }
+    for (uint32_t first = 0; first < rows; first += FEW) {
+        fg_activations part = in.a;
+        part.pairs += (size_t)first / 64 * 32 * columns;
+        gated.out.pairs = out[1] + (size_t)first / 64 * 32 * outputs;
+        fg_op_gated(c->stream, &gated, &part, rows - first < FEW ? rows - first : FEW);
+    }
+    gated.out.pairs = out[0];
+    fg_op_gated(c->stream, &gated, &in.a, rows);
+    for (int i = 0; i < 2; i++) {
+        get(c, got[i], out[i], words * sizeof(uint32_t));
+    }
+    tell(c, memcmp(got[0], got[1], words * sizeof(uint32_t)) == 0,
+         "gated %ux%u: %u rows have other bits than %d", columns, outputs, rows, FEW);
+    for (int i = 0; i < 2; i++) {
+        drop(c, out[i]);
+        fg_mem_free(got[i]);
+        fg_mem_free(data[i]);
+    }
+    drop_rows(c, &in);
+}
+
+static void check_many(check *c)
+{
+    static const uint32_t counts[] = { 193, 257, 385, 600, 1000 };
+    static const uint32_t outputs[][3] = { { 144, 1000, 24 },
+                                           { 8200, 1040, 100 },
+                                           { 80, 136, 248 } };
+    if (c->quick) {
+        check_many_linear(c, 200, outputs[2], 128);
+        check_many_gated(c, 200, 176, 128);
+        return;
+    }
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (uint32_t j = 0; j < 3; j++) {
+            check_many_linear(c, counts[i], outputs[j], j == 0 ? 4096 : 512);
+        }
+        check_many_gated(c, counts[i], 4208, 512);
+        check_many_gated(c, counts[i], 48, 1536);
+    }
+}
+
 void check_products(check *c)
 {
     open_device(c, 4, 2, 64, BLOCK);
@@ -287,6 +399,7 @@ void check_products(check *c)
     product_case mixed = { FG_Q4_K, 64, 768, FG_Q6_K };
     check_gated(c, &mixed);
     check_pieces(c);
+    check_many(c);
     close_device(c);
 }
 
