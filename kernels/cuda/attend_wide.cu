@@ -23,13 +23,6 @@ void fg_gpu_attend_wide_prepare(const fg_device *device)
 
 #include "kernels/cuda/attend_feed.cuh"
 
-#ifndef FG_HALF
-#define FG_HALF 0
-#endif
-#ifndef FG_TURNS
-#define FG_TURNS 1
-#endif
-
 enum {
     WIDE_GROUPS = 2,
     WIDE_THREADS = (WIDE_GROUPS + 1) * 128,
@@ -41,7 +34,7 @@ template <int dims> struct wide_memory {
     static constexpr uint32_t stages = dims <= 64 ? 3 : 2;
     static constexpr uint32_t group_bytes = dims * 16; /* of 8 slots */
     /* Outputs are made so many dimensions at a time, so that registers suffice. */
-    static constexpr int made_dims = dims == 128 && FG_HALF ? 64 : dims;
+    static constexpr int made_dims = dims == 128 ? 64 : dims;
     uint8_t q[FG_GPU_WARPS * 2][group_bytes];
     uint8_t keys[stages][TILE_GROUPS][group_bytes];
     uint8_t values[stages][TILE_GROUPS][group_bytes];
@@ -50,16 +43,42 @@ template <int dims> struct wide_memory {
 
 /* ---- tiles on their way ---- */
 
-/* All tiles of K or of V, by a warp of its own, so that neither waits for the other's places. */
+/* What a block does in a round: some rows of a prompt and the heads of a unit. The later rows, which have most to do,
+ * come first, and every other round goes the other way, so that all blocks have about as much. */
+typedef struct wide_item {
+    unit all;
+    uint32_t limit, tiles;
+} wide_item;
+
+static __device__ __forceinline__ bool find_item(const attend_job &job, uint32_t prompts,
+                                                 uint32_t round, wide_item *item)
+{
+    uint32_t units = job.kv_head_count * job.units;
+    uint32_t place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    uint32_t index = round * gridDim.x + place;
+    if (index >= prompts * units) {
+        return false;
+    }
+    fg_gpu_span span = job.prompts[prompts - 1 - index / units];
+    item->all = find_unit(job, span, index % units);
+    item->limit = job.rows[span.first + span.count - 1].position + 1;
+    item->tiles = (item->limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
+    return true;
+}
+
+/* All tiles of K or of V of an item, by a warp of its own, so that neither waits for the other's places; `before`: tiles
+ * of items before. */
 template <int dims, bool is_values>
-static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const attend_job &job,
-                                            const unit &u, uint32_t limit, uint32_t lane)
+static __device__ __forceinline__ void feed_item(wide_memory<dims> *memory, const attend_job &job,
+                                                 const wide_item &item, uint32_t before,
+                                                 uint32_t lane)
 {
     constexpr uint32_t stages = wide_memory<dims>::stages;
-    uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
-    uint32_t next = feed_block(job, u, 0, limit, lane);
-    for (uint32_t tile = 0; tile < count; tile++) {
-        uint32_t slot = tile % stages, parity = tile / stages % 2 ^ 1, block = next;
+    const unit &u = item.all;
+    uint32_t limit = item.limit, next = feed_block(job, u, 0, limit, lane);
+    for (uint32_t tile = 0; tile < item.tiles; tile++) {
+        uint32_t slot = (before + tile) % stages, parity = (before + tile) / stages % 2 ^ 1;
+        uint32_t block = next;
         next = feed_block(job, u, (tile + 1) * FG_GPU_TILE, limit, lane);
         fg_barrier_wait(is_values ? &memory->values_empty[slot] : &memory->keys_empty[slot],
                         parity);
@@ -67,6 +86,18 @@ static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const att
             is_values ? memory->values[slot][0] : memory->keys[slot][0], job, u, block,
             tile * FG_GPU_TILE, limit,
             is_values ? &memory->values_full[slot] : &memory->keys_full[slot], lane);
+    }
+}
+
+template <int dims, bool is_values>
+static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const attend_job &job,
+                                            uint32_t prompts, uint32_t lane)
+{
+    wide_item item;
+    fg_bulk_fence();
+    for (uint32_t round = 0, before = 0; find_item(job, prompts, round, &item); round++) {
+        feed_item<dims, is_values>(memory, job, item, before, lane);
+        before += item.tiles;
     }
 }
 
@@ -104,7 +135,6 @@ static __device__ __forceinline__ void put_q(uint8_t *to, const attend_job &job,
 
 /* What a group of warps knows. */
 typedef struct wide_group {
-    uint32_t index;
     uint32_t q; /* in shared memory */
     uint32_t lane;
     int32_t seen[2]; /* slots of the sequence that rows g and g + 8 see */
@@ -212,81 +242,52 @@ static __device__ __forceinline__ void end_outputs(const uint32_t (*weights)[2],
     }
 }
 
-/* The groups ask for products in turns, so that one makes weights while the other one's products run. The first group
- * begins. */
-static __device__ __forceinline__ void take_turn(uint32_t group)
-{
-#if FG_TURNS
-    if (group == 0) {
-        asm volatile("bar.sync 3, 256;" ::: "memory");
-    } else {
-        asm volatile("bar.sync 4, 256;" ::: "memory");
-    }
-#endif
-}
-
-static __device__ __forceinline__ void give_turn(uint32_t group)
-{
-#if FG_TURNS
-    if (group == 0) {
-        asm volatile("bar.arrive 4, 256;" ::: "memory");
-    } else {
-        asm volatile("bar.arrive 3, 256;" ::: "memory");
-    }
-#endif
-}
-
 template <int dims>
 static __device__ __forceinline__ void wait_for_keys(wide_memory<dims> *memory, uint32_t tile,
-                                                     uint32_t count)
+                                                     uint32_t end)
 {
-    if (tile < count) {
+    if (tile < end) {
         fg_barrier_wait(&memory->keys_full[tile % wide_memory<dims>::stages],
                         tile / wide_memory<dims>::stages % 2);
     }
 }
 
+/* An item's tiles, numbered over all items of the block: `first` to before `end`. */
 template <int dims>
 static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const wide_group &group,
-                                               uint32_t count, row_state *state, float *outputs)
+                                               uint32_t first, uint32_t end, row_state *state,
+                                               float *outputs)
 {
     constexpr uint32_t stages = wide_memory<dims>::stages;
     constexpr int some = wide_memory<dims>::made_dims;
     float scores[SCORE_TILES][4], made[some / 2], tops[2], old_factors[2], new_factors[2];
     uint32_t weights[SCORE_TILES][2];
-    wait_for_keys(memory, 0, count);
+    wait_for_keys(memory, first, end);
     fg_wgmma_fence();
-    begin_scores<dims>(group, fg_shared_at(memory->keys[0]), &scores[0][0]);
+    begin_scores<dims>(group, fg_shared_at(memory->keys[first % stages]), &scores[0][0]);
     fg_wgmma_wait<0>();
-    give_back(&memory->keys_empty[0], group.lane);
+    give_back(&memory->keys_empty[first % stages], group.lane);
     find_tops(group, 0, scores, tops);
     make_weights(scores, tops, state, old_factors, new_factors);
     pack_weights<SCORE_TILES>(scores, weights);
-    wait_for_keys(memory, 1, count);
-    if (group.index == 1 && count > 1) {
-        give_turn(group.index);
-    }
-    uint32_t tile = 0;
-    for (; tile + 1 < count; tile++) {
+    wait_for_keys(memory, first + 1, end);
+    uint32_t tile = first;
+    for (; tile + 1 < end; tile++) {
         uint32_t slot = tile % stages, parity = tile / stages % 2;
         uint32_t next = (tile + 1) % stages;
         uint32_t values = fg_shared_at(memory->values[slot]);
         float later_old[2], later_new[2];
         fg_barrier_wait(&memory->values_full[slot], parity);
-        take_turn(group.index);
         fg_wgmma_fence();
         begin_scores<dims>(group, fg_shared_at(memory->keys[next]), &scores[0][0]);
         begin_outputs<dims, some>(weights, values, 0, made);
-        if (group.index == 0 || tile + 2 < count) {
-            give_turn(group.index);
-        }
         fg_wgmma_wait<1>();
         give_back(&memory->keys_empty[next], group.lane);
-        find_tops(group, tile + 1, scores, tops);
+        find_tops(group, tile + 1 - first, scores, tops);
         end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, [&]() {
             make_weights(scores, tops, state, later_old, later_new);
             /* The loop within also keeps ptxas from making the weights after the wait for the products. */
-            wait_for_keys(memory, tile + 2, count);
+            wait_for_keys(memory, tile + 2, end);
         });
         give_back(&memory->values_empty[slot], group.lane);
         pack_weights<SCORE_TILES>(scores, weights);
@@ -301,6 +302,7 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
     fg_wgmma_fence();
     begin_outputs<dims, some>(weights, values, 0, made);
     end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, []() {});
+    give_back(&memory->values_empty[slot], group.lane);
 }
 
 template <int dims>
@@ -324,40 +326,46 @@ static __device__ __forceinline__ void put_rows(const attend_job &job, const uni
     }
 }
 
-/* What one of the groups does; `all` is the block's unit. */
-template <int dims>
-static __device__ __forceinline__ void attend_group(wide_memory<dims> *memory,
-                                                    const attend_job &job, const unit &all,
-                                                    uint32_t limit, uint32_t index)
+/* Until all four warps of a group are here. */
+static __device__ __forceinline__ void meet(uint32_t group)
 {
-    uint32_t group = index / 4, lane = threadIdx.x % 32;
-    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads;
-    uint32_t skipped = index * each < all.row_count ? index * each : all.row_count;
-    unit u = all;
-    u.row += skipped;
-    u.row_count = all.row_count - skipped < each ? all.row_count - skipped : each;
-    put_q<dims>(memory->q[index * 2], job, u, lane);
-    fg_shared_fence();
     if (group == 0) {
         asm volatile("bar.sync 1, 128;" ::: "memory");
     } else {
         asm volatile("bar.sync 2, 128;" ::: "memory");
     }
+}
+
+/* An item's (row, head)s of one warp, `index` of the block's. */
+template <int dims>
+static __device__ __forceinline__ void attend_item(wide_memory<dims> *memory, const attend_job &job,
+                                                   const wide_item &item, uint32_t before,
+                                                   uint32_t index)
+{
+    uint32_t group = index / 4, lane = threadIdx.x % 32;
+    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads, rows = item.all.row_count;
+    uint32_t skipped = index * each < rows ? index * each : rows;
+    unit u = item.all;
+    u.row += skipped;
+    u.row_count = rows - skipped < each ? rows - skipped : each;
+    meet(group); /* the products with the q of the item before have ended */
+    put_q<dims>(memory->q[index * 2], job, u, lane);
+    fg_shared_fence();
+    meet(group);
     wide_group what;
     what.q = fg_shared_at(memory->q[group * 8]);
-    what.index = group;
     what.lane = lane;
     what.seen[0] = seen_of(job, u, lane / 4, 0);
     what.seen[1] = seen_of(job, u, lane / 4 + 8, 0);
     row_state state = { { MINUS_INFINITY, MINUS_INFINITY }, { 0.0f, 0.0f } };
     float outputs[dims / 2] = {};
-    consume<dims>(memory, what, (limit + FG_GPU_TILE - 1) / FG_GPU_TILE, &state, outputs);
+    consume<dims>(memory, what, before, before + item.tiles, &state, outputs);
     put_rows<dims>(job, u, lane, state, outputs);
 }
 
-/* Blocks: as attend_prompts'. */
 template <int dims>
-static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job job)
+static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job job,
+                                                                      uint32_t prompts)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FG_SHARED_BYTES(shared);
@@ -374,30 +382,31 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job
     __syncthreads();
     fg_gpu_let_next();
     fg_gpu_wait();
-    fg_gpu_span span = job.prompts[gridDim.x - 1 - blockIdx.x];
-    unit all = find_unit(job, span, blockIdx.y);
-    uint32_t limit = job.rows[span.first + span.count - 1].position + 1;
     uint32_t warp = threadIdx.x / 32;
     if (warp >= FG_GPU_WARPS) {
         fg_fewer_registers<40>();
         if (warp == FG_GPU_WARPS) {
-            fg_bulk_fence();
-            feed<dims, false>(memory, job, all, limit, threadIdx.x % 32);
+            feed<dims, false>(memory, job, prompts, threadIdx.x % 32);
         } else if (warp == FG_GPU_WARPS + 1) {
-            fg_bulk_fence();
-            feed<dims, true>(memory, job, all, limit, threadIdx.x % 32);
+            feed<dims, true>(memory, job, prompts, threadIdx.x % 32);
         }
     } else {
         fg_more_registers<232>();
-        attend_group<dims>(memory, job, all, limit, warp);
+        wide_item item;
+        for (uint32_t round = 0, before = 0; find_item(job, prompts, round, &item); round++) {
+            attend_item<dims>(memory, job, item, before, warp);
+            before += item.tiles;
+        }
     }
 #endif
 }
 
 template <int dims> static void launch(fg_device_stream *stream, const attend_job &job)
 {
-    FG_LAUNCH(attend_wide<dims>, dim3(stream->counts.prompts, job.kv_head_count * job.units),
-              dim3(WIDE_THREADS), sizeof(wide_memory<dims>), stream->stream, true, job);
+    uint32_t items = stream->counts.prompts * job.kv_head_count * job.units;
+    uint32_t most = (uint32_t)stream->device->multiprocessors;
+    FG_LAUNCH(attend_wide<dims>, dim3(items < most ? items : most), dim3(WIDE_THREADS),
+              sizeof(wide_memory<dims>), stream->stream, true, job, stream->counts.prompts);
 }
 
 bool fg_gpu_attend_wide(fg_device_stream *stream, const attend_job &job)

@@ -189,11 +189,15 @@ static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_product
     }
     if (!is_few) {
         run_many(stream, set, strips, gated, may_split);
-    } else if (quant) {
+        return;
+    }
+    fg_gpu_ahead_ask(stream, type, set);
+    if (quant) {
         fg_gpu_few_quant(stream, type, set, strips, gated);
     } else {
         fg_gpu_few(stream, set, strips, gated);
     }
+    fg_gpu_ahead_started(stream);
 }
 
 static void tensor_linears(fg_device_stream *stream, const fg_linear *linears, uint32_t count,
@@ -283,7 +287,7 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
 
 /* ---- the highest output ---- */
 
-enum { HIGHEST_THREADS = 512 };
+enum { HIGHEST_THREADS = 1024, HIGHEST_AHEAD = 8 /* numbers that a thread asks for at once */ };
 
 static __device__ __forceinline__ bool is_better(float value, uint32_t at, float best,
                                                  uint32_t best_at)
@@ -303,11 +307,20 @@ static __global__ __launch_bounds__(HIGHEST_THREADS) void find_highest(const flo
     const float *x = values + (size_t)blockIdx.x * count;
     float best = __uint_as_float(0xFF800000u);
     uint32_t best_at = UINT32_MAX;
-    for (uint32_t i = threadIdx.x; i < count; i += HIGHEST_THREADS) {
-        /* -inf is never chosen: nothing is higher than where the search begins. */
-        if (x[i] > best) {
-            best = x[i];
-            best_at = i;
+    for (uint32_t first = threadIdx.x; first < count; first += HIGHEST_AHEAD * HIGHEST_THREADS) {
+        float kept[HIGHEST_AHEAD];
+#pragma unroll
+        for (uint32_t i = 0; i < HIGHEST_AHEAD; i++) {
+            uint32_t at = first + i * HIGHEST_THREADS;
+            kept[i] = at < count ? x[at] : __uint_as_float(0xFF800000u);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < HIGHEST_AHEAD; i++) {
+            /* -inf is never chosen: nothing is higher than where the search begins. */
+            if (kept[i] > best) {
+                best = kept[i];
+                best_at = first + i * HIGHEST_THREADS;
+            }
         }
     }
     best_of[threadIdx.x] = best;
