@@ -15,7 +15,9 @@ static __global__ __launch_bounds__(EXPAND_THREADS) void expand_strips(const uin
     typedef fg_gpu_quant<type> quant;
     uint32_t warp = blockIdx.x * (EXPAND_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t strip = blockIdx.y, units = fg_gpu_units(steps), first = warp * quant::ring;
-    const uint8_t *at = weight + fg_gpu_unit_at<type>(units) * strip + fg_gpu_unit_at<type>(first);
+    const uint8_t *in = weight + fg_gpu_unit_at<type>(units) * strip;
+    const uint8_t *at = in + fg_gpu_unit_at<type>(first);
+    __shared__ fg_gpu_shared_scales<type> shared[EXPAND_THREADS / 32];
     uint4 *out = panels + ((size_t)strip * steps + first * FG_GPU_UNIT_STEPS) * 32 + lane;
     fg_gpu_let_next();
     if (warp >= rings) {
@@ -23,29 +25,28 @@ static __global__ __launch_bounds__(EXPAND_THREADS) void expand_strips(const uin
         return;
     }
     fg_gpu_codes<type> codes[quant::ring];
-    fg_gpu_raw_scales<type> raw;
-    fg_gpu_scales<type> own;
-    fg_gpu_load_scales<type>(raw, at, lane % 4 < quant::ring && first + lane % 4 < units, lane);
+    fg_gpu_raw_scales<type> raw = {};
+    if (lane % 4 < quant::ring && first + lane % 4 < units) {
+        fg_gpu_load_scales<type>(raw, in + fg_gpu_scales_at<type>(lane), first + lane % 4, lane);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < quant::ring; i++) {
         if (first + i < units) {
-            fg_gpu_load_codes<type>(codes[i], at + i * quant::unit_bytes, lane);
+            fg_gpu_load_codes<type>(codes[i], at + i * quant::unit_bytes + fg_gpu_codes_at(lane),
+                                    lane);
         }
     }
     /* What was expanded before may be in use until now. */
     fg_gpu_wait();
-    fg_gpu_ready_scales<type>(own, raw);
+    fg_gpu_shared_scales<type> &scales = shared[threadIdx.x / 32];
+    fg_gpu_share_scales<type>(&scales.each[lane % 4 % quant::ring][0][lane / 4], raw, lane);
 #pragma unroll
     for (uint32_t i = 0; i < quant::ring; i++) {
-        fg_gpu_step_scales<type> scales;
 #pragma unroll
         for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
-            if (!fg_gpu_same_scales<type>(s)) {
-                fg_gpu_share_scales<type>(scales, own, i, s);
-            }
             if ((first + i) * FG_GPU_UNIT_STEPS + s < steps) {
                 uint32_t a[4];
-                fg_gpu_weights<type>(a, codes[i], scales, s);
+                fg_gpu_weights<type>(a, codes[i], scales.each[i][s / 2][lane / 4], s);
                 out[(i * FG_GPU_UNIT_STEPS + s) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
             }
         }

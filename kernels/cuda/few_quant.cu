@@ -1,63 +1,99 @@
 /*
  * Products of few rows with quantised weights: as few.cu, but that a warp makes bf16 of codes in its registers
- * (quant.cuh). It has a ring of units under way and refills a place as soon as it has used it.
+ * (quant.cuh). It has a ring of units under way and refills a place as soon as it has used it. Of gate and up it takes
+ * units in turns, for the same rows.
  */
 #include "kernels/cuda/few.cuh"
 #include "kernels/cuda/quant.cuh"
 
-/* A warp's part of the columns. */
+/* A warp's part of the columns; its units, of which the first and the last one may be other warps' as well. */
 typedef struct part_steps {
     uint32_t first, end;
+    uint32_t first_unit, end_unit;
 } part_steps;
 
-template <uint32_t type> struct quant_ring {
-    fg_gpu_codes<type> codes[fg_gpu_quant<type>::ring];
-    fg_gpu_raw_scales<type> raw;
+/* Units under way: [unit][matrix]. */
+template <uint32_t type, bool gated> struct quant_ring {
+    static constexpr uint32_t matrices = gated ? 2 : 1;
+    static constexpr uint32_t span = fg_gpu_quant<type>::ring / matrices; /* units of each matrix */
+    /* The strips, as the lane finds codes in them, and the one that it has scales of. */
+    const uint8_t *codes_at[matrices];
+    const uint8_t *scales_at;
+    fg_gpu_codes<type> codes[span * matrices];
+    fg_gpu_raw_scales<type> raw; /* of the lane's place: lane % 4 */
 };
 
-/* Rings begin at multiples of their steps. */
-template <uint32_t type>
+/* Of types of 256 columns a block they begin where a block does, or half of it. */
+template <uint32_t type, bool gated>
 static __device__ __forceinline__ uint32_t ring_first(const part_steps &part)
 {
-    constexpr uint32_t steps = fg_gpu_quant<type>::ring * FG_GPU_UNIT_STEPS;
-    return part.first / steps * steps;
+    constexpr uint32_t span = quant_ring<type, gated>::span;
+    return fg_gpu_quant<type>::is_super ? part.first_unit / span * span : part.first_unit;
 }
 
-/* Whether some of the unit whose first step this is are the warp's. */
-static __device__ __forceinline__ bool is_in(const part_steps &part, uint32_t step)
-{
-    return step + FG_GPU_UNIT_STEPS > part.first && step < part.end;
-}
-
-/* Scales of the ring from `step` on. */
+/* Whether unit `first` + `i` is the part's, of which there are `left` from `first` on. */
 template <uint32_t type>
-static __device__ __forceinline__ void load_raw(fg_gpu_raw_scales<type> &raw, const uint8_t *at,
-                                                const part_steps &part, uint32_t step,
-                                                uint32_t lane)
+static __device__ __forceinline__ bool is_in(const part_steps &part, uint32_t first, uint32_t left,
+                                             uint32_t i)
 {
-    uint32_t place = lane % 4;
-    bool real = place < fg_gpu_quant<type>::ring && is_in(part, step + place * FG_GPU_UNIT_STEPS);
-    fg_gpu_load_scales<type>(raw, at, real, lane);
+    return i < left && (!fg_gpu_quant<type>::is_super || first + i >= part.first_unit);
 }
 
-/* `at` is where the ring's first unit is, here and below. */
-template <uint32_t type>
-static __device__ __forceinline__ void fill_ring(quant_ring<type> &ring, const uint8_t *at,
+/* Scales of the ring from unit `first` on. */
+template <uint32_t type, bool gated>
+static __device__ __forceinline__ void load_raw(quant_ring<type, gated> &ring,
+                                                const part_steps &part, uint32_t first,
+                                                uint32_t left, uint32_t lane)
+{
+    uint32_t place = lane % 4, i = place / quant_ring<type, gated>::matrices;
+    bool there = fg_gpu_quant<type>::ring == 4 || place < fg_gpu_quant<type>::ring;
+    if (there && is_in<type>(part, first, left, i)) {
+        fg_gpu_load_scales<type>(ring.raw, ring.scales_at, first + i, lane);
+    }
+}
+
+template <uint32_t type, bool gated>
+static __device__ __forceinline__ void load_codes(quant_ring<type, gated> &ring,
+                                                  const part_steps &part, uint32_t first,
+                                                  uint32_t left, uint32_t i, uint32_t lane)
+{
+    typedef quant_ring<type, gated> shape;
+    if (is_in<type>(part, first, left, i)) {
+#pragma unroll
+        for (uint32_t m = 0; m < shape::matrices; m++) {
+            const uint8_t *at = ring.codes_at[m] + fg_gpu_unit_at<type>(first);
+            fg_gpu_load_codes<type>(ring.codes[i * shape::matrices + m],
+                                    at + i * fg_gpu_quant<type>::unit_bytes, lane);
+        }
+    }
+}
+
+/* `at` is where the strip begins in a matrix. */
+template <uint32_t type, bool gated>
+static __device__ __forceinline__ void fill_ring(quant_ring<type, gated> &ring,
+                                                 const fg_gpu_product &p, size_t at,
                                                  const part_steps &part, uint32_t lane)
 {
-    uint32_t step = ring_first<type>(part);
-    load_raw<type>(ring.raw, at, part, step, lane);
+    uint32_t first = ring_first<type, gated>(part);
+    ring.codes_at[0] = fg_keep_global(p.weight + at + fg_gpu_codes_at(lane));
+    ring.scales_at = p.weight;
+    if constexpr (gated) {
+        ring.codes_at[1] = fg_keep_global(p.up + at + fg_gpu_codes_at(lane));
+        ring.scales_at = lane % 2 == 0 ? p.weight : p.up;
+    }
+    ring.scales_at = fg_keep_global(ring.scales_at + at + fg_gpu_scales_at<type>(lane));
+    ring.raw = {};
+    load_raw(ring, part, first, part.end_unit - first, lane);
 #pragma unroll
-    for (uint32_t i = 0; i < fg_gpu_quant<type>::ring; i++) {
-        if (is_in(part, step + i * FG_GPU_UNIT_STEPS)) {
-            fg_gpu_load_codes<type>(ring.codes[i], at + i * fg_gpu_quant<type>::unit_bytes, lane);
-        }
+    for (uint32_t i = 0; i < quant_ring<type, gated>::span; i++) {
+        load_codes(ring, part, first, part.end_unit - first, i, lane);
     }
 }
 
 /* Where a lane finds the rows. */
 typedef struct few_in {
-    const uint32_t *at; /* of the block of rows, the lane's word */
+    /* The lane's word in the block of rows; of whole units in its first tile; `last` in the last of few tiles. */
+    const uint32_t *at, *last;
     uint32_t columns;
     uint32_t tile_first; /* of the block */
     uint32_t real_tiles; /* the lane's row is there in so many */
@@ -65,112 +101,142 @@ typedef struct few_in {
 
 /* What the lane reads of a unit, whose columns are a block's: where its first tile is, and how far the next one. */
 typedef struct unit_in {
-    const uint32_t *at;
+    const uint32_t *at, *last;
     uint32_t tile_words;
     uint32_t steps; /* that there are */
 } unit_in;
 
 /* `aligned`: units are whole. */
 template <bool aligned>
-static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t step)
+static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t from)
 {
-    uint32_t first = step * FG_GPU_STEP, left = first < in.columns ? in.columns - first : 0;
+    if (aligned) {
+        constexpr uint32_t unit_words = FG_GPU_UNIT_COLUMNS * FG_GPU_BLOCK / 2;
+        size_t at = (size_t)from * unit_words;
+        return { in.at + at, in.last + at, FG_GPU_BLOCK * 4, FG_GPU_UNIT_STEPS };
+    }
+    uint32_t first = from * FG_GPU_UNIT_COLUMNS;
+    uint32_t left = first < in.columns ? in.columns - first : 0;
     unit_in unit;
-    unit.tile_words = (aligned || left >= FG_GPU_BLOCK ? FG_GPU_BLOCK : left) * 4;
+    unit.tile_words = (left >= FG_GPU_BLOCK ? FG_GPU_BLOCK : left) * 4;
     unit.steps = left / FG_GPU_STEP;
     unit.at = in.at + (size_t)first * (FG_GPU_BLOCK / 2) + in.tile_first * unit.tile_words;
+    unit.last = nullptr;
     return unit;
 }
 
-/* The first tile's rows of a unit; where there is only one they are asked for one unit ahead. */
-typedef struct ahead_rows {
-    uint32_t each[FG_GPU_UNIT_STEPS][2];
-} ahead_rows;
+/* Of so few tiles, and of whole units, a step's rows are asked for one unit ahead. */
+enum { AHEAD_TILES = 2 };
 
-template <bool aligned>
-static __device__ __forceinline__ void load_ahead(ahead_rows &rows, const few_in &in, uint32_t step)
-{
-    unit_in unit = find_unit<aligned>(in, step);
-#pragma unroll
-    for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
-        bool real = in.real_tiles > 0 && s < unit.steps;
-        rows.each[s][0] = real ? unit.at[s * 64] : 0;
-        rows.each[s][1] = real ? unit.at[s * 64 + 32] : 0;
-    }
-}
+template <int tiles, bool aligned> struct unit_rows {
+    static constexpr bool ahead = aligned && tiles <= AHEAD_TILES;
+    uint32_t each[FG_GPU_UNIT_STEPS][tiles][2];
+};
 
-/* The unit at `place` of the ring, from `first` on; steps of other warps are left out; `aligned`: it has none. */
-template <uint32_t type, int tiles, bool aligned>
-static __device__ __forceinline__ void use_unit(const fg_gpu_codes<type> &codes,
-                                                const fg_gpu_scales<type> &own, const few_in &in,
-                                                const ahead_rows &ahead, const part_steps &part,
-                                                uint32_t first, uint32_t place, float (*sums)[4])
+template <int tiles, bool aligned>
+static __device__ __forceinline__ void load_step(unit_rows<tiles, aligned> &rows, const few_in &in,
+                                                 const unit_in &unit, uint32_t s)
 {
-    fg_gpu_step_scales<type> scales;
-    unit_in unit = find_unit<aligned>(in, first);
 #pragma unroll
-    for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
-        if (!fg_gpu_same_scales<type>(s)) {
-            fg_gpu_share_scales<type>(scales, own, place, s);
-        }
-        if (aligned || (first + s >= part.first && first + s < part.end)) {
-            uint32_t a[4];
-            fg_gpu_weights<type>(a, codes, scales, s);
-#pragma unroll
-            for (int tile = 0; tile < tiles; tile++) {
-                if (tiles == 1) {
-                    fg_mma(sums[0], a, ahead.each[s][0], ahead.each[s][1]);
-                } else {
-                    const uint32_t *at = unit.at + tile * unit.tile_words + s * 64;
-                    bool real = tile < (int)in.real_tiles;
-                    fg_mma(sums[tile], a, real ? at[0] : 0, real ? at[32] : 0);
-                }
-            }
+    for (int tile = 0; tile < tiles; tile++) {
+        const uint32_t *at = (rows.ahead && tile > 0 ? unit.last : unit.at) + s * 64;
+        if constexpr (rows.ahead) {
+            rows.each[s][tile][0] = at[0];
+            rows.each[s][tile][1] = at[32];
+        } else {
+            bool real = tile < (int)in.real_tiles && (aligned || s < unit.steps);
+            at += tile * unit.tile_words;
+            rows.each[s][tile][0] = real ? at[0] : 0;
+            rows.each[s][tile][1] = real ? at[32] : 0;
         }
     }
 }
 
-/* A part of one strip, whose first ring is under way; after gate's that of up is. `at` is where the part's first ring is
- * in either matrix. */
-template <uint32_t type, int tiles, bool gated, bool aligned>
-static __device__ __forceinline__ void few_part(quant_ring<type> &ring, const fg_gpu_product &p,
-                                                size_t at, bool is_up, const few_in &in,
-                                                const part_steps &part, uint32_t lane,
+/* A step's product with all tiles of rows. */
+template <int tiles>
+static __device__ __forceinline__ void use_step(const uint32_t a[4], const uint32_t (*b)[2],
                                                 float (*sums)[4])
 {
-    typedef fg_gpu_quant<type> quant;
-    const uint8_t *next_at = (gated && is_up ? p.up : p.weight) + at;
-    uint32_t first = ring_first<type>(part);
-    ahead_rows rows[2];
-    if (tiles == 1) {
-        load_ahead<aligned>(rows[0], in, first);
-    }
-    for (uint32_t step = first; step < part.end; step += quant::ring * FG_GPU_UNIT_STEPS) {
-        fg_gpu_scales<type> own;
-        fg_gpu_ready_scales<type>(own, ring.raw);
-        uint32_t next = step + quant::ring * FG_GPU_UNIT_STEPS;
-        next_at += quant::ring_bytes;
-        if (gated && !is_up && next >= part.end) {
-            next = first;
-            next_at = p.up + at;
-        }
-        if (next < part.end) {
-            load_raw<type>(ring.raw, next_at, part, next, lane);
-        }
 #pragma unroll
-        for (uint32_t i = 0; i < quant::ring; i++) {
-            uint32_t inner = i * FG_GPU_UNIT_STEPS;
-            if (tiles == 1) {
-                load_ahead<aligned>(rows[(i + 1) % 2], in, step + inner + FG_GPU_UNIT_STEPS);
+    for (int tile = 0; tile < tiles; tile++) {
+        fg_mma(sums[tile], a, b[tile][0], b[tile][1]);
+    }
+}
+
+/* Unit `from`, whose place in the ring begins at `place`; steps of other warps are left out; `aligned`: it has none.
+ * `scales`: of the ring, as the lane finds them. */
+template <uint32_t type, int tiles, bool gated, bool aligned>
+static __device__ __forceinline__ void use_unit(const quant_ring<type, gated> &ring,
+                                                const uint4 *scales, const few_in &in,
+                                                unit_rows<tiles, aligned> &rows,
+                                                const part_steps &part, uint32_t from,
+                                                uint32_t place, float (*sums)[tiles][4])
+{
+    constexpr uint32_t matrices = quant_ring<type, gated>::matrices;
+    uint32_t next = from + 1 < part.end_unit ? from + 1 : from;
+    unit_in unit = find_unit<aligned>(in, rows.ahead ? next : from);
+    uint4 own[matrices] = {};
+#pragma unroll
+    for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
+        uint32_t step = from * FG_GPU_UNIT_STEPS + s;
+#pragma unroll
+        for (uint32_t m = 0; m < matrices && s % 2 == 0; m++) {
+            own[m] = scales[((place + m) * (FG_GPU_UNIT_STEPS / 2) + s / 2) * 8];
+        }
+        if (aligned || (step >= part.first && step < part.end)) {
+            if (!rows.ahead) {
+                load_step(rows, in, unit, s);
             }
-            if (is_in(part, step + inner)) {
-                use_unit<type, tiles, aligned>(ring.codes[i], own, in, rows[i % 2], part,
-                                               step + inner, i, sums);
+#pragma unroll
+            for (uint32_t m = 0; m < matrices; m++) {
+                uint32_t a[4];
+                fg_gpu_weights<type>(a, ring.codes[place + m], own[m], s);
+                use_step<tiles>(a, rows.each[s], sums[m]);
             }
-            if (is_in(part, next + inner)) {
-                fg_gpu_load_codes<type>(ring.codes[i], next_at + i * quant::unit_bytes, lane);
+            if (rows.ahead) {
+                load_step(rows, in, unit, s);
             }
         }
+    }
+}
+
+/* A part of one strip, whose first ring is under way. */
+template <uint32_t type, int tiles, bool gated, bool aligned>
+static __device__ __forceinline__ void few_part(quant_ring<type, gated> &ring,
+                                                fg_gpu_shared_scales<type> &shared,
+                                                const few_in &in, const part_steps &part,
+                                                uint32_t lane, float (*sums)[tiles][4])
+{
+    typedef quant_ring<type, gated> shape;
+    uint4 *put = fg_keep_shared(&shared.each[lane % 4 % fg_gpu_quant<type>::ring][0][lane / 4]);
+    const uint4 *scales = fg_keep_shared(&shared.each[0][0][lane / 4]);
+    uint32_t first = ring_first<type, gated>(part), left = part.end_unit - first;
+    unit_rows<tiles, aligned> rows;
+    if (rows.ahead) {
+        unit_in unit = find_unit<aligned>(in, part.first_unit);
+#pragma unroll
+        for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
+            load_step(rows, in, unit, s);
+        }
+    }
+    for (;;) {
+        uint32_t next = first + shape::span,
+                 next_left = left > shape::span ? left - shape::span : 0;
+        fg_gpu_share_scales<type>(put, ring.raw, lane);
+        load_raw(ring, part, next, next_left, lane);
+#pragma unroll
+        for (uint32_t i = 0; i < shape::span; i++) {
+            if (is_in<type>(part, first, left, i)) {
+                use_unit<type, tiles, gated, aligned>(ring, scales, in, rows, part, first + i,
+                                                      i * shape::matrices, sums);
+            }
+            load_codes(ring, part, next, next_left, i, lane);
+        }
+        if (next_left == 0) {
+            return;
+        }
+        first = next;
+        left = next_left;
     }
 }
 
@@ -187,14 +253,41 @@ static __device__ __forceinline__ void join_parts(float *out, const float *parts
 template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, bool gated)
 {
     typedef fg_gpu_quant<type> quant;
-    bool large = quant::high_bits == 2 || (quant::high_bits == 1 && (gated || tiles <= 2)) ||
-                 (quant::has_minima && gated && tiles == 1) ||
-                 (quant::is_bytes && gated && tiles == 2) || (gated && tiles == 4);
-    return (tiles == 1   ? 3
-            : tiles == 2 ? 4
-            : tiles <= 4 ? 3
-                         : 2) -
-           (large && tiles > 1 && tiles < 8 ? 1 : 0);
+    if (tiles == 1) {
+        return quant::high_bits == 0 && (quant::is_pairs || !gated) ? 4 : 3;
+    }
+    return tiles == 2 || (tiles == 4 && !gated) ? 3 : 2;
+}
+
+static __device__ __forceinline__ part_steps find_part(const fg_gpu_products &set, uint32_t warp)
+{
+    part_steps part;
+    part.first = warp * set.part_steps;
+    part.end = part.first + set.part_steps < set.steps ? part.first + set.part_steps : set.steps;
+    part.first_unit = part.first / FG_GPU_UNIT_STEPS;
+    part.end_unit = fg_keep(fg_gpu_units(part.end));
+    return part;
+}
+
+/* The rows from `row_first` on. */
+template <int tiles, bool aligned>
+static __device__ __forceinline__ few_in find_rows(const fg_gpu_products &set, uint32_t row_first,
+                                                   uint32_t lane)
+{
+    uint32_t row = row_first + lane / 4, tile_first = row_first % FG_GPU_BLOCK / 8;
+    few_in in;
+    in.at = set.in + (size_t)(row_first / FG_GPU_BLOCK) * (FG_GPU_BLOCK / 2) * set.columns + lane +
+            (aligned ? tile_first * FG_GPU_BLOCK * 4 : 0);
+    in.columns = set.columns;
+    in.tile_first = tile_first;
+    /* What is read of rows that there are not would only be seen in sums that nobody takes. */
+    in.real_tiles = row < set.rows ? (set.rows - row + 7) / 8 : 0;
+    /* In the last of few tiles it is the last row. */
+    uint32_t last_row = row_first + (tiles - 1) * 8 + lane / 4;
+    uint32_t beyond = last_row < set.rows ? 0 : (last_row - (set.rows - 1)) * 4;
+    in.last = fg_keep_global(in.at + (tiles - 1) * FG_GPU_BLOCK * 4 - beyond);
+    in.at = tiles == 1 && aligned ? in.last : fg_keep_global(in.at);
+    return in;
 }
 
 /* Blocks: x a tile of rows, y a strip, so that neighbours read the same weights. `aligned`: parts are whole units. */
@@ -208,43 +301,34 @@ static __global__ __launch_bounds__(
     constexpr uint32_t up_at = gated && !turns ? FG_GPU_PARTS * part_floats : 0;
     __shared__ float parts[up_at + FG_GPU_PARTS * part_floats];
     __shared__ float gates[turns ? part_floats : 1];
+    __shared__ fg_gpu_shared_scales<type> scales[FG_GPU_PARTS];
     const fg_gpu_product &p = fg_gpu_find_product(set, blockIdx.y);
     uint32_t strip = blockIdx.y - p.strip_first, row_first = blockIdx.x * tiles * 8;
     uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     uint32_t count = fg_gpu_part_count(set);
-    part_steps part;
-    part.first = warp * set.part_steps;
-    part.end = part.first + set.part_steps < set.steps ? part.first + set.part_steps : set.steps;
+    part_steps part = find_part(set, warp);
     bool mine = part.first < part.end;
-    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * strip +
-                fg_gpu_unit_at<type>(ring_first<type>(part) / FG_GPU_UNIT_STEPS);
-    /* What is read of rows that there are not would only be seen in sums that nobody takes. */
-    uint32_t row = row_first + lane / 4;
-    few_in in;
-    in.at = set.in + (size_t)(row_first / FG_GPU_BLOCK) * (FG_GPU_BLOCK / 2) * set.columns + lane;
-    in.columns = set.columns;
-    in.tile_first = row_first % FG_GPU_BLOCK / 8;
-    in.real_tiles = row < set.rows ? (set.rows - row + 7) / 8 : 0;
-    quant_ring<type> ring;
+    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * strip;
+    few_in in = find_rows<tiles, aligned>(set, row_first, lane);
+    quant_ring<type, gated> ring;
+    float sums[ring.matrices][tiles][4] = {};
     fg_gpu_let_next();
     if (mine) {
-        fill_ring<type>(ring, p.weight + at, part, lane);
+        fill_ring(ring, p, at, part, lane);
     }
     fg_gpu_wait();
-    /* Gate, then up, by the same instructions. */
-#pragma unroll 1
-    for (uint32_t i = 0; i < (gated ? 2u : 1u); i++) {
-        float sums[tiles][4] = {};
-        if (mine) {
-            few_part<type, tiles, gated, aligned>(ring, p, at, i == 1, in, part, lane, sums);
-        }
-        if (turns && i == 1) {
+    if (mine) {
+        few_part<type, tiles, gated, aligned>(ring, scales[warp], in, part, lane, sums);
+        put_part<tiles>(parts, warp, lane, sums[0]);
+    }
+    if constexpr (gated) {
+        if (turns) {
             __syncthreads();
             join_parts<tiles>(gates, parts, count);
             __syncthreads();
         }
         if (mine) {
-            put_part<tiles>(parts + i * up_at, warp, lane, sums);
+            put_part<tiles>(parts + up_at, warp, lane, sums[1]);
         }
     }
     __syncthreads();

@@ -161,5 +161,42 @@ static __device__ __forceinline__ uint32_t fg_bf16_pair(float low, float high)
     return pair;
 }
 
+/* a b + c of two bf16 each, rounded once, half to even. */
+static __device__ __forceinline__ uint32_t fg_bf16_fma2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
+/* A number, addresses in global and in shared memory that the compiler is to keep rather than compute again. */
+static __device__ __forceinline__ uint32_t fg_keep(uint32_t value)
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+template <typename T> static __device__ __forceinline__ T *fg_keep_global(T *at)
+{
+    asm volatile("" : "+l"(at));
+    __builtin_assume(__isGlobal(at));
+    return at;
+}
+
+template <typename T> static __device__ __forceinline__ T *fg_keep_shared(T *at)
+{
+    asm volatile("" : "+l"(at));
+    __builtin_assume(__isShared(at));
+    return at;
+}
+
+/* (word & mask) | bits as one instruction: of two constants the compiler makes two. */
+static __device__ __forceinline__ uint32_t fg_pick_bits(uint32_t word, uint32_t mask, uint32_t bits)
+{
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(word), "r"(mask), "r"(bits));
+    return out;
+}
+
 #endif
 #endif

@@ -82,11 +82,12 @@ static __device__ __forceinline__ void pack_codes(const pack_rows &rows, uint32_
             low[step * 2 + j / 4] |= code << j % 4 * 8;
             continue;
         }
-        low[step] |= (code & 15u) << 4 * j;
+        uint32_t bit = fg_gpu_code_bit(j);
+        low[step] |= (code & 15u) << bit;
         if (quant::high_bits == 1) {
-            high[0] |= code >> 4 << (4 * j + step);
+            high[0] |= code >> 4 << (bit + step);
         } else if (quant::high_bits == 2) {
-            high[step / 2] |= code >> 4 << (4 * j + step % 2 * 2);
+            high[step / 2] |= code >> 4 << (bit + step % 2 * 2);
         }
     }
     uint4 *at = (uint4 *)out;

@@ -406,6 +406,53 @@ static inline uint32_t fg_bf16_pair(float low, float high)
     return fg_emu_bf16(high) << 16 | fg_emu_bf16(low);
 }
 
+/* a b + c, whose product is exact: rounded to odd on the way, so that the last rounding is that of the exact sum. */
+static inline uint32_t fg_emu_bf16_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    double product = (double)fg_emu_float(a << 16) * (double)fg_emu_float(b << 16);
+    double addend = (double)fg_emu_float(c << 16);
+    double sum = product + addend, other = sum - product;
+    double rest = (product - (sum - other)) + (addend - other);
+    uint64_t bits;
+    __builtin_memcpy(&bits, &sum, sizeof(bits));
+    if ((rest < 0.0 || rest > 0.0) && (bits & 1) == 0) {
+        bits += (rest > 0.0) == (sum > 0.0) ? 1 : UINT64_MAX;
+        __builtin_memcpy(&sum, &bits, sizeof(sum));
+    }
+    float out = (float)sum;
+    uint32_t word = fg_emu_bits(out);
+    if ((double)out != sum && (word & 1) == 0 && sum == sum) {
+        out = fg_emu_float(fabs((double)out) > fabs(sum) ? word - 1 : word + 1);
+    }
+    return fg_emu_bf16(out);
+}
+
+static inline uint32_t fg_bf16_fma2(uint32_t a, uint32_t b, uint32_t c)
+{
+    return fg_emu_bf16_fma(a >> 16, b >> 16, c >> 16) << 16 |
+           fg_emu_bf16_fma(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF);
+}
+
+static inline uint32_t fg_keep(uint32_t value)
+{
+    return value;
+}
+
+template <typename T> static inline T *fg_keep_global(T *at)
+{
+    return at;
+}
+
+template <typename T> static inline T *fg_keep_shared(T *at)
+{
+    return at;
+}
+
+static inline uint32_t fg_pick_bits(uint32_t word, uint32_t mask, uint32_t bits)
+{
+    return (word & mask) | bits;
+}
+
 /* ---- Numbers ---- */
 
 static inline unsigned __float_as_uint(float x)

@@ -537,6 +537,42 @@ static __global__ void many_barriers(float *out)
     out[threadIdx.x] = sum;
 }
 
+/* Of bf16 whose exact result is an integer of at most 60 bits, by integers; then what is a tie but for a last bit far
+ * below. */
+static void check_fma(void)
+{
+    for (int round = 0; round < 100000; round++) {
+        uint32_t at[3];
+        int64_t exact[3];
+        for (int i = 0; i < 3; i++) {
+            uint32_t bits = random_next(), place = bits >> 8 & (i < 2 ? 15 : 31);
+            exact[i] = ((int64_t)(bits & 0x7F) + 128) << place;
+            exact[i] = (bits & 0x80) != 0 ? -exact[i] : exact[i];
+            at[i] = __float_as_uint((float)exact[i]) >> 16;
+        }
+        int64_t sum = exact[0] * exact[1] + exact[2], size = sum < 0 ? -sum : sum, unit = 1;
+        while (size / unit >= 256) {
+            unit *= 2;
+        }
+        int64_t low = size / unit, rest = size % unit;
+        low += 2 * rest > unit || (2 * rest == unit && low % 2 != 0);
+        float want = (float)(low * unit) * (sum < 0 ? -1.0F : 1.0F);
+        uint32_t out = fg_bf16_fma2(at[0] << 16 | 0x3F80, at[1] << 16 | 0x4000, at[2] << 16);
+        expect(__uint_as_float(out & 0xFFFF0000) == want, "a sum differs from that of integers");
+        expect((out & 0xFFFF) == 0x4000, "the lower half is wrong");
+    }
+    /* 3 times 87 is 261, between 260 and 262; 2^-100, 2^-133. */
+    expect(fg_bf16_fma2(0x4040, 0x42AE, 0) == 0x4382, "a tie is not rounded to even");
+    expect(fg_bf16_fma2(0x4040, 0x42AE, 0x0D80) == 0x4383, "above a tie");
+    expect(fg_bf16_fma2(0x4040, 0x42AE, 0x8001) == 0x4382, "below a tie");
+    expect(fg_bf16_fma2(0xC040, 0x42AE, 0x8001) == 0xC383, "above a tie, negative");
+    expect(fg_bf16_fma2(0x0001, 0x3F00, 0x0001) == 0x0002, "what is subnormal");
+    expect(fg_bf16_fma2(0x7F80, 0x3F80, 0x3F80) == 0x7F80, "what is infinite");
+    expect(fg_bf16_fma2(0x7F7F, 0x4000, 0) == 0x7F80, "what is too large");
+    expect(fg_bf16_fma2(0x8000, 0x3F80, 0) == 0, "-0 and 0 is not 0");
+    expect(fg_bf16_fma2(0x7F80, 0x3F80, 0xFF80) == 0x7FFF, "infinite less infinite");
+}
+
 static __global__ void many_products(float *out)
 {
     float sums[4] = { 0.0F, 0.0F, 0.0F, 0.0F };
@@ -572,11 +608,12 @@ int main(int argc, char **argv)
         const char *name;
         void (*check)(void);
     } checks[] = {
-        { "shuffles", check_shuffles }, { "barriers", check_barriers },
-        { "product", check_product },   { "matrices", check_matrices },
-        { "copies", check_copies },     { "graphs", check_graphs },
-        { "memory", check_memory },     { "protection", check_protection },
-        { "misuse", check_misuse },     { "numbers", check_numbers },
+        { "shuffles", check_shuffles },     { "barriers", check_barriers },
+        { "product", check_product },       { "fma of pairs", check_fma },
+        { "matrices", check_matrices },     { "copies", check_copies },
+        { "graphs", check_graphs },         { "memory", check_memory },
+        { "protection", check_protection }, { "misuse", check_misuse },
+        { "numbers", check_numbers },
     };
     uint32_t passed = 0, failed = 0;
     for (const auto &check : checks) {

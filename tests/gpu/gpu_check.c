@@ -333,10 +333,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(check *c);
-    } groups[] = { { "rows", check_rows },          { "stores", check_stores },
-                   { "replay", check_replay },      { "highest", check_highest },
-                   { "choose", check_choose },      { "products", check_products },
-                   { "attention", check_attention } };
+    } groups[] = { { "rows", check_rows },       { "stores", check_stores },
+                   { "replay", check_replay },   { "highest", check_highest },
+                   { "choose", check_choose },   { "products", check_products },
+                   { "weights", check_weights }, { "attention", check_attention } };
     printf("seed %llu\n", (unsigned long long)c.rng.state);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (c.only != NULL && strstr(groups[i].name, c.only) == NULL) {

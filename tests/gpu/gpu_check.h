@@ -56,6 +56,7 @@ void drop_rows(check *c, rows_in *in);
 float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_t columns);
 
 void check_products(check *c);
+void check_weights(check *c);
 void check_highest(check *c);
 void check_choose(check *c);
 void check_attention(check *c);
