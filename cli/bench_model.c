@@ -70,8 +70,9 @@ static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options
                          "--prompt, --depth or --generate",
                          o.context_max, model->runner.hparams.context_length);
     }
-    if (status == FG_OK) {
-        /* A page that is touched for the first time costs what the kernel, and in a virtual machine its host, wants. */
+    if (status == FG_OK && model->is_host) {
+        /* A page that is touched for the first time costs what the kernel, and in a virtual machine its host, wants.
+         * Behind a GPU these are a mirror that nothing here reads. */
         memset(model->runner.arena, 0, model->runner.arena_bytes);
     }
     model->id_count = larger(o.context_max, o.seqs_max);

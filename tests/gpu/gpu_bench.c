@@ -1,7 +1,7 @@
 /*
  * gpu_bench - how fast the operations of a CUDA device are, beside what the device's memory can do in the same minute.
  *
- *   gpu_bench [--device cuda:0] [--json] [--only TEXT]
+ *   gpu_bench [--device cuda:0] [--json] [--only TEXT]...
  *
  * Shapes are those of Llama-3.1-8B and Llama-3.2-1B. Each line: time of a call, bytes that it must move and operations
  * that it must do, their rates, and the share of the copy probe. Weights come from a ring of matrices that is larger
@@ -17,8 +17,12 @@
 #include "kernels/ops.h"
 #include "tests/unit/kernels/kernel_data.h"
 
+enum { ONLY_MAX = 32 };
+
 typedef struct bench {
-    const char *device_name, *only;
+    const char *device_name;
+    const char *only[ONLY_MAX]; /* operations whose name has one of these in it */
+    uint32_t only_count;        /* 0: all */
     bool json;
     fg_device *device;
     fg_device_stream *stream;
@@ -26,6 +30,16 @@ typedef struct bench {
 } bench;
 
 enum { STEP_ROWS = 8192, CONTEXT = 16384, BLOCK = 16 };
+
+static bool is_asked(const bench *b, const char *name)
+{
+    for (uint32_t i = 0; i < b->only_count; i++) {
+        if (strstr(name, b->only[i]) != NULL) {
+            return true;
+        }
+    }
+    return b->only_count == 0;
+}
 
 static double now_s(void)
 {
@@ -179,57 +193,84 @@ static fg_activations take_rows(bench *b, uint32_t rows, uint32_t columns)
     return a;
 }
 
+typedef struct product {
+    const char *name;
+    uint32_t outputs, columns;
+    bool gated;
+} product;
+
+static const uint32_t product_rows[] = { 1, 8, 16, 32, 64, 128, 256, 2048, 8192 };
+enum { PRODUCT_ROWS = sizeof product_rows / sizeof *product_rows, PRODUCT_NAME_MAX = 64 };
+
+/* Whether it is asked for with so many rows; its name then. */
+static bool is_product_asked(const bench *b, const product *p, uint32_t rows,
+                             char name_out[PRODUCT_NAME_MAX])
+{
+    snprintf(name_out, PRODUCT_NAME_MAX, "%s, %u rows", p->name, rows);
+    return is_asked(b, name_out) && (rows <= 256 || p->outputs < 100000);
+}
+
+/* A ring of the product's weights, larger than any cache. */
+static void pack_ring(bench *b, const product *p, size_t bytes, linear_job *job)
+{
+    job->ring = (uint32_t)(((size_t)400 << 20) / bytes) / 2 * 2;
+    job->ring = job->ring < 2 ? 2 : job->ring > RING_MAX ? RING_MAX : job->ring;
+    fg_rng rng = { .state = 3 };
+    fg_matrix matrix;
+    void *data = random_matrix(&rng, FG_BF16, p->outputs, p->columns, &matrix);
+    for (uint32_t i = 0; i < job->ring; i++) {
+        FG_ASSERT(fg_device_pack(b->device, &matrix, &job->panels[i], NULL) == FG_OK);
+    }
+    fg_mem_free(data);
+}
+
+static void bench_product(bench *b, const product *p)
+{
+    static linear_job job;
+    char name[PRODUCT_NAME_MAX];
+    bool is_any = false;
+    for (uint32_t r = 0; r < PRODUCT_ROWS; r++) {
+        is_any = is_any || is_product_asked(b, p, product_rows[r], name);
+    }
+    if (!is_any) {
+        return;
+    }
+    open_device(b, 4, 2, 64);
+    size_t bytes = (size_t)p->outputs * p->columns * 2;
+    pack_ring(b, p, bytes, &job);
+    for (uint32_t r = 0; r < PRODUCT_ROWS; r++) {
+        uint32_t rows = product_rows[r];
+        if (!is_product_asked(b, p, rows, name)) {
+            continue;
+        }
+        job.rows = rows;
+        job.in = take_rows(b, rows, p->columns);
+        float *out = take(b, (size_t)(rows + 63) / 64 * 64 * p->outputs * sizeof(float));
+        job.linear = (fg_linear){ .out = out, .out_stride = p->outputs };
+        job.gated =
+            (fg_gated){ .forms = FG_FORM_PAIRS,
+                        .out = { .columns = p->outputs, .pairs = (uint32_t *)(void *)out } };
+        uint32_t calls = rows > 256 ? 6 : 40;
+        double seconds = time_of(b, p->gated ? run_gated : run_linear, &job, calls);
+        double factor = p->gated ? 2.0 : 1.0;
+        tell(b, name, seconds, factor * (double)bytes, 2.0 * factor * (double)bytes / 2 * rows);
+        drop(b, out);
+        drop(b, job.in.values);
+        drop(b, job.in.pairs);
+    }
+    close_device(b);
+}
+
 static void bench_products(bench *b)
 {
-    static const struct {
-        const char *name;
-        uint32_t outputs, columns;
-        bool gated;
-    } shapes[] = { { "8B qkv", 6144, 4096, false },     { "8B out", 4096, 4096, false },
-                   { "8B gate+up", 14336, 4096, true }, { "8B down", 4096, 14336, false },
-                   { "1B out", 2048, 2048, false },     { "1B down", 2048, 8192, false },
-                   { "head", 128256, 2048, false } };
-    static const uint32_t rows[] = { 1, 8, 16, 32, 64, 128, 256, 2048, 8192 };
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-        open_device(b, 4, 2, 64);
-        size_t bytes = (size_t)shapes[s].outputs * shapes[s].columns * 2;
-        static linear_job job;
-        job.ring = (uint32_t)(((size_t)400 << 20) / bytes) / 2 * 2;
-        job.ring = job.ring < 2 ? 2 : job.ring > RING_MAX ? RING_MAX : job.ring;
-        fg_rng rng = { .state = 3 };
-        fg_matrix matrix;
-        void *data = random_matrix(&rng, FG_BF16, shapes[s].outputs, shapes[s].columns, &matrix);
-        for (uint32_t i = 0; i < job.ring; i++) {
-            FG_ASSERT(fg_device_pack(b->device, &matrix, &job.panels[i], NULL) == FG_OK);
-        }
-        fg_mem_free(data);
-        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-            if (rows[r] > 256 && shapes[s].outputs > 100000) {
-                continue;
-            }
-            char name[64];
-            snprintf(name, sizeof name, "%s, %u rows", shapes[s].name, rows[r]);
-            if (b->only != NULL && strstr(name, b->only) == NULL) {
-                continue;
-            }
-            job.rows = rows[r];
-            job.in = take_rows(b, rows[r], shapes[s].columns);
-            float *out =
-                take(b, (size_t)(rows[r] + 63) / 64 * 64 * shapes[s].outputs * sizeof(float));
-            job.linear = (fg_linear){ .out = out, .out_stride = shapes[s].outputs };
-            job.gated = (fg_gated){ .forms = FG_FORM_PAIRS,
-                                    .out = { .columns = shapes[s].outputs,
-                                             .pairs = (uint32_t *)(void *)out } };
-            uint32_t calls = rows[r] > 256 ? 6 : 40;
-            double seconds = time_of(b, shapes[s].gated ? run_gated : run_linear, &job, calls);
-            double factor = shapes[s].gated ? 2.0 : 1.0;
-            tell(b, name, seconds, factor * (double)bytes,
-                 2.0 * factor * (double)bytes / 2 * rows[r]);
-            drop(b, out);
-            drop(b, job.in.values);
-            drop(b, job.in.pairs);
-        }
-        close_device(b);
+    static const product products[] = {
+        { "8B qkv", 6144, 4096, false },     { "8B out", 4096, 4096, false },
+        { "8B gate+up", 14336, 4096, true }, { "8B down", 4096, 14336, false },
+        { "1B out", 2048, 2048, false },     { "1B down", 2048, 8192, false },
+        { "head", 128256, 2048, false }
+    };
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+        bench_product(b, &products[i]);
     }
 }
 
@@ -255,7 +296,7 @@ static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t row
     char text[96];
     snprintf(text, sizeof text, "attend %s, %u x %u rows behind %u", name, seqs, rows,
              context - rows);
-    if (b->only != NULL && strstr(text, b->only) == NULL) {
+    if (!is_asked(b, text)) {
         return;
     }
     open_device(b, heads, kv_heads, dim);
@@ -316,19 +357,21 @@ static void bench_attend(bench *b, const char *name, uint32_t seqs, uint32_t row
     close_device(b);
 }
 
+enum { CHOOSE_ROWS = 128 };
+
 static void run_choose(bench *b, void *ctx, uint32_t call)
 {
     const fg_choose *args = ctx;
-    fg_op_choose(b->stream, args, 64);
+    fg_op_choose(b->stream, args, CHOOSE_ROWS);
 }
 
-/* 64 rows of a large vocabulary, whose logits are somewhat like a model's: few are high. */
+/* 128 rows of a large vocabulary, whose logits are somewhat like a model's: few are high. */
 static void bench_choose(bench *b, const char *name, float top_p, uint32_t top_k)
 {
-    enum { ROWS = 64, COLUMNS = 128256 };
+    enum { ROWS = CHOOSE_ROWS, COLUMNS = 128256 };
     char text[96];
     snprintf(text, sizeof text, "choose %s, %d x %d", name, ROWS, COLUMNS);
-    if (b->only != NULL && strstr(text, b->only) == NULL) {
+    if (!is_asked(b, text)) {
         return;
     }
     open_device(b, 32, 8, 128);
@@ -359,8 +402,8 @@ static void bench_choose(bench *b, const char *name, float top_p, uint32_t top_k
         left += args.choices[row] == FG_CHOICE_NONE;
     }
     tell(b, text, seconds, (double)count * sizeof(float), 0.0);
-    if (left > 0 && !b->json) {
-        printf("  %u rows left to the host\n", left);
+    if (left > 0) {
+        fprintf(b->json ? stderr : stdout, "  %u rows left to the host\n", left);
     }
     fg_device_free(b->device, FG_MEMORY_SHARED, wanted, 0);
     fg_device_free(b->device, FG_MEMORY_SHARED, args.choices, 0);
@@ -378,10 +421,10 @@ int main(int argc, char **argv)
             b.json = true;
         } else if (i + 1 < argc && strcmp(argv[i], "--device") == 0) {
             b.device_name = argv[++i];
-        } else if (i + 1 < argc && strcmp(argv[i], "--only") == 0) {
-            b.only = argv[++i];
+        } else if (i + 1 < argc && strcmp(argv[i], "--only") == 0 && b.only_count < ONLY_MAX) {
+            b.only[b.only_count++] = argv[++i];
         } else {
-            fprintf(stderr, "gpu_bench [--device cuda:0] [--json] [--only TEXT]\n");
+            fprintf(stderr, "gpu_bench [--device cuda:0] [--json] [--only TEXT]...\n");
             return 2;
         }
     }
