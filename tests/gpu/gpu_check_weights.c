@@ -64,7 +64,7 @@ static void check_type(check *c, uint32_t type)
 {
     uint32_t block = fg_dtype_block_count(type), columns = type == FG_Q8_0 ? 256 : block;
     uint32_t stride = c->quick ? 64 : 1, outputs = 65536 / stride;
-    open_device(c, 4, 2, 64);
+    open_device(c, 4, 2, 64, BLOCK);
     fg_matrix matrix;
     uint8_t *data = random_matrix(&c->rng, type, outputs, columns, &matrix);
     uint16_t *halves = fg_mem_array(outputs, sizeof *halves);
