@@ -182,13 +182,18 @@ static __device__ __forceinline__ void merge_outputs(float *outputs, const float
     }
 }
 
+/* Each branch finds the maxima itself, so that they are found before the wait for products that follows. */
 static __device__ __forceinline__ void find_tops(const wide_group &group, uint32_t tile,
                                                  float (*scores)[4], float tops[2])
 {
     int32_t first = (int32_t)(tile * FG_GPU_TILE);
     const int32_t seen[2] = { group.seen[0] - first, group.seen[1] - first };
-    hide<SCORE_TILES>(scores, 0, group.lane, seen);
-    highest<SCORE_TILES>(scores, tops);
+    if (__all_sync(0xFFFFFFFFu, seen[0] >= FG_GPU_TILE && seen[1] >= FG_GPU_TILE)) {
+        highest<SCORE_TILES>(scores, tops);
+    } else {
+        hide<SCORE_TILES>(scores, 0, group.lane, seen);
+        highest<SCORE_TILES>(scores, tops);
+    }
 }
 
 /* Scores become weights, and how much this tile and those before it count. They stay floats: the products that read the
@@ -252,6 +257,13 @@ static __device__ __forceinline__ void wait_for_keys(wide_memory<dims> *memory, 
     }
 }
 
+template <int dims>
+static __device__ __forceinline__ void wait_for_values(wide_memory<dims> *memory, uint32_t tile)
+{
+    fg_barrier_wait(&memory->values_full[tile % wide_memory<dims>::stages],
+                    tile / wide_memory<dims>::stages % 2);
+}
+
 /* An item's tiles, numbered over all items of the block: `first` to before `end`. */
 template <int dims>
 static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const wide_group &group,
@@ -271,13 +283,12 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
     make_weights(scores, tops, state, old_factors, new_factors);
     pack_weights<SCORE_TILES>(scores, weights);
     wait_for_keys(memory, first + 1, end);
+    wait_for_values(memory, first);
     uint32_t tile = first;
     for (; tile + 1 < end; tile++) {
-        uint32_t slot = tile % stages, parity = tile / stages % 2;
-        uint32_t next = (tile + 1) % stages;
+        uint32_t slot = tile % stages, next = (tile + 1) % stages;
         uint32_t values = fg_shared_at(memory->values[slot]);
         float later_old[2], later_new[2];
-        fg_barrier_wait(&memory->values_full[slot], parity);
         fg_wgmma_fence();
         begin_scores<dims>(group, fg_shared_at(memory->keys[next]), &scores[0][0]);
         begin_outputs<dims, some>(weights, values, 0, made);
@@ -285,9 +296,11 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
         give_back(&memory->keys_empty[next], group.lane);
         find_tops(group, tile + 1 - first, scores, tops);
         end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, [&]() {
-            make_weights(scores, tops, state, later_old, later_new);
-            /* The loop within also keeps ptxas from making the weights after the wait for the products. */
+            /* The loops within also keep ptxas from making weights before the products are asked for, or after they
+             * were waited for. */
             wait_for_keys(memory, tile + 2, end);
+            make_weights(scores, tops, state, later_old, later_new);
+            wait_for_values(memory, tile + 1);
         });
         give_back(&memory->values_empty[slot], group.lane);
         pack_weights<SCORE_TILES>(scores, weights);
@@ -298,7 +311,6 @@ static __device__ __forceinline__ void consume(wide_memory<dims> *memory, const 
         }
     }
     uint32_t slot = tile % stages, values = fg_shared_at(memory->values[slot]);
-    fg_barrier_wait(&memory->values_full[slot], tile / stages % 2);
     fg_wgmma_fence();
     begin_outputs<dims, some>(weights, values, 0, made);
     end_outputs<dims>(weights, values, made, outputs, old_factors, new_factors, []() {});
