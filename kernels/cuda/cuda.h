@@ -90,18 +90,6 @@ typedef struct fg_gpu_graph {
     cudaGraphExec_t run;
 } fg_gpu_graph;
 
-/* Weights that are asked for ahead while a step is recorded (ahead.cu). */
-typedef struct fg_gpu_ahead {
-    cudaStream_t branch;
-    cudaEvent_t ended[2]; /* the newest products */
-    cudaEvent_t joined;
-    size_t bytes[2];   /* of their weights */
-    size_t most;       /* bytes at once; 0: none */
-    uint32_t products; /* of this recording */
-    uint64_t sequence; /* the newest one's */
-    bool asked;
-} fg_gpu_ahead;
-
 struct fg_device_stream {
     const fg_backend *backend;
     fg_device *device;
@@ -121,7 +109,6 @@ struct fg_device_stream {
     uint32_t graph_count;
     bool capturing;
     uint64_t capture_key;
-    fg_gpu_ahead ahead;
     /* Work areas. */
     float *work; /* sums of parts, logits */
     size_t work_floats;
@@ -192,12 +179,6 @@ static __host__ __device__ __forceinline__ size_t fg_gpu_slot_at(uint32_t slot, 
 {
     return (size_t)(slot / 8) * head_dim * 16 + d * 16 + slot % 8 * 16;
 }
-
-cudaError_t fg_gpu_ahead_open(fg_device_stream *stream);
-void fg_gpu_ahead_close(fg_device_stream *stream);
-/* Around what is recorded. */
-void fg_gpu_ahead_begin(fg_device_stream *stream);
-void fg_gpu_ahead_end(fg_device_stream *stream);
 
 void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
 fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err);

@@ -316,7 +316,6 @@ static void stream_close(fg_device_stream *stream)
     for (uint32_t i = 0; i < stream->graph_count; i++) {
         (void)cudaGraphExecDestroy(stream->graphs[i].run);
     }
-    fg_gpu_ahead_close(stream);
     fg_cuda_stage_close(stream);
     (void)cudaFree(stream->work);
     (void)cudaFree(stream->records);
@@ -380,7 +379,6 @@ static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, f
     error = error != cudaSuccess
                 ? error
                 : cudaEventCreateWithFlags(&stream->staged, cudaEventDisableTiming);
-    error = error != cudaSuccess ? error : fg_gpu_ahead_open(stream);
     fg_status status = error == cudaSuccess ? FG_OK
                                             : fail(err, FG_AGAIN, "cuda:%d: no stream: %s",
                                                    device->index, cudaGetErrorString(error));
@@ -456,7 +454,6 @@ static bool replay_begin(fg_device_stream *stream, uint64_t key)
                  "recording a graph");
     stream->capturing = true;
     stream->capture_key = key;
-    fg_gpu_ahead_begin(stream);
     return false;
 }
 
@@ -467,7 +464,6 @@ static void replay_end(fg_device_stream *stream)
     }
     cudaGraph_t graph;
     fg_gpu_graph *made = &stream->graphs[stream->graph_count];
-    fg_gpu_ahead_end(stream);
     stream->capturing = false;
     fg_gpu_check(cudaStreamEndCapture(stream->stream, &graph), "recording a graph");
     fg_gpu_check(cudaGraphInstantiate(&made->run, graph, 0), "making a graph");

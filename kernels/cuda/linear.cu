@@ -191,13 +191,11 @@ static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_product
         run_many(stream, set, strips, gated, may_split);
         return;
     }
-    fg_gpu_ahead_ask(stream, type, set);
     if (quant) {
         fg_gpu_few_quant(stream, type, set, strips, gated);
     } else {
         fg_gpu_few(stream, set, strips, gated);
     }
-    fg_gpu_ahead_started(stream);
 }
 
 static void tensor_linears(fg_device_stream *stream, const fg_linear *linears, uint32_t count,

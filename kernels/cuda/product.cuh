@@ -79,10 +79,6 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
     return (outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP;
 }
 
-/* ahead.cu: before and after a launch of few rows' products. */
-void fg_gpu_ahead_ask(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set);
-void fg_gpu_ahead_started(fg_device_stream *stream);
-
 /* few.cu: up to so many rows. */
 enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);

@@ -251,35 +251,6 @@ static __device__ __forceinline__ void fg_bulk_copy(void *shared, const void *gl
         : "memory");
 }
 
-/* ---- clusters: blocks that reach each other's shared memory ---- */
-
-/* All threads of all blocks of the cluster, but those that have ended. */
-static __device__ __forceinline__ void fg_cluster_sync(void)
-{
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-/* Arrives at the barrier at this place in block `rank` of the cluster. */
-static __device__ __forceinline__ void fg_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
-{
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(fg_shared_at(barrier)),
-        "r"(rank)
-        : "memory");
-}
-
-/* A bulk copy to this place in each block of the cluster that `mask` has a bit of, told to the barrier there. */
-static __device__ __forceinline__ void fg_bulk_copy_to(void *shared, const void *global,
-                                                       uint32_t bytes, uint64_t *barrier,
-                                                       uint16_t mask)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(fg_shared_at(shared)),
-                 "l"(global), "r"(bytes), "r"(fg_shared_at(barrier)), "h"(mask)
-                 : "memory");
-}
-
 /* What other kernels wrote in the usual way is seen by bulk copies from here on. */
 static __device__ __forceinline__ void fg_bulk_fence(void)
 {

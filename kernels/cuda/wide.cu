@@ -4,8 +4,7 @@
  * tiles too; a stage is 64 columns. Two groups of four warps have 64 outputs each: a warp reads its 16 outputs' weights
  * into registers, the rows are read from shared memory by the products.
  *
- * What a tile takes in for each product is what limits it: wide tiles, and pairs of blocks (a cluster) whose tiles have the
- * same rows, half of which each brings for both.
+ * What a tile takes in for each product is what limits it, so tiles are as wide as registers allow.
  *
  * A part's sums are added to the totals when the part ends. Parts must be whole stages: fg_gpu_wide says whether it can.
  * Where rows are few, several blocks share the parts of the same outputs, and a kernel of their own adds the sums.
@@ -29,17 +28,6 @@ bool fg_gpu_wide_prepare(void)
 
 #include "kernels/cuda/wgmma.cuh"
 
-/* For experiments: blocks of a cluster (1, 2), rows of a tile (128, 192; 0: as the launch suits), tiles of a band. */
-#ifndef FG_WIDE_CLUSTER
-#define FG_WIDE_CLUSTER 1
-#endif
-#ifndef FG_WIDE_WIDTH
-#define FG_WIDE_WIDTH 0
-#endif
-#ifndef FG_WIDE_BAND
-#define FG_WIDE_BAND 16
-#endif
-
 enum {
     WIDE_GROUPS = 2,
     WIDE_FEEDERS = 4, /* warps that ask for copies */
@@ -53,13 +41,11 @@ enum {
     BLOCK_BYTES = FG_GPU_BLOCK_WORDS * 4, /* of rows */
     TILE_BYTES = BLOCK_BYTES / 8,         /* 8 rows of it */
     STRIP_BYTES = WIDE_STEPS * 512,       /* weights of 16 outputs */
-    BAND =
-        FG_WIDE_BAND, /* tiles of rows that blocks go through together, so that they stay in the cache */
-    CHUNK = 4,        /* tiles of 8 rows whose outputs are written together */
+    BAND = 16, /* tiles of rows that blocks go through together, so that they stay in the cache */
+    CHUNK = 4, /* tiles of 8 rows whose outputs are written together */
     CHUNK_SUMS = CHUNK * 4, /* of a thread */
 };
 
-template <int width> constexpr uint32_t wide_cluster = width > MIDDLE_WIDTH ? FG_WIDE_CLUSTER : 1;
 template <int width> constexpr uint32_t wide_stages = width == WIDTH ? 6 : 5;
 
 template <int width> struct wide_stage {
@@ -73,9 +59,9 @@ template <int width> struct wide_memory {
     uint64_t full[wide_stages<width>], empty[wide_stages<width>];
 };
 
-/* A launch's tiles: clusters go through them in turn. */
+/* A launch's tiles: blocks go through them in turn. */
 typedef struct wide_tiles {
-    uint32_t row_tiles, strip_tiles; /* the latter of a cluster */
+    uint32_t row_tiles, strip_tiles;
     uint32_t count;
 } wide_tiles;
 
@@ -111,7 +97,6 @@ static __device__ __forceinline__ wide_place find_place(const fg_gpu_products &s
                                                         const wide_tiles &tiles, uint32_t tile)
 {
     constexpr uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
-    constexpr uint32_t cluster = wide_cluster<width>;
     uint32_t band = tile / (BAND * tiles.strip_tiles);
     uint32_t first = band * BAND;
     uint32_t rows = tiles.row_tiles - first < BAND ? tiles.row_tiles - first : BAND;
@@ -119,7 +104,7 @@ static __device__ __forceinline__ wide_place find_place(const fg_gpu_products &s
     uint32_t part_stages = set.part_steps / WIDE_STEPS, stages = set.steps / WIDE_STEPS;
     wide_place place;
     place.row = (first + inner % rows) * width;
-    place.strip = (inner / rows * cluster + blockIdx.x % cluster) * strips_each;
+    place.strip = inner / rows * strips_each;
     place.stage_first = shared_parts ? blockIdx.y * split.parts_each * part_stages : 0;
     place.stage_end = shared_parts ? place.stage_first + split.parts_each * part_stages : stages;
     place.stage_end = place.stage_end < stages ? place.stage_end : stages;
@@ -139,25 +124,23 @@ static __device__ __forceinline__ const uint8_t *strip_at(const fg_gpu_products 
 }
 
 /* A tile's stages, by four warps, since a warp asks for one copy after the other. The first copies are the blocks of rows,
- * of which each block of the cluster brings a piece for all, the others are the strips; each warp has every fourth. A stage
- * is written when nobody in the cluster reads it any more, and full when each warp has said how much it asks for (nothing
- * too: so none falls behind by a lap) and all of that is there. */
+ * the others are the strips; each warp has every fourth. A stage is written when nobody reads it any more, and full when
+ * each warp has said how much it asks for (nothing too: so none falls behind by a lap) and all of that is there. */
 template <int width, bool gated>
 static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg_gpu_products &set,
                                             const wide_place &place, uint32_t warp, uint32_t lane,
                                             wide_turn *turn)
 {
-    constexpr uint32_t row_blocks = width / FG_GPU_BLOCK, cluster = wide_cluster<width>;
-    constexpr uint32_t piece = BLOCK_BYTES / cluster;
+    constexpr uint32_t row_blocks = width / FG_GPU_BLOCK;
     const uint8_t *from = nullptr;
     uint32_t bytes = 0, stage_bytes = 0, to = 0, index = lane * WIDE_FEEDERS + warp;
     if (index < row_blocks) {
-        uint32_t row = place.row + index * FG_GPU_BLOCK, at = blockIdx.x % cluster * piece;
+        uint32_t row = place.row + index * FG_GPU_BLOCK;
         if (row < set.rows) {
-            from = (const uint8_t *)(set.in + fg_gpu_pair_at(row, 0, set.columns)) + at;
+            from = (const uint8_t *)(set.in + fg_gpu_pair_at(row, 0, set.columns));
             bytes = stage_bytes = BLOCK_BYTES;
         }
-        to = index * BLOCK_BYTES + at;
+        to = index * BLOCK_BYTES;
     } else if (index < row_blocks + WIDE_STRIPS) {
         from = strip_at<gated>(set, place, index - row_blocks);
         bytes = from != nullptr ? STRIP_BYTES : 0;
@@ -178,11 +161,7 @@ static __device__ __forceinline__ void feed(wide_memory<width> *memory, const fg
         }
         __syncwarp();
         if (bytes > 0) {
-            if (cluster > 1 && index < row_blocks) {
-                fg_bulk_copy_to(there, from, piece, full, (1 << cluster) - 1);
-            } else {
-                fg_bulk_copy(there, from, bytes, full);
-            }
+            fg_bulk_copy(there, from, bytes, full);
         }
         advance<width>(turn);
     }
@@ -193,11 +172,7 @@ template <int width>
 static __device__ __forceinline__ void give_back(wide_memory<width> *memory, uint32_t slot,
                                                  uint32_t lane)
 {
-    if constexpr (wide_cluster < width >> 1) {
-        if (lane < wide_cluster<width>) {
-            fg_barrier_arrive_at(&memory->empty[slot], lane);
-        }
-    } else if (lane == 0) {
+    if (lane == 0) {
         fg_barrier_arrive(&memory->empty[slot]);
     }
 }
@@ -386,24 +361,23 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FG_SHARED_BYTES(shared);
-    constexpr uint32_t cluster = wide_cluster<width>;
     wide_memory<width> *memory = (wide_memory<width> *)shared;
     uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     wide_turn turn = {};
     if (threadIdx.x == 0) {
         for (int i = 0; i < wide_stages<width>; i++) {
             fg_barrier_init(&memory->full[i], WIDE_FEEDERS);
-            fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4 * cluster);
+            fg_barrier_init(&memory->empty[i], WIDE_GROUPS * 4);
         }
         fg_barrier_made();
     }
-    cluster > 1 ? fg_cluster_sync() : __syncthreads();
+    __syncthreads();
     fg_gpu_let_next();
     fg_gpu_wait();
     if (group == WIDE_GROUPS) {
         fg_fewer_registers<40>();
         fg_bulk_fence();
-        for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
+        for (uint32_t t = blockIdx.x; t < tiles.count; t += gridDim.x) {
             feed<width, gated>(memory, set,
                                find_place<width, gated, shared_parts>(set, split, tiles, t), warp,
                                lane, &turn);
@@ -411,7 +385,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
     } else {
         fg_more_registers<232>();
         uint32_t index = group * 4 + warp;
-        for (uint32_t t = blockIdx.x / cluster; t < tiles.count; t += gridDim.x / cluster) {
+        for (uint32_t t = blockIdx.x; t < tiles.count; t += gridDim.x) {
             wide_place place = find_place<width, gated, shared_parts>(set, split, tiles, t);
             float totals[width / 2];
             consume<width, shared_parts>(memory, set, split, place, index, lane, &turn, totals);
@@ -420,38 +394,13 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
             }
         }
     }
-    if constexpr (cluster > 1) {
-        fg_cluster_sync(); /* the others arrive at this block's barriers until they have ended */
-    }
 #endif
 }
 
-/* FG_LAUNCH, with clusters. */
-template <int width, bool gated, bool shared_parts>
-static void start(fg_device_stream *stream, dim3 grid, const fg_gpu_products &set,
-                  const wide_split &split, const wide_tiles &tiles)
-{
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = { wide_cluster<width>, 1, 1 };
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(WIDE_THREADS);
-    config.dynamicSmemBytes = sizeof(wide_memory<width>);
-    config.stream = stream->stream;
-    config.attrs = attributes;
-    config.numAttrs = wide_cluster<width> > 1 ? 2 : 1;
-    fg_gpu_check(
-        cudaLaunchKernelEx(&config, wide_rows<width, gated, shared_parts>, set, split, tiles),
-        "wide_rows");
-}
-
 static wide_tiles count_tiles(const fg_gpu_products &set, uint32_t strips, bool gated,
-                              uint32_t width, uint32_t cluster)
+                              uint32_t width)
 {
-    uint32_t strips_each = (gated ? WIDE_STRIPS / 2 : WIDE_STRIPS) * cluster;
+    uint32_t strips_each = gated ? WIDE_STRIPS / 2 : WIDE_STRIPS;
     uint32_t row_tiles = (set.rows + width - 1) / width;
     uint32_t strip_tiles = (strips + strips_each - 1) / strips_each;
     return { row_tiles, strip_tiles, row_tiles * strip_tiles };
@@ -461,18 +410,15 @@ template <int width, bool gated, bool shared_parts>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips,
                    const wide_split &split)
 {
-    constexpr uint32_t cluster = wide_cluster<width>;
-    wide_tiles tiles = count_tiles(set, strips, gated, width, cluster);
+    wide_tiles tiles = count_tiles(set, strips, gated, width);
     uint32_t parts = (set.steps + set.part_steps - 1) / set.part_steps;
-    uint32_t most = (uint32_t)stream->device->multiprocessors / cluster;
+    uint32_t most = (uint32_t)stream->device->multiprocessors;
+    dim3 grid(tiles.count < most ? tiles.count : most);
     if constexpr (shared_parts) {
-        start<width, gated, true>(
-            stream, dim3(tiles.count, (parts + split.parts_each - 1) / split.parts_each), set,
-            split, tiles);
-    } else {
-        start<width, gated, false>(
-            stream, dim3((tiles.count < most ? tiles.count : most) * cluster), set, split, tiles);
+        grid = dim3(tiles.count, (parts + split.parts_each - 1) / split.parts_each);
     }
+    FG_LAUNCH((wide_rows<width, gated, shared_parts>), grid, dim3(WIDE_THREADS),
+              sizeof(wide_memory<width>), stream->stream, true, set, split, tiles);
 }
 
 /* Few rows give few blocks: several share the parts of the same outputs, until there is one for each multiprocessor. */
@@ -500,18 +446,16 @@ static uint32_t time_of(const fg_device_stream *stream, const fg_gpu_products &s
                         bool gated, uint32_t width)
 {
     enum { MORE = 64 };
-    wide_tiles tiles = count_tiles(set, strips, gated, width, FG_WIDE_CLUSTER);
-    uint32_t clusters = (uint32_t)stream->device->multiprocessors / FG_WIDE_CLUSTER;
-    return (tiles.count + clusters - 1) / clusters * (width + MORE);
+    wide_tiles tiles = count_tiles(set, strips, gated, width);
+    uint32_t blocks = (uint32_t)stream->device->multiprocessors;
+    return (tiles.count + blocks - 1) / blocks * (width + MORE);
 }
 
 template <bool gated>
 static void launch_widest(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     wide_split none = {};
-    if (FG_WIDE_WIDTH == WIDTH ||
-        (FG_WIDE_WIDTH == 0 && time_of(stream, set, strips, gated, WIDTH) <
-                                   time_of(stream, set, strips, gated, WIDEST))) {
+    if (time_of(stream, set, strips, gated, WIDTH) < time_of(stream, set, strips, gated, WIDEST)) {
         launch<WIDTH, gated, false>(stream, set, strips, none);
     } else {
         launch<WIDEST, gated, false>(stream, set, strips, none);
