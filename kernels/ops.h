@@ -197,7 +197,8 @@ enum { FG_KV_PIECE = 16 };
  * int8 keeps fours, in order (values in blocks of fewer slots [KV head][slot][dim]):
  *   [KV head][piece][dim / 4][slot of the piece][dim 0..3]
  *   [KV head][slot / 4][dim][slot 0..3]
- * and in each head's region a scale per slot [slot] float from scale_offset on.
+ * and in each head's region a scale per slot [slot] float from scale_offset on. A back end with memory of its own may
+ * have another order in a head's region (kernels/cuda/cuda.h): nobody else looks into it.
  */
 typedef struct fg_paged_kv {
     void *arena;

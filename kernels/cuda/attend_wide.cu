@@ -1,7 +1,8 @@
 /*
  * Prompts' attention on Hopper, for heads of 64, 96 and 128: as attend_prompts in attend.cu, but that four warps multiply
- * together (wgmma). A block has two groups of four warps with 64 (row, head)s each, and a warp that has tiles of K and V
- * copied into shared memory ahead of them.
+ * together (wgmma). A block has two groups of four warps with 64 (row, head)s each, and a warp each that has tiles of K
+ * and of V copied into shared memory ahead of them. There are as many blocks as multiprocessors; each takes one item
+ * after the other, so that the next one's first tiles come while the last one ends.
  *
  * A group asks for the scores of the next tile before it asks for the outputs of this one, and makes weights of them
  * meanwhile, so that the tensor cores have something to do.

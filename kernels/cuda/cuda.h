@@ -8,8 +8,8 @@
  *               ceil(steps / 8); a part is one chain of steps in rising order from 0; parts are added in rising order.
  *               F32 and F16 weights: one fma per column, in rising order, as on the CPU.
  *   attention   slots go in tiles of 128 from slot 0 on. In a tile: scores are a chain of steps of 16 dimensions; weights
- *               are powers of 2 below the tile's maximum, rounded to bf16; outputs are a chain of steps of 16 slots.
- *               Tiles are merged in rising order.
+ *               are powers of 2 below the tile's maximum, added as floats, rounded to bf16; outputs are a chain of steps
+ *               of 16 slots. Tiles are merged in rising order.
  *   others      float, in an order that the kernel fixes.
  */
 #ifndef FORGE_KERNELS_CUDA_CUDA_H
