@@ -158,6 +158,11 @@ template <int dims> struct group_copies {
     {
     }
 
+    /* The kernels before have ended. */
+    __device__ __forceinline__ void begin(void)
+    {
+    }
+
     /* The tile that keys and values are asked of next. */
     __device__ __forceinline__ void look(const attend_job &job, const unit &u, uint32_t first,
                                          uint32_t limit)
@@ -211,6 +216,16 @@ template <int dims> struct group_bulk {
             fg_barrier_made();
         }
         __syncthreads();
+#endif
+    }
+
+    /* The newest slots were stored in the usual way. */
+    __device__ __forceinline__ void begin(void)
+    {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x < 32) {
+            fg_bulk_fence();
+        }
 #endif
     }
 
@@ -469,6 +484,7 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
     feed.open(memory);
     feed.look(job, now.u, work.tile * FG_GPU_TILE, now.limit);
     fg_gpu_wait();
+    feed.begin();
     feed.ask_keys(memory, job, now.u, work.tile * FG_GPU_TILE, now.limit);
     feed.asked();
     feed.ask_values(memory, job, now.u, work.tile * FG_GPU_TILE, now.limit);
