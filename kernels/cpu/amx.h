@@ -13,7 +13,7 @@ enum { FG_AMX_TILES = 8, FG_AMX_ROWS = 16, FG_AMX_ROW_BYTES = 64 };
 enum { FG_AMX_PAIR_COLUMNS = 1024 };
 
 /* Products of quantised types take tiles of so many rows and more, some of them of more. */
-enum { FG_AMX_TILE_ROWS_LEAST = 20 };
+enum { FG_AMX_TILE_ROWS_LEAST = 9 };
 
 /* What _tile_loadconfig reads. */
 typedef struct fg_amx_config {

@@ -456,10 +456,13 @@ static unpack_fn unpack_of(uint32_t type)
     }
 }
 
-/* With fewer rows unpacking is not worth its time. */
-static uint32_t rows_least(uint32_t type)
+/* Fewer rows take vpdpbusd: between one strip and this unpacking a slice is not worth its time. */
+static uint32_t rows_least(uint32_t type, uint32_t rows)
 {
-    return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : FG_AMX_TILE_ROWS_LEAST;
+    if (rows <= STRIP_ROWS) {
+        return type == FG_Q8_0 ? 13 : FG_AMX_TILE_ROWS_LEAST;
+    }
+    return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : 20;
 }
 
 /* ---- products ---- */
@@ -589,8 +592,12 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         fg_cpu_amx_linear_bf16(linear, in, rows, first, count);
         return;
     }
-    if (unpack_of(w->type) == NULL || rows < rows_least(w->type) || in->quant_tiles == NULL) {
+    if (unpack_of(w->type) == NULL || rows < rows_least(w->type, rows) || in->quant_tiles == NULL) {
         fg_cpu_avx512_linear(linear, in, rows, first, count);
+        return;
+    }
+    if (rows <= STRIP_ROWS) {
+        fg_cpu_amx_few(linear, in, rows, first, count);
         return;
     }
     configure();

@@ -751,47 +751,68 @@ Test(linear, extreme_quants_do_not_saturate)
     }
 }
 
-/* Weights may begin where a file's mapping does. */
-Test(linear, nothing_before_the_weights_is_read)
+enum { GUARDED_ROWS = 16, GUARDED_OUTPUTS = 20, GUARDED_COLUMNS = 256 };
+
+/* The same products from panels and from a copy that lies where it may be read, and nothing beside it. */
+static void check_guarded(const fg_panels *panels, const fg_panels *guarded,
+                          const fg_activations *in)
 {
+    for (size_t i = 0; i < TEST_ISAS; i++) {
+        test_device device;
+        if (!open_test_device(test_isas[i], 1, &device)) {
+            continue;
+        }
+        for (uint32_t rows = 1; rows <= GUARDED_ROWS; rows++) {
+            float out[2][GUARDED_ROWS * GUARDED_OUTPUTS];
+            fg_linear linear = { .weight = *panels, .out = out[0], .out_stride = panels->outputs };
+            fg_linear other = { .weight = *guarded, .out = out[1], .out_stride = panels->outputs };
+            fg_op_prepare(device.stream, in, fg_op_linear_form(device.stream, panels->type), rows);
+            fg_op_linear(device.stream, &linear, 1, in, rows);
+            fg_op_linear(device.stream, &other, 1, in, rows);
+            cr_assert(memcmp(out[0], out[1], rows * panels->outputs * sizeof(float)) == 0,
+                      "%s, isa %s, %u rows of %u", fg_dtype_name(panels->type), test_isas[i], rows,
+                      panels->columns);
+        }
+        close_test_device(&device);
+    }
+}
+
+/* Weights may begin where a file's mapping does, and end where it does. */
+Test(linear, nothing_before_or_behind_the_weights_is_read)
+{
+    static const struct {
+        uint32_t outputs, columns;
+    } guarded_shapes[] = { { GUARDED_OUTPUTS, GUARDED_COLUMNS }, { 1, 32 }, { 17, 64 } };
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    enum { PAGES = 16, ROWS = 9 };
+    enum { PAGES = 16 };
     uint8_t *map =
-        mmap(NULL, (PAGES + 1) * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    cr_assert(map != MAP_FAILED && mprotect(map, page, PROT_NONE) == 0);
+        mmap(NULL, (PAGES + 2) * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(map != MAP_FAILED && mprotect(map, page, PROT_NONE) == 0 &&
+              mprotect(map + (PAGES + 1) * page, page, PROT_NONE) == 0);
     fg_rng rng = { .state = 23 };
     for (size_t t = 0; t < TYPE_COUNT; t++) {
-        fg_matrix matrix;
-        void *data = random_matrix(&rng, types[t], 20, 256, &matrix);
-        fg_panels panels = pack_panels(&matrix);
-        fg_activations in = make_activations(ROWS, 256);
-        for (int i = 0; i < ROWS * 256; i++) {
-            in.values[i] = random_float(&rng, 3.0f);
-        }
-        size_t bytes = fg_panel_count(20) * fg_panel_bytes(types[t], 256);
-        cr_assert(bytes <= PAGES * page);
-        fg_panels guarded = panels;
-        guarded.data = memcpy(map + page, panels.data, bytes);
-        for (size_t i = 0; i < TEST_ISAS; i++) {
-            test_device device;
-            if (!open_test_device(test_isas[i], 1, &device)) {
-                continue;
+        for (size_t s = 0; s < sizeof guarded_shapes / sizeof guarded_shapes[0]; s++) {
+            uint32_t outputs = guarded_shapes[s].outputs;
+            uint32_t block = fg_dtype_block_count(types[t]);
+            uint32_t columns = (guarded_shapes[s].columns + block - 1) / block * block;
+            fg_matrix matrix;
+            void *data = random_matrix(&rng, types[t], outputs, columns, &matrix);
+            fg_panels panels = pack_panels(&matrix);
+            fg_activations in = make_activations(GUARDED_ROWS, columns);
+            for (uint32_t i = 0; i < GUARDED_ROWS * columns; i++) {
+                in.values[i] = random_float(&rng, 3.0f);
             }
-            for (uint32_t rows = 1; rows <= ROWS; rows++) {
-                float out[2][ROWS * 20];
-                fg_linear linear = { .weight = panels, .out = out[0], .out_stride = 20 };
-                fg_linear other = { .weight = guarded, .out = out[1], .out_stride = 20 };
-                fg_op_prepare(device.stream, &in, fg_op_linear_form(device.stream, types[t]), rows);
-                fg_op_linear(device.stream, &linear, 1, &in, rows);
-                fg_op_linear(device.stream, &other, 1, &in, rows);
-                cr_assert(memcmp(out[0], out[1], rows * 20 * sizeof(float)) == 0,
-                          "%s, isa %s, %u rows", fg_dtype_name(types[t]), test_isas[i], rows);
-            }
-            close_test_device(&device);
+            size_t bytes = fg_panel_count(outputs) * fg_panel_bytes(types[t], columns);
+            cr_assert(bytes <= PAGES * page);
+            fg_panels guarded = panels;
+            guarded.data = memcpy(map + page, panels.data, bytes);
+            check_guarded(&panels, &guarded, &in);
+            guarded.data = memcpy(map + (PAGES + 1) * page - bytes, panels.data, bytes);
+            check_guarded(&panels, &guarded, &in);
+            free_panels(&panels);
+            free_activations(&in);
+            fg_mem_free(data);
         }
-        free_panels(&panels);
-        free_activations(&in);
-        fg_mem_free(data);
     }
-    munmap(map, (PAGES + 1) * page);
+    munmap(map, (PAGES + 2) * page);
 }
