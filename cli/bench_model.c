@@ -28,6 +28,12 @@ static fg_status find_isa(fg_bench_model *model, const char *isa, fg_error *err)
 {
     if (!model->is_host) {
         fg_device_info info;
+        if (isa != NULL && strcmp(isa, "auto") != 0) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--cpu-isa %.30s says nothing of %s, whose kernels are not the "
+                           "processor's: leave it out",
+                           isa, model->device);
+        }
         fg_status status = fg_device_describe(model->device, &info, err);
         if (status == FG_OK) {
             snprintf(model->isa, sizeof model->isa, "%s", info.isa);

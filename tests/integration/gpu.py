@@ -296,6 +296,14 @@ def second_device(suite, model):
     return f"{len(run.stdout.splitlines())} tests"
 
 
+def bench_refuses(suite, model):
+    """A measurement of something else than was asked for would mislead."""
+    for test in ("throughput", "step"):
+        run = forge(suite, "bench", test, "--model", model, "--device", "cuda", "--cpu-isa", "avx2")
+        assert run.returncode == 2 and len(run.stderr.splitlines()) == 1 and "--cpu-isa avx2" in run.stderr, run
+    return run.stderr.strip()
+
+
 # --- beside the CPU ------------------------------------------------------------------------------
 
 def texts(suite):
@@ -396,6 +404,7 @@ def main():
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
         suite.case("flags without effect are named", without_effect, suite, made[0])
         suite.case("the second device", second_device, suite, made[0])
+        suite.case("bench: a flag that says nothing of a GPU", bench_refuses, suite, made[0])
         suite.case("a worker on the CPU comes to a cluster on the GPU", turned_away, suite, made[0], [], ON_CPU)
         suite.case("a worker on the GPU comes to a cluster on the CPU", turned_away, suite, made[0], ON_CPU,
                    ["--device", device()])
