@@ -37,12 +37,15 @@ typedef struct fg_quant_group {
     int32_t negated; /* minus the sum of q */
 } fg_quant_group;
 
-/* A group of sixteen rows: what processors with tiles multiply. */
-enum { FG_TILE_ROWS = 16 };
+/* A group of sixteen rows: what processors with tiles multiply. Rows of one half, which a thread quantises while another has
+ * the other half, share no cache line with those. */
+enum { FG_TILE_ROWS = 16, FG_TILE_HALF = FG_TILE_ROWS / 2 };
 typedef struct fg_quant_tile {
     int8_t quants[FG_TILE_ROWS][FG_QUANT_GROUP];
-    float scales[FG_TILE_ROWS];
-    float offsets[FG_TILE_ROWS];
+    struct {
+        float scales[FG_TILE_HALF];
+        float offsets[FG_TILE_HALF];
+    } halves[2];
 } fg_quant_tile;
 
 static inline size_t fg_quant_tile_count(size_t rows, uint32_t columns)

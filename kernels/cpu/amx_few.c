@@ -173,10 +173,13 @@ FG_AVX512_INLINE void add_rows(uint32_t type, int first, int end, const fg_quant
 #pragma GCC unroll 16
     for (int r = first; r < end; r++) {
         if (fg_cpu_has_minimum(type)) {
-            totals[r] = _mm512_fmadd_ps(_mm512_load_ps(group->minimum),
-                                        _mm512_set1_ps(rows->offsets[r]), totals[r]);
+            totals[r] = _mm512_fmadd_ps(
+                _mm512_load_ps(group->minimum),
+                _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].offsets[r % FG_TILE_HALF]),
+                totals[r]);
         }
-        __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(rows->scales[r]));
+        __m512 scale = _mm512_mul_ps(
+            d, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].scales[r % FG_TILE_HALF]));
         int at = r * FG_PANEL_OUTPUTS;
         totals[r] =
             _mm512_fmadd_ps(scale, sum_of(type, group, sums[0] + at, sums[1] + at), totals[r]);

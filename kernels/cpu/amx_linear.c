@@ -147,9 +147,12 @@ FG_AVX512_INLINE void add_sums(amx_kind kind, int first, int end, const amx_plac
 #pragma GCC unroll 16
     for (int r = first; r < end; r++) {
         if (kind == AMX_MINIMUM) {
-            totals[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows->offsets[r]), totals[r]);
+            totals[r] = _mm512_fmadd_ps(
+                minimum, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].offsets[r % FG_TILE_HALF]),
+                totals[r]);
         }
-        __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(rows->scales[r]));
+        __m512 scale = _mm512_mul_ps(
+            d, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].scales[r % FG_TILE_HALF]));
         __m512 sum = sums_of(kind, sums + r * FG_PANEL_OUTPUTS);
         totals[r] = _mm512_fmadd_ps(scale, sum, totals[r]);
         FG_AVX512_HOLD(totals[r]);

@@ -175,8 +175,8 @@ static void avx512_quant_tiles(const int8_t *quants, const fg_quant_group *group
 {
     for (uint32_t g = 0; g < group_count; g++, quants += FG_QUANT_GROUP) {
         memcpy(tiles[g].quants[place], quants, FG_QUANT_GROUP);
-        tiles[g].scales[place] = groups[g].scale;
-        tiles[g].offsets[place] = groups[g].offset;
+        tiles[g].halves[place / FG_TILE_HALF].scales[place % FG_TILE_HALF] = groups[g].scale;
+        tiles[g].halves[place / FG_TILE_HALF].offsets[place % FG_TILE_HALF] = groups[g].offset;
     }
 }
 
