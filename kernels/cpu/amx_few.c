@@ -2,11 +2,11 @@
  * Matrix products with AMX, quantised weights and up to sixteen rows: too few for weights to be unpacked slice by slice
  * (amx_linear.c), as each group meets one tile of activations.
  *
- * A walk goes through the panels once. A turn unpacks a group into a ring, multiplies the group before it, stores the
- * sums of the one before that, and scales what was stored some turns ago: all four are of different groups, so that
- * none waits for another. Storing a tile takes both pipes of 512 bits as long as 32 operations, however few its rows
- * are, and a product one pipe a cycle for each row; what remains are four operations for each row (six with minima or
- * Q6_K's two integer scales), so about eight rows is where vpdpbusd, with twelve for each row, falls behind.
+ * A walk goes through the panels once. A turn scales the sums of a group that were stored two turns ago, and for groups
+ * further on stores sums, multiplies and unpacks: all four are of different groups, so that none waits for another.
+ * Storing a tile takes both pipes of 512 bits as long as 32 operations, however few its rows are, and a product one pipe
+ * a cycle for each row; what remains are four operations for each row (five with minima, eight with Q6_K's two integer
+ * scales), so about eight rows is where vpdpbusd, with twelve for each row, falls behind.
  *
  * Sums become floats as in amx_linear.c. Nibbles of Q4_0 stay in the upper halves of their bytes, which spares their
  * offset's subtraction: sums sixteen times as large are added to a float whose last bit counts a sixteenth. Q6_K

@@ -459,7 +459,7 @@ static unpack_fn unpack_of(uint32_t type)
     }
 }
 
-/* Fewer rows take vpdpbusd: between one strip and this unpacking a slice is not worth its time. */
+/* Fewer rows take vpdpbusd. More than one strip (amx_few.c) must be many for unpacking a slice to be worth its time. */
 static uint32_t rows_least(uint32_t type, uint32_t rows)
 {
     if (rows <= STRIP_ROWS) {

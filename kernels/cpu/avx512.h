@@ -36,10 +36,10 @@ void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);
-/* With AMX: BF16 and, with many rows, quantised types; else as fg_cpu_avx512_linear. */
+/* With AMX: BF16 and, from FG_AMX_TILE_ROWS_LEAST rows on, quantised types; else as fg_cpu_avx512_linear. */
 void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                        uint32_t first, uint32_t count);
-/* Quantised types, rows of a single tile. */
+/* Quantised types, up to FG_TILE_ROWS rows that are one tile. */
 void fg_cpu_amx_few(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                     uint32_t first, uint32_t count);
 /* Reads pairs that are apart. */
