@@ -468,6 +468,12 @@ static uint32_t rows_least(uint32_t type, uint32_t rows)
     return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : 20;
 }
 
+/* The most of all types. */
+bool fg_cpu_amx_tiles_alone(uint32_t rows)
+{
+    return rows >= rows_least(FG_Q8_0, rows);
+}
+
 /* ---- products ---- */
 
 /* Some rows of a product, BATCH_ROWS at most, against some panels. */
@@ -595,7 +601,8 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         fg_cpu_amx_linear_bf16(linear, in, rows, first, count);
         return;
     }
-    if (unpack_of(w->type) == NULL || rows < rows_least(w->type, rows) || in->quant_tiles == NULL) {
+    bool few = rows < rows_least(w->type, rows) && in->quants != NULL;
+    if (unpack_of(w->type) == NULL || few || in->quant_tiles == NULL) {
         fg_cpu_avx512_linear(linear, in, rows, first, count);
         return;
     }

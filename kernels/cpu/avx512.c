@@ -40,25 +40,69 @@ FG_AVX512_INLINE __m128i peaks_of(const __m512 x[GROUPS * GROUP_VECTORS])
     return largest_of_parts(all);
 }
 
-/* Two groups' bytes, and the sums of their halves. */
+/* What four groups are multiplied with to become bytes, and what the bytes stand for. */
+typedef struct group_scales {
+    __m128 scale;
+    __m128 inverse;
+    __m128i odd; /* a NaN or an infinity is among them (fg_cpu_is_odd) */
+} group_scales;
+
+FG_AVX512_INLINE group_scales scales_of(const __m512 x[GROUPS * GROUP_VECTORS])
+{
+    __m128i bits = peaks_of(x);
+    __m128 peaks = _mm_castsi128_ps(bits);
+    const __m128 most = _mm_set1_ps(127.0f);
+    __m128 there = _mm_cmpge_ps(peaks, _mm_set1_ps(FG_CPU_QUANT_TINY));
+    return (group_scales){ .scale = _mm_and_ps(there, _mm_div_ps(peaks, most)),
+                           .inverse = _mm_and_ps(there, _mm_div_ps(most, peaks)),
+                           .odd = _mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7F7FFFFF)) };
+}
+
+/* Two groups' bytes, four columns of each half in a part of 128 bits. */
 FG_AVX512_INLINE __m512i quantize_two(const __m512 x[2 * GROUP_VECTORS], __m512 first,
-                                      __m512 second, __m128i *sums_out)
+                                      __m512 second)
+{
+    return _mm512_packs_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[0], first)),
+                                                 _mm512_cvtps_epi32(_mm512_mul_ps(x[1], first))),
+                              _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[2], second)),
+                                                 _mm512_cvtps_epi32(_mm512_mul_ps(x[3], second))));
+}
+
+/* Four groups' bytes, two in each. */
+FG_AVX512_INLINE void quantize_four(const __m512 x[GROUPS * GROUP_VECTORS], __m128 inverse,
+                                    __m512i bytes[2])
+{
+    bytes[0] = quantize_two(x, _mm512_broadcastss_ps(inverse),
+                            _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0x55)));
+    bytes[1] = quantize_two(x + 4, _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xAA)),
+                            _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xFF)));
+}
+
+FG_AVX512_INLINE __m512i in_order(__m512i bytes)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i bytes =
-        _mm512_packs_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[0], first)),
-                                              _mm512_cvtps_epi32(_mm512_mul_ps(x[1], first))),
-                           _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[2], second)),
-                                              _mm512_cvtps_epi32(_mm512_mul_ps(x[3], second))));
-    /* Packed, a word of each part of 128 bits is four columns of a half. */
-    __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
-    *sums_out = sum_of_parts(sums);
     return _mm512_permutexvar_epi32(order, bytes);
 }
 
+/* The sums of four bytes each. */
+FG_AVX512_INLINE __m512i sums_of_fours(__m512i bytes)
+{
+    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+}
+
+/* Where groups lie that are quantised together: so much apart. */
+typedef struct group_strides {
+    size_t values;
+    size_t quants;
+    size_t groups;
+} group_strides;
+
+/* Neighbours in a row. */
+static const group_strides in_row = { FG_QUANT_GROUP, FG_QUANT_GROUP, 1 };
+
 /* fg_cpu_quant_group of four. */
 FG_AVX512_INLINE void put_groups(__m128 scale, __m128i low, __m128i high, uint32_t count,
-                                 fg_quant_group *out)
+                                 fg_quant_group *out, size_t stride)
 {
     __m128 lows = _mm_castsi128_ps(low), highs = _mm_castsi128_ps(high);
     __m128i first = _mm_castps_si128(_mm_shuffle_ps(lows, highs, 0x88));
@@ -72,51 +116,79 @@ FG_AVX512_INLINE void put_groups(__m128 scale, __m128i low, __m128i high, uint32
 #pragma GCC unroll 4
     for (uint32_t g = 0; g < GROUPS; g++) {
         if (g < count) {
-            _mm_storeu_ps((float *)(void *)(out + g), rows[g]);
+            _mm_storeu_ps((float *)(void *)(out + g * stride), rows[g]);
         }
+    }
+}
+
+/* The first `count` of four groups' bytes, two in each. */
+FG_AVX512_INLINE void put_bytes(const __m512i bytes[2], uint32_t count, int8_t *quants,
+                                size_t stride)
+{
+    __m512i two = in_order(bytes[0]), more = in_order(bytes[1]);
+    if (count == GROUPS && stride == FG_QUANT_GROUP) {
+        _mm512_storeu_si512(quants, two);
+        _mm512_storeu_si512(quants + 2 * FG_QUANT_GROUP, more);
+        return;
+    }
+    __m256i groups[GROUPS] = { _mm512_castsi512_si256(two), _mm512_extracti64x4_epi64(two, 1),
+                               _mm512_castsi512_si256(more), _mm512_extracti64x4_epi64(more, 1) };
+#pragma GCC unroll 4
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        if (g < count) {
+            _mm256_storeu_si256((__m256i *)(void *)(quants + g * stride), groups[g]);
+        }
+    }
+}
+
+/* The first `count` of four groups; what is not there is 0. */
+FG_AVX512_INLINE void load_groups(const float *values, size_t stride, uint32_t count,
+                                  __m512 x[GROUPS * GROUP_VECTORS])
+{
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < GROUPS * GROUP_VECTORS; i++) {
+        uint32_t group = i / GROUP_VECTORS;
+        x[i] = group < count
+                   ? _mm512_loadu_ps(values + group * stride + (size_t)(i % GROUP_VECTORS * 16))
+                   : _mm512_setzero_ps();
     }
 }
 
 /* One to four groups; false, and nothing done: one of them has a NaN or an infinity (fg_cpu_is_odd). */
 FG_AVX512_INLINE bool quantize_groups(const float *values, uint32_t count, int8_t *quants,
-                                      fg_quant_group *groups)
+                                      fg_quant_group *groups, group_strides apart)
 {
     __m512 x[GROUPS * GROUP_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < GROUPS * GROUP_VECTORS; i++) {
-        x[i] = i < GROUP_VECTORS * count ? _mm512_loadu_ps(values + 16 * (size_t)i)
-                                         : _mm512_setzero_ps();
-    }
-    __m128i bits = peaks_of(x);
-    __m128 peaks = _mm_castsi128_ps(bits);
-    if (__builtin_expect(_mm_movemask_epi8(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7F7FFFFF))) != 0,
-                         0)) {
+    load_groups(values, apart.values, count, x);
+    group_scales with = scales_of(x);
+    if (__builtin_expect(_mm_movemask_epi8(with.odd) != 0, 0)) {
         return false;
     }
-    const __m128 most = _mm_set1_ps(127.0f);
-    __m128 there = _mm_cmpge_ps(peaks, _mm_set1_ps(FG_CPU_QUANT_TINY));
-    __m128 scale = _mm_and_ps(there, _mm_div_ps(peaks, most));
-    __m128 inverse = _mm_and_ps(there, _mm_div_ps(most, peaks));
-    __m128i low, high;
-    __m512i bytes = quantize_two(x, _mm512_broadcastss_ps(inverse),
-                                 _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0x55)), &low);
-    __m512i more = quantize_two(x + 4, _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xAA)),
-                                _mm512_broadcastss_ps(_mm_permute_ps(inverse, 0xFF)), &high);
-    put_groups(scale, low, high, count, groups);
-    if (count == GROUPS) {
-        _mm512_storeu_si512(quants, bytes);
-        _mm512_storeu_si512(quants + 2 * FG_QUANT_GROUP, more);
-        return true;
-    }
-    __m512i parts[2] = { bytes, more };
-    memcpy(quants, parts, (size_t)count * FG_QUANT_GROUP);
+    __m512i bytes[2];
+    quantize_four(x, with.inverse, bytes);
+    put_groups(with.scale, sum_of_parts(sums_of_fours(bytes[0])),
+               sum_of_parts(sums_of_fours(bytes[1])), count, groups, apart.groups);
+    put_bytes(bytes, count, quants, apart.quants);
     return true;
 }
 
 static void quantize_group(const float *x, int8_t *quants, fg_quant_group *group)
 {
-    if (!quantize_groups(x, 1, quants, group)) {
+    if (!quantize_groups(x, 1, quants, group, in_row)) {
         *group = fg_cpu_no_group(quants);
+    }
+}
+
+/* One to four groups, whatever is in them. */
+FG_AVX512_INLINE void quantize(const float *values, uint32_t count, int8_t *quants,
+                               fg_quant_group *groups, group_strides apart)
+{
+    if (quantize_groups(values, count, quants, groups, apart)) {
+        return;
+    }
+    for (uint32_t g = 0; g < count; g++) {
+        quantize_group(values + g * apart.values, quants + g * apart.quants,
+                       groups + g * apart.groups);
     }
 }
 
@@ -125,15 +197,35 @@ static void avx512_quantize_row(const float *values, uint32_t columns, int8_t *q
 {
     uint32_t count = columns / FG_QUANT_GROUP;
     for (uint32_t g = 0; g < count; g += GROUPS) {
-        uint32_t left = count - g < GROUPS ? count - g : GROUPS;
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
         int8_t *q = quants + (size_t)g * FG_QUANT_GROUP;
-        bool done = left == GROUPS ? quantize_groups(x, GROUPS, q, groups + g)
-                                   : quantize_groups(x, left, q, groups + g);
-        for (uint32_t i = 0; !done && i < left; i++) {
-            quantize_group(x + (size_t)i * FG_QUANT_GROUP, q + (size_t)i * FG_QUANT_GROUP,
-                           groups + g + i);
+        if (count - g >= GROUPS) {
+            quantize(x, GROUPS, q, groups + g, in_row);
+        } else {
+            quantize(x, count - g, q, groups + g, in_row);
         }
+    }
+}
+
+/* Short rows: the same group of four rows together. */
+static void avx512_quantize_rows(const float *values, size_t stride, uint32_t rows,
+                                 uint32_t columns, int8_t *quants, fg_quant_group *groups,
+                                 size_t out_columns)
+{
+    uint32_t count = columns / FG_QUANT_GROUP;
+    size_t row_groups = out_columns / FG_QUANT_GROUP;
+    uint32_t fours = count < GROUPS ? rows / GROUPS * GROUPS : 0;
+    const group_strides apart = { stride, out_columns, row_groups };
+    for (uint32_t row = 0; row < fours; row += GROUPS) {
+        for (size_t g = 0; g < count; g++) {
+            quantize(values + row * stride + g * FG_QUANT_GROUP, GROUPS,
+                     quants + row * out_columns + g * FG_QUANT_GROUP, groups + row * row_groups + g,
+                     apart);
+        }
+    }
+    for (uint32_t row = fours; row < rows; row++) {
+        avx512_quantize_row(values + row * stride, columns, quants + row * out_columns,
+                            groups + row * row_groups);
     }
 }
 
@@ -170,17 +262,101 @@ static void apart_pair_row(const float *values, uint32_t columns, uint32_t *pair
     }
 }
 
-static void avx512_quant_tiles(const int8_t *quants, const fg_quant_group *groups,
-                               uint32_t group_count, uint32_t place, fg_quant_tile *tiles)
+/* The sums of four groups' bytes. */
+FG_AVX512_INLINE __m128i sums_of_groups(const __m512i bytes[2])
 {
-    for (uint32_t g = 0; g < group_count; g++, quants += FG_QUANT_GROUP) {
-        memcpy(tiles[g].quants[place], quants, FG_QUANT_GROUP);
-        tiles[g].halves[place / FG_TILE_HALF].scales[place % FG_TILE_HALF] = groups[g].scale;
-        tiles[g].halves[place / FG_TILE_HALF].offsets[place % FG_TILE_HALF] = groups[g].offset;
+    __m512 two = _mm512_castsi512_ps(sums_of_fours(bytes[0]));
+    __m512 more = _mm512_castsi512_ps(sums_of_fours(bytes[1]));
+    __m512i first = _mm512_castps_si512(_mm512_shuffle_ps(two, more, 0x88));
+    __m512i second = _mm512_castps_si512(_mm512_shuffle_ps(two, more, 0xDD));
+    return sum_of_parts(_mm512_add_epi32(first, second));
+}
+
+/* Row by row. */
+static __attribute__((noinline)) void quantize_tile_rows(const float *values, size_t stride,
+                                                         uint32_t rows, uint32_t place,
+                                                         fg_quant_tile *tile)
+{
+    for (uint32_t row = place; row < place + rows; row++, values += stride) {
+        fg_quant_group group;
+        quantize_group(values, tile->quants[row], &group);
+        tile->halves[row / FG_TILE_HALF].scales[row % FG_TILE_HALF] = group.scale;
+        tile->halves[row / FG_TILE_HALF].offsets[row % FG_TILE_HALF] = group.offset;
     }
 }
 
-/* The sum has eight lanes (ops.h), whatever the width of a register. */
+/* The same group of one to four rows, to rows `place` and on of a tile; those of a half. */
+FG_AVX512_INLINE void quantize_tile(const float *values, size_t stride, uint32_t rows,
+                                    uint32_t place, fg_quant_tile *tile)
+{
+    __m512 x[GROUPS * GROUP_VECTORS];
+    load_groups(values, stride, rows, x);
+    group_scales with = scales_of(x);
+    __m512i bytes[2];
+    quantize_four(x, with.inverse, bytes);
+    __m128 offset = _mm_mul_ps(with.scale, _mm_cvtepi32_ps(sums_of_groups(bytes)));
+    size_t half = place / FG_TILE_HALF, at = place % FG_TILE_HALF;
+    memcpy(&tile->halves[half].scales[at], &with.scale, rows * sizeof(float));
+    memcpy(&tile->halves[half].offsets[at], &offset, rows * sizeof(float));
+    put_bytes(bytes, rows, tile->quants[place], FG_QUANT_GROUP);
+    if (__builtin_expect(_mm_movemask_epi8(with.odd) != 0, 0)) {
+        quantize_tile_rows(values, stride, rows, place, tile);
+    }
+}
+
+/* Four rows together, or what there is of them. */
+static void avx512_quantize_tiles(const float *values, size_t stride, uint32_t rows,
+                                  uint32_t group_count, uint32_t place, fg_quant_tile *tiles)
+{
+    for (uint32_t done = 0, count; done < rows; done += count) {
+        uint32_t at = place + done;
+        uint32_t room = GROUPS - at % GROUPS;
+        count = rows - done < room ? rows - done : room;
+        const float *x = values + done * stride;
+        for (uint32_t g = 0; g < group_count; g++, x += FG_QUANT_GROUP) {
+            if (count == GROUPS) {
+                quantize_tile(x, stride, GROUPS, at, &tiles[g]);
+            } else {
+                quantize_tile(x, stride, count, at, &tiles[g]);
+            }
+        }
+    }
+}
+
+/* What a row is multiplied with. */
+static float norm_factor(__m256 squares, uint32_t columns, float epsilon)
+{
+    float lanes[8];
+    _mm256_storeu_ps(lanes, squares);
+    float mean = fg_cpu_fold(lanes) / (float)columns;
+    return 1.0f / __builtin_sqrtf(mean + epsilon);
+}
+
+/* The sums have eight lanes (ops.h), whatever the width of a register: several rows are summed at a time, since one
+ * alone waits for its own additions. */
+FG_AVX512_INLINE void norm_rows(uint32_t rows, const float *const *in, const float *weight,
+                                uint32_t columns, float epsilon, float *out, size_t stride)
+{
+    __m256 sums[FG_CPU_NORM_ROWS];
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < rows; r++) {
+        sums[r] = _mm256_setzero_ps();
+    }
+    for (uint32_t i = 0; i < columns; i += 8) {
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < rows; r++) {
+            __m256 x = _mm256_loadu_ps(in[r] + i);
+            sums[r] = _mm256_fmadd_ps(x, x, sums[r]);
+        }
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        float factor = norm_factor(sums[r], columns, epsilon);
+        for (uint32_t i = 0; i < columns; i++) {
+            out[r * stride + i] = in[r][i] * factor * weight[i];
+        }
+    }
+}
+
 static void avx512_rmsnorm_row(const float *in, const float *weight, uint32_t columns,
                                float epsilon, float *out)
 {
@@ -188,29 +364,61 @@ static void avx512_rmsnorm_row(const float *in, const float *weight, uint32_t co
         fg_cpu_plain_rmsnorm_row(in, weight, columns, epsilon, out);
         return;
     }
-    __m256 sums = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < columns; i += 8) {
-        __m256 x = _mm256_loadu_ps(in + i);
-        sums = _mm256_fmadd_ps(x, x, sums);
+    norm_rows(1, &in, weight, columns, epsilon, out, columns);
+}
+
+static void avx512_rmsnorm_rows(const float *const in[FG_CPU_NORM_ROWS], const float *weight,
+                                uint32_t columns, float epsilon, float *out, size_t stride)
+{
+    if (columns % 8 == 0) {
+        norm_rows(FG_CPU_NORM_ROWS, in, weight, columns, epsilon, out, stride);
+        return;
     }
-    float lanes[8];
-    _mm256_storeu_ps(lanes, sums);
-    float mean = fg_cpu_fold(lanes) / (float)columns;
-    float factor = 1.0f / __builtin_sqrtf(mean + epsilon);
-    for (uint32_t i = 0; i < columns; i++) {
-        out[i] = in[i] * factor * weight[i];
+    for (uint32_t r = 0; r < FG_CPU_NORM_ROWS; r++) {
+        avx512_rmsnorm_row(in[r], weight, columns, epsilon, out + r * stride);
     }
 }
 
+#if !defined(FG_AVX512_SMALL)
+/* fg_expf of sixteen. Its last two products are one: the first of them is exact. */
+FG_AVX512_INLINE __m512 exp_of(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+    /* With NaN, minima and maxima are their second operands. */
+    x = _mm512_max_ps(_mm512_set1_ps(-104.0f), _mm512_min_ps(_mm512_set1_ps(89.0f), x));
+    __m512 shifted = _mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)), magic);
+    __m512 n = _mm512_sub_ps(shifted, magic);
+    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(0x1.63p-1f)));
+    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(-0x1.bd0106p-13f)));
+    __m512 p = _mm512_set1_ps(0x1.6b67aap-10f);
+    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0x1.122f2ep-7f));
+    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0x1.55568ep-5f));
+    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0x1.5554a4p-3f));
+    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0.5f));
+    p = _mm512_add_ps(_mm512_mul_ps(p, _mm512_mul_ps(r, r)), r);
+    return _mm512_scalef_ps(_mm512_add_ps(p, _mm512_set1_ps(1.0f)), n);
+}
+#endif
+
 static void avx512_swiglu(const float *gate, const float *up, size_t count, float *out)
 {
-    fg_cpu_swiglu(gate, up, count, out);
+    size_t i = 0;
+#if !defined(FG_AVX512_SMALL)
+    for (; i + 16 <= count; i += 16) {
+        __m512 x = _mm512_loadu_ps(gate + i);
+        __m512 exp = exp_of(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)));
+        __m512 silu = _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp));
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(silu, _mm512_loadu_ps(up + i)));
+    }
+#endif
+    fg_cpu_swiglu(gate + i, up + i, count - i, out + i);
 }
 
 /* What the tables have in common; products and attention differ. */
 #define AVX512_ROWS                                                                                \
-    .quantize_row = avx512_quantize_row, .pair_row = avx512_pair_row,                              \
-    .rmsnorm_row = avx512_rmsnorm_row, .swiglu = avx512_swiglu, .rotate = fg_cpu_avx2_rotate,      \
+    .quantize_row = avx512_quantize_row, .quantize_rows = avx512_quantize_rows,                    \
+    .pair_row = avx512_pair_row, .rmsnorm_row = avx512_rmsnorm_row,                                \
+    .rmsnorm_rows = avx512_rmsnorm_rows, .swiglu = avx512_swiglu, .rotate = fg_cpu_avx2_rotate,    \
     .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves
 
 const fg_cpu_kernels fg_cpu_avx512 = {
@@ -234,7 +442,8 @@ const fg_cpu_kernels fg_cpu_amx = {
     .name = "amx",
     .product_pairs = apart_pair_row,
     .tile_rows_least = FG_AMX_TILE_ROWS_LEAST,
-    .quant_tiles = avx512_quant_tiles,
+    .tiles_alone = fg_cpu_amx_tiles_alone,
+    .quantize_tiles = avx512_quantize_tiles,
     .pair_columns = FG_AMX_PAIR_COLUMNS,
     .linear = fg_cpu_amx_linear,
     .attend = fg_cpu_amx_attend,

@@ -39,6 +39,8 @@ void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in
 /* With AMX: BF16 and, from FG_AMX_TILE_ROWS_LEAST rows on, quantised types; else as fg_cpu_avx512_linear. */
 void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                        uint32_t first, uint32_t count);
+/* Products of so many rows, of whatever quantised type, read tiles and not quants. */
+bool fg_cpu_amx_tiles_alone(uint32_t rows);
 /* Quantised types, up to FG_TILE_ROWS rows that are one tile. */
 void fg_cpu_amx_few(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                     uint32_t first, uint32_t count);

@@ -31,19 +31,27 @@ typedef struct fg_cpu_attend_plan fg_cpu_attend_plan;
 /* Pairs of a chain of products with BF16 weights (ops.h); a block of 32 columns has two chains. */
 enum { FG_CPU_CHAIN_PAIRS = 8, FG_CPU_CHAIN_COLUMNS = 2 * FG_CPU_CHAIN_PAIRS };
 
+/* Rows that are normed together. */
+enum { FG_CPU_NORM_ROWS = 4 };
+
 typedef struct fg_cpu_kernels {
     const char *name;
     void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,
                          fg_quant_group *groups);
+    /* Some columns of several rows, `stride` floats apart, to rows of `out_columns`. NULL: row by row. */
+    void (*quantize_rows)(const float *values, size_t stride, uint32_t rows, uint32_t columns,
+                          int8_t *quants, fg_quant_group *groups, size_t out_columns);
     /* Columns 2j and 2j + 1, the first in the upper half. */
     void (*pair_row)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Pairs as products read them: the same, or columns 32j + i and 32j + 16 + i. */
     void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Products of so many rows and more may read tiles. 0: none do. */
     uint32_t tile_rows_least;
-    /* Whole groups of a row to row `place` of as many tiles. */
-    void (*quant_tiles)(const int8_t *quants, const fg_quant_group *groups, uint32_t group_count,
-                        uint32_t place, fg_quant_tile *tiles);
+    /* Whether products of so many rows read nothing else, of any quantised type. */
+    bool (*tiles_alone)(uint32_t rows);
+    /* Whole groups of some rows, `stride` floats apart, to rows `place` and on of as many tiles: as quantize_row would. */
+    void (*quantize_tiles)(const float *values, size_t stride, uint32_t rows, uint32_t group_count,
+                           uint32_t place, fg_quant_tile *tiles);
     /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
     uint32_t pair_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
@@ -52,6 +60,9 @@ typedef struct fg_cpu_kernels {
     /* `out` may be `in`. */
     void (*rmsnorm_row)(const float *in, const float *weight, uint32_t columns, float epsilon,
                         float *out);
+    /* Several rows, to rows `stride` floats apart. NULL: row by row. */
+    void (*rmsnorm_rows)(const float *const in[FG_CPU_NORM_ROWS], const float *weight,
+                         uint32_t columns, float epsilon, float *out, size_t stride);
     void (*swiglu)(const float *gate, const float *up, size_t count, float *out);
     void (*attend)(const fg_cpu_attend *args);
     /* Turns the pairs (i, i + pair_count) of one head by {cos, sin} of each. */
@@ -98,33 +109,39 @@ static inline bool fg_cpu_is_odd(uint32_t peak_bits)
 /* A form beside those of ops.h: the quants' tiles. */
 enum { FG_CPU_FORM_TILES = 1u << 8 };
 
-/* What products of so many rows may read. */
-static inline uint32_t fg_cpu_forms(const fg_cpu_kernels *kernels, uint32_t forms, uint32_t rows)
+/* Whether products of so many rows read their quants as tiles and not otherwise. */
+static inline bool fg_cpu_tiles_alone(const fg_cpu_kernels *kernels, const fg_activations *a,
+                                      uint32_t rows)
 {
-    bool tiles = kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
-    return tiles && (forms & FG_FORM_QUANTS) != 0 ? forms | FG_CPU_FORM_TILES : forms;
+    return a->quant_tiles != NULL && kernels->tiles_alone != NULL && kernels->tiles_alone(rows);
 }
 
-/* These forms of columns `first` .. `first + count - 1` of a row, whose values are at `values`: whole groups. */
-static inline void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a,
-                                  uint32_t forms, uint32_t row, uint32_t first, const float *values,
-                                  uint32_t count)
+/* What products of so many rows may read. */
+static inline uint32_t fg_cpu_forms(const fg_cpu_kernels *kernels, const fg_activations *a,
+                                    uint32_t forms, uint32_t rows)
 {
-    if ((forms & FG_FORM_QUANTS) != 0) {
-        size_t at = (size_t)row * a->columns + first;
-        kernels->quantize_row(values, count, a->quants + at, a->groups + at / FG_QUANT_GROUP);
-        if ((forms & FG_CPU_FORM_TILES) != 0 && a->quant_tiles != NULL) {
-            size_t of_row = (size_t)row / FG_TILE_ROWS * (a->columns / FG_QUANT_GROUP);
-            kernels->quant_tiles(a->quants + at, a->groups + at / FG_QUANT_GROUP,
-                                 count / FG_QUANT_GROUP, row % FG_TILE_ROWS,
-                                 a->quant_tiles + of_row + first / FG_QUANT_GROUP);
-        }
+    bool tiles =
+        a->quant_tiles != NULL && kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
+    if (!tiles || (forms & FG_FORM_QUANTS) == 0) {
+        return forms;
     }
-    if ((forms & FG_FORM_PAIRS) != 0) {
-        kernels->product_pairs(values, count,
-                               a->pairs + (size_t)row * fg_pair_stride(a->columns) + first / 2);
-    }
+    bool alone = fg_cpu_tiles_alone(kernels, a, rows);
+    return (alone ? forms - FG_FORM_QUANTS : forms) | FG_CPU_FORM_TILES;
 }
+
+/* Some columns of some rows, whole groups, and where they are: `stride` floats apart. */
+typedef struct fg_cpu_part {
+    const float *values;
+    size_t stride;
+    uint32_t row;
+    uint32_t rows;
+    uint32_t column;
+    uint32_t columns;
+} fg_cpu_part;
+
+/* These forms of them (fg_cpu_forms). */
+void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
+                    const fg_cpu_part *part);
 
 /* Below this many touched elements the caller works alone: a fork costs more than it saves. */
 enum { FG_CPU_ALONE_ELEMENTS = 8192 };

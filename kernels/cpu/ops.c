@@ -30,6 +30,9 @@ static void rows_piece(void *ctx, uint32_t piece, uint32_t member)
              left < job->rows_per_piece ? left : job->rows_per_piece);
 }
 
+/* Rows of a tile are quantised so many at a time. */
+enum { ROWS_TOGETHER = 4 };
+
 /* Runs `run` over all rows; `row_elements` says how heavy a row is. */
 static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elements, rows_fn run,
                       const void *args)
@@ -42,6 +45,9 @@ static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elemen
         return;
     }
     uint32_t per_piece = rows / (members * 4);
+    if (rows >= ROWS_TOGETHER * members) {
+        per_piece = (per_piece + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER;
+    }
     rows_job job = { .stream = stream,
                      .run = run,
                      .args = args,
@@ -50,10 +56,70 @@ static void over_rows(fg_device_stream *stream, uint32_t rows, size_t row_elemen
     fg_team_for(team, (rows + job.rows_per_piece - 1) / job.rows_per_piece, rows_piece, &job);
 }
 
-static void prepare_row(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
-                        uint32_t row)
+/* To as many tiles as the rows lie in. */
+static void prepare_tiles(const fg_cpu_kernels *kernels, const fg_activations *a,
+                          const fg_cpu_part *part)
 {
-    fg_cpu_prepare(kernels, a, forms, row, 0, a->values + (size_t)row * a->columns, a->columns);
+    uint32_t of_row = a->columns / FG_QUANT_GROUP;
+    for (uint32_t done = 0, rows; done < part->rows; done += rows) {
+        uint32_t row = part->row + done;
+        uint32_t place = row % FG_TILE_ROWS;
+        uint32_t left = part->rows - done;
+        rows = left < FG_TILE_ROWS - place ? left : FG_TILE_ROWS - place;
+        kernels->quantize_tiles(part->values + done * part->stride, part->stride, rows,
+                                part->columns / FG_QUANT_GROUP, place,
+                                a->quant_tiles + (size_t)(row / FG_TILE_ROWS) * of_row +
+                                    part->column / FG_QUANT_GROUP);
+    }
+}
+
+static void prepare_quants(const fg_cpu_kernels *kernels, const fg_activations *a,
+                           const fg_cpu_part *part)
+{
+    size_t at = (size_t)part->row * a->columns + part->column;
+    int8_t *quants = a->quants + at;
+    fg_quant_group *groups = a->groups + at / FG_QUANT_GROUP;
+    if (kernels->quantize_rows != NULL) {
+        kernels->quantize_rows(part->values, part->stride, part->rows, part->columns, quants,
+                               groups, a->columns);
+        return;
+    }
+    for (uint32_t row = 0; row < part->rows; row++) {
+        kernels->quantize_row(part->values + row * part->stride, part->columns,
+                              quants + (size_t)row * a->columns,
+                              groups + (size_t)row * (a->columns / FG_QUANT_GROUP));
+    }
+}
+
+void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
+                    const fg_cpu_part *part)
+{
+    if ((forms & FG_CPU_FORM_TILES) != 0) {
+        prepare_tiles(kernels, a, part);
+    }
+    if ((forms & FG_FORM_QUANTS) != 0) {
+        prepare_quants(kernels, a, part);
+    }
+    if ((forms & FG_FORM_PAIRS) != 0) {
+        size_t stride = fg_pair_stride(a->columns);
+        uint32_t *pairs = a->pairs + part->row * stride + part->column / 2;
+        for (uint32_t row = 0; row < part->rows; row++) {
+            kernels->product_pairs(part->values + row * part->stride, part->columns,
+                                   pairs + row * stride);
+        }
+    }
+}
+
+/* Whole rows. */
+static void prepare_rows_of(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
+                            uint32_t first, uint32_t count)
+{
+    fg_cpu_part part = { .values = a->values + (size_t)first * a->columns,
+                         .stride = a->columns,
+                         .row = first,
+                         .rows = count,
+                         .columns = a->columns };
+    fg_cpu_prepare(kernels, a, forms, &part);
 }
 
 typedef struct prepare_args {
@@ -64,16 +130,14 @@ typedef struct prepare_args {
 static void prepare_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
     const prepare_args *prepare = args;
-    for (uint32_t row = first; row < first + count; row++) {
-        prepare_row(stream->device->kernels, prepare->activations, prepare->forms, row);
-    }
+    prepare_rows_of(stream->device->kernels, prepare->activations, prepare->forms, first, count);
 }
 
 void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
                        uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    forms = fg_cpu_forms(stream->device->kernels, forms, rows);
+    forms = fg_cpu_forms(stream->device->kernels, activations, forms, rows);
     prepare_args args = { .activations = activations, .forms = forms };
     over_rows(stream, rows, activations->columns, prepare_rows, &args);
     fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
@@ -126,24 +190,39 @@ void fg_cpu_op_embed(fg_device_stream *stream, const fg_matrix *table, const uin
     fg_op_clock_end(FG_OP_KIND_EMBED, began_ns);
 }
 
+static const float *normed_from(const fg_rmsnorm *norm, uint32_t row)
+{
+    size_t source = norm->row_ids == NULL ? row : norm->row_ids[row];
+    return norm->in + source * norm->out.columns;
+}
+
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
     const fg_rmsnorm *norm = args;
     const fg_cpu_kernels *kernels = stream->device->kernels;
-    uint32_t columns = norm->out.columns;
-    for (uint32_t row = first; row < first + count; row++) {
-        size_t source = norm->row_ids == NULL ? row : norm->row_ids[row];
-        kernels->rmsnorm_row(norm->in + source * columns, norm->weight, columns, norm->epsilon,
-                             norm->out.values + (size_t)row * columns);
-        prepare_row(kernels, &norm->out, norm->forms, row);
+    size_t columns = norm->out.columns;
+    uint32_t row = first, end = first + count;
+    for (; kernels->rmsnorm_rows != NULL && row + FG_CPU_NORM_ROWS <= end;
+         row += FG_CPU_NORM_ROWS) {
+        const float *in[FG_CPU_NORM_ROWS];
+        for (uint32_t i = 0; i < FG_CPU_NORM_ROWS; i++) {
+            in[i] = normed_from(norm, row + i);
+        }
+        kernels->rmsnorm_rows(in, norm->weight, norm->out.columns, norm->epsilon,
+                              norm->out.values + row * columns, columns);
     }
+    for (; row < end; row++) {
+        kernels->rmsnorm_row(normed_from(norm, row), norm->weight, norm->out.columns, norm->epsilon,
+                             norm->out.values + row * columns);
+    }
+    prepare_rows_of(kernels, &norm->out, norm->forms, first, count);
 }
 
 void fg_cpu_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
     fg_rmsnorm norm = *args;
-    norm.forms = fg_cpu_forms(stream->device->kernels, args->forms, rows);
+    norm.forms = fg_cpu_forms(stream->device->kernels, &args->out, args->forms, rows);
     over_rows(stream, rows, args->out.columns, rmsnorm_rows, &norm);
     fg_op_clock_end(FG_OP_KIND_NORM, began_ns);
 }

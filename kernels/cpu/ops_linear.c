@@ -20,13 +20,24 @@ typedef struct linear_job {
     const fg_cpu_kernels *kernels;
     const fg_linear *linears;
     uint32_t linear_count;
-    const fg_activations *in;
+    fg_activations in;
     uint32_t rows;
     uint32_t rows_per_block;
     uint32_t pieces_per_block;
     uint32_t panels_per_piece;
     uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
+
+/* What a product of so many rows reads: no quants where tiles alone were made of them. */
+static fg_activations read_forms(const fg_device *device, const fg_activations *in, uint32_t rows)
+{
+    fg_activations a = *in;
+    if (fg_cpu_tiles_alone(device->kernels, in, rows)) {
+        a.quants = NULL;
+        a.groups = NULL;
+    }
+    return a;
+}
 
 /* Tiles begin with whole tiles: other rows are read without. */
 static fg_activations activations_from(const fg_activations *a, uint32_t row)
@@ -55,7 +66,7 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
     }
     fg_linear linear = job->linears[index];
     linear.out += (size_t)row * linear.out_stride;
-    fg_activations in = activations_from(job->in, row);
+    fg_activations in = activations_from(&job->in, row);
     uint32_t first = (piece - job->first_piece[index]) * job->panels_per_piece;
     uint32_t left = fg_panel_count(linear.weight.outputs) - first;
     job->kernels->linear(&linear, &in, rows, first,
@@ -163,7 +174,7 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
     linear_job job = { .kernels = stream->device->kernels,
                        .linears = linears,
                        .linear_count = linear_count,
-                       .in = in,
+                       .in = read_forms(stream->device, in, rows),
                        .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
     uint32_t cached = cached_columns(stream->device, form, in->columns);
@@ -188,7 +199,7 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
 typedef struct gated_job {
     const fg_device *device;
     const fg_gated *gated;
-    const fg_activations *in;
+    fg_activations in;
     uint32_t rows;
     uint32_t rows_per_block;
     uint32_t pieces_per_block;
@@ -212,24 +223,43 @@ static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight
     kernels->linear(&linear, in, rows, 0, fg_panel_count(count));
 }
 
+/* Rows whose ends stay in the first-level cache. */
+enum { ROWS_AT_ONCE = FG_TILE_ROWS };
+
+/* What follows both products of some rows, which `gate` holds. */
+static void end_gated(const fg_cpu_kernels *kernels, const fg_gated *gated, const float *up,
+                      float *gate, const fg_cpu_part *part)
+{
+    kernels->swiglu(gate, up, (size_t)part->rows * part->columns, gate);
+    fg_cpu_prepare(kernels, &gated->out, gated->forms, part);
+    if (gated->forms != 0) {
+        return;
+    }
+    for (uint32_t row = part->row; row < part->row + part->rows; row++, gate += part->stride) {
+        memcpy(gated->out.values + (size_t)row * gated->out.columns + part->column, gate,
+               part->columns * sizeof *gate);
+    }
+}
+
 /* Columns `first` and on of some rows of the result, by way of the member's scratch. */
 static void gated_part(const gated_job *job, uint32_t row, uint32_t rows, uint32_t first,
                        uint32_t count, float *scratch)
 {
     const fg_gated *gated = job->gated;
     const fg_cpu_kernels *kernels = job->device->kernels;
-    fg_activations in = activations_from(job->in, row);
+    fg_activations in = activations_from(&job->in, row);
     float *gate = scratch;
     float *up = scratch + (size_t)rows * count;
     multiply_part(kernels, &gated->gate, &in, rows, first, count, gate);
     multiply_part(kernels, &gated->up, &in, rows, first, count, up);
-    kernels->swiglu(gate, up, (size_t)rows * count, gate);
-    for (uint32_t i = row; i < row + rows; i++, gate += count) {
-        fg_cpu_prepare(kernels, &gated->out, gated->forms, i, first, gate, count);
-        if (gated->forms == 0) {
-            memcpy(gated->out.values + (size_t)i * gated->out.columns + first, gate,
-                   count * sizeof *gate);
-        }
+    for (uint32_t done = 0; done < rows; done += ROWS_AT_ONCE) {
+        fg_cpu_part part = { .values = gate + (size_t)done * count,
+                             .stride = count,
+                             .row = row + done,
+                             .rows = rows - done < ROWS_AT_ONCE ? rows - done : ROWS_AT_ONCE,
+                             .column = first,
+                             .columns = count };
+        end_gated(kernels, gated, up + (size_t)done * count, gate + (size_t)done * count, &part);
     }
 }
 
@@ -255,12 +285,15 @@ void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_ac
     uint64_t began_ns = fg_op_clock_begin();
     FG_ASSERT(rows > 0, "a product of no rows");
     fg_gated with_tiles = *args;
-    with_tiles.forms = fg_cpu_forms(stream->device->kernels, args->forms, rows);
+    with_tiles.forms = fg_cpu_forms(stream->device->kernels, &args->out, args->forms, rows);
     const fg_gated *gated = &with_tiles;
     fg_team *team = stream->device->team;
     uint32_t panels = fg_panel_count(gated->gate.outputs);
     const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
-    gated_job job = { .device = stream->device, .gated = gated, .in = in, .rows = rows };
+    gated_job job = { .device = stream->device,
+                      .gated = gated,
+                      .in = read_forms(stream->device, in, rows),
+                      .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(gated->gate.type);
     job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, GATED_ROWS_MOST);
     uint32_t of_both =
@@ -278,7 +311,7 @@ void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_ac
 typedef struct highest_job {
     const fg_device *device;
     const fg_panels *weight;
-    const fg_activations *in;
+    fg_activations in;
     uint32_t rows;
     uint32_t panels_per_piece;
 } highest_job;
@@ -316,7 +349,7 @@ static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
     uint32_t end = first + (left < per_piece ? left : per_piece);
     for (; first < end; first += most) {
         uint32_t count = end - first < most ? end - first : most;
-        multiply_part(job->device->kernels, job->weight, job->in, job->rows, first, count,
+        multiply_part(job->device->kernels, job->weight, &job->in, job->rows, first, count,
                       products);
         for (uint32_t row = 0; row < job->rows; row++) {
             const float *outputs = products + (size_t)row * count;
@@ -339,7 +372,7 @@ void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const 
     const fg_linear product = { .weight = *weight };
     highest_job job = { .device = stream->device,
                         .weight = weight,
-                        .in = in,
+                        .in = read_forms(stream->device, in, rows),
                         .rows = rows,
                         .panels_per_piece =
                             panels_per_piece(&product, in, rows, panels, 1, members) };

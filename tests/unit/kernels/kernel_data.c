@@ -171,6 +171,33 @@ fg_activations make_activations(uint32_t rows, uint32_t columns)
     };
 }
 
+void quants_from_tiles(fg_activations *a, uint32_t rows)
+{
+    uint32_t group_count = a->columns / FG_QUANT_GROUP;
+    for (uint32_t i = 0; i < rows * group_count; i++) {
+        uint32_t row = i / group_count;
+        uint32_t place = row % FG_TILE_ROWS;
+        const fg_quant_tile *tile =
+            &a->quant_tiles[row / FG_TILE_ROWS * group_count + i % group_count];
+        int8_t *quants = a->quants + (size_t)i * FG_QUANT_GROUP;
+        memcpy(quants, tile->quants[place], FG_QUANT_GROUP);
+        int32_t sums[2] = { 0, 0 };
+        for (uint32_t k = 0; k < FG_QUANT_GROUP; k++) {
+            sums[k / 16] += quants[k];
+        }
+        size_t half = place / FG_TILE_HALF, at = place % FG_TILE_HALF;
+        a->groups[i] = fg_cpu_quant_group(tile->halves[half].scales[at], sums[0], sums[1]);
+        a->groups[i].offset = tile->halves[half].offsets[at];
+    }
+}
+
+void find_quants(const test_device *device, fg_activations *a, uint32_t rows)
+{
+    if (fg_cpu_tiles_alone(device->device->kernels, a, rows)) {
+        quants_from_tiles(a, rows);
+    }
+}
+
 void free_activations(fg_activations *activations)
 {
     fg_mem_free(activations->values);

@@ -41,6 +41,10 @@ void free_panels(fg_panels *panels);
 /* Room for `rows` rows; the caller fills values. Freed by free_activations. */
 fg_activations make_activations(uint32_t rows, uint32_t columns);
 void free_activations(fg_activations *activations);
+/* Quants and groups out of tiles: a group's offset as it is there, its sums anew. */
+void quants_from_tiles(fg_activations *a, uint32_t rows);
+/* The same where a device has made nothing but tiles of so many rows. */
+void find_quants(const test_device *device, fg_activations *a, uint32_t rows);
 
 /* The bf16 of column k in a row of pairs, which are columns 16 `apart` or neighbours (kernels/cpu/cpu.h,
  * product_pairs). */

@@ -163,6 +163,43 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
     close_test_device(&device);
 }
 
+/* Whatever was prepared before is gone. */
+static void forget_forms(const problem *p)
+{
+    size_t groups = (size_t)ROWS_MAX * (p->in.columns / FG_QUANT_GROUP);
+    memset(p->in.quants, 0x55, (size_t)ROWS_MAX * p->in.columns);
+    memset(p->in.groups, 0x55, groups * sizeof *p->in.groups);
+    memset(p->in.pairs, 0x55, ROWS_MAX * fg_pair_stride(p->in.columns) * sizeof *p->in.pairs);
+    memset(p->in.quant_tiles, 0x55,
+           fg_quant_tile_count(ROWS_MAX, p->in.columns) * sizeof *p->in.quant_tiles);
+}
+
+/* Blocks of rows are cut by what fits a cache: a last one of a single row reads the forms that were made for all. */
+Test(linear, a_last_block_of_few_rows_reads_what_was_prepared_for_all)
+{
+    fg_rng rng = { .state = 31 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        problem p = make_problem(&rng, types[t], 37, 256);
+        float *want = NULL;
+        size_t bytes = (size_t)ROWS_MAX * p.weight.outputs * sizeof(float);
+        for (size_t i = 0; i < TEST_ISAS * 2; i++) {
+            test_device device;
+            if (!open_test_device(test_isas[i / 2], 1 + i % 2, &device)) {
+                continue;
+            }
+            forget_forms(&p);
+            device.device->block_bytes = 1; /* as few rows as a block may have */
+            run(&device, &p, ROWS_MAX);
+            want = want == NULL ? fg_mem_dup(p.out, bytes) : want;
+            cr_assert(memcmp(p.out, want, bytes) == 0, "%s, isa %s", fg_dtype_name(types[t]),
+                      test_isas[i / 2]);
+            close_test_device(&device);
+        }
+        fg_mem_free(want);
+        free_problem(&p);
+    }
+}
+
 /* The activation that the product saw, in double. */
 static double seen_activation(const problem *p, uint32_t row, uint32_t k)
 {
@@ -498,6 +535,9 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
             }
             gated.out = make_activations(rows, outputs);
             fg_op_gated(device.stream, &gated, &in, rows);
+            if ((gated.forms & FG_FORM_QUANTS) != 0) {
+                find_quants(&device, &gated.out, rows);
+            }
             size_t count = (size_t)rows * outputs;
             bool same = memcmp(gated.out.quants, want.quants, count) == 0 &&
                         memcmp(gated.out.groups, want.groups,

@@ -118,6 +118,7 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     for (size_t d = 0; d < device_count; d++) {
         memset(a.quants, 0x55, (size_t)ROWS * 288);
         fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, ROWS);
+        find_quants(&devices[d], &a, ROWS);
         if (d == 0) {
             quants = fg_mem_dup(a.quants, (size_t)ROWS * 288);
             groups = fg_mem_dup(a.groups, group_bytes);
@@ -148,31 +149,152 @@ Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
     close_devices(devices, device_count);
 }
 
-/* Wherever in a group it is, and whatever comes after it. */
+/* Wherever in a group it is, and whatever comes after it; in whichever of several rows. */
 Test(rows, a_group_with_no_number_is_none_everywhere)
 {
     static const float odd[] = { NAN, -NAN, INFINITY, -INFINITY };
+    static const uint32_t rows[] = { 1, 5, 16, 33 };
     test_device devices[DEVICES_MAX];
     size_t device_count = open_devices(devices);
     fg_rng rng = { .state = 27 };
-    fg_activations a = make_activations(1, 96);
+    fg_activations a = make_activations(33, 96);
     for (uint32_t i = 0; i < 4 * FG_QUANT_GROUP; i++) {
-        for (uint32_t k = 0; k < 96; k++) {
-            a.values[k] = random_float(&rng, k < 64 ? 40.0f : 1e-36f);
+        uint32_t count = rows[i % 4];
+        uint32_t row = i / 4 % count;
+        for (uint32_t k = 0; k < count * 96; k++) {
+            a.values[k] = random_float(&rng, k % 96 < 64 ? 40.0f : 1e-36f);
         }
-        a.values[32 + i / 4] = odd[i % 4];
+        a.values[row * 96 + 32 + i / 4] = odd[i / 16 % 4];
         for (size_t d = 0; d < device_count; d++) {
             const char *isa = fg_device_isa(devices[d].device);
-            memset(a.quants, 0x55, 96);
-            fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, 1);
-            cr_assert(isnan(a.groups[1].scale) && isnan(a.groups[1].offset), "isa %s, %u", isa, i);
+            memset(a.quants, 0x55, (size_t)count * 96);
+            fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, count);
+            find_quants(&devices[d], &a, count);
+            const fg_quant_group *groups = a.groups + (size_t)row * 3;
+            cr_assert(isnan(groups[1].scale) && isnan(groups[1].offset), "isa %s, %u", isa, i);
             for (uint32_t k = 32; k < 64; k++) {
-                cr_assert_eq(a.quants[k], 0, "isa %s, %u", isa, i);
+                cr_assert_eq(a.quants[row * 96 + k], 0, "isa %s, %u", isa, i);
             }
-            cr_assert(a.groups[0].scale > 0.0f && a.groups[2].scale == 0.0f, "its neighbours");
+            for (uint32_t g = 0; g < count * 3; g++) {
+                cr_assert(g == row * 3 + 1 || (a.groups[g].scale > 0.0f) == (g % 3 < 2),
+                          "isa %s, %u: group %u, not beside it", isa, i, g);
+            }
         }
     }
     free_activations(&a);
+    close_devices(devices, device_count);
+}
+
+static void check_same_forms(const fg_activations *a, const fg_activations *b, uint32_t rows,
+                             const char *what)
+{
+    size_t count = (size_t)rows * a->columns;
+    cr_assert(memcmp(a->quants, b->quants, count) == 0, "%s", what);
+    cr_assert(memcmp(a->groups, b->groups, count / FG_QUANT_GROUP * sizeof *a->groups) == 0, "%s",
+              what);
+    cr_assert(memcmp(a->pairs, b->pairs,
+                     (size_t)rows * fg_pair_stride(a->columns) * sizeof(uint32_t)) == 0,
+              "%s", what);
+}
+
+enum { TILE_ROWS = 35, TILE_GROUPS = 7 };
+
+/* Some columns of some rows by two functions, and nothing else: what is around them stays. */
+static void check_part(const fg_cpu_kernels *kernels, const fg_activations *want,
+                       const fg_activations *got, const fg_cpu_part *part)
+{
+    uint32_t row_groups = want->columns / FG_QUANT_GROUP;
+    size_t tiles = fg_quant_tile_count(TILE_ROWS, want->columns);
+    memset(got->quants, 0x55, (size_t)TILE_ROWS * want->columns);
+    memset(got->groups, 0x55, (size_t)TILE_ROWS * row_groups * sizeof *got->groups);
+    memset(got->quant_tiles, 0x55, tiles * sizeof *got->quant_tiles);
+    fg_activations tiled = make_activations(TILE_ROWS, want->columns);
+    memcpy(tiled.quant_tiles, got->quant_tiles, tiles * sizeof *got->quant_tiles);
+    fg_cpu_prepare(kernels, got, FG_FORM_QUANTS, part);
+    if (kernels->quantize_tiles != NULL) {
+        fg_cpu_prepare(kernels, &tiled, FG_CPU_FORM_TILES, part);
+        quants_from_tiles(&tiled, TILE_ROWS);
+    }
+    for (uint32_t i = 0; i < TILE_ROWS * row_groups; i++) {
+        uint32_t row = i / row_groups, column = i % row_groups * FG_QUANT_GROUP;
+        bool in = row >= part->row && row - part->row < part->rows && column >= part->column &&
+                  column - part->column < part->columns;
+        const int8_t *quants = got->quants + (size_t)i * FG_QUANT_GROUP;
+        const int8_t *of_tile = tiled.quants + (size_t)i * FG_QUANT_GROUP;
+        const int8_t *wanted = want->quants + (size_t)i * FG_QUANT_GROUP;
+        for (uint32_t k = 0; k < FG_QUANT_GROUP; k++) {
+            int8_t byte = in ? wanted[k] : 0x55;
+            cr_assert_eq(quants[k], byte, "row %u, group %u", row, i % row_groups);
+            cr_assert(kernels->quantize_tiles == NULL || of_tile[k] == byte, "a tile's row %u",
+                      row);
+        }
+        cr_assert(in || kernels->quantize_tiles == NULL ||
+                      (fg_f32_bits(tiled.groups[i].scale) == 0x55555555 &&
+                       fg_f32_bits(tiled.groups[i].offset) == 0x55555555),
+                  "a tile's row %u, beside what was meant", row);
+        size_t bytes = sizeof *want->groups;
+        cr_assert(!in || memcmp(&got->groups[i], &want->groups[i], bytes) == 0, "row %u", row);
+        cr_assert(!in || kernels->quantize_tiles == NULL ||
+                      memcmp(&tiled.groups[i], &want->groups[i], bytes) == 0,
+                  "a tile's row %u", row);
+    }
+    free_activations(&tiled);
+}
+
+Test(rows, parts_of_rows_are_quantised_as_whole_rows_are)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 28 };
+    fg_activations want = make_activations(TILE_ROWS, TILE_GROUPS * FG_QUANT_GROUP);
+    fg_activations got = make_activations(TILE_ROWS, TILE_GROUPS * FG_QUANT_GROUP);
+    for (uint32_t i = 0; i < TILE_ROWS * want.columns; i++) {
+        want.values[i] = random_float(&rng, i % 64 < 32 ? 1e-3f : 40.0f);
+    }
+    fg_op_prepare(devices[0].stream, &want, FG_FORM_QUANTS, TILE_ROWS);
+    for (uint32_t i = 0; i < 400; i++) {
+        uint32_t row = (uint32_t)fg_rng_below(&rng, TILE_ROWS);
+        uint32_t rows = 1 + (uint32_t)fg_rng_below(&rng, TILE_ROWS - row);
+        uint32_t group = (uint32_t)fg_rng_below(&rng, TILE_GROUPS);
+        uint32_t groups = 1 + (uint32_t)fg_rng_below(&rng, TILE_GROUPS - group);
+        fg_cpu_part part = { .values = want.values + row * want.columns + group * FG_QUANT_GROUP,
+                             .stride = want.columns,
+                             .row = row,
+                             .rows = rows,
+                             .column = group * FG_QUANT_GROUP,
+                             .columns = groups * FG_QUANT_GROUP };
+        check_part(devices[i % device_count].device->kernels, &want, &got, &part);
+    }
+    free_activations(&want);
+    free_activations(&got);
+    close_devices(devices, device_count);
+}
+
+/* Some numbers of rows have both, for products of different types. */
+Test(rows, tiles_hold_what_quants_do)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 29 };
+    for (size_t d = 0; d < device_count; d++) {
+        const fg_cpu_kernels *kernels = devices[d].device->kernels;
+        for (uint32_t rows = 1; kernels->tile_rows_least > 0 && rows <= TILE_ROWS; rows++) {
+            fg_activations a = make_activations(rows, 96);
+            fg_activations tiled = make_activations(rows, 96);
+            for (uint32_t i = 0; i < rows * 96; i++) {
+                tiled.values[i] = a.values[i] = random_float(&rng, 40.0f);
+            }
+            fg_op_prepare(devices[d].stream, &a, FG_FORM_QUANTS, rows);
+            fg_op_prepare(devices[d].stream, &tiled, FG_FORM_QUANTS, rows);
+            if (rows >= kernels->tile_rows_least) {
+                quants_from_tiles(&tiled, rows);
+            }
+            find_quants(&devices[d], &a, rows);
+            check_same_forms(&a, &tiled, rows, "tiles");
+            free_activations(&a);
+            free_activations(&tiled);
+        }
+    }
     close_devices(devices, device_count);
 }
 
@@ -231,6 +353,10 @@ Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
     gate[0] = 120.0f;
     gate[1] = -120.0f;
     gate[2] = 0.0f;
+    for (uint32_t i = 3; i < count;
+         i += 5) { /* where e^-gate is very large, very small or neither */
+        gate[i] = random_float(&rng, 130.0f);
+    }
     for (size_t d = 0; d < device_count; d++) {
         devices[d].device->kernels->swiglu(gate, up, count, d == 0 ? first : out);
         cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "isa %s",
@@ -248,18 +374,6 @@ Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
     close_devices(devices, device_count);
 }
 
-static void check_same_forms(const fg_activations *a, const fg_activations *b, uint32_t rows,
-                             const char *what)
-{
-    size_t count = (size_t)rows * a->columns;
-    cr_assert(memcmp(a->quants, b->quants, count) == 0, "%s", what);
-    cr_assert(memcmp(a->groups, b->groups, count / FG_QUANT_GROUP * sizeof *a->groups) == 0, "%s",
-              what);
-    cr_assert(memcmp(a->pairs, b->pairs,
-                     (size_t)rows * fg_pair_stride(a->columns) * sizeof(uint32_t)) == 0,
-              "%s", what);
-}
-
 Test(rows, norm_quantises_as_the_operation_does)
 {
     test_device device;
@@ -274,6 +388,8 @@ Test(rows, norm_quantises_as_the_operation_does)
                   &(fg_rmsnorm){ .in = in, .weight = weight, .forms = forms, .out = fused }, ROWS);
     memcpy(apart.values, fused.values, (size_t)ROWS * 96 * sizeof(float));
     fg_op_prepare(device.stream, &apart, forms, ROWS);
+    find_quants(&device, &fused, ROWS);
+    find_quants(&device, &apart, ROWS);
     check_same_forms(&fused, &apart, ROWS, "norm");
     free_activations(&fused);
     free_activations(&apart);
