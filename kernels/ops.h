@@ -105,6 +105,7 @@ typedef struct fg_linear {
     float *out;
     uint32_t out_stride;
     bool accumulate;
+    bool out_is_near; /* a back end's own: the rows' outputs are in the cache of who multiplies */
 } fg_linear;
 /* Several products of the same rows, done as one. */
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,

@@ -65,17 +65,21 @@ typedef struct amx_unit {
     amx_place place; /* the first groups of both */
     __m512 *totals;  /* between slices */
     float *out;
-    __mmask16 outputs;  /* that are there */
-    const uint8_t *ask; /* its share of the weights that come next */
+    __mmask16 outputs;       /* that are there */
+    const uint8_t *ask;      /* its share of the weights that come next */
+    const uint8_t *ask_rows; /* and of the next strip's rows */
 } amx_unit;
 
 /* What the units of a slice have in common. */
 typedef struct amx_run {
     uint32_t rows;    /* of a strip */
     size_t count;     /* groups of the slice */
-    size_t ask_lines; /* by a unit for every round */
-    bool begins;      /* the slice is the row's first */
-    bool ends;        /* and its last */
+    size_t ask_lines; /* of weights, by a unit for every round */
+    /* The same of rows, which are not there before the first panels have met them. */
+    size_t row_lines;
+    bool begins; /* the slice is the row's first */
+    bool ends;   /* and its last */
+    bool asks_outputs;
     bool accumulate;
     size_t out_stride;
 } amx_run;
@@ -224,7 +228,25 @@ typedef struct amx_walk {
     const amx_unit *added;
     size_t added_group;
     const uint8_t *ask;
+    const uint8_t *ask_rows;
 } amx_walk;
+
+/* Outputs lie where another thread may have written or read last: they are asked for, to be written, while the unit
+ * before is added. */
+FG_AVX512_INLINE void ask_outputs(int R, const amx_run *run, const amx_unit *unit)
+{
+    if (!run->asks_outputs) {
+        return;
+    }
+    const float *out = unit->out;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++, out += run->out_stride) {
+        if (r >= R - 3 && (uint32_t)r >= run->rows) {
+            break;
+        }
+        __builtin_prefetch(out, 1);
+    }
+}
 
 /* The next round may be of the next unit. Weights are asked for all the time, not when they are unpacked: too many at
  * once would have to be waited for. */
@@ -233,11 +255,15 @@ FG_AVX512_INLINE void next_round(amx_kind kind, amx_walk *w, amx_place *place)
     for (size_t i = 0; i < w->run->ask_lines; i++, w->ask += VECTOR) {
         _mm_prefetch((const char *)w->ask, _MM_HINT_T1);
     }
+    for (size_t i = 0; i < w->run->row_lines; i++, w->ask_rows += VECTOR) {
+        _mm_prefetch((const char *)w->ask_rows, _MM_HINT_T1);
+    }
     w->group += round_groups(kind);
     if (w->group == w->run->count) {
         w->multiplied++;
         w->group = 0;
         w->ask = w->multiplied->ask;
+        w->ask_rows = w->multiplied->ask_rows;
         *place = w->multiplied->place;
         return;
     }
@@ -254,6 +280,7 @@ FG_AVX512_INLINE void end_round(amx_kind kind, int R, amx_walk *w, strip_totals 
         w->added++;
         w->added_group = 0;
         begin_unit(R, w->run, w->added, totals);
+        ask_outputs(R, w->run, w->added);
     }
 }
 
@@ -265,7 +292,11 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const
     _Alignas(VECTOR) float ring[2][ROUND * SUMS];
     float *sums = ring[0], *later = ring[1];
     strip_totals totals;
-    amx_walk w = { .run = run, .multiplied = units, .added = units, .ask = units->ask };
+    amx_walk w = { .run = run,
+                   .multiplied = units,
+                   .added = units,
+                   .ask = units->ask,
+                   .ask_rows = units->ask_rows };
     amx_place before = units->place, now = before;
     MULTIPLY(now, 0, 4, 6);
     MULTIPLY(now, 1, 5, 7);
@@ -483,6 +514,7 @@ typedef struct batch {
     uint32_t panel; /* the first */
     uint32_t panels;
     uint32_t strip_count;
+    bool meets_rows;
     amx_slice slices[SLICE_PANELS];
     strip_totals totals[SLICE_PANELS][BATCH_STRIPS];
 } batch;
@@ -500,11 +532,12 @@ typedef struct part {
     const uint8_t *ask;
     size_t ask_stride; /* from panel to panel */
     size_t ask_lines;  /* of a panel */
+    bool meets_rows;   /* the first panels do */
 } part;
 
 /* Strips of rows against the slices of all panels, each with its share of what is asked for. */
 static size_t make_units(const fg_linear *linear, const fg_activations *in, const part *of,
-                         batch *b, size_t ask_bytes, amx_unit *units)
+                         batch *b, size_t ask_bytes, size_t row_bytes, amx_unit *units)
 {
     size_t group_count = in->columns / FG_QUANT_GROUP;
     size_t strip = b->first / STRIP_ROWS;
@@ -514,14 +547,17 @@ static size_t make_units(const fg_linear *linear, const fg_activations *in, cons
         for (uint32_t i = 0; i < b->panels; i++) {
             uint32_t output = (b->panel + i) * FG_PANEL_OUTPUTS;
             uint32_t left = linear->weight.outputs - output;
-            units[count++] =
-                (amx_unit){ .place = { in->quant_tiles + (strip + index) * group_count + of->first,
-                                       b->slices[i] },
-                            .totals = b->totals[i][index],
-                            .out = linear->out + row * linear->out_stride + output,
-                            .outputs =
-                                (__mmask16)(left >= FG_PANEL_OUTPUTS ? 0xFFFF : (1u << left) - 1),
-                            .ask = of->ask + i * of->ask_stride + index * ask_bytes };
+            units[count++] = (amx_unit){
+                .place = { in->quant_tiles + (strip + index) * group_count + of->first,
+                           b->slices[i] },
+                .totals = b->totals[i][index],
+                .out = linear->out + row * linear->out_stride + output,
+                .outputs = (__mmask16)(left >= FG_PANEL_OUTPUTS ? 0xFFFF : (1u << left) - 1),
+                .ask = of->ask + i * of->ask_stride + index * ask_bytes,
+                .ask_rows = (const uint8_t *)(in->quant_tiles + (strip + index + 1) * group_count +
+                                              of->first) +
+                            i * row_bytes
+            };
         }
     }
     return count;
@@ -538,12 +574,18 @@ static void run_slice(const fg_linear *linear, const fg_activations *in, const p
                     .ends = of->first + of->count == in->columns / FG_QUANT_GROUP,
                     .accumulate = linear->accumulate,
                     .out_stride = linear->out_stride };
+    run.asks_outputs = run.ends && !linear->out_is_near;
     if (rounds > 0) {
         size_t asking = b->strip_count * rounds;
         run.ask_lines = (of->ask_lines + asking - 1) / asking;
     }
+    if (rounds > 0 && of->meets_rows) {
+        size_t lines = of->count * sizeof(fg_quant_tile) / VECTOR, asking = b->panels * rounds;
+        run.row_lines = (lines + asking - 1) / asking;
+    }
     amx_unit units[SLICE_PANELS * BATCH_STRIPS];
-    size_t unit_count = make_units(linear, in, of, b, rounds * run.ask_lines * VECTOR, units);
+    size_t unit_count = make_units(linear, in, of, b, rounds * run.ask_lines * VECTOR,
+                                   rounds * run.row_lines * VECTOR, units);
     uint32_t last_rows = rows_of_strip(b, b->strip_count - 1);
     size_t short_units = last_rows < STRIP_ROWS ? b->panels : 0;
     size_t whole_units = unit_count - short_units;
@@ -584,7 +626,8 @@ static void run_batch(const fg_linear *linear, const fg_activations *in, batch *
                      .count = count,
                      .ask = panels + ask,
                      .ask_stride = shape.panel_bytes,
-                     .ask_lines = (slice_bytes + VECTOR - 1) / VECTOR };
+                     .ask_lines = (slice_bytes + VECTOR - 1) / VECTOR,
+                     .meets_rows = b->meets_rows };
         for (uint32_t i = 0; i < b->panels; i++) {
             unpack_groups(panels + i * shape.panel_bytes, group, count, b->slices[i]);
         }
@@ -618,6 +661,7 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         for (b.panel = first; b.panel < first + count; b.panel += b.panels) {
             uint32_t left = first + count - b.panel;
             b.panels = left < SLICE_PANELS ? left : SLICE_PANELS;
+            b.meets_rows = b.panel == first && !linear->out_is_near;
             run_batch(linear, in, &b);
         }
     }

@@ -216,7 +216,7 @@ static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight
                           float *out)
 {
     uint32_t panel = first / FG_PANEL_OUTPUTS;
-    fg_linear linear = { .weight = *weight, .out = out, .out_stride = count };
+    fg_linear linear = { .weight = *weight, .out = out, .out_stride = count, .out_is_near = true };
     linear.weight.data =
         (const uint8_t *)weight->data + panel * fg_panel_bytes(weight->type, weight->columns);
     linear.weight.outputs = count;
