@@ -6,7 +6,6 @@
 #include "cli/bench_model.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/base/team.h"
 #include "kernels/cpu/op_clock.h"
 
 enum { TOKENS_MAX = 65536, BATCH_MAX = 1024, STEPS_MAX = 100000 };
@@ -67,8 +66,8 @@ const fg_conf_spec fg_bench_step_spec = {
     .command = "forge bench step",
     .intro = "Where the time of a step goes. The operations are timed on the thread that runs them "
              "and contain\n"
-             "its waiting for the others at their end, which is `barrier`, given once more by "
-             "itself. `rest` is\n"
+             "its waiting for the others at their end, which is given once more as `barrier`. "
+             "`rest` is\n"
              "the engine's own work between them, sampling included. `wake` is the way from the "
              "caller to the\n"
              "engine's thread and back; a server that keeps a step waiting behind the one that "
@@ -87,7 +86,6 @@ typedef struct bench {
     fg_bench_model model;
     fg_step_seq *items;
     fg_op_clock ops;
-    uint64_t barrier_ns;
     fg_clock clock;
 } bench;
 
@@ -135,17 +133,24 @@ static fg_status prefill_steps(bench *b, uint32_t tokens, uint32_t count, sums *
     return status;
 }
 
-static void print_part(const bench *b, const char *kind, const char *part, const sums *s,
-                       uint64_t ns, uint64_t calls)
+/* A line of the table: sums over all steps. */
+typedef struct line {
+    const char *part;
+    uint64_t ns, barrier_ns, calls;
+} line;
+
+static void print_line(const bench *b, const char *kind, const sums *s, const line *l)
 {
-    double us = (double)ns * 1e-3 / s->steps, share = 100.0 * (double)ns / (double)s->wall_ns;
+    double us = (double)l->ns * 1e-3 / s->steps,
+           barrier_us = (double)l->barrier_ns * 1e-3 / s->steps;
+    double share = 100.0 * (double)l->ns / (double)s->wall_ns, calls = (double)l->calls / s->steps;
     if (b->config.json) {
-        printf(
-            "{\"step\":\"%s\",\"part\":\"%s\",\"us\":%.3f,\"share_percent\":%.2f,\"calls\":%.1f}\n",
-            kind, part, us, share, (double)calls / s->steps);
+        printf("{\"step\":\"%s\",\"part\":\"%s\",\"us\":%.3f,\"share_percent\":%.2f,\"calls\":%.1f,"
+               "\"barrier_us\":%.3f}\n",
+               kind, l->part, us, share, calls, barrier_us);
     } else {
-        printf("| %s | %s | %.1f | %.1f | %.1f |\n", kind, part, us, share,
-               (double)calls / s->steps);
+        printf("| %s | %s | %.1f | %.1f | %.1f | %.1f |\n", kind, l->part, us, share, calls,
+               barrier_us);
     }
 }
 
@@ -153,14 +158,15 @@ static void print_sums(const bench *b, const char *kind, const sums *s)
 {
     uint64_t rest_ns = s->compute_ns;
     for (fg_op_kind op = 0; b->model.is_host && op < FG_OP_KIND_COUNT; op++) {
-        print_part(b, kind, fg_op_kind_name(op), s, b->ops.ns[op], b->ops.calls[op]);
+        line of = { fg_op_kind_name(op), b->ops.ns[op], b->ops.barrier_ns[op], b->ops.calls[op] };
+        print_line(b, kind, s, &of);
         rest_ns -= b->ops.ns[op] < rest_ns ? b->ops.ns[op] : rest_ns;
     }
-    print_part(b, kind, "rest", s, rest_ns, 0);
-    print_part(b, kind, "wake", s, s->wake_ns, 0);
-    print_part(b, kind, "all", s, s->wall_ns, 0);
-    if (b->model.is_host) {
-        print_part(b, kind, "barrier (of all)", s, b->barrier_ns, 0);
+    const line others[] = { { .part = "rest", .ns = rest_ns },
+                            { .part = "wake", .ns = s->wake_ns },
+                            { .part = "all", .ns = s->wall_ns, .barrier_ns = b->ops.waited_ns } };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        print_line(b, kind, s, &others[i]);
     }
     fflush(stdout);
 }
@@ -173,14 +179,11 @@ static fg_status measure(bench *b, const char *kind, steps_fn run, uint32_t size
     sums warm_up = { 0 }, s = { 0 };
     fg_status status = run(b, size, 1, &warm_up, err);
     memset(&b->ops, 0, sizeof b->ops);
-    b->barrier_ns = 0;
     fg_op_clock_set(&b->ops);
-    fg_team_wait_ns = &b->barrier_ns;
     if (status == FG_OK) {
         status = run(b, size, count, &s, err);
     }
     fg_op_clock_set(NULL);
-    fg_team_wait_ns = NULL;
     if (status == FG_OK) {
         print_sums(b, kind, &s);
     }
@@ -193,8 +196,8 @@ static fg_status measure_all(bench *b, const fg_bench_list *batches, const fg_be
     char kind[32];
     fg_status status = FG_OK;
     if (!b->config.json) {
-        printf("%s, %s, isa %s, %u threads\n\n| step | part | us | %% | calls |\n"
-               "| --- | --- | --: | --: | --: |\n",
+        printf("%s, %s, isa %s, %u threads\n\n| step | part | us | %% | calls | barrier us |\n"
+               "| --- | --- | --: | --: | --: | --: |\n",
                b->model.runner.hparams.name, b->model.device, b->model.isa, b->model.threads);
     }
     for (uint32_t i = 0; status == FG_OK && i < batches->count; i++) {

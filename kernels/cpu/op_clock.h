@@ -23,11 +23,14 @@ typedef enum fg_op_kind {
 typedef struct fg_op_clock {
     uint64_t ns[FG_OP_KIND_COUNT];
     uint64_t calls[FG_OP_KIND_COUNT];
+    uint64_t
+        barrier_ns[FG_OP_KIND_COUNT]; /* of ns: waiting for other members at the ends of runs */
+    uint64_t waited_ns;               /* of all, summed by the team */
 } fg_op_clock;
 
 extern fg_op_clock *fg_op_clock_now; /* use fg_op_clock_set */
 
-/* NULL: off. */
+/* NULL: off. The team's waiting is summed up meanwhile. */
 void fg_op_clock_set(fg_op_clock *clock);
 const char *fg_op_kind_name(fg_op_kind kind);
 

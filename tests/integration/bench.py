@@ -140,9 +140,12 @@ def step_prints(suite):
         calls = {part: line["calls"] for part, line in step.items()}
         assert calls["attention"] == calls["gate and up"] == 3 and calls["norm"] == 7, (name, calls)
         assert calls["linear"] == 3 * 3 + 1 and calls["embed"] == 1, (name, calls)
-        whole = sum(line["us"] for part, line in step.items()
-                    if part not in ("all", "barrier (of all)"))
+        parts_alone = [line for part, line in step.items() if part != "all"]
+        whole = sum(line["us"] for line in parts_alone)
         assert abs(whole - step["all"]["us"]) < 0.01 * whole, (name, whole, step["all"])
+        barriers = sum(line["barrier_us"] for line in parts_alone)
+        assert abs(barriers - step["all"]["barrier_us"]) < 0.1, (name, barriers, step["all"])
+        assert all(0 <= line["barrier_us"] <= line["us"] for line in step.values()), (name, step)
 
 
 def kernels_print(suite):
