@@ -20,12 +20,13 @@ enum {
     BLOCK_SIZE = 16,
     RUNS_MIN = 3,
     TYPES_MAX = 16,
+    KV_DTYPES_MAX = 4,
     SHAPES_MAX = 8,
     LINES_MAX = 128,
 };
 
 typedef struct kernels_config {
-    const char *ops, *types, *rows, *shapes, *contexts, *heads, *cpu_isa;
+    const char *ops, *types, *rows, *shapes, *contexts, *heads, *kv_dtypes, *cpu_isa;
     uint32_t threads, budget_ms;
     bool warm, json;
 } kernels_config;
@@ -81,6 +82,13 @@ static const fg_option options[] = {
       .value_name = "HxKxD",
       AT(heads),
       .help = "Attention's heads, KV heads and the size of a head." },
+    { .name = "kv-dtype",
+      .type = FG_OPTION_STRING,
+      .default_text = "bf16,int8",
+      .group = group_what,
+      .value_name = "LIST",
+      AT(kv_dtypes),
+      .help = "Number types of the KV cache that attention reads, as for `forge serve`." },
     { .name = "warm",
       .type = FG_OPTION_BOOL,
       .default_text = "false",
@@ -145,6 +153,7 @@ typedef struct bench {
     shape shapes[SHAPES_MAX];
     uint32_t shape_count;
     uint32_t heads, kv_heads, head_dim;
+    uint32_t kv_dtypes[KV_DTYPES_MAX], kv_dtype_count;
     uint32_t row_max, column_max, output_max;
     fg_peaks *peaks;
     fg_bench_rates before, best; /* what the probes said: last, and around a group of lines */
@@ -265,6 +274,12 @@ static void run_product(bench *b, void *args, uint32_t turn)
     fg_op_linear(b->stream, &p->linear, 1, &b->in, p->rows);
 }
 
+/* What a product of so many rows reads depends on how many they are. */
+static void prepare_rows(bench *b, uint32_t type, uint32_t rows)
+{
+    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(b->stream, type), rows);
+}
+
 static void bench_products(bench *b, uint32_t type, shape s)
 {
     product p = { .copy_bytes = fg_panel_count(s.outputs) * fg_panel_bytes(type, s.columns) };
@@ -275,11 +290,11 @@ static void bench_products(bench *b, uint32_t type, shape s)
         .out_stride = s.outputs,
     };
     b->in.columns = s.columns;
-    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(b->stream, type), b->row_max);
     char what[64];
     snprintf(what, sizeof what, "%s %ux%u", fg_dtype_name(type), s.outputs, s.columns);
     for (uint32_t i = 0; i < b->rows.count; i++) {
         p.rows = b->rows.items[i];
+        prepare_rows(b, type, p.rows);
         work w = { .bytes = (double)p.copy_bytes };
         *fg_bench_macs_of(&w.macs, type) = (double)s.outputs * s.columns * p.rows;
         keep_line(b, "linear", what, p.rows, best_seconds(b, run_product, &p), &w);
@@ -314,11 +329,11 @@ static void bench_gated(bench *b, uint32_t type, shape s)
     g.gated.out = b->out;
     g.gated.out.columns = half.outputs;
     b->in.columns = s.columns;
-    fg_op_prepare(b->stream, &b->in, fg_op_linear_form(b->stream, type), b->row_max);
     char what[64];
     snprintf(what, sizeof what, "%s 2x%ux%u", fg_dtype_name(type), half.outputs, s.columns);
     for (uint32_t i = 0; i < b->rows.count; i++) {
         g.rows = b->rows.items[i];
+        prepare_rows(b, type, g.rows);
         work w = { .bytes = (double)(2 * g.half_bytes) };
         *fg_bench_macs_of(&w.macs, type) = (double)s.outputs * s.columns * g.rows;
         keep_line(b, "gated", what, g.rows, best_seconds(b, run_gated, &g), &w);
@@ -344,13 +359,25 @@ static void run_attention(bench *b, void *args, uint32_t turn)
     fg_op_attend(b->stream, &kv, &a->attend, a->rows);
 }
 
-/* `sequences` at the same context; each has its `rows` last tokens run. */
-static void bench_attention(bench *b, uint32_t context, uint32_t sequences, uint32_t rows,
-                            fg_kv_row *kv_rows, uint32_t *block_ids)
+/* Multiply-adds of both products, in the numbers in which they may be made. */
+static fg_bench_macs attention_macs(uint32_t dtype, double count)
+{
+    return dtype == FG_I8     ? (fg_bench_macs){ .int8 = count }
+           : dtype == FG_BF16 ? (fg_bench_macs){ .bf16 = count }
+                              : (fg_bench_macs){ .floats = count };
+}
+
+/* Of attention: `sequences` at the same context; each has its `rows` last tokens run. */
+typedef struct attended {
+    uint32_t dtype, context, sequences, rows;
+} attended;
+
+static void bench_attention(bench *b, const attended *of, fg_kv_row *kv_rows, uint32_t *block_ids)
 {
     fg_kv_layout layout;
+    uint32_t context = of->context, sequences = of->sequences, rows = of->rows;
     uint32_t blocks = fg_kv_blocks_for(context, BLOCK_SIZE);
-    if (fg_kv_layout_init(&layout, 1, b->kv_heads, b->head_dim, BLOCK_SIZE, FG_F16, NULL) !=
+    if (fg_kv_layout_init(&layout, 1, b->kv_heads, b->head_dim, BLOCK_SIZE, of->dtype, NULL) !=
         FG_OK) {
         return;
     }
@@ -374,8 +401,9 @@ static void bench_attention(bench *b, uint32_t context, uint32_t sequences, uint
                 .block_bytes = layers * layout.layer_bytes,
                 .value_offset = fg_kv_layout_offset(&layout, 0, 1, 0),
                 .head_bytes = layout.head_bytes,
+                .scale_offset = layout.scale_offset,
                 .block_size = BLOCK_SIZE,
-                .dtype = FG_F16,
+                .dtype = of->dtype,
                 .kv_head_count = b->kv_heads,
                 .head_dim = b->head_dim },
         .attend = { .q = b->in.values,
@@ -387,11 +415,14 @@ static void bench_attention(bench *b, uint32_t context, uint32_t sequences, uint
         .layers = b->config->warm ? 1 : layers,
         .layer_bytes = layout.layer_bytes,
     };
-    double kv_bytes = 2.0 * context * b->kv_heads * b->head_dim * layout.element_bytes;
-    work w = { .macs.floats = 2.0 * a.rows * (context - rows / 2.0) * b->heads * b->head_dim,
-               .bytes = sequences * kv_bytes };
+    double macs = 2.0 * a.rows * (context - rows / 2.0) * b->heads * b->head_dim;
+    double head_bytes = (double)b->head_dim * fg_dtype_kv_bytes(of->dtype) +
+                        (of->dtype == FG_I8 ? sizeof(float) : 0); /* the scale */
+    double kv_bytes = 2.0 * context * b->kv_heads * head_bytes;
+    work w = { .macs = attention_macs(of->dtype, macs), .bytes = sequences * kv_bytes };
     char what[64];
-    snprintf(what, sizeof what, "%s, context %u", rows == 1 ? "decode" : "prefill", context);
+    snprintf(what, sizeof what, "%s %s, context %u", fg_dtype_name(of->dtype),
+             rows == 1 ? "decode" : "prefill", context);
     keep_line(b, "attend", what, a.rows, best_seconds(b, run_attention, &a), &w);
 }
 
@@ -406,14 +437,20 @@ static fg_status bench_attentions(bench *b, fg_error *err)
         fg_mem_free(block_ids);
         return fg_fail(err, FG_AGAIN, "out of memory for attention");
     }
-    for (uint32_t c = 0; c < b->contexts.count; c++) {
+    for (uint32_t t = 0; t < b->kv_dtype_count * b->contexts.count; t++) {
+        attended of = { .dtype = b->kv_dtypes[t / b->contexts.count],
+                        .context = b->contexts.items[t % b->contexts.count],
+                        .rows = 1 };
         for (uint32_t i = 0; i < b->rows.count; i++) {
-            if (b->rows.items[i] <= 32) {
-                bench_attention(b, b->contexts.items[c], b->rows.items[i], 1, kv_rows, block_ids);
+            of.sequences = b->rows.items[i];
+            if (of.sequences <= 32) {
+                bench_attention(b, &of, kv_rows, block_ids);
             }
         }
         if (b->row_max >= PREFILL_ROWS) {
-            bench_attention(b, b->contexts.items[c], 1, PREFILL_ROWS, kv_rows, block_ids);
+            of.sequences = 1;
+            of.rows = PREFILL_ROWS;
+            bench_attention(b, &of, kv_rows, block_ids);
         }
         end_group(b);
     }
@@ -502,6 +539,25 @@ static fg_status parse_types(bench *b, const char *text, fg_error *err)
     return FG_OK;
 }
 
+/* "bf16,int8": fills kv_dtypes. */
+static fg_status parse_kv_dtypes(bench *b, const char *text, fg_error *err)
+{
+    for (const char *at = text; *at != '\0';) {
+        char name[16];
+        size_t length = strcspn(at, ",");
+        uint32_t dtype = FG_DTYPE_AUTO;
+        snprintf(name, sizeof name, "%.*s", (int)(length < 15 ? length : 15), at);
+        if (!fg_dtype_find_kv(name, &dtype) || dtype == FG_DTYPE_AUTO ||
+            b->kv_dtype_count == KV_DTYPES_MAX) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--kv-dtype %.60s: give some of f16, bf16, int8 and f32", text);
+        }
+        b->kv_dtypes[b->kv_dtype_count++] = dtype;
+        at += length + (at[length] == ',');
+    }
+    return FG_OK;
+}
+
 /* "8192x2048,2048x8192": fills shapes. */
 static fg_status parse_shapes(bench *b, const char *text, fg_error *err)
 {
@@ -537,10 +593,38 @@ static fg_status parse_heads(bench *b, const char *text, fg_error *err)
                           text);
 }
 
+/* Whether the length is that of one, and the text begins with it. */
+static bool is_op(const char *text, size_t length)
+{
+    static const char *const ops[] = { "linear", "gated", "attend", "other" };
+    bool found = false;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        found = found || (strlen(ops[i]) == length && memcmp(ops[i], text, length) == 0);
+    }
+    return found;
+}
+
+static fg_status check_ops(const char *text, fg_error *err)
+{
+    const char *at = text;
+    do {
+        size_t length = strcspn(at, ",");
+        if (!is_op(at, length)) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--ops %.60s: give some of linear, gated, attend and other", text);
+        }
+        at += length;
+    } while (*at++ == ',');
+    return FG_OK;
+}
+
 static fg_status parse(bench *b, fg_error *err)
 {
     const kernels_config *c = b->config;
-    fg_status status = fg_bench_list_parse("--rows", c->rows, ROWS_MAX, &b->rows, err);
+    fg_status status = check_ops(c->ops, err);
+    if (status == FG_OK) {
+        status = fg_bench_list_parse("--rows", c->rows, ROWS_MAX, &b->rows, err);
+    }
     if (status == FG_OK) {
         status = fg_bench_list_parse("--contexts", c->contexts, CONTEXT_MAX, &b->contexts, err);
     }
@@ -552,6 +636,9 @@ static fg_status parse(bench *b, fg_error *err)
     }
     if (status == FG_OK) {
         status = parse_heads(b, c->heads, err);
+    }
+    if (status == FG_OK) {
+        status = parse_kv_dtypes(b, c->kv_dtypes, err);
     }
     for (uint32_t i = 0; i < b->rows.count; i++) {
         b->row_max = larger(b->row_max, b->rows.items[i]);
@@ -663,10 +750,6 @@ static bool wants(const bench *b, const char *op)
 
 static fg_status measure_all(bench *b, fg_error *err)
 {
-    if (!wants(b, "linear") && !wants(b, "gated") && !wants(b, "attend") && !wants(b, "other")) {
-        return fg_fail(err, FG_BAD_INPUT, "--ops %.60s: give linear, gated, attend or other",
-                       b->config->ops);
-    }
     b->before = measure_probes(b);
     print_head(b);
     for (uint32_t t = 0; t < b->type_count; t++) {

@@ -98,6 +98,10 @@ def refused(suite):
                 (["kernels", "--rows", "4097"], "--rows"),
                 (["kernels", "--rows", "0"], "nothing to measure"),
                 (["kernels", "--ops", "linea"], "--ops linea"),
+                (["kernels", "--ops", "linear,attending"], "--ops linear,attending"),
+                (["kernels", "--ops", "linear,"], "--ops linear,"),
+                (["kernels", "--kv-dtype", "bf16,auto"], "--kv-dtype bf16,auto"),
+                (["kernels", "--kv-dtype", "q4_0"], "--kv-dtype q4_0"),
                 (["kernels", "--cpu-isa", "abacus"], "abacus"),
                 (["juggling"], "juggling")):
             out, text = run(suite, *arguments, code=2)
@@ -157,7 +161,7 @@ def kernels_print(suite):
     for line in lines:
         counts[line["op"]] = counts.get(line["op"], 0) + 1
         assert line["us"] > 0 and line["share_of_probe"] > 0, line
-    assert counts == {"linear": 11 * 2 * 2, "gated": 11 * 2, "attend": 2, "quantize": 2, "round": 2,
+    assert counts == {"linear": 11 * 2 * 2, "gated": 11 * 2, "attend": 2 * 2, "quantize": 2, "round": 2,
                       "rmsnorm": 2}, counts
     out, _ = run(suite, "kernels", "--threads", "2", "--rows", "2", "--ops", "linear", "--types", "q6_k",
                  "--shapes", "64x256", "--budget-ms", "1", "--warm")
