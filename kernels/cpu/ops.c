@@ -196,26 +196,35 @@ static const float *normed_from(const fg_rmsnorm *norm, uint32_t row)
     return norm->in + source * norm->out.columns;
 }
 
+/* Rows `row` and on, FG_CPU_NORM_ROWS of them at most. */
+static void norm_together(const fg_cpu_kernels *kernels, const fg_rmsnorm *norm, uint32_t row,
+                          uint32_t count)
+{
+    uint32_t columns = norm->out.columns;
+    float *out = norm->out.values + (size_t)row * columns;
+    const float *in[FG_CPU_NORM_ROWS];
+    for (uint32_t i = 0; i < count; i++) {
+        in[i] = normed_from(norm, row + i);
+    }
+    if (count == FG_CPU_NORM_ROWS && kernels->rmsnorm_rows != NULL) {
+        kernels->rmsnorm_rows(in, norm->weight, columns, norm->epsilon, out, columns);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        kernels->rmsnorm_row(in[i], norm->weight, columns, norm->epsilon,
+                             out + (size_t)i * columns);
+    }
+}
+
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
     const fg_rmsnorm *norm = args;
     const fg_cpu_kernels *kernels = stream->device->kernels;
-    size_t columns = norm->out.columns;
-    uint32_t row = first, end = first + count;
-    for (; kernels->rmsnorm_rows != NULL && row + FG_CPU_NORM_ROWS <= end;
-         row += FG_CPU_NORM_ROWS) {
-        const float *in[FG_CPU_NORM_ROWS];
-        for (uint32_t i = 0; i < FG_CPU_NORM_ROWS; i++) {
-            in[i] = normed_from(norm, row + i);
-        }
-        kernels->rmsnorm_rows(in, norm->weight, norm->out.columns, norm->epsilon,
-                              norm->out.values + row * columns, columns);
+    for (uint32_t row = first, end = first + count, rows; row < end; row += rows) {
+        rows = end - row < FG_CPU_NORM_ROWS ? end - row : FG_CPU_NORM_ROWS;
+        norm_together(kernels, norm, row, rows);
+        prepare_rows_of(kernels, &norm->out, norm->forms, row, rows);
     }
-    for (; row < end; row++) {
-        kernels->rmsnorm_row(normed_from(norm, row), norm->weight, norm->out.columns, norm->epsilon,
-                             norm->out.values + row * columns);
-    }
-    prepare_rows_of(kernels, &norm->out, norm->forms, first, count);
 }
 
 void fg_cpu_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
