@@ -87,7 +87,8 @@ uint32_t fg_op_linear_form(const fg_device_stream *stream, uint32_t type);
 /* These forms from values.
  *   QUANTS, per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties; a group of
  *          zeros has scale 0, one with a NaN or an infinity has scale NaN and zeros.
- *   PAIRS: x to the nearest bf16, to even on ties; what is then below 2^-50 becomes 0, NaN stays NaN. */
+ *   PAIRS: x to the nearest bf16, to even on ties; what is then below 2^-50 becomes 0, NaN stays NaN.
+ * How a back end writes them may depend on the number of rows: products have as many rows as were prepared. */
 void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
                    uint32_t rows);
 
