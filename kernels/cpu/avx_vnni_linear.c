@@ -19,8 +19,9 @@
 #endif
 
 enum { TILE_ROWS = 6, HALVES = 2, VECTORS = 8 };
-/* Bytes ahead of a walk through a panel: what arrives from memory meanwhile. */
-enum { AHEAD = 2304 };
+/* Bytes ahead of a walk through a panel: what arrives from memory meanwhile, in the second-level cache, which waits for
+ * more lines at once than the first, and comes on into that one when it is near. */
+enum { AHEAD = 3072, AHEAD_NEAR = 512 };
 
 /* Of each row of a tile with outputs 0..7 and 8..15. */
 typedef __m256i int_sums[TILE_ROWS][HALVES];
@@ -149,6 +150,14 @@ FOR_EACH_SIZE void add_halves(int R, const tile *t, const place *p, float_sums t
     }
 }
 
+FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
+{
+    for (size_t i = 0; i < size_bytes; i += VECTOR) {
+        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T1);
+        _mm_prefetch((const char *)at + AHEAD_NEAR + i, _MM_HINT_T0);
+    }
+}
+
 /* R rows against the panel: totals grow. */
 FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
 {
@@ -156,11 +165,11 @@ FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
     place p = { .scales = t->panel };
     while (p.group < t->group_count) {
         p.codes = p.scales + shape.scale_bytes;
-        ask_for(p.scales + AHEAD, shape.scale_bytes);
+        ask_ahead(p.scales, shape.scale_bytes);
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_for(p.codes + AHEAD, shape.group_bytes);
+            ask_ahead(p.codes, shape.group_bytes);
             if (type == FG_Q6_K) {
                 add_halves(R, t, &p, totals);
             } else {
