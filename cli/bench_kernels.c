@@ -25,6 +25,9 @@ enum {
     LINES_MAX = 128,
 };
 
+/* In the order of their names in parse_ops. */
+enum { OP_LINEAR, OP_GATED, OP_ATTEND, OP_OTHER, OPS };
+
 typedef struct kernels_config {
     const char *ops, *types, *rows, *shapes, *contexts, *heads, *kv_dtypes, *cpu_isa;
     uint32_t threads, budget_ms;
@@ -154,6 +157,7 @@ typedef struct bench {
     uint32_t shape_count;
     uint32_t heads, kv_heads, head_dim;
     uint32_t kv_dtypes[KV_DTYPES_MAX], kv_dtype_count;
+    bool ops[OPS]; /* that are wanted */
     uint32_t row_max, column_max, output_max;
     fg_peaks *peaks;
     fg_bench_rates before, best; /* what the probes said: last, and around a group of lines */
@@ -542,7 +546,8 @@ static fg_status parse_types(bench *b, const char *text, fg_error *err)
 /* "bf16,int8": fills kv_dtypes. */
 static fg_status parse_kv_dtypes(bench *b, const char *text, fg_error *err)
 {
-    for (const char *at = text; *at != '\0';) {
+    const char *at = text;
+    do {
         char name[16];
         size_t length = strcspn(at, ",");
         uint32_t dtype = FG_DTYPE_AUTO;
@@ -553,8 +558,8 @@ static fg_status parse_kv_dtypes(bench *b, const char *text, fg_error *err)
                            "--kv-dtype %.60s: give some of f16, bf16, int8 and f32", text);
         }
         b->kv_dtypes[b->kv_dtype_count++] = dtype;
-        at += length + (at[length] == ',');
-    }
+        at += length;
+    } while (*at++ == ',');
     return FG_OK;
 }
 
@@ -593,26 +598,22 @@ static fg_status parse_heads(bench *b, const char *text, fg_error *err)
                           text);
 }
 
-/* Whether the length is that of one, and the text begins with it. */
-static bool is_op(const char *text, size_t length)
+/* "linear,attend": fills ops. */
+static fg_status parse_ops(bench *b, const char *text, fg_error *err)
 {
-    static const char *const ops[] = { "linear", "gated", "attend", "other" };
-    bool found = false;
-    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
-        found = found || (strlen(ops[i]) == length && memcmp(ops[i], text, length) == 0);
-    }
-    return found;
-}
-
-static fg_status check_ops(const char *text, fg_error *err)
-{
+    static const char *const names[] = { "linear", "gated", "attend", "other" };
     const char *at = text;
     do {
         size_t length = strcspn(at, ",");
-        if (!is_op(at, length)) {
+        uint32_t op = 0;
+        while (op < OPS && (strlen(names[op]) != length || memcmp(names[op], at, length) != 0)) {
+            op++;
+        }
+        if (op == OPS) {
             return fg_fail(err, FG_BAD_INPUT,
                            "--ops %.60s: give some of linear, gated, attend and other", text);
         }
+        b->ops[op] = true;
         at += length;
     } while (*at++ == ',');
     return FG_OK;
@@ -621,7 +622,7 @@ static fg_status check_ops(const char *text, fg_error *err)
 static fg_status parse(bench *b, fg_error *err)
 {
     const kernels_config *c = b->config;
-    fg_status status = check_ops(c->ops, err);
+    fg_status status = parse_ops(b, c->ops, err);
     if (status == FG_OK) {
         status = fg_bench_list_parse("--rows", c->rows, ROWS_MAX, &b->rows, err);
     }
@@ -735,19 +736,6 @@ static void close_bench(bench *b)
     fg_mem_free(b);
 }
 
-static bool wants(const bench *b, const char *op)
-{
-    size_t length = strlen(op);
-    for (const char *at = b->config->ops; *at != '\0';) {
-        size_t size = strcspn(at, ",");
-        if (size == length && memcmp(at, op, size) == 0) {
-            return true;
-        }
-        at += size + (at[size] == ',');
-    }
-    return false;
-}
-
 static fg_status measure_all(bench *b, fg_error *err)
 {
     b->before = measure_probes(b);
@@ -760,10 +748,10 @@ static fg_status measure_all(bench *b, fg_error *err)
                         b->shapes[s].outputs, b->shapes[s].columns);
                 continue;
             }
-            if (wants(b, "linear")) {
+            if (b->ops[OP_LINEAR]) {
                 bench_products(b, b->types[t], b->shapes[s]);
             }
-            if (wants(b, "gated")) {
+            if (b->ops[OP_GATED]) {
                 bench_gated(b, b->types[t], b->shapes[s]);
             }
             if (b->line_count > 0) {
@@ -771,8 +759,8 @@ static fg_status measure_all(bench *b, fg_error *err)
             }
         }
     }
-    fg_status status = wants(b, "attend") ? bench_attentions(b, err) : FG_OK;
-    if (status == FG_OK && wants(b, "other")) {
+    fg_status status = b->ops[OP_ATTEND] ? bench_attentions(b, err) : FG_OK;
+    if (status == FG_OK && b->ops[OP_OTHER]) {
         bench_others(b);
         end_group(b);
     }

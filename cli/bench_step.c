@@ -156,13 +156,14 @@ static void print_line(const bench *b, const char *kind, const sums *s, const li
 
 static void print_sums(const bench *b, const char *kind, const sums *s)
 {
-    uint64_t rest_ns = s->compute_ns;
+    uint64_t rest_ns = s->compute_ns, rest_barrier_ns = b->ops.waited_ns;
     for (fg_op_kind op = 0; b->model.is_host && op < FG_OP_KIND_COUNT; op++) {
         line of = { fg_op_kind_name(op), b->ops.ns[op], b->ops.barrier_ns[op], b->ops.calls[op] };
         print_line(b, kind, s, &of);
         rest_ns -= b->ops.ns[op] < rest_ns ? b->ops.ns[op] : rest_ns;
+        rest_barrier_ns -= b->ops.barrier_ns[op];
     }
-    const line others[] = { { .part = "rest", .ns = rest_ns },
+    const line others[] = { { .part = "rest", .ns = rest_ns, .barrier_ns = rest_barrier_ns },
                             { .part = "wake", .ns = s->wake_ns },
                             { .part = "all", .ns = s->wall_ns, .barrier_ns = b->ops.waited_ns } };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {

@@ -21,7 +21,7 @@
 enum { TILE_ROWS = 6, HALVES = 2, VECTORS = 8 };
 /* Bytes ahead of a walk through a panel: what arrives from memory meanwhile, in the second-level cache, which waits for
  * more lines at once than the first, and comes on into that one when it is near. */
-enum { AHEAD = 3072, AHEAD_NEAR = 512 };
+enum { AHEAD = 3072, AHEAD_NEAR = 512, AHEAD_MANY = 2304 };
 
 /* Of each row of a tile with outputs 0..7 and 8..15. */
 typedef __m256i int_sums[TILE_ROWS][HALVES];
@@ -150,8 +150,13 @@ FOR_EACH_SIZE void add_halves(int R, const tile *t, const place *p, float_sums t
     }
 }
 
-FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
+/* Whole tiles, of many rows, multiply longer than memory takes, and tile after tile walks through the same panel. */
+FG_AVX2_INLINE void ask_ahead(int R, const uint8_t *at, size_t size_bytes)
 {
+    if (R == TILE_ROWS) {
+        ask_for(at + AHEAD_MANY, size_bytes);
+        return;
+    }
     for (size_t i = 0; i < size_bytes; i += VECTOR) {
         _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T1);
         _mm_prefetch((const char *)at + AHEAD_NEAR + i, _MM_HINT_T0);
@@ -165,11 +170,11 @@ FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
     place p = { .scales = t->panel };
     while (p.group < t->group_count) {
         p.codes = p.scales + shape.scale_bytes;
-        ask_ahead(p.scales, shape.scale_bytes);
+        ask_ahead(R, p.scales, shape.scale_bytes);
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            ask_ahead(p.codes, shape.group_bytes);
+            ask_ahead(R, p.codes, shape.group_bytes);
             if (type == FG_Q6_K) {
                 add_halves(R, t, &p, totals);
             } else {

@@ -18,21 +18,22 @@ const char *fg_op_kind_name(fg_op_kind kind)
     return names[kind];
 }
 
-uint64_t fg_op_clock_read_ns(void)
+static uint64_t now_ns(void)
 {
     fg_clock clock = fg_clock_real();
     return fg_clock_now_ns(&clock);
 }
 
+uint64_t fg_op_clock_start(void)
+{
+    fg_op_clock_now->waited_before_ns = fg_op_clock_now->waited_ns;
+    return now_ns();
+}
+
 void fg_op_clock_add(fg_op_kind kind, uint64_t began_ns)
 {
     fg_op_clock *clock = fg_op_clock_now;
-    clock->ns[kind] += fg_op_clock_read_ns() - began_ns;
+    clock->ns[kind] += now_ns() - began_ns;
     clock->calls[kind]++;
-    /* Nobody waits between operations: what is not yet counted is this one's. */
-    uint64_t counted_ns = 0;
-    for (fg_op_kind other = 0; other < FG_OP_KIND_COUNT; other++) {
-        counted_ns += clock->barrier_ns[other];
-    }
-    clock->barrier_ns[kind] += clock->waited_ns - counted_ns;
+    clock->barrier_ns[kind] += clock->waited_ns - clock->waited_before_ns;
 }

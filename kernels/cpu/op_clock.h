@@ -23,9 +23,11 @@ typedef enum fg_op_kind {
 typedef struct fg_op_clock {
     uint64_t ns[FG_OP_KIND_COUNT];
     uint64_t calls[FG_OP_KIND_COUNT];
-    uint64_t
-        barrier_ns[FG_OP_KIND_COUNT]; /* of ns: waiting for other members at the ends of runs */
-    uint64_t waited_ns;               /* of all, summed by the team */
+    /* Of ns: waiting for other members at the ends of runs. */
+    uint64_t barrier_ns[FG_OP_KIND_COUNT];
+    /* All of that, between operations too, summed by the team; and before the operation that runs. */
+    uint64_t waited_ns;
+    uint64_t waited_before_ns;
 } fg_op_clock;
 
 extern fg_op_clock *fg_op_clock_now; /* use fg_op_clock_set */
@@ -34,13 +36,13 @@ extern fg_op_clock *fg_op_clock_now; /* use fg_op_clock_set */
 void fg_op_clock_set(fg_op_clock *clock);
 const char *fg_op_kind_name(fg_op_kind kind);
 
-uint64_t fg_op_clock_read_ns(void);
+uint64_t fg_op_clock_start(void);
 void fg_op_clock_add(fg_op_kind kind, uint64_t began_ns);
 
 /* Around an operation: uint64_t began_ns = fg_op_clock_begin(); ...; fg_op_clock_end(kind, began_ns). */
 static inline uint64_t fg_op_clock_begin(void)
 {
-    return fg_op_clock_now == NULL ? 0 : fg_op_clock_read_ns();
+    return fg_op_clock_now == NULL ? 0 : fg_op_clock_start();
 }
 
 static inline void fg_op_clock_end(fg_op_kind kind, uint64_t began_ns)

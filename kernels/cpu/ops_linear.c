@@ -46,6 +46,8 @@ static fg_activations activations_from(const fg_activations *a, uint32_t row)
     size_t pair = (size_t)row * fg_pair_stride(a->columns);
     size_t tile = fg_quant_tile_count(row, a->columns);
     bool has_tiles = a->quant_tiles != NULL && row % FG_TILE_ROWS == 0;
+    FG_ASSERT(has_tiles || a->quant_tiles == NULL || a->quants != NULL, "row %u lies within a tile",
+              row);
     return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
                              .quants = a->quants == NULL ? NULL : a->quants + at,
                              .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,

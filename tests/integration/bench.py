@@ -102,6 +102,7 @@ def refused(suite):
                 (["kernels", "--ops", "linear,"], "--ops linear,"),
                 (["kernels", "--kv-dtype", "bf16,auto"], "--kv-dtype bf16,auto"),
                 (["kernels", "--kv-dtype", "q4_0"], "--kv-dtype q4_0"),
+                (["kernels", "--kv-dtype", "bf16,"], "--kv-dtype bf16,"),
                 (["kernels", "--cpu-isa", "abacus"], "abacus"),
                 (["juggling"], "juggling")):
             out, text = run(suite, *arguments, code=2)
@@ -147,8 +148,6 @@ def step_prints(suite):
         parts_alone = [line for part, line in step.items() if part != "all"]
         whole = sum(line["us"] for line in parts_alone)
         assert abs(whole - step["all"]["us"]) < 0.01 * whole, (name, whole, step["all"])
-        barriers = sum(line["barrier_us"] for line in parts_alone)
-        assert abs(barriers - step["all"]["barrier_us"]) < 0.1, (name, barriers, step["all"])
         assert all(0 <= line["barrier_us"] <= line["us"] for line in step.values()), (name, step)
 
 
