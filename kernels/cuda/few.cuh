@@ -37,40 +37,67 @@ static __device__ __forceinline__ float add_parts(const float *parts, uint32_t c
     return sum;
 }
 
-/* The outputs of a block's strip, rows from row_first on. */
+/* What a thread's outputs are added to, read before the sums are there. */
+template <int tiles> struct few_before {
+    static constexpr uint32_t count = (tiles * 8 * FG_GPU_STRIP + FEW_THREADS - 1) / FEW_THREADS;
+    float each[count];
+};
+
+template <int tiles>
+static __device__ __forceinline__ void load_before(few_before<tiles> &before,
+                                                   const fg_gpu_products &set,
+                                                   const fg_gpu_product &p, uint32_t strip)
+{
+#pragma unroll
+    for (uint32_t j = 0; j < before.count; j++) {
+        uint32_t i = j * FEW_THREADS + threadIdx.x;
+        uint32_t row = i / FG_GPU_STRIP, output = strip * FG_GPU_STRIP + i % FG_GPU_STRIP;
+        bool real =
+            p.accumulate && i < tiles * 8 * FG_GPU_STRIP && row < set.rows && output < p.outputs;
+        before.each[j] = real ? p.out[(size_t)row * p.stride + output] : 0.0f;
+    }
+}
+
+/* The outputs of a block's strip. */
 template <int tiles>
 static __device__ __forceinline__ void put_few(const fg_gpu_products &set, const fg_gpu_product &p,
-                                               uint32_t strip, uint32_t row_first,
-                                               const float *parts)
+                                               uint32_t strip, const float *parts,
+                                               const few_before<tiles> &before)
 {
     uint32_t count = fg_gpu_part_count(set);
-    for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
-        uint32_t row = i / FG_GPU_STRIP, output = i % FG_GPU_STRIP;
-        fg_gpu_put_out(p, set.rows, row_first + row, strip * FG_GPU_STRIP + output,
-                       add_parts<tiles>(parts, count, row, output));
+#pragma unroll
+    for (uint32_t j = 0; j < before.count; j++) {
+        uint32_t i = j * FEW_THREADS + threadIdx.x;
+        uint32_t row = i / FG_GPU_STRIP, to = strip * FG_GPU_STRIP + i % FG_GPU_STRIP;
+        if (i < tiles * 8 * FG_GPU_STRIP && row < set.rows && to < p.outputs) {
+            float sum = add_parts<tiles>(parts, count, row, i % FG_GPU_STRIP);
+            p.out[(size_t)row * p.stride + to] =
+                p.accumulate ? __fadd_rn(before.each[j], sum) : sum;
+        }
     }
 }
 
 template <int tiles>
 static __device__ __forceinline__ void put_few_gated(const fg_gpu_products &set,
                                                      const fg_gpu_product &p, uint32_t strip,
-                                                     uint32_t row_first, const float *gate,
-                                                     uint32_t gate_parts, const float *up)
+                                                     const float *gate, uint32_t gate_parts,
+                                                     const float *up)
 {
     uint32_t count = fg_gpu_part_count(set);
     for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
         uint32_t row = i / (FG_GPU_STRIP / 2), output = i % (FG_GPU_STRIP / 2) * 2;
+        uint32_t to = strip * FG_GPU_STRIP + output;
+        if (row >= set.rows || to >= p.outputs) {
+            continue;
+        }
         float values[2];
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++) {
             values[j] = __fmul_rn(fg_gpu_silu(add_parts<tiles>(gate, gate_parts, row, output + j)),
                                   add_parts<tiles>(up, count, row, output + j));
         }
-        uint32_t to = strip * FG_GPU_STRIP + output;
-        if (row_first + row < set.rows && to < p.outputs) {
-            p.pairs[fg_gpu_pair_at(row_first + row, p.pair_first + to, p.pair_columns)] =
-                fg_bf16_pair(values[0], values[1]);
-        }
+        p.pairs[fg_gpu_pair_at(row, p.pair_first + to, p.pair_columns)] =
+            fg_bf16_pair(values[0], values[1]);
     }
 }
 

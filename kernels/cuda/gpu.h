@@ -23,19 +23,22 @@
 extern bool fg_gpu_early;
 
 /* Starts a kernel. `early`: it may begin while the kernel before it ends, and calls fg_gpu_wait before it reads what
- * that one wrote (and every kernel of such a chain does). */
+ * that one wrote (and every kernel of such a chain does). All kernels want all shared memory there is, since a
+ * multiprocessor must be empty before it is cut otherwise. */
 #define FG_LAUNCH(kernel, grid, block, shared_bytes, queue, early, ...)                            \
     do {                                                                                           \
         cudaLaunchConfig_t config_ = {};                                                           \
-        cudaLaunchAttribute attribute_ = {};                                                       \
+        cudaLaunchAttribute attributes_[2] = {};                                                   \
         config_.gridDim = (grid);                                                                  \
         config_.blockDim = (block);                                                                \
         config_.dynamicSmemBytes = (shared_bytes);                                                 \
         config_.stream = (queue);                                                                  \
-        attribute_.id = cudaLaunchAttributeProgrammaticStreamSerialization;                        \
-        attribute_.val.programmaticStreamSerializationAllowed = 1;                                 \
-        config_.attrs = &attribute_;                                                               \
-        config_.numAttrs = (early) && fg_gpu_early ? 1 : 0;                                        \
+        attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;                    \
+        attributes_[0].val.programmaticStreamSerializationAllowed = (early) && fg_gpu_early;       \
+        attributes_[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;                      \
+        attributes_[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;                     \
+        config_.attrs = attributes_;                                                               \
+        config_.numAttrs = 2;                                                                      \
         fg_gpu_check(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), #kernel);                  \
     } while (0)
 
@@ -94,6 +97,14 @@ static __device__ __forceinline__ void fg_copy16(void *shared, const void *globa
     uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
     int bytes = real ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+/* 16 bytes that are read once. */
+static __device__ __forceinline__ void fg_copy16_once(void *shared, const void *global)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(global)
                  : "memory");
 }
 

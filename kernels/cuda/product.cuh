@@ -82,11 +82,14 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 /* few.cu: up to so many rows. */
 enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
+void fg_gpu_few_prepare(void);
 
 /* few_quant.cu: weights of one quantised type, any number of rows; from so many rows on, expanding them is faster. */
 enum { FG_GPU_FEW_QUANT_ROWS = 64 };
 void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated);
+
+void fg_gpu_few_quant_prepare(void);
 
 /* expand.cu: strips first .. first + count - 1 of a quantised matrix as bf16. */
 void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weight, uint32_t steps,

@@ -130,20 +130,36 @@ static __device__ __forceinline__ uint32_t fg_gpu_codes_at(uint32_t lane)
     return lane * 16;
 }
 
-template <uint32_t type>
+/* A unit may lie in shared memory. */
+template <bool shared> static __device__ __forceinline__ uint4 fg_gpu_read16(const void *at)
+{
+    return shared ? *(const uint4 *)at : fg_load16_once(at);
+}
+
+template <bool shared> static __device__ __forceinline__ uint2 fg_gpu_read8(const void *at)
+{
+    return shared ? *(const uint2 *)at : fg_load8_once(at);
+}
+
+template <bool shared> static __device__ __forceinline__ uint32_t fg_gpu_read4(const void *at)
+{
+    return shared ? *(const uint32_t *)at : fg_load4_once(at);
+}
+
+template <uint32_t type, bool shared = false>
 static __device__ __forceinline__ void fg_gpu_load_codes(fg_gpu_codes<type> &codes,
                                                          const uint8_t *at, uint32_t lane)
 {
     typedef fg_gpu_quant<type> quant;
-    codes.low[0] = fg_load16_once(at);
+    codes.low[0] = fg_gpu_read16<shared>(at);
     if constexpr (quant::is_bytes) {
-        codes.low[1] = fg_load16_once(at + 512);
+        codes.low[1] = fg_gpu_read16<shared>(at + 512);
     }
     const uint8_t *high_at = at + quant::high_at - lane * (16 - 4 * quant::high_bits);
     if constexpr (quant::high_bits == 1) {
-        codes.high[0] = fg_load4_once(high_at);
+        codes.high[0] = fg_gpu_read4<shared>(high_at);
     } else if constexpr (quant::high_bits == 2) {
-        uint2 high = fg_load8_once(high_at);
+        uint2 high = fg_gpu_read8<shared>(high_at);
         codes.high[0] = high.x;
         codes.high[1] = high.y;
     }
@@ -154,33 +170,43 @@ template <uint32_t type> static __device__ __forceinline__ uint32_t fg_gpu_scale
     return lane / 4 * fg_gpu_quant<type>::scale_bytes;
 }
 
-/* `strip`: with what the lane adds. */
-template <uint32_t type>
-static __device__ __forceinline__ void fg_gpu_load_scales(fg_gpu_raw_scales<type> &raw,
-                                                          const uint8_t *strip, uint32_t unit,
+/* `unit` and `tail`, the end of its block of 256 columns, are where they begin, with what the lane adds. */
+template <uint32_t type, bool shared>
+static __device__ __forceinline__ void fg_gpu_read_scales(fg_gpu_raw_scales<type> &raw,
+                                                          const uint8_t *unit, const uint8_t *tail,
                                                           uint32_t lane)
 {
     typedef fg_gpu_quant<type> quant;
-    const uint8_t *at = strip + fg_gpu_unit_at<type>(unit) + quant::scales_at;
+    const uint8_t *at = unit + quant::scales_at;
     if constexpr (quant::scale_bytes == 16) {
-        uint4 words = fg_load16_once(at);
+        uint4 words = fg_gpu_read16<shared>(at);
         raw.words[0] = words.x;
         raw.words[1] = words.y;
         raw.more[0] = words.z;
         raw.more[1] = words.w;
         return;
     }
-    uint2 words = fg_load8_once(at);
+    uint2 words = fg_gpu_read8<shared>(at);
     raw.words[0] = words.x;
     raw.words[1] = words.y;
-    const uint8_t *tail = strip + fg_gpu_unit_at<type>(unit / 4 * 4) + quant::tail_at;
     if constexpr (quant::is_super && quant::has_minima) {
-        uint2 more = fg_load8_once(tail);
+        uint2 more = fg_gpu_read8<shared>(tail);
         raw.more[0] = more.x;
         raw.more[1] = more.y;
     } else if constexpr (quant::is_super) {
-        raw.more[0] = fg_load4_once(tail - lane / 4 * 4);
+        raw.more[0] = fg_gpu_read4<shared>(tail - lane / 4 * 4);
     }
+}
+
+/* `strip`: with what the lane adds. */
+template <uint32_t type>
+static __device__ __forceinline__ void fg_gpu_load_scales(fg_gpu_raw_scales<type> &raw,
+                                                          const uint8_t *strip, uint32_t unit,
+                                                          uint32_t lane)
+{
+    fg_gpu_read_scales<type, false>(
+        raw, strip + fg_gpu_unit_at<type>(unit),
+        strip + fg_gpu_unit_at<type>(unit / 4 * 4) + fg_gpu_quant<type>::tail_at, lane);
 }
 
 /* ---- scales ---- */

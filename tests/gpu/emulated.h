@@ -315,6 +315,11 @@ static inline void fg_copy16(void *shared, const void *global, bool real)
         { (unsigned char *)shared, real ? (const unsigned char *)global : nullptr });
 }
 
+static inline void fg_copy16_once(void *shared, const void *global)
+{
+    fg_copy16(shared, global, true);
+}
+
 static inline void fg_copy_commit(void)
 {
     fg_emu.now->group_ends.push_back((uint32_t)fg_emu.now->copies.size());
