@@ -89,7 +89,8 @@ fg_status fg_device_pin(fg_device *device, void *memory, size_t size_bytes, fg_e
 void fg_device_unpin(fg_device *device, void *memory);
 
 /* A matrix of products in the device's own order, in its memory until it is closed. Only where operations do not use
- * the host's memory: there the weight store packs. FG_BAD_INPUT for a shape or type that is not computed. */
+ * the host's memory: there the weight store packs. The panels may be of another type than the rows (CUDA keeps F32 and
+ * F16 as BF16). FG_BAD_INPUT for a shape or type that is not computed. */
 fg_status fg_device_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
                          fg_error *err);
 

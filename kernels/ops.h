@@ -81,7 +81,7 @@ enum {
 };
 
 /* The form that products with this weight type read. CPU: QUANTS for quantised types, PAIRS for BF16, else 0. CUDA:
- * PAIRS for all of these. */
+ * PAIRS for all. */
 uint32_t fg_op_linear_form(const fg_device_stream *stream, uint32_t type);
 
 /* These forms from values.

@@ -103,9 +103,10 @@ static fg_status pack_panels(fg_forward *forward, const fg_engine_options *optio
         fg_matrix *rows = &list->sources[i].rows;
         cut_rows(rows, list->parts[i]);
         status = fg_device_pack(forward->device, rows, list->targets[i], err);
-        report.bytes += (uint64_t)rows->outputs *
-                        (rows->columns / fg_dtype_block_count(rows->type)) *
-                        fg_dtype_block_bytes(rows->type);
+        /* A device may keep them as another type. */
+        uint32_t type = status == FG_OK ? list->targets[i]->type : rows->type;
+        report.bytes += (uint64_t)rows->outputs * (rows->columns / fg_dtype_block_count(type)) *
+                        fg_dtype_block_bytes(type);
         fg_weights_release(options->weights,
                            fg_weights_find(options->weights, list->sources[i].name));
     }

@@ -183,7 +183,8 @@ static __device__ __forceinline__ void put_output(const attend_job &job, uint32_
     out[0] = first;
     out[1] = second;
     if (job.pairs != nullptr) {
-        job.pairs[fg_gpu_pair_at(row, column, columns)] = fg_bf16_pair(first, second);
+        job.pairs[fg_gpu_pair_at(row, column, fg_gpu_columns(columns))] =
+            fg_bf16_pair(first, second);
     }
 }
 

@@ -1,12 +1,12 @@
 /*
  * cuda - what the files of the CUDA back end share: its device and stream, and the functions of its table.
  *
- * Numerics (revision g2): an output depends on its row, its weights and the KV slots up to its position, never on how
+ * Numerics (revision g3): an output depends on its row, its weights and the KV slots up to its position, never on how
  * many rows are computed, by which kernel or in what order.
- *   products    weights and activations are bf16 (quantised weights: the float that the CPU's embedding reads, rounded),
- *               sums float, on tensor cores. Columns go in steps of 16. The steps are cut into at most 8 parts of
- *               ceil(steps / 8); a part is one chain of steps in rising order from 0; parts are added in rising order.
- *               F32 and F16 weights: one fma per column, in rising order, as on the CPU.
+ *   products    weights and activations are bf16 (weights of any type: the float that the CPU's embedding reads,
+ *               rounded), sums float, on tensor cores. Columns go in steps of 16, the last one filled with zeros. The
+ *               steps are cut into at most 8 parts of ceil(steps / 8); a part is one chain of steps in rising order
+ *               from 0; parts are added in rising order.
  *   attention   slots go in tiles of 128 from slot 0 on. In a tile: scores are a chain of steps of 16 dimensions; weights
  *               are powers of 2 below the tile's maximum, added as floats, rounded to bf16; outputs are a chain of steps
  *               of 16 slots. Tiles are merged in rising order.
@@ -124,21 +124,28 @@ static inline const T *fg_gpu_staged_at(const T *host, const T *base, const T *d
     return host == nullptr ? nullptr : device + (host - base);
 }
 
-/* Weights of products: [strip][step][lane] words of four pairs, in the order of fg_mma. */
+/* A product's steps, and their columns. Where the last step is not whole, weights and activations are 0 in the rest. */
+static __host__ __device__ __forceinline__ uint32_t fg_gpu_steps(uint32_t columns)
+{
+    return (columns + FG_GPU_STEP - 1) / FG_GPU_STEP;
+}
+
+static __host__ __device__ __forceinline__ uint32_t fg_gpu_columns(uint32_t columns)
+{
+    return fg_gpu_steps(columns) * FG_GPU_STEP;
+}
+
+/* Weights of products that are BF16, as F32 and F16 have become when they were packed: [strip][step][lane] words of four
+ * pairs, in the order of fg_mma. */
 static inline size_t fg_gpu_panel_bytes(uint32_t outputs, uint32_t columns)
 {
-    return (size_t)((outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP) * (columns / FG_GPU_STEP) * 512;
+    return (size_t)((outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP) * fg_gpu_steps(columns) * 512;
 }
 
-/* Types whose products run on tensor cores. */
-static inline bool fg_gpu_is_tensor(uint32_t type)
-{
-    return type != FG_F32 && type != FG_F16;
-}
-
+/* All others are packed as BF16. */
 static inline bool fg_gpu_is_quant(uint32_t type)
 {
-    return fg_gpu_is_tensor(type) && type != FG_BF16;
+    return type != FG_F32 && type != FG_F16 && type != FG_BF16;
 }
 
 /* Quantised weights stay so in memory; products of many rows expand some strips of them at a time. */
@@ -152,10 +159,11 @@ enum {
 };
 
 /*
- * Activations of such products: in blocks of 64 rows x 64 columns, [row / 64][column / 64], the last ones as wide as is
+ * Activations of products: in blocks of 64 rows x 64 columns, [row / 64][column / 64], the last ones as wide as is
  * left; in a block matrices of 8 rows x 8 columns, a row's 16 bytes after the other's, [row / 8][column / 8]. So a warp
  * reads a fragment as 32 words that follow each other, and a block is one piece for a bulk copy. This is the word of
- * columns k and k + 1, k even. There is room for whole blocks of rows.
+ * columns k and k + 1, k even; `columns` are those of whole steps (fg_gpu_columns). There is room for whole blocks of
+ * rows. What the last step has beyond the columns nobody writes: it is 0, as memory is when it is taken.
  */
 enum { FG_GPU_BLOCK = 64, FG_GPU_BLOCK_WORDS = FG_GPU_BLOCK * FG_GPU_BLOCK / 2 };
 

@@ -184,7 +184,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */
-    snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g2", facts.major, facts.minor);
+    snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g3", facts.major, facts.minor);
     cut_heads(device);
     fg_gpu_early = facts.major >= 9;
     fg_cuda_linear_prepare(device);

@@ -1,62 +1,11 @@
 /*
  * Products of rows with weight matrices, as cuda.h says what they are. Kernels are chosen by the number of rows;
  * the sums are the same: few.cu, tall.cu; of quantised weights few_quant.cu, and of more rows tall.cu after expand.cu
- * has made bf16 of them; for F32 and F16 weights a thread per output and row, here: slow, but such models are small.
+ * has made bf16 of them. F32 and F16 weights have become BF16 when they were packed.
  */
 #include "kernels/cuda/product.cuh"
 
-/* Exact; the bits of a half's exponent and mantissa are moved, subnormals scaled. */
-static __device__ __forceinline__ float half_to_float(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t exponent = (half >> 10) & 31u, mantissa = half & 0x3FFu;
-    if (exponent == 0) {
-        return __uint_as_float(__float_as_uint((float)mantissa * 0x1p-24f) | sign);
-    }
-    return __uint_as_float(exponent == 31 ? sign | 0x7F800000u | mantissa << 13
-                                          : sign | (exponent + 112) << 23 | mantissa << 13);
-}
-
-/* ---- weights that are floats ---- */
-
-enum { FLOAT_OUTPUTS = 32, FLOAT_ROWS = 8, FLOAT_COLUMNS = 32 };
-
-static __global__ __launch_bounds__(FLOAT_OUTPUTS *FLOAT_ROWS) void float_products(
-    uint32_t type, const uint8_t *weight, const float *in, uint32_t columns, uint32_t outputs,
-    uint32_t rows, float *out, uint32_t stride, bool accumulate)
-{
-    __shared__ float tile[FLOAT_OUTPUTS][FLOAT_COLUMNS + 1];
-    fg_gpu_let_next();
-    fg_gpu_wait();
-    uint32_t lane = threadIdx.x % FLOAT_OUTPUTS, line = threadIdx.x / FLOAT_OUTPUTS;
-    uint32_t output = blockIdx.x * FLOAT_OUTPUTS + lane, row = blockIdx.y * FLOAT_ROWS + line;
-    float sum = 0.0f;
-    for (uint32_t first = 0; first < columns; first += FLOAT_COLUMNS) {
-        for (uint32_t i = line; i < FLOAT_OUTPUTS; i += FLOAT_ROWS) {
-            uint32_t from = blockIdx.x * FLOAT_OUTPUTS + i, k = first + lane;
-            float value = 0.0f;
-            if (from < outputs && k < columns) {
-                size_t at = (size_t)from * columns + k;
-                value = type == FG_F32 ? ((const float *)weight)[at]
-                                       : half_to_float(((const uint16_t *)weight)[at]);
-            }
-            tile[i][lane] = value;
-        }
-        __syncthreads();
-        uint32_t here = columns - first < FLOAT_COLUMNS ? columns - first : FLOAT_COLUMNS;
-        if (row < rows) {
-            for (uint32_t k = 0; k < here; k++) {
-                sum = __fmaf_rn(tile[lane][k], in[(size_t)row * columns + first + k], sum);
-            }
-        }
-        __syncthreads();
-    }
-    if (row < rows && output < outputs) {
-        float *to = out + (size_t)row * stride + output;
-        *to = accumulate ? __fadd_rn(*to, sum) : sum;
-    }
-}
-
+/* Joins gate and up that were computed apart. */
 static __global__ void gate_floats(const float *gate, const float *up, uint32_t columns,
                                    float *values, uint32_t *pairs)
 {
@@ -68,7 +17,8 @@ static __global__ void gate_floats(const float *gate, const float *up, uint32_t 
         float first = __fmul_rn(fg_gpu_silu(gate[at]), up[at]);
         float second = two ? __fmul_rn(fg_gpu_silu(gate[at + 1]), up[at + 1]) : 0.0f;
         if (pairs != nullptr) {
-            pairs[fg_gpu_pair_at(blockIdx.x, i, columns)] = fg_bf16_pair(first, second);
+            pairs[fg_gpu_pair_at(blockIdx.x, i, fg_gpu_columns(columns))] =
+                fg_bf16_pair(first, second);
         } else {
             values[at] = first;
             if (two) {
@@ -78,30 +28,19 @@ static __global__ void gate_floats(const float *gate, const float *up, uint32_t 
     }
 }
 
-static void float_linear(fg_device_stream *stream, const fg_linear *linear,
-                         const fg_activations *in, uint32_t rows)
-{
-    dim3 grid((linear->weight.outputs + FLOAT_OUTPUTS - 1) / FLOAT_OUTPUTS,
-              (rows + FLOAT_ROWS - 1) / FLOAT_ROWS);
-    FG_LAUNCH(float_products, grid, dim3(FLOAT_OUTPUTS * FLOAT_ROWS), 0, stream->stream, true,
-              linear->weight.type, (const uint8_t *)linear->weight.data, (const float *)in->values,
-              linear->weight.columns, linear->weight.outputs, rows, linear->out, linear->out_stride,
-              linear->accumulate);
-}
-
 /* ---- who computes what ---- */
 
 uint32_t fg_cuda_linear_form(uint32_t type)
 {
-    return fg_gpu_is_tensor(type) ? FG_FORM_PAIRS : 0;
+    return FG_FORM_PAIRS;
 }
 
 static fg_gpu_products make_set(const fg_activations *in, uint32_t columns, uint32_t rows)
 {
     fg_gpu_products set = {};
     set.in = in->pairs;
-    set.columns = columns;
-    set.steps = columns / FG_GPU_STEP;
+    set.columns = fg_gpu_columns(columns);
+    set.steps = fg_gpu_steps(columns);
     set.part_steps = (set.steps + FG_GPU_PARTS - 1) / FG_GPU_PARTS;
     set.rows = rows;
     return set;
@@ -218,10 +157,6 @@ void fg_cuda_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t
 {
     stream->sequence++;
     for (uint32_t i = 0; i < linear_count;) {
-        if (!fg_gpu_is_tensor(linears[i].weight.type)) {
-            float_linear(stream, &linears[i++], in, rows);
-            continue;
-        }
         uint32_t count = 1;
         while (i + count < linear_count && count < FG_GPU_PRODUCTS_MAX &&
                linears[i + count].weight.type == linears[i].weight.type) {
@@ -232,7 +167,7 @@ void fg_cuda_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t
     }
 }
 
-/* Gate and up of different kinds, or floats: as two products and what joins them, some rows at a time. */
+/* Gate and up of different types, or wanted as floats: as two products and what joins them, some rows at a time. */
 static void gated_apart(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
                         uint32_t rows)
 {
@@ -242,23 +177,18 @@ static void gated_apart(fg_device_stream *stream, const fg_gated *gated, const f
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
-        part.values += (size_t)first * in->columns;
-        part.pairs += fg_gpu_pair_at(first, 0, in->columns);
+        part.pairs += fg_gpu_pair_at(first, 0, fg_gpu_columns(in->columns));
         float *gate = stream->work, *up = stream->work + (size_t)count * outputs;
         fg_linear both[2] = { { gated->gate, gate, outputs, false },
                               { gated->up, up, outputs, false } };
         for (const fg_linear &linear : both) {
-            if (fg_gpu_is_tensor(linear.weight.type)) {
-                /* Not split: the work area is in use. */
-                tensor_linears(stream, &linear, 1, &part, count, false);
-            } else {
-                float_linear(stream, &linear, &part, count);
-            }
+            /* Not split: the work area is in use. */
+            tensor_linears(stream, &linear, 1, &part, count, false);
         }
         bool pairs = (gated->forms & FG_FORM_PAIRS) != 0;
         FG_LAUNCH(gate_floats, dim3(count), dim3(256), 0, stream->stream, true, (const float *)gate,
                   (const float *)up, outputs, gated->out.values + (size_t)first * outputs,
-                  pairs ? gated->out.pairs + fg_gpu_pair_at(first, 0, outputs)
+                  pairs ? gated->out.pairs + fg_gpu_pair_at(first, 0, fg_gpu_columns(outputs))
                         : (uint32_t *)nullptr);
     }
 }
@@ -267,8 +197,7 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
                    uint32_t rows)
 {
     stream->sequence++;
-    bool joined = fg_gpu_is_tensor(gated->gate.type) && gated->gate.type == gated->up.type &&
-                  gated->forms == FG_FORM_PAIRS;
+    bool joined = gated->gate.type == gated->up.type && gated->forms == FG_FORM_PAIRS;
     if (!joined) {
         gated_apart(stream, gated, in, rows);
         return;
@@ -279,7 +208,7 @@ void fg_cuda_gated(fg_device_stream *stream, const fg_gated *gated, const fg_act
     p->up = (const uint8_t *)gated->up.data;
     p->pairs = gated->out.pairs;
     p->outputs = gated->gate.outputs;
-    p->pair_columns = gated->gate.outputs;
+    p->pair_columns = fg_gpu_columns(gated->gate.outputs);
     run_products(stream, gated->gate.type, set, true, false);
 }
 
@@ -347,14 +276,9 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
     for (uint32_t first = 0; first < rows; first += most) {
         uint32_t count = rows - first < most ? rows - first : most;
         fg_activations part = *in;
-        part.values += (size_t)first * in->columns;
-        part.pairs += fg_gpu_pair_at(first, 0, in->columns);
+        part.pairs += fg_gpu_pair_at(first, 0, fg_gpu_columns(in->columns));
         fg_linear linear = { *weight, stream->work, weight->outputs, false };
-        if (fg_gpu_is_tensor(weight->type)) {
-            tensor_linears(stream, &linear, 1, &part, count, false);
-        } else {
-            float_linear(stream, &linear, &part, count);
-        }
+        tensor_linears(stream, &linear, 1, &part, count, false);
         FG_LAUNCH(find_highest, dim3(count), dim3(HIGHEST_THREADS), 0, stream->stream, true,
                   (const float *)stream->work, weight->outputs, choices + first, tops + first);
     }

@@ -1,6 +1,6 @@
 /*
  * Weights on their way to the device: rows as the model file has them go through a buffer, kernels write them in the
- * order of tensor-core fragments: BF16 as it is, quantised types as quant.cuh has them.
+ * order of tensor-core fragments: BF16 as it is, F32 and F16 as the nearest BF16, quantised types as quant.cuh has them.
  */
 #include <stdio.h>
 
@@ -24,13 +24,13 @@ static __global__ void pack_words(uint32_t type, const uint8_t *rows, size_t row
     if (at >= count) {
         return;
     }
-    uint32_t steps = columns / FG_GPU_STEP;
+    uint32_t steps = fg_gpu_steps(columns);
     uint32_t word = (uint32_t)(at % 4), lane = (uint32_t)(at / 4 % 32);
     uint32_t step = (uint32_t)(at / 128 % steps), strip = (uint32_t)(at / 128 / steps);
     uint32_t output = strip * FG_GPU_STRIP + lane / 4 + word % 2 * 8;
     uint32_t k = step * FG_GPU_STEP + lane % 4 * 2 + word / 2 * 8;
     uint32_t pair = 0;
-    if (output < outputs) {
+    if (output < outputs && k < columns) {
         const uint8_t *row = rows + output * row_bytes;
         pair = fg_bf16_pair(fg_gpu_unpack_at(type, row, k), fg_gpu_unpack_at(type, row, k + 1));
     }
@@ -211,7 +211,7 @@ static void pack_rows_of(uint32_t type, const pack_rows &rows, uint8_t *strips)
               rows.columns, (uint32_t *)strips, count);
 }
 
-static fg_status pack_tensor(fg_device *device, const fg_matrix *rows, uint8_t *panels,
+static fg_status pack_strips(fg_device *device, const fg_matrix *rows, uint8_t *panels,
                              fg_error *err)
 {
     size_t row_bytes = row_bytes_of(rows->type, rows->columns);
@@ -258,50 +258,40 @@ static fg_status no_memory(const fg_device *device, size_t bytes, fg_error *err)
     return FG_AGAIN;
 }
 
+static fg_status not_computed(const char *kind, uint32_t columns, const char *limit, fg_error *err)
+{
+    if (err != nullptr) {
+        err->status = FG_BAD_INPUT;
+        snprintf(err->text, sizeof err->text,
+                 "cuda: %smatrices of %u columns are not computed%s: use --device cpu", kind,
+                 columns, limit);
+    }
+    return FG_BAD_INPUT;
+}
+
 fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *panels_out,
                        fg_error *err)
 {
-    fg_panels panels = { nullptr, rows->type, rows->outputs, rows->columns };
-    bool tensor = fg_gpu_is_tensor(rows->type);
-    if (tensor && rows->columns % FG_GPU_STEP != 0) {
-        if (err != nullptr) {
-            err->status = FG_BAD_INPUT;
-            snprintf(
-                err->text, sizeof err->text,
-                "cuda: matrices of %u columns are not computed (multiples of %d): use --device cpu",
-                rows->columns, FG_GPU_STEP);
-        }
-        return FG_BAD_INPUT;
+    bool quant = fg_gpu_is_quant(rows->type);
+    if (rows->columns % 2 != 0) {
+        return not_computed("", rows->columns, " (even numbers are)", err);
     }
-    if (fg_gpu_is_quant(rows->type) && fg_gpu_panel_bytes(FG_GPU_EXPANDED_STRIPS * FG_GPU_STRIP,
-                                                          rows->columns) > FG_GPU_EXPANDED_BYTES) {
-        if (err != nullptr) {
-            err->status = FG_BAD_INPUT;
-            snprintf(err->text, sizeof err->text,
-                     "cuda: quantised matrices of %u columns are not computed: use --device cpu",
-                     rows->columns);
-        }
-        return FG_BAD_INPUT;
+    if (quant && fg_gpu_panel_bytes(FG_GPU_EXPANDED_STRIPS * FG_GPU_STRIP, rows->columns) >
+                     FG_GPU_EXPANDED_BYTES) {
+        return not_computed("quantised ", rows->columns, "", err);
     }
-    size_t bytes = tensor ? strip_bytes_of(rows->type, rows->columns) *
-                                ((rows->outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP)
-                          : rows->outputs * row_bytes_of(rows->type, rows->columns);
+    size_t bytes = strip_bytes_of(rows->type, rows->columns) *
+                   ((rows->outputs + FG_GPU_STRIP - 1) / FG_GPU_STRIP);
     void *memory = fg_cuda_keep(device, bytes);
     if (memory == nullptr) {
         return no_memory(device, bytes, err);
     }
-    panels.data = memory;
-    if (tensor) {
-        fg_status status = pack_tensor(device, rows, (uint8_t *)memory, err);
-        if (status != FG_OK) {
-            return status;
-        }
-    } else {
-        fg_gpu_check(cudaMemcpy(memory, rows->data, bytes, cudaMemcpyHostToDevice),
-                     "loading weights");
+    fg_status status = pack_strips(device, rows, (uint8_t *)memory, err);
+    if (status == FG_OK) {
+        uint32_t type = quant ? rows->type : (uint32_t)FG_BF16;
+        *panels_out = fg_panels{ memory, type, rows->outputs, rows->columns };
     }
-    *panels_out = panels;
-    return FG_OK;
+    return status;
 }
 
 static __global__ void embed_rows(uint32_t type, const uint8_t *table, size_t row_bytes,

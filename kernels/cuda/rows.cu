@@ -45,7 +45,8 @@ static __device__ __forceinline__ void norm_pair(float2 x, float factor, float2 
         make_float2(__fmul_rn(__fmul_rn(x.x, factor), w.x), __fmul_rn(__fmul_rn(x.y, factor), w.y));
     *(float2 *)(out + 2 * pair) = made;
     if (pairs != nullptr) {
-        pairs[fg_gpu_pair_at(row, 2 * pair, columns)] = fg_bf16_pair(made.x, made.y);
+        pairs[fg_gpu_pair_at(row, 2 * pair, fg_gpu_columns(columns))] =
+            fg_bf16_pair(made.x, made.y);
     }
 }
 
@@ -114,7 +115,8 @@ static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t
     uint32_t row = blockIdx.x;
     const float *x = values + (size_t)row * columns;
     for (uint32_t i = threadIdx.x; i < columns / 2; i += ROW_THREADS) {
-        pairs[fg_gpu_pair_at(row, 2 * i, columns)] = fg_bf16_pair(x[2 * i], x[2 * i + 1]);
+        pairs[fg_gpu_pair_at(row, 2 * i, fg_gpu_columns(columns))] =
+            fg_bf16_pair(x[2 * i], x[2 * i + 1]);
     }
 }
 

@@ -140,8 +140,9 @@ const uint32_t types[TYPES] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, FG_
 
 float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_t columns)
 {
-    uint32_t first = k / 64 * 64, width = columns - first < 64 ? columns - first : 64;
-    uint32_t word = pairs[(size_t)(row / 64) * 32 * columns + (size_t)first * 32 +
+    uint32_t all = (columns + 15) / 16 * 16, first = k / 64 * 64;
+    uint32_t width = all - first < 64 ? all - first : 64;
+    uint32_t word = pairs[(size_t)(row / 64) * 32 * all + (size_t)first * 32 +
                           row % 64 / 8 * width * 4 + k % 64 / 8 * 32 + row % 8 * 4 + k % 8 / 2];
     return fg_bf16_to_f32((uint16_t)(k % 2 == 0 ? word : word >> 16));
 }
@@ -194,8 +195,8 @@ static void check_rows(check *c)
         fg_mem_free(want);
         fg_mem_free(data);
     }
-    const uint32_t widths[] = { 64, 576, 2048, 8192 };
-    for (int w = 0; w < 4; w++) {
+    const uint32_t widths[] = { 64, 172, 576, 2048, 8192 };
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
         uint32_t columns = widths[w];
         rows_in in = make_rows(c, ROWS, columns);
         float *weight = random_floats(&c->rng, columns, 1.0f);

@@ -52,7 +52,7 @@ typedef struct rows_in {
 size_t pair_words(uint32_t rows, uint32_t columns);
 rows_in make_rows(check *c, uint32_t rows, uint32_t columns);
 void drop_rows(check *c, rows_in *in);
-/* The bf16 of a row and column in the order of products on the device. */
+/* The bf16 of a row and column in the order of products on the device, in which columns are filled up to a step of 16. */
 float pair_value(const uint32_t *pairs, uint32_t row, uint32_t k, uint32_t columns);
 
 void check_products(check *c);

@@ -16,25 +16,17 @@ static const uint32_t row_counts[] = {
 };
 enum { ROW_COUNTS = sizeof row_counts / sizeof *row_counts };
 
-static bool is_tensor(uint32_t type)
-{
-    return type != FG_F32 && type != FG_F16;
-}
-
 /* One output by the contract, and the sum of magnitudes, which errors of float sums are held against. */
-static double product_of(uint32_t type, const float *w, const float *x, uint32_t columns,
-                         double *size_out)
+static double product_of(const float *w, const float *x, uint32_t columns, double *size_out)
 {
     double sum = 0.0, size = 0.0;
-    float chain = 0.0f;
     for (uint32_t k = 0; k < columns; k++) {
-        float a = is_tensor(type) ? brain(w[k]) : w[k], b = is_tensor(type) ? brain(x[k]) : x[k];
+        float a = brain(w[k]), b = brain(x[k]);
         sum += (double)a * b;
         size += fabs((double)a * b);
-        chain = fmaf(w[k], x[k], chain);
     }
     *size_out = size;
-    return is_tensor(type) ? sum : chain;
+    return sum;
 }
 
 typedef struct product_case {
@@ -67,15 +59,14 @@ static void check_linear(check *c, const product_case *p)
     double worst = 0.0;
     for (uint32_t row = 0; row < most; row++) {
         for (uint32_t o = 0; o < p->outputs; o++) {
-            double size, want = product_of(p->type, weights + (size_t)o * p->columns,
+            double size, want = product_of(weights + (size_t)o * p->columns,
                                            in.host + (size_t)row * p->columns, p->columns, &size);
             double error = fabs(all[(size_t)row * p->outputs + o] - want) / (size + 1e-30);
             worst = error > worst || isnan(error) ? error : worst;
         }
     }
-    tell(c, is_tensor(p->type) ? worst < 2e-6 : worst == 0.0,
-         "linear %s %ux%u: worst error %.3g of the sizes", fg_dtype_name(p->type), p->columns,
-         p->outputs, worst);
+    tell(c, worst < 2e-6, "linear %s %ux%u: worst error %.3g of the sizes", fg_dtype_name(p->type),
+         p->columns, p->outputs, worst);
     for (uint32_t i = 0; i < ROW_COUNTS && row_counts[i] <= most; i++) {
         uint32_t rows = row_counts[i];
         poison(c, out, count);
@@ -118,6 +109,30 @@ static void check_linear(check *c, const product_case *p)
     fg_mem_free(data);
 }
 
+/* Fewer rows than all that `in` has, whose bits must be the same. */
+static void check_gated_bits(check *c, const product_case *p, const fg_gated *gated,
+                             const rows_in *in, const uint32_t *all)
+{
+    size_t words = pair_words(in->rows, p->outputs);
+    uint32_t *some = fg_mem_array(words, sizeof *some);
+    for (uint32_t i = 0; i < ROW_COUNTS && row_counts[i] <= in->rows; i++) {
+        uint32_t rows = row_counts[i];
+        poison(c, (float *)gated->out.pairs, words);
+        fg_op_gated(c->stream, gated, &in->a, rows);
+        get(c, some, gated->out.pairs, words * sizeof(uint32_t));
+        bool same = true;
+        for (uint32_t row = 0; row < rows; row++) {
+            for (uint32_t o = 0; o < p->outputs; o++) {
+                same = same &&
+                       pair_value(all, row, o, p->outputs) == pair_value(some, row, o, p->outputs);
+            }
+        }
+        tell(c, same, "gated %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type),
+             p->columns, p->outputs, rows, in->rows);
+    }
+    fg_mem_free(some);
+}
+
 static void check_gated(check *c, const product_case *p)
 {
     uint32_t most = c->quick ? 65 : 200;
@@ -133,50 +148,43 @@ static void check_gated(check *c, const product_case *p)
         FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
     }
     rows_in in = make_rows(c, most, p->columns);
-    bool tensor = is_tensor(p->type);
     size_t words = pair_words(most, p->outputs), count = (size_t)most * p->outputs;
-    fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = tensor ? FG_FORM_PAIRS : 0 };
+    fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = FG_FORM_PAIRS };
     gated.out.columns = p->outputs;
     gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
     gated.out.values = put(c, NULL, count * sizeof(float));
-    uint32_t *all = fg_mem_array(words, sizeof *all), *some = fg_mem_array(words, sizeof *some);
+    uint32_t *all = fg_mem_array(words, sizeof *all);
     float *values = fg_mem_array(count, sizeof *values);
     fg_op_gated(c->stream, &gated, &in.a, most);
     get(c, all, gated.out.pairs, words * sizeof(uint32_t));
+    gated.forms = 0;
+    fg_op_gated(c->stream, &gated, &in.a, most);
     get(c, values, gated.out.values, count * sizeof(float));
+    gated.forms = FG_FORM_PAIRS;
+    bool paired = true;
     double worst = 0.0;
     for (uint32_t row = 0; row < most; row++) {
         for (uint32_t o = 0; o < p->outputs; o++) {
             double size, up_size;
             const float *x = in.host + (size_t)row * p->columns;
-            double g =
-                product_of(p->type, weights[0] + (size_t)o * p->columns, x, p->columns, &size);
-            double u =
-                product_of(up_type, weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
+            double g = product_of(weights[0] + (size_t)o * p->columns, x, p->columns, &size);
+            double u = product_of(weights[1] + (size_t)o * p->columns, x, p->columns, &up_size);
             double want = g / (1.0 + exp(-g)) * u;
-            double got =
-                tensor ? pair_value(all, row, o, p->outputs) : values[(size_t)row * p->outputs + o];
+            double got = pair_value(all, row, o, p->outputs);
             double error = fabs(got - want) / (fabs(want) + 1e-4 * size * up_size + 1e-6);
             worst = error > worst || isnan(error) ? error : worst;
+            paired = paired && brain(values[(size_t)row * p->outputs + o]) == (float)got;
+        }
+        /* What reads them multiplies the rest of the last step too. */
+        for (uint32_t o = p->outputs; o % 16 != 0; o++) {
+            paired = paired && pair_value(all, row, o, p->outputs) == 0.0f;
         }
     }
+    tell(c, paired, "gated %s %ux%u: pairs are not its values, or not 0 behind them",
+         fg_dtype_name(p->type), p->columns, p->outputs);
     tell(c, worst < 0.005, "gated %s %ux%u: worst error %.3g", fg_dtype_name(p->type), p->columns,
          p->outputs, worst);
-    for (uint32_t i = 0; tensor && i < ROW_COUNTS && row_counts[i] <= most; i++) {
-        uint32_t rows = row_counts[i];
-        poison(c, (float *)gated.out.pairs, words);
-        fg_op_gated(c->stream, &gated, &in.a, rows);
-        get(c, some, gated.out.pairs, words * sizeof(uint32_t));
-        bool same = true;
-        for (uint32_t row = 0; row < rows; row++) {
-            for (uint32_t o = 0; o < p->outputs; o++) {
-                same = same &&
-                       pair_value(all, row, o, p->outputs) == pair_value(some, row, o, p->outputs);
-            }
-        }
-        tell(c, same, "gated %s %ux%u: %u rows have other bits than %u", fg_dtype_name(p->type),
-             p->columns, p->outputs, rows, most);
-    }
+    check_gated_bits(c, p, &gated, &in, all);
     drop(c, gated.out.pairs);
     drop(c, gated.out.values);
     drop_rows(c, &in);
@@ -185,7 +193,6 @@ static void check_gated(check *c, const product_case *p)
         fg_mem_free(data[i]);
     }
     fg_mem_free(all);
-    fg_mem_free(some);
     fg_mem_free(values);
 }
 
@@ -264,10 +271,11 @@ static void check_pieces(check *c)
 }
 
 /* Rows that are computed in tiles of several sizes, several tiles a block, whose last rows and outputs are not whole ones;
- * products that are one launch, and one that is added. Against 64 rows at a time. */
+ * products that are one launch, since all are BF16 when they are packed, and one that is added. Against 64 rows at a time. */
 static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, uint32_t columns)
 {
     enum { LINEARS = 3, FEW = 64, ADDED = 1 };
+    static const uint32_t kinds[LINEARS] = { FG_BF16, FG_F16, FG_F32 };
     rows_in in = make_rows(c, rows, columns);
     fg_linear linears[LINEARS];
     void *data[LINEARS];
@@ -275,7 +283,7 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
     for (int i = 0; i < LINEARS; i++) {
         fg_matrix matrix;
         size_t count = (size_t)rows * outputs[i];
-        data[i] = random_matrix(&c->rng, FG_BF16, outputs[i], columns, &matrix);
+        data[i] = random_matrix(&c->rng, kinds[i], outputs[i], columns, &matrix);
         linears[i] = (fg_linear){ .out_stride = outputs[i], .accumulate = i == ADDED };
         FG_ASSERT(fg_device_pack(c->device, &matrix, &linears[i].weight, NULL) == FG_OK);
         float *start = random_floats(&c->rng, count, 1.0f);
@@ -328,7 +336,7 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
     uint32_t *out[2], *got[2];
     for (int i = 0; i < 2; i++) {
         fg_matrix matrix;
-        data[i] = random_matrix(&c->rng, FG_BF16, outputs, columns, &matrix);
+        data[i] = random_matrix(&c->rng, i == 0 ? FG_F16 : FG_F32, outputs, columns, &matrix);
         FG_ASSERT(fg_device_pack(c->device, &matrix, panels[i], NULL) == FG_OK);
         out[i] = put(c, NULL, words * sizeof(uint32_t));
         poison(c, (float *)out[i], words);
@@ -375,6 +383,36 @@ static void check_many(check *c)
     }
 }
 
+/* Columns that end within a step, and outputs that do, which are columns of what follows. */
+static void check_ends(check *c, uint32_t type)
+{
+    static const uint32_t columns[] = { 2, 40, 172, 1034 };
+    for (uint32_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        product_case p = { type, 36, columns[i], 0 };
+        check_linear(c, &p);
+        p.outputs = columns[3 - i] % 200;
+        check_gated(c, &p);
+    }
+}
+
+/* What no product is made of: one line that says what can be. */
+static void check_refused(check *c)
+{
+    static const uint32_t kinds[] = { FG_F32, FG_F16, FG_BF16 };
+    for (uint32_t i = 0; i < 3; i++) {
+        fg_matrix matrix;
+        void *data = random_matrix(&c->rng, kinds[i], 16, 33, &matrix);
+        fg_panels panels = { .columns = 7 };
+        fg_error err = { .text = "" };
+        fg_status status = fg_device_pack(c->device, &matrix, &panels, &err);
+        tell(c, status == FG_BAD_INPUT && panels.columns == 7 && err.status == status,
+             "pack %s of 33 columns: status %d", fg_dtype_name(kinds[i]), (int)status);
+        tell(c, strstr(err.text, "33 columns") != NULL && strstr(err.text, "even numbers") != NULL,
+             "pack %s of 33 columns: \"%s\"", fg_dtype_name(kinds[i]), err.text);
+        fg_mem_free(data);
+    }
+}
+
 void check_products(check *c)
 {
     open_device(c, 4, 2, 64, BLOCK);
@@ -390,14 +428,21 @@ void check_products(check *c)
         }
         if (fg_dtype_block_count(types[i]) > 1) {
             check_units(c, types[i]);
+        } else {
+            check_ends(c, types[i]);
         }
     }
     product_case tall = { FG_BF16, 1000, 4096, 0 };
     if (!c->quick) {
         check_linear(c, &tall);
     }
-    product_case mixed = { FG_Q4_K, 64, 768, FG_Q6_K };
-    check_gated(c, &mixed);
+    product_case mixed[] = { { FG_Q4_K, 64, 768, FG_Q6_K },
+                             { FG_F16, 64, 768, FG_Q4_K },
+                             { FG_F32, 40, 768, FG_F16 } };
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        check_gated(c, &mixed[i]);
+    }
+    check_refused(c);
     check_pieces(c);
     check_many(c);
     close_device(c);
