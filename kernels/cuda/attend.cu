@@ -801,7 +801,7 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
     job.head_dim = kv->head_dim;
     job.scale = args->scale * 1.44269504f;
     job.records = stream->records;
-    fg_gpu_begin(stream);
+    stream->sequence++;
     if (kv->head_dim <= 16) {
         launch<16>(stream, job, rows);
     } else if (kv->head_dim <= 32) {

@@ -470,7 +470,7 @@ void fg_cuda_choose(fg_device_stream *stream, const fg_choose *args, uint32_t ro
     job.wanted = (fg_choice_row *)stream->work;
     job.tops = (place *)(job.wanted + rows);
     job.draws = job.tops + (size_t)rows * job.parts;
-    fg_gpu_begin(stream);
+    stream->sequence++;
     dim3 grid(job.parts, rows);
     FG_LAUNCH(find_tops, grid, dim3(CHOOSE_THREADS), 0, stream->stream, true, job);
     FG_LAUNCH(draw, grid, dim3(CHOOSE_THREADS), 0, stream->stream, true, job);

@@ -83,24 +83,6 @@ struct fg_device {
     fg_gpu_memory *loaded; /* until close */
 };
 
-/* A norm of rows that follow each other, or of those that are named. */
-typedef struct fg_gpu_norm {
-    const float *in; /* NULL: none */
-    const uint32_t *row_ids;
-    const float *weight;
-    float epsilon;
-} fg_gpu_norm;
-
-/* The newest norm of few rows, which has not been started. */
-typedef struct fg_gpu_next_norm {
-    fg_gpu_norm norm;
-    fg_activations out;
-    uint32_t rows;
-    bool waits, used; /* by a product that began with it */
-} fg_gpu_next_norm;
-
-enum { FG_GPU_NORM_ROWS = 2 /* at most */ };
-
 enum { FG_GPU_GRAPHS = 64 };
 
 typedef struct fg_gpu_graph {
@@ -127,7 +109,6 @@ struct fg_device_stream {
     uint32_t graph_count;
     bool capturing;
     uint64_t capture_key;
-    fg_gpu_next_norm next_norm;
     /* Work areas. */
     float *work; /* sums of parts, logits */
     size_t work_floats;
@@ -206,13 +187,6 @@ static __host__ __device__ __forceinline__ size_t fg_gpu_slot_at(uint32_t slot, 
 {
     return (size_t)(slot / 8) * head_dim * 16 + d * 16 + slot % 8 * 16;
 }
-
-/* A norm that waits is started, unless products have begun with it. */
-void fg_gpu_settle(fg_device_stream *stream);
-/* Every operation calls it first, which settles that, but for products, which may take the norm themselves. */
-void fg_gpu_begin(fg_device_stream *stream);
-/* Starts the norm that waits. */
-void fg_gpu_norm_now(fg_device_stream *stream);
 
 void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
 fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err);

@@ -396,7 +396,7 @@ static void stream_copy(fg_device_stream *stream, void *target, const void *sour
                         size_t size_bytes)
 {
     fg_gpu_use(stream->device);
-    fg_gpu_begin(stream);
+    stream->sequence++;
     fg_gpu_check(cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDefault, stream->stream),
                  "copying");
 }
@@ -404,7 +404,7 @@ static void stream_copy(fg_device_stream *stream, void *target, const void *sour
 static void stream_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
 {
     fg_gpu_use(stream->device);
-    fg_gpu_begin(stream);
+    stream->sequence++;
     fg_gpu_check(cudaMemcpy2DAsync(copy->target, copy->target_stride, copy->source,
                                    copy->source_stride, copy->row_bytes, copy->rows,
                                    cudaMemcpyDefault, stream->stream),
@@ -414,7 +414,6 @@ static void stream_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
 static fg_device_event event_record(fg_device_stream *stream)
 {
     fg_gpu_use(stream->device);
-    fg_gpu_settle(stream);
     fg_gpu_check(cudaEventRecord(stream->event, stream->stream), "recording an event");
     return fg_device_event{ stream->sequence };
 }
@@ -437,7 +436,6 @@ static void share_work(fg_device_stream *stream, uint32_t pieces,
 static bool replay_begin(fg_device_stream *stream, uint64_t key)
 {
     fg_gpu_use(stream->device);
-    fg_gpu_settle(stream);
     if (!stream->small || stream->passes) {
         return false;
     }
@@ -467,7 +465,6 @@ static void replay_end(fg_device_stream *stream)
     cudaGraph_t graph;
     fg_gpu_graph *made = &stream->graphs[stream->graph_count];
     stream->capturing = false;
-    fg_gpu_settle(stream);
     fg_gpu_check(cudaStreamEndCapture(stream->stream, &graph), "recording a graph");
     fg_gpu_check(cudaGraphInstantiate(&made->run, graph, 0), "making a graph");
     fg_gpu_check(cudaGraphDestroy(graph), "making a graph");

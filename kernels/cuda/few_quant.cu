@@ -184,23 +184,15 @@ static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t f
 /* Of so few tiles, and of whole units, a step's rows are asked for one unit ahead. */
 enum { AHEAD_TILES = 2 };
 
-/* `resident`: or they are in shared memory. */
-template <int tiles, bool aligned, bool resident> struct unit_rows {
-    static constexpr bool ahead = aligned && !resident && tiles <= AHEAD_TILES;
+template <int tiles, bool aligned> struct unit_rows {
+    static constexpr bool ahead = aligned && tiles <= AHEAD_TILES;
     uint32_t each[FG_GPU_UNIT_STEPS][tiles][2];
-    few_resident stay;
 };
 
-template <int tiles, bool aligned, bool resident>
-static __device__ __forceinline__ void load_step(unit_rows<tiles, aligned, resident> &rows,
-                                                 const few_in &in, const unit_in &unit,
-                                                 uint32_t step)
+template <int tiles, bool aligned>
+static __device__ __forceinline__ void load_step(unit_rows<tiles, aligned> &rows, const few_in &in,
+                                                 const unit_in &unit, uint32_t s)
 {
-    uint32_t s = step % FG_GPU_UNIT_STEPS;
-    if constexpr (resident) {
-        load_resident(rows.each[s][0], rows.stay, step);
-        return;
-    }
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++) {
         const uint32_t *at = (rows.ahead && tile > 0 ? unit.last : unit.at) + s * 64;
@@ -229,10 +221,9 @@ static __device__ __forceinline__ void use_step(const uint32_t a[4], const uint3
 
 /* Unit `from`, unit i of a group; steps of other warps are left out; `aligned`: it has none. `scales`: of the group, as
  * the lane finds them. */
-template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
+template <uint32_t type, int tiles, bool gated, bool aligned>
 static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint4 *scales,
-                                                const few_in &in,
-                                                unit_rows<tiles, aligned, resident> &rows,
+                                                const few_in &in, unit_rows<tiles, aligned> &rows,
                                                 const part_steps &part, uint32_t from, uint32_t i,
                                                 uint32_t lane, float (*sums)[tiles][4])
 {
@@ -258,7 +249,7 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
         }
         if (aligned || (step >= part.first && step < part.end)) {
             if (!rows.ahead) {
-                load_step(rows, in, unit, step);
+                load_step(rows, in, unit, s);
             }
 #pragma unroll
             for (uint32_t m = 0; m < matrices; m++) {
@@ -274,9 +265,9 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
 }
 
 /* Rows of the part's first unit, where they are asked for ahead. */
-template <int tiles, bool aligned, bool resident>
-static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned, resident> &rows,
-                                                  const few_in &in, const part_steps &part)
+template <int tiles, bool aligned>
+static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned> &rows, const few_in &in,
+                                                  const part_steps &part)
 {
     if (rows.ahead) {
         unit_in unit = find_unit<aligned>(in, part.first_unit);
@@ -288,12 +279,11 @@ static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned, resi
 }
 
 /* A part of one strip. What was used before is asked for again as soon as all lanes are done with it. */
-template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
+template <uint32_t type, int tiles, bool gated, bool aligned>
 static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uint32_t &slot,
                                                 uint8_t *ring, fg_gpu_shared_scales<type> &shared,
                                                 const fg_gpu_products &set, uint32_t strips,
-                                                const few_in &in,
-                                                unit_rows<tiles, aligned, resident> &rows,
+                                                const few_in &in, unit_rows<tiles, aligned> &rows,
                                                 const part_steps &part, uint32_t lane,
                                                 float (*sums)[tiles][4])
 {
@@ -312,8 +302,8 @@ static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uin
         for (uint32_t i = 0; i < shape::span; i++) {
             if (first + i < part.end_unit &&
                 (!fg_gpu_quant<type>::is_super || first + i >= part.first_unit)) {
-                use_unit<type, tiles, gated, aligned, resident>(group, scales, in, rows, part,
-                                                                first + i, i, lane, sums);
+                use_unit<type, tiles, gated, aligned>(group, scales, in, rows, part, first + i, i,
+                                                      lane, sums);
             }
         }
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -396,7 +386,7 @@ static __device__ __forceinline__ void put_strip(quant_memory<type, tiles, gated
 }
 
 /* Blocks go through the strips in turns. `aligned`: parts are whole units. */
-template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
+template <uint32_t type, int tiles, bool gated, bool aligned>
 static __global__ __launch_bounds__(FEW_THREADS,
                                     blocks_at_once(tiles)) void few_quant_rows(fg_gpu_products set,
                                                                                uint32_t strips)
@@ -410,7 +400,7 @@ static __global__ __launch_bounds__(FEW_THREADS,
     few_in in = find_rows<tiles, aligned>(set, lane);
     uint8_t *ring = fg_keep_shared((uint8_t *)memory->ring[warp] + lane * 16);
     quant_ask<type, gated> ask = { {}, blockIdx.x, group_first<type, gated>(part), 0 };
-    unit_rows<tiles, aligned, resident> rows;
+    unit_rows<tiles, aligned> rows;
     uint32_t slot = 0;
     fg_gpu_let_next();
     if (mine) {
@@ -419,19 +409,9 @@ static __global__ __launch_bounds__(FEW_THREADS,
             ask_next(ask, ring, set, strips, part, lane);
         }
     }
-    uint4 *area = (uint4 *)(memory + 1);
-    fg_gpu_norm_kept norm_weights;
-    rows.stay = find_resident(area, set.rows, lane);
-    if (resident && set.norm.in != nullptr) {
-        fg_gpu_norm_keep(&norm_weights, set.norm.weight, set.norm_columns);
-    }
     fg_gpu_wait();
-    if (resident && set.norm.in != nullptr) {
-        norm_resident((uint32_t *)area, set, norm_weights);
-    } else if (resident && mine) {
-        copy_resident(area, set, part.first, part.end, lane);
-    } else if (mine) {
-        load_first(rows, in, part);
+    if (mine) {
+        load_first<tiles, aligned>(rows, in, part);
     }
     for (uint32_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
         const fg_gpu_product &p = fg_gpu_find_product(set, strip);
@@ -441,8 +421,8 @@ static __global__ __launch_bounds__(FEW_THREADS,
             load_before<tiles>(before, set, p, strip - p.strip_first);
         }
         if (mine) {
-            few_part<type, tiles, gated, aligned, resident>(
-                ask, slot, ring, memory->scales[warp], set, strips, in, rows, part, lane, sums);
+            few_part<type, tiles, gated, aligned>(ask, slot, ring, memory->scales[warp], set,
+                                                  strips, in, rows, part, lane, sums);
         }
         put_strip<type, tiles, gated>(memory, set, p, strip - p.strip_first, warp, mine, lane, sums,
                                       before);
@@ -458,37 +438,34 @@ static constexpr bool may_align(int tiles)
     return tiles <= 4;
 }
 
-template <uint32_t type, int tiles, bool gated, bool resident>
+template <uint32_t type, int tiles, bool gated>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     uint32_t most = (uint32_t)stream->device->multiprocessors * blocks_at_once(tiles);
     dim3 grid(strips < most ? strips : most);
-    size_t bytes =
-        sizeof(quant_memory<type, tiles, gated>) + (resident ? set.rows * set.columns * 2 : 0);
+    constexpr size_t bytes = sizeof(quant_memory<type, tiles, gated>);
     if constexpr (may_align(tiles)) {
         if (set.part_steps % FG_GPU_UNIT_STEPS == 0 && set.steps % FG_GPU_UNIT_STEPS == 0) {
-            FG_LAUNCH((few_quant_rows<type, tiles, gated, true, resident>), grid, dim3(FEW_THREADS),
-                      bytes, stream->stream, true, set, strips);
+            FG_LAUNCH((few_quant_rows<type, tiles, gated, true>), grid, dim3(FEW_THREADS), bytes,
+                      stream->stream, true, set, strips);
             return;
         }
     }
-    FG_LAUNCH((few_quant_rows<type, tiles, gated, false, resident>), grid, dim3(FEW_THREADS), bytes,
+    FG_LAUNCH((few_quant_rows<type, tiles, gated, false>), grid, dim3(FEW_THREADS), bytes,
               stream->stream, true, set, strips);
 }
 
 template <uint32_t type, bool gated>
 static void few_gated(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    if (fg_gpu_is_resident(set)) {
-        launch<type, 1, gated, true>(stream, set, strips);
-    } else if (set.rows <= 8) {
-        launch<type, 1, gated, false>(stream, set, strips);
+    if (set.rows <= 8) {
+        launch<type, 1, gated>(stream, set, strips);
     } else if (set.rows <= 16) {
-        launch<type, 2, gated, false>(stream, set, strips);
+        launch<type, 2, gated>(stream, set, strips);
     } else if (set.rows <= 32) {
-        launch<type, 4, gated, false>(stream, set, strips);
+        launch<type, 4, gated>(stream, set, strips);
     } else {
-        launch<type, 8, gated, false>(stream, set, strips);
+        launch<type, 8, gated>(stream, set, strips);
     }
 }
 
@@ -505,34 +482,30 @@ void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_prod
     FG_GPU_QUANT_SWITCH(type, few, stream, set, strips, gated);
 }
 
-template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
-static void prepare(void)
+template <uint32_t type, int tiles, bool gated, bool aligned> static void prepare(void)
 {
-    constexpr size_t bytes =
-        sizeof(quant_memory<type, tiles, gated>) + (resident ? (size_t)FG_GPU_RESIDENT_BYTES : 0);
-    static_assert(bytes <= 227 * 1024, "shared memory of a block");
-    fg_gpu_check(cudaFuncSetAttribute(few_quant_rows<type, tiles, gated, aligned, resident>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+    fg_gpu_check(cudaFuncSetAttribute(few_quant_rows<type, tiles, gated, aligned>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      sizeof(quant_memory<type, tiles, gated>)),
                  "preparing kernels");
 }
 
-template <uint32_t type, int tiles, bool resident> static void prepare_tiles(void)
+template <uint32_t type, int tiles> static void prepare_tiles(void)
 {
-    prepare<type, tiles, false, false, resident>();
-    prepare<type, tiles, true, false, resident>();
+    prepare<type, tiles, false, false>();
+    prepare<type, tiles, true, false>();
     if constexpr (may_align(tiles)) {
-        prepare<type, tiles, false, true, resident>();
-        prepare<type, tiles, true, true, resident>();
+        prepare<type, tiles, false, true>();
+        prepare<type, tiles, true, true>();
     }
 }
 
 template <uint32_t type> static void prepare_type(void)
 {
-    prepare_tiles<type, 1, true>();
-    prepare_tiles<type, 1, false>();
-    prepare_tiles<type, 2, false>();
-    prepare_tiles<type, 4, false>();
-    prepare_tiles<type, 8, false>();
+    prepare_tiles<type, 1>();
+    prepare_tiles<type, 2>();
+    prepare_tiles<type, 4>();
+    prepare_tiles<type, 8>();
 }
 
 void fg_gpu_few_quant_prepare(void)

@@ -111,28 +111,12 @@ static void run_expanded(fg_device_stream *stream, uint32_t type, const fg_gpu_p
     run_many(stream, set, strips, gated, may_split);
 }
 
-/* Where rows are those that the waiting norm makes, products of few rows begin with it; others need it made. */
-static void take_norm(fg_device_stream *stream, fg_gpu_products *set, bool is_few)
-{
-    fg_gpu_next_norm *next = &stream->next_norm;
-    if (!next->waits || set->in != next->out.pairs) {
-        fg_gpu_settle(stream);
-    } else if (is_few && set->rows == next->rows && fg_gpu_is_resident(*set)) {
-        set->norm = next->norm;
-        set->norm_columns = next->out.columns;
-        next->used = true;
-    } else {
-        fg_gpu_norm_now(stream);
-    }
-}
-
 /* Products whose weights are all of one type. */
 static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_products set, bool gated,
                          bool may_split)
 {
     bool quant = fg_gpu_is_quant(type);
     bool is_few = set.rows <= (quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : (uint32_t)FG_GPU_FEW_ROWS);
-    take_norm(stream, &set, is_few);
     if (quant && !is_few) {
         run_expanded(stream, type, set, gated, may_split);
         return;

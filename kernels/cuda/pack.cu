@@ -309,7 +309,7 @@ void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint3
                    uint32_t rows, float *out)
 {
     const uint32_t *staged = fg_gpu_staged_at(tokens, stream->rows.tokens, stream->at.tokens);
-    fg_gpu_begin(stream);
+    stream->sequence++;
     FG_LAUNCH(embed_rows, dim3(rows), dim3(128), 0, stream->stream, true, table->type,
               (const uint8_t *)table->data, row_bytes_of(table->type, table->columns),
               table->columns, staged, out);

@@ -26,9 +26,6 @@ typedef struct fg_gpu_products {
     uint32_t count;
     const uint32_t *in;
     uint32_t columns, steps, part_steps, rows;
-    fg_gpu_norm
-        norm; /* products of few rows: `in` is made by it, of `norm_columns` columns, in each block */
-    uint32_t norm_columns;
 } fg_gpu_products;
 
 static __device__ __forceinline__ uint32_t fg_gpu_part_count(const fg_gpu_products &set)
@@ -84,15 +81,6 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 
 /* few.cu: up to so many rows. */
 enum { FG_GPU_FEW_ROWS = 16 };
-
-/* Both kernels of few rows keep them in shared memory for all of a launch where they need no more than so much of it, and
- * only then begin with a norm. */
-enum { FG_GPU_RESIDENT_BYTES = 40 << 10 };
-static inline bool fg_gpu_is_resident(const fg_gpu_products &set)
-{
-    return set.rows <= 8 && set.rows * set.columns * 2 <= FG_GPU_RESIDENT_BYTES;
-}
-
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
 void fg_gpu_few_prepare(void);
 

@@ -2,77 +2,110 @@
  * Operations on rows one by one: norms, the bf16 form of activations, rotations, and K and V on their way to their
  * slots.
  */
-#include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/cuda.h"
 
-enum {
-    ROW_THREADS = FG_GPU_NORM_THREADS,
-    STORE_WARPS = 4,
-    HEAD_DIM_MAX = 256,
-    PAIRS_MAX = HEAD_DIM_MAX / 2
-};
+enum { ROW_THREADS = 256, STORE_WARPS = 4, HEAD_DIM_MAX = 256, PAIRS_MAX = HEAD_DIM_MAX / 2 };
 
-/* A row a block. */
-static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(fg_gpu_norm norm, uint32_t columns,
+/* The sum over a warp, the same in all lanes. */
+static __device__ __forceinline__ float warp_sum(float x)
+{
+    for (int apart = 16; apart > 0; apart /= 2) {
+        x = __fadd_rn(x, __shfl_xor_sync(0xFFFFFFFFu, x, apart));
+    }
+    return x;
+}
+
+/* The sum over a block of ROW_THREADS, in all threads. */
+static __device__ float block_sum(float x)
+{
+    __shared__ float sums[ROW_THREADS / 32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    float sum = sums[0];
+    for (int warp = 1; warp < ROW_THREADS / 32; warp++) {
+        sum = __fadd_rn(sum, sums[warp]);
+    }
+    return sum;
+}
+
+static __device__ __forceinline__ float norm_factor(float squares, uint32_t columns, float epsilon)
+{
+    float mean = __fadd_rn(__fdiv_rn(squares, (float)columns), epsilon);
+    return __fdiv_rn(1.0f, __fsqrt_rn(mean));
+}
+
+static __device__ __forceinline__ void norm_pair(float2 x, float factor, float2 w, uint32_t pair,
+                                                 uint32_t row, uint32_t columns, float *out,
+                                                 uint32_t *pairs)
+{
+    float2 made =
+        make_float2(__fmul_rn(__fmul_rn(x.x, factor), w.x), __fmul_rn(__fmul_rn(x.y, factor), w.y));
+    *(float2 *)(out + 2 * pair) = made;
+    if (pairs != nullptr) {
+        pairs[fg_gpu_pair_at(row, 2 * pair, fg_gpu_columns(columns))] =
+            fg_bf16_pair(made.x, made.y);
+    }
+}
+
+/* Pairs of columns that a thread of norm_rows keeps in registers; of longer rows the rest is read twice. */
+enum { NORM_KEPT = 8 };
+
+static __global__ __launch_bounds__(ROW_THREADS) void norm_rows(const float *in,
+                                                                const uint32_t *row_ids,
+                                                                const float *weight,
+                                                                uint32_t columns, float epsilon,
                                                                 float *values, uint32_t *pairs)
 {
     fg_gpu_let_next();
-    uint32_t row = blockIdx.x;
-    const float *x =
-        norm.in + (size_t)(norm.row_ids != nullptr ? norm.row_ids[row] : row) * columns;
-    float *out = values + (size_t)row * columns;
-    fg_gpu_norm_kept weights;
-    fg_gpu_norm_keep(&weights, norm.weight, columns);
+    uint32_t row = blockIdx.x, count = columns / 2;
+    const float *x = in + (size_t)(row_ids != nullptr ? row_ids[row] : row) * columns;
+    float squares = 0.0f;
+    float2 kept[NORM_KEPT], weights[NORM_KEPT];
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        weights[i] = at < count ? *(const float2 *)(weight + 2 * at) : make_float2(0.0f, 0.0f);
+    }
     fg_gpu_wait();
-    fg_gpu_norm_row(x, norm.weight, weights, columns, norm.epsilon,
-                    [&](uint32_t pair, float2 made) {
-                        *(float2 *)(out + 2 * pair) = made;
-                        if (pairs != nullptr) {
-                            pairs[fg_gpu_pair_at(row, 2 * pair, fg_gpu_columns(columns))] =
-                                fg_bf16_pair(made.x, made.y);
-                        }
-                    });
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        kept[i] = at < count ? *(const float2 *)(x + 2 * at) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        squares = __fmaf_rn(kept[i].y, kept[i].y, __fmaf_rn(kept[i].x, kept[i].x, squares));
+    }
+    for (uint32_t at = threadIdx.x + NORM_KEPT * ROW_THREADS; at < count; at += ROW_THREADS) {
+        float2 both = *(const float2 *)(x + 2 * at);
+        squares = __fmaf_rn(both.y, both.y, __fmaf_rn(both.x, both.x, squares));
+    }
+    float factor = norm_factor(block_sum(squares), columns, epsilon);
+    float *out = values + (size_t)row * columns;
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_KEPT; i++) {
+        uint32_t at = threadIdx.x + i * ROW_THREADS;
+        if (at < count) {
+            norm_pair(kept[i], factor, weights[i], at, row, columns, out, pairs);
+        }
+    }
+    for (uint32_t at = threadIdx.x + NORM_KEPT * ROW_THREADS; at < count; at += ROW_THREADS) {
+        norm_pair(*(const float2 *)(x + 2 * at), factor, *(const float2 *)(weight + 2 * at), at,
+                  row, columns, out, pairs);
+    }
 }
 
-static void launch_norm(fg_device_stream *stream, const fg_gpu_norm &norm,
-                        const fg_activations &out, uint32_t forms, uint32_t rows)
-{
-    FG_LAUNCH(norm_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, norm, out.columns,
-              out.values, (forms & FG_FORM_PAIRS) != 0 ? out.pairs : (uint32_t *)nullptr);
-}
-
-/* A norm of few rows waits: the products that come next may begin with it (few.cuh). */
 void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
 {
-    fg_gpu_begin(stream);
-    fg_gpu_norm norm = { args->in,
-                         fg_gpu_staged_at(args->row_ids, stream->rows.row_ids, stream->at.row_ids),
-                         args->weight, args->epsilon };
-    if (rows <= FG_GPU_NORM_ROWS && norm.row_ids == nullptr && args->forms == FG_FORM_PAIRS) {
-        stream->next_norm = { norm, args->out, rows, true, false };
-    } else {
-        launch_norm(stream, norm, args->out, args->forms, rows);
-    }
-}
-
-void fg_gpu_norm_now(fg_device_stream *stream)
-{
-    const fg_gpu_next_norm &next = stream->next_norm;
-    launch_norm(stream, next.norm, next.out, FG_FORM_PAIRS, next.rows);
-    stream->next_norm.waits = false;
-}
-
-void fg_gpu_settle(fg_device_stream *stream)
-{
-    if (stream->next_norm.waits && !stream->next_norm.used) {
-        fg_gpu_norm_now(stream);
-    }
-    stream->next_norm.waits = false;
-}
-
-void fg_gpu_begin(fg_device_stream *stream)
-{
+    const uint32_t *row_ids =
+        fg_gpu_staged_at(args->row_ids, stream->rows.row_ids, stream->at.row_ids);
+    uint32_t *pairs = (args->forms & FG_FORM_PAIRS) != 0 ? args->out.pairs : nullptr;
     stream->sequence++;
-    fg_gpu_settle(stream);
+    FG_LAUNCH(norm_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, args->in, row_ids,
+              args->weight, args->out.columns, args->epsilon, args->out.values, pairs);
 }
 
 static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t *pairs)
@@ -90,7 +123,7 @@ static __global__ void pair_rows(const float *values, uint32_t columns, uint32_t
 void fg_cuda_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
                      uint32_t rows)
 {
-    fg_gpu_begin(stream);
+    stream->sequence++;
     if ((forms & FG_FORM_PAIRS) != 0) {
         FG_LAUNCH(pair_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true,
                   (const float *)activations->values, activations->columns, activations->pairs);
@@ -107,7 +140,7 @@ static __global__ void check_rows(const float *values, uint32_t columns, uint32_
     for (uint32_t i = threadIdx.x; i < columns; i += ROW_THREADS) {
         sum = __fadd_rn(sum, __fadd_rn(x[i], -x[i]));
     }
-    sum = fg_gpu_block_sum(sum);
+    sum = block_sum(sum);
     if (threadIdx.x == 0) {
         finite[blockIdx.x] = sum == 0.0f ? 1 : 0;
     }
@@ -116,7 +149,7 @@ static __global__ void check_rows(const float *values, uint32_t columns, uint32_
 void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                     uint32_t *finite)
 {
-    fg_gpu_begin(stream);
+    stream->sequence++;
     FG_LAUNCH(check_rows, dim3(rows), dim3(ROW_THREADS), 0, stream->stream, true, values, columns,
               finite);
 }
@@ -150,7 +183,7 @@ void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uin
     for (uint32_t i = 0; i < pair_count && i < PAIRS_MAX; i++) {
         list.each[i] = frequencies[i];
     }
-    fg_gpu_begin(stream);
+    stream->sequence++;
     FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list, pair_count,
               table);
 }
@@ -181,7 +214,7 @@ static __device__ void read_head(const float *from, const float *bias, const flo
         squares = __fmaf_rn(value, value, squares);
     }
     if (norm != nullptr) {
-        float factor = fg_gpu_norm_factor(fg_gpu_warp_sum(squares), job->head_dim, job->epsilon);
+        float factor = norm_factor(warp_sum(squares), job->head_dim, job->epsilon);
         for (uint32_t d = lane; d < job->head_dim; d += 32) {
             x[d] = __fmul_rn(__fmul_rn(x[d], factor), norm[d]);
         }
@@ -284,7 +317,7 @@ void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const f
     job.pair_count = args->pair_count;
     job.epsilon = args->norm_epsilon;
     job.interleaved = args->interleaved;
-    fg_gpu_begin(stream);
+    stream->sequence++;
     uint32_t heads = args->head_count + 2 * kv->kv_head_count;
     FG_LAUNCH(store_rows, dim3(rows, (heads + STORE_WARPS - 1) / STORE_WARPS),
               dim3(STORE_WARPS * 32), 0, stream->stream, true, job);
