@@ -6,29 +6,19 @@
  */
 #include "kernels/cuda/few.cuh"
 
-#ifndef FG_FEW_SLOTS
-#define FG_FEW_SLOTS 4
-#endif
-#ifndef FG_FEW_GATED_SLOTS
-#define FG_FEW_GATED_SLOTS 4
-#endif
-#ifndef FG_FEW_ALONE_SLOTS
-#define FG_FEW_ALONE_SLOTS 6
-#endif
-
 enum {
     BATCH = FG_GPU_BLOCK / FG_GPU_STEP, /* steps that are asked for together */
     BATCH_WORDS = BATCH * 32,           /* weights, of 16 bytes */
     TILE_WORDS = BATCH * 16,            /* 8 rows, likewise */
     WARPS = FEW_THREADS / 32,
     BLOCKS = 2, /* of a multiprocessor */
-    ALONE_SLOTS = FG_FEW_ALONE_SLOTS,
 };
 
-/* Batches that a warp has: one is in use, the others are under way. More where a multiprocessor has one block only. */
-static constexpr __host__ __device__ int slots_of(bool gated)
+/* Batches that a warp has: one is in use, the others are under way. As many as leave room for a multiprocessor's other
+ * block, or, where it has one only, for some of the next launch's. */
+static constexpr __host__ __device__ int slots_of(int tiles, bool alone)
 {
-    return gated ? FG_FEW_GATED_SLOTS : FG_FEW_SLOTS;
+    return alone ? 6 : tiles == 1 ? 4 : 3;
 }
 
 template <int tiles> struct few_batch {
@@ -235,14 +225,14 @@ static __global__ __launch_bounds__(FEW_THREADS, BLOCKS) void few_rows(fg_gpu_pr
         for (int m = 0; m < (gated ? 2 : 1) && mine; m++) {
             float sums[tiles][4] = {};
             few_part<tiles, slots, gated, whole>(ask, slot, ring, set, strips, span, lane, sums);
-            put_part<tiles>(memory->parts[m], warp, lane, sums);
+            put_part<tiles>(memory->parts[m], warp, tiles * 8, lane, sums);
         }
         __syncthreads();
         if constexpr (gated) {
-            put_few_gated<tiles>(set, p, own, memory->parts[0], fg_gpu_part_count(set),
+            put_few_gated<tiles>(set, p, own, tiles * 8, memory->parts[0], fg_gpu_part_count(set),
                                  memory->parts[1]);
         } else {
-            put_few<tiles>(set, p, own, memory->parts[0], before);
+            put_few<tiles>(set, p, own, tiles * 8, memory->parts[0], before);
         }
         if (strip + gridDim.x < strips) {
             __syncthreads();
@@ -270,9 +260,9 @@ template <int tiles, bool gated>
 static void choose_slots(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (strips <= (uint32_t)stream->device->multiprocessors) {
-        launch_few<tiles, ALONE_SLOTS, gated>(stream, set, strips);
+        launch_few<tiles, slots_of(tiles, true), gated>(stream, set, strips);
     } else {
-        launch_few<tiles, slots_of(gated), gated>(stream, set, strips);
+        launch_few<tiles, slots_of(tiles, false), gated>(stream, set, strips);
     }
 }
 
@@ -297,18 +287,20 @@ void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t s
 
 template <int tiles, int slots, bool gated, bool whole> static void prepare(void)
 {
+    static_assert(sizeof(few_memory<tiles, slots, gated>) <= 227 * 1024,
+                  "shared memory of a block");
     fg_gpu_check(cudaFuncSetAttribute(few_rows<tiles, slots, gated, whole>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(few_memory<tiles, slots, gated>)),
+                                      (int)sizeof(few_memory<tiles, slots, gated>)),
                  "preparing kernels");
 }
 
 template <int tiles, bool gated> static void prepare_slots(void)
 {
-    prepare<tiles, ALONE_SLOTS, gated, false>();
-    prepare<tiles, ALONE_SLOTS, gated, true>();
-    prepare<tiles, slots_of(gated), gated, false>();
-    prepare<tiles, slots_of(gated), gated, true>();
+    prepare<tiles, slots_of(tiles, true), gated, false>();
+    prepare<tiles, slots_of(tiles, true), gated, true>();
+    prepare<tiles, slots_of(tiles, false), gated, false>();
+    prepare<tiles, slots_of(tiles, false), gated, true>();
 }
 
 void fg_gpu_few_prepare(void)

@@ -8,31 +8,82 @@
 
 enum { FEW_THREADS = 256 };
 
-/* Parts in shared memory: [part][row][output]. */
-template <int tiles>
-static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t lane,
-                                                const float (*sums)[4])
+/*
+ * Rows that stay in shared memory for all of a launch, where there is room: [column / 8][row] of 16 bytes, for as many
+ * rows as there are. Lanes of rows that there are not read the last one: sums of such rows are taken by nobody.
+ */
+typedef struct few_resident {
+    const uint32_t *at; /* the lane's word */
+    uint32_t words;     /* from 8 columns to the next ones */
+} few_resident;
+
+static __device__ __forceinline__ few_resident find_resident(const void *area, uint32_t rows,
+                                                             uint32_t lane)
 {
-    float *at = parts + (size_t)part * tiles * 8 * FG_GPU_STRIP;
-    uint32_t g = lane / 4, t = lane % 4;
+    uint32_t row = lane / 4 < rows ? lane / 4 : rows - 1;
+    return { fg_keep_shared((const uint32_t *)area + row * 4 + lane % 4), rows * 4 };
+}
+
+static __device__ __forceinline__ void load_resident(uint32_t words[2], const few_resident &rows,
+                                                     uint32_t step)
+{
+    const uint32_t *at = rows.at + 2 * step * rows.words;
+    words[0] = at[0];
+    words[1] = at[rows.words];
+}
+
+/* A warp's part of them is copied; it is there when the warp has met. */
+static __device__ __forceinline__ void copy_resident(uint4 *area, const fg_gpu_products &set,
+                                                     uint32_t first, uint32_t end, uint32_t lane)
+{
+    enum { AT_ONCE = 4 };
+    uint32_t count = (end - first) * 2 * set.rows;
+    for (uint32_t begin = lane; begin < count; begin += AT_ONCE * 32) {
+        uint4 kept[AT_ONCE];
+        uint32_t to[AT_ONCE];
+#pragma unroll
+        for (uint32_t j = 0; j < AT_ONCE; j++) {
+            uint32_t i = begin + j * 32 < count ? begin + j * 32 : begin;
+            uint32_t across = 2 * first + i / set.rows, row = i % set.rows;
+            to[j] = across * set.rows + row;
+            kept[j] =
+                ((const uint4 *)set
+                     .in)[(size_t)(across / 8) * (FG_GPU_BLOCK_WORDS / 4) + across % 8 * 8 + row];
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AT_ONCE; j++) {
+            area[to[j]] = kept[j];
+        }
+    }
+    __syncwarp();
+}
+
+/* Parts in shared memory: [part][row][output], of so many `rows`. */
+template <int tiles>
+static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t rows,
+                                                uint32_t lane, const float (*sums)[4])
+{
+    float *at = parts + (size_t)part * rows * FG_GPU_STRIP + lane / 4;
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++) {
-        float *rows = at + (tile * 8 + 2 * t) * FG_GPU_STRIP;
-        rows[g] = sums[tile][0];
-        rows[FG_GPU_STRIP + g] = sums[tile][1];
-        rows[g + 8] = sums[tile][2];
-        rows[FG_GPU_STRIP + g + 8] = sums[tile][3];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            uint32_t row = tile * 8 + lane % 4 * 2 + i;
+            if (row < rows) {
+                at[row * FG_GPU_STRIP] = sums[tile][i];
+                at[row * FG_GPU_STRIP + 8] = sums[tile][i + 2];
+            }
+        }
     }
 }
 
-template <int tiles>
-static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t row,
-                                                  uint32_t output)
+static __device__ __forceinline__ float add_parts(const float *parts, uint32_t count, uint32_t rows,
+                                                  uint32_t row, uint32_t output)
 {
     const float *at = parts + row * FG_GPU_STRIP + output;
     float sum = at[0];
     for (uint32_t part = 1; part < count; part++) {
-        sum = __fadd_rn(sum, at[(size_t)part * tiles * 8 * FG_GPU_STRIP]);
+        sum = __fadd_rn(sum, at[(size_t)part * rows * FG_GPU_STRIP]);
     }
     return sum;
 }
@@ -58,10 +109,10 @@ static __device__ __forceinline__ void load_before(few_before<tiles> &before,
     }
 }
 
-/* The outputs of a block's strip. */
+/* The outputs of a block's strip; `rows` of the parts. */
 template <int tiles>
 static __device__ __forceinline__ void put_few(const fg_gpu_products &set, const fg_gpu_product &p,
-                                               uint32_t strip, const float *parts,
+                                               uint32_t strip, uint32_t rows, const float *parts,
                                                const few_before<tiles> &before)
 {
     uint32_t count = fg_gpu_part_count(set);
@@ -70,7 +121,7 @@ static __device__ __forceinline__ void put_few(const fg_gpu_products &set, const
         uint32_t i = j * FEW_THREADS + threadIdx.x;
         uint32_t row = i / FG_GPU_STRIP, to = strip * FG_GPU_STRIP + i % FG_GPU_STRIP;
         if (i < tiles * 8 * FG_GPU_STRIP && row < set.rows && to < p.outputs) {
-            float sum = add_parts<tiles>(parts, count, row, i % FG_GPU_STRIP);
+            float sum = add_parts(parts, count, rows, row, i % FG_GPU_STRIP);
             p.out[(size_t)row * p.stride + to] =
                 p.accumulate ? __fadd_rn(before.each[j], sum) : sum;
         }
@@ -80,8 +131,8 @@ static __device__ __forceinline__ void put_few(const fg_gpu_products &set, const
 template <int tiles>
 static __device__ __forceinline__ void put_few_gated(const fg_gpu_products &set,
                                                      const fg_gpu_product &p, uint32_t strip,
-                                                     const float *gate, uint32_t gate_parts,
-                                                     const float *up)
+                                                     uint32_t rows, const float *gate,
+                                                     uint32_t gate_parts, const float *up)
 {
     uint32_t count = fg_gpu_part_count(set);
     for (uint32_t i = threadIdx.x; i < tiles * 8 * (FG_GPU_STRIP / 2); i += FEW_THREADS) {
@@ -93,8 +144,8 @@ static __device__ __forceinline__ void put_few_gated(const fg_gpu_products &set,
         float values[2];
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++) {
-            values[j] = __fmul_rn(fg_gpu_silu(add_parts<tiles>(gate, gate_parts, row, output + j)),
-                                  add_parts<tiles>(up, count, row, output + j));
+            values[j] = __fmul_rn(fg_gpu_silu(add_parts(gate, gate_parts, rows, row, output + j)),
+                                  add_parts(up, count, rows, row, output + j));
         }
         p.pairs[fg_gpu_pair_at(row, p.pair_first + to, p.pair_columns)] =
             fg_bf16_pair(values[0], values[1]);

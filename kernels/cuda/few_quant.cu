@@ -35,15 +35,30 @@ template <uint32_t type, bool gated> struct quant_group {
     uint8_t each[matrices][bytes];
 };
 
+/* Behind it are the parts, of gate, then of up, and then rows that stay. */
 template <uint32_t type, int tiles, bool gated> struct quant_memory {
     /* Gate and up of many rows take turns. */
     static constexpr bool turns = gated && tiles > 4;
-    static constexpr uint32_t part_floats = tiles * 8 * FG_GPU_STRIP;
     quant_group<type, gated> ring[WARPS][SLOTS];
     fg_gpu_shared_scales<type> scales[WARPS];
-    float parts[gated && !turns ? 2 : 1][FG_GPU_PARTS * part_floats];
-    float gates[turns ? part_floats : 4];
+    float gates[turns ? tiles * 8 * FG_GPU_STRIP : 4];
 };
+
+/* Floats of one matrix's parts. */
+static __host__ __device__ __forceinline__ uint32_t part_floats(uint32_t rows)
+{
+    return FG_GPU_PARTS * rows * FG_GPU_STRIP;
+}
+
+template <uint32_t type, int tiles, bool gated>
+static constexpr __host__ __device__ __forceinline__ size_t memory_bytes(uint32_t rows,
+                                                                         size_t resident_bytes)
+{
+    typedef quant_memory<type, tiles, gated> shape;
+    return sizeof(shape) +
+           FG_GPU_PARTS * rows * FG_GPU_STRIP * sizeof(float) * (gated && !shape::turns ? 2 : 1) +
+           resident_bytes;
+}
 
 /* Where a group begins that has the part's first unit. */
 template <uint32_t type, bool gated>
@@ -184,17 +199,24 @@ static __device__ __forceinline__ unit_in find_unit(const few_in &in, uint32_t f
 /* Of so few tiles, and of whole units, a step's rows are asked for one unit ahead. */
 enum { AHEAD_TILES = 2 };
 
-template <int tiles, bool aligned> struct unit_rows {
-    static constexpr bool ahead = aligned && tiles <= AHEAD_TILES;
+/* `resident`: or they are in shared memory. */
+template <int tiles, bool aligned, bool resident> struct unit_rows {
+    static constexpr bool ahead = aligned && !resident && tiles <= AHEAD_TILES;
     uint32_t each[FG_GPU_UNIT_STEPS][tiles][2];
+    few_resident stay;
 };
 
-template <int tiles, bool aligned>
-static __device__ __forceinline__ void load_step(unit_rows<tiles, aligned> &rows, const few_in &in,
-                                                 const unit_in &unit, uint32_t s)
+template <int tiles, bool aligned, bool resident>
+static __device__ __forceinline__ void load_step(unit_rows<tiles, aligned, resident> &rows,
+                                                 const few_in &in, const unit_in &unit,
+                                                 uint32_t step)
 {
+    uint32_t s = step % FG_GPU_UNIT_STEPS;
+    if (resident) {
+        load_resident(rows.each[s][0], rows.stay, step);
+    }
 #pragma unroll
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = 0; !resident && tile < tiles; tile++) {
         const uint32_t *at = (rows.ahead && tile > 0 ? unit.last : unit.at) + s * 64;
         if constexpr (rows.ahead) {
             rows.each[s][tile][0] = at[0];
@@ -221,9 +243,10 @@ static __device__ __forceinline__ void use_step(const uint32_t a[4], const uint3
 
 /* Unit `from`, unit i of a group; steps of other warps are left out; `aligned`: it has none. `scales`: of the group, as
  * the lane finds them. */
-template <uint32_t type, int tiles, bool gated, bool aligned>
+template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
 static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint4 *scales,
-                                                const few_in &in, unit_rows<tiles, aligned> &rows,
+                                                const few_in &in,
+                                                unit_rows<tiles, aligned, resident> &rows,
                                                 const part_steps &part, uint32_t from, uint32_t i,
                                                 uint32_t lane, float (*sums)[tiles][4])
 {
@@ -249,7 +272,7 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
         }
         if (aligned || (step >= part.first && step < part.end)) {
             if (!rows.ahead) {
-                load_step(rows, in, unit, s);
+                load_step(rows, in, unit, step);
             }
 #pragma unroll
             for (uint32_t m = 0; m < matrices; m++) {
@@ -265,9 +288,9 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
 }
 
 /* Rows of the part's first unit, where they are asked for ahead. */
-template <int tiles, bool aligned>
-static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned> &rows, const few_in &in,
-                                                  const part_steps &part)
+template <int tiles, bool aligned, bool resident>
+static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned, resident> &rows,
+                                                  const few_in &in, const part_steps &part)
 {
     if (rows.ahead) {
         unit_in unit = find_unit<aligned>(in, part.first_unit);
@@ -279,11 +302,12 @@ static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned> &row
 }
 
 /* A part of one strip. What was used before is asked for again as soon as all lanes are done with it. */
-template <uint32_t type, int tiles, bool gated, bool aligned>
+template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
 static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uint32_t &slot,
                                                 uint8_t *ring, fg_gpu_shared_scales<type> &shared,
                                                 const fg_gpu_products &set, uint32_t strips,
-                                                const few_in &in, unit_rows<tiles, aligned> &rows,
+                                                const few_in &in,
+                                                unit_rows<tiles, aligned, resident> &rows,
                                                 const part_steps &part, uint32_t lane,
                                                 float (*sums)[tiles][4])
 {
@@ -302,8 +326,8 @@ static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uin
         for (uint32_t i = 0; i < shape::span; i++) {
             if (first + i < part.end_unit &&
                 (!fg_gpu_quant<type>::is_super || first + i >= part.first_unit)) {
-                use_unit<type, tiles, gated, aligned>(group, scales, in, rows, part, first + i, i,
-                                                      lane, sums);
+                use_unit<type, tiles, gated, aligned, resident>(group, scales, in, rows, part,
+                                                                first + i, i, lane, sums);
             }
         }
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -311,11 +335,11 @@ static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uin
 }
 
 /* The sums of all parts, in the place of one. */
-template <int tiles>
-static __device__ __forceinline__ void join_parts(float *out, const float *parts, uint32_t count)
+static __device__ __forceinline__ void join_parts(float *out, const float *parts, uint32_t count,
+                                                  uint32_t rows)
 {
-    for (uint32_t i = threadIdx.x; i < tiles * 8 * FG_GPU_STRIP; i += FEW_THREADS) {
-        out[i] = add_parts<tiles>(parts, count, i / FG_GPU_STRIP, i % FG_GPU_STRIP);
+    for (uint32_t i = threadIdx.x; i < rows * FG_GPU_STRIP; i += FEW_THREADS) {
+        out[i] = add_parts(parts, count, rows, i / FG_GPU_STRIP, i % FG_GPU_STRIP);
     }
 }
 
@@ -362,31 +386,32 @@ static __device__ __forceinline__ void put_strip(quant_memory<type, tiles, gated
                                                  const few_before<tiles> &before)
 {
     typedef quant_memory<type, tiles, gated> shape;
-    uint32_t count = fg_gpu_part_count(set);
+    uint32_t count = fg_gpu_part_count(set), rows = set.rows;
+    float *parts = (float *)(memory + 1), *up = parts + (shape::turns ? 0 : part_floats(rows));
     if (mine) {
-        put_part<tiles>(memory->parts[0], warp, lane, sums[0]);
+        put_part<tiles>(parts, warp, rows, lane, sums[0]);
     }
     if constexpr (gated) {
         if (shape::turns) {
             __syncthreads();
-            join_parts<tiles>(memory->gates, memory->parts[0], count);
+            join_parts(memory->gates, parts, count, rows);
             __syncthreads();
         }
         if (mine) {
-            put_part<tiles>(memory->parts[shape::turns ? 0 : 1], warp, lane, sums[1]);
+            put_part<tiles>(up, warp, rows, lane, sums[1]);
         }
     }
     __syncthreads();
     if constexpr (gated) {
-        put_few_gated<tiles>(set, p, strip, shape::turns ? memory->gates : memory->parts[0],
-                             shape::turns ? 1 : count, memory->parts[shape::turns ? 0 : 1]);
+        put_few_gated<tiles>(set, p, strip, rows, shape::turns ? memory->gates : parts,
+                             shape::turns ? 1 : count, up);
     } else {
-        put_few<tiles>(set, p, strip, memory->parts[0], before);
+        put_few<tiles>(set, p, strip, rows, parts, before);
     }
 }
 
 /* Blocks go through the strips in turns. `aligned`: parts are whole units. */
-template <uint32_t type, int tiles, bool gated, bool aligned>
+template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
 static __global__ __launch_bounds__(FEW_THREADS,
                                     blocks_at_once(tiles)) void few_quant_rows(fg_gpu_products set,
                                                                                uint32_t strips)
@@ -400,7 +425,7 @@ static __global__ __launch_bounds__(FEW_THREADS,
     few_in in = find_rows<tiles, aligned>(set, lane);
     uint8_t *ring = fg_keep_shared((uint8_t *)memory->ring[warp] + lane * 16);
     quant_ask<type, gated> ask = { {}, blockIdx.x, group_first<type, gated>(part), 0 };
-    unit_rows<tiles, aligned> rows;
+    unit_rows<tiles, aligned, resident> rows;
     uint32_t slot = 0;
     fg_gpu_let_next();
     if (mine) {
@@ -409,9 +434,13 @@ static __global__ __launch_bounds__(FEW_THREADS,
             ask_next(ask, ring, set, strips, part, lane);
         }
     }
+    uint4 *area = (uint4 *)((float *)(memory + 1) + part_floats(set.rows) * (gated ? 2 : 1));
+    rows.stay = find_resident(area, set.rows, lane);
     fg_gpu_wait();
-    if (mine) {
-        load_first<tiles, aligned>(rows, in, part);
+    if (resident && mine) {
+        copy_resident(area, set, part.first, part.end, lane);
+    } else if (mine) {
+        load_first(rows, in, part);
     }
     for (uint32_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
         const fg_gpu_product &p = fg_gpu_find_product(set, strip);
@@ -421,8 +450,8 @@ static __global__ __launch_bounds__(FEW_THREADS,
             load_before<tiles>(before, set, p, strip - p.strip_first);
         }
         if (mine) {
-            few_part<type, tiles, gated, aligned>(ask, slot, ring, memory->scales[warp], set,
-                                                  strips, in, rows, part, lane, sums);
+            few_part<type, tiles, gated, aligned, resident>(
+                ask, slot, ring, memory->scales[warp], set, strips, in, rows, part, lane, sums);
         }
         put_strip<type, tiles, gated>(memory, set, p, strip - p.strip_first, warp, mine, lane, sums,
                                       before);
@@ -438,34 +467,47 @@ static constexpr bool may_align(int tiles)
     return tiles <= 4;
 }
 
-template <uint32_t type, int tiles, bool gated>
+template <uint32_t type, int tiles, bool gated, bool resident>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     uint32_t most = (uint32_t)stream->device->multiprocessors * blocks_at_once(tiles);
     dim3 grid(strips < most ? strips : most);
-    constexpr size_t bytes = sizeof(quant_memory<type, tiles, gated>);
+    size_t bytes =
+        memory_bytes<type, tiles, gated>(set.rows, resident ? set.rows * set.columns * 2 : 0);
     if constexpr (may_align(tiles)) {
         if (set.part_steps % FG_GPU_UNIT_STEPS == 0 && set.steps % FG_GPU_UNIT_STEPS == 0) {
-            FG_LAUNCH((few_quant_rows<type, tiles, gated, true>), grid, dim3(FEW_THREADS), bytes,
-                      stream->stream, true, set, strips);
+            FG_LAUNCH((few_quant_rows<type, tiles, gated, true, resident>), grid, dim3(FEW_THREADS),
+                      bytes, stream->stream, true, set, strips);
             return;
         }
     }
-    FG_LAUNCH((few_quant_rows<type, tiles, gated, false>), grid, dim3(FEW_THREADS), bytes,
+    FG_LAUNCH((few_quant_rows<type, tiles, gated, false, resident>), grid, dim3(FEW_THREADS), bytes,
               stream->stream, true, set, strips);
+}
+
+/* Whether rows may stay in shared memory. */
+#ifndef FG_RES
+#define FG_RES (32 << 10)
+#endif
+enum { RESIDENT_BYTES = FG_RES };
+static bool is_resident(const fg_gpu_products &set)
+{
+    return set.rows <= 8 && set.rows * set.columns * 2 <= RESIDENT_BYTES;
 }
 
 template <uint32_t type, bool gated>
 static void few_gated(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    if (set.rows <= 8) {
-        launch<type, 1, gated>(stream, set, strips);
+    if (is_resident(set)) {
+        launch<type, 1, gated, true>(stream, set, strips);
+    } else if (set.rows <= 8) {
+        launch<type, 1, gated, false>(stream, set, strips);
     } else if (set.rows <= 16) {
-        launch<type, 2, gated>(stream, set, strips);
+        launch<type, 2, gated, false>(stream, set, strips);
     } else if (set.rows <= 32) {
-        launch<type, 4, gated>(stream, set, strips);
+        launch<type, 4, gated, false>(stream, set, strips);
     } else {
-        launch<type, 8, gated>(stream, set, strips);
+        launch<type, 8, gated, false>(stream, set, strips);
     }
 }
 
@@ -482,30 +524,34 @@ void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_prod
     FG_GPU_QUANT_SWITCH(type, few, stream, set, strips, gated);
 }
 
-template <uint32_t type, int tiles, bool gated, bool aligned> static void prepare(void)
+template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
+static void prepare(void)
 {
-    fg_gpu_check(cudaFuncSetAttribute(few_quant_rows<type, tiles, gated, aligned>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(quant_memory<type, tiles, gated>)),
+    constexpr size_t bytes =
+        memory_bytes<type, tiles, gated>(tiles * 8, resident ? RESIDENT_BYTES : 0);
+    static_assert(bytes <= 227 * 1024, "shared memory of a block");
+    fg_gpu_check(cudaFuncSetAttribute(few_quant_rows<type, tiles, gated, aligned, resident>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                  "preparing kernels");
 }
 
-template <uint32_t type, int tiles> static void prepare_tiles(void)
+template <uint32_t type, int tiles, bool resident> static void prepare_tiles(void)
 {
-    prepare<type, tiles, false, false>();
-    prepare<type, tiles, true, false>();
+    prepare<type, tiles, false, false, resident>();
+    prepare<type, tiles, true, false, resident>();
     if constexpr (may_align(tiles)) {
-        prepare<type, tiles, false, true>();
-        prepare<type, tiles, true, true>();
+        prepare<type, tiles, false, true, resident>();
+        prepare<type, tiles, true, true, resident>();
     }
 }
 
 template <uint32_t type> static void prepare_type(void)
 {
-    prepare_tiles<type, 1>();
-    prepare_tiles<type, 2>();
-    prepare_tiles<type, 4>();
-    prepare_tiles<type, 8>();
+    prepare_tiles<type, 1, true>();
+    prepare_tiles<type, 1, false>();
+    prepare_tiles<type, 2, false>();
+    prepare_tiles<type, 4, false>();
+    prepare_tiles<type, 8, false>();
 }
 
 void fg_gpu_few_quant_prepare(void)
