@@ -264,10 +264,13 @@ static void check_pieces(check *c)
 }
 
 /* Rows that are computed in tiles of several sizes, several tiles a block, whose last rows and outputs are not whole ones;
- * products that are one launch, and one that is added. Against 64 rows at a time. */
-static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, uint32_t columns)
+ * products that are one launch, and one that is added. Against 64 rows at a time; quantised weights against 16, of which no
+ * kernel of many rows has any. */
+static void check_many_linear(check *c, uint32_t type, uint32_t rows, const uint32_t *outputs,
+                              uint32_t columns)
 {
-    enum { LINEARS = 3, FEW = 64, ADDED = 1 };
+    enum { LINEARS = 3, ADDED = 1 };
+    const uint32_t few = fg_dtype_block_count(type) > 1 ? 16 : 64;
     rows_in in = make_rows(c, rows, columns);
     fg_linear linears[LINEARS];
     void *data[LINEARS];
@@ -275,7 +278,7 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
     for (int i = 0; i < LINEARS; i++) {
         fg_matrix matrix;
         size_t count = (size_t)rows * outputs[i];
-        data[i] = random_matrix(&c->rng, FG_BF16, outputs[i], columns, &matrix);
+        data[i] = random_matrix(&c->rng, type, outputs[i], columns, &matrix);
         linears[i] = (fg_linear){ .out_stride = outputs[i], .accumulate = i == ADDED };
         FG_ASSERT(fg_device_pack(c->device, &matrix, &linears[i].weight, NULL) == FG_OK);
         float *start = random_floats(&c->rng, count, 1.0f);
@@ -287,13 +290,14 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
         }
         fg_mem_free(start);
     }
-    for (uint32_t first = 0; first < rows; first += FEW) {
+    FG_ASSERT(columns % 64 == 0);
+    for (uint32_t first = 0; first < rows; first += few) {
         fg_activations part = in.a;
-        part.pairs += (size_t)first / 64 * 32 * columns;
+        part.pairs += (size_t)first / 64 * 32 * columns + first % 64 / 8 * 256;
         for (int i = 0; i < LINEARS; i++) {
             linears[i].out = outs[i][1] + (size_t)first * outputs[i];
         }
-        fg_op_linear(c->stream, linears, LINEARS, &part, rows - first < FEW ? rows - first : FEW);
+        fg_op_linear(c->stream, linears, LINEARS, &part, rows - first < few ? rows - first : few);
     }
     for (int i = 0; i < LINEARS; i++) {
         linears[i].out = outs[i][0];
@@ -306,8 +310,8 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
             get(c, got[turn], outs[i][turn], count * sizeof(float));
         }
         tell(c, memcmp(got[0], got[1], count * sizeof(float)) == 0,
-             "linear %d of %d, %ux%u: %u rows have other bits than %d", i, LINEARS, columns,
-             outputs[i], rows, FEW);
+             "linear %s %d of %d, %ux%u: %u rows have other bits than %u", fg_dtype_name(type), i,
+             LINEARS, columns, outputs[i], rows, few);
         for (int turn = 0; turn < 2; turn++) {
             fg_mem_free(got[turn]);
             drop(c, outs[i][turn]);
@@ -317,7 +321,8 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
     drop_rows(c, &in);
 }
 
-static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t columns)
+static void check_many_gated(check *c, uint32_t type, uint32_t rows, uint32_t outputs,
+                             uint32_t columns)
 {
     enum { FEW = 64 };
     rows_in in = make_rows(c, rows, columns);
@@ -328,7 +333,7 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
     uint32_t *out[2], *got[2];
     for (int i = 0; i < 2; i++) {
         fg_matrix matrix;
-        data[i] = random_matrix(&c->rng, FG_BF16, outputs, columns, &matrix);
+        data[i] = random_matrix(&c->rng, type, outputs, columns, &matrix);
         FG_ASSERT(fg_device_pack(c->device, &matrix, panels[i], NULL) == FG_OK);
         out[i] = put(c, NULL, words * sizeof(uint32_t));
         poison(c, (float *)out[i], words);
@@ -346,7 +351,8 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
         get(c, got[i], out[i], words * sizeof(uint32_t));
     }
     tell(c, memcmp(got[0], got[1], words * sizeof(uint32_t)) == 0,
-         "gated %ux%u: %u rows have other bits than %d", columns, outputs, rows, FEW);
+         "gated %s %ux%u: %u rows have other bits than %d", fg_dtype_name(type), columns, outputs,
+         rows, FEW);
     for (int i = 0; i < 2; i++) {
         drop(c, out[i]);
         fg_mem_free(got[i]);
@@ -355,23 +361,40 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
     drop_rows(c, &in);
 }
 
+static const uint32_t many_outputs[][3] = { { 144, 1000, 24 },
+                                            { 8200, 1040, 100 },
+                                            { 80, 136, 248 } };
+
 static void check_many(check *c)
 {
     static const uint32_t counts[] = { 193, 257, 385, 600, 1000 };
-    static const uint32_t outputs[][3] = { { 144, 1000, 24 },
-                                           { 8200, 1040, 100 },
-                                           { 80, 136, 248 } };
     if (c->quick) {
-        check_many_linear(c, 200, outputs[2], 128);
-        check_many_gated(c, 200, 176, 128);
+        check_many_linear(c, FG_BF16, 200, many_outputs[2], 128);
+        check_many_linear(c, FG_Q5_K, 70, many_outputs[2], 512);
+        check_many_gated(c, FG_BF16, 200, 176, 128);
         return;
     }
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (uint32_t j = 0; j < 3; j++) {
-            check_many_linear(c, counts[i], outputs[j], j == 0 ? 4096 : 512);
+            check_many_linear(c, FG_BF16, counts[i], many_outputs[j], j == 0 ? 4096 : 512);
         }
-        check_many_gated(c, counts[i], 4208, 512);
-        check_many_gated(c, counts[i], 48, 1536);
+        check_many_gated(c, FG_BF16, counts[i], 4208, 512);
+        check_many_gated(c, FG_BF16, counts[i], 48, 1536);
+    }
+}
+
+/* Quantised weights of which wide_quant.cu makes bf16, in tiles of both widths: of the first outputs several blocks share
+ * the parts, of the second none does, of the third parts begin within 256 columns. The last rows are too many for it. */
+static void check_many_quantised(check *c, uint32_t type)
+{
+    static const uint32_t counts[] = { 33, 65, 128, 192, 300, 520 };
+    static const uint32_t columns[] = { 4096, 512, 1536 };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (uint32_t j = 0; j < 3; j++) {
+            check_many_linear(c, type, counts[i], many_outputs[j], columns[j]);
+        }
+        check_many_gated(c, type, counts[i], 4208, 512);
+        check_many_gated(c, type, counts[i], 48, 1536);
     }
 }
 
@@ -390,6 +413,9 @@ void check_products(check *c)
         }
         if (fg_dtype_block_count(types[i]) > 1) {
             check_units(c, types[i]);
+        }
+        if (fg_dtype_block_count(types[i]) > 1 && !c->quick) {
+            check_many_quantised(c, types[i]);
         }
     }
     product_case tall = { FG_BF16, 1000, 4096, 0 };
