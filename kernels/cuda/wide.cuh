@@ -214,16 +214,23 @@ static __device__ __forceinline__ void give_back(wide_memory<shape> *memory, uin
     }
 }
 
-/* Products of two steps, from where the rows are on, are begun; those before have ended when this returns. */
+/* Products of two steps, from where the rows are on, are begun; those before may run until fg_wgmma_wait<1>. */
 template <int width>
-static __device__ __forceinline__ void take_steps(uint64_t rows, float *sums,
-                                                  const uint32_t (*a)[4], uint32_t go_on)
+static __device__ __forceinline__ void begin_steps(uint64_t rows, float *sums,
+                                                   const uint32_t (*a)[4], uint32_t go_on)
 {
     fg_wgmma_fence();
     fg_wgmma<width>(sums, a[0], rows, go_on);
     fg_wgmma<width>(sums, a[1], fg_wgmma_further(rows, STEP_BYTES), 1);
     fg_wgmma_commit();
-    fg_wgmma_wait<1>();
+}
+
+/* From a stage's rows to those of the next turn, which is given. */
+template <typename shape>
+static __device__ __forceinline__ uint64_t next_rows(uint64_t rows, const wide_turn &turn)
+{
+    constexpr int32_t each = sizeof(wide_stage<shape>), all = each * (int32_t)shape::stages;
+    return fg_wgmma_further(rows, turn.slot == 0 ? each - all : each);
 }
 
 template <int width>
@@ -247,7 +254,7 @@ static __device__ __forceinline__ void put_part(const wide_split &split, const f
 /* The strip at `index` of the block. While the products of two steps run, the weights of the next two are made: those
  * whose registers they get have ended. */
 template <typename shape, bool shared_parts>
-static __device__ __forceinline__ void consume(wide_memory<shape> *memory,
+static __device__ __forceinline__ void consume(wide_memory<shape> *shared,
                                                const fg_gpu_products &set, const wide_split &split,
                                                const wide_place &place, uint32_t index,
                                                uint32_t lane, wide_turn *turn, float *totals)
@@ -258,12 +265,15 @@ static __device__ __forceinline__ void consume(wide_memory<shape> *memory,
     uint32_t part_stages = set.part_steps / WIDE_STEPS;
     uint32_t part = place.stage_first / part_stages;
     typename shape::weights weights;
+    /* Or its address would be made anew, and slowly, in each turn. */
+    wide_memory<shape> *memory = (wide_memory<shape> *)fg_keep_shared((uint8_t *)shared);
 #pragma unroll
     for (int i = 0; i < width / 2; i++) {
         sums[i] = 0.0f;    /* not used: so it takes no register between tiles */
         totals[i] = -0.0f; /* added to anything it changes no bit */
     }
     weights.find(index, lane);
+    uint64_t rows = fg_wgmma_place(fg_shared_at(shared->stages[turn->slot].rows), 128, TILE_BYTES);
     fg_barrier_wait(&memory->full[turn->slot], turn->lap);
     weights.open(memory->stages[turn->slot].weights[0]);
     weights.template make<0>(now);
@@ -271,19 +281,23 @@ static __device__ __forceinline__ void consume(wide_memory<shape> *memory,
         uint32_t end =
             first + part_stages < place.stage_end ? first + part_stages : place.stage_end;
         for (uint32_t i = first; i < end; i++) {
-            uint64_t rows =
-                fg_wgmma_place(fg_shared_at(memory->stages[turn->slot].rows), 128, TILE_BYTES);
-            take_steps<width>(rows, sums, now, i > first ? 1 : 0);
+            begin_steps<width>(rows, sums, now, i > first ? 1 : 0);
+            fg_wgmma_wait<1>();
             if (i > place.stage_first) {
                 give_back(memory, last, lane);
             }
             weights.template make<1>(next);
-            take_steps<width>(fg_wgmma_further(rows, 2 * STEP_BYTES), sums, next, 1);
+            begin_steps<width>(fg_wgmma_further(rows, 2 * STEP_BYTES), sums, next, 1);
             last = turn->slot;
             advance<shape>(turn);
-            if (i + 1 < place.stage_end) {
+            rows = next_rows<shape>(rows, *turn);
+            bool more = i + 1 < place.stage_end;
+            if (more) {
                 fg_barrier_wait(&memory->full[turn->slot], turn->lap);
                 weights.open(memory->stages[turn->slot].weights[0]);
+            }
+            fg_wgmma_wait<1>();
+            if (more) {
                 weights.template make<0>(now);
             }
         }
