@@ -207,8 +207,9 @@ static void check_units(check *c, uint32_t type)
 /* More than is expanded at a time for many rows, against few rows, which expand nothing. */
 static void check_pieces(check *c)
 {
-    enum { MANY = 72, FEW = 40, LINEARS = 3 };
+    enum { FEW = 40, LINEARS = 3 };
     uint32_t outputs = c->quick ? 272 : 16416, columns = c->quick ? 1024 : 4096;
+    uint32_t many = c->quick ? 72 : 1000; /* so many are expanded even where wide_quant.cu is */
     fg_matrix matrices[2];
     void *data[2];
     fg_panels panels[2];
@@ -216,8 +217,8 @@ static void check_pieces(check *c)
         data[i] = random_matrix(&c->rng, FG_Q4_0, outputs, columns, &matrices[i]);
         FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
     }
-    rows_in in = make_rows(c, MANY, columns);
-    size_t words = pair_words(MANY, outputs), count = (size_t)MANY * outputs;
+    rows_in in = make_rows(c, many, columns);
+    size_t words = pair_words(many, outputs), count = (size_t)many * outputs;
     fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = FG_FORM_PAIRS };
     gated.out.columns = outputs;
     gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
@@ -234,7 +235,7 @@ static void check_pieces(check *c)
     bool same = true, same_gated = true;
     for (int turn = 0; turn < 2; turn++) {
         poison(c, (float *)gated.out.pairs, words);
-        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? MANY : FEW);
+        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? many : FEW);
         get(c, pairs[turn], gated.out.pairs, words * sizeof(uint32_t));
     }
     for (uint32_t row = 0; row < FEW; row++) {
@@ -243,7 +244,7 @@ static void check_pieces(check *c)
                                            pair_value(pairs[1], row, o, outputs);
         }
     }
-    fg_op_linear(c->stream, linears, LINEARS, &in.a, MANY);
+    fg_op_linear(c->stream, linears, LINEARS, &in.a, many);
     for (int i = 0; i < LINEARS; i++) {
         get(c, values[0], linears[i].out, count * sizeof(float));
         poison(c, linears[i].out, count);
@@ -384,11 +385,13 @@ static void check_many(check *c)
 }
 
 /* Quantised weights of which wide_quant.cu makes bf16, in tiles of both widths: of the first outputs several blocks share
- * the parts, of the second none does, of the third parts begin within 256 columns. The last rows are too many for it. */
+ * the parts, of the second none does, of the third parts begin within 256 columns. The last rows are too many for it. Then
+ * outputs of which blocks have two wide tiles. */
 static void check_many_quantised(check *c, uint32_t type)
 {
     static const uint32_t counts[] = { 33, 65, 128, 192, 300, 520 };
     static const uint32_t columns[] = { 4096, 512, 1536 };
+    static const uint32_t most[] = { 12000, 760, 40 };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (uint32_t j = 0; j < 3; j++) {
             check_many_linear(c, type, counts[i], many_outputs[j], columns[j]);
@@ -396,6 +399,8 @@ static void check_many_quantised(check *c, uint32_t type)
         check_many_gated(c, type, counts[i], 4208, 512);
         check_many_gated(c, type, counts[i], 48, 1536);
     }
+    check_many_linear(c, type, 250, most, 512);
+    check_many_gated(c, type, 120, 12800, 512);
 }
 
 void check_products(check *c)
