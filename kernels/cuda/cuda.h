@@ -73,7 +73,7 @@ struct fg_device {
     int index;
     int multiprocessors;
     size_t shared_bytes; /* of a multiprocessor */
-    bool wide;           /* has the kernels of wide.cu */
+    bool wide;           /* has the kernels of wide.cu and wide_quant.cu */
     char isa[32];
     char numerics[64];
     fg_device_options limits;
@@ -148,7 +148,8 @@ static inline bool fg_gpu_is_quant(uint32_t type)
     return type != FG_F32 && type != FG_F16 && type != FG_BF16;
 }
 
-/* Quantised weights stay so in memory; products of many rows expand some strips of them at a time. */
+/* Quantised weights stay so in memory; products of very many rows, and of many where wide_quant.cu has no kernel, expand
+ * some strips of them at a time. */
 enum {
 #ifdef FG_GPU_EMULATED
     FG_GPU_EXPANDED_BYTES = 1 << 20, /* so small that tests see pieces */

@@ -1,7 +1,8 @@
 /*
  * Products of rows with weight matrices, as cuda.h says what they are. Kernels are chosen by the number of rows;
- * the sums are the same: few.cu, tall.cu; of quantised weights few_quant.cu, and of more rows tall.cu after expand.cu
- * has made bf16 of them. F32 and F16 weights have become BF16 when they were packed.
+ * the sums are the same: few.cu, wide.cu, tall.cu; of quantised weights few_quant.cu, of more rows wide_quant.cu, and of
+ * still more, or where that has no kernel, wide.cu or tall.cu after expand.cu has made bf16 of them. F32 and F16
+ * weights have become BF16 when they were packed.
  */
 #include "kernels/cuda/product.cuh"
 
@@ -111,29 +112,51 @@ static void run_expanded(fg_device_stream *stream, uint32_t type, const fg_gpu_p
     run_many(stream, set, strips, gated, may_split);
 }
 
-/* Products whose weights are all of one type. */
-static void run_products(fg_device_stream *stream, uint32_t type, fg_gpu_products set, bool gated,
-                         bool may_split)
+/* The strips of a launch: add_product for each. */
+static uint32_t add_products(fg_gpu_products *set, const fg_gpu_products &all, bool aligned)
 {
-    bool quant = fg_gpu_is_quant(type);
-    bool is_few = set.rows <= (quant ? (uint32_t)FG_GPU_FEW_QUANT_ROWS : (uint32_t)FG_GPU_FEW_ROWS);
-    if (quant && !is_few) {
-        run_expanded(stream, type, set, gated, may_split);
+    uint32_t strips = 0;
+    *set = all;
+    set->count = 0;
+    for (uint32_t i = 0; i < all.count; i++) {
+        strips = add_product(set, strips, all.each[i], aligned);
+    }
+    return strips;
+}
+
+static void run_quantised(fg_device_stream *stream, uint32_t type, const fg_gpu_products &all,
+                          bool gated, bool may_split)
+{
+    fg_gpu_products set;
+    if (all.rows > FG_GPU_WIDE_QUANT_ABOVE && all.rows <= FG_GPU_WIDE_QUANT_ROWS) {
+        uint32_t strips = add_products(&set, all, true);
+        if (fg_gpu_wide_quant(stream, type, set, strips, gated, may_split)) {
+            return;
+        }
+    }
+    if (all.rows > FG_GPU_FEW_QUANT_ROWS) {
+        run_expanded(stream, type, all, gated, may_split);
         return;
     }
-    uint32_t strips = 0, count = set.count;
-    set.count = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        strips = add_product(&set, strips, set.each[i], !is_few);
-    }
-    if (!is_few) {
-        run_many(stream, set, strips, gated, may_split);
+    uint32_t strips = add_products(&set, all, false);
+    fg_gpu_few_quant(stream, type, set, strips, gated);
+}
+
+/* Products whose weights are all of one type. */
+static void run_products(fg_device_stream *stream, uint32_t type, const fg_gpu_products &all,
+                         bool gated, bool may_split)
+{
+    if (fg_gpu_is_quant(type)) {
+        run_quantised(stream, type, all, gated, may_split);
         return;
     }
-    if (quant) {
-        fg_gpu_few_quant(stream, type, set, strips, gated);
-    } else {
+    fg_gpu_products set;
+    bool is_few = all.rows <= FG_GPU_FEW_ROWS;
+    uint32_t strips = add_products(&set, all, !is_few);
+    if (is_few) {
         fg_gpu_few(stream, set, strips, gated);
+    } else {
+        run_many(stream, set, strips, gated, may_split);
     }
 }
 
@@ -290,4 +313,7 @@ void fg_cuda_linear_prepare(fg_device *device)
     fg_gpu_few_quant_prepare();
     fg_gpu_tall_prepare();
     device->wide = fg_gpu_wide_prepare();
+    if (device->wide) {
+        fg_gpu_wide_quant_prepare();
+    }
 }

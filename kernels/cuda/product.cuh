@@ -84,7 +84,7 @@ enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
 void fg_gpu_few_prepare(void);
 
-/* few_quant.cu: weights of one quantised type, any number of rows; from so many rows on, expanding them is faster. */
+/* few_quant.cu: weights of one quantised type, any number of rows; with more rows than these expanding them is faster. */
 enum { FG_GPU_FEW_QUANT_ROWS = 64 };
 void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated);
@@ -109,5 +109,18 @@ bool fg_gpu_wide(fg_device_stream *stream, const fg_gpu_products &set, uint32_t 
                  bool may_split);
 /* Once per device: whether it has these kernels. */
 bool fg_gpu_wide_prepare(void);
+
+/* wide_quant.cu: likewise, of one quantised type. It is the quickest for more rows than the first number and up to the
+ * second. */
+#ifndef FG_GPU_WIDE_QUANT_ABOVE
+#define FG_GPU_WIDE_QUANT_ABOVE 64
+#endif
+#ifndef FG_GPU_WIDE_QUANT_ROWS
+#define FG_GPU_WIDE_QUANT_ROWS 512
+#endif
+bool fg_gpu_wide_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
+                       uint32_t strips, bool gated, bool may_split);
+/* Once per device that has them. */
+void fg_gpu_wide_quant_prepare(void);
 
 #endif

@@ -267,19 +267,26 @@ static __device__ __forceinline__ uint4 fg_gpu_super_scales(const fg_gpu_raw_sca
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+/* Of two steps, as fg_gpu_scales has them. */
 template <uint32_t type>
-static __device__ __forceinline__ void fg_gpu_ready_scales(fg_gpu_scales &out,
-                                                           const fg_gpu_raw_scales<type> &raw)
+static __device__ __forceinline__ uint4 fg_gpu_step_scales(const fg_gpu_raw_scales<type> &raw,
+                                                           uint32_t i)
 {
     if constexpr (fg_gpu_quant<type>::is_super) {
         const float d[4] = { fg_half_to_float(raw.more[0]), fg_half_to_float(raw.more[0] >> 16),
                              fg_half_to_float(raw.more[1]), fg_half_to_float(raw.more[1] >> 16) };
-        out.each[0] = fg_gpu_super_scales<type>(raw, d, 0);
-        out.each[1] = fg_gpu_super_scales<type>(raw, d, 1);
+        return fg_gpu_super_scales<type>(raw, d, i);
     } else {
-        out.each[0] = fg_gpu_small_scales<type>(raw, 0);
-        out.each[1] = fg_gpu_small_scales<type>(raw, 1);
+        return fg_gpu_small_scales<type>(raw, i);
     }
+}
+
+template <uint32_t type>
+static __device__ __forceinline__ void fg_gpu_ready_scales(fg_gpu_scales &out,
+                                                           const fg_gpu_raw_scales<type> &raw)
+{
+    out.each[0] = fg_gpu_step_scales<type>(raw, 0);
+    out.each[1] = fg_gpu_step_scales<type>(raw, 1);
 }
 
 /* A warp's, in shared memory: of a ring's units. */

@@ -191,12 +191,12 @@ static __device__ __forceinline__ uint64_t fg_wgmma_place(uint32_t shared, uint3
            (uint64_t)(down >> 4) << 32;
 }
 
-/* A place so many bytes after another, a multiple of 16 and within shared memory. */
-static __device__ __forceinline__ uint64_t fg_wgmma_further(uint64_t place, uint32_t bytes)
+/* A place so many bytes after another, or before it, a multiple of 16 and within shared memory. */
+static __device__ __forceinline__ uint64_t fg_wgmma_further(uint64_t place, int32_t bytes)
 {
     uint32_t low, high;
     asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(place));
-    low += bytes >> 4;
+    low += (uint32_t)(bytes >> 4);
     asm("mov.b64 %0, {%1, %2};" : "=l"(place) : "r"(low), "r"(high));
     return place;
 }

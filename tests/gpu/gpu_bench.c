@@ -1,11 +1,11 @@
 /*
  * gpu_bench - how fast the operations of a CUDA device are, beside what the device's memory can do in the same minute.
  *
- *   gpu_bench [--device cuda:0] [--json] [--only TEXT]...
+ *   gpu_bench [--device cuda:0] [--json] [--type bf16] [--rows N]... [--only TEXT]...
  *
  * Shapes are those of Llama-3.1-8B and Llama-3.2-1B. Each line: time of a call, bytes that it must move and operations
  * that it must do, their rates, and the share of the copy probe. Weights come from a ring of matrices that is larger
- * than any cache.
+ * than any cache; --type says what they are, --rows how many rows the products have.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,12 +17,14 @@
 #include "kernels/ops.h"
 #include "tests/unit/kernels/kernel_data.h"
 
-enum { ONLY_MAX = 32 };
+enum { ONLY_MAX = 32, ROWS_MAX = 32 };
 
 typedef struct bench {
     const char *device_name;
     const char *only[ONLY_MAX]; /* operations whose name has one of these in it */
     uint32_t only_count;        /* 0: all */
+    uint32_t type;              /* of weights */
+    uint32_t rows[ROWS_MAX], row_count;
     bool json;
     fg_device *device;
     fg_device_stream *stream;
@@ -201,12 +203,15 @@ typedef struct product {
 
 static const uint32_t product_rows[] = { 1, 8, 16, 32, 64, 128, 256, 2048, 8192 };
 enum { PRODUCT_ROWS = sizeof product_rows / sizeof *product_rows, PRODUCT_NAME_MAX = 64 };
+_Static_assert((int)PRODUCT_ROWS <= (int)ROWS_MAX, "product_rows");
 
 /* Whether it is asked for with so many rows; its name then. */
 static bool is_product_asked(const bench *b, const product *p, uint32_t rows,
                              char name_out[PRODUCT_NAME_MAX])
 {
-    snprintf(name_out, PRODUCT_NAME_MAX, "%s, %u rows", p->name, rows);
+    bool usual = b->type == FG_BF16;
+    snprintf(name_out, PRODUCT_NAME_MAX, "%s%s%s, %u rows", p->name, usual ? "" : " ",
+             usual ? "" : fg_dtype_name(b->type), rows);
     return is_asked(b, name_out) && (rows <= 256 || p->outputs < 100000);
 }
 
@@ -217,7 +222,7 @@ static void pack_ring(bench *b, const product *p, size_t bytes, linear_job *job)
     job->ring = job->ring < 2 ? 2 : job->ring > RING_MAX ? RING_MAX : job->ring;
     fg_rng rng = { .state = 3 };
     fg_matrix matrix;
-    void *data = random_matrix(&rng, FG_BF16, p->outputs, p->columns, &matrix);
+    void *data = random_matrix(&rng, b->type, p->outputs, p->columns, &matrix);
     for (uint32_t i = 0; i < job->ring; i++) {
         FG_ASSERT(fg_device_pack(b->device, &matrix, &job->panels[i], NULL) == FG_OK);
     }
@@ -229,17 +234,18 @@ static void bench_product(bench *b, const product *p)
     static linear_job job;
     char name[PRODUCT_NAME_MAX];
     bool is_any = false;
-    for (uint32_t r = 0; r < PRODUCT_ROWS; r++) {
-        is_any = is_any || is_product_asked(b, p, product_rows[r], name);
+    for (uint32_t r = 0; r < b->row_count; r++) {
+        is_any = is_any || is_product_asked(b, p, b->rows[r], name);
     }
     if (!is_any) {
         return;
     }
     open_device(b, 4, 2, 64);
-    size_t bytes = (size_t)p->outputs * p->columns * 2;
+    size_t count = (size_t)p->outputs * p->columns;
+    size_t bytes = count / fg_dtype_block_count(b->type) * fg_dtype_block_bytes(b->type);
     pack_ring(b, p, bytes, &job);
-    for (uint32_t r = 0; r < PRODUCT_ROWS; r++) {
-        uint32_t rows = product_rows[r];
+    for (uint32_t r = 0; r < b->row_count; r++) {
+        uint32_t rows = b->rows[r];
         if (!is_product_asked(b, p, rows, name)) {
             continue;
         }
@@ -253,7 +259,7 @@ static void bench_product(bench *b, const product *p)
         uint32_t calls = rows > 256 ? 6 : 40;
         double seconds = time_of(b, p->gated ? run_gated : run_linear, &job, calls);
         double factor = p->gated ? 2.0 : 1.0;
-        tell(b, name, seconds, factor * (double)bytes, 2.0 * factor * (double)bytes / 2 * rows);
+        tell(b, name, seconds, factor * (double)bytes, 2.0 * factor * (double)count * rows);
         drop(b, out);
         drop(b, job.in.values);
         drop(b, job.in.pairs);
@@ -413,21 +419,46 @@ static void bench_choose(bench *b, const char *name, float top_p, uint32_t top_k
     close_device(b);
 }
 
+/* False: there is no such type. */
+static bool find_type(const char *name, uint32_t *type_out)
+{
+    static const uint32_t types[] = { FG_F32,  FG_F16,  FG_BF16, FG_Q4_0, FG_Q4_1, FG_Q5_0,
+                                      FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(name, fg_dtype_name(types[i])) == 0) {
+            *type_out = types[i];
+            return true;
+        }
+    }
+    return false;
+}
+
 int main(int argc, char **argv)
 {
-    static bench b = { .device_name = "cuda:0" };
+    static bench b = { .device_name = "cuda:0", .type = FG_BF16 };
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0) {
             b.json = true;
         } else if (i + 1 < argc && strcmp(argv[i], "--device") == 0) {
             b.device_name = argv[++i];
+        } else if (i + 1 < argc && strcmp(argv[i], "--type") == 0 &&
+                   find_type(argv[i + 1], &b.type)) {
+            i++;
+        } else if (i + 1 < argc && strcmp(argv[i], "--rows") == 0 && b.row_count < ROWS_MAX &&
+                   atoi(argv[i + 1]) > 0 && atoi(argv[i + 1]) <= STEP_ROWS) {
+            b.rows[b.row_count++] = (uint32_t)atoi(argv[++i]);
         } else if (i + 1 < argc && strcmp(argv[i], "--only") == 0 && b.only_count < ONLY_MAX) {
             b.only[b.only_count++] = argv[++i];
         } else {
-            fprintf(stderr, "gpu_bench [--device cuda:0] [--json] [--only TEXT]...\n");
+            fprintf(stderr, "gpu_bench [--device cuda:0] [--json] [--type bf16] [--rows N]... "
+                            "[--only TEXT]...\n");
             return 2;
         }
     }
+    for (uint32_t r = 0; b.row_count == 0 && r < PRODUCT_ROWS; r++) {
+        b.rows[r] = product_rows[r];
+    }
+    b.row_count = b.row_count == 0 ? PRODUCT_ROWS : b.row_count;
     open_device(&b, 4, 2, 64);
     probe(&b);
     close_device(&b);

@@ -214,8 +214,9 @@ static void check_units(check *c, uint32_t type)
 /* More than is expanded at a time for many rows, against few rows, which expand nothing. */
 static void check_pieces(check *c)
 {
-    enum { MANY = 72, FEW = 40, LINEARS = 3 };
+    enum { FEW = 40, LINEARS = 3 };
     uint32_t outputs = c->quick ? 272 : 16416, columns = c->quick ? 1024 : 4096;
+    uint32_t many = c->quick ? 72 : 1000; /* so many are expanded even where wide_quant.cu is */
     fg_matrix matrices[2];
     void *data[2];
     fg_panels panels[2];
@@ -223,8 +224,8 @@ static void check_pieces(check *c)
         data[i] = random_matrix(&c->rng, FG_Q4_0, outputs, columns, &matrices[i]);
         FG_ASSERT(fg_device_pack(c->device, &matrices[i], &panels[i], NULL) == FG_OK);
     }
-    rows_in in = make_rows(c, MANY, columns);
-    size_t words = pair_words(MANY, outputs), count = (size_t)MANY * outputs;
+    rows_in in = make_rows(c, many, columns);
+    size_t words = pair_words(many, outputs), count = (size_t)many * outputs;
     fg_gated gated = { .gate = panels[0], .up = panels[1], .forms = FG_FORM_PAIRS };
     gated.out.columns = outputs;
     gated.out.pairs = put(c, NULL, words * sizeof(uint32_t));
@@ -241,7 +242,7 @@ static void check_pieces(check *c)
     bool same = true, same_gated = true;
     for (int turn = 0; turn < 2; turn++) {
         poison(c, (float *)gated.out.pairs, words);
-        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? MANY : FEW);
+        fg_op_gated(c->stream, &gated, &in.a, turn == 0 ? many : FEW);
         get(c, pairs[turn], gated.out.pairs, words * sizeof(uint32_t));
     }
     for (uint32_t row = 0; row < FEW; row++) {
@@ -250,7 +251,7 @@ static void check_pieces(check *c)
                                            pair_value(pairs[1], row, o, outputs);
         }
     }
-    fg_op_linear(c->stream, linears, LINEARS, &in.a, MANY);
+    fg_op_linear(c->stream, linears, LINEARS, &in.a, many);
     for (int i = 0; i < LINEARS; i++) {
         get(c, values[0], linears[i].out, count * sizeof(float));
         poison(c, linears[i].out, count);
@@ -271,11 +272,15 @@ static void check_pieces(check *c)
 }
 
 /* Rows that are computed in tiles of several sizes, several tiles a block, whose last rows and outputs are not whole ones;
- * products that are one launch, since all are BF16 when they are packed, and one that is added. Against 64 rows at a time. */
-static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, uint32_t columns)
+ * products that are one launch (floats are, since all are BF16 when they are packed), and one that is added. Against 64
+ * rows at a time; quantised weights against 16, of which no kernel of many rows has any. */
+static void check_many_linear(check *c, uint32_t type, uint32_t rows, const uint32_t *outputs,
+                              uint32_t columns)
 {
-    enum { LINEARS = 3, FEW = 64, ADDED = 1 };
-    static const uint32_t kinds[LINEARS] = { FG_BF16, FG_F16, FG_F32 };
+    enum { LINEARS = 3, ADDED = 1 };
+    static const uint32_t floats[LINEARS] = { FG_BF16, FG_F16, FG_F32 };
+    bool is_quant = fg_dtype_block_count(type) > 1;
+    const uint32_t few = is_quant ? 16 : 64;
     rows_in in = make_rows(c, rows, columns);
     fg_linear linears[LINEARS];
     void *data[LINEARS];
@@ -283,7 +288,7 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
     for (int i = 0; i < LINEARS; i++) {
         fg_matrix matrix;
         size_t count = (size_t)rows * outputs[i];
-        data[i] = random_matrix(&c->rng, kinds[i], outputs[i], columns, &matrix);
+        data[i] = random_matrix(&c->rng, is_quant ? type : floats[i], outputs[i], columns, &matrix);
         linears[i] = (fg_linear){ .out_stride = outputs[i], .accumulate = i == ADDED };
         FG_ASSERT(fg_device_pack(c->device, &matrix, &linears[i].weight, NULL) == FG_OK);
         float *start = random_floats(&c->rng, count, 1.0f);
@@ -295,13 +300,14 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
         }
         fg_mem_free(start);
     }
-    for (uint32_t first = 0; first < rows; first += FEW) {
+    FG_ASSERT(columns % 64 == 0);
+    for (uint32_t first = 0; first < rows; first += few) {
         fg_activations part = in.a;
-        part.pairs += (size_t)first / 64 * 32 * columns;
+        part.pairs += (size_t)first / 64 * 32 * columns + first % 64 / 8 * 256;
         for (int i = 0; i < LINEARS; i++) {
             linears[i].out = outs[i][1] + (size_t)first * outputs[i];
         }
-        fg_op_linear(c->stream, linears, LINEARS, &part, rows - first < FEW ? rows - first : FEW);
+        fg_op_linear(c->stream, linears, LINEARS, &part, rows - first < few ? rows - first : few);
     }
     for (int i = 0; i < LINEARS; i++) {
         linears[i].out = outs[i][0];
@@ -314,8 +320,8 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
             get(c, got[turn], outs[i][turn], count * sizeof(float));
         }
         tell(c, memcmp(got[0], got[1], count * sizeof(float)) == 0,
-             "linear %d of %d, %ux%u: %u rows have other bits than %d", i, LINEARS, columns,
-             outputs[i], rows, FEW);
+             "linear %s %d of %d, %ux%u: %u rows have other bits than %u", fg_dtype_name(type), i,
+             LINEARS, columns, outputs[i], rows, few);
         for (int turn = 0; turn < 2; turn++) {
             fg_mem_free(got[turn]);
             drop(c, outs[i][turn]);
@@ -325,7 +331,8 @@ static void check_many_linear(check *c, uint32_t rows, const uint32_t *outputs, 
     drop_rows(c, &in);
 }
 
-static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t columns)
+static void check_many_gated(check *c, uint32_t type, uint32_t rows, uint32_t outputs,
+                             uint32_t columns)
 {
     enum { FEW = 64 };
     rows_in in = make_rows(c, rows, columns);
@@ -336,7 +343,8 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
     uint32_t *out[2], *got[2];
     for (int i = 0; i < 2; i++) {
         fg_matrix matrix;
-        data[i] = random_matrix(&c->rng, i == 0 ? FG_F16 : FG_F32, outputs, columns, &matrix);
+        uint32_t kind = fg_dtype_block_count(type) > 1 ? type : i == 0 ? FG_F16 : FG_F32;
+        data[i] = random_matrix(&c->rng, kind, outputs, columns, &matrix);
         FG_ASSERT(fg_device_pack(c->device, &matrix, panels[i], NULL) == FG_OK);
         out[i] = put(c, NULL, words * sizeof(uint32_t));
         poison(c, (float *)out[i], words);
@@ -354,7 +362,8 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
         get(c, got[i], out[i], words * sizeof(uint32_t));
     }
     tell(c, memcmp(got[0], got[1], words * sizeof(uint32_t)) == 0,
-         "gated %ux%u: %u rows have other bits than %d", columns, outputs, rows, FEW);
+         "gated %s %ux%u: %u rows have other bits than %d", fg_dtype_name(type), columns, outputs,
+         rows, FEW);
     for (int i = 0; i < 2; i++) {
         drop(c, out[i]);
         fg_mem_free(got[i]);
@@ -363,23 +372,25 @@ static void check_many_gated(check *c, uint32_t rows, uint32_t outputs, uint32_t
     drop_rows(c, &in);
 }
 
+static const uint32_t many_outputs[][3] = { { 144, 1000, 24 },
+                                            { 8200, 1040, 100 },
+                                            { 80, 136, 248 } };
+
 static void check_many(check *c)
 {
     static const uint32_t counts[] = { 193, 257, 385, 600, 1000 };
-    static const uint32_t outputs[][3] = { { 144, 1000, 24 },
-                                           { 8200, 1040, 100 },
-                                           { 80, 136, 248 } };
     if (c->quick) {
-        check_many_linear(c, 200, outputs[2], 128);
-        check_many_gated(c, 200, 176, 128);
+        check_many_linear(c, FG_BF16, 200, many_outputs[2], 128);
+        check_many_linear(c, FG_Q5_K, 70, many_outputs[2], 512);
+        check_many_gated(c, FG_BF16, 200, 176, 128);
         return;
     }
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (uint32_t j = 0; j < 3; j++) {
-            check_many_linear(c, counts[i], outputs[j], j == 0 ? 4096 : 512);
+            check_many_linear(c, FG_BF16, counts[i], many_outputs[j], j == 0 ? 4096 : 512);
         }
-        check_many_gated(c, counts[i], 4208, 512);
-        check_many_gated(c, counts[i], 48, 1536);
+        check_many_gated(c, FG_BF16, counts[i], 4208, 512);
+        check_many_gated(c, FG_BF16, counts[i], 48, 1536);
     }
 }
 
@@ -413,6 +424,25 @@ static void check_refused(check *c)
     }
 }
 
+/* Quantised weights of which wide_quant.cu makes bf16, in tiles of both widths: of the first outputs several blocks share
+ * the parts, of the second none does, of the third parts begin within 256 columns. The last rows are too many for it. Then
+ * outputs of which blocks have two wide tiles. */
+static void check_many_quantised(check *c, uint32_t type)
+{
+    static const uint32_t counts[] = { 33, 65, 128, 192, 300, 520 };
+    static const uint32_t columns[] = { 4096, 512, 1536 };
+    static const uint32_t most[] = { 12000, 760, 40 };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (uint32_t j = 0; j < 3; j++) {
+            check_many_linear(c, type, counts[i], many_outputs[j], columns[j]);
+        }
+        check_many_gated(c, type, counts[i], 4208, 512);
+        check_many_gated(c, type, counts[i], 48, 1536);
+    }
+    check_many_linear(c, type, 250, most, 512);
+    check_many_gated(c, type, 120, 12800, 512);
+}
+
 void check_products(check *c)
 {
     open_device(c, 4, 2, 64, BLOCK);
@@ -430,6 +460,9 @@ void check_products(check *c)
             check_units(c, types[i]);
         } else {
             check_ends(c, types[i]);
+        }
+        if (fg_dtype_block_count(types[i]) > 1 && !c->quick) {
+            check_many_quantised(c, types[i]);
         }
     }
     product_case tall = { FG_BF16, 1000, 4096, 0 };
