@@ -1,21 +1,10 @@
 /*
  * Products of few rows with quantised weights: as few.cu, but that a warp makes bf16 of codes in its registers
- * (quant.cuh). Of gate and up it takes units in turns, for the same rows.
+ * (quant.cuh). It has a ring of units under way and refills a place as soon as it has used it. Of gate and up it takes
+ * units in turns, for the same rows.
  */
 #include "kernels/cuda/few.cuh"
 #include "kernels/cuda/quant.cuh"
-
-#ifndef FG_FEW_QUANT_SLOTS
-#define FG_FEW_QUANT_SLOTS 3
-#endif
-#ifndef FG_FEW_QUANT_BLOCKS
-#define FG_FEW_QUANT_BLOCKS 3
-#endif
-
-enum {
-    WARPS = FEW_THREADS / 32,
-    SLOTS = FG_FEW_QUANT_SLOTS, /* groups of units of a warp: one is in use, others are under way */
-};
 
 /* A warp's part of the columns; its units, of which the first and the last one may be other warps' as well. */
 typedef struct part_steps {
@@ -23,143 +12,82 @@ typedef struct part_steps {
     uint32_t first_unit, end_unit;
 } part_steps;
 
-/* Units whose scales a warp makes ready together, of each matrix, and how a group of them lies in shared memory. Of types
- * of 256 columns a block they are a block, or half of it, and its tail follows. */
-template <uint32_t type, bool gated> struct quant_group {
-    typedef fg_gpu_quant<type> quant;
+/* Units under way: [unit][matrix]. */
+template <uint32_t type, bool gated> struct quant_ring {
     static constexpr uint32_t matrices = gated ? 2 : 1;
-    static constexpr uint32_t span = quant::ring / matrices;
-    static constexpr uint32_t tail_at = span * quant::unit_bytes;
-    static constexpr uint32_t tail_bytes = quant::super_bytes - quant::tail_at;
-    static constexpr uint32_t bytes = tail_at + (quant::is_super ? tail_bytes : 0);
-    uint8_t each[matrices][bytes];
+    static constexpr uint32_t span = fg_gpu_quant<type>::ring / matrices; /* units of each matrix */
+    /* The strips, as the lane finds codes in them, and the one that it has scales of. */
+    const uint8_t *codes_at[matrices];
+    const uint8_t *scales_at;
+    fg_gpu_codes<type> codes[span * matrices];
+    fg_gpu_raw_scales<type> raw; /* of the lane's place: lane % 4 */
 };
 
-/* Behind it are the parts, of gate, then of up, and then rows that stay. */
-template <uint32_t type, int tiles, bool gated> struct quant_memory {
-    /* Gate and up of many rows take turns. */
-    static constexpr bool turns = gated && tiles > 4;
-    quant_group<type, gated> ring[WARPS][SLOTS];
-    fg_gpu_shared_scales<type> scales[WARPS];
-    float gates[turns ? tiles * 8 * FG_GPU_STRIP : 4];
-};
-
-/* Floats of one matrix's parts. */
-static __host__ __device__ __forceinline__ uint32_t part_floats(uint32_t rows)
-{
-    return FG_GPU_PARTS * rows * FG_GPU_STRIP;
-}
-
-template <uint32_t type, int tiles, bool gated>
-static constexpr __host__ __device__ __forceinline__ size_t memory_bytes(uint32_t rows,
-                                                                         size_t resident_bytes)
-{
-    typedef quant_memory<type, tiles, gated> shape;
-    return sizeof(shape) +
-           FG_GPU_PARTS * rows * FG_GPU_STRIP * sizeof(float) * (gated && !shape::turns ? 2 : 1) +
-           resident_bytes;
-}
-
-/* Where a group begins that has the part's first unit. */
+/* Of types of 256 columns a block they begin where a block does, or half of it. */
 template <uint32_t type, bool gated>
-static __device__ __forceinline__ uint32_t group_first(const part_steps &part)
+static __device__ __forceinline__ uint32_t ring_first(const part_steps &part)
 {
-    constexpr uint32_t span = quant_group<type, gated>::span;
+    constexpr uint32_t span = quant_ring<type, gated>::span;
     return fg_gpu_quant<type>::is_super ? part.first_unit / span * span : part.first_unit;
 }
 
-/* What a warp asks for next: a group of its part, then of the block's next strip. */
-template <uint32_t type, bool gated> struct quant_ask {
-    const uint8_t *at[quant_group<type, gated>::matrices]; /* the strip, as the lane copies it */
-    uint32_t strip, unit, slot;
-};
+/* Whether unit `first` + `i` is the part's, of which there are `left` from `first` on. */
+template <uint32_t type>
+static __device__ __forceinline__ bool is_in(const part_steps &part, uint32_t first, uint32_t left,
+                                             uint32_t i)
+{
+    return i < left && (!fg_gpu_quant<type>::is_super || first + i >= part.first_unit);
+}
+
+/* Scales of the ring from unit `first` on. */
+template <uint32_t type, bool gated>
+static __device__ __forceinline__ void load_raw(quant_ring<type, gated> &ring,
+                                                const part_steps &part, uint32_t first,
+                                                uint32_t left, uint32_t lane)
+{
+    uint32_t place = lane % 4, i = place / quant_ring<type, gated>::matrices;
+    bool there = fg_gpu_quant<type>::ring == 4 || place < fg_gpu_quant<type>::ring;
+    if (there && is_in<type>(part, first, left, i)) {
+        fg_gpu_load_scales<type>(ring.raw, ring.scales_at, first + i, lane);
+    }
+}
 
 template <uint32_t type, bool gated>
-static __device__ __forceinline__ void find_matrices(quant_ask<type, gated> &ask,
-                                                     const fg_gpu_products &set, uint32_t lane)
+static __device__ __forceinline__ void load_codes(quant_ring<type, gated> &ring,
+                                                  const part_steps &part, uint32_t first,
+                                                  uint32_t left, uint32_t i, uint32_t lane)
 {
-    const fg_gpu_product &p = fg_gpu_find_product(set, ask.strip);
-    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * (ask.strip - p.strip_first);
-    ask.at[0] = p.weight + at + lane * 16;
+    typedef quant_ring<type, gated> shape;
+    if (is_in<type>(part, first, left, i)) {
+#pragma unroll
+        for (uint32_t m = 0; m < shape::matrices; m++) {
+            const uint8_t *at = ring.codes_at[m] + fg_gpu_unit_at<type>(first);
+            fg_gpu_load_codes<type>(ring.codes[i * shape::matrices + m],
+                                    at + i * fg_gpu_quant<type>::unit_bytes, lane);
+        }
+    }
+}
+
+/* `at` is where the strip begins in a matrix. */
+template <uint32_t type, bool gated>
+static __device__ __forceinline__ void fill_ring(quant_ring<type, gated> &ring,
+                                                 const fg_gpu_product &p, size_t at,
+                                                 const part_steps &part, uint32_t lane)
+{
+    uint32_t first = ring_first<type, gated>(part);
+    ring.codes_at[0] = fg_keep_global(p.weight + at + fg_gpu_codes_at(lane));
+    ring.scales_at = p.weight;
     if constexpr (gated) {
-        ask.at[1] = p.up + at + lane * 16;
+        ring.codes_at[1] = fg_keep_global(p.up + at + fg_gpu_codes_at(lane));
+        ring.scales_at = lane % 2 == 0 ? p.weight : p.up;
     }
-}
-
-/* Units of one matrix, 16 bytes a lane at a time. */
-template <uint32_t type, bool gated>
-static __device__ __forceinline__ void ask_units(uint8_t *to, const uint8_t *strip, uint32_t unit,
-                                                 uint32_t count, uint32_t lane)
-{
-    typedef quant_group<type, gated> group;
-    typedef fg_gpu_quant<type> quant;
-    const uint8_t *from = fg_keep_global(strip + fg_gpu_unit_at<type>(unit));
-    int32_t bytes = (int32_t)(count * quant::unit_bytes - lane * 16);
+    ring.scales_at = fg_keep_global(ring.scales_at + at + fg_gpu_scales_at<type>(lane));
+    ring.raw = {};
+    load_raw(ring, part, first, part.end_unit - first, lane);
 #pragma unroll
-    for (int32_t i = 0; i < (int32_t)group::tail_at; i += 512) {
-        if (i < bytes) {
-            fg_copy16_once(to + i, from + i);
-        }
+    for (uint32_t i = 0; i < quant_ring<type, gated>::span; i++) {
+        load_codes(ring, part, first, part.end_unit - first, i, lane);
     }
-    if constexpr (quant::is_super) {
-        if (lane * 16 < group::tail_bytes) {
-            fg_copy16_once(to + group::tail_at,
-                           strip + fg_gpu_unit_at<type>(unit / 4 * 4) + quant::tail_at);
-        }
-    }
-}
-
-/* Each time is a group of copies, also where there is nothing to ask for. `ring`: as the lane copies into it. */
-template <uint32_t type, bool gated>
-static __device__ __forceinline__ void ask_next(quant_ask<type, gated> &ask, uint8_t *ring,
-                                                const fg_gpu_products &set, uint32_t strips,
-                                                const part_steps &part, uint32_t lane)
-{
-    typedef quant_group<type, gated> group;
-    if (ask.strip < strips) {
-        uint32_t left = part.end_unit - ask.unit;
-        uint8_t *to = fg_keep_shared(ring + ask.slot * sizeof(group));
-#pragma unroll
-        for (uint32_t m = 0; m < group::matrices; m++) {
-            ask_units<type, gated>(to + m * group::bytes, ask.at[m], ask.unit,
-                                   left < group::span ? left : group::span, lane);
-        }
-        ask.unit += group::span;
-        if (ask.unit >= part.end_unit) {
-            ask.unit = group_first<type, gated>(part);
-            ask.strip += gridDim.x;
-            if (ask.strip < strips) {
-                find_matrices(ask, set, lane);
-            }
-        }
-    }
-    fg_copy_commit();
-    ask.slot = ask.slot + 1 == SLOTS ? 0 : ask.slot + 1;
-}
-
-/* The group's scales, made ready: of unit i of matrix m by the lanes whose place is i * matrices + m. `from` is where such
- * a lane finds them, `to` where it puts them. */
-template <uint32_t type, bool gated>
-static __device__ __forceinline__ uint32_t scales_from(uint32_t lane)
-{
-    typedef quant_group<type, gated> shape;
-    uint32_t place = lane % 4 % fg_gpu_quant<type>::ring;
-    return place % shape::matrices * shape::bytes +
-           place / shape::matrices * fg_gpu_quant<type>::unit_bytes + fg_gpu_scales_at<type>(lane);
-}
-
-template <uint32_t type, bool gated>
-static __device__ __forceinline__ void share_scales(uint4 *to, const uint8_t *group, uint32_t from,
-                                                    uint32_t lane)
-{
-    typedef quant_group<type, gated> shape;
-    uint32_t place = lane % 4 % fg_gpu_quant<type>::ring;
-    fg_gpu_raw_scales<type> raw = {};
-    fg_gpu_read_scales<type, true>(raw, group + from,
-                                   group + place % shape::matrices * shape::bytes +
-                                       fg_gpu_scales_at<type>(lane) + shape::tail_at,
-                                   lane);
-    fg_gpu_share_scales<type>(to, raw, lane);
 }
 
 /* Where a lane finds the rows. */
@@ -241,34 +169,25 @@ static __device__ __forceinline__ void use_step(const uint32_t a[4], const uint3
     }
 }
 
-/* Unit `from`, unit i of a group; steps of other warps are left out; `aligned`: it has none. `scales`: of the group, as
- * the lane finds them. */
+/* Unit `from`, whose place in the ring begins at `place`; steps of other warps are left out; `aligned`: it has none.
+ * `scales`: of the ring, as the lane finds them. */
 template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
-static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint4 *scales,
-                                                const few_in &in,
+static __device__ __forceinline__ void use_unit(const quant_ring<type, gated> &ring,
+                                                const uint4 *scales, const few_in &in,
                                                 unit_rows<tiles, aligned, resident> &rows,
-                                                const part_steps &part, uint32_t from, uint32_t i,
-                                                uint32_t lane, float (*sums)[tiles][4])
+                                                const part_steps &part, uint32_t from,
+                                                uint32_t place, float (*sums)[tiles][4])
 {
-    constexpr uint32_t matrices = quant_group<type, gated>::matrices;
-    uint32_t next = from + 1 < part.end_unit ? from + 1 : part.first_unit;
+    constexpr uint32_t matrices = quant_ring<type, gated>::matrices;
+    uint32_t next = from + 1 < part.end_unit ? from + 1 : from;
     unit_in unit = find_unit<aligned>(in, rows.ahead ? next : from);
-    fg_gpu_codes<type> codes[matrices];
     uint4 own[matrices] = {};
-#pragma unroll
-    for (uint32_t m = 0; m < matrices; m++) {
-        fg_gpu_load_codes<type, true>(codes[m],
-                                      group + m * quant_group<type, gated>::bytes +
-                                          i * fg_gpu_quant<type>::unit_bytes +
-                                          fg_gpu_codes_at(lane),
-                                      lane);
-    }
 #pragma unroll
     for (uint32_t s = 0; s < FG_GPU_UNIT_STEPS; s++) {
         uint32_t step = from * FG_GPU_UNIT_STEPS + s;
 #pragma unroll
         for (uint32_t m = 0; m < matrices && s % 2 == 0; m++) {
-            own[m] = scales[((i * matrices + m) * (FG_GPU_UNIT_STEPS / 2) + s / 2) * 8];
+            own[m] = scales[((place + m) * (FG_GPU_UNIT_STEPS / 2) + s / 2) * 8];
         }
         if (aligned || (step >= part.first && step < part.end)) {
             if (!rows.ahead) {
@@ -277,7 +196,7 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
 #pragma unroll
             for (uint32_t m = 0; m < matrices; m++) {
                 uint32_t a[4];
-                fg_gpu_weights<type>(a, codes[m], own[m], s);
+                fg_gpu_weights<type>(a, ring.codes[place + m], own[m], s);
                 use_step<tiles>(a, rows.each[s], sums[m]);
             }
             if (rows.ahead) {
@@ -287,11 +206,20 @@ static __device__ __forceinline__ void use_unit(const uint8_t *group, const uint
     }
 }
 
-/* Rows of the part's first unit, where they are asked for ahead. */
-template <int tiles, bool aligned, bool resident>
-static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned, resident> &rows,
-                                                  const few_in &in, const part_steps &part)
+/* A part of one strip, whose first ring is under way. */
+template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
+static __device__ __forceinline__ void few_part(quant_ring<type, gated> &ring,
+                                                fg_gpu_shared_scales<type> &shared,
+                                                const few_in &in, const few_resident &stay,
+                                                const part_steps &part, uint32_t lane,
+                                                float (*sums)[tiles][4])
 {
+    typedef quant_ring<type, gated> shape;
+    uint4 *put = fg_keep_shared(&shared.each[lane % 4 % fg_gpu_quant<type>::ring][0][lane / 4]);
+    const uint4 *scales = fg_keep_shared(&shared.each[0][0][lane / 4]);
+    uint32_t first = ring_first<type, gated>(part), left = part.end_unit - first;
+    unit_rows<tiles, aligned, resident> rows;
+    rows.stay = stay;
     if (rows.ahead) {
         unit_in unit = find_unit<aligned>(in, part.first_unit);
 #pragma unroll
@@ -299,38 +227,24 @@ static __device__ __forceinline__ void load_first(unit_rows<tiles, aligned, resi
             load_step(rows, in, unit, s);
         }
     }
-}
-
-/* A part of one strip. What was used before is asked for again as soon as all lanes are done with it. */
-template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
-static __device__ __forceinline__ void few_part(quant_ask<type, gated> &ask, uint32_t &slot,
-                                                uint8_t *ring, fg_gpu_shared_scales<type> &shared,
-                                                const fg_gpu_products &set, uint32_t strips,
-                                                const few_in &in,
-                                                unit_rows<tiles, aligned, resident> &rows,
-                                                const part_steps &part, uint32_t lane,
-                                                float (*sums)[tiles][4])
-{
-    typedef quant_group<type, gated> shape;
-    const uint4 *scales = fg_keep_shared(&shared.each[0][0][lane / 4]);
-    uint4 *put = fg_keep_shared(&shared.each[lane % 4 % fg_gpu_quant<type>::ring][0][lane / 4]);
-    uint32_t from = fg_keep(scales_from<type, gated>(lane));
-    for (uint32_t first = group_first<type, gated>(part); first < part.end_unit;
-         first += shape::span) {
-        const uint8_t *group = fg_keep_shared(ring - lane * 16 + slot * sizeof(shape));
-        fg_copy_wait<SLOTS - 2>();
-        __syncwarp();
-        ask_next(ask, ring, set, strips, part, lane);
-        share_scales<type, gated>(put, group, from, lane);
+    for (;;) {
+        uint32_t next = first + shape::span,
+                 next_left = left > shape::span ? left - shape::span : 0;
+        fg_gpu_share_scales<type>(put, ring.raw, lane);
+        load_raw(ring, part, next, next_left, lane);
 #pragma unroll
         for (uint32_t i = 0; i < shape::span; i++) {
-            if (first + i < part.end_unit &&
-                (!fg_gpu_quant<type>::is_super || first + i >= part.first_unit)) {
-                use_unit<type, tiles, gated, aligned, resident>(group, scales, in, rows, part,
-                                                                first + i, i, lane, sums);
+            if (is_in<type>(part, first, left, i)) {
+                use_unit<type, tiles, gated, aligned, resident>(
+                    ring, scales, in, rows, part, first + i, i * shape::matrices, sums);
             }
+            load_codes(ring, part, next, next_left, i, lane);
         }
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (next_left == 0) {
+            return;
+        }
+        first = next;
+        left = next_left;
     }
 }
 
@@ -343,10 +257,14 @@ static __device__ __forceinline__ void join_parts(float *out, const float *parts
     }
 }
 
-/* Blocks of a multiprocessor: as many as have registers and shared memory enough. */
-static constexpr __host__ __device__ uint32_t blocks_at_once(int tiles)
+/* As many as have registers enough. */
+template <uint32_t type> static constexpr uint32_t blocks_at_once(int tiles, bool gated)
 {
-    return tiles <= 2 ? FG_FEW_QUANT_BLOCKS : 2;
+    typedef fg_gpu_quant<type> quant;
+    if (tiles == 1) {
+        return quant::high_bits == 0 && (quant::is_pairs || !gated) ? 4 : 3;
+    }
+    return tiles == 2 || (tiles == 4 && !gated) ? 3 : 2;
 }
 
 static __device__ __forceinline__ part_steps find_part(const fg_gpu_products &set, uint32_t warp)
@@ -374,6 +292,28 @@ static __device__ __forceinline__ few_in find_rows(const fg_gpu_products &set, u
     in.last = fg_keep_global(in.at + (tiles - 1) * FG_GPU_BLOCK * 4 - beyond);
     in.at = tiles == 1 && aligned ? in.last : fg_keep_global(in.at);
     return in;
+}
+
+/* In shared memory: scales, the parts of gate and of up, and rows that stay. */
+template <uint32_t type, int tiles, bool gated> struct quant_memory {
+    /* Gate and up of many rows take turns. */
+    static constexpr bool turns = gated && tiles > 4;
+    fg_gpu_shared_scales<type> scales[FG_GPU_PARTS];
+    float gates[turns ? tiles * 8 * FG_GPU_STRIP : 4];
+};
+
+/* Floats of one matrix's parts. */
+static constexpr __host__ __device__ __forceinline__ uint32_t part_floats(uint32_t rows)
+{
+    return FG_GPU_PARTS * rows * FG_GPU_STRIP;
+}
+
+template <uint32_t type, int tiles, bool gated>
+static constexpr size_t memory_bytes(uint32_t rows, size_t resident_bytes)
+{
+    typedef quant_memory<type, tiles, gated> shape;
+    return sizeof(shape) + part_floats(rows) * sizeof(float) * (gated && !shape::turns ? 2 : 1) +
+           resident_bytes;
 }
 
 /* A strip's sums of parts meet, and its outputs go where they belong. */
@@ -410,55 +350,42 @@ static __device__ __forceinline__ void put_strip(quant_memory<type, tiles, gated
     }
 }
 
-/* Blocks go through the strips in turns. `aligned`: parts are whole units. */
+/* A strip a block. `aligned`: parts are whole units; `resident`: rows stay in shared memory. */
 template <uint32_t type, int tiles, bool gated, bool aligned, bool resident>
-static __global__ __launch_bounds__(FEW_THREADS,
-                                    blocks_at_once(tiles)) void few_quant_rows(fg_gpu_products set,
-                                                                               uint32_t strips)
+static __global__ __launch_bounds__(
+    FEW_THREADS, blocks_at_once<type>(tiles, gated)) void few_quant_rows(fg_gpu_products set)
 {
     FG_SHARED_BYTES(shared);
     typedef quant_memory<type, tiles, gated> memory_type;
     memory_type *memory = (memory_type *)shared;
+    const fg_gpu_product &p = fg_gpu_find_product(set, blockIdx.x);
+    uint32_t strip = blockIdx.x - p.strip_first;
     uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     part_steps part = find_part(set, warp);
     bool mine = part.first < part.end;
+    size_t at = fg_gpu_unit_at<type>(fg_gpu_units(set.steps)) * strip;
     few_in in = find_rows<tiles, aligned>(set, lane);
-    uint8_t *ring = fg_keep_shared((uint8_t *)memory->ring[warp] + lane * 16);
-    quant_ask<type, gated> ask = { {}, blockIdx.x, group_first<type, gated>(part), 0 };
-    unit_rows<tiles, aligned, resident> rows;
-    uint32_t slot = 0;
+    uint4 *area = (uint4 *)((float *)(memory + 1) + part_floats(set.rows) * (gated ? 2 : 1));
+    few_resident stay = find_resident(area, set.rows, lane);
+    quant_ring<type, gated> ring;
+    float sums[ring.matrices][tiles][4] = {};
+    few_before<tiles> before;
     fg_gpu_let_next();
     if (mine) {
-        find_matrices(ask, set, lane);
-        for (int i = 0; i < SLOTS - 1; i++) {
-            ask_next(ask, ring, set, strips, part, lane);
-        }
+        fill_ring(ring, p, at, part, lane);
     }
-    uint4 *area = (uint4 *)((float *)(memory + 1) + part_floats(set.rows) * (gated ? 2 : 1));
-    rows.stay = find_resident(area, set.rows, lane);
     fg_gpu_wait();
     if (resident && mine) {
         copy_resident(area, set, part.first, part.end, lane);
-    } else if (mine) {
-        load_first(rows, in, part);
     }
-    for (uint32_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
-        const fg_gpu_product &p = fg_gpu_find_product(set, strip);
-        float sums[gated ? 2 : 1][tiles][4] = {};
-        few_before<tiles> before;
-        if constexpr (!gated) {
-            load_before<tiles>(before, set, p, strip - p.strip_first);
-        }
-        if (mine) {
-            few_part<type, tiles, gated, aligned, resident>(
-                ask, slot, ring, memory->scales[warp], set, strips, in, rows, part, lane, sums);
-        }
-        put_strip<type, tiles, gated>(memory, set, p, strip - p.strip_first, warp, mine, lane, sums,
-                                      before);
-        if (strip + gridDim.x < strips) {
-            __syncthreads();
-        }
+    if constexpr (!gated) {
+        load_before<tiles>(before, set, p, strip);
     }
+    if (mine) {
+        few_part<type, tiles, gated, aligned, resident>(ring, memory->scales[warp], in, stay, part,
+                                                        lane, sums);
+    }
+    put_strip<type, tiles, gated>(memory, set, p, strip, warp, mine, lane, sums, before);
 }
 
 /* With many rows what is saved by whole units is not much, and registers are short. */
@@ -470,26 +397,21 @@ static constexpr bool may_align(int tiles)
 template <uint32_t type, int tiles, bool gated, bool resident>
 static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    uint32_t most = (uint32_t)stream->device->multiprocessors * blocks_at_once(tiles);
-    dim3 grid(strips < most ? strips : most);
     size_t bytes =
         memory_bytes<type, tiles, gated>(set.rows, resident ? set.rows * set.columns * 2 : 0);
     if constexpr (may_align(tiles)) {
         if (set.part_steps % FG_GPU_UNIT_STEPS == 0 && set.steps % FG_GPU_UNIT_STEPS == 0) {
-            FG_LAUNCH((few_quant_rows<type, tiles, gated, true, resident>), grid, dim3(FEW_THREADS),
-                      bytes, stream->stream, true, set, strips);
+            FG_LAUNCH((few_quant_rows<type, tiles, gated, true, resident>), dim3(strips),
+                      dim3(FEW_THREADS), bytes, stream->stream, true, set);
             return;
         }
     }
-    FG_LAUNCH((few_quant_rows<type, tiles, gated, false, resident>), grid, dim3(FEW_THREADS), bytes,
-              stream->stream, true, set, strips);
+    FG_LAUNCH((few_quant_rows<type, tiles, gated, false, resident>), dim3(strips),
+              dim3(FEW_THREADS), bytes, stream->stream, true, set);
 }
 
 /* Whether rows may stay in shared memory. */
-#ifndef FG_RES
-#define FG_RES (32 << 10)
-#endif
-enum { RESIDENT_BYTES = FG_RES };
+enum { RESIDENT_BYTES = 32 << 10 };
 static bool is_resident(const fg_gpu_products &set)
 {
     return set.rows <= 8 && set.rows * set.columns * 2 <= RESIDENT_BYTES;
