@@ -273,6 +273,11 @@ void fg_device_event_wait(fg_device_stream *stream, fg_device_event event)
     of_stream(stream)->event_wait(stream, event);
 }
 
+bool fg_device_event_ended(fg_device_stream *stream, fg_device_event event)
+{
+    return of_stream(stream)->event_ended(stream, event);
+}
+
 bool fg_device_replay_begin(fg_device_stream *stream, uint64_t key)
 {
     return of_stream(stream)->replay_begin(stream, key);

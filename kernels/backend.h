@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 4 };
+enum { FG_BACKEND_ABI = 5 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -52,6 +52,7 @@ typedef struct fg_backend {
     void (*copy_rows)(fg_device_stream *stream, const fg_copy_rows *copy);
     fg_device_event (*event_record)(fg_device_stream *stream);
     void (*event_wait)(fg_device_stream *stream, fg_device_event event);
+    bool (*event_ended)(fg_device_stream *stream, fg_device_event event);
     void (*share_work)(fg_device_stream *stream, uint32_t pieces,
                        void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx);
     bool (*replay_begin)(fg_device_stream *stream, uint64_t key);

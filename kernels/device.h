@@ -112,6 +112,9 @@ void fg_device_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy);
 fg_device_event fg_device_event_record(fg_device_stream *stream);
 /* Returns when everything given to the stream before the event has ended. */
 void fg_device_event_wait(fg_device_stream *stream, fg_device_event event);
+/* Whether the wait would return at once. Of a stream's newest four events both are exact; instead of an older one a newer
+ * one may be meant. */
+bool fg_device_event_ended(fg_device_stream *stream, fg_device_event event);
 
 /* Operations that come again and again with the same arguments, but for what fg_op_stage hands over: true: those given
  * between begin and end under this key before were all started again, and the caller gives none of them. False: the
@@ -121,7 +124,8 @@ bool fg_device_replay_begin(fg_device_stream *stream, uint64_t key);
 void fg_device_replay_end(fg_device_stream *stream);
 
 /* The host's own work in pieces, which the device's threads take as they become free, the caller's among them;
- * returns when all have ended. `member` is below fg_device_thread_count. No operation is in flight. */
+ * returns when all have ended. `member` is below fg_device_thread_count. On a device with the host's memory no operation is
+ * in flight. */
 void fg_device_share_work(fg_device_stream *stream, uint32_t pieces,
                           void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx);
 

@@ -159,7 +159,12 @@ typedef struct fg_choose {
 } fg_choose;
 void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
 
-/* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. */
+/* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. On a device with memory of
+ * its own a token may be FG_TOKEN_CHOSEN | r: the one that fg_op_highest or fg_op_choose, whichever was given to the
+ * stream last before this, has chosen for its row r, one of the first FG_CHOSEN_ROWS, in a replay too. Where that is
+ * FG_CHOICE_NONE, or nothing was wanted of the row, it is any token. */
+enum { FG_CHOSEN_ROWS = 64 };
+#define FG_TOKEN_CHOSEN 0x80000000u
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out);
 

@@ -186,6 +186,12 @@ static void device_event_wait(fg_device_stream *stream, fg_device_event event)
     FG_ASSERT(event.sequence <= stream->sequence, "event of another stream");
 }
 
+static bool device_event_ended(fg_device_stream *stream, fg_device_event event)
+{
+    FG_ASSERT(event.sequence <= stream->sequence, "event of another stream");
+    return true;
+}
+
 static void device_share_work(fg_device_stream *stream, uint32_t pieces,
                               void (*work)(void *ctx, uint32_t piece, uint32_t member), void *ctx)
 {
@@ -232,6 +238,7 @@ const fg_backend fg_cpu_backend = {
     .copy_rows = device_copy_rows,
     .event_record = device_event_record,
     .event_wait = device_event_wait,
+    .event_ended = device_event_ended,
     .share_work = device_share_work,
     .replay_begin = device_replay_begin,
     .replay_end = device_replay_end,

@@ -29,8 +29,9 @@ typedef struct place {
 typedef struct choose_job {
     fg_choose args;
     fg_choice_row *wanted;
-    place *tops;  /* [row][part] */
-    place *draws; /* [row][part] */
+    place *tops;      /* [row][part] */
+    place *draws;     /* [row][part] */
+    uint32_t *chosen; /* the stream's */
     uint32_t parts;
 } choose_job;
 
@@ -457,6 +458,9 @@ static __global__ __launch_bounds__(32) void take_best(choose_job job)
         return;
     }
     job.args.choices[row] = id;
+    if (row < FG_CHOSEN_ROWS) {
+        job.chosen[row] = id;
+    }
     if (id != FG_CHOICE_NONE) {
         job.args.tops[row] = job.args.logits[(size_t)row * job.args.columns + id];
     }
@@ -467,6 +471,7 @@ void fg_cuda_choose(fg_device_stream *stream, const fg_choose *args, uint32_t ro
     choose_job job = {};
     job.args = *args;
     job.parts = (args->columns + PART_COLUMNS - 1) / PART_COLUMNS;
+    job.chosen = stream->chosen;
     job.wanted = (fg_choice_row *)stream->work;
     job.tops = (place *)(job.wanted + rows);
     job.draws = job.tops + (size_t)rows * job.parts;

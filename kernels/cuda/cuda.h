@@ -83,7 +83,11 @@ struct fg_device {
     fg_gpu_memory *loaded; /* until close */
 };
 
-enum { FG_GPU_GRAPHS = 64 };
+/* Nine sizes of steps, with four ways to choose, in two places. */
+enum { FG_GPU_GRAPHS = 72 };
+
+/* As exact as device.h says. */
+enum { FG_GPU_EVENTS = 4 };
 
 typedef struct fg_gpu_graph {
     uint64_t key;
@@ -94,7 +98,8 @@ struct fg_device_stream {
     const fg_backend *backend;
     fg_device *device;
     cudaStream_t stream;
-    cudaEvent_t event;  /* of the newest fg_device_event_record */
+    cudaEvent_t events[FG_GPU_EVENTS]; /* record n at n % FG_GPU_EVENTS */
+    uint64_t event_count;
     cudaEvent_t staged; /* the staging area has been copied */
     uint64_t sequence;
     void *host_stage, *device_stage;
@@ -109,6 +114,7 @@ struct fg_device_stream {
     uint32_t graph_count;
     bool capturing;
     uint64_t capture_key;
+    uint32_t *chosen; /* of the first FG_CHOSEN_ROWS rows that highest or choose had last */
     /* Work areas. */
     float *work; /* sums of parts, logits */
     size_t work_floats;

@@ -1,7 +1,8 @@
 /*
  * The CUDA back end's table, and its device: memory, one stream, graphs.
  *
- * A stream runs what it is given in order. The engine waits once a step, so one event is enough. Steps of few rows are
+ * A stream runs what it is given in order. The engine may give it a step before it waits for the one before, so there is
+ * a ring of events: in each place the newest event is never before the one that is asked for. Steps of few rows are
  * recorded as a graph when they come for the first time, and started as a whole afterwards (fg_device_replay_begin):
  * all their addresses are fixed, what differs between steps is staged.
  */
@@ -317,14 +318,17 @@ static void stream_close(fg_device_stream *stream)
         (void)cudaGraphExecDestroy(stream->graphs[i].run);
     }
     fg_cuda_stage_close(stream);
+    (void)cudaFree(stream->chosen);
     (void)cudaFree(stream->work);
     (void)cudaFree(stream->records);
     (void)cudaFree(stream->expanded);
     if (stream->staged != nullptr) {
         (void)cudaEventDestroy(stream->staged);
     }
-    if (stream->event != nullptr) {
-        (void)cudaEventDestroy(stream->event);
+    for (cudaEvent_t event : stream->events) {
+        if (event != nullptr) {
+            (void)cudaEventDestroy(event);
+        }
     }
     if (stream->stream != nullptr) {
         (void)cudaStreamDestroy(stream->stream);
@@ -351,7 +355,8 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
     if (limits->step_rows_max == 0) {
         stream->record_floats = 1;
     }
-    if (cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
+    if (cudaMalloc((void **)&stream->chosen, FG_CHOSEN_ROWS * sizeof(uint32_t)) != cudaSuccess ||
+        cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
         cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) !=
             cudaSuccess ||
         cudaMalloc((void **)&stream->expanded, FG_GPU_EXPANDED_BYTES) != cudaSuccess) {
@@ -374,8 +379,10 @@ static fg_status stream_open(fg_device *device, fg_device_stream **stream_out, f
     stream->backend = &backend;
     stream->device = device;
     cudaError_t error = cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking);
-    error = error != cudaSuccess ? error
-                                 : cudaEventCreateWithFlags(&stream->event, cudaEventDisableTiming);
+    for (cudaEvent_t &event : stream->events) {
+        error =
+            error != cudaSuccess ? error : cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
     error = error != cudaSuccess
                 ? error
                 : cudaEventCreateWithFlags(&stream->staged, cudaEventDisableTiming);
@@ -411,18 +418,35 @@ static void stream_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
                  "copying rows");
 }
 
+static cudaEvent_t event_at(const fg_device_stream *stream, fg_device_event event)
+{
+    return stream->events[event.sequence % FG_GPU_EVENTS];
+}
+
 static fg_device_event event_record(fg_device_stream *stream)
 {
     fg_gpu_use(stream->device);
-    fg_gpu_check(cudaEventRecord(stream->event, stream->stream), "recording an event");
-    return fg_device_event{ stream->sequence };
+    fg_device_event event = { ++stream->event_count };
+    fg_gpu_check(cudaEventRecord(event_at(stream, event), stream->stream), "recording an event");
+    return event;
 }
 
 static void event_wait(fg_device_stream *stream, fg_device_event event)
 {
     fg_gpu_use(stream->device);
-    /* The newest event is never before the one that is asked for. */
-    fg_gpu_check(cudaEventSynchronize(stream->event), "waiting for the device");
+    fg_gpu_check(cudaEventSynchronize(event_at(stream, event)), "waiting for the device");
+}
+
+static bool event_ended(fg_device_stream *stream, fg_device_event event)
+{
+    fg_gpu_use(stream->device);
+    cudaError_t error = cudaEventQuery(event_at(stream, event));
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    fg_gpu_check(error, "asking for the device");
+    return true;
 }
 
 static void share_work(fg_device_stream *stream, uint32_t pieces,
@@ -497,6 +521,7 @@ const fg_backend backend = {
     .copy_rows = stream_copy_rows,
     .event_record = event_record,
     .event_wait = event_wait,
+    .event_ended = event_ended,
     .share_work = share_work,
     .replay_begin = replay_begin,
     .replay_end = replay_end,

@@ -245,10 +245,8 @@ static __device__ __forceinline__ bool is_better(float value, uint32_t at, float
     return value > best || (value == best && at < best_at);
 }
 
-static __global__ __launch_bounds__(HIGHEST_THREADS) void find_highest(const float *values,
-                                                                       uint32_t count,
-                                                                       uint32_t *choices,
-                                                                       float *tops)
+static __global__ __launch_bounds__(HIGHEST_THREADS) void find_highest(
+    const float *values, uint32_t count, uint32_t *choices, float *tops, uint32_t *chosen)
 {
     __shared__ float best_of[HIGHEST_THREADS];
     __shared__ uint32_t at_of[HIGHEST_THREADS];
@@ -286,8 +284,12 @@ static __global__ __launch_bounds__(HIGHEST_THREADS) void find_highest(const flo
         __syncthreads();
     }
     if (threadIdx.x == 0) {
-        choices[blockIdx.x] = at_of[0] == UINT32_MAX ? 0 : at_of[0];
+        uint32_t choice = at_of[0] == UINT32_MAX ? 0 : at_of[0];
+        choices[blockIdx.x] = choice;
         tops[blockIdx.x] = best_of[0];
+        if (chosen != nullptr && blockIdx.x < FG_CHOSEN_ROWS) {
+            chosen[blockIdx.x] = choice;
+        }
     }
 }
 
@@ -303,7 +305,8 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
         fg_linear linear = { *weight, stream->work, weight->outputs, false };
         tensor_linears(stream, &linear, 1, &part, count, false);
         FG_LAUNCH(find_highest, dim3(count), dim3(HIGHEST_THREADS), 0, stream->stream, true,
-                  (const float *)stream->work, weight->outputs, choices + first, tops + first);
+                  (const float *)stream->work, weight->outputs, choices + first, tops + first,
+                  first == 0 ? stream->chosen : (uint32_t *)nullptr);
     }
 }
 

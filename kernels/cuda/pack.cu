@@ -295,11 +295,17 @@ fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *pane
 }
 
 static __global__ void embed_rows(uint32_t type, const uint8_t *table, size_t row_bytes,
-                                  uint32_t columns, const uint32_t *tokens, float *out)
+                                  uint32_t outputs, uint32_t columns, const uint32_t *tokens,
+                                  const uint32_t *chosen, float *out)
 {
     fg_gpu_let_next();
     fg_gpu_wait();
-    const uint8_t *row = table + tokens[blockIdx.x] * row_bytes;
+    uint32_t token = tokens[blockIdx.x];
+    if ((token & FG_TOKEN_CHOSEN) != 0) {
+        token = chosen[token & ~FG_TOKEN_CHOSEN];
+        token = token < outputs ? token : 0; /* FG_CHOICE_NONE: the caller will know */
+    }
+    const uint8_t *row = table + token * row_bytes;
     for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {
         out[(size_t)blockIdx.x * columns + i] = fg_gpu_unpack_at(type, row, i);
     }
@@ -312,5 +318,5 @@ void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint3
     stream->sequence++;
     FG_LAUNCH(embed_rows, dim3(rows), dim3(128), 0, stream->stream, true, table->type,
               (const uint8_t *)table->data, row_bytes_of(table->type, table->columns),
-              table->columns, staged, out);
+              table->outputs, table->columns, staged, (const uint32_t *)stream->chosen, out);
 }

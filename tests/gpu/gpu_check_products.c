@@ -481,6 +481,43 @@ void check_products(check *c)
     close_device(c);
 }
 
+/* The token of the next step's row `row` is what was chosen last for row `rows` - 1 - `row`. */
+static void check_followed(check *c, const char *what, const uint32_t *choices, uint32_t rows,
+                           uint32_t outputs)
+{
+    enum { COLUMNS = 2 };
+    uint32_t tokens[FG_CHOSEN_ROWS], positions[FG_CHOSEN_ROWS] = { 0 };
+    fg_kv_row kv_rows[FG_CHOSEN_ROWS] = { { .block_ids = NULL } };
+    rows = rows < FG_CHOSEN_ROWS ? rows : FG_CHOSEN_ROWS;
+    float *table = fg_mem_array((size_t)outputs * COLUMNS, sizeof *table), got[FG_CHOSEN_ROWS][2];
+    for (uint32_t i = 0; i < outputs * COLUMNS; i++) {
+        table[i] = (float)i;
+    }
+    for (uint32_t row = 0; row < rows; row++) {
+        tokens[row] = FG_TOKEN_CHOSEN | (rows - 1 - row);
+    }
+    fg_matrix there = { .type = FG_F32, .outputs = outputs, .columns = COLUMNS };
+    there.data = put(c, table, (size_t)outputs * COLUMNS * sizeof *table);
+    float *out = put(c, NULL, sizeof got);
+    fg_op_stage(c->stream,
+                &(fg_step_rows){
+                    .tokens = tokens, .positions = positions, .kv_rows = kv_rows, .rows = rows });
+    fg_op_embed(c->stream, &there, tokens, rows, out);
+    get(c, got, out, rows * sizeof got[0]);
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t choice = choices[rows - 1 - row];
+        /* Nothing was wanted of the row, or it was left to the host. */
+        bool any =
+            choice >= outputs && got[row][0] >= 0.0f && got[row][0] < (float)(outputs * COLUMNS);
+        tell(c, any || got[row][0] == (float)choice * COLUMNS,
+             "%s: row %u of %u follows %g, not token %u", what, row, rows,
+             (double)got[row][0] / COLUMNS, choice);
+    }
+    drop(c, out);
+    drop(c, (void *)there.data);
+    fg_mem_free(table);
+}
+
 void check_highest(check *c)
 {
     enum { OUTPUTS = 999, COLUMNS = 64, ROWS = 70 };
@@ -525,6 +562,7 @@ void check_highest(check *c)
                  "highest: row %u of %u is %u (%g), not %u (%g)", row, counts[i], want, (double)top,
                  choices[row], (double)tops[row]);
         }
+        check_followed(c, "highest", choices, counts[i], OUTPUTS);
     }
     tell(c, choices[6] == 300, "highest: the first of equal ones, not %u", choices[6]);
     fg_device_free(c->device, FG_MEMORY_SHARED, choices, 0);
@@ -612,6 +650,7 @@ static void check_choices(check *c, uint32_t columns, uint32_t rows, uint32_t ro
         fg_device_copy(c->stream, there, logits, bytes);
         fg_op_choose(c->stream, &args, rows);
         wait_for(c);
+        check_followed(c, "choose", choices, rows, columns);
         for (uint32_t row = 0; row < rows; row++) {
             const fg_choice_row *w = &wanted[row];
             const float *at = logits + (size_t)row * columns;

@@ -2,6 +2,9 @@
  * apart_plugin - a back end with memory of its own, made of the CPU's operations: for tests of whoever uses such
  * devices. Its memory can be read and written only while an operation or a copy runs, so that a host that looks into it
  * crashes; rows of a step are read from where they were staged; replays run what was recorded.
+ *
+ * Operations run when they are given. Or late (apart_is_late): when an event behind them is waited for, or is found to
+ * have ended. A device may do either, and whoever uses it must not see which.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +14,9 @@
 #include "common/model/sampler.h"
 #include "kernels/backend.h"
 
-enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 40, LINEARS = 8 };
+enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 72, LINEARS = 8 };
+/* Of a late one: operations that have not run, and steps that they are of. */
+enum { LATE_OPS = 1024, LATE_STEPS = 4 };
 /* Rows with such a top-k are left to the host. */
 enum { LEFT_TOP_K = 20 };
 #define REGION_BYTES ((size_t)64 << 20)
@@ -28,6 +33,8 @@ typedef enum op_kind {
     OP_ROPE_TABLE,
     OP_ROPE_STORE,
     OP_ATTEND,
+    OP_COPY,
+    OP_STAGE,
 } op_kind;
 
 /* An operation with all its arguments. */
@@ -49,6 +56,8 @@ typedef struct op {
     const double *frequencies;
     uint32_t *choices;
     float *out;
+    fg_copy_rows copy;
+    struct staged *staged;
 } op;
 
 typedef struct recording {
@@ -78,7 +87,13 @@ struct fg_device_stream {
     const fg_backend *backend;
     fg_device *device;
     fg_device_stream *cpu;
-    staged staged;
+    staged staged; /* of the step whose operations run */
+    uint32_t chosen[FG_CHOSEN_ROWS];
+    /* Operations that have not run, of which number n is at n % LATE_OPS. */
+    op *late;
+    staged *late_steps;
+    uint64_t given, ran, staged_count, events;
+    uint32_t asked; /* how often the newest event was asked for */
     recording *recordings;
     uint32_t recording_count;
     recording *recording; /* NULL: none is made */
@@ -86,9 +101,12 @@ struct fg_device_stream {
 
 static const fg_backend apart;
 
-/* For tests: steps that were recorded, those that were started again, rows that were chosen from here, and memory of the
- * host that was to be pinned. */
-uint32_t apart_recorded, apart_replayed, apart_chosen, apart_pins;
+/* For tests: steps that were recorded, those that were started again, rows that were chosen from here, rows
+ * with such a token, and memory of the host that was to be pinned. */
+uint32_t apart_recorded, apart_replayed, apart_chosen, apart_followed, apart_pins;
+/* What tests set: whether operations run late, and how often the newest event is not found to have ended. */
+bool apart_is_late;
+uint32_t apart_patience;
 
 /* fg_fault_each with what this side takes, the device's memory too: its code has a countdown of its own. */
 int apart_fault_each(bool (*attempt)(void *ctx), void *ctx);
@@ -243,22 +261,32 @@ static uint32_t apart_thread_count(const fg_device *device)
     return fg_cpu_backend.thread_count(device->cpu);
 }
 
+static void free_stream(fg_device_stream *stream)
+{
+    fg_mem_free(stream->recordings);
+    fg_mem_free(stream->late);
+    fg_mem_free(stream->late_steps);
+    fg_mem_free(stream);
+}
+
 static fg_status apart_stream_open(fg_device *device, fg_device_stream **stream_out, fg_error *err)
 {
     fg_device_stream *stream = fg_mem_alloc(sizeof *stream);
-    recording *recordings = fg_mem_array(RECORDINGS, sizeof *recordings);
-    if (stream == NULL || recordings == NULL) {
-        fg_mem_free(stream);
-        fg_mem_free(recordings);
+    if (stream == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for a stream");
     }
     stream->backend = &apart;
     stream->device = device;
-    stream->recordings = recordings;
-    fg_status status = fg_cpu_backend.stream_open(device->cpu, &stream->cpu, err);
+    stream->recordings = fg_mem_array(RECORDINGS, sizeof *stream->recordings);
+    stream->late = fg_mem_array(LATE_OPS, sizeof *stream->late);
+    stream->late_steps = fg_mem_array(LATE_STEPS, sizeof *stream->late_steps);
+    fg_status status = FG_OK;
+    if (stream->recordings == NULL || stream->late == NULL || stream->late_steps == NULL) {
+        status = fg_fail(err, FG_AGAIN, "out of memory for a stream");
+    }
+    status = status != FG_OK ? status : fg_cpu_backend.stream_open(device->cpu, &stream->cpu, err);
     if (status != FG_OK) {
-        fg_mem_free(stream);
-        fg_mem_free(recordings);
+        free_stream(stream);
         return status;
     }
     *stream_out = stream;
@@ -267,38 +295,51 @@ static fg_status apart_stream_open(fg_device *device, fg_device_stream **stream_
 
 static void apart_stream_close(fg_device_stream *stream)
 {
+    FG_ASSERT(stream->ran == stream->given, "operations that nobody has waited for");
     fg_cpu_backend.stream_close(stream->cpu);
-    fg_mem_free(stream->recordings);
-    fg_mem_free(stream);
+    free_stream(stream);
+}
+
+static void give(fg_device_stream *stream, op *o);
+static void run_late(fg_device_stream *stream, uint64_t until);
+
+static void apart_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
+{
+    FG_ASSERT(stream->recording == NULL);
+    give(stream, &(op){ .kind = OP_COPY, .copy = *copy });
 }
 
 static void apart_copy(fg_device_stream *stream, void *target, const void *source,
                        size_t size_bytes)
 {
-    FG_ASSERT(stream->recording == NULL);
-    open_region(stream->device);
-    memcpy(target, source, size_bytes);
-    close_region(stream->device);
+    apart_copy_rows(
+        stream,
+        &(fg_copy_rows){ .target = target, .source = source, .row_bytes = size_bytes, .rows = 1 });
 }
 
-static void apart_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
-{
-    FG_ASSERT(stream->recording == NULL);
-    open_region(stream->device);
-    fg_cpu_backend.copy_rows(stream->cpu, copy);
-    close_region(stream->device);
-}
-
+/* An event is how many operations were given before it. */
 static fg_device_event apart_event_record(fg_device_stream *stream)
 {
     FG_ASSERT(stream->recording == NULL);
-    return fg_cpu_backend.event_record(stream->cpu);
+    stream->asked = 0;
+    stream->events = stream->given;
+    return (fg_device_event){ .sequence = stream->given };
 }
 
 static void apart_event_wait(fg_device_stream *stream, fg_device_event event)
 {
-    FG_ASSERT(stream->recording == NULL);
-    fg_cpu_backend.event_wait(stream->cpu, event);
+    FG_ASSERT(stream->recording == NULL && event.sequence <= stream->given);
+    run_late(stream, event.sequence);
+}
+
+static bool apart_event_ended(fg_device_stream *stream, fg_device_event event)
+{
+    FG_ASSERT(stream->recording == NULL && event.sequence <= stream->given);
+    if (event.sequence == stream->events && stream->asked++ < apart_patience) {
+        return false;
+    }
+    run_late(stream, event.sequence);
+    return true;
 }
 
 static void apart_share_work(fg_device_stream *stream, uint32_t pieces,
@@ -310,10 +351,8 @@ static void apart_share_work(fg_device_stream *stream, uint32_t pieces,
 
 /* ---- the rows of a step ---- */
 
-static void apart_stage(fg_device_stream *stream, const fg_step_rows *rows)
+static void stage_rows(const fg_step_rows *rows, staged *s)
 {
-    staged *s = &stream->staged;
-    FG_ASSERT(stream->recording == NULL);
     FG_ASSERT(rows->rows <= STAGED_ROWS && rows->row_id_count <= rows->rows);
     s->host = *rows;
     s->real_rows = 0;
@@ -333,6 +372,25 @@ static void apart_stage(fg_device_stream *stream, const fg_step_rows *rows)
         s->kv_rows[i].block_ids = same ? s->kv_rows[i - 1].block_ids : s->blocks[i];
         uint32_t *ids = (uint32_t *)(uintptr_t)s->kv_rows[i].block_ids;
         memcpy(ids, row->block_ids, (row->position / 16 + 1) * sizeof *ids);
+    }
+}
+
+static void apart_stage(fg_device_stream *stream, const fg_step_rows *rows)
+{
+    FG_ASSERT(stream->recording == NULL);
+    staged *s = &stream->staged;
+    if (apart_is_late) {
+        s = &stream->late_steps[stream->staged_count++ % LATE_STEPS];
+    }
+    stage_rows(rows, s);
+    give(stream, &(op){ .kind = OP_STAGE, .staged = s });
+}
+
+/* The block tables are where the rows were staged: that place is not used again before the step's operations have run. */
+static void take_stage(fg_device_stream *stream, const staged *from)
+{
+    if (from != &stream->staged) {
+        stream->staged = *from;
     }
 }
 
@@ -387,6 +445,29 @@ static void run_attention(fg_device_stream *stream, op *o)
     }
 }
 
+static void choose_there(fg_device_stream *stream, uint32_t row, uint32_t token)
+{
+    if (row < FG_CHOSEN_ROWS) {
+        stream->chosen[row] = token;
+    }
+}
+
+/* Tokens as they were staged, or as they have been chosen meanwhile. */
+static void run_embed(fg_device_stream *stream, const op *o)
+{
+    const uint32_t *tokens = numbers_of(&stream->staged, o->numbers);
+    for (uint32_t row = 0; row < o->rows; row++) {
+        uint32_t token = tokens[row];
+        if ((token & FG_TOKEN_CHOSEN) != 0) {
+            token = stream->chosen[token & ~FG_TOKEN_CHOSEN];
+            token = token < o->table.outputs ? token : 0;
+            apart_followed++;
+        }
+        fg_cpu_backend.embed(stream->cpu, &o->table, &token, 1,
+                             o->out + (size_t)row * o->table.columns);
+    }
+}
+
 static void run_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows)
 {
     FG_ASSERT(is_apart(stream->device, args->logits) && !is_apart(stream->device, args->wanted) &&
@@ -403,10 +484,12 @@ static void run_choose(fg_device_stream *stream, const fg_choose *args, uint32_t
                                  .seed = want->seed };
         if (want->wanted != 0 && want->top_k == LEFT_TOP_K) {
             args->choices[row] = FG_CHOICE_NONE;
+            choose_there(stream, row, FG_CHOICE_NONE);
         } else if (want->wanted != 0) {
             args->choices[row] =
                 fg_sampler_pick(sampler, logits, &sampling, want->choice, want->position);
             args->tops[row] = logits[args->choices[row]];
+            choose_there(stream, row, args->choices[row]);
             apart_chosen++;
         }
     }
@@ -437,13 +520,14 @@ static void run_op(fg_device_stream *stream, op *o)
             in.groups += at / FG_QUANT_GROUP;
             in.pairs += (size_t)row * fg_pair_stride(o->in.columns);
             fg_cpu_backend.highest(stream->cpu, &o->weight, &in, 1, o->choices + row, o->out + row);
+            choose_there(stream, row, o->choices[row]);
         }
         break;
     case OP_CHOOSE:
         run_choose(stream, &o->choose, o->rows);
         break;
     case OP_EMBED:
-        fg_cpu_backend.embed(stream->cpu, &o->table, numbers_of(s, o->numbers), o->rows, o->out);
+        run_embed(stream, o);
         break;
     case OP_RMSNORM:
         norm.row_ids = norm.row_ids == NULL ? NULL : numbers_of(s, norm.row_ids);
@@ -461,19 +545,36 @@ static void run_op(fg_device_stream *stream, op *o)
     case OP_ATTEND:
         run_attention(stream, o);
         break;
+    case OP_COPY:
+        fg_cpu_backend.copy_rows(stream->cpu, &o->copy);
+        break;
+    case OP_STAGE:
+        take_stage(stream, o->staged);
+        break;
     }
 }
 
-/* Runs it, and writes it down where a recording is made. */
+static void run_late(fg_device_stream *stream, uint64_t until)
+{
+    open_region(stream->device);
+    for (; stream->ran < until; stream->ran++) {
+        run_op(stream, &stream->late[stream->ran % LATE_OPS]);
+    }
+    close_region(stream->device);
+}
+
+/* Runs it, now or later, and writes it down where a recording is made. */
 static void give(fg_device_stream *stream, op *o)
 {
     if (stream->recording != NULL) {
         FG_ASSERT(stream->recording->count < RECORDED_OPS);
         stream->recording->ops[stream->recording->count++] = *o;
     }
-    open_region(stream->device);
-    run_op(stream, o);
-    close_region(stream->device);
+    FG_ASSERT(stream->given - stream->ran < LATE_OPS, "nobody waits for what is given");
+    stream->late[stream->given++ % LATE_OPS] = *o;
+    if (!apart_is_late) {
+        run_late(stream, stream->given);
+    }
 }
 
 static bool apart_replay_begin(fg_device_stream *stream, uint64_t key)
@@ -613,6 +714,7 @@ static const fg_backend apart = {
     .copy_rows = apart_copy_rows,
     .event_record = apart_event_record,
     .event_wait = apart_event_wait,
+    .event_ended = apart_event_ended,
     .share_work = apart_share_work,
     .replay_begin = apart_replay_begin,
     .replay_end = apart_replay_end,
