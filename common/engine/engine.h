@@ -4,7 +4,7 @@
  * which calls `on_done` (from that thread) when a step has ended, so that the loop wakes and polls.
  *
  * Up to FG_ENGINE_STEPS_MAX steps are in flight, run in the order of their beginning, without a pause
- * between them. What a step points to stays untouched by the caller until it was polled, and its items
+ * between them: a device with memory of its own may be given the second one while it runs the first. What a step points to stays untouched by the caller until it was polled, and its items
  * until the step after it was polled too (that one may follow them).
  */
 #ifndef FORGE_COMMON_ENGINE_ENGINE_H
@@ -136,7 +136,7 @@ fg_status fg_engine_check_kv(const char *device, uint32_t kv_dtype, uint32_t blo
 /* The real thing: engine_model.c. */
 fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **engine_out,
                                fg_error *err);
-/* Waits for the step that runs; one queued behind it is not started. */
+/* Waits for the step that runs, and for one that a device has begun behind it; one queued behind them is not started. */
 void fg_engine_close(fg_engine *engine);
 
 /* Starts a step, or queues it behind the one that runs; FG_AGAIN while FG_ENGINE_STEPS_MAX are in

@@ -1,5 +1,7 @@
 /*
- * The engine that computes. Its thread sleeps until a step is given, runs it and says so. Between loop
+ * The engine that computes. Its thread sleeps until a step is given, runs it and says so. While a device with memory of
+ * its own runs a step, the thread looks for the next one, and has the device begin it behind that one where it can
+ * (fg_forward_begin_next), so that the device does not wait for the host between them. Between loop
  * and engine lies a ring of FG_ENGINE_STEPS_MAX steps; three counts that only grow say where each is:
  *
  *   polled <= ended <= begun <= polled + FG_ENGINE_STEPS_MAX
@@ -43,30 +45,61 @@ typedef struct model_engine {
     pthread_t thread;
 } model_engine;
 
-static void run_step(model_engine *engine, fg_step *step)
+/* Gives the forward pass a step that is not begun yet. */
+static void begin_step(model_engine *engine, fg_step *step, uint64_t began_ns)
 {
+    step->copy_ns_out = 0;
+    if (step->copy_count > 0) {
+        fg_clock clock = fg_clock_real();
+        fg_forward_copy(engine->forward, step);
+        step->copy_ns_out = fg_clock_now_ns(&clock) - began_ns;
+    }
+    fg_forward_begin(engine->forward, step);
+}
+
+/* While step `at` is in flight: begins the one after it as soon as that was given, or not at all. */
+static void begin_next(model_engine *engine, uint64_t at)
+{
+    while (fg_forward_is_begun(engine->forward) &&
+           !atomic_load_explicit(&engine->stop, memory_order_acquire)) {
+        if (atomic_load_explicit(&engine->begun, memory_order_acquire) > at + 1) {
+            fg_step *next = engine->steps[(at + 1) % FG_ENGINE_STEPS_MAX];
+            next->copy_ns_out = 0;
+            (void)fg_forward_begin_next(engine->forward, next);
+            return;
+        }
+        if (!fg_forward_is_running(engine->forward)) {
+            return;
+        }
+        fg_thread_relax();
+    }
+}
+
+static void run_step(model_engine *engine, uint64_t at)
+{
+    fg_step *step = engine->steps[at % FG_ENGINE_STEPS_MAX];
     fg_clock clock = fg_clock_real();
-    uint64_t started_at_ns = fg_clock_now_ns(&clock);
-    step->began_ns_out = started_at_ns;
+    /* Of one that was begun behind another: when that one had ended. */
+    step->began_ns_out = fg_clock_now_ns(&clock);
     if (engine->share != NULL) {
         fg_core_share_begin(engine->share);
     }
-    step->copy_ns_out = 0;
-    if (step->copy_count > 0) {
-        fg_forward_copy(engine->forward, step);
-        step->copy_ns_out = fg_clock_now_ns(&clock) - started_at_ns;
+    if (!fg_forward_is_begun(engine->forward)) {
+        begin_step(engine, step, step->began_ns_out);
     }
-    fg_forward_run(engine->forward, step);
-    step->compute_ns_out = fg_clock_now_ns(&clock) - started_at_ns;
+    begin_next(engine, at);
+    fg_forward_end(engine->forward, step);
+    step->compute_ns_out = fg_clock_now_ns(&clock) - step->began_ns_out;
 }
 
-/* Runs whatever was begun, until there is nothing more or the engine is to stop. */
+/* Runs whatever was begun, until there is nothing more or the engine is to stop and the device has nothing left. */
 static void run_steps(model_engine *engine)
 {
     uint64_t ended = atomic_load_explicit(&engine->ended, memory_order_relaxed);
     while (ended != atomic_load_explicit(&engine->begun, memory_order_acquire) &&
-           !atomic_load_explicit(&engine->stop, memory_order_acquire)) {
-        run_step(engine, engine->steps[ended % FG_ENGINE_STEPS_MAX]);
+           (!atomic_load_explicit(&engine->stop, memory_order_acquire) ||
+            fg_forward_is_begun(engine->forward))) {
+        run_step(engine, ended);
         ended++;
         atomic_store_explicit(&engine->ended, ended, memory_order_release);
         if (engine->on_done != NULL) {
@@ -140,6 +173,11 @@ static fg_status open_ranks(model_engine *engine, const fg_engine_options *optio
                                   fg_device_numerics(fg_forward_device(engine->forward)), err);
     }
     return status;
+}
+
+fg_forward_ahead fg_engine_model_went_ahead(const fg_engine *base)
+{
+    return fg_forward_went_ahead(((const model_engine *)base)->forward);
 }
 
 static void model_look(fg_engine *base)

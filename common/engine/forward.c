@@ -10,10 +10,10 @@
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
-enum { SCRATCH_PARTS_MAX = 34 };
+enum { SCRATCH_PARTS_MAX = 40 };
 /* Steps of at most so many rows, one for each sequence, are replayed where a device can: what they are given is then
  * always one of few shapes. */
-enum { REPLAY_ROWS = 64 };
+enum { REPLAY_ROWS = FG_CHOSEN_ROWS };
 /* Rows that buffers of a device with memory of its own are rounded up to. */
 enum { DEVICE_ROWS = REPLAY_ROWS };
 
@@ -113,27 +113,28 @@ static void take_common(fg_forward *forward)
 {
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
     FG_ASSERT(!forward->is_host || forward->tile_rows_max <= FG_TP_TILE_ROWS);
-    FG_ASSERT(forward->head.rows_max <= FG_TP_HEAD_ROWS);
-    forward->tokens = common->tokens;
-    forward->positions = common->positions;
-    forward->head.row_ids = common->row_ids;
-    forward->head.logits_host = common->logits;
+    FG_ASSERT(forward->place->head.rows_max <= FG_TP_HEAD_ROWS);
+    forward->place->tokens = common->tokens;
+    forward->place->positions = common->positions;
+    forward->place->head.row_ids = common->row_ids;
+    forward->place->head.logits_host = common->logits;
 }
 
 static void add_common_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
-    fg_head *head = &forward->head;
-    add_part(list, (void **)&forward->tokens, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->positions, step_rows, 1, sizeof(uint32_t));
+    fg_head *head = &forward->place->head;
+    add_part(list, (void **)&forward->place->tokens, step_rows, 1, sizeof(uint32_t));
+    add_part(list, (void **)&forward->place->positions, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&head->row_ids, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size, sizeof(float));
 }
 
-/* What the host reads or writes. */
-static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
+/* What the host reads or writes of a step in this place. */
+static void add_place_parts(fg_forward *forward, fg_step_place *place, size_t step_rows,
+                            part_list *list)
 {
-    add_part(list, (void **)&forward->kv_rows, step_rows, 1, sizeof(fg_kv_row));
-    fg_head *head = &forward->head;
+    fg_head *head = &place->head;
+    forward->place = place;
+    add_part(list, (void **)&place->kv_rows, step_rows, 1, sizeof(fg_kv_row));
     add_part(list, (void **)&head->seqs, step_rows, 1, sizeof(uint32_t));
     add_part(list, (void **)&head->wanted, head->rows_max, 1, sizeof(fg_choice_row));
     add_part(list, (void **)&head->choices, head->rows_max, 1, sizeof(uint32_t));
@@ -143,6 +144,29 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
         take_common(forward);
     } else {
         add_common_parts(forward, step_rows, list);
+    }
+    forward->place = &forward->places[0];
+}
+
+/* Whether a step may begin on the device while the one before it runs. */
+static bool has_two_places(const fg_forward *forward)
+{
+    return !forward->is_host && forward->tp == NULL;
+}
+
+static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
+{
+    fg_head *head = &forward->places[0].head;
+    add_place_parts(forward, &forward->places[0], step_rows, list);
+    if (forward->tp == NULL) {
+        add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size,
+                 sizeof(float));
+    }
+    if (has_two_places(forward)) {
+        fg_step_place *second = &forward->places[1];
+        second->head = *head;
+        second->head.rows_max = REPLAY_ROWS;
+        add_place_parts(forward, second, REPLAY_ROWS, list);
     }
 }
 
@@ -163,7 +187,8 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     const fg_hparams *h = &forward->hparams;
     size_t rows = forward->tile_rows_max;
     /* The head's rows borrow `normed`. */
-    size_t normed_rows = rows < forward->head.rows_max ? forward->head.rows_max : rows;
+    size_t normed_rows =
+        rows < forward->place->head.rows_max ? forward->place->head.rows_max : rows;
     const rank_parts *parts = &forward->parts;
     bool in_common = forward->tp != NULL && forward->is_host;
     float *attended = in_common ? common_attended(forward) : NULL;
@@ -186,8 +211,11 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
     add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));
     if (!forward->is_host) {
-        add_part(list, (void **)&forward->head.logits, forward->head.rows_max, h->vocab_size,
-                 sizeof(float));
+        const fg_head *head = &forward->place->head;
+        /* The second place's are behind the first one's. */
+        bool grows = has_two_places(forward) && head->rows_max < 2 * REPLAY_ROWS;
+        add_part(list, (void **)&forward->place->head.logits,
+                 grows ? 2 * REPLAY_ROWS : head->rows_max, h->vocab_size, sizeof(float));
     }
 }
 
@@ -225,8 +253,13 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
         *p->target = at[p->kind];
         at[p->kind] += p->size_bytes;
     }
+    fg_head *head = &forward->places[0].head, *second = &forward->places[1].head;
     if (forward->is_host) {
-        forward->head.logits = forward->head.logits_host;
+        head->logits = head->logits_host;
+    }
+    if (has_two_places(forward)) {
+        second->logits = head->logits + (size_t)REPLAY_ROWS * head->vocab_size;
+        second->logits_host = head->logits_host;
     }
     return FG_OK;
 }
@@ -316,6 +349,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     forward->layout = options->layout;
     forward->limits = options->limits;
     forward->tp = tp;
+    forward->place = &forward->places[0];
     forward->parts = parts_of(h, tp);
     status = open_device(forward, options, err);
     if (status != FG_OK) {
@@ -327,8 +361,8 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
     }
-    status = fg_head_open(&forward->head, forward->device, forward->stream, tp, h->vocab_size,
-                          step_rows_of(&options->limits), err);
+    status = fg_head_open(&forward->place->head, forward->device, forward->stream, tp,
+                          h->vocab_size, step_rows_of(&options->limits), err);
     if (status != FG_OK) {
         goto destroy;
     }
@@ -372,7 +406,7 @@ void fg_forward_destroy(fg_forward *forward)
     fg_kv_memory_close(&forward->kv);
     give_scratch(forward);
     fg_weight_store_close(forward->store);
-    fg_head_close(&forward->head);
+    fg_head_close(&forward->places[0].head);
     fg_mem_free(forward->frequencies);
     fg_mem_free(forward->layers);
     fg_device_stream_close(forward->stream);
@@ -487,7 +521,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .q_norm = layer->q_norm,
                             .k_norm = layer->k_norm,
                             .norm_epsilon = h->norm_epsilon,
-                            .kv_rows = forward->kv_rows + first,
+                            .kv_rows = forward->place->kv_rows + first,
                             .table = forward->rope_table + (size_t)first * h->rope_dims,
                             .pair_count = h->rope_dims / 2,
                             .head_count = parts->heads.count,
@@ -498,7 +532,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     bool at_once = forms == FG_FORM_PAIRS && !forward->is_host && forward->tp == NULL;
     float *own = forward->own_attended.values;
     fg_attend attend = { .q = forward->q,
-                         .kv_rows = forward->kv_rows + first,
+                         .kv_rows = forward->place->kv_rows + first,
                          .head_count = parts->heads.count,
                          .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
                          .out = own != NULL ? own : forward->attended.values,
@@ -537,27 +571,37 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     gather_residual(forward, residual, rows);
 }
 
-/* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. */
-static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, uint32_t *head_count_out)
+/* A token that the step in flight chooses: the device has it first. */
+static uint32_t token_of_row(const fg_step *before, const fg_step_seq *seq, uint32_t index)
 {
+    return before == NULL || seq->follows == NULL
+               ? fg_step_seq_token(seq, index)
+               : FG_TOKEN_CHOSEN | (uint32_t)(seq->follows - before->seqs);
+}
+
+/* Flattens the step's sequences to rows; returns their number and that of the wanted logits rows. `before`: NULL, or the
+ * step that is in flight, with one row for each item. */
+static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, const fg_step *before,
+                             uint32_t *head_count_out)
+{
+    fg_step_place *place = forward->place;
     uint32_t rows = 0;
     uint32_t head_count = 0;
     for (uint32_t s = 0; s < step->seq_count; s++) {
         fg_step_seq *seq = &step->seqs[s];
         seq->broken_out = false;
         for (uint32_t i = 0; i < seq->token_count; i++) {
-            forward->tokens[rows] = fg_step_seq_token(seq, i);
-            forward->positions[rows] = seq->first_position + i;
-            forward->kv_rows[rows] =
-                (fg_kv_row){ .block_ids = seq->block_ids,
-                             .position = seq->first_position + i,
-                             .twin =
-                                 fg_step_seq_twin(seq, &forward->layout, seq->first_position + i) };
+            place->tokens[rows] = token_of_row(before, seq, i);
+            place->positions[rows] = seq->first_position + i;
+            place->kv_rows[rows] = (fg_kv_row){ .block_ids = seq->block_ids,
+                                                .position = seq->first_position + i,
+                                                .twin = fg_step_seq_twin(seq, &forward->layout,
+                                                                         seq->first_position + i) };
             rows++;
         }
         for (uint32_t left = fg_step_seq_head_rows(seq); left > 0; left--) {
-            forward->head.seqs[head_count] = s;
-            forward->head.row_ids[head_count] = rows - left;
+            place->head.seqs[head_count] = s;
+            place->head.row_ids[head_count] = rows - left;
             head_count++;
         }
     }
@@ -569,9 +613,9 @@ static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, uint32_t *head_
 static void run_head(fg_forward *forward, uint32_t first, uint32_t rows, fg_head_kind kind)
 {
     const fg_linear linear = { .weight = forward->head_weight };
-    norm_rows(forward, forward->residual, forward->head.row_ids + first, forward->output_norm,
-              forms_of(forward, &linear, 1), rows);
-    fg_head_run(&forward->head, &forward->head_weight, &forward->normed, rows, kind);
+    norm_rows(forward, forward->residual, forward->place->head.row_ids + first,
+              forward->output_norm, forms_of(forward, &linear, 1), rows);
+    fg_head_run(&forward->place->head, &forward->head_weight, &forward->normed, rows, kind);
 }
 
 static void wait_for_all(const fg_forward *forward)
@@ -583,9 +627,9 @@ static void wait_for_all(const fg_forward *forward)
 static void run_layers(fg_forward *forward, uint32_t row_count)
 {
     const fg_hparams *h = &forward->hparams;
-    fg_op_embed(forward->stream, &forward->embedding, forward->tokens, row_count,
+    fg_op_embed(forward->stream, &forward->embedding, forward->place->tokens, row_count,
                 forward->residual);
-    fg_op_rope_table(forward->stream, forward->positions, row_count, forward->frequencies,
+    fg_op_rope_table(forward->stream, forward->place->positions, row_count, forward->frequencies,
                      h->rope_dims / 2, forward->rope_table);
     uint32_t tile_rows = even_tile_rows(forward, row_count);
     for (uint32_t index = 0; index < h->layer_count; index++) {
@@ -601,21 +645,40 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
 
 static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 {
-    fg_step_rows step_rows = { .tokens = forward->tokens,
-                               .positions = forward->positions,
-                               .kv_rows = forward->kv_rows,
-                               .row_ids = forward->head.row_ids,
+    fg_step_rows step_rows = { .tokens = forward->place->tokens,
+                               .positions = forward->place->positions,
+                               .kv_rows = forward->place->kv_rows,
+                               .row_ids = forward->place->head.row_ids,
                                .rows = rows,
                                .row_id_count = head_count };
     fg_op_stage(forward->stream, &step_rows);
 }
 
 /* A step of many sequences' next tokens: such steps come again and again. */
-static bool can_replay(const fg_forward *forward, const fg_step *step, uint32_t rows,
-                       uint32_t head_count)
+static bool can_replay(const fg_forward *forward, const fg_step *step)
 {
-    return !forward->is_host && forward->tp == NULL && rows <= REPLAY_ROWS &&
-           rows == step->seq_count && (head_count == rows || head_count == 0);
+    if (!has_two_places(forward) || step->seq_count > REPLAY_ROWS) {
+        return false;
+    }
+    uint32_t head_count = 0;
+    for (uint32_t s = 0; s < step->seq_count; s++) {
+        if (step->seqs[s].token_count != 1) {
+            return false;
+        }
+        head_count += fg_step_seq_head_rows(&step->seqs[s]);
+    }
+    return head_count == step->seq_count || head_count == 0;
+}
+
+static fg_step_run run_of(fg_forward *forward, fg_step *step, uint32_t head_count)
+{
+    fg_step_place *place = forward->place;
+    return (fg_step_run){ .step = step,
+                          .place = place,
+                          .rows = step->seq_count,
+                          .head_count = head_count,
+                          .part = fg_head_part_from(&place->head, step, place->positions, 0,
+                                                    head_count) };
 }
 
 /* The step has as many rows as one of few shapes then; what comes of the others is not looked at. */
@@ -626,39 +689,40 @@ static uint32_t pad_rows(fg_forward *forward, uint32_t rows)
     while (*size < rows) {
         size++;
     }
+    fg_step_place *place = forward->place;
     for (uint32_t row = rows; row < *size; row++) {
-        forward->tokens[row] = 0;
-        forward->positions[row] = 0;
-        forward->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
-        forward->head.row_ids[row] = row;
+        place->tokens[row] = 0;
+        place->positions[row] = 0;
+        place->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
+        place->head.row_ids[row] = row;
     }
     return *size;
 }
 
-static void run_replayed(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
+/* Gives the device a step that is laid out in its place. */
+static void start_run(fg_forward *forward, fg_step_run *run)
 {
-    fg_head_part part = fg_head_part_from(&forward->head, step, forward->positions, 0, head_count);
-    uint32_t padded = pad_rows(forward, rows);
-    uint32_t padded_head = head_count > 0 ? padded : 0;
-    uint64_t key = ((uint64_t)padded << 32) | ((uint64_t)padded_head << 2) | part.kind;
+    uint32_t padded = pad_rows(forward, run->rows);
+    uint32_t padded_head = run->head_count > 0 ? padded : 0;
+    uint64_t place = (uint64_t)(run->place - forward->places);
+    uint64_t key = (uint64_t)padded << 32 | place << 16 | padded_head << 2 | run->part.kind;
     stage(forward, padded, padded_head);
     if (!fg_device_replay_begin(forward->stream, key)) {
         run_layers(forward, padded);
         if (padded_head > 0) {
-            run_head(forward, 0, padded_head, part.kind);
+            run_head(forward, 0, padded_head, run->part.kind);
         }
         fg_device_replay_end(forward->stream);
     }
-    if (head_count > 0) {
-        fg_head_take(&part);
-    }
+    run->end =
+        run->head_count > 0 ? fg_head_bring(&run->part) : fg_device_event_record(forward->stream);
 }
 
 /* Rows of the head that are looked at together, from `first` on. */
 static uint32_t head_part_rows(const fg_forward *forward, uint32_t first, uint32_t head_count)
 {
     uint32_t left = head_count - first;
-    return left < forward->head.rows_max ? left : forward->head.rows_max;
+    return left < forward->place->head.rows_max ? left : forward->place->head.rows_max;
 }
 
 /* Tells the other ranks what their rows are, and has them begin. */
@@ -676,9 +740,10 @@ static void begin_ranks(fg_forward *forward, fg_step *step, uint32_t rows, uint3
         }
         tables += blocks;
     }
-    for (uint32_t first = 0; first < head_count; first += forward->head.rows_max) {
-        common->kinds[part++] =
-            fg_head_part_from(&forward->head, step, forward->positions, first, head_count).kind;
+    for (uint32_t first = 0; first < head_count; first += forward->place->head.rows_max) {
+        common->kinds[part++] = fg_head_part_from(&forward->place->head, step,
+                                                  forward->place->positions, first, head_count)
+                                    .kind;
     }
     fg_tp_begin(forward->tp, (fg_tp_step){ .rows = rows, .head_rows = head_count });
 }
@@ -687,13 +752,14 @@ static void follow_rows(fg_forward *forward, fg_tp_step step)
 {
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
     for (uint32_t row = 0; row < step.rows; row++) {
-        forward->kv_rows[row] = (fg_kv_row){ .block_ids = common->block_ids + common->tables[row],
-                                             .position = common->positions[row] };
+        forward->place->kv_rows[row] =
+            (fg_kv_row){ .block_ids = common->block_ids + common->tables[row],
+                         .position = common->positions[row] };
     }
     stage(forward, step.rows, step.head_rows);
     run_layers(forward, step.rows);
     uint32_t part = 0;
-    for (uint32_t first = 0; first < step.head_rows; first += forward->head.rows_max) {
+    for (uint32_t first = 0; first < step.head_rows; first += forward->place->head.rows_max) {
         if (first > 0) {
             fg_tp_meet(forward->tp);
         }
@@ -702,31 +768,90 @@ static void follow_rows(fg_forward *forward, fg_tp_step step)
     }
 }
 
-static void run_rows(fg_forward *forward, fg_step *step)
+/* A step's rows that are laid out, to their end. */
+static void run_rows(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
 {
-    uint32_t head_count;
-    uint32_t rows = lay_out_rows(forward, step, &head_count);
-    if (forward->tp != NULL) {
-        begin_ranks(forward, step, rows, head_count);
-    }
-    if (can_replay(forward, step, rows, head_count)) {
-        run_replayed(forward, step, rows, head_count);
-    } else {
-        stage(forward, rows, head_count);
-        run_layers(forward, rows);
-        for (uint32_t first = 0; first < head_count; first += forward->head.rows_max) {
-            fg_head_part part =
-                fg_head_part_from(&forward->head, step, forward->positions, first, head_count);
-            if (first > 0) {
-                fg_tp_meet(forward->tp); /* the others may write logits again */
-            }
-            run_head(forward, first, part.rows, part.kind);
-            fg_head_take(&part);
+    fg_head *head = &forward->place->head;
+    stage(forward, rows, head_count);
+    run_layers(forward, rows);
+    for (uint32_t first = 0; first < head_count; first += head->rows_max) {
+        fg_head_part part =
+            fg_head_part_from(head, step, forward->place->positions, first, head_count);
+        if (first > 0) {
+            fg_tp_meet(forward->tp); /* the others may write logits again */
         }
+        run_head(forward, first, part.rows, part.kind);
+        (void)fg_head_take(&part, fg_head_bring(&part));
     }
     if (head_count == 0) {
         wait_for_all(forward); /* else the head has waited */
     }
+}
+
+void fg_forward_begin(fg_forward *forward, fg_step *step)
+{
+    FG_ASSERT(forward->run.step == NULL, "a step is in flight");
+    if (step->seq_count == 0) {
+        return;
+    }
+    uint32_t head_count;
+    forward->place = &forward->places[0];
+    uint32_t rows = lay_out_rows(forward, step, NULL, &head_count);
+    if (forward->tp != NULL) {
+        begin_ranks(forward, step, rows, head_count);
+    }
+    if (!can_replay(forward, step)) {
+        run_rows(forward, step, rows, head_count);
+        return;
+    }
+    forward->run = run_of(forward, step, head_count);
+    start_run(forward, &forward->run);
+}
+
+bool fg_forward_begin_next(fg_forward *forward, fg_step *next)
+{
+    const fg_step_run *run = &forward->run;
+    /* What is digested may have come for the next one; and its logits take the place of those that the host reads. */
+    bool free = run->step != NULL && forward->next.step == NULL && run->step->digest_count == 0 &&
+                fg_head_is_chosen_there(&run->part);
+    if (!free || next->copy_count > 0 || next->seq_count == 0 || !can_replay(forward, next)) {
+        return false;
+    }
+    uint32_t head_count;
+    forward->place = &forward->places[run->place == &forward->places[0]];
+    lay_out_rows(forward, next, run->step, &head_count);
+    forward->next = run_of(forward, next, head_count);
+    start_run(forward, &forward->next);
+    forward->ahead.begun++;
+    return true;
+}
+
+bool fg_forward_is_running(const fg_forward *forward)
+{
+    return forward->run.step != NULL && forward->next.step == NULL &&
+           !fg_device_event_ended(forward->stream, forward->run.end);
+}
+
+bool fg_forward_is_begun(const fg_forward *forward)
+{
+    return forward->run.step != NULL;
+}
+
+/* The step behind the one that has ended is in flight. `again`: with other tokens than the device has taken. */
+static void move_up(fg_forward *forward, bool again)
+{
+    fg_step_run *run = &forward->run;
+    *run = forward->next;
+    forward->next = (fg_step_run){ .step = NULL };
+    if (run->step == NULL || !again) {
+        return;
+    }
+    forward->place = run->place;
+    for (uint32_t row = 0; row < run->rows; row++) {
+        run->place->tokens[row] = fg_step_seq_token(&run->step->seqs[row], 0);
+    }
+    start_run(forward, run);
+    forward->ahead.again++;
 }
 
 /* Ranks with KV blocks of their own. */
@@ -772,12 +897,25 @@ static void digest(fg_forward *forward, fg_step *step)
     }
 }
 
-void fg_forward_run(fg_forward *forward, fg_step *step)
+void fg_forward_end(fg_forward *forward, fg_step *step)
 {
-    if (step->seq_count > 0) {
-        run_rows(forward, step);
+    fg_step_run *run = &forward->run;
+    if (run->step != NULL) {
+        bool left = false;
+        FG_ASSERT(run->step == step, "another step is in flight");
+        if (run->head_count > 0) {
+            left = fg_head_take(&run->part, run->end);
+        } else {
+            fg_device_event_wait(forward->stream, run->end);
+        }
+        move_up(forward, left);
     }
     digest(forward, step);
+}
+
+fg_forward_ahead fg_forward_went_ahead(const fg_forward *forward)
+{
+    return forward->ahead;
 }
 
 void fg_forward_follow(fg_forward *forward, fg_tp_step step)

@@ -28,9 +28,37 @@ const fg_device *fg_forward_device(const fg_forward *forward);
 
 /* The copies of a step that fg_engine_check_step has accepted, in order, with their digests. */
 void fg_forward_copy(fg_forward *forward, fg_step *step);
-/* Runs its sequences, then its digests; fills their *_out fields. Only rank 0 is given steps: */
-void fg_forward_run(fg_forward *forward, fg_step *step);
-/* the others compute their parts of one that rank 0 has begun. */
+
+/*
+ * A step's sequences are begun, then the step is ended: its digests are computed, its *_out fields are filled. Only rank 0
+ * is given steps. Begin returns when all has run; but steps that a device with memory of its own starts again as a whole
+ * are in flight then, and the step after such a one may be begun behind it before it has ended:
+ *
+ *   free ---begin---> in flight ---end---> free
+ *                     in flight ---begin_next---> in flight, next behind it ---end---> in flight (the next one)
+ *
+ * Tokens that the next one follows go to it on the device. If it turns out, when the first is ended, that the host had to
+ * choose one of them, the next one is run again with it, in the same slots, and nothing of its first run is seen.
+ */
+void fg_forward_begin(fg_forward *forward, fg_step *step);
+/* False: it can't be begun now (copies, a prompt, or the step in flight has digests or rows that the host looks at);
+ * nothing has happened. */
+bool fg_forward_begin_next(fg_forward *forward, fg_step *next);
+/* Whether the step that was begun is in flight, nothing is begun behind it, and the device has not come to its end. */
+bool fg_forward_is_running(const fg_forward *forward);
+/* Whether a step is in flight. */
+bool fg_forward_is_begun(const fg_forward *forward);
+void fg_forward_end(fg_forward *forward, fg_step *step);
+
+/* Steps that were begun behind another, and how many of them were run again. For tests, while no step is in flight. */
+typedef struct fg_forward_ahead {
+    uint64_t begun, again;
+} fg_forward_ahead;
+fg_forward_ahead fg_forward_went_ahead(const fg_forward *forward);
+/* The same of an engine that fg_engine_open_model has opened. */
+fg_forward_ahead fg_engine_model_went_ahead(const fg_engine *engine);
+
+/* The other ranks compute their parts of a step that rank 0 has begun. */
 void fg_forward_follow(fg_forward *forward, fg_tp_step step);
 
 #endif

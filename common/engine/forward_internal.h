@@ -31,6 +31,23 @@ typedef struct rank_parts {
 /* Scratch that the host reads or writes, and the rest. On a device with the host's memory all is of the first kind. */
 enum { SCRATCH_SHARED, SCRATCH_DEVICE, SCRATCH_KINDS };
 
+/* Where the rows of a step in flight lie. */
+typedef struct fg_step_place {
+    uint32_t *tokens;
+    uint32_t *positions;
+    fg_kv_row *kv_rows;
+    fg_head head;
+} fg_step_place;
+
+/* A step whose operations the device has been given and that was not waited for. */
+typedef struct fg_step_run {
+    fg_step *step; /* NULL: none */
+    fg_step_place *place;
+    uint32_t rows, head_count;
+    fg_head_part part;
+    fg_device_event end;
+} fg_step_run;
+
 struct fg_forward {
     fg_hparams hparams;
     fg_kv_layout layout;
@@ -47,7 +64,6 @@ struct fg_forward {
 
     fg_matrix embedding;
     fg_panels head_weight;
-    fg_head head;
     fg_weight_store *store;         /* every product's panels; NULL: the device has them */
     fg_weight_report device_report; /* what became of them there */
     const float *output_norm;
@@ -57,10 +73,13 @@ struct fg_forward {
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows; /* that should pass a layer together */
     uint32_t tile_rows_max;
+    /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
+     * flight, and the other way round: only where steps are started again (can_replay). */
+    fg_step_place places[2];
+    fg_step_place *place;  /* of the step that operations are given for */
+    fg_step_run run, next; /* in flight, and the one begun behind it */
+    fg_forward_ahead ahead;
     /* Per row of a step. */
-    uint32_t *tokens;
-    uint32_t *positions;
-    fg_kv_row *kv_rows;
     float *rope_table;
     float *residual;
     /* Per row of a tile. */

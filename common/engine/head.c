@@ -247,12 +247,12 @@ static bool is_broken(const fg_head *head, uint32_t row)
     return !fg_all_finite(&head->tops[row], 1) || head->finite[row] == 0;
 }
 
-/* Copies the logits of some rows to the host, those that follow each other together, and waits. Nothing to copy: only
- * where `wait`. */
-static void bring_logits(const fg_head_part *part,
-                         bool (*is_wanted)(const fg_head_part *part, uint32_t row), bool wait)
+/* Has the logits of some rows copied to the host, those that follow each other together; whether there were any. */
+static bool bring_logits(const fg_head_part *part,
+                         bool (*is_wanted)(const fg_head_part *part, uint32_t row))
 {
     const fg_head *head = part->head;
+    bool any = false;
     bool there = head->is_host || head->tp != NULL; /* ranks have gathered them */
     for (uint32_t row = 0; row < part->rows && !there;) {
         uint32_t count = 0;
@@ -263,20 +263,37 @@ static void bring_logits(const fg_head_part *part,
             size_t at = (size_t)row * head->vocab_size;
             fg_device_copy(head->stream, head->logits_host + at, head->logits + at,
                            (size_t)count * head->vocab_size * sizeof(float));
-            wait = true;
+            any = true;
         }
         row += count + 1; /* the one after them is not wanted */
     }
-    if (wait) {
-        fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
-    }
+    return any;
 }
 
-void fg_head_take(fg_head_part *part)
+bool fg_head_is_chosen_there(const fg_head_part *part)
+{
+    for (uint32_t row = 0; row < part->rows; row++) {
+        if (is_seen(part, row)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+fg_device_event fg_head_bring(const fg_head_part *part)
+{
+    (void)bring_logits(part, is_seen);
+    return fg_device_event_record(part->head->stream);
+}
+
+bool fg_head_take(fg_head_part *part, fg_device_event end)
 {
     fg_head *head = part->head;
-    bring_logits(part, is_seen, true);
-    bring_logits(part, is_left, false);
+    fg_device_event_wait(head->stream, end);
+    bool left = bring_logits(part, is_left);
+    if (left) {
+        fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
+    }
     if (part->kind != FG_HEAD_HIGHEST) {
         fg_device_share_work(head->stream, part->rows, take_logits, part);
     }
@@ -287,4 +304,5 @@ void fg_head_take(fg_head_part *part)
             seq->broken_out |= is_broken(head, row);
         }
     }
+    return left;
 }

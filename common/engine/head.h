@@ -60,7 +60,12 @@ fg_head_part fg_head_part_from(fg_head *head, fg_step *step, const uint32_t *pos
 /* The operations of a part, of as many rows or of some that pad it too; every rank's. */
 void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activations *normed,
                  uint32_t rows, fg_head_kind kind);
-/* Waits for them, and hands the step's items what came of them. */
-void fg_head_take(fg_head_part *part);
+/* Whether the device chooses all rows, as far as it can: nothing of them is looked at by the host. */
+bool fg_head_is_chosen_there(const fg_head_part *part);
+/* Behind the operations of a part: has the device bring the host what it is to look at. The end of all that. */
+fg_device_event fg_head_bring(const fg_head_part *part);
+/* Waits for that end, and hands the step's items what came of the part. True: the device has left rows to the host, and
+ * what was chosen after those the device does not know. */
+bool fg_head_take(fg_head_part *part, fg_device_event end);
 
 #endif

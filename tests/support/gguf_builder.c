@@ -545,8 +545,8 @@ void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *optio
     if (o.chat_template != NULL) {
         fg_gguf_add_string(builder, "tokenizer.chat_template", o.chat_template);
     }
-    uint32_t vocab_size = 8;
-    if (o.vocab != FG_TINY_BARE) {
+    uint32_t vocab_size = o.vocab == FG_TINY_MANY ? 5000 : 8;
+    if (o.vocab != FG_TINY_BARE && o.vocab != FG_TINY_MANY) {
         vocab_size = o.vocab == FG_TINY_GPT2 ? add_gpt2_vocab(builder) : add_spm_vocab(builder);
     }
     add_matrix(builder, "token_embd.weight", o.weight_type, o.embedding_length, vocab_size);

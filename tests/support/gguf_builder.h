@@ -59,6 +59,7 @@ void fg_gguf_fill_random(uint32_t type, void *out, uint64_t count, float scale, 
 typedef enum fg_tiny_vocab {
     FG_TINY_GPT2, /* 256 byte tokens, <|endoftext|>, <|im_start|>, <|im_end|>, a few merges; smollm */
     FG_TINY_BARE, /* no tokenizer at all, 8 tokens: for tests of the file alone */
+    FG_TINY_MANY, /* no tokenizer either, 5000 tokens: more than a device sorts */
     FG_TINY_SPM,  /* <unk> <s> </s>, 256 byte tokens, letters, a few pairs with scores */
 } fg_tiny_vocab;
 
