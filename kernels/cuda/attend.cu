@@ -475,10 +475,7 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
         share = find_share(job, counts);
     }
     if (share.number == share.end) {
-        /* The first block waits in any case, so that this kernel ends after those before. */
-        if (blockIdx.x == 0) {
-            fg_gpu_wait();
-        }
+        fg_gpu_wait();
         return;
     }
     group_work work = find_work(job, share.number, share.all_units, counts.groups);

@@ -112,12 +112,7 @@ bool fg_gpu_wide_prepare(void);
 
 /* wide_quant.cu: likewise, of one quantised type. It is the quickest for more rows than the first number and up to the
  * second. */
-#ifndef FG_GPU_WIDE_QUANT_ABOVE
-#define FG_GPU_WIDE_QUANT_ABOVE 32
-#endif
-#ifndef FG_GPU_WIDE_QUANT_ROWS
-#define FG_GPU_WIDE_QUANT_ROWS 1024
-#endif
+enum { FG_GPU_WIDE_QUANT_ABOVE = 32, FG_GPU_WIDE_QUANT_ROWS = 1024 };
 bool fg_gpu_wide_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                        uint32_t strips, bool gated, bool may_split);
 /* Once per device that has them. */
