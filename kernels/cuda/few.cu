@@ -255,11 +255,18 @@ static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uin
     }
 }
 
+/* Whether a block can have so much. */
+template <int tiles, int slots, bool gated> static bool has_room(const fg_device *device)
+{
+    return sizeof(few_memory<tiles, slots, gated>) + 1024 <= device->shared_bytes;
+}
+
 /* Where a multiprocessor has one block only, that block must keep the bus busy alone. */
 template <int tiles, bool gated>
 static void choose_slots(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    if (strips <= (uint32_t)stream->device->multiprocessors) {
+    if (strips <= (uint32_t)stream->device->multiprocessors &&
+        has_room<tiles, slots_of(tiles, true), gated>(stream->device)) {
         launch_few<tiles, slots_of(tiles, true), gated>(stream, set, strips);
     } else {
         launch_few<tiles, slots_of(tiles, false), gated>(stream, set, strips);
@@ -285,28 +292,29 @@ void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t s
     }
 }
 
-template <int tiles, int slots, bool gated, bool whole> static void prepare(void)
+template <int tiles, int slots, bool gated, bool whole> static void prepare(const fg_device *device)
 {
-    static_assert(sizeof(few_memory<tiles, slots, gated>) <= 227 * 1024,
-                  "shared memory of a block");
-    fg_gpu_check(cudaFuncSetAttribute(few_rows<tiles, slots, gated, whole>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)sizeof(few_memory<tiles, slots, gated>)),
-                 "preparing kernels");
+    constexpr size_t bytes = sizeof(few_memory<tiles, slots, gated>);
+    static_assert(bytes <= 227 * 1024, "shared memory of a block");
+    if (has_room<tiles, slots, gated>(device)) {
+        fg_gpu_check(cudaFuncSetAttribute(few_rows<tiles, slots, gated, whole>,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                     "preparing kernels");
+    }
 }
 
-template <int tiles, bool gated> static void prepare_slots(void)
+template <int tiles, bool gated> static void prepare_slots(const fg_device *device)
 {
-    prepare<tiles, slots_of(tiles, true), gated, false>();
-    prepare<tiles, slots_of(tiles, true), gated, true>();
-    prepare<tiles, slots_of(tiles, false), gated, false>();
-    prepare<tiles, slots_of(tiles, false), gated, true>();
+    prepare<tiles, slots_of(tiles, true), gated, false>(device);
+    prepare<tiles, slots_of(tiles, true), gated, true>(device);
+    prepare<tiles, slots_of(tiles, false), gated, false>(device);
+    prepare<tiles, slots_of(tiles, false), gated, true>(device);
 }
 
-void fg_gpu_few_prepare(void)
+void fg_gpu_few_prepare(const fg_device *device)
 {
-    prepare_slots<1, false>();
-    prepare_slots<1, true>();
-    prepare_slots<2, false>();
-    prepare_slots<2, true>();
+    prepare_slots<1, false>(device);
+    prepare_slots<1, true>(device);
+    prepare_slots<2, false>(device);
+    prepare_slots<2, true>(device);
 }

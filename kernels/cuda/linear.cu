@@ -309,7 +309,7 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
 
 void fg_cuda_linear_prepare(fg_device *device)
 {
-    fg_gpu_few_prepare();
+    fg_gpu_few_prepare(device);
     fg_gpu_few_quant_prepare();
     fg_gpu_tall_prepare();
     device->wide = fg_gpu_wide_prepare();

@@ -82,9 +82,9 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 /* few.cu: up to so many rows. */
 enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
-void fg_gpu_few_prepare(void);
+void fg_gpu_few_prepare(const fg_device *device);
 
-/* few_quant.cu: weights of one quantised type, any number of rows; with more rows than these expanding them is faster. */
+/* few_quant.cu: weights of one quantised type, up to so many rows. */
 enum { FG_GPU_FEW_QUANT_ROWS = 64 };
 void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated);
