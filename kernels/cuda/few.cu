@@ -14,11 +14,16 @@ enum {
     BLOCKS = 2, /* of a multiprocessor */
 };
 
-/* Batches that a warp has: one is in use, the others are under way. As many as leave room for a multiprocessor's other
- * block, or, where it has one only, for some of the next launch's. */
-static constexpr __host__ __device__ int slots_of(int tiles, bool alone)
+/* How many batches a warp has: one is in use, the others are under way. */
+enum few_size {
+    FEW_SMALL,  /* for devices with little shared memory */
+    FEW_PAIRED, /* two blocks a multiprocessor */
+    FEW_ALONE,  /* where there is one only; that leaves room for some of the next launch's */
+};
+
+static constexpr __host__ __device__ int slots_of(int tiles, few_size size)
 {
-    return alone ? 6 : tiles == 1 ? 4 : 3;
+    return size == FEW_SMALL ? 2 : size == FEW_ALONE ? 6 : tiles == 1 ? 4 : 3;
 }
 
 template <int tiles> struct few_batch {
@@ -255,21 +260,22 @@ static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uin
     }
 }
 
-/* Whether a block can have so much. */
-template <int tiles, int slots, bool gated> static bool has_room(const fg_device *device)
+template <int tiles, bool gated, few_size size> static bool has_room(const fg_device *device)
 {
-    return sizeof(few_memory<tiles, slots, gated>) + 1024 <= device->shared_bytes;
+    return fg_gpu_has_room(device, sizeof(few_memory<tiles, slots_of(tiles, size), gated>));
 }
 
 /* Where a multiprocessor has one block only, that block must keep the bus busy alone. */
 template <int tiles, bool gated>
-static void choose_slots(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+static void choose_size(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    if (strips <= (uint32_t)stream->device->multiprocessors &&
-        has_room<tiles, slots_of(tiles, true), gated>(stream->device)) {
-        launch_few<tiles, slots_of(tiles, true), gated>(stream, set, strips);
+    const fg_device *device = stream->device;
+    if (strips <= (uint32_t)device->multiprocessors && has_room<tiles, gated, FEW_ALONE>(device)) {
+        launch_few<tiles, slots_of(tiles, FEW_ALONE), gated>(stream, set, strips);
+    } else if (has_room<tiles, gated, FEW_PAIRED>(device)) {
+        launch_few<tiles, slots_of(tiles, FEW_PAIRED), gated>(stream, set, strips);
     } else {
-        launch_few<tiles, slots_of(tiles, false), gated>(stream, set, strips);
+        launch_few<tiles, slots_of(tiles, FEW_SMALL), gated>(stream, set, strips);
     }
 }
 
@@ -277,9 +283,9 @@ template <bool gated>
 static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (set.rows <= 8) {
-        choose_slots<1, gated>(stream, set, strips);
+        choose_size<1, gated>(stream, set, strips);
     } else {
-        choose_slots<2, gated>(stream, set, strips);
+        choose_size<2, gated>(stream, set, strips);
     }
 }
 
@@ -292,29 +298,26 @@ void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t s
     }
 }
 
-template <int tiles, int slots, bool gated, bool whole> static void prepare(const fg_device *device)
+template <int tiles, bool gated, few_size size> static void prepare(const fg_device *device)
 {
+    constexpr int slots = slots_of(tiles, size);
     constexpr size_t bytes = sizeof(few_memory<tiles, slots, gated>);
-    static_assert(bytes <= 227 * 1024, "shared memory of a block");
-    if (has_room<tiles, slots, gated>(device)) {
-        fg_gpu_check(cudaFuncSetAttribute(few_rows<tiles, slots, gated, whole>,
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                     "preparing kernels");
-    }
+    static_assert(bytes <= (size == FEW_SMALL ? 99 : 227) * 1024, "shared memory of a block");
+    fg_gpu_allow_shared(device, few_rows<tiles, slots, gated, false>, bytes);
+    fg_gpu_allow_shared(device, few_rows<tiles, slots, gated, true>, bytes);
 }
 
-template <int tiles, bool gated> static void prepare_slots(const fg_device *device)
+template <int tiles, bool gated> static void prepare_sizes(const fg_device *device)
 {
-    prepare<tiles, slots_of(tiles, true), gated, false>(device);
-    prepare<tiles, slots_of(tiles, true), gated, true>(device);
-    prepare<tiles, slots_of(tiles, false), gated, false>(device);
-    prepare<tiles, slots_of(tiles, false), gated, true>(device);
+    prepare<tiles, gated, FEW_SMALL>(device);
+    prepare<tiles, gated, FEW_PAIRED>(device);
+    prepare<tiles, gated, FEW_ALONE>(device);
 }
 
 void fg_gpu_few_prepare(const fg_device *device)
 {
-    prepare_slots<1, false>(device);
-    prepare_slots<1, true>(device);
-    prepare_slots<2, false>(device);
-    prepare_slots<2, true>(device);
+    prepare_sizes<1, false>(device);
+    prepare_sizes<1, true>(device);
+    prepare_sizes<2, false>(device);
+    prepare_sizes<2, true>(device);
 }

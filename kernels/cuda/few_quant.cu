@@ -449,80 +449,84 @@ static constexpr bool may_align(int tiles)
 }
 
 template <uint32_t type, int tiles, bool gated>
-static void launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+static bool launch(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     uint32_t most = (uint32_t)stream->device->multiprocessors * blocks_at_once(tiles);
     dim3 grid(strips < most ? strips : most);
     constexpr size_t bytes = memory_bytes<type, tiles, gated>();
+    if (!fg_gpu_has_room(stream->device, bytes)) {
+        return false;
+    }
     if constexpr (may_align(tiles)) {
         if (set.part_steps % FG_GPU_UNIT_STEPS == 0 && set.steps % FG_GPU_UNIT_STEPS == 0) {
             FG_LAUNCH((few_quant_rows<type, tiles, gated, true>), grid, dim3(FEW_THREADS), bytes,
                       stream->stream, true, set, strips);
-            return;
+            return true;
         }
     }
     FG_LAUNCH((few_quant_rows<type, tiles, gated, false>), grid, dim3(FEW_THREADS), bytes,
               stream->stream, true, set, strips);
+    return true;
 }
 
 template <uint32_t type, bool gated>
-static void few_gated(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+static bool few_gated(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (set.rows <= 8) {
-        launch<type, 1, gated>(stream, set, strips);
-    } else if (set.rows <= 16) {
-        launch<type, 2, gated>(stream, set, strips);
-    } else if (set.rows <= 32) {
-        launch<type, 4, gated>(stream, set, strips);
-    } else {
-        launch<type, 8, gated>(stream, set, strips);
+        return launch<type, 1, gated>(stream, set, strips);
     }
+    if (set.rows <= 16) {
+        return launch<type, 2, gated>(stream, set, strips);
+    }
+    return set.rows <= 32 ? launch<type, 4, gated>(stream, set, strips)
+                          : launch<type, 8, gated>(stream, set, strips);
 }
 
 template <uint32_t type>
-static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated)
+static bool few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated)
 {
-    gated ? few_gated<type, true>(stream, set, strips)
-          : few_gated<type, false>(stream, set, strips);
+    return gated ? few_gated<type, true>(stream, set, strips)
+                 : few_gated<type, false>(stream, set, strips);
 }
 
-void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
+bool fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated)
 {
     FG_GPU_QUANT_SWITCH(type, few, stream, set, strips, gated);
 }
 
-template <uint32_t type, int tiles, bool gated, bool aligned> static void prepare(void)
+template <uint32_t type, int tiles, bool gated> static void prepare(const fg_device *device)
 {
     constexpr size_t bytes = memory_bytes<type, tiles, gated>();
     static_assert(bytes <= 227 * 1024, "shared memory of a block");
-    fg_gpu_check(cudaFuncSetAttribute(few_quant_rows<type, tiles, gated, aligned>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                 "preparing kernels");
-}
-
-template <uint32_t type, int tiles> static void prepare_tiles(void)
-{
-    prepare<type, tiles, false, false>();
-    prepare<type, tiles, true, false>();
+    fg_gpu_allow_shared(device, few_quant_rows<type, tiles, gated, false>, bytes);
     if constexpr (may_align(tiles)) {
-        prepare<type, tiles, false, true>();
-        prepare<type, tiles, true, true>();
+        fg_gpu_allow_shared(device, few_quant_rows<type, tiles, gated, true>, bytes);
     }
 }
 
-template <uint32_t type> static void prepare_type(void)
+template <uint32_t type, int tiles> static void prepare_tiles(const fg_device *device)
 {
-    prepare_tiles<type, 1>();
-    prepare_tiles<type, 2>();
-    prepare_tiles<type, 4>();
-    prepare_tiles<type, 8>();
+    prepare<type, tiles, false>(device);
+    prepare<type, tiles, true>(device);
 }
 
-void fg_gpu_few_quant_prepare(void)
+template <uint32_t type> static void prepare_type(const fg_device *device)
 {
-    for (uint32_t type :
-         { FG_Q4_0, FG_Q4_1, FG_Q5_0, FG_Q5_1, FG_Q8_0, FG_Q4_K, FG_Q5_K, FG_Q6_K }) {
-        [](uint32_t which) { FG_GPU_QUANT_SWITCH(which, prepare_type); }(type);
-    }
+    prepare_tiles<type, 1>(device);
+    prepare_tiles<type, 2>(device);
+    prepare_tiles<type, 4>(device);
+    prepare_tiles<type, 8>(device);
+}
+
+void fg_gpu_few_quant_prepare(const fg_device *device)
+{
+    prepare_type<FG_Q4_0>(device);
+    prepare_type<FG_Q4_1>(device);
+    prepare_type<FG_Q5_0>(device);
+    prepare_type<FG_Q5_1>(device);
+    prepare_type<FG_Q8_0>(device);
+    prepare_type<FG_Q4_K>(device);
+    prepare_type<FG_Q5_K>(device);
+    prepare_type<FG_Q6_K>(device);
 }

@@ -84,12 +84,12 @@ enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
 void fg_gpu_few_prepare(const fg_device *device);
 
-/* few_quant.cu: weights of one quantised type, up to so many rows. */
+/* few_quant.cu: weights of one quantised type, up to so many rows. False, and nothing done, where a block of the device has
+ * too little shared memory. */
 enum { FG_GPU_FEW_QUANT_ROWS = 64 };
-void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
+bool fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated);
-
-void fg_gpu_few_quant_prepare(void);
+void fg_gpu_few_quant_prepare(const fg_device *device);
 
 /* expand.cu: strips first .. first + count - 1 of a quantised matrix as bf16. */
 void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weight, uint32_t steps,
@@ -100,7 +100,7 @@ void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weigh
 enum { FG_GPU_TALL_STRIPS = 8 };
 void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split);
-void fg_gpu_tall_prepare(void);
+void fg_gpu_tall_prepare(const fg_device *device);
 /* Adds the parts in the stream's work area, [part][row][output of all strips]. */
 void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs);
 
