@@ -765,12 +765,22 @@ static const fg_option options[] = {
               "neither encrypted nor authenticated yet." },
 };
 
-/* Read by the tests and by the scripts of deploy/, not by this program; FORGE_CUDA_PLUGIN by kernels/backend.c. */
+/* Read by the tests and by the scripts of deploy/, not by this program; FORGE_CUDA_PLUGIN by
+ * kernels/backend.c, FORGE_CUDA_AHEAD by common/engine/forward.c. */
 static const char *const known_environment[] = {
-    "FORGE_BIN",        "FORGE_BUILD_PACKAGES", "FORGE_CACHE",
-    "FORGE_CORPUS",     "FORGE_CUDA_PLUGIN",    "FORGE_FULL_PACKAGES",
-    "FORGE_MODEL_FILE", "FORGE_ROOT",           "FORGE_SCRIPT_PACKAGES",
-    "FORGE_TESTS",      "FORGE_TEST_PACKAGES",  NULL,
+    "FORGE_BIN",
+    "FORGE_BUILD_PACKAGES",
+    "FORGE_CACHE",
+    "FORGE_CORPUS",
+    "FORGE_CUDA_AHEAD",
+    "FORGE_CUDA_PLUGIN",
+    "FORGE_FULL_PACKAGES",
+    "FORGE_MODEL_FILE",
+    "FORGE_ROOT",
+    "FORGE_SCRIPT_PACKAGES",
+    "FORGE_TESTS",
+    "FORGE_TEST_PACKAGES",
+    NULL,
 };
 
 const fg_conf_spec fg_serve_spec = {

@@ -60,7 +60,7 @@ static void begin_step(model_engine *engine, fg_step *step, uint64_t began_ns)
 /* While step `at` is in flight: begins the one after it as soon as that was given, or not at all. */
 static void begin_next(model_engine *engine, uint64_t at)
 {
-    while (fg_forward_is_begun(engine->forward) &&
+    while (fg_forward_goes_ahead(engine->forward) && fg_forward_is_begun(engine->forward) &&
            !atomic_load_explicit(&engine->stop, memory_order_acquire)) {
         if (atomic_load_explicit(&engine->begun, memory_order_acquire) > at + 1) {
             fg_step *next = engine->steps[(at + 1) % FG_ENGINE_STEPS_MAX];

@@ -1,3 +1,4 @@
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/dtype.h"
@@ -148,10 +149,18 @@ static void add_place_parts(fg_forward *forward, fg_step_place *place, size_t st
     forward->place = &forward->places[0];
 }
 
-/* Whether a step may begin on the device while the one before it runs. */
-static bool has_two_places(const fg_forward *forward)
+/* Steps that come again and again are replayed. */
+static bool replays(const fg_forward *forward)
 {
     return !forward->is_host && forward->tp == NULL;
+}
+
+/* Whether a step may begin on the device while the one before it runs: only where it is asked for, since that was not
+ * verified on a GPU (docs/GPU.md). */
+static bool asks_to_go_ahead(const fg_forward *forward)
+{
+    const char *ahead = getenv("FORGE_CUDA_AHEAD");
+    return replays(forward) && ahead != NULL && strcmp(ahead, "on") == 0;
 }
 
 static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
@@ -162,7 +171,7 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
         add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size,
                  sizeof(float));
     }
-    if (has_two_places(forward)) {
+    if (forward->goes_ahead) {
         fg_step_place *second = &forward->places[1];
         second->head = *head;
         second->head.rows_max = REPLAY_ROWS;
@@ -213,7 +222,7 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     if (!forward->is_host) {
         const fg_head *head = &forward->place->head;
         /* The second place's are behind the first one's. */
-        bool grows = has_two_places(forward) && head->rows_max < 2 * REPLAY_ROWS;
+        bool grows = forward->goes_ahead && head->rows_max < 2 * REPLAY_ROWS;
         add_part(list, (void **)&forward->place->head.logits,
                  grows ? 2 * REPLAY_ROWS : head->rows_max, h->vocab_size, sizeof(float));
     }
@@ -257,7 +266,7 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
     if (forward->is_host) {
         head->logits = head->logits_host;
     }
-    if (has_two_places(forward)) {
+    if (forward->goes_ahead) {
         second->logits = head->logits + (size_t)REPLAY_ROWS * head->vocab_size;
         second->logits_host = head->logits_host;
     }
@@ -355,6 +364,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     if (status != FG_OK) {
         goto destroy;
     }
+    forward->goes_ahead = asks_to_go_ahead(forward);
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
     if (forward->layers == NULL || forward->frequencies == NULL) {
@@ -657,7 +667,7 @@ static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 /* A step of many sequences' next tokens: such steps come again and again. */
 static bool can_replay(const fg_forward *forward, const fg_step *step)
 {
-    if (!has_two_places(forward) || step->seq_count > REPLAY_ROWS) {
+    if (!replays(forward) || step->seq_count > REPLAY_ROWS) {
         return false;
     }
     uint32_t head_count = 0;
@@ -808,12 +818,17 @@ void fg_forward_begin(fg_forward *forward, fg_step *step)
     start_run(forward, &forward->run);
 }
 
+bool fg_forward_goes_ahead(const fg_forward *forward)
+{
+    return forward->goes_ahead;
+}
+
 bool fg_forward_begin_next(fg_forward *forward, fg_step *next)
 {
     const fg_step_run *run = &forward->run;
     /* What is digested may have come for the next one; and its logits take the place of those that the host reads. */
-    bool free = run->step != NULL && forward->next.step == NULL && run->step->digest_count == 0 &&
-                fg_head_is_chosen_there(&run->part);
+    bool free = fg_forward_goes_ahead(forward) && run->step != NULL && forward->next.step == NULL &&
+                run->step->digest_count == 0 && fg_head_is_chosen_there(&run->part);
     if (!free || next->copy_count > 0 || next->seq_count == 0 || !can_replay(forward, next)) {
         return false;
     }

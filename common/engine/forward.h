@@ -44,6 +44,8 @@ void fg_forward_begin(fg_forward *forward, fg_step *step);
 /* False: it can't be begun now (copies, a prompt, or the step in flight has digests or rows that the host looks at);
  * nothing has happened. */
 bool fg_forward_begin_next(fg_forward *forward, fg_step *next);
+/* Whether it ever can. */
+bool fg_forward_goes_ahead(const fg_forward *forward);
 /* Whether the step that was begun is in flight, nothing is begun behind it, and the device has not come to its end. */
 bool fg_forward_is_running(const fg_forward *forward);
 /* Whether a step is in flight. */

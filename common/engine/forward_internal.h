@@ -75,6 +75,7 @@ struct fg_forward {
     uint32_t tile_rows_max;
     /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
      * flight, and the other way round: only where steps are started again (can_replay). */
+    bool goes_ahead; /* steps may be begun behind one in flight: there are two places */
     fg_step_place places[2];
     fg_step_place *place;  /* of the step that operations are given for */
     fg_step_run run, next; /* in flight, and the one begun behind it */

@@ -475,10 +475,7 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
         share = find_share(job, counts);
     }
     if (share.number == share.end) {
-        /* The first block waits in any case, so that this kernel ends after those before. */
-        if (blockIdx.x == 0) {
-            fg_gpu_wait();
-        }
+        fg_gpu_wait();
         return;
     }
     group_work work = find_work(job, share.number, share.all_units, counts.groups);
@@ -582,9 +579,8 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job 
 
 /* ---- prompts ---- */
 
-template <int dims> struct prompt_memory {
-    /* Two tiles of large heads have no room. */
-    static constexpr uint32_t tile_count = dims <= 128 ? 2 : 1;
+/* Two tiles of heads up to 128, where a block has room for them: one is on its way while the other is computed. */
+template <int dims, uint32_t tile_count> struct prompt_memory {
     tile_memory<dims> tiles[tile_count];
     uint32_t q[FG_GPU_WARPS][FG_GPU_GROUP_ROWS * (dims / 2 + 4)];
 };
@@ -641,11 +637,12 @@ static __device__ __forceinline__ void prompt_tile(const tile_memory<dims> *tile
 }
 
 /* Blocks: x a prompt's piece, the later ones, which have most to do, first; y a unit of heads. */
-template <int dims>
+template <int dims, uint32_t tile_count>
 static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(attend_job job)
 {
     FG_SHARED_BYTES(shared);
-    prompt_memory<dims> *memory = (prompt_memory<dims> *)shared;
+    typedef prompt_memory<dims, tile_count> memory_type;
+    memory_type *memory = (memory_type *)shared;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     fg_gpu_let_next();
     fg_gpu_wait();
@@ -662,7 +659,7 @@ static __global__ __launch_bounds__(PROMPT_THREADS, 1) void attend_prompts(atten
     row_state state = { { MINUS_INFINITY, MINUS_INFINITY }, { 0.0f, 0.0f } };
     float outputs[dims / 8][4] = {};
     uint32_t count = (limit + FG_GPU_TILE - 1) / FG_GPU_TILE;
-    constexpr uint32_t ahead = prompt_memory<dims>::tile_count - 1;
+    constexpr uint32_t ahead = tile_count - 1;
     if constexpr (ahead > 0) {
         load_slots<dims, PROMPT_THREADS>(memory->tiles[0].keys, job, all, job.key_offset, 0, limit);
         load_slots<dims, PROMPT_THREADS>(memory->tiles[0].values, job, all, job.value_offset, 0,
@@ -759,15 +756,33 @@ static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t ro
     } while (job.group_end < stream->counts.groups);
 }
 
+template <int dims> static constexpr uint32_t tiles_of(void)
+{
+    return dims <= 128 ? 2 : 1;
+}
+
+template <int dims, uint32_t tile_count>
+static void launch_prompts(fg_device_stream *stream, const attend_job &job)
+{
+    FG_LAUNCH((attend_prompts<dims, tile_count>),
+              dim3(stream->counts.prompts, job.kv_head_count * job.units), dim3(PROMPT_THREADS),
+              sizeof(prompt_memory<dims, tile_count>), stream->stream, true, job);
+}
+
 template <int dims> static void launch(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
     /* A small step may be recorded: the next one has other groups, so these kernels look at what is staged. */
     if (stream->counts.groups > 0 || stream->small) {
         launch_groups<dims>(stream, job, rows);
     }
-    if (stream->counts.prompts > 0 && !fg_gpu_attend_wide(stream, job)) {
-        FG_LAUNCH(attend_prompts<dims>, dim3(stream->counts.prompts, job.kv_head_count * job.units),
-                  dim3(PROMPT_THREADS), sizeof(prompt_memory<dims>), stream->stream, true, job);
+    constexpr uint32_t tiles = tiles_of<dims>();
+    if (stream->counts.prompts == 0 || fg_gpu_attend_wide(stream, job)) {
+        return;
+    }
+    if (fg_gpu_has_room(stream->device, sizeof(prompt_memory<dims, tiles>))) {
+        launch_prompts<dims, tiles>(stream, job);
+    } else {
+        launch_prompts<dims, 1>(stream, job);
     }
 }
 
@@ -820,29 +835,39 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
     }
 }
 
-template <typename kernel> static void allow_shared(kernel *which, size_t bytes)
+template <int dims> static void prepare_dims(const fg_device *device)
 {
-    fg_gpu_check(
-        cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        "preparing kernels");
-}
-
-template <int dims> static void prepare_dims(void)
-{
-    allow_shared(attend_groups<dims, group_copies>, sizeof(group_memory<dims>));
+    constexpr uint32_t tiles = tiles_of<dims>();
+    fg_gpu_allow_shared(device, attend_groups<dims, group_copies>, sizeof(group_memory<dims>));
 #ifndef FG_GPU_EMULATED
-    allow_shared(attend_groups<dims, group_bulk>, sizeof(group_memory<dims>));
+    fg_gpu_allow_shared(device, attend_groups<dims, group_bulk>, sizeof(group_memory<dims>));
 #endif
-    allow_shared(attend_prompts<dims>, sizeof(prompt_memory<dims>));
+    fg_gpu_allow_shared(device, attend_prompts<dims, 1>, sizeof(prompt_memory<dims, 1>));
+    fg_gpu_allow_shared(device, attend_prompts<dims, tiles>, sizeof(prompt_memory<dims, tiles>));
 }
 
 void fg_cuda_attend_prepare(const fg_device *device)
 {
     fg_gpu_attend_wide_prepare(device);
-    prepare_dims<16>();
-    prepare_dims<32>();
-    prepare_dims<64>();
-    prepare_dims<96>();
-    prepare_dims<128>();
-    prepare_dims<256>();
+    prepare_dims<16>(device);
+    prepare_dims<32>(device);
+    prepare_dims<64>(device);
+    prepare_dims<96>(device);
+    prepare_dims<128>(device);
+    prepare_dims<256>(device);
+}
+
+template <int dims> static size_t bytes_of(void)
+{
+    size_t groups = sizeof(group_memory<dims>), prompts = sizeof(prompt_memory<dims, 1>);
+    return groups > prompts ? groups : prompts;
+}
+
+size_t fg_cuda_attend_bytes(const fg_device *device)
+{
+    uint32_t dims = device->limits.head_dim;
+    return dims <= 64    ? bytes_of<64>()
+           : dims <= 96  ? bytes_of<96>()
+           : dims <= 128 ? bytes_of<128>()
+                         : bytes_of<256>();
 }

@@ -73,6 +73,7 @@ struct fg_device {
     int index;
     int multiprocessors;
     size_t shared_bytes; /* of a multiprocessor */
+    size_t block_bytes;  /* of those that a block may have */
     bool wide;           /* has the kernels of wide.cu and wide_quant.cu */
     char isa[32];
     char numerics[64];
@@ -195,6 +196,23 @@ static __host__ __device__ __forceinline__ size_t fg_gpu_slot_at(uint32_t slot, 
     return (size_t)(slot / 8) * head_dim * 16 + d * 16 + slot % 8 * 16;
 }
 
+/* Once per device and kernel that wants more shared memory than the 48 KiB that is usual. A kernel that the device has no
+ * room for is not started there: whoever starts it asks fg_gpu_has_room before. */
+static inline bool fg_gpu_has_room(const fg_device *device, size_t bytes)
+{
+    return bytes <= device->block_bytes;
+}
+
+template <typename kernel>
+static inline void fg_gpu_allow_shared(const fg_device *device, kernel *which, size_t bytes)
+{
+    if (fg_gpu_has_room(device, bytes)) {
+        fg_gpu_check(
+            cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+            "preparing kernels");
+    }
+}
+
 void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows);
 fg_status fg_cuda_stage_open(fg_device_stream *stream, fg_error *err);
 void fg_cuda_stage_close(fg_device_stream *stream);
@@ -226,6 +244,8 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(fg_device *device);
 void fg_cuda_attend_prepare(const fg_device *device);
+/* Bytes of shared memory that a block of attention takes for the device's heads, at least. */
+size_t fg_cuda_attend_bytes(const fg_device *device);
 /* CUDA keeps for each thread which device it works on: a device is opened by one thread and used by another. Whatever
  * begins work (memory, staging, copies, waits, graphs) says so first; operations follow on the same thread. */
 void fg_gpu_use(const fg_device *device);

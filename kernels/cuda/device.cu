@@ -182,10 +182,20 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->index = (int)index;
     device->multiprocessors = facts.multiProcessorCount;
     device->shared_bytes = facts.sharedMemPerMultiprocessor;
+    device->block_bytes = facts.sharedMemPerBlockOptin;
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */
     snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g3", facts.major, facts.minor);
+    size_t needed = fg_cuda_attend_bytes(device);
+    if (!fg_gpu_has_room(device, needed)) {
+        size_t there = device->block_bytes;
+        free(device);
+        return fail(err, FG_BAD_INPUT,
+                    "cuda:%u (%s): attention over heads of %u dimensions takes %zu KiB of shared "
+                    "memory, a block has %zu there: use --device cpu",
+                    index, facts.name, options->head_dim, (needed + 1023) >> 10, there >> 10);
+    }
     cut_heads(device);
     fg_gpu_early = facts.major >= 9;
     fg_cuda_linear_prepare(device);

@@ -6,43 +6,35 @@
  */
 #include "kernels/cuda/few.cuh"
 
-#ifndef FG_FEW_SLOTS
-#define FG_FEW_SLOTS 4
-#endif
-#ifndef FG_FEW_ALONE
-#define FG_FEW_ALONE 6
-#endif
-
 enum {
     BATCH = FG_GPU_BLOCK / FG_GPU_STEP, /* steps that are asked for together */
-    WEIGHT_BYTES = BATCH * 512,
-    MATRICES = BATCH * 2, /* of a batch: 8 columns of all rows, 16 bytes a row */
+    BATCH_WORDS = BATCH * 32,           /* weights, of 16 bytes */
+    TILE_WORDS = BATCH * 16,            /* 8 rows, likewise */
     WARPS = FEW_THREADS / 32,
     BLOCKS = 2, /* of a multiprocessor */
 };
 
-/* Batches that a warp has: one is in use, the others are under way. As many as leave room for a multiprocessor's other
- * block, or, where it has one only, for some of the next launch's. */
-static constexpr __host__ __device__ int slots_of(int tiles, bool alone)
+/* How many batches a warp has: one is in use, the others are under way. */
+enum few_size {
+    FEW_SMALL,  /* for devices with little shared memory */
+    FEW_PAIRED, /* two blocks a multiprocessor */
+    FEW_ALONE,  /* where there is one only; that leaves room for some of the next launch's */
+};
+
+static constexpr __host__ __device__ int slots_of(int tiles, few_size size)
 {
-    return alone ? FG_FEW_ALONE : tiles == 1 ? FG_FEW_SLOTS : 3;
+    return size == FEW_SMALL ? 2 : size == FEW_ALONE ? 6 : tiles == 1 ? 4 : 3;
 }
 
-/* Shared memory has [warp][slot], of each a batch's weights, then its rows; then the parts. */
-static constexpr __host__ __device__ uint32_t slot_bytes(uint32_t rows)
-{
-    return WEIGHT_BYTES + MATRICES * rows * 16;
-}
+template <int tiles> struct few_batch {
+    uint4 weights[BATCH_WORDS];
+    uint4 rows[tiles][TILE_WORDS]; /* matrices of 8 rows x 8 columns */
+};
 
-static constexpr __host__ __device__ uint32_t part_floats(uint32_t rows)
-{
-    return FG_GPU_PARTS * rows * FG_GPU_STRIP;
-}
-
-static constexpr size_t memory_bytes(int slots, bool gated, uint32_t rows)
-{
-    return WARPS * slots * slot_bytes(rows) + part_floats(rows) * (gated ? 8 : 4);
-}
+template <int tiles, int slots, bool gated> struct few_memory {
+    few_batch<tiles> ring[WARPS][slots];
+    float parts[gated ? 2 : 1][FG_GPU_PARTS * tiles * 8 * FG_GPU_STRIP];
+};
 
 /* A warp's part of the columns, in steps. */
 typedef struct few_span {
@@ -65,38 +57,41 @@ static __device__ __forceinline__ void find_matrix(few_ask &ask, const fg_gpu_pr
     ask.at = matrix + (size_t)(ask.strip - p.strip_first) * set.steps * 32 + lane;
 }
 
-/* A warp's ring, and how its lane copies and reads. */
-template <int tiles> struct few_ring {
-    static constexpr int pieces = tiles * 2; /* 16 bytes of rows that a lane copies, at most */
-    uint8_t *at;                             /* the first slot; the lane's weights */
-    uint32_t bytes;                          /* of a slot */
-    uint32_t rows;
-    uint32_t from[pieces]; /* in a block of rows, of 16 bytes */
-    uint32_t read[tiles];  /* in a slot: the lane's word of each tile's rows */
-};
-
-/* Piece j of a lane is 16 bytes lane + 32 j of the batch's rows. Where there is no such row, a lane reads the last one: sums
- * of rows that there are not are taken by nobody. */
-template <int tiles>
-static __device__ __forceinline__ few_ring<tiles> find_ring(uint8_t *at, uint32_t rows,
-                                                            uint32_t lane)
+/* A batch's weights. `to`: the lane's place. */
+template <int tiles, bool whole>
+static __device__ __forceinline__ void ask_weights(few_batch<tiles> *to, const uint4 *from,
+                                                   uint32_t steps)
 {
-    few_ring<tiles> ring;
-    ring.at = fg_keep_shared(at + lane * 16);
-    ring.bytes = slot_bytes(rows);
-    ring.rows = rows;
 #pragma unroll
-    for (uint32_t j = 0; j < ring.pieces; j++) {
-        uint32_t i = lane + 32 * j, row = i % rows;
-        ring.from[j] = i / rows * 8 + row / 8 * FG_GPU_BLOCK + row % 8;
+    for (uint32_t i = 0; i < BATCH; i++) {
+        if (whole || i < steps) {
+            fg_copy16_once(to->weights + i * 32, from + i * 32);
+        }
     }
+}
+
+/* A batch's rows, those that there are; lane 8i + j has row j of matrices i, i + 4, ... */
+template <int tiles, bool whole>
+static __device__ __forceinline__ void ask_rows(few_batch<tiles> *to, const fg_gpu_products &set,
+                                                uint32_t step, uint32_t steps, uint32_t lane)
+{
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++) {
-        uint32_t row = tile * 8 + lane / 4;
-        row = row < rows ? row : rows - 1;
-        ring.read[tile] = WEIGHT_BYTES + row * 16 + lane % 4 * 4 - lane * 16;
+        if (tile * 8 + lane % 8 < set.rows) {
+            const uint4 *from = (const uint4 *)set.in + lane;
+            if (whole) {
+                from += (size_t)step / BATCH * (FG_GPU_BLOCK_WORDS / 4) + tile * TILE_WORDS;
+            } else {
+                from += fg_gpu_pair_at(tile * 8, step * FG_GPU_STEP, set.columns) / 4;
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < TILE_WORDS / 32; i++) {
+                if (whole || i * 4 + lane / 8 < 2 * steps) {
+                    fg_copy16(to->rows[tile] + i * 32, from + i * 32, true);
+                }
+            }
+        }
     }
-    return ring;
 }
 
 /* Steps of the batch at `step`: they lie in one block of columns. */
@@ -106,56 +101,19 @@ static __device__ __forceinline__ uint32_t batch_steps(uint32_t step, uint32_t e
     return (block_end < end ? block_end : end) - step;
 }
 
-/* A batch's weights. `to`: the lane's place in a slot. */
-template <bool whole>
-static __device__ __forceinline__ void ask_weights(uint8_t *to, const uint4 *from, uint32_t steps)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < BATCH; i++) {
-        if (whole || i < steps) {
-            fg_copy16_once(to + i * 512, from + i * 32);
-        }
-    }
-}
-
-/* A batch's rows. */
-template <int tiles, bool whole>
-static __device__ __forceinline__ void ask_rows(uint8_t *to, const few_ring<tiles> &ring,
-                                                const fg_gpu_products &set, uint32_t step,
-                                                uint32_t steps, uint32_t lane)
-{
-    const uint4 *in = (const uint4 *)set.in;
-    uint32_t count = (whole ? MATRICES : 2 * steps) * ring.rows;
-    if (whole) {
-        in += (size_t)(step / BATCH) * (FG_GPU_BLOCK_WORDS / 4);
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < ring.pieces; j++) {
-        uint32_t i = lane + 32 * j;
-        if (i < count) {
-            size_t from =
-                whole ? ring.from[j]
-                      : fg_gpu_pair_at(i % ring.rows, step * FG_GPU_STEP + i / ring.rows * 8,
-                                       set.columns) /
-                            4;
-            fg_copy16(to + WEIGHT_BYTES + j * 512, in + from, true);
-        }
-    }
-}
-
 /* The next batch's weights, and its rows when the kernel ahead has ended. Each time is a group of copies, also where there
- * is nothing to ask for. */
+ * is nothing to ask for. `ring`: the lane's. */
 template <int tiles, int slots, bool gated, bool whole>
-static __device__ __forceinline__ void ask_next(few_ask &ask, const few_ring<tiles> &ring,
+static __device__ __forceinline__ void ask_next(few_ask &ask, few_batch<tiles> *ring,
                                                 const fg_gpu_products &set, uint32_t strips,
                                                 const few_span &span, bool with_rows, uint32_t lane)
 {
     if (ask.strip < strips) {
-        uint8_t *to = fg_keep_shared(ring.at + ask.slot * ring.bytes);
+        few_batch<tiles> *to = fg_keep_shared(ring + ask.slot);
         uint32_t steps = whole ? BATCH : batch_steps(ask.step, span.end);
-        ask_weights<whole>(to, fg_keep_global(ask.at + (size_t)ask.step * 32), steps);
+        ask_weights<tiles, whole>(to, fg_keep_global(ask.at + (size_t)ask.step * 32), steps);
         if (with_rows) {
-            ask_rows<tiles, whole>(to, ring, set, ask.step, steps, lane);
+            ask_rows<tiles, whole>(to, set, ask.step, steps, lane);
         }
         ask.step += steps;
         if (ask.step >= span.end) {
@@ -177,7 +135,7 @@ static __device__ __forceinline__ void ask_next(few_ask &ask, const few_ring<til
 
 /* Rows of the batches whose weights are under way. */
 template <int tiles, int slots, bool gated, bool whole>
-static __device__ __forceinline__ void ask_first_rows(const few_ring<tiles> &ring,
+static __device__ __forceinline__ void ask_first_rows(few_batch<tiles> *ring,
                                                       const fg_gpu_products &set, uint32_t strips,
                                                       const few_span &span, uint32_t lane)
 {
@@ -186,7 +144,7 @@ static __device__ __forceinline__ void ask_first_rows(const few_ring<tiles> &rin
     for (int i = 0; i < slots - 1; i++) {
         if (left > 0) {
             uint32_t steps = whole ? BATCH : batch_steps(step, span.end);
-            ask_rows<tiles, whole>(ring.at + i * ring.bytes, ring, set, step, steps, lane);
+            ask_rows<tiles, whole>(ring + i, set, step, steps, lane);
             step += steps;
             if (step >= span.end) {
                 step = span.first;
@@ -200,27 +158,32 @@ static __device__ __forceinline__ void ask_first_rows(const few_ring<tiles> &rin
 /* A part of one strip for all rows. What was used before is asked for again as soon as all lanes are done with it. */
 template <int tiles, int slots, bool gated, bool whole>
 static __device__ __forceinline__ void few_part(few_ask &ask, uint32_t &slot,
-                                                const few_ring<tiles> &ring,
-                                                const fg_gpu_products &set, uint32_t strips,
-                                                const few_span &span, uint32_t lane,
-                                                float (*sums)[4])
+                                                few_batch<tiles> *ring, const fg_gpu_products &set,
+                                                uint32_t strips, const few_span &span,
+                                                uint32_t lane, float (*sums)[4])
 {
     for (uint32_t step = span.first; step < span.end;) {
         uint32_t steps = whole ? BATCH : batch_steps(step, span.end);
-        const uint8_t *batch = fg_keep_shared(ring.at + slot * ring.bytes);
+        const few_batch<tiles> *batch = fg_keep_shared(ring + slot);
         fg_copy_wait<slots - 2>();
         __syncwarp();
         ask_next<tiles, slots, gated, whole>(ask, ring, set, strips, span, true, lane);
 #pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            if (whole || i < steps) {
-                uint4 w = *(const uint4 *)(batch + i * 512);
-                const uint32_t a[4] = { w.x, w.y, w.z, w.w };
+        for (uint32_t i = 0; i < BATCH; i += 2) {
+            uint32_t rows[tiles][4];
 #pragma unroll
-                for (int tile = 0; tile < tiles; tile++) {
-                    const uint8_t *rows = batch + (int32_t)ring.read[tile] + i * ring.rows * 32;
-                    fg_mma(sums[tile], a, *(const uint32_t *)rows,
-                           *(const uint32_t *)(rows + ring.rows * 16));
+            for (int tile = 0; tile < tiles; tile++) {
+                fg_load_matrices(rows[tile], batch->rows[tile] + i * 16);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                if (whole || i + j < steps) {
+                    uint4 w = batch->weights[(i + j) * 32];
+                    const uint32_t a[4] = { w.x, w.y, w.z, w.w };
+#pragma unroll
+                    for (int tile = 0; tile < tiles; tile++) {
+                        fg_mma(sums[tile], a, rows[tile][2 * j], rows[tile][2 * j + 1]);
+                    }
                 }
             }
         }
@@ -235,14 +198,14 @@ static __global__ __launch_bounds__(FEW_THREADS, BLOCKS) void few_rows(fg_gpu_pr
                                                                        uint32_t strips)
 {
     FG_SHARED_BYTES(shared);
+    few_memory<tiles, slots, gated> *memory = (few_memory<tiles, slots, gated> *)shared;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     few_span span;
     span.first = warp * set.part_steps;
     span.end = span.first + set.part_steps < set.steps ? span.first + set.part_steps : set.steps;
     bool mine = span.first < span.end;
-    few_ring<tiles> ring =
-        find_ring<tiles>(shared + warp * slots * slot_bytes(set.rows), set.rows, lane);
-    float *parts = (float *)(shared + WARPS * slots * ring.bytes);
+    few_batch<tiles> *ring =
+        fg_keep_shared((few_batch<tiles> *)((uint4 *)memory->ring[warp] + lane));
     few_ask ask = { nullptr, blockIdx.x, span.first, false, 0 };
     uint32_t slot = 0;
     fg_gpu_let_next();
@@ -258,7 +221,7 @@ static __global__ __launch_bounds__(FEW_THREADS, BLOCKS) void few_rows(fg_gpu_pr
     }
     for (uint32_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
         const fg_gpu_product &p = fg_gpu_find_product(set, strip);
-        uint32_t own = strip - p.strip_first, up = part_floats(set.rows);
+        uint32_t own = strip - p.strip_first;
         few_before<tiles> before;
         if constexpr (!gated) {
             load_before<tiles>(before, set, p, own);
@@ -267,13 +230,14 @@ static __global__ __launch_bounds__(FEW_THREADS, BLOCKS) void few_rows(fg_gpu_pr
         for (int m = 0; m < (gated ? 2 : 1) && mine; m++) {
             float sums[tiles][4] = {};
             few_part<tiles, slots, gated, whole>(ask, slot, ring, set, strips, span, lane, sums);
-            put_part<tiles>(parts + m * up, warp, set.rows, lane, sums);
+            put_part<tiles>(memory->parts[m], warp, tiles * 8, lane, sums);
         }
         __syncthreads();
         if constexpr (gated) {
-            put_few_gated<tiles>(set, p, own, set.rows, parts, fg_gpu_part_count(set), parts + up);
+            put_few_gated<tiles>(set, p, own, tiles * 8, memory->parts[0], fg_gpu_part_count(set),
+                                 memory->parts[1]);
         } else {
-            put_few<tiles>(set, p, own, set.rows, parts, before);
+            put_few<tiles>(set, p, own, tiles * 8, memory->parts[0], before);
         }
         if (strip + gridDim.x < strips) {
             __syncthreads();
@@ -286,7 +250,7 @@ static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uin
 {
     uint32_t most = (uint32_t)stream->device->multiprocessors * BLOCKS;
     dim3 grid(strips < most ? strips : most);
-    size_t bytes = memory_bytes(slots, gated, set.rows);
+    constexpr size_t bytes = sizeof(few_memory<tiles, slots, gated>);
     if (set.part_steps % BATCH == 0 && set.steps % BATCH == 0) {
         FG_LAUNCH((few_rows<tiles, slots, gated, true>), grid, dim3(FEW_THREADS), bytes,
                   stream->stream, true, set, strips);
@@ -296,14 +260,22 @@ static void launch_few(fg_device_stream *stream, const fg_gpu_products &set, uin
     }
 }
 
+template <int tiles, bool gated, few_size size> static bool has_room(const fg_device *device)
+{
+    return fg_gpu_has_room(device, sizeof(few_memory<tiles, slots_of(tiles, size), gated>));
+}
+
 /* Where a multiprocessor has one block only, that block must keep the bus busy alone. */
 template <int tiles, bool gated>
-static void choose_slots(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
+static void choose_size(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
-    if (strips <= (uint32_t)stream->device->multiprocessors) {
-        launch_few<tiles, slots_of(tiles, true), gated>(stream, set, strips);
+    const fg_device *device = stream->device;
+    if (strips <= (uint32_t)device->multiprocessors && has_room<tiles, gated, FEW_ALONE>(device)) {
+        launch_few<tiles, slots_of(tiles, FEW_ALONE), gated>(stream, set, strips);
+    } else if (has_room<tiles, gated, FEW_PAIRED>(device)) {
+        launch_few<tiles, slots_of(tiles, FEW_PAIRED), gated>(stream, set, strips);
     } else {
-        launch_few<tiles, slots_of(tiles, false), gated>(stream, set, strips);
+        launch_few<tiles, slots_of(tiles, FEW_SMALL), gated>(stream, set, strips);
     }
 }
 
@@ -311,9 +283,9 @@ template <bool gated>
 static void few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips)
 {
     if (set.rows <= 8) {
-        choose_slots<1, gated>(stream, set, strips);
+        choose_size<1, gated>(stream, set, strips);
     } else {
-        choose_slots<2, gated>(stream, set, strips);
+        choose_size<2, gated>(stream, set, strips);
     }
 }
 
@@ -326,27 +298,26 @@ void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t s
     }
 }
 
-template <int tiles, int slots, bool gated, bool whole> static void prepare(void)
+template <int tiles, bool gated, few_size size> static void prepare(const fg_device *device)
 {
-    constexpr size_t bytes = memory_bytes(slots, gated, tiles * 8);
-    static_assert(bytes <= 227 * 1024, "shared memory of a block");
-    fg_gpu_check(cudaFuncSetAttribute(few_rows<tiles, slots, gated, whole>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                 "preparing kernels");
+    constexpr int slots = slots_of(tiles, size);
+    constexpr size_t bytes = sizeof(few_memory<tiles, slots, gated>);
+    static_assert(bytes <= (size == FEW_SMALL ? 99 : 227) * 1024, "shared memory of a block");
+    fg_gpu_allow_shared(device, few_rows<tiles, slots, gated, false>, bytes);
+    fg_gpu_allow_shared(device, few_rows<tiles, slots, gated, true>, bytes);
 }
 
-template <int tiles, bool gated> static void prepare_slots(void)
+template <int tiles, bool gated> static void prepare_sizes(const fg_device *device)
 {
-    prepare<tiles, slots_of(tiles, true), gated, false>();
-    prepare<tiles, slots_of(tiles, true), gated, true>();
-    prepare<tiles, slots_of(tiles, false), gated, false>();
-    prepare<tiles, slots_of(tiles, false), gated, true>();
+    prepare<tiles, gated, FEW_SMALL>(device);
+    prepare<tiles, gated, FEW_PAIRED>(device);
+    prepare<tiles, gated, FEW_ALONE>(device);
 }
 
-void fg_gpu_few_prepare(void)
+void fg_gpu_few_prepare(const fg_device *device)
 {
-    prepare_slots<1, false>();
-    prepare_slots<1, true>();
-    prepare_slots<2, false>();
-    prepare_slots<2, true>();
+    prepare_sizes<1, false>(device);
+    prepare_sizes<1, true>(device);
+    prepare_sizes<2, false>(device);
+    prepare_sizes<2, true>(device);
 }

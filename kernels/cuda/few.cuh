@@ -8,56 +8,6 @@
 
 enum { FEW_THREADS = 256 };
 
-/*
- * Rows that stay in shared memory for all of a launch, where there is room: [column / 8][row] of 16 bytes, for as many
- * rows as there are. Lanes of rows that there are not read the last one: sums of such rows are taken by nobody.
- */
-typedef struct few_resident {
-    const uint32_t *at; /* the lane's word */
-    uint32_t words;     /* from 8 columns to the next ones */
-} few_resident;
-
-static __device__ __forceinline__ few_resident find_resident(const void *area, uint32_t rows,
-                                                             uint32_t lane)
-{
-    uint32_t row = lane / 4 < rows ? lane / 4 : rows - 1;
-    return { fg_keep_shared((const uint32_t *)area + row * 4 + lane % 4), rows * 4 };
-}
-
-static __device__ __forceinline__ void load_resident(uint32_t words[2], const few_resident &rows,
-                                                     uint32_t step)
-{
-    const uint32_t *at = rows.at + 2 * step * rows.words;
-    words[0] = at[0];
-    words[1] = at[rows.words];
-}
-
-/* A warp's part of them is copied; it is there when the warp has met. */
-static __device__ __forceinline__ void copy_resident(uint4 *area, const fg_gpu_products &set,
-                                                     uint32_t first, uint32_t end, uint32_t lane)
-{
-    enum { AT_ONCE = 4 };
-    uint32_t count = (end - first) * 2 * set.rows;
-    for (uint32_t begin = lane; begin < count; begin += AT_ONCE * 32) {
-        uint4 kept[AT_ONCE];
-        uint32_t to[AT_ONCE];
-#pragma unroll
-        for (uint32_t j = 0; j < AT_ONCE; j++) {
-            uint32_t i = begin + j * 32 < count ? begin + j * 32 : begin;
-            uint32_t across = 2 * first + i / set.rows, row = i % set.rows;
-            to[j] = across * set.rows + row;
-            kept[j] =
-                ((const uint4 *)set
-                     .in)[(size_t)(across / 8) * (FG_GPU_BLOCK_WORDS / 4) + across % 8 * 8 + row];
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < AT_ONCE; j++) {
-            area[to[j]] = kept[j];
-        }
-    }
-    __syncwarp();
-}
-
 /* Parts in shared memory: [part][row][output], of so many `rows`. */
 template <int tiles>
 static __device__ __forceinline__ void put_part(float *parts, uint32_t part, uint32_t rows,

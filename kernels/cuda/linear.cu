@@ -134,12 +134,13 @@ static void run_quantised(fg_device_stream *stream, uint32_t type, const fg_gpu_
             return;
         }
     }
-    if (all.rows > FG_GPU_FEW_QUANT_ROWS) {
-        run_expanded(stream, type, all, gated, may_split);
-        return;
+    if (all.rows <= FG_GPU_FEW_QUANT_ROWS) {
+        uint32_t strips = add_products(&set, all, false);
+        if (fg_gpu_few_quant(stream, type, set, strips, gated)) {
+            return;
+        }
     }
-    uint32_t strips = add_products(&set, all, false);
-    fg_gpu_few_quant(stream, type, set, strips, gated);
+    run_expanded(stream, type, all, gated, may_split);
 }
 
 /* Products whose weights are all of one type. */
@@ -312,9 +313,9 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
 
 void fg_cuda_linear_prepare(fg_device *device)
 {
-    fg_gpu_few_prepare();
-    fg_gpu_few_quant_prepare();
-    fg_gpu_tall_prepare();
+    fg_gpu_few_prepare(device);
+    fg_gpu_few_quant_prepare(device);
+    fg_gpu_tall_prepare(device);
     device->wide = fg_gpu_wide_prepare();
     if (device->wide) {
         fg_gpu_wide_quant_prepare();

@@ -82,14 +82,14 @@ static inline uint32_t fg_gpu_strips(uint32_t outputs)
 /* few.cu: up to so many rows. */
 enum { FG_GPU_FEW_ROWS = 16 };
 void fg_gpu_few(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated);
-void fg_gpu_few_prepare(void);
+void fg_gpu_few_prepare(const fg_device *device);
 
-/* few_quant.cu: weights of one quantised type, any number of rows; with more rows than these expanding them is faster. */
+/* few_quant.cu: weights of one quantised type, up to so many rows. False, and nothing done, where a block of the device has
+ * too little shared memory. */
 enum { FG_GPU_FEW_QUANT_ROWS = 64 };
-void fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
+bool fg_gpu_few_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                       uint32_t strips, bool gated);
-
-void fg_gpu_few_quant_prepare(void);
+void fg_gpu_few_quant_prepare(const fg_device *device);
 
 /* expand.cu: strips first .. first + count - 1 of a quantised matrix as bf16. */
 void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weight, uint32_t steps,
@@ -100,7 +100,7 @@ void fg_gpu_expand(fg_device_stream *stream, uint32_t type, const uint8_t *weigh
 enum { FG_GPU_TALL_STRIPS = 8 };
 void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t strips, bool gated,
                  bool may_split);
-void fg_gpu_tall_prepare(void);
+void fg_gpu_tall_prepare(const fg_device *device);
 /* Adds the parts in the stream's work area, [part][row][output of all strips]. */
 void fg_gpu_sum_parts(fg_device_stream *stream, const fg_gpu_products &set, uint32_t all_outputs);
 
@@ -112,12 +112,7 @@ bool fg_gpu_wide_prepare(void);
 
 /* wide_quant.cu: likewise, of one quantised type. It is the quickest for more rows than the first number and up to the
  * second. */
-#ifndef FG_GPU_WIDE_QUANT_ABOVE
-#define FG_GPU_WIDE_QUANT_ABOVE 32
-#endif
-#ifndef FG_GPU_WIDE_QUANT_ROWS
-#define FG_GPU_WIDE_QUANT_ROWS 1024
-#endif
+enum { FG_GPU_WIDE_QUANT_ABOVE = 32, FG_GPU_WIDE_QUANT_ROWS = 1024 };
 bool fg_gpu_wide_quant(fg_device_stream *stream, uint32_t type, const fg_gpu_products &set,
                        uint32_t strips, bool gated, bool may_split);
 /* Once per device that has them. */

@@ -344,22 +344,11 @@ void fg_gpu_tall(fg_device_stream *stream, const fg_gpu_products &set, uint32_t 
     }
 }
 
-void fg_gpu_tall_prepare(void)
+void fg_gpu_tall_prepare(const fg_device *device)
 {
-    fg_gpu_check(cudaFuncSetAttribute(more_rows<8, false>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(tall_stage<8>) * STAGES),
-                 "preparing kernels");
-    fg_gpu_check(cudaFuncSetAttribute(more_rows<8, true>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(tall_stage<8>) * STAGES),
-                 "preparing kernels");
-    fg_gpu_check(cudaFuncSetAttribute(more_rows<16, false>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(tall_stage<16>) * STAGES),
-                 "preparing kernels");
-    fg_gpu_check(cudaFuncSetAttribute(more_rows<16, true>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(tall_stage<16>) * STAGES),
-                 "preparing kernels");
+    fg_gpu_allow_shared(device, more_rows<8, false>, sizeof(tall_stage<8>) * STAGES);
+    fg_gpu_allow_shared(device, more_rows<8, true>, sizeof(tall_stage<8>) * STAGES);
+    static_assert(sizeof(tall_stage<16>) * STAGES <= 99 * 1024, "what any device has");
+    fg_gpu_allow_shared(device, more_rows<16, false>, sizeof(tall_stage<16>) * STAGES);
+    fg_gpu_allow_shared(device, more_rows<16, true>, sizeof(tall_stage<16>) * STAGES);
 }

@@ -79,6 +79,13 @@ static inline int fg_emu_devices(void)
     return count > FG_EMU_DEVICES ? (int)FG_EMU_DEVICES : (int)count;
 }
 
+/* What a block may have at most; 99 as of the smaller devices. */
+static inline size_t fg_emu_shared_most(void)
+{
+    size_t most = (size_t)fg_emu_env("FORGE_EMULATED_SHARED_KIB", FG_EMU_SHARED >> 10) << 10;
+    return most < FG_EMU_SHARED ? most : (size_t)FG_EMU_SHARED;
+}
+
 static inline size_t fg_emu_device_bytes(void)
 {
     return (size_t)fg_emu_env("FORGE_EMULATED_MEMORY_MIB", 8192) << 20;
@@ -547,8 +554,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device)
     strcpy(out->name, "emulated");
     out->totalGlobalMem = fg_emu_device_bytes();
     out->sharedMemPerBlock = FG_EMU_SHARED_PLAIN;
-    out->sharedMemPerBlockOptin = FG_EMU_SHARED;
-    out->sharedMemPerMultiprocessor = FG_EMU_SHARED + 1024;
+    out->sharedMemPerBlockOptin = fg_emu_shared_most();
+    out->sharedMemPerMultiprocessor = fg_emu_shared_most() + 1024;
     out->regsPerBlock = 65536;
     out->warpSize = warpSize;
     out->maxThreadsPerBlock = FG_EMU_THREADS;
@@ -586,7 +593,7 @@ inline cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr attribute, in
         *out = properties.minor;
         return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *out = FG_EMU_SHARED;
+        *out = (int)fg_emu_shared_most();
         return cudaSuccess;
     }
     return fg_emu_return(cudaErrorInvalidValue);
@@ -632,7 +639,7 @@ inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttri
     fg_emu_memory &memory = fg_emu_memory_get();
     std::lock_guard<std::recursive_mutex> guard(memory.lock);
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value < 0 || value > FG_EMU_SHARED) {
+        if (value < 0 || (size_t)value > fg_emu_shared_most()) {
             return fg_emu_return(cudaErrorInvalidValue);
         }
         memory.shared_max[(const void *)kernel] = (size_t)value;

@@ -128,7 +128,7 @@ def device():
     return os.environ.get("FORGE_TEST_DEVICE") or "cpu"
 
 
-KEPT = ("FORGE_CORPUS", "FORGE_CUDA_PLUGIN", "FORGE_EMULATED_MEMORY_MIB")
+KEPT = ("FORGE_CORPUS", "FORGE_CUDA_AHEAD", "FORGE_CUDA_PLUGIN", "FORGE_EMULATED_MEMORY_MIB")
 
 
 def plain_environment(**more):

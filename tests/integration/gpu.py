@@ -81,6 +81,7 @@ REFUSED = [
     ("two processes, three devices", ["--device", "cuda:0,cuda:0,cuda:0", "--tensor-parallel-size", 2], {},
      ["one device for each of 2"]),
 ]
+ON_EMULATED = [("little shared memory", [], {"FORGE_EMULATED_SHARED_KIB": "20"}, ["KiB of shared memory", "--device cpu"])]
 
 
 def refused(suite, model, flags, environment, words):
@@ -400,7 +401,7 @@ def main():
         made = [make(suite, folder, shape, small if emulated else dtype, layers)
                 for _, shape, dtype, small, layers in MADE]
         suite.case("why there is no device is listed", none_listed, suite)
-        for name, flags, environment, words in REFUSED:
+        for name, flags, environment, words in REFUSED + (ON_EMULATED if emulated else []):
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
         suite.case("flags without effect are named", without_effect, suite, made[0])
         suite.case("the second device", second_device, suite, made[0])

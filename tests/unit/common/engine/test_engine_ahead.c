@@ -306,6 +306,7 @@ static void tell_apart(bool is_late)
 {
     enum { LEFT_TOP_K = 20 }; /* the plugin's */
     static outcome want, got;
+    setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
     *(bool *)in_apart("apart_is_late") = is_late;
     *(uint32_t *)in_apart("apart_patience") = PATIENCE;
@@ -334,12 +335,26 @@ Test(engine_ahead, nor_do_they_see_when_a_device_runs_its_operations)
     tell_apart(true);
 }
 
+Test(engine_ahead, is_off_unless_it_is_asked_for)
+{
+    static const char *const said[] = { NULL, "", "off", "1" };
+    static outcome got;
+    setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        (void)(said[i] == NULL ? unsetenv("FORGE_CUDA_AHEAD")
+                               : setenv("FORGE_CUDA_AHEAD", said[i], 1));
+        tell_story(&stories[0], "cuda:0", true, 20, &got);
+        cr_assert_eq(got.ahead.begun, 0, "%s", said[i] == NULL ? "nothing said" : said[i]);
+    }
+}
+
 /* What a step points to is gone after that: the engine has waited for both. */
 Test(engine_ahead, closes_with_a_step_begun_ahead)
 {
     const fg_tiny_llama model = { .seed = 77, .weight_type = FG_Q8_0 };
     size_t size_bytes;
     void *bytes = fg_gguf_build_tiny_llama(&model, &size_bytes);
+    setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
     *(bool *)in_apart("apart_is_late") = true;
     *(uint32_t *)in_apart("apart_patience") = PATIENCE;
@@ -396,6 +411,7 @@ static void tell_on(const char *device, uint32_t hundredths, uint32_t least)
 #ifdef EMULATED_PLUGIN
 Test(engine_ahead, on_the_cuda_back_end_emulated)
 {
+    setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", EMULATED_PLUGIN, 1);
     tell_on("cuda:0", 10, 20);
 }
@@ -405,6 +421,7 @@ Test(engine_ahead, on_the_device_that_is_named)
 {
     const char *device = getenv("FORGE_TEST_DEVICE");
     if (device != NULL) {
+        setenv("FORGE_CUDA_AHEAD", "on", 1);
         tell_on(device, 100, 20);
     }
 }
