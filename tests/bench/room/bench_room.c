@@ -103,7 +103,9 @@ static void pass_close(fg_engine *engine)
     fg_engine_close(bench_of(engine)->sim);
 }
 
-static const fg_engine_ops pass_ops = { pass_begin, pass_poll, pass_close };
+static const fg_engine_ops pass_ops = { .begin = pass_begin,
+                                        .poll = pass_poll,
+                                        .close = pass_close };
 
 /* ---- the router's side ---- */
 
