@@ -3,10 +3,13 @@
  *
  * When the process ends, the file that GPU_TIMES names has a line for each piece of work, in no order: what it was
  * (graph, kernel, copy, set), and when it began and ended there, in ns. A graph is one piece, so the kernels within it
- * are not slowed down by being watched. tests/gpu/bench compiles it where it is needed and reads the file:
+ * are not slowed down by being watched. With GPU_TIMES_KERNELS in the environment each kernel of a graph is a piece, with
+ * its own name: what a step is made of, and how kernels that begin early overlap. tests/gpu/bench compiles it where it is
+ * needed and reads the file:
  *
  *   cc -shared -fPIC -I CUPTI/include -o gpu_times.so gpu_times.c -L CUPTI/lib -l:libcupti.so.13
  */
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +19,7 @@
 enum { BUFFER_BYTES = 1 << 20, BUFFER_ALIGN = 8 };
 
 static FILE *out;
+static bool names; /* of kernels, also of those within graphs */
 
 static void take_buffer(uint8_t **buffer_out, size_t *size_out, size_t *record_max_out)
 {
@@ -39,7 +43,7 @@ static void put_record(const CUpti_Activity *record)
     }
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
         const CUpti_ActivityKernel9 *kernel = (const void *)record;
-        put("kernel", kernel->start, kernel->end);
+        put(names ? kernel->name : "kernel", kernel->start, kernel->end);
         break;
     }
     case CUPTI_ACTIVITY_KIND_MEMCPY: {
@@ -77,10 +81,10 @@ static void finish(void)
 int InitializeInjection(void);
 int InitializeInjection(void)
 {
-    static const CUpti_ActivityKind kinds[] = { CUPTI_ACTIVITY_KIND_GRAPH_TRACE,
-                                                CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+    static const CUpti_ActivityKind kinds[] = { CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                                 CUPTI_ACTIVITY_KIND_MEMCPY,
                                                 CUPTI_ACTIVITY_KIND_MEMSET };
+    names = getenv("GPU_TIMES_KERNELS") != NULL;
     const char *path = getenv("GPU_TIMES");
     out = path != NULL ? fopen(path, "w") : NULL;
     if (out == NULL) {
@@ -88,6 +92,9 @@ int InitializeInjection(void)
         return 0;
     }
     CUptiResult result = cuptiActivityRegisterCallbacks(take_buffer, give_buffer);
+    if (result == CUPTI_SUCCESS && !names) {
+        result = cuptiActivityEnable(CUPTI_ACTIVITY_KIND_GRAPH_TRACE);
+    }
     for (size_t i = 0; result == CUPTI_SUCCESS && i < sizeof kinds / sizeof *kinds; i++) {
         result = cuptiActivityEnable(kinds[i]);
     }
