@@ -4,8 +4,9 @@
  * which calls `on_done` (from that thread) when a step has ended, so that the loop wakes and polls.
  *
  * Up to FG_ENGINE_STEPS_MAX steps are in flight, run in the order of their beginning, without a pause
- * between them: a device with memory of its own may be given the second one while it runs the first. What a step points to stays untouched by the caller until it was polled, and its items
- * until the step after it was polled too (that one may follow them).
+ * between them: a device with memory of its own may be given the second one while it runs the first.
+ * What a step points to stays untouched by the caller until it was polled, and its items until the step
+ * after it was polled too (that one may follow them).
  */
 #ifndef FORGE_COMMON_ENGINE_ENGINE_H
 #define FORGE_COMMON_ENGINE_ENGINE_H

@@ -827,9 +827,9 @@ bool fg_forward_begin_next(fg_forward *forward, fg_step *next)
 {
     const fg_step_run *run = &forward->run;
     /* What is digested may have come for the next one; and its logits take the place of those that the host reads. */
-    bool free = fg_forward_goes_ahead(forward) && run->step != NULL && forward->next.step == NULL &&
-                run->step->digest_count == 0 && fg_head_is_chosen_there(&run->part);
-    if (!free || next->copy_count > 0 || next->seq_count == 0 || !can_replay(forward, next)) {
+    bool may = fg_forward_goes_ahead(forward) && run->step != NULL && forward->next.step == NULL &&
+               run->step->digest_count == 0 && fg_head_is_chosen_there(&run->part);
+    if (!may || next->copy_count > 0 || next->seq_count == 0 || !can_replay(forward, next)) {
         return false;
     }
     uint32_t head_count;

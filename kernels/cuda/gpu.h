@@ -33,12 +33,12 @@ extern bool fg_gpu_early;
         config_.blockDim = (block);                                                                \
         config_.dynamicSmemBytes = (shared_bytes);                                                 \
         config_.stream = (queue);                                                                  \
-        attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;                    \
-        attributes_[0].val.programmaticStreamSerializationAllowed = (early) && fg_gpu_early;       \
-        attributes_[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;                      \
-        attributes_[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;                     \
+        attributes_[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;                      \
+        attributes_[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;                     \
+        attributes_[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;                    \
+        attributes_[1].val.programmaticStreamSerializationAllowed = 1;                             \
         config_.attrs = attributes_;                                                               \
-        config_.numAttrs = 2;                                                                      \
+        config_.numAttrs = (early) && fg_gpu_early ? 2 : 1;                                        \
         fg_gpu_check(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), #kernel);                  \
     } while (0)
 

@@ -4,7 +4,6 @@
  * step to come in time; on the CUDA back end's own sources, compiled for the CPU; and, with FORGE_TEST_DEVICE=cuda:0, on
  * the device of the environment's FORGE_CUDA_PLUGIN.
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "common/engine/runner.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
+#include "tests/unit/common/engine/apart.h"
 
 enum { SEQS = 6, SPARE = SEQS, CONTEXT = 1024, BLOCKS_EACH = CONTEXT / 16, PROMPT_MAX = 20 };
 enum { AREAS = FG_ENGINE_STEPS_MAX + 1, NEVER = UINT32_MAX };
@@ -293,26 +293,17 @@ static void check_ahead(const story *s, const outcome *o, uint32_t least)
               (unsigned long long)o->ahead.again, (unsigned long long)o->ahead.begun);
 }
 
-static void *in_apart(const char *name)
-{
-    void *plugin = dlopen(APART_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-    cr_assert_not_null(plugin);
-    void *symbol = dlsym(plugin, name);
-    cr_assert_not_null(symbol, "%s", name);
-    return symbol;
-}
-
 static void tell_apart(bool is_late)
 {
     enum { LEFT_TOP_K = 20 }; /* the plugin's */
     static outcome want, got;
     setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
-    *(bool *)in_apart("apart_is_late") = is_late;
-    *(uint32_t *)in_apart("apart_patience") = PATIENCE;
+    *(bool *)fg_in_apart(APART_PLUGIN, "apart_is_late") = is_late;
+    *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_patience") = PATIENCE;
     for (size_t i = 0; i < sizeof stories / sizeof stories[0]; i++) {
         const story *s = &stories[i];
-        uint32_t followed = *(uint32_t *)in_apart("apart_followed");
+        uint32_t followed = *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_followed");
         tell_story(s, "cpu", false, LEFT_TOP_K, &want);
         tell_story(s, "cuda:0", true, LEFT_TOP_K, &got);
         check_same(&got, &want, s->name);
@@ -320,8 +311,8 @@ static void tell_apart(bool is_late)
         cr_assert_eq(want.ahead.begun, 0, "the CPU does one after the other");
         check_ahead(s, &got, 100);
         cr_assert(s->leave_one_in == 0 || got.ahead.again > 0, "%s: none again", s->name);
-        cr_assert_eq(followed == *(uint32_t *)in_apart("apart_followed"), s->never_ahead,
-                     "tokens go from step to step on the device");
+        cr_assert_eq(followed == *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_followed"),
+                     s->never_ahead, "tokens go from step to step on the device");
     }
 }
 
@@ -356,8 +347,8 @@ Test(engine_ahead, closes_with_a_step_begun_ahead)
     void *bytes = fg_gguf_build_tiny_llama(&model, &size_bytes);
     setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
-    *(bool *)in_apart("apart_is_late") = true;
-    *(uint32_t *)in_apart("apart_patience") = PATIENCE;
+    *(bool *)fg_in_apart(APART_PLUGIN, "apart_is_late") = true;
+    *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_patience") = PATIENCE;
     for (uint32_t round = 0; round < 20; round++) {
         fg_runner_options options = { .bytes = bytes,
                                       .size_bytes = size_bytes,

@@ -1,5 +1,4 @@
 /* The engine on a device with memory of its own (apart_plugin.c), whose operations are the CPU's: every bit is the same. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +10,7 @@
 #include "common/engine/weight_store.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
+#include "tests/unit/common/engine/apart.h"
 
 enum { CONTEXT = 64, SEQS = 70, STEP_ROWS = 120, TIER = 4, BLOCKS = SEQS * CONTEXT / 16 };
 
@@ -52,18 +52,9 @@ static void close_pair(pair *p)
     free(p->bytes);
 }
 
-static void *in_plugin(const char *name)
-{
-    void *plugin = dlopen(APART_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-    cr_assert_not_null(plugin);
-    void *symbol = dlsym(plugin, name);
-    cr_assert_not_null(symbol, "%s", name);
-    return symbol;
-}
-
 static uint32_t counted(const char *name)
 {
-    return *(uint32_t *)in_plugin(name);
+    return *(uint32_t *)fg_in_apart(APART_PLUGIN, name);
 }
 
 /* What a step's items are to do beyond running their tokens. */
@@ -413,7 +404,7 @@ Test(engine_apart, an_engine_opens_or_fails_cleanly_whatever_memory_is_missing)
     pair p;
     open_pair(FG_Q8_0, &p);
     make_tokens(&p, 8, tokens);
-    *(void **)&each_of_device = in_plugin("apart_fault_each");
+    *(void **)&each_of_device = fg_in_apart(APART_PLUGIN, "apart_fault_each");
     uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
     fg_engine_options options = tier_options(&p.apart, tier);
     int host = fg_fault_each(opens, &options), device = each_of_device(opens, &options);
