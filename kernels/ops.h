@@ -163,7 +163,7 @@ void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows
  * its own a token may be FG_TOKEN_CHOSEN | r: the one that fg_op_highest or fg_op_choose, whichever was given to the
  * stream last before this, has chosen for its row r, one of the first FG_CHOSEN_ROWS, in a replay too. Where that is
  * FG_CHOICE_NONE, or nothing was wanted of the row, it is any token. */
-enum { FG_CHOSEN_ROWS = 64 };
+enum { FG_CHOSEN_ROWS = 256 };
 #define FG_TOKEN_CHOSEN 0x80000000u
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
                  uint32_t rows, float *out);

@@ -12,11 +12,13 @@
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
 enum { SCRATCH_PARTS_MAX = 40 };
-/* Steps of at most so many rows, one for each sequence, are replayed where a device can: what they are given is then
- * always one of few shapes. */
-enum { REPLAY_ROWS = FG_CHOSEN_ROWS };
+/* Steps of one row for each sequence are replayed where a device can: they get rows that pad them to one of few sizes. */
+static const uint32_t replay_sizes[] = {
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, FG_CHOSEN_ROWS
+};
+enum { REPLAY_SIZES = sizeof replay_sizes / sizeof *replay_sizes };
 /* Rows that buffers of a device with memory of its own are rounded up to. */
-enum { DEVICE_ROWS = REPLAY_ROWS };
+enum { DEVICE_ROWS = 64 };
 
 /* One named part of the scratch. */
 typedef struct scratch_part {
@@ -155,6 +157,20 @@ static bool replays(const fg_forward *forward)
     return !forward->is_host && forward->tp == NULL;
 }
 
+/* The size of the largest steps that are replayed: that of all sequences together, or what buffers have room for. */
+static uint32_t replay_rows_of(const fg_forward *forward)
+{
+    uint32_t rows = 0, head_rows = forward->places[0].head.rows_max;
+    uint32_t step_rows = step_rows_of(&forward->limits);
+    uint32_t room = step_rows < head_rows ? step_rows : head_rows;
+    for (uint32_t i = 0; replays(forward) && i < REPLAY_SIZES && replay_sizes[i] <= room &&
+                         rows < forward->limits.step_seqs_max;
+         i++) {
+        rows = replay_sizes[i];
+    }
+    return rows;
+}
+
 /* Whether a step may begin on the device while the one before it runs: only where it is asked for, since that was not
  * verified on a GPU (docs/GPU.md). */
 static bool asks_to_go_ahead(const fg_forward *forward)
@@ -174,8 +190,8 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
     if (forward->goes_ahead) {
         fg_step_place *second = &forward->places[1];
         second->head = *head;
-        second->head.rows_max = REPLAY_ROWS;
-        add_place_parts(forward, second, REPLAY_ROWS, list);
+        second->head.rows_max = forward->replay_rows;
+        add_place_parts(forward, second, forward->replay_rows, list);
     }
 }
 
@@ -222,9 +238,9 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     if (!forward->is_host) {
         const fg_head *head = &forward->place->head;
         /* The second place's are behind the first one's. */
-        bool grows = forward->goes_ahead && head->rows_max < 2 * REPLAY_ROWS;
+        uint32_t both = forward->goes_ahead ? 2 * forward->replay_rows : 0;
         add_part(list, (void **)&forward->place->head.logits,
-                 grows ? 2 * REPLAY_ROWS : head->rows_max, h->vocab_size, sizeof(float));
+                 both > head->rows_max ? both : head->rows_max, h->vocab_size, sizeof(float));
     }
 }
 
@@ -236,6 +252,7 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
         forward->is_host ? forward->limits.step_tokens_max : step_rows_of(&forward->limits);
     forward->tile_rows = tile_rows_of(forward);
     forward->tile_rows_max = tallest_tile_of(forward);
+    forward->replay_rows = replay_rows_of(forward);
     part_list list = { .kind = SCRATCH_SHARED };
     add_shared_parts(forward, step_rows, &list);
     list.kind = forward->is_host ? SCRATCH_SHARED : SCRATCH_DEVICE;
@@ -267,7 +284,7 @@ static fg_status take_scratch(fg_forward *forward, fg_error *err)
         head->logits = head->logits_host;
     }
     if (forward->goes_ahead) {
-        second->logits = head->logits + (size_t)REPLAY_ROWS * head->vocab_size;
+        second->logits = head->logits + (size_t)forward->replay_rows * head->vocab_size;
         second->logits_host = head->logits_host;
     }
     return FG_OK;
@@ -667,7 +684,7 @@ static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 /* A step of many sequences' next tokens: such steps come again and again. */
 static bool can_replay(const fg_forward *forward, const fg_step *step)
 {
-    if (!replays(forward) || step->seq_count > REPLAY_ROWS) {
+    if (step->seq_count > forward->replay_rows) {
         return false;
     }
     uint32_t head_count = 0;
@@ -694,8 +711,7 @@ static fg_step_run run_of(fg_forward *forward, fg_step *step, uint32_t head_coun
 /* The step has as many rows as one of few shapes then; what comes of the others is not looked at. */
 static uint32_t pad_rows(fg_forward *forward, uint32_t rows)
 {
-    static const uint32_t sizes[] = { 1, 2, 4, 8, 16, 24, 32, 48, REPLAY_ROWS };
-    const uint32_t *size = sizes;
+    const uint32_t *size = replay_sizes;
     while (*size < rows) {
         size++;
     }

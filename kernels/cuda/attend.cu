@@ -771,8 +771,8 @@ static void launch_prompts(fg_device_stream *stream, const attend_job &job)
 
 template <int dims> static void launch(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
-    /* A small step may be recorded: the next one has other groups, so these kernels look at what is staged. */
-    if (stream->counts.groups > 0 || stream->small) {
+    /* A step without prompts may be recorded: the next one has other groups, so these kernels look at what is staged. */
+    if (stream->counts.groups > 0 || stream->counts.prompts == 0) {
         launch_groups<dims>(stream, job, rows);
     }
     constexpr uint32_t tiles = tiles_of<dims>();

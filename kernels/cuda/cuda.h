@@ -29,8 +29,9 @@ enum {
     FG_GPU_GROUP_ROWS = 16,  /* (row, head)s of a unit of tensor-core products */
     FG_GPU_WARPS = 8,        /* of a tile of a prompt's attention */
     FG_GPU_PROMPT_ROWS = 32, /* of one sequence in a step: from so many on they count as a prompt */
-    FG_GPU_SMALL_ROWS =
-        64, /* steps of at most so many rows have their own staging, whose addresses never change */
+    /* Steps of at most so many rows are staged at addresses that never change; those of few, with fewer bytes. */
+    FG_GPU_SMALL_ROWS = FG_CHOSEN_ROWS,
+    FG_GPU_FEW_STAGED = 64,
 };
 
 /* A row as attention sees it. */
@@ -84,8 +85,8 @@ struct fg_device {
     fg_gpu_memory *loaded; /* until close */
 };
 
-/* Nine sizes of steps, with four ways to choose, in two places. */
-enum { FG_GPU_GRAPHS = 72 };
+/* Thirteen sizes of steps, with four ways to choose, in two places. */
+enum { FG_GPU_GRAPHS = 104 };
 
 /* As exact as device.h says. */
 enum { FG_GPU_EVENTS = 4 };

@@ -1,6 +1,6 @@
 /*
  * The rows of a step on their way to the device: one piece of page-locked memory and its copy on the device, laid out
- * alike, and one copy between them. A step of few rows has a layout of its own, whose addresses a graph may keep.
+ * alike, and one copy between them. Steps of not too many rows have layouts of their own, whose addresses a graph may keep.
  *
  * Here is decided who computes which part of attention: rows of one sequence that are few are a group, of which every
  * tile of slots is a piece of work for whoever is free; many rows are a prompt, and walk through their tiles in order.
@@ -134,7 +134,10 @@ void fg_cuda_stage(fg_device_stream *stream, const fg_step_rows *rows)
     /* The copy before may still be under way. */
     fg_gpu_check(cudaEventSynchronize(stream->staged), "waiting for the device");
     stream->small = rows->rows <= FG_GPU_SMALL_ROWS && rows->row_id_count <= FG_GPU_SMALL_ROWS;
-    size_t places = stream->small ? FG_GPU_SMALL_ROWS : limits->step_rows_max;
+    bool few = rows->rows <= FG_GPU_FEW_STAGED && rows->row_id_count <= FG_GPU_FEW_STAGED;
+    size_t places = few             ? FG_GPU_FEW_STAGED
+                    : stream->small ? FG_GPU_SMALL_ROWS
+                                    : limits->step_rows_max;
     stage_job job = {};
     job.stream = stream;
     job.rows = rows;

@@ -9,7 +9,7 @@ near tie: llama.cpp itself gives Forge's token nearly the same log-probability a
 A random model prefers nothing: choices would show little. So with float weights, where both round
 nothing but keys and values, the log-probabilities of llama.cpp's best tokens are compared.
 """
-# needs: numpy gguf xllamacpp
+# needs: numpy xllamacpp
 # needs-model
 import json
 import math
@@ -20,8 +20,7 @@ import urllib.request
 
 import numpy as np
 from _forge import Suite, find_tool
-from numpy_reference import STEPS, forge_logits
-from gguf import GGUFReader
+from _logits import STEPS, forge_logits
 
 # Rounding moves a log-probability by about 0.12 nat (root mean square) in either program, and Forge's
 # own choices part from a float reference at margins up to 0.45 nat (numpy_reference.py).
@@ -67,9 +66,7 @@ def agreement(suite):
     prompts = json.loads((pathlib.Path(__file__).parent / "smollm2_prompts.json")
                          .read_text(encoding="utf-8"))
     prompts = prompts if suite.options.full else prompts[::3]
-    reader = GGUFReader(path)
-    vocabulary = int(next(t for t in reader.tensors if t.name == "token_embd.weight").shape[1])
-    tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts], vocabulary)
+    tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts])
     llama = Llama(path)
     same, ties, wrong = 0, [], []
     for prompt, answer in zip(prompts, tokens.tolist()):
@@ -97,7 +94,7 @@ def float_agreement(suite, shape):
         path = folder + "/random.gguf"
         subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--layers", "2", "--vocab",
                         str(VOCABULARY), "--type", "f32"], check=True)
-        tokens, logits = forge_logits(suite, path, prompts, VOCABULARY, steps)
+        tokens, logits = forge_logits(suite, path, prompts, steps)
         llama = Llama(path)
         worst, squares, spread, count = 0.0, 0.0, 0.0, 0
         for prompt, answer, rows in zip(prompts, tokens.tolist(), logits.astype(np.float64)):

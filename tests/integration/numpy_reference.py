@@ -20,7 +20,6 @@ lies from exact. A wrong scale, a lost minimum or a mask off by one is far outsi
 # needs-model
 import json
 import math
-import os
 import pathlib
 import subprocess
 import tempfile
@@ -28,10 +27,10 @@ import time
 
 import numpy as np
 from _forge import Suite, find_tool
+from _logits import STEPS, Difference, forge_logits
 from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
                   dequantize, quantize)
 
-STEPS = 64
 GROUP = 32
 
 
@@ -161,72 +160,10 @@ KV_ROUNDINGS = {"f32": lambda x: x, "f16": lambda x: x.astype(np.float16).astype
                 "bf16": round_to_bf16}
 
 
-def forge_logits(suite, model_path, prompts, vocabulary, steps=STEPS, kv="f16"):
-    """tokens [prompt][step] and logits [prompt][step][vocabulary] as Forge computes them."""
-    tool = find_tool(suite, "logits_tool")
-    with tempfile.TemporaryDirectory() as folder:
-        ids_file, out_file = folder + "/ids", folder + "/out"
-        pathlib.Path(ids_file).write_text("".join(" ".join(map(str, p)) + "\n" for p in prompts),
-                                          encoding="ascii")
-        done = subprocess.run([tool, model_path, ids_file, str(steps), out_file],
-                              env={**os.environ, "FORGE_KV_DTYPE": kv}, capture_output=True,
-                              text=True, check=False)
-        assert done.returncode == 0, f"logits_tool ended with {done.returncode}: {done.stderr[-500:]}"
-        records = np.fromfile(out_file, dtype=[("token", "<u4"), ("logits", "<f4", vocabulary)])
-    assert len(records) == len(prompts) * steps, f"{len(records)} records"
-    records = records.reshape(len(prompts), steps)
-    assert (records["logits"].argmax(axis=-1) == records["token"]).all(), "a token is not the maximum"
-    return records["token"], records["logits"]
-
-
-def probabilities(logits):
-    shifted = np.exp((logits - logits.max(axis=-1, keepdims=True)).astype(np.float64))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-class Difference:
-    """How far one set of logits is from another, gathered over many rows."""
-
-    def __init__(self):
-        self.worst, self.squares, self.spread, self.count = 0.0, 0.0, 0.0, 0
-        self.divergence, self.rows, self.agree, self.flips = 0.0, 0, 0, []
-
-    def add(self, want, have):
-        delta = np.abs(have - want)
-        self.worst = max(self.worst, float(delta.max()))
-        self.squares += float((delta.astype(np.float64) ** 2).sum())
-        self.spread += float(((want - want.mean(axis=-1, keepdims=True)).astype(np.float64) ** 2)
-                             .sum())
-        self.count += delta.size
-        p, q = probabilities(want), probabilities(have)
-        self.divergence += float((p * np.log((p + 1e-30) / (q + 1e-30))).sum())
-        self.rows += len(want)
-        first, second = want.argmax(axis=-1), have.argmax(axis=-1)
-        rows = np.arange(len(want))
-        self.agree += int((first == second).sum())
-        # By how much the reference preferred its own choice where the two disagree.
-        self.flips += list((want[rows, first] - want[rows, second])[first != second])
-
-    @property
-    def rms(self):
-        return (self.squares / self.count) ** 0.5
-
-    @property
-    def relative(self):
-        """Root mean square of the difference over that of the logits around their mean."""
-        return (self.squares / self.spread) ** 0.5
-
-    def __str__(self):
-        return (f"rms {self.rms:.2e} (relative {self.relative:.2e}), worst {self.worst:.3f}, "
-                f"KL {self.divergence / self.rows:.2e}, top-1 {self.agree}/{self.rows}, largest "
-                f"margin lost {max(self.flips, default=0):.3f}")
-
-
 def compare(suite, path, prompts, steps, kv, ways):
     """Differences between Forge, exact and (in ways) rounded, over all steps of all prompts."""
     model = Model(path, kv)
-    vocabulary = len(model.weights[model.output])
-    tokens, logits = forge_logits(suite, path, prompts, vocabulary, steps, kv)
+    tokens, logits = forge_logits(suite, path, prompts, steps, kv)
     # The last token of each answer is chosen by the last row; it is never an input.
     sequences = [np.concatenate([p, t[:-1]]).astype(np.int64) for p, t in zip(prompts, tokens)]
     started = time.monotonic()

@@ -4,7 +4,7 @@
  * For each line of IDS_FILE (token ids separated by spaces: a prompt) runs the prompt and N_STEPS
  * greedy steps, and writes per step: u32 token, f32[vocab] the logits that chose it, little-endian.
  * The comparison with an independent reference reads this. KV is kept as FORGE_KV_DTYPE says
- * ("auto"); the instruction set is FORGE_CPU_ISA's.
+ * ("auto"); the instruction set is FORGE_CPU_ISA's, the device FORGE_TEST_DEVICE's.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +66,7 @@ int main(int argc, char **argv)
         .path = argv[1],
         .kv_dtype = kv_dtype,
         .cpu_isa = getenv("FORGE_CPU_ISA"),
+        .device = getenv("FORGE_TEST_DEVICE"),
         .thread_count = 2,
     };
     static uint32_t tokens[LINE_TOKENS_MAX];
