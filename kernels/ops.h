@@ -304,9 +304,9 @@ typedef struct fg_attend {
     uint32_t head_count;
     uint32_t window; /* slots that a row sees, its own included; 0: all */
     float scale;
-    float *out; /* [row][head_count][head_dim] */
-    uint32_t *
-        pairs; /* NULL, or where the PAIRS form of out goes too; not on the CPU, whose form is made from whole rows */
+    float *out; /* [row][head_count][head_dim]; NULL: only `pairs` are wanted */
+    /* NULL, or where the PAIRS form of out goes; not on the CPU, whose form is made from whole rows. */
+    uint32_t *pairs;
 } fg_attend;
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                   uint32_t rows);

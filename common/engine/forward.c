@@ -562,7 +562,9 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                          .kv_rows = forward->place->kv_rows + first,
                          .head_count = parts->heads.count,
                          .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
-                         .out = own != NULL ? own : forward->attended.values,
+                         .out = at_once       ? NULL
+                                : own != NULL ? own
+                                              : forward->attended.values,
                          .pairs = at_once ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
     gather(forward, &forward->attended, common_attended(forward), parts->q, own, rows);

@@ -13,6 +13,7 @@
  * bank.
  */
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/attend_merge.cuh"
 #ifndef FG_GPU_EMULATED
 #include "kernels/cuda/attend_feed.cuh"
 #endif
@@ -281,15 +282,6 @@ template <int dims> struct group_bulk {
 };
 #endif
 
-/* Records: [tile][unit], of each the maxima, the sums, and the outputs [row][dim]; `rows` of them. Even numbers of
- * floats, so that pairs of outputs are read at once. */
-static __device__ __forceinline__ float *record_at(const attend_job &job, uint32_t tile,
-                                                   uint32_t index, uint32_t rows)
-{
-    size_t floats = (size_t)rows * (job.head_dim + 2);
-    return job.records + ((size_t)tile * job.kv_head_count * job.units + index) * floats;
-}
-
 /* A piece of work: a tile of a unit of a group. Work is numbered by group, then unit, then tile, so that a block's next
  * piece mostly has the same q. */
 typedef struct group_work {
@@ -372,13 +364,29 @@ static __device__ __forceinline__ void group_scores(group_memory<dims> *memory,
     }
 }
 
-/* The outputs of a tile, and its record. */
+/* A record as the threads of a block have it: each has some dimensions of rows g and g + 8. */
+template <int dims> struct group_state {
+    static constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
+    float tops[2], sums[2];
+    float outputs[mine][4];
+
+    __device__ __forceinline__ void clear(void)
+    {
+        tops[0] = tops[1] = MINUS_INFINITY;
+        sums[0] = sums[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < mine; i++) {
+            outputs[i][0] = outputs[i][1] = outputs[i][2] = outputs[i][3] = 0.0f;
+        }
+    }
+};
+
+/* The tile joins those before it, or is all there is. */
 template <int dims>
-static __device__ __forceinline__ void group_record(group_memory<dims> *memory,
-                                                    const attend_job &job, float *record,
-                                                    uint32_t record_rows)
+static __device__ __forceinline__ void group_outputs(group_memory<dims> *memory, bool joins,
+                                                     group_state<dims> *state)
 {
-    constexpr int mine = dims / 8 >= GROUP_WARPS ? dims / 8 / GROUP_WARPS : 1;
+    constexpr int mine = group_state<dims>::mine;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float outputs[mine][4] = {};
     if (warp * mine < dims / 8) {
@@ -393,52 +401,58 @@ static __device__ __forceinline__ void group_record(group_memory<dims> *memory,
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t place = g + 8 * half;
-        float slices[SLICES];
+        float slices[SLICES], top = memory->tops[0][place], old_factor, new_factor;
+        for (int w = 1; w < GROUP_WARPS; w++) {
+            top = fmaxf(top, memory->tops[w][place]);
+        }
         for (int w = 0; w < SLICES; w++) {
             slices[w] = memory->sums[w][place][t];
         }
         float sum = sum_slices(slices);
+        if (!joins) {
+            state->tops[half] = top;
+            state->sums[half] = sum;
+        } else {
+            merge(&state->tops[half], &state->sums[half], top, sum, &old_factor, &new_factor);
+        }
+#pragma unroll
+        for (int i = 0; i < mine; i++) {
+            for (int j = 2 * half; j < 2 * half + 2; j++) {
+                state->outputs[i][j] =
+                    joins ? merged(state->outputs[i][j], outputs[i][j], old_factor, new_factor)
+                          : outputs[i][j];
+            }
+        }
+    }
+}
+
+template <int dims>
+static __device__ __forceinline__ void put_record(const attend_job &job, float *record,
+                                                  uint32_t record_rows,
+                                                  const group_state<dims> &state)
+{
+    constexpr int mine = group_state<dims>::mine;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t place = g + 8 * half;
         if (place >= record_rows) {
             continue;
         }
         if (warp == 0 && t == 0) {
-            float top = memory->tops[0][place];
-            for (int w = 1; w < GROUP_WARPS; w++) {
-                top = fmaxf(top, memory->tops[w][place]);
-            }
-            record[place] = top;
-            record[record_rows + place] = sum;
+            record[place] = state.tops[half];
+            record[record_rows + place] = state.sums[half];
         }
         float *to = record + 2 * record_rows + (size_t)place * job.head_dim;
 #pragma unroll
         for (int i = 0; i < mine; i++) {
             uint32_t d = (warp * mine + i) * 8 + 2 * t;
             if (d < job.head_dim && warp * mine < dims / 8) {
-                to[d] = outputs[i][2 * half];
-                to[d + 1] = outputs[i][2 * half + 1];
+                *(float2 *)(to + d) =
+                    make_float2(state.outputs[i][2 * half], state.outputs[i][2 * half + 1]);
             }
         }
     }
-}
-
-/* The pieces of work of a block: from `number` to before `end`, numbered over all groups of the launch. */
-typedef struct group_share {
-    uint32_t number, end;
-    uint32_t all_units, first_tile;
-} group_share;
-
-static __device__ __forceinline__ group_share find_share(const attend_job &job,
-                                                         const fg_gpu_counts &counts)
-{
-    group_share share;
-    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
-    uint32_t to = job.group_end < counts.groups ? job.ends[job.group_end - 1] : counts.tiles;
-    share.all_units = job.kv_head_count * job.units;
-    uint64_t all = (uint64_t)(to - from) * share.all_units;
-    share.number = from * share.all_units + (uint32_t)(all * blockIdx.x / gridDim.x);
-    share.end = from * share.all_units + (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
-    share.first_tile = from;
-    return share;
 }
 
 /* What a block knows of the unit it works on; of its lane's rows g and g + 8 the slots that they see. */
@@ -460,7 +474,8 @@ static __device__ __forceinline__ group_unit find_group_unit(const attend_job &j
     return unit;
 }
 
-/* A block has some pieces of work that follow each other. While scores are made the tile's V is on its way, and while
+/* A block has some pieces of work that follow each other. A unit's tiles from the first one on join as they come, and what
+ * has come of them is one record; those of a unit that another block has begun are a record each. While scores are made the tile's V is on its way, and while
  * outputs are made the next one's K: the memory never rests. What is staged was there before the step's first kernel;
  * what kernels made is not read before the wait. */
 template <int dims, template <int> class feeds>
@@ -470,15 +485,18 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
     group_memory<dims> *memory = (group_memory<dims> *)shared;
     fg_gpu_let_next();
     fg_gpu_counts counts = *job.counts;
-    group_share share = {};
+    group_pieces pieces = {};
+    uint32_t number = 0, end = 0;
     if (counts.groups > 0) {
-        share = find_share(job, counts);
+        pieces = find_pieces(job, counts);
+        number = share_begins(job, pieces, blockIdx.x);
+        end = share_begins(job, pieces, blockIdx.x + 1);
     }
-    if (share.number == share.end) {
+    if (number == end) {
         fg_gpu_wait();
         return;
     }
-    group_work work = find_work(job, share.number, share.all_units, counts.groups);
+    group_work work = find_work(job, number, pieces.all_units, counts.groups);
     group_unit now = find_group_unit(job, work);
     feeds<dims> feed;
     feed.open(memory);
@@ -491,9 +509,12 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
     feed.asked();
     load_q<dims, GROUP_THREADS>(memory->q, job, now.u, threadIdx.x);
     __syncthreads();
-    for (uint32_t number = share.number; number < share.end; number++) {
-        bool more = number + 1 < share.end;
-        group_work next = more ? next_work(job, work, share.all_units) : work;
+    group_state<dims> state;
+    state.clear();
+    bool joins = work.tile == 0;
+    for (; number < end; number++) {
+        bool more = number + 1 < end;
+        group_work next = more ? next_work(job, work, pieces.all_units) : work;
         bool same = next.group == work.group && next.index == work.index;
         group_unit later = same ? now : find_group_unit(job, next);
         uint32_t next_first = next.tile * FG_GPU_TILE;
@@ -513,67 +534,24 @@ static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job
             load_q<dims, GROUP_THREADS>(memory->q, job, later.u, threadIdx.x);
         }
         feed.wait_values(memory);
-        group_record<dims>(memory, job,
-                           record_at(job, work.before + work.tile - share.first_tile, work.index,
-                                     counts.record_rows),
-                           counts.record_rows);
+        group_outputs<dims>(memory, joins, &state);
         __syncthreads();
         if (more) {
             feed.ask_values(memory, job, later.u, next_first, later.limit);
         }
         feed.asked();
+        if (!joins || !more || !same) {
+            put_record<dims>(job,
+                             record_at(job, work.before + work.tile - pieces.first_tile, work.index,
+                                       counts.record_rows),
+                             counts.record_rows, state);
+        }
+        if (!same) {
+            state.clear();
+            joins = true;
+        }
         work = next;
         now = later;
-    }
-}
-
-enum { MERGE_THREADS = 128 };
-
-/* Blocks: x a group, y a unit. A warp has a (row, head) at a time, its lanes the dimensions, in pairs. */
-template <int dims>
-static __global__ __launch_bounds__(MERGE_THREADS) void merge_groups(attend_job job)
-{
-    constexpr int mine = (dims + 63) / 64;
-    fg_gpu_let_next();
-    fg_gpu_counts counts = *job.counts;
-    uint32_t group = job.group_first + blockIdx.x, lane = threadIdx.x % 32;
-    if (group >= counts.groups || group >= job.group_end) {
-        fg_gpu_wait();
-        return;
-    }
-    uint32_t from = job.group_first == 0 ? 0 : job.ends[job.group_first - 1];
-    uint32_t first = group == 0 ? 0 : job.ends[group - 1], end = job.ends[group];
-    unit u = find_unit(job, job.groups[group], blockIdx.y);
-    uint32_t rows = counts.record_rows;
-    fg_gpu_wait();
-    for (uint32_t place = threadIdx.x / 32; place < u.row_count * u.head_count;
-         place += MERGE_THREADS / 32) {
-        float top = MINUS_INFINITY, sum = 0.0f, outputs[mine][2] = {};
-#pragma unroll 8
-        for (uint32_t tile = first; tile < end; tile++) {
-            const float *record = record_at(job, tile - from, blockIdx.y, rows);
-            float old_factor, new_factor;
-            merge(&top, &sum, record[place], record[rows + place], &old_factor, &new_factor);
-            const float *values = record + 2 * rows + (size_t)place * job.head_dim;
-#pragma unroll
-            for (int i = 0; i < mine; i++) {
-                uint32_t d = 2 * (i * 32 + lane);
-                float2 both =
-                    d < job.head_dim ? *(const float2 *)(values + d) : make_float2(0.0f, 0.0f);
-                outputs[i][0] = merged(outputs[i][0], both.x, old_factor, new_factor);
-                outputs[i][1] = merged(outputs[i][1], both.y, old_factor, new_factor);
-            }
-        }
-        float factor = __fdiv_rn(1.0f, sum);
-        uint32_t row = u.row + place / u.head_count, head = u.head + place % u.head_count;
-#pragma unroll
-        for (int i = 0; i < mine; i++) {
-            uint32_t d = 2 * (i * 32 + lane);
-            if (d < job.head_dim) {
-                put_output(job, row, head, d, __fmul_rn(outputs[i][0], factor),
-                           __fmul_rn(outputs[i][1], factor));
-            }
-        }
     }
 }
 
@@ -720,19 +698,18 @@ static uint32_t groups_that_fit(const fg_device_stream *stream, const attend_job
     return end;
 }
 
-template <int dims>
-static void start_groups(fg_device_stream *stream, const attend_job &job, uint32_t blocks)
+template <int dims> static void start_groups(fg_device_stream *stream, const attend_job &job)
 {
     constexpr size_t bytes = sizeof(group_memory<dims>);
 #ifndef FG_GPU_EMULATED
     if (fg_gpu_early && job.head_dim == dims) {
-        FG_LAUNCH((attend_groups<dims, group_bulk>), dim3(blocks), dim3(GROUP_THREADS), bytes,
-                  stream->stream, true, job);
+        FG_LAUNCH((attend_groups<dims, group_bulk>), dim3(job.group_blocks), dim3(GROUP_THREADS),
+                  bytes, stream->stream, true, job);
         return;
     }
 #endif
-    FG_LAUNCH((attend_groups<dims, group_copies>), dim3(blocks), dim3(GROUP_THREADS), bytes,
-              stream->stream, true, job);
+    FG_LAUNCH((attend_groups<dims, group_copies>), dim3(job.group_blocks), dim3(GROUP_THREADS),
+              bytes, stream->stream, true, job);
 }
 
 template <int dims>
@@ -741,7 +718,7 @@ static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t ro
     /* A block takes 1 KiB more than it asks for, and a multiprocessor has 2048 threads. */
     size_t each = stream->device->shared_bytes / (sizeof(group_memory<dims>) + 1024);
     each = each < 1 ? 1 : each < 2048 / GROUP_THREADS ? each : 2048 / GROUP_THREADS;
-    uint32_t blocks = (uint32_t)(stream->device->multiprocessors * each);
+    job.group_blocks = (uint32_t)(stream->device->multiprocessors * each);
     dim3 merge_grid(stream->passes ? stream->counts.groups : rows, job.kv_head_count * job.units);
     job.group_first = 0;
     job.group_end = UINT32_MAX;
@@ -749,9 +726,9 @@ static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t ro
         if (stream->passes) {
             job.group_end = groups_that_fit(stream, job, job.group_first);
         }
-        start_groups<dims>(stream, job, blocks);
-        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(MERGE_THREADS), 0, stream->stream, true,
-                  job);
+        start_groups<dims>(stream, job);
+        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(32 * merge_shape<dims>::warps), 0,
+                  stream->stream, true, job);
         job.group_first = job.group_end;
     } while (job.group_end < stream->counts.groups);
 }

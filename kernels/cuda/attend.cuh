@@ -17,7 +17,7 @@ enum {
 /* What the kernels know of a call. */
 typedef struct attend_job {
     const float *q;
-    float *out;
+    float *out; /* NULL: only `pairs` are wanted */
     const fg_gpu_row *rows;
     const uint32_t *tables;
     const fg_gpu_span *groups;
@@ -32,6 +32,7 @@ typedef struct attend_job {
     float *records;
     /* Of this launch, where there are more groups than there is room for: those before `group_end`. UINT32_MAX: all. */
     uint32_t group_first, group_end;
+    uint32_t group_blocks; /* that share the groups' tiles */
 } attend_job;
 
 /* A unit: which rows and heads. */
@@ -93,17 +94,20 @@ static __device__ __forceinline__ void hide(float (*scores)[4], uint32_t tile, u
     }
 }
 
-/* The highest of rows g and g + 8 over the four lanes that have a part of them. */
+/* The highest of rows g and g + 8 over the four lanes that have a part of them: four chains each, which do not wait for
+ * each other. */
 template <int count>
 static __device__ __forceinline__ void highest(const float (*scores)[4], float tops[2])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = MINUS_INFINITY;
+        float chains[4] = { MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY, MINUS_INFINITY };
 #pragma unroll
         for (int i = 0; i < count; i++) {
-            top = fmaxf(top, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+            float both = fmaxf(scores[i][2 * half], scores[i][2 * half + 1]);
+            chains[i % 4] = fmaxf(chains[i % 4], both);
         }
+        float top = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
         tops[half] = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
     }
@@ -179,9 +183,9 @@ static __device__ __forceinline__ void put_output(const attend_job &job, uint32_
                                                   float second)
 {
     uint32_t column = head * job.head_dim + d, columns = job.head_count * job.head_dim;
-    float *out = job.out + (size_t)row * columns + column;
-    out[0] = first;
-    out[1] = second;
+    if (job.out != nullptr) {
+        *(float2 *)(job.out + (size_t)row * columns + column) = make_float2(first, second);
+    }
     if (job.pairs != nullptr) {
         job.pairs[fg_gpu_pair_at(row, column, fg_gpu_columns(columns))] =
             fg_bf16_pair(first, second);

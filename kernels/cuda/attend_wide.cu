@@ -1,7 +1,7 @@
 /*
  * Prompts' attention on Hopper, for heads of 64, 96 and 128: as attend_prompts in attend.cu, but that four warps multiply
- * together (wgmma). A block has two groups of four warps with 64 (row, head)s each, and a warp each that has tiles of K
- * and of V copied into shared memory ahead of them. There are as many blocks as multiprocessors; each takes one item
+ * together (wgmma). A block has two groups of four warps with 64 (row, head)s each, a warp each that has tiles of K and of
+ * V copied into shared memory ahead of them, and two that fetch the next item's q. There are as many blocks as multiprocessors; each takes one item
  * after the other, so that the next one's first tiles come while the last one ends.
  *
  * A group asks for the scores of the next tile before it asks for the outputs of this one, and makes weights of them
@@ -36,10 +36,11 @@ template <int dims> struct wide_memory {
     static constexpr uint32_t group_bytes = dims * 16; /* of 8 slots */
     /* Outputs are made so many dimensions at a time, so that registers suffice. */
     static constexpr int made_dims = dims == 128 ? 64 : dims;
-    uint8_t q[FG_GPU_WARPS * 2][group_bytes];
+    uint8_t q[2][FG_GPU_WARPS * 2][group_bytes]; /* of an item, and of the next one */
     uint8_t keys[stages][TILE_GROUPS][group_bytes];
     uint8_t values[stages][TILE_GROUPS][group_bytes];
     uint64_t keys_full[stages], keys_empty[stages], values_full[stages], values_empty[stages];
+    uint64_t q_full[2], q_empty[2];
 };
 
 /* ---- tiles on their way ---- */
@@ -104,33 +105,71 @@ static __device__ __forceinline__ void feed(wide_memory<dims> *memory, const att
 
 /* ---- tiles in use ---- */
 
-/* A warp's q as bf16, scaled, in matrices of 8 (row, head)s x 8 dimensions. Fours of dimensions, all asked for before the
- * first is used. */
-template <int dims>
+/* The unit of one warp, `index` of the block's. */
+static __device__ __forceinline__ unit find_own(const attend_job &job, const wide_item &item,
+                                                uint32_t index)
+{
+    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads, rows = item.all.row_count;
+    uint32_t skipped = index * each < rows ? index * each : rows;
+    unit u = item.all;
+    u.row += skipped;
+    u.row_count = rows - skipped < each ? rows - skipped : each;
+    return u;
+}
+
+/* A unit's q as bf16, scaled, in matrices of 8 (row, head)s x 8 dimensions. Fours of dimensions, `at_once` of a lane's
+ * asked for before the first of them is used. */
+template <int dims, uint32_t at_once>
 static __device__ __forceinline__ void put_q(uint8_t *to, const attend_job &job, const unit &u,
                                              uint32_t lane)
 {
     constexpr uint32_t fours = dims / 4, each = FG_GPU_GROUP_ROWS * fours / 32;
+    static_assert(each % at_once == 0, "a lane's fours");
     uint32_t own = lane % FG_GPU_GROUP_ROWS, row = own / u.head_count;
     bool real = row < u.row_count;
     uint32_t first = real ? (u.row + row) * job.head_count + u.head + own % u.head_count : 0;
     uint32_t reals = __ballot_sync(0xFFFFFFFFu, real);
-    float4 kept[each];
+#pragma unroll 1
+    for (uint32_t begin = 0; begin < each; begin += at_once) {
+        float4 kept[at_once];
 #pragma unroll
-    for (uint32_t i = 0; i < each; i++) {
-        uint32_t place = (lane + i * 32) / fours, four = (lane + i * 32) % fours;
-        size_t head = __shfl_sync(0xFFFFFFFFu, first, (int)place);
-        kept[i] = *(const float4 *)(job.q + head * dims + four * 4);
+        for (uint32_t i = 0; i < at_once; i++) {
+            uint32_t at = lane + (begin + i) * 32;
+            size_t head = __shfl_sync(0xFFFFFFFFu, first, (int)(at / fours));
+            kept[i] = *(const float4 *)(job.q + head * dims + at % fours * 4);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < at_once; i++) {
+            uint32_t at = lane + (begin + i) * 32, place = at / fours, four = at % fours;
+            uint2 words = {
+                fg_bf16_pair(__fmul_rn(kept[i].x, job.scale), __fmul_rn(kept[i].y, job.scale)),
+                fg_bf16_pair(__fmul_rn(kept[i].z, job.scale), __fmul_rn(kept[i].w, job.scale))
+            };
+            *(uint2 *)(to + place / 8 * (dims * 16) + four / 2 * 128 + place % 8 * 16 +
+                       four % 2 * 8) = reals >> place & 1 ? words : uint2{};
+        }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < each; i++) {
-        uint32_t place = (lane + i * 32) / fours, four = (lane + i * 32) % fours;
-        uint2 words = {
-            fg_bf16_pair(__fmul_rn(kept[i].x, job.scale), __fmul_rn(kept[i].y, job.scale)),
-            fg_bf16_pair(__fmul_rn(kept[i].z, job.scale), __fmul_rn(kept[i].w, job.scale))
-        };
-        *(uint2 *)(to + place / 8 * (dims * 16) + four / 2 * 128 + place % 8 * 16 + four % 2 * 8) =
-            reals >> place & 1 ? words : uint2{};
+}
+
+/* The q of all items but the first, by two warps: that of an item is there before it begins. */
+template <int dims>
+static __device__ __forceinline__ void feed_q(wide_memory<dims> *memory, const attend_job &job,
+                                              uint32_t prompts, uint32_t half, uint32_t lane)
+{
+    wide_item item;
+    for (uint32_t round = 1; find_item(job, prompts, round, &item); round++) {
+        uint32_t place = round % 2;
+        if (round > 1) {
+            fg_barrier_wait(&memory->q_empty[place], (round / 2 - 1) % 2);
+        }
+        for (uint32_t index = half; index < FG_GPU_WARPS; index += 2) {
+            put_q<dims, 4>(memory->q[place][index * 2], job, find_own(job, item, index), lane);
+        }
+        fg_shared_fence();
+        __syncwarp();
+        if (lane == 0) {
+            fg_barrier_arrive(&memory->q_full[place]);
+        }
     }
 }
 
@@ -349,30 +388,32 @@ static __device__ __forceinline__ void meet(uint32_t group)
     }
 }
 
-/* An item's (row, head)s of one warp, `index` of the block's. */
+/* An item's (row, head)s of one warp, `index` of the block's; the block's first item has its q brought by those who use
+ * it. */
 template <int dims>
 static __device__ __forceinline__ void attend_item(wide_memory<dims> *memory, const attend_job &job,
-                                                   const wide_item &item, uint32_t before,
-                                                   uint32_t index)
+                                                   const wide_item &item, uint32_t round,
+                                                   uint32_t before, uint32_t index)
 {
-    uint32_t group = index / 4, lane = threadIdx.x % 32;
-    uint32_t each = FG_GPU_GROUP_ROWS / job.unit_heads, rows = item.all.row_count;
-    uint32_t skipped = index * each < rows ? index * each : rows;
-    unit u = item.all;
-    u.row += skipped;
-    u.row_count = rows - skipped < each ? rows - skipped : each;
-    meet(group); /* the products with the q of the item before have ended */
-    put_q<dims>(memory->q[index * 2], job, u, lane);
-    fg_shared_fence();
-    meet(group);
+    constexpr uint32_t all = FG_GPU_GROUP_ROWS * dims / 4 / 32;
+    uint32_t group = index / 4, lane = threadIdx.x % 32, place = round % 2;
+    unit u = find_own(job, item, index);
+    if (round == 0) {
+        put_q<dims, all>(memory->q[0][index * 2], job, u, lane);
+        fg_shared_fence();
+        meet(group);
+    } else {
+        fg_barrier_wait(&memory->q_full[place], (round - 1) / 2 % 2);
+    }
     wide_group what;
-    what.q = fg_shared_at(memory->q[group * 8]);
+    what.q = fg_shared_at(memory->q[place][group * 8]);
     what.lane = lane;
     what.seen[0] = seen_of(job, u, lane / 4, 0);
     what.seen[1] = seen_of(job, u, lane / 4 + 8, 0);
     row_state state = { { MINUS_INFINITY, MINUS_INFINITY }, { 0.0f, 0.0f } };
     float outputs[dims / 2] = {};
     consume<dims>(memory, what, before, before + item.tiles, &state, outputs);
+    give_back(&memory->q_empty[place], lane);
     put_rows<dims>(job, u, lane, state, outputs);
 }
 
@@ -390,6 +431,10 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job
             fg_barrier_init(&memory->values_full[i], 1);
             fg_barrier_init(&memory->values_empty[i], FG_GPU_WARPS);
         }
+        for (uint32_t i = 0; i < 2; i++) {
+            fg_barrier_init(&memory->q_full[i], 2);
+            fg_barrier_init(&memory->q_empty[i], FG_GPU_WARPS);
+        }
         fg_barrier_made();
     }
     __syncthreads();
@@ -397,17 +442,19 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job
     fg_gpu_wait();
     uint32_t warp = threadIdx.x / 32;
     if (warp >= FG_GPU_WARPS) {
-        fg_fewer_registers<40>();
+        fg_fewer_registers<48>();
         if (warp == FG_GPU_WARPS) {
             feed<dims, false>(memory, job, prompts, threadIdx.x % 32);
         } else if (warp == FG_GPU_WARPS + 1) {
             feed<dims, true>(memory, job, prompts, threadIdx.x % 32);
+        } else {
+            feed_q<dims>(memory, job, prompts, warp % 2, threadIdx.x % 32);
         }
     } else {
         fg_more_registers<232>();
         wide_item item;
         for (uint32_t round = 0, before = 0; find_item(job, prompts, round, &item); round++) {
-            attend_item<dims>(memory, job, item, before, warp);
+            attend_item<dims>(memory, job, item, round, before, warp);
             before += item.tiles;
         }
     }

@@ -1,7 +1,7 @@
 /*
  * cuda - what the files of the CUDA back end share: its device and stream, and the functions of its table.
  *
- * Numerics (revision g3): an output depends on its row, its weights and the KV slots up to its position, never on how
+ * Numerics (revision g4): an output depends on its row, its weights and the KV slots up to its position, never on how
  * many rows are computed, by which kernel or in what order.
  *   products    weights and activations are bf16 (weights of any type: the float that the CPU's embedding reads,
  *               rounded), sums float, on tensor cores. Columns go in steps of 16, the last one filled with zeros. The

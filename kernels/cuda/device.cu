@@ -186,7 +186,7 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
     device->limits = *options;
     snprintf(device->isa, sizeof device->isa, "sm_%d%d", facts.major, facts.minor);
     /* Tensor cores of different generations may round sums differently. */
-    snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g3", facts.major, facts.minor);
+    snprintf(device->numerics, sizeof device->numerics, "cuda-sm%d%d/g4", facts.major, facts.minor);
     size_t needed = fg_cuda_attend_bytes(device);
     if (!fg_gpu_has_room(device, needed)) {
         size_t there = device->block_bytes;

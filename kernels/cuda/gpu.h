@@ -164,6 +164,14 @@ static __device__ __forceinline__ float fg_exp2(float x)
     return y;
 }
 
+/* 1 / x, a bit or so off: of inf 0. */
+static __device__ __forceinline__ float fg_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Two numbers as bf16, half to even. */
 static __device__ __forceinline__ uint32_t fg_bf16_pair(float low, float high)
 {

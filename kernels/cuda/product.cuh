@@ -33,9 +33,10 @@ static __device__ __forceinline__ uint32_t fg_gpu_part_count(const fg_gpu_produc
     return (set.steps + set.part_steps - 1) / set.part_steps;
 }
 
+/* x / (1 + e^-x), but for the last bits of a float; what becomes of it is rounded to bf16. */
 static __device__ __forceinline__ float fg_gpu_silu(float x)
 {
-    return __fdiv_rn(x, __fadd_rn(1.0f, fg_exp2(__fmul_rn(x, -1.44269504f))));
+    return __fmul_rn(x, fg_reciprocal(__fadd_rn(1.0f, fg_exp2(__fmul_rn(x, -1.44269504f)))));
 }
 
 static __device__ __forceinline__ const fg_gpu_product &fg_gpu_find_product(

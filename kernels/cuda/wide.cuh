@@ -35,7 +35,7 @@ enum {
     TILE_BYTES = BLOCK_BYTES / 8,            /* 8 rows of it */
     STEP_BYTES = TILE_BYTES / WIDE_STEPS,    /* of a step of those */
     TAIL_STAGES = 4,
-    BAND = 16, /* tiles of rows that blocks go through together, so that they stay in the cache */
+    BAND = 8,  /* tiles of rows that blocks go through together, so that they stay in the cache */
     CHUNK = 4, /* tiles of 8 rows whose outputs are written together */
     CHUNK_SUMS = CHUNK * 4, /* of a thread */
 };

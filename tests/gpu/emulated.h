@@ -400,6 +400,12 @@ static inline float fg_exp2(float x)
     return y < 0x1p-126F ? 0.0F : y;
 }
 
+static inline float fg_reciprocal(float x)
+{
+    float y = 1.0F / x;
+    return fabsf(y) < 0x1p-126F ? copysignf(0.0F, y) : y;
+}
+
 static inline uint32_t fg_emu_bf16(float x)
 {
     uint32_t bits = fg_emu_bits(x);

@@ -508,6 +508,7 @@ static __global__ void numbers(uint32_t *out)
     good &= fg_bf16_pair(1.0F, -2.0F) == 0xC0003F80U && fg_bf16_pair(NAN, -INFINITY) == 0xFF807FFFU;
     good &= fg_bf16_pair(__uint_as_float(0x3F808000U), __uint_as_float(0x3F818000U)) == 0x3F823F80U;
     good &= fg_exp2(3.0F) == 8.0F && fg_exp2(-126.5F) == 0.0F && fg_exp2(-INFINITY) == 0.0F;
+    good &= fg_reciprocal(4.0F) == 0.25F && fg_reciprocal(INFINITY) == 0.0F;
     good &= __float2int_rn(2.5F) == 2 && __float2int_rn(-1e20F) == INT32_MIN && __clz(1) == 31 &&
             __popc(7) == 3;
     good &= __byte_perm(0x33221100U, 0x77665544U, 0x7150) == 0x77115500U;

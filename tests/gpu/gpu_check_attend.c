@@ -146,8 +146,23 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
         paired = paired && pair_value(pairs, row, column, q_width) == brain(values[i]);
     }
     tell(c, paired, "attend: pairs are not its values");
+    /* Only these are wanted. */
+    uint32_t *alone = fg_mem_array(pair_words(rows, q_width), sizeof *alone);
+    poison(c, (float *)attend.pairs, (size_t)rows * q_width / 2);
+    attend.out = NULL;
+    fg_op_attend(c->stream, &w->kv, &attend, rows);
+    get(c, alone, attend.pairs, pair_words(rows, q_width) * sizeof(uint32_t));
+    paired = true;
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t column = 0; column < q_width; column++) {
+            paired = paired && pair_value(alone, row, column, q_width) ==
+                                   pair_value(pairs, row, column, q_width);
+        }
+    }
+    tell(c, paired, "attend: other pairs where nothing else is wanted");
     drop(c, attend.pairs);
     fg_mem_free(pairs);
+    fg_mem_free(alone);
     fg_mem_free(values);
     at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {

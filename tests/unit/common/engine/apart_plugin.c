@@ -431,6 +431,13 @@ static void run_attention(fg_device_stream *stream, op *o)
     if (rows > 0 && o->kind == OP_ATTEND) {
         fg_attend attend = o->attend;
         attend.kv_rows = kv_rows;
+        /* The CPU makes its form of whole rows. */
+        float *kept = NULL;
+        if (attend.out == NULL) {
+            kept = calloc((size_t)rows * attend.head_count * kv.head_dim, sizeof *kept);
+            FG_ASSERT(kept != NULL);
+            attend.out = kept;
+        }
         fg_cpu_backend.attend(stream->cpu, &kv, &attend, rows);
         if (attend.pairs != NULL) {
             fg_activations out = { .values = attend.out,
@@ -438,6 +445,7 @@ static void run_attention(fg_device_stream *stream, op *o)
                                    .columns = attend.head_count * kv.head_dim };
             fg_cpu_backend.prepare(stream->cpu, &out, FG_FORM_PAIRS, rows);
         }
+        free(kept);
     } else if (rows > 0) {
         fg_rope_store store = o->store;
         store.kv_rows = kv_rows;
