@@ -117,8 +117,9 @@ static const fg_backend apart;
 /* For tests: steps that were recorded, those that were started again, rows that were chosen from here, rows
  * with such a token, memory of the host that was to be pinned, and gatherings by communicators. */
 uint32_t apart_recorded, apart_replayed, apart_chosen, apart_followed, apart_pins, apart_gathered;
-/* What tests set: whether operations run late, and how often the newest event is not found to have ended. */
+/* What tests set: whether operations run late or communicators are broken, and how often the newest event is not found to have ended. */
 bool apart_is_late;
+bool apart_comm_is_broken;
 uint32_t apart_patience;
 
 /* fg_fault_each with what this side takes, the device's memory too: its code has a countdown of its own. */
@@ -790,7 +791,7 @@ static const char *apart_comm_way(const fg_comm *comm)
 
 static fg_status apart_comm_check(fg_comm *comm, fg_error *err)
 {
-    return FG_OK;
+    return apart_comm_is_broken ? fg_fail(err, FG_BROKEN, "it was told to break") : FG_OK;
 }
 
 static void apart_comm_gather(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows)

@@ -576,3 +576,29 @@ Test(engine_ranks, a_rank_that_dies_ends_its_worker)
     }
     unlink(path);
 }
+
+/* A step that does not end, since a gathering in it has failed. */
+Test(engine_ranks, a_device_that_cannot_gather_any_more_ends_its_worker)
+{
+    const fg_tiny_llama model = { .seed = 19 };
+    char path[64];
+    int how = 0;
+    write_model(&model, path);
+    pid_t leader = fork();
+    if (leader == 0) {
+        fg_runner runner;
+        const uint32_t tokens[] = { 1, 2, 3 };
+        if (open_on(ON_JOINED_DEVICES, path, 2, 1, &runner, NULL) != FG_OK) {
+            _exit(90);
+        }
+        *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_patience") = UINT32_MAX;
+        *(bool *)fg_in_apart(APART_PLUGIN, "apart_comm_is_broken") = true;
+        fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
+        fg_step step = { .seqs = &item, .seq_count = 1 };
+        fg_runner_step(&runner, &step, NULL);
+        _exit(92);
+    }
+    cr_assert_eq(waitpid(leader, &how, 0), leader);
+    cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 1, "%x", how);
+    unlink(path);
+}
