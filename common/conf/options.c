@@ -790,6 +790,7 @@ static const char *const known_environment[] = {
     "FORGE_FULL_PACKAGES",
     "FORGE_MODEL_FILE",
     "FORGE_NCCL",
+    "FORGE_NCCL_GRAPHS",
     "FORGE_NCCL_HOSTID_PER_RANK",
     "FORGE_NCCL_SECONDS",
     "FORGE_ROOT",

@@ -152,7 +152,7 @@ static void add_place_parts(fg_forward *forward, fg_step_place *place, size_t st
 /* Steps that come again and again are replayed. */
 static bool replays(const fg_forward *forward)
 {
-    return !forward->is_host && (forward->tp == NULL || fg_tp_has_comm(forward->tp));
+    return !forward->is_host && (forward->tp == NULL || forward->ranks_replay);
 }
 
 /* Whether a step may begin on the device while the one before it runs: only where it is asked for, since that was not

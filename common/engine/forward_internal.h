@@ -62,6 +62,7 @@ struct fg_forward {
     double *frequencies; /* [rope_dims / 2] */
     fg_tp *tp;           /* NULL: the only rank */
     bool has_pinned;     /* what the ranks share */
+    bool ranks_replay;   /* rank 0's: operations between two meetings of the host may be replayed */
     rank_parts parts;
 
     fg_matrix embedding;

@@ -1,3 +1,4 @@
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/engine/engine_internal.h"
@@ -12,7 +13,11 @@ fg_status fg_forward_open_comm(fg_forward *forward, fg_tp_way way, fg_error *err
     size_t residual = fg_tp_widest(tp, h->embedding_length, FG_TP_PANEL);
     size_t widest = attended > hidden ? attended : hidden;
     widest = widest > residual ? widest : residual;
-    return fg_tp_open_comm(tp, way, forward->stream, forward->device, widest * fg_tp_size(tp), err);
+    fg_status status =
+        fg_tp_open_comm(tp, way, forward->stream, forward->device, widest * fg_tp_size(tp), err);
+    const char *graphs = getenv("FORGE_NCCL_GRAPHS");
+    forward->ranks_replay = fg_tp_has_comm(tp) && (graphs == NULL || strcmp(graphs, "off") != 0);
+    return status;
 }
 
 /* --- rows --- */

@@ -46,11 +46,10 @@ def installed_nccl():
 
 
 def use_nccl(suite, emulated):
-    if emulated:
-        os.environ["FORGE_NCCL"] = find_tool(suite, "fake_nccl.so")
-        return os.environ["FORGE_NCCL"]
-    os.environ.setdefault("FORGE_NCCL", installed_nccl())
-    os.environ.update(FORGE_NCCL_HOSTID_PER_RANK="on", NCCL_SOCKET_IFNAME="lo")
+    if "FORGE_NCCL" not in os.environ:
+        os.environ["FORGE_NCCL"] = find_tool(suite, "fake_nccl.so") if emulated else installed_nccl()
+    if not emulated:
+        os.environ.update(FORGE_NCCL_HOSTID_PER_RANK="on", NCCL_SOCKET_IFNAME="lo")
     return os.environ["FORGE_NCCL"]
 
 
@@ -231,14 +230,16 @@ def main():
     if len(used) < 2:
         suite.end()
     emulated, model = " emulated " in used[0], used[1]
-    short = emulated and not suite.options.full
-    requests = requests_of(suite.random, 6 if short else 8 if emulated else 16)
-    sets = [requests, growing(suite.random, requests, 40 if emulated else 150)]
+    short = not suite.options.full
+    requests = requests_of(suite.random, 6 if short else 8)
+    sets = [requests, growing(suite.random, requests, 40)]
     found, _ = alone(suite, model, [request for each in sets for request in each])
     want = [found[:len(requests)], found[len(requests):]]
     for name, ranks, flags, role, transport, grow, moved in ROWS:
         if not short or name in SHORT:
             suite.case(name, in_way, suite, model, sets[grow], want[grow], ranks, flags, role, transport, moved)
+    with environment(FORGE_NCCL_GRAPHS="off"):
+        suite.case("two, nccl, no graphs", in_way, suite, model, sets[0], want[0], (2, "nccl"), [], None, None, [])
     suite.case("forge bench", bench, suite, model)
     for name, values, words in WITHOUT + (FAILING if emulated else []):
         suite.case(f"without: {name}", without, suite, model, requests[1], want[0][1], values, words)

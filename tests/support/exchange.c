@@ -15,6 +15,7 @@ enum { PIECE_BYTES = 1 << 16 };
 typedef struct shared {
     _Atomic uint32_t joined;
     _Atomic uint64_t arrived; /* of all, ever */
+    size_t bytes[EXCHANGE_RANKS_MAX];
     uint8_t pieces[EXCHANGE_RANKS_MAX][PIECE_BYTES];
 } shared;
 
@@ -76,11 +77,17 @@ bool exchange_all(exchange *e, const void *own, void *all, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
         size_t count = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        e->shared->bytes[e->rank] = bytes;
         memcpy(e->shared->pieces[e->rank], (const uint8_t *)own + at, count);
         if (!meet(e)) {
             return false;
         }
         for (uint32_t rank = 0; rank < e->ranks; rank++) {
+            if (e->shared->bytes[rank] != bytes) {
+                fprintf(stderr, "exchange: rank %u sends %zu bytes, rank %u %zu\n", e->rank, bytes,
+                        rank, e->shared->bytes[rank]);
+                abort();
+            }
             memcpy((uint8_t *)all + rank * bytes + at, e->shared->pieces[rank], count);
         }
         if (!meet(e)) {

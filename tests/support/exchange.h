@@ -18,7 +18,8 @@ void exchange_make_name(char name[EXCHANGE_NAME_BYTES]);
 exchange *exchange_join(const char name[EXCHANGE_NAME_BYTES], uint32_t rank, uint32_t ranks);
 /* Whether all have joined. */
 bool exchange_is_met(exchange *e);
-/* `bytes` of each rank, one behind the other; `own` may be in its place in `all`. False: it was stopped. */
+/* `bytes` of each rank, one behind the other; `own` may be in its place in `all`. All ranks say the same number. False:
+ * it was stopped. */
 bool exchange_all(exchange *e, const void *own, void *all, size_t bytes);
 /* Whoever waits in exchange_all returns; any thread. */
 void exchange_stop(exchange *e);
