@@ -54,7 +54,7 @@ static fg_status open_runner(fg_bench_model *model, const fg_bench_model_options
                              fg_error *err)
 {
     uint32_t ranks = larger(options->ranks, 1);
-    fg_tp_options tp = { .size = ranks, .devices = options->device };
+    fg_tp_options tp = { .size = ranks, .devices = options->device, .way = options->way };
     fg_runner_options o = { .path = options->path,
                             .context_max = larger(options->prompt, options->context),
                             .seqs_max = larger(options->seqs, 1),

@@ -13,6 +13,7 @@ typedef struct fg_bench_model_options {
     const char *device, *cpu_isa, *kv_dtype;
     uint32_t threads;     /* of all ranks; 0: all cores */
     uint32_t ranks;       /* processes that compute; 0: 1 */
+    fg_tp_way way;        /* that their devices gather rows */
     uint32_t step_tokens; /* of one step, at most */
     uint32_t seqs;        /* at once, at most */
     uint32_t prompt;      /* tokens of one sequence alone, at most */

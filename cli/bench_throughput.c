@@ -13,12 +13,17 @@ enum { TOKENS_MAX = 1 << 20, BATCH_MAX = 1024, REPEAT_MAX = 100, VERIFY_MAX = 64
 typedef struct throughput_config {
     const char *model, *prompt, *batch, *verify, *device, *cpu_isa, *kv_dtype;
     uint32_t threads, ranks, generate, depth, repeat, chunk;
+    int way; /* fg_tp_way */
     bool json;
 } throughput_config;
 
 #define AT(member) .offset = offsetof(throughput_config, member)
 static const char group_what[] = "What is measured";
 static const char group_how[] = "How";
+
+static const fg_conf_choice ways[] = {
+    { "auto", FG_TP_WAY_AUTO }, { "nccl", FG_TP_WAY_NCCL }, { "host", FG_TP_WAY_HOST }, { NULL, 0 }
+};
 
 static const fg_option options[] = {
     FG_BENCH_OPTION_MODEL(throughput_config, group_what),
@@ -77,6 +82,13 @@ static const fg_option options[] = {
       .group = group_how,
       AT(ranks),
       .help = "Processes that compute together, as of `forge serve`; they share --threads." },
+    { .name = "tp-gather",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = ways,
+      .group = group_how,
+      AT(way),
+      .help = "How GPUs of several processes get each other's rows, as of `forge serve`." },
     FG_BENCH_OPTION_CPU_ISA(throughput_config, group_how),
     FG_BENCH_OPTION_KV_DTYPE(throughput_config, group_how),
     { .name = "chunk",
@@ -524,6 +536,7 @@ static fg_status open_bench(bench *b, const plan *p, fg_error *err)
         .kv_dtype = c->kv_dtype,
         .threads = c->threads,
         .ranks = c->ranks,
+        .way = (fg_tp_way)c->way,
         .step_tokens = larger(c->chunk, p->verify_max),
         .seqs = p->batch_max,
         .prompt = p->prompt_max,

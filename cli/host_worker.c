@@ -563,6 +563,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
     }
     fg_tp_options tp = { .size = config->tensor_parallel_size,
                          .devices = config->devices,
+                         .way = (fg_tp_way)config->tp_gather,
                          .share = host->share != NULL ? &share : NULL };
     log_threads(&plan, host->share != NULL);
     fg_engine_options options = { .weights = model->weights,

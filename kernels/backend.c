@@ -1,5 +1,6 @@
 /*
- * The functions of device.h and ops.h: each goes to the table of the back end that the device or stream is of.
+ * The functions of device.h, ops.h and comm.h: each goes to the table of the back end that the device, stream or
+ * communicator is of.
  * Here too: which back end a device kind means, and where the plugin of one that is not linked in lies.
  */
 #include "kernels/backend.h"
@@ -369,4 +370,54 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
                   uint32_t rows)
 {
     of_stream(stream)->attend(stream, kv, args, rows);
+}
+
+/* ---- comm.h ---- */
+
+static const fg_backend *of_comm(const fg_comm *comm)
+{
+    return ((const fg_backend_object *)(const void *)comm)->backend;
+}
+
+fg_status fg_comm_make_name(fg_device *device, fg_comm_name *name_out, fg_error *err)
+{
+    const fg_backend *backend = of_device(device);
+    if (backend->comm_make_name == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "%s devices have no way to each other", backend->kind);
+    }
+    return backend->comm_make_name(device, name_out, err);
+}
+
+fg_status fg_comm_open(fg_device_stream *stream, const fg_comm_options *options, fg_comm **comm_out,
+                       fg_error *err)
+{
+    FG_ASSERT(of_stream(stream)->comm_open != NULL, "this back end has no communicators");
+    return of_stream(stream)->comm_open(stream, options, comm_out, err);
+}
+
+bool fg_comm_is_open(fg_comm *comm, fg_status *status_out, fg_error *err)
+{
+    return of_comm(comm)->comm_is_open(comm, status_out, err);
+}
+
+const char *fg_comm_way(const fg_comm *comm)
+{
+    return of_comm(comm)->comm_way(comm);
+}
+
+fg_status fg_comm_check(fg_comm *comm, fg_error *err)
+{
+    return of_comm(comm)->comm_check(comm, err);
+}
+
+void fg_comm_close(fg_comm *comm)
+{
+    if (comm != NULL) {
+        of_comm(comm)->comm_close(comm);
+    }
+}
+
+void fg_comm_gather_rows(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows)
+{
+    of_comm(comm)->comm_gather(comm, gather, rows);
 }

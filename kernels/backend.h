@@ -1,5 +1,5 @@
 /*
- * backend - what a back end is: one table with every function of device.h and ops.h. Those headers' functions
+ * backend - what a back end is: one table with every function of device.h, ops.h and comm.h. Those headers' functions
  * look their device's or stream's table up and call it. The CPU's is linked in; CUDA's comes from a plugin
  * (kernels/cuda), which is looked for when a device of its kind is opened: the program itself needs nothing of CUDA.
  *
@@ -10,6 +10,7 @@
 #ifndef FORGE_KERNELS_BACKEND_H
 #define FORGE_KERNELS_BACKEND_H
 
+#include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
@@ -18,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 5 };
+enum { FG_BACKEND_ABI = 6 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -81,9 +82,19 @@ typedef struct fg_backend {
                        uint32_t rows);
     void (*attend)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                    uint32_t rows);
+
+    /* NULL where `host_memory`, and where there are none. */
+    fg_status (*comm_make_name)(fg_device *device, fg_comm_name *name_out, fg_error *err);
+    fg_status (*comm_open)(fg_device_stream *stream, const fg_comm_options *options,
+                           fg_comm **comm_out, fg_error *err);
+    bool (*comm_is_open)(fg_comm *comm, fg_status *status_out, fg_error *err);
+    const char *(*comm_way)(const fg_comm *comm);
+    fg_status (*comm_check)(fg_comm *comm, fg_error *err);
+    void (*comm_close)(fg_comm *comm);
+    void (*comm_gather)(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows);
 } fg_backend;
 
-/* The first member of every back end's struct fg_device and struct fg_device_stream. */
+/* The first member of every back end's struct fg_device, struct fg_device_stream and struct fg_comm. */
 typedef struct fg_backend_object {
     const fg_backend *backend;
 } fg_backend_object;

@@ -28,6 +28,9 @@ static const fg_conf_choice instruction_sets[] = {
 static const fg_conf_choice cpu_pins[] = {
     { "auto", FG_PIN_AUTO }, { "on", FG_PIN_ON }, { "off", FG_PIN_OFF }, { NULL, 0 }
 };
+static const fg_conf_choice gatherings[] = {
+    { "auto", FG_GATHER_AUTO }, { "nccl", FG_GATHER_NCCL }, { "host", FG_GATHER_HOST }, { NULL, 0 }
+};
 static const fg_conf_choice kv_types[] = { { "auto", (int)FG_DTYPE_AUTO },
                                            { "f16", FG_F16 },
                                            { "bf16", FG_BF16 },
@@ -426,9 +429,19 @@ static const fg_option options[] = {
       .help = "Processes that compute the model together, each with a part of every matrix and of "
               "the KV heads; --threads is shared among them, and with --cpu-pin on each has "
               "neighbouring cores. Answers are the same bits for any number, so workers of one "
-              "cluster may differ in it. On GPUs each has its own, and they meet in host memory, "
-              "which costs time: it is for models that one GPU does not hold. At most the model's "
-              "KV heads." },
+              "cluster may differ in it. On GPUs each has its own: see --tp-gather. At most the "
+              "model's KV heads." },
+    { .name = "tp-gather",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = gatherings,
+      .group = memory,
+      .roles = engine_roles,
+      AT(tp_gather),
+      .help = "How GPUs of several processes get each other's rows: nccl, from GPU to GPU, host, "
+              "through host memory, which costs time, or auto, by NCCL where it is there and works "
+              "for all of them. nccl refuses to start without. The library is libnccl.so.2, or "
+              "what the environment's FORGE_NCCL names. Never changes an answer." },
     { .name = "max-seqs",
       .type = FG_OPTION_U32,
       .default_text = "64",
@@ -776,6 +789,10 @@ static const char *const known_environment[] = {
     "FORGE_CUDA_PLUGIN",
     "FORGE_FULL_PACKAGES",
     "FORGE_MODEL_FILE",
+    "FORGE_NCCL",
+    "FORGE_NCCL_GRAPHS",
+    "FORGE_NCCL_HOSTID_PER_RANK",
+    "FORGE_NCCL_SECONDS",
     "FORGE_ROOT",
     "FORGE_SCRIPT_PACKAGES",
     "FORGE_TESTS",

@@ -13,6 +13,7 @@ typedef enum fg_mode {
     FG_MODE_DECODE
 } fg_mode;
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
+typedef enum fg_gathering { FG_GATHER_AUTO, FG_GATHER_NCCL, FG_GATHER_HOST } fg_gathering;
 typedef enum fg_cpu_pin { FG_PIN_AUTO, FG_PIN_ON, FG_PIN_OFF } fg_cpu_pin;
 typedef enum fg_cpu_isa {
     FG_ISA_AUTO,
@@ -79,6 +80,7 @@ typedef struct fg_serve_config {
     bool list_devices;
     uint32_t threads; /* 0: all cores */
     uint32_t tensor_parallel_size;
+    int tp_gather; /* fg_gathering, in the order of engine/tp.h */
     uint32_t max_seqs;
     uint32_t kv_blocks;   /* 0: from free memory */
     uint32_t context_max; /* 0: the model's */

@@ -155,6 +155,7 @@ static void model_close(fg_engine *base)
     atomic_store_explicit(&engine->stop, true, memory_order_release);
     fg_signal_raise(&engine->wake);
     fg_thread_join(engine->thread);
+    fg_tp_end(engine->tp);
     fg_forward_destroy(engine->forward);
     fg_tp_close(engine->tp);
     fg_mem_free(engine);
@@ -171,6 +172,9 @@ static fg_status open_ranks(model_engine *engine, const fg_engine_options *optio
     if (status == FG_OK && several) {
         status = fg_tp_wait_ready(engine->tp,
                                   fg_device_numerics(fg_forward_device(engine->forward)), err);
+    }
+    if (status == FG_OK && several) {
+        status = fg_forward_open_comm(engine->forward, options->tp->way, err);
     }
     return status;
 }
@@ -233,6 +237,7 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     return FG_OK;
 
 close:
+    fg_tp_end(engine->tp);
     fg_forward_destroy(engine->forward);
     fg_tp_close(engine->tp);
     fg_mem_free(engine);

@@ -154,7 +154,7 @@ static void add_place_parts(fg_forward *forward, fg_step_place *place, size_t st
 /* Steps that come again and again are replayed. */
 static bool replays(const fg_forward *forward)
 {
-    return !forward->is_host && forward->tp == NULL;
+    return !forward->is_host && (forward->tp == NULL || forward->ranks_replay);
 }
 
 /* The size of the largest steps that are replayed: that of all sequences together, or what buffers have room for. */
@@ -176,7 +176,7 @@ static uint32_t replay_rows_of(const fg_forward *forward)
 static bool asks_to_go_ahead(const fg_forward *forward)
 {
     const char *ahead = getenv("FORGE_CUDA_AHEAD");
-    return replays(forward) && ahead != NULL && strcmp(ahead, "on") == 0;
+    return replays(forward) && forward->tp == NULL && ahead != NULL && strcmp(ahead, "on") == 0;
 }
 
 static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
@@ -206,6 +206,22 @@ static float *common_hidden(const fg_forward *forward)
     return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
 }
 
+static void add_own_parts(fg_forward *forward, size_t step_rows, part_list *list)
+{
+    const fg_hparams *h = &forward->hparams;
+    const fg_tp *tp = forward->tp;
+    size_t rows = forward->tile_rows_max;
+    add_part(list, (void **)&forward->own_attended.values, rows,
+             fg_tp_widest(tp, h->head_count * h->head_dim, forward->parts.q_unit), sizeof(float));
+    add_part(list, (void **)&forward->own_hidden.values, rows,
+             fg_tp_widest(tp, h->ffn_length, FG_TP_PANEL), sizeof(float));
+    forward->own_hidden.columns = forward->parts.ffn.count;
+    if (!forward->is_host) {
+        add_part(list, (void **)&forward->own_residual, step_rows,
+                 fg_tp_widest(tp, h->embedding_length, FG_TP_PANEL), sizeof(float));
+    }
+}
+
 /* What only operations do. */
 static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
@@ -224,9 +240,7 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
         add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
     }
     if (forward->tp != NULL) {
-        add_part(list, (void **)&forward->own_attended.values, rows, parts->q.count, sizeof(float));
-        add_part(list, (void **)&forward->own_hidden.values, rows, parts->ffn.count, sizeof(float));
-        forward->own_hidden.columns = parts->ffn.count;
+        add_own_parts(forward, step_rows, list);
     }
     add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
     add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
@@ -331,6 +345,7 @@ static rank_parts parts_of(const fg_hparams *h, const fg_tp *tp)
                          .embedding = fg_tp_part_of(tp, h->embedding_length, FG_TP_PANEL),
                          .ffn = fg_tp_part_of(tp, h->ffn_length, FG_TP_PANEL),
                          .vocab = fg_tp_part_of(tp, h->vocab_size, FG_TP_PANEL) };
+    parts.q_unit = h->head_count / h->kv_head_count * h->head_dim;
     parts.heads = times(parts.kv_heads, h->head_count / h->kv_head_count);
     parts.q = times(parts.heads, h->head_dim);
     parts.kv = times(parts.kv_heads, h->head_dim);
@@ -430,6 +445,9 @@ void fg_forward_destroy(fg_forward *forward)
     if (forward->has_pinned) {
         fg_device_unpin(forward->device, fg_tp_shared(forward->tp)->memory);
     }
+    if (forward->tp != NULL) {
+        fg_tp_close_comm(forward->tp);
+    }
     fg_kv_memory_close(&forward->kv);
     give_scratch(forward);
     fg_weight_store_close(forward->store);
@@ -485,35 +503,12 @@ static void norm_linears(fg_forward *forward, const float *in, const uint32_t *r
 /* A product that is added to the residual: this rank's columns of it. */
 static fg_linear add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
 {
+    fg_tp_part part = forward->parts.embedding;
+    float *own = fg_forward_own_residual(forward, residual);
     return (fg_linear){ .weight = *weight,
-                        .out = residual + forward->parts.embedding.first,
-                        .out_stride = forward->hparams.embedding_length,
+                        .out = own != NULL ? own : residual + part.first,
+                        .out_stride = own != NULL ? part.count : forward->hparams.embedding_length,
                         .accumulate = true };
-}
-
-/* Everybody's columns of rows, where there are other ranks: on a CPU operations use them where they meet. */
-static void gather(fg_forward *forward, const fg_activations *all, float *common, fg_tp_part part,
-                   const float *own, uint32_t rows)
-{
-    fg_tp_columns columns = { .common = common,
-                              .all = forward->is_host ? NULL : all->values,
-                              .columns = all->columns,
-                              .part = part,
-                              .own = own };
-    fg_tp_gather(forward->tp, forward->stream, &columns, rows);
-}
-
-static void gather_residual(fg_forward *forward, float *residual, uint32_t rows)
-{
-    if (forward->tp == NULL) {
-        return;
-    }
-    float *common = fg_tp_memory_of(forward->tp)->residual + (residual - forward->residual);
-    fg_tp_columns columns = { .common = common,
-                              .all = forward->is_host ? NULL : residual,
-                              .columns = forward->hparams.embedding_length,
-                              .part = forward->parts.embedding };
-    fg_tp_gather(forward->tp, forward->stream, &columns, rows);
 }
 
 static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -567,12 +562,13 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                                               : forward->attended.values,
                          .pairs = at_once ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
-    gather(forward, &forward->attended, common_attended(forward), parts->q, own, rows);
+    fg_forward_gather(forward, &forward->attended, common_attended(forward), parts->q,
+                      parts->q_unit, own, rows);
     if (forms != 0 && !at_once) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
     fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
-    gather_residual(forward, residual, rows);
+    fg_forward_gather_residual(forward, residual, rows);
 }
 
 static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -591,13 +587,13 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
                        .forms = alone ? down_forms : 0,
                        .out = alone ? forward->hidden : forward->own_hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
-    gather(forward, &forward->hidden, common_hidden(forward), forward->parts.ffn,
-           forward->own_hidden.values, rows);
+    fg_forward_gather(forward, &forward->hidden, common_hidden(forward), forward->parts.ffn,
+                      FG_TP_PANEL, forward->own_hidden.values, rows);
     if (!alone && down_forms != 0) {
         fg_op_prepare(forward->stream, &forward->hidden, down_forms, rows);
     }
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
-    gather_residual(forward, residual, rows);
+    fg_forward_gather_residual(forward, residual, rows);
 }
 
 /* A token that the step in flight chooses: the device has it first. */
@@ -649,7 +645,7 @@ static void run_head(fg_forward *forward, uint32_t first, uint32_t rows, fg_head
 
 static void wait_for_all(const fg_forward *forward)
 {
-    fg_device_event_wait(forward->stream, fg_device_event_record(forward->stream));
+    fg_tp_wait_device(forward->tp, forward->stream, fg_device_event_record(forward->stream));
 }
 
 /* The operations of `rows` rows through all layers. */
@@ -658,6 +654,9 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
     const fg_hparams *h = &forward->hparams;
     fg_op_embed(forward->stream, &forward->embedding, forward->place->tokens, row_count,
                 forward->residual);
+    if (fg_tp_has_comm(forward->tp)) {
+        fg_forward_take_own_residual(forward, row_count);
+    }
     fg_op_rope_table(forward->stream, forward->place->positions, row_count, forward->frequencies,
                      h->rope_dims / 2, forward->rope_table);
     uint32_t tile_rows = even_tile_rows(forward, row_count);
@@ -669,6 +668,15 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
             attention(forward, index, first, rows);
             feed_forward(forward, index, first, rows);
         }
+    }
+}
+
+/* The same of rows that come again and again. */
+static void replay_layers(fg_forward *forward, uint32_t rows)
+{
+    if (!fg_device_replay_begin(forward->stream, rows)) {
+        run_layers(forward, rows);
+        fg_device_replay_end(forward->stream);
     }
 }
 
@@ -753,27 +761,15 @@ static uint32_t head_part_rows(const fg_forward *forward, uint32_t first, uint32
     return left < forward->place->head.rows_max ? left : forward->place->head.rows_max;
 }
 
-/* Tells the other ranks what their rows are, and has them begin. */
-static void begin_ranks(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
+/* The operations of a step with ranks, or of a step that is given one operation after the other: up to the head. */
+static void run_staged(fg_forward *forward, uint32_t rows, uint32_t padded, uint32_t head_count)
 {
-    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
-    uint32_t row = 0, tables = 0, part = 0;
-    for (uint32_t s = 0; s < step->seq_count; s++) {
-        const fg_step_seq *seq = &step->seqs[s];
-        uint32_t blocks =
-            fg_kv_blocks_for(seq->first_position + seq->token_count, forward->layout.block_size);
-        memcpy(common->block_ids + tables, seq->block_ids, blocks * sizeof *seq->block_ids);
-        for (uint32_t i = 0; i < seq->token_count; i++) {
-            common->tables[row++] = tables;
-        }
-        tables += blocks;
+    stage(forward, padded != 0 ? padded : rows, head_count);
+    if (padded != 0) {
+        replay_layers(forward, padded);
+    } else {
+        run_layers(forward, rows);
     }
-    for (uint32_t first = 0; first < head_count; first += forward->place->head.rows_max) {
-        common->kinds[part++] = fg_head_part_from(&forward->place->head, step,
-                                                  forward->place->positions, first, head_count)
-                                    .kind;
-    }
-    fg_tp_begin(forward->tp, (fg_tp_step){ .rows = rows, .head_rows = head_count });
 }
 
 static void follow_rows(fg_forward *forward, fg_tp_step step)
@@ -784,8 +780,10 @@ static void follow_rows(fg_forward *forward, fg_tp_step step)
             (fg_kv_row){ .block_ids = common->block_ids + common->tables[row],
                          .position = common->positions[row] };
     }
-    stage(forward, step.rows, step.head_rows);
-    run_layers(forward, step.rows);
+    for (uint32_t row = step.rows; row < step.padded; row++) {
+        forward->place->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
+    }
+    run_staged(forward, step.rows, step.padded, step.head_rows);
     uint32_t part = 0;
     for (uint32_t first = 0; first < step.head_rows; first += forward->place->head.rows_max) {
         if (first > 0) {
@@ -797,11 +795,11 @@ static void follow_rows(fg_forward *forward, fg_tp_step step)
 }
 
 /* A step's rows that are laid out, to their end. */
-static void run_rows(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t head_count)
+static void run_rows(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t padded,
+                     uint32_t head_count)
 {
     fg_head *head = &forward->place->head;
-    stage(forward, rows, head_count);
-    run_layers(forward, rows);
+    run_staged(forward, rows, padded, head_count);
     for (uint32_t first = 0; first < head_count; first += head->rows_max) {
         fg_head_part part =
             fg_head_part_from(head, step, forward->place->positions, first, head_count);
@@ -825,11 +823,13 @@ void fg_forward_begin(fg_forward *forward, fg_step *step)
     uint32_t head_count;
     forward->place = &forward->places[0];
     uint32_t rows = lay_out_rows(forward, step, NULL, &head_count);
-    if (forward->tp != NULL) {
-        begin_ranks(forward, step, rows, head_count);
-    }
-    if (!can_replay(forward, step)) {
-        run_rows(forward, step, rows, head_count);
+    bool again = can_replay(forward, step);
+    if (forward->tp != NULL || !again) {
+        uint32_t padded = again ? pad_rows(forward, rows) : 0;
+        if (forward->tp != NULL) {
+            fg_forward_begin_ranks(forward, step, rows, padded, head_count);
+        }
+        run_rows(forward, step, rows, padded, head_count);
         return;
     }
     forward->run = run_of(forward, step, head_count);
@@ -887,49 +887,6 @@ static void move_up(fg_forward *forward, bool again)
     forward->ahead.again++;
 }
 
-/* Ranks with KV blocks of their own. */
-static bool has_own_blocks(const fg_forward *forward)
-{
-    return forward->tp != NULL && !forward->is_host;
-}
-
-static uint32_t list_part(uint32_t first, uint32_t count)
-{
-    return count - first < FG_TP_LIST_MAX ? count - first : FG_TP_LIST_MAX;
-}
-
-void fg_forward_copy(fg_forward *forward, fg_step *step)
-{
-    if (!has_own_blocks(forward)) {
-        fg_kv_memory_copy(&forward->kv, step->copies, step->copy_count);
-        return;
-    }
-    for (uint32_t first = 0; first < step->copy_count; first += FG_TP_LIST_MAX) {
-        uint32_t count = list_part(first, step->copy_count);
-        memcpy(fg_tp_memory_of(forward->tp)->copies, step->copies + first,
-               count * sizeof *step->copies);
-        fg_tp_begin(forward->tp, (fg_tp_step){ .copies = count });
-        fg_kv_memory_copy(&forward->kv, step->copies + first, count);
-        fg_tp_meet(forward->tp); /* the list may be written again */
-    }
-}
-
-static void digest(fg_forward *forward, fg_step *step)
-{
-    if (!has_own_blocks(forward)) {
-        fg_kv_memory_digest(&forward->kv, step->digests, step->digest_count);
-        return;
-    }
-    for (uint32_t first = 0; first < step->digest_count; first += FG_TP_LIST_MAX) {
-        uint32_t count = list_part(first, step->digest_count);
-        memcpy(fg_tp_memory_of(forward->tp)->digests, step->digests + first,
-               count * sizeof *step->digests);
-        fg_tp_begin(forward->tp, (fg_tp_step){ .digests = count });
-        fg_kv_memory_digest(&forward->kv, step->digests + first, count);
-        fg_tp_meet(forward->tp);
-    }
-}
-
 void fg_forward_end(fg_forward *forward, fg_step *step)
 {
     fg_step_run *run = &forward->run;
@@ -943,7 +900,7 @@ void fg_forward_end(fg_forward *forward, fg_step *step)
         }
         move_up(forward, left);
     }
-    digest(forward, step);
+    fg_forward_digest(forward, step);
 }
 
 fg_forward_ahead fg_forward_went_ahead(const fg_forward *forward)
@@ -956,6 +913,10 @@ void fg_forward_follow(fg_forward *forward, fg_tp_step step)
     const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
     if (step.rows > 0) {
         follow_rows(forward, step);
+        return;
+    }
+    if (step.opens_comm) {
+        (void)fg_forward_open_comm(forward, FG_TP_WAY_AUTO, NULL);
         return;
     }
     if (step.copies > 0) {

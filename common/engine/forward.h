@@ -22,6 +22,9 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
                             fg_error *err);
 void fg_forward_destroy(fg_forward *forward);
 
+/* Has the ranks' devices hand each other their columns, as fg_tp_open_comm says: rank 0, when all ranks are ready. */
+fg_status fg_forward_open_comm(fg_forward *forward, fg_tp_way way, fg_error *err);
+
 /* What became of the weights, and what the operations run on; valid until destroy. */
 const struct fg_weight_report *fg_forward_weights(const fg_forward *forward);
 const fg_device *fg_forward_device(const fg_forward *forward);

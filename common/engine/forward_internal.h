@@ -1,5 +1,6 @@
 /*
- * forward_internal - what the parts of a forward pass share: forward.c runs it, forward_load.c brings its weights.
+ * forward_internal - what the parts of a forward pass share: forward.c runs it, forward_load.c brings its
+ * weights, forward_ranks.c is what several ranks tell each other.
  */
 #ifndef FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
 #define FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
@@ -25,6 +26,7 @@ typedef struct rank_parts {
     fg_tp_part kv_heads;
     fg_tp_part heads; /* that read these */
     fg_tp_part q, kv; /* columns of them */
+    uint32_t q_unit;  /* columns of a KV head's queries */
     fg_tp_part embedding, ffn, vocab;
 } rank_parts;
 
@@ -60,6 +62,7 @@ struct fg_forward {
     double *frequencies; /* [rope_dims / 2] */
     fg_tp *tp;           /* NULL: the only rank */
     bool has_pinned;     /* what the ranks share */
+    bool ranks_replay;   /* rank 0's: operations between two meetings of the host may be replayed */
     rank_parts parts;
 
     fg_matrix embedding;
@@ -89,9 +92,27 @@ struct fg_forward {
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length */
     float *q, *k, *v;
-    /* This rank's columns of attended and hidden; values alone, NULL of the only rank. */
+    /* This rank's columns of attended and hidden, values alone, and on devices of the residual; NULL of the only rank. Rows are
+     * dense, with room for as many columns as the widest rank has. */
     fg_activations own_attended, own_hidden;
+    float *own_residual;
 };
+
+/* What is between ranks: forward_ranks.c. */
+
+/* This rank's columns of the residual where they lie apart, ready to be sent; NULL: they lie in it. */
+float *fg_forward_own_residual(const fg_forward *forward, const float *residual);
+/* Those that embedding has made. */
+void fg_forward_take_own_residual(const fg_forward *forward, uint32_t rows);
+/* Everybody's columns of rows, where there are other ranks; they are cut in units of `unit`. */
+void fg_forward_gather(fg_forward *forward, const fg_activations *all, float *common,
+                       fg_tp_part part, uint32_t unit, const float *own, uint32_t rows);
+void fg_forward_gather_residual(fg_forward *forward, float *residual, uint32_t rows);
+/* Tells the other ranks what their rows are, and has them begin; `padded` as in fg_tp_step. */
+void fg_forward_begin_ranks(fg_forward *forward, fg_step *step, uint32_t rows, uint32_t padded,
+                            uint32_t head_count);
+/* A step's digests, when its operations have ended. */
+void fg_forward_digest(fg_forward *forward, fg_step *step);
 
 /* All weights that this rank needs, packed or found packed. */
 fg_status fg_forward_load(fg_forward *forward, const fg_engine_options *options, fg_error *err);

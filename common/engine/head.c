@@ -167,7 +167,7 @@ static void run_highest(const fg_head *head, const fg_panels *weight, const fg_a
     }
     const fg_tp_memory *common = fg_tp_memory_of(head->tp);
     uint32_t rank = fg_tp_rank(head->tp);
-    fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
+    fg_tp_wait_device(head->tp, head->stream, fg_device_event_record(head->stream));
     for (uint32_t row = 0; row < rows; row++) {
         common->choices[rank][row] = head->choices[row] + head->part.first;
         common->tops[rank][row] = head->tops[row];
@@ -289,7 +289,7 @@ fg_device_event fg_head_bring(const fg_head_part *part)
 bool fg_head_take(fg_head_part *part, fg_device_event end)
 {
     fg_head *head = part->head;
-    fg_device_event_wait(head->stream, end);
+    fg_tp_wait_device(head->tp, head->stream, end);
     bool left = bring_logits(part, is_left);
     if (left) {
         fg_device_event_wait(head->stream, fg_device_event_record(head->stream));

@@ -15,15 +15,15 @@
 #include "common/base/mem.h"
 #include "common/base/thread.h"
 #include "common/engine/tp_region.h"
+#include "kernels/ops.h"
 
 extern char **environ;
 
 /* As long as a team's threads look: the gaps between a step's operations, much less than a time slice. */
 enum { SPIN_NS = 20000, SPIN_LOOKS = 16 };
 
-/* How often rank 0 looks whether those it waits for still live, and how often it finds nothing new before they count as
- * lost: a minute of its own time, in which it was not stopped itself. The others end with it, without looking. */
-enum { LOOK_NS = 50000000, LOOKS_MAX = 1200, SELDOM_NS = 900000000 };
+/* The others end with rank 0, without looking. */
+enum { SELDOM_NS = 900000000 };
 
 enum { END_MS = 5000, END_LOOK_MS = 2 };
 
@@ -46,7 +46,9 @@ static void *take(uint8_t *base, size_t *at, size_t count, size_t item_bytes, bo
 size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *memory)
 {
     const fg_engine_limits *limits = &orders->limits;
-    size_t rows = limits->step_tokens_max;
+    /* A few may be padded. */
+    size_t rows =
+        limits->step_tokens_max > FG_CHOSEN_ROWS ? limits->step_tokens_max : FG_CHOSEN_ROWS;
     size_t tables = (size_t)limits->step_seqs_max *
                     fg_kv_blocks_for(limits->context_max, orders->layout.block_size);
     size_t at = (sizeof(fg_tp_region) + 63) & ~(size_t)63;
@@ -146,7 +148,7 @@ static void check_rank(const fg_tp *tp, uint32_t rank, uint32_t looks)
     if (has_ended(tp->pids[rank])) {
         give_up(tp, rank, "its process has ended");
     }
-    if (looks >= LOOKS_MAX) {
+    if (looks >= FG_TP_LOOKS_MAX) {
         give_up(tp, rank, "it has not answered for a minute");
     }
 }
@@ -164,7 +166,7 @@ void fg_tp_wait(fg_tp *tp, _Atomic uint32_t *word, uint32_t least, uint32_t rank
         if ((int32_t)(value - least) >= 0) {
             break;
         }
-        bool woken = sleep_while(word, value, tp->rank == 0 ? LOOK_NS : SELDOM_NS);
+        bool woken = sleep_while(word, value, tp->rank == 0 ? FG_TP_LOOK_NS : SELDOM_NS);
         if (!woken && !is_there(word, least)) {
             check_rank(tp, rank, looks++);
         }
@@ -208,17 +210,32 @@ const fg_shared *fg_tp_shared(const fg_tp *tp)
     return &tp->shared;
 }
 
+uint32_t fg_tp_first_of(const fg_tp *tp, uint32_t rank, uint32_t count, uint32_t unit)
+{
+    uint64_t units = ((uint64_t)count + unit - 1) / unit;
+    uint64_t first = units * rank / tp->size * unit;
+    return first < count ? (uint32_t)first : count;
+}
+
 fg_tp_part fg_tp_part_of(const fg_tp *tp, uint32_t count, uint32_t unit)
 {
     if (tp == NULL) {
         return (fg_tp_part){ .count = count };
     }
-    uint64_t units = ((uint64_t)count + unit - 1) / unit;
-    uint64_t first = units * tp->rank / tp->size * unit;
-    uint64_t end = units * (tp->rank + 1) / tp->size * unit;
-    first = first < count ? first : count;
-    end = end < count ? end : count;
-    return (fg_tp_part){ .first = (uint32_t)first, .count = (uint32_t)(end - first) };
+    uint32_t first = fg_tp_first_of(tp, tp->rank, count, unit);
+    return (fg_tp_part){ .first = first,
+                         .count = fg_tp_first_of(tp, tp->rank + 1, count, unit) - first };
+}
+
+uint32_t fg_tp_widest(const fg_tp *tp, uint32_t count, uint32_t unit)
+{
+    uint32_t widest = 0;
+    for (uint32_t rank = 0; rank < tp->size; rank++) {
+        uint32_t own =
+            fg_tp_first_of(tp, rank + 1, count, unit) - fg_tp_first_of(tp, rank, count, unit);
+        widest = own > widest ? own : widest;
+    }
+    return widest;
 }
 
 typedef struct put_work {
@@ -247,7 +264,7 @@ static void put_host(fg_device_stream *stream, const fg_tp_columns *columns, uin
 }
 
 /* From a device's memory, which is done when it is there. */
-static void put_device(fg_device_stream *stream, const fg_tp_columns *c, uint32_t rows)
+static void put_device(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *c, uint32_t rows)
 {
     bool apart = c->own != NULL;
     uint32_t stride = apart ? c->part.count : c->columns;
@@ -258,7 +275,18 @@ static void put_device(fg_device_stream *stream, const fg_tp_columns *c, uint32_
                                 .row_bytes = c->part.count * sizeof(float),
                                 .rows = rows };
     fg_device_copy_rows(stream, &copy);
-    fg_device_event_wait(stream, fg_device_event_record(stream));
+    fg_tp_wait_device(tp, stream, fg_device_event_record(stream));
+}
+
+/* From device to device. */
+static void put_everywhere(const fg_tp *tp, const fg_tp_columns *c, uint32_t rows)
+{
+    fg_comm_gather gather = { .own = c->own, .all = c->all };
+    FG_ASSERT(c->own != NULL, "a device sends what lies together");
+    for (uint32_t rank = 0; rank <= tp->size; rank++) {
+        gather.firsts[rank] = fg_tp_first_of(tp, rank, c->columns, c->unit);
+    }
+    fg_comm_gather_rows(tp->comm, &gather, rows);
 }
 
 /* What a device still reads of `common` when this returns, it has read before its rank puts anything else; and nobody
@@ -273,7 +301,11 @@ void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *colu
         fg_tp_meet(tp);
         return;
     }
-    put_device(stream, columns, rows);
+    if (tp->comm != NULL && !columns->for_host) {
+        put_everywhere(tp, columns, rows);
+        return;
+    }
+    put_device(tp, stream, columns, rows);
     fg_tp_meet(tp);
     if (!columns->for_host) {
         fg_device_copy(stream, columns->all, columns->common,
@@ -421,6 +453,9 @@ static fg_status check_size(const fg_engine_options *options, fg_error *err)
     least = least < h->vocab_size ? least : h->vocab_size;
     uint32_t most = least / FG_TP_PANEL < h->kv_head_count ? least / FG_TP_PANEL : h->kv_head_count;
     most = most < FG_TP_RANKS_MAX ? most : FG_TP_RANKS_MAX;
+    if (options->tp->way == FG_TP_WAY_NCCL && fg_device_kind_is_host(options->device)) {
+        return fg_fail(err, FG_BAD_INPUT, "--tp-gather nccl: on a CPU there is only host memory");
+    }
     if (size > most) {
         return fg_fail(
             err, FG_BAD_INPUT,
@@ -533,7 +568,7 @@ static fg_status wait_for_one(const fg_tp *tp, uint32_t rank, const char *numeri
     fg_tp_slot *slot = &tp->region->slots[rank];
     /* A large model takes minutes to pack: only its end is waited for. */
     while (atomic_load(&slot->state) == FG_TP_LOADS) {
-        sleep_while(&slot->state, FG_TP_LOADS, LOOK_NS);
+        sleep_while(&slot->state, FG_TP_LOADS, FG_TP_LOOK_NS);
         if (atomic_load(&slot->state) == FG_TP_LOADS && has_ended(tp->pids[rank])) {
             return fg_fail(err, FG_AGAIN, "rank %u ended while it loaded the model", rank);
         }
@@ -593,13 +628,19 @@ static void end_rank(const fg_tp *tp, uint32_t rank, int *left_ms)
     waitpid(pid, NULL, 0);
 }
 
+void fg_tp_end(fg_tp *tp)
+{
+    if (tp != NULL && atomic_exchange(&tp->region->stop, 1) == 0) {
+        fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
+    }
+}
+
 void fg_tp_close(fg_tp *tp)
 {
     if (tp == NULL) {
         return;
     }
-    atomic_store(&tp->region->stop, 1);
-    fg_tp_tell(tp, &tp->region->begun, ++tp->begun);
+    fg_tp_end(tp);
     int left_ms = END_MS;
     for (uint32_t i = 1; i <= tp->started; i++) {
         end_rank(tp, i, &left_ms);

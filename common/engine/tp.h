@@ -31,6 +31,13 @@ enum {
     FG_TP_PANEL = 16,     /* outputs are cut in such units where there are enough */
 };
 
+/* How ranks whose devices have memory of their own get each other's columns. */
+typedef enum fg_tp_way {
+    FG_TP_WAY_AUTO, /* from device to device where all of them can, else through the host's memory */
+    FG_TP_WAY_NCCL, /* from device to device, or not at all */
+    FG_TP_WAY_HOST,
+} fg_tp_way;
+
 /* Has a child process call fg_tp_follow with these descriptors, or others of the same files (arena_fd -1: none is needed);
  * its process id. */
 typedef fg_status (*fg_tp_start_fn)(void *ctx, uint32_t rank, int region_fd, int arena_fd,
@@ -42,7 +49,8 @@ typedef struct fg_tp_options {
     uint32_t size;                      /* ranks; 0 or 1: the engine alone */
     const char *devices;                /* of all ranks, as fg_tp_device takes them; NULL: CPUs */
     const fg_core_share_options *share; /* NULL, or how each rank shares the cores with others */
-    fg_tp_start_fn start;               /* NULL: this program again, as fg_tp_follow_main */
+    fg_tp_way way;
+    fg_tp_start_fn start; /* NULL: this program again, as fg_tp_follow_main */
     void *ctx;
 } fg_tp_options;
 
@@ -71,10 +79,12 @@ typedef struct fg_tp_memory {
     float *tops[FG_TP_RANKS_MAX];
 } fg_tp_memory;
 
-/* What the ranks do next: run rows, or do the copies, or the digests. */
+/* What the ranks do next: run rows, or do the copies, or the digests, or open their communicator. */
 typedef struct fg_tp_step {
     uint32_t rows, head_rows;
+    uint32_t padded; /* rows with those that pad them to a step that is replayed; 0: it is not */
     uint32_t copies, digests;
+    bool opens_comm;
 } fg_tp_step;
 
 /* Which device of "cpu", "cuda", "cuda:N" (rank 0's, the others have those after it) or "cuda:2,cuda:0,..." (one for each
@@ -91,6 +101,8 @@ uint32_t fg_tp_device_count(const char *devices, uint32_t size);
 fg_status fg_tp_lead(const fg_engine_options *options, fg_tp **tp_out, fg_error *err);
 /* Once all can run steps by the rules that rank 0's device has; or why one cannot. */
 fg_status fg_tp_wait_ready(fg_tp *tp, const char *numerics, fg_error *err);
+/* The other ranks begin to end: before rank 0 closes its own part of what they share. No step runs. NULL is fine. */
+void fg_tp_end(fg_tp *tp);
 /* The other ranks end, and have ended. No step runs. NULL is fine. */
 void fg_tp_close(fg_tp *tp);
 /* Ends this process where another rank has ended; any thread, now and then. NULL is fine. */
@@ -116,6 +128,8 @@ const fg_shared *fg_tp_shared(const fg_tp *tp);
 
 /* This rank's part, in whole units but for the last rank's; of fewer units than ranks some have nothing. */
 fg_tp_part fg_tp_part_of(const fg_tp *tp, uint32_t count, uint32_t unit);
+/* How much the rank has that has most. */
+uint32_t fg_tp_widest(const fg_tp *tp, uint32_t count, uint32_t unit);
 
 /* Returns when all ranks have called it as often as this one: what they wrote before is seen then. */
 void fg_tp_meet(fg_tp *tp);
@@ -125,12 +139,28 @@ typedef struct fg_tp_columns {
     float *common;    /* [rows][columns] of fg_tp_memory */
     float *all;       /* where operations want them; NULL: there. Else a device's own memory */
     uint32_t columns; /* of all */
+    uint32_t unit;    /* that they are cut in */
     fg_tp_part part;
     const float *own; /* [rows][part.count]; NULL: they are in their place in `all`, or there */
     bool for_host;    /* only in `common` all are wanted */
 } fg_tp_columns;
 /* Puts this rank's columns in their place, and returns when all ranks have done so; in a device's memory they are when
- * its stream has come so far. */
+ * its stream has come so far. With a communicator nobody waits, but for what is for the host: then `own` has room for as
+ * many columns as the widest rank has. */
 void fg_tp_gather(fg_tp *tp, fg_device_stream *stream, const fg_tp_columns *columns, uint32_t rows);
+
+/*
+ * The ranks' communicator (kernels/comm.h): rank 0 calls this when all are ready, the others when it has begun such a
+ * step. All of them have one then, or none of them. `row_max`: as fg_comm_options says. FG_BAD_INPUT: `way`, which is rank
+ * 0's, allows nothing else; with the reason, which is in the log where it allows the host's memory.
+ */
+fg_status fg_tp_open_comm(fg_tp *tp, fg_tp_way way, fg_device_stream *stream, fg_device *device,
+                          size_t row_max, fg_error *err);
+/* While its stream is open. */
+void fg_tp_close_comm(fg_tp *tp);
+bool fg_tp_has_comm(const fg_tp *tp);
+/* fg_device_event_wait, which ends this process where another rank has ended meanwhile or a minute has passed: a stream
+ * does not come to its end then. */
+void fg_tp_wait_device(fg_tp *tp, fg_device_stream *stream, fg_device_event event);
 
 #endif

@@ -13,8 +13,9 @@
 #include "common/base/hash.h"
 #include "common/base/team.h"
 #include "common/engine/tp.h"
+#include "kernels/comm.h"
 
-#define FG_TP_MAGIC 0x7073746b6e617201ull /* the last byte is the version of all this */
+#define FG_TP_MAGIC 0x7073746b6e617202ull /* the last byte is the version of all this */
 
 enum { FG_TP_PATH_MAX = 4096, FG_TP_WORD_MAX = 512 };
 
@@ -50,12 +51,16 @@ typedef struct fg_tp_orders {
 
 typedef enum fg_tp_state { FG_TP_LOADS, FG_TP_READY, FG_TP_FAILED } fg_tp_state;
 
+/* How a rank's communicator opened. */
+typedef enum fg_tp_opened { FG_TP_OPENS, FG_TP_OPENED, FG_TP_NOT_OPENED } fg_tp_opened;
+
 typedef struct fg_tp_slot {
     _Alignas(64) _Atomic uint32_t met; /* how often it has met the others */
     _Atomic uint32_t sleeps;
-    _Atomic uint32_t state; /* fg_tp_state */
-    uint32_t status;        /* fg_status, of one that failed */
-    char numerics[64];      /* fg_device_numerics, of one that is ready */
+    _Atomic uint32_t state;  /* fg_tp_state */
+    _Atomic uint32_t opened; /* fg_tp_opened */
+    uint32_t status;         /* fg_status, of one that failed */
+    char numerics[64];       /* fg_device_numerics, of one that is ready */
     char why[FG_ERROR_TEXT_MAX];
 } fg_tp_slot;
 
@@ -64,6 +69,8 @@ typedef struct fg_tp_region {
     _Alignas(64) _Atomic uint32_t begun; /* steps, and the end */
     _Atomic uint32_t stop;
     fg_tp_step step;
+    fg_comm_name comm_name;
+    uint32_t comm_seconds; /* to open in */
     fg_tp_slot slots[FG_TP_RANKS_MAX];
 } fg_tp_region;
 
@@ -71,6 +78,7 @@ struct fg_tp {
     fg_shared shared;
     fg_tp_region *region; /* at its beginning */
     fg_tp_memory memory;
+    fg_comm *comm; /* NULL: rows go through `memory` */
     uint32_t size, rank;
     uint32_t met;   /* this rank's slot */
     uint32_t begun; /* steps that this rank knows of */
@@ -80,6 +88,13 @@ struct fg_tp {
 
 /* Bytes of the region, and where its parts are; `region` NULL: only the bytes. 0: it would not fit into memory at all. */
 size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *memory_out);
+
+/* As long as rank 0 lets pass between two looks at those it waits for, and how many without any news are too many: a minute
+ * of its own time, in which it was not stopped itself. */
+enum { FG_TP_LOOK_NS = 50000000, FG_TP_LOOKS_MAX = 1200 };
+
+/* Of `count` things, the first one of a rank's; of the rank behind the last one, `count`. */
+uint32_t fg_tp_first_of(const fg_tp *tp, uint32_t rank, uint32_t count, uint32_t unit);
 
 /* Writes a word of this rank's and wakes who waits for it. */
 void fg_tp_tell(fg_tp *tp, _Atomic uint32_t *word, uint32_t value);

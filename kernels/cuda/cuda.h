@@ -242,6 +242,18 @@ void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const f
 void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                     uint32_t rows);
 
+fg_status fg_cuda_comm_make_name(fg_device *device, fg_comm_name *name_out, fg_error *err);
+fg_status fg_cuda_comm_open(fg_device_stream *stream, const fg_comm_options *options,
+                            fg_comm **comm_out, fg_error *err);
+bool fg_cuda_comm_is_open(fg_comm *comm, fg_status *status_out, fg_error *err);
+const char *fg_cuda_comm_way(const fg_comm *comm);
+fg_status fg_cuda_comm_check(fg_comm *comm, fg_error *err);
+void fg_cuda_comm_close(fg_comm *comm);
+void fg_cuda_comm_gather(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows);
+
+/* What a stream has recorded is gone. */
+void fg_cuda_drop_graphs(fg_device_stream *stream);
+
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(fg_device *device);
 void fg_cuda_attend_prepare(const fg_device *device);

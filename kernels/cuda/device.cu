@@ -318,15 +318,21 @@ static fg_status device_load(fg_device *device, const void *host, size_t size_by
 /* What is left of the device's memory bounds nothing here: work areas have one size, whatever the model. */
 enum { WORK_BYTES = 96 << 20, RECORDS_BYTES = 256 << 20 };
 
+void fg_cuda_drop_graphs(fg_device_stream *stream)
+{
+    for (uint32_t i = 0; i < stream->graph_count; i++) {
+        (void)cudaGraphExecDestroy(stream->graphs[i].run);
+    }
+    stream->graph_count = 0;
+}
+
 static void stream_close(fg_device_stream *stream)
 {
     if (stream == nullptr) {
         return;
     }
     fg_gpu_use(stream->device);
-    for (uint32_t i = 0; i < stream->graph_count; i++) {
-        (void)cudaGraphExecDestroy(stream->graphs[i].run);
-    }
+    fg_cuda_drop_graphs(stream);
     fg_cuda_stage_close(stream);
     (void)cudaFree(stream->chosen);
     (void)cudaFree(stream->work);
@@ -548,6 +554,13 @@ const fg_backend backend = {
     .rope_table = fg_cuda_rope_table,
     .rope_store = fg_cuda_rope_store,
     .attend = fg_cuda_attend,
+    .comm_make_name = fg_cuda_comm_make_name,
+    .comm_open = fg_cuda_comm_open,
+    .comm_is_open = fg_cuda_comm_is_open,
+    .comm_way = fg_cuda_comm_way,
+    .comm_check = fg_cuda_comm_check,
+    .comm_close = fg_cuda_comm_close,
+    .comm_gather = fg_cuda_comm_gather,
 };
 
 extern "C" __attribute__((visibility("default"))) const fg_backend *forge_backend(void)

@@ -27,7 +27,7 @@ OTHER_CLASS = re.compile(r"numerics class (\S+), the workers that are here have 
 ON_CPU = ["--device", "cpu", "--kv-dtype", "bf16"]
 # Two processes that compute together: a device each, which may be the same.
 DEVICES = "the device twice"
-TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2"]
+TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2", "--tp-gather", "host"]
 P1D1, P2D2 = dict(prefill=1, decode=1), dict(prefill=2, decode=2)
 
 

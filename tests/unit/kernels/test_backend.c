@@ -72,3 +72,16 @@ Test(backend, the_cpu_is_there_without_a_name_too)
     fg_device_close(NULL);
     fg_device_stream_close(NULL);
 }
+
+Test(backend, the_cpu_has_no_communicators)
+{
+    fg_device_options options = { .kind = "cpu", .isa = "auto", .thread_count = 1 };
+    fg_device *device;
+    fg_comm_name name;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_device_open(&options, &device, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_comm_make_name(device, &name, &err), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(err.text, "cpu devices have no way to each other"), "%s", err.text);
+    fg_device_close(device);
+    fg_comm_close(NULL);
+}

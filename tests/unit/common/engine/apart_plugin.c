@@ -6,6 +6,7 @@
  * Operations run when they are given. Or late (apart_is_late): when an event behind them is waited for, or is found to
  * have ended. A device may do either, and whoever uses it must not see which.
  */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -13,6 +14,7 @@
 #include "common/base/mem.h"
 #include "common/model/sampler.h"
 #include "kernels/backend.h"
+#include "tests/support/exchange.h"
 
 enum { STAGED_ROWS = 256, STAGED_BLOCKS = 64, RECORDED_OPS = 128, RECORDINGS = 72, LINEARS = 8 };
 /* Of a late one: operations that have not run, and steps that they are of. */
@@ -35,6 +37,7 @@ typedef enum op_kind {
     OP_ATTEND,
     OP_COPY,
     OP_STAGE,
+    OP_GATHER,
 } op_kind;
 
 /* An operation with all its arguments. */
@@ -58,6 +61,8 @@ typedef struct op {
     float *out;
     fg_copy_rows copy;
     struct staged *staged;
+    fg_comm *comm;
+    fg_comm_gather gather;
 } op;
 
 typedef struct recording {
@@ -99,13 +104,22 @@ struct fg_device_stream {
     recording *recording; /* NULL: none is made */
 };
 
+struct fg_comm {
+    const fg_backend *backend;
+    fg_device_stream *stream;
+    uint32_t rank, ranks;
+    exchange *exchange;
+    float *sent, *got; /* of STAGED_ROWS */
+};
+
 static const fg_backend apart;
 
 /* For tests: steps that were recorded, those that were started again, rows that were chosen from here, rows
- * with such a token, and memory of the host that was to be pinned. */
-uint32_t apart_recorded, apart_replayed, apart_chosen, apart_followed, apart_pins;
-/* What tests set: whether operations run late, and how often the newest event is not found to have ended. */
+ * with such a token, memory of the host that was to be pinned, and gatherings by communicators. */
+uint32_t apart_recorded, apart_replayed, apart_chosen, apart_followed, apart_pins, apart_gathered;
+/* What tests set: whether operations run late or communicators are broken, and how often the newest event is not found to have ended. */
 bool apart_is_late;
+bool apart_comm_is_broken;
 uint32_t apart_patience;
 
 /* fg_fault_each with what this side takes, the device's memory too: its code has a countdown of its own. */
@@ -305,7 +319,8 @@ static void run_late(fg_device_stream *stream, uint64_t until);
 
 static void apart_copy_rows(fg_device_stream *stream, const fg_copy_rows *copy)
 {
-    FG_ASSERT(stream->recording == NULL);
+    FG_ASSERT(stream->recording == NULL ||
+              (is_apart(stream->device, copy->target) && is_apart(stream->device, copy->source)));
     give(stream, &(op){ .kind = OP_COPY, .copy = *copy });
 }
 
@@ -504,6 +519,30 @@ static void run_choose(fg_device_stream *stream, const fg_choose *args, uint32_t
     fg_sampler_destroy(sampler);
 }
 
+/* Parts are sent as they lie, with as many columns as the widest rank has. */
+static void run_gather(const fg_comm *comm, const fg_comm_gather *gather, uint32_t rows)
+{
+    const uint32_t *firsts = gather->firsts;
+    uint32_t columns = firsts[comm->ranks], widest = 0;
+    for (uint32_t rank = 0; rank < comm->ranks; rank++) {
+        uint32_t own = firsts[rank + 1] - firsts[rank];
+        widest = own > widest ? own : widest;
+    }
+    FG_ASSERT(is_apart(comm->stream->device, gather->own) &&
+              is_apart(comm->stream->device, gather->all));
+    memcpy(comm->sent, gather->own, (size_t)rows * widest * sizeof(float));
+    exchange_all(comm->exchange, comm->sent, comm->got, (size_t)rows * widest * sizeof(float));
+    for (uint32_t rank = 0; rank < comm->ranks; rank++) {
+        uint32_t own = firsts[rank + 1] - firsts[rank];
+        for (uint32_t row = 0; row < rows; row++) {
+            memcpy(gather->all + (size_t)row * columns + firsts[rank],
+                   comm->got + (size_t)rank * rows * widest + (size_t)row * own,
+                   own * sizeof(float));
+        }
+    }
+    apart_gathered++;
+}
+
 static void run_op(fg_device_stream *stream, op *o)
 {
     const staged *s = &stream->staged;
@@ -558,6 +597,9 @@ static void run_op(fg_device_stream *stream, op *o)
         break;
     case OP_STAGE:
         take_stage(stream, o->staged);
+        break;
+    case OP_GATHER:
+        run_gather(o->comm, &o->gather, o->rows);
         break;
     }
 }
@@ -698,6 +740,73 @@ static uint32_t apart_linear_form(uint32_t type)
     return fg_cpu_backend.linear_form(type);
 }
 
+/* ---- communicators: there are some where APART_COMM is set; "1": but rank 1 cannot open its own ---- */
+
+static fg_status apart_comm_make_name(fg_device *device, fg_comm_name *name_out, fg_error *err)
+{
+    if (getenv("APART_COMM") == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "no communicators are wanted");
+    }
+    exchange_make_name((char *)name_out->bytes);
+    return FG_OK;
+}
+
+static void apart_comm_close(fg_comm *comm)
+{
+    comm->stream->recording_count = 0;
+    exchange_leave(comm->exchange);
+    fg_mem_free(comm->sent);
+    fg_mem_free(comm->got);
+    fg_mem_free(comm);
+}
+
+static fg_status apart_comm_open(fg_device_stream *stream, const fg_comm_options *options,
+                                 fg_comm **comm_out, fg_error *err)
+{
+    if (atoi(getenv("APART_COMM")) == 1 && options->rank == 1) {
+        return fg_fail(err, FG_BAD_INPUT, "it was told not to");
+    }
+    fg_comm *comm = fg_mem_alloc(sizeof *comm);
+    if (comm == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for a communicator");
+    }
+    comm->backend = &apart;
+    comm->stream = stream;
+    comm->rank = options->rank;
+    comm->ranks = options->ranks;
+    comm->sent = fg_mem_array(options->row_max, STAGED_ROWS * sizeof(float));
+    comm->got = fg_mem_array(options->row_max, STAGED_ROWS * sizeof(float));
+    if (comm->sent == NULL || comm->got == NULL) {
+        apart_comm_close(comm);
+        return fg_fail(err, FG_AGAIN, "out of memory for a communicator");
+    }
+    comm->exchange =
+        exchange_join((const char *)options->name.bytes, options->rank, options->ranks);
+    *comm_out = comm;
+    return FG_OK;
+}
+
+static bool apart_comm_is_open(fg_comm *comm, fg_status *status_out, fg_error *err)
+{
+    *status_out = FG_OK;
+    return exchange_is_met(comm->exchange);
+}
+
+static const char *apart_comm_way(const fg_comm *comm)
+{
+    return "memory";
+}
+
+static fg_status apart_comm_check(fg_comm *comm, fg_error *err)
+{
+    return apart_comm_is_broken ? fg_fail(err, FG_BROKEN, "it was told to break") : FG_OK;
+}
+
+static void apart_comm_gather(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows)
+{
+    give(comm->stream, &(op){ .kind = OP_GATHER, .comm = comm, .gather = *gather, .rows = rows });
+}
+
 static const fg_backend apart = {
     .abi = FG_BACKEND_ABI,
     .table_bytes = sizeof(fg_backend),
@@ -739,6 +848,13 @@ static const fg_backend apart = {
     .rope_table = apart_rope_table,
     .rope_store = apart_rope_store,
     .attend = apart_attend,
+    .comm_make_name = apart_comm_make_name,
+    .comm_open = apart_comm_open,
+    .comm_is_open = apart_comm_is_open,
+    .comm_way = apart_comm_way,
+    .comm_check = apart_comm_check,
+    .comm_close = apart_comm_close,
+    .comm_gather = apart_comm_gather,
 };
 
 const fg_backend *forge_backend(void);

@@ -1,5 +1,6 @@
 /* Several processes that compute one model (tp.h): every bit is that of one, whatever they are given. */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +12,21 @@
 #include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
+#include "common/base/thread.h"
 #include "common/engine/runner.h"
 #include "common/engine/tp.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
+#include "tests/unit/common/engine/apart.h"
 
 enum { CONTEXT = 64, SEQS = 20, STEP_ROWS = 400, APART_ROWS = 120, BLOCKS = SEQS * CONTEXT / 16 };
+
+/* Where ranks compute. Devices have memory of their own; their operations are the CPU's. */
+typedef enum place {
+    ON_CPU,
+    ON_DEVICES,        /* that meet in the host's memory */
+    ON_JOINED_DEVICES, /* that have a communicator */
+} place;
 
 /* Which allocation of a rank is to fail; 0: none. */
 static uint64_t rank_fault;
@@ -49,16 +59,15 @@ static void write_model(const fg_tiny_llama *model, char *path)
     free(bytes);
 }
 
-/* `apart`: on devices with memory of their own, whose operations are the CPU's. */
-static fg_status open_on(bool apart, const char *path, uint32_t ranks, uint32_t threads,
-                         fg_runner *runner, fg_error *err)
+static fg_status open_by(fg_tp_way way, bool apart, const char *path, uint32_t ranks,
+                         uint32_t threads, fg_runner *runner, fg_error *err)
 {
     static const char *const devices[] = { "cuda:0", "cuda:0", "cuda:0,cuda:0",
-                                           "cuda:0,cuda:0,cuda:0" };
+                                           "cuda:0,cuda:0,cuda:0", "cuda:0,cuda:0,cuda:0,cuda:0" };
     setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
-    const fg_tp_options tp = { .size = ranks,
-                               .start = start_child,
-                               .devices = apart ? devices[ranks] : NULL };
+    const fg_tp_options tp = {
+        .size = ranks, .start = start_child, .way = way, .devices = apart ? devices[ranks] : NULL
+    };
     fg_runner_options options = { .path = path,
                                   .context_max = CONTEXT,
                                   .seqs_max = SEQS,
@@ -70,10 +79,20 @@ static fg_status open_on(bool apart, const char *path, uint32_t ranks, uint32_t 
     return fg_runner_open(&options, runner, err);
 }
 
+static fg_status open_on(place where, const char *path, uint32_t ranks, uint32_t threads,
+                         fg_runner *runner, fg_error *err)
+{
+    fg_tp_way way = where == ON_CPU       ? FG_TP_WAY_AUTO
+                    : where == ON_DEVICES ? FG_TP_WAY_HOST
+                                          : FG_TP_WAY_NCCL;
+    setenv("APART_COMM", "0", 1);
+    return open_by(way, where != ON_CPU, path, ranks, threads, runner, err);
+}
+
 static fg_status open_with(const char *path, uint32_t ranks, uint32_t threads, fg_runner *runner,
                            fg_error *err)
 {
-    return open_on(false, path, ranks, threads, runner, err);
+    return open_on(ON_CPU, path, ranks, threads, runner, err);
 }
 
 typedef struct pair {
@@ -81,12 +100,12 @@ typedef struct pair {
     fg_runner runners[2]; /* one process, and several */
 } pair;
 
-static void open_pair(const fg_tiny_llama *model, bool apart, uint32_t ranks, uint32_t threads,
+static void open_pair(const fg_tiny_llama *model, place where, uint32_t ranks, uint32_t threads,
                       pair *p)
 {
     fg_error err = { 0 };
     write_model(model, p->path);
-    cr_assert_eq(open_on(apart, p->path, ranks, threads, &p->runners[1], &err), FG_OK, "%s",
+    cr_assert_eq(open_on(where, p->path, ranks, threads, &p->runners[1], &err), FG_OK, "%s",
                  err.text);
     cr_assert_eq(fg_engine_started(p->runners[1].engine).rank_count, ranks);
     cr_assert_eq(open_with(p->path, 1, threads, &p->runners[0], &err), FG_OK, "%s", err.text);
@@ -192,7 +211,7 @@ static void run_both(pair *p, const wish *w, const uint32_t *tokens, uint32_t po
 static const struct {
     const char *name;
     uint32_t ranks, threads;
-    bool apart; /* several devices against one CPU */
+    place where; /* against one CPU */
     fg_tiny_llama model;
 } models[] = {
     { "llama f32 by 2", 2, 1, false, { .seed = 1, .weight_type = FG_F32 } },
@@ -228,32 +247,68 @@ static const struct {
         .head_dim = 8,
         .ffn_length = 172,
         .embedding_length = 64 } },
-    { "llama q8_0 by 2 devices", 2, 1, true, { .seed = 12, .weight_type = FG_Q8_0 } },
+    { "llama q8_0 by 2 devices", 2, 1, ON_DEVICES, { .seed = 12, .weight_type = FG_Q8_0 } },
     { "qwen2 bf16 by 3 devices, unevenly",
       3,
       1,
-      true,
+      ON_DEVICES,
       { .seed = 13,
         .weight_type = FG_BF16,
         .arch = FG_TINY_QWEN2,
         .head_count = 10,
         .kv_head_count = 5,
         .head_dim = 32 } },
+    { "llama q8_0 by 2 joined devices",
+      2,
+      1,
+      ON_JOINED_DEVICES,
+      { .seed = 14, .weight_type = FG_Q8_0 } },
+    { "qwen2 bf16 by 3 joined devices, unevenly",
+      3,
+      1,
+      ON_JOINED_DEVICES,
+      { .seed = 15,
+        .weight_type = FG_BF16,
+        .arch = FG_TINY_QWEN2,
+        .head_count = 10,
+        .kv_head_count = 5,
+        .head_dim = 32 } },
+    { "llama f32 by 4 joined devices: heads in the middle of panels",
+      4,
+      1,
+      ON_JOINED_DEVICES,
+      { .seed = 16,
+        .weight_type = FG_F32,
+        .head_count = 4,
+        .kv_head_count = 4,
+        .head_dim = 8,
+        .ffn_length = 172,
+        .embedding_length = 64 } },
 };
+
+static uint32_t counted(const char *name)
+{
+    return *(uint32_t *)fg_in_apart(APART_PLUGIN, name);
+}
 
 Test(engine_ranks, many_processes_give_the_bits_of_one)
 {
     static uint32_t tokens[SEQS * CONTEXT];
+    /* A device that rank 0 has to ask more than once. */
+    setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
+    *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_patience") = 3;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         pair p;
-        open_pair(&models[m].model, models[m].apart, models[m].ranks, models[m].threads, &p);
+        bool joined = models[m].where == ON_JOINED_DEVICES;
+        uint32_t gathered = counted("apart_gathered"), replayed = counted("apart_replayed");
+        open_pair(&models[m].model, models[m].where, models[m].ranks, models[m].threads, &p);
         for (uint32_t i = 0; i < SEQS * CONTEXT; i++) {
             tokens[i] = (uint32_t)(fg_hash_mix(m * 100000 + i) % p.runners[0].hparams.vocab_size);
         }
         uint32_t position = 0;
         for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
             wish w = wishes[i];
-            uint32_t most = (models[m].apart ? APART_ROWS : STEP_ROWS) / SEQS;
+            uint32_t most = (models[m].where != ON_CPU ? APART_ROWS : STEP_ROWS) / SEQS;
             w.each = w.each == 0 || w.each > most ? most : w.each;
             const wish all = { .name = "what comes before", .seqs = SEQS, .each = w.each };
             position = position + w.each <= CONTEXT ? position : 0;
@@ -263,8 +318,70 @@ Test(engine_ranks, many_processes_give_the_bits_of_one)
             }
             position += w.each;
         }
+        cr_assert_eq(counted("apart_gathered") > gathered, joined, "%s", models[m].name);
+        cr_assert_eq(counted("apart_replayed") > replayed, joined, "%s", models[m].name);
         close_pair(&p);
     }
+}
+
+/* --- how they gather --- */
+
+static const struct {
+    const char *name;
+    const char *comm; /* APART_COMM */
+    fg_tp_way way;
+    bool apart;
+    const char *refused; /* NULL: it is not */
+    bool joined;
+} gatherings[] = {
+    { "wanted and there", "0", FG_TP_WAY_NCCL, true, NULL, true },
+    { "there", "0", FG_TP_WAY_AUTO, true, NULL, true },
+    { "there, but not wanted", "0", FG_TP_WAY_HOST, true, NULL, false },
+    { "not there", NULL, FG_TP_WAY_AUTO, true, NULL, false },
+    { "one rank cannot", "1", FG_TP_WAY_AUTO, true, NULL, false },
+    { "wanted and not there", NULL, FG_TP_WAY_NCCL, true, "no communicators are wanted", false },
+    { "wanted, but one rank cannot", "1", FG_TP_WAY_NCCL, true, "rank 1: it was told", false },
+    { "wanted on a CPU", "0", FG_TP_WAY_NCCL, false, "on a CPU", false },
+    { "a CPU", "0", FG_TP_WAY_AUTO, false, NULL, false },
+};
+
+Test(engine_ranks, all_ranks_gather_the_same_way_or_not_at_all)
+{
+    const fg_tiny_llama model = { .seed = 17 };
+    char path[64];
+    uint32_t token = 0;
+    const uint32_t tokens[] = { 1, 2, 3 };
+    write_model(&model, path);
+    setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
+    for (size_t i = 0; i < sizeof gatherings / sizeof gatherings[0]; i++) {
+        fg_error err = { 0 };
+        fg_runner runner;
+        uint32_t gathered = counted("apart_gathered");
+        if (gatherings[i].comm != NULL) {
+            setenv("APART_COMM", gatherings[i].comm, 1);
+        } else {
+            unsetenv("APART_COMM");
+        }
+        fg_status status =
+            open_by(gatherings[i].way, gatherings[i].apart, path, 2, 1, &runner, &err);
+        if (gatherings[i].refused != NULL) {
+            cr_assert_eq(status, FG_BAD_INPUT, "%s", gatherings[i].name);
+            cr_assert_not_null(strstr(err.text, gatherings[i].refused), "%s", err.text);
+        } else {
+            cr_assert_eq(status, FG_OK, "%s: %s", gatherings[i].name, err.text);
+            fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
+            item.sample = true;
+            fg_step step = { .seqs = &item, .seq_count = 1 };
+            cr_assert_eq(fg_runner_step(&runner, &step, &err), FG_OK, "%s", err.text);
+            token = i == 0 ? item.token_out : token;
+            cr_assert_eq(item.token_out, token, "%s", gatherings[i].name);
+            cr_assert_eq(counted("apart_gathered") > gathered, gatherings[i].joined, "%s",
+                         gatherings[i].name);
+            fg_runner_close(&runner);
+        }
+        cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "%s: a rank is left", gatherings[i].name);
+    }
+    unlink(path);
 }
 
 /* --- which device is whose --- */
@@ -356,11 +473,19 @@ Test(engine_ranks, a_rank_that_cannot_begin_is_said)
     cr_assert_eq(waitpid(-1, NULL, WNOHANG), -1, "a rank is left");
 }
 
+typedef struct
+try {
+    place where;
+    char path[64];
+}
+try;
+
 static bool try_open(void *ctx)
 {
+    const try *t = ctx;
     fg_runner runner;
     fg_error err = { 0 };
-    fg_status status = open_with(ctx, 2, 1, &runner, &err);
+    fg_status status = open_on(t->where, t->path, 2, 1, &runner, &err);
     uint64_t left = fg_fault_hold();
     if (status == FG_OK) {
         fg_runner_close(&runner);
@@ -376,26 +501,52 @@ static bool try_open(void *ctx)
 Test(engine_ranks, every_allocation_may_fail)
 {
     const fg_tiny_llama model = { .seed = 11 };
-    char path[64];
-    write_model(&model, path);
-    int failures = fg_fault_each(try_open, path);
+    try t = { .where = ON_CPU };
+    write_model(&model, t.path);
+    int failures = fg_fault_each(try_open, &t);
     cr_assert(failures > 20, "of rank 0: %d", failures);
-    for (rank_fault = 1; !try_open(path); rank_fault++) {
+    for (rank_fault = 1; !try_open(&t); rank_fault++) {
         cr_assert(rank_fault < 1000);
     }
     cr_assert(rank_fault > 20, "of rank 1: %llu", (unsigned long long)rank_fault);
     rank_fault = 0;
-    unlink(path);
+    unlink(t.path);
+}
+
+/* The device's side, which takes the communicator's memory, has a countdown of its own. */
+Test(engine_ranks, every_allocation_of_a_joined_device_may_fail)
+{
+    const fg_tiny_llama model = { .seed = 18 };
+    try t = { .where = ON_JOINED_DEVICES };
+    write_model(&model, t.path);
+    int (*each_of_device)(bool (*attempt)(void *ctx), void *ctx);
+    setenv("FORGE_CUDA_PLUGIN", APART_PLUGIN, 1);
+    *(void **)&each_of_device = fg_in_apart(APART_PLUGIN, "apart_fault_each");
+    int failures = each_of_device(try_open, &t);
+    cr_assert(failures > 20, "%d", failures);
+    unlink(t.path);
+}
+
+/* As a server's main loop does, which a device's gathering does not stop. */
+static void *look_at(void *engine)
+{
+    for (;;) {
+        fg_engine_look(engine);
+        sched_yield();
+    }
+    return NULL;
 }
 
 /* A process of its own that runs steps until its rank is killed: how it ended. */
-static int run_until_killed(const char *path, int signal)
+static int run_until_killed(place where, const char *path, int signal)
 {
     pid_t leader = fork();
     if (leader == 0) {
         fg_runner runner;
         const uint32_t tokens[] = { 1, 2, 3 };
-        if (open_with(path, 2, 1, &runner, NULL) != FG_OK) {
+        pthread_t looker;
+        if (open_on(where, path, 2, 1, &runner, NULL) != FG_OK ||
+            !fg_thread_start(&looker, look_at, runner.engine)) {
             _exit(90);
         }
         fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
@@ -419,7 +570,35 @@ Test(engine_ranks, a_rank_that_dies_ends_its_worker)
     const fg_tiny_llama model = { .seed = 10 };
     char path[64];
     write_model(&model, path);
-    int how = run_until_killed(path, SIGKILL);
+    for (place where = ON_CPU; where <= ON_JOINED_DEVICES; where++) {
+        int how = run_until_killed(where, path, SIGKILL);
+        cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 1, "%d: %x", where, how);
+    }
+    unlink(path);
+}
+
+/* A step that does not end, since a gathering in it has failed. */
+Test(engine_ranks, a_device_that_cannot_gather_any_more_ends_its_worker)
+{
+    const fg_tiny_llama model = { .seed = 19 };
+    char path[64];
+    int how = 0;
+    write_model(&model, path);
+    pid_t leader = fork();
+    if (leader == 0) {
+        fg_runner runner;
+        const uint32_t tokens[] = { 1, 2, 3 };
+        if (open_on(ON_JOINED_DEVICES, path, 2, 1, &runner, NULL) != FG_OK) {
+            _exit(90);
+        }
+        *(uint32_t *)fg_in_apart(APART_PLUGIN, "apart_patience") = UINT32_MAX;
+        *(bool *)fg_in_apart(APART_PLUGIN, "apart_comm_is_broken") = true;
+        fg_step_seq item = fg_runner_seq(&runner, 0, tokens, 0, 3);
+        fg_step step = { .seqs = &item, .seq_count = 1 };
+        fg_runner_step(&runner, &step, NULL);
+        _exit(92);
+    }
+    cr_assert_eq(waitpid(leader, &how, 0), leader);
     cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 1, "%x", how);
     unlink(path);
 }
