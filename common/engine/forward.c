@@ -160,10 +160,12 @@ static bool replays(const fg_forward *forward)
 /* The size of the largest steps that are replayed: that of all sequences together, or what buffers have room for. */
 static uint32_t replay_rows_of(const fg_forward *forward)
 {
-    uint32_t rows = 0, head_rows = forward->places[0].head.rows_max;
-    uint32_t step_rows = step_rows_of(&forward->limits);
-    uint32_t room = step_rows < head_rows ? step_rows : head_rows;
-    for (uint32_t i = 0; replays(forward) && i < REPLAY_SIZES && replay_sizes[i] <= room &&
+    uint32_t rows = 0, room = step_rows_of(&forward->limits);
+    uint32_t head_rows = forward->places[0].head.rows_max;
+    if (forward->tp == NULL && head_rows < room) {
+        room = head_rows; /* of ranks only the layers are replayed */
+    }
+    for (uint32_t i = 0; !forward->is_host && i < REPLAY_SIZES && replay_sizes[i] <= room &&
                          rows < forward->limits.step_seqs_max;
          i++) {
         rows = replay_sizes[i];
@@ -171,12 +173,11 @@ static uint32_t replay_rows_of(const fg_forward *forward)
     return rows;
 }
 
-/* Whether a step may begin on the device while the one before it runs: only where it is asked for, since that was not
- * verified on a GPU (docs/GPU.md). */
-static bool asks_to_go_ahead(const fg_forward *forward)
+/* Whether a step may begin on the device while the one before it runs. */
+static bool may_go_ahead(const fg_forward *forward)
 {
     const char *ahead = getenv("FORGE_CUDA_AHEAD");
-    return replays(forward) && forward->tp == NULL && ahead != NULL && strcmp(ahead, "on") == 0;
+    return replays(forward) && forward->tp == NULL && (ahead == NULL || strcmp(ahead, "off") != 0);
 }
 
 static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
@@ -396,7 +397,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     if (status != FG_OK) {
         goto destroy;
     }
-    forward->goes_ahead = asks_to_go_ahead(forward);
+    forward->goes_ahead = may_go_ahead(forward);
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
     forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
     if (forward->layers == NULL || forward->frequencies == NULL) {
@@ -694,7 +695,7 @@ static void stage(const fg_forward *forward, uint32_t rows, uint32_t head_count)
 /* A step of many sequences' next tokens: such steps come again and again. */
 static bool can_replay(const fg_forward *forward, const fg_step *step)
 {
-    if (step->seq_count > forward->replay_rows) {
+    if (!replays(forward) || step->seq_count > forward->replay_rows) {
         return false;
     }
     uint32_t head_count = 0;

@@ -76,7 +76,7 @@ struct fg_forward {
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows; /* that should pass a layer together */
     uint32_t tile_rows_max;
-    uint32_t replay_rows; /* most rows of a step that is started again (can_replay); 0: none is */
+    uint32_t replay_rows; /* most of a step that is started again (can_replay) */
     /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
      * flight, and the other way round: only where steps are started again (can_replay). */
     bool goes_ahead; /* steps may be begun behind one in flight: there are two places */

@@ -163,7 +163,7 @@ static __device__ __forceinline__ void feed_q(wide_memory<dims> *memory, const a
             fg_barrier_wait(&memory->q_empty[place], (round / 2 - 1) % 2);
         }
         for (uint32_t index = half; index < FG_GPU_WARPS; index += 2) {
-            put_q<dims, 4>(memory->q[place][index * 2], job, find_own(job, item, index), lane);
+            put_q<dims, 2>(memory->q[place][index * 2], job, find_own(job, item, index), lane);
         }
         fg_shared_fence();
         __syncwarp();
@@ -442,7 +442,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void attend_wide(attend_job
     fg_gpu_wait();
     uint32_t warp = threadIdx.x / 32;
     if (warp >= FG_GPU_WARPS) {
-        fg_fewer_registers<48>();
+        fg_fewer_registers<40>();
         if (warp == FG_GPU_WARPS) {
             feed<dims, false>(memory, job, prompts, threadIdx.x % 32);
         } else if (warp == FG_GPU_WARPS + 1) {

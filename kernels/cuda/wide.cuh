@@ -47,7 +47,7 @@ template <typename shape> struct wide_stage {
 
 /* What there is beside the stages. */
 typedef struct wide_passed {
-    float sums[2][2][CHUNK_SUMS / 2][WIDE_GROUPS * 64]; /* from gates to ups, and back */
+    float sums[2][WIDE_GROUPS][CHUNK_SUMS / 2][128]; /* from one group to the other */
 } wide_passed;
 
 template <typename shape> struct wide_memory {
@@ -342,31 +342,29 @@ static __device__ __forceinline__ void put_sums(const fg_gpu_product &p, uint32_
     }
 }
 
-/* A group has gates in its first two warps, ups in the others: each passes half of a chunk to the other. No group waits for
- * the other one, so products of one run while the other writes. Memory that a chunk used is written again two chunks
- * later: by then the group has met at the chunk between. */
+/* Gates are in the threads of the first group, ups in those of the second: each passes half of a chunk to the other. Memory
+ * that a chunk used is written again two chunks later: by then both groups have met at the chunk between. */
 static __device__ __forceinline__ void put_gates(wide_passed *passed, const fg_gpu_product &p,
                                                  uint32_t rows, uint32_t row, uint32_t output,
-                                                 bool is_up, uint32_t chunk, const float *sums)
+                                                 uint32_t group, uint32_t chunk, const float *sums)
 {
-    uint32_t group = threadIdx.x / 128, thread = group * 64 + threadIdx.x % 64;
-    uint32_t g = threadIdx.x % 32 / 4;
-    float(*to)[WIDE_GROUPS * 64] = passed->sums[chunk % 2][is_up];
-    float(*from)[WIDE_GROUPS * 64] = passed->sums[chunk % 2][!is_up];
+    uint32_t thread = threadIdx.x % 128, g = threadIdx.x % 32 / 4;
+    float(*to)[128] = passed->sums[chunk % 2][group];
+    float(*from)[128] = passed->sums[chunk % 2][1 - group];
 #pragma unroll
     for (int i = 0; i < CHUNK_SUMS / 2; i++) {
-        to[i][thread] = is_up ? sums[i] : sums[CHUNK_SUMS / 2 + i];
+        to[i][thread] = group == 0 ? sums[CHUNK_SUMS / 2 + i] : sums[i];
     }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
-    row += is_up ? CHUNK / 2 * 8 : 0;
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    row += group * (CHUNK / 2) * 8;
 #pragma unroll
     for (int tile = 0; tile < CHUNK / 2; tile++) {
         float made[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float other = from[4 * tile + i][thread];
-            float gate = is_up ? other : sums[4 * tile + i];
-            float up = is_up ? sums[CHUNK_SUMS / 2 + 4 * tile + i] : other;
+            float gate = group == 0 ? sums[4 * tile + i] : other;
+            float up = group == 0 ? other : sums[CHUNK_SUMS / 2 + 4 * tile + i];
             made[i] = __fmul_rn(fg_gpu_silu(gate), up);
         }
         fg_gpu_put_gated(p, rows, row + tile * 8, output, g, made[0], made[1]);
@@ -386,7 +384,7 @@ static __device__ __forceinline__ void put_tile(wide_passed *passed, const fg_gp
     for (int chunk = 0; chunk < width / 8 / CHUNK; chunk++, row += CHUNK * 8) {
         const float *sums = totals + chunk * CHUNK_SUMS;
         if constexpr (gated) {
-            put_gates(passed, p, set.rows, row, output, index >= 4, chunk, sums);
+            put_gates(passed, p, set.rows, row, output, index / 4, chunk, sums);
         } else if (p.accumulate) {
             put_sums<true>(p, set.rows, row, output, sums);
         } else {
@@ -426,8 +424,7 @@ static __global__ __launch_bounds__(WIDE_THREADS, 1) void wide_rows(fg_gpu_produ
         }
     } else {
         fg_more_registers<232>();
-        /* The strip of a stage: two of gate and the same two of up are one group's. */
-        uint32_t index = gated ? warp / 2 * 4 + group * 2 + warp % 2 : group * 4 + warp;
+        uint32_t index = group * 4 + warp;
         for (uint32_t t = blockIdx.x; t < turns; t += gridDim.x) {
             wide_place place = find_place<shape, gated, shared_parts>(set, split, tiles, t);
             float totals[shape::width / 2];
