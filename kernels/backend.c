@@ -207,6 +207,16 @@ uint32_t fg_device_thread_count(const fg_device *device)
     return of_device(device)->thread_count(device);
 }
 
+fg_device_reach fg_device_memory_reach(const fg_device *device)
+{
+    return of_device(device)->memory_reach(device);
+}
+
+void fg_device_bind_thread(const fg_device *device)
+{
+    of_device(device)->bind_thread(device);
+}
+
 void *fg_device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
     return of_device(device)->alloc(device, kind, size_bytes);
@@ -369,4 +379,11 @@ void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_atte
                   uint32_t rows)
 {
     of_stream(stream)->attend(stream, kv, args, rows);
+}
+
+void fg_op_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count)
+{
+    FG_ASSERT(args->block_bytes > 240 && args->block_bytes % 16 == 0, "blocks of %zu bytes",
+              args->block_bytes);
+    of_stream(stream)->digest(stream, args, count);
 }

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 5 };
+enum { FG_BACKEND_ABI = 6 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -38,6 +38,8 @@ typedef struct fg_backend {
     const char *(*isa)(const fg_device *device);
     const char *(*numerics)(const fg_device *device);
     uint32_t (*thread_count)(const fg_device *device);
+    fg_device_reach (*memory_reach)(const fg_device *device);
+    void (*bind_thread)(const fg_device *device);
     void *(*alloc)(fg_device *device, fg_memory_kind kind, size_t size_bytes);
     void (*free)(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes);
     fg_status (*pin)(fg_device *device, void *memory, size_t size_bytes, fg_error *err);
@@ -81,6 +83,7 @@ typedef struct fg_backend {
                        uint32_t rows);
     void (*attend)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                    uint32_t rows);
+    void (*digest)(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count);
 } fg_backend;
 
 /* The first member of every back end's struct fg_device and struct fg_device_stream. */

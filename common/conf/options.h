@@ -13,6 +13,11 @@ typedef enum fg_mode {
     FG_MODE_DECODE
 } fg_mode;
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
+typedef enum fg_kv_device_memory {
+    FG_KV_DEVICE_AUTO,
+    FG_KV_DEVICE_ON,
+    FG_KV_DEVICE_OFF
+} fg_kv_device_memory;
 typedef enum fg_cpu_pin { FG_PIN_AUTO, FG_PIN_ON, FG_PIN_OFF } fg_cpu_pin;
 typedef enum fg_cpu_isa {
     FG_ISA_AUTO,
@@ -68,9 +73,10 @@ typedef struct fg_serve_config {
     int routing; /* fg_routing */
     int split;   /* fg_split */
     uint32_t residency_mb;
-    int roles;        /* fg_use; 0: by mode */
-    const char *keys; /* NULL: none */
-    int kv_transport; /* fg_kv_transport */
+    int roles;            /* fg_use; 0: by mode */
+    const char *keys;     /* NULL: none */
+    int kv_transport;     /* fg_kv_transport */
+    int kv_device_memory; /* fg_kv_device_memory */
     const char *link_host;
 
     const char *

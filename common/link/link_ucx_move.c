@@ -49,6 +49,7 @@ static void end_op(ucx_op *op, ucs_status_t status)
     op->next = link->free_ops;
     link->free_ops = op;
     link->ops_open--;
+    link->device_copies -= op->on_device;
     /* While an endpoint is being closed, its operations end as cancelled: nothing new. */
     if (status != UCS_OK && !peer->base.close_started) {
         fg_link_peer_broken(&link->base, &peer->base, ucs_status_string(status));
@@ -89,6 +90,17 @@ static ucp_request_param_t send_param(ucx_op *op)
     };
 }
 
+/* UCX is told what memory the arena is, so that it need not ask for each operation. */
+static void say_memory(const ucx_link *link, ucp_request_param_t *param)
+{
+    if (!link->is_device) {
+        return;
+    }
+    param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH;
+    param->memory_type = UCS_MEMORY_TYPE_CUDA;
+    param->memh = link->memory;
+}
+
 /* --- sending --- */
 
 static void send_data(ucx_peer *peer, ucx_op *op, const fg_ticket *ticket, uint32_t first_index,
@@ -107,8 +119,31 @@ static void send_data(ucx_peer *peer, ucx_op *op, const fg_ticket *ticket, uint3
     ucp_request_param_t param = send_param(op);
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_AM_SEND_FLAG_RNDV;
+    say_memory(peer->link, &param);
     started(op, ucp_am_send_nbx(peer->ep, UCX_AM_DATA, op->header, sizeof op->header, source,
                                 size_bytes, &param));
+}
+
+/* Into the peer's arena, by its key. */
+static void put(ucx_peer *peer, ucx_op *op, const uint8_t *source, uint32_t target_block,
+                size_t size_bytes)
+{
+    ucx_link *link = peer->link;
+    ucp_request_param_t param = send_param(op);
+    say_memory(link, &param);
+    op->on_device = link->is_device;
+    link->device_copies += op->on_device;
+    started(op, ucp_put_nbx(peer->ep, source, size_bytes,
+                            peer->arena_base + target_block * link->base.block_bytes, peer->key,
+                            &param));
+}
+
+void ucx_rehearse(ucx_link *link, ucx_peer *peer)
+{
+    ucx_op *op = take_op(link, peer, NULL);
+    if (op != NULL) {
+        put(peer, op, link->base.arena, peer->base.block_count, link->base.block_bytes);
+    }
 }
 
 void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint32_t *source_blocks,
@@ -147,10 +182,7 @@ void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint3
                       run * block_bytes);
             continue;
         }
-        ucp_request_param_t param = send_param(op);
-        started(op,
-                ucp_put_nbx(peer->ep, source, run * block_bytes,
-                            peer->arena_base + target_blocks[i] * block_bytes, peer->key, &param));
+        put(peer, op, source, target_blocks[i], run * block_bytes);
     }
 }
 
@@ -236,6 +268,7 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         return UCS_OK; /* UCX drops it; the sender's send ends as usual */
     }
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+        FG_ASSERT(!link->is_device, "data comes by rendezvous");
         memcpy(target, data, length);
         fg_link_op_done(&link->base, ticket, 0);
         return UCS_OK;
@@ -252,6 +285,7 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         .cb.recv_am = on_received,
         .user_data = op,
     };
+    say_memory(link, &receive);
     started(op, ucp_am_recv_data_nbx(link->worker, data, target, length, &receive));
     return UCS_OK;
 }

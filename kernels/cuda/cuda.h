@@ -240,6 +240,7 @@ void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const f
                         uint32_t rows);
 void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                     uint32_t rows);
+void fg_cuda_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count);
 
 /* Once per device: kernels that want more shared memory than is usual. */
 void fg_cuda_linear_prepare(fg_device *device);
