@@ -51,6 +51,7 @@ typedef struct ucx_op {
     fg_ticket *ticket;
     uint32_t put_blocks;
     bool on_device; /* a device makes the copy: the loop stays awake until it has ended */
+    bool rehearses; /* nobody waits for it */
     fg_link_message *message;
     uint8_t header[FG_LINK_HEADER_BYTES]; /* UCX reads it until the operation ends */
 } ucx_op;
@@ -103,6 +104,8 @@ fg_status ucx_open_peer(fg_link *base, const fg_link_record *record, const char 
 void ucx_close_peer(fg_link *base, fg_link_peer *peer);
 void ucx_free_peer(fg_link *base, fg_link_peer *peer);
 const char *ucx_transport(const fg_link *base, const fg_link_peer *peer);
+/* Says so where blocks will go from device to device, but not straight. */
+void ucx_look_at_way(ucx_peer *peer);
 /* Without a loop: looks whether a peer's process has ended. */
 void ucx_poll_exits(ucx_link *link);
 /* link_ucx_move.c */

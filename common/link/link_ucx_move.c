@@ -45,6 +45,7 @@ static void end_op(ucx_op *op, ucs_status_t status)
     ucx_peer *peer = op->peer;
     fg_ticket *ticket = op->ticket;
     uint32_t put_blocks = op->put_blocks;
+    bool rehearses = op->rehearses;
     fg_link_message_free(op->message);
     op->next = link->free_ops;
     link->free_ops = op;
@@ -56,6 +57,9 @@ static void end_op(ucx_op *op, ucs_status_t status)
     }
     if (ticket != NULL) {
         fg_link_op_done(&link->base, ticket, put_blocks);
+    }
+    if (rehearses && status == UCS_OK) {
+        ucx_look_at_way(peer);
     }
 }
 
@@ -81,16 +85,19 @@ static void started(ucx_op *op, ucs_status_ptr_t request)
     }
 }
 
+/* Of the host's memory, as messages are: UCX need not ask for each whether it is a device's. */
 static ucp_request_param_t send_param(ucx_op *op)
 {
     return (ucp_request_param_t){
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .cb.send = on_sent,
         .user_data = op,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
     };
 }
 
-/* UCX is told what memory the arena is, so that it need not ask for each operation. */
+/* Of the arena. */
 static void say_memory(const ucx_link *link, ucp_request_param_t *param)
 {
     if (!link->is_device) {
@@ -142,6 +149,7 @@ void ucx_rehearse(ucx_link *link, ucx_peer *peer)
 {
     ucx_op *op = take_op(link, peer, NULL);
     if (op != NULL) {
+        op->rehearses = true;
         put(peer, op, link->base.arena, peer->base.block_count, link->base.block_bytes);
     }
 }
@@ -268,8 +276,11 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         return UCS_OK; /* UCX drops it; the sender's send ends as usual */
     }
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
-        FG_ASSERT(!link->is_device, "data comes by rendezvous");
-        memcpy(target, data, length);
+        if (link->is_device) { /* whoever sends so is none of ours */
+            link->base.stats.stale_dropped++;
+        } else {
+            memcpy(target, data, length);
+        }
         fg_link_op_done(&link->base, ticket, 0);
         return UCS_OK;
     }

@@ -374,3 +374,15 @@ const char *ucx_transport(const fg_link *base, const fg_link_peer *base_peer)
     free(text);
     return peer->transport;
 }
+
+void ucx_look_at_way(ucx_peer *peer)
+{
+    const char *way = ucx_transport(&peer->link->base, &peer->base);
+    if (peer->link->is_device && !peer->base.close_started &&
+        strncmp(way, lane_of(FG_LINK_CUDA), strlen(lane_of(FG_LINK_CUDA))) != 0) {
+        fg_warn("link",
+                "event=device_memory_staged peer=%s transport=%s why=\"UCX finds no way from its "
+                "GPU to ours, and copies through the host: --kv-device-memory off may be quicker\"",
+                peer->base.name, way);
+    }
+}

@@ -300,6 +300,14 @@ static void run_step(fg_engine *engine, fg_step *step)
     }
 }
 
+static void lend_memory(fg_engine_options *options, size_t size_bytes)
+{
+    options->arena = NULL;
+    options->device_arena = fg_mem_map(size_bytes);
+    *(void **)fg_in_apart(APART_PLUGIN, "apart_lent") = options->device_arena;
+    *(size_t *)fg_in_apart(APART_PLUGIN, "apart_lent_bytes") = size_bytes;
+}
+
 /* `lent`: the blocks are the caller's, in the device's memory, and the host has none of them. */
 static void check_copies(bool lent)
 {
@@ -311,10 +319,7 @@ static void check_copies(bool lent)
     fg_engine_options options = tier_options(&p.apart, tier);
     size_t lent_bytes = options.block_count * options.layout.block_bytes;
     if (lent) {
-        options.arena = NULL;
-        options.device_arena = fg_mem_map(lent_bytes);
-        *(void **)fg_in_apart(APART_PLUGIN, "apart_lent") = options.device_arena;
-        *(size_t *)fg_in_apart(APART_PLUGIN, "apart_lent_bytes") = lent_bytes;
+        lend_memory(&options, lent_bytes);
     }
     fg_engine *engine;
     fg_error err = { 0 };
