@@ -112,7 +112,10 @@ static fg_status open_context(ucx_link *link, unsigned wants, const char *host, 
         const char *name, *value;
     } options[] = {
         { 0, "TLS", transports_of(wants, link->is_device) },
-        { 0, "RNDV_SCHEME", "am" }, /* the receiver's side writes, and only for an open receive */
+        /* The receiver's side writes, and only for an open receive. Between devices on this host other schemes are
+         * as good, since a peer there says itself when it writes no more, and they are what UCX takes lanes of
+         * cuda_ipc for. TCP has no other scheme without PUT. */
+        { 0, "RNDV_SCHEME", link->is_device && (wants & WANTS_SHM) != 0 ? "auto" : "am" },
         { 0, "KEEPALIVE_INTERVAL", "1s" },
         { WANTS_SHM, "MM_ERROR_HANDLING", "y" },
         { WANTS_SHM, "ALLOC_PRIO", sysv_arena ? "md:sysv" : "md:posix" },
@@ -227,6 +230,22 @@ static fg_status open_shared_arena(ucx_link *link, fg_error *err)
     return status;
 }
 
+/* Whether other processes can be given a key of it: a system may forbid that of a device's memory. */
+static fg_status try_key(ucx_link *link, fg_error *err)
+{
+    void *key;
+    size_t key_bytes;
+    ucs_status_t packed = ucp_rkey_pack(link->context, link->memory, &key, &key_bytes);
+    if (packed == UCS_OK) {
+        ucp_rkey_buffer_release(key);
+        return FG_OK;
+    }
+    ucp_mem_unmap(link->context, link->memory);
+    link->memory = NULL;
+    return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot share it with other processes: %s",
+                   ucp_get_version_string(), ucs_status_string(packed));
+}
+
 /* What was lent, so that peers' puts and our own messages find it. */
 static fg_status map_lent_arena(ucx_link *link, fg_error *err)
 {
@@ -244,7 +263,7 @@ static fg_status map_lent_arena(ucx_link *link, fg_error *err)
                        ucp_get_version_string(), link->arena_bytes >> 20,
                        ucs_status_string(mapped));
     }
-    return FG_OK;
+    return link->shm ? try_key(link, err) : FG_OK;
 }
 
 static fg_status open_arena(ucx_link *link, bool shared, fg_error *err)

@@ -296,7 +296,10 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         .cb.recv_am = on_received,
         .user_data = op,
     };
-    say_memory(link, &receive);
+    if (link->is_device) {
+        receive.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+        receive.memory_type = UCS_MEMORY_TYPE_CUDA;
+    }
     started(op, ucp_am_recv_data_nbx(link->worker, data, target, length, &receive));
     return UCS_OK;
 }

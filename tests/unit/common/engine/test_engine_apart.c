@@ -446,6 +446,11 @@ Test(engine_apart, an_engine_opens_or_fails_cleanly_whatever_memory_is_missing)
     int host = fg_fault_each(opens, &options), device = each_of_device(opens, &options);
     cr_assert_gt(host, 10, "%d of the host's allocations failed", host);
     cr_assert_gt(device, 20, "%d of the device's allocations failed", device);
+    size_t lent_bytes = options.block_count * options.layout.block_bytes;
+    fg_engine_options lent = options;
+    lend_memory(&lent, lent_bytes);
+    cr_assert_gt(each_of_device(opens, &lent), 20);
+    fg_mem_unmap(lent.device_arena, lent_bytes);
 
     fg_engine *engine;
     fg_error err = { 0 };

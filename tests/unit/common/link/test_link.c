@@ -860,13 +860,17 @@ static bool try_mem(void *ctx)
     return status == FG_OK;
 }
 
-static bool try_ucx(void *ctx)
+static uint8_t lent_blocks[(RIG_BLOCKS + FG_LINK_SPARE_BLOCKS) * 4096];
+
+static bool try_ucx_on(fg_loop *loop, fg_link_memory kind)
 {
     end e = { 0 };
     fg_error err;
     fg_link *link;
     fg_link_options options = rig_options(&e, "tcp", 4096);
-    options.loop = ctx;
+    options.loop = loop;
+    options.memory_kind = kind;
+    options.memory = kind == FG_LINK_LENT ? lent_blocks : NULL;
     fg_status status = fg_link_open_ucx(&options, &link, &err);
     if (status != FG_OK) {
         return false;
@@ -881,6 +885,39 @@ static bool try_ucx(void *ctx)
     return good && !fg_fault_fired();
 }
 
+static bool try_ucx(void *ctx)
+{
+    return try_ucx_on(ctx, FG_LINK_OWN);
+}
+
+static bool try_ucx_lent(void *ctx)
+{
+    return try_ucx_on(ctx, FG_LINK_LENT);
+}
+
+Test(link, refuses_memory_that_it_does_not_reach)
+{
+    static const struct {
+        const char *name;
+        fg_link_memory kind;
+        void *memory;
+        const char *want;
+    } cases[] = { { "nothing lent", FG_LINK_LENT, NULL, "blocks" },
+                  { "no device's", FG_LINK_DEVICE, NULL, "blocks" },
+                  { "its own and another's", FG_LINK_OWN, lent_blocks, "blocks" },
+                  { "the host's as a device's", FG_LINK_DEVICE, lent_blocks, "UCX" } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        end e = { 0 };
+        fg_link *link = NULL;
+        fg_error err = { 0 };
+        fg_link_options options = rig_options(&e, "auto", 4096);
+        options.memory_kind = cases[i].kind;
+        options.memory = cases[i].memory;
+        cr_assert_eq(fg_link_open_ucx(&options, &link, &err), FG_BAD_INPUT, "%s", cases[i].name);
+        cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
+    }
+}
+
 Test(link, opening_survives_every_failed_allocation)
 {
     fg_loop *loop;
@@ -888,6 +925,7 @@ Test(link, opening_survives_every_failed_allocation)
     cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
     cr_assert(fg_fault_each(try_mem, loop) > 5);
     cr_assert(fg_fault_each(try_ucx, loop) > 5);
+    cr_assert(fg_fault_each(try_ucx_lent, loop) > 5);
     fg_loop_destroy(loop);
 }
 
