@@ -242,7 +242,7 @@ static fg_status try_key(ucx_link *link, fg_error *err)
     }
     ucp_mem_unmap(link->context, link->memory);
     link->memory = NULL;
-    return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot share it with other processes: %s",
+    return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot share the arena with other processes: %s",
                    ucp_get_version_string(), ucs_status_string(packed));
 }
 
@@ -259,7 +259,7 @@ static fg_status map_lent_arena(ucx_link *link, fg_error *err)
     ucs_status_t mapped = ucp_mem_map(link->context, &params, &link->memory);
     if (mapped != UCS_OK) {
         link->memory = NULL;
-        return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot map %zu MiB of it: %s",
+        return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot map an arena of %zu MiB: %s",
                        ucp_get_version_string(), link->arena_bytes >> 20,
                        ucs_status_string(mapped));
     }
