@@ -16,9 +16,10 @@ typedef struct fg_device_arena {
     size_t size_bytes;
 } fg_device_arena;
 
-/* The calling thread has the device's context from then on. FG_AGAIN: the device has not so much memory. */
-fg_status fg_device_arena_open(const char *kind, size_t size_bytes, fg_device_arena *arena,
-                               fg_error *err);
+/* The device alone. The calling thread has its context from then on. */
+fg_status fg_device_arena_open(const char *kind, fg_device_arena *arena, fg_error *err);
+/* The memory, once. FG_AGAIN: the device has not so much. */
+fg_status fg_device_arena_take(fg_device_arena *arena, size_t size_bytes, fg_error *err);
 /* Of a struct of zeros too. */
 void fg_device_arena_close(fg_device_arena *arena);
 

@@ -490,19 +490,22 @@ static const char *against_device_memory(const fg_serve_config *config)
 static fg_status open_device_memory(fg_host_worker *host, const fg_serve_config *config,
                                     const fg_loaded_model *model, fg_error *err)
 {
+    fg_device_arena *arena = &host->device_arena;
     fg_status status = pick_size(host, config, model, true, err);
-    size_t size_bytes = host->arena_bytes + FG_LINK_SPARE_BLOCKS * model->layout.block_bytes;
-    status = status != FG_OK
-                 ? status
-                 : fg_device_arena_open(config->device, size_bytes, &host->device_arena, err);
+    status = status != FG_OK ? status : fg_device_arena_open(config->device, arena, err);
     if (status != FG_OK) {
         return status;
     }
-    fg_device_reach reach = fg_device_memory_reach(host->device_arena.device);
-    status =
-        open_link(host, config, model, reach == FG_REACH_HOST ? FG_LINK_LENT : FG_LINK_DEVICE, err);
+    fg_link_memory kind = FG_LINK_LENT; /* an emulated device's memory is the host's */
+    if (fg_device_memory_reach(arena->device) == FG_REACH_CUDA) {
+        kind = FG_LINK_DEVICE;
+        status = fg_link_reaches_devices(err);
+    }
+    size_t size_bytes = host->arena_bytes + FG_LINK_SPARE_BLOCKS * model->layout.block_bytes;
+    status = status != FG_OK ? status : fg_device_arena_take(arena, size_bytes, err);
+    status = status != FG_OK ? status : open_link(host, config, model, kind, err);
     if (status != FG_OK) {
-        fg_device_arena_close(&host->device_arena);
+        fg_device_arena_close(arena);
     }
     return status;
 }

@@ -150,6 +150,10 @@ typedef struct fg_link_options {
  * ends anything. This gives them back as the process was started with them; the program calls it first. */
 void fg_link_give_back_signals(void);
 
+/* Whether UCX reaches memory of CUDA devices on this machine; FG_BAD_INPUT: it doesn't. The calling thread has a device's
+ * context. */
+fg_status fg_link_reaches_devices(fg_error *err);
+
 /* UCX: link_ucx.c. With FG_LINK_DEVICE the calling thread, and any that calls the link, has the device's context, and
  * FG_BAD_INPUT says that this UCX, or this machine, does not reach such memory. */
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err);

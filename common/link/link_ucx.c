@@ -152,11 +152,23 @@ static fg_status open_context(ucx_link *link, unsigned wants, const char *host, 
     return status;
 }
 
-/* With a context of its own, since UCX grumbles when it is told of transports that it has not. */
-static fg_status check_device_memory(fg_error *err)
+static fg_status check_device_memory(ucp_context_h context, fg_error *err)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    fg_status status = ucx_status(ucp_context_query(context, &attr), "context", err);
+    if (status == FG_OK && (attr.memory_types >> UCS_MEMORY_TYPE_CUDA & 1) == 0) {
+        status = fg_fail(err, FG_BAD_INPUT, "UCX %s does not reach GPU memory here",
+                         ucp_get_version_string());
+    }
+    return status;
+}
+
+/* With a context of its own for all transports: UCX grumbles when it is told of some that it has not. */
+fg_status fg_link_reaches_devices(fg_error *err)
 {
     ucp_config_t *config;
     ucp_context_h context;
+    fg_link_give_back_signals();
     fg_status status = ucx_status(ucp_config_read(NULL, NULL, &config), "config", err);
     if (status != FG_OK) {
         return status;
@@ -165,15 +177,9 @@ static fg_status check_device_memory(fg_error *err)
                             .features = UCP_FEATURE_AM | UCP_FEATURE_RMA };
     status = ucx_status(ucp_init(&params, config, &context), "context", err);
     ucp_config_release(config);
-    if (status != FG_OK) {
-        return status;
-    }
-    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
-    status = ucx_status(ucp_context_query(context, &attr), "context", err);
-    ucp_cleanup(context);
-    if (status == FG_OK && (attr.memory_types >> UCS_MEMORY_TYPE_CUDA & 1) == 0) {
-        status = fg_fail(err, FG_BAD_INPUT, "UCX %s does not reach GPU memory here",
-                         ucp_get_version_string());
+    if (status == FG_OK) {
+        status = check_device_memory(context, err);
+        ucp_cleanup(context);
     }
     return status;
 }
@@ -491,7 +497,8 @@ static fg_status open_parts(ucx_link *link, const fg_link_options *options, unsi
     if (status != FG_OK) {
         return status;
     }
-    status = open_arena(link, options->shared, err);
+    status = link->is_device ? check_device_memory(link->context, err) : FG_OK;
+    status = status != FG_OK ? status : open_arena(link, options->shared, err);
     if (status != FG_OK) {
         goto cleanup_context;
     }
@@ -508,7 +515,7 @@ cleanup_context:
     return status;
 }
 
-/* What the options say of the arena, and whether UCX can reach it. */
+/* What the options say of the arena. */
 static fg_status take_options(ucx_link *link, const fg_link_options *options, fg_error *err)
 {
     link->lent = options->memory_kind != FG_LINK_OWN;
@@ -522,7 +529,7 @@ static fg_status take_options(ucx_link *link, const fg_link_options *options, fg
         return fg_fail(err, FG_BAD_INPUT, "link: %u blocks of %zu bytes", options->block_count,
                        options->block_bytes);
     }
-    return link->is_device ? check_device_memory(err) : FG_OK;
+    return FG_OK;
 }
 
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err)
