@@ -135,7 +135,7 @@ static bool is_apart(const fg_device *device, const void *memory)
 {
     const uint8_t *at = memory;
     return (at >= device->region && at < device->region + REGION_BYTES) ||
-           (at >= apart_lent && at < apart_lent + apart_lent_bytes);
+           (uintptr_t)at - (uintptr_t)apart_lent < apart_lent_bytes;
 }
 
 static void *take(fg_device *device, size_t size_bytes)

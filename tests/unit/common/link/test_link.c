@@ -996,3 +996,20 @@ Test(link, preparing_is_a_hint_only)
         close_rig(&r);
     }
 }
+
+Test(link, what_is_put_beforehand_is_nobodys)
+{
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        rig r;
+        open_rig(&r, kinds[k], NULL, 4096);
+        fill_block(&r.a, 0, 1);
+        memset(fg_link_arena(r.b.link), 0x5A, 4096 * RIG_BLOCKS);
+        fg_link_prepare(r.a.link, r.a.peer, target_blocks, COUNT);
+        turn_both(&r.a, &r.b, 2000);
+        const uint8_t *there = fg_link_arena(r.b.link);
+        for (size_t i = 0; i < 4096 * RIG_BLOCKS; i++) {
+            cr_assert_eq(there[i], 0x5A, "%s: byte %zu", r.kind, i);
+        }
+        close_rig(&r);
+    }
+}
