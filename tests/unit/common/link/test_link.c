@@ -1,17 +1,12 @@
 /* One suite of behaviours over every back end, both ends in one process. */
-#include "tests/unit/common/link/rig.h"
+#include "tests/unit/common/link/both.h"
 
 #include <signal.h>
 #include <stdio.h>
-#include <sys/resource.h>
 
 #include "common/base/fault.h"
 #include "common/base/mem.h"
 #include "common/net/loop.h"
-
-static const char *const kinds[] = { "mem",      "shm",      "tcp",      "auto",
-                                     "lent shm", "lent tcp", "lent auto" };
-#define KIND_COUNT (sizeof kinds / sizeof kinds[0])
 
 static const struct {
     const char *name;
@@ -24,83 +19,6 @@ Test(link, signals_are_as_the_process_was_started_with_them)
     fg_link_give_back_signals();
     cr_assert_eq(sigaction(SIGHUP, NULL, &now), 0);
     cr_assert(now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN);
-}
-
-typedef struct rig {
-    const char *kind;
-    fg_link_hub *hub;
-    end a, b;
-} rig;
-
-static void open_end(rig *r, end *e, const char *name, fg_loop *loop, size_t block_bytes)
-{
-    fg_error err = { 0 };
-    bool mem = strcmp(r->kind, "mem") == 0;
-    fg_link_options options = rig_options(e, mem ? "shm" : r->kind, block_bytes);
-    options.loop = loop;
-    fg_status status = mem ? fg_link_open_mem(r->hub, name, 1, &options, &e->link, &err)
-                           : fg_link_open_ucx(&options, &e->link, &err);
-    cr_assert_eq(status, FG_OK, "%s: %s", r->kind, err.text);
-}
-
-static void open_rig(rig *r, const char *kind, fg_loop *loop, size_t block_bytes)
-{
-    *r = (rig){ .kind = kind };
-    if (strcmp(kind, "mem") == 0) {
-        r->hub = fg_link_hub_create(NULL);
-        cr_assert_not_null(r->hub);
-    }
-    open_end(r, &r->a, "a", loop, block_bytes);
-    open_end(r, &r->b, "b", loop, block_bytes);
-    introduce(&r->a, "a", &r->b, "b");
-}
-
-static void close_rig(rig *r)
-{
-    fg_link_close(r->a.link);
-    fg_link_close(r->b.link);
-    rig_give_memory(&r->a);
-    rig_give_memory(&r->b);
-    fg_link_hub_destroy(r->hub);
-}
-
-static bool is_lent(const char *kind)
-{
-    return strncmp(kind, "lent ", 5) == 0;
-}
-
-static bool is_tcp(const char *kind)
-{
-    return strstr(kind, "tcp") != NULL;
-}
-
-static fg_status commit_of(rig *r, uint64_t ticket, const uint32_t *source, uint32_t count)
-{
-    uint64_t digests[RIG_BLOCKS];
-    for (uint32_t i = 0; i < count; i++) {
-        digests[i] = block_digest(&r->a, source[i]);
-    }
-    fg_link_commit commit = {
-        .ticket = ticket,
-        .block_count = count,
-        .digests = digests,
-        .first_token = 4711,
-        .first_digest = 0x0123456789ABCDEFu,
-    };
-    return fg_link_commit_ticket(r->a.link, r->a.peer, &commit);
-}
-
-/* Runs that touch on both sides, on one only, and on none. */
-static const uint32_t source_blocks[] = { 0, 1, 2, 3, 8, 9, 20, 5 };
-static const uint32_t target_blocks[] = { 4, 5, 6, 12, 13, 14, 31, 0 };
-enum { COUNT = 8, RUNS = 6 };
-
-static void check_arrived(rig *r, const char *name)
-{
-    for (uint32_t i = 0; i < COUNT; i++) {
-        cr_assert_eq(block_digest(&r->b, target_blocks[i]), r->b.digests[i],
-                     "%s %s: block %u differs", r->kind, name, i);
-    }
 }
 
 Test(link, pushes_commits_and_is_acknowledged)
@@ -927,89 +845,4 @@ Test(link, opening_survives_every_failed_allocation)
     cr_assert(fg_fault_each(try_ucx, loop) > 5);
     cr_assert(fg_fault_each(try_ucx_lent, loop) > 5);
     fg_loop_destroy(loop);
-}
-
-static long faults(void)
-{
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_minflt;
-}
-
-/* Page faults of a push of COUNT blocks and its commit, over a link that has just been made. */
-static long faults_of_push(const char *kind, bool prepared)
-{
-    rig r;
-    fg_error err;
-    open_rig(&r, kind, NULL, 368640);
-    for (uint32_t i = 0; i < COUNT; i++) {
-        fill_block(&r.a, source_blocks[i], (uint8_t)(i + 1));
-    }
-    cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 3, target_blocks, COUNT, &err), FG_OK);
-    if (prepared) {
-        fg_link_prepare(r.a.link, r.a.peer, target_blocks, COUNT);
-    }
-    turn_both(&r.a, &r.b, 200);
-    long before = faults();
-    cr_assert_eq(fg_link_push(r.a.link, r.a.peer, 3, 0, source_blocks, target_blocks, COUNT),
-                 FG_OK);
-    long took = faults() - before;
-    cr_assert_eq(commit_of(&r, 3, source_blocks, COUNT), FG_OK);
-    cr_assert(wait_for(&r.a, &r.b, &r.b.commits, 1), "%s", kind);
-    check_arrived(&r, "prepared or not");
-    cr_assert_eq(fg_link_answer(r.b.link, 3, NULL, 0), FG_OK);
-    cr_assert(wait_for(&r.a, &r.b, &r.a.answers, 1), "%s", kind);
-    cr_assert_eq(stale_count(&r.a) + stale_count(&r.b), 0, "%s: a greeting is no message", kind);
-    close_rig(&r);
-    return took;
-}
-
-Test(link, a_prepared_push_meets_no_page_for_the_first_time)
-{
-    long cold = faults_of_push("shm", false), warm = faults_of_push("shm", true);
-    long pages = COUNT * 368640 / 4096;
-    /* A sanitizer has faults of its own, the same in both. */
-    cr_assert(cold - warm >= pages / 2, "%ld faults, %ld unprepared", warm, cold);
-    faults_of_push("tcp", true);
-    faults_of_push("lent shm", true);
-    faults_of_push("mem", true);
-}
-
-Test(link, preparing_is_a_hint_only)
-{
-    for (size_t k = 0; k < KIND_COUNT; k++) {
-        rig r;
-        open_rig(&r, kinds[k], NULL, 4096);
-        const uint32_t beyond[] = { RIG_BLOCKS - 1, RIG_BLOCKS, RIG_BLOCKS + 1, UINT32_MAX, 0 };
-        for (int i = 0; i < 5000; i++) { /* more than the queue holds */
-            fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        }
-        fg_link_prepare(r.a.link, FG_LINK_PEER_NONE, beyond, 5);
-        fg_link_prepare(r.a.link, 7, beyond, 5);
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 0);
-        turn_both(&r.a, &r.b, 10);
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        fg_link_lose_peer(r.a.link, r.a.peer); /* with blocks still in the queue */
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        turn_both(&r.a, &r.b, 100);
-        cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
-        close_rig(&r);
-    }
-}
-
-Test(link, what_is_put_beforehand_is_nobodys)
-{
-    for (size_t k = 0; k < KIND_COUNT; k++) {
-        rig r;
-        open_rig(&r, kinds[k], NULL, 4096);
-        fill_block(&r.a, 0, 1);
-        memset(fg_link_arena(r.b.link), 0x5A, 4096 * RIG_BLOCKS);
-        fg_link_prepare(r.a.link, r.a.peer, target_blocks, COUNT);
-        turn_both(&r.a, &r.b, 2000);
-        const uint8_t *there = fg_link_arena(r.b.link);
-        for (size_t i = 0; i < 4096 * RIG_BLOCKS; i++) {
-            cr_assert_eq(there[i], 0x5A, "%s: byte %zu", r.kind, i);
-        }
-        close_rig(&r);
-    }
 }
