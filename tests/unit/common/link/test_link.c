@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 #include "common/base/fault.h"
 #include "common/base/mem.h"
