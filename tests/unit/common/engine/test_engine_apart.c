@@ -300,12 +300,29 @@ static void run_step(fg_engine *engine, fg_step *step)
     }
 }
 
-static void lend_memory(fg_engine_options *options, size_t size_bytes)
+static void tell_apart(void *memory, size_t size_bytes)
+{
+    *(void **)fg_in_apart(APART_PLUGIN, "apart_lent") = memory;
+    *(size_t *)fg_in_apart(APART_PLUGIN, "apart_lent_bytes") = size_bytes;
+}
+
+static size_t bytes_of(const fg_engine_options *options)
+{
+    return options->block_count * options->layout.block_bytes;
+}
+
+static void lend_memory(fg_engine_options *options)
 {
     options->arena = NULL;
-    options->device_arena = fg_mem_map(size_bytes);
-    *(void **)fg_in_apart(APART_PLUGIN, "apart_lent") = options->device_arena;
-    *(size_t *)fg_in_apart(APART_PLUGIN, "apart_lent_bytes") = size_bytes;
+    options->device_arena = fg_mem_map(bytes_of(options));
+    tell_apart(options->device_arena, bytes_of(options));
+}
+
+/* Of options without such memory too. */
+static void take_memory_back(fg_engine_options *options)
+{
+    tell_apart(NULL, 0);
+    fg_mem_unmap(options->device_arena, bytes_of(options));
 }
 
 /* `lent`: the blocks are the caller's, in the device's memory, and the host has none of them. */
@@ -317,9 +334,8 @@ static void check_copies(bool lent)
     make_tokens(&p, 6, tokens);
     uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
     fg_engine_options options = tier_options(&p.apart, tier);
-    size_t lent_bytes = options.block_count * options.layout.block_bytes;
     if (lent) {
-        lend_memory(&options, lent_bytes);
+        lend_memory(&options);
     }
     fg_engine *engine;
     fg_error err = { 0 };
@@ -377,7 +393,7 @@ static void check_copies(bool lent)
     }
     fg_engine_close(engine);
     fg_mem_unmap(tier, TIER * block_bytes);
-    fg_mem_unmap(options.device_arena, lent_bytes);
+    take_memory_back(&options);
     close_pair(&p);
 }
 
@@ -446,11 +462,10 @@ Test(engine_apart, an_engine_opens_or_fails_cleanly_whatever_memory_is_missing)
     int host = fg_fault_each(opens, &options), device = each_of_device(opens, &options);
     cr_assert_gt(host, 10, "%d of the host's allocations failed", host);
     cr_assert_gt(device, 20, "%d of the device's allocations failed", device);
-    size_t lent_bytes = options.block_count * options.layout.block_bytes;
     fg_engine_options lent = options;
-    lend_memory(&lent, lent_bytes);
+    lend_memory(&lent);
     cr_assert_gt(each_of_device(opens, &lent), 20);
-    fg_mem_unmap(lent.device_arena, lent_bytes);
+    take_memory_back(&lent);
 
     fg_engine *engine;
     fg_error err = { 0 };
