@@ -20,6 +20,12 @@ fg_require(PROTOBUFC libprotobuf-c libprotobuf-c-dev)
 
 # -DUCX_ROOT=FOLDER: another UCX than the system's, such as the one of the Python wheel libucx-cu13, which reaches GPU memory.
 # Programs find it there at run time, and it finds its modules beside itself.
+if(NOT "${UCX_ROOT}" STREQUAL "${UCX_ROOT_FOUND}") # what was found before is another one's
+    unset(UCX_INCLUDE CACHE)
+    unset(UCX_UCP CACHE)
+    unset(UCX_UCS CACHE)
+    set(UCX_ROOT_FOUND "${UCX_ROOT}" CACHE INTERNAL "")
+endif()
 if(UCX_ROOT)
     find_path(UCX_INCLUDE ucp/api/ucp.h PATHS ${UCX_ROOT}/include NO_DEFAULT_PATH)
     find_library(UCX_UCP ucp PATHS ${UCX_ROOT}/lib NO_DEFAULT_PATH)
