@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/device_arena.h"
 #include "cli/kv_room.h"
 #include "cli/pulse.h"
 #include "cli/recorder.h"
@@ -122,7 +123,8 @@ struct fg_host_worker {
     fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
     fg_wake *wake;
     fg_pulse pulse;
-    void *arena; /* the link's, or where there is none our own: */
+    fg_device_arena device_arena; /* open where the link reaches the device's memory; */
+    void *arena;                  /* else the link's, or where there is none our own: */
     size_t arena_bytes;
     fg_shared shared; /* where several ranks compute */
     fg_tier *tier;    /* NULL: none was asked for */
@@ -132,7 +134,7 @@ struct fg_host_worker {
     uint32_t block_count;
     fg_metric *counters[WORKER_COUNTERS], *gauges[WORKER_GAUGES], *blocks[5];
     fg_metric *step_tokens, *step_rows;
-    fg_metric *threads, *shared_steps;
+    fg_metric *threads, *shared_steps, *in_device;
     uint64_t counted_shared_steps;
     fg_worker_stats counted;
     fg_clock clock;
@@ -314,6 +316,15 @@ static void register_thread_metrics(fg_host_worker *host, fg_metrics *metrics)
                                    "a part of their time" });
 }
 
+/* Known before the metrics are asked for the first time. */
+static void register_memory_metric(fg_host_worker *host, fg_metrics *metrics)
+{
+    host->in_device = fg_metrics_gauge(
+        metrics, &(fg_metric_spec){ .name = "kv_link_device_memory",
+                                    .help = "1 where other workers reach the KV blocks in the "
+                                            "device's memory, 0 where they are in the host's" });
+}
+
 static void count_threads(fg_host_worker *host)
 {
     fg_engine_start started = fg_engine_started(host->engine);
@@ -356,6 +367,7 @@ static void on_tick(void *ctx)
         fg_metric_set(host->blocks[i], counts[i]);
     }
     host->counted = now;
+    fg_metric_set(host->in_device, host->device_arena.device != NULL);
     count_threads(host);
 }
 
@@ -369,7 +381,7 @@ static uint32_t context_of(const fg_serve_config *config, const fg_loaded_model 
 }
 
 static fg_status pick_block_count(const fg_serve_config *config, const fg_loaded_model *model,
-                                  bool has_link, uint32_t *count_out, fg_error *err)
+                                  bool has_link, bool no_mirror, uint32_t *count_out, fg_error *err)
 {
     fg_device_info info = { .free_bytes = 0 };
     if (config->kv_blocks != 0) {
@@ -388,6 +400,7 @@ static fg_status pick_block_count(const fg_serve_config *config, const fg_loaded
                             fg_tp_device_count(config->devices, config->tensor_parallel_size),
                         .device_apart = apart,
                         .mirror_used = has_link || config->kv_host_blocks > 0,
+                        .no_mirror = no_mirror,
                         .block_bytes = model->layout.block_bytes,
                         .useful_blocks = (uint64_t)config->max_seqs * each };
     *count_out = fg_kv_room_blocks(&room);
@@ -433,22 +446,25 @@ static void give_arena(fg_host_worker *host)
     }
 }
 
-static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
-                             const fg_loaded_model *model, fg_error *err)
+static fg_status pick_size(fg_host_worker *host, const fg_serve_config *config,
+                           const fg_loaded_model *model, bool no_mirror, fg_error *err)
 {
-    fg_status status = pick_block_count(config, model, host->hub == NULL, &host->block_count, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    if (__builtin_mul_overflow((size_t)host->block_count, model->layout.block_bytes,
-                               &host->arena_bytes)) {
+    fg_status status =
+        pick_block_count(config, model, host->hub == NULL, no_mirror, &host->block_count, err);
+    if (status == FG_OK && __builtin_mul_overflow((size_t)host->block_count,
+                                                  model->layout.block_bytes, &host->arena_bytes)) {
         return fg_fail(err, FG_BAD_INPUT, "--kv-blocks %u is too many", host->block_count);
     }
-    if (host->hub != NULL) {
-        return take_arena(host, config, err);
-    }
+    return status;
+}
+
+static fg_status open_link(fg_host_worker *host, const fg_serve_config *config,
+                           const fg_loaded_model *model, fg_link_memory kind, fg_error *err)
+{
     fg_link_options options = { .block_bytes = model->layout.block_bytes,
                                 .block_count = host->block_count,
+                                .memory_kind = kind,
+                                .memory = host->device_arena.memory,
                                 .transport = transport_name(config->kv_transport),
                                 .host = config->link_host,
                                 .shared = config->tensor_parallel_size > 1,
@@ -458,7 +474,86 @@ static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config
                                             .on_answer = on_answer,
                                             .on_drained = on_drained,
                                             .ctx = host } };
-    status = fg_link_open_ucx(&options, &host->link, err);
+    return fg_link_open_ucx(&options, &host->link, err);
+}
+
+/* Why KV blocks are not to be reached in the device's memory; NULL: they might be. */
+static const char *against_device_memory(const fg_serve_config *config)
+{
+    return fg_device_kind_is_host(config->device) ? "--device cpu has no memory of its own"
+           : config->tensor_parallel_size > 1
+               ? "each of several processes has a part of every block"
+               : NULL;
+}
+
+/* Blocks that the link reaches where the engine computes them. What fails is undone. */
+static fg_status open_device_memory(fg_host_worker *host, const fg_serve_config *config,
+                                    const fg_loaded_model *model, fg_error *err)
+{
+    fg_device_arena *arena = &host->device_arena;
+    fg_status status = pick_size(host, config, model, true, err);
+    status = status != FG_OK ? status : fg_device_arena_open(config->device, arena, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_link_memory kind = FG_LINK_LENT; /* an emulated device's memory is the host's */
+    if (fg_device_memory_reach(arena->device) == FG_REACH_CUDA) {
+        kind = FG_LINK_DEVICE;
+        status = fg_link_reaches_devices(err);
+    }
+    size_t size_bytes = host->arena_bytes + FG_LINK_SPARE_BLOCKS * model->layout.block_bytes;
+    status = status != FG_OK ? status : fg_device_arena_take(arena, size_bytes, err);
+    status = status != FG_OK ? status : open_link(host, config, model, kind, err);
+    if (status != FG_OK) {
+        fg_device_arena_close(arena);
+    }
+    return status;
+}
+
+/* Tries the device's memory, where that may be; FG_CANCELLED: the blocks are to be in the host's. */
+static fg_status try_device_memory(fg_host_worker *host, const fg_serve_config *config,
+                                   const fg_loaded_model *model, fg_error *err)
+{
+    bool must = config->kv_device_memory == FG_KV_DEVICE_ON;
+    const char *against = against_device_memory(config);
+    if (config->kv_device_memory == FG_KV_DEVICE_OFF) {
+        against = "--kv-device-memory off";
+    } else if (against == NULL && !must && config->kv_transport == FG_KV_TCP) {
+        against = "--kv-transport tcp";
+    }
+    fg_error why = { .status = FG_BAD_INPUT };
+    if (against != NULL) {
+        snprintf(why.text, sizeof why.text, "%s", against);
+    } else if (open_device_memory(host, config, model, &why) == FG_OK) {
+        fg_info("worker", "event=kv_memory mirror=no why=\"other workers reach the device's\"");
+        return FG_OK;
+    }
+    if (must) {
+        return fg_fail(err, FG_BAD_INPUT, "--kv-device-memory on: %s", why.text);
+    }
+    if (!fg_device_kind_is_host(config->device)) {
+        fg_info("worker", "event=kv_memory mirror=yes why=\"%s\"", why.text);
+    }
+    return FG_CANCELLED;
+}
+
+static fg_status open_memory(fg_host_worker *host, const fg_serve_config *config,
+                             const fg_loaded_model *model, fg_error *err)
+{
+    if (host->hub == NULL) {
+        fg_status tried = try_device_memory(host, config, model, err);
+        if (tried != FG_CANCELLED) {
+            return tried;
+        }
+    }
+    fg_status status = pick_size(host, config, model, false, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    if (host->hub != NULL) {
+        return take_arena(host, config, err);
+    }
+    status = open_link(host, config, model, FG_LINK_OWN, err);
     if (status == FG_OK) {
         host->arena = fg_link_arena(host->link);
     }
@@ -570,6 +665,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .hparams = &model->hparams,
                                   .layout = model->layout,
                                   .arena = host->arena,
+                                  .device_arena = host->device_arena.memory,
                                   .block_count = host->block_count,
                                   .arena_is_shared = host->link != NULL,
                                   .tier_arena =
@@ -714,6 +810,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     host->clock = fg_clock_real();
     register_metrics(host, place->metrics);
     register_thread_metrics(host, place->metrics);
+    register_memory_metric(host, place->metrics);
     /* Wall time in us: unique among the lives of one name, growing, and exact in a JSON number. */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -762,6 +859,7 @@ void fg_host_worker_close(fg_host_worker *host)
     } else {
         give_arena(host);
     }
+    fg_device_arena_close(&host->device_arena);
     fg_worker_destroy(host->worker);
     fg_recorder_close(host->flight);
     fg_tier_close(host->tier);

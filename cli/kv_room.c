@@ -18,6 +18,9 @@ static uint64_t budget_of(const fg_kv_room *room)
     if (!room->device_apart) {
         return least(room->host_free_bytes / 16, HOST_BYTES_MOST);
     }
+    if (room->no_mirror) {
+        return room->device_free_bytes / 4;
+    }
     uint64_t quarter = least(room->device_free_bytes, room->host_free_bytes) / 4;
     return room->mirror_used ? least(quarter, MIRROR_BYTES_MOST) : quarter;
 }

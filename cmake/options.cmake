@@ -6,6 +6,7 @@ option(FORGE_TEST_PLAIN "Run unit tests in one process, without Criterion (alway
 option(FORGE_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 set(FORGE_SANITIZE "" CACHE STRING "Sanitizers, comma separated: address,undefined or thread")
 set(FORGE_CUDA "AUTO" CACHE STRING "CUDA back end, a plugin: AUTO (where there is a CUDA compiler), ON or OFF")
+set(UCX_ROOT "" CACHE PATH "A folder with UCX's include and lib, instead of the system's")
 set(FORGE_CUDA_ARCHITECTURES "80;90a;100;120" CACHE STRING "GPUs that the CUDA back end is built for")
 
 set(CMAKE_C_STANDARD 17)

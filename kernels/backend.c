@@ -208,6 +208,16 @@ uint32_t fg_device_thread_count(const fg_device *device)
     return of_device(device)->thread_count(device);
 }
 
+fg_device_reach fg_device_memory_reach(const fg_device *device)
+{
+    return of_device(device)->memory_reach(device);
+}
+
+void fg_device_bind_thread(const fg_device *device)
+{
+    of_device(device)->bind_thread(device);
+}
+
 void *fg_device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
     return of_device(device)->alloc(device, kind, size_bytes);
@@ -420,4 +430,11 @@ void fg_comm_close(fg_comm *comm)
 void fg_comm_gather_rows(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows)
 {
     of_comm(comm)->comm_gather(comm, gather, rows);
+}
+
+void fg_op_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count)
+{
+    FG_ASSERT(args->block_bytes > 240 && args->block_bytes % 16 == 0, "blocks of %zu bytes",
+              args->block_bytes);
+    of_stream(stream)->digest(stream, args, count);
 }

@@ -39,6 +39,8 @@ typedef struct fg_backend {
     const char *(*isa)(const fg_device *device);
     const char *(*numerics)(const fg_device *device);
     uint32_t (*thread_count)(const fg_device *device);
+    fg_device_reach (*memory_reach)(const fg_device *device);
+    void (*bind_thread)(const fg_device *device);
     void *(*alloc)(fg_device *device, fg_memory_kind kind, size_t size_bytes);
     void (*free)(fg_device *device, fg_memory_kind kind, void *memory, size_t size_bytes);
     fg_status (*pin)(fg_device *device, void *memory, size_t size_bytes, fg_error *err);
@@ -92,6 +94,7 @@ typedef struct fg_backend {
     fg_status (*comm_check)(fg_comm *comm, fg_error *err);
     void (*comm_close)(fg_comm *comm);
     void (*comm_gather)(fg_comm *comm, const fg_comm_gather *gather, uint32_t rows);
+    void (*digest)(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count);
 } fg_backend;
 
 /* The first member of every back end's struct fg_device, struct fg_device_stream and struct fg_comm. */

@@ -68,6 +68,14 @@ void fg_device_close(fg_device *device);
 /* Whether operations use the host's memory. If not, they get what fg_device_alloc, _load and _pack gave; rows of a
  * step are handed over by fg_op_stage, and what operations tell the host goes to FG_MEMORY_SHARED. */
 bool fg_device_is_host(const fg_device *device);
+/* Who gets at FG_MEMORY_DEVICE beside the device's own operations and copies. */
+typedef enum fg_device_reach {
+    FG_REACH_HOST, /* the host, as at its own memory */
+    FG_REACH_CUDA, /* whoever speaks CUDA, on a thread that has the device's context */
+} fg_device_reach;
+fg_device_reach fg_device_memory_reach(const fg_device *device);
+/* Gives the calling thread the device's context, for libraries that it calls with such memory. */
+void fg_device_bind_thread(const fg_device *device);
 /* "cpu/k6": back end and revision; two devices with the same name give the same bits. Until close. */
 const char *fg_device_numerics(const fg_device *device);
 

@@ -311,6 +311,15 @@ typedef struct fg_attend {
 void fg_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                   uint32_t rows);
 
+/* digests[i] = fg_hash64, with seed 0, of the block_bytes at base + ids[i] * block_bytes. */
+typedef struct fg_digest_blocks {
+    const void *base;
+    size_t block_bytes;  /* a multiple of 16, more than 240 */
+    const uint32_t *ids; /* both arrays are of FG_MEMORY_SHARED */
+    uint64_t *digests;
+} fg_digest_blocks;
+void fg_op_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,6 +31,10 @@ static const fg_conf_choice cpu_pins[] = {
 static const fg_conf_choice gatherings[] = {
     { "auto", FG_GATHER_AUTO }, { "nccl", FG_GATHER_NCCL }, { "host", FG_GATHER_HOST }, { NULL, 0 }
 };
+static const fg_conf_choice kv_device_memories[] = { { "auto", FG_KV_DEVICE_AUTO },
+                                                     { "on", FG_KV_DEVICE_ON },
+                                                     { "off", FG_KV_DEVICE_OFF },
+                                                     { NULL, 0 } };
 static const fg_conf_choice kv_types[] = { { "auto", (int)FG_DTYPE_AUTO },
                                            { "f16", FG_F16 },
                                            { "bf16", FG_BF16 },
@@ -366,6 +370,19 @@ static const fg_option options[] = {
       .help =
           "How KV blocks travel from prefill to decode: shared memory on one host (shm), TCP, or "
           "the better of those that both sides have (auto)." },
+    { .name = "kv-device-memory",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = kv_device_memories,
+      .group = cluster,
+      .roles = worker_roles,
+      AT(kv_device_memory),
+      .help =
+          "On a GPU: KV blocks travel straight from its memory into that of another worker's GPU "
+          "on "
+          "this host, and the host has no copy of them. That takes a UCX that reaches GPU memory. "
+          "auto: where it does, and --kv-transport is not tcp; on: or the worker does not start; "
+          "off: by way of a mirror in host memory." },
     { .name = "kv-zero-copy",
       .type = FG_OPTION_CHOICE,
       .default_text = "off",

@@ -14,6 +14,11 @@ typedef enum fg_mode {
 } fg_mode;
 typedef enum fg_kv_transport { FG_KV_AUTO, FG_KV_SHM, FG_KV_TCP } fg_kv_transport;
 typedef enum fg_gathering { FG_GATHER_AUTO, FG_GATHER_NCCL, FG_GATHER_HOST } fg_gathering;
+typedef enum fg_kv_device_memory {
+    FG_KV_DEVICE_AUTO,
+    FG_KV_DEVICE_ON,
+    FG_KV_DEVICE_OFF
+} fg_kv_device_memory;
 typedef enum fg_cpu_pin { FG_PIN_AUTO, FG_PIN_ON, FG_PIN_OFF } fg_cpu_pin;
 typedef enum fg_cpu_isa {
     FG_ISA_AUTO,
@@ -69,9 +74,10 @@ typedef struct fg_serve_config {
     int routing; /* fg_routing */
     int split;   /* fg_split */
     uint32_t residency_mb;
-    int roles;        /* fg_use; 0: by mode */
-    const char *keys; /* NULL: none */
-    int kv_transport; /* fg_kv_transport */
+    int roles;            /* fg_use; 0: by mode */
+    const char *keys;     /* NULL: none */
+    int kv_transport;     /* fg_kv_transport */
+    int kv_device_memory; /* fg_kv_device_memory */
     const char *link_host;
 
     const char *

@@ -10,7 +10,7 @@
 typedef struct fg_calibrate_options {
     fg_engine *engine; /* idle, and nobody polls it meanwhile */
     fg_kv_layout layout;
-    void *arena;
+    void *arena; /* NULL: the blocks are in the device's memory alone */
     uint32_t block_count;
     fg_engine_limits limits;
     /* After the warm-up, no further step begins after so much; what is not known then is 0. */

@@ -63,11 +63,11 @@ typedef struct fg_step_seq {
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. On a device with memory of its own the
- * block is then the same there and in the host's arena: so blocks are digested before others read them from there, and
- * after others have written them, before a sequence runs on them. */
+ * block is then the same there and in the host's arena, if there is one: so blocks are digested before others read them,
+ * and after others have written them, before a sequence runs on them. */
 typedef struct fg_step_digest {
     uint32_t block_id;
-    bool arrived;        /* into the host's arena, from another worker; else it was computed here */
+    bool arrived; /* where others see the blocks, from another worker; else it was computed here */
     uint64_t digest_out; /* fg_hash64(block bytes, seed 0) */
 } fg_step_digest;
 
@@ -109,8 +109,10 @@ typedef struct fg_engine_options {
     const fg_hparams *hparams; /* copied */
     fg_kv_layout layout;
     /* KV blocks, block b at arena + b * layout.block_bytes; borrowed until close. On a device with memory of
-     * its own it is the host's mirror of what is there (fg_step_digest). */
+     * its own it is the host's mirror of what is there (fg_step_digest), or NULL with device_arena. */
     void *arena;
+    void *
+        device_arena; /* NULL, or the blocks in FG_MEMORY_DEVICE of that device: others see them there */
     uint32_t block_count;
     bool arena_is_shared; /* other workers write blocks into it and read them from it */
     void *tier_arena;     /* NULL, or the tier's slots, laid out likewise; borrowed until close */

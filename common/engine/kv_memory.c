@@ -3,6 +3,25 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "kernels/ops.h"
+
+enum { DIGESTS_MAX = 1024 }; /* of one call */
+
+#define LIST_BYTES (DIGESTS_MAX * (sizeof(uint64_t) + sizeof(uint32_t)))
+
+/* The arena is the caller's, in the device's memory, and nothing of it is on the host. */
+static fg_status open_lent(const fg_engine_options *options, fg_kv_memory *memory, fg_error *err)
+{
+    memory->arena = options->device_arena;
+    memory->mirror = NULL;
+    memory->digests = fg_device_alloc(memory->device, FG_MEMORY_SHARED, LIST_BYTES);
+    if (memory->digests == NULL) {
+        *memory = (fg_kv_memory){ .device = NULL };
+        return fg_fail(err, FG_AGAIN, "the device has no memory for a list of digests");
+    }
+    memory->digest_ids = (uint32_t *)(memory->digests + DIGESTS_MAX);
+    return FG_OK;
+}
 
 fg_status fg_kv_memory_open(const fg_engine_options *options, fg_device *device,
                             fg_device_stream *stream, fg_tp *tp, fg_tp_part part,
@@ -18,6 +37,10 @@ fg_status fg_kv_memory_open(const fg_engine_options *options, fg_device *device,
                               .own = *layout };
     if (fg_device_is_host(device)) {
         return FG_OK;
+    }
+    if (options->device_arena != NULL) {
+        FG_ASSERT(tp == NULL, "each rank has its own heads");
+        return open_lent(options, memory, err);
     }
     if (tp != NULL) {
         fg_status status =
@@ -55,6 +78,9 @@ void fg_kv_memory_close(fg_kv_memory *memory)
 {
     if (memory->is_pinned) {
         fg_device_unpin(memory->device, memory->mirror);
+    }
+    if (memory->digests != NULL) {
+        fg_device_free(memory->device, FG_MEMORY_SHARED, memory->digests, LIST_BYTES);
     }
     if (memory->size_bytes > 0) {
         fg_device_free(memory->device, FG_MEMORY_DEVICE, memory->arena, memory->size_bytes);
@@ -144,9 +170,27 @@ static void copy_out(const fg_kv_memory *memory, fg_step_copy *copy)
     fg_tp_meet(memory->tp); /* the mirror's block may be written again */
 }
 
+/* Digests by the device, of the `count` blocks that digest_ids names. */
+static const uint64_t *digest_there(const fg_kv_memory *memory, uint32_t count)
+{
+    const fg_digest_blocks args = { .base = memory->arena,
+                                    .block_bytes = memory->block_bytes,
+                                    .ids = memory->digest_ids,
+                                    .digests = memory->digests };
+    fg_op_digest(memory->stream, &args, count);
+    wait(memory);
+    return memory->digests;
+}
+
 /* What is hashed is what the model reads, or is copied from there to it. */
 static void copy_in(const fg_kv_memory *memory, fg_step_copy *copy)
 {
+    if (memory->mirror == NULL) {
+        bring_in(memory, copy->to, memory->tier, copy->from);
+        memory->digest_ids[0] = copy->to;
+        copy->digest_out = digest_there(memory, 1)[0];
+        return;
+    }
     if (is_same(memory)) {
         bring_in(memory, copy->to, memory->tier, copy->from);
         wait(memory);
@@ -204,8 +248,27 @@ static void bring(const fg_kv_memory *memory, const fg_step_digest *digests, uin
     }
 }
 
+/* Without a mirror whatever was computed or has arrived is in its place. */
+static void digest_all_there(const fg_kv_memory *memory, fg_step_digest *digests, uint32_t count)
+{
+    for (uint32_t first = 0; first < count; first += DIGESTS_MAX) {
+        uint32_t part = count - first < DIGESTS_MAX ? count - first : DIGESTS_MAX;
+        for (uint32_t i = 0; i < part; i++) {
+            memory->digest_ids[i] = digests[first + i].block_id;
+        }
+        const uint64_t *made = digest_there(memory, part);
+        for (uint32_t i = 0; i < part; i++) {
+            digests[first + i].digest_out = made[i];
+        }
+    }
+}
+
 void fg_kv_memory_digest(const fg_kv_memory *memory, fg_step_digest *digests, uint32_t count)
 {
+    if (memory->mirror == NULL) {
+        digest_all_there(memory, digests, count);
+        return;
+    }
     bring(memory, digests, count, false);
     fg_tp_meet(memory->tp);
     for (uint32_t i = 0; i < count && fg_tp_rank(memory->tp) == 0; i++) {

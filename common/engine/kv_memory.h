@@ -1,8 +1,9 @@
 /*
  * kv_memory - where the KV blocks of an engine are: the arena that operations use, and the one that the host sees,
  * which other workers push blocks into and read them from. On a device with the host's memory they are the same. Else
- * the host's is a mirror: a block is right there only after it was digested, copied to the tier, or has come in. Owned
- * by the engine thread after open.
+ * the host's is a mirror: a block is right there only after it was digested, copied to the tier, or has come in. Or there
+ * is none: other workers reach the device's memory itself, where blocks are digested too. Owned by the engine thread
+ * after open.
  *
  * Where several ranks compute on such devices, each has its own KV heads there, and all share the mirror: they do the same
  * copies and digests one after the other, each with its part of the blocks. Only rank 0 has the tier, and digests.
@@ -18,7 +19,7 @@ typedef struct fg_kv_memory {
     fg_device *device;
     fg_device_stream *stream;
     void *arena;       /* what operations use */
-    void *mirror;      /* the host's */
+    void *mirror;      /* the host's; NULL: none */
     void *tier;        /* the host's; NULL: no tier */
     size_t size_bytes; /* of an arena of the device's own; else 0 */
     size_t block_bytes;
@@ -28,6 +29,9 @@ typedef struct fg_kv_memory {
     fg_kv_layout own;
     size_t own_bytes, mirror_bytes; /* from one of these to the next */
     size_t mirror_first;
+    /* Without a mirror: blocks to digest, and their digests, which the device reads and writes. */
+    uint32_t *digest_ids;
+    uint64_t *digests;
 } fg_kv_memory;
 
 /* All that the options lend stays lent until close, which comes before the stream is closed. FG_AGAIN: no memory. `tp`

@@ -53,7 +53,7 @@ typedef struct fg_link_events {
 
 /* --- both sides --- */
 
-/* The KV arena: `size_bytes` of zeroed memory that the transport can reach. Owned by the link. */
+/* The KV arena: zeroed memory that the transport can reach, owned by the link; or what was lent to it. */
 void *fg_link_arena(const fg_link *link);
 /* Appends this link's handshake record (address, memory key, host and process identity). */
 bool fg_link_describe(const fg_link *link, fg_buf *out);
@@ -122,9 +122,23 @@ void fg_link_stats_get(const fg_link *link, fg_link_stats *stats_out);
 
 /* --- back ends --- */
 
+/* Whose memory the arena is. */
+typedef enum fg_link_memory {
+    FG_LINK_OWN,    /* the link takes it from the host, so that peers may map it */
+    FG_LINK_LENT,   /* the host's, as it is */
+    FG_LINK_DEVICE, /* a CUDA device's */
+} fg_link_memory;
+
+/* Memory that is lent has so many blocks more at its end, which belong to nobody: what is put there beforehand makes the
+ * first push as quick as the others. */
+enum { FG_LINK_SPARE_BLOCKS = 1 };
+
 typedef struct fg_link_options {
     size_t block_bytes;
     uint32_t block_count;
+    fg_link_memory memory_kind;
+    void *
+        memory; /* NULL for FG_LINK_OWN; else block_count + FG_LINK_SPARE_BLOCKS, until close. UCX only */
     const char *transport; /* "auto", "shm" or "tcp" */
     const char *host;      /* address for TCP, e.g. "127.0.0.1" */
     bool shared;           /* fg_shared_find knows the arena, over any transport */
@@ -136,7 +150,12 @@ typedef struct fg_link_options {
  * ends anything. This gives them back as the process was started with them; the program calls it first. */
 void fg_link_give_back_signals(void);
 
-/* UCX: link_ucx.c. */
+/* Whether UCX reaches memory of CUDA devices on this machine; FG_BAD_INPUT: it doesn't. The calling thread has a device's
+ * context. */
+fg_status fg_link_reaches_devices(fg_error *err);
+
+/* UCX: link_ucx.c. With FG_LINK_DEVICE the calling thread, and any that calls the link, has the device's context, and
+ * FG_BAD_INPUT says that this UCX, or this machine, does not reach such memory. */
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err);
 
 /* One process, for tests and the simulator: link_mem.c. Every link of a hub can reach the others;

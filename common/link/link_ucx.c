@@ -84,6 +84,25 @@ static fg_status set_config(ucp_config_t *config, const char *name, const char *
     return FG_OK;
 }
 
+/* UCX 1.14 and newer want the transport's name before its options. */
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+#define OF_TCP(option) "TCP_" option
+#else
+#define OF_TCP(option) option
+#endif
+
+static const char *transports_of(unsigned wants, bool device)
+{
+    switch (wants) {
+    case WANTS_SHM:
+        return device ? "posix,sysv,self,cuda_copy,cuda_ipc" : "posix,sysv,self";
+    case WANTS_TCP:
+        return device ? "tcp,self,cuda_copy" : "tcp,self";
+    default:
+        return device ? "posix,sysv,tcp,self,cuda_copy,cuda_ipc" : "posix,sysv,tcp,self";
+    }
+}
+
 /* By options of this context, never by environment variables: two links of one process may differ. */
 static fg_status open_context(ucx_link *link, unsigned wants, const char *host, bool sysv_arena,
                               fg_error *err)
@@ -92,19 +111,19 @@ static fg_status open_context(ucx_link *link, unsigned wants, const char *host, 
         unsigned when;
         const char *name, *value;
     } options[] = {
-        { 0, "TLS",
-          wants == WANTS_SHM   ? "posix,sysv,self"
-          : wants == WANTS_TCP ? "tcp,self"
-                               : "posix,sysv,tcp,self" },
-        { 0, "RNDV_SCHEME", "am" }, /* the receiver's side writes, and only for an open receive */
+        { 0, "TLS", transports_of(wants, link->is_device) },
+        /* The receiver's side writes, and only for an open receive. Between devices on this host other schemes are
+         * as good, since a peer there says itself when it writes no more, and they are what UCX takes lanes of
+         * cuda_ipc for. TCP has no other scheme without PUT. */
+        { 0, "RNDV_SCHEME", link->is_device && (wants & WANTS_SHM) != 0 ? "auto" : "am" },
         { 0, "KEEPALIVE_INTERVAL", "1s" },
         { WANTS_SHM, "MM_ERROR_HANDLING", "y" },
         { WANTS_SHM, "ALLOC_PRIO", sysv_arena ? "md:sysv" : "md:posix" },
         /* Data goes in segments of this size: 512k pushed 1.7 times as fast as 64k. The receiver's
          * buffer must hold a sender's segment and its header, so both belong to FG_LINK_VERSION. */
-        { WANTS_TCP, "TX_SEG_SIZE", "512k" },
-        { WANTS_TCP, "RX_SEG_SIZE", "520k" },
-        { WANTS_TCP, "PUT_ENABLE", "n" },
+        { WANTS_TCP, OF_TCP("TX_SEG_SIZE"), "512k" },
+        { WANTS_TCP, OF_TCP("RX_SEG_SIZE"), "520k" },
+        { WANTS_TCP, OF_TCP("PUT_ENABLE"), "n" },
     };
     ucp_config_t *config;
     fg_status status = ucx_status(ucp_config_read(NULL, NULL, &config), "config", err);
@@ -130,6 +149,38 @@ static fg_status open_context(ucx_link *link, unsigned wants, const char *host, 
         status = ucx_status(ucp_init(&params, config, &link->context), "context", err);
     }
     ucp_config_release(config);
+    return status;
+}
+
+static fg_status check_device_memory(ucp_context_h context, fg_error *err)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    fg_status status = ucx_status(ucp_context_query(context, &attr), "context", err);
+    if (status == FG_OK && (attr.memory_types >> UCS_MEMORY_TYPE_CUDA & 1) == 0) {
+        status = fg_fail(err, FG_BAD_INPUT, "UCX %s does not reach GPU memory here",
+                         ucp_get_version_string());
+    }
+    return status;
+}
+
+/* With a context of its own for all transports: UCX grumbles when it is told of some that it has not. */
+fg_status fg_link_reaches_devices(fg_error *err)
+{
+    ucp_config_t *config;
+    ucp_context_h context;
+    fg_link_give_back_signals();
+    fg_status status = ucx_status(ucp_config_read(NULL, NULL, &config), "config", err);
+    if (status != FG_OK) {
+        return status;
+    }
+    ucp_params_t params = { .field_mask = UCP_PARAM_FIELD_FEATURES,
+                            .features = UCP_FEATURE_AM | UCP_FEATURE_RMA };
+    status = ucx_status(ucp_init(&params, config, &context), "context", err);
+    ucp_config_release(config);
+    if (status == FG_OK) {
+        status = check_device_memory(context, err);
+        ucp_cleanup(context);
+    }
     return status;
 }
 
@@ -185,8 +236,47 @@ static fg_status open_shared_arena(ucx_link *link, fg_error *err)
     return status;
 }
 
+/* Whether other processes can be given a key of it: a system may forbid that of a device's memory. */
+static fg_status try_key(ucx_link *link, fg_error *err)
+{
+    void *key;
+    size_t key_bytes;
+    ucs_status_t packed = ucp_rkey_pack(link->context, link->memory, &key, &key_bytes);
+    if (packed == UCS_OK) {
+        ucp_rkey_buffer_release(key);
+        return FG_OK;
+    }
+    ucp_mem_unmap(link->context, link->memory);
+    link->memory = NULL;
+    return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot share the arena with other processes: %s",
+                   ucp_get_version_string(), ucs_status_string(packed));
+}
+
+/* What was lent, so that peers' puts and our own messages find it. */
+static fg_status map_lent_arena(ucx_link *link, fg_error *err)
+{
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = link->base.arena,
+        .length = link->arena_bytes,
+        .memory_type = link->is_device ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+    };
+    ucs_status_t mapped = ucp_mem_map(link->context, &params, &link->memory);
+    if (mapped != UCS_OK) {
+        link->memory = NULL;
+        return fg_fail(err, FG_BAD_INPUT, "UCX %s cannot map an arena of %zu MiB: %s",
+                       ucp_get_version_string(), link->arena_bytes >> 20,
+                       ucs_status_string(mapped));
+    }
+    return link->shm ? try_key(link, err) : FG_OK;
+}
+
 static fg_status open_arena(ucx_link *link, bool shared, fg_error *err)
 {
+    if (link->lent) {
+        return map_lent_arena(link, err);
+    }
     if (link->shm) {
         return open_shared_arena(link, err);
     }
@@ -240,7 +330,8 @@ static bool ucx_progress(fg_link *base)
         return ucx_pump(link) || cold;
     }
     for (int i = 0; i < ARM_MAX; i++) {
-        if (ucx_pump(link) || cold) {
+        /* A device's copies end within less than a wake-up takes. */
+        if (ucx_pump(link) || cold || link->device_copies > 0) {
             return true;
         }
         if (ucp_worker_arm(link->worker) != UCS_ERR_BUSY) {
@@ -348,16 +439,17 @@ static fg_status choose(ucx_link *link, const fg_link_options *options, unsigned
     }
     bool sysv = false;
     uint64_t room = shm_room_bytes();
-    if ((wants & WANTS_SHM) != 0 && link->arena_bytes + SHM_SPARE_BYTES > room) {
+    size_t shared_bytes = link->lent ? 0 : link->arena_bytes;
+    if ((wants & WANTS_SHM) != 0 && shared_bytes + SHM_SPARE_BYTES > room) {
         sysv = true;
-        if (room < SHM_FIRST_BYTES || link->arena_bytes > sysv_room_bytes() ||
-            link->arena_bytes > fg_mem_available_bytes()) {
+        if (room < SHM_FIRST_BYTES || shared_bytes > sysv_room_bytes() ||
+            shared_bytes > fg_mem_available_bytes()) {
             if (wants == WANTS_SHM) {
                 return fg_fail(err, FG_AGAIN,
                                "link: an arena of %zu MiB does not fit into shared memory "
                                "(/dev/shm has %llu MiB free): more room there (--shm-size of "
                                "docker), fewer blocks, or transport tcp",
-                               link->arena_bytes >> 20, (unsigned long long)(room >> 20));
+                               shared_bytes >> 20, (unsigned long long)(room >> 20));
             }
             warn_of_room(link);
             wants = WANTS_TCP;
@@ -396,12 +488,17 @@ static fg_status open_parts(ucx_link *link, const fg_link_options *options, unsi
 {
     link->shm = (wants & WANTS_SHM) != 0;
     link->tcp = (wants & WANTS_TCP) != 0;
-    link->medium = !link->shm ? FG_LINK_PRIVATE : sysv ? FG_LINK_SYSV : FG_LINK_POSIX;
+    link->medium = !link->shm        ? FG_LINK_PRIVATE
+                   : link->is_device ? FG_LINK_CUDA
+                   : link->lent      ? FG_LINK_PLAIN
+                   : sysv            ? FG_LINK_SYSV
+                                     : FG_LINK_POSIX;
     fg_status status = open_context(link, wants, options->host, sysv, err);
     if (status != FG_OK) {
         return status;
     }
-    status = open_arena(link, options->shared, err);
+    status = link->is_device ? check_device_memory(link->context, err) : FG_OK;
+    status = status != FG_OK ? status : open_arena(link, options->shared, err);
     if (status != FG_OK) {
         goto cleanup_context;
     }
@@ -418,6 +515,23 @@ cleanup_context:
     return status;
 }
 
+/* What the options say of the arena. */
+static fg_status take_options(ucx_link *link, const fg_link_options *options, fg_error *err)
+{
+    link->lent = options->memory_kind != FG_LINK_OWN;
+    link->is_device = options->memory_kind == FG_LINK_DEVICE;
+    link->base.arena = options->memory;
+    size_t blocks = (size_t)options->block_count + (link->lent ? FG_LINK_SPARE_BLOCKS : 0);
+    if (options->block_count == 0 || options->block_count > FG_LIMIT_BLOCKS ||
+        options->block_bytes == 0 || link->lent != (options->memory != NULL) ||
+        __builtin_mul_overflow(options->block_bytes, blocks, &link->arena_bytes) ||
+        link->arena_bytes > SIZE_MAX / 2) {
+        return fg_fail(err, FG_BAD_INPUT, "link: %u blocks of %zu bytes", options->block_count,
+                       options->block_bytes);
+    }
+    return FG_OK;
+}
+
 fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, fg_error *err)
 {
     ucx_link *link = fg_mem_alloc(sizeof *link);
@@ -426,23 +540,14 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
     }
     unsigned wants = 0;
     bool sysv = false;
-    fg_status status;
-    if (options->block_count == 0 || options->block_count > FG_LIMIT_BLOCKS ||
-        options->block_bytes == 0 ||
-        __builtin_mul_overflow(options->block_bytes, (size_t)options->block_count,
-                               &link->arena_bytes) ||
-        link->arena_bytes > SIZE_MAX / 2) {
-        status = fg_fail(err, FG_BAD_INPUT, "link: %u blocks of %zu bytes", options->block_count,
-                         options->block_bytes);
-        goto free_link;
-    }
-    status = choose(link, options, &wants, &sysv, err);
+    fg_link_give_back_signals();
+    fg_status status = take_options(link, options, err);
+    status = status != FG_OK ? status : choose(link, options, &wants, &sysv, err);
     if (status != FG_OK) {
         goto free_link;
     }
     link->host_id = ucx_host_id();
     link->base.id = fg_rng_entropy() | 1;
-    fg_link_give_back_signals();
     status = open_parts(link, options, wants, sysv, err);
     if (status == FG_AGAIN && wants == (WANTS_SHM | WANTS_TCP)) {
         /* Another process took the room that was there a moment ago. */
@@ -461,7 +566,7 @@ fg_status fg_link_open_ucx(const fg_link_options *options, fg_link **link_out, f
         status = fg_fail(err, FG_AGAIN, "link: the loop takes no more");
         goto deinit_core;
     }
-    link->warm_map = link->shm ? ucx_warm_map(options->block_count) : NULL;
+    link->warm_map = link->shm && !link->lent ? ucx_warm_map(options->block_count) : NULL;
     *link_out = &link->base;
     return FG_OK;
 

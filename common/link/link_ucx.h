@@ -8,6 +8,10 @@
  * sent as active messages with rendezvous, which the peer's link_ucx receives straight into the
  * ticket's blocks; UCX is held to the scheme in which the receiver's side writes (RNDV_SCHEME=am), so
  * a receive that has ended writes no more.
+ *
+ * The same with arenas in a device's memory: between two of them on this host a put is a copy that the sender's
+ * device makes (cuda_ipc). It has ended when UCX says so. Where one arena is a device's and the other the host's,
+ * blocks go as messages, which UCX stages.
  */
 #ifndef FORGE_COMMON_LINK_LINK_UCX_H
 #define FORGE_COMMON_LINK_LINK_UCX_H
@@ -29,6 +33,8 @@ typedef struct ucx_peer {
     uint8_t *mapped;     /* where that arena lies in this process; NULL with the key */
     uint64_t *warm_map;  /* a bit for each of its blocks whose pages have been touched; NULL */
     bool greeted;        /* the connection was asked for */
+    bool lent;           /* blocks are put by the key, into an arena that is not mapped */
+    bool rehearsed;      /* and one was, beforehand */
     fg_link_medium medium;
     bool failed; /* the endpoint's error callback has run */
     int pid_fd;  /* readable once the peer's process has ended; -1: none */
@@ -44,6 +50,8 @@ typedef struct ucx_op {
     ucx_peer *peer;
     fg_ticket *ticket;
     uint32_t put_blocks;
+    bool on_device; /* a device makes the copy: the loop stays awake until it has ended */
+    bool rehearses; /* nobody waits for it */
     fg_link_message *message;
     uint8_t header[FG_LINK_HEADER_BYTES]; /* UCX reads it until the operation ends */
 } ucx_op;
@@ -65,6 +73,8 @@ struct ucx_link {
     bool shm; /* the arena can be written by processes of this host */
     fg_link_medium medium;
     bool tcp;
+    bool lent;        /* the arena is the caller's, */
+    bool is_device;   /* and in a device's memory */
     bool mapped;      /* the arena is our own mapping, not UCX's */
     fg_shared shared; /* that mapping, where it is shared; else none */
     uint64_t host_id;
@@ -72,6 +82,7 @@ struct ucx_link {
     fg_watch *watch;
     ucx_op *free_ops;
     uint32_t ops_open;           /* given to UCX and not ended */
+    uint32_t device_copies;      /* of them, copies that a device makes */
     uint32_t closing;            /* endpoints whose close has not ended */
     ucx_warm warm[UCX_WARM_MAX]; /* from warm_first up to warm_end, both modulo its size */
     uint32_t warm_first, warm_end;
@@ -93,6 +104,8 @@ fg_status ucx_open_peer(fg_link *base, const fg_link_record *record, const char 
 void ucx_close_peer(fg_link *base, fg_link_peer *peer);
 void ucx_free_peer(fg_link *base, fg_link_peer *peer);
 const char *ucx_transport(const fg_link *base, const fg_link_peer *peer);
+/* Says so where blocks will go from device to device, but not straight. */
+void ucx_look_at_way(ucx_peer *peer);
 /* Without a loop: looks whether a peer's process has ended. */
 void ucx_poll_exits(ucx_link *link);
 /* link_ucx_move.c */
@@ -105,6 +118,8 @@ void ucx_send(fg_link *base, fg_link_peer *peer, fg_link_message *message);
 void ucx_free_ops(ucx_link *link);
 /* An empty message, which UCX cannot send without connecting; whoever gets it does nothing. */
 void ucx_greet(ucx_link *link, ucx_peer *peer);
+/* Puts a block where it is nobody's: UCX chooses its way then, and opens the peer's memory. */
+void ucx_rehearse(ucx_link *link, ucx_peer *peer);
 /* link_ucx_warm.c */
 uint64_t *ucx_warm_map(uint32_t block_count); /* NULL: out of memory */
 void ucx_prepare(fg_link *base, fg_link_peer *base_peer, const uint32_t *blocks, uint32_t count,

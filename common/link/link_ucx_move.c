@@ -45,16 +45,21 @@ static void end_op(ucx_op *op, ucs_status_t status)
     ucx_peer *peer = op->peer;
     fg_ticket *ticket = op->ticket;
     uint32_t put_blocks = op->put_blocks;
+    bool rehearses = op->rehearses;
     fg_link_message_free(op->message);
     op->next = link->free_ops;
     link->free_ops = op;
     link->ops_open--;
+    link->device_copies -= op->on_device;
     /* While an endpoint is being closed, its operations end as cancelled: nothing new. */
     if (status != UCS_OK && !peer->base.close_started) {
         fg_link_peer_broken(&link->base, &peer->base, ucs_status_string(status));
     }
     if (ticket != NULL) {
         fg_link_op_done(&link->base, ticket, put_blocks);
+    }
+    if (rehearses && status == UCS_OK) {
+        ucx_look_at_way(peer);
     }
 }
 
@@ -80,13 +85,27 @@ static void started(ucx_op *op, ucs_status_ptr_t request)
     }
 }
 
+/* Of the host's memory, as messages are: UCX need not ask for each whether it is a device's. */
 static ucp_request_param_t send_param(ucx_op *op)
 {
     return (ucp_request_param_t){
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .cb.send = on_sent,
         .user_data = op,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
     };
+}
+
+/* Of the arena. */
+static void say_memory(const ucx_link *link, ucp_request_param_t *param)
+{
+    if (!link->is_device) {
+        return;
+    }
+    param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH;
+    param->memory_type = UCS_MEMORY_TYPE_CUDA;
+    param->memh = link->memory;
 }
 
 /* --- sending --- */
@@ -107,8 +126,32 @@ static void send_data(ucx_peer *peer, ucx_op *op, const fg_ticket *ticket, uint3
     ucp_request_param_t param = send_param(op);
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_AM_SEND_FLAG_RNDV;
+    say_memory(peer->link, &param);
     started(op, ucp_am_send_nbx(peer->ep, UCX_AM_DATA, op->header, sizeof op->header, source,
                                 size_bytes, &param));
+}
+
+/* Into the peer's arena, by its key. */
+static void put(ucx_peer *peer, ucx_op *op, const uint8_t *source, uint32_t target_block,
+                size_t size_bytes)
+{
+    ucx_link *link = peer->link;
+    ucp_request_param_t param = send_param(op);
+    say_memory(link, &param);
+    op->on_device = link->is_device;
+    link->device_copies += op->on_device;
+    started(op, ucp_put_nbx(peer->ep, source, size_bytes,
+                            peer->arena_base + target_block * link->base.block_bytes, peer->key,
+                            &param));
+}
+
+void ucx_rehearse(ucx_link *link, ucx_peer *peer)
+{
+    ucx_op *op = take_op(link, peer, NULL);
+    if (op != NULL) {
+        op->rehearses = true;
+        put(peer, op, link->base.arena, peer->base.block_count, link->base.block_bytes);
+    }
 }
 
 void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint32_t *source_blocks,
@@ -147,10 +190,7 @@ void ucx_put(fg_link *base, fg_ticket *ticket, uint32_t first_index, const uint3
                       run * block_bytes);
             continue;
         }
-        ucp_request_param_t param = send_param(op);
-        started(op,
-                ucp_put_nbx(peer->ep, source, run * block_bytes,
-                            peer->arena_base + target_blocks[i] * block_bytes, peer->key, &param));
+        put(peer, op, source, target_blocks[i], run * block_bytes);
     }
 }
 
@@ -236,7 +276,11 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         return UCS_OK; /* UCX drops it; the sender's send ends as usual */
     }
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
-        memcpy(target, data, length);
+        if (link->is_device) { /* whoever sends so is none of ours */
+            link->base.stats.stale_dropped++;
+        } else {
+            memcpy(target, data, length);
+        }
         fg_link_op_done(&link->base, ticket, 0);
         return UCS_OK;
     }
@@ -252,6 +296,10 @@ static ucs_status_t on_data(void *arg, const void *header, size_t header_length,
         .cb.recv_am = on_received,
         .user_data = op,
     };
+    if (link->is_device) {
+        receive.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+        receive.memory_type = UCS_MEMORY_TYPE_CUDA;
+    }
     started(op, ucp_am_recv_data_nbx(link->worker, data, target, length, &receive));
     return UCS_OK;
 }

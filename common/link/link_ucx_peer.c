@@ -182,13 +182,28 @@ static fg_status open_endpoint(ucx_link *link, ucx_peer *peer, const fg_link_rec
     return ucx_status(ucp_ep_create(link->worker, &params, &peer->ep), "endpoint", err);
 }
 
-/* Unpacks the peer's memory key and makes sure that it gives a true remote write; else blocks go as
- * active messages. */
+/* In UCX 1.13 a flush behind puts that the peer's side carries out does not end when that side is closed. */
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+#define PUTS_END true
+#else
+#define PUTS_END false
+#endif
+
+/* Unpacks the peer's memory key where a put is a true remote write, or as good as one; else blocks go as active
+ * messages. */
 static void take_key(ucx_peer *peer, const fg_link_record *record)
 {
     void *local;
+    bool is_device = record->medium == FG_LINK_CUDA, is_plain = record->medium == FG_LINK_PLAIN;
+    if (is_device != peer->link->is_device || (is_plain && !PUTS_END)) {
+        return;
+    }
     if (ucp_ep_rkey_unpack(peer->ep, record->key, &peer->key) != UCS_OK) {
         peer->key = NULL;
+        return;
+    }
+    peer->lent = is_device || is_plain;
+    if (peer->lent) {
         return;
     }
     if (ucp_rkey_ptr(peer->key, record->arena_base, &local) != UCS_OK) {
@@ -259,6 +274,7 @@ static void on_closed(void *request, ucs_status_t status, void *user_data)
 void ucx_close_peer(fg_link *base, fg_link_peer *base_peer)
 {
     ucx_peer *peer = (ucx_peer *)base_peer;
+    peer->lent = false;
     bool well = !peer->failed && !base_peer->exited && !base_peer->mute && base_peer->writes_here;
     if (peer->key != NULL) {
         ucp_rkey_destroy(peer->key);
@@ -296,12 +312,26 @@ void ucx_free_peer(fg_link *base, fg_link_peer *base_peer)
 
 /* --- what UCX chose --- */
 
+/* The way that blocks take into such memory, as lanes are named; NULL: as messages. */
+static const char *lane_of(fg_link_medium medium)
+{
+    switch (medium) {
+    case FG_LINK_POSIX:
+        return "posix/";
+    case FG_LINK_SYSV:
+        return "sysv/";
+    case FG_LINK_CUDA:
+        return "cuda_ipc/";
+    default:
+        return NULL;
+    }
+}
+
 /* UCX tells its choice only in print, one line per lane, e.g.
  * "# lane[0]:  1:sysv/memory.0 md[1]  -> md[1]/sysv/sysdev[255] am am_bw#0 keepalive". Blocks that are
  * put take the lane of the arena's own kind of memory, others the one for active messages. */
-static void parse_lanes(const char *text, fg_link_medium put_to, char *out, size_t out_bytes)
+static void parse_lanes(const char *text, const char *wanted, char *out, size_t out_bytes)
 {
-    const char *wanted = put_to == FG_LINK_POSIX ? "posix/" : "sysv/";
     const char *lane = text;
     while ((lane = strstr(lane, "lane[")) != NULL) {
         lane += 5;
@@ -312,8 +342,8 @@ static void parse_lanes(const char *text, fg_link_medium put_to, char *out, size
             continue;
         }
         name++;
-        const char *use = put_to == FG_LINK_PRIVATE ? strstr(name, " am ") : strstr(name, wanted);
-        if (use == NULL || use > end || (put_to != FG_LINK_PRIVATE && use != name)) {
+        const char *use = strstr(name, wanted != NULL ? wanted : " am ");
+        if (use == NULL || use > end || (wanted != NULL && use != name)) {
             continue;
         }
         snprintf(out, out_bytes, "%.*s", (int)strcspn(name, ". \n"), name);
@@ -335,8 +365,24 @@ const char *ucx_transport(const fg_link *base, const fg_link_peer *base_peer)
     }
     ucp_ep_print_info(peer->ep, stream);
     fclose(stream);
-    parse_lanes(text, peer->key != NULL ? peer->medium : FG_LINK_PRIVATE, peer->transport,
-                sizeof peer->transport);
+    const char *wanted = peer->key != NULL ? lane_of(peer->medium) : NULL;
+    parse_lanes(text, wanted, peer->transport, sizeof peer->transport);
+    if (wanted != NULL && peer->lent && peer->transport[0] == '\0') {
+        parse_lanes(text, NULL, peer->transport,
+                    sizeof peer->transport); /* UCX found no better way */
+    }
     free(text);
     return peer->transport;
+}
+
+void ucx_look_at_way(ucx_peer *peer)
+{
+    const char *way = ucx_transport(&peer->link->base, &peer->base);
+    if (peer->link->is_device && !peer->base.close_started &&
+        strncmp(way, lane_of(FG_LINK_CUDA), strlen(lane_of(FG_LINK_CUDA))) != 0) {
+        fg_warn("link",
+                "event=device_memory_staged peer=%s transport=%s why=\"UCX finds no way from its "
+                "GPU to ours, and copies through the host: --kv-device-memory off may be quicker\"",
+                peer->base.name, way);
+    }
 }

@@ -93,6 +93,10 @@ void ucx_prepare(fg_link *base, fg_link_peer *base_peer, const uint32_t *blocks,
         peer->greeted = true;
         ucx_greet(link, peer);
     }
+    if (!own && peer->lent && !peer->rehearsed) {
+        peer->rehearsed = true;
+        ucx_rehearse(link, peer);
+    }
     if (own ? !base_peer->writes_here : peer->mapped == NULL) {
         return;
     }

@@ -173,7 +173,7 @@ fg_status fg_link_record_parse(const void *bytes, size_t size_bytes, fg_link_rec
         fg_hash64(at, size_bytes - RECORD_DIGEST_BYTES, RECORD_MAGIC)) {
         return fg_fail(err, FG_BAD_INPUT, "link record: damaged (digest differs)");
     }
-    if (record.medium > FG_LINK_SYSV ||
+    if (record.medium > FG_LINK_CUDA ||
         (record.medium == FG_LINK_PRIVATE) != (record.key_bytes == 0) ||
         fg_link_get32(at + 68) != 0) {
         return fg_fail(err, FG_BAD_INPUT, "link record: memory key and medium do not agree");

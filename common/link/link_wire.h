@@ -60,6 +60,8 @@ typedef enum fg_link_medium {
     FG_LINK_PRIVATE, /* nobody else can write it */
     FG_LINK_POSIX,
     FG_LINK_SYSV,
+    FG_LINK_PLAIN, /* its owner's transport does the writing */
+    FG_LINK_CUDA,  /* a device's; other processes' devices write it */
 } fg_link_medium;
 
 /* Who a link is and how to reach it. */

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "common/base/core_share.h"
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/cpu.h"
@@ -215,6 +216,23 @@ static void device_replay_end(fg_device_stream *stream)
 {
 }
 
+static fg_device_reach device_memory_reach(const fg_device *device)
+{
+    return FG_REACH_HOST;
+}
+
+static void device_bind_thread(const fg_device *device)
+{
+}
+
+static void device_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *block = (const uint8_t *)args->base + args->ids[i] * args->block_bytes;
+        args->digests[i] = fg_hash64(block, args->block_bytes, 0);
+    }
+}
+
 const fg_backend fg_cpu_backend = {
     .abi = FG_BACKEND_ABI,
     .table_bytes = sizeof(fg_backend),
@@ -227,6 +245,8 @@ const fg_backend fg_cpu_backend = {
     .isa = device_isa,
     .numerics = device_numerics,
     .thread_count = device_thread_count,
+    .memory_reach = device_memory_reach,
+    .bind_thread = device_bind_thread,
     .alloc = device_alloc,
     .free = device_free,
     .pin = device_pin,
@@ -254,4 +274,5 @@ const fg_backend fg_cpu_backend = {
     .rope_table = fg_cpu_op_rope_table,
     .rope_store = fg_cpu_op_rope_store,
     .attend = fg_cpu_op_attend,
+    .digest = device_digest,
 };

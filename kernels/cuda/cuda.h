@@ -242,6 +242,7 @@ void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const f
                         uint32_t rows);
 void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,
                     uint32_t rows);
+void fg_cuda_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count);
 
 fg_status fg_cuda_comm_make_name(fg_device *device, fg_comm_name *name_out, fg_error *err);
 fg_status fg_cuda_comm_open(fg_device_stream *stream, const fg_comm_options *options,

@@ -234,6 +234,18 @@ static uint32_t device_thread_count(const fg_device *device)
     return 1; /* of the host's */
 }
 
+static fg_device_reach device_memory_reach(const fg_device *device)
+{
+    return FG_GPU_REACH;
+}
+
+/* Also where this thread has had it before: other libraries may have changed it. */
+static void device_bind_thread(const fg_device *device)
+{
+    used_index = -1;
+    fg_gpu_use(device);
+}
+
 static void *device_alloc(fg_device *device, fg_memory_kind kind, size_t size_bytes)
 {
     fg_gpu_use(device);
@@ -530,6 +542,8 @@ const fg_backend backend = {
     .isa = device_isa,
     .numerics = device_numerics,
     .thread_count = device_thread_count,
+    .memory_reach = device_memory_reach,
+    .bind_thread = device_bind_thread,
     .alloc = device_alloc,
     .free = device_free,
     .pin = device_pin,
@@ -566,6 +580,7 @@ const fg_backend backend = {
     .comm_check = fg_cuda_comm_check,
     .comm_close = fg_cuda_comm_close,
     .comm_gather = fg_cuda_comm_gather,
+    .digest = fg_cuda_digest,
 };
 
 extern "C" __attribute__((visibility("default"))) const fg_backend *forge_backend(void)

@@ -16,6 +16,9 @@
 
 #include <cuda_runtime.h>
 
+/* fg_device_memory_reach. */
+#define FG_GPU_REACH          FG_REACH_CUDA
+
 /* Dynamic shared memory of a block. */
 #define FG_SHARED_BYTES(name) extern __shared__ __align__(128) unsigned char name[]
 

@@ -13,6 +13,8 @@ from _forge import (Suite, WAYS, answer_of, counters, served_model,  # noqa: E40
                     status_port)
 from engine_room_identity import BOS, ids  # noqa: E402  pylint: disable=wrong-import-position
 
+# Of GPUs: by a mirror in host memory, or straight.
+GPU_WAYS = {"mirror": dict(way_flags=["--kv-device-memory", "off"]), "device": dict(way_flags=["--kv-device-memory", "on"])}
 COLUMNS = ("push_exposed_ms", "handover_gap_ms", "ttft_ms", "itl_ms", "chunks")
 
 
@@ -38,8 +40,8 @@ def bench(suite):
         for transport, way in itertools.product(suite.options.transports.split(","),
                                                 suite.options.ways.split(",")):
             clusters[transport, way] = suite.cluster(
-                model=suite.smollm2(), prefill=1, decode=1, **WAYS[transport],
-                flags=flags + ["--last-chunk", way, "--kv-blocks", "400"])
+                model=suite.smollm2(), prefill=1, decode=1, **{**WAYS, **GPU_WAYS}[transport],
+                flags=flags + ["--last-chunk", way, "--kv-blocks", suite.options.blocks])
         print("\n| prompt | way | last chunk | exposed ms | gap ms | TTFT ms | ITL ms | chunks |\n"
               "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
         for length in [int(word) for word in suite.options.lengths.split(",")]:
@@ -55,8 +57,8 @@ def bench(suite):
 
 
 def main():
-    suite = Suite(__doc__, rounds=(5, "requests for each row"), lengths=("64,256,600", "prompt tokens"),
-                  transports=(",".join(WAYS), "ways from prefill to decode"),
+    suite = Suite(__doc__, rounds=(5, "requests for each row"), lengths=("64,256,600", "prompt tokens"), blocks=("400", "KV blocks of a worker"),
+                  transports=(",".join(WAYS), "ways from prefill to decode; with a GPU mirror,device"),
                   ways=("whole,short,auto", "forms of the last chunk"))
     suite.case("hand-over", bench, suite)
     suite.end()

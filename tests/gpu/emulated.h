@@ -15,7 +15,8 @@
  * Compile with -fno-strict-aliasing: CUDA code reads memory through pointers of other types.
  *
  * FORGE_EMULATED_DEVICES: how many devices there are, 1 if unset. FORGE_EMULATED_MEMORY_MIB: memory of each, 8192 if
- * unset.
+ * unset. FORGE_EMULATED_OPEN=1: device memory is in the host's reach at any time, for tests of whoever is to read and
+ * write it there beside the kernels.
  */
 #ifndef FORGE_TESTS_GPU_EMULATED_H
 #define FORGE_TESTS_GPU_EMULATED_H
@@ -94,6 +95,8 @@ static inline cudaError_t fg_emu_launch(const char *name, dim3 grid, dim3 block,
                                    __VA_ARGS__),                                                   \
                      #kernel);                                                                     \
     } while (0)
+
+#define FG_GPU_REACH          (fg_emu_is_open() ? FG_REACH_HOST : FG_REACH_CUDA)
 
 #define FG_SHARED_BYTES(name) unsigned char *const name = fg_emu.shared
 
@@ -580,6 +583,11 @@ static inline int __clz(int x)
 static inline int __ffs(int x)
 {
     return __builtin_ffs(x);
+}
+
+static inline uint64_t __umul64hi(uint64_t a, uint64_t b)
+{
+    return (uint64_t)((unsigned __int128)a * b >> 64);
 }
 
 static inline unsigned __umulhi(unsigned a, unsigned b)

@@ -91,8 +91,15 @@ static inline size_t fg_emu_device_bytes(void)
     return (size_t)fg_emu_env("FORGE_EMULATED_MEMORY_MIB", 8192) << 20;
 }
 
+static inline bool fg_emu_is_open(void)
+{
+    static const bool open = fg_emu_env("FORGE_EMULATED_OPEN", 0) != 0;
+    return open;
+}
+
 static inline void fg_emu_protect(fg_emu_memory &memory, int protection)
 {
+    protection = fg_emu_is_open() ? PROT_READ | PROT_WRITE : protection;
     if (memory.used != 0 && mprotect(memory.base, memory.used, protection) != 0) {
         fprintf(stderr, "emulated: mprotect of device memory: %s\n", strerror(errno));
         abort();

@@ -8,12 +8,12 @@
  * when there is no device.
  */
 #include <math.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "tests/gpu/gpu_check.h"
 
@@ -314,6 +314,45 @@ static void check_replay(check *c)
     close_device(c);
 }
 
+/* Blocks of which the last part is of any length, in any order, some twice. */
+static void check_digests(check *c)
+{
+    static const size_t sizes[] = { 256,    272,    960,     1008,    1024,   1040,  1088,
+                                    2032,   2048,   2064,    8192,    33792,  36864, 131072,
+                                    262160, 368640, 1 << 20, 2 << 20, 4 << 20 };
+    open_device(c, 8, 2, 64, 16);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        size_t size = sizes[i];
+        uint32_t blocks = c->quick && size > 65536 ? 2 : 9, count = 2 * blocks + 1;
+        uint8_t *host = fg_mem_array(blocks, size);
+        for (size_t at = 0; at < blocks * size; at += 8) {
+            uint64_t word = fg_rng_next(&c->rng);
+            memcpy(host + at, &word, 8);
+        }
+        void *device = put(c, host, blocks * size);
+        uint32_t *ids = fg_device_alloc(c->device, FG_MEMORY_SHARED, count * sizeof *ids);
+        uint64_t *digests = fg_device_alloc(c->device, FG_MEMORY_SHARED, count * sizeof *digests);
+        for (uint32_t k = 0; k < count; k++) {
+            ids[k] = (count - k) % blocks;
+            digests[k] = 0;
+        }
+        const fg_digest_blocks args = {
+            .base = device, .block_bytes = size, .ids = ids, .digests = digests
+        };
+        fg_op_digest(c->stream, &args, count);
+        wait_for(c);
+        for (uint32_t k = 0; k < count; k++) {
+            tell(c, digests[k] == fg_hash64(host + ids[k] * size, size, 0),
+                 "digest %u of blocks of %zu bytes", k, size);
+        }
+        fg_device_free(c->device, FG_MEMORY_SHARED, ids, count * sizeof *ids);
+        fg_device_free(c->device, FG_MEMORY_SHARED, digests, count * sizeof *digests);
+        drop(c, device);
+        fg_mem_free(host);
+    }
+    close_device(c);
+}
+
 int main(int argc, char **argv)
 {
     static check c = { .device_name = "cuda:0", .rng = { .state = 1 } };
@@ -337,7 +376,8 @@ int main(int argc, char **argv)
     } groups[] = { { "rows", check_rows },       { "stores", check_stores },
                    { "replay", check_replay },   { "highest", check_highest },
                    { "choose", check_choose },   { "products", check_products },
-                   { "weights", check_weights }, { "attention", check_attention } };
+                   { "weights", check_weights }, { "attention", check_attention },
+                   { "digests", check_digests } };
     printf("seed %llu\n", (unsigned long long)c.rng.state);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (c.only != NULL && strstr(groups[i].name, c.only) == NULL) {

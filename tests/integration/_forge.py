@@ -128,7 +128,8 @@ def device():
     return os.environ.get("FORGE_TEST_DEVICE") or "cpu"
 
 
-KEPT = ("FORGE_CORPUS", "FORGE_CUDA_AHEAD", "FORGE_CUDA_PLUGIN", "FORGE_EMULATED_MEMORY_MIB", "FORGE_FAKE_NCCL", "FORGE_NCCL",
+KEPT = ("FORGE_CORPUS", "FORGE_CUDA_AHEAD", "FORGE_CUDA_PLUGIN", "FORGE_EMULATED_MEMORY_MIB", "FORGE_EMULATED_OPEN",
+        "FORGE_FAKE_NCCL", "FORGE_NCCL",
         "FORGE_NCCL_GRAPHS", "FORGE_NCCL_HOSTID_PER_RANK", "FORGE_NCCL_SECONDS")
 
 
@@ -220,6 +221,9 @@ class Cluster:
         self.role_flags = role_flags or {}  # more flags for the workers of a role
         if transport:
             self.flags += ["--kv-transport", transport]
+        memory = os.environ.get("FORGE_TEST_KV_MEMORY")
+        if memory and not standalone and device() != "cpu":
+            self.flags[:0] = ["--kv-device-memory", memory]
         if not standalone and "--split" not in self.flags:
             self.flags += ["--split", split]  # left to itself the router hands little over
         self.supervised = supervised  # else whom the router gave up lives, and may come back

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Serving from a GPU: one request has one answer, with the same logits bit for bit, alone and in company, however
 its prompt is cut, whether its KV blocks were computed, found, swapped out and in, or handed over through the host's
-mirror, and whoever dies meanwhile. What a device cannot do is refused when a process starts.
+mirror or from device memory to device memory, and whoever dies meanwhile. What a device cannot do is refused when a process starts.
 
 FORGE_TEST_DEVICE names the device, such as cuda:0, and FORGE_CUDA_PLUGIN its plugin where that is not beside the
-program. Without FORGE_TEST_DEVICE the back end runs in emulation on the CPU."""
+program. Without FORGE_TEST_DEVICE the back end runs in emulation on the CPU. With FORGE_TEST_KV_MEMORY=on every worker
+insists on device memory that UCX reaches: on a real device the cases that need it are run with that alone."""
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import tempfile
+from unittest import mock
 
 from _forge import (Skip, Stream, Suite, answer_of, assert_same, counters, device, find_tool, plain_environment, post,
                     run_all, served_model, status_port, wait_for)
@@ -24,10 +26,12 @@ GUESSED = ["spec_decode_num_draft_tokens_total"]  # how many are right is the mo
 ALONE = ["--prefix-cache", "off", "--overlap", "off", "--speculate", "off"]
 CLASS = re.compile(r"\bclass=(cuda-sm\d+/g\d+/kv-bf16/tp1)$")
 OTHER_CLASS = re.compile(r"numerics class (\S+), the workers that are here have (\S+): answers would differ")
-ON_CPU = ["--device", "cpu", "--kv-dtype", "bf16"]
+ON_CPU = ["--device", "cpu", "--kv-dtype", "bf16", "--kv-device-memory", "auto"]
 # Two processes that compute together: a device each, which may be the same.
 DEVICES = "the device twice"
-TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2", "--tp-gather", "host"]
+TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2", "--tp-gather", "host", "--kv-device-memory",
+         "auto"]
+EMULATED = []  # not empty where the device is
 P1D1, P2D2 = dict(prefill=1, decode=1), dict(prefill=2, decode=2)
 
 
@@ -92,6 +96,16 @@ def refused(suite, model, flags, environment, words):
         said = [line for line in done.stderr.splitlines() if not line.startswith("ts=")]
         assert done.returncode == 2 and len(said) == 1, (done.returncode, done.stderr)
         assert all(word in said[0] for word in words), said[0]
+    return said[0].removeprefix("forge serve: ")
+
+
+def insists(suite, model, flags, words):
+    """Whoever wants device memory that other workers reach does not start without: one line, exit status 2."""
+    done = forge(suite, "serve", "--model", model, "--mode", "decode", "--router", "tcp://127.0.0.1:1",
+                 "--kv-device-memory", "on", *flags)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("ts=")]
+    assert done.returncode == 2 and len(said) == 1, (done.returncode, done.stderr)
+    assert "--kv-device-memory on: " in said[0] and all(word in said[0] for word in words), said[0]
     return said[0].removeprefix("forge serve: ")
 
 
@@ -186,6 +200,8 @@ def repeats(request, answer):
 
 
 PUSHED = ["kv_link_pushed_blocks_total"]
+IN_DEVICE = ["--kv-device-memory", "on"]
+REACHED = [*PUSHED, "kv_link_device_memory"]
 ROWS = [
     row("all at once", again=2, moved=["prefix_cache_hits_total"]),
     row("cache off, overlap off", "--prefix-cache", "off", "--overlap", "off", moved=["no prefix_cache_hits_total"]),
@@ -202,6 +218,15 @@ ROWS = [
     row("1P+1D over tcp, chunks of 7", "--local-prefill-tokens", 0, "--prefill-chunk-size", 7, moved=PUSHED,
         transport="tcp", **P1D1),
     row("1P+1D, zero copy asked for", "--local-prefill-tokens", 0, "--kv-zero-copy", "on", transport="shm", **P1D1),
+    row("1P+1D, device memory over shm", "--local-prefill-tokens", 0, *IN_DEVICE, again=2, moved=REACHED, transport="shm", **P1D1),
+    row("1P+1D, device memory over tcp, chunks of 7", "--local-prefill-tokens", 0, "--prefill-chunk-size", 7, *IN_DEVICE,
+        moved=REACHED, transport="tcp", **P1D1),
+    row("1P+1D, device memory and a mirror", "--local-prefill-tokens", 0, *IN_DEVICE, moved=PUSHED,
+        role_flags={"decode": ["--kv-device-memory", "off"]}, **P1D1),
+    row("1P+1D, a mirror and device memory", "--local-prefill-tokens", 0, *IN_DEVICE, moved=PUSHED,
+        role_flags={"prefill": ["--kv-device-memory", "off"]}, **P1D1),
+    row("1P+1D, device memory, small pools, swap", *SMALL, *TIER, "--preemption", "swap", *IN_DEVICE, grow=True,
+        moved=SWAPPED, **P1D1),
     row("1P+1D, small pools, swap, guesses", *SMALL, "--draft-length", "fixed", *TIER, "--preemption", "swap", grow=True,
         moved=SWAPPED, **P1D1),
     row("2P+2D over tcp", moved=PUSHED, transport="tcp", **P2D2),
@@ -214,7 +239,21 @@ ROWS = [
 ]
 
 
+def reached(what):
+    """Whether workers can have blocks where a row wants them. Memory of the emulation can always be reached."""
+    if IN_DEVICE[0] not in what["flags"] or os.environ.get("FORGE_TEST_KV_MEMORY") == "on":
+        return {}
+    if not EMULATED:
+        raise Skip("FORGE_TEST_KV_MEMORY=on says that UCX reaches device memory here")
+    return {"FORGE_EMULATED_OPEN": "1"}
+
+
 def in_row(suite, model, requests, want, what):
+    with mock.patch.dict(os.environ, reached(what)):
+        return in_cluster(suite, model, requests, want, what)
+
+
+def in_cluster(suite, model, requests, want, what):
     def named(flags):
         return [",".join([device()] * 2) if flag == DEVICES else flag for flag in flags]
     shape = {**what["shape"], "role_flags": {role: named(flags)
@@ -335,7 +374,8 @@ MADE = [("made Llama", "smollm2-135m", "q4_k_m", "q4_k_m", 2), ("made Qwen2", "q
 
 
 # In emulation, without --full.
-SHORT = ["all at once", "two processes on one device", "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
+SHORT = ["1P+1D, device memory over shm", "1P+1D, device memory and a mirror", "1P+1D, a mirror and device memory",
+         "1P+1D, device memory over tcp, chunks of 7", "all at once", "two processes on one device", "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
 
 
 def skipped(why):
@@ -397,12 +437,18 @@ def main():
     if not used:
         suite.end()
     emulated = " emulated " in used[0]
+    EMULATED.extend([True] * emulated)
     with tempfile.TemporaryDirectory(prefix="forge-gpu-") as folder:
         made = [make(suite, folder, shape, small if emulated else dtype, layers)
                 for _, shape, dtype, small, layers in MADE]
         suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED + (ON_EMULATED if emulated else []):
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
+        if os.environ.get("FORGE_TEST_KV_MEMORY") != "on":
+            suite.case("device memory that UCX does not reach", insists, suite, made[0], [], ["UCX", "does not reach GPU memory"])
+        suite.case("device memory of the CPU", insists, suite, made[0], ["--device", "cpu"], ["--device cpu"])
+        suite.case("device memory of several processes", insists, suite, made[0],
+                   ["--device", ",".join([device()] * 2), "--tensor-parallel-size", 2], ["several processes"])
         suite.case("flags without effect are named", without_effect, suite, made[0])
         suite.case("the second device", second_device, suite, made[0])
         suite.case("bench: a flag that says nothing of a GPU", bench_refuses, suite, made[0])

@@ -15,6 +15,7 @@ static const struct {
     bool apart, used;
     uint64_t block_bytes, useful;
     uint32_t want;
+    bool no_mirror;
 } cases[] = {
     { "a sixteenth of the host's", 4, 0, false, false, MIB / 8, MANY, 2048 },
     { "512 MiB of a large host", 256, 0, false, true, MIB / 8, MANY, 4096 },
@@ -26,6 +27,8 @@ static const struct {
     { "a mirror of a small device", 256, 8, true, true, 2 * MIB, MANY, 1024 },
     { "a full device", 256, 0, true, true, 2 * MIB, MANY, 512 },
     { "a device, no more than are of use", 256, 80, true, true, MIB, 700, 700 },
+    { "a quarter of a device whose memory others reach", 1, 80, true, true, 2 * MIB, MANY, 10240,
+      .no_mirror = true },
     { "as many as there may be", 1 << 20, 1 << 20, true, false, 4096, MANY, FG_LIMIT_BLOCKS },
 };
 
@@ -36,6 +39,7 @@ Test(kv_room, blocks_fit_the_memory_that_is_free_and_a_short_start)
                             .device_free_bytes = cases[i].device * GIB,
                             .device_apart = cases[i].apart,
                             .mirror_used = cases[i].used,
+                            .no_mirror = cases[i].no_mirror,
                             .block_bytes = cases[i].block_bytes,
                             .useful_blocks = cases[i].useful };
         uint32_t blocks = fg_kv_room_blocks(&room);

@@ -35,6 +35,7 @@ typedef enum op_kind {
     OP_ROPE_TABLE,
     OP_ROPE_STORE,
     OP_ATTEND,
+    OP_DIGEST,
     OP_COPY,
     OP_STAGE,
     OP_GATHER,
@@ -60,6 +61,7 @@ typedef struct op {
     uint32_t *choices;
     float *out;
     fg_copy_rows copy;
+    fg_digest_blocks digest;
     struct staged *staged;
     fg_comm *comm;
     fg_comm_gather gather;
@@ -117,7 +119,9 @@ static const fg_backend apart;
 /* For tests: steps that were recorded, those that were started again, rows that were chosen from here, rows
  * with such a token, memory of the host that was to be pinned, and gatherings by communicators. */
 uint32_t apart_recorded, apart_replayed, apart_chosen, apart_followed, apart_pins, apart_gathered;
-/* What tests set: whether operations run late or communicators are broken, and how often the newest event is not found to have ended. */
+/* What tests set: memory that another device of this process took, without a guard; whether operations run late or communicators are broken, and how often the newest event is not found to have ended. */
+uint8_t *apart_lent;
+size_t apart_lent_bytes;
 bool apart_is_late;
 bool apart_comm_is_broken;
 uint32_t apart_patience;
@@ -144,7 +148,8 @@ static void close_region(fg_device *device)
 static bool is_apart(const fg_device *device, const void *memory)
 {
     const uint8_t *at = memory;
-    return at >= device->region && at < device->region + REGION_BYTES;
+    return (at >= device->region && at < device->region + REGION_BYTES) ||
+           (uintptr_t)at - (uintptr_t)apart_lent < apart_lent_bytes;
 }
 
 static void *take(fg_device *device, size_t size_bytes)
@@ -273,6 +278,15 @@ static const char *apart_numerics(const fg_device *device)
 static uint32_t apart_thread_count(const fg_device *device)
 {
     return fg_cpu_backend.thread_count(device->cpu);
+}
+
+static fg_device_reach apart_memory_reach(const fg_device *device)
+{
+    return FG_REACH_CUDA;
+}
+
+static void apart_bind_thread(const fg_device *device)
+{
 }
 
 static void free_stream(fg_device_stream *stream)
@@ -592,6 +606,12 @@ static void run_op(fg_device_stream *stream, op *o)
     case OP_ATTEND:
         run_attention(stream, o);
         break;
+    case OP_DIGEST:
+        FG_ASSERT(is_apart(stream->device, o->digest.base) &&
+                  !is_apart(stream->device, o->digest.ids) &&
+                  !is_apart(stream->device, o->digest.digests));
+        fg_cpu_backend.digest(stream->cpu, &o->digest, o->count);
+        break;
     case OP_COPY:
         fg_cpu_backend.copy_rows(stream->cpu, &o->copy);
         break;
@@ -735,6 +755,11 @@ static void apart_attend(fg_device_stream *stream, const fg_paged_kv *kv, const 
     give(stream, &(op){ .kind = OP_ATTEND, .kv = *kv, .attend = *args, .rows = rows });
 }
 
+static void apart_digest(fg_device_stream *stream, const fg_digest_blocks *args, uint32_t count)
+{
+    give(stream, &(op){ .kind = OP_DIGEST, .digest = *args, .count = count });
+}
+
 static uint32_t apart_linear_form(uint32_t type)
 {
     return fg_cpu_backend.linear_form(type);
@@ -819,6 +844,8 @@ static const fg_backend apart = {
     .isa = apart_isa,
     .numerics = apart_numerics,
     .thread_count = apart_thread_count,
+    .memory_reach = apart_memory_reach,
+    .bind_thread = apart_bind_thread,
     .alloc = apart_alloc,
     .free = apart_free,
     .pin = apart_pin,
@@ -855,6 +882,7 @@ static const fg_backend apart = {
     .comm_check = apart_comm_check,
     .comm_close = apart_comm_close,
     .comm_gather = apart_comm_gather,
+    .digest = apart_digest,
 };
 
 const fg_backend *forge_backend(void);

@@ -300,7 +300,33 @@ static void run_step(fg_engine *engine, fg_step *step)
     }
 }
 
-Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
+static void tell_apart(void *memory, size_t size_bytes)
+{
+    *(void **)fg_in_apart(APART_PLUGIN, "apart_lent") = memory;
+    *(size_t *)fg_in_apart(APART_PLUGIN, "apart_lent_bytes") = size_bytes;
+}
+
+static size_t bytes_of(const fg_engine_options *options)
+{
+    return options->block_count * options->layout.block_bytes;
+}
+
+static void lend_memory(fg_engine_options *options)
+{
+    options->arena = NULL;
+    options->device_arena = fg_mem_map(bytes_of(options));
+    tell_apart(options->device_arena, bytes_of(options));
+}
+
+/* Of options without such memory too. */
+static void take_memory_back(fg_engine_options *options)
+{
+    tell_apart(NULL, 0);
+    fg_mem_unmap(options->device_arena, bytes_of(options));
+}
+
+/* `lent`: the blocks are the caller's, in the device's memory, and the host has none of them. */
+static void check_copies(bool lent)
 {
     static uint32_t tokens[SEQS * CONTEXT];
     pair p;
@@ -308,6 +334,9 @@ Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
     make_tokens(&p, 6, tokens);
     uint8_t *tier = fg_mem_map(TIER * p.apart.layout.block_bytes);
     fg_engine_options options = tier_options(&p.apart, tier);
+    if (lent) {
+        lend_memory(&options);
+    }
     fg_engine *engine;
     fg_error err = { 0 };
     cr_assert_eq(fg_engine_open_model(&options, &engine, &err), FG_OK, "%s", err.text);
@@ -329,6 +358,11 @@ Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
     fg_step_digest ran[2] = { { .block_id = 3 }, { .block_id = 1 } };
     step = (fg_step){ .seqs = &first, .seq_count = 1, .digests = ran, .digest_count = 2 };
     run_step(engine, &step);
+    for (int i = 0; i < 2 && lent; i++) {
+        const uint8_t *there = options.device_arena;
+        cr_assert_eq(ran[i].digest_out, fg_hash64(there + before[i] * options.layout.block_bytes,
+                                                  options.layout.block_bytes, 0));
+    }
     fg_step_copy out[] = { { .kind = FG_COPY_OUT, .from = 3, .to = 2 },
                            { .kind = FG_COPY_BLOCK, .from = 1, .to = 7 } };
     step = (fg_step){ .copies = out, .copy_count = 2 };
@@ -350,9 +384,27 @@ Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
     step = (fg_step){ .copies = &in, .copy_count = 1 };
     run_step(engine, &step);
     cr_assert_neq(in.digest_out, out[0].digest_out, "damage shows");
+    if (lent) { /* what another worker has written there */
+        fg_step_digest arrived = { .block_id = 9, .arrived = true };
+        ((uint8_t *)options.device_arena)[9 * block_bytes + 5] ^= 1;
+        step = (fg_step){ .digests = &arrived, .digest_count = 1 };
+        run_step(engine, &step);
+        cr_assert_eq(arrived.digest_out, out[0].digest_out);
+    }
     fg_engine_close(engine);
     fg_mem_unmap(tier, TIER * block_bytes);
+    take_memory_back(&options);
     close_pair(&p);
+}
+
+Test(engine_apart, copies_within_out_and_in_are_of_what_sequences_see)
+{
+    check_copies(false);
+}
+
+Test(engine_apart, without_a_mirror_they_are_too)
+{
+    check_copies(true);
 }
 
 /* Pinned memory is taken whole: only what a link or the tier brings blocks to is worth that. */
@@ -410,6 +462,10 @@ Test(engine_apart, an_engine_opens_or_fails_cleanly_whatever_memory_is_missing)
     int host = fg_fault_each(opens, &options), device = each_of_device(opens, &options);
     cr_assert_gt(host, 10, "%d of the host's allocations failed", host);
     cr_assert_gt(device, 20, "%d of the device's allocations failed", device);
+    fg_engine_options lent = options;
+    lend_memory(&lent);
+    cr_assert_gt(each_of_device(opens, &lent), 20);
+    take_memory_back(&lent);
 
     fg_engine *engine;
     fg_error err = { 0 };

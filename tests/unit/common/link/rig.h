@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/mem.h"
 #include "common/link/link_core.h"
 #include "tests/support/test.h"
 
@@ -27,6 +28,8 @@ typedef struct end {
     uint32_t commit_blocks;
     uint64_t digests[RIG_BLOCKS];
     bool close_in_callback;
+    void *lent; /* memory that the link works on; NULL: its own */
+    size_t lent_bytes;
 } end;
 
 static inline void close_if_told(end *e)
@@ -82,16 +85,33 @@ static inline void rig_on_drained(void *ctx, uint64_t ticket, fg_status why)
     close_if_told(e);
 }
 
-static inline fg_link_options rig_options(end *e, const char *transport, size_t block_bytes)
+/* "shm", "tcp", "auto"; with "lent " before it the link works on memory of this end, until rig_give_memory. */
+static inline fg_link_options rig_options(end *e, const char *kind, size_t block_bytes)
 {
+    bool lent = strncmp(kind, "lent ", 5) == 0;
     e->block_bytes = block_bytes;
+    if (lent) {
+        e->lent_bytes = (RIG_BLOCKS + FG_LINK_SPARE_BLOCKS) * block_bytes;
+        e->lent = fg_mem_map(e->lent_bytes);
+        cr_assert_not_null(e->lent);
+    }
     return (fg_link_options){
         .block_bytes = block_bytes,
         .block_count = RIG_BLOCKS,
-        .transport = transport,
+        .memory_kind = lent ? FG_LINK_LENT : FG_LINK_OWN,
+        .memory = e->lent,
+        .transport = lent ? kind + 5 : kind,
         .host = "127.0.0.1",
         .events = { rig_on_commit, rig_on_fenced, rig_on_answer, rig_on_drained, e },
     };
+}
+
+static inline void rig_give_memory(end *e)
+{
+    if (e->lent != NULL) {
+        fg_mem_unmap(e->lent, e->lent_bytes);
+        e->lent = NULL;
+    }
 }
 
 static inline uint8_t *block_at(const end *e, uint32_t block)

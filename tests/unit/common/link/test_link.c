@@ -1,5 +1,5 @@
 /* One suite of behaviours over every back end, both ends in one process. */
-#include "tests/unit/common/link/rig.h"
+#include "tests/unit/common/link/both.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -8,9 +8,6 @@
 #include "common/base/fault.h"
 #include "common/base/mem.h"
 #include "common/net/loop.h"
-
-static const char *const kinds[] = { "mem", "shm", "tcp", "auto" };
-#define KIND_COUNT (sizeof kinds / sizeof kinds[0])
 
 static const struct {
     const char *name;
@@ -23,71 +20,6 @@ Test(link, signals_are_as_the_process_was_started_with_them)
     fg_link_give_back_signals();
     cr_assert_eq(sigaction(SIGHUP, NULL, &now), 0);
     cr_assert(now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN);
-}
-
-typedef struct rig {
-    const char *kind;
-    fg_link_hub *hub;
-    end a, b;
-} rig;
-
-static void open_end(rig *r, end *e, const char *name, fg_loop *loop, size_t block_bytes)
-{
-    fg_error err = { 0 };
-    bool mem = strcmp(r->kind, "mem") == 0;
-    fg_link_options options = rig_options(e, mem ? "shm" : r->kind, block_bytes);
-    options.loop = loop;
-    fg_status status = mem ? fg_link_open_mem(r->hub, name, 1, &options, &e->link, &err)
-                           : fg_link_open_ucx(&options, &e->link, &err);
-    cr_assert_eq(status, FG_OK, "%s: %s", r->kind, err.text);
-}
-
-static void open_rig(rig *r, const char *kind, fg_loop *loop, size_t block_bytes)
-{
-    *r = (rig){ .kind = kind };
-    if (strcmp(kind, "mem") == 0) {
-        r->hub = fg_link_hub_create(NULL);
-        cr_assert_not_null(r->hub);
-    }
-    open_end(r, &r->a, "a", loop, block_bytes);
-    open_end(r, &r->b, "b", loop, block_bytes);
-    introduce(&r->a, "a", &r->b, "b");
-}
-
-static void close_rig(rig *r)
-{
-    fg_link_close(r->a.link);
-    fg_link_close(r->b.link);
-    fg_link_hub_destroy(r->hub);
-}
-
-static fg_status commit_of(rig *r, uint64_t ticket, const uint32_t *source, uint32_t count)
-{
-    uint64_t digests[RIG_BLOCKS];
-    for (uint32_t i = 0; i < count; i++) {
-        digests[i] = block_digest(&r->a, source[i]);
-    }
-    fg_link_commit commit = {
-        .ticket = ticket,
-        .block_count = count,
-        .digests = digests,
-        .first_token = 4711,
-        .first_digest = 0x0123456789ABCDEFu,
-    };
-    return fg_link_commit_ticket(r->a.link, r->a.peer, &commit);
-}
-
-/* Runs that touch on both sides, on one only, and on none. */
-static const uint32_t source_blocks[] = { 0, 1, 2, 3, 8, 9, 20, 5 };
-static const uint32_t target_blocks[] = { 4, 5, 6, 12, 13, 14, 31, 0 };
-enum { COUNT = 8, RUNS = 6 };
-
-static void check_arrived(rig *r, const char *name)
-{
-    for (uint32_t i = 0; i < COUNT; i++) {
-        cr_assert_eq(block_digest(&r->b, target_blocks[i]), r->b.digests[i],
-                     "%s %s: block %u differs", r->kind, name, i);
-    }
 }
 
 Test(link, pushes_commits_and_is_acknowledged)
@@ -126,7 +58,10 @@ Test(link, pushes_commits_and_is_acknowledged)
         cr_assert_eq(sent.pushed_bytes, COUNT * sizes[k % 3].block_bytes);
         cr_assert_eq(got.received_bytes, sent.pushed_bytes);
         const char *transport = fg_link_transport(r.a.link, r.a.peer);
-        const char *want = k / 3 == 0 ? "mem" : k / 3 == 2 ? "tcp/lo" : "posix/memory";
+        const char *want = k / 3 == 0 ? "mem" : is_tcp(r.kind) ? "tcp/lo" : "posix/memory";
+        if (is_lent(r.kind) && strcmp(transport, "sysv/memory") == 0) {
+            want = "sysv/memory"; /* of messages UCX has the choice */
+        }
         cr_assert_str_eq(transport, want);
         close_rig(&r);
     }
@@ -517,7 +452,7 @@ Test(link, refuses_holds_that_cannot_be)
         rig r;
         void *arena;
         open_rig(&r, kinds[k], NULL, 4096);
-        bool far = strcmp(kinds[k], "tcp") == 0;
+        bool far = is_tcp(kinds[k]) || is_lent(kinds[k]);
         cr_assert_eq(hold(&r, 1, &arena), far ? FG_BAD_INPUT : FG_OK, "%s", r.kind);
         cr_assert_eq(fg_link_hold(r.a.link, r.a.peer, 2, beyond, 2, &arena), FG_BAD_INPUT);
         cr_assert_eq(fg_link_hold(r.a.link, r.a.peer, 2, beyond, 0, &arena), FG_BAD_INPUT);
@@ -534,7 +469,7 @@ Test(link, stale_messages_are_dropped_and_counted)
     for (size_t k = 0; k < KIND_COUNT; k++) {
         rig r;
         open_rig(&r, kinds[k], NULL, 4096);
-        bool data_by_message = strcmp(kinds[k], "tcp") == 0;
+        bool data_by_message = is_tcp(kinds[k]);
         memset(fg_link_arena(r.b.link), 0x5A, 4096 * RIG_BLOCKS);
         /* The receiver never issued ticket 40. */
         if (data_by_message) {
@@ -735,6 +670,7 @@ Test(link, refuses_records_that_are_not_its_kind)
                      FG_BAD_INPUT, "another layout");
         fg_buf_deinit(&record);
         fg_link_close(c.link);
+        rig_give_memory(&c);
         close_rig(&r);
     }
 }
@@ -843,13 +779,17 @@ static bool try_mem(void *ctx)
     return status == FG_OK;
 }
 
-static bool try_ucx(void *ctx)
+static uint8_t lent_blocks[(RIG_BLOCKS + FG_LINK_SPARE_BLOCKS) * 4096];
+
+static bool try_ucx_on(fg_loop *loop, fg_link_memory kind)
 {
     end e = { 0 };
     fg_error err;
     fg_link *link;
     fg_link_options options = rig_options(&e, "tcp", 4096);
-    options.loop = ctx;
+    options.loop = loop;
+    options.memory_kind = kind;
+    options.memory = kind == FG_LINK_LENT ? lent_blocks : NULL;
     fg_status status = fg_link_open_ucx(&options, &link, &err);
     if (status != FG_OK) {
         return false;
@@ -864,6 +804,39 @@ static bool try_ucx(void *ctx)
     return good && !fg_fault_fired();
 }
 
+static bool try_ucx(void *ctx)
+{
+    return try_ucx_on(ctx, FG_LINK_OWN);
+}
+
+static bool try_ucx_lent(void *ctx)
+{
+    return try_ucx_on(ctx, FG_LINK_LENT);
+}
+
+Test(link, refuses_memory_that_it_does_not_reach)
+{
+    static const struct {
+        const char *name;
+        fg_link_memory kind;
+        void *memory;
+        const char *want;
+    } cases[] = { { "nothing lent", FG_LINK_LENT, NULL, "blocks" },
+                  { "no device's", FG_LINK_DEVICE, NULL, "blocks" },
+                  { "its own and another's", FG_LINK_OWN, lent_blocks, "blocks" },
+                  { "the host's as a device's", FG_LINK_DEVICE, lent_blocks, "UCX" } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        end e = { 0 };
+        fg_link *link = NULL;
+        fg_error err = { 0 };
+        fg_link_options options = rig_options(&e, "auto", 4096);
+        options.memory_kind = cases[i].kind;
+        options.memory = cases[i].memory;
+        cr_assert_eq(fg_link_open_ucx(&options, &link, &err), FG_BAD_INPUT, "%s", cases[i].name);
+        cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
+    }
+}
+
 Test(link, opening_survives_every_failed_allocation)
 {
     fg_loop *loop;
@@ -871,72 +844,6 @@ Test(link, opening_survives_every_failed_allocation)
     cr_assert_eq(fg_loop_create(&loop, &err), FG_OK);
     cr_assert(fg_fault_each(try_mem, loop) > 5);
     cr_assert(fg_fault_each(try_ucx, loop) > 5);
+    cr_assert(fg_fault_each(try_ucx_lent, loop) > 5);
     fg_loop_destroy(loop);
-}
-
-static long faults(void)
-{
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_minflt;
-}
-
-/* Page faults of a push of COUNT blocks and its commit, over a link that has just been made. */
-static long faults_of_push(const char *kind, bool prepared)
-{
-    rig r;
-    fg_error err;
-    open_rig(&r, kind, NULL, 368640);
-    for (uint32_t i = 0; i < COUNT; i++) {
-        fill_block(&r.a, source_blocks[i], (uint8_t)(i + 1));
-    }
-    cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 3, target_blocks, COUNT, &err), FG_OK);
-    if (prepared) {
-        fg_link_prepare(r.a.link, r.a.peer, target_blocks, COUNT);
-    }
-    turn_both(&r.a, &r.b, 200);
-    long before = faults();
-    cr_assert_eq(fg_link_push(r.a.link, r.a.peer, 3, 0, source_blocks, target_blocks, COUNT),
-                 FG_OK);
-    long took = faults() - before;
-    cr_assert_eq(commit_of(&r, 3, source_blocks, COUNT), FG_OK);
-    cr_assert(wait_for(&r.a, &r.b, &r.b.commits, 1), "%s", kind);
-    check_arrived(&r, "prepared or not");
-    cr_assert_eq(fg_link_answer(r.b.link, 3, NULL, 0), FG_OK);
-    cr_assert(wait_for(&r.a, &r.b, &r.a.answers, 1), "%s", kind);
-    cr_assert_eq(stale_count(&r.a) + stale_count(&r.b), 0, "%s: a greeting is no message", kind);
-    close_rig(&r);
-    return took;
-}
-
-Test(link, a_prepared_push_meets_no_page_for_the_first_time)
-{
-    long cold = faults_of_push("shm", false), warm = faults_of_push("shm", true);
-    long pages = COUNT * 368640 / 4096;
-    /* A sanitizer has faults of its own, the same in both. */
-    cr_assert(cold - warm >= pages / 2, "%ld faults, %ld unprepared", warm, cold);
-    faults_of_push("tcp", true);
-    faults_of_push("mem", true);
-}
-
-Test(link, preparing_is_a_hint_only)
-{
-    for (size_t k = 0; k < KIND_COUNT; k++) {
-        rig r;
-        open_rig(&r, kinds[k], NULL, 4096);
-        const uint32_t beyond[] = { RIG_BLOCKS - 1, RIG_BLOCKS, RIG_BLOCKS + 1, UINT32_MAX, 0 };
-        for (int i = 0; i < 5000; i++) { /* more than the queue holds */
-            fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        }
-        fg_link_prepare(r.a.link, FG_LINK_PEER_NONE, beyond, 5);
-        fg_link_prepare(r.a.link, 7, beyond, 5);
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 0);
-        turn_both(&r.a, &r.b, 10);
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        fg_link_lose_peer(r.a.link, r.a.peer); /* with blocks still in the queue */
-        fg_link_prepare(r.a.link, r.a.peer, beyond, 5);
-        turn_both(&r.a, &r.b, 100);
-        cr_assert_eq(tickets_open(&r.a) + tickets_open(&r.b), 0);
-        close_rig(&r);
-    }
 }

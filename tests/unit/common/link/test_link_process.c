@@ -239,12 +239,12 @@ static void close_pair(pair *p)
         kill_child(p);
     }
     fg_link_close(p->e.link);
+    rig_give_memory(&p->e);
     close(p->in);
     close(p->out);
 }
 
-static const char *const transports[] = { "shm", "tcp", "auto" };
-enum { TRANSPORT_COUNT = 3 };
+static const char *const transports[] = { "shm", "tcp", "auto", "lent shm" };
 
 static bool is_shm(size_t t)
 {
@@ -293,6 +293,16 @@ Test(link_process, transfers_by_choice)
     run_transfer("auto");
 }
 
+Test(link_process, transfers_between_lent_memory_over_shm)
+{
+    run_transfer("lent shm");
+}
+
+Test(link_process, transfers_between_lent_memory_over_tcp)
+{
+    run_transfer("lent tcp");
+}
+
 /* A killed sender fences its tickets, in the middle of its writing too. */
 static void run_kill_sender(size_t t, script what)
 {
@@ -326,6 +336,11 @@ Test(link_process, death_while_writing_fences_shm)
     run_kill_sender(0, SENDS_FOR_EVER);
 }
 
+Test(link_process, death_while_writing_fences_lent_memory)
+{
+    run_kill_sender(3, SENDS_FOR_EVER);
+}
+
 Test(link_process, death_while_writing_fences_tcp)
 {
     run_kill_sender(1, SENDS_FOR_EVER);
@@ -355,6 +370,11 @@ static void run_kill_receiver(size_t t)
 Test(link_process, death_of_the_receiver_drains_shm)
 {
     run_kill_receiver(0);
+}
+
+Test(link_process, death_of_the_receiver_drains_lent_memory)
+{
+    run_kill_receiver(3);
 }
 
 Test(link_process, death_of_the_receiver_drains_tcp)
@@ -417,6 +437,16 @@ Test(link_process, a_frozen_writer_over_shm_is_fenced_when_it_thaws)
 Test(link_process, a_frozen_writer_over_shm_is_fenced_by_its_death)
 {
     run_frozen_sender(0, false);
+}
+
+Test(link_process, a_frozen_writer_of_lent_memory_is_fenced_when_it_thaws)
+{
+    run_frozen_sender(3, true);
+}
+
+Test(link_process, a_frozen_writer_of_lent_memory_is_fenced_by_its_death)
+{
+    run_frozen_sender(3, false);
 }
 
 Test(link_process, a_frozen_writer_over_tcp_is_fenced_at_once)

@@ -155,7 +155,7 @@ Test(link_wire, impossible_records_are_refused)
     cases[5].arena_base = UINT64_MAX - 4096;
     cases[6].medium = FG_LINK_PRIVATE; /* and yet a key */
     cases[7].key_bytes = 0;            /* no key, and yet shared */
-    cases[8].medium = (fg_link_medium)9;
+    cases[8].medium = (fg_link_medium)(FG_LINK_CUDA + 1);
     static uint8_t long_address[FG_LINK_ADDRESS_MAX + 1];
     cases[9].address = long_address;
     cases[9].address_bytes = sizeof long_address;
