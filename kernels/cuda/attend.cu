@@ -145,15 +145,12 @@ static __device__ __forceinline__ void mix(const tile_memory<dims> *memory, cons
 /* ---- groups ---- */
 
 template <int dims> struct group_memory {
-    /* That a multiprocessor has room for, in shared memory and registers. */
-    static constexpr uint32_t blocks = dims <= 64 ? 4 : dims <= 128 ? 3 : 1;
     tile_memory<dims> tile;
     uint32_t q[FG_GPU_GROUP_ROWS * (dims / 2 + 4)];
     uint32_t weights[FG_GPU_GROUP_ROWS][SLOT_PAIRS + 4];
     float tops[GROUP_WARPS][FG_GPU_GROUP_ROWS];
     float sums[GROUP_WARPS][FG_GPU_GROUP_ROWS][4];
     uint64_t keys_full, values_full; /* of bulk copies */
-    uint32_t is_last;                /* of a unit's blocks */
 };
 
 /* How a block's tiles come: asked for by all threads, where there are no bulk copies or they do not fit. */
@@ -458,55 +455,6 @@ static __device__ __forceinline__ void put_record(const attend_job &job, float *
     }
 }
 
-/* A unit whose tiles are all here. */
-template <int dims>
-static __device__ __forceinline__ void put_outputs(const attend_job &job, const unit &u,
-                                                   const group_state<dims> &state)
-{
-    constexpr int mine = group_state<dims>::mine;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t place = g + 8 * half, row = place / u.head_count;
-        if (row >= u.row_count) {
-            continue;
-        }
-        float factor = __fdiv_rn(1.0f, state.sums[half]);
-#pragma unroll
-        for (int i = 0; i < mine; i++) {
-            uint32_t d = (warp * mine + i) * 8 + 2 * t;
-            if (d < job.head_dim && warp * mine < dims / 8) {
-                put_output(job, u.row + row, u.head + place % u.head_count, d,
-                           __fmul_rn(state.outputs[i][2 * half], factor),
-                           __fmul_rn(state.outputs[i][2 * half + 1], factor));
-            }
-        }
-    }
-}
-
-/* The block has written all that it knows of the unit, `count` tiles of it: whoever is the last one merges all. */
-template <int dims>
-static __device__ __forceinline__ void end_unit(group_memory<dims> *memory, const attend_job &job,
-                                                const group_pieces &pieces, const unit &u,
-                                                const group_work &work, uint32_t count,
-                                                uint32_t record_rows)
-{
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t *ended = &job.ended[work.group * pieces.all_units + work.index];
-        memory->is_last = atomicAdd(ended, count) + count == work.tiles;
-        if (memory->is_last) {
-            *ended = 0; /* for the next launch */
-        }
-    }
-    __syncthreads();
-    if (memory->is_last) {
-        __threadfence();
-        merge_unit<dims>(job, pieces, u, work.before, work.tiles, work.index, record_rows);
-    }
-}
-
 /* What a block knows of the unit it works on; of its lane's rows g and g + 8 the slots that they see. */
 typedef struct group_unit {
     unit u;
@@ -526,14 +474,12 @@ static __device__ __forceinline__ group_unit find_group_unit(const attend_job &j
     return unit;
 }
 
-/* A block has some pieces of work that follow each other. A unit's tiles from the first one on join as they come: they
- * are the unit's outputs, where that is all of it, or else one record. Tiles of a unit that another block has begun are a
- * record each. While scores are made the tile's V is on its way, and while outputs are made the next one's K: the memory
- * never rests. What is staged was there before the step's first kernel;
+/* A block has some pieces of work that follow each other. A unit's tiles from the first one on join as they come, and what
+ * has come of them is one record; those of a unit that another block has begun are a record each. While scores are made the tile's V is on its way, and while
+ * outputs are made the next one's K: the memory never rests. What is staged was there before the step's first kernel;
  * what kernels made is not read before the wait. */
 template <int dims, template <int> class feeds>
-static __global__ __launch_bounds__(GROUP_THREADS,
-                                    group_memory<dims>::blocks) void attend_groups(attend_job job)
+static __global__ __launch_bounds__(GROUP_THREADS) void attend_groups(attend_job job)
 {
     FG_SHARED_BYTES(shared);
     group_memory<dims> *memory = (group_memory<dims> *)shared;
@@ -565,9 +511,8 @@ static __global__ __launch_bounds__(GROUP_THREADS,
     __syncthreads();
     group_state<dims> state;
     state.clear();
-    uint32_t begun = work.tile;
+    bool joins = work.tile == 0;
     for (; number < end; number++) {
-        bool joins = begun == 0;
         bool more = number + 1 < end;
         group_work next = more ? next_work(job, work, pieces.all_units) : work;
         bool same = next.group == work.group && next.index == work.index;
@@ -595,22 +540,15 @@ static __global__ __launch_bounds__(GROUP_THREADS,
             feed.ask_values(memory, job, later.u, next_first, later.limit);
         }
         feed.asked();
-        bool ends = !more || !same;
-        if (joins && work.tile + 1 == work.tiles) {
-            put_outputs<dims>(job, now.u, state);
-        } else if (ends || !joins) {
+        if (!joins || !more || !same) {
             put_record<dims>(job,
                              record_at(job, work.before + work.tile - pieces.first_tile, work.index,
                                        counts.record_rows),
                              counts.record_rows, state);
-            if (ends) {
-                end_unit<dims>(memory, job, pieces, now.u, work, work.tile + 1 - begun,
-                               counts.record_rows);
-            }
         }
         if (!same) {
             state.clear();
-            begun = 0;
+            joins = true;
         }
         work = next;
         now = later;
@@ -774,12 +712,14 @@ template <int dims> static void start_groups(fg_device_stream *stream, const att
               bytes, stream->stream, true, job);
 }
 
-template <int dims> static void launch_groups(fg_device_stream *stream, attend_job &job)
+template <int dims>
+static void launch_groups(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
-    /* A block takes 1 KiB more than it asks for. */
+    /* A block takes 1 KiB more than it asks for, and a multiprocessor has 2048 threads. */
     size_t each = stream->device->shared_bytes / (sizeof(group_memory<dims>) + 1024);
-    each = each < 1 ? 1 : each < group_memory<dims>::blocks ? each : group_memory<dims>::blocks;
+    each = each < 1 ? 1 : each < 2048 / GROUP_THREADS ? each : 2048 / GROUP_THREADS;
     job.group_blocks = (uint32_t)(stream->device->multiprocessors * each);
+    dim3 merge_grid(stream->passes ? stream->counts.groups : rows, job.kv_head_count * job.units);
     job.group_first = 0;
     job.group_end = UINT32_MAX;
     do {
@@ -787,6 +727,8 @@ template <int dims> static void launch_groups(fg_device_stream *stream, attend_j
             job.group_end = groups_that_fit(stream, job, job.group_first);
         }
         start_groups<dims>(stream, job);
+        FG_LAUNCH(merge_groups<dims>, merge_grid, dim3(32 * merge_shape<dims>::warps), 0,
+                  stream->stream, true, job);
         job.group_first = job.group_end;
     } while (job.group_end < stream->counts.groups);
 }
@@ -804,11 +746,11 @@ static void launch_prompts(fg_device_stream *stream, const attend_job &job)
               sizeof(prompt_memory<dims, tile_count>), stream->stream, true, job);
 }
 
-template <int dims> static void launch(fg_device_stream *stream, attend_job &job)
+template <int dims> static void launch(fg_device_stream *stream, attend_job &job, uint32_t rows)
 {
     /* A step without prompts may be recorded: the next one has other groups, so these kernels look at what is staged. */
     if (stream->counts.groups > 0 || stream->counts.prompts == 0) {
-        launch_groups<dims>(stream, job);
+        launch_groups<dims>(stream, job, rows);
     }
     constexpr uint32_t tiles = tiles_of<dims>();
     if (stream->counts.prompts == 0 || fg_gpu_attend_wide(stream, job)) {
@@ -854,20 +796,19 @@ void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_at
     job.head_dim = kv->head_dim;
     job.scale = args->scale * 1.44269504f;
     job.records = stream->records;
-    job.ended = stream->ended;
     stream->sequence++;
     if (kv->head_dim <= 16) {
-        launch<16>(stream, job);
+        launch<16>(stream, job, rows);
     } else if (kv->head_dim <= 32) {
-        launch<32>(stream, job);
+        launch<32>(stream, job, rows);
     } else if (kv->head_dim <= 64) {
-        launch<64>(stream, job);
+        launch<64>(stream, job, rows);
     } else if (kv->head_dim <= 96) {
-        launch<96>(stream, job);
+        launch<96>(stream, job, rows);
     } else if (kv->head_dim <= 128) {
-        launch<128>(stream, job);
+        launch<128>(stream, job, rows);
     } else {
-        launch<256>(stream, job);
+        launch<256>(stream, job, rows);
     }
 }
 

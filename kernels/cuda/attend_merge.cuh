@@ -1,7 +1,6 @@
 /*
- * attend_merge - records of groups' tiles (attend.cu): where they are, which of them a block has joined to one, and how
- * those of a unit are merged, in rising order of tiles. Other blocks have just written them: the first-level cache may
- * have older bytes.
+ * attend_merge - records of groups' tiles (attend.cu): where they are, which of them a block has joined to one, and the
+ * kernel that merges those of a unit, in rising order of tiles.
  */
 #ifndef FORGE_KERNELS_CUDA_ATTEND_MERGE_CUH
 #define FORGE_KERNELS_CUDA_ATTEND_MERGE_CUH
@@ -55,6 +54,11 @@ static __device__ __forceinline__ uint32_t joined_pieces(const attend_job &job,
 /* Dimensions of a warp: two of each lane. */
 enum { MERGE_DIMS = 64 };
 
+template <int dims> struct merge_shape {
+    static constexpr uint32_t parts = (dims + MERGE_DIMS - 1) / MERGE_DIMS;
+    static constexpr uint32_t warps = 4 * parts;
+};
+
 /* What a warp merges of a unit's records: one (row, head), two dimensions a lane. */
 typedef struct merge_state {
     float top, sum;
@@ -67,16 +71,16 @@ static __device__ __forceinline__ void merge_records(const float *record, size_t
                                                      size_t values, bool real, uint32_t lane,
                                                      merge_state *state)
 {
-    enum { AT_ONCE = 8 };
+    enum { AT_ONCE = 16 };
     float own_top = MINUS_INFINITY, own_sum = 0.0f;
     if (lane < count) {
-        own_top = __ldcg(record + lane * record_floats + place);
-        own_sum = __ldcg(record + lane * record_floats + rows + place);
+        own_top = record[lane * record_floats + place];
+        own_sum = record[lane * record_floats + rows + place];
     }
     float2 next[AT_ONCE];
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i++) {
-        next[i] = i < count && real ? __ldcg((const float2 *)(record + i * record_floats + values))
+        next[i] = i < count && real ? *(const float2 *)(record + i * record_floats + values)
                                     : make_float2(0.0f, 0.0f);
     }
     float top = fmaxf(own_top, state->top);
@@ -96,7 +100,7 @@ static __device__ __forceinline__ void merge_records(const float *record, size_t
             uint32_t later = first + AT_ONCE + i;
             now[i] = next[i];
             next[i] = later < count && real
-                          ? __ldcg((const float2 *)(record + later * record_floats + values))
+                          ? *(const float2 *)(record + later * record_floats + values)
                           : make_float2(0.0f, 0.0f);
         }
 #pragma unroll
@@ -114,28 +118,34 @@ static __device__ __forceinline__ void merge_records(const float *record, size_t
     state->top = __shfl_sync(0xFFFFFFFFu, top, 31);
 }
 
-/* All records of the unit `index` of a group, whose tiles are `tiles` after those `before`. The first record is what the
- * unit's first block has joined. Seldom: so the kernel's registers are not planned for it. */
+/* Blocks: x a group, y a unit. The first of a unit's records is what attend_groups has joined already. */
 template <int dims>
-static __device__ __attribute__((noinline)) void merge_unit(const attend_job &job,
-                                                            const group_pieces &pieces,
-                                                            const unit &u, uint32_t before,
-                                                            uint32_t tiles, uint32_t index,
-                                                            uint32_t rows)
+static __global__ __launch_bounds__(32 * merge_shape<dims>::warps) void merge_groups(attend_job job)
 {
-    constexpr uint32_t parts = (dims + MERGE_DIMS - 1) / MERGE_DIMS;
-    uint32_t lane = threadIdx.x % 32;
-    uint32_t joined = joined_pieces(job, pieces, before * pieces.all_units + index * tiles, tiles);
+    constexpr uint32_t parts = merge_shape<dims>::parts, warps = merge_shape<dims>::warps;
+    fg_gpu_let_next();
+    fg_gpu_counts counts = *job.counts;
+    uint32_t group = job.group_first + blockIdx.x, lane = threadIdx.x % 32;
+    if (group >= counts.groups || group >= job.group_end) {
+        fg_gpu_wait();
+        return;
+    }
+    group_pieces pieces = find_pieces(job, counts);
+    uint32_t before = group == 0 ? 0 : job.ends[group - 1], tiles = job.ends[group] - before;
+    uint32_t joined =
+        joined_pieces(job, pieces, before * pieces.all_units + blockIdx.y * tiles, tiles);
+    unit u = find_unit(job, job.groups[group], blockIdx.y);
+    uint32_t rows = counts.record_rows;
     size_t record_floats = (size_t)pieces.all_units * rows * (job.head_dim + 2);
-    const float *first = record_at(job, before + joined - 1 - pieces.first_tile, index, rows);
+    const float *first = record_at(job, before + joined - 1 - pieces.first_tile, blockIdx.y, rows);
+    fg_gpu_wait();
     for (uint32_t work = threadIdx.x / 32; work < u.row_count * u.head_count * parts;
-         work += blockDim.x / 32) {
+         work += warps) {
         uint32_t place = work / parts, d = work % parts * MERGE_DIMS + 2 * lane;
         bool real = d < job.head_dim;
         size_t values = 2 * rows + (size_t)place * job.head_dim + d;
-        merge_state state = { __ldcg(first + place), __ldcg(first + rows + place),
-                              real ? __ldcg((const float2 *)(first + values))
-                                   : make_float2(0.0f, 0.0f) };
+        merge_state state = { first[place], first[rows + place],
+                              real ? *(const float2 *)(first + values) : make_float2(0.0f, 0.0f) };
         for (uint32_t tile = joined; tile < tiles; tile += 32) {
             uint32_t count = tiles - tile < 32 ? tiles - tile : 32;
             merge_records(first + (tile + 1 - joined) * record_floats, record_floats, count, place,
