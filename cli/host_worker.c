@@ -123,6 +123,7 @@ struct fg_host_worker {
     fg_link_events link_events; /* the worker's; the link is opened before the worker exists */
     fg_wake *wake;
     fg_pulse pulse;
+    bool blocks_in_device;        /* of another kind than the host's, to the link too */
     fg_device_arena device_arena; /* open where the link reaches the device's memory; */
     void *arena;                  /* else the link's, or where there is none our own: */
     size_t arena_bytes;
@@ -497,7 +498,8 @@ static fg_status open_device_memory(fg_host_worker *host, const fg_serve_config 
         return status;
     }
     fg_link_memory kind = FG_LINK_LENT; /* an emulated device's memory is the host's */
-    if (fg_device_memory_reach(arena->device) == FG_REACH_CUDA) {
+    host->blocks_in_device = fg_device_memory_reach(arena->device) == FG_REACH_CUDA;
+    if (host->blocks_in_device) {
         kind = FG_LINK_DEVICE;
         status = fg_link_reaches_devices(err);
     }
@@ -506,6 +508,7 @@ static fg_status open_device_memory(fg_host_worker *host, const fg_serve_config 
     status = status != FG_OK ? status : open_link(host, config, model, kind, err);
     if (status != FG_OK) {
         fg_device_arena_close(arena);
+        host->blocks_in_device = false;
     }
     return status;
 }
@@ -761,6 +764,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .engine = host->engine,
                                   .link = host->link,
                                   .layout = model->layout,
+                                  .blocks_in_device = host->blocks_in_device,
                                   .block_count = host->block_count,
                                   .context_max = context_of(config, model),
                                   .vocab_size = model->hparams.vocab_size,

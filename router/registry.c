@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "common/kv/layout.h"
 
 struct fg_registry {
     fg_registry_options options;
@@ -77,8 +78,16 @@ static fg_status check_with_others(const fg_registry *registry, const fg_wire_he
     const fg_wire_hello *shape = &registry->shape;
     if (hello->layer_count != shape->layer_count || hello->kv_head_count != shape->kv_head_count ||
         hello->head_dim != shape->head_dim || hello->kv_dtype != shape->kv_dtype ||
-        hello->kv_layout != shape->kv_layout) {
+        (hello->kv_layout ^ shape->kv_layout) & ~FG_KV_LAYOUT_IN_DEVICE) {
         return fg_fail(err, FG_BAD_INPUT, "another KV layout than the workers that are here");
+    }
+    if (hello->kv_layout != shape->kv_layout) {
+        bool in_device = (hello->kv_layout & FG_KV_LAYOUT_IN_DEVICE) != 0;
+        return fg_fail(err, FG_BAD_INPUT,
+                       "its KV blocks are in %s memory, those of the workers that are here in %s: "
+                       "give all of them the same --kv-device-memory",
+                       in_device ? "a device's" : "the host's",
+                       in_device ? "the host's" : "a device's");
     }
     if (hello->block_size != shape->block_size) {
         return fg_fail(err, FG_BAD_INPUT, "block size %u, the workers that are here use %u",

@@ -18,6 +18,8 @@
 /* How a head's region is laid out; a change of it is a new number, told in HELLO. 1 had [slot][dim] for K
  * too and was not told; 2 had no pairs for bf16, 3 no fours for int8. */
 #define FG_KV_LAYOUT_VERSION 4u
+/* With it in HELLO: blocks are in the memory of a device, and come and go there. Links do not mix these with the host's. */
+#define FG_KV_LAYOUT_IN_DEVICE 0x100u
 
 typedef struct fg_kv_layout {
     uint32_t layer_count;

@@ -258,7 +258,8 @@ static void send_hello(fg_worker *worker)
         .head_dim = options->layout.head_dim,
         .block_size = options->layout.block_size,
         .kv_dtype = options->layout.dtype,
-        .kv_layout = FG_KV_LAYOUT_VERSION,
+        .kv_layout =
+            FG_KV_LAYOUT_VERSION | (options->blocks_in_device ? FG_KV_LAYOUT_IN_DEVICE : 0),
         .block_count = options->block_count,
         .max_seqs = options->limits.seqs_max,
         .context_max = options->context_max,

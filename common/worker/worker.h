@@ -59,6 +59,7 @@ typedef struct fg_worker_options {
     fg_engine *engine; /* borrowed */
     fg_link *link;     /* borrowed; NULL: sequences with tickets are refused */
     fg_kv_layout layout;
+    bool blocks_in_device; /* the link's arena is a device's memory (FG_KV_LAYOUT_IN_DEVICE) */
     uint32_t block_count;
     uint32_t context_max; /* tokens of one sequence */
     uint32_t vocab_size;

@@ -26,11 +26,12 @@ GUESSED = ["spec_decode_num_draft_tokens_total"]  # how many are right is the mo
 ALONE = ["--prefix-cache", "off", "--overlap", "off", "--speculate", "off"]
 CLASS = re.compile(r"\bclass=(cuda-sm\d+/g\d+/kv-bf16/tp1)$")
 OTHER_CLASS = re.compile(r"numerics class (\S+), the workers that are here have (\S+): answers would differ")
+OTHER_MEMORY = re.compile(r"its KV blocks are in (the host's|a device's) memory, those of the workers that are here in (\S+ \S+):")
 ON_CPU = ["--device", "cpu", "--kv-dtype", "bf16", "--kv-device-memory", "auto"]
 # Two processes that compute together: a device each, which may be the same.
 DEVICES = "the device twice"
 TWICE = ["--device", DEVICES, "--tensor-parallel-size", "2", "--tp-gather", "host", "--kv-device-memory",
-         "auto"]
+         "off"]
 EMULATED = []  # not empty where the device is
 P1D1, P2D2 = dict(prefill=1, decode=1), dict(prefill=2, decode=2)
 
@@ -130,9 +131,9 @@ def classes(process):
     return [match[1] for match in map(CLASS.search, process.log_tail(1000).splitlines()) if match]
 
 
-def turned_away(suite, model, devices, others):
-    """Blocks of the same layout that were computed by other rules: the worker's log says why it may not come in, and
-    the cluster that it came to goes on."""
+def turned_away(suite, model, devices, others, reason=OTHER_CLASS):
+    """Blocks of the same layout that were computed by other rules, or lie in memory that links do not mix: the worker's
+    log says why it may not come in, and the cluster that it came to goes on."""
     with suite.cluster(model=model, flags=[*POOL, *devices], **P1D1) as cluster:
         body = {"model": served_model(cluster), "prompt": [BOS, 300, 301], "max_tokens": 4}
         for mode in ("prefill", "decode"):
@@ -140,8 +141,9 @@ def turned_away(suite, model, devices, others):
             del cluster.workers[other.name]  # it is not to be waited for
             try:
                 found = wait_for("the reason in its log", lambda: next(
-                    (m for m in map(OTHER_CLASS.search, other.log_tail(100).splitlines()) if m), None), 30)
-                assert found[1] != found[2] and sum("cuda-" in name for name in found.groups()) == 1, found[0]
+                    (m for m in map(reason.search, other.log_tail(100).splitlines()) if m), None), 30)
+                assert found[1] != found[2], found[0]
+                assert reason is not OTHER_CLASS or sum("cuda-" in name for name in found.groups()) == 1, found[0]
                 post(cluster.port, "/v1/completions", body)
                 cluster.wait_at_rest(workers=2)
                 other.signal(signal.SIGTERM)
@@ -200,7 +202,7 @@ def repeats(request, answer):
 
 
 PUSHED = ["kv_link_pushed_blocks_total"]
-IN_DEVICE = ["--kv-device-memory", "on"]
+IN_DEVICE, MIRRORS = ["--kv-device-memory", "on"], ["--kv-device-memory", "off"]
 REACHED = [*PUSHED, "kv_link_device_memory"]
 ROWS = [
     row("all at once", again=2, moved=["prefix_cache_hits_total"]),
@@ -232,16 +234,18 @@ ROWS = [
     row("2P+2D over tcp", moved=PUSHED, transport="tcp", **P2D2),
     row("two processes on one device", *TWICE),
     row("two processes, small pool, swap", *TWICE, *SMALL, "--preemption", "swap", *TIER, grow=True, moved=SWAPPED),
-    row("1P+1D, two processes to one over shm", "--local-prefill-tokens", 0, moved=PUSHED, transport="shm",
+    row("1P+1D, two processes to one over shm", "--local-prefill-tokens", 0, *MIRRORS, moved=PUSHED, transport="shm",
         role_flags={"prefill": TWICE}, **P1D1),
-    row("1P+1D, one process to two over tcp", "--local-prefill-tokens", 0, moved=PUSHED, transport="tcp",
+    row("1P+1D, one process to two over tcp", "--local-prefill-tokens", 0, *MIRRORS, moved=PUSHED, transport="tcp",
         role_flags={"decode": TWICE}, **P1D1),
 ]
 
 
 def reached(what):
     """Whether workers can have blocks where a row wants them. Memory of the emulation can always be reached."""
-    if IN_DEVICE[0] not in what["flags"] or os.environ.get("FORGE_TEST_KV_MEMORY") == "on":
+    if "mirror" in what["name"] and not EMULATED:
+        raise Skip("links mix no memory of a real device with the host's: a router refuses such workers")
+    if not set(IN_DEVICE) <= set(what["flags"]) or os.environ.get("FORGE_TEST_KV_MEMORY") == "on":
         return {}
     if not EMULATED:
         raise Skip("FORGE_TEST_KV_MEMORY=on says that UCX reaches device memory here")
@@ -455,6 +459,9 @@ def main():
         suite.case("a worker on the CPU comes to a cluster on the GPU", turned_away, suite, made[0], [], ON_CPU)
         suite.case("a worker on the GPU comes to a cluster on the CPU", turned_away, suite, made[0], ON_CPU,
                    ["--device", device()])
+        if not emulated and os.environ.get("FORGE_TEST_KV_MEMORY") == "on":
+            suite.case("a worker with a mirror comes to a cluster with blocks in device memory", turned_away, suite, made[0],
+                       IN_DEVICE, MIRRORS, OTHER_MEMORY)
         suite.case("the story model's stored texts", texts, suite)
         short = emulated and not suite.options.full
         requests = requests_of(suite.random, 6 if short else 8 if emulated else 24)

@@ -60,6 +60,10 @@ static void other_layout(fg_wire_hello *h)
 {
     h->kv_layout++;
 }
+static void blocks_in_device(fg_wire_hello *h)
+{
+    h->kv_layout |= FG_KV_LAYOUT_IN_DEVICE;
+}
 static void other_class(fg_wire_hello *h)
 {
     h->numerics_class = "cpu/k2";
@@ -102,6 +106,7 @@ static const struct {
     { "block size", other_block_size, "block size" },
     { "dtype", other_dtype, "layout" },
     { "layout", other_layout, "layout" },
+    { "memory", blocks_in_device, "in a device's memory" },
     { "class", other_class, "numerics class" },
     { "no role", no_role, "role" },
     { "name", taken_name, "first" },
