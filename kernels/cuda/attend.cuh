@@ -30,7 +30,6 @@ typedef struct attend_job {
     float scale;     /* and log2 e */
     uint32_t *pairs; /* NULL, or where `out` goes as bf16 too */
     float *records;
-    uint32_t *ended; /* tiles of each unit whose records are there; 0 between launches */
     /* Of this launch, where there are more groups than there is room for: those before `group_end`. UINT32_MAX: all. */
     uint32_t group_first, group_end;
     uint32_t group_blocks; /* that share the groups' tiles */

@@ -122,7 +122,6 @@ struct fg_device_stream {
     size_t work_floats;
     float *records; /* of attention: maximum and sum of each (row, head), then outputs */
     size_t record_floats;
-    uint32_t *ended; /* of each unit of a step's groups, tiles that have left a record */
     uint8_t *expanded; /* strips of quantised weights as bf16 */
 };
 

@@ -349,7 +349,6 @@ static void stream_close(fg_device_stream *stream)
     (void)cudaFree(stream->chosen);
     (void)cudaFree(stream->work);
     (void)cudaFree(stream->records);
-    (void)cudaFree(stream->ended);
     (void)cudaFree(stream->expanded);
     if (stream->staged != nullptr) {
         (void)cudaEventDestroy(stream->staged);
@@ -384,14 +383,10 @@ static fg_status take_work(fg_device_stream *stream, fg_error *err)
     if (limits->step_rows_max == 0) {
         stream->record_floats = 1;
     }
-    size_t rows = limits->step_rows_max + FG_GPU_SMALL_ROWS;
-    size_t ended = rows * limits->kv_head_count * device->units * sizeof *stream->ended;
     if (cudaMalloc((void **)&stream->chosen, FG_CHOSEN_ROWS * sizeof(uint32_t)) != cudaSuccess ||
         cudaMalloc((void **)&stream->work, stream->work_floats * sizeof(float)) != cudaSuccess ||
         cudaMalloc((void **)&stream->records, stream->record_floats * sizeof(float)) !=
             cudaSuccess ||
-        cudaMalloc((void **)&stream->ended, ended + 1) != cudaSuccess ||
-        cudaMemsetAsync(stream->ended, 0, ended + 1, stream->stream) != cudaSuccess ||
         cudaMalloc((void **)&stream->expanded, FG_GPU_EXPANDED_BYTES) != cudaSuccess) {
         (void)cudaGetLastError();
         return fail(err, FG_AGAIN, "cuda:%d has no memory for %zu MiB of work areas", device->index,

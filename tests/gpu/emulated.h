@@ -611,11 +611,6 @@ template <typename T> static inline T __ldg(const T *at)
     return *at;
 }
 
-template <typename T> static inline T __ldcg(const T *at)
-{
-    return *at;
-}
-
 #define FG_EMU_MIN_MAX(type, a_type, b_type)                                                       \
     static inline type min(a_type a, b_type b)                                                     \
     {                                                                                              \

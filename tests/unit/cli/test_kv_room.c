@@ -17,19 +17,21 @@ static const struct {
     uint32_t want;
     bool no_mirror;
 } cases[] = {
-    { "a sixteenth of the host's", 4, 0, false, false, MIB / 8, MANY, 2048 },
-    { "512 MiB of a large host", 256, 0, false, true, MIB / 8, MANY, 4096 },
-    { "512 blocks, large as they are", 1, 0, false, false, 2 * MIB, MANY, 512 },
-    { "no more than are of use", 64, 0, false, false, MIB, 40, 40 },
-    { "a quarter of a device, alone", 256, 80, true, false, 2 * MIB, MANY, 10240 },
-    { "a quarter of the host that has the mirror", 16, 80, true, false, 2 * MIB, MANY, 2048 },
-    { "a mirror of 4 GiB", 256, 80, true, true, 2 * MIB, MANY, 2048 },
-    { "a mirror of a small device", 256, 8, true, true, 2 * MIB, MANY, 1024 },
-    { "a full device", 256, 0, true, true, 2 * MIB, MANY, 512 },
-    { "a device, no more than are of use", 256, 80, true, true, MIB, 700, 700 },
+    { "a sixteenth of the host's", 4, 0, false, false, MIB / 8, MANY, 2048, false },
+    { "512 MiB of a large host", 256, 0, false, true, MIB / 8, MANY, 4096, false },
+    { "512 blocks, large as they are", 1, 0, false, false, 2 * MIB, MANY, 512, false },
+    { "no more than are of use", 64, 0, false, false, MIB, 40, 40, false },
+    { "a quarter of a device, alone", 256, 80, true, false, 2 * MIB, MANY, 10240, false },
+    { "a quarter of the host that has the mirror", 16, 80, true, false, 2 * MIB, MANY, 2048,
+      false },
+    { "a mirror of 4 GiB", 256, 80, true, true, 2 * MIB, MANY, 2048, false },
+    { "a mirror of a small device", 256, 8, true, true, 2 * MIB, MANY, 1024, false },
+    { "a full device", 256, 0, true, true, 2 * MIB, MANY, 512, false },
+    { "a device, no more than are of use", 256, 80, true, true, MIB, 700, 700, false },
     { "a quarter of a device whose memory others reach", 1, 80, true, true, 2 * MIB, MANY, 10240,
-      .no_mirror = true },
-    { "as many as there may be", 1 << 20, 1 << 20, true, false, 4096, MANY, FG_LIMIT_BLOCKS },
+      true },
+    { "as many as there may be", 1 << 20, 1 << 20, true, false, 4096, MANY, FG_LIMIT_BLOCKS,
+      false },
 };
 
 Test(kv_room, blocks_fit_the_memory_that_is_free_and_a_short_start)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/kv/layout.h"
 #include "router/journal.h"
 #include "tests/support/test.h"
 
