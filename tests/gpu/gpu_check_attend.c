@@ -85,6 +85,40 @@ typedef struct piece {
     uint32_t first, count;
 } piece;
 
+/* Attends, once with pairs beside the values, once with pairs alone. */
+static void attend_pairs(check *c, const fg_paged_kv *kv, fg_attend *attend, uint32_t rows,
+                         uint32_t q_width)
+{
+    size_t words = pair_words(rows, q_width);
+    uint32_t *pairs = fg_mem_array(words, sizeof *pairs);
+    uint32_t *alone = fg_mem_array(words, sizeof *alone);
+    float *values = fg_mem_array((size_t)rows * q_width, sizeof *values), *out = attend->out;
+    attend->pairs = put(c, NULL, words * sizeof(uint32_t));
+    fg_op_attend(c->stream, kv, attend, rows);
+    get(c, pairs, attend->pairs, words * sizeof(uint32_t));
+    get(c, values, out, (size_t)rows * q_width * 4);
+    poison(c, (float *)attend->pairs, (size_t)rows * q_width / 2);
+    attend->out = NULL;
+    fg_op_attend(c->stream, kv, attend, rows);
+    get(c, alone, attend->pairs, words * sizeof(uint32_t));
+    bool paired = true, same = true;
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t column = 0; column < q_width; column++) {
+            float pair = pair_value(pairs, row, column, q_width);
+            paired = paired && pair == brain(values[(size_t)row * q_width + column]);
+            same = same && pair_value(alone, row, column, q_width) == pair;
+        }
+    }
+    tell(c, paired, "attend: pairs are not its values");
+    tell(c, same, "attend: other pairs where nothing else is wanted");
+    drop(c, attend->pairs);
+    attend->out = out;
+    attend->pairs = NULL;
+    fg_mem_free(pairs);
+    fg_mem_free(alone);
+    fg_mem_free(values);
+}
+
 /* Runs a step: stores k and v of all pieces, then attends; `outs[i]` gets piece i's rows at their places. */
 static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pieces,
                      uint32_t piece_count, float **outs)
@@ -134,36 +168,7 @@ static void run_step(check *c, kv_world *w, const heads_case *h, const piece *pi
                          .head_count = h->heads,
                          .scale = 1.0f / sqrtf((float)h->dim),
                          .out = out };
-    attend.pairs = put(c, NULL, pair_words(rows, q_width) * sizeof(uint32_t));
-    fg_op_attend(c->stream, &w->kv, &attend, rows);
-    uint32_t *pairs = fg_mem_array(pair_words(rows, q_width), sizeof *pairs);
-    float *values = fg_mem_array((size_t)rows * q_width, sizeof *values);
-    get(c, pairs, attend.pairs, pair_words(rows, q_width) * sizeof(uint32_t));
-    get(c, values, out, (size_t)rows * q_width * 4);
-    bool paired = true;
-    for (size_t i = 0; i < (size_t)rows * q_width; i++) {
-        uint32_t row = (uint32_t)(i / q_width), column = (uint32_t)(i % q_width);
-        paired = paired && pair_value(pairs, row, column, q_width) == brain(values[i]);
-    }
-    tell(c, paired, "attend: pairs are not its values");
-    /* Only these are wanted. */
-    uint32_t *alone = fg_mem_array(pair_words(rows, q_width), sizeof *alone);
-    poison(c, (float *)attend.pairs, (size_t)rows * q_width / 2);
-    attend.out = NULL;
-    fg_op_attend(c->stream, &w->kv, &attend, rows);
-    get(c, alone, attend.pairs, pair_words(rows, q_width) * sizeof(uint32_t));
-    paired = true;
-    for (uint32_t row = 0; row < rows; row++) {
-        for (uint32_t column = 0; column < q_width; column++) {
-            paired = paired && pair_value(alone, row, column, q_width) ==
-                                   pair_value(pairs, row, column, q_width);
-        }
-    }
-    tell(c, paired, "attend: other pairs where nothing else is wanted");
-    drop(c, attend.pairs);
-    fg_mem_free(pairs);
-    fg_mem_free(alone);
-    fg_mem_free(values);
+    attend_pairs(c, &w->kv, &attend, rows, q_width);
     at = 0;
     for (uint32_t i = 0; i < piece_count; i++) {
         get(c, outs[i] + (size_t)pieces[i].first * q_width, out + (size_t)at * q_width,

@@ -378,8 +378,8 @@ MADE = [("made Llama", "smollm2-135m", "q4_k_m", "q4_k_m", 2), ("made Qwen2", "q
 
 
 # In emulation, without --full.
-SHORT = ["1P+1D, device memory over shm", "1P+1D, device memory and a mirror", "1P+1D, a mirror and device memory",
-         "1P+1D, device memory over tcp, chunks of 7", "all at once", "two processes on one device", "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
+SHORT = ["1P+1D, device memory over shm", "1P+1D, a mirror and device memory", "all at once", "two processes on one device",
+         "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
 
 
 def skipped(why):

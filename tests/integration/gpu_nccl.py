@@ -78,7 +78,7 @@ ROWS = [
     ("1P+1D, two by nccl to one", (2, "nccl"), [], "prefill", "shm", False, PUSHED),
     ("1P+1D, one to two by nccl", (2, "nccl"), [], "decode", "tcp", False, PUSHED),
 ]
-SHORT = ["two, host", "two, nccl", "three, nccl", "two, nccl, few tokens in a step", "1P+1D, one to two by nccl"]
+SHORT = ["two, nccl", "three, nccl", "1P+1D, one to two by nccl"]  # in emulation, without --full
 
 
 def in_way(suite, model, requests, want, ranks, flags, role, transport, moved):
@@ -230,7 +230,7 @@ def main():
     if len(used) < 2:
         suite.end()
     emulated, model = " emulated " in used[0], used[1]
-    short = not suite.options.full
+    short = emulated and not suite.options.full
     requests = requests_of(suite.random, 6 if short else 8)
     sets = [requests, growing(suite.random, requests, 40)]
     found, _ = alone(suite, model, [request for each in sets for request in each])
@@ -238,16 +238,17 @@ def main():
     for name, ranks, flags, role, transport, grow, moved in ROWS:
         if not short or name in SHORT:
             suite.case(name, in_way, suite, model, sets[grow], want[grow], ranks, flags, role, transport, moved)
-    with environment(FORGE_NCCL_GRAPHS="off"):
-        suite.case("two, nccl, no graphs", in_way, suite, model, sets[0], want[0], (2, "nccl"), [], None, None, [])
-    suite.case("forge bench", bench, suite, model)
+    if not short:
+        with environment(FORGE_NCCL_GRAPHS="off"):
+            suite.case("two, nccl, no graphs", in_way, suite, model, sets[0], want[0], (2, "nccl"), [], None, None, [])
+        suite.case("forge bench", bench, suite, model)
+        suite.case("a rank is stopped for a moment", stopped, suite, model, requests[7], want[0][7])
     for name, values, words in WITHOUT + (FAILING if emulated else []):
         suite.case(f"without: {name}", without, suite, model, requests[1], want[0][1], values, words)
     suite.case("refused: on a CPU", on_a_cpu, suite, model)
     suite.case("a rank dies in a step", dies_in_step, suite, model, requests[5])
-    suite.case("a rank is stopped for a moment", stopped, suite, model, requests[7], want[0][7])
     suite.case("the end", ends_well, suite, model)
-    for rank in (0, 1) if emulated else ():
+    for rank in (1,) if short else (0, 1) if emulated else ():
         suite.case(f"rank {rank} dies while it opens", dies_while_opening, suite, model, rank)
         suite.case(f"rank {rank} is refused a gathering", refused_in_step, suite, model, requests[5], rank)
     suite.end()

@@ -336,7 +336,8 @@ Test(engine_ahead, only_off_turns_it_off)
                                : setenv("FORGE_CUDA_AHEAD", said[i], 1));
         tell_story(&stories[0], "cuda:0", true, 20, &got);
         bool is_off = said[i] != NULL && strcmp(said[i], "off") == 0;
-        cr_assert_eq(got.ahead.begun == 0, is_off, "%s", said[i] == NULL ? "nothing said" : said[i]);
+        cr_assert_eq(got.ahead.begun == 0, is_off, "%s",
+                     said[i] == NULL ? "nothing said" : said[i]);
     }
 }
 
@@ -405,7 +406,7 @@ Test(engine_ahead, on_the_cuda_back_end_emulated)
 {
     setenv("FORGE_CUDA_AHEAD", "on", 1);
     setenv("FORGE_CUDA_PLUGIN", EMULATED_PLUGIN, 1);
-    tell_on("cuda:0", 10, 20);
+    tell_on("cuda:0", 5, 20);
 }
 #endif
 
