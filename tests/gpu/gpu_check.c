@@ -162,30 +162,23 @@ static void stage_plain(check *c, const uint32_t *tokens, const uint32_t *positi
     fg_op_stage(c->stream, &staged);
 }
 
-static void check_rows(check *c)
+enum { ODD_ROWS = 37 };
+
+static void check_embed(check *c, const uint32_t *tokens)
 {
-    enum { ROWS = 37 };
-    open_device(c, 4, 2, 64, BLOCK);
-    uint32_t tokens[ROWS], positions[ROWS], row_ids[ROWS];
-    for (uint32_t i = 0; i < ROWS; i++) {
-        tokens[i] = fg_rng_below(&c->rng, 50);
-        positions[i] = fg_rng_below(&c->rng, 100000);
-        row_ids[i] = ROWS - 1 - i;
-    }
-    stage_plain(c, tokens, positions, row_ids, ROWS);
     for (uint32_t i = 0; i < TYPES; i++) {
         fg_matrix matrix;
         void *data = random_matrix(&c->rng, types[i], 50, 768, &matrix);
-        float *want = unpacked(&matrix), *got = fg_mem_array(ROWS * 768, sizeof *got);
+        float *want = unpacked(&matrix), *got = fg_mem_array(ODD_ROWS * 768, sizeof *got);
         size_t bytes =
             50 * (size_t)(768 / fg_dtype_block_count(types[i])) * fg_dtype_block_bytes(types[i]);
         fg_matrix there = matrix;
         FG_ASSERT(fg_device_load(c->device, data, bytes, &there.data, NULL) == FG_OK);
-        float *out = put(c, NULL, ROWS * 768 * sizeof(float));
-        fg_op_embed(c->stream, &there, tokens, ROWS, out);
-        get(c, got, out, ROWS * 768 * sizeof(float));
+        float *out = put(c, NULL, ODD_ROWS * 768 * sizeof(float));
+        fg_op_embed(c->stream, &there, tokens, ODD_ROWS, out);
+        get(c, got, out, ODD_ROWS * 768 * sizeof(float));
         bool same = true;
-        for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t row = 0; row < ODD_ROWS; row++) {
             same = same && memcmp(got + row * 768, want + (size_t)tokens[row] * 768,
                                   768 * sizeof(float)) == 0;
         }
@@ -195,77 +188,99 @@ static void check_rows(check *c)
         fg_mem_free(want);
         fg_mem_free(data);
     }
-    const uint32_t widths[] = { 64, 172, 576, 2048, 8192 };
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
-        uint32_t columns = widths[w];
-        rows_in in = make_rows(c, ROWS, columns);
-        float *weight = random_floats(&c->rng, columns, 1.0f);
-        float *device_weight = put(c, weight, columns * sizeof(float));
-        size_t count = (size_t)ROWS * columns, words = pair_words(ROWS, columns);
-        fg_rmsnorm args = { .in = in.a.values,
-                            .row_ids = row_ids,
-                            .weight = device_weight,
-                            .epsilon = 1e-5f,
-                            .forms = FG_FORM_PAIRS };
-        args.out.columns = columns;
-        args.out.values = put(c, NULL, count * sizeof(float));
-        args.out.pairs = put(c, NULL, words * sizeof(uint32_t));
-        float *got = fg_mem_array(count, sizeof *got);
-        uint32_t *pairs = fg_mem_array(words, sizeof *pairs);
-        fg_op_rmsnorm(c->stream, &args, ROWS);
-        get(c, got, args.out.values, count * sizeof(float));
-        get(c, pairs, args.out.pairs, words * sizeof(uint32_t));
-        double worst = 0.0;
-        bool paired = true;
-        for (uint32_t row = 0; row < ROWS; row++) {
-            const float *x = in.host + (size_t)row_ids[row] * columns;
-            double sum = 0.0;
-            for (uint32_t k = 0; k < columns; k++) {
-                sum += (double)x[k] * x[k];
-            }
-            double factor = 1.0 / sqrt(sum / columns + 1e-5);
-            for (uint32_t k = 0; k < columns; k++) {
-                double error = fabs(got[(size_t)row * columns + k] - x[k] * factor * weight[k]);
-                worst = error > worst || isnan(error) ? error : worst;
-                paired = paired && pair_value(pairs, row, k, columns) ==
-                                       brain(got[(size_t)row * columns + k]);
-            }
+}
+
+static void check_norm(check *c, const uint32_t *row_ids, uint32_t columns)
+{
+    rows_in in = make_rows(c, ODD_ROWS, columns);
+    float *weight = random_floats(&c->rng, columns, 1.0f);
+    float *device_weight = put(c, weight, columns * sizeof(float));
+    size_t count = (size_t)ODD_ROWS * columns, words = pair_words(ODD_ROWS, columns);
+    fg_rmsnorm args = { .in = in.a.values,
+                        .row_ids = row_ids,
+                        .weight = device_weight,
+                        .epsilon = 1e-5f,
+                        .forms = FG_FORM_PAIRS };
+    args.out.columns = columns;
+    args.out.values = put(c, NULL, count * sizeof(float));
+    args.out.pairs = put(c, NULL, words * sizeof(uint32_t));
+    float *got = fg_mem_array(count, sizeof *got);
+    uint32_t *pairs = fg_mem_array(words, sizeof *pairs);
+    fg_op_rmsnorm(c->stream, &args, ODD_ROWS);
+    get(c, got, args.out.values, count * sizeof(float));
+    get(c, pairs, args.out.pairs, words * sizeof(uint32_t));
+    double worst = 0.0;
+    bool paired = true;
+    for (uint32_t row = 0; row < ODD_ROWS; row++) {
+        const float *x = in.host + (size_t)row_ids[row] * columns;
+        double sum = 0.0;
+        for (uint32_t k = 0; k < columns; k++) {
+            sum += (double)x[k] * x[k];
         }
-        tell(c, worst < 2e-6, "rmsnorm of %u: worst error %.3g", columns, worst);
-        tell(c, paired, "rmsnorm of %u: pairs are not its values", columns);
-        uint32_t *finite = fg_device_alloc(c->device, FG_MEMORY_SHARED, ROWS * sizeof *finite);
-        in.host[3 * columns + 1] = INFINITY;
-        in.host[(size_t)4 * columns + columns - 1] = NAN;
-        fg_device_copy(c->stream, in.a.values, in.host, count * sizeof(float));
-        fg_op_finite(c->stream, in.a.values, columns, ROWS, finite);
-        wait_for(c);
-        bool right = true;
-        for (uint32_t row = 0; row < ROWS; row++) {
-            right = right && finite[row] == (row != 3 && row != 4);
+        double factor = 1.0 / sqrt(sum / columns + 1e-5);
+        for (uint32_t k = 0; k < columns; k++) {
+            double error = fabs(got[(size_t)row * columns + k] - x[k] * factor * weight[k]);
+            worst = error > worst || isnan(error) ? error : worst;
+            paired = paired &&
+                     pair_value(pairs, row, k, columns) == brain(got[(size_t)row * columns + k]);
         }
-        tell(c, right, "finite of %u", columns);
-        fg_device_free(c->device, FG_MEMORY_SHARED, finite, 0);
-        drop(c, args.out.values);
-        drop(c, args.out.pairs);
-        drop(c, device_weight);
-        drop_rows(c, &in);
-        fg_mem_free(got);
-        fg_mem_free(pairs);
-        fg_mem_free(weight);
     }
+    tell(c, worst < 2e-6, "rmsnorm of %u: worst error %.3g", columns, worst);
+    tell(c, paired, "rmsnorm of %u: pairs are not its values", columns);
+    uint32_t *finite = fg_device_alloc(c->device, FG_MEMORY_SHARED, ODD_ROWS * sizeof *finite);
+    in.host[3 * columns + 1] = INFINITY;
+    in.host[(size_t)4 * columns + columns - 1] = NAN;
+    fg_device_copy(c->stream, in.a.values, in.host, count * sizeof(float));
+    fg_op_finite(c->stream, in.a.values, columns, ODD_ROWS, finite);
+    wait_for(c);
+    bool right = true;
+    for (uint32_t row = 0; row < ODD_ROWS; row++) {
+        right = right && finite[row] == (row != 3 && row != 4);
+    }
+    tell(c, right, "finite of %u", columns);
+    fg_device_free(c->device, FG_MEMORY_SHARED, finite, 0);
+    drop(c, args.out.values);
+    drop(c, args.out.pairs);
+    drop(c, device_weight);
+    drop_rows(c, &in);
+    fg_mem_free(got);
+    fg_mem_free(pairs);
+    fg_mem_free(weight);
+}
+
+static void check_rope_table(check *c, const uint32_t *positions)
+{
     double frequencies[64];
     fg_rope_frequencies(500000.0f, NULL, 64, frequencies);
-    float *table = put(c, NULL, ROWS * 128 * sizeof(float)), got[ROWS * 128];
-    fg_op_rope_table(c->stream, positions, ROWS, frequencies, 64, table);
+    float *table = put(c, NULL, ODD_ROWS * 128 * sizeof(float)), got[ODD_ROWS * 128];
+    fg_op_rope_table(c->stream, positions, ODD_ROWS, frequencies, 64, table);
     get(c, got, table, sizeof got);
     double worst = 0.0;
-    for (uint32_t i = 0; i < ROWS * 64; i++) {
+    for (uint32_t i = 0; i < ODD_ROWS * 64; i++) {
         double angle = (double)positions[i / 64] * frequencies[i % 64];
         double error = fmax(fabs(got[2 * i] - cos(angle)), fabs(got[2 * i + 1] - sin(angle)));
         worst = error > worst || isnan(error) ? error : worst;
     }
     tell(c, worst < 1e-7, "rope table: worst error %.3g", worst);
     drop(c, table);
+}
+
+static void check_rows(check *c)
+{
+    open_device(c, 4, 2, 64, BLOCK);
+    uint32_t tokens[ODD_ROWS], positions[ODD_ROWS], row_ids[ODD_ROWS];
+    for (uint32_t i = 0; i < ODD_ROWS; i++) {
+        tokens[i] = fg_rng_below(&c->rng, 50);
+        positions[i] = fg_rng_below(&c->rng, 100000);
+        row_ids[i] = ODD_ROWS - 1 - i;
+    }
+    stage_plain(c, tokens, positions, row_ids, ODD_ROWS);
+    check_embed(c, tokens);
+    const uint32_t widths[] = { 64, 172, 576, 2048, 8192 };
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        check_norm(c, row_ids, widths[i]);
+    }
+    check_rope_table(c, positions);
     close_device(c);
 }
 

@@ -242,7 +242,8 @@ def ways(folder):
 FULL_ONLY = {"overlap and cache off", "chunk 64", "batch over HTTP", "2P+2D, local 0", "no evict",
              "small pool, last-admitted, auto", "small pool, cheapest, auto",
              "one guess each, overlap off", "eight guesses each, blocks of 1",
-             "chunk 7, small pool, swap", "blocks of 1", "blocks of 4", "prefill first"}
+             "chunk 7, small pool, swap", "blocks of 1", "blocks of 4", "blocks of 4, small pool",
+             "prefill first"}
 
 
 def totals(cluster):

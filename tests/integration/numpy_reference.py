@@ -18,6 +18,7 @@ lies from exact. A wrong scale, a lost minimum or a mask off by one is far outsi
 """
 # needs: numpy gguf
 # needs-model
+import functools
 import json
 import math
 import pathlib
@@ -34,16 +35,25 @@ from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
 GROUP = 32
 
 
-class Model:
-    """One GGUF file of architecture llama, qwen2 or qwen3: float32 weights and the numbers of its shape."""
+@functools.cache
+def read_file(path):
+    """What a file says of itself, and its matrices: name to (floats, type). Reading takes seconds, so it is done once."""
+    reader = GGUFReader(path)
+    return reader.fields, {tensor.name: (np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type),
+                                                              dtype=np.float32), tensor.tensor_type)
+                           for tensor in reader.tensors}
 
-    def __init__(self, path, kv="f16"):
+
+class Model:
+    """A GGUF file of architecture llama, qwen2 or qwen3, as read_file gives it: float32 weights and the numbers of its shape."""
+
+    def __init__(self, read, kv="f16"):
         self.kv = kv
-        reader = GGUFReader(path)
-        self.arch = reader.fields["general.architecture"].contents()
+        fields, tensors = read
+        self.arch = fields["general.architecture"].contents()
 
         def field(name, default=None):
-            found = reader.fields.get(f"{self.arch}.{name}")
+            found = fields.get(f"{self.arch}.{name}")
             return default if found is None else found.contents()
 
         self.layers = field("block_count")
@@ -54,11 +64,8 @@ class Model:
         self.rotated = field("rope.dimension_count", self.head_dim)
         self.theta = field("rope.freq_base", 10000.0)
         self.epsilon = field("attention.layer_norm_rms_epsilon")
-        self.weights, self.rounding = {}, {}
-        for tensor in reader.tensors:
-            self.weights[tensor.name] = np.ascontiguousarray(
-                dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-            self.rounding[tensor.name] = ROUNDINGS.get(tensor.tensor_type, round_activations)
+        self.weights = {name: floats for name, (floats, _) in tensors.items()}
+        self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
 
     def product(self, x, name, rounded):
@@ -160,9 +167,10 @@ KV_ROUNDINGS = {"f32": lambda x: x, "f16": lambda x: x.astype(np.float16).astype
                 "bf16": round_to_bf16}
 
 
-def compare(suite, path, prompts, steps, kv, ways):
-    """Differences between Forge, exact and (in ways) rounded, over all steps of all prompts."""
-    model = Model(path, kv)
+def compare(suite, path, prompts, steps, kv, ways, read):
+    """Differences between Forge, exact and (in ways) rounded, over all steps of all prompts. `read`: what the file is
+    known to hold; None: it is read."""
+    model = Model(read or read_file(path), kv)
     tokens, logits = forge_logits(suite, path, prompts, steps, kv)
     # The last token of each answer is chosen by the last row; it is never an input.
     sequences = [np.concatenate([p, t[:-1]]).astype(np.int64) for p, t in zip(prompts, tokens)]
@@ -189,25 +197,29 @@ def smollm2_prompts():
 
 
 def write_float_file(source, target, kind=GGMLQuantizationType.F32):
-    """The same model with every matrix of this type. With float32 no product rounds activations."""
-    reader = GGUFReader(source)
+    """The same model with every matrix of this type. With float32 no product rounds activations. What it holds then."""
+    fields, tensors = read_file(source)
     writer = GGUFWriter(target, "llama")
-    for field in reader.fields.values():
+    for field in fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
         value = field.types[0]
         element = field.types[-1] if value == GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), value, sub_type=element)
-    for tensor in reader.tensors:
-        floats = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    written = {}
+    for name, (floats, _) in tensors.items():
         if floats.ndim < 2 or kind == GGMLQuantizationType.F32:
-            writer.add_tensor(tensor.name, floats)
+            writer.add_tensor(name, floats)
+            written[name] = floats, GGMLQuantizationType.F32
         else:
-            writer.add_tensor(tensor.name, quantize(floats, kind), raw_dtype=kind)
+            data = quantize(floats, kind)
+            writer.add_tensor(name, data, raw_dtype=kind)
+            written[name] = dequantize(data, kind), kind
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return fields, written
 
 
 def write_random_model(path, arch, kind, rng, tied):
@@ -269,8 +281,8 @@ def random_model(suite, arch, kind, tied, kv):
         return rounded_model(suite, path, prompts, STEPS, kv)
 
 
-def float_model(suite, path, prompts, steps):
-    result = compare(suite, path, prompts, steps, "f32", ("exact",))["forge", "exact"]
+def float_model(suite, path, prompts, steps, read=None):
+    result = compare(suite, path, prompts, steps, "f32", ("exact",), read)["forge", "exact"]
     assert result.relative <= 3e-5, "more than the order of float additions explains"
     assert result.worst <= 2e-3, "one logit is further off than float additions explain"
     assert all(flip <= 2e-3 for flip in result.flips), "a choice that was no near tie"
@@ -281,20 +293,20 @@ def smollm2_as_float(suite):
     source = suite.smollm2()
     with tempfile.TemporaryDirectory() as folder:
         target = folder + "/float.gguf"
-        write_float_file(source, target)
+        read = write_float_file(source, target)
         prompts = smollm2_prompts()
         return float_model(suite, target, prompts if suite.options.full else prompts[::4],
-                           16 if suite.options.full else 8)
+                           16 if suite.options.full else 8, read)
 
 
 def smollm2_as_bf16(suite):
     source = suite.smollm2()
     with tempfile.TemporaryDirectory() as folder:
         target = folder + "/bf16.gguf"
-        write_float_file(source, target, GGMLQuantizationType.BF16)
+        read = write_float_file(source, target, GGMLQuantizationType.BF16)
         prompts = smollm2_prompts()
         return rounded_model(suite, target, prompts if suite.options.full else prompts[::4],
-                             STEPS if suite.options.full else 16, "f16")
+                             STEPS if suite.options.full else 16, "f16", read)
 
 
 def smollm2_quantised(suite):
@@ -303,8 +315,8 @@ def smollm2_quantised(suite):
                          "bf16")
 
 
-def rounded_model(suite, path, prompts, steps, kv):
-    results = compare(suite, path, prompts, steps, kv, ("exact", "rounded"))
+def rounded_model(suite, path, prompts, steps, kv, read=None):
+    results = compare(suite, path, prompts, steps, kv, ("exact", "rounded"), read)
     forge, noise = results["forge", "exact"], results["rounded", "exact"]
     assert forge.rms <= 1.25 * noise.rms, "further from exact than the roundings explain"
     assert forge.worst <= 2.0 * noise.worst, "one logit is further off than the roundings explain"

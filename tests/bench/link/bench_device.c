@@ -20,12 +20,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/engine/kv_memory.h"
-#include "common/link/link.h"
 #include "common/net/loop.h"
 #include "kernels/device.h"
+#include "tests/bench/link/bench.h"
 
 enum {
     TICKET_BLOCKS = 64,
@@ -61,50 +60,6 @@ typedef struct side {
     uint32_t run;
     uint64_t ticket;
 } side;
-
-static void must(bool good, const char *what)
-{
-    if (!good) {
-        fprintf(stderr, "bench_device: %s failed\n", what);
-        exit(1);
-    }
-}
-
-static double now(void)
-{
-    fg_clock clock = fg_clock_real();
-    return 1e-9 * (double)fg_clock_now_ns(&clock);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
-}
-
-static void read_all(int fd, void *bytes, size_t size)
-{
-    for (size_t got = 0; got < size;) {
-        ssize_t n = read(fd, (char *)bytes + got, size - got);
-        must(n > 0, "read");
-        got += (size_t)n;
-    }
-}
-
-static void write_all(int fd, const void *bytes, size_t size)
-{
-    for (size_t put = 0; put < size;) {
-        ssize_t n = write(fd, (const char *)bytes + put, size - put);
-        must(n > 0, "write");
-        put += (size_t)n;
-    }
-}
 
 /* Runs of neighbours with a block between two of them. */
 static void list_blocks(uint32_t run, uint32_t *blocks)
@@ -174,23 +129,6 @@ static void fill(side *s)
     fg_mem_unmap(host, s->block_bytes);
 }
 
-static void meet(side *s)
-{
-    fg_buf record;
-    fg_error err = { 0 };
-    char theirs[16384];
-    fg_buf_init(&record, 0);
-    must(fg_link_describe(s->link, &record), "describe");
-    uint32_t size = (uint32_t)record.size;
-    write_all(s->out, &size, sizeof size);
-    write_all(s->out, record.data, record.size);
-    fg_buf_deinit(&record);
-    read_all(s->in, &size, sizeof size);
-    must(size <= sizeof theirs, "record");
-    read_all(s->in, theirs, size);
-    must(fg_link_add_peer(s->link, "other", 1, theirs, size, &s->peer, &err) == FG_OK, err.text);
-}
-
 static void open_size(side *s, size_t block_bytes)
 {
     fg_error err = { 0 };
@@ -226,7 +164,7 @@ static void open_size(side *s, size_t block_bytes)
                            &err) == FG_OK,
          err.text);
     fill(s);
-    meet(s);
+    s->peer = meet_peer(s->link, s->in, s->out);
 }
 
 static void close_size(side *s)

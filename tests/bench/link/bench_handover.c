@@ -13,10 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/link/link.h"
 #include "common/net/loop.h"
+#include "tests/bench/link/bench.h"
 
 enum {
     BLOCK_BYTES = 368640, /* SmolLM2, f16 */
@@ -25,50 +24,6 @@ enum {
     ROUNDS_MAX = 31,
     REST_MS = 150, /* between the introduction and the first push */
 };
-
-static void must(bool good, const char *what)
-{
-    if (!good) {
-        fprintf(stderr, "bench_handover: %s failed\n", what);
-        exit(1);
-    }
-}
-
-static uint64_t now_ns(void)
-{
-    fg_clock clock = fg_clock_real();
-    return fg_clock_now_ns(&clock);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
-}
-
-static void read_all(int fd, void *bytes, size_t size)
-{
-    for (size_t got = 0; got < size;) {
-        ssize_t n = read(fd, (char *)bytes + got, size - got);
-        must(n > 0, "read");
-        got += (size_t)n;
-    }
-}
-
-static void write_all(int fd, const void *bytes, size_t size)
-{
-    for (size_t put = 0; put < size;) {
-        ssize_t n = write(fd, (const char *)bytes + put, size - put);
-        must(n > 0, "write");
-        put += (size_t)n;
-    }
-}
 
 typedef struct end {
     fg_link *link;
@@ -113,18 +68,7 @@ static void open_end(end *e, const char *transport, int in, int out)
     must(fg_link_open_ucx(&options, &e->link, &err) == FG_OK, err.text);
     /* A worker has computed long before: its own pages are there. */
     memset(fg_link_arena(e->link), 1, (size_t)ARENA_BLOCKS * BLOCK_BYTES);
-    fg_buf record;
-    char theirs[16384];
-    fg_buf_init(&record, 0);
-    must(fg_link_describe(e->link, &record), "describe");
-    uint32_t size = (uint32_t)record.size;
-    write_all(out, &size, sizeof size);
-    write_all(out, record.data, record.size);
-    fg_buf_deinit(&record);
-    read_all(in, &size, sizeof size);
-    must(size <= sizeof theirs, "record");
-    read_all(in, theirs, size);
-    must(fg_link_add_peer(e->link, "other", 1, theirs, size, &e->peer, &err) == FG_OK, err.text);
+    e->peer = meet_peer(e->link, in, out);
 }
 
 static void on_timer(void *ctx)

@@ -15,10 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/link/link.h"
 #include "common/net/loop.h"
+#include "tests/bench/link/bench.h"
 
 enum {
     TOTAL_BYTES = 256 << 20,
@@ -26,50 +25,6 @@ enum {
     ROUNDS_MAX = 31,
     WRITE_BYTES = 1 << 20,
 };
-
-static void must(bool good, const char *what)
-{
-    if (!good) {
-        fprintf(stderr, "bench_link: %s failed\n", what);
-        exit(1);
-    }
-}
-
-static double now(void)
-{
-    fg_clock clock = fg_clock_real();
-    return 1e-9 * (double)fg_clock_now_ns(&clock);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
-}
-
-static void read_all(int fd, void *bytes, size_t size)
-{
-    for (size_t got = 0; got < size;) {
-        ssize_t n = read(fd, (char *)bytes + got, size - got);
-        must(n > 0, "read");
-        got += (size_t)n;
-    }
-}
-
-static void write_all(int fd, const void *bytes, size_t size)
-{
-    for (size_t put = 0; put < size;) {
-        ssize_t n = write(fd, (const char *)bytes + put, size - put);
-        must(n > 0, "write");
-        put += (size_t)n;
-    }
-}
 
 /* --- probes --- */
 
@@ -194,18 +149,7 @@ static void open_bench(bench *b, const char *transport, size_t block_bytes, int 
         exit(1);
     }
     memset(fg_link_arena(b->link), 1, (size_t)b->block_count * block_bytes);
-    fg_buf record;
-    char theirs[16384];
-    fg_buf_init(&record, 0);
-    must(fg_link_describe(b->link, &record), "describe");
-    uint32_t size = (uint32_t)record.size;
-    write_all(out, &size, sizeof size);
-    write_all(out, record.data, record.size);
-    fg_buf_deinit(&record);
-    read_all(in, &size, sizeof size);
-    must(size <= sizeof theirs, "record");
-    read_all(in, theirs, size);
-    must(fg_link_add_peer(b->link, "other", 1, theirs, size, &b->peer, &err) == FG_OK, err.text);
+    b->peer = meet_peer(b->link, in, out);
 }
 
 /* Expects every ticket of every round in advance, then serves until it is killed. */
