@@ -35,7 +35,7 @@ enum {
 #define SECOND_NS 1000000000ull
 
 typedef struct config {
-    const char *model, *url;
+    const char *model, *url, *api_key;
     uint32_t concurrency, retries, timeout_s;
 } config;
 
@@ -57,6 +57,13 @@ static const fg_option options[] = {
       AT(url),
       .help = "Asks a server that is running, such as http://127.0.0.1:8080: a standalone Forge or "
               "the router of a cluster." },
+    { .name = "api-key",
+      .type = FG_OPTION_STRING,
+      .group = "Who answers",
+      .value_name = "KEY",
+      AT(api_key),
+      .help = "The key that the server wants. FORGE_API_KEY in the environment keeps it out of the "
+              "list of processes." },
     { .name = "concurrency",
       .type = FG_OPTION_U32,
       .default_text = "64",
@@ -275,6 +282,15 @@ static void show_first_error(batch *b, const job *j, const fg_client_answer *ans
     }
 }
 
+/* Every request would be answered so; the answers that are there stay, for another try. */
+static void refused_key(batch *b, job *j, const fg_client_answer *answer)
+{
+    j->state = FREE;
+    char text[FG_ERROR_TEXT_MAX];
+    snprintf(text, sizeof text, "status %d%s", answer->status, fg_client_advice(answer->status));
+    stop(b, FG_BAD_INPUT, text);
+}
+
 static void on_end(void *ctx, void *user, const fg_client_answer *answer)
 {
     batch *b = ctx;
@@ -290,6 +306,10 @@ static void on_end(void *ctx, void *user, const fg_client_answer *answer)
     case 503:
     case 504:
         try_again(b, j, answer);
+        return;
+    case 401:
+    case 403:
+        refused_key(b, j, answer);
         return;
     default:
         break;
@@ -538,6 +558,7 @@ static fg_status open_batch(batch *b, const char *const *environment, fg_error *
     fg_client_options client_options = {
         .max = b->config.concurrency,
         .timeout_s = b->config.timeout_s,
+        .api_key = b->config.api_key,
         .on_end = on_end,
         .ctx = b,
     };

@@ -77,15 +77,21 @@ static bool open_slot(fg_client *client, slot *s)
 /* An empty "Expect" keeps libcurl from asking whether a long body is welcome. */
 static bool make_headers(fg_client *client)
 {
-    static const char *const lines[] = { "Content-Type: application/json", "Expect:" };
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-        struct curl_slist *longer = curl_slist_append(client->headers, lines[i]);
-        if (longer == NULL) {
-            return false;
-        }
-        client->headers = longer;
+    fg_buf key;
+    fg_buf_init(&key, 0);
+    if (client->options.api_key != NULL) {
+        fg_buf_printf(&key, "Authorization: Bearer %s", client->options.api_key);
     }
-    return true;
+    const char *lines[] = { "Content-Type: application/json", "Expect:", key.data };
+    bool fine = !key.failed;
+    for (size_t i = 0; fine && i < sizeof lines / sizeof lines[0]; i++) {
+        struct curl_slist *longer =
+            lines[i] == NULL ? client->headers : curl_slist_append(client->headers, lines[i]);
+        fine = longer != NULL;
+        client->headers = fine ? longer : client->headers;
+    }
+    fg_buf_deinit(&key);
+    return fine;
 }
 
 fg_status fg_client_create(const fg_client_options *options, fg_client **client_out, fg_error *err)
@@ -218,6 +224,18 @@ fg_status fg_client_wait(fg_client *client, uint32_t wait_ms, fg_error *err)
         }
     }
     return code == CURLM_OK ? FG_OK : fg_fail(err, FG_BROKEN, "%s", curl_multi_strerror(code));
+}
+
+const char *fg_client_advice(int status)
+{
+    switch (status) {
+    case 401:
+        return ": it wants an API key that it knows, as FORGE_API_KEY or --api-key";
+    case 403:
+        return ": this API key is for something else";
+    default:
+        return "";
+    }
 }
 
 fg_status fg_client_check_url(const char *url, fg_error *err)

@@ -25,8 +25,9 @@ typedef struct fg_client_answer {
 } fg_client_answer;
 
 typedef struct fg_client_options {
-    uint32_t max;       /* requests at a time */
-    uint32_t timeout_s; /* for one request, connecting included */
+    uint32_t max;        /* requests at a time */
+    uint32_t timeout_s;  /* for one request, connecting included */
+    const char *api_key; /* shown with each; copied; NULL: none */
     void (*on_end)(void *ctx, void *user, const fg_client_answer *answer);
     void *ctx;
 } fg_client_options;
@@ -39,6 +40,9 @@ fg_status fg_client_send(fg_client *client, const char *url, const char *body, s
                          void *user, fg_error *err);
 /* Works for up to `wait_ms`, or until something has ended. */
 fg_status fg_client_wait(fg_client *client, uint32_t wait_ms, fg_error *err);
+
+/* What to do about an answer that is none: "" or, for one that a key would change, ": ...". */
+const char *fg_client_advice(int status);
 
 /* FG_BAD_INPUT unless this is http:// or https:// with a host, or a host alone. */
 fg_status fg_client_check_url(const char *url, fg_error *err);

@@ -18,7 +18,8 @@ enum { TICK_BUSY_MS = 20, TICK_IDLE_MS = 100 };
 
 struct fg_host_router {
     fg_bus *bus;
-    fg_keys *keys; /* NULL: none */
+    fg_keys *keys;               /* NULL: none */
+    const fg_api_keys *api_keys; /* likewise */
     fg_dispatch *dispatch;
     fg_flight *flight; /* NULL: nothing is kept */
     fg_front *front;
@@ -392,6 +393,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
     fg_front_options options = { .loop = loop,
                                  .host = config->host,
                                  .port = (uint16_t)config->port,
+                                 .api_keys = router->api_keys,
                                  .tokenizer = model->tokenizer,
                                  .chat = model->chat,
                                  .dispatch = router->dispatch,
@@ -423,6 +425,7 @@ fg_status fg_host_router_open(fg_loop *loop, const fg_serve_config *config,
     router->trace = place->trace;
     router->spans = place->spans;
     router->keys = place->keys;
+    router->api_keys = place->api_keys;
     register_metrics(router, metrics);
     register_routing(router, metrics);
     fg_bus_events events = {

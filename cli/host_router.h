@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/conf/options.h"
 #include "common/net/bus.h"
+#include "common/net/api_keys.h"
 #include "common/net/keys.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
@@ -20,9 +21,10 @@ typedef struct fg_host_router fg_host_router;
 /* What the process around it gives a router. */
 typedef struct fg_host_router_place {
     fg_metrics *metrics;
-    fg_trace *trace; /* NULL: nobody looks */
-    fg_spans *spans; /* likewise */
-    fg_keys *keys;   /* for ZeroMQ; borrowed; NULL: none */
+    fg_trace *trace;             /* NULL: nobody looks */
+    fg_spans *spans;             /* likewise */
+    fg_keys *keys;               /* for ZeroMQ; borrowed; NULL: none */
+    const fg_api_keys *api_keys; /* that clients must show; borrowed; NULL: nobody is asked */
     fg_bus_hub *hub; /* given: workers are in this process; else ZeroMQ listens on --control */
 } fg_host_router_place;
 

@@ -13,15 +13,17 @@
 #include "cli/args.h"
 #include "common/base/mem.h"
 #include "common/conf/options.h"
+#include "common/net/api_keys.h"
 #include "common/net/keys.h"
 
 typedef struct keygen_config {
     fg_conf_names names;
     uint32_t workers;
     bool force;
+    const char *api, *scopes, *until;
 } keygen_config;
 
-static const char group[] = "Keys";
+static const char group[] = "Keys", api_group[] = "API keys";
 static const fg_option options[] = {
     { .name = "name",
       .type = FG_OPTION_NAMES,
@@ -30,7 +32,7 @@ static const fg_option options[] = {
       .offset = offsetof(keygen_config, names),
       .help =
           "Makes a key for each of these workers, separated by commas. Nobody else can be called "
-          "so, and the worker can be called nothing else." },
+          "so, and the worker can be called nothing else. With --api: for each of these clients." },
     { .name = "workers",
       .type = FG_OPTION_U32,
       .default_text = "0",
@@ -49,6 +51,28 @@ static const fg_option options[] = {
       .help =
           "Replaces keys that an earlier `forge keygen` made. Every process needs its new ones; "
           "with the old ones it is refused." },
+    { .name = "api",
+      .type = FG_OPTION_STRING,
+      .group = api_group,
+      .value_name = "FILE",
+      .offset = offsetof(keygen_config, api),
+      .help =
+          "Makes API keys instead, one for each of --name's clients: prints them, a line each, and "
+          "adds to FILE what a server tells them by. They can be read nowhere else." },
+    { .name = "scopes",
+      .type = FG_OPTION_STRING,
+      .default_text = "infer",
+      .group = api_group,
+      .value_name = "LIST",
+      .offset = offsetof(keygen_config, scopes),
+      .help = "What an API key opens: infer (answers, tokens, models), metrics (/metrics, "
+              "/debug/state), admin (the rest), separated by commas; or all." },
+    { .name = "until",
+      .type = FG_OPTION_STRING,
+      .group = api_group,
+      .value_name = "DATE",
+      .offset = offsetof(keygen_config, until),
+      .help = "The last day of an API key, as 2030-12-31, UTC. Without it: no end." },
 };
 
 const fg_conf_spec fg_keygen_spec = {
@@ -69,7 +93,11 @@ const fg_conf_spec fg_keygen_spec = {
         "Each holds `secret`, which never leaves its host and has mode 0600. A worker's holds\n"
         "`router`, the router's public key; the router's holds `allowed`, one line for each\n"
         "worker. To let a worker in later, add its \"public\" line there; to shut one out, delete\n"
-        "it; then send the router SIGHUP. A worker that is deleted is cut off at once.",
+        "it; then send the router SIGHUP. A worker that is deleted is cut off at once.\n\n"
+        "Clients of the HTTP port have keys of another kind:\n\n"
+        "  key=$(forge keygen --api api-keys --name team-a)     made, printed once, known to FILE\n"
+        "  forge serve --model FILE --api-key-file api-keys     and then for `curl "
+        "--oauth2-bearer`",
     .options = options,
     .option_count = sizeof options / sizeof options[0],
 };
@@ -338,6 +366,105 @@ fg_status fg_keygen_make(const fg_keygen_options *o, fg_error *err)
     return status;
 }
 
+/* --- API keys --- */
+
+static fg_status check_api(const fg_keygen_api_options *o, fg_error *err)
+{
+    int64_t until_s;
+    if (o->names->count == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--api %s: say with --name whom the keys are for, such as --name team-a",
+                       o->file);
+    }
+    for (uint32_t i = 0; i < o->names->count; i++) {
+        if (!fg_keys_name_valid(o->names->items[i], strlen(o->names->items[i]))) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--name %s: a name is 1 to %u letters, digits, '.', '_' or '-'",
+                           o->names->items[i], FG_LIMIT_NAME_BYTES);
+        }
+    }
+    if (fg_api_scopes_parse(o->scopes, strlen(o->scopes)) == 0) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "--scopes %s: infer, metrics and admin are known, and all, with commas "
+                       "between them",
+                       o->scopes);
+    }
+    if (o->until != NULL && !fg_api_day_parse(o->until, strlen(o->until), &until_s)) {
+        return fg_fail(err, FG_BAD_INPUT, "--until %s: give a day as 2030-12-31", o->until);
+    }
+    if (access(o->file, F_OK) != 0) {
+        return FG_OK;
+    }
+    /* What a server would not read is not made longer. */
+    fg_api_keys *keys = NULL;
+    fg_api_keys_options there = { .file = o->file };
+    fg_status status = fg_api_keys_open(&there, &keys, err);
+    fg_api_keys_close(keys);
+    return status;
+}
+
+/* The keys to `shown`, their lines to `lines`. */
+static fg_status make_api(const fg_keygen_api_options *o, fg_buf *shown, fg_buf *lines,
+                          fg_error *err)
+{
+    char key[FG_API_KEY_TEXT_BYTES + 1], digest[FG_API_DIGEST_TEXT_BYTES + 1];
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; status == FG_OK && i < o->names->count; i++) {
+        status = fg_api_key_make(key, digest, err);
+        if (status == FG_OK) {
+            fg_buf_printf(shown, "%s\n", key);
+            fg_buf_printf(lines, "key %s %s %s%s%s\n", digest, o->names->items[i], o->scopes,
+                          o->until != NULL ? " until " : "", o->until != NULL ? o->until : "");
+        }
+        fg_keys_wipe(key, sizeof key);
+    }
+    return status == FG_OK && (shown->failed || lines->failed)
+               ? fg_fail(err, FG_AGAIN, "out of memory")
+               : status;
+}
+
+/* In one write, so that two of us at once lose nothing. */
+static fg_status add_lines(const char *path, const fg_buf *lines, fg_error *err)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return system_failed(path, err);
+    }
+    ssize_t wrote = write(fd, lines->data, lines->size);
+    fg_status status =
+        wrote == (ssize_t)lines->size && fsync(fd) == 0 ? FG_OK : system_failed(path, err);
+    return close(fd) == 0 || status != FG_OK ? status : system_failed(path, err);
+}
+
+fg_status fg_keygen_api(const fg_keygen_api_options *o, fg_error *err)
+{
+    fg_buf shown, lines;
+    fg_status status = check_api(o, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    fg_buf_init(&shown, 0);
+    fg_buf_init(&lines, 0);
+    /* Taken at once: a buffer that grows leaves secrets behind in the heap. */
+    status = fg_buf_reserve(&shown, (o->names->count + 1) * (FG_API_KEY_TEXT_BYTES + 1)) != NULL
+                 ? make_api(o, &shown, &lines, err)
+                 : fg_fail(err, FG_AGAIN, "out of memory");
+    status = status != FG_OK ? status : add_lines(o->file, &lines, err);
+    if (status == FG_OK) {
+        bool told = fwrite(shown.data, 1, shown.size, o->out) == shown.size && fflush(o->out) == 0;
+        status = told
+                     ? FG_OK
+                     : fg_fail(err, FG_BROKEN,
+                               "the keys could not be printed, and nobody knows them: delete their "
+                               "last %u lines from %s",
+                               o->names->count, o->file);
+    }
+    wipe_text(&shown);
+    fg_buf_deinit(&shown);
+    fg_buf_deinit(&lines);
+    return status;
+}
+
 /* --- the command --- */
 
 static void report(const char *directory, const fg_keygen_options *o)
@@ -359,8 +486,14 @@ static void report(const char *directory, const fg_keygen_options *o)
             o->unbound_count == 0 ? " for all of them." : "");
 }
 
-static fg_status check_words(const fg_args *args, fg_error *err)
+static fg_status check_words(const fg_args *args, const keygen_config *config, fg_error *err)
 {
+    if (config->api != NULL) {
+        return args->word_count == 0 && args->passed_count == 0
+                   ? FG_OK
+                   : fg_fail(err, FG_BAD_INPUT, "--api FILE makes API keys, and no directory %s",
+                             args->word_count > 0 ? args->words[0] : "");
+    }
     return args->word_count == 1 && args->passed_count == 0
                ? FG_OK
                : fg_fail(err, FG_BAD_INPUT,
@@ -369,6 +502,14 @@ static fg_status check_words(const fg_args *args, fg_error *err)
 
 static fg_status do_keygen(const fg_args *args, keygen_config *config, fg_error *err)
 {
+    if (config->api != NULL) {
+        fg_keygen_api_options api = { .file = config->api,
+                                      .names = &config->names,
+                                      .scopes = config->scopes,
+                                      .until = config->until,
+                                      .out = stdout };
+        return fg_keygen_api(&api, err);
+    }
     if (config->names.count == 0 && config->workers == 0) {
         strcpy(config->names.items[0], "prefill-0");
         strcpy(config->names.items[1], "decode-0");
@@ -404,7 +545,7 @@ int fg_keygen_main(int argc, const char *const *argv, const char *const *environ
     if (status == FG_OK && asked.help) {
         code = fg_args_print_help(&fg_keygen_spec, asked.help_word);
     } else {
-        status = status != FG_OK ? status : check_words(&args, &err);
+        status = status != FG_OK ? status : check_words(&args, config, &err);
         status = status != FG_OK ? status : do_keygen(&args, config, &err);
     }
     if (status != FG_OK) {

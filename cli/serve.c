@@ -18,6 +18,7 @@
 #include "common/base/rng.h"
 #include "common/base/topology.h"
 #include "common/engine/tp.h"
+#include "common/net/api_keys.h"
 #include "common/net/http.h"
 #include "common/net/http_count.h"
 #include "common/net/keys.h"
@@ -41,7 +42,8 @@ typedef struct serve {
     fg_serve_config config;
     char device[FG_TP_DEVICE_MAX]; /* the first process's */
     fg_loaded_model model;
-    fg_keys *keys; /* NULL: none */
+    fg_keys *keys;         /* NULL: none */
+    fg_api_keys *api_keys; /* NULL: none */
     fg_loop *loop;
     fg_metrics *metrics;
     fg_trace *trace;
@@ -84,7 +86,12 @@ static bool is_worker(const fg_serve_config *config)
     return config->mode == FG_MODE_PREFILL || config->mode == FG_MODE_DECODE;
 }
 
-/* Beyond loopback the bus needs keys. The link's addresses travel only over the bus; what passes over the
+static bool has_api_keys(const fg_serve_config *config)
+{
+    return config->api_key != NULL || config->api_key_file != NULL;
+}
+
+/* Beyond loopback HTTP and the bus need keys. The link's addresses travel only over the bus; what passes over the
  * link itself nobody protects but the network. */
 static fg_status check_network(const fg_serve_config *config, fg_error *err)
 {
@@ -102,7 +109,8 @@ static fg_status check_network(const fg_serve_config *config, fg_error *err)
                    { "--router", config->router.host, worker, true },
                    { "--link-host", config->link_host, worker, true } };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        bool safe = is_loopback(places[i].host) || (places[i].keys_do && config->keys != NULL);
+        bool keyed = places[i].keys_do ? config->keys != NULL : has_api_keys(config);
+        bool safe = is_loopback(places[i].host) || keyed;
         if (!places[i].used || safe || config->insecure_network) {
             continue;
         }
@@ -112,8 +120,9 @@ static fg_status check_network(const fg_serve_config *config, fg_error *err)
                              "them), or say --insecure-network on a network that you trust",
                              places[i].flag, places[i].host)
                    : fg_fail(err, FG_BAD_INPUT,
-                             "%s %s is reachable from outside, and clients need no key yet: use "
-                             "127.0.0.1, or say --insecure-network on a network that you trust",
+                             "%s %s is reachable from outside, and clients need no key: give "
+                             "--api-key-file FILE (`forge keygen --api` makes it), use 127.0.0.1, "
+                             "or say --insecure-network on a network that you trust",
                              places[i].flag, places[i].host);
     }
     return FG_OK;
@@ -127,6 +136,13 @@ static void warn_of_network(const fg_serve_config *config)
     if (beyond && config->keys == NULL) {
         fg_warn("serve", "event=insecure_network why=\"whoever reaches the bus can join it, read "
                          "prompts and answer requests: see --keys\"");
+    }
+    if (!is_loopback(config->host) && (!worker || config->status_port >= 0)) {
+        fg_warn("serve", "event=plain_http host=%s why=\"%s\"", config->host,
+                has_api_keys(config)
+                    ? "keys, prompts and answers cross the network unencrypted: let a proxy speak "
+                      "TLS in front"
+                    : "whoever reaches this port is served, unencrypted: see --api-key-file");
     }
 }
 
@@ -259,6 +275,12 @@ static fg_status open_keys(serve *s, fg_error *err)
     return FG_OK;
 }
 
+static fg_status open_api_keys(serve *s, fg_error *err)
+{
+    fg_api_keys_options options = { .file = s->config.api_key_file, .key = s->config.api_key };
+    return has_api_keys(&s->config) ? fg_api_keys_open(&options, &s->api_keys, err) : FG_OK;
+}
+
 static const char *mode_name(int mode)
 {
     static const char *const names[] = { "standalone", "router", "prefill", "decode" };
@@ -277,12 +299,14 @@ static void end_line(void)
 
 /* ---- status pages of a worker ---- */
 
+enum { KEY_CODES = FG_HTTP_401 | FG_HTTP_403 };
+
 static const fg_http_route status_routes[] = {
     { "/live", FG_HTTP_200 | FG_HTTP_405 },
     { "/health", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
-    { "/metrics", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
-    { "/debug/trace", FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
-    { "/debug/flight", FG_HTTP_200 | FG_HTTP_404 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/metrics", KEY_CODES | FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/debug/trace", KEY_CODES | FG_HTTP_200 | FG_HTTP_405 | FG_HTTP_503 },
+    { "/debug/flight", KEY_CODES | FG_HTTP_200 | FG_HTTP_404 | FG_HTTP_405 | FG_HTTP_503 },
 };
 
 /* The route of a path, as it is counted. */
@@ -331,9 +355,37 @@ static void render_flight(const serve *s, fg_http_exchange *exchange, status_pag
     }
 }
 
+static uint32_t scope_of(const char *route)
+{
+    if (strcmp(route, "/live") == 0 || strcmp(route, "/health") == 0) {
+        return FG_API_ANYONE;
+    }
+    return strcmp(route, "/metrics") == 0 ? FG_API_METRICS : FG_API_ADMIN;
+}
+
+/* False: the page says why. */
+static bool is_let_in(const serve *s, fg_http_exchange *exchange, const char *route,
+                      status_page *page)
+{
+    const char *name;
+    fg_api_verdict verdict =
+        fg_api_keys_check(s->api_keys, fg_http_header(exchange, "authorization"), scope_of(route),
+                          (int64_t)time(NULL), &name);
+    if (verdict == FG_API_UNKNOWN) {
+        fg_http_add_header(exchange, "www-authenticate", "Bearer");
+        say_error(page, 401, "\"invalid_api_key\"", FG_API_KEY_WANTED);
+    } else if (verdict == FG_API_NOT_FOR) {
+        say_error(page, 403, "\"insufficient_scope\"", "this API key is not for that");
+    }
+    return verdict == FG_API_FINE;
+}
+
 static void render_status(const serve *s, fg_http_exchange *exchange,
                           const fg_http_request *request, const char *route, status_page *page)
 {
+    if (!is_let_in(s, exchange, route, page)) {
+        return;
+    }
     if (strcmp(route, FG_HTTP_OTHER) == 0) {
         say_error(page, 404, "\"not_found\"",
                   "not found: try /live, /health, /metrics, /debug/trace or /debug/flight");
@@ -520,15 +572,36 @@ static fg_status open_spans(serve *s, fg_error *err)
     return fg_spans_open(&options, &s->spans, err);
 }
 
-/* With keys SIGHUP says that their list has changed; without, that the terminal is gone. */
+static bool has_key_lists(const serve *s)
+{
+    return s->keys != NULL || fg_api_keys_have_file(s->api_keys);
+}
+
+static void reload_api_keys(serve *s)
+{
+    fg_error err;
+    if (fg_api_keys_reload(s->api_keys, &err) != FG_OK) {
+        fg_err("serve", "event=api_keys_not_reloaded why=\"%s\" kept=%u", err.text,
+               fg_api_keys_count(s->api_keys));
+    } else {
+        fg_info("serve", "event=api_keys_reloaded count=%u", fg_api_keys_count(s->api_keys));
+    }
+}
+
+/* With keys SIGHUP says that a list of them has changed; without, that the terminal is gone. */
 static void on_hangup(void *ctx)
 {
     serve *s = ctx;
-    if (s->keys == NULL) {
+    if (!has_key_lists(s)) {
         on_signal(s, SIGHUP);
-    } else if (s->router != NULL) {
+        return;
+    }
+    if (fg_api_keys_have_file(s->api_keys)) {
+        reload_api_keys(s);
+    }
+    if (s->keys != NULL && s->router != NULL) {
         fg_host_router_reload_keys(s->router);
-    } else {
+    } else if (s->keys != NULL) {
         fg_info("serve", "event=hangup ignored=yes why=\"a worker reads its keys at start\"");
     }
 }
@@ -549,9 +622,12 @@ static fg_status open_router(serve *s, fg_error *err)
     if (s->config.mode > FG_MODE_ROUTER) {
         return FG_OK;
     }
-    fg_host_router_place place = {
-        .metrics = s->metrics, .trace = s->trace, .spans = s->spans, .keys = s->keys, .hub = s->hub
-    };
+    fg_host_router_place place = { .metrics = s->metrics,
+                                   .trace = s->trace,
+                                   .spans = s->spans,
+                                   .keys = s->keys,
+                                   .api_keys = s->api_keys,
+                                   .hub = s->hub };
     return fg_host_router_open(s->loop, &s->config, &s->model, &place, &s->router, err);
 }
 
@@ -579,7 +655,7 @@ static fg_status open_parts(serve *s, fg_error *err)
     fg_status status = fg_loop_create(&s->loop, err);
     status = status != FG_OK ? status : fg_loop_on_signal(s->loop, on_signal, s);
     status = status != FG_OK ? status : fg_loop_on_user(s->loop, on_user, s);
-    if (status == FG_OK && (s->keys != NULL || !fg_loop_hangup_ignored())) {
+    if (status == FG_OK && (has_key_lists(s) || !fg_loop_hangup_ignored())) {
         status = fg_loop_on_hangup(s->loop, on_hangup, s);
     }
     s->metrics = fg_metrics_create(SERIES_MAX);
@@ -702,6 +778,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
     }
     status = status != FG_OK ? status : check_config(s, &err);
     status = status != FG_OK ? status : open_keys(s, &err);
+    status = status != FG_OK ? status : open_api_keys(s, &err);
     if (status == FG_OK) {
         char name[FG_LIMIT_NAME_BYTES + 1];
         snprintf(name, sizeof name, "%s-%d", mode_name(s->config.mode), (int)getpid());
@@ -724,6 +801,7 @@ int fg_serve_main(int argc, const char *const *argv, const char *const *environm
         code = bad_start(&err);
     }
     fg_keys_close(s->keys);
+    fg_api_keys_close(s->api_keys);
     fg_mem_free(s);
     return code;
 }

@@ -24,7 +24,7 @@ enum {
 };
 
 typedef struct top_config {
-    const char *url;
+    const char *url, *api_key;
     double interval;
     bool once, json;
 } top_config;
@@ -37,6 +37,14 @@ static const fg_option options[] = {
       .value_name = "URL",
       .offset = offsetof(top_config, url),
       .help = "The router, or the one process; \":8080\" is a port of this machine." },
+    { .name = "api-key",
+      .type = FG_OPTION_STRING,
+      .group = "What is shown",
+      .value_name = "KEY",
+      .offset = offsetof(top_config, api_key),
+      .help =
+          "The key that the server wants; it must open metrics. FORGE_API_KEY in the environment "
+          "keeps it out of the list of processes." },
     { .name = "interval",
       .type = FG_OPTION_FLOAT,
       .default_text = "1",
@@ -155,7 +163,7 @@ static fg_status check_page(const page *p, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT, "it has no such page (status 404): no router of Forge");
     }
     if (p->status != 200) {
-        return fg_fail(err, FG_BAD_INPUT, "status %d", p->status);
+        return fg_fail(err, FG_BAD_INPUT, "status %d%s", p->status, fg_client_advice(p->status));
     }
     return p->body.failed ? fg_fail(err, FG_AGAIN, "out of memory") : FG_OK;
 }
@@ -367,7 +375,9 @@ static int run_plain(top *t)
 
 static fg_status open_top(top *t, const top_config *config, fg_error *err)
 {
-    fg_client_options client = { .max = PAGE_COUNT, .timeout_s = TIMEOUT_S, .on_end = on_end };
+    fg_client_options client = {
+        .max = PAGE_COUNT, .timeout_s = TIMEOUT_S, .api_key = config->api_key, .on_end = on_end
+    };
     *t = (top){ .config = config, .clock = fg_clock_real() };
     fg_buf *buffers[] = { &t->base, &t->url, &t->out, &t->pages[0].body, &t->pages[1].body };
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {

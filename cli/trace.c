@@ -12,7 +12,7 @@
 enum { TIMEOUT_S = 30, WAIT_MS = 200 };
 
 typedef struct trace_config {
-    const char *out;
+    const char *out, *api_key;
 } trace_config;
 
 static const fg_option options[] = {
@@ -23,6 +23,14 @@ static const fg_option options[] = {
       .value_name = "FILE",
       .offset = offsetof(trace_config, out),
       .help = "Where the picture goes; \"-\" is standard output." },
+    { .name = "api-key",
+      .type = FG_OPTION_STRING,
+      .group = "Input",
+      .value_name = "KEY",
+      .offset = offsetof(trace_config, api_key),
+      .help =
+          "The key that the processes want; it must open admin. FORGE_API_KEY in the environment "
+          "keeps it out of the list of processes." },
 };
 
 const fg_conf_spec fg_trace_spec = {
@@ -81,7 +89,9 @@ static fg_status explain(const fetched *f, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT,
                        "it has no /debug/trace (status 404): not a Forge, or an older one");
     }
-    return f->status == 200 ? FG_OK : fg_fail(err, FG_BAD_INPUT, "status %d", f->status);
+    return f->status == 200
+               ? FG_OK
+               : fg_fail(err, FG_BAD_INPUT, "status %d%s", f->status, fg_client_advice(f->status));
 }
 
 static fg_status fetch(fg_client *client, const char *name, const char *url, fg_trace_merge *merge,
@@ -117,11 +127,13 @@ static fg_status write_out(const char *name, const fg_buf *text, fg_error *err)
 }
 
 /* Returns how many of the processes are in the picture. */
-static int fetch_all(const fg_args *args, fg_trace_merge *merge, fg_error *err)
+static int fetch_all(const fg_args *args, const char *api_key, fg_trace_merge *merge, fg_error *err)
 {
     fg_client *client = NULL;
     int count = 0;
-    fg_client_options client_options = { .max = 1, .timeout_s = TIMEOUT_S, .on_end = on_end };
+    fg_client_options client_options = {
+        .max = 1, .timeout_s = TIMEOUT_S, .api_key = api_key, .on_end = on_end
+    };
     if (fg_client_create(&client_options, &client, err) != FG_OK) {
         fprintf(stderr, "forge trace: %s\n", err->text);
         return 0;
@@ -149,7 +161,7 @@ static int do_trace(const fg_args *args, const trace_config *config, fg_error *e
     fg_trace_merge *merge = fg_trace_merge_create();
     fg_buf text;
     fg_buf_init(&text, 0);
-    int count = merge == NULL ? 0 : fetch_all(args, merge, err);
+    int count = merge == NULL ? 0 : fetch_all(args, config->api_key, merge, err);
     int code = count == args->word_count ? 0 : 1;
     if (count > 0 && !fg_trace_merge_render(merge, &text)) {
         fprintf(stderr, "forge trace: out of memory\n");

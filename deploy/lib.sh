@@ -8,7 +8,7 @@ FORGE_MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Debian 12 packages. What the build needs, what the scripts need, what the tests need on top.
 FORGE_BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libxxhash-dev libjansson-dev
-    libuv1-dev libzmq3-dev libcurl4-openssl-dev liblzma-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
+    libuv1-dev libzmq3-dev libsodium-dev libcurl4-openssl-dev liblzma-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
     node-llhttp)
 FORGE_SCRIPT_PACKAGES=(ca-certificates curl jq python3 python3-pip)
 FORGE_TEST_PACKAGES=(g++ libcriterion-dev clang-format-14 python3-venv xz-utils procps

@@ -143,17 +143,26 @@ static fg_status read_cache(fg_api_reading *r)
     return FG_OK;
 }
 
-/* Whose it is, and what it was promised. */
-static fg_status read_service(fg_api_reading *r)
+/* Whose it is: who has a key of its own cannot pass for somebody else, or for many. */
+static void read_tenant(fg_api_reading *r)
 {
     const fg_service *service = r->server->service;
     const fg_json_node *user = fg_api_value(r, FG_PARAM_USER);
-    const fg_json_node *class = fg_api_value(r, FG_PARAM_SLO);
-    size_t length = 0;
-    if (user != NULL && service != NULL) {
-        const char *name = fg_json_string(user, &length);
-        r->request->tenant = fg_service_tenant(service, name, length);
+    bool keyed = r->caller != NULL && r->caller[0] != '\0';
+    if (service == NULL || (user == NULL && !keyed)) {
+        return;
     }
+    size_t length = keyed ? strlen(r->caller) : 0;
+    const char *name = keyed ? r->caller : fg_json_string(user, &length);
+    r->request->tenant = fg_service_tenant(service, name, length);
+}
+
+/* What it was promised. */
+static fg_status read_service(fg_api_reading *r)
+{
+    const fg_service *service = r->server->service;
+    const fg_json_node *class = fg_api_value(r, FG_PARAM_SLO);
+    read_tenant(r);
     const char *wanted = class == NULL ? NULL : fg_json_string(class, NULL);
     const fg_admit_slo *slo =
         service == NULL ? fg_admit_find_class(NULL, 0, wanted)
@@ -272,6 +281,7 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
         return fg_api_no_memory(r);
     }
     name_family(r);
+    r->caller = call->caller;
     fg_status (*const steps[])(fg_api_reading *) = {
         fg_api_read_model,
         read_stop,

@@ -40,7 +40,8 @@ typedef struct fg_api_server {
 typedef struct fg_api_call {
     const char *id; /* copied */
     int64_t created_s;
-    uint64_t seed; /* used when the client gives none */
+    uint64_t seed;      /* used when the client gives none */
+    const char *caller; /* whose it is, whatever it says; NULL and "": as it says */
 } fg_api_call;
 
 typedef struct fg_api_error {

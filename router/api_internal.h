@@ -59,6 +59,7 @@ typedef struct fg_api_text {
 /* What is read so far. */
 typedef struct fg_api_reading {
     const fg_api_server *server;
+    const char *caller; /* of fg_api_call */
     fg_api_kind kind;
     fg_arena *arena;
     const fg_json_node *root;

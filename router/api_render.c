@@ -26,6 +26,8 @@ const char *fg_api_finish_name(fg_finish finish)
 static const char *type_of_status(int http_status)
 {
     switch (http_status) {
+    case 401:
+        return "authentication_error";
     case 404:
         return "not_found_error";
     case 429:

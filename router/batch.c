@@ -129,6 +129,15 @@ void fg_batch_trace(fg_batches *batches, const fg_http_exchange *exchange,
     }
 }
 
+void fg_batch_caller(fg_batches *batches, const fg_http_exchange *exchange, const char *caller)
+{
+    for (fg_batch *batch = batches->first; batch != NULL; batch = batch->next) {
+        if (batch->exchange == exchange) {
+            snprintf(batch->caller, sizeof batch->caller, "%s", caller);
+        }
+    }
+}
+
 static void trace_end(const fg_batch *batch, int http_status)
 {
     fg_tracing_end end = { .route = batch->route,
@@ -176,6 +185,7 @@ static fg_status read_request(fg_batch *batch, fg_line *line, fg_api_error *erro
     fg_api_server server;
     fg_api_call call;
     batch->owner->options.on_call(batch->owner->options.ctx, line->kind, &server, &call);
+    call.caller = batch->caller;
     snprintf(line->request_id, sizeof line->request_id, "%s", call.id);
     fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
     if (arena == NULL) {

@@ -59,6 +59,8 @@ fg_status fg_batch_open(fg_batches *batches, fg_http_exchange *exchange, const c
 /* The trace of the batch that was just opened for this exchange; its state is not kept. */
 void fg_batch_trace(fg_batches *batches, const fg_http_exchange *exchange,
                     const fg_request_trace *trace);
+/* Whose lines they are, whatever they say ("": as they say); copied. */
+void fg_batch_caller(fg_batches *batches, const fg_http_exchange *exchange, const char *caller);
 /* For on_gone: true when the exchange was a batch's. */
 bool fg_batches_gone(fg_batches *batches, fg_http_exchange *exchange);
 

@@ -44,6 +44,7 @@ struct fg_batch {
     fg_http_exchange *exchange;
     const char *route;
     char name[48];
+    char caller[FG_LIMIT_NAME_BYTES + 1];
     fg_json *json;
     fg_line *lines;
     uint32_t line_count;

@@ -29,10 +29,11 @@ struct fg_front {
     fg_streams *streams;
     fg_batches *batches;
     fg_meter *meter;
-    fg_wake *wake;   /* there is news: written once per turn, not from dispatch's callbacks */
-    fg_timer *retry; /* runs only while a reader is too slow, or a batch waits for room */
-    fg_buf page;     /* bodies of the small routes */
-    char id[48];     /* of the request that was drawn last */
+    fg_wake *wake;      /* there is news: written once per turn, not from dispatch's callbacks */
+    fg_timer *retry;    /* runs only while a reader is too slow, or a batch waits for room */
+    fg_buf page;        /* bodies of the small routes */
+    char id[48];        /* of the request that was drawn last */
+    const char *caller; /* whose key the request showed that is looked at; "": nobody's of a name */
 };
 
 typedef void (*route_fn)(fg_front *front, fg_http_exchange *exchange,
@@ -192,6 +193,7 @@ static void complete(fg_front *front, fg_http_exchange *exchange, const fg_http_
 {
     call this = { .route = route, .kind = kind };
     on_call(front, kind, &this.server, &this.api);
+    this.api.caller = front->caller;
     fg_http_add_header(exchange, "x-request-id", this.api.id);
     begin_trace(front, exchange, &this.trace);
     fg_api_error error;
@@ -219,6 +221,7 @@ static void batch(fg_front *front, fg_http_exchange *exchange, const fg_http_req
     }
     if (status == FG_OK) {
         fg_batch_trace(front->batches, exchange, &trace);
+        fg_batch_caller(front->batches, exchange, front->caller);
     } else {
         refuse(front, exchange, route, &trace, &error);
     }
@@ -451,28 +454,29 @@ static void admin_role(fg_front *front, fg_http_exchange *exchange, const fg_htt
 
 static const struct route {
     const char *path;
-    bool prefix; /* what follows is a name */
-    bool post;   /* else GET and HEAD */
+    bool prefix;        /* what follows is a name */
+    bool post;          /* else GET and HEAD */
+    fg_api_scope scope; /* what a key must open */
     route_fn fn;
 } routes[] = {
-    { "/v1/chat/completions", false, true, chat_completions },
-    { "/v1/completions", false, true, completions },
-    { "/forge/v1/batch", false, true, batch },
-    { "/forge/v1/cache/stats", false, false, cache_stats },
-    { "/forge/v1/cache/clear", false, true, cache_clear },
-    { "/forge/v1/admin/role", false, true, admin_role },
-    { "/reset_prefix_cache", false, true, cache_clear },
-    { "/flush_cache", false, true, cache_clear },
-    { "/tokenize", false, true, tokenize },
-    { "/detokenize", false, true, detokenize },
-    { "/v1/models", false, false, models },
-    { "/v1/models/", true, false, one_model },
-    { "/health", false, false, health },
-    { "/live", false, false, live },
-    { "/metrics", false, false, metrics },
-    { "/debug/state", false, false, debug_state },
-    { "/debug/trace", false, false, debug_trace },
-    { "/debug/flight", false, false, debug_flight },
+    { "/v1/chat/completions", false, true, FG_API_INFER, chat_completions },
+    { "/v1/completions", false, true, FG_API_INFER, completions },
+    { "/forge/v1/batch", false, true, FG_API_INFER, batch },
+    { "/forge/v1/cache/stats", false, false, FG_API_METRICS, cache_stats },
+    { "/forge/v1/cache/clear", false, true, FG_API_ADMIN, cache_clear },
+    { "/forge/v1/admin/role", false, true, FG_API_ADMIN, admin_role },
+    { "/reset_prefix_cache", false, true, FG_API_ADMIN, cache_clear },
+    { "/flush_cache", false, true, FG_API_ADMIN, cache_clear },
+    { "/tokenize", false, true, FG_API_INFER, tokenize },
+    { "/detokenize", false, true, FG_API_INFER, detokenize },
+    { "/v1/models", false, false, FG_API_INFER, models },
+    { "/v1/models/", true, false, FG_API_INFER, one_model },
+    { "/health", false, false, FG_API_ANYONE, health },
+    { "/live", false, false, FG_API_ANYONE, live },
+    { "/metrics", false, false, FG_API_METRICS, metrics },
+    { "/debug/state", false, false, FG_API_METRICS, debug_state },
+    { "/debug/trace", false, false, FG_API_ADMIN, debug_trace },
+    { "/debug/flight", false, false, FG_API_ADMIN, debug_flight },
 };
 
 static const struct route *find_route(const char *path)
@@ -495,11 +499,56 @@ static bool is_foreign_page(const fg_http_exchange *exchange)
     return site != NULL && strcmp(site, "cross-site") == 0;
 }
 
+/* Whoever has no key learns nothing of what is there: any key at all is asked for where no route is. */
+static fg_api_verdict check_key(const fg_front *front, const struct route *route,
+                                const char *authorization, const char **caller_out)
+{
+    const fg_api_keys *keys = front->options.api_keys;
+    int64_t now_s = unix_time(front);
+    if (route == NULL) {
+        fg_api_verdict verdict =
+            fg_api_keys_check(keys, authorization, FG_API_ALL, now_s, caller_out);
+        return verdict == FG_API_NOT_FOR ? FG_API_FINE : verdict;
+    }
+    return fg_api_keys_check(keys, authorization, route->scope, now_s, caller_out);
+}
+
+static bool wants_body(void *ctx, const fg_http_request *request, const char *authorization)
+{
+    const char *caller;
+    return check_key(ctx, find_route(request->path), authorization, &caller) == FG_API_FINE;
+}
+
+/* False: it has been answered. */
+static bool is_let_in(fg_front *front, fg_http_exchange *exchange, const struct route *route)
+{
+    fg_api_error error;
+    fg_api_verdict verdict =
+        check_key(front, route, fg_http_header(exchange, "authorization"), &front->caller);
+    if (verdict == FG_API_FINE) {
+        return true;
+    }
+    if (verdict == FG_API_UNKNOWN) {
+        fg_http_add_header(exchange, "www-authenticate", "Bearer");
+        fg_api_refuse(&error, FG_BAD_INPUT, 401, NULL, "invalid_api_key", FG_API_KEY_WANTED);
+    } else {
+        fg_api_refuse(&error, FG_BAD_INPUT, 403, NULL, "insufficient_scope",
+                      "this API key is not for %s", route->path);
+    }
+    fg_debug("front", "event=not_let_in status=%d key=%s", error.http_status, front->caller);
+    fg_stream_reply_error(front->streams, exchange, route == NULL ? FG_HTTP_OTHER : route->path,
+                          &error);
+    return false;
+}
+
 static void on_request(void *ctx, fg_http_exchange *exchange, const fg_http_request *request)
 {
     fg_front *front = ctx;
     const struct route *route = find_route(request->path);
     fg_api_error error;
+    if (!is_let_in(front, exchange, route)) {
+        return;
+    }
     if (route == NULL) {
         fg_api_refuse(&error, FG_BAD_INPUT, 404, NULL, NULL, "no such route: %.16s %.128s",
                       request->method, request->path);
@@ -621,9 +670,11 @@ static fg_status start(fg_front *front, fg_error *err)
     if (status != FG_OK) {
         return fg_fail(err, status, "out of memory for the front");
     }
-    fg_http_handler handler = {
-        .on_request = on_request, .on_gone = on_gone, .on_refused = on_refused, .ctx = front
-    };
+    fg_http_handler handler = { .on_request = on_request,
+                                .wants_body = front->options.api_keys != NULL ? wants_body : NULL,
+                                .on_gone = on_gone,
+                                .on_refused = on_refused,
+                                .ctx = front };
     return fg_http_listen(front->options.loop, front->options.host, front->options.port,
                           front->options.http_limits, &handler, &front->http, err);
 }

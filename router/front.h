@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/model/chat.h"
 #include "common/model/tokenizer.h"
+#include "common/net/api_keys.h"
 #include "common/net/http.h"
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
@@ -29,6 +30,7 @@ typedef struct fg_front_options {
     const char *host;
     uint16_t port;                     /* 0 picks one */
     const fg_http_limits *http_limits; /* NULL: the defaults */
+    const fg_api_keys *api_keys;       /* that clients must show; NULL: nobody is asked */
     const fg_tokenizer *tokenizer;
     const fg_chat *chat;
     fg_dispatch *dispatch;

@@ -15,7 +15,7 @@
 typedef struct fg_meter fg_meter;
 
 /* At most so many series are registered. */
-enum { FG_METER_SERIES_MAX = 128 };
+enum { FG_METER_SERIES_MAX = 160 };
 
 /* FG_AGAIN when `metrics` has no room for the series; it outlives the meter. */
 fg_status fg_meter_create(fg_metrics *metrics, fg_meter **meter_out, fg_error *err);

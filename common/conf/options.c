@@ -142,7 +142,8 @@ static const fg_option options[] = {
       .group = door,
       AT(host),
       .value_name = "HOST",
-      .help = "Where to listen for HTTP. An address beyond loopback needs --insecure-network." },
+      .help = "Where to listen for HTTP. An address beyond loopback needs --api-key-file or "
+              "--api-key, or --insecure-network." },
     { .name = "port",
       .type = FG_OPTION_PORT,
       .default_text = "8080",
@@ -150,6 +151,21 @@ static const fg_option options[] = {
       .roles = door_roles,
       AT(port),
       .help = "The HTTP port; 0 picks a free one and says which." },
+    { .name = "api-key-file",
+      .type = FG_OPTION_STRING,
+      .group = door,
+      .value_name = "FILE",
+      AT(api_key_file),
+      .help = "Clients must show a key of this file, as \"Authorization: Bearer KEY\", for all but "
+              "/health and /live. `forge keygen --api FILE` makes keys with names, scopes and last "
+              "days; the file itself holds none. SIGHUP: it is read again." },
+    { .name = "api-key",
+      .type = FG_OPTION_STRING,
+      .group = door,
+      .value_name = "KEY",
+      AT(api_key),
+      .help = "One more such key, in plain text, that opens everything. FORGE_API_KEY in the "
+              "environment keeps it out of the list of processes." },
     { .name = "status-port",
       .type = FG_OPTION_PORT,
       .default_text = "none",
@@ -791,8 +807,8 @@ static const fg_option options[] = {
       .default_text = "false",
       .group = other,
       AT(insecure_network),
-      .help = "Allows addresses beyond loopback without --keys, and for --host, where clients are "
-              "neither encrypted nor authenticated yet." },
+      .help = "Allows addresses beyond loopback without --keys, and without --api-key-file for "
+              "--host." },
 };
 
 /* Read by the tests and by the scripts of deploy/, not by this program; FORGE_CUDA_PLUGIN by

@@ -126,6 +126,7 @@ typedef struct fg_serve_config {
 
     int log_level; /* fg_log_level */
     bool insecure_network;
+    const char *api_key_file, *api_key;
 } fg_serve_config;
 
 extern const fg_conf_spec fg_serve_spec;

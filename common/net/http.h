@@ -30,6 +30,9 @@ typedef struct fg_http_handler {
     /* A whole, valid request. `request` is valid until the exchange ends, its body only until this
      * returns. The handler replies now or later, exactly once (reply, or stream_begin .. stream_end). */
     void (*on_request)(void *ctx, fg_http_exchange *exchange, const fg_http_request *request);
+    /* The head of a request with a body has come, and its Authorization header (NULL: none). False: the body is not
+     * received, and on_request is called without it; the connection closes after the answer. NULL: all are wanted. */
+    bool (*wants_body)(void *ctx, const fg_http_request *request, const char *authorization);
     /* The client went away (or stalled past its deadline) before the reply had ended. */
     void (*on_gone)(void *ctx, fg_http_exchange *exchange);
     /* A connection was answered without a request: what came was none, or there was no room for it. NULL: nobody

@@ -277,7 +277,7 @@ static void finish_flush(fg_http_conn *conn)
 bool fg_http_conn_keep(fg_http_conn *conn)
 {
     conn->keep_alive = fg_http_parser_keep_alive(conn->parser) && !conn->shared->draining &&
-                       conn->request_count < REQUESTS_MAX;
+                       conn->request_count < REQUESTS_MAX && !fg_http_parser_in_body(conn->parser);
     return conn->keep_alive;
 }
 
@@ -371,6 +371,19 @@ static void send_continue(fg_http_conn *conn)
     (void)fg_http_conn_write(conn, &piece, 1);
 }
 
+/* A body that nobody wants is not waited for: its request is answered now. */
+static void on_head(fg_http_conn *conn, bool all_taken)
+{
+    const fg_http_handler *handler = &conn->shared->handler;
+    if (handler->wants_body != NULL &&
+        !handler->wants_body(handler->ctx, fg_http_parser_request(conn->parser),
+                             fg_http_parser_header(conn->parser, "authorization"))) {
+        start_exchange(conn);
+    } else if (all_taken && fg_http_parser_waits(conn->parser)) {
+        send_continue(conn);
+    }
+}
+
 /* Parses and serves as much of the bytes as may be served now; returns how many were taken. */
 static size_t serve(fg_http_conn *conn, const char *bytes, size_t size_bytes)
 {
@@ -382,8 +395,8 @@ static size_t serve(fg_http_conn *conn, const char *bytes, size_t size_bytes)
         count_held(conn);
         if (conn->shared->held_bytes > HELD_MAX) {
             refuse(conn, 503, "too many requests are being received");
-        } else if (step == FG_HTTP_CONTINUE && at == size_bytes) {
-            send_continue(conn);
+        } else if (step == FG_HTTP_HEAD) {
+            on_head(conn, at == size_bytes);
         } else if (step == FG_HTTP_READY) {
             start_exchange(conn);
         } else if (step == FG_HTTP_REFUSED) {

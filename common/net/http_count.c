@@ -12,19 +12,20 @@ static const struct {
     const char *text;
 } codes[] = {
     { FG_HTTP_200, 200, "200" }, { FG_HTTP_400, 400, "400" }, { FG_HTTP_403, 403, "403" },
-    { FG_HTTP_404, 404, "404" }, { FG_HTTP_405, 405, "405" }, { FG_HTTP_408, 408, "408" },
-    { FG_HTTP_409, 409, "409" }, { FG_HTTP_413, 413, "413" }, { FG_HTTP_414, 414, "414" },
-    { FG_HTTP_415, 415, "415" }, { FG_HTTP_417, 417, "417" }, { FG_HTTP_429, 429, "429" },
-    { FG_HTTP_431, 431, "431" }, { FG_HTTP_499, 499, "499" }, { FG_HTTP_500, 500, "500" },
-    { FG_HTTP_501, 501, "501" }, { FG_HTTP_503, 503, "503" }, { FG_HTTP_505, 505, "505" },
+    { FG_HTTP_401, 401, "401" }, { FG_HTTP_404, 404, "404" }, { FG_HTTP_405, 405, "405" },
+    { FG_HTTP_408, 408, "408" }, { FG_HTTP_409, 409, "409" }, { FG_HTTP_413, 413, "413" },
+    { FG_HTTP_414, 414, "414" }, { FG_HTTP_415, 415, "415" }, { FG_HTTP_417, 417, "417" },
+    { FG_HTTP_429, 429, "429" }, { FG_HTTP_431, 431, "431" }, { FG_HTTP_499, 499, "499" },
+    { FG_HTTP_500, 500, "500" }, { FG_HTTP_501, 501, "501" }, { FG_HTTP_503, 503, "503" },
+    { FG_HTTP_505, 505, "505" },
 };
 enum { CODE_COUNT = sizeof codes / sizeof codes[0] };
 
 /* No such route, and what a connection refuses by itself (http_parse, http_conn). */
-static const fg_http_route other = { FG_HTTP_OTHER, FG_HTTP_400 | FG_HTTP_404 | FG_HTTP_408 |
-                                                        FG_HTTP_413 | FG_HTTP_414 | FG_HTTP_415 |
-                                                        FG_HTTP_417 | FG_HTTP_431 | FG_HTTP_501 |
-                                                        FG_HTTP_503 | FG_HTTP_505 };
+static const fg_http_route other = { FG_HTTP_OTHER, FG_HTTP_400 | FG_HTTP_401 | FG_HTTP_404 |
+                                                        FG_HTTP_408 | FG_HTTP_413 | FG_HTTP_414 |
+                                                        FG_HTTP_415 | FG_HTTP_417 | FG_HTTP_431 |
+                                                        FG_HTTP_501 | FG_HTTP_503 | FG_HTTP_505 };
 
 typedef struct counted_route {
     const char *route;

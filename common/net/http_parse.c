@@ -47,7 +47,7 @@ struct fg_http_parser {
 
     fg_buf body;
     size_t body_wire_bytes; /* as they came, framing included */
-    bool keep_alive;
+    bool keep_alive, waits;
     fg_http_request request;
 };
 
@@ -194,6 +194,7 @@ static void begin(fg_http_parser *parser)
     parser->field_open = false;
     parser->body_wire_bytes = 0;
     parser->keep_alive = false;
+    parser->waits = false;
     parser->request = (fg_http_request){ 0 };
     llhttp_init(&parser->llhttp, HTTP_REQUEST, &settings);
     parser->llhttp.data = parser;
@@ -535,8 +536,15 @@ static fg_http_step check_framing(fg_http_parser *parser)
     return FG_HTTP_MORE;
 }
 
-/* *wait_out: the client wants 100 Continue before it sends the body. */
-static fg_http_step check_expectations(fg_http_parser *parser, bool *wait_out)
+/* Two of them would let each reader take another one. */
+static fg_http_step check_authorization(fg_http_parser *parser)
+{
+    size_t count;
+    find_field(parser, "authorization", &count);
+    return count > 1 ? refuse(parser, 400, "at most one Authorization header") : FG_HTTP_MORE;
+}
+
+static fg_http_step check_expectations(fg_http_parser *parser)
 {
     size_t count;
     const header_field *field = find_field(parser, "content-encoding", &count);
@@ -550,7 +558,7 @@ static fg_http_step check_expectations(fg_http_parser *parser, bool *wait_out)
     if (count > 1 || !value_is(parser, field, "100-continue")) {
         return refuse(parser, 417, "expectation is not supported");
     }
-    *wait_out = true;
+    parser->waits = true;
     return FG_HTTP_MORE;
 }
 
@@ -594,6 +602,7 @@ static void seal_target(fg_http_parser *parser)
     parser->request.method = parser->method;
     parser->request.path = *path == '\0' ? "/" : path; /* of a URL it may be left out */
     parser->request.query = query != NULL ? query : "";
+    parser->request.body = "";
 }
 
 static fg_http_step on_ready(fg_http_parser *parser)
@@ -611,7 +620,6 @@ static fg_http_step on_head(fg_http_parser *parser)
         return FG_HTTP_REFUSED;
     }
     fg_http_step step = FG_HTTP_MORE;
-    bool wait = false;
     if (code != HPE_OK && code != HPE_PAUSED) {
         step = refuse(parser, 400, "malformed header");
     }
@@ -622,7 +630,10 @@ static fg_http_step on_head(fg_http_parser *parser)
         step = check_framing(parser);
     }
     if (step == FG_HTTP_MORE) {
-        step = check_expectations(parser, &wait);
+        step = check_authorization(parser);
+    }
+    if (step == FG_HTTP_MORE) {
+        step = check_expectations(parser);
     }
     if (step != FG_HTTP_MORE) {
         return step;
@@ -635,7 +646,7 @@ static fg_http_step on_head(fg_http_parser *parser)
         return on_ready(parser);
     }
     parser->state = IN_BODY;
-    return wait ? FG_HTTP_CONTINUE : FG_HTTP_MORE;
+    return FG_HTTP_HEAD;
 }
 
 static fg_http_step take_body(fg_http_parser *parser, const char *bytes, size_t size_bytes,
@@ -699,6 +710,11 @@ bool fg_http_parser_started(const fg_http_parser *parser)
 bool fg_http_parser_in_body(const fg_http_parser *parser)
 {
     return parser->state == IN_BODY;
+}
+
+bool fg_http_parser_waits(const fg_http_parser *parser)
+{
+    return parser->waits;
 }
 
 size_t fg_http_parser_held(const fg_http_parser *parser)

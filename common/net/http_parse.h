@@ -27,10 +27,10 @@ typedef struct fg_http_parse_limits {
 } fg_http_parse_limits;
 
 typedef enum fg_http_step {
-    FG_HTTP_MORE,     /* everything was taken; more is needed */
-    FG_HTTP_CONTINUE, /* the head is good and the client waits for 100 before it sends the body */
-    FG_HTTP_READY,    /* one whole request */
-    FG_HTTP_REFUSED,  /* answer fg_http_parser_refusal() and close */
+    FG_HTTP_MORE,    /* everything was taken; more is needed */
+    FG_HTTP_HEAD,    /* the head is good, and a body follows: all but the request's body is known */
+    FG_HTTP_READY,   /* one whole request */
+    FG_HTTP_REFUSED, /* answer fg_http_parser_refusal() and close */
 } fg_http_step;
 
 typedef struct fg_http_refusal {
@@ -42,7 +42,7 @@ typedef struct fg_http_refusal {
 fg_http_parser *fg_http_parser_create(const fg_http_parse_limits *limits);
 void fg_http_parser_destroy(fg_http_parser *parser);
 /* Takes at most `size_bytes` and says how many in `*used_out`. After READY or REFUSED it takes nothing
- * until the reset; after CONTINUE feed the rest. */
+ * until the reset; after HEAD feed the rest. */
 fg_http_step fg_http_parser_feed(fg_http_parser *parser, const char *bytes, size_t size_bytes,
                                  size_t *used_out);
 /* Makes room for the next request of the connection and gives large buffers back. */
@@ -53,10 +53,12 @@ void fg_http_parser_drop_body(fg_http_parser *parser);
 /* Bytes of a request have arrived; its head is complete. */
 bool fg_http_parser_started(const fg_http_parser *parser);
 bool fg_http_parser_in_body(const fg_http_parser *parser);
+/* After HEAD: the client wants 100 Continue before it sends the body. */
+bool fg_http_parser_waits(const fg_http_parser *parser);
 /* Heap bytes held now. */
 size_t fg_http_parser_held(const fg_http_parser *parser);
 
-/* After READY, valid until the reset. */
+/* After HEAD and READY, valid until the reset. */
 const fg_http_request *fg_http_parser_request(const fg_http_parser *parser);
 const char *fg_http_parser_header(const fg_http_parser *parser, const char *name);
 bool fg_http_parser_keep_alive(const fg_http_parser *parser);

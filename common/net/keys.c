@@ -1,7 +1,6 @@
 #include "common/net/keys.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "common/base/fault.h"
 #include "common/base/mem.h"
+#include "common/net/key_file.h"
 
 struct fg_keys {
     bool server;
@@ -26,70 +26,19 @@ struct fg_keys {
 
 /* --- files --- */
 
-static fg_status check_file(const char *path, const struct stat *info, fg_key_kind kind,
-                            fg_error *err)
-{
-    if (!S_ISREG(info->st_mode)) {
-        return fg_fail(err, FG_BAD_INPUT, "%s is not a file", path);
-    }
-    if (kind == FG_KEY_SECRET && (info->st_mode & 077) != 0) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "%s is a secret, and others than its owner can get at it: chmod 600 %s",
-                       path, path);
-    }
-    if ((info->st_mode & 022) != 0) {
-        return fg_fail(err, FG_BAD_INPUT, "others than its owner can write %s: chmod go-w %s", path,
-                       path);
-    }
-    if (info->st_size > (off_t)FG_LIMIT_KEY_FILE_BYTES) {
-        return fg_fail(err, FG_BAD_INPUT, "%s is larger than %u KiB: no file of keys", path,
-                       FG_LIMIT_KEY_FILE_BYTES / 1024);
-    }
-    return FG_OK;
-}
-
-/* What counts is the file that a link leads to. It is asked through the descriptor, so nothing can be put
- * in its place between the question and the reading; a pipe does not make the open wait. */
 static fg_status read_keys(const char *path, fg_key_kind kind, fg_key_entry *entries, uint32_t max,
                            uint32_t *count_out, fg_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) {
-        return fg_fail(err, FG_BAD_INPUT, "%s: %s%s", path, strerror(errno),
-                       errno == ENOENT ? " (`forge keygen` makes the files that --keys takes)"
-                                       : "");
-    }
-    struct stat info;
     char *text = NULL;
     size_t size = 0;
-    fg_status status = fstat(fd, &info) == 0
-                           ? check_file(path, &info, kind, err)
-                           : fg_fail(err, FG_BAD_INPUT, "%s: %s", path, strerror(errno));
-    if (status == FG_OK) {
-        text = fg_mem_alloc(FG_LIMIT_KEY_FILE_BYTES + 1);
-        status = text == NULL ? fg_fail(err, FG_AGAIN, "out of memory for %s", path) : FG_OK;
-    }
-    while (status == FG_OK && size <= FG_LIMIT_KEY_FILE_BYTES) {
-        ssize_t got = read(fd, text + size, FG_LIMIT_KEY_FILE_BYTES + 1 - size);
-        if (got < 0 && errno != EINTR) {
-            status = fg_fail(err, FG_BAD_INPUT, "%s: %s", path, strerror(errno));
-        } else if (got == 0) {
-            break;
-        }
-        size += got > 0 ? (size_t)got : 0;
-    }
-    if (status == FG_OK && size > FG_LIMIT_KEY_FILE_BYTES) {
-        status = fg_fail(err, FG_BAD_INPUT, "%s is too large", path);
-    }
+    fg_status status =
+        fg_key_file_read(path, kind == FG_KEY_SECRET,
+                         " (`forge keygen` makes the files that --keys takes)", &text, &size, err);
     if (status == FG_OK) {
         fg_key_text source = { .label = path, .text = text, .size_bytes = size, .kind = kind };
         status = fg_keys_parse(&source, entries, max, count_out, err);
+        fg_key_file_drop(text);
     }
-    if (text != NULL) {
-        fg_keys_wipe(text, FG_LIMIT_KEY_FILE_BYTES + 1);
-        fg_mem_free(text);
-    }
-    close(fd);
     return status;
 }
 

@@ -4,6 +4,7 @@
 #include <zmq.h>
 
 #include "common/base/fault.h"
+#include "common/net/key_file.h"
 #include "common/net/keys.h"
 
 void fg_keys_wipe(void *memory, size_t size_bytes)
@@ -39,42 +40,12 @@ fg_status fg_keys_make_pair(fg_key_pair *pair_out, fg_error *err)
     return FG_OK;
 }
 
-/* One line, its words found. */
-typedef struct words {
-    const char *start[4];
-    size_t length[4];
-    uint32_t count; /* 4: too many */
-} words;
-
-static void split(const char *line, size_t length, words *out)
-{
-    out->count = 0;
-    for (size_t i = 0; i < length && out->count < 4;) {
-        if (line[i] == ' ' || line[i] == '\t') {
-            i++;
-            continue;
-        }
-        out->start[out->count] = line + i;
-        size_t begin = i;
-        while (i < length && line[i] != ' ' && line[i] != '\t') {
-            i++;
-        }
-        out->length[out->count++] = i - begin;
-    }
-}
-
-static bool is_word(const words *line, uint32_t index, const char *word)
-{
-    return line->length[index] == strlen(word) &&
-           memcmp(line->start[index], word, line->length[index]) == 0;
-}
-
 /* Fills `entry`; NULL when the line is good, else what is wrong with it. Never shows what it read. */
-static const char *read_line(const words *line, fg_key_kind kind, fg_key_entry *entry)
+static const char *read_line(const fg_key_line *line, fg_key_kind kind, fg_key_entry *entry)
 {
     static const char *const labels[] = { [FG_KEY_SECRET] = "secret", [FG_KEY_PUBLIC] = "public" };
-    if (!is_word(line, 0, labels[kind])) {
-        if (is_word(line, 0, labels[!kind])) {
+    if (!fg_key_word_is(line, 0, labels[kind])) {
+        if (fg_key_word_is(line, 0, labels[!kind])) {
             return kind == FG_KEY_PUBLIC
                        ? "this is a secret key; it must not lie here: give the public one"
                        : "this is a public key; the secret one is needed";
@@ -110,38 +81,32 @@ static const char *read_line(const words *line, fg_key_kind kind, fg_key_entry *
     return NULL;
 }
 
+typedef struct reading {
+    fg_key_kind kind;
+    fg_key_entry *entries;
+    uint32_t max, count;
+} reading;
+
+static const char *on_line(void *ctx, const fg_key_line *line)
+{
+    reading *r = ctx;
+    if (r->count == r->max) {
+        return r->max == 1 ? "one key is all that may be here" : "too many keys";
+    }
+    fg_key_entry *entry = &r->entries[r->count];
+    *entry = (fg_key_entry){ .line = line->number };
+    const char *why = read_line(line, r->kind, entry);
+    r->count += why == NULL;
+    return why;
+}
+
 fg_status fg_keys_parse(const fg_key_text *text, fg_key_entry *entries, uint32_t max,
                         uint32_t *count_out, fg_error *err)
 {
-    uint32_t number = 0, count = 0;
-    for (size_t at = 0; at < text->size_bytes;) {
-        number++;
-        const char *line = text->text + at;
-        const char *end = memchr(line, '\n', text->size_bytes - at);
-        const char *why = NULL;
-        size_t length = end != NULL ? (size_t)(end - line) : text->size_bytes - at;
-        words found;
-        if (end == NULL) {
-            why = "the last line has no newline: the file may be cut short";
-        } else if (memchr(line, '\r', length) != NULL) {
-            why = "a carriage return: save the file with plain newlines (sed -i 's/\\r$//')";
-        } else if (memchr(line, '\0', length) != NULL) {
-            why = "a NUL byte: this is no text file";
-        } else if (length > 0 && line[0] != '#') {
-            split(line, length, &found);
-            if (found.count > 0 && count == max) {
-                why = max == 1 ? "one key is all that may be here" : "too many keys";
-            } else if (found.count > 0) {
-                entries[count] = (fg_key_entry){ .line = number };
-                why = read_line(&found, text->kind, &entries[count]);
-                count += why == NULL;
-            }
-        }
-        if (why != NULL) {
-            return fg_fail(err, FG_BAD_INPUT, "%s:%u: %s", text->label, number, why);
-        }
-        at += length + 1;
+    reading r = { .kind = text->kind, .entries = entries, .max = max };
+    fg_status status = fg_key_lines(text->label, text->text, text->size_bytes, on_line, &r, err);
+    if (status == FG_OK) {
+        *count_out = r.count;
     }
-    *count_out = count;
-    return FG_OK;
+    return status;
 }

@@ -145,7 +145,7 @@ def plain_environment(**more):
 class Process:
     """One forge process; reaped the moment it ends, because a zombie counts as alive to its peers."""
 
-    def __init__(self, name, command, folder, on_line=None):
+    def __init__(self, name, command, folder, on_line=None, environment=None):
         self.name = name
         self.log_path = os.path.join(folder, name + ".log")
         self.on_line = on_line
@@ -153,7 +153,7 @@ class Process:
         self.ended_at = None
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, text=True, errors="replace",
-                                      env=plain_environment())
+                                      env=plain_environment(**(environment or {})))
         self.pid = self.child.pid
         self.threads = [threading.Thread(target=work, daemon=True)
                         for work in (self._read_out, self._read_log, self._reap)]
@@ -383,11 +383,11 @@ class Cluster:
             self.kill_all()
 
 
-def get(port, path, timeout_s=WAIT_S):
+def get(port, path, timeout_s=WAIT_S, headers=None):
     """Status and body of a GET; status 0 when nobody answered."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException):

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "common/net/api_keys.h"
 #include "common/net/keys.h"
 #include "tests/support/test.h"
 
@@ -222,5 +223,120 @@ Test(keygen, every_failure_leaves_the_old_keys)
     cr_assert(faults >= 6, "%d", faults);
     cr_assert_eq(count_in(folder), 1);
     fg_keys_close(open_keys("keys", "a", false));
+    finish();
+}
+
+/* --- API keys --- */
+
+static fg_keygen_api_options api_options(const char *file, const char *one, const char *two,
+                                         FILE *out)
+{
+    (void)options_for(file, one, two, 0);
+    return (fg_keygen_api_options){ .file = file, .names = &names, .scopes = "infer", .out = out };
+}
+
+static fg_api_verdict ask(const fg_api_keys *keys, const char *key, uint32_t scope,
+                          const char *name)
+{
+    char header[200];
+    const char *found = NULL;
+    snprintf(header, sizeof header, "Bearer %.49s", key);
+    fg_api_verdict verdict = fg_api_keys_check(keys, header, scope, 1700000000, &found);
+    cr_assert_str_eq(found, name);
+    return verdict;
+}
+
+Test(keygen, api_keys_are_printed_once_and_told_by_the_file)
+{
+    begin();
+    char file[200], *text = NULL;
+    size_t size = 0;
+    snprintf(file, sizeof file, "%s", path_of("api"));
+    FILE *out = open_memstream(&text, &size);
+    fg_error err = { 0 };
+    fg_keygen_api_options o = api_options(file, "team-a", "team-b", out);
+    cr_assert_eq(fg_keygen_api(&o, &err), FG_OK, "%s", err.text);
+    o = api_options(file, "boss", NULL, out);
+    o.scopes = "all";
+    o.until = "2030-12-31";
+    cr_assert_eq(fg_keygen_api(&o, &err), FG_OK, "%s", err.text);
+    fclose(out);
+    cr_assert_eq(size, 3 * (FG_API_KEY_TEXT_BYTES + 1));
+    struct stat info;
+    cr_assert(stat(file, &info) == 0 && (info.st_mode & 07777) == 0600);
+    fg_api_keys *keys = NULL;
+    fg_api_keys_options options = { .file = file };
+    cr_assert_eq(fg_api_keys_open(&options, &keys, &err), FG_OK, "%s", err.text);
+    const char *second = text + FG_API_KEY_TEXT_BYTES + 1,
+               *third = second + FG_API_KEY_TEXT_BYTES + 1;
+    cr_assert_eq(ask(keys, text, FG_API_INFER, "team-a"), FG_API_FINE);
+    cr_assert_eq(ask(keys, second, FG_API_INFER, "team-b"), FG_API_FINE);
+    cr_assert_eq(ask(keys, second, FG_API_ADMIN, "team-b"), FG_API_NOT_FOR);
+    cr_assert_eq(ask(keys, third, FG_API_ALL, "boss"), FG_API_FINE);
+    fg_api_keys_close(keys);
+    free(text);
+    finish();
+}
+
+Test(keygen, api_keys_that_nobody_could_use_are_not_made)
+{
+    begin();
+    char file[200], broken[200];
+    snprintf(file, sizeof file, "%s", path_of("api"));
+    snprintf(broken, sizeof broken, "%s", path_of("broken"));
+    FILE *old = fopen(broken, "w");
+    cr_assert(old != NULL && fputs("forge-key\n", old) >= 0 && fclose(old) == 0);
+    const struct {
+        const char *file, *name, *scopes, *until, *why;
+    } cases[] = {
+        { file, NULL, "infer", NULL, "--name" },
+        { file, "a/b", "infer", NULL, "--name a/b: a name is" },
+        { file, "a", "king", NULL, "--scopes king" },
+        { file, "a", "", NULL, "--scopes" },
+        { file, "a", "infer", "2030-02-30", "--until 2030-02-30" },
+        { file, "a", "infer", "", "--until" },
+        { broken, "a", "infer", NULL, ":1: a line is" },
+        { "/nowhere/at/all", "a", "infer", NULL, "/nowhere/at/all: No such file" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fg_error err = { 0 };
+        FILE *out = tmpfile();
+        fg_keygen_api_options o = api_options(cases[i].file, cases[i].name, NULL, out);
+        o.scopes = cases[i].scopes;
+        o.until = cases[i].until;
+        cr_assert_neq(fg_keygen_api(&o, &err), FG_OK, "%s", cases[i].why);
+        cr_assert(strstr(err.text, cases[i].why) != NULL, "%s: %s", cases[i].why, err.text);
+        cr_assert_eq(ftell(out), 0, "%s", cases[i].why);
+        fclose(out);
+    }
+    cr_assert_eq(count_in(folder), 1);
+    finish();
+}
+
+static bool try_api(void *ctx)
+{
+    FILE *out = tmpfile();
+    fg_keygen_api_options o = api_options(ctx, "a", NULL, out);
+    fg_error err;
+    bool made = fg_keygen_api(&o, &err) == FG_OK;
+    cr_assert_eq(made, ftell(out) > 0);
+    fclose(out);
+    return made;
+}
+
+Test(keygen, every_failure_leaves_the_api_keys)
+{
+    begin();
+    char file[200];
+    snprintf(file, sizeof file, "%s", path_of("api"));
+    cr_assert(try_api(file));
+    int faults = fg_fault_each(try_api, file);
+    cr_assert(faults >= 4, "%d", faults);
+    fg_api_keys *keys = NULL;
+    fg_error err;
+    fg_api_keys_options options = { .file = file };
+    cr_assert_eq(fg_api_keys_open(&options, &keys, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_api_keys_count(keys), 2);
+    fg_api_keys_close(keys);
     finish();
 }

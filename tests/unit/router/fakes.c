@@ -188,6 +188,7 @@ const char *fg_http_header(const fg_http_exchange *exchange, const char *name)
 {
     return strcmp(name, "content-type") == 0     ? exchange->content_type
            : strcmp(name, "sec-fetch-site") == 0 ? exchange->fetch_site
+           : strcmp(name, "authorization") == 0  ? exchange->authorization
                                                  : NULL;
 }
 

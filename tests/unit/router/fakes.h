@@ -51,8 +51,9 @@ uint32_t fake_running_count(void);
 
 /* One exchange: what the client sent, and what was sent back. */
 struct fg_http_exchange {
-    const char *content_type; /* NULL: none */
-    const char *fetch_site;   /* sec-fetch-site; NULL: none */
+    const char *content_type;  /* NULL: none */
+    const char *fetch_site;    /* sec-fetch-site; NULL: none */
+    const char *authorization; /* NULL: none */
     void *user;
     fg_buf headers; /* "name: value\n" of the reply */
     int status;     /* 0: not answered */

@@ -16,6 +16,7 @@ typedef struct world {
     fg_arena *arena;
     fg_request request;
     fg_api_error error;
+    const char *caller;
 } world;
 
 static void open_world(world *w)
@@ -42,7 +43,7 @@ static void close_world(world *w)
 
 static fg_status parse(world *w, fg_api_kind kind, const char *body)
 {
-    fg_api_call call = { .id = "id-1", .created_s = 5, .seed = 77 };
+    fg_api_call call = { .id = "id-1", .created_s = 5, .seed = 77, .caller = w->caller };
     fg_arena_reset(w->arena);
     return fg_api_parse(&w->server, kind, body, strlen(body), &call, w->arena, &w->request,
                         &w->error);
@@ -402,6 +403,13 @@ Test(api, whose_it_is_and_what_it_was_promised_arrive)
     cr_assert(w.request.slo.ttft_ns == 500000000u && w.request.slo.itl_ns == 50000000u);
     cr_assert_eq(w.request.deadline_ns, 2500000000u);
     cr_assert_eq(w.request.params.pin_ms, 300000u);
+    /* A key's own name is beyond what a request says. */
+    w.caller = "team-a";
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, COMP(",\"user\":\"alice\"")), FG_OK);
+    cr_assert_eq(w.request.tenant, fg_service_tenant(&service, "team-a", 6));
+    cr_assert_eq(parse(&w, FG_API_COMPLETION, COMP("")), FG_OK);
+    cr_assert_eq(w.request.tenant, fg_service_tenant(&service, "team-a", 6));
+    w.caller = "";
     cr_assert_eq(parse(&w, FG_API_COMPLETION, COMP(",\"user\":\"\",\"slo\":\"none\"")), FG_OK);
     cr_assert(w.request.tenant == 0 && w.request.slo.ttft_ns == 0 && w.request.deadline_ns == 0);
     close_world(&w);

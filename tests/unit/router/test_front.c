@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/fault.h"
+#include "common/net/api_keys.h"
 #include "common/net/loop.h"
 #include "router/meter.h"
 #include "tests/support/test.h"
@@ -210,7 +212,7 @@ Test(front, each_answer_is_counted_once)
         { "POST", "/forge/v1/batch", "cross-site", "[]", 403, "" },
         { "POST", "/forge/v1/admin/role", "cross-site", "{}", 403, "" },
     };
-    static const int refused[] = { 400, 408, 413, 414, 415, 417, 431, 501, 503, 505 };
+    static const int refused[] = { 400, 401, 408, 413, 414, 415, 417, 431, 501, 503, 505 };
     size_t count = sizeof route_cases / sizeof route_cases[0];
     world w;
     open_world(&w);
@@ -270,6 +272,125 @@ Test(front, another_sites_page_cannot_post)
     }
     cr_assert_eq(fake_dispatch_state.clear_count, 3);
     close_world(&w);
+}
+
+/* Every route that there is, and one that is not; what each key opens. */
+static const struct scope_case {
+    const char *method, *path;
+    const char *letters; /* of scopes that open it: i, m, a; "": nobody is asked */
+} scope_cases[] = {
+    { "POST", "/v1/chat/completions", "i" },
+    { "POST", "/v1/completions", "i" },
+    { "POST", "/forge/v1/batch", "i" },
+    { "GET", "/forge/v1/cache/stats", "m" },
+    { "POST", "/forge/v1/cache/clear", "a" },
+    { "POST", "/forge/v1/admin/role", "a" },
+    { "POST", "/reset_prefix_cache", "a" },
+    { "POST", "/flush_cache", "a" },
+    { "POST", "/tokenize", "i" },
+    { "POST", "/detokenize", "i" },
+    { "GET", "/v1/models", "i" },
+    { "GET", "/v1/models/org/tiny", "i" },
+    { "GET", "/health", "" },
+    { "GET", "/live", "" },
+    { "GET", "/metrics", "m" },
+    { "GET", "/debug/state", "m" },
+    { "GET", "/debug/trace", "a" },
+    { "GET", "/debug/flight", "a" },
+    { "GET", "/nowhere", "ima" },
+    { "DELETE", "/v1/models", "i" },
+};
+
+/* Digests of the keys "infer", "metrics" and "admin", and of "gone", whose last day was before this test's. */
+static const char key_lines[] =
+    "key b323a37bda8027ee6676833ae807a31bd5c17781693b307906ad667a99131e48 team-i infer\n"
+    "key 1d3208fb4b2b7f64d770038e830cbf943b1086e4b7ee9a4c1bd2f5ef2fe29181 team-m metrics\n"
+    "key 1aa66b393b8ab47d2489de43016f5f39ca8c2412737c6cdc5f7bc33de2f6dbed team-a admin\n"
+    "key 664a578d76b8aac7f50d566523d70ef02bc8dd995b9217777aaa0d8ed6748535 team-g all until "
+    "2001-01-01\n";
+
+static void send_with_key(world *w, const struct scope_case *it, const char *authorization)
+{
+    fg_http_request request = {
+        .method = it->method, .path = it->path, .query = "", .body = "{}", .body_bytes = 2
+    };
+    fake_exchange_deinit(&w->exchange);
+    fake_exchange_init(&w->exchange);
+    w->exchange.authorization = authorization;
+    bool wanted = fake_http_handler.wants_body(fake_http_handler.ctx, &request, authorization);
+    fake_http_handler.on_request(fake_http_handler.ctx, &w->exchange, &request);
+    bool let_in = w->exchange.status != 401 && w->exchange.status != 403;
+    cr_assert_eq(wanted, let_in, "%s: a body that is not read is not waited for", it->path);
+}
+
+static fg_api_keys *open_keys(char *path)
+{
+    fg_api_keys *keys = NULL;
+    fg_error err = { 0 };
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, key_lines, sizeof key_lines - 1) == sizeof key_lines - 1);
+    close(fd);
+    fg_api_keys_options options = { .file = path, .key = "plain" };
+    cr_assert_eq(fg_api_keys_open(&options, &keys, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_api_keys_count(keys), 5);
+    unlink(path);
+    return keys;
+}
+
+Test(front, each_route_wants_a_key_that_opens_it)
+{
+    static const struct {
+        const char *authorization;
+        char letter; /* *: opens all, 0: none */
+    } keys[] = {
+        { NULL, 0 },
+        { "", 0 },
+        { "Bearer ", 0 },
+        { "Bearer", 0 },
+        { "infer", 0 },
+        { "Basic infer", 0 },
+        { "Bearer wrong", 0 },
+        { "Bearer gone", 0 },
+        { "Bearer infe", 0 },
+        { "Bearer infer x", 0 },
+        { "Bearer infer", 'i' },
+        { "bearer   infer", 'i' },
+        { "Bearer metrics", 'm' },
+        { "BEARER admin", 'a' },
+        { "Bearer plain", '*' },
+    };
+    char path[] = "/tmp/forge-front-keys-XXXXXX";
+    fg_error err = { 0 };
+    world w;
+    open_world(&w);
+    fg_front_destroy(w.front);
+    fg_api_keys *held = open_keys(path);
+    fg_front_options options = options_of(&w, "127.0.0.1");
+    options.api_keys = held;
+    options.metrics = NULL;
+    cr_assert_eq(fg_front_create(&options, &w.front, &err), FG_OK, "%s", err.text);
+    fake_dispatch_state.workers = 1;
+    for (size_t i = 0; i < sizeof scope_cases / sizeof scope_cases[0]; i++) {
+        const struct scope_case *it = &scope_cases[i];
+        for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+            bool open = it->letters[0] == '\0' || keys[k].letter == '*' ||
+                        (keys[k].letter != 0 && strchr(it->letters, keys[k].letter) != NULL);
+            send_with_key(&w, it, keys[k].authorization);
+            int want = keys[k].letter == 0 ? 401 : 403;
+            if (open) {
+                cr_assert(w.exchange.status != 401 && w.exchange.status != 403, "%s with %s: %d",
+                          it->path, keys[k].authorization, w.exchange.status);
+            } else {
+                cr_assert_eq(w.exchange.status, want, "%s with %s: %d", it->path,
+                             keys[k].authorization, w.exchange.status);
+                cr_assert_eq(has_header(&w, "www-authenticate: Bearer"), want == 401);
+                cr_assert(says(&w, want == 401 ? "\"code\":\"invalid_api_key\""
+                                               : "\"code\":\"insufficient_scope\""));
+            }
+        }
+    }
+    close_world(&w);
+    fg_api_keys_close(held);
 }
 
 Test(front, health_follows_the_workers_and_live_does_not)

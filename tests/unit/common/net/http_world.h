@@ -44,6 +44,7 @@ typedef struct world {
     size_t body_bytes;              /* that it had when it came */
     int requests, gone;
     int refused, refused_status; /* how often, and the last one */
+    int unwanted;                /* bodies */
     uint64_t started_ms;
 } world;
 
@@ -82,6 +83,17 @@ __attribute__((unused)) static void on_request(void *ctx, fg_http_exchange *exch
     fg_http_reply(exchange, 200, "text/plain", text, strlen(text));
 }
 
+/* Bodies of "/echo" are wanted from whoever says "Bearer yes". */
+__attribute__((unused)) static bool wants_body(void *ctx, const fg_http_request *request,
+                                               const char *authorization)
+{
+    world *w = ctx;
+    bool wanted = strcmp(request->path, "/echo") != 0 ||
+                  (authorization != NULL && strcmp(authorization, "Bearer yes") == 0);
+    w->unwanted += !wanted;
+    return wanted;
+}
+
 __attribute__((unused)) static void on_gone(void *ctx, fg_http_exchange *exchange)
 {
     world *w = ctx;
@@ -98,18 +110,26 @@ __attribute__((unused)) static void on_refused(void *ctx, int status)
     w->refused_status = status;
 }
 
-__attribute__((unused)) static void open_world(world *w, const fg_http_limits *limits)
+__attribute__((unused)) static void open_choosy_world(world *w, const fg_http_limits *limits,
+                                                      bool choosy)
 {
     fg_error err;
     *w = (world){ 0 };
-    fg_http_handler handler = {
-        .on_request = on_request, .on_gone = on_gone, .on_refused = on_refused, .ctx = w
-    };
+    fg_http_handler handler = { .on_request = on_request,
+                                .wants_body = choosy ? wants_body : NULL,
+                                .on_gone = on_gone,
+                                .on_refused = on_refused,
+                                .ctx = w };
     cr_assert_eq(fg_loop_create(&w->loop, &err), FG_OK);
     cr_assert_eq(fg_timer_start(w->loop, 2, 2, on_tick, NULL, &w->tick), FG_OK);
     fg_status status = fg_http_listen(w->loop, "127.0.0.1", 0, limits, &handler, &w->server, &err);
     cr_assert_eq(status, FG_OK, "%s", err.text);
     w->started_ms = now_ms();
+}
+
+__attribute__((unused)) static void open_world(world *w, const fg_http_limits *limits)
+{
+    open_choosy_world(w, limits, false);
 }
 
 __attribute__((unused)) static void close_world(world *w)

@@ -137,6 +137,7 @@ static const struct {
     { "upgrade", "GET / HTTP/1.1\r\n" H "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200 },
     { "upgrade with body",
       POST "Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc", 200 },
+    { "two keys", GET "Authorization: Bearer a\r\nAuthorization: Bearer a\r\n\r\n", 400 },
     { "unknown expectation", POST "Expect: tea\r\nContent-Length: 3\r\n\r\nabc", 417 },
     { "compressed body", POST "Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 415 },
     { "identity body", POST "Content-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc", 200 },
@@ -517,6 +518,61 @@ Test(http, slow_clients_are_told_and_idle_ones_closed)
         close(fd);
     }
     cr_assert_eq(w.gone, 0);
+    fg_buf_deinit(&reply);
+    close_world(&w);
+}
+
+Test(http, a_body_that_nobody_wants_is_not_received)
+{
+    static const struct {
+        const char *name, *text;
+        const char *wanted; /* a part of the answer */
+        bool unwanted;
+    } cases[] = {
+        { "all at once", POST "Content-Length: 3\r\n\r\nabc", "POST /echo? []", true },
+        { "nothing of it sent", POST "Content-Length: 9999\r\n\r\n", "POST /echo? []", true },
+        { "in chunks", CHUNKED "3\r\nabc\r\n0\r\n\r\n", "POST /echo? []", true },
+        { "waiting", POST "Expect: 100-continue\r\nContent-Length: 3\r\n\r\n", "POST /echo? []",
+          true },
+        { "another one says yes", POST "Authorization: Bearer yess\r\nContent-Length: 3\r\n\r\nabc",
+          "POST /echo? []", true },
+        { "wanted", POST "Authorization: Bearer yes\r\nContent-Length: 3\r\n\r\nabc",
+          "POST /echo? [abc]", false },
+        { "no body", POST "\r\n", "POST /echo? []", false },
+        { "an empty one", POST "Content-Length: 0\r\n\r\n", "POST /echo? []", false },
+        { "another path", "POST /else HTTP/1.1\r\n" H "Content-Length: 3\r\n\r\nabc",
+          "POST /else? [abc]", false },
+    };
+    world w;
+    fg_buf reply;
+    fg_buf_init(&reply, 0);
+    open_choosy_world(&w, NULL, true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int unwanted = w.unwanted, requests = w.requests;
+        int fd = dial(&w);
+        fg_buf_clear(&reply);
+        puts_all(&w, fd, cases[i].text);
+        if (cases[i].unwanted) {
+            read_to_end(&w, fd, &reply); /* the connection is not used again */
+            cr_assert(strstr(reply.data, "Connection: close") != NULL, "%s: %s", cases[i].name,
+                      reply.data);
+        } else {
+            read_until(&w, fd, &reply, "] -");
+        }
+        cr_assert(strstr(reply.data, cases[i].wanted) != NULL, "%s: %s", cases[i].name, reply.data);
+        cr_assert(strstr(reply.data, "100 Continue") == NULL, "%s", cases[i].name);
+        cr_assert_eq(w.unwanted - unwanted, cases[i].unwanted, "%s", cases[i].name);
+        cr_assert_eq(w.requests - requests, 1, "%s", cases[i].name);
+        close(fd);
+    }
+    /* What follows on the same connection is no request. */
+    int fd = dial(&w), requests = w.requests;
+    fg_buf_clear(&reply);
+    puts_all(&w, fd, POST "Content-Length: 60\r\n\r\n" GET "\r\n" GET "\r\n");
+    read_to_end(&w, fd, &reply);
+    cr_assert_eq(w.requests - requests, 1, "%s", reply.data);
+    cr_assert_eq(count_text(reply.data, "HTTP/1.1"), 1, "%s", reply.data);
+    close(fd);
     fg_buf_deinit(&reply);
     close_world(&w);
 }
