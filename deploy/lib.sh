@@ -10,9 +10,11 @@ FORGE_MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 FORGE_BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libxxhash-dev libjansson-dev
     libuv1-dev libzmq3-dev libsodium-dev libcurl4-openssl-dev liblzma-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
     node-llhttp)
+# What the program needs where it was not built (deploy/Containerfile).
+FORGE_RUN_PACKAGES=(libuv1 libzmq5 libsodium23 libcurl4 libjansson4 libxxhash0 liblzma5 libprotobuf-c1 libucx0)
 FORGE_SCRIPT_PACKAGES=(ca-certificates curl jq python3 python3-pip)
 FORGE_TEST_PACKAGES=(g++ libcriterion-dev clang-format-14 python3-venv xz-utils procps
-    libsimde-dev valgrind)
+    libsimde-dev valgrind iproute2)
 FORGE_FULL_PACKAGES=(clang-14 clang libclang-rt-14-dev llvm-14 gcc-aarch64-linux-gnu
     libc6-dev-arm64-cross qemu-user-static)
 

@@ -827,6 +827,7 @@ static const char *const known_environment[] = {
     "FORGE_NCCL_HOSTID_PER_RANK",
     "FORGE_NCCL_SECONDS",
     "FORGE_ROOT",
+    "FORGE_RUN_PACKAGES",
     "FORGE_SCRIPT_PACKAGES",
     "FORGE_TESTS",
     "FORGE_TEST_PACKAGES",

@@ -65,12 +65,19 @@ fg_status fg_key_lines(const char *label, const char *text, size_t size_bytes,
 
 /* --- files --- */
 
+/* Who may read a secret beside its owner. Container platforms give a file to root and to a group, which the process is
+ * in: then it has no other way to it. */
+static mode_t forbidden_bits(const struct stat *info)
+{
+    return info->st_uid == 0 && geteuid() != 0 ? 037 : 077;
+}
+
 static fg_status check_file(const char *path, const struct stat *info, bool secret, fg_error *err)
 {
     if (!S_ISREG(info->st_mode)) {
         return fg_fail(err, FG_BAD_INPUT, "%s is not a file", path);
     }
-    if (secret && (info->st_mode & 077) != 0) {
+    if (secret && (info->st_mode & forbidden_bits(info)) != 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "%s is a secret, and others than its owner can get at it: chmod 600 %s",
                        path, path);

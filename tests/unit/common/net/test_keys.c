@@ -1,5 +1,7 @@
 /* Key files: what is accepted, what is refused and with which words. */
 #include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/base/fault.h"
 #include "tests/unit/common/net/key_rig.h"
@@ -216,6 +218,42 @@ Test(keys, unsafe_files_are_refused)
     cr_assert_eq(chmod(rig.folder, 01777), 0); /* as a mounted volume may be */
     rig_write(&rig, "router", public, 0644);
     fg_keys_close(rig_client(&rig, &rig.workers[0], &rig.router));
+    rig_remove(&rig);
+}
+
+/* As a Secret of Kubernetes is mounted for a process that is not root. */
+Test(keys, a_secret_that_root_lends_to_a_group_is_read_by_it_alone)
+{
+    key_rig rig;
+    char secret[100], public[100];
+    if (geteuid() != 0) {
+        cr_skip("only root can give a file to another group");
+    }
+    rig_make(&rig);
+    snprintf(secret, sizeof secret, "secret %s w\n", rig.workers[0].secret_key);
+    snprintf(public, sizeof public, "public %s\n", rig.router.public_key);
+    rig_write(&rig, "router", public, 0644);
+    rig_write(&rig, "secret", secret, 0440);
+    refused(&rig, NULL, false, "chmod 600"); /* root needs no group */
+    cr_assert_eq(chown(path_of(&rig, "secret"), 0, 64000), 0);
+    cr_assert_eq(chmod(rig.folder, 0755), 0);
+    static const struct {
+        mode_t mode;
+        bool good;
+    } cases[] = {
+        { 0440, true }, { 0640, true }, { 0460, false }, { 0444, false }, { 0441, false }
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_assert_eq(chmod(path_of(&rig, "secret"), cases[i].mode), 0);
+        cr_assert(setegid(64000) == 0 && seteuid(64001) == 0);
+        fg_keys *keys = NULL;
+        fg_error err = { 0 };
+        fg_keys_options options = { .directory = rig.folder, .name = "w" };
+        fg_status status = fg_keys_open(&options, &keys, &err);
+        fg_keys_close(keys);
+        cr_assert(seteuid(0) == 0 && setegid(0) == 0);
+        cr_assert_eq(status == FG_OK, cases[i].good, "%o: %s", cases[i].mode, err.text);
+    }
     rig_remove(&rig);
 }
 
