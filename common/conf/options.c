@@ -814,24 +814,12 @@ static const fg_option options[] = {
 /* Read by the tests and by the scripts of deploy/, not by this program; FORGE_CUDA_PLUGIN by
  * kernels/backend.c, FORGE_CUDA_AHEAD by common/engine/forward.c. */
 static const char *const known_environment[] = {
-    "FORGE_BIN",
-    "FORGE_BUILD_PACKAGES",
-    "FORGE_CACHE",
-    "FORGE_CORPUS",
-    "FORGE_CUDA_AHEAD",
-    "FORGE_CUDA_PLUGIN",
-    "FORGE_FULL_PACKAGES",
-    "FORGE_MODEL_FILE",
-    "FORGE_NCCL",
-    "FORGE_NCCL_GRAPHS",
-    "FORGE_NCCL_HOSTID_PER_RANK",
-    "FORGE_NCCL_SECONDS",
-    "FORGE_ROOT",
-    "FORGE_RUN_PACKAGES",
-    "FORGE_SCRIPT_PACKAGES",
-    "FORGE_TESTS",
-    "FORGE_TEST_PACKAGES",
-    NULL,
+    "FORGE_BIN",           "FORGE_BUILD_PACKAGES",       "FORGE_CACHE",
+    "FORGE_CORPUS",        "FORGE_CUDA_AHEAD",           "FORGE_CUDA_PLUGIN",
+    "FORGE_FULL_PACKAGES", "FORGE_MODEL_FILE",           "FORGE_NCCL",
+    "FORGE_NCCL_GRAPHS",   "FORGE_NCCL_HOSTID_PER_RANK", "FORGE_NCCL_SECONDS",
+    "FORGE_ROOT",          "FORGE_RUN_PACKAGES",         "FORGE_SCRIPT_PACKAGES",
+    "FORGE_TESTS",         "FORGE_TEST_PACKAGES",        NULL,
 };
 
 const fg_conf_spec fg_serve_spec = {
