@@ -426,11 +426,11 @@ class Failed(Exception):
         self.status, self.error, self.text = status, error, text
 
 
-def post(port, path, body, timeout_s=120):
+def post(port, path, body, timeout_s=120, headers=None):
     """One request without streaming: the parsed answer, or Failed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
         parsed = json.loads(answer.read())
         if answer.status != 200 or "error" in parsed:
