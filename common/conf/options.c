@@ -254,8 +254,8 @@ static const fg_option options[] = {
       .group = door,
       AT(drain_seconds),
       .help =
-          "After SIGTERM, Ctrl-C or, without --keys, the end of its terminal (SIGHUP; not under "
-          "nohup), how long running requests may take to finish." },
+          "After SIGTERM, Ctrl-C or, without --keys and --api-key-file, the end of its terminal "
+          "(SIGHUP; not under nohup), how long running requests may take to finish." },
 
     { .name = "control",
       .type = FG_OPTION_ADDRESS,
