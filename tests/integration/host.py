@@ -150,7 +150,7 @@ def drained(suite, number, to_group):
         took = time.monotonic() - asked_at
         assert not errors, f"{len(errors)} of {len(streams)} streams were cut: {errors[:2]}, {script.log[-5:]}"
         assert [s.text for s in streams] == want, "a text is another one"
-        assert script.end(WAIT_S) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
+        assert script.end(3 * WAIT_S) == 0, f"exit status {script.child.returncode}: {script.log[-5:]}"
         return f"the last word came {took:.1f} s after the signal"
 
 
