@@ -77,7 +77,9 @@ def one_prefix(suite):
         other = record["prefill"]
         told(cluster, other, 11)
         _, record = ask(cluster, body(model, prompts[0]))
-        assert record["prefill"] == other and record["cached_tokens"] == 160, record
+        # The first prompt's own block behind the prefix is with its decode worker, and comes from there if that is quicker.
+        assert record["prefill"] == other and record["cached_tokens"] == 160 + BLOCK * record["pulled_blocks"], record
+        assert record["pulled_blocks"] <= 1, record
         cluster.wait_at_rest(workers=4)
 
 
