@@ -399,6 +399,10 @@ static fg_status check_api(const fg_keygen_api_options *o, fg_error *err)
     fg_api_keys *keys = NULL;
     fg_api_keys_options there = { .file = o->file };
     fg_status status = fg_api_keys_open(&there, &keys, err);
+    if (status == FG_OK && fg_api_keys_count(keys) + o->names->count > FG_LIMIT_KEYS) {
+        status = fg_fail(err, FG_BAD_INPUT, "%s has %u keys, and a server reads %u: delete some",
+                         o->file, fg_api_keys_count(keys), FG_LIMIT_KEYS);
+    }
     fg_api_keys_close(keys);
     return status;
 }
@@ -423,16 +427,22 @@ static fg_status make_api(const fg_keygen_api_options *o, fg_buf *shown, fg_buf 
                : status;
 }
 
-/* In one write, so that two of us at once lose nothing. */
+/* In one write, so that two of us at once lose nothing; what was written of it on a full disk is taken back. */
 static fg_status add_lines(const char *path, const fg_buf *lines, fg_error *err)
 {
+    struct stat before;
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0) {
         return system_failed(path, err);
     }
-    ssize_t wrote = write(fd, lines->data, lines->size);
+    bool known = fstat(fd, &before) == 0;
+    ssize_t wrote = known ? write(fd, lines->data, lines->size) : -1;
+    errno = wrote >= 0 && wrote < (ssize_t)lines->size ? ENOSPC : errno;
     fg_status status =
         wrote == (ssize_t)lines->size && fsync(fd) == 0 ? FG_OK : system_failed(path, err);
+    if (status != FG_OK && known && wrote > 0 && ftruncate(fd, before.st_size) != 0) {
+        status = fg_fail(err, FG_BROKEN, "%s: its end is cut short: delete the last line", path);
+    }
     return close(fd) == 0 || status != FG_OK ? status : system_failed(path, err);
 }
 

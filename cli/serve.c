@@ -363,14 +363,23 @@ static uint32_t scope_of(const char *route)
     return strcmp(route, "/metrics") == 0 ? FG_API_METRICS : FG_API_ADMIN;
 }
 
+static fg_api_verdict check_key(const serve *s, const char *authorization, const char *route)
+{
+    const char *name;
+    return fg_api_keys_check(s->api_keys, authorization, scope_of(route), (int64_t)time(NULL),
+                             &name);
+}
+
+static bool wants_status_body(void *ctx, const fg_http_request *request, const char *authorization)
+{
+    return check_key(ctx, authorization, status_route(request->path)) == FG_API_FINE;
+}
+
 /* False: the page says why. */
 static bool is_let_in(const serve *s, fg_http_exchange *exchange, const char *route,
                       status_page *page)
 {
-    const char *name;
-    fg_api_verdict verdict =
-        fg_api_keys_check(s->api_keys, fg_http_header(exchange, "authorization"), scope_of(route),
-                          (int64_t)time(NULL), &name);
+    fg_api_verdict verdict = check_key(s, fg_http_header(exchange, "authorization"), route);
     if (verdict == FG_API_UNKNOWN) {
         fg_http_add_header(exchange, "www-authenticate", "Bearer");
         say_error(page, 401, "\"invalid_api_key\"", FG_API_KEY_WANTED);
@@ -447,6 +456,7 @@ static fg_status open_status(serve *s, fg_error *err)
         return FG_OK;
     }
     fg_http_handler handler = { .on_request = on_status_request,
+                                .wants_body = wants_status_body,
                                 .on_gone = on_status_gone,
                                 .on_refused = on_status_refused,
                                 .ctx = s };

@@ -189,6 +189,8 @@ def in_cluster(suite):
             assert client(cluster, team).completions.create(model=model_of(cluster, {"team": team}), **ASKED).usage.completion_tokens == 4
             for worker in cluster.workers.values():
                 port = status_port(worker)
+                answer = raw(port, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n")
+                assert answer.startswith("HTTP/1.1 401 "), answer
                 for path, opened in (("/live", None), ("/health", None), ("/metrics", watch), ("/debug/trace", boss),
                                      ("/debug/flight", boss), ("/nowhere", boss)):
                     statuses = [get(port, path, headers=headers)[0]

@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -338,5 +340,37 @@ Test(keygen, every_failure_leaves_the_api_keys)
     cr_assert_eq(fg_api_keys_open(&options, &keys, &err), FG_OK, "%s", err.text);
     cr_assert_eq(fg_api_keys_count(keys), 2);
     fg_api_keys_close(keys);
+    finish();
+}
+
+Test(keygen, a_disk_that_is_full_and_a_list_that_is_full_change_nothing)
+{
+    begin();
+    char file[200];
+    fg_error err = { 0 };
+    struct stat before, after;
+    struct rlimit was;
+    snprintf(file, sizeof file, "%s", path_of("api"));
+    cr_assert(try_api(file) && stat(file, &before) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &was), 0);
+    struct rlimit little = { .rlim_cur = (rlim_t)before.st_size + 50, .rlim_max = was.rlim_max };
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &little), 0);
+    char text[256] = "";
+    FILE *out = fmemopen(text, sizeof text, "w");
+    fg_keygen_api_options o = api_options(file, "a", NULL, out);
+    cr_assert_neq(fg_keygen_api(&o, &err), FG_OK);
+    cr_assert(strstr(err.text, "No space left") != NULL, "%s", err.text);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &was), 0);
+    cr_assert(stat(file, &after) == 0 && after.st_size == before.st_size);
+    FILE *full = fopen(file, "w");
+    for (uint32_t i = 0; i < FG_LIMIT_KEYS; i++) {
+        fprintf(full, "key %064x a\n", i);
+    }
+    fclose(full);
+    cr_assert_eq(fg_keygen_api(&o, &err), FG_BAD_INPUT);
+    cr_assert(strstr(err.text, "has 1024 keys") != NULL, "%s", err.text);
+    fclose(out);
+    cr_assert_eq(text[0], '\0');
     finish();
 }
