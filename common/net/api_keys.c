@@ -300,6 +300,18 @@ bool fg_api_keys_have_file(const fg_api_keys *keys)
     return keys != NULL && keys->file != NULL;
 }
 
+/* In words, without a way out before the end: libsodium's goes byte by byte, 0.1 ms for a full list. */
+static bool is_same(const uint8_t a[FG_API_DIGEST_BYTES], const uint8_t b[FG_API_DIGEST_BYTES])
+{
+    uint64_t x[FG_API_DIGEST_BYTES / 8], y[FG_API_DIGEST_BYTES / 8], differ = 0;
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    for (size_t i = 0; i < sizeof x / sizeof x[0]; i++) {
+        differ |= x[i] ^ y[i];
+    }
+    return differ == 0;
+}
+
 /* The key that a header shows; "" for none. */
 static const char *shown_key(const char *authorization)
 {
@@ -323,11 +335,11 @@ fg_api_verdict fg_api_keys_check(const fg_api_keys *keys, const char *authorizat
     const char *key = shown_key(authorization);
     digest(key, strnlen(key, FG_API_KEY_BYTES_MAX + 1), sum);
     const fg_api_entry *found = NULL;
-    if (keys->has_plain && sodium_memcmp(sum, keys->plain.digest, sizeof sum) == 0) {
+    if (keys->has_plain && is_same(sum, keys->plain.digest)) {
         found = &keys->plain;
     }
     for (uint32_t i = 0; i < keys->count; i++) { /* to the end, wherever it is */
-        if (sodium_memcmp(sum, keys->entries[i].digest, sizeof sum) == 0) {
+        if (is_same(sum, keys->entries[i].digest)) {
             found = &keys->entries[i];
         }
     }
