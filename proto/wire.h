@@ -14,9 +14,10 @@
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/base/logits.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 4u
+#define FG_PROTOCOL_VERSION 5u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -68,9 +69,19 @@ typedef struct fg_wire_params {
     float temperature, top_p, min_p;
     uint32_t top_k;
     uint64_t seed;
+    /* What changes the logits first, see common/model/shape.h; all 0: nothing. */
+    float repetition_penalty, frequency_penalty, presence_penalty;
+    uint32_t min_tokens;
+    const fg_bias *biases; /* as long as whoever gave the params says */
+    uint32_t bias_count;
+    /* What the answer's text is held to, as common/grammar reads it; kind 0: nothing. Likewise. */
+    uint32_t grammar_kind;
+    const char *grammar;
+    size_t grammar_bytes;
     uint32_t max_tokens;
     bool ignore_eos;
     bool want_digests;
+    uint32_t want_logprobs;       /* 0: none; else how many of the likeliest tokens, and one more */
     int32_t priority;             /* FG_PRIORITY_* */
     uint32_t cache_mode;          /* fg_cache_mode */
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
@@ -152,7 +163,8 @@ typedef struct fg_wire_token {
     uint32_t choice;
     uint32_t index; /* 0-based position among the generated tokens */
     uint32_t id;
-    uint64_t digest; /* of the logits row; 0 unless asked for */
+    uint64_t digest;             /* of the logits row; 0 unless asked for */
+    const fg_logprobs *logprobs; /* NULL unless asked for */
 } fg_wire_token;
 
 typedef struct fg_msg {
@@ -211,6 +223,7 @@ typedef struct fg_msg {
         struct {
             uint32_t choice, id;
             uint64_t digest;
+            const fg_logprobs *logprobs;   /* NULL unless asked for */
             uint64_t queue_ns, compute_ns; /* waiting and computing on the prefill worker */
             uint32_t cached_tokens;        /* of the prompt, found in the cache */
             uint32_t chunks;               /* steps that the rest took */

@@ -14,6 +14,7 @@ enum {
     NEWS_ROWS_MAX = 1 << 16,
     NEWS_KEYS_MAX = 1 << 18, /* of all rows */
     LEASE_MS_MAX = 3600 * 1000,
+    GRAMMAR_KIND_MAX = 5,
 };
 
 static fg_status too_large(const char *field, uint64_t value, fg_error *err)
@@ -136,9 +137,48 @@ static fg_status check_fraction(const char *field, float value, float max, fg_er
     return FG_OK;
 }
 
+/* What changes logits: any numbers that are numbers. */
+static fg_status check_shape(const fg_wire_params *params, fg_error *err)
+{
+    fg_status status =
+        check_fraction("sampling.repetition_penalty", params->repetition_penalty, 1e6f, err);
+    if (status == FG_OK) {
+        status = check_fraction("sampling.frequency_penalty", fabsf(params->frequency_penalty),
+                                1e6f, err);
+    }
+    if (status == FG_OK) {
+        status =
+            check_fraction("sampling.presence_penalty", fabsf(params->presence_penalty), 1e6f, err);
+    }
+    if (status == FG_OK && params->min_tokens > params->max_tokens) {
+        status = too_large("sampling.min_tokens", params->min_tokens, err);
+    }
+    if (status == FG_OK && (params->bias_count > FG_LIMIT_BIASES ||
+                            (params->bias_count > 0 && params->biases == NULL))) {
+        status = too_large("sampling.biases (count)", params->bias_count, err);
+    }
+    for (uint32_t i = 0; status == FG_OK && i < params->bias_count; i++) {
+        status = check_fraction("sampling.biases", fabsf(params->biases[i].bias), 1e6f, err);
+    }
+    if (status == FG_OK && (params->grammar_bytes > FG_LIMIT_GRAMMAR_BYTES ||
+                            (params->grammar_bytes > 0 && params->grammar == NULL))) {
+        status = too_large("sampling.grammar", params->grammar_bytes, err);
+    }
+    if (status == FG_OK && params->grammar_kind > GRAMMAR_KIND_MAX) {
+        status = too_large("sampling.grammar_kind", params->grammar_kind, err);
+    }
+    if (status == FG_OK && params->want_logprobs > FG_LOGPROBS_MAX + 1) {
+        status = too_large("sampling.want_logprobs", params->want_logprobs, err);
+    }
+    return status;
+}
+
 static fg_status check_params(const fg_wire_params *params, fg_error *err)
 {
-    fg_status status = check_fraction("sampling.temperature", params->temperature, 1e6f, err);
+    fg_status status = check_shape(params, err);
+    if (status == FG_OK) {
+        status = check_fraction("sampling.temperature", params->temperature, 1e6f, err);
+    }
     if (status == FG_OK) {
         status = check_fraction("sampling.top_p", params->top_p, 1.0f, err);
     }

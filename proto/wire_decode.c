@@ -93,6 +93,23 @@ static fg_wire_peer peer_in(decoder *d, const char *field, const Forge__Wire__Pe
     return (fg_wire_peer){ .name = text_in(d, field, &peer->name), .epoch = peer->epoch };
 }
 
+/* The count of a repeated field, which the frame's size bounds far below 2^32. */
+static uint32_t count_in(size_t count)
+{
+    return (uint32_t)count;
+}
+
+static const fg_bias *biases_in(decoder *d, const Forge__Wire__Params *params)
+{
+    fg_bias *biases = fg_arena_array(d->arena, params->n_biases, sizeof *biases);
+    if (biases == NULL) {
+        out_of_memory(d);
+    } else if (params->n_biases > 0) {
+        memcpy(biases, params->biases, params->n_biases * sizeof *biases);
+    }
+    return biases;
+}
+
 static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
 {
     if (params == NULL) {
@@ -109,6 +126,16 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .seed = params->seed,
         .max_tokens = params->max_tokens,
         .ignore_eos = params->ignore_eos,
+        .repetition_penalty = params->repetition_penalty,
+        .frequency_penalty = params->frequency_penalty,
+        .presence_penalty = params->presence_penalty,
+        .min_tokens = params->min_tokens,
+        .biases = params->n_biases > 0 ? biases_in(d, params) : NULL,
+        .bias_count = count_in(params->n_biases),
+        .grammar_kind = params->grammar_kind,
+        .grammar = (const char *)params->grammar.data,
+        .grammar_bytes = params->grammar.len,
+        .want_logprobs = params->want_logprobs,
         .want_digests = params->want_digests,
         .priority = params->priority,
         .cache_mode = params->cache_mode,
@@ -121,12 +148,6 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .pin_ms = params->pin_ms,
         .pull = params->pull,
     };
-}
-
-/* The count of a repeated field, which the frame's size bounds far below 2^32. */
-static uint32_t count_in(size_t count)
-{
-    return (uint32_t)count;
 }
 
 static void read_hello(decoder *d, const Forge__Wire__Frame *frame, fg_wire_hello *to)
@@ -204,6 +225,45 @@ static void read_prefill(decoder *d, const Forge__Wire__Prefill *from, fg_msg *m
     msg->prefill.block_count = count_in(from->n_blocks);
 }
 
+/* Logprobs of `count` tokens, each NULL where nobody asked; NULL: of none. */
+static const fg_logprobs **logprobs_in(decoder *d, const Forge__Wire__Logprobs *from, size_t count)
+{
+    size_t shown = 0, likely = 0;
+    if (from == NULL || d->status != FG_OK) {
+        return NULL;
+    }
+    bool fits = from->n_shown == count;
+    for (size_t i = 0; fits && i < count; i++) {
+        fits = from->shown[i] <= FG_LOGPROBS_MAX + 1;
+        shown += from->shown[i] > 0;
+        likely += from->shown[i] > 0 ? from->shown[i] - 1 : 0;
+    }
+    if (!fits || shown != from->n_chosen || likely != from->n_likely) {
+        d->status = fg_fail(d->err, FG_BAD_INPUT, "columns of logprobs do not fit each other");
+        return NULL;
+    }
+    const fg_logprobs **rows = fg_arena_array(d->arena, count, sizeof *rows);
+    fg_logprobs *next = fg_arena_array(d->arena, shown, sizeof *next);
+    if (rows == NULL || next == NULL) {
+        out_of_memory(d);
+        return NULL;
+    }
+    shown = likely = 0;
+    for (size_t i = 0; i < count; i++) {
+        rows[i] = from->shown[i] > 0 ? next : NULL;
+        if (from->shown[i] > 0) {
+            next->chosen = from->chosen[shown++];
+            next->count = from->shown[i] - 1;
+            if (next->count > 0) {
+                memcpy(next->likely, from->likely + likely, next->count * sizeof *next->likely);
+            }
+            likely += next->count;
+            next++;
+        }
+    }
+    return rows;
+}
+
 static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg)
 {
     size_t count = from->n_request;
@@ -219,6 +279,7 @@ static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg
         out_of_memory(d);
         return;
     }
+    const fg_logprobs **logprobs = logprobs_in(d, from->logprobs, count);
     for (size_t i = 0; i < count; i++) {
         tokens[i] = (fg_wire_token){
             .request = from->request[i],
@@ -227,6 +288,7 @@ static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg
             .index = from->index[i],
             .id = from->id[i],
             .digest = from->n_digest == 0 ? 0 : from->digest[i],
+            .logprobs = logprobs == NULL ? NULL : logprobs[i],
         };
     }
     msg->tokens.tokens = tokens;
@@ -271,6 +333,7 @@ static void read_news(decoder *d, const Forge__Wire__News *from, fg_msg *msg)
 
 static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *msg)
 {
+    const fg_logprobs **logprobs;
     switch (msg->kind) {
     case FG_MSG_FIRST:
         msg->first.choice = frame->first->choice;
@@ -281,6 +344,8 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->first.cached_tokens = frame->first->cached_tokens;
         msg->first.chunks = frame->first->chunks;
         msg->first.share_ns = frame->first->share_ns;
+        logprobs = logprobs_in(d, frame->first->logprobs, 1);
+        msg->first.logprobs = logprobs == NULL ? NULL : logprobs[0];
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = frame->pushed->blocks;

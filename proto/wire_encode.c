@@ -33,6 +33,9 @@ typedef struct builder {
     body body;
     Forge__Wire__Peer peer;
     Forge__Wire__Params params;
+    Forge__Wire__Logprobs logprobs;
+    uint32_t shown; /* of one token */
+    float chosen;
 } builder;
 
 /* protobuf-c's structs hold mutable pointers, also for packing, which only reads. */
@@ -83,6 +86,15 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->seed = params->seed;
     to->max_tokens = params->max_tokens;
     to->ignore_eos = params->ignore_eos;
+    to->repetition_penalty = params->repetition_penalty;
+    to->frequency_penalty = params->frequency_penalty;
+    to->presence_penalty = params->presence_penalty;
+    to->min_tokens = params->min_tokens;
+    to->biases = unconst(params->biases);
+    to->n_biases = params->bias_count;
+    to->grammar_kind = params->grammar_kind;
+    to->grammar = binary(params->grammar, params->grammar_bytes);
+    to->want_logprobs = params->want_logprobs;
     to->want_digests = params->want_digests;
     to->priority = params->priority;
     to->cache_mode = params->cache_mode;
@@ -267,6 +279,20 @@ static void fill_placing(builder *b, const fg_msg *msg)
     }
 }
 
+static Forge__Wire__Logprobs *one_logprobs(builder *b, const fg_logprobs *from)
+{
+    Forge__Wire__Logprobs *to = &b->logprobs;
+    forge__wire__logprobs__init(to);
+    b->shown = from->count + 1;
+    b->chosen = from->chosen;
+    to->shown = &b->shown;
+    to->chosen = &b->chosen;
+    to->n_shown = to->n_chosen = 1;
+    to->likely = unconst(from->likely);
+    to->n_likely = from->count;
+    return to;
+}
+
 static void fill_progress(builder *b, const fg_msg *msg)
 {
     Forge__Wire__Frame *frame = &b->frame;
@@ -282,6 +308,9 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->first->cached_tokens = msg->first.cached_tokens;
         frame->first->chunks = msg->first.chunks;
         frame->first->share_ns = msg->first.share_ns;
+        if (msg->first.logprobs != NULL) {
+            frame->first->logprobs = one_logprobs(b, msg->first.logprobs);
+        }
         frame->body_case = FORGE__WIRE__FRAME__BODY_FIRST;
         break;
     case FG_MSG_PUSHED:
@@ -314,8 +343,42 @@ static void fill_progress(builder *b, const fg_msg *msg)
     }
 }
 
-/* Points the columns into `scratch`, which holds TOKEN_COLUMNS_BYTES for each token. */
-enum { TOKEN_COLUMNS_BYTES = 2 * 8 + 4 * 4 };
+/* What a token's logprobs are in columns, and packed. */
+static size_t likely_in(const fg_msg *msg)
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < msg->tokens.count; i++) {
+        const fg_logprobs *logprobs = msg->tokens.tokens[i].logprobs;
+        count += logprobs == NULL ? 0 : logprobs->count;
+    }
+    return count;
+}
+
+/* Points those of all tokens into `scratch`, where somebody asked. */
+static void fill_logprobs(builder *b, const fg_msg *msg, unsigned char *scratch)
+{
+    Forge__Wire__Logprobs *to = &b->logprobs;
+    size_t count = msg->tokens.count;
+    forge__wire__logprobs__init(to);
+    to->likely = (uint64_t *)(void *)scratch;
+    fg_likely *likely = (fg_likely *)(void *)scratch;
+    to->shown = (uint32_t *)(void *)(likely + likely_in(msg));
+    to->chosen = (float *)(void *)(to->shown + count);
+    for (size_t i = 0; i < count; i++) {
+        const fg_logprobs *from = msg->tokens.tokens[i].logprobs;
+        to->shown[i] = from == NULL ? 0 : from->count + 1;
+        if (from != NULL) {
+            to->chosen[to->n_chosen++] = from->chosen;
+            memcpy(likely + to->n_likely, from->likely, from->count * sizeof *likely);
+            to->n_likely += from->count;
+        }
+    }
+    to->n_shown = count;
+    b->body.tokens.logprobs = to->n_chosen > 0 ? to : NULL;
+}
+
+/* Points the columns into `scratch`, which holds TOKEN_COLUMNS_BYTES for each token, and 8 for each of its likely ones. */
+enum { TOKEN_COLUMNS_BYTES = 2 * 8 + 4 * 4 + 2 * 4 };
 
 static void fill_tokens(builder *b, const fg_msg *msg, unsigned char *scratch)
 {
@@ -341,6 +404,8 @@ static void fill_tokens(builder *b, const fg_msg *msg, unsigned char *scratch)
         has_digests = has_digests || token->digest != 0;
     }
     to->n_digest = has_digests ? count : 0;
+    size_t so_far = count * (2 * sizeof(uint64_t) + 4 * sizeof(uint32_t));
+    fill_logprobs(b, msg, scratch + so_far);
     b->frame.tokens = to;
     b->frame.body_case = FORGE__WIRE__FRAME__BODY_TOKENS;
 }
@@ -413,13 +478,15 @@ static void fill_body(builder *b, const fg_msg *msg)
 }
 
 /* Columns stand behind the frame in the same buffer: no heap once it has grown. NULL: it cannot. A packed
- * token takes at most 10 + 8 + 4 * 5 bytes, a packed row of news 8 + 3 * 5, a key 8. */
+ * token takes at most 10 + 8 + 4 * 5 bytes, with logprobs 1 + 4 more and 8 for each likely one, a packed row of news
+ * 8 + 3 * 5, a key 8. */
 static unsigned char *columns_of(const fg_msg *msg, fg_buf *out)
 {
     size_t frame_max, columns_bytes;
     if (msg->kind == FG_MSG_TOKENS) {
-        frame_max = 64 + (size_t)msg->tokens.count * 38;
-        columns_bytes = (size_t)msg->tokens.count * TOKEN_COLUMNS_BYTES;
+        size_t likely_bytes = likely_in(msg) * sizeof(fg_likely);
+        frame_max = 96 + (size_t)msg->tokens.count * 43 + likely_bytes;
+        columns_bytes = (size_t)msg->tokens.count * TOKEN_COLUMNS_BYTES + likely_bytes;
     } else {
         size_t keys = news_keys(msg);
         frame_max = 64 + (size_t)msg->news.count * 23 + keys * 8;

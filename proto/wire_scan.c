@@ -51,7 +51,7 @@ static bool skip_value(reader *in, unsigned wire_type, reader *inner_out)
     return true;
 }
 
-/* Recursion follows the descriptor, which has three levels, and never the input. */
+/* Recursion follows the descriptor, which has four levels, and never the input. */
 static fg_status scan(const ProtobufCMessageDescriptor *descriptor, reader in,
                       uint32_t *field_count, fg_error *err)
 {

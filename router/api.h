@@ -81,10 +81,13 @@ fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind,
 typedef struct fg_api_piece {
     const char *text;
     size_t text_length;
-    const uint32_t *ids;     /* `token_count` of each, or NULL when not asked for */
-    const uint64_t *digests; /* of each token's logits row */
+    const uint32_t *ids;         /* `token_count` of each, or NULL when not asked for */
+    const uint64_t *digests;     /* of each token's logits row */
+    const fg_logprobs *logprobs; /* of each token, or NULL when not asked for */
     size_t token_count;
     uint64_t rolling_digest; /* after the last of these tokens */
+    size_t text_offset;      /* characters of the tokens before them */
+    const fg_tokenizer *tokenizer;
 } fg_api_piece;
 
 /* What is told of one choice: all of it in a whole answer, a stretch in an event. */
@@ -103,6 +106,11 @@ typedef struct fg_api_usage {
 
 /* The rolling digest goes on from `rolling` (0 before the first token) over one row's digest. */
 uint64_t fg_api_roll_digest(uint64_t rolling, uint64_t row_digest);
+
+/* ,"logprobs":... of a choice; null when not asked for. */
+void fg_api_put_logprobs(fg_buf *out, const fg_request *request, const fg_api_piece *piece);
+/* Characters of a token's text; 0 for a piece of one. */
+size_t fg_api_characters_of(const fg_tokenizer *tokenizer, uint32_t id);
 
 /* "stop" or "length". */
 const char *fg_api_finish_name(fg_finish finish);

@@ -40,6 +40,13 @@ typedef enum fg_api_param {
     FG_PARAM_DEADLINE,
     FG_PARAM_CACHE_TTL,
     FG_PARAM_TEMPLATE_KWARGS,
+    FG_PARAM_REPETITION,
+    FG_PARAM_FREQUENCY,
+    FG_PARAM_PRESENCE,
+    FG_PARAM_MIN_TOKENS,
+    FG_PARAM_LOGIT_BIAS,
+    FG_PARAM_LOGPROBS,
+    FG_PARAM_TOP_LOGPROBS,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -88,6 +95,9 @@ fg_status fg_api_read_messages(fg_api_reading *r);
 fg_status fg_api_read_prompt(fg_api_reading *r);
 /* The text of parameter `name`, likewise. */
 fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *text, size_t length);
+
+/* What is changed in the logits, and told of them (api_shape.c); after max_tokens is known. */
+fg_status fg_api_read_shape(fg_api_reading *r);
 
 /* An integer, or a real number that is one: some clients send 1.0 for 1. */
 bool fg_api_read_integer(const fg_json_node *node, int64_t *value_out);

@@ -111,10 +111,9 @@ static void put_extras(fg_buf *out, const fg_request *request, const fg_api_piec
 static void put_finish(fg_buf *out, fg_finish finish)
 {
     if (finish == FG_FINISH_NONE) {
-        fg_buf_puts(out, ",\"logprobs\":null,\"finish_reason\":null");
+        fg_buf_puts(out, ",\"finish_reason\":null");
     } else {
-        fg_buf_printf(out, ",\"logprobs\":null,\"finish_reason\":\"%s\"",
-                      fg_api_finish_name(finish));
+        fg_buf_printf(out, ",\"finish_reason\":\"%s\"", fg_api_finish_name(finish));
     }
 }
 
@@ -158,6 +157,7 @@ static void put_timings(fg_buf *out, const fg_dispatch_report *report)
 /* What every shape of a choice ends with, after its text. */
 static void end_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
 {
+    fg_api_put_logprobs(out, request, &choice->piece);
     put_finish(out, choice->finish);
     put_extras(out, request, &choice->piece);
     if (choice->report != NULL && request->choice_count > 1) {

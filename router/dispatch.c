@@ -308,13 +308,13 @@ void fg_dispatch_say_again(fg_dispatch *dispatch, fg_job *job, uint32_t index)
 
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
 {
-    uint32_t index, id;
-    uint64_t digest;
+    uint32_t index;
+    fg_journal_token token;
     uint64_t now = fg_dispatch_now(dispatch);
     bool any = false;
     /* The sink may cancel this request from inside on_token: look it up anew each time. */
     uint64_t job_id = job->id;
-    while (fg_journal_read(job->journal, &index, &id, &digest)) {
+    while (fg_journal_read(job->journal, &index, &token)) {
         any = true;
         count_token(job, index + 1);
         dispatch->prompt_tokens += index == 0 ? job->input.token_count : 0;
@@ -324,7 +324,8 @@ void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job)
                        : &record->last_ns) = now;
         record->last_ns = now;
         dispatch->sunken++;
-        job->input.sink.on_token(job->input.sink.ctx, index, id, digest);
+        job->input.sink.on_token(job->input.sink.ctx, index, token.id, token.digest,
+                                 token.logprobs);
         if (fg_map_get(dispatch->by_id, job_id) != job) {
             return;
         }

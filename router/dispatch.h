@@ -46,7 +46,9 @@ typedef struct fg_dispatch_report {
 /* What the owner of a request hears. After on_end the request id is dead. Never called from inside
  * fg_dispatch_start or fg_dispatch_cancel. */
 typedef struct fg_dispatch_sink {
-    void (*on_token)(void *ctx, uint32_t index, uint32_t id, uint64_t digest);
+    /* `logprobs` for the call; NULL unless asked for, or where there was no memory for them. */
+    void (*on_token)(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs);
     /* finish is STOP, LENGTH, CANCELLED or ERROR; `text` says why for ERROR. */
     void (*on_end)(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report);

@@ -139,8 +139,8 @@ void fg_dispatch_note_frame(fg_dispatch *dispatch, const fg_dispatch_frame *fram
     fg_flight_commit(dispatch->options.flight);
 }
 
-/* Member by member, so that what lies between them is zero; what only the same user's prompts share is left
- * out. */
+/* Member by member, so that what lies between them is zero; what only the same user's prompts share, and what names
+ * tokens, is left out. */
 static fg_wire_params plain_params(const fg_wire_params *from)
 {
     fg_wire_params to;
@@ -153,6 +153,11 @@ static fg_wire_params plain_params(const fg_wire_params *from)
     to.max_tokens = from->max_tokens;
     to.ignore_eos = from->ignore_eos;
     to.want_digests = from->want_digests;
+    to.want_logprobs = from->want_logprobs;
+    to.repetition_penalty = from->repetition_penalty;
+    to.frequency_penalty = from->frequency_penalty;
+    to.presence_penalty = from->presence_penalty;
+    to.min_tokens = from->min_tokens;
     to.priority = from->priority;
     to.cache_mode = from->cache_mode;
     to.family = from->family;

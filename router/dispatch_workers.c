@@ -303,10 +303,10 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
 }
 
 /* Whether it counts; if another attempt has shown something else in its place, the request has ended. */
-static bool take_token(fg_dispatch *dispatch, fg_job *job, uint32_t index, uint32_t id,
-                       uint64_t digest)
+static bool take_token(fg_dispatch *dispatch, fg_job *job, uint32_t index,
+                       const fg_journal_token *token)
 {
-    switch (fg_journal_append(job->journal, index, id, digest)) {
+    switch (fg_journal_append(job->journal, index, token)) {
     case FG_JOURNAL_NEW:
         return true;
     case FG_JOURNAL_KNOWN:
@@ -327,8 +327,11 @@ static bool take_token(fg_dispatch *dispatch, fg_job *job, uint32_t index, uint3
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    fg_journal_token first = { .id = msg->first.id,
+                               .digest = msg->first.digest,
+                               .logprobs = msg->first.logprobs };
     if (job == NULL || job->prefill != worker || job->life.state != FG_LIFE_PREFILLING ||
-        !take_token(dispatch, job, 0, msg->first.id, msg->first.digest)) {
+        !take_token(dispatch, job, 0, &first)) {
         return;
     }
     job->record.prefill_queue_ns = msg->first.queue_ns;
@@ -387,7 +390,10 @@ static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
             dispatch->stats.stale_dropped++;
             continue;
         }
-        if (!take_token(dispatch, job, token->index, token->id, token->digest)) {
+        fg_journal_token next = { .id = token->id,
+                                  .digest = token->digest,
+                                  .logprobs = token->logprobs };
+        if (!take_token(dispatch, job, token->index, &next)) {
             continue;
         }
         job->context_tokens++;

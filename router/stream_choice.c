@@ -4,9 +4,17 @@
 #include "common/base/utf8.h"
 #include "router/stream_internal.h"
 
+/* Tokens whose logprobs wait for the reader of a stream. */
+enum { UNREAD_TOKENS = 4096 };
+
+static bool wants_logprobs(const fg_request *request)
+{
+    return request->params.want_logprobs > 0;
+}
+
 static bool wants_tokens(const fg_request *request)
 {
-    return request->return_token_ids || request->logits_digest;
+    return request->return_token_ids || request->logits_digest || wants_logprobs(request);
 }
 
 /* Shows a token's characters, as far as no stop string can begin in them. */
@@ -33,7 +41,23 @@ static void count_token(fg_choice *choice)
     choice->completion_tokens++;
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+/* Keeps what the client wants to know of a token. False: it is not all there. */
+static bool keep_token(fg_choice *choice, uint32_t id, uint64_t digest, const fg_logprobs *logprobs)
+{
+    const fg_request *request = &choice->stream->request;
+    if (!wants_tokens(request)) {
+        return true;
+    }
+    fg_buf_append(&choice->ids, &id, sizeof id);
+    fg_buf_append(&choice->digests, &digest, sizeof digest);
+    if (!wants_logprobs(request)) {
+        return true;
+    }
+    return logprobs != NULL && fg_buf_append(&choice->logprobs, logprobs, sizeof *logprobs);
+}
+
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     fg_choice *choice = ctx;
     fg_stream *stream = choice->stream;
@@ -43,15 +67,12 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
     }
     FG_ASSERT(index == choice->completion_tokens, "token out of order");
     count_token(choice);
-    if (wants_tokens(&stream->request)) {
-        fg_buf_append(&choice->ids, &id, sizeof id);
-        fg_buf_append(&choice->digests, &digest, sizeof digest);
-    }
+    bool kept = keep_token(choice, id, digest, logprobs);
     if (stream->request.params.ignore_eos || !fg_tokenizer_is_end(owner->options.tokenizer, id)) {
         add_text(choice, fg_detok_push(&choice->detok, owner->options.tokenizer, id, owner->scratch,
                                        owner->scratch_bytes));
     }
-    if (choice->text.failed || choice->ids.failed || choice->digests.failed) {
+    if (!kept || choice->text.failed || choice->ids.failed || choice->digests.failed) {
         choice->finish = FG_FINISH_ERROR;
         fg_stream_fail(stream, FG_CANCELLED,
                        stream->request.stream ? "the client reads too slowly"
@@ -108,6 +129,9 @@ fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, f
     size_t token_max = (size_t)request->params.max_tokens + 1;
     fg_buf_init(&choice->ids, token_max * sizeof(uint32_t));
     fg_buf_init(&choice->digests, token_max * sizeof(uint64_t));
+    /* Of a stream as much as the text that its reader leaves: far more than a chunk takes along. */
+    size_t logprobs_max = request->stream && token_max > UNREAD_TOKENS ? UNREAD_TOKENS : token_max;
+    fg_buf_init(&choice->logprobs, logprobs_max * sizeof(fg_logprobs));
     /* An answer to nothing but BOS, or to a chat, is a text of its own, not a continuation. */
     bool after_bos = request->token_count == 1 &&
                      request->tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
@@ -123,6 +147,7 @@ void fg_choice_deinit(fg_choice *choice)
     fg_buf_deinit(&choice->text);
     fg_buf_deinit(&choice->ids);
     fg_buf_deinit(&choice->digests);
+    fg_buf_deinit(&choice->logprobs);
 }
 
 fg_dispatch_job fg_choice_job(const fg_choice *choice)

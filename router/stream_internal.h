@@ -20,9 +20,11 @@ typedef struct fg_choice {
 
     fg_detok detok;
     fg_stop *stop;
-    fg_buf text;    /* shown, not yet written */
-    fg_buf ids;     /* uint32_t each, where asked for; not yet written */
-    fg_buf digests; /* uint64_t each, beside ids */
+    fg_buf text;        /* shown, not yet written */
+    fg_buf ids;         /* uint32_t each, where asked for; not yet written */
+    fg_buf digests;     /* uint64_t each, beside ids */
+    fg_buf logprobs;    /* fg_logprobs each, beside ids; only where asked for */
+    size_t text_offset; /* characters of the tokens written */
     uint64_t rolling_digest;
     uint32_t completion_tokens;
 

@@ -6,7 +6,7 @@
 
 /* One write carries at most this much text and this many tokens, so that it fits into the queue of an
  * exchange however its text is escaped. */
-enum { PIECE_BYTES = 4096, PIECE_TOKENS = 256 };
+enum { PIECE_BYTES = 4096, PIECE_TOKENS = 256, PIECE_LOGPROBS = 32 };
 
 void fg_stream_count_http(const fg_stream *stream, int http_status)
 {
@@ -54,15 +54,19 @@ static fg_api_piece next_piece(const fg_choice *choice)
                 length--;
             }
         }
-        token_count = token_count > PIECE_TOKENS ? PIECE_TOKENS : token_count;
+        size_t most = choice->logprobs.size > 0 ? PIECE_LOGPROBS : PIECE_TOKENS;
+        token_count = token_count > most ? most : token_count;
     }
     fg_api_piece piece = {
         .text = choice->text.size == 0 ? "" : choice->text.data,
         .text_length = length,
         .ids = (const uint32_t *)(const void *)choice->ids.data,
         .digests = (const uint64_t *)(const void *)choice->digests.data,
+        .logprobs = (const fg_logprobs *)(const void *)choice->logprobs.data,
         .token_count = token_count,
         .rolling_digest = choice->rolling_digest,
+        .text_offset = choice->text_offset,
+        .tokenizer = choice->stream->owner->options.tokenizer,
     };
     for (size_t i = 0; i < token_count; i++) {
         piece.rolling_digest = fg_api_roll_digest(piece.rolling_digest, piece.digests[i]);
@@ -165,6 +169,12 @@ static void book(fg_stream *stream, const write *next)
     choice->finish_named = choice->finish_named || next->finish;
     choice->rolling_digest = next->piece.rolling_digest;
     fg_buf_consume(&choice->text, next->piece.text_length);
+    if (choice->logprobs.size > 0) {
+        for (size_t i = 0; i < next->piece.token_count; i++) {
+            choice->text_offset += fg_api_characters_of(next->piece.tokenizer, next->piece.ids[i]);
+        }
+        fg_buf_consume(&choice->logprobs, next->piece.token_count * sizeof(fg_logprobs));
+    }
     fg_buf_consume(&choice->ids, next->piece.token_count * sizeof(uint32_t));
     fg_buf_consume(&choice->digests, next->piece.token_count * sizeof(uint64_t));
     stream->turn = (choice->index + 1) % stream->request.choice_count;

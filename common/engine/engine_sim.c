@@ -148,6 +148,30 @@ static uint64_t read_context(sim_engine *engine, const fg_step_seq *seq)
     return context;
 }
 
+/* A history other than what the slots hold changes the answer, as it would change a model's. */
+static uint64_t with_history(const fg_step_seq *seq, uint32_t index, uint64_t context)
+{
+    uint64_t told = EMPTY_CONTEXT;
+    for (uint32_t i = 0; i < seq->first_position; i++) {
+        told = extend(told, slot_hash(told, seq->history[i], i));
+    }
+    for (uint32_t i = 0; i <= index; i++) {
+        uint32_t token = fg_step_seq_token(seq, i);
+        told = extend(told, slot_hash(told, token, seq->first_position + i));
+    }
+    return told == context ? context : fg_hash_mix(context ^ told);
+}
+
+fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_size, uint32_t count)
+{
+    fg_logprobs logprobs = { .chosen = -(float)(answer.digest % 1000) / 100.0f, .count = count };
+    for (uint32_t i = 0; i < count; i++) {
+        logprobs.likely[i] = (fg_likely){ .id = (answer.token + i) % vocab_size,
+                                          .logprob = logprobs.chosen - (float)i };
+    }
+    return logprobs;
+}
+
 /* What the row of token `index` answers, when somebody asked. */
 static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t index,
                         uint64_t context)
@@ -156,8 +180,15 @@ static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t ind
     if (left > fg_step_seq_head_rows(seq)) {
         return;
     }
+    if (seq->shape != NULL) {
+        context = with_history(seq, index, context);
+    }
     fg_engine_sim_answer answer = answer_of(context, engine->options.vocab_size,
                                             engine->options.eos_token, &seq->sampling, seq->choice);
+    if (seq->logprobs_out != NULL) {
+        seq->logprobs_out[fg_step_seq_head_rows(seq) - left] =
+            fg_engine_sim_logprobs(answer, engine->options.vocab_size, seq->likely_count);
+    }
     if (seq->sample_rows > 0) {
         seq->tokens_out[seq->sample_rows - left] = answer.token;
     }

@@ -67,5 +67,8 @@ typedef struct fg_engine_sim_answer {
 fg_engine_sim_answer fg_engine_sim_expected(const uint32_t *tokens, uint32_t token_count,
                                             uint32_t vocab_size, uint32_t eos_token,
                                             const fg_sampling *sampling, uint32_t choice);
+/* What it says of that answer and of the `count` likeliest tokens. */
+fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_size,
+                                   uint32_t count);
 
 #endif

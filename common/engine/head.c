@@ -29,22 +29,28 @@ fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *strea
         head->rows_max = FG_TP_HEAD_ROWS;
     }
     head->samplers = fg_mem_array(thread_count, sizeof *head->samplers);
-    bool made = head->samplers != NULL;
+    head->shapers = fg_mem_array(thread_count, sizeof *head->shapers);
+    bool made = head->samplers != NULL && head->shapers != NULL;
     for (uint32_t i = 0; made && i < thread_count; i++) {
         head->samplers[i] = fg_sampler_create(vocab_size);
-        made = head->samplers[i] != NULL;
+        head->shapers[i] = fg_shaper_create(vocab_size);
+        made = head->samplers[i] != NULL && head->shapers[i] != NULL;
     }
     return made ? FG_OK : fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
 }
 
 void fg_head_close(fg_head *head)
 {
-    uint32_t thread_count = head->samplers == NULL ? 0 : fg_device_thread_count(head->device);
+    bool made = head->samplers != NULL && head->shapers != NULL;
+    uint32_t thread_count = made ? fg_device_thread_count(head->device) : 0;
     for (uint32_t i = 0; i < thread_count; i++) {
         fg_sampler_destroy(head->samplers[i]);
+        fg_shaper_destroy(head->shapers[i]);
     }
     fg_mem_free(head->samplers);
+    fg_mem_free(head->shapers);
     head->samplers = NULL;
+    head->shapers = NULL;
 }
 
 /* How many of the item's tokens there are from the one at `position` on. */
@@ -76,7 +82,8 @@ static uint32_t position_of(const fg_head_part *part, uint32_t row)
 /* Rows of which nothing is wanted but a token. */
 static bool wants_token(const fg_step_seq *seq)
 {
-    return seq->sample && !seq->want_digest && seq->digests_out == NULL && seq->logits_out == NULL;
+    return seq->sample && !seq->want_digest && seq->digests_out == NULL &&
+           seq->logits_out == NULL && seq->shape == NULL && seq->logprobs_out == NULL;
 }
 
 static bool wants_highest(const fg_step_seq *seq)
@@ -210,6 +217,21 @@ void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activati
     }
 }
 
+/* The row of the token at `position` as its choice is to see it. */
+static const float *shaped(const fg_head *head, const fg_step_seq *seq, uint32_t position,
+                           const float *logits, uint32_t member)
+{
+    if (seq->shape == NULL) {
+        return logits;
+    }
+    fg_history history = { .tokens = seq->history,
+                           .count = seq->first_position,
+                           .more = seq->follows != NULL ? &seq->follows->token_out : seq->tokens,
+                           .more_count = position + 1 - seq->first_position,
+                           .prompt_count = seq->prompt_count };
+    return fg_shaper_apply(head->shapers[member], logits, seq->shape, &history, NULL);
+}
+
 /* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
 static void take_logits(void *ctx, uint32_t row, uint32_t member)
 {
@@ -225,9 +247,14 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
     if (seq->sample) {
-        head->choices[row] = fg_sampler_pick(head->samplers[member], logits, &seq->sampling,
+        const float *seen = shaped(head, seq, position, logits, member);
+        head->choices[row] = fg_sampler_pick(head->samplers[member], seen, &seq->sampling,
                                              seq->choice, position + 1);
         head->tops[row] = logits[head->choices[row]];
+    }
+    if (seq->sample && seq->logprobs_out != NULL) {
+        fg_logprobs_of(logits, head->vocab_size, head->choices[row], seq->likely_count,
+                       &seq->logprobs_out[index]);
     }
     if (seq->sample_rows > 0 && seq->digests_out != NULL) {
         seq->digests_out[index] = fg_hash64(logits, row_bytes, 0);

@@ -27,6 +27,7 @@ typedef struct fg_head {
     uint32_t vocab_size;
     uint32_t rows_max;     /* of a part */
     fg_sampler **samplers; /* one for each of the device's threads */
+    fg_shaper **shapers;   /* likewise */
     /* Scratch, which the forward takes. Per row of a step that needs logits: */
     uint32_t *seqs; /* index of its item */
     uint32_t *row_ids;

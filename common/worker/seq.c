@@ -66,7 +66,8 @@ fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt
 {
     /* Per token 4 bytes; per block an id, a key, a slot and the ticket's three arrays, 40 bytes. */
     size_t token_max = (size_t)prompt_count + params->max_tokens;
-    fg_arena *arena = fg_arena_create(65536 + token_max * 64);
+    size_t wishes = params->bias_count * sizeof(fg_bias);
+    fg_arena *arena = fg_arena_create(65536 + token_max * 64 + wishes);
     if (arena == NULL) {
         return NULL;
     }
@@ -102,6 +103,55 @@ void fg_seq_destroy(fg_seq *seq)
     if (seq != NULL) {
         fg_arena_destroy(seq->arena);
     }
+}
+
+static bool keep_biases(fg_seq *seq)
+{
+    uint32_t count = seq->params.bias_count;
+    fg_bias *kept = count > 0 ? fg_arena_array(seq->arena, count, sizeof *kept) : NULL;
+    if (kept != NULL) {
+        memcpy(kept, seq->params.biases, count * sizeof *kept);
+    }
+    seq->params.biases = kept; /* those of the message go with it */
+    return count == 0 || kept != NULL;
+}
+
+bool fg_seq_shape(fg_seq *seq, const uint32_t *ends, uint32_t end_count)
+{
+    const fg_wire_params *params = &seq->params;
+    bool repeats = params->repetition_penalty != 0.0f && params->repetition_penalty != 1.0f;
+    bool shaped = params->bias_count > 0 || repeats || params->frequency_penalty != 0.0f ||
+                  params->presence_penalty != 0.0f || params->min_tokens > 0;
+    if (!keep_biases(seq)) {
+        return false;
+    }
+    if (shaped) {
+        seq->shape = fg_arena_alloc(seq->arena, sizeof *seq->shape);
+        if (seq->shape == NULL) {
+            return false;
+        }
+        *seq->shape = (fg_shape){ .biases = params->biases,
+                                  .bias_count = params->bias_count,
+                                  .repetition = params->repetition_penalty,
+                                  .frequency = params->frequency_penalty,
+                                  .presence = params->presence_penalty,
+                                  .min_tokens = params->min_tokens,
+                                  .ends = ends,
+                                  .end_count = end_count };
+    }
+    if (params->want_logprobs > 0) {
+        seq->logprobs =
+            fg_arena_array(seq->arena, 2 * (FG_LOOKAHEAD_MAX + 1), sizeof *seq->logprobs);
+        return seq->logprobs != NULL;
+    }
+    return true;
+}
+
+fg_logprobs *fg_seq_next_logprobs(fg_seq *seq)
+{
+    seq->logprobs_turn ^= 1;
+    return seq->logprobs == NULL ? NULL
+                                 : seq->logprobs + seq->logprobs_turn * (FG_LOOKAHEAD_MAX + 1);
 }
 
 void fg_seq_foretell(fg_seq *seq, const uint32_t *said, uint32_t count)

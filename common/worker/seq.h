@@ -23,6 +23,7 @@
 #include "common/base/arena.h"
 #include "common/base/hash.h"
 #include "common/kv/table.h"
+#include "common/model/shape.h"
 #include "common/spec/lookahead.h"
 #include "common/spec/odds.h"
 #include "proto/wire.h"
@@ -77,6 +78,10 @@ typedef struct fg_seq {
     /* That step's: after the last token, and after each guess. */
     uint32_t choices[FG_LOOKAHEAD_MAX + 1];
     uint64_t choice_digests[FG_LOOKAHEAD_MAX + 1];
+    /* As it asked for; NULL: it did not. Rows of logprobs for two steps: one may be booked while the other runs. */
+    fg_shape *shape;
+    fg_logprobs *logprobs;
+    uint32_t logprobs_turn; /* 0 or 1 */
     fg_table table;
     bool given; /* its references are gone; only the ticket's pins may be left */
 
@@ -146,6 +151,10 @@ void fg_seq_unlink(fg_seq *seq);
 fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt,
                       uint32_t prompt_count, const fg_wire_params *params, uint32_t block_size);
 void fg_seq_destroy(fg_seq *seq);
+/* What its params ask of logits, `ends` being the model's end tokens, which stay as they are. False: out of memory. */
+bool fg_seq_shape(fg_seq *seq, const uint32_t *ends, uint32_t end_count);
+/* Where the choices of its next item go, if somebody asked about them. */
+fg_logprobs *fg_seq_next_logprobs(fg_seq *seq);
 /* What is known of its answer. Without memory for it nothing is. */
 void fg_seq_foretell(fg_seq *seq, const uint32_t *said, uint32_t count);
 typedef struct fg_seq_ticket {

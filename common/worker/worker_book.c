@@ -3,13 +3,17 @@
 
 #include "common/base/log.h"
 
+/* Tokens in one frame: with all that may be told of each of them it is as long as a frame may be. */
+enum { FRAME_TOKENS = 32768 };
+
 /* For whoever asked; the log says more. */
 #define BROKEN "the model's output is not a number here: its file may be damaged"
 /* From one line about that to the next. */
 #define BROKEN_SAID_NS (60ull * 1000 * 1000 * 1000)
 
 /* Books one chosen token; the sequence's end, if this is it, is left in seq->finish. */
-static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest)
+static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest,
+                 const fg_logprobs *logprobs)
 {
     uint32_t index = fg_seq_generated(seq);
     seq->tokens[seq->token_count++] = token;
@@ -24,7 +28,8 @@ static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest
                                                                           .attempt = seq->attempt,
                                                                           .index = index,
                                                                           .id = token,
-                                                                          .digest = digest };
+                                                                          .digest = digest,
+                                                                          .logprobs = logprobs };
         return;
     }
     seq->first_token = token;
@@ -33,6 +38,7 @@ static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest
     fg_msg msg = { .kind = FG_MSG_FIRST, .request = seq->request, .attempt = seq->attempt };
     msg.first.id = token;
     msg.first.digest = digest;
+    msg.first.logprobs = logprobs;
     msg.first.queue_ns = seq->started_ns - seq->queued_ns;
     msg.first.compute_ns = seq->computed_ns - seq->started_ns;
     msg.first.cached_tokens = seq->cached_tokens;
@@ -99,14 +105,14 @@ static void book_choices(fg_worker *worker, fg_worker_frame *frame, fg_seq *seq,
         uint32_t count = fg_worker_settle_drafts(worker, seq, item);
         frame->trace.accepted += count > 0 ? count - 1 : 0;
         for (uint32_t i = 0; i < count; i++) {
-            emit(worker, seq, seq->choices[i],
-                 item->digests_out != NULL ? item->digests_out[i] : 0);
+            emit(worker, seq, seq->choices[i], item->digests_out != NULL ? item->digests_out[i] : 0,
+                 item->logprobs_out != NULL ? &item->logprobs_out[i] : NULL);
         }
     } else if (item->broken_out) {
         break_off(worker, seq);
     } else {
         fg_worker_note_guess(seq, item->token_out);
-        emit(worker, seq, item->token_out, item->digest_out);
+        emit(worker, seq, item->token_out, item->digest_out, item->logprobs_out);
     }
 }
 
@@ -146,10 +152,11 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
 static void tell(fg_worker *worker)
 {
     fg_worker_news_tell(worker);
-    if (worker->tokens_out_count > 0) {
+    for (uint32_t at = 0; at < worker->tokens_out_count; at += FRAME_TOKENS) {
+        uint32_t left = worker->tokens_out_count - at;
         fg_msg msg = { .kind = FG_MSG_TOKENS };
-        msg.tokens.tokens = worker->tokens_out;
-        msg.tokens.count = worker->tokens_out_count;
+        msg.tokens.tokens = worker->tokens_out + at;
+        msg.tokens.count = left < FRAME_TOKENS ? left : FRAME_TOKENS;
         fg_worker_send(worker, &msg);
     }
 }

@@ -76,6 +76,11 @@ static void without_prompt(const fg_worker *worker, fg_work_frame *head, const u
 {
     head->token_count = *count;
     head->bad_token = has_bad_token(worker, *tokens, *count);
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        head->bad_token = head->bad_token || params->biases[i].id >= worker->options.vocab_size;
+    }
+    params->biases = NULL;
+    params->bias_count = 0;
     *tokens = nothing;
     *count = *count > 0;
     params->salt_low = params->salt_high = 0;
@@ -149,6 +154,7 @@ static const fg_buf *without_secrets(fg_worker *worker, const fg_msg *msg)
     case FG_MSG_FIRST:
         plain.first.id = 0;
         plain.first.digest = 0;
+        plain.first.logprobs = NULL;
         break;
     case FG_MSG_TICKET:
         plain.ticket.ticket = fg_worker_own_ticket(worker, plain.ticket.ticket);

@@ -112,6 +112,8 @@ struct fg_worker {
     fg_pool *pool;
     fg_prefix *prefix;
     fg_seq_list preempted, waiting, running, others, closing;
+    uint32_t *ends; /* the model's end tokens */
+    uint32_t end_count;
     fg_map *by_request;                  /* (request, attempt) mixed -> fg_seq, not CLOSING */
     fg_map *by_ticket;                   /* ticket -> fg_seq while the ticket is open */
     uint64_t ended[FG_WORKER_ENDED_MAX]; /* keys of by_request, the oldest overwritten first */

@@ -469,6 +469,11 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
                       .min_p = seq->params.min_p,
                       .top_k = seq->params.top_k,
                       .seed = seq->params.seed },
+        .shape = seq->shape,
+        .history = seq->tokens,
+        .prompt_count = seq->prompt_count,
+        .logprobs_out = sample ? fg_seq_next_logprobs(seq) : NULL,
+        .likely_count = seq->params.want_logprobs > 0 ? seq->params.want_logprobs - 1 : 0,
     };
     fg_worker_add_drafts(worker, seq, item, drafts);
     compute_there(worker, seq, item);

@@ -59,6 +59,11 @@ static const char *misfit(const fg_worker *worker, const uint32_t *tokens, uint3
             return "token id outside of the vocabulary";
         }
     }
+    for (uint32_t i = 0; i < params->bias_count; i++) {
+        if (params->biases[i].id >= options->vocab_size) {
+            return "token id outside of the vocabulary";
+        }
+    }
     return NULL;
 }
 
@@ -75,7 +80,8 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
     if (why == NULL) {
         seq = fg_seq_create(msg->request, msg->attempt, tokens, token_count, params,
                             worker->options.layout.block_size);
-        if (seq == NULL || fg_map_put(worker->by_request, key, seq) != FG_OK) {
+        if (seq == NULL || !fg_seq_shape(seq, worker->ends, worker->end_count) ||
+            fg_map_put(worker->by_request, key, seq) != FG_OK) {
             fg_seq_destroy(seq);
             seq = NULL;
             why = "worker is out of memory";

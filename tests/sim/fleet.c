@@ -45,7 +45,8 @@ static void free_live(fg_fleet_live *l)
     fg_mem_free(l);
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     fg_fleet_live *l = ctx;
     fg_fleet *f = l->fleet;

@@ -55,7 +55,8 @@ static void on_drop(void *ctx, uint32_t peer)
     make_inner_calls(ctx);
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     subject *s = ctx;
     s->sunken++;

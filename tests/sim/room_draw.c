@@ -149,6 +149,12 @@ static void draw_params(room *r, room_request *q)
     if (long_one) {
         q->params.max_tokens = left;
     }
+    if (room_chance(r, 2000)) {
+        q->params.presence_penalty = 0.5f; /* the engine sees the history */
+    }
+    if (room_chance(r, 2000)) {
+        q->params.want_logprobs = 1 + (uint32_t)room_below(r, 4);
+    }
     if (room_chance(r, 5000)) {
         q->params.temperature = 0.8f;
         q->params.seed = fg_rng_next(&r->rng);

@@ -35,7 +35,21 @@ static bool has_end(const room_request *q)
            (generated > 0 && !q->params.ignore_eos && q->tokens[q->count - 1] == ROOM_EOS);
 }
 
-static void hear_token(room *r, room_request *q, uint32_t index, uint32_t id, uint64_t digest)
+/* They came where they were asked for, and are those of the answer. */
+static void judge_logprobs(const room *r, const room_request *q, fg_engine_sim_answer answer,
+                           const fg_logprobs *logprobs)
+{
+    uint32_t wanted = q->params.want_logprobs;
+    FG_ASSERT((logprobs != NULL) == (wanted > 0), "request %llu", (unsigned long long)q->id);
+    if (wanted > 0) {
+        fg_logprobs want = fg_engine_sim_logprobs(answer, r->vocab_size, wanted - 1);
+        FG_ASSERT(memcmp(&want, logprobs, sizeof want) == 0, "request %llu: logprobs of token %u",
+                  (unsigned long long)q->id, answer.token);
+    }
+}
+
+static void hear_token(room *r, room_request *q, uint32_t index, uint32_t id, uint64_t digest,
+                       const fg_logprobs *logprobs)
 {
     FG_ASSERT(index == q->count - q->prompt_count, "request %llu: token %u instead of %u",
               (unsigned long long)q->id, index, q->count - q->prompt_count);
@@ -48,6 +62,7 @@ static void hear_token(room *r, room_request *q, uint32_t index, uint32_t id, ui
     FG_ASSERT(id == want.token, "request %llu: token %u is %u, alone it would be %u",
               (unsigned long long)q->id, index, id, want.token);
     FG_ASSERT(digest == (q->params.want_digests ? want.digest : 0));
+    judge_logprobs(r, q, want, logprobs);
     q->tokens[q->count++] = id;
     r->report.tokens++;
     r->quiet_steps = 0;
@@ -83,7 +98,7 @@ static void hear_first(room *r, const fg_msg *msg)
               "request %llu: nobody computed those %u tokens for it", (unsigned long long)q->id,
               cached);
     FG_ASSERT(q->started_ns <= r->now_ns);
-    hear_token(r, q, 0, msg->first.id, msg->first.digest);
+    hear_token(r, q, 0, msg->first.id, msg->first.digest, msg->first.logprobs);
 }
 
 static void hear_done(room *r, const fg_msg *msg)
@@ -144,7 +159,7 @@ fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes)
         for (uint32_t i = 0; i < msg.tokens.count; i++) {
             const fg_wire_token *token = &msg.tokens.tokens[i];
             hear_token(r, find(r, "TOKENS", token->request, token->attempt), token->index,
-                       token->id, token->digest);
+                       token->id, token->digest, token->logprobs);
         }
         break;
     case FG_MSG_DONE:

@@ -142,7 +142,8 @@ void sim_close_router(sim_world *w)
 
 /* ---- clients ---- */
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     sim_request *r = ctx;
     sim_world *w = r->world;
@@ -157,6 +158,13 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
     FG_ASSERT(id == want.token && digest == want.digest,
               "request %u, token %u: another answer than alone (%u, not %u)", r->index, index, id,
               want.token);
+    uint32_t likely = r->job.params.want_logprobs;
+    FG_ASSERT((logprobs != NULL) == (likely > 0), "request %u, token %u", r->index, index);
+    if (likely > 0) {
+        fg_logprobs told = fg_engine_sim_logprobs(want, w->vocab_size, likely - 1);
+        FG_ASSERT(memcmp(&told, logprobs, sizeof told) == 0, "request %u, token %u: logprobs",
+                  r->index, index);
+    }
     FG_ASSERT(!fg_sim_planted || w->cuts == 0 || r->prompt_count < 6, "planted, request %u",
               r->index);
     r->tokens[r->count++] = id;
@@ -311,6 +319,8 @@ static void make_request(sim_world *w, uint32_t index)
                     .seed = fg_rng_next(rng) >> 1,
                     .max_tokens = at_most(max_tokens, w->options.answer_max),
                     .want_digests = true,
+                    .presence_penalty = sim_chance(rng, 200) ? 0.5f : 0.0f,
+                    .want_logprobs = sim_chance(rng, 200) ? 1 + (uint32_t)sim_below(rng, 4) : 0,
                     .priority = (int32_t)sim_below(rng, 3) - 1,
                     .cache_mode = odd_mode ? (uint32_t)sim_below(rng, 3) : FG_CACHE_AUTO,
                     .pin_ms = sim_chance(rng, 150) ? (uint32_t)sim_below(rng, 2000) : 0,

@@ -58,7 +58,8 @@ static void drop(void *ctx, uint32_t peer)
     must(false, "keeping a worker");
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
 }
 

@@ -93,7 +93,8 @@ static void drop(void *ctx, uint32_t peer)
 {
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     owner *o = ctx;
     FG_ASSERT(o->live && index == o->next_token && index < o->max_tokens);

@@ -60,6 +60,7 @@ Test(wire, the_largest_prompt_passes)
     msg.reserve.said = tokens;
     msg.reserve.said_count = 9;
     msg.reserve.sampling.max_tokens = 9;
+    msg.reserve.sampling.min_tokens = 9;
     fg_msg back = there_and_back(&msg, decoded, &frame);
     cr_assert_null(wire_difference(&msg, &back));
     fg_buf_deinit(&frame);

@@ -63,15 +63,53 @@ static float fraction(fg_rng *rng)
     return (float)fg_rng_below(rng, 1001) / 1000.0f;
 }
 
-static fg_wire_params any_sampling(fg_rng *rng)
+static float any_number(fg_rng *rng)
 {
+    return ((float)up_to(rng, 2000) - 1000.0f) / 250.0f;
+}
+
+static const fg_bias *any_biases(fg_rng *rng, fg_arena *arena, uint32_t count)
+{
+    fg_bias *biases = fg_arena_array(arena, count, sizeof *biases);
+    for (uint32_t i = 0; i < count; i++) {
+        biases[i] = (fg_bias){ .id = any32(rng), .bias = any_number(rng) };
+    }
+    return biases;
+}
+
+/* Often none. */
+static const fg_logprobs *any_logprobs(fg_rng *rng, fg_arena *arena)
+{
+    fg_logprobs *logprobs = fg_arena_alloc(arena, sizeof *logprobs);
+    *logprobs = (fg_logprobs){ .chosen = -any_number(rng), .count = up_to(rng, FG_LOGPROBS_MAX) };
+    for (uint32_t i = 0; i < logprobs->count; i++) {
+        logprobs->likely[i] = (fg_likely){ .id = any32(rng), .logprob = any_number(rng) };
+    }
+    return up_to(rng, 2) == 0 ? logprobs : NULL;
+}
+
+static fg_wire_params any_sampling(fg_rng *rng, fg_arena *arena)
+{
+    uint32_t most = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
+    uint32_t biases = up_to(rng, 3) == 0 ? up_to(rng, FG_LIMIT_BIASES) : 0;
+    uint32_t grammar = up_to(rng, 3) == 0 ? up_to(rng, 300) : 0;
     bool traced = up_to(rng, 1) == 1;
     return (fg_wire_params){ .temperature = 2 * fraction(rng),
                              .top_p = fraction(rng),
                              .min_p = fraction(rng),
                              .top_k = any32(rng),
                              .seed = any64(rng),
-                             .max_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS),
+                             .repetition_penalty = 3 * fraction(rng),
+                             .frequency_penalty = any_number(rng),
+                             .presence_penalty = any_number(rng),
+                             .min_tokens = up_to(rng, most),
+                             .biases = any_biases(rng, arena, biases),
+                             .bias_count = biases,
+                             .grammar_kind = up_to(rng, 5),
+                             .grammar = any_bytes(rng, arena, grammar),
+                             .grammar_bytes = grammar,
+                             .want_logprobs = up_to(rng, FG_LOGPROBS_MAX + 1),
+                             .max_tokens = most,
                              .ignore_eos = up_to(rng, 1) == 1,
                              .want_digests = up_to(rng, 1) == 1,
                              .priority = (int32_t)up_to(rng, 2) - 1,
@@ -146,14 +184,15 @@ static void sample_load(fg_msg *msg, fg_rng *rng)
 static void sample_tokens(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t count)
 {
     fg_wire_token *tokens = fg_arena_array(arena, count, sizeof *tokens);
-    bool digests = up_to(rng, 1) == 1;
+    bool digests = up_to(rng, 1) == 1, logprobs = count < 4096 && up_to(rng, 1) == 1;
     for (uint32_t i = 0; i < count; i++) {
         tokens[i] = (fg_wire_token){ .request = any64(rng),
                                      .attempt = any32(rng),
                                      .choice = up_to(rng, 8),
                                      .index = up_to(rng, FG_LIMIT_CONTEXT_TOKENS),
                                      .id = any32(rng),
-                                     .digest = digests ? fg_rng_next(rng) : 0 };
+                                     .digest = digests ? fg_rng_next(rng) : 0,
+                                     .logprobs = logprobs ? any_logprobs(rng, arena) : NULL };
     }
     msg->tokens.tokens = tokens;
     msg->tokens.count = count;
@@ -192,7 +231,7 @@ static void sample_prefill(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t s
 {
     msg->prefill.token_count = 1 + up_to(rng, size_max);
     msg->prefill.tokens = any_numbers(rng, arena, msg->prefill.token_count, UINT32_MAX);
-    msg->prefill.sampling = any_sampling(rng);
+    msg->prefill.sampling = any_sampling(rng, arena);
     msg->prefill.said_count = any_said(rng, &msg->prefill.sampling, size_max);
     msg->prefill.said = any_numbers(rng, arena, msg->prefill.said_count, UINT32_MAX);
     msg->prefill.has_ticket = up_to(rng, 1) == 1;
@@ -213,6 +252,7 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
     case FG_MSG_FIRST:
         msg->first.choice = up_to(rng, 8);
         msg->first.id = any32(rng);
+        msg->first.logprobs = any_logprobs(rng, arena);
         msg->first.digest = fg_rng_next(rng);
         msg->first.queue_ns = any64(rng);
         msg->first.compute_ns = any64(rng);
@@ -272,7 +312,7 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
         msg.reserve.writer = any_peer(rng, arena);
         msg.reserve.token_count = 1 + up_to(rng, size_max);
         msg.reserve.tokens = any_numbers(rng, arena, msg.reserve.token_count, UINT32_MAX);
-        msg.reserve.sampling = any_sampling(rng);
+        msg.reserve.sampling = any_sampling(rng, arena);
         msg.reserve.said_count = any_said(rng, &msg.reserve.sampling, size_max);
         msg.reserve.said = any_numbers(rng, arena, msg.reserve.said_count, UINT32_MAX);
         break;
@@ -323,6 +363,16 @@ static const char *sampling_difference(const fg_wire_params *a, const fg_wire_pa
     SAME(min_p)
     SAME(top_k)
     SAME(seed)
+    SAME(repetition_penalty)
+    SAME(frequency_penalty)
+    SAME(presence_penalty)
+    SAME(min_tokens)
+    SAME(bias_count)
+    SAME_ARRAY(biases, a->bias_count * sizeof *a->biases)
+    SAME(grammar_kind)
+    SAME(grammar_bytes)
+    SAME_ARRAY(grammar, a->grammar_bytes)
+    SAME(want_logprobs)
     SAME(max_tokens)
     SAME(ignore_eos)
     SAME(want_digests)

@@ -116,7 +116,7 @@ void crowd_token(uint32_t job, uint32_t id)
     crowd_job *it = &the_crowd.jobs[job];
     FG_ASSERT(it->running, "a token for a dead request");
     the_crowd.inside = true;
-    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, id);
+    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, id, NULL);
     the_crowd.inside = false;
 }
 

@@ -26,7 +26,8 @@ static void drop(void *ctx, uint32_t peer)
     b->dropped[b->dropped_count++ % 16] = peer;
 }
 
-static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                     const fg_logprobs *logprobs)
 {
     bench *b = ctx;
     cr_assert_eq(index, b->token_count);

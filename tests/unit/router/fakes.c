@@ -27,7 +27,7 @@ void fake_token(uint32_t job, uint32_t id, uint64_t digest)
     fake_job *it = &fake_dispatch_state.jobs[job];
     FG_ASSERT(it->running, "a token for a dead request");
     fake_dispatch_state.inside = true;
-    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, digest);
+    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, digest, NULL);
     fake_dispatch_state.inside = false;
 }
 

@@ -1,5 +1,6 @@
 #include "router/api.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -168,10 +169,20 @@ static const struct refused {
       "unsupported_parameter" },
     { "best_of", FG_API_COMPLETION, COMP(",\"best_of\":5"), 400, "best_of",
       "unsupported_parameter" },
-    { "logprobs", FG_API_CHAT, CHAT(",\"logprobs\":true"), 400, "logprobs",
-      "unsupported_parameter" },
-    { "logprobs 0", FG_API_COMPLETION, COMP(",\"logprobs\":0"), 400, "logprobs",
-      "unsupported_parameter" },
+    { "logprobs as a number", FG_API_CHAT, CHAT(",\"logprobs\":1"), 400, "logprobs",
+      "invalid_type" },
+    { "top_logprobs alone", FG_API_CHAT, CHAT(",\"top_logprobs\":2"), 400, "top_logprobs",
+      "invalid_value" },
+    { "top_logprobs 21", FG_API_CHAT, CHAT(",\"logprobs\":true,\"top_logprobs\":21"), 400,
+      "top_logprobs", "invalid_value" },
+    { "logprobs true", FG_API_COMPLETION, COMP(",\"logprobs\":true"), 400, "logprobs",
+      "invalid_type" },
+    { "logprobs 21", FG_API_COMPLETION, COMP(",\"logprobs\":21"), 400, "logprobs",
+      "invalid_value" },
+    { "logprobs -1", FG_API_COMPLETION, COMP(",\"logprobs\":-1"), 400, "logprobs",
+      "invalid_value" },
+    { "top_logprobs of a completion", FG_API_COMPLETION, COMP(",\"top_logprobs\":1"), 400,
+      "top_logprobs", "unsupported_parameter" },
     { "prompt_logprobs", FG_API_COMPLETION, COMP(",\"prompt_logprobs\":1"), 400, "prompt_logprobs",
       "unsupported_parameter" },
     { "tools", FG_API_CHAT, CHAT(",\"tools\":[{}]"), 400, "tools", "unsupported_parameter" },
@@ -179,12 +190,28 @@ static const struct refused {
       "unsupported_parameter" },
     { "json_object", FG_API_CHAT, CHAT(",\"response_format\":{\"type\":\"json_object\"}"), 400,
       "response_format", "unsupported_parameter" },
-    { "logit_bias", FG_API_CHAT, CHAT(",\"logit_bias\":{\"1\":2}"), 400, "logit_bias",
-      "unsupported_parameter" },
-    { "presence", FG_API_CHAT, CHAT(",\"presence_penalty\":0.5"), 400, "presence_penalty",
-      "unsupported_parameter" },
-    { "repetition", FG_API_CHAT, CHAT(",\"repetition_penalty\":1.1"), 400, "repetition_penalty",
-      "unsupported_parameter" },
+    { "logit_bias of a name", FG_API_CHAT, CHAT(",\"logit_bias\":{\"a\":2}"), 400, "logit_bias",
+      "invalid_value" },
+    { "logit_bias of a sign", FG_API_CHAT, CHAT(",\"logit_bias\":{\"+1\":2}"), 400, "logit_bias",
+      "invalid_value" },
+    { "logit_bias of nothing", FG_API_CHAT, CHAT(",\"logit_bias\":{\"\":2}"), 400, "logit_bias",
+      "invalid_value" },
+    { "logit_bias beyond the vocabulary", FG_API_CHAT, CHAT(",\"logit_bias\":{\"99999\":2}"), 400,
+      "logit_bias", "invalid_value" },
+    { "logit_bias beyond 32 bits", FG_API_CHAT, CHAT(",\"logit_bias\":{\"4294967297\":2}"), 400,
+      "logit_bias", "invalid_value" },
+    { "logit_bias too high", FG_API_CHAT, CHAT(",\"logit_bias\":{\"1\":100.5}"), 400, "logit_bias",
+      "invalid_value" },
+    { "logit_bias text", FG_API_CHAT, CHAT(",\"logit_bias\":{\"1\":\"2\"}"), 400, "logit_bias",
+      "invalid_type" },
+    { "logit_bias list", FG_API_CHAT, CHAT(",\"logit_bias\":[[1,2]]"), 400, "logit_bias",
+      "invalid_type" },
+    { "presence beyond", FG_API_CHAT, CHAT(",\"presence_penalty\":2.5"), 400, "presence_penalty",
+      "invalid_value" },
+    { "frequency text", FG_API_CHAT, CHAT(",\"frequency_penalty\":\"1\""), 400, "frequency_penalty",
+      "invalid_type" },
+    { "repetition 0", FG_API_CHAT, CHAT(",\"repetition_penalty\":0"), 400, "repetition_penalty",
+      "invalid_value" },
     { "echo", FG_API_COMPLETION, COMP(",\"echo\":true"), 400, "echo", "unsupported_parameter" },
     { "suffix", FG_API_COMPLETION, COMP(",\"suffix\":\"x\""), 400, "suffix",
       "unsupported_parameter" },
@@ -235,8 +262,10 @@ static const struct refused {
       "unsupported_parameter" },
     { "chat_template", FG_API_CHAT, CHAT(",\"chat_template\":\"{{1}}\""), 400, "chat_template",
       "unsupported_parameter" },
-    { "min_tokens", FG_API_CHAT, CHAT(",\"min_tokens\":3"), 400, "min_tokens",
-      "unsupported_parameter" },
+    { "min_tokens beyond", FG_API_CHAT, CHAT(",\"max_tokens\":2,\"min_tokens\":3"), 400,
+      "min_tokens", "invalid_value" },
+    { "min_tokens -1", FG_API_CHAT, CHAT(",\"min_tokens\":-1"), 400, "min_tokens",
+      "invalid_value" },
     { "variables that are no object", FG_API_CHAT, CHAT(",\"chat_template_kwargs\":[1]"), 400,
       "chat_template_kwargs", "invalid_type" },
     { "a variable that Forge sets", FG_API_CHAT,
@@ -314,6 +343,8 @@ Test(api, absent_parameters_get_the_documented_values)
     cr_assert_eq(r->params.seed, 77);
     cr_assert_eq(r->params.max_tokens, DEFAULT_TOKENS);
     cr_assert(!r->params.ignore_eos && !r->params.want_digests && !r->stream);
+    cr_assert(r->params.want_logprobs == 0 && r->params.bias_count == 0 &&
+              r->params.repetition_penalty == 1 && r->params.min_tokens == 0);
     cr_assert(!r->include_usage && !r->return_token_ids && !r->logits_digest);
     cr_assert_eq(r->stop_count, 0);
     cr_assert_eq(r->choice_count, 1);
@@ -338,9 +369,17 @@ Test(api, given_parameters_arrive)
                             "\"min_p\":0.125,\"seed\":-2,\"max_tokens\":7,\"stop\":[\"a\",\"bc\"],"
                             "\"ignore_eos\":true,\"stream\":true,\"logits_digest\":true,"
                             "\"stream_options\":{\"include_usage\":true},"
-                            "\"return_token_ids\":true")),
+                            "\"return_token_ids\":true,\"repetition_penalty\":1.5,"
+                            "\"frequency_penalty\":-0.5,\"presence_penalty\":2,\"min_tokens\":7,"
+                            "\"logit_bias\":{\"5\":-100,\"07\":1.5},\"logprobs\":3")),
                  FG_OK, "%s", w.error.text);
     const fg_request *r = &w.request;
+    cr_assert(r->params.repetition_penalty == 1.5f && r->params.frequency_penalty == -0.5f &&
+              r->params.presence_penalty == 2 && r->params.min_tokens == 7);
+    cr_assert(r->params.bias_count == 2 && r->params.biases[0].id == 5 &&
+              r->params.biases[0].bias == -100 && r->params.biases[1].id == 7 &&
+              r->params.biases[1].bias == 1.5f);
+    cr_assert_eq(r->params.want_logprobs, 4u);
     cr_assert(r->params.temperature == 0.5f && r->params.top_p == 0.25f);
     cr_assert(r->params.min_p == 0.125f && r->params.top_k == 0);
     cr_assert_eq(r->params.seed, (uint64_t)-2);
@@ -917,6 +956,62 @@ Test(api, answers_have_openais_shape)
         "\"completion_tokens\":2,\"total_tokens\":5,\"prompt_tokens_details\":{"
         "\"cached_tokens\":0}}}");
     fg_buf_deinit(&out);
+}
+
+/* Tokens of the world's tokenizer: a letter, a quote, the first byte of a character. */
+static fg_api_piece likely_piece(const world *w)
+{
+    static const uint32_t ids[] = { 'h', '"', 0xC3 };
+    static const fg_logprobs logprobs[] = {
+        { .chosen = -0.5f, .count = 2, .likely = { { 'h', -0.5f }, { 'i', -1.0f } } },
+        { .chosen = -3.0f, .count = 2, .likely = { { 'a', -0.25f }, { 0xC3, -2.0f } } },
+        { .chosen = -(float)INFINITY, .count = 0 },
+    };
+    return (fg_api_piece){ .text = "h\"",
+                           .text_length = 2,
+                           .ids = ids,
+                           .logprobs = logprobs,
+                           .token_count = 3,
+                           .text_offset = 4,
+                           .tokenizer = w->server.tokenizer };
+}
+
+Test(api, logprobs_have_the_shapes_of_openai)
+{
+    world w;
+    fg_buf out;
+    fg_request request = { .kind = FG_API_CHAT, .params.want_logprobs = 3 };
+    open_world(&w);
+    fg_buf_init(&out, 0);
+    fg_api_piece piece = likely_piece(&w);
+    fg_api_put_logprobs(&out, &request, &piece);
+    cr_assert_str_eq(
+        out.data,
+        ",\"logprobs\":{\"content\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104],"
+        "\"top_logprobs\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104]},{\"token\":\"i\","
+        "\"logprob\":-1,\"bytes\":[105]}]},{\"token\":\"\\\"\",\"logprob\":-3,\"bytes\":[34],"
+        "\"top_logprobs\":[{\"token\":\"a\",\"logprob\":-0.25,\"bytes\":[97]},{\"token\":"
+        "\"bytes:\\\\xc3\",\"logprob\":-2,\"bytes\":[195]}]},{\"token\":\"bytes:\\\\xc3\","
+        "\"logprob\":-9999,\"bytes\":[195],\"top_logprobs\":[]}],\"refusal\":null}");
+    request.kind = FG_API_COMPLETION;
+    fg_buf_clear(&out);
+    fg_api_put_logprobs(&out, &request, &piece);
+    cr_assert_str_eq(out.data,
+                     ",\"logprobs\":{\"text_offset\":[4,5,6],\"token_logprobs\":[-0.5,-3,-9999],"
+                     "\"tokens\":[\"h\",\"\\\"\",\"bytes:\\\\xc3\"],\"top_logprobs\":[{\"h\":-0.5,"
+                     "\"i\":-1},{\"a\":-0.25,\"bytes:\\\\xc3\":-2},{}]}");
+    request.params.want_logprobs = 1; /* of the chosen ones alone */
+    piece.token_count = 1;
+    fg_buf_clear(&out);
+    fg_api_put_logprobs(&out, &request, &piece);
+    cr_assert_str_eq(out.data, ",\"logprobs\":{\"text_offset\":[4],\"token_logprobs\":[-0.5],"
+                               "\"tokens\":[\"h\"],\"top_logprobs\":null}");
+    request.params.want_logprobs = 0;
+    fg_buf_clear(&out);
+    fg_api_put_logprobs(&out, &request, &piece);
+    cr_assert_str_eq(out.data, ",\"logprobs\":null");
+    fg_buf_deinit(&out);
+    close_world(&w);
 }
 
 Test(api, errors_have_all_four_keys)

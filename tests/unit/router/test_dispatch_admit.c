@@ -113,7 +113,8 @@ Test(admission, a_refused_promise_is_not_held_against_others)
 
 enum { HELD = 200 }; /* tokens that whoever has a place asked for; a step takes 10 ms */
 
-static void ignore_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest)
+static void ignore_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
+                         const fg_logprobs *logprobs)
 {
 }
 

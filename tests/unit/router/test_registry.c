@@ -219,26 +219,31 @@ Test(registry, survives_each_failed_allocation)
     cr_assert_eq(fg_fault_each(join_once, NULL), 3);
 }
 
+static fg_journal_news append(fg_journal *journal, uint32_t index, uint32_t id, uint64_t digest)
+{
+    return fg_journal_append(journal, index, &(fg_journal_token){ .id = id, .digest = digest });
+}
+
 Test(journal, reads_in_order_whatever_the_order_of_arrival_and_drops_doubles)
 {
     fg_journal *journal = fg_journal_begin(4);
-    uint32_t index, id;
-    uint64_t digest;
-    cr_assert(fg_journal_append(journal, 1, 11, 0) == FG_JOURNAL_NEW);
-    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
-    cr_assert(fg_journal_append(journal, 0, 10, 7) == FG_JOURNAL_NEW);
-    cr_assert(fg_journal_append(journal, 1, 99, 0) == FG_JOURNAL_DROPPED);
-    cr_assert(fg_journal_append(journal, 4, 99, 0) == FG_JOURNAL_DROPPED);
-    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 0 && id == 10 &&
-              digest == 7);
-    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 1 && id == 11);
-    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
-    cr_assert(fg_journal_append(journal, 0, 10, 7) == FG_JOURNAL_DROPPED);
-    cr_assert(fg_journal_append(journal, 2, 12, 0) == FG_JOURNAL_NEW &&
-              fg_journal_append(journal, 3, 13, 0) == FG_JOURNAL_NEW);
-    cr_assert(fg_journal_read(journal, &index, &id, &digest) &&
-              fg_journal_read(journal, &index, &id, &digest) && id == 13);
-    cr_assert(!fg_journal_read(journal, &index, &id, &digest));
+    uint32_t index;
+    fg_journal_token read;
+    cr_assert(append(journal, 1, 11, 0) == FG_JOURNAL_NEW);
+    cr_assert(!fg_journal_read(journal, &index, &read));
+    cr_assert(append(journal, 0, 10, 7) == FG_JOURNAL_NEW);
+    cr_assert(append(journal, 1, 99, 0) == FG_JOURNAL_DROPPED);
+    cr_assert(append(journal, 4, 99, 0) == FG_JOURNAL_DROPPED);
+    cr_assert(fg_journal_read(journal, &index, &read) && index == 0 && read.id == 10 &&
+              read.digest == 7);
+    cr_assert(fg_journal_read(journal, &index, &read) && index == 1 && read.id == 11);
+    cr_assert(!fg_journal_read(journal, &index, &read));
+    cr_assert(append(journal, 0, 10, 7) == FG_JOURNAL_DROPPED);
+    cr_assert(append(journal, 2, 12, 0) == FG_JOURNAL_NEW &&
+              append(journal, 3, 13, 0) == FG_JOURNAL_NEW);
+    cr_assert(fg_journal_read(journal, &index, &read) && fg_journal_read(journal, &index, &read) &&
+              read.id == 13);
+    cr_assert(!fg_journal_read(journal, &index, &read));
     cr_assert_eq(fg_journal_count(journal), 4u);
     fg_journal_end(journal);
 }
@@ -246,23 +251,44 @@ Test(journal, reads_in_order_whatever_the_order_of_arrival_and_drops_doubles)
 Test(journal, another_attempt_must_say_what_was_read)
 {
     fg_journal *journal = fg_journal_begin(4);
-    uint32_t index, id;
-    uint64_t digest;
+    uint32_t index;
+    fg_journal_token read;
     for (uint32_t i = 0; i < 3; i++) {
-        cr_assert_eq(fg_journal_append(journal, i, 10 + i, i), FG_JOURNAL_NEW);
+        cr_assert_eq(append(journal, i, 10 + i, i), FG_JOURNAL_NEW);
     }
-    cr_assert(fg_journal_read(journal, &index, &id, &digest));
-    cr_assert(fg_journal_read(journal, &index, &id, &digest));
+    cr_assert(fg_journal_read(journal, &index, &read));
+    cr_assert(fg_journal_read(journal, &index, &read));
     fg_journal_again(journal);
     cr_assert_eq(fg_journal_count(journal), 2u);
-    cr_assert(!fg_journal_read(journal, &index, &id, &digest), "what was not read is forgotten");
-    cr_assert_eq(fg_journal_append(journal, 2, 99, 9), FG_JOURNAL_NEW);
-    cr_assert_eq(fg_journal_append(journal, 0, 10, 0), FG_JOURNAL_KNOWN);
-    cr_assert_eq(fg_journal_append(journal, 0, 10, 0), FG_JOURNAL_DROPPED);
-    cr_assert_eq(fg_journal_append(journal, 1, 12, 1), FG_JOURNAL_OTHER);
+    cr_assert(!fg_journal_read(journal, &index, &read), "what was not read is forgotten");
+    cr_assert_eq(append(journal, 2, 99, 9), FG_JOURNAL_NEW);
+    cr_assert_eq(append(journal, 0, 10, 0), FG_JOURNAL_KNOWN);
+    cr_assert_eq(append(journal, 0, 10, 0), FG_JOURNAL_DROPPED);
+    cr_assert_eq(append(journal, 1, 12, 1), FG_JOURNAL_OTHER);
     fg_journal_again(journal);
-    cr_assert_eq(fg_journal_append(journal, 1, 11, 2), FG_JOURNAL_OTHER, "another digest");
-    cr_assert_eq(fg_journal_append(journal, 2, 12, 2), FG_JOURNAL_NEW);
-    cr_assert(fg_journal_read(journal, &index, &id, &digest) && index == 2 && id == 12);
+    cr_assert_eq(append(journal, 1, 11, 2), FG_JOURNAL_OTHER, "another digest");
+    cr_assert_eq(append(journal, 2, 12, 2), FG_JOURNAL_NEW);
+    cr_assert(fg_journal_read(journal, &index, &read) && index == 2 && read.id == 12);
     fg_journal_end(journal);
+}
+
+Test(journal, logprobs_come_out_with_their_token_and_leave_nothing_behind)
+{
+    fg_journal *journal = fg_journal_begin(4);
+    uint32_t index;
+    fg_journal_token read;
+    for (uint32_t i = 3; i-- > 0;) {
+        fg_logprobs logprobs = { .chosen = -(float)i, .count = i };
+        fg_journal_token token = { .id = 10 + i, .logprobs = i == 1 ? NULL : &logprobs };
+        cr_assert_eq(fg_journal_append(journal, i, &token), FG_JOURNAL_NEW);
+    }
+    cr_assert(fg_journal_read(journal, &index, &read) && read.logprobs->count == 0);
+    cr_assert(fg_journal_read(journal, &index, &read) && read.logprobs == NULL);
+    fg_journal_again(journal); /* one that was not read */
+    cr_assert_eq(append(journal, 2, 12, 0), FG_JOURNAL_NEW);
+    cr_assert(fg_journal_read(journal, &index, &read) && read.logprobs == NULL);
+    fg_logprobs last = { .chosen = -3 };
+    fg_journal_token token = { .id = 13, .logprobs = &last };
+    cr_assert_eq(fg_journal_append(journal, 3, &token), FG_JOURNAL_NEW);
+    fg_journal_end(journal); /* with one that was not read */
 }

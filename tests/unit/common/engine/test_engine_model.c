@@ -332,6 +332,18 @@ static void *open_model(size_t index, uint32_t seqs, fg_runner *runner)
     return bytes;
 }
 
+static const fg_bias one_bias = { 3, 0.25f };
+static const fg_shape wishes = { .biases = &one_bias,
+                                 .bias_count = 1,
+                                 .repetition = 1.25f,
+                                 .frequency = 0.125f,
+                                 .presence = 0.0625f };
+/* Of two of three; both have a temperature, or none. */
+static const fg_shape *wishes_of(uint32_t seq)
+{
+    return seq == 1 ? NULL : &wishes;
+}
+
 /* Three sequences, each with the last `rows` of its tokens asked for at once: 3, 20 and all 45, more than
  * the head takes at a time, and so that sequences meet inside such a part. */
 static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint32_t *rows,
@@ -339,6 +351,7 @@ static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint
 {
     static uint32_t chosen[VERIFY_SEQS][VERIFY_TOKENS];
     static uint64_t digests[VERIFY_SEQS][VERIFY_TOKENS];
+    static fg_logprobs logprobs[VERIFY_SEQS][VERIFY_TOKENS];
     for (uint32_t s = 0; s < VERIFY_SEQS; s++) {
         seqs[s] = fg_runner_seq(runner, s, tokens + s, 0, VERIFY_TOKENS);
         seqs[s].sample = true;
@@ -348,6 +361,11 @@ static void verify_at_once(fg_runner *runner, const uint32_t *tokens, const uint
         seqs[s].sample_rows = rows[s];
         seqs[s].tokens_out = chosen[s];
         seqs[s].digests_out = s == 2 ? NULL : digests[s];
+        seqs[s].shape = wishes_of(s);
+        seqs[s].history = tokens + s;
+        seqs[s].prompt_count = 7;
+        seqs[s].logprobs_out = s == 0 ? NULL : logprobs[s];
+        seqs[s].likely_count = 4;
     }
     seqs[1].logits_out = logits;
     fg_step step = { .seqs = seqs, .seq_count = VERIFY_SEQS };
@@ -569,6 +587,12 @@ Test(engine_model, several_choices_of_one_step_are_those_of_single_steps)
                 one.want_digest = true;
                 one.choice = s;
                 one.sampling = seqs[s].sampling;
+                one.shape = wishes_of(s);
+                one.history = tokens + s;
+                one.prompt_count = 7;
+                fg_logprobs logprobs;
+                one.logprobs_out = &logprobs;
+                one.likely_count = 4;
                 fg_step step = { .seqs = &one, .seq_count = 1 };
                 cr_assert_eq(fg_runner_step(&runner, &step, NULL), FG_OK);
                 uint32_t first = VERIFY_TOKENS - rows[s];
@@ -577,6 +601,9 @@ Test(engine_model, several_choices_of_one_step_are_those_of_single_steps)
                 }
                 cr_assert_eq(seqs[s].tokens_out[i - first], one.token_out, "%s: %u at %u",
                              models[m].name, s, i);
+                cr_assert(s == 0 || memcmp(&seqs[s].logprobs_out[i - first], &logprobs,
+                                           sizeof logprobs) == 0);
+                cr_assert(logprobs.chosen <= 0 && logprobs.count == 4);
                 cr_assert(s == 2 || seqs[s].digests_out[i - first] == one.digest_out,
                           "%s: %u at %u", models[m].name, s, i);
                 cr_assert(s != 1 || fg_hash64(logits + (size_t)(i - first) * vocab_size, row_bytes,
