@@ -230,8 +230,8 @@ def bad_parameters_are_named(world):
 @check
 def absent_parameters_are_named(world):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    for name, value in [("logprobs", True), ("tools", [tool]), ("logit_bias", {"1": 1}),
-                        ("presence_penalty", 1), ("response_format", {"type": "json_object"})]:
+    for name, value in [("tools", [tool]), ("response_format", {"type": "json_object"}),
+                        ("modalities", ["audio"])]:
         world.raises(openai.BadRequestError, lambda n=name, v=value: world.chat(**{n: v}),
                      param=name, code="unsupported_parameter")
 
@@ -245,6 +245,53 @@ def several_choices(world):
     assert [c.message.content for c in four.choices] == \
         [a.choices[0].message.content for a in alone]
     assert four.usage.completion_tokens == sum(a.usage.completion_tokens for a in alone)
+
+
+@check
+def logprobs_of_a_chat(world):
+    answer = world.chat(logprobs=True, top_logprobs=3)
+    told = answer.choices[0].logprobs.content
+    assert len(told) == answer.usage.completion_tokens
+    assert "".join(t.token for t in told).startswith(answer.choices[0].message.content)
+    for token in told:
+        assert bytes(token.bytes).decode() == token.token or token.token.startswith("bytes:")
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3
+        # Greedy: the chosen one is the likeliest.
+        assert token.top_logprobs[0].token == token.token
+        assert [t.logprob for t in token.top_logprobs] == \
+            sorted((t.logprob for t in token.top_logprobs), reverse=True)
+    streamed = []
+    for chunk in world.chat(logprobs=True, top_logprobs=3, stream=True):
+        streamed += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+    assert streamed == told, "a stream tells the same"
+    assert world.chat(logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+
+
+@check
+def logprobs_of_a_completion(world):
+    choice = world.complete(logprobs=2).choices[0]
+    told = choice.logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs)
+    assert told.text_offset[0] == 0
+    for offset, token in zip(told.text_offset, told.tokens):
+        assert choice.text[offset:].startswith(token[:1]) or token.startswith("<") or not token
+    assert all(len(row) == 2 and token in row for row, token in zip(told.top_logprobs, told.tokens))
+
+
+@check
+def biases_and_penalties_change_what_is_said(world):
+    plain = world.complete(logprobs=1, max_tokens=16).choices[0]
+    first = plain.logprobs.tokens[0]
+    body = json.dumps({"content": first}).encode()
+    token_id = json.loads(answer_to(world, "/tokenize", body)[2])["tokens"][0]
+    banned = world.complete(logprobs=1, max_tokens=16, logit_bias={str(token_id): -100}).choices[0]
+    assert first not in banned.logprobs.tokens, "a banned token was said"
+    forced = world.complete(logprobs=1, max_tokens=4, logit_bias={str(token_id): 100}).choices[0]
+    assert forced.logprobs.tokens == [first] * 4
+    assert world.complete(max_tokens=60, presence_penalty=2, frequency_penalty=2).choices[0].text != \
+        world.complete(max_tokens=60).choices[0].text
+    world.raises(openai.BadRequestError, lambda: world.complete(logit_bias={"x": 1}), param="logit_bias")
+    world.raises(openai.BadRequestError, lambda: world.chat(top_logprobs=3), param="top_logprobs")
 
 
 @check

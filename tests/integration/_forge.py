@@ -551,6 +551,11 @@ def story_requests(rng, count, tokens=(8, 48), words=(0, 120)):
             body.update(temperature=rng.choice([0.5, 0.8, 1.0, 1.3]), seed=rng.randrange(1 << 31),
                         top_p=rng.choice([1.0, 0.95, 0.8]), top_k=rng.choice([0, 20, 40]),
                         min_p=rng.choice([0.0, 0.02]))
+        if index % 5 == 3:
+            body.update(frequency_penalty=0.3, presence_penalty=-0.2, repetition_penalty=1.1,
+                        logit_bias={str(rng.randrange(512)): 2, "13": -100})
+        if index % 7 == 2:
+            body.update(logprobs=rng.randrange(4))
         requests.append(body)
     return requests
 
@@ -566,7 +571,7 @@ def answer_of(port, body):
     forge = choice["forge"]
     assert len(forge["token_ids"]) == answer["usage"]["completion_tokens"] == len(forge["digests"])
     return {"ids": forge["token_ids"], "digests": forge["digests"], "text": choice["text"],
-            "finish": choice["finish_reason"]}
+            "finish": choice["finish_reason"], "logprobs": choice["logprobs"]}
 
 
 def difference(want, have):
@@ -578,7 +583,7 @@ def difference(want, have):
             return f"token {index} is {pair[1]}, not {pair[0]}"
         if want["digests"][index] != have["digests"][index]:
             return f"same ids, but the logits of token {index} differ"
-    return "their lengths, texts or endings differ"
+    return "their lengths, texts, endings or logprobs differ"
 
 
 def assert_same(requests, want, have, what):

@@ -82,6 +82,8 @@ def real_requests(rng):
                 for prompt in prompts]
     for request in requests[1::2]:
         request.update(temperature=0.9, top_p=0.95, seed=rng.randrange(1 << 31))
+    for request in requests[2:4]:
+        request.update(presence_penalty=0.5, repetition_penalty=1.2, logprobs=3, min_tokens=15)
     return requests
 
 
