@@ -151,6 +151,12 @@ static bool is_end(void *ctx, uint32_t token)
     return fg_tokenizer_is_end(((fg_host_worker *)ctx)->model->tokenizer, token);
 }
 
+static const char *token_text(void *ctx, uint32_t token, size_t *length_out)
+{
+    const fg_tokenizer *tokenizer = ((fg_host_worker *)ctx)->model->tokenizer;
+    return fg_tokenizer_piece(tokenizer, token, false, length_out);
+}
+
 static fg_status send_frame(void *ctx, const void *bytes, size_t size_bytes)
 {
     fg_host_worker *host = ctx;
@@ -782,6 +788,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .prefill = fg_prefill_policy(),
                                   .decode = fg_decode_policy(),
                                   .is_end = is_end,
+                                  .token_text = token_text,
                                   .on_step = on_step,
                                   .send = send_frame,
                                   .reconnect = reconnect,

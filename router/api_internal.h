@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/base/json.h"
+#include "common/grammar/grammar.h"
 #include "router/api.h"
 
 /* The parameters that have a value; the table begins with them, in this order. */
@@ -47,6 +48,16 @@ typedef enum fg_api_param {
     FG_PARAM_LOGIT_BIAS,
     FG_PARAM_LOGPROBS,
     FG_PARAM_TOP_LOGPROBS,
+    FG_PARAM_RESPONSE_FORMAT,
+    FG_PARAM_STRUCTURED,
+    FG_PARAM_GUIDED_JSON,
+    FG_PARAM_GUIDED_REGEX,
+    FG_PARAM_GUIDED_CHOICE,
+    FG_PARAM_GUIDED_GRAMMAR,
+    FG_PARAM_JSON_SCHEMA,
+    FG_PARAM_REGEX,
+    FG_PARAM_GRAMMAR,
+    FG_PARAM_EBNF,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -98,6 +109,12 @@ fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *te
 
 /* What is changed in the logits, and told of them (api_shape.c); after max_tokens is known. */
 fg_status fg_api_read_shape(fg_api_reading *r);
+
+/* What the answer is held to (api_grammar.c); after those. */
+fg_status fg_api_read_grammar(fg_api_reading *r);
+/* Holds it to a grammar, `text` living in the arena, if it is one; `name` is the parameter that asks for it. */
+fg_status fg_api_hold_to(fg_api_reading *r, const char *name, fg_grammar_kind kind,
+                         const char *text, size_t length);
 
 /* An integer, or a real number that is one: some clients send 1.0 for 1. */
 bool fg_api_read_integer(const fg_json_node *node, int64_t *value_out);

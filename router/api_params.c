@@ -29,8 +29,7 @@ enum {
     IS_EMPTY = 16, /* "", [] or {} */
     IS_NONE = 32,
     IS_AUTO = 64,
-    IS_TEXT_TYPE = 128, /* {"type":"text"} */
-    IS_TEXT_ONLY = 256, /* ["text"] */
+    IS_TEXT_ONLY = 128, /* ["text"] */
 };
 
 enum { FOR_CHAT = 1, FOR_COMPLETION = 2, FOR_BOTH = 3 };
@@ -85,6 +84,16 @@ static const param params[] = {
     [FG_PARAM_LOGPROBS] = { "logprobs", FOR_BOTH, .rule = OWN },
     [FG_PARAM_TOP_LOGPROBS] = { "top_logprobs", FOR_CHAT, INTEGER, .least = 0,
                                 .most = FG_LOGPROBS_MAX },
+    [FG_PARAM_RESPONSE_FORMAT] = { "response_format", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_STRUCTURED] = { "structured_outputs", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_GUIDED_JSON] = { "guided_json", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_GUIDED_REGEX] = { "guided_regex", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_GUIDED_CHOICE] = { "guided_choice", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_GUIDED_GRAMMAR] = { "guided_grammar", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_JSON_SCHEMA] = { "json_schema", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_REGEX] = { "regex", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_GRAMMAR] = { "grammar", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_EBNF] = { "ebnf", FOR_BOTH, .rule = OWN },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "top_logprobs", FOR_COMPLETION, NEUTRAL, .neutral = IS_ZERO },
@@ -108,18 +117,8 @@ static const param params[] = {
     { "tool_choice", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
     { "functions", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
     { "function_call", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
-    { "response_format", FOR_BOTH, NEUTRAL, .neutral = IS_TEXT_TYPE },
-    { "structured_outputs", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "guided_json", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "guided_regex", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "guided_choice", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "guided_grammar", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "guided_decoding_backend", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "guided_whitespace_pattern", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "grammar", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "json_schema", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "regex", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "ebnf", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "modalities", FOR_CHAT, NEUTRAL, .neutral = IS_TEXT_ONLY },
     { "audio", FOR_CHAT, NEUTRAL, .neutral = ONLY_NULL },
     { "prediction", FOR_CHAT, NEUTRAL, .neutral = ONLY_NULL },
@@ -210,9 +209,7 @@ static bool is_neutral(const fg_json_node *node, unsigned neutral)
                ((neutral & IS_TEXT_ONLY) != 0 && fg_json_size(node) == 1 &&
                 fg_api_string_is(fg_json_at(node, 0), "text"));
     case FG_JSON_OBJECT:
-        return ((neutral & IS_EMPTY) != 0 && fg_json_size(node) == 0) ||
-               ((neutral & IS_TEXT_TYPE) != 0 &&
-                fg_api_string_is(fg_json_get(node, "type"), "text"));
+        return (neutral & IS_EMPTY) != 0 && fg_json_size(node) == 0;
     default:
         return true;
     }

@@ -293,3 +293,13 @@ bool fg_json_bool(const fg_json_node *node, bool *value_out)
     *value_out = json_typeof(value_of(node)) == JSON_TRUE;
     return true;
 }
+
+static int write_part(const char *bytes, size_t size_bytes, void *ctx)
+{
+    return fg_buf_append(ctx, bytes, size_bytes) ? 0 : -1;
+}
+
+bool fg_json_write(const fg_json_node *node, fg_buf *out)
+{
+    return json_dump_callback(value_of(node), write_part, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0;
+}

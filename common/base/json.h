@@ -4,7 +4,7 @@
  * Refused: duplicate keys, nesting deeper than FG_LIMIT_JSON_DEPTH, invalid UTF-8, lone surrogates,
  * \u0000, raw control characters, NaN and numbers out of range, text after the value. The document
  * owns its nodes: they stay valid until fg_json_destroy. Integers are signed 64-bit.
- * Writing JSON needs no tree: see fg_buf_json_escape.
+ * Writing JSON of one's own needs no tree: see fg_buf_json_escape.
  */
 #ifndef FORGE_COMMON_BASE_JSON_H
 #define FORGE_COMMON_BASE_JSON_H
@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/buf.h"
 #include "common/base/status.h"
 
 typedef struct fg_json fg_json;           /* a parsed document */
@@ -67,5 +68,9 @@ bool fg_json_integer(const fg_json_node *node, int64_t *value_out);
 /* Integers count as numbers too. */
 bool fg_json_number(const fg_json_node *node, double *value_out);
 bool fg_json_bool(const fg_json_node *node, bool *value_out);
+
+/* Appends the value as JSON without white space, members in the order of the text. False: out of memory, or the buffer is
+ * full. */
+bool fg_json_write(const fg_json_node *node, fg_buf *out);
 
 #endif

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/engine/constraint.h"
 #include "common/kv/layout.h"
 #include "common/model/hparams.h"
 #include "common/model/sampler.h"
@@ -61,9 +62,11 @@ typedef struct fg_step_seq {
     uint32_t sample_rows;
     uint32_t *tokens_out;  /* the caller's array of sample_rows; not read or written for 0 */
     uint64_t *digests_out; /* NULL, or an array of sample_rows: the digests of these logits rows */
-    /* NULL, or what is changed in the rows that it samples from, before each choice. Then `history` has the sequence's
-     * tokens from position 0 on, those before first_position at least, the first prompt_count of which are its prompt. */
+    /* NULL, or what is changed in the rows that it samples from, before each choice, and what the answer is held to. With
+     * either, `history` has the sequence's tokens from position 0 on, those before first_position at least, the first
+     * prompt_count of which are its prompt. */
     const fg_shape *shape;
+    fg_constraint *constraint;
     const uint32_t *history;
     uint32_t prompt_count;
     /* NULL, or what these rows say of each choice and of the likely_count likeliest tokens: one, or sample_rows. */

@@ -30,7 +30,11 @@ fg_status fg_head_open(fg_head *head, fg_device *device, fg_device_stream *strea
     }
     head->samplers = fg_mem_array(thread_count, sizeof *head->samplers);
     head->shapers = fg_mem_array(thread_count, sizeof *head->shapers);
-    bool made = head->samplers != NULL && head->shapers != NULL;
+    head->allowed_words = ((size_t)vocab_size + 63) / 64;
+    head->allowed = fg_mem_array(head->rows_max, head->allowed_words * sizeof *head->allowed);
+    head->is_held = fg_mem_array(head->rows_max, sizeof *head->is_held);
+    bool made = head->samplers != NULL && head->shapers != NULL && head->allowed != NULL &&
+                head->is_held != NULL;
     for (uint32_t i = 0; made && i < thread_count; i++) {
         head->samplers[i] = fg_sampler_create(vocab_size);
         head->shapers[i] = fg_shaper_create(vocab_size);
@@ -49,8 +53,12 @@ void fg_head_close(fg_head *head)
     }
     fg_mem_free(head->samplers);
     fg_mem_free(head->shapers);
+    fg_mem_free(head->allowed);
+    fg_mem_free(head->is_held);
     head->samplers = NULL;
     head->shapers = NULL;
+    head->allowed = NULL;
+    head->is_held = NULL;
 }
 
 /* How many of the item's tokens there are from the one at `position` on. */
@@ -83,7 +91,8 @@ static uint32_t position_of(const fg_head_part *part, uint32_t row)
 static bool wants_token(const fg_step_seq *seq)
 {
     return seq->sample && !seq->want_digest && seq->digests_out == NULL &&
-           seq->logits_out == NULL && seq->shape == NULL && seq->logprobs_out == NULL;
+           seq->logits_out == NULL && seq->shape == NULL && seq->constraint == NULL &&
+           seq->logprobs_out == NULL;
 }
 
 static bool wants_highest(const fg_step_seq *seq)
@@ -217,19 +226,39 @@ void fg_head_run(const fg_head *head, const fg_panels *weight, const fg_activati
     }
 }
 
-/* The row of the token at `position` as its choice is to see it. */
-static const float *shaped(const fg_head *head, const fg_step_seq *seq, uint32_t position,
-                           const float *logits, uint32_t member)
+/* Which tokens the rows of a part are held to. One after the other: rows share automata. */
+static void hold_rows(const fg_head_part *part)
 {
-    if (seq->shape == NULL) {
+    const fg_head *head = part->head;
+    for (uint32_t row = 0; row < part->rows; row++) {
+        const fg_step_seq *seq = seq_of(part, row);
+        head->is_held[row] =
+            seq->sample && seq->constraint != NULL &&
+            fg_constraint_mask(seq->constraint, seq, position_of(part, row),
+                               head->allowed + row * head->allowed_words);
+    }
+}
+
+/* The row of the token at `position` as its choice is to see it. */
+static const float *shaped(const fg_head_part *part, uint32_t row, const float *logits,
+                           uint32_t member)
+{
+    static const fg_shape nothing = { .bias_count = 0 };
+    const fg_head *head = part->head;
+    const fg_step_seq *seq = seq_of(part, row);
+    uint32_t position = position_of(part, row);
+    const uint64_t *allowed =
+        head->is_held[row] ? head->allowed + row * head->allowed_words : NULL;
+    if (seq->shape == NULL && allowed == NULL) {
         return logits;
     }
+    const fg_shape *shape = seq->shape != NULL ? seq->shape : &nothing;
     fg_history history = { .tokens = seq->history,
                            .count = seq->first_position,
                            .more = seq->follows != NULL ? &seq->follows->token_out : seq->tokens,
                            .more_count = position + 1 - seq->first_position,
                            .prompt_count = seq->prompt_count };
-    return fg_shaper_apply(head->shapers[member], logits, seq->shape, &history, NULL);
+    return fg_shaper_apply(head->shapers[member], logits, shape, &history, allowed);
 }
 
 /* One row of logits: a choice from it takes some of the time of a small model's step, so threads share the rows. */
@@ -247,7 +276,7 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
     if (seq->sample) {
-        const float *seen = shaped(head, seq, position, logits, member);
+        const float *seen = shaped(part, row, logits, member);
         head->choices[row] = fg_sampler_pick(head->samplers[member], seen, &seq->sampling,
                                              seq->choice, position + 1);
         head->tops[row] = logits[head->choices[row]];
@@ -322,6 +351,7 @@ bool fg_head_take(fg_head_part *part, fg_device_event end)
         fg_device_event_wait(head->stream, fg_device_event_record(head->stream));
     }
     if (part->kind != FG_HEAD_HIGHEST) {
+        hold_rows(part);
         fg_device_share_work(head->stream, part->rows, take_logits, part);
     }
     for (uint32_t row = 0; row < part->rows; row++) {

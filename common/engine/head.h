@@ -28,6 +28,10 @@ typedef struct fg_head {
     uint32_t rows_max;     /* of a part */
     fg_sampler **samplers; /* one for each of the device's threads */
     fg_shaper **shapers;   /* likewise */
+    /* Per row of a part: the tokens that may be chosen, and whether that is to be looked at. */
+    uint64_t *allowed;
+    size_t allowed_words;
+    bool *is_held;
     /* Scratch, which the forward takes. Per row of a step that needs logits: */
     uint32_t *seqs; /* index of its item */
     uint32_t *row_ids;

@@ -70,6 +70,11 @@ void fg_automaton_destroy(fg_automaton *a)
     }
 }
 
+const fg_lexicon *fg_automaton_lexicon(const fg_automaton *automaton)
+{
+    return automaton->lexicon;
+}
+
 uint64_t fg_automaton_generation(const fg_automaton *a)
 {
     return a->generation;

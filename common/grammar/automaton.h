@@ -47,6 +47,8 @@ fg_status fg_automaton_create(const fg_grammar *grammar, const fg_lexicon *lexic
                               size_t memory_max_bytes, fg_automaton **automaton_out, fg_error *err);
 void fg_automaton_destroy(fg_automaton *automaton);
 
+const fg_lexicon *fg_automaton_lexicon(const fg_automaton *automaton);
+
 /* Starts at 1. */
 uint64_t fg_automaton_generation(const fg_automaton *automaton);
 /* Of the mapping, what has been used in this generation. */

@@ -22,6 +22,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/hash.h"
+#include "common/engine/constraint.h"
 #include "common/kv/table.h"
 #include "common/model/shape.h"
 #include "common/spec/lookahead.h"
@@ -38,6 +39,8 @@ typedef enum fg_seq_state {
     FG_SEQ_HANDING,
     FG_SEQ_CLOSING,
 } fg_seq_state;
+
+typedef struct fg_worker_grammar fg_worker_grammar;
 
 /* Which end of a ticket this sequence is. */
 typedef enum fg_seq_side { FG_SIDE_NONE, FG_SIDE_SENDER, FG_SIDE_RECEIVER } fg_seq_side;
@@ -82,6 +85,9 @@ typedef struct fg_seq {
     fg_shape *shape;
     fg_logprobs *logprobs;
     uint32_t logprobs_turn; /* 0 or 1 */
+    /* What its answer is held to (worker_grammar.c); NULL: nothing. */
+    fg_worker_grammar *grammar;
+    fg_constraint constraint;
     fg_table table;
     bool given; /* its references are gone; only the ticket's pins may be left */
 

@@ -100,11 +100,12 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
     return FG_OK;
 }
 
-static void destroy_list(fg_seq_list *list)
+static void destroy_list(fg_worker *worker, fg_seq_list *list)
 {
     while (list->first != NULL) {
         fg_seq *seq = list->first;
         fg_seq_unlink(seq);
+        fg_worker_give_grammar(worker, seq);
         fg_seq_destroy(seq);
     }
 }
@@ -114,11 +115,12 @@ void fg_worker_destroy(fg_worker *worker)
     if (worker == NULL) {
         return;
     }
-    destroy_list(&worker->preempted);
-    destroy_list(&worker->waiting);
-    destroy_list(&worker->running);
-    destroy_list(&worker->others);
-    destroy_list(&worker->closing);
+    destroy_list(worker, &worker->preempted);
+    destroy_list(worker, &worker->waiting);
+    destroy_list(worker, &worker->running);
+    destroy_list(worker, &worker->others);
+    destroy_list(worker, &worker->closing);
+    fg_worker_grammars_destroy(worker);
     fg_worker_plan_destroy(worker);
     fg_worker_drop_pins(worker);
     fg_map_destroy(worker->by_request);

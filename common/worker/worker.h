@@ -80,6 +80,8 @@ typedef struct fg_worker_options {
     const fg_handover *prefill; /* policies, borrowed; NULL: never sends, never receives */
     const fg_handover *decode;
     bool (*is_end)(void *ctx, uint32_t token);
+    /* The bytes that a token stands for, none for control tokens; NULL: requests with a grammar are refused. */
+    const char *(*token_text)(void *ctx, uint32_t token, size_t *length_out);
     /* A step has ended; for metrics. NULL: nobody counts. */
     void (*on_step)(void *ctx, const fg_trace_step *step);
     /* One frame to the router. FG_AGAIN: its queue is full. */

@@ -81,6 +81,8 @@ static void without_prompt(const fg_worker *worker, fg_work_frame *head, const u
     }
     params->biases = NULL;
     params->bias_count = 0;
+    params->grammar = NULL;
+    params->grammar_bytes = params->grammar_kind = 0;
     *tokens = nothing;
     *count = *count > 0;
     params->salt_low = params->salt_high = 0;

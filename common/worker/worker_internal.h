@@ -6,6 +6,7 @@
  *   worker_cache.c the prefix cache and the tier: matching, publishing, expecting
  *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
  *   worker_draft.c tokens guessed to follow, and what became of them
+ *   worker_grammar.c  what answers are held to
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
  *   worker_doors.c every way in: time, and what the flight recorder keeps of a call
@@ -105,6 +106,7 @@ typedef struct fg_worker_pin_record {
 } fg_worker_pin_record;
 
 struct fg_worker_news;
+typedef struct fg_worker_grammars fg_worker_grammars;
 
 struct fg_worker {
     fg_worker_options options;
@@ -112,7 +114,8 @@ struct fg_worker {
     fg_pool *pool;
     fg_prefix *prefix;
     fg_seq_list preempted, waiting, running, others, closing;
-    uint32_t *ends; /* the model's end tokens */
+    fg_worker_grammars *grammars; /* NULL: there was none yet */
+    uint32_t *ends;               /* the model's end tokens */
     uint32_t end_count;
     fg_map *by_request;                  /* (request, attempt) mixed -> fg_seq, not CLOSING */
     fg_map *by_ticket;                   /* ticket -> fg_seq while the ticket is open */
@@ -254,6 +257,15 @@ uint32_t fg_worker_accepted(const fg_seq *seq);
 /* A step with guesses has ended: what was computed too much is given back. Returns how many of `choices` hold: none where
  * the model broke down, maybe at a guess. */
 uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_seq *item);
+
+/* worker_grammar.c */
+/* Holds the sequence's answer to what `params` say, whose text is borrowed. */
+fg_status fg_worker_take_grammar(fg_worker *worker, fg_seq *seq, const fg_wire_params *params,
+                                 fg_error *err);
+/* The sequence is about to go. */
+void fg_worker_give_grammar(fg_worker *worker, fg_seq *seq);
+/* Once all sequences are gone. */
+void fg_worker_grammars_destroy(fg_worker *worker);
 
 /* worker_book.c */
 void fg_worker_book(fg_worker *worker, fg_worker_frame *frame);

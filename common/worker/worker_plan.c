@@ -470,6 +470,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
                       .top_k = seq->params.top_k,
                       .seed = seq->params.seed },
         .shape = seq->shape,
+        .constraint = seq->grammar != NULL ? &seq->constraint : NULL,
         .history = seq->tokens,
         .prompt_count = seq->prompt_count,
         .logprobs_out = sample ? fg_seq_next_logprobs(seq) : NULL,

@@ -67,6 +67,26 @@ static const char *misfit(const fg_worker *worker, const uint32_t *tokens, uint3
     return NULL;
 }
 
+/* A sequence with all that its request asks for. NULL: `err` says why not. */
+static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
+                        uint32_t token_count, const fg_wire_params *params, fg_error *err)
+{
+    fg_seq *seq = fg_seq_create(msg->request, msg->attempt, tokens, token_count, params,
+                                worker->options.layout.block_size);
+    fg_status status = fg_fail(err, FG_AGAIN, "worker is out of memory");
+    if (seq != NULL && fg_seq_shape(seq, worker->ends, worker->end_count)) {
+        status = fg_worker_take_grammar(worker, seq, params, err);
+    }
+    if (status == FG_OK) {
+        status = fg_map_put(worker->by_request, request_key(msg->request, msg->attempt), seq);
+    }
+    if (status != FG_OK && seq != NULL) {
+        fg_worker_give_grammar(worker, seq);
+        fg_seq_destroy(seq);
+    }
+    return status == FG_OK ? seq : NULL;
+}
+
 fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
                           uint32_t token_count, const fg_wire_params *params)
 {
@@ -76,16 +96,11 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
         worker->stats.stale_dropped++; /* a doubled message: the first one stands */
         return NULL;
     }
+    fg_error err;
     const char *why = misfit(worker, tokens, token_count, params);
     if (why == NULL) {
-        seq = fg_seq_create(msg->request, msg->attempt, tokens, token_count, params,
-                            worker->options.layout.block_size);
-        if (seq == NULL || !fg_seq_shape(seq, worker->ends, worker->end_count) ||
-            fg_map_put(worker->by_request, key, seq) != FG_OK) {
-            fg_seq_destroy(seq);
-            seq = NULL;
-            why = "worker is out of memory";
-        }
+        seq = make_seq(worker, msg, tokens, token_count, params, &err);
+        why = seq == NULL ? err.text : NULL;
     }
     if (why != NULL) {
         note_ended(worker, key);
@@ -254,6 +269,7 @@ void fg_worker_settle(fg_worker *worker, fg_seq *seq)
     give_blocks(worker, seq);
     if (!seq->ticket_open) {
         fg_seq_unlink(seq);
+        fg_worker_give_grammar(worker, seq);
         fg_seq_destroy(seq);
     }
 }

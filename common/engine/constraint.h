@@ -1,0 +1,24 @@
+/*
+ * constraint - what a sequence's answer is held to: a grammar's automaton, and how far the answer has come in it. The loop
+ * makes it with the sequence; while a step with the sequence is in flight it is the engine's, as the automaton is, which
+ * several sequences share.
+ */
+#ifndef FORGE_COMMON_ENGINE_CONSTRAINT_H
+#define FORGE_COMMON_ENGINE_CONSTRAINT_H
+
+#include "common/grammar/automaton.h"
+
+struct fg_step_seq;
+
+typedef struct fg_constraint {
+    fg_automaton *automaton; /* borrowed */
+    fg_tracker tracker;
+} fg_constraint;
+
+/* Writes which tokens may follow the one at `position` of the item, a bit each, as many words as the vocabulary has. False:
+ * the tokens so far are none of the grammar's (guesses may not be), and nothing is held to anything. Where the vocabulary
+ * has nothing for what must come, the end tokens may. */
+bool fg_constraint_mask(fg_constraint *constraint, const struct fg_step_seq *seq, uint32_t position,
+                        uint64_t *allowed);
+
+#endif
