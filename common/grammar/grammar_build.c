@@ -243,6 +243,9 @@ fg_gnode *fg_build_repeat(fg_build *build, fg_gnode *node, uint32_t least, uint3
     if (node == NULL || !fg_build_ok(build)) {
         return NULL;
     }
+    if (most < least) {
+        return fg_build_never(build);
+    }
     uint64_t copies = most == FG_REPEAT_ENDLESS ? (uint64_t)least + 1 : most;
     if (copies > COPIES_MAX && node->size > COPY_POSITIONS_MAX) {
         uint32_t rule = fg_build_rule(build, "a repetition");
