@@ -22,6 +22,7 @@ typedef struct sim_engine {
     uint64_t begun, ended, polled;
     fg_engine_items before;
     uint64_t bad_slots;
+    uint64_t allowed[]; /* tokens that may be chosen, a bit each */
 } sim_engine;
 
 static uint64_t slot_hash(uint64_t context, uint32_t token, uint32_t position)
@@ -172,9 +173,19 @@ fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_s
     return logprobs;
 }
 
+uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vocab_size)
+{
+    for (uint32_t i = 0; i < vocab_size; i++) {
+        uint32_t id = (token + i) % vocab_size;
+        if ((allowed[id / 64] >> id % 64 & 1) != 0) {
+            return id;
+        }
+    }
+    return token;
+}
+
 /* What the row of token `index` answers, when somebody asked. */
-static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t index,
-                        uint64_t context)
+static void take_answer(sim_engine *engine, fg_step_seq *seq, uint32_t index, uint64_t context)
 {
     uint32_t left = seq->token_count - index;
     if (left > fg_step_seq_head_rows(seq)) {
@@ -185,6 +196,11 @@ static void take_answer(const sim_engine *engine, fg_step_seq *seq, uint32_t ind
     }
     fg_engine_sim_answer answer = answer_of(context, engine->options.vocab_size,
                                             engine->options.eos_token, &seq->sampling, seq->choice);
+    if (seq->sample && seq->constraint != NULL &&
+        fg_constraint_mask(seq->constraint, seq, seq->first_position + index, engine->allowed)) {
+        answer.token =
+            fg_engine_sim_held(answer.token, engine->allowed, engine->options.vocab_size);
+    }
     if (seq->logprobs_out != NULL) {
         seq->logprobs_out[fg_step_seq_head_rows(seq) - left] =
             fg_engine_sim_logprobs(answer, engine->options.vocab_size, seq->likely_count);
@@ -329,7 +345,8 @@ fg_status fg_engine_open_sim(const fg_engine_sim_options *options, fg_engine **e
         return fg_fail(err, FG_BAD_INPUT,
                        "the simulated engine needs a vocabulary and heads of at least 8 bytes");
     }
-    sim_engine *engine = fg_mem_alloc(sizeof *engine);
+    size_t words = ((size_t)options->vocab_size + 63) / 64;
+    sim_engine *engine = fg_mem_alloc(sizeof *engine + words * sizeof *engine->allowed);
     if (engine == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the engine");
     }

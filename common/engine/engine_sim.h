@@ -67,6 +67,8 @@ typedef struct fg_engine_sim_answer {
 fg_engine_sim_answer fg_engine_sim_expected(const uint32_t *tokens, uint32_t token_count,
                                             uint32_t vocab_size, uint32_t eos_token,
                                             const fg_sampling *sampling, uint32_t choice);
+/* The token that it takes instead of `token` where not all are allowed: the next one, after the last comes the first. */
+uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vocab_size);
 /* What it says of that answer and of the `count` likeliest tokens. */
 fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_size,
                                    uint32_t count);

@@ -536,6 +536,12 @@ STORY_STARTS = ["", "Once upon a time", "Lily and Tom went to the", "One day, a 
                 "In the park", "A cat and a mouse"]
 
 
+# What some of the answers are held to: with and without an end of its own before max_tokens.
+HELD = [{"regex": "([a-z]{2,9} ){3,30}[a-z]+[.!]"}, {"choice": ["the end", "the dog", "no"]},
+        {"json": {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}},
+        {"grammar": 'root ::= "(" (root | [a-z ]+) ")" '}]
+
+
 def story_requests(rng, count, tokens=(8, 48), words=(0, 120)):
     """Completions for the story model: greedy and seeded, short and long prompts, mixed."""
     filler = ("the little dog ran to the park and saw a big red ball under the tree . she was happy "
@@ -556,6 +562,9 @@ def story_requests(rng, count, tokens=(8, 48), words=(0, 120)):
                         logit_bias={str(rng.randrange(512)): 2, "13": -100})
         if index % 7 == 2:
             body.update(logprobs=rng.randrange(4))
+        if index % 6 == 4:
+            body.pop("ignore_eos")  # a grammar says where an answer ends
+            body.update(structured_outputs=rng.choice(HELD))
         requests.append(body)
     return requests
 

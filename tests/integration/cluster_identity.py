@@ -84,6 +84,8 @@ def real_requests(rng):
         request.update(temperature=0.9, top_p=0.95, seed=rng.randrange(1 << 31))
     for request in requests[2:4]:
         request.update(presence_penalty=0.5, repetition_penalty=1.2, logprobs=3, min_tokens=15)
+    requests[4].update(structured_outputs={"regex": "([A-Za-z]+,? ){4,8}[a-z]+[.]"})
+    requests[5].update(response_format={"type": "json_object"})
     return requests
 
 

@@ -19,13 +19,76 @@ static rig_request *live(rig *r, uint64_t id)
     return request;
 }
 
+const char rig_letters[RIG_VOCAB + 1] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX";
+
+static const char *token_text(void *ctx, uint32_t token, size_t *length_out)
+{
+    *length_out = 1;
+    return &rig_letters[token];
+}
+
+static bool is_end(void *ctx, uint32_t token)
+{
+    const rig *r = ctx;
+    return token == (r->ends_at > 0 ? r->ends_at : r->options.eos);
+}
+
+const char *rig_text(const rig_request *request)
+{
+    static char text[RIG_TOKENS_MAX + 1];
+    uint32_t count = request->count - request->prompt_count;
+    for (uint32_t i = 0; i < count; i++) {
+        text[i] = rig_letters[request->tokens[request->prompt_count + i]];
+    }
+    text[count] = '\0';
+    return text;
+}
+
+/* A grammar of the request's own, walked from its first token each time. */
+static void hold(rig *r, rig_request *request)
+{
+    fg_error err = { 0 };
+    const fg_wire_params *params = &request->params;
+    if (params->grammar_kind == FG_GRAMMAR_NONE) {
+        return;
+    }
+    if (r->lexicon == NULL) {
+        cr_assert_eq(fg_lexicon_create(r->options.vocab, token_text, is_end, r, &r->lexicon, &err),
+                     FG_OK, "%s", err.text);
+    }
+    cr_assert_eq(fg_grammar_compile((fg_grammar_kind)params->grammar_kind, params->grammar,
+                                    params->grammar_bytes, &request->grammar, &err),
+                 FG_OK, "%s", err.text);
+    cr_assert_eq(fg_automaton_create(request->grammar, r->lexicon, 0, &request->automaton, &err),
+                 FG_OK);
+}
+
+static uint32_t held(const rig *r, const rig_request *request, const uint32_t *tokens,
+                     uint32_t count, uint32_t token)
+{
+    fg_automaton *automaton = request->automaton;
+    if (automaton == NULL) {
+        return token;
+    }
+    fg_state state = fg_automaton_start(automaton);
+    for (uint32_t i = request->prompt_count; i < count; i++) {
+        state = fg_automaton_take(automaton, state, tokens[i]);
+    }
+    const uint64_t *allowed = fg_automaton_mask(automaton, state);
+    cr_assert_not_null(allowed, "an answer that is none of the grammar's");
+    return fg_engine_sim_held(token, allowed, r->options.vocab);
+}
+
 static fg_engine_sim_answer next_token(const rig *r, const rig_request *request,
                                        const uint32_t *tokens, uint32_t count)
 {
     fg_sampling sampling = { .temperature = request->params.temperature,
                              .top_p = request->params.top_p,
                              .seed = request->params.seed };
-    return fg_engine_sim_expected(tokens, count, r->options.vocab, r->options.eos, &sampling, 0);
+    fg_engine_sim_answer answer =
+        fg_engine_sim_expected(tokens, count, r->options.vocab, r->options.eos, &sampling, 0);
+    answer.token = held(r, request, tokens, count, answer.token);
+    return answer;
 }
 
 static void hear_token(rig *r, uint64_t id, uint32_t index, uint32_t token)
@@ -82,12 +145,6 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
 
 static void reconnect(void *ctx, uint64_t epoch)
 {
-}
-
-static bool is_end(void *ctx, uint32_t token)
-{
-    const rig *r = ctx;
-    return token == (r->ends_at > 0 ? r->ends_at : r->options.eos);
 }
 
 static bool is_broken(void *ctx, const fg_step_seq *seq)
@@ -164,6 +221,7 @@ void rig_open(rig *r, const rig_options *options)
                                  .tier = r->tier,
                                  .spans = options->spans,
                                  .is_end = is_end,
+                                 .token_text = token_text,
                                  .send = hear,
                                  .reconnect = reconnect,
                                  .ctx = r };
@@ -197,6 +255,11 @@ void rig_close(rig *r)
     fg_engine_close(r->engine);
     fg_tier_close(r->tier);
     fg_arena_destroy(r->inbox);
+    for (uint32_t id = 0; id < RIG_REQUESTS_MAX; id++) {
+        fg_automaton_destroy(r->requests[id].automaton);
+        fg_grammar_destroy(r->requests[id].grammar);
+    }
+    fg_lexicon_destroy(r->lexicon);
     free(r->arena);
 }
 
@@ -236,12 +299,15 @@ rig_request *rig_send_said(rig *r, uint64_t id, const uint32_t *prompt, uint32_t
     rig_request *request = &r->requests[id];
     cr_assert(!request->sent || request->done || request->cancelled);
     uint32_t attempt = request->attempt + 1;
+    fg_automaton_destroy(request->automaton);
+    fg_grammar_destroy(request->grammar);
     *request = (rig_request){ .attempt = attempt,
                               .prompt_count = prompt_count,
                               .count = prompt_count,
                               .params = *params,
                               .sent = true };
     memcpy(request->tokens, prompt, prompt_count * sizeof *prompt);
+    hold(r, request);
     fg_msg msg = { .kind = FG_MSG_PREFILL, .request = id, .attempt = attempt };
     msg.prefill.tokens = request->tokens;
     msg.prefill.token_count = prompt_count;

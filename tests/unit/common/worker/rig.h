@@ -11,6 +11,7 @@
 
 enum { RIG_VOCAB = 50, RIG_REQUESTS_MAX = 64, RIG_TOKENS_MAX = 512 };
 #define RIG_NO_EOS UINT32_MAX
+extern const char rig_letters[RIG_VOCAB + 1];
 
 typedef struct rig_options {
     uint32_t blocks, block_size, slots; /* 0 slots: no tier */
@@ -26,6 +27,8 @@ typedef struct rig_options {
 
 typedef struct rig_request {
     uint32_t attempt;                /* grows when the number is used anew */
+    fg_grammar *grammar;             /* what its answer is held to; NULL: nothing */
+    fg_automaton *automaton;         /* of the rig's own */
     uint32_t tokens[RIG_TOKENS_MAX]; /* prompt, then what has come */
     uint32_t prompt_count, count;
     fg_wire_params params;
@@ -45,6 +48,7 @@ typedef struct rig {
     fg_worker *worker;
     fg_flight *flight;
     fg_arena *inbox;
+    fg_lexicon *lexicon; /* token i is the letter rig_letters[i]; NULL: nobody asked yet */
     rig_request requests[RIG_REQUESTS_MAX]; /* request n at n */
     uint64_t heard;                         /* messages */
     uint32_t ends_at; /* 0, or the token that ends a request, not options.eos */
@@ -56,6 +60,8 @@ void rig_open(rig *r, const rig_options *options);
 /* Nothing may run any more: checks that every block, promise and slot came back. */
 void rig_close(rig *r);
 
+/* What a finished or running request has answered, as text; until the next call. */
+const char *rig_text(const rig_request *request);
 /* Parameters of a greedy request. */
 fg_wire_params rig_greedy(uint32_t max_tokens);
 void rig_give(rig *r, const fg_msg *msg);
