@@ -256,6 +256,96 @@ def regexes(suite, tool):
     return f"{len(asked)} expressions, {made} texts made, {checked} compared, {matched} of them match"
 
 
+def random_schema(rng, depth=0):
+    """A schema of keywords that are supported, likely to have instances."""
+    kind = rng.randrange(7 if depth > 2 else 13)
+    if kind == 0:
+        return rng.choice([{"type": "string"}, {"type": ["string", "null"]}, {"type": "boolean"}, {"type": "null"}])
+    if kind == 1:
+        least = rng.randrange(4)
+        return {"type": "string", "minLength": least, "maxLength": least + rng.randrange(5)}
+    if kind == 2:
+        low = rng.choice([0, -5, 99, rng.randrange(-3000, 3000), rng.randrange(-10 ** 9, 10 ** 9)])
+        high = low + rng.choice([0, 1, 9, 100, 12345])
+        return {"type": "integer", rng.choice(["minimum", "exclusiveMinimum"]): low - 1, "maximum": high}
+    if kind == 3:
+        low = rng.choice([0, -1, 0.5, -2.25, 100.125, rng.randrange(-999999, 999999) / 1000])
+        return {"type": "number", rng.choice(["minimum", "exclusiveMinimum"]): low,
+                rng.choice(["maximum", "exclusiveMaximum"]): round(low + rng.choice([0.001, 0.5, 1, 7.75, 1000]), 6)}
+    if kind == 4:
+        return rng.choice([{"type": "number"}, {"type": "integer", "minimum": 7}, {"type": "number", "maximum": -3.5},
+                           {"type": "number", "exclusiveMinimum": 0}, {}])
+    if kind == 5:
+        return {"enum": rng.sample(["a", "ab", "é\n", "", 1, -2.5, None, True, [1, "x"], {"k": [], "l": {}}], 3)}
+    if kind == 6:
+        return {"type": "string", "pattern": rng.choice(["^a+$", "b", "^[^0-9\"]{2,4}$", "^\\w+@x$", "a|^b", "^\\S*$", "\\\\"])}
+    if kind < 9:
+        schema = {"type": "array", "items": random_schema(rng, depth + 1), "minItems": rng.randrange(3)}
+        if rng.randrange(2):
+            schema["maxItems"] = schema["minItems"] + rng.randrange(3)
+        if rng.randrange(3) == 0:
+            schema["prefixItems"] = [random_schema(rng, depth + 1) for _ in range(rng.randrange(1, 3))]
+        return schema
+    if kind == 9:
+        return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
+    names = rng.sample(["a", "ab", "b", "é", "a b", "q\"q", "longer_name"], rng.randrange(5))
+    schema = {"type": "object", "properties": {name: random_schema(rng, depth + 1) for name in names},
+              "required": [name for name in names if rng.randrange(2)]}
+    extra = rng.choice([None, False, True, "schema"])
+    if extra is not None:
+        schema["additionalProperties"] = random_schema(rng, depth + 1) if extra == "schema" else extra
+    if extra is False and names and rng.randrange(2):
+        schema["minProperties"] = rng.randrange(len(names) + 1)
+        schema["maxProperties"] = max(schema["minProperties"], len(schema["required"]), rng.randrange(len(names) + 1))
+    if rng.randrange(4) == 0:
+        schema = {"allOf": [schema, {"type": "object", "properties": {"z": random_schema(rng, depth + 1)},
+                                     "required": ["z"]}]}
+    return schema
+
+
+def altered(rng, text):
+    """The same text with a byte or two changed, left out or put in; still JSON, or None."""
+    for _ in range(20):
+        at = rng.randrange(len(text))
+        other = rng.choice([text[:at] + text[at + 1:], text[:at] + rng.choice("0129ab\",:-.[]{}") + text[at:],
+                            text[:at] + rng.choice("0129ab") + text[at + 1:]])
+        try:
+            json.loads(other)
+            return other
+        except ValueError:
+            continue
+    return None
+
+
+def random_schemas(suite, tool, count):
+    import jsonschema  # pylint: disable=import-outside-toplevel
+    rng = suite.random
+    schemas = [random_schema(rng) for _ in range(count)]
+    seed = rng.randrange(1 << 40)
+    asked = [("schema", json.dumps(schema), 6, seed, []) for schema in schemas]
+    made = compared = taken = refused = 0
+    others = []
+    for schema, (why, samples, _) in zip(schemas, run_tool(tool, asked)):
+        refused += why is not None
+        assert why is None or re.search("no text can be|supported together|not supported$|two of these", why), f"{json.dumps(schema)}: {why}"
+        validator = jsonschema.Draft202012Validator(schema)
+        texts = [sample[1:].decode() for sample in samples if sample[:1] == b"+"]
+        for text in texts:
+            wrong = next(validator.iter_errors(json.loads(text)), None)
+            assert wrong is None, f"{json.dumps(schema)}: {text!r}: {wrong.message}"
+            made += 1
+        others.append(texts[:2] + [other for other in (altered(rng, text) for text in texts) if other])
+    asked = [("schema", json.dumps(schema), 0, 0, texts) for schema, texts in zip(schemas, others)]
+    for schema, texts, (_, _, answers) in zip(schemas, others, run_tool(tool, asked)):
+        validator = jsonschema.Draft202012Validator(schema)
+        for i, (text, answer) in enumerate(zip(texts, answers)):
+            assert answer or i >= 2, f"{json.dumps(schema)}: does not take its own {text!r}"
+            assert not answer or validator.is_valid(json.loads(text)), f"{json.dumps(schema)}: takes {text!r}"
+            compared += 1
+            taken += answer
+    return f"{count} schemas, {refused} refused; {made} texts made, {compared} compared, {taken} taken"
+
+
 def any_json(suite, tool):
     (why, samples, answers), = run_tool(tool, [("json", "", 300, suite.random.randrange(1 << 40), ["{}", "[]", " {}"])])
     assert why is None and answers == [True, False, False]
@@ -281,6 +371,7 @@ def main():
     suite.case("any JSON object", with_tool, any_json, suite, tool)
     suite.case("JSON Schema Test Suite, draft 2020-12", with_tool, draft, "draft2020-12", "Draft202012Validator")
     suite.case("JSON Schema Test Suite, draft 7", with_tool, draft, "draft7", "Draft7Validator")
+    suite.case("random schemas", with_tool, random_schemas, suite, tool, 3000 if suite.options.full else 600)
     suite.case("regular expressions", with_tool, regexes, suite, tool)
     suite.end()
 
