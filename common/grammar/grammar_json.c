@@ -194,6 +194,20 @@ fg_gnode *fg_json_array_node(fg_build *build)
     return list_of(build, "[", fg_json_any_node(build, FG_JSON_DEPTH - 1), "]");
 }
 
+/* The shortest way to write each character, as most programs do. */
+static void escape(fg_buf *buf, const char *text, size_t length)
+{
+    size_t done = 0;
+    for (size_t at = 0; at < length; at++) {
+        if (text[at] == '\b' || text[at] == '\f') {
+            fg_buf_json_escape(buf, text + done, at - done);
+            fg_buf_puts(buf, text[at] == '\b' ? "\\b" : "\\f");
+            done = at + 1;
+        }
+    }
+    fg_buf_json_escape(buf, text + done, length - done);
+}
+
 /* --- given values -------------------------------------------------------------------------------------- */
 
 static void write_number(fg_buf *buf, double value)
@@ -223,7 +237,7 @@ static void write_value(fg_buf *buf, const fg_json_node *value)
     switch (fg_json_type_of(value)) {
     case FG_JSON_STRING:
         fg_buf_putc(buf, '"');
-        fg_buf_json_escape(buf, text, length);
+        escape(buf, text, length);
         fg_buf_putc(buf, '"');
         return;
     case FG_JSON_INTEGER:
@@ -246,8 +260,7 @@ static void write_value(fg_buf *buf, const fg_json_node *value)
         fg_buf_puts(buf, fg_json_size(value) == 0 ? "[]" : "]");
         return;
     case FG_JSON_OBJECT:
-        /* Members in the order of the text; comparing sorts nothing, so that equal objects in another order count as
-         * others: what is refused or offered too much then is a const that says the same twice. */
+        /* In the order of the text: equal objects in another order count as others. */
         fg_buf_putc(buf, '{');
         void *cursor = NULL;
         const char *key;
@@ -255,7 +268,7 @@ static void write_value(fg_buf *buf, const fg_json_node *value)
         for (const fg_json_node *member; (member = fg_json_next(value, &cursor, &key)) != NULL;
              first = false) {
             fg_buf_puts(buf, first ? "\"" : ",\"");
-            fg_buf_json_escape(buf, key, strlen(key));
+            escape(buf, key, strlen(key));
             fg_buf_puts(buf, "\":");
             write_value(buf, member);
         }
@@ -291,7 +304,7 @@ static fg_gnode *quoted(fg_build *build, const char *text, size_t length, const 
     fg_buf buf;
     fg_buf_init(&buf, 0);
     fg_buf_putc(&buf, '"');
-    fg_buf_json_escape(&buf, text, length);
+    escape(&buf, text, length);
     fg_buf_puts(&buf, behind);
     fg_gnode *node = NULL;
     if (!buf.failed) {

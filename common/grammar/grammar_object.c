@@ -308,7 +308,7 @@ static fg_gnode *item_node(array *a, uint32_t index)
     fg_sources sources = { 0 };
     for (uint32_t i = 0; i < a->shape->arrays.count; i++) {
         fg_source list = first_items(a, a->shape->arrays.items[i]);
-        fg_source one = { fg_json_at(list.node, index), list.path };
+        fg_source one = fg_schema_element(a->schema, list, index);
         if (one.node == NULL) {
             one = rest_items(a, a->shape->arrays.items[i]);
         }

@@ -107,8 +107,22 @@ static void add_word(fg_build *build, fg_chars *chars)
     fg_chars_add(build, chars, 'a', 'z');
 }
 
-/* \d \w \s and their opposites. */
-static bool add_class(fg_build *build, char letter, fg_chars *chars)
+/* What either ECMA-262 or Python takes for white space beyond ASCII's. */
+static void add_more_space(fg_build *build, fg_chars *chars)
+{
+    static const fg_char_range ranges[] = {
+        { 0x1C, 0x1F },     { 0x85, 0x85 },     { 0xA0, 0xA0 },     { 0x1680, 0x1680 },
+        { 0x2000, 0x200A }, { 0x2028, 0x2029 }, { 0x202F, 0x202F }, { 0x205F, 0x205F },
+        { 0x3000, 0x3000 }, { 0xFEFF, 0xFEFF },
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        fg_chars_add(build, chars, ranges[i].first, ranges[i].last);
+    }
+}
+
+/* \d \w \s and their opposites. `inverted`: what is added is what the class does not have. What is no space is none to
+ * anybody who checks the text later. */
+static bool add_class(fg_build *build, char letter, bool inverted, fg_chars *chars)
 {
     fg_chars some = { 0 };
     switch (letter) {
@@ -124,6 +138,9 @@ static bool add_class(fg_build *build, char letter, fg_chars *chars)
     case 'S':
         fg_chars_add(build, &some, '\t', '\r');
         fg_chars_add(build, &some, ' ', ' ');
+        if (inverted != (letter == 'S')) {
+            add_more_space(build, &some);
+        }
         break;
     default:
         return false;
@@ -138,7 +155,8 @@ static bool add_class(fg_build *build, char letter, fg_chars *chars)
 }
 
 /* Behind a backslash. True: a class, added to `chars`; false: one character. */
-static bool take_escape(reader *r, bool in_class, fg_chars *chars, uint32_t *code_out)
+static bool take_escape(reader *r, bool in_class, bool inverted, fg_chars *chars,
+                        uint32_t *code_out)
 {
     size_t began = r->at - 1;
     if (!more(r)) {
@@ -146,7 +164,7 @@ static bool take_escape(reader *r, bool in_class, fg_chars *chars, uint32_t *cod
         return false;
     }
     char c = r->text[r->at];
-    if (add_class(r->build, c, chars)) {
+    if (add_class(r->build, c, inverted, chars)) {
         r->at++;
         return true;
     }
@@ -180,10 +198,10 @@ static bool take_escape(reader *r, bool in_class, fg_chars *chars, uint32_t *cod
 }
 
 /* One end of a range, or a class. */
-static bool take_member(reader *r, fg_chars *chars, uint32_t *code_out)
+static bool take_member(reader *r, bool inverted, fg_chars *chars, uint32_t *code_out)
 {
     if (take(r, "\\")) {
-        return take_escape(r, true, chars, code_out);
+        return take_escape(r, true, inverted, chars, code_out);
     }
     *code_out = take_char(r);
     return false;
@@ -201,7 +219,7 @@ static fg_gnode *read_class(reader *r)
     /* A bracket right at the beginning is Python's own member, and ECMA-262's end: neither is meant often. */
     while (more(r) && !next_is(r, "]")) {
         uint32_t low = 0, high = 0;
-        bool is_class = take_member(r, &chars, &low);
+        bool is_class = take_member(r, inverted, &chars, &low);
         first = false;
         bool range = next_is(r, "-") && r->at + 1 < r->length && r->text[r->at + 1] != ']';
         if (!range) {
@@ -211,7 +229,7 @@ static fg_gnode *read_class(reader *r)
             continue;
         }
         r->at++;
-        if (is_class || take_member(r, &chars, &high)) {
+        if (is_class || take_member(r, inverted, &chars, &high)) {
             return fail(r, began, "a class is no end of a range");
         }
         if (high < low) {
@@ -284,7 +302,7 @@ static fg_gnode *read_atom(reader *r)
         return read_dot(r);
     }
     if (take(r, "\\")) {
-        if (!take_escape(r, false, &chars, &code)) {
+        if (!take_escape(r, false, false, &chars, &code)) {
             fg_chars_add(r->build, &chars, code, code);
         }
         return fg_build_chars(r->build, &chars, r->spelling);

@@ -281,7 +281,7 @@ static fg_gnode *shape_node(fg_schema *schema, const fg_shape *shape)
     fg_glist list = { 0 };
     fg_source choice = shape->choices.items[shape->choices.count - 1];
     for (size_t i = 0; i < fg_json_size(choice.node) && fg_build_ok(build); i++) {
-        fg_source branch = { fg_json_at(choice.node, i), choice.path };
+        fg_source branch = fg_schema_element(schema, choice, i);
         if (++schema->branches > FG_SCHEMA_BRANCHES_MAX) {
             return fg_build_fail(build, "%s: too many combinations of branches", choice.path);
         }

@@ -35,7 +35,7 @@ fg_source fg_schema_member(fg_schema *schema, fg_source source, const char *key)
     return (fg_source){ node, node == NULL ? "" : fg_schema_path(schema, source.path, key) };
 }
 
-static fg_source element(fg_schema *schema, fg_source source, size_t index)
+fg_source fg_schema_element(fg_schema *schema, fg_source source, size_t index)
 {
     char step[24];
     snprintf(step, sizeof step, "%zu", index);
@@ -389,7 +389,7 @@ static void read_one_of(fg_schema *schema, fg_shape *shape, fg_source value)
     }
     for (size_t i = 0; shapes != NULL && i < count && fg_build_ok(schema->build); i++) {
         fg_shape_init(&shapes[i]);
-        collect(schema, &shapes[i], element(schema, value, i), 1);
+        collect(schema, &shapes[i], fg_schema_element(schema, value, i), 1);
         for (size_t j = 0; j < i && fg_build_ok(schema->build); j++) {
             if (!fg_shapes_apart(schema, &shapes[i], &shapes[j])) {
                 fg_build_fail(schema->build,
@@ -498,7 +498,7 @@ static void read_keyword(fg_schema *schema, fg_shape *shape, const char *key, fg
         }
     } else if (strcmp(key, "allOf") == 0) {
         for (size_t i = 0; list_of_schemas(schema, value) && i < fg_json_size(value.node); i++) {
-            collect(schema, shape, element(schema, value, i), depth + 1);
+            collect(schema, shape, fg_schema_element(schema, value, i), depth + 1);
         }
     } else if (strcmp(key, "anyOf") == 0) {
         if (list_of_schemas(schema, value)) {

@@ -76,6 +76,7 @@ enum { FG_SCHEMA_MEMOS = 1024, FG_SCHEMA_BRANCHES_MAX = 4096, FG_SCHEMA_REFS_MAX
 /* A schema's path with one more step; long ones keep their end. */
 const char *fg_schema_path(fg_schema *schema, const char *path, const char *step);
 fg_source fg_schema_member(fg_schema *schema, fg_source source, const char *key);
+fg_source fg_schema_element(fg_schema *schema, fg_source source, size_t index);
 void fg_sources_add(fg_schema *schema, fg_sources *sources, fg_source source);
 /* A shape that shares nothing that grows. */
 fg_shape fg_shape_copy(const fg_shape *shape);

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/fault.h"
 #include "tests/unit/common/grammar/rig.h"
 
 #define MOST 24
@@ -134,4 +133,86 @@ Test(grammar, choices_are_exact)
 Test(grammar, gbnf_matches)
 {
     CHECK_ALL(gbnfs);
+}
+
+/* What is refused, and what the reason contains. */
+static const struct {
+    fg_grammar_kind kind;
+    const char *text;
+    const char *why;
+} refused[] = {
+    { FG_GRAMMAR_REGEX, "a)b", "closes nothing at byte 1" },
+    { FG_GRAMMAR_REGEX, "(a", "a group without its end at byte 0" },
+    { FG_GRAMMAR_REGEX, "ab[c", "a class without its end at byte 2" },
+    { FG_GRAMMAR_REGEX, "[]", "an empty class" },
+    { FG_GRAMMAR_REGEX, "[z-a]", "a range that ends before it begins" },
+    { FG_GRAMMAR_REGEX, "[a-\\d]", "a class is no end of a range" },
+    { FG_GRAMMAR_REGEX, "[[:alpha:]]", "not supported" },
+    { FG_GRAMMAR_REGEX, "*a", "nothing to repeat at byte 0" },
+    { FG_GRAMMAR_REGEX, "a**", "a repetition of a repetition at byte 2" },
+    { FG_GRAMMAR_REGEX, "a++", "a repetition of a repetition" },
+    { FG_GRAMMAR_REGEX, "a{3,2}", "most is below its least" },
+    { FG_GRAMMAR_REGEX, "a{70000}", "too many repetitions" },
+    { FG_GRAMMAR_REGEX, "(a{60000}){60000}", "too large" },
+    { FG_GRAMMAR_REGEX, "a^b", "^ and $ are supported at the ends only at byte 1" },
+    { FG_GRAMMAR_REGEX, "(^a)", "^ and $" },
+    { FG_GRAMMAR_REGEX, "\\bword", "assertions" },
+    { FG_GRAMMAR_REGEX, "(a)\\1", "references to groups" },
+    { FG_GRAMMAR_REGEX, "(?!a)", "are not supported at byte 0" },
+    { FG_GRAMMAR_REGEX, "(?<=a)b", "are not supported" },
+    { FG_GRAMMAR_REGEX, "(?i)a", "are not supported" },
+    { FG_GRAMMAR_REGEX, "\\p{L}", "an escape that is not supported" },
+    { FG_GRAMMAR_REGEX, "\\u12", "four hexadecimal digits" },
+    { FG_GRAMMAR_REGEX, "\\ud800", "half of a surrogate pair" },
+    { FG_GRAMMAR_REGEX, "a\\", "a lone backslash" },
+    { FG_GRAMMAR_REGEX, "\xff", "not valid UTF-8" },
+    { FG_GRAMMAR_CHOICE, "[]", "at least one" },
+    { FG_GRAMMAR_CHOICE, "{}", "an array of strings" },
+    { FG_GRAMMAR_CHOICE, "[\"a\",1]", "[1]: a choice is a string" },
+    { FG_GRAMMAR_GBNF, "", "there is no rule \"root\"" },
+    { FG_GRAMMAR_GBNF, "root ::= b", "rule \"b\", which line 1 calls, is not defined" },
+    { FG_GRAMMAR_GBNF, "root ::= \"a\"\nroot ::= \"b\"", "defined before in line 2" },
+    { FG_GRAMMAR_GBNF, "root ::= root \"a\" | \"b\"", "left recursion: rule \"root\"" },
+    { FG_GRAMMAR_GBNF, "root ::= e root \"a\" | \"b\"\ne ::= \"\"", "left recursion" },
+    { FG_GRAMMAR_GBNF, "root ::= x\nx ::= y | \"b\"\ny ::= x", "left recursion" },
+    { FG_GRAMMAR_GBNF, "root ::= \"a\" root", "no text can be" },
+    { FG_GRAMMAR_GBNF, "root ::= \"a", "a literal without its end in line 1" },
+    { FG_GRAMMAR_GBNF, "\nroot ::= [a", "a class without its end in line 2" },
+    { FG_GRAMMAR_GBNF, "root ::= (\"a\"", "a group without its end" },
+    { FG_GRAMMAR_GBNF, "root ::= \"a\"{2,1}", "a repetition is" },
+    { FG_GRAMMAR_GBNF, "root ::= \"\\q\"", "an escape that is not known" },
+    { FG_GRAMMAR_GBNF, "root = \"a\"", "a rule is a name" },
+    { FG_GRAMMAR_GBNF, "root ::= \"a\" )", "no part of a rule" },
+    { FG_GRAMMAR_GBNF, "root ::= $", "no part of a rule" },
+    { FG_GRAMMAR_NONE, "", "no kind" },
+};
+
+Test(grammar, what_is_refused_says_where_and_why)
+{
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        fg_grammar *grammar = NULL;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_grammar_compile(refused[i].kind, refused[i].text, strlen(refused[i].text),
+                                        &grammar, &err),
+                     FG_BAD_INPUT, "%s", refused[i].text);
+        cr_assert_null(grammar);
+        cr_assert_not_null(strstr(err.text, refused[i].why), "%s: \"%s\"", refused[i].text,
+                           err.text);
+    }
+}
+
+Test(grammar, too_long_texts_are_refused)
+{
+    fg_grammar *grammar = NULL;
+    char *text = (char *)calloc(1, FG_GRAMMAR_TEXT_MAX + 1);
+    memset(text, 'a', FG_GRAMMAR_TEXT_MAX + 1);
+    cr_assert_eq(
+        fg_grammar_compile(FG_GRAMMAR_REGEX, text, FG_GRAMMAR_TEXT_MAX + 1, &grammar, NULL),
+        FG_BAD_INPUT);
+    cr_assert_eq(fg_grammar_compile(FG_GRAMMAR_REGEX, text, 100000, &grammar, NULL), FG_OK);
+    fg_grammar_destroy(grammar);
+    memset(text, '(', FG_GRAMMAR_TEXT_MAX);
+    cr_assert_eq(fg_grammar_compile(FG_GRAMMAR_REGEX, text, 100000, &grammar, NULL), FG_BAD_INPUT);
+    cr_assert_eq(fg_grammar_compile(FG_GRAMMAR_SCHEMA, text, 100000, &grammar, NULL), FG_BAD_INPUT);
+    free(text);
 }
