@@ -37,10 +37,11 @@ typedef struct fg_step {
     uint32_t work; /* what finding it took; 0: not yet known */
 } fg_step;
 
-/* The bytes below 0x80 that lead from a state to the same state. */
+/* The bytes below 0x80 that lead from a state to the same state, and whether all characters of more bytes lead there
+ * too. */
 typedef struct fg_run {
     uint32_t to;
-    uint32_t unused;
+    uint32_t whole;
     fg_ascii_set same;
 } fg_run;
 

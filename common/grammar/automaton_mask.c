@@ -3,9 +3,9 @@
 
 #include "common/grammar/automaton_internal.h"
 
-/* Whether all below a node is allowed is asked where so many tokens are there, not deeper than so, and given up where
+/* Whether all below a node is allowed is asked where so many nodes are there, not deeper than so, and given up where
  * finding out takes so much work. */
-enum { RUN_TOKENS_MIN = 8, RUN_HEIGHT_MAX = 32, RUN_WORK_MAX = 16384 };
+enum { RUN_NODES_MIN = 4, RUN_HEIGHT_MAX = 32, RUN_WORK_MAX = 16384 };
 
 static void allow(fg_automaton *automaton, uint32_t first, uint32_t behind)
 {
@@ -13,6 +13,48 @@ static void allow(fg_automaton *automaton, uint32_t first, uint32_t behind)
         uint32_t id = automaton->lexicon->ids[i];
         automaton->mask[id / 64] |= (uint64_t)1 << (id % 64);
     }
+}
+
+/* Whether every character of more than one byte leads from a state to `to`: all ways that UTF-8 allows are walked, with
+ * those that have come to the same state and are equally far walked once. What is not seen to be so is not. */
+static bool all_lead_to(fg_automaton *automaton, uint32_t at, uint32_t to, uint32_t *work)
+{
+    enum { WAYS_MAX = 64 };
+    struct {
+        uint32_t at;
+        fg_utf8_state utf8;
+    } ways[WAYS_MAX] = { { at, FG_UTF8_START } };
+    unsigned count = 1;
+    const uint8_t *class_of = automaton->grammar->class_of;
+    for (unsigned i = 0; i < count; i++) {
+        fg_utf8_state before = FG_UTF8_STATES;
+        for (unsigned byte = 0x80; byte <= 0xF4; byte++) {
+            fg_utf8_state next = fg_utf8_next(ways[i].utf8, (uint8_t)byte);
+            bool seen = next == before && class_of[byte] == class_of[byte - 1];
+            before = next;
+            if (next == FG_UTF8_STATES || seen) {
+                continue;
+            }
+            uint32_t then = fg_set_step(automaton, ways[i].at, (uint8_t)byte, work);
+            unsigned known = 0;
+            if (then == 0 || automaton->full || *work > RUN_WORK_MAX ||
+                (next == FG_UTF8_START && then != to)) {
+                return false;
+            }
+            while (known < count && (ways[known].at != then || ways[known].utf8 != next)) {
+                known++;
+            }
+            if (next == FG_UTF8_START || known < count) {
+                continue;
+            }
+            if (count == WAYS_MAX) {
+                return false;
+            }
+            ways[count].at = then;
+            ways[count++].utf8 = next;
+        }
+    }
+    return true;
 }
 
 /* The state that more bytes below 0x80 lead to than to all others, and those bytes. False: full. */
@@ -42,7 +84,11 @@ static bool find_run(fg_automaton *automaton, uint32_t at, fg_run *run)
             run->same.bits[byte / 64] |= (uint64_t)1 << (byte % 64);
         }
     }
-    return true;
+    if (run->to != 0) {
+        work = 0;
+        run->whole = all_lead_to(automaton, at, run->to, &work);
+    }
+    return !automaton->full;
 }
 
 /* NULL: full. */
@@ -69,13 +115,15 @@ static bool all_follow(fg_automaton *automaton, uint32_t at, uint32_t node)
     const fg_lexicon *lexicon = automaton->lexicon;
     const fg_ascii_set *used = &lexicon->used[node];
     unsigned height = lexicon->height[node];
-    if (lexicon->tokens[lexicon->behind[node]] - lexicon->tokens[node] < RUN_TOKENS_MIN ||
-        height > RUN_HEIGHT_MAX || (used->bits[0] & 1) != 0) {
+    bool whole = (used->bits[0] & 1) != 0; /* more than ASCII */
+    if (lexicon->behind[node] - node < RUN_NODES_MIN || height > RUN_HEIGHT_MAX ||
+        (whole && (lexicon->utf8[node] >> FG_UTF8_START & 1) == 0)) {
         return false;
     }
     for (unsigned i = 0; i < height; i++) {
         const fg_run *run = run_of(automaton, at);
-        if (run == NULL || (used->bits[0] & ~run->same.bits[0]) != 0 ||
+        if (run == NULL || (whole && !run->whole) ||
+            (used->bits[0] & ~run->same.bits[0] & ~(uint64_t)1) != 0 ||
             (used->bits[1] & ~run->same.bits[1]) != 0) {
             return false;
         }

@@ -356,7 +356,7 @@ static void read_rule(reader *r)
     size_t began = r->at;
     size_t length = name_length(r);
     if (!rule_begins(r)) {
-        fail(r, began, "a rule is a name, ::= and what it stands for; what is here is not:");
+        fail(r, began, "no rule (a name and ::=) begins");
         return;
     }
     uint32_t rule = rule_named(r, r->text + r->at, length);

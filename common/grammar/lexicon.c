@@ -99,9 +99,11 @@ static bool take_nodes(fg_lexicon *lexicon, uint32_t nodes, uint32_t tokens)
     lexicon->tokens = (uint32_t *)fg_mem_array(nodes + 1, sizeof *lexicon->tokens);
     lexicon->height = (uint16_t *)fg_mem_array(nodes + 1, sizeof *lexicon->height);
     lexicon->used = (fg_ascii_set *)fg_mem_array(nodes + 1, sizeof *lexicon->used);
+    lexicon->utf8 = (uint8_t *)fg_mem_array(nodes + 1, sizeof *lexicon->utf8);
     lexicon->ids = (uint32_t *)fg_mem_array(tokens + 1, sizeof *lexicon->ids);
     return lexicon->byte != NULL && lexicon->behind != NULL && lexicon->tokens != NULL &&
-           lexicon->height != NULL && lexicon->used != NULL && lexicon->ids != NULL;
+           lexicon->height != NULL && lexicon->used != NULL && lexicon->utf8 != NULL &&
+           lexicon->ids != NULL;
 }
 
 /* A node is complete: what lies below it ends before `node_end`. */
@@ -111,6 +113,13 @@ static void close_node(fg_lexicon *lexicon, uint32_t node, uint32_t node_end)
     lexicon->behind[node] = node_end;
     lexicon->height[node]++;
     lexicon->used[node].bits[bit / 64] |= (uint64_t)1 << (bit % 64);
+    unsigned below = lexicon->utf8[node];
+    lexicon->utf8[node] = 0;
+    for (unsigned state = 0; state < FG_UTF8_STATES; state++) {
+        fg_utf8_state next = fg_utf8_next((fg_utf8_state)state, lexicon->byte[node]);
+        bool valid = next != FG_UTF8_STATES && (below >> next & 1);
+        lexicon->utf8[node] |= (uint8_t)(valid << state);
+    }
 }
 
 static void tell_parent(fg_lexicon *lexicon, uint32_t parent, uint32_t node)
@@ -120,6 +129,7 @@ static void tell_parent(fg_lexicon *lexicon, uint32_t parent, uint32_t node)
     }
     lexicon->used[parent].bits[0] |= lexicon->used[node].bits[0];
     lexicon->used[parent].bits[1] |= lexicon->used[node].bits[1];
+    lexicon->utf8[parent] &= lexicon->utf8[node];
 }
 
 static void fill_nodes(fg_lexicon *lexicon, const entry *entries, uint32_t count, uint32_t *path)
@@ -141,6 +151,7 @@ static void fill_nodes(fg_lexicon *lexicon, const entry *entries, uint32_t count
         while (depth < entries[i].length) {
             lexicon->byte[node] = (uint8_t)entries[i].text[depth];
             lexicon->tokens[node] = i;
+            lexicon->utf8[node] = UINT8_MAX; /* all states, until a byte says otherwise */
             path[depth++] = node++;
         }
         lexicon->ids[i] = entries[i].id;
@@ -223,6 +234,7 @@ void fg_lexicon_destroy(fg_lexicon *lexicon)
         fg_mem_free(lexicon->tokens);
         fg_mem_free(lexicon->height);
         fg_mem_free(lexicon->used);
+        fg_mem_free(lexicon->utf8);
         fg_mem_free(lexicon->ids);
         fg_mem_free(lexicon);
     }
@@ -256,7 +268,7 @@ const char *fg_lexicon_text(const fg_lexicon *lexicon, uint32_t id, size_t *leng
 size_t fg_lexicon_bytes(const fg_lexicon *lexicon)
 {
     size_t node_bytes = sizeof *lexicon->byte + sizeof *lexicon->behind + sizeof *lexicon->tokens +
-                        sizeof *lexicon->height + sizeof *lexicon->used;
+                        sizeof *lexicon->height + sizeof *lexicon->used + sizeof *lexicon->utf8;
     return sizeof *lexicon + lexicon->text_at[lexicon->count] +
            lexicon->count * (sizeof *lexicon->ids + sizeof *lexicon->text_at) +
            lexicon->node_count * node_bytes;
