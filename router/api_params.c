@@ -76,6 +76,9 @@ static const param params[] = {
     [FG_PARAM_CACHE_TTL] = { "cache_ttl_s", FOR_BOTH, INTEGER, .least = 0,
                              .most = FG_LIMIT_PIN_MS / 1000 },
     [FG_PARAM_TEMPLATE_KWARGS] = { "chat_template_kwargs", FOR_CHAT, .rule = OWN },
+    [FG_PARAM_TOOLS] = { "tools", FOR_CHAT, .rule = OWN },
+    [FG_PARAM_TOOL_CHOICE] = { "tool_choice", FOR_CHAT, .rule = OWN },
+    [FG_PARAM_PARALLEL_TOOL_CALLS] = { "parallel_tool_calls", FOR_CHAT, .rule = FLAG },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "logprobs", FOR_BOTH, NEUTRAL, .neutral = IS_FALSE },
@@ -101,8 +104,6 @@ static const param params[] = {
     { "add_special_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "truncate_prompt_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "prompt_embeds", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "tools", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
-    { "tool_choice", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
     { "functions", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
     { "function_call", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
     { "response_format", FOR_BOTH, NEUTRAL, .neutral = IS_TEXT_TYPE },
