@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/base/limits.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/fakes.h"
 #include "tests/unit/router/tiny_model.h"
@@ -236,4 +237,137 @@ Test(stream_tools, whole_answers_and_streams_say_the_same)
         }
     }
     fg_buf_deinit(&told);
+}
+
+Test(stream_tools, each_choice_has_its_own_calls_and_ids)
+{
+    world w;
+    fg_buf told = { 0 };
+    open_world(&w, HERMES);
+    must_open(&w, 0, ASK(",\"n\":2"));
+    send(0, T F("{}") E T F("{}") E);
+    send(1, "no");
+    fake_end(1, FG_FINISH_STOP, FG_OK, NULL);
+    fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+    fg_streams_flush(w.streams);
+    tell(body_of(&w, 0), &told);
+    cr_assert(strncmp(told.data, "no[", 3) == 0 && strstr(told.data, " tool_callsstop") != NULL,
+              "%s", told.data);
+    const char *first = strstr(body_of(&w, 0), "call_");
+    const char *second = strstr(first + 1, "call_");
+    cr_assert(memcmp(first, second, 29) != 0, "two calls of one choice");
+    char one[32] = { 0 };
+    memcpy(one, first, 29);
+    must_open(&w, 1, ASK(",\"n\":2"));
+    send(2, "no");
+    send(3, T F("{}") E);
+    fake_end(2, FG_FINISH_STOP, FG_OK, NULL);
+    fake_end(3, FG_FINISH_STOP, FG_OK, NULL);
+    fg_streams_flush(w.streams);
+    cr_assert(strstr(body_of(&w, 1), "call_") != NULL && strstr(body_of(&w, 1), one) == NULL,
+              "another choice's first call");
+    fg_buf_deinit(&told);
+    close_world(&w);
+}
+
+/* Arguments that are longer than a write, at every offset of a character to its end. */
+Test(stream_tools, long_arguments_are_cut_between_characters)
+{
+    for (int offset = 0; offset < 3; offset++) {
+        world w;
+        fg_buf told = { 0 };
+        fg_buf want = { 0 };
+        open_world(&w, HERMES);
+        must_open(&w, 0, ASK(",\"stream\":true"));
+        send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
+        fg_buf_puts(&want, "[ f {\\\"a\\\":\\\"");
+        for (int i = 0; i < offset; i++) {
+            send(0, "x");
+            fg_buf_putc(&want, 'x');
+        }
+        for (int i = 0; i < 3000; i++) {
+            send(0, "\xE4\xB8\xAD");
+            fg_buf_puts(&want, "\xE4\xB8\xAD");
+        }
+        send(0, "\"}}" E);
+        fg_buf_puts(&want, "\\\"} tool_calls");
+        fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+        fg_streams_flush(w.streams);
+        cr_assert_gt(w.exchanges[0].write_count, 3);
+        cr_assert_null(strstr(body_of(&w, 0), "\xEF\xBF\xBD"));
+        tell(body_of(&w, 0), &told);
+        forget_ids(&told);
+        cr_assert_str_eq(told.data, want.data);
+        fg_buf_deinit(&want);
+        fg_buf_deinit(&told);
+        close_world(&w);
+    }
+}
+
+/* A reader that is slow for a while misses nothing, wherever it begins to be slow. */
+Test(stream_tools, a_slow_reader_gets_all_of_it)
+{
+    static const char text[] = "So. " T F("{\"a\":1}") E T F("{\"b\":2}") E;
+    for (size_t slow_at = 0; slow_at < sizeof text - 1; slow_at++) {
+        world w;
+        fg_buf told = { 0 };
+        open_world(&w, HERMES);
+        must_open(&w, 0, ASK(",\"stream\":true,\"return_token_ids\":true"));
+        for (size_t i = 0; i < sizeof text - 1; i++) {
+            char one[2] = { text[i], '\0' };
+            w.exchanges[0].write_status = i >= slow_at && i < slow_at + 20 ? FG_AGAIN : FG_OK;
+            send(0, one);
+            fg_streams_flush(w.streams);
+            fg_streams_retry(w.streams);
+        }
+        w.exchanges[0].write_status = FG_OK;
+        fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+        fg_streams_flush(w.streams);
+        fg_streams_retry(w.streams);
+        tell(body_of(&w, 0), &told);
+        forget_ids(&told);
+        cr_assert_str_eq(told.data, "So. [ f {\\\"a\\\":1}[ f {\\\"b\\\":2} tool_calls", "%zu: %s",
+                         slow_at, told.data);
+        fg_buf_deinit(&told);
+        close_world(&w);
+    }
+}
+
+Test(stream_tools, a_reader_that_never_reads_is_cut_off)
+{
+    world w;
+    open_world(&w, HERMES);
+    must_open(&w, 0, ASK(",\"stream\":true"));
+    w.exchanges[0].write_status = FG_AGAIN;
+    send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
+    uint32_t given = 0;
+    for (; fake_dispatch_state.jobs[0].running && given < 2 * FG_LIMIT_STREAM_BYTES; given++) {
+        send(0, "x");
+        fg_streams_flush(w.streams);
+    }
+    cr_assert_leq(given, FG_LIMIT_STREAM_BYTES);
+    cr_assert_eq(fake_dispatch_state.jobs[0].cancelled, FG_FINISH_CANCELLED);
+    w.exchanges[0].write_status = FG_OK;
+    fg_streams_retry(w.streams);
+    cr_assert(w.exchanges[0].ended && strstr(body_of(&w, 0), "reads too slowly") != NULL);
+    close_world(&w);
+}
+
+static bool try_open(void *ctx)
+{
+    world *w = ctx;
+    fg_api_error error;
+    if (open_stream(w, 0, ASK(",\"stream\":true"), &error) != FG_OK) {
+        return false;
+    }
+    fg_stream_gone(w->streams, &w->exchanges[0]);
+    return true;
+}
+
+Test(stream_tools, survives_every_failed_allocation)
+{
+    world w;
+    open_world(&w, HERMES);
+    cr_assert(fg_fault_each(try_open, &w) >= 8);
+    close_world(&w);
 }
