@@ -609,11 +609,19 @@ void fg_tool_parse_token(fg_tool_parse *p, const char *name, size_t length)
     }
 }
 
+/* Whether the end marker has begun behind a call. */
+static bool is_ending(const fg_tool_parse *p)
+{
+    const char *end = p->form->end;
+    return p->place == IN_MARKER && p->before == BEHIND && p->in_region && p->any && end != NULL &&
+           strncmp(end, p->held.data + p->marker_at, p->held.size - p->marker_at) == 0;
+}
+
 void fg_tool_parse_finish(fg_tool_parse *p)
 {
     if (p->place == IN_OBJECT && p->open) {
         end_call(p, false);
-    } else if ((p->place == BEHIND || p->place == IN_LIST) && p->any) {
+    } else if (((p->place == BEHIND || p->place == IN_LIST) && p->any) || is_ending(p)) {
         fg_buf_clear(&p->held);
     }
     release(p);

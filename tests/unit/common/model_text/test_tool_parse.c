@@ -178,6 +178,8 @@ static const struct {
       "[call f]({\"a\": \"b)[cut]" },
     { "cut behind arguments", FG_TOOLS_HERMES, T "{\"name\":\"f\",\"arguments\":{}", CALL("{}") },
     { "cut behind a call", FG_TOOLS_HERMES, T F("{}") "\n", CALL("{}") },
+    { "cut in the end marker", FG_TOOLS_HERMES, T F("{}") "\n</tool", CALL("{}") },
+    { "cut in the next marker", FG_TOOLS_HERMES, T F("{}") E "\n<tool", CALL("{}") "\n<tool" },
     { "control tokens", FG_TOOLS_HERMES,
       "a" TOKEN(T) "\n" F("{}") "\n" TOKEN(E) "\n" TOKEN(T) F("{}") TOKEN(E) "b",
       "a" CALL("{}") CALL("{}") "b" },
