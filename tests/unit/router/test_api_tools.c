@@ -356,10 +356,10 @@ Test(api_tools, a_model_without_tools_says_so)
 Test(api_tools, ids_become_as_short_as_the_template_wants_them)
 {
     static const char body[] = TALK(
-        CALLS("{\"id\":\"call_0123\",\"function\":{\"name\":\"f\"}},"
+        CALLS("{\"id\":\"call_01234\",\"function\":{\"name\":\"f\"}},"
               "{\"id\":\"abc456XYZ\",\"function\":{\"name\":\"f\"}}") ","
                                                                       "{\"role\":\"tool\",\"tool_"
-                                                                      "call_id\":\"call_0123\","
+                                                                      "call_id\":\"call_01234\","
                                                                       "\"content\":\"\"}");
     world w;
     fg_buf text = { 0 };

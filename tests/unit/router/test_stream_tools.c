@@ -177,6 +177,8 @@ static const struct {
     { "a stop string inside", HERMES, ",\"stop\":\"END\"",
       T "{\"name\":\"f\",\"arguments\":{\"a\":\"xEND", FG_FINISH_NONE,
       "[ f {\\\"a\\\":\\\"x stop" },
+    { "a stop string in what was held", HERMES, ",\"stop\":\"END\"", "a<tool_END", FG_FINISH_NONE,
+      "a<tool_ stop" },
     { "a stop string behind", HERMES, ",\"stop\":\"" E "\"", T F("{}") E, FG_FINISH_NONE,
       "[ f {} tool_calls" },
     { "held by a stop string", HERMES, ",\"stop\":\"}}z\"", T F("{\"a\":{}}"), FG_FINISH_STOP,
@@ -237,6 +239,21 @@ Test(stream_tools, whole_answers_and_streams_say_the_same)
         }
     }
     fg_buf_deinit(&told);
+}
+
+Test(stream_tools, text_before_a_call_is_told_before_it)
+{
+    world w;
+    open_world(&w, HERMES);
+    must_open(&w, 0, ASK(",\"stream\":true"));
+    send(0, "So: " T F("{}") E);
+    fg_streams_flush(w.streams);
+    const char *call = strstr(body_of(&w, 0), "tool_calls");
+    const char *text = strstr(body_of(&w, 0), "\"So: \"");
+    cr_assert(text != NULL && text < call, "%s", body_of(&w, 0));
+    fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
+    fg_streams_flush(w.streams);
+    close_world(&w);
 }
 
 Test(stream_tools, each_choice_has_its_own_calls_and_ids)
