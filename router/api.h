@@ -90,11 +90,27 @@ typedef struct fg_api_piece {
     const fg_tokenizer *tokenizer;
 } fg_api_piece;
 
+/* A call that the model makes, or a stretch of one. */
+typedef struct fg_api_call_part {
+    uint32_t index;       /* of the choice's calls */
+    uint32_t name_length; /* 0: it was named before */
+    size_t arguments_length;
+} fg_api_call_part;
+
+/* Parts in their order; `text` are the name and the arguments of each, one behind the other. */
+typedef struct fg_api_calls {
+    const fg_api_call_part *parts;
+    size_t count;
+    const char *text;
+} fg_api_calls;
+
 /* What is told of one choice: all of it in a whole answer, a stretch in an event. */
 typedef struct fg_api_choice {
     uint32_t index;
     fg_api_piece piece;
     fg_finish finish;                 /* NONE: it goes on */
+    bool called;                      /* an answer that stopped has called tools */
+    fg_api_calls calls;               /* of a whole answer */
     const fg_dispatch_report *report; /* NULL: without `timings` */
 } fg_api_choice;
 
@@ -114,6 +130,8 @@ size_t fg_api_characters_of(const fg_tokenizer *tokenizer, uint32_t id);
 
 /* "stop" or "length". */
 const char *fg_api_finish_name(fg_finish finish);
+/* The same of a choice, or "tool_calls". */
+const char *fg_api_choice_finish_name(const fg_api_choice *choice);
 
 /* Each appends to `out`, whose `failed` says when it did not fit. `choices` are those of the request,
  * request->choice_count of them. The timings of a single choice stand beside it, those of several
@@ -129,6 +147,9 @@ void fg_api_render_models(fg_buf *out, const fg_api_server *server, int64_t crea
  * a single choice go with the last of them: `report` is NULL, or what they are made of. */
 void fg_api_event_role(fg_buf *out, const fg_request *request, uint32_t index);
 void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice);
+/* Each part as one event, or as two where it has a name and arguments. */
+void fg_api_event_calls(fg_buf *out, const fg_request *request, uint32_t index,
+                        const fg_api_calls *calls);
 void fg_api_event_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage,
                         const fg_dispatch_report *report);
 void fg_api_event_error(fg_buf *out, const fg_api_error *error);

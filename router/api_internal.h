@@ -58,6 +58,9 @@ typedef enum fg_api_param {
     FG_PARAM_REGEX,
     FG_PARAM_GRAMMAR,
     FG_PARAM_EBNF,
+    FG_PARAM_TOOLS,
+    FG_PARAM_TOOL_CHOICE,
+    FG_PARAM_PARALLEL_TOOL_CALLS,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -88,7 +91,9 @@ typedef struct fg_api_reading {
     int64_t integer[FG_PARAM_COUNT];
     bool flag[FG_PARAM_COUNT];
     fg_api_text text;
-    int64_t now_s; /* since 1970: some chat templates name the day */
+    int64_t now_s;                /* since 1970: some chat templates name the day */
+    const fg_json_node *tools;    /* that the template shows; NULL: none */
+    struct fg_api_parsed *parsed; /* JSON inside of texts, while the messages are encoded */
 } fg_api_reading;
 
 /* Every row of the table against the body: fills given, number, integer and flag. */
@@ -104,6 +109,13 @@ fg_api_text fg_api_text_defaults(uint32_t ids_end);
 /* `messages` or `prompt`, as token ids in the request. */
 fg_status fg_api_read_messages(fg_api_reading *r);
 fg_status fg_api_read_prompt(fg_api_reading *r);
+/* `tools`, `tool_choice` and `parallel_tool_calls`, which belong to messages. */
+fg_status fg_api_read_tools(fg_api_reading *r);
+/* What a message says of calls and thoughts, beside its content. */
+fg_status fg_api_read_message_tools(fg_api_reading *r, const fg_json_node *node, size_t index,
+                                    fg_chat_message *message);
+/* Once the messages are encoded, or refused. */
+void fg_api_forget_parsed(fg_api_reading *r);
 /* The text of parameter `name`, likewise. */
 fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *text, size_t length);
 
@@ -115,6 +127,13 @@ fg_status fg_api_read_grammar(fg_api_reading *r);
 /* Holds it to a grammar, `text` living in the arena, if it is one; `name` is the parameter that asks for it. */
 fg_status fg_api_hold_to(fg_api_reading *r, const char *name, fg_grammar_kind kind,
                          const char *text, size_t length);
+
+/* api_calls.c: a list of whole calls of choice `index`; and what an event says of a part, its name or its arguments. */
+void fg_api_put_calls(fg_buf *out, const fg_request *request, uint32_t index,
+                      const fg_api_calls *calls);
+void fg_api_put_call_name(fg_buf *out, const fg_request *request, uint32_t index,
+                          const fg_api_call_part *part, const char *name);
+void fg_api_put_call_arguments(fg_buf *out, const fg_api_call_part *part, const char *arguments);
 
 /* An integer, or a real number that is one: some clients send 1.0 for 1. */
 bool fg_api_read_integer(const fg_json_node *node, int64_t *value_out);

@@ -94,6 +94,9 @@ static const param params[] = {
     [FG_PARAM_REGEX] = { "regex", FOR_BOTH, .rule = OWN },
     [FG_PARAM_GRAMMAR] = { "grammar", FOR_BOTH, .rule = OWN },
     [FG_PARAM_EBNF] = { "ebnf", FOR_BOTH, .rule = OWN },
+    [FG_PARAM_TOOLS] = { "tools", FOR_CHAT, .rule = OWN },
+    [FG_PARAM_TOOL_CHOICE] = { "tool_choice", FOR_CHAT, .rule = OWN },
+    [FG_PARAM_PARALLEL_TOOL_CALLS] = { "parallel_tool_calls", FOR_CHAT, .rule = FLAG },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "top_logprobs", FOR_COMPLETION, NEUTRAL, .neutral = IS_ZERO },
@@ -113,8 +116,6 @@ static const param params[] = {
     { "add_special_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "truncate_prompt_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "prompt_embeds", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "tools", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
-    { "tool_choice", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
     { "functions", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
     { "function_call", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
     { "guided_decoding_backend", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },

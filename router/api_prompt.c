@@ -9,6 +9,8 @@
 
 /* What a chat template may add: its default system message, and its frame around each message. */
 enum { TEMPLATE_BYTES = 16 * 1024, TEMPLATE_MESSAGE_BYTES = 128 };
+/* Tools and calls are written as JSON with whatever indents a template likes: more than any limit of ids. */
+enum { TEMPLATE_TOOL_BYTES = 1 << 30 };
 
 /* Who asks for a raw completion writes the template himself, its control tokens included. */
 fg_api_text fg_api_text_defaults(uint32_t ids_end)
@@ -71,7 +73,8 @@ static fg_status read_message(fg_api_reading *r, const fg_json_node *node, size_
     static const char *const roles[][2] = { { "system", "system" },
                                             { "developer", "system" },
                                             { "user", "user" },
-                                            { "assistant", "assistant" } };
+                                            { "assistant", "assistant" },
+                                            { "tool", "tool" } };
     char name[48];
     snprintf(name, sizeof name, "messages[%zu]", index);
     if (!fg_json_is(node, FG_JSON_OBJECT)) {
@@ -89,19 +92,22 @@ static fg_status read_message(fg_api_reading *r, const fg_json_node *node, size_
         }
     }
     if (message->role == NULL) {
-        return fg_api_wrong_value(r, name,
-                                  "'%.32s' is not a role: use system, developer, user or assistant",
-                                  fg_json_string(role, NULL));
+        bool old = fg_api_string_is(role, "function");
+        return fg_api_wrong_value(
+            r, name, "'%.32s' is not a role: use %s", fg_json_string(role, NULL),
+            old ? "tool, with 'tool_call_id'" : "system, developer, user, assistant or tool");
     }
-    static const char *const calls[] = { "tool_calls", "function_call" };
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(name, sizeof name, "messages[%zu].%s", index, calls[i]);
-        if (!fg_api_is_empty(fg_json_get(node, calls[i]))) {
-            return fg_api_unsupported(r, name);
-        }
+    fg_status status = fg_api_read_message_tools(r, node, index, message);
+    if (status != FG_OK) {
+        return status;
+    }
+    const fg_json_node *content = fg_json_get(node, "content");
+    if (message->call_count > 0 && fg_api_is_empty(content)) {
+        message->content = ""; /* templates add texts to it: null would be refused by some */
+        return FG_OK;
     }
     snprintf(name, sizeof name, "messages[%zu].content", index);
-    return read_content(r, fg_json_get(node, "content"), name, message);
+    return read_content(r, content, name, message);
 }
 
 fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about, size_t count)
@@ -218,15 +224,19 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
     size_t capacity = 0;
     size_t id_count = 0;
     size_t length = 0;
+    size_t extra = TEMPLATE_BYTES + count * TEMPLATE_MESSAGE_BYTES;
     for (size_t i = 0; i < count; i++) {
         length += messages[i].content_length; /* together bounded by the body */
+        extra += messages[i].name.length + messages[i].reasoning.length;
+        extra += messages[i].call_count > 0 ? TEMPLATE_TOOL_BYTES : 0;
     }
+    extra += r->tools != NULL ? TEMPLATE_TOOL_BYTES : 0;
     fg_chat_options options = { .add_generation_prompt = r->text.add_generation_prompt,
-                                .now_s = r->now_s };
+                                .now_s = r->now_s,
+                                .tools = r->tools };
     fg_status status = read_variables(r, &options.variables);
     if (status == FG_OK) {
-        status = take_ids(r, "messages", length, TEMPLATE_BYTES + count * TEMPLATE_MESSAGE_BYTES,
-                          &ids, &capacity);
+        status = take_ids(r, "messages", length, extra, &ids, &capacity);
     }
     if (status != FG_OK) {
         return status;
@@ -255,13 +265,15 @@ fg_status fg_api_read_messages(fg_api_reading *r)
     if (messages == NULL) {
         return fg_api_no_memory(r);
     }
-    for (size_t i = 0; i < count; i++) {
-        fg_status status = read_message(r, fg_json_at(node, i), i, &messages[i]);
-        if (status != FG_OK) {
-            return status;
-        }
+    fg_status status = fg_api_read_tools(r);
+    for (size_t i = 0; i < count && status == FG_OK; i++) {
+        status = read_message(r, fg_json_at(node, i), i, &messages[i]);
     }
-    return encode_chat(r, messages, count);
+    if (status == FG_OK) {
+        status = encode_chat(r, messages, count);
+    }
+    fg_api_forget_parsed(r);
+    return status;
 }
 
 static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)

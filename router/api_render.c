@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "router/api_internal.h"
 
 uint64_t fg_api_roll_digest(uint64_t rolling, uint64_t row_digest)
 {
@@ -21,6 +22,12 @@ const char *fg_api_finish_name(fg_finish finish)
 {
     FG_ASSERT(finish == FG_FINISH_STOP || finish == FG_FINISH_LENGTH, "no client sees this end");
     return finish == FG_FINISH_STOP ? "stop" : "length";
+}
+
+const char *fg_api_choice_finish_name(const fg_api_choice *choice)
+{
+    return choice->called && choice->finish == FG_FINISH_STOP ? "tool_calls"
+                                                              : fg_api_finish_name(choice->finish);
 }
 
 static const char *type_of_status(int http_status)
@@ -108,12 +115,13 @@ static void put_extras(fg_buf *out, const fg_request *request, const fg_api_piec
     }
 }
 
-static void put_finish(fg_buf *out, fg_finish finish)
+static void put_finish(fg_buf *out, const fg_api_choice *choice)
 {
-    if (finish == FG_FINISH_NONE) {
+    if (choice->finish == FG_FINISH_NONE) {
         fg_buf_puts(out, ",\"finish_reason\":null");
     } else {
-        fg_buf_printf(out, ",\"finish_reason\":\"%s\"", fg_api_finish_name(finish));
+        fg_buf_printf(out, ",\"finish_reason\":\"%s\"",
+                      fg_api_choice_finish_name(choice));
     }
 }
 
@@ -158,7 +166,7 @@ static void put_timings(fg_buf *out, const fg_dispatch_report *report)
 static void end_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
 {
     fg_api_put_logprobs(out, request, &choice->piece);
-    put_finish(out, choice->finish);
+    put_finish(out, choice);
     put_extras(out, request, &choice->piece);
     if (choice->report != NULL && request->choice_count > 1) {
         put_timings(out, choice->report);
@@ -171,7 +179,15 @@ static void put_choice(fg_buf *out, const fg_request *request, const fg_api_choi
     bool chat = request->kind == FG_API_CHAT;
     fg_buf_printf(out, "{\"index\":%" PRIu32 ",%s", choice->index,
                   chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    put_string(out, choice->piece.text, choice->piece.text_length);
+    if (choice->calls.count > 0 && choice->piece.text_length == 0) {
+        fg_buf_puts(out, "null");
+    } else {
+        put_string(out, choice->piece.text, choice->piece.text_length);
+    }
+    if (choice->calls.count > 0) {
+        fg_buf_putc(out, ',');
+        fg_api_put_calls(out, request, choice->index, &choice->calls);
+    }
     if (chat) {
         fg_buf_puts(out, ",\"refusal\":null}");
     }
@@ -244,11 +260,12 @@ static void end_event(fg_buf *out, const fg_request *request)
 void fg_api_event_role(fg_buf *out, const fg_request *request, uint32_t index)
 {
     begin_event(out, request);
+    /* Where calls may come instead of a text there is none yet. */
     fg_buf_printf(out,
                   ",\"choices\":[{\"index\":%" PRIu32
-                  ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+                  ",\"delta\":{\"role\":\"assistant\",\"content\":%s},\"logprobs\":null,"
                   "\"finish_reason\":null}]",
-                  index);
+                  index, request->tools.dialect != FG_TOOLS_NONE ? "null" : "\"\"");
     end_event(out, request);
 }
 
@@ -274,6 +291,29 @@ void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_ch
         put_timings(out, choice->report);
     }
     end_event(out, request);
+}
+
+void fg_api_event_calls(fg_buf *out, const fg_request *request, uint32_t index,
+                        const fg_api_calls *calls)
+{
+    const char *text = calls->text;
+    for (size_t i = 0; i < 2 * calls->count; i++) {
+        const fg_api_call_part *part = &calls->parts[i / 2];
+        size_t length = i % 2 == 0 ? part->name_length : part->arguments_length;
+        if (length == 0) {
+            continue;
+        }
+        begin_event(out, request);
+        fg_buf_printf(out, ",\"choices\":[{\"index\":%" PRIu32 ",\"delta\":{", index);
+        if (i % 2 == 0) {
+            fg_api_put_call_name(out, request, index, part, text);
+        } else {
+            fg_api_put_call_arguments(out, part, text);
+        }
+        fg_buf_puts(out, "},\"logprobs\":null,\"finish_reason\":null}]");
+        end_event(out, request);
+        text += length;
+    }
 }
 
 void fg_api_event_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage,

@@ -64,12 +64,8 @@ static fg_status choose_input(fg_api_reading *r, int *input_out)
 /* What would change the rendered messages, and is not there. */
 static fg_status check_template(fg_api_reading *r)
 {
-    static const char *const absent[] = { "tools", "chat_template" };
-    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
-        const fg_json_node *node = value_of(r, absent[i]);
-        if (node != NULL && !fg_api_is_empty(node)) {
-            return fg_api_unsupported(r, absent[i]);
-        }
+    if (!fg_api_is_empty(value_of(r, "chat_template"))) {
+        return fg_api_unsupported(r, "chat_template");
     }
     bool go_on = false;
     fg_status status = read_flag(r, "continue_final_message", &go_on);
@@ -114,6 +110,7 @@ static fg_status read_text(fg_api_reading *r, form *form_out)
     if (input == MESSAGES) {
         r->given[FG_PARAM_MESSAGES] = true;
         r->given[FG_PARAM_TEMPLATE_KWARGS] = value_of(r, "chat_template_kwargs") != NULL;
+        r->given[FG_PARAM_TOOLS] = value_of(r, "tools") != NULL;
         status = check_template(r);
         return status == FG_OK ? fg_api_read_messages(r) : status;
     }

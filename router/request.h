@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/base/arena.h"
+#include "common/model/tool_parse.h"
 #include "common/obs/traceparent.h"
 #include "proto/wire.h"
 #include "router/admit.h"
@@ -24,6 +25,23 @@ typedef struct fg_request_trace {
     bool known;         /* there is a trace */
     bool recorded;      /* and this process writes spans of it */
 } fg_request_trace;
+
+/* Whether the model may, must or must not call a tool. */
+typedef enum fg_tool_choice {
+    FG_TOOL_CHOICE_NONE = 0,
+    FG_TOOL_CHOICE_AUTO,
+    FG_TOOL_CHOICE_REQUIRED, /* at least one call */
+    FG_TOOL_CHOICE_NAMED,    /* one call, of this tool */
+} fg_tool_choice;
+
+typedef struct fg_request_tools {
+    fg_tool_choice choice;
+    uint32_t named;            /* index of the tool of FG_TOOL_CHOICE_NAMED */
+    fg_tool_dialect dialect;   /* how calls are found in an answer; NONE: none are looked for */
+    const fg_tool_name *names; /* of the tools that the model was shown */
+    uint32_t count;
+    bool single; /* the answer ends with its first call */
+} fg_request_tools;
 
 typedef struct fg_request {
     fg_api_kind kind;
@@ -48,6 +66,7 @@ typedef struct fg_request {
     fg_admit_slo slo;        /* what its class promises */
     uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
     fg_request_trace trace;
+    fg_request_tools tools;
 } fg_request;
 
 #endif

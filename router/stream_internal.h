@@ -8,7 +8,17 @@
 #include "common/base/buf.h"
 #include "common/base/limits.h"
 #include "common/model/stop.h"
+#include "common/model/tool_parse.h"
 #include "router/stream.h"
+
+/* The calls of tools in an answer (stream_tools.c). */
+typedef struct fg_choice_tools {
+    fg_tool_parse *parse; /* NULL: none are looked for, and the rest is not used */
+    fg_buf shown;         /* text that no stop string begins in, on its way to the parser */
+    fg_buf parts;         /* fg_api_call_part each, not yet written */
+    fg_buf text;          /* of these */
+    uint32_t begun, whole;
+} fg_choice_tools;
 
 /* One of the n answers of a request. */
 typedef struct fg_choice {
@@ -20,6 +30,7 @@ typedef struct fg_choice {
 
     fg_detok detok;
     fg_stop *stop;
+    fg_choice_tools tools;
     fg_buf text;        /* shown, not yet written */
     fg_buf ids;         /* uint32_t each, where asked for; not yet written */
     fg_buf digests;     /* uint64_t each, beside ids */
@@ -97,6 +108,27 @@ fg_status fg_choice_start(fg_choice *choice, fg_error *err);
 void fg_choice_let_go(fg_choice *choice, fg_finish reason);
 /* How it went; NULL where the client did not ask. */
 const fg_dispatch_report *fg_choice_report(const fg_choice *choice);
+
+/* stream_tools.c. FG_AGAIN: out of memory. Each accepts a choice that looks for no calls. */
+fg_status fg_choice_tools_init(fg_choice *choice, size_t text_bytes, fg_error *err);
+void fg_choice_tools_deinit(fg_choice *choice);
+/* Where text is put that may be shown. */
+fg_buf *fg_choice_shown(fg_choice *choice);
+/* Whether a token's name means something there, although it has no text. */
+bool fg_choice_tools_want(const fg_choice *choice, uint32_t id);
+void fg_choice_tools_token(fg_choice *choice, uint32_t id);
+/* What is in fg_choice_shown becomes text and calls. */
+void fg_choice_tools_take(fg_choice *choice);
+/* So does what was held back: no more will come. */
+void fg_choice_tools_end(fg_choice *choice);
+bool fg_choice_tools_failed(const fg_choice *choice);
+/* All calls that are pending. */
+fg_api_calls fg_choice_tools_calls(const fg_choice *choice);
+/* The first of them (there is one) as `part`, with at most so many bytes of arguments, cut between characters. */
+fg_api_calls fg_choice_tools_next(const fg_choice *choice, size_t bytes_max,
+                                  fg_api_call_part *part);
+/* It was written. */
+void fg_choice_tools_book(fg_choice *choice, const fg_api_call_part *part);
 
 /* stream_write.c: writes until nothing is left or the reader is full. True when the stream has ended. */
 bool fg_stream_write_events(fg_stream *stream);

@@ -83,7 +83,7 @@ static bool has_more(const fg_choice *choice)
 {
     bool role = choice->stream->request.kind == FG_API_CHAT && !choice->role_named &&
                 choice->completion_tokens > 0;
-    return role || choice->text.size > 0 || choice->ids.size > 0 ||
+    return role || choice->text.size > 0 || choice->ids.size > 0 || choice->tools.parts.size > 0 ||
            (ended_well(choice) && !choice->finish_named);
 }
 
@@ -104,8 +104,9 @@ static fg_choice *next_choice(fg_stream *stream, const fg_choice *except)
 typedef struct write {
     fg_choice *choice; /* NULL: none, only the end */
     fg_api_piece piece;
-    bool finish; /* of the choice */
-    bool last;   /* of the stream */
+    fg_api_call_part call; /* with no bytes: none */
+    bool finish;           /* of the choice */
+    bool last;             /* of the stream */
 } write;
 
 static void compose_choice(fg_stream *stream, write *next)
@@ -114,19 +115,27 @@ static void compose_choice(fg_stream *stream, write *next)
     const fg_request *request = &stream->request;
     fg_choice *choice = next->choice;
     next->piece = next_piece(choice);
-    bool all = next->piece.text_length == choice->text.size &&
+    bool text = next->piece.text_length > 0 || next->piece.token_count > 0;
+    bool calls = choice->tools.parts.size > 0;
+    bool all = !calls && next->piece.text_length == choice->text.size &&
                next->piece.token_count * sizeof(uint32_t) == choice->ids.size;
     next->finish = all && ended_well(choice);
     if (!choice->role_named && request->kind == FG_API_CHAT) {
         fg_api_event_role(out, request, choice->index);
     }
-    if (next->piece.text_length > 0 || next->piece.token_count > 0 || next->finish) {
+    if (calls && !text) {
+        /* A call waits until the text before it is out, and the finish until all calls are. */
+        fg_api_calls part = fg_choice_tools_next(choice, PIECE_BYTES, &next->call);
+        fg_api_event_calls(out, request, choice->index, &part);
+    }
+    if (text || next->finish) {
         /* A single choice's timings belong to the last chunk, which may be that of the usage. */
         bool timings = next->finish && (request->choice_count > 1 || !request->include_usage);
         fg_api_choice shown = {
             .index = choice->index,
             .piece = next->piece,
             .finish = next->finish ? choice->finish : FG_FINISH_NONE,
+            .called = choice->tools.whole > 0,
             .report = timings ? fg_choice_report(choice) : NULL,
         };
         fg_api_event_choice(out, request, &shown);
@@ -168,6 +177,9 @@ static void book(fg_stream *stream, const write *next)
     choice->role_named = true;
     choice->finish_named = choice->finish_named || next->finish;
     choice->rolling_digest = next->piece.rolling_digest;
+    if (next->call.name_length + next->call.arguments_length > 0) {
+        fg_choice_tools_book(choice, &next->call);
+    }
     fg_buf_consume(&choice->text, next->piece.text_length);
     if (choice->logprobs.size > 0) {
         for (size_t i = 0; i < next->piece.token_count; i++) {
@@ -230,6 +242,8 @@ void fg_stream_write_answer(fg_stream *stream)
             choices[i] = (fg_api_choice){ .index = i,
                                           .piece = next_piece(choice),
                                           .finish = choice->finish,
+                                          .called = choice->tools.whole > 0,
+                                          .calls = fg_choice_tools_calls(choice),
                                           .report = fg_choice_report(choice) };
         }
         fg_api_usage usage = fg_stream_usage(stream);

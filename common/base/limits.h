@@ -35,6 +35,7 @@
 #define FG_LIMIT_CONTEXT_TOKENS    (1u << 20)
 #define FG_LIMIT_BLOCKS            (1u << 22)
 #define FG_LIMIT_MESSAGES          10000u
+#define FG_LIMIT_TOOLS             128u                  /* of a request */
 #define FG_LIMIT_CHOICES           64u                   /* `n` */
 #define FG_LIMIT_PIN_MS            (24u * 3600u * 1000u) /* of a pinned prefix */
 #define FG_LIMIT_CACHE_SALT_BYTES  1024u

@@ -31,6 +31,8 @@ enum { FG_JINJA_SOURCE_MAX = 256 * 1024 };
 fg_status fg_jinja_compile(const char *source, size_t length, fg_jinja **template_out,
                            fg_error *err);
 void fg_jinja_destroy(fg_jinja *template);
+/* Whether the template reads a variable of this name somewhere: one that it only sets is not read. */
+bool fg_jinja_reads(const fg_jinja *template, const char *name);
 
 /* A statement, an expression, an item, or 8 to 64 bytes of text that is looked at are a step. `now_s` is what
  * strftime_now shows, in UTC: seconds since 1970. NULL: out of memory. */

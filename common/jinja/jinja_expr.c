@@ -194,6 +194,8 @@ static fg_jinja_node *read_primary(fg_jinja_reader *reader)
     fg_jinja_node *node = fg_jinja_node_new(reader, NODE_NAME);
     if (node != NULL) {
         fg_jinja_read_name(reader, &node->name);
+        node->name_before = reader->names;
+        reader->names = node;
     }
     return node;
 }

@@ -176,11 +176,13 @@ struct fg_jinja_node {
     fg_jinja_node *body;
     fg_jinja_node *other;
     fg_jinja_node *next;
+    const fg_jinja_node *name_before; /* NODE_NAME: the one that was read before it */
 };
 
 struct fg_jinja {
     fg_arena *arena;
     fg_jinja_node *body;
+    const fg_jinja_node *names; /* the last one of those that are read */
 };
 
 /* ---- reading ---- */
@@ -215,10 +217,11 @@ typedef struct fg_jinja_reader {
     size_t length;
     size_t at;
     uint32_t line;
-    uint32_t braces; /* open brackets of a tag */
-    char close;      /* '%' or '}' inside a tag, else 0 */
-    uint32_t depth;  /* of nested things */
-    uint32_t loops;  /* around this place */
+    uint32_t braces;            /* open brackets of a tag */
+    char close;                 /* '%' or '}' inside a tag, else 0 */
+    uint32_t depth;             /* of nested things */
+    uint32_t loops;             /* around this place */
+    const fg_jinja_node *names; /* of the tree: the last one */
     fg_jinja_token token;
     fg_status status; /* the first failure; then every token is the end */
     fg_error error;

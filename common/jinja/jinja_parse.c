@@ -346,6 +346,7 @@ fg_status fg_jinja_compile(const char *source, size_t length, fg_jinja **templat
     } else {
         fg_jinja_next(&reader);
         template->body = read_body(&reader, NULL, 0);
+        template->names = reader.names;
         status = reader.status;
         if (status != FG_OK && err != NULL) {
             *err = reader.error;
@@ -357,6 +358,16 @@ fg_status fg_jinja_compile(const char *source, size_t length, fg_jinja **templat
     }
     *template_out = template;
     return FG_OK;
+}
+
+bool fg_jinja_reads(const fg_jinja *template, const char *name)
+{
+    const fg_jinja_node *node = template->names;
+    /* What turned out to be the keyword of an argument is no NODE_NAME any more. */
+    while (node != NULL && (node->kind != NODE_NAME || !fg_jinja_name_is(node->name, name))) {
+        node = node->name_before;
+    }
+    return node != NULL;
 }
 
 void fg_jinja_destroy(fg_jinja *template)

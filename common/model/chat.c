@@ -11,10 +11,12 @@ enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE
 enum { RUN_STEPS = 1 << 20, RUN_STEPS_PER_MESSAGE = 2000 };
 /* And never more than so much, whatever was sent: renderings take the router's loop. */
 enum { RUN_BYTES_MAX = 256 << 20, RUN_STEPS_MAX = 24 << 20 };
-/* What a value among the variables weighs, in bytes of a message, and what all may: a mapping of many keys takes long. */
+/* What a value among variables, tools or arguments weighs, in bytes of a message, and what all of one may: a mapping of
+ * many keys takes long. */
 enum { VALUE_BYTES = 64, VARIABLES_BYTES_MAX = 1 << 20 };
 
 static const char TEMPLATE_KEY[] = "tokenizer.chat_template";
+static const char TOOL_TEMPLATE_KEY[] = "tokenizer.chat_template.tool_use";
 static const char TOKENS_KEY[] = "tokenizer.ggml.tokens";
 static const char START[] = "<|im_start|>";
 static const char CHATML[] =
@@ -23,7 +25,10 @@ static const char CHATML[] =
     "%}";
 
 struct fg_chat {
-    fg_jinja *template; /* NULL: there is none that can be used */
+    fg_jinja *template;      /* NULL: there is none that can be used */
+    fg_jinja *tool_template; /* for what has tools; NULL: the other one */
+    fg_tool_dialect tools;
+    size_t call_id_length;
     char refusal[FG_ERROR_TEXT_MAX];
     char *bos,
         *eos; /* what the template sees as bos_token and eos_token; NULL: the model has none */
@@ -71,6 +76,34 @@ static bool read_token(const fg_weights *weights, const char *key, char **text_o
     return true;
 }
 
+/* What a template makes of tools. */
+static void read_tools(fg_chat *chat, const fg_jinja *template, const char *source, size_t length)
+{
+    static const char short_ids[] = "length != 9"; /* Mistral's */
+    chat->tools =
+        fg_jinja_reads(template, "tools") ? fg_tool_dialect_of(source, length) : FG_TOOLS_NONE;
+    chat->call_id_length = memmem(source, length, short_ids, sizeof short_ids - 1) != NULL ? 9 : 0;
+}
+
+/* The template for what has tools, where it is another one. One that cannot be used is as good as none. */
+static fg_status read_tool_template(fg_chat *chat, const fg_weights *weights, fg_error *err)
+{
+    const char *source;
+    size_t length;
+    if (chat->template == NULL ||
+        !fg_weights_get_string(weights, TOOL_TEMPLATE_KEY, &source, &length)) {
+        return FG_OK;
+    }
+    fg_status status = fg_jinja_compile(source, length, &chat->tool_template, NULL);
+    if (status == FG_AGAIN) {
+        return fg_fail(err, FG_AGAIN, "chat: out of memory");
+    }
+    if (status == FG_OK) {
+        read_tools(chat, chat->tool_template, source, length);
+    }
+    return FG_OK;
+}
+
 /* Compiles the template, or keeps why it cannot be used. */
 static fg_status read_template(fg_chat *chat, const fg_weights *weights, fg_error *err)
 {
@@ -94,8 +127,10 @@ static fg_status read_template(fg_chat *chat, const fg_weights *weights, fg_erro
         snprintf(chat->refusal, sizeof chat->refusal,
                  "the chat template of this model cannot be used, %.200s; use /v1/completions",
                  found.text);
+        return FG_OK;
     }
-    return FG_OK;
+    read_tools(chat, chat->template, source, length);
+    return read_tool_template(chat, weights, err);
 }
 
 fg_status fg_chat_open(const fg_weights *weights, fg_chat **chat_out, fg_error *err)
@@ -123,6 +158,7 @@ void fg_chat_close(fg_chat *chat)
         return;
     }
     fg_jinja_destroy(chat->template);
+    fg_jinja_destroy(chat->tool_template);
     fg_mem_free(chat->bos);
     fg_mem_free(chat->eos);
     fg_mem_free(chat);
@@ -131,6 +167,16 @@ void fg_chat_close(fg_chat *chat)
 const char *fg_chat_refusal(const fg_chat *chat)
 {
     return chat->template == NULL ? chat->refusal : NULL;
+}
+
+fg_tool_dialect fg_chat_tools(const fg_chat *chat)
+{
+    return chat->tools;
+}
+
+size_t fg_chat_call_id_length(const fg_chat *chat)
+{
+    return chat->call_id_length;
 }
 
 static void put_text(fg_jinja_run *run, fg_jinja_value *map, const char *key, const char *text,
@@ -178,6 +224,48 @@ static size_t weight_of(const fg_json_node *node)
     }
 }
 
+/* Of a client, and only where it is there. */
+static void put_client(fg_jinja_run *run, fg_jinja_value *map, const char *key, fg_chat_text text)
+{
+    if (text.text != NULL) {
+        put_text(run, map, key, text.text, text.length, true);
+    }
+}
+
+/* Calls as OpenAI's format has them, but for the arguments: a mapping, not JSON in a string. */
+static fg_jinja_value *calls_of(fg_jinja_run *run, const fg_chat_message *message)
+{
+    fg_jinja_value *list = fg_jinja_list(run);
+    for (size_t i = 0; i < message->call_count; i++) {
+        const fg_chat_call *call = &message->calls[i];
+        fg_jinja_value *function = fg_jinja_map(run);
+        put_client(run, function, "name", call->name);
+        fg_jinja_map_put(run, function, "arguments", fg_jinja_json(run, call->arguments));
+        fg_jinja_value *item = fg_jinja_map(run);
+        put_client(run, item, "id", call->id);
+        put_text(run, item, "type", "function", 8, false);
+        fg_jinja_map_put(run, item, "function", function);
+        fg_jinja_list_add(run, list, item);
+    }
+    return list;
+}
+
+static fg_jinja_value *message_of(fg_jinja_run *run, const fg_chat_message *message)
+{
+    fg_jinja_value *map = fg_jinja_map(run);
+    put_text(run, map, "role", message->role, message->role_length, !is_common_role(message));
+    put_text(run, map, "content", message->content, message->content_length, true);
+    put_client(run, map, "name", message->name);
+    put_client(run, map, "tool_call_id", message->tool_call_id);
+    /* Templates know one name or the other. */
+    put_client(run, map, "reasoning_content", message->reasoning);
+    put_client(run, map, "reasoning", message->reasoning);
+    if (message->call_count > 0) {
+        fg_jinja_map_put(run, map, "tool_calls", calls_of(run, message));
+    }
+    return map;
+}
+
 /* The variables of a template, as those who made it pass them. A failure shows when the run is rendered. */
 static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
                                     const fg_chat_message *messages, size_t count,
@@ -187,16 +275,14 @@ static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
         options->variables != NULL ? fg_jinja_json(run, options->variables) : fg_jinja_map(run);
     fg_jinja_value *list = fg_jinja_list(run);
     for (size_t i = 0; i < count; i++) {
-        fg_jinja_value *message = fg_jinja_map(run);
-        put_text(run, message, "role", messages[i].role, messages[i].role_length,
-                 !is_common_role(&messages[i]));
-        put_text(run, message, "content", messages[i].content, messages[i].content_length, true);
-        fg_jinja_list_add(run, list, message);
+        fg_jinja_list_add(run, list, message_of(run, &messages[i]));
     }
     fg_jinja_map_put(run, globals, "messages", list);
     fg_jinja_map_put(run, globals, "add_generation_prompt",
                      fg_jinja_bool(run, options->add_generation_prompt));
-    fg_jinja_map_put(run, globals, "tools", fg_jinja_none_value(run));
+    fg_jinja_map_put(run, globals, "tools",
+                     options->tools != NULL ? fg_jinja_json(run, options->tools)
+                                            : fg_jinja_none_value(run));
     fg_jinja_map_put(run, globals, "documents", fg_jinja_none_value(run));
     if (chat->bos != NULL) {
         put_text(run, globals, "bos_token", chat->bos, chat->bos_length, false);
@@ -207,6 +293,41 @@ static fg_jinja_value *variables_of(const fg_chat *chat, fg_jinja_run *run,
     return globals;
 }
 
+/* Adds what `node` weighs; `what` is refused where that is too much. */
+static fg_status add_weight(const fg_json_node *node, const char *what, size_t *bytes,
+                            fg_error *err)
+{
+    size_t weight = node == NULL ? 0 : weight_of(node);
+    *bytes += weight;
+    return weight <= VARIABLES_BYTES_MAX
+               ? FG_OK
+               : fg_fail(err, FG_BAD_INPUT,
+                         "%s are too large (%d KiB are taken, with %d bytes for each value)", what,
+                         VARIABLES_BYTES_MAX >> 10, VALUE_BYTES);
+}
+
+/* What a client sent of all of it, for the budget. */
+static fg_status weigh(const fg_chat_message *messages, size_t count,
+                       const fg_chat_options *options, size_t *bytes_out, fg_error *err)
+{
+    size_t bytes = 0;
+    fg_status status = add_weight(options->variables, "the chat template's variables", &bytes, err);
+    if (status == FG_OK) {
+        status = add_weight(options->tools, "the tools", &bytes, err);
+    }
+    for (size_t i = 0; i < count && status == FG_OK; i++) {
+        const fg_chat_message *m = &messages[i];
+        bytes += m->role_length + m->content_length + m->name.length + m->tool_call_id.length +
+                 m->reasoning.length;
+        for (size_t j = 0; j < m->call_count && status == FG_OK; j++) {
+            bytes += 4 * VALUE_BYTES + m->calls[j].id.length + m->calls[j].name.length;
+            status = add_weight(m->calls[j].arguments, "the arguments of a call", &bytes, err);
+        }
+    }
+    *bytes_out = bytes;
+    return status;
+}
+
 /* A run with the rendered pieces, which it owns; the caller owns the run. */
 static fg_status render(const fg_chat *chat, const fg_chat_message *messages, size_t count,
                         const fg_chat_options *options, fg_jinja_run **run_out,
@@ -215,16 +336,10 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
     if (chat->template == NULL) {
         return fg_fail(err, FG_BAD_INPUT, "%s", chat->refusal);
     }
-    size_t bytes = options->variables == NULL ? 0 : weight_of(options->variables);
-    if (bytes > VARIABLES_BYTES_MAX) {
-        return fg_fail(
-            err, FG_BAD_INPUT,
-            "the chat template's variables are too large (%d KiB are taken, with %d bytes "
-            "for each value)",
-            VARIABLES_BYTES_MAX >> 10, VALUE_BYTES);
-    }
-    for (size_t i = 0; i < count; i++) {
-        bytes += messages[i].role_length + messages[i].content_length;
+    size_t bytes;
+    fg_status status = weigh(messages, count, options, &bytes, err);
+    if (status != FG_OK) {
+        return status;
     }
     size_t bytes_max = RUN_BYTES + count * RUN_BYTES_PER_MESSAGE + bytes * RUN_BYTES_PER_BYTE;
     uint64_t steps_max = RUN_STEPS + (uint64_t)count * RUN_STEPS_PER_MESSAGE + bytes;
@@ -234,9 +349,11 @@ static fg_status render(const fg_chat *chat, const fg_chat_message *messages, si
     if (run == NULL) {
         return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }
-    fg_status status =
-        fg_jinja_render(chat->template, run, variables_of(chat, run, messages, count, options),
-                        pieces_out, piece_count_out, err);
+    const fg_jinja *template = options->tools != NULL && chat->tool_template != NULL
+                                   ? chat->tool_template
+                                   : chat->template;
+    status = fg_jinja_render(template, run, variables_of(chat, run, messages, count, options),
+                             pieces_out, piece_count_out, err);
     if (status != FG_OK) {
         fg_jinja_run_destroy(run);
         return status;

@@ -46,6 +46,12 @@ static void alphabet(unsigned byte, char *out)
 
 void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
 {
+    small_bpe_with(out, pre, chat_template, NULL, 0);
+}
+
+void small_bpe_with(fg_buf *out, const char *pre, const char *chat_template,
+                    const char *const *controls, size_t control_count)
+{
     static const char *const more[] = { "he",           "ll",         "hell",
                                         "hello",        "\xC4\xA0w",  "aa",
                                         "aaaa",         "lo",         "<|endoftext|>",
@@ -54,8 +60,8 @@ void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
     static const char *const merges[] = { "h e",   "l l", "he ll",     "hell o", "\xC4\xA0 w",
                                           "aa aa", "a a", "not there", "l o" };
     char bytes[256][4];
-    const char *tokens[SMALL_BPE_COUNT];
-    int32_t kinds[SMALL_BPE_COUNT];
+    const char *tokens[SMALL_BPE_COUNT + SMALL_BPE_MORE_MAX];
+    int32_t kinds[SMALL_BPE_COUNT + SMALL_BPE_MORE_MAX];
     for (unsigned i = 0; i < SMALL_BPE_COUNT; i++) {
         if (i < 256) {
             alphabet(i, bytes[i]);
@@ -68,7 +74,11 @@ void small_bpe(fg_buf *out, const char *pre, const char *chat_template)
     kinds[SMALL_BPE_IM] = CONTROL;
     kinds[SMALL_BPE_TOOL] = USER_DEFINED;
     kinds[SMALL_BPE_USER] = CONTROL;
-    fg_gguf_builder *file = start("gpt2", tokens, kinds, SMALL_BPE_COUNT);
+    for (size_t i = 0; i < control_count; i++) {
+        tokens[SMALL_BPE_COUNT + i] = controls[i];
+        kinds[SMALL_BPE_COUNT + i] = CONTROL;
+    }
+    fg_gguf_builder *file = start("gpt2", tokens, kinds, SMALL_BPE_COUNT + control_count);
     fg_gguf_add_string(file, "tokenizer.ggml.pre", pre);
     fg_gguf_add_strings(file, "tokenizer.ggml.merges", merges, sizeof(merges) / sizeof(merges[0]));
     fg_gguf_add_u32(file, "tokenizer.ggml.bos_token_id", SMALL_BPE_END_OF_TEXT);

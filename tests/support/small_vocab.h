@@ -29,6 +29,10 @@ enum {
     SMALL_BPE_COUNT,
 };
 void small_bpe(fg_buf *out, const char *pre, const char *chat_template);
+/* With up to SMALL_BPE_MORE_MAX control tokens more: ids SMALL_BPE_COUNT and up. */
+enum { SMALL_BPE_MORE_MAX = 4 };
+void small_bpe_with(fg_buf *out, const char *pre, const char *chat_template,
+                    const char *const *controls, size_t control_count);
 
 /* SPM: <unk> 0, <s> 1, </s> 2, then the 256 bytes, then SMALL_SPM_*. */
 enum {

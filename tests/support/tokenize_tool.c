@@ -88,6 +88,7 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
         }
         fg_chat_message messages[MESSAGES_MAX];
         for (unsigned long i = 0; i < count; i++) {
+            messages[i] = (fg_chat_message){ 0 };
             messages[i].role = fg_pipe_read("tokenize_tool", &messages[i].role_length);
             messages[i].content = fg_pipe_read("tokenize_tool", &messages[i].content_length);
         }

@@ -13,6 +13,13 @@
 
 enum { CONTEXT_MAX = 512 };
 
+/* Shows all that a request may say of tools. */
+static const char with_tools[] =
+    "{# arguments #}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|user|>{{ "
+    "m.role }}{{ m.name }}"
+    "{{ m.tool_call_id }}{{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+    "{{ c.function.arguments | tojson }}{{ c.id }}{% endfor %}{% endfor %}";
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
 
 static void check_request(const fg_request *request, uint32_t vocab_size)
@@ -46,6 +53,33 @@ static void check_json(const fg_buf *out)
     fg_error err = { 0 };
     fg_status status = fg_json_parse(out->data, out->size, &json, &err);
     FG_ASSERT(status == FG_OK, "%s in %s", err.text, out->data);
+    fg_json_destroy(json);
+}
+
+/* Control tokens are the template's: one for each message. */
+static void check_marks(const fg_request *request, const fg_json_node *messages)
+{
+    size_t marks = 0;
+    for (uint32_t i = 0; i < request->token_count; i++) {
+        marks += request->tokens[i] == SMALL_BPE_USER;
+    }
+    FG_ASSERT(marks == fg_json_size(messages), "a client wrote a control token");
+}
+
+static void check_tools(const fg_request *request, const char *body, size_t size_bytes)
+{
+    const fg_request_tools *tools = &request->tools;
+    fg_json *json = NULL;
+    FG_ASSERT(tools->count <= FG_LIMIT_TOOLS && tools->choice <= FG_TOOL_CHOICE_AUTO, "tools");
+    FG_ASSERT((tools->dialect != FG_TOOLS_NONE) == (tools->choice == FG_TOOL_CHOICE_AUTO),
+              "dialect");
+    FG_ASSERT(tools->choice == FG_TOOL_CHOICE_NONE || tools->count > 0, "a choice of nothing");
+    for (uint32_t i = 0; i < tools->count; i++) {
+        FG_ASSERT(tools->names[i].length >= 1 && tools->names[i].length <= FG_LIMIT_NAME_BYTES,
+                  "name");
+    }
+    FG_ASSERT(fg_json_parse(body, size_bytes, &json, NULL) == FG_OK);
+    check_marks(request, fg_json_get(fg_json_root(json), "messages"));
     fg_json_destroy(json);
 }
 
@@ -102,16 +136,19 @@ static void check_text(const fg_api_server *server, const char *body, size_t siz
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
 {
-    static tiny_model model;
-    if (model.tokenizer == NULL) {
-        tiny_model_open(&model);
+    static tiny_model models[2];
+    if (models[0].tokenizer == NULL) {
+        tiny_model_open(&models[0]);
+        tiny_model_open_as(&models[1], with_tools, NULL, 0);
     }
     if (size_bytes == 0) {
         return 0;
     }
+    bool tools = (bytes[0] & 2) != 0;
+    const tiny_model *model = &models[tools];
     fg_api_server server = {
-        .tokenizer = model.tokenizer,
-        .chat = model.chat,
+        .tokenizer = model->tokenizer,
+        .chat = model->chat,
         .model_name = "tiny",
         .context_max = CONTEXT_MAX,
         .max_tokens_default = 64,
@@ -127,7 +164,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
     fg_status status =
         fg_api_parse(&server, kind, body, size_bytes - 1, &call, arena, &request, &error);
     if (status == FG_OK) {
-        check_request(&request, fg_tokenizer_vocab_size(model.tokenizer));
+        check_request(&request, fg_tokenizer_vocab_size(model->tokenizer));
+        if (tools && kind == FG_API_CHAT) {
+            check_tools(&request, body, size_bytes - 1);
+        }
         check_rendering(&request, body, size_bytes - 1);
     } else {
         fg_buf out;

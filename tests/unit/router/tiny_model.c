@@ -11,9 +11,15 @@ static const char chat_template[] =
 
 void tiny_model_open(tiny_model *model)
 {
+    tiny_model_open_as(model, chat_template, NULL, 0);
+}
+
+void tiny_model_open_as(tiny_model *model, const char *template, const char *const *controls,
+                        size_t control_count)
+{
     fg_error err = { 0 };
     *model = (tiny_model){ 0 };
-    small_bpe(&model->file, "gpt-2", chat_template);
+    small_bpe_with(&model->file, "gpt-2", template, controls, control_count);
     FG_ASSERT(fg_weights_open_memory(model->file.data, model->file.size, &model->weights, &err) ==
                       FG_OK &&
                   fg_tokenizer_open(model->weights, &model->tokenizer, &err) == FG_OK &&

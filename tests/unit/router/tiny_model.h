@@ -19,6 +19,9 @@ typedef struct tiny_model {
 
 /* Aborts with the reason when the model cannot be made. */
 void tiny_model_open(tiny_model *model);
+/* With another template, and control tokens of these names behind the others. */
+void tiny_model_open_as(tiny_model *model, const char *chat_template, const char *const *controls,
+                        size_t control_count);
 void tiny_model_close(tiny_model *model);
 
 #endif

@@ -404,3 +404,32 @@ Test(jinja, survives_every_failed_allocation)
 {
     cr_assert(fg_fault_each(try_all, NULL) >= 6);
 }
+
+static const struct {
+    const char *source;
+    bool reads;
+} readers[] = {
+    { "{{ tools }}", true },
+    { "{% for t in tools %}{% endfor %}", true },
+    { "{% if a is defined and not tools %}{% endif %}", true },
+    { "{% set x = f(1, b=tools | length) %}", true },
+    { "{% macro m() %}{{ x[tools] }}{% endmacro %}", true },
+    { "{{ x.tools }}{{ x['tools'] }}", false },
+    { "{% set tools = 1 %}", false },
+    { "{{ f(tools=1) }}", false },
+    { "tools {# tools #}{{ 'tools' }}{{ toolss }}", false },
+    { "", false },
+};
+
+Test(jinja, a_template_says_what_it_reads)
+{
+    for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++) {
+        fg_jinja *template = NULL;
+        fg_error err = { 0 };
+        cr_assert_eq(
+            fg_jinja_compile(readers[i].source, strlen(readers[i].source), &template, &err), FG_OK,
+            "%s: %s", readers[i].source, err.text);
+        cr_assert_eq(fg_jinja_reads(template, "tools"), readers[i].reads, "%s", readers[i].source);
+        fg_jinja_destroy(template);
+    }
+}

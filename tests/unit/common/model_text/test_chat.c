@@ -497,3 +497,93 @@ Test(chat, survives_every_failed_allocation)
     fg_tokenizer_close(p.tokenizer);
     fg_chat_close(p.chat);
 }
+
+/* A file may have another template for what has tools. */
+static fg_chat *open_with_tool_template(const char *plain, const char *with_tools)
+{
+    static const char *const tokens[] = { "a", "b" };
+    static const int32_t kinds[] = { 1, 1 };
+    fg_gguf_builder *file = fg_gguf_builder_create();
+    fg_gguf_add_string(file, "general.architecture", "llama");
+    fg_gguf_add_string(file, "tokenizer.ggml.model", "gpt2");
+    fg_gguf_add_strings(file, "tokenizer.ggml.tokens", tokens, 2);
+    fg_gguf_add_array(file, "tokenizer.ggml.token_type", FG_META_I32, kinds, 2);
+    fg_gguf_add_string(file, "tokenizer.chat_template", plain);
+    fg_gguf_add_string(file, "tokenizer.chat_template.tool_use", with_tools);
+    size_t size_bytes;
+    void *bytes = fg_gguf_finish(file, &size_bytes);
+    fg_weights *weights = NULL;
+    fg_chat *chat = NULL;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK, "%s", err.text);
+    cr_assert_eq(fg_chat_open(weights, &chat, &err), FG_OK, "%s", err.text);
+    fg_weights_close(weights);
+    free(bytes);
+    fg_gguf_builder_destroy(file);
+    return chat;
+}
+
+static const struct {
+    const char *plain, *with_tools;
+    fg_tool_dialect dialect;
+    const char *want, *want_with_tools;
+} tool_templates[] = {
+    { "P{{ tools }}", "T{{ tools | tojson }}{# <tool_call> arguments #}", FG_TOOLS_HERMES, "PNone",
+      "T[1]" },
+    { "P", "T{{ tools | tojson }}", FG_TOOLS_UNKNOWN, "P", "T[1]" },
+    { "P{{ tools | tojson }}[TOOL_CALLS]", "{% include 'x' %}", FG_TOOLS_MISTRAL,
+      "Pnull[TOOL_CALLS]", "P[1][TOOL_CALLS]" },
+    { "P", "{% include 'x' %}", FG_TOOLS_NONE, "P", "P" },
+};
+
+Test(chat, what_has_tools_may_have_its_own_template)
+{
+    fg_json *json = NULL;
+    cr_assert_eq(fg_json_parse("[1]", 3, &json, NULL), FG_OK);
+    for (size_t i = 0; i < sizeof tool_templates / sizeof tool_templates[0]; i++) {
+        fg_chat *chat =
+            open_with_tool_template(tool_templates[i].plain, tool_templates[i].with_tools);
+        cr_assert_eq(fg_chat_tools(chat), tool_templates[i].dialect, "%zu", i);
+        for (int with = 0; with < 2; with++) {
+            fg_chat_options options = { .tools = with ? fg_json_root(json) : NULL };
+            fg_buf out = { 0 };
+            fg_error err = { 0 };
+            cr_assert_eq(fg_chat_render(chat, NULL, 0, &options, &out, &err), FG_OK, "%s",
+                         err.text);
+            cr_assert_str_eq(out.data,
+                             with ? tool_templates[i].want_with_tools : tool_templates[i].want);
+            fg_buf_deinit(&out);
+        }
+        fg_chat_close(chat);
+    }
+    fg_json_destroy(json);
+}
+
+Test(chat, tools_and_arguments_have_a_limit)
+{
+    fg_buf text = { 0 };
+    fg_json *json = NULL;
+    fg_chat *chat = open_with_tool_template("{{ tools }}", "{{ tools }}");
+    fg_buf_puts(&text, "{\"a\":[0");
+    for (int i = 0; i < 17000; i++) {
+        fg_buf_puts(&text, ",0");
+    }
+    fg_buf_puts(&text, "]}");
+    cr_assert_eq(fg_json_parse(text.data, text.size, &json, NULL), FG_OK);
+    fg_chat_call call = { .name = { "f", 1 }, .arguments = fg_json_root(json) };
+    fg_chat_message message = say("assistant", "");
+    message.calls = &call;
+    message.call_count = 1;
+    fg_chat_options options = { .tools = fg_json_root(json) };
+    fg_buf out = { 0 };
+    fg_error err = { 0 };
+    cr_assert_eq(fg_chat_render(chat, &message, 0, &options, &out, &err), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(err.text, "the tools are too large"), "%s", err.text);
+    options.tools = NULL;
+    cr_assert_eq(fg_chat_render(chat, &message, 1, &options, &out, &err), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(err.text, "the arguments of a call are too large"), "%s", err.text);
+    fg_buf_deinit(&out);
+    fg_buf_deinit(&text);
+    fg_json_destroy(json);
+    fg_chat_close(chat);
+}

@@ -1,0 +1,374 @@
+/* Tools: what a request says of them, and what its messages say of calls and their results. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "router/api_internal.h"
+
+/* JSON that stood inside a text. */
+typedef struct fg_api_parsed {
+    fg_json *json;
+    struct fg_api_parsed *next;
+} fg_api_parsed;
+
+enum { PATH_BYTES = 96, CALL_ID_MAX = 16 };
+
+/* A value that is there and not null. */
+static const fg_json_node *member_of(const fg_json_node *object, const char *name)
+{
+    const fg_json_node *node = fg_json_get(object, name);
+    return fg_json_is(node, FG_JSON_NULL) ? NULL : node;
+}
+
+/* ---- tools ---- */
+
+static bool is_name(const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        bool letter = (text[i] >= 'a' && text[i] <= 'z') || (text[i] >= 'A' && text[i] <= 'Z');
+        bool digit = text[i] >= '0' && text[i] <= '9';
+        if (!letter && !digit && strchr("_.-", text[i]) == NULL) {
+            return false;
+        }
+    }
+    return length >= 1 && length <= FG_LIMIT_NAME_BYTES;
+}
+
+/* Index of the tool of this name; `count`: there is none. */
+static uint32_t find_tool(const fg_tool_name *names, uint32_t count, const char *name,
+                          size_t length)
+{
+    uint32_t i = 0;
+    while (i < count && (names[i].length != length || memcmp(names[i].text, name, length) != 0)) {
+        i++;
+    }
+    return i;
+}
+
+/* A member of tools[i].function that may be absent or null. */
+static fg_status check_member(fg_api_reading *r, const fg_json_node *function, size_t index,
+                              const char *member, fg_json_type type, const char *want)
+{
+    char path[PATH_BYTES];
+    const fg_json_node *node = member_of(function, member);
+    snprintf(path, sizeof path, "tools[%zu].function.%s", index, member);
+    return node == NULL || fg_json_is(node, type) ? FG_OK : fg_api_wrong_type(r, path, want, node);
+}
+
+static fg_status read_tool(fg_api_reading *r, const fg_json_node *tool, uint32_t index,
+                           fg_tool_name *names)
+{
+    char path[PATH_BYTES];
+    const fg_json_node *function = fg_json_get(tool, "function");
+    const fg_json_node *name = fg_json_get(function, "name");
+    size_t length = 0;
+    const char *text = fg_json_string(name, &length);
+    snprintf(path, sizeof path, "tools[%u]", index);
+    if (!fg_json_is(tool, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, path, "an object", tool);
+    }
+    snprintf(path, sizeof path, "tools[%u].type", index);
+    if (!fg_api_string_is(fg_json_get(tool, "type"), "function")) {
+        return fg_api_wrong_value(r, path, "only tools of type 'function' are supported");
+    }
+    snprintf(path, sizeof path, "tools[%u].function", index);
+    if (!fg_json_is(function, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, path, "an object", function);
+    }
+    snprintf(path, sizeof path, "tools[%u].function.name", index);
+    if (text == NULL) {
+        return fg_api_wrong_type(r, path, "a string", name);
+    }
+    if (!is_name(text, length)) {
+        return fg_api_wrong_value(r, path,
+                                  "a tool's name has 1 to %u letters, digits, '_', '.' and '-'",
+                                  FG_LIMIT_NAME_BYTES);
+    }
+    if (find_tool(names, index, text, length) < index) {
+        return fg_api_wrong_value(r, path, "two tools have the name '%s'", text);
+    }
+    fg_status status = check_member(r, function, index, "description", FG_JSON_STRING, "a string");
+    if (status == FG_OK) {
+        status = check_member(r, function, index, "parameters", FG_JSON_OBJECT, "an object");
+    }
+    if (status == FG_OK) {
+        status = check_member(r, function, index, "strict", FG_JSON_BOOL, "a boolean");
+    }
+    names[index].text = fg_arena_strndup(r->arena, text, length);
+    names[index].length = length;
+    return status == FG_OK && names[index].text == NULL ? fg_api_no_memory(r) : status;
+}
+
+/* {"type":"function","function":{"name":...}} */
+static fg_status read_named_choice(fg_api_reading *r, const fg_json_node *node)
+{
+    fg_request_tools *tools = &r->request->tools;
+    size_t length = 0;
+    const fg_json_node *name = fg_json_get(fg_json_get(node, "function"), "name");
+    const char *text = fg_json_string(name, &length);
+    if (!fg_api_string_is(fg_json_get(node, "type"), "function")) {
+        return fg_api_wrong_value(r, "tool_choice",
+                                  "only a 'tool_choice' of type 'function' is "
+                                  "supported");
+    }
+    if (text == NULL) {
+        return fg_api_wrong_type(r, "tool_choice.function.name", "a string", name);
+    }
+    tools->choice = FG_TOOL_CHOICE_NAMED;
+    tools->named = find_tool(tools->names, tools->count, text, length);
+    return tools->named < tools->count ? FG_OK
+                                       : fg_api_wrong_value(r, "tool_choice.function.name",
+                                                            "'%.64s' is none of the 'tools'", text);
+}
+
+static fg_status read_choice(fg_api_reading *r)
+{
+    static const struct {
+        const char *word;
+        fg_tool_choice choice;
+    } words[] = { { "none", FG_TOOL_CHOICE_NONE },
+                  { "auto", FG_TOOL_CHOICE_AUTO },
+                  { "required", FG_TOOL_CHOICE_REQUIRED } };
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_TOOL_CHOICE);
+    fg_request_tools *tools = &r->request->tools;
+    tools->choice = tools->count > 0 ? FG_TOOL_CHOICE_AUTO : FG_TOOL_CHOICE_NONE;
+    if (node == NULL) {
+        return FG_OK;
+    }
+    if (fg_json_is(node, FG_JSON_OBJECT)) {
+        return read_named_choice(r, node);
+    }
+    if (!fg_json_is(node, FG_JSON_STRING)) {
+        return fg_api_wrong_type(r, "tool_choice", "'none', 'auto', 'required' or an object", node);
+    }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (!fg_api_string_is(node, words[i].word)) {
+            continue;
+        }
+        if (tools->count == 0 && words[i].choice == FG_TOOL_CHOICE_REQUIRED) {
+            return fg_api_wrong_value(r, "tool_choice",
+                                      "a 'tool_choice' of 'required' needs "
+                                      "'tools'");
+        }
+        tools->choice = tools->count == 0 ? FG_TOOL_CHOICE_NONE : words[i].choice;
+        return FG_OK;
+    }
+    return fg_api_wrong_value(
+        r, "tool_choice", "'%.32s' is not a tool choice: use 'none', 'auto', 'required' or a tool",
+        fg_json_string(node, NULL));
+}
+
+/* A call that has to be made: nothing here makes a model write one yet. Whoever constrains what it writes does so from
+ * request->tools.choice and .named and the `parameters` of r->tools, and takes this function away. */
+static fg_status check_forced(fg_api_reading *r)
+{
+    fg_tool_choice choice = r->request->tools.choice;
+    return choice == FG_TOOL_CHOICE_REQUIRED || choice == FG_TOOL_CHOICE_NAMED
+               ? fg_api_unsupported(r, "tool_choice")
+               : FG_OK;
+}
+
+/* Whether this model can be shown tools, and what it will answer. */
+static fg_status check_model(fg_api_reading *r)
+{
+    fg_request_tools *tools = &r->request->tools;
+    if (tools->choice == FG_TOOL_CHOICE_NONE || fg_chat_refusal(r->server->chat) != NULL) {
+        return FG_OK; /* what cannot be rendered is refused with the messages */
+    }
+    tools->dialect = fg_chat_tools(r->server->chat);
+    if (tools->dialect > FG_TOOLS_UNKNOWN) {
+        return FG_OK;
+    }
+    return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "tools", "unsupported_parameter",
+                         tools->dialect == FG_TOOLS_NONE
+                             ? "the chat template of this model has no tools"
+                             : "how this model writes calls of tools is not known here");
+}
+
+fg_status fg_api_read_tools(fg_api_reading *r)
+{
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_TOOLS);
+    fg_request_tools *tools = &r->request->tools;
+    if (node != NULL && !fg_json_is(node, FG_JSON_ARRAY)) {
+        return fg_api_wrong_type(r, "tools", "an array", node);
+    }
+    size_t count = fg_json_size(node);
+    if (count > FG_LIMIT_TOOLS) {
+        return fg_api_wrong_value(r, "tools", "'tools' has %zu tools; at most %u are allowed",
+                                  count, FG_LIMIT_TOOLS);
+    }
+    fg_tool_name *names = fg_arena_array(r->arena, count + 1, sizeof *names);
+    fg_status status = names == NULL ? fg_api_no_memory(r) : FG_OK;
+    for (uint32_t i = 0; i < count && status == FG_OK; i++) {
+        status = read_tool(r, fg_json_at(node, i), i, names);
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    tools->names = names;
+    tools->count = (uint32_t)count;
+    tools->single =
+        r->given[FG_PARAM_PARALLEL_TOOL_CALLS] && !r->flag[FG_PARAM_PARALLEL_TOOL_CALLS];
+    fg_status (*const steps[])(fg_api_reading *) = { read_choice, check_model, check_forced };
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
+        status = steps[i](r);
+    }
+    r->tools = tools->choice == FG_TOOL_CHOICE_NONE ? NULL : node;
+    return status;
+}
+
+/* ---- messages ---- */
+
+static fg_chat_text text_of(const fg_json_node *node)
+{
+    fg_chat_text text = { 0 };
+    text.text = fg_json_string(node, &text.length);
+    return text;
+}
+
+/* An id as the template wants it: another one is told by letters and digits that its hash gives. */
+static fg_status read_id(fg_api_reading *r, const char *path, const fg_json_node *node,
+                         fg_chat_text *id)
+{
+    static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    size_t wanted = fg_chat_call_id_length(r->server->chat);
+    *id = text_of(node);
+    if (id->text == NULL) {
+        return fg_api_wrong_type(r, path, "a string", node);
+    }
+    if (wanted == 0 || (id->length == wanted && strspn(id->text, digits) == wanted)) {
+        return FG_OK;
+    }
+    char text[CALL_ID_MAX];
+    uint64_t hash = fg_hash64(id->text, id->length, 0);
+    wanted = wanted < sizeof text ? wanted : sizeof text;
+    for (size_t i = 0; i < wanted; i++, hash /= sizeof digits - 1) {
+        text[i] = digits[hash % (sizeof digits - 1)];
+    }
+    id->text = fg_arena_strndup(r->arena, text, wanted);
+    id->length = wanted;
+    return id->text == NULL ? fg_api_no_memory(r) : FG_OK;
+}
+
+/* JSON that stays until fg_api_forget_parsed. */
+static fg_status parse_text(fg_api_reading *r, const char *path, const char *text, size_t length,
+                            const fg_json_node **node_out)
+{
+    fg_error err = { 0 };
+    fg_api_parsed *parsed = fg_arena_alloc(r->arena, sizeof *parsed);
+    fg_status status = parsed == NULL ? FG_AGAIN : fg_json_parse(text, length, &parsed->json, &err);
+    if (status != FG_OK) {
+        return status == FG_AGAIN
+                   ? fg_api_no_memory(r)
+                   : fg_api_wrong_value(r, path, "'%s' is not valid JSON: %.240s", path, err.text);
+    }
+    parsed->next = r->parsed;
+    r->parsed = parsed;
+    *node_out = fg_json_root(parsed->json);
+    return FG_OK;
+}
+
+/* `arguments`: the text of a JSON object, as OpenAI has it, or the object. None are {}. */
+static fg_status read_arguments(fg_api_reading *r, const char *path, const fg_json_node *node,
+                                const fg_json_node **object_out)
+{
+    size_t length = 0;
+    const char *text = fg_json_string(node, &length);
+    *object_out = node;
+    if (text != NULL || node == NULL) {
+        bool none = length == 0;
+        fg_status status = parse_text(r, path, none ? "{}" : text, none ? 2 : length, object_out);
+        if (status != FG_OK) {
+            return status;
+        }
+    }
+    return fg_json_is(*object_out, FG_JSON_OBJECT)
+               ? FG_OK
+               : fg_api_wrong_type(r, path, "a JSON object", *object_out);
+}
+
+static fg_status read_call(fg_api_reading *r, const fg_json_node *node, size_t message,
+                           size_t index, fg_chat_call *call)
+{
+    char path[PATH_BYTES];
+    const fg_json_node *function = fg_json_get(node, "function");
+    const fg_json_node *type = member_of(node, "type");
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu]", message, index);
+    if (!fg_json_is(node, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, path, "an object", node);
+    }
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].type", message, index);
+    if (type != NULL && !fg_api_string_is(type, "function")) {
+        return fg_api_wrong_value(r, path, "only calls of type 'function' are supported");
+    }
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].id", message, index);
+    fg_status status = read_id(r, path, fg_json_get(node, "id"), &call->id);
+    if (status != FG_OK) {
+        return status;
+    }
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function", message, index);
+    if (!fg_json_is(function, FG_JSON_OBJECT)) {
+        return fg_api_wrong_type(r, path, "an object", function);
+    }
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function.name", message, index);
+    call->name = text_of(fg_json_get(function, "name"));
+    if (call->name.text == NULL) {
+        return fg_api_wrong_type(r, path, "a string", fg_json_get(function, "name"));
+    }
+    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function.arguments", message, index);
+    return read_arguments(r, path, member_of(function, "arguments"), &call->arguments);
+}
+
+static fg_status read_calls(fg_api_reading *r, const fg_json_node *node, size_t index,
+                            fg_chat_message *message)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "messages[%zu].tool_calls", index);
+    if (!fg_json_is(node, FG_JSON_ARRAY)) {
+        return fg_api_wrong_type(r, path, "an array", node);
+    }
+    if (strcmp(message->role, "assistant") != 0) {
+        return fg_api_wrong_value(r, path, "only the assistant makes calls");
+    }
+    size_t count = fg_json_size(node);
+    fg_chat_call *calls = fg_arena_array(r->arena, count, sizeof *calls);
+    fg_status status = calls == NULL ? fg_api_no_memory(r) : FG_OK;
+    for (size_t i = 0; i < count && status == FG_OK; i++) {
+        status = read_call(r, fg_json_at(node, i), index, i, &calls[i]);
+    }
+    message->calls = calls;
+    message->call_count = count;
+    return status;
+}
+
+fg_status fg_api_read_message_tools(fg_api_reading *r, const fg_json_node *node, size_t index,
+                                    fg_chat_message *message)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "messages[%zu].function_call", index);
+    if (!fg_api_is_empty(fg_json_get(node, "function_call"))) {
+        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, path, "unsupported_parameter",
+                             "'function_call' is the old form of calls: use 'tool_calls'");
+    }
+    message->name = text_of(fg_json_get(node, "name"));
+    message->reasoning = text_of(fg_json_get(node, "reasoning_content"));
+    if (message->reasoning.text == NULL) {
+        message->reasoning = text_of(fg_json_get(node, "reasoning"));
+    }
+    fg_status status = FG_OK;
+    if (strcmp(message->role, "tool") == 0) {
+        snprintf(path, sizeof path, "messages[%zu].tool_call_id", index);
+        status = read_id(r, path, fg_json_get(node, "tool_call_id"), &message->tool_call_id);
+    }
+    const fg_json_node *calls = fg_json_get(node, "tool_calls");
+    return status != FG_OK || fg_api_is_empty(calls) ? status
+                                                     : read_calls(r, calls, index, message);
+}
+
+void fg_api_forget_parsed(fg_api_reading *r)
+{
+    for (; r->parsed != NULL; r->parsed = r->parsed->next) {
+        fg_json_destroy(r->parsed->json);
+    }
+}
