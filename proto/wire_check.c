@@ -14,7 +14,7 @@ enum {
     NEWS_ROWS_MAX = 1 << 16,
     NEWS_KEYS_MAX = 1 << 18, /* of all rows */
     LEASE_MS_MAX = 3600 * 1000,
-    GRAMMAR_KIND_MAX = 5,
+    GRAMMAR_KIND_MAX = 6,
 };
 
 static fg_status too_large(const char *field, uint64_t value, fg_error *err)

@@ -213,11 +213,22 @@ fg_status fg_api_read_grammar(fg_api_reading *r)
     wish found = { 0 };
     const char *text;
     size_t length;
+    fg_tool_choice calls = r->request->tools.choice;
+    bool forced = calls == FG_TOOL_CHOICE_REQUIRED || calls == FG_TOOL_CHOICE_NAMED;
     fg_status status = find_wish(r, &found);
+    if (status == FG_OK && forced) {
+        if (found.name != NULL) {
+            return twice(r, &found, "tool_choice");
+        }
+        found.name = "tool_choice";
+    }
     if (status != FG_OK || found.name == NULL) {
         return status;
     }
     status = check_others(r, &found);
+    if (status == FG_OK && forced) {
+        return fg_api_force_calls(r);
+    }
     if (status == FG_OK) {
         status = text_of(r, &found, &text, &length);
     }

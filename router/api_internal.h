@@ -124,6 +124,8 @@ fg_status fg_api_read_shape(fg_api_reading *r);
 
 /* What the answer is held to (api_grammar.c); after those. */
 fg_status fg_api_read_grammar(fg_api_reading *r);
+/* Holds it to calls of the tools that it has to call (api_tools.c). */
+fg_status fg_api_force_calls(fg_api_reading *r);
 /* Holds it to a grammar, `text` living in the arena, if it is one; `name` is the parameter that asks for it. */
 fg_status fg_api_hold_to(fg_api_reading *r, const char *name, fg_grammar_kind kind,
                          const char *text, size_t length);

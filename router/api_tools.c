@@ -159,16 +159,6 @@ static fg_status read_choice(fg_api_reading *r)
         fg_json_string(node, NULL));
 }
 
-/* A call that has to be made: nothing here makes a model write one yet. Whoever constrains what it writes does so from
- * request->tools.choice and .named and the `parameters` of r->tools, and takes this function away. */
-static fg_status check_forced(fg_api_reading *r)
-{
-    fg_tool_choice choice = r->request->tools.choice;
-    return choice == FG_TOOL_CHOICE_REQUIRED || choice == FG_TOOL_CHOICE_NAMED
-               ? fg_api_unsupported(r, "tool_choice")
-               : FG_OK;
-}
-
 /* Whether this model can be shown tools, and what it will answer. */
 static fg_status check_model(fg_api_reading *r)
 {
@@ -210,12 +200,114 @@ fg_status fg_api_read_tools(fg_api_reading *r)
     tools->count = (uint32_t)count;
     tools->single =
         r->given[FG_PARAM_PARALLEL_TOOL_CALLS] && !r->flag[FG_PARAM_PARALLEL_TOOL_CALLS];
-    fg_status (*const steps[])(fg_api_reading *) = { read_choice, check_model, check_forced };
+    fg_status (*const steps[])(fg_api_reading *) = { read_choice, check_model };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
         status = steps[i](r);
     }
     r->tools = tools->choice == FG_TOOL_CHOICE_NONE ? NULL : node;
     return status;
+}
+
+/* ---- calls that have to be made ---- */
+
+/* The schema of a tool's arguments: any object where it has none, or one that nothing can be held to, unless it is strict. */
+static fg_status put_schema(fg_api_reading *r, uint32_t index, fg_buf *out)
+{
+    static const char any[] = "{\"type\":\"object\"}";
+    const fg_json_node *function = fg_json_get(fg_json_at(r->tools, index), "function");
+    const fg_json_node *parameters = member_of(function, "parameters");
+    bool strict = false;
+    char path[PATH_BYTES];
+    size_t at = out->size;
+    fg_error err = { 0 };
+    fg_grammar *grammar = NULL;
+    if (fg_json_size(parameters) == 0) {
+        return fg_buf_puts(out, any) ? FG_OK : fg_api_no_memory(r);
+    }
+    if (!fg_json_write(parameters, out)) {
+        return fg_api_no_memory(r);
+    }
+    fg_status status =
+        fg_grammar_compile(FG_GRAMMAR_SCHEMA, out->data + at, out->size - at, &grammar, &err);
+    fg_grammar_destroy(grammar);
+    (void)fg_json_bool(fg_json_get(function, "strict"), &strict);
+    if (status == FG_BAD_INPUT && strict) {
+        snprintf(path, sizeof path, "tools[%u].function.parameters", index);
+        return fg_api_wrong_value(r, path, "%s", err.text);
+    }
+    if (status == FG_BAD_INPUT) {
+        out->size = at;
+        status = fg_buf_puts(out, any) ? FG_OK : FG_AGAIN;
+    }
+    return status == FG_OK ? FG_OK : fg_api_no_memory(r);
+}
+
+static void put_member(fg_buf *out, const char *name, const char *text, const char *more,
+                       const char *rest)
+{
+    fg_buf_printf(out, "\"%s\":\"", name);
+    const char *const parts[] = { text, more, rest };
+    for (size_t i = 0; i < 3; i++) {
+        fg_buf_json_escape(out, parts[i], strlen(parts[i]));
+    }
+    fg_buf_puts(out, "\",");
+}
+
+/* As the text of an FG_GRAMMAR_CALLS. */
+static fg_status put_grammar(fg_api_reading *r, const fg_tool_writing *writing, fg_buf *out)
+{
+    const fg_request_tools *tools = &r->request->tools;
+    bool named = tools->choice == FG_TOOL_CHOICE_NAMED;
+    fg_status status = FG_OK;
+    fg_buf_putc(out, '{');
+    put_member(out, "open", writing->open, "", "");
+    put_member(out, "between", writing->between, "", "");
+    put_member(out, "close", writing->close, "", "");
+    fg_buf_printf(out, "\"many\":%s,\"calls\":[", named || tools->single ? "false" : "true");
+    for (uint32_t i = 0; i < tools->count && status == FG_OK; i++) {
+        if (named && i != tools->named) {
+            continue;
+        }
+        fg_buf_puts(out, out->data[out->size - 1] == '[' ? "{" : ",{");
+        put_member(out, "before", writing->name, tools->names[i].text, writing->arguments);
+        put_member(out, "after", writing->end, "", "");
+        fg_buf_puts(out, "\"schema\":");
+        status = put_schema(r, i, out);
+        fg_buf_putc(out, '}');
+    }
+    fg_buf_puts(out, "]}");
+    return status == FG_OK && out->failed ? fg_api_no_memory(r) : status;
+}
+
+/* Whether a grammar can have the marker written: a control token has no text. */
+static bool is_text(const fg_tokenizer *tokenizer, const char *marker)
+{
+    size_t length = 0;
+    uint32_t id = fg_tokenizer_find(tokenizer, marker, strlen(marker));
+    if (id == FG_TOKEN_NONE) {
+        return true;
+    }
+    (void)fg_tokenizer_piece(tokenizer, id, false, &length);
+    return length > 0;
+}
+
+fg_status fg_api_force_calls(fg_api_reading *r)
+{
+    fg_request_tools *tools = &r->request->tools;
+    fg_buf out;
+    fg_tool_writing writing = fg_tool_writing_of(
+        tools->dialect, is_text(r->server->tokenizer, fg_tool_marker(tools->dialect)));
+    fg_buf_init(&out, 2 * FG_LIMIT_GRAMMAR_BYTES);
+    fg_status status = put_grammar(r, &writing, &out);
+    char *text = status == FG_OK ? fg_arena_strndup(r->arena, out.data, out.size) : NULL;
+    size_t length = out.size;
+    fg_buf_deinit(&out);
+    if (status == FG_OK && text == NULL) {
+        status = fg_api_no_memory(r);
+    }
+    tools->unmarked = writing.unmarked;
+    return status == FG_OK ? fg_api_hold_to(r, "tool_choice", FG_GRAMMAR_CALLS, text, length)
+                           : status;
 }
 
 /* ---- messages ---- */

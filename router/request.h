@@ -40,7 +40,8 @@ typedef struct fg_request_tools {
     fg_tool_dialect dialect;   /* how calls are found in an answer; NONE: none are looked for */
     const fg_tool_name *names; /* of the tools that the model was shown */
     uint32_t count;
-    bool single; /* the answer ends with its first call */
+    bool single;   /* the answer ends with its first call */
+    bool unmarked; /* it has to be calls, and begins with no marker */
 } fg_request_tools;
 
 typedef struct fg_request {

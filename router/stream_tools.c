@@ -73,9 +73,10 @@ fg_status fg_choice_tools_init(fg_choice *choice, size_t text_bytes, fg_error *e
     fg_buf_init(&tools->shown, 0);
     fg_buf_init(&tools->parts, limit);
     fg_buf_init(&tools->text, limit);
-    return of->dialect == FG_TOOLS_NONE ? FG_OK
-                                        : fg_tool_parse_create(of->dialect, of->names, of->count,
-                                                               &events, &tools->parse, err);
+    return of->dialect == FG_TOOLS_NONE
+               ? FG_OK
+               : fg_tool_parse_create(of->dialect, of->unmarked, of->names, of->count, &events,
+                                      &tools->parse, err);
 }
 
 void fg_choice_tools_deinit(fg_choice *choice)

@@ -42,12 +42,55 @@ static fg_gnode *choice_node(fg_build *build, const fg_json_node *root)
     return texts == NULL ? NULL : fg_build_texts(build, texts, count);
 }
 
-/* Schemas and choices; their document lives as long as the build does. */
+static fg_gnode *member_text(fg_build *build, const fg_json_node *object, const char *name)
+{
+    size_t length = 0;
+    const char *text = fg_json_string(fg_json_get(object, name), &length);
+    return text != NULL ? fg_build_bytes(build, text, length)
+                        : fg_build_fail(build, "calls need a text \"%s\"", name);
+}
+
+static fg_gnode *calls_node(fg_build *build, const fg_json_node *root)
+{
+    const fg_json_node *calls = fg_json_get(root, "calls");
+    size_t count = fg_json_size(calls);
+    bool many = false;
+    fg_glist list = { 0 };
+    if (!fg_json_is(calls, FG_JSON_ARRAY) || count == 0 ||
+        !fg_json_bool(fg_json_get(root, "many"), &many)) {
+        return fg_build_fail(build, "calls need a boolean \"many\" and at least one of \"calls\"");
+    }
+    for (size_t i = 0; i < count && fg_build_ok(build); i++) {
+        const fg_json_node *call = fg_json_at(calls, i);
+        const fg_json_node *schema = fg_json_get(call, "schema");
+        if (schema == NULL) {
+            return fg_build_fail(build, "calls need a \"schema\"");
+        }
+        fg_list_add(build, &list,
+                    fg_build_seq(build, 3, member_text(build, call, "before"),
+                                 fg_build_call(build, fg_schema_build(build, schema)),
+                                 member_text(build, call, "after")));
+    }
+    uint32_t one = rule_with(build, fg_build_alt(build, &list));
+    fg_gnode *more =
+        fg_build_seq(build, 2, member_text(build, root, "between"), fg_build_call(build, one));
+    return fg_build_seq(build, 4, member_text(build, root, "open"), fg_build_call(build, one),
+                        fg_build_repeat(build, more, 0, many ? FG_REPEAT_ENDLESS : 0),
+                        member_text(build, root, "close"));
+}
+
+/* What is read from JSON; their document lives as long as the build does. */
 static uint32_t root_of_json(fg_build *build, fg_grammar_kind kind, const fg_json *json)
 {
     const fg_json_node *root = fg_json_root(json);
-    return kind == FG_GRAMMAR_SCHEMA ? fg_schema_build(build, root)
-                                     : rule_with(build, choice_node(build, root));
+    switch (kind) {
+    case FG_GRAMMAR_SCHEMA:
+        return fg_schema_build(build, root);
+    case FG_GRAMMAR_CALLS:
+        return rule_with(build, calls_node(build, root));
+    default:
+        return rule_with(build, choice_node(build, root));
+    }
 }
 
 static bool is_utf8(const char *text, size_t length)
@@ -73,7 +116,7 @@ fg_status fg_grammar_compile(fg_grammar_kind kind, const char *text, size_t leng
         return fg_fail(err, FG_BAD_INPUT, "not valid UTF-8");
     }
     fg_json *json = NULL;
-    if (kind == FG_GRAMMAR_SCHEMA || kind == FG_GRAMMAR_CHOICE) {
+    if (kind == FG_GRAMMAR_SCHEMA || kind == FG_GRAMMAR_CHOICE || kind == FG_GRAMMAR_CALLS) {
         fg_status status = fg_json_parse(text, length, &json, err);
         if (status != FG_OK) {
             return status;
@@ -92,6 +135,7 @@ fg_status fg_grammar_compile(fg_grammar_kind kind, const char *text, size_t leng
             break;
         case FG_GRAMMAR_SCHEMA:
         case FG_GRAMMAR_CHOICE:
+        case FG_GRAMMAR_CALLS:
             root = root_of_json(&build, kind, json);
             break;
         case FG_GRAMMAR_REGEX:

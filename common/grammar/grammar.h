@@ -58,7 +58,18 @@ typedef enum fg_grammar_kind {
     FG_GRAMMAR_REGEX,
     FG_GRAMMAR_CHOICE, /* text: a JSON array of strings */
     FG_GRAMMAR_GBNF,
+    FG_GRAMMAR_CALLS, /* text: calls of tools, see below */
 } fg_grammar_kind;
+
+/*
+ * Calls of tools are texts around values of schemas:
+ *
+ *   {"open": TEXT, "between": TEXT, "close": TEXT, "many": BOOL,
+ *    "calls": [{"before": TEXT, "schema": SCHEMA, "after": TEXT}, ...]}
+ *
+ * One of the calls, or with `many` one after the other with `between`, all inside `open` and `close`. Paths in errors are
+ * those of a call's own schema.
+ */
 
 /* FG_BAD_INPUT: `err` says what is wrong or not supported, with a JSON path (schema, choice), a byte (regex) or a line
  * (GBNF). FG_AGAIN: out of memory. `text` is borrowed during the call. */

@@ -98,9 +98,49 @@ fg_tool_dialect fg_tool_dialect_of(const char *source, size_t length)
     return FG_TOOLS_UNKNOWN;
 }
 
-fg_status fg_tool_parse_create(fg_tool_dialect dialect, const fg_tool_name *names, size_t count,
-                               const fg_tool_events *events, fg_tool_parse **parse_out,
-                               fg_error *err)
+static void enter_region(fg_tool_parse *p, bool bare)
+{
+    p->in_region = true;
+    p->in_list = false;
+    p->any = false;
+    p->bare = bare;
+    p->place = AT_VALUE;
+}
+
+fg_tool_writing fg_tool_writing_of(fg_tool_dialect dialect, bool marker_is_text)
+{
+    fg_tool_writing writing = { .open = "",
+                                .name = "{\"name\": \"",
+                                .arguments = "\", \"arguments\": ",
+                                .end = "}",
+                                .between = "\n",
+                                .close = "",
+                                .unmarked = true };
+    if (dialect == FG_TOOLS_LLAMA) {
+        writing.arguments = "\", \"parameters\": ";
+        writing.between = "; ";
+        writing.unmarked = false; /* it needs none */
+    } else if (dialect != FG_TOOLS_HERMES) {
+        writing.open = "[";
+        writing.between = ", ";
+        writing.close = "]";
+    } else if (marker_is_text) {
+        writing.open = "<tool_call>\n";
+        writing.between = "\n</tool_call>\n<tool_call>\n";
+        writing.close = "\n</tool_call>";
+        writing.unmarked = false;
+    }
+    return writing;
+}
+
+const char *fg_tool_marker(fg_tool_dialect dialect)
+{
+    return forms[dialect].begins[0];
+}
+
+fg_status fg_tool_parse_create(fg_tool_dialect dialect, bool unmarked, const fg_tool_name *names,
+                               size_t count, const fg_tool_events *events,
+                               fg_tool_parse **parse_out, fg_error *err)
 {
     FG_ASSERT(dialect > FG_TOOLS_UNKNOWN && dialect <= FG_TOOLS_GRANITE, "no dialect to be read");
     fg_tool_parse *p = fg_mem_alloc(sizeof *p);
@@ -113,6 +153,9 @@ fg_status fg_tool_parse_create(fg_tool_dialect dialect, const fg_tool_name *name
     p->events = *events;
     fg_buf_init(&p->held, 0);
     fg_buf_init(&p->fragment, 0);
+    if (unmarked) {
+        enter_region(p, false);
+    }
     *parse_out = p;
     return FG_OK;
 }
@@ -343,15 +386,6 @@ static void end_member(fg_tool_parse *p)
 static bool is_space(char c)
 {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
-
-static void enter_region(fg_tool_parse *p, bool bare)
-{
-    p->in_region = true;
-    p->in_list = false;
-    p->any = false;
-    p->bare = bare;
-    p->place = AT_VALUE;
 }
 
 /* The end marker was there. */

@@ -33,6 +33,18 @@ typedef enum fg_tool_dialect {
     FG_TOOLS_GRANITE, /* <|tool_call|>[{...},...], with or without <|/tool_call|>: granite, Phi-4-mini */
 } fg_tool_dialect;
 
+/* How an answer that is nothing but calls is written: `open`, then for each call `name` its name `arguments` its arguments
+ * `end`, with `between` between two, then `close`. */
+typedef struct fg_tool_writing {
+    const char *open, *name, *arguments, *end, *between, *close;
+    bool unmarked; /* the marker before it is left out */
+} fg_tool_writing;
+
+/* `marker_is_text`: the dialect's marker can be written as text; control tokens cannot. */
+fg_tool_writing fg_tool_writing_of(fg_tool_dialect dialect, bool marker_is_text);
+/* The marker that calls begin with. */
+const char *fg_tool_marker(fg_tool_dialect dialect);
+
 /* By what a chat template says of calls; one that mentions no tools is FG_TOOLS_NONE already. */
 fg_tool_dialect fg_tool_dialect_of(const char *source, size_t length);
 
@@ -53,11 +65,11 @@ typedef struct fg_tool_name {
 
 typedef struct fg_tool_parse fg_tool_parse;
 
-/* `names` are the tools that were shown; borrowed. Behind a marker a call of any name is one; JSON without a marker
+/* `names` are the tools that were shown; borrowed. `unmarked`: the answer begins as if a marker had been there. Behind a marker a call of any name is one; JSON without a marker
  * could be an answer, and is a call only of one of these. FG_AGAIN: out of memory. */
-fg_status fg_tool_parse_create(fg_tool_dialect dialect, const fg_tool_name *names, size_t count,
-                               const fg_tool_events *events, fg_tool_parse **parse_out,
-                               fg_error *err);
+fg_status fg_tool_parse_create(fg_tool_dialect dialect, bool unmarked, const fg_tool_name *names,
+                               size_t count, const fg_tool_events *events,
+                               fg_tool_parse **parse_out, fg_error *err);
 void fg_tool_parse_destroy(fg_tool_parse *parse);
 /* The next bytes of the answer: whole characters, for what comes out to be so. */
 void fg_tool_parse_push(fg_tool_parse *parse, const char *text, size_t length);

@@ -267,6 +267,9 @@ def refusals(world):
     refused("tools[0].function.name", "invalid_value",
             tools=[{"type": "function", "function": {"name": "a b", "parameters": CITY}}])
     refused("tool_choice.function.name", "invalid_value", tool_choice={"type": "function", "function": {"name": "x"}})
+    refused("tools[0].function.parameters", "invalid_value", tool_choice="required",
+            tools=[{"type": "function", "function": {"name": "f", "strict": True,
+                                                     "parameters": {"type": "array", "contains": {}}}}])
     refused("messages[0].tool_call_id", "invalid_type", messages=[{"role": "tool", "content": "x"}])
 
 
@@ -300,7 +303,32 @@ def as_described(world):
     return f"{count} chunks"
 
 
-CASES = [sayings, not_to_be_used, one_call_only, several_choices, cut_anywhere, stopped, the_helper_parses,
+GO = {"type": "object", "required": ["city"], "additionalProperties": False,
+      "properties": {"city": {"enum": ["Bern", "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 14}}}
+FORCED = [{"type": "function", "function": {"name": name, "parameters": GO}} for name in ("go", "stay")]
+
+
+def calls_that_have_to_be_made(world):
+    """Whatever the model would say: it calls, as the schema wants it, and the stream says the same."""
+    import jsonschema  # pylint: disable=import-outside-toplevel
+    several = 0
+    for seed in range(12):
+        for choice, names, most in (("required", {"go", "stay"}, 99),
+                                    ({"type": "function", "function": {"name": "stay"}}, {"stay"}, 1)):
+            wish = dict(tools=FORCED, tool_choice=choice, temperature=1, seed=seed, max_tokens=900)
+            content, calls, finish = told(world.ask("plain", **wish).choices[0])
+            assert content is None and finish == "tool_calls" and 1 <= len(calls) <= most, (content, calls, finish)
+            for name, arguments in calls:
+                assert name in names, calls
+                jsonschema.validate(json.loads(arguments), GO)
+            assert tuple(world.streamed("plain", **wish)[:3]) == (content, calls, finish)
+            several += len(calls) > 1
+    one = world.ask("plain", tools=FORCED, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=1)
+    assert len(told(one.choices[0])[1]) == 1
+    return f"{several} answers with several calls"
+
+
+CASES = [calls_that_have_to_be_made, sayings, not_to_be_used, one_call_only, several_choices, cut_anywhere, stopped, the_helper_parses,
          a_conversation, a_batch, refusals, as_described]
 
 

@@ -73,13 +73,13 @@ static const char *const begins[] = { "<tool_call>", "<|python_tag|>", "[TOOL_CA
                                       "<|tool_call|>" };
 static const char *const ends[] = { "</tool_call>", NULL, NULL, "<|/tool_call|>" };
 
-static void run(unsigned form, const char *text, size_t size, size_t piece, log *l)
+static void run(unsigned form, bool unmarked, const char *text, size_t size, size_t piece, log *l)
 {
     static const fg_tool_name names[] = { { "f", 1 } };
     fg_tool_events events = { on_text, on_call, on_arguments, on_call_end, l };
     fg_tool_parse *parse = NULL;
-    FG_ASSERT(fg_tool_parse_create(FG_TOOLS_HERMES + form, names, 1, &events, &parse, NULL) ==
-              FG_OK);
+    FG_ASSERT(fg_tool_parse_create(FG_TOOLS_HERMES + form, unmarked, names, 1, &events, &parse,
+                                   NULL) == FG_OK);
     size_t from = 0;
     for (size_t at = 0; at < size; at++) {
         const char *token = text[at] == 1 ? begins[form] : text[at] == 2 ? ends[form] : NULL;
@@ -124,12 +124,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
         return 0;
     }
     unsigned form = bytes[0] % 4;
+    bool unmarked = bytes[0] / 4 % 4 == 3;
     const char *text = (const char *)bytes + 2;
     size_t size = size_bytes - 2;
     size_t pieces[] = { SIZE_MAX, 1, bytes[1] + 2u };
     log logs[3] = { 0 };
     for (int i = 0; i < 3; i++) {
-        run(form, text, size, pieces[i], &logs[i]);
+        run(form, unmarked, text, size, pieces[i], &logs[i]);
         FG_ASSERT(logs[i].all.size == logs[0].all.size &&
                       (logs[0].all.size == 0 ||
                        memcmp(logs[i].all.data, logs[0].all.data, logs[0].all.size) == 0),

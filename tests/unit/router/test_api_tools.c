@@ -5,6 +5,10 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/base/json.h"
+#include "common/base/rng.h"
+#include "common/grammar/automaton.h"
+#include "common/model/tool_parse.h"
 #include "tests/support/test.h"
 #include "tests/unit/router/tiny_model.h"
 
@@ -133,9 +137,15 @@ static const struct {
       "invalid_value" },
     { "required without tools", CHAT(",\"tool_choice\":\"required\""), "tool_choice",
       "invalid_value" },
-    { "required", CHAT(TOOLS ",\"tool_choice\":\"required\""), "tool_choice",
-      "unsupported_parameter" },
-    { "named", CHAT(TOOLS ",\"tool_choice\":" NAMED("f")), "tool_choice", "unsupported_parameter" },
+    { "required beside a schema",
+      CHAT(TOOLS ",\"tool_choice\":\"required\",\"response_format\":{\"type\":\"json_object\"}"),
+      "tool_choice", "invalid_value" },
+    { "required without an end", CHAT(TOOLS ",\"tool_choice\":\"required\",\"ignore_eos\":true"),
+      "ignore_eos", "invalid_value" },
+    { "strict, and cannot be held to",
+      CHAT(",\"tool_choice\":\"required\",\"tools\":[" TOOL("{\"name\":\"f\"}") "," TOOL(
+          "{\"name\":\"g\",\"strict\":true,\"parameters\":{\"type\":\"object\",\"not\":{}}}") "]"),
+      "tools[1].function.parameters", "invalid_value" },
     { "parallel", CHAT(TOOLS ",\"parallel_tool_calls\":1"), "parallel_tool_calls", "invalid_type" },
     { "old functions", CHAT(",\"functions\":[{\"name\":\"f\"}]"), "functions",
       "unsupported_parameter" },
@@ -464,4 +474,196 @@ Test(api_tools, calls_are_rendered_whole_and_in_events)
     }
     cr_assert_not_null(strstr(out.data, id), "the same id in both");
     fg_buf_deinit(&out);
+}
+
+/* ---- calls that have to be made ---- */
+
+#define HERMES_MARKER "<tool_call>"
+static const struct form {
+    const char *name;
+    const char *chat_template;
+    const char *control; /* a control token of the model; NULL: none */
+    const char *begins;  /* what answers begin with */
+} forms[] = {
+    { "Hermes", "{# <tool_call> arguments #}{{ tools }}", NULL, HERMES_MARKER "\n{\"name\": \"" },
+    { "Hermes, its marker a control token", "{# <tool_call> arguments #}{{ tools }}", HERMES_MARKER,
+      "{\"name\": \"" },
+    { "Llama", "{# <|python_tag|> \"parameters\" #}{{ tools }}", "<|python_tag|>",
+      "{\"name\": \"" },
+    { "Mistral", "{# [TOOL_CALLS] #}{{ tools }}", "[TOOL_CALLS]", "[{\"name\": \"" },
+    { "granite", "{# <|tool_call|> #}{{ tools }}", "<|tool_call|>", "[{\"name\": \"" },
+};
+
+#define FORCED                                                                                     \
+    ",\"tools\":[" TOOL("{\"name\":\"look\"}") "," TOOL(                                           \
+        "{\"name\":\"go\",\"parameters\":{\"type\":\"object\",\"required\":[\"to\"],"              \
+        "\"properties\":"                                                                          \
+        "{\"to\":{\"enum\":[\"a\",\"\u00fc\"]},\"n\":{\"type\":\"integer\",\"minimum\":1,"         \
+        "\"maximum\":30}}},\"strict\":true}") "," TOOL("{\"name\":\"odd\",\"parameters\":{"        \
+                                                       "\"type\":"                                 \
+                                                       "\"object\",\"not\":{}}}") "]"
+
+static const struct way {
+    const char *body;
+    const char *only; /* the tool that is called; NULL: any */
+    bool one;
+} forced_ways[] = {
+    { CHAT(FORCED ",\"tool_choice\":\"required\""), NULL, false },
+    { CHAT(FORCED ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false"), NULL, true },
+    { CHAT(FORCED ",\"tool_choice\":" NAMED("go")), "go", true },
+};
+
+typedef struct heard {
+    uint32_t calls, whole;
+    size_t text;
+    char name[16];
+    char arguments[4096];
+    size_t length;
+    const struct way *way;
+} heard;
+
+static void hear_text(void *ctx, const char *text, size_t length)
+{
+    ((heard *)ctx)->text += length;
+}
+
+static void hear_call(void *ctx, const char *name, size_t length)
+{
+    heard *h = ctx;
+    h->calls++;
+    h->length = 0;
+    snprintf(h->name, sizeof h->name, "%.*s", (int)length, name);
+}
+
+static void hear_arguments(void *ctx, const char *text, size_t length)
+{
+    heard *h = ctx;
+    cr_assert_lt(h->length + length, sizeof h->arguments);
+    memcpy(h->arguments + h->length, text, length);
+    h->length += length;
+}
+
+static void hear_end(void *ctx, bool whole)
+{
+    heard *h = ctx;
+    fg_json *json = NULL;
+    fg_error err = { 0 };
+    h->whole += whole;
+    cr_assert_eq(fg_json_parse(h->arguments, h->length, &json, &err), FG_OK, "%s", err.text);
+    const fg_json_node *root = fg_json_root(json);
+    int64_t n = 1;
+    cr_assert(fg_json_is(root, FG_JSON_OBJECT));
+    cr_assert(h->way->only == NULL || strcmp(h->name, h->way->only) == 0);
+    if (strcmp(h->name, "go") == 0) {
+        const char *to = fg_json_string(fg_json_get(root, "to"), NULL);
+        (void)fg_json_integer(fg_json_get(root, "n"), &n);
+        cr_assert(to != NULL && (strcmp(to, "a") == 0 || strcmp(to, "\u00fc") == 0));
+        cr_assert(n >= 1 && n <= 30 && fg_json_size(root) <= 2);
+    } else {
+        cr_assert(strcmp(h->name, "look") == 0 || strcmp(h->name, "odd") == 0, "%s", h->name);
+    }
+    fg_json_destroy(json);
+}
+
+static const char *byte_text(void *ctx, uint32_t id, size_t *length_out)
+{
+    static char bytes[256];
+    bytes[id % 256] = (char)id;
+    *length_out = id < 256;
+    return &bytes[id % 256];
+}
+
+static bool is_last(void *ctx, uint32_t id)
+{
+    return id == 256;
+}
+
+/* Any answer that the grammar allows; its length. */
+static size_t walk(fg_automaton *automaton, fg_rng *rng, char *text, size_t capacity)
+{
+    fg_state state = fg_automaton_start(automaton);
+    for (size_t length = 0; length < capacity; length++) {
+        const uint64_t *mask = fg_automaton_mask(automaton, state);
+        uint32_t tokens[257], count = 0;
+        for (uint32_t id = 0; id <= 256; id++) {
+            if ((mask[id / 64] >> id % 64 & 1) != 0) {
+                tokens[count++] = id;
+            }
+        }
+        cr_assert_gt(count, 0u);
+        /* Towards the end: what closes strings, objects and lists. */
+        uint32_t id = tokens[fg_rng_below(rng, count)];
+        for (uint32_t i = 0; i < count && length > 200; i++) {
+            id = tokens[i] == 256 || tokens[i] == '"' || tokens[i] == '}' || tokens[i] == ']'
+                     ? tokens[i]
+                     : id;
+        }
+        if (id == 256) {
+            return length;
+        }
+        text[length] = (char)id;
+        state = fg_automaton_take(automaton, state, id);
+    }
+    return SIZE_MAX;
+}
+
+static void check_forced(const struct form *form, const struct way *way, uint64_t seed)
+{
+    world w = { 0 };
+    fg_error err = { 0 };
+    fg_rng rng = { seed };
+    fg_grammar *grammar;
+    fg_lexicon *lexicon;
+    fg_automaton *automaton;
+    tiny_model_open_as(&w.model, form->chat_template, &form->control, form->control != NULL);
+    w.server = (fg_api_server){ .tokenizer = w.model.tokenizer,
+                                .chat = w.model.chat,
+                                .model_name = "tiny",
+                                .context_max = CONTEXT_MAX,
+                                .max_tokens_default = 40 };
+    w.arena = fg_arena_create(FG_API_ARENA_BYTES);
+    cr_assert_eq(parse(&w, way->body), FG_OK, "%s: %s", form->name, w.error.text);
+    const fg_request_tools *tools = &w.request.tools;
+    const fg_wire_params *params = &w.request.params;
+    cr_assert_eq(params->grammar_kind, (uint32_t)FG_GRAMMAR_CALLS);
+    cr_assert_eq(fg_grammar_compile(FG_GRAMMAR_CALLS, params->grammar, params->grammar_bytes,
+                                    &grammar, &err),
+                 FG_OK, "%s", err.text);
+    cr_assert_eq(fg_lexicon_create(257, byte_text, is_last, NULL, &lexicon, &err), FG_OK);
+    cr_assert_eq(fg_automaton_create(grammar, lexicon, 0, &automaton, &err), FG_OK);
+    for (uint32_t turn = 0; turn < 20; turn++) {
+        static char text[8192];
+        size_t length = walk(automaton, &rng, text, sizeof text);
+        if (length == SIZE_MAX) {
+            continue; /* it would not end */
+        }
+        heard h = { .way = way };
+        fg_tool_events events = { hear_text, hear_call, hear_arguments, hear_end, &h };
+        fg_tool_parse *found;
+        cr_assert(strncmp(text, form->begins, strlen(form->begins)) == 0, "%s: %.40s", form->name,
+                  text);
+        cr_assert_eq(fg_tool_parse_create(tools->dialect, tools->unmarked, tools->names,
+                                          tools->count, &events, &found, &err),
+                     FG_OK);
+        fg_tool_parse_push(found, text, length);
+        fg_tool_parse_finish(found);
+        cr_assert(h.calls >= 1 && h.whole == h.calls && h.text == 0, "%s: %.*s", form->name,
+                  (int)length, text);
+        cr_assert(!way->one || h.calls == 1, "%s: %u calls", form->name, h.calls);
+        fg_tool_parse_destroy(found);
+    }
+    fg_automaton_destroy(automaton);
+    fg_lexicon_destroy(lexicon);
+    fg_grammar_destroy(grammar);
+    fg_arena_destroy(w.arena);
+    tiny_model_close(&w.model);
+}
+
+Test(api_tools, what_has_to_be_called_is_found_in_whatever_is_written)
+{
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        for (size_t j = 0; j < sizeof forced_ways / sizeof forced_ways[0]; j++) {
+            check_forced(&forms[i], &forced_ways[j], 100 * i + j);
+        }
+    }
 }

@@ -60,7 +60,7 @@ static fg_tool_parse *make(fg_tool_dialect dialect, log *l)
     *l = (log){ 0 };
     fg_buf_init(&l->text, 0);
     fg_buf_puts(&l->text, "");
-    cr_assert_eq(fg_tool_parse_create(dialect, names, 2, &events, &parse, &err), FG_OK);
+    cr_assert_eq(fg_tool_parse_create(dialect, false, names, 2, &events, &parse, &err), FG_OK);
     return parse;
 }
 
@@ -445,7 +445,7 @@ static bool try_parse(void *ctx)
     fg_tool_events events = { on_text, on_call, on_arguments, on_call_end, ctx };
     fg_tool_parse *parse = NULL;
     fg_error err;
-    if (fg_tool_parse_create(FG_TOOLS_HERMES, names, 2, &events, &parse, &err) != FG_OK) {
+    if (fg_tool_parse_create(FG_TOOLS_HERMES, false, names, 2, &events, &parse, &err) != FG_OK) {
         return false;
     }
     static const char text[] =
