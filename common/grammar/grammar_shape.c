@@ -482,6 +482,7 @@ static void read_keyword(fg_schema *schema, fg_shape *shape, const char *key, fg
         return;
     }
     fg_source value = fg_schema_member(schema, parent, key);
+    bool said = true;
     if (strcmp(key, "type") == 0) {
         read_type(schema, shape, parent, value);
     } else if (strcmp(key, "nullable") == 0) {
@@ -508,6 +509,8 @@ static void read_keyword(fg_schema *schema, fg_shape *shape, const char *key, fg
         if (list_of_schemas(schema, value)) {
             read_one_of(schema, shape, value);
         }
+    } else if (strcmp(key, "uniqueItems") == 0 && fg_json_bool(value.node, &said) && !said) {
+        return; /* which is so without it */
     } else if (!read_string_keyword(schema, shape, key, value) &&
                !read_number_keyword(schema, shape, key, value) &&
                !read_group_keyword(schema, shape, key, parent, value)) {

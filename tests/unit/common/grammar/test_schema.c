@@ -134,6 +134,7 @@ static const struct {
     { "{'type':'object'}", { "{}", "{'a':[1]}" }, { "[]" } },
     { "{'type':'array'}", { "[]", "[{},1]" }, { "{}" } },
     { "{'properties':{'a':false,'b':true}}", { "{}", "{'b':1}" }, { "{'a':1}" } },
+    { "{'type':'array','uniqueItems':false,'maxItems':1}", { "[1]" }, { "1" } },
     { "{'title':'t','description':'d','default':1,'examples':[1],'x-note':1,'$schema':'s','$"
       "comment':'',"
       "'deprecated':true,'type':'boolean'}",
