@@ -6,6 +6,8 @@
 #include "common/base/highest.h"
 #include "common/base/mem.h"
 
+/* Tokens that are looked at together. */
+enum { BLOCK = 64 };
 /* How often a token has come: of the answer, and whether the prompt has it. */
 static const uint32_t IN_PROMPT = 1u << 31;
 
@@ -126,31 +128,52 @@ const float *fg_shaper_apply(fg_shaper *shaper, const float *logits, const fg_sh
     return row;
 }
 
-/* e^(logit - top) over all tokens, in four interleaved sums. */
-static double total_weight(const float *logits, uint32_t count, float top)
+/* e^(logit - top) over all tokens, in four interleaved sums. A block at a time, so that the powers become vector code. */
+static double total_weight(const float *logits, uint32_t vocab_size, float top)
 {
     double sums[4] = { 0, 0, 0, 0 };
-    for (uint32_t i = 0; i < count; i++) {
-        sums[i % 4] += (double)fg_expf(logits[i] - top);
+    float weights[BLOCK];
+    for (uint32_t first = 0; first < vocab_size; first += BLOCK) {
+        uint32_t count = vocab_size - first < BLOCK ? vocab_size - first : BLOCK;
+        for (uint32_t i = 0; i < count; i++) {
+            weights[i] = fg_expf(logits[first + i] - top);
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            sums[i % 4] += (double)weights[i];
+        }
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/* The `count` highest logits in falling order: a token moves up past those that are lower. NaN is never among them. */
+/* A token moves up past those that are lower. NaN is never among them. */
+static uint32_t offer_likely(uint32_t id, float logit, uint32_t found, uint32_t count,
+                             fg_likely *likely)
+{
+    if (!(logit == logit) || (found == count && !(logit > likely[found - 1].logprob))) {
+        return found;
+    }
+    uint32_t at = found < count ? found++ : found - 1;
+    for (; at > 0 && logit > likely[at - 1].logprob; at--) {
+        likely[at] = likely[at - 1];
+    }
+    likely[at] = (fg_likely){ .id = id, .logprob = logit };
+    return found;
+}
+
+/* The `count` highest logits in falling order. */
 static uint32_t find_likely(const float *logits, uint32_t vocab_size, uint32_t count,
                             fg_likely *likely)
 {
     uint32_t found = 0;
-    for (uint32_t id = 0; id < vocab_size && count > 0; id++) {
-        float logit = logits[id];
-        if (!(logit == logit) || (found == count && !(logit > likely[found - 1].logprob))) {
-            continue;
+    for (uint32_t first = 0; first < vocab_size && count > 0; first += BLOCK) {
+        uint32_t end = vocab_size - first < BLOCK ? vocab_size : first + BLOCK;
+        if (found == count &&
+            !(fg_highest(logits + first, end - first) > likely[found - 1].logprob)) {
+            continue; /* as most are */
         }
-        uint32_t at = found < count ? found++ : found - 1;
-        for (; at > 0 && logit > likely[at - 1].logprob; at--) {
-            likely[at] = likely[at - 1];
+        for (uint32_t id = first; id < end; id++) {
+            found = offer_likely(id, logits[id], found, count, likely);
         }
-        likely[at] = (fg_likely){ .id = id, .logprob = logit };
     }
     return found;
 }
