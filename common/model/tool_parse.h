@@ -27,10 +27,10 @@ enum { FG_TOOL_HELD_MAX = 64 * 1024 };
 typedef enum fg_tool_dialect {
     FG_TOOLS_NONE = 0, /* its template shows no tools */
     FG_TOOLS_UNKNOWN,  /* it does, but how calls are written is not known here */
-    FG_TOOLS_HERMES, /* <tool_call>{"name":...,"arguments":{...}}</tool_call>: Hermes, Qwen, SmolLM3 */
+    FG_TOOLS_HERMES,   /* <tool_call>{"name":...,"arguments":{...}}</tool_call>: Hermes, Qwen */
     FG_TOOLS_LLAMA, /* all of the answer, or behind <|python_tag|>: {"name":...,"parameters":{...}}; {...} */
     FG_TOOLS_MISTRAL, /* [TOOL_CALLS][{"name":...,"arguments":{...}},...] */
-    FG_TOOLS_GRANITE, /* <|tool_call|>[{...},...], with or without <|/tool_call|>: granite, Phi-4-mini */
+    FG_TOOLS_GRANITE, /* <|tool_call|>[{...},...], with or without <|/tool_call|>: granite */
 } fg_tool_dialect;
 
 /* How an answer that is nothing but calls is written: `open`, then for each call `name` its name `arguments` its arguments
