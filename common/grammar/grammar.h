@@ -22,6 +22,8 @@
  *   - additionalProperties absent means false where there are `properties`, true where there are none. Keys of other
  *     properties have no escapes and are none of the named. They may be said twice: no grammar can tell;
  *   - no `type`: the types that the other keywords are about (`minLength`: a string); none of them: any value;
+ *   - items absent behind prefixItems: none but those that minItems wants;
+ *   - maxLength, maxItems and maxProperties above 16384 count as that;
  *   - minLength and maxLength count characters, an escape being one. They go with no pattern and no format;
  *   - a pattern is searched, as the standard says; what must be escaped in a string is escaped in the shortest way;
  *   - oneOf is taken only where no two branches can both match: other types, values, or a property that both
@@ -29,8 +31,8 @@
  *   - siblings of $ref, allOf, anyOf and oneOf are merged with them;
  *   - a keyword that is not known, and not known to say nothing, is refused with its path.
  *
- * Regular expressions match the whole text. Classes \d \w \s are ASCII, . is no line end. A GBNF grammar starts with
- * `root`. Left recursion is refused.
+ * Regular expressions match the whole text. Classes \d \w \s are ASCII, and \S has no other white space either; . is no
+ * line end. A GBNF grammar starts with `root`. Left recursion is refused.
  */
 #ifndef FORGE_COMMON_GRAMMAR_GRAMMAR_H
 #define FORGE_COMMON_GRAMMAR_GRAMMAR_H
@@ -43,7 +45,7 @@
 enum {
     FG_GRAMMAR_TEXT_MAX = 256 * 1024,
     FG_GRAMMAR_POSITIONS_MAX = 1 << 18, /* after repetitions have been written out */
-    FG_GRAMMAR_REPEAT_MAX = 65536,      /* {n}, maxLength, maxItems */
+    FG_GRAMMAR_REPEAT_MAX = 65536,      /* {n} */
     FG_GRAMMAR_NESTING_MAX = 64,        /* of groups in an expression */
     FG_GRAMMAR_BUILD_BYTES_MAX = 64 << 20,
     FG_GRAMMAR_STACK_MAX = 1024, /* rules that have been called and not returned */

@@ -48,19 +48,19 @@ def run_tool(tool, asked):
             yield None, [read() for _ in range(samples)], [read() == b"1" for _ in texts]
 
 
-def tightened(schema, root=True):
-    """The same schema with our conventions written into it."""
+def copied(schema):
+    """The same schema, to be written into."""
     if not isinstance(schema, dict):
         return schema
     tight = {}
     for key, value in schema.items():
         if key in ("properties", "$defs", "definitions"):
-            tight[key] = {name: tightened(one, False) for name, one in value.items()}
+            tight[key] = {name: copied(one) for name, one in value.items()}
         elif key in ("additionalProperties", "items", "additionalItems"):
-            tight[key] = ([tightened(one, False) for one in value] if isinstance(value, list)
-                          else tightened(value, False))
+            tight[key] = ([copied(one) for one in value] if isinstance(value, list)
+                          else copied(value))
         elif key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            tight[key] = [tightened(one, False) for one in value]
+            tight[key] = [copied(one) for one in value]
         else:
             tight[key] = value
     return tight
@@ -91,7 +91,8 @@ def walk(schema):
 
 
 def tighten(schema):
-    tight = tightened(schema)
+    """The schema with our conventions written into it, and whether it merges others, for which that is not done."""
+    tight = copied(schema)
     merged = any(word in str(schema) for word in ("'allOf'", "'anyOf'", "'oneOf'", "'$ref'"))
     for one in list(walk(tight)):
         kinds = guessed(one)
