@@ -120,8 +120,7 @@ static void put_finish(fg_buf *out, const fg_api_choice *choice)
     if (choice->finish == FG_FINISH_NONE) {
         fg_buf_puts(out, ",\"finish_reason\":null");
     } else {
-        fg_buf_printf(out, ",\"finish_reason\":\"%s\"",
-                      fg_api_choice_finish_name(choice));
+        fg_buf_printf(out, ",\"finish_reason\":\"%s\"", fg_api_choice_finish_name(choice));
     }
 }
 

@@ -232,10 +232,9 @@ static void hold_rows(const fg_head_part *part)
     const fg_head *head = part->head;
     for (uint32_t row = 0; row < part->rows; row++) {
         const fg_step_seq *seq = seq_of(part, row);
-        head->is_held[row] =
-            seq->sample && seq->constraint != NULL &&
-            fg_constraint_mask(seq->constraint, seq, position_of(part, row),
-                               head->allowed + row * head->allowed_words);
+        head->is_held[row] = seq->sample && seq->constraint != NULL &&
+                             fg_constraint_mask(seq->constraint, seq, position_of(part, row),
+                                                head->allowed + row * head->allowed_words);
     }
 }
 
@@ -247,8 +246,7 @@ static const float *shaped(const fg_head_part *part, uint32_t row, const float *
     const fg_head *head = part->head;
     const fg_step_seq *seq = seq_of(part, row);
     uint32_t position = position_of(part, row);
-    const uint64_t *allowed =
-        head->is_held[row] ? head->allowed + row * head->allowed_words : NULL;
+    const uint64_t *allowed = head->is_held[row] ? head->allowed + row * head->allowed_words : NULL;
     if (seq->shape == NULL && allowed == NULL) {
         return logits;
     }
