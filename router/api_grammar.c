@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/limits.h"
-#include "common/grammar/grammar.h"
+#include "common/grammar/automaton.h"
 #include "router/api_internal.h"
 
 /* A wish as it was found: the text is of `kind`. */
@@ -197,11 +197,14 @@ fg_status fg_api_hold_to(fg_api_reading *r, const char *name, fg_grammar_kind ki
     }
     /* Workers compile it for themselves: here only what is wrong with it is found out. */
     fg_status status = fg_grammar_compile(kind, text, length, &grammar, &err);
+    if (status == FG_OK) {
+        status = fg_automaton_check(grammar, &err);
+        fg_grammar_destroy(grammar);
+    }
     if (status != FG_OK) {
         return status == FG_BAD_INPUT ? fg_api_wrong_value(r, name, "%s", err.text)
                                       : fg_api_no_memory(r);
     }
-    fg_grammar_destroy(grammar);
     r->request->params.grammar_kind = (uint32_t)kind;
     r->request->params.grammar = text;
     r->request->params.grammar_bytes = length;

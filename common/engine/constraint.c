@@ -30,22 +30,18 @@ static void allow_ends(const fg_lexicon *lexicon, uint64_t *allowed)
     }
 }
 
-bool fg_constraint_mask(fg_constraint *constraint, const fg_step_seq *seq, uint32_t position,
+void fg_constraint_mask(fg_constraint *constraint, const fg_step_seq *seq, uint32_t position,
                         uint64_t *allowed)
 {
     const fg_lexicon *lexicon = fg_automaton_lexicon(constraint->automaton);
     fg_state state = state_at(constraint, seq, position);
     const uint64_t *mask = fg_automaton_mask(constraint->automaton, state);
-    if (mask == NULL) {
-        return false;
-    }
     uint64_t any = 0;
     for (size_t i = 0; i < fg_lexicon_words(lexicon); i++) {
-        allowed[i] = mask[i];
-        any |= mask[i];
+        allowed[i] = mask != NULL ? mask[i] : 0;
+        any |= allowed[i];
     }
     if (any == 0) {
         allow_ends(lexicon, allowed);
     }
-    return true;
 }

@@ -15,10 +15,10 @@ typedef struct fg_constraint {
     fg_tracker tracker;
 } fg_constraint;
 
-/* Writes which tokens may follow the one at `position` of the item, a bit each, as many words as the vocabulary has. False:
- * the tokens so far are none of the grammar's (guesses may not be), and nothing is held to anything. Where the vocabulary
- * has nothing for what must come, the end tokens may. */
-bool fg_constraint_mask(fg_constraint *constraint, const struct fg_step_seq *seq, uint32_t position,
+/* Writes which tokens may follow the one at `position` of the item, a bit each, as many words as the vocabulary has. Where
+ * nothing can follow, because the vocabulary has no token for what must come, or the tokens so far are none of the
+ * grammar's (guesses may not be, and then nobody sees what is chosen), the end tokens may. */
+void fg_constraint_mask(fg_constraint *constraint, const struct fg_step_seq *seq, uint32_t position,
                         uint64_t *allowed);
 
 #endif

@@ -196,8 +196,8 @@ static void take_answer(sim_engine *engine, fg_step_seq *seq, uint32_t index, ui
     }
     fg_engine_sim_answer answer = answer_of(context, engine->options.vocab_size,
                                             engine->options.eos_token, &seq->sampling, seq->choice);
-    if (seq->sample && seq->constraint != NULL &&
-        fg_constraint_mask(seq->constraint, seq, seq->first_position + index, engine->allowed)) {
+    if (seq->sample && seq->constraint != NULL) {
+        fg_constraint_mask(seq->constraint, seq, seq->first_position + index, engine->allowed);
         answer.token =
             fg_engine_sim_held(answer.token, engine->allowed, engine->options.vocab_size);
     }

@@ -232,9 +232,11 @@ static void hold_rows(const fg_head_part *part)
     const fg_head *head = part->head;
     for (uint32_t row = 0; row < part->rows; row++) {
         const fg_step_seq *seq = seq_of(part, row);
-        head->is_held[row] = seq->sample && seq->constraint != NULL &&
-                             fg_constraint_mask(seq->constraint, seq, position_of(part, row),
-                                                head->allowed + row * head->allowed_words);
+        head->is_held[row] = seq->sample && seq->constraint != NULL;
+        if (head->is_held[row]) {
+            fg_constraint_mask(seq->constraint, seq, position_of(part, row),
+                               head->allowed + row * head->allowed_words);
+        }
     }
 }
 

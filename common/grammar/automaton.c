@@ -70,6 +70,33 @@ void fg_automaton_destroy(fg_automaton *a)
     }
 }
 
+static const char *no_text(void *ctx, uint32_t id, size_t *length_out)
+{
+    *length_out = 0;
+    return "";
+}
+
+static bool is_end(void *ctx, uint32_t id)
+{
+    return true;
+}
+
+fg_status fg_automaton_check(const fg_grammar *grammar, fg_error *err)
+{
+    fg_lexicon *lexicon = NULL;
+    fg_automaton *automaton = NULL;
+    fg_status status = fg_lexicon_create(1, no_text, is_end, NULL, &lexicon, err);
+    if (status == FG_OK) {
+        status = fg_automaton_create(grammar, lexicon, 0, &automaton, err);
+    }
+    if (status == FG_OK && fg_automaton_start(automaton) == FG_STATE_DEAD) {
+        status = fg_fail(err, FG_BAD_INPUT, "more than %d ways to begin", FG_STATE_PLACES_MAX);
+    }
+    fg_automaton_destroy(automaton);
+    fg_lexicon_destroy(lexicon);
+    return status;
+}
+
 const fg_lexicon *fg_automaton_lexicon(const fg_automaton *automaton)
 {
     return automaton->lexicon;

@@ -47,6 +47,9 @@ fg_status fg_automaton_create(const fg_grammar *grammar, const fg_lexicon *lexic
                               size_t memory_max_bytes, fg_automaton **automaton_out, fg_error *err);
 void fg_automaton_destroy(fg_automaton *automaton);
 
+/* FG_BAD_INPUT where a grammar has more ways to begin than a state has places: no text could be held to it. */
+fg_status fg_automaton_check(const fg_grammar *grammar, fg_error *err);
+
 const fg_lexicon *fg_automaton_lexicon(const fg_automaton *automaton);
 
 /* Starts at 1. */

@@ -46,6 +46,9 @@ static fg_status create(fg_worker *worker, const fg_wire_params *params,
     fg_status status = fg_grammar_compile((fg_grammar_kind)params->grammar_kind, params->grammar,
                                           params->grammar_bytes, &it->grammar, err);
     if (status == FG_OK) {
+        status = fg_automaton_check(it->grammar, err);
+    }
+    if (status == FG_OK) {
         status = fg_automaton_create(it->grammar, worker->grammars->lexicon, AUTOMATON_BYTES,
                                      &it->automaton, err);
     }

@@ -166,6 +166,25 @@ Test(api_grammar, a_grammar_has_a_largest_size)
     close_world(&w);
 }
 
+/* Each is a place of the first state, and there would be more than it can have. */
+Test(api_grammar, too_many_ways_to_begin_are_refused)
+{
+    static char more[FG_LIMIT_GRAMMAR_BYTES];
+    world w;
+    open_world(&w);
+    for (int count = 100; count <= 10000; count *= 10) {
+        size_t at = (size_t)snprintf(more, sizeof more, "\"regex\":\"");
+        for (int i = 0; i < count; i++) {
+            at += (size_t)snprintf(more + at, sizeof more - at, "%sx%dy*", i == 0 ? "" : "|", i);
+        }
+        snprintf(more + at, sizeof more - at, "\"");
+        cr_assert_eq(parse(&w, more), count < 10000 ? FG_OK : FG_BAD_INPUT, "%d: %s", count,
+                     w.error.text);
+        cr_assert(count < 10000 || strstr(w.error.text, "ways to begin") != NULL);
+    }
+    close_world(&w);
+}
+
 static bool parse_once(void *ctx)
 {
     world *w = ctx;
