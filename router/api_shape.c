@@ -97,6 +97,21 @@ static fg_status read_logprobs(fg_api_reading *r)
     return FG_OK;
 }
 
+/* All of a whole answer's are held at once. */
+static fg_status check_logprobs(fg_api_reading *r)
+{
+    const fg_request *request = r->request;
+    uint64_t all = (uint64_t)request->choice_count * request->params.max_tokens *
+                   request->params.want_logprobs;
+    if (request->stream || all <= FG_LIMIT_LOGPROBS) {
+        return FG_OK;
+    }
+    return fg_api_wrong_value(r, "logprobs",
+                              "'n' times 'max_tokens' times the tokens asked about is %" PRIu64
+                              "; a whole answer tells at most %u: stream it, or ask for less",
+                              all, FG_LIMIT_LOGPROBS);
+}
+
 fg_status fg_api_read_shape(fg_api_reading *r)
 {
     fg_wire_params *params = &r->request->params;
@@ -109,6 +124,10 @@ fg_status fg_api_read_shape(fg_api_reading *r)
                                   params->max_tokens);
     }
     params->min_tokens = (uint32_t)r->integer[FG_PARAM_MIN_TOKENS];
-    fg_status status = read_biases(r);
-    return status == FG_OK ? read_logprobs(r) : status;
+    fg_status (*const steps[])(fg_api_reading *) = { read_biases, read_logprobs, check_logprobs };
+    fg_status status = FG_OK;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
+        status = steps[i](r);
+    }
+    return status;
 }

@@ -39,7 +39,8 @@
 #define FG_LIMIT_CHOICES           64u                   /* `n` */
 #define FG_LIMIT_PIN_MS            (24u * 3600u * 1000u) /* of a pinned prefix */
 #define FG_LIMIT_CACHE_SALT_BYTES  1024u
-#define FG_LIMIT_BIASES            1024u /* entries of `logit_bias` */
+#define FG_LIMIT_BIASES            1024u      /* entries of `logit_bias` */
+#define FG_LIMIT_LOGPROBS          (1u << 20) /* of one whole answer */
 #define FG_LIMIT_GRAMMAR_BYTES     (128u * 1024u)
 #define FG_LIMIT_BATCHES           4u /* at a time */
 #define FG_LIMIT_BATCH_ITEMS       10000u

@@ -17,10 +17,13 @@ enum {
 
 struct fg_worker_grammar {
     fg_worker_grammar *next; /* the one used last comes first */
-    fg_digest128 name;       /* of its kind and text */
+    fg_grammar_kind kind;
+    size_t text_bytes;
+    uint64_t name; /* of kind and text: a first look */
     uint32_t users;
     fg_grammar *grammar;
     fg_automaton *automaton; /* the engine's while a step is in flight */
+    char text[];
 };
 
 struct fg_worker_grammars {
@@ -28,6 +31,19 @@ struct fg_worker_grammars {
     fg_worker_grammar *first;
     uint32_t count;
 };
+
+static uint64_t name_of(const fg_wire_params *params)
+{
+    return fg_hash64(params->grammar, params->grammar_bytes, params->grammar_kind);
+}
+
+/* A client that makes two texts of one name is not taken for another one. */
+static bool is_of(const fg_worker_grammar *it, uint64_t name, const fg_wire_params *params)
+{
+    return it->name == name && it->kind == (fg_grammar_kind)params->grammar_kind &&
+           it->text_bytes == params->grammar_bytes &&
+           (it->text_bytes == 0 || memcmp(it->text, params->grammar, it->text_bytes) == 0);
+}
 
 static void destroy(fg_worker_grammar *it)
 {
@@ -39,9 +55,15 @@ static void destroy(fg_worker_grammar *it)
 static fg_status create(fg_worker *worker, const fg_wire_params *params,
                         fg_worker_grammar **grammar_out, fg_error *err)
 {
-    fg_worker_grammar *it = fg_mem_alloc(sizeof *it);
+    fg_worker_grammar *it = fg_mem_alloc(sizeof *it + params->grammar_bytes);
     if (it == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for a grammar");
+    }
+    it->kind = (fg_grammar_kind)params->grammar_kind;
+    it->text_bytes = params->grammar_bytes;
+    it->name = name_of(params);
+    if (it->text_bytes > 0) {
+        memcpy(it->text, params->grammar, it->text_bytes);
     }
     fg_status status = fg_grammar_compile((fg_grammar_kind)params->grammar_kind, params->grammar,
                                           params->grammar_bytes, &it->grammar, err);
@@ -79,11 +101,12 @@ static fg_status make_lexicon(fg_worker *worker, fg_error *err)
                              options->ctx, &worker->grammars->lexicon, err);
 }
 
-/* The link to the grammar of this name, or the last link. */
-static fg_worker_grammar **find(fg_worker_grammars *all, fg_digest128 name)
+/* The link to the grammar that `params` ask for, or the last link. */
+static fg_worker_grammar **find(fg_worker_grammars *all, const fg_wire_params *params)
 {
+    uint64_t name = name_of(params);
     fg_worker_grammar **at = &all->first;
-    while (*at != NULL && ((*at)->name.low != name.low || (*at)->name.high != name.high)) {
+    while (*at != NULL && !is_of(*at, name, params)) {
         at = &(*at)->next;
     }
     return at;
@@ -106,8 +129,7 @@ static void forget(fg_worker_grammars *all, uint32_t kept)
     }
 }
 
-static fg_status add(fg_worker *worker, const fg_wire_params *params, fg_digest128 name,
-                     fg_error *err)
+static fg_status add(fg_worker *worker, const fg_wire_params *params, fg_error *err)
 {
     fg_worker_grammars *all = worker->grammars;
     if (all->count == GRAMMARS_MAX) {
@@ -120,7 +142,6 @@ static fg_status add(fg_worker *worker, const fg_wire_params *params, fg_digest1
     fg_worker_grammar *made = NULL;
     fg_status status = create(worker, params, &made, err);
     if (status == FG_OK) {
-        made->name = name;
         made->next = all->first;
         all->first = made;
         all->count++;
@@ -140,10 +161,9 @@ fg_status fg_worker_take_grammar(fg_worker *worker, fg_seq *seq, const fg_wire_p
     if (status != FG_OK) {
         return status;
     }
-    fg_digest128 name = fg_hash128(params->grammar, params->grammar_bytes, params->grammar_kind);
-    fg_worker_grammar **at = find(worker->grammars, name);
+    fg_worker_grammar **at = find(worker->grammars, params);
     if (*at == NULL) {
-        status = add(worker, params, name, err);
+        status = add(worker, params, err);
         at = &worker->grammars->first;
     }
     if (status != FG_OK) {

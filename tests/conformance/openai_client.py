@@ -12,8 +12,10 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from typing import Literal, Optional
 
 import openai
+import pydantic
 
 QUESTION = [{"role": "user", "content": "Say something short about the sky."}]
 checks = []
@@ -230,7 +232,7 @@ def bad_parameters_are_named(world):
 @check
 def absent_parameters_are_named(world):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    for name, value in [("tools", [tool]), ("response_format", {"type": "json_object"}),
+    for name, value in [("tools", [tool]), ("prediction", {"type": "content", "content": "x"}),
                         ("modalities", ["audio"])]:
         world.raises(openai.BadRequestError, lambda n=name, v=value: world.chat(**{n: v}),
                      param=name, code="unsupported_parameter")
@@ -292,6 +294,37 @@ def biases_and_penalties_change_what_is_said(world):
         world.complete(max_tokens=60).choices[0].text
     world.raises(openai.BadRequestError, lambda: world.complete(logit_bias={"x": 1}), param="logit_bias")
     world.raises(openai.BadRequestError, lambda: world.chat(top_logprobs=3), param="top_logprobs")
+
+
+class Stop(pydantic.BaseModel):
+    place: str = pydantic.Field(max_length=12)
+    nights: int = pydantic.Field(ge=0, le=9)
+
+
+class Trip(pydantic.BaseModel):
+    """As people write such models: nested, optional, of few values."""
+    kind: Literal["train", "ship"]
+    stops: list[Stop] = pydantic.Field(max_length=2)
+    note: Optional[Literal["early", "late"]]
+
+
+@check
+def an_answer_parses_into_a_model(world):
+    for seed in range(3):
+        answer = world.client.chat.completions.parse(model=world.model, messages=QUESTION, response_format=Trip,
+                                                     max_tokens=200, temperature=1, seed=seed)
+        trip = answer.choices[0].message.parsed
+        assert isinstance(trip, Trip) and answer.choices[0].finish_reason == "stop", answer
+    with world.client.chat.completions.stream(model=world.model, messages=QUESTION, response_format=Trip,
+                                              max_tokens=200, temperature=1, seed=0) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Trip)
+    text = world.chat(response_format={"type": "json_object"}, max_tokens=150, temperature=1, seed=1)
+    if text.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text.choices[0].message.content), dict)
+    world.raises(openai.BadRequestError, lambda: world.chat(response_format={"type": "yaml"}),
+                 param="response_format")
 
 
 @check

@@ -159,7 +159,8 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
               "request %u, token %u: another answer than alone (%u, not %u)", r->index, index, id,
               want.token);
     uint32_t likely = r->job.params.want_logprobs;
-    bool lost = logprobs == NULL && w->report->faults[FG_SIM_ALLOC] > 0; /* no memory for them */
+    /* There may have been no memory for them, now or when they came. */
+    bool lost = logprobs == NULL && (fg_fault_fired() || w->report->faults[FG_SIM_ALLOC] > 0);
     FG_ASSERT(lost || (logprobs != NULL) == (likely > 0), "request %u, token %u", r->index, index);
     if (likely > 0 && !lost) {
         fg_logprobs told = fg_engine_sim_logprobs(want, w->vocab_size, likely - 1);
