@@ -36,21 +36,6 @@ static fg_status check_options(const fg_worker_options *options, fg_error *err)
     return FG_OK;
 }
 
-static bool find_ends(fg_worker *worker)
-{
-    const fg_worker_options *options = &worker->options;
-    for (uint32_t id = 0; id < options->vocab_size; id++) {
-        worker->end_count += options->is_end(options->ctx, id);
-    }
-    worker->ends = fg_mem_array(worker->end_count + 1, sizeof *worker->ends);
-    for (uint32_t id = 0, at = 0; worker->ends != NULL && at < worker->end_count; id++) {
-        if (options->is_end(options->ctx, id)) {
-            worker->ends[at++] = id;
-        }
-    }
-    return worker->ends != NULL;
-}
-
 fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_out, fg_error *err)
 {
     fg_status status = check_options(options, err);
@@ -85,7 +70,7 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
         worker->inbox = fg_arena_create(FG_LIMIT_FRAME_ARENA_BYTES);
         worker->peers = fg_mem_array(FG_LIMIT_WORKERS, sizeof *worker->peers);
         if (worker->by_request == NULL || worker->by_ticket == NULL || worker->inbox == NULL ||
-            worker->peers == NULL || !find_ends(worker)) {
+            worker->peers == NULL) {
             status = fg_fail(err, FG_AGAIN, "out of memory for the worker's tables");
         }
     }

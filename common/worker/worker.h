@@ -79,6 +79,7 @@ typedef struct fg_worker_options {
     uint64_t pid;
     const fg_handover *prefill; /* policies, borrowed; NULL: never sends, never receives */
     const fg_handover *decode;
+    /* Not called before there is a request: who serves may still be reading its tokenizer. */
     bool (*is_end)(void *ctx, uint32_t token);
     /* The bytes that a token stands for, none for control tokens; NULL: requests with a grammar are refused. */
     const char *(*token_text)(void *ctx, uint32_t token, size_t *length_out);

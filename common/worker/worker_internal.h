@@ -115,7 +115,7 @@ struct fg_worker {
     fg_prefix *prefix;
     fg_seq_list preempted, waiting, running, others, closing;
     fg_worker_grammars *grammars; /* NULL: there was none yet */
-    uint32_t *ends;               /* the model's end tokens */
+    uint32_t *ends;               /* the model's end tokens; NULL: nobody needed them yet */
     uint32_t end_count;
     fg_map *by_request;                  /* (request, attempt) mixed -> fg_seq, not CLOSING */
     fg_map *by_ticket;                   /* ticket -> fg_seq while the ticket is open */

@@ -67,6 +67,26 @@ static const char *misfit(const fg_worker *worker, const uint32_t *tokens, uint3
     return NULL;
 }
 
+/* The model's end tokens, when somebody first needs them: at the worker's start its tokenizer may still be read. */
+static bool find_ends(fg_worker *worker)
+{
+    const fg_worker_options *options = &worker->options;
+    if (worker->ends != NULL) {
+        return true;
+    }
+    worker->end_count = 0;
+    for (uint32_t id = 0; id < options->vocab_size; id++) {
+        worker->end_count += options->is_end(options->ctx, id);
+    }
+    worker->ends = fg_mem_array(worker->end_count + 1, sizeof *worker->ends);
+    for (uint32_t id = 0, at = 0; worker->ends != NULL && at < worker->end_count; id++) {
+        if (options->is_end(options->ctx, id)) {
+            worker->ends[at++] = id;
+        }
+    }
+    return worker->ends != NULL;
+}
+
 /* A sequence with all that its request asks for. NULL: `err` says why not. */
 static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
                         uint32_t token_count, const fg_wire_params *params, fg_error *err)
@@ -74,7 +94,8 @@ static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *to
     fg_seq *seq = fg_seq_create(msg->request, msg->attempt, tokens, token_count, params,
                                 worker->options.layout.block_size);
     fg_status status = fg_fail(err, FG_AGAIN, "worker is out of memory");
-    if (seq != NULL && fg_seq_shape(seq, worker->ends, worker->end_count)) {
+    bool known = params->min_tokens == 0 || find_ends(worker);
+    if (seq != NULL && known && fg_seq_shape(seq, worker->ends, worker->end_count)) {
         status = fg_worker_take_grammar(worker, seq, params, err);
     }
     if (status == FG_OK) {

@@ -573,14 +573,15 @@ def served_model(cluster):
     return json.loads(get(cluster.port, "/v1/models")[1])["data"][0]["id"]
 
 
-def answer_of(port, body):
-    """Token ids, logits digests and text of one request, compared as a whole by the suites."""
+def answer_of(port, body, logprobs=False):
+    """Token ids, logits digests and text of one request, compared as a whole by the suites; and its logprobs."""
     answer = post(port, "/v1/completions", {**body, "logits_digest": True})
     choice = answer["choices"][0]
     forge = choice["forge"]
     assert len(forge["token_ids"]) == answer["usage"]["completion_tokens"] == len(forge["digests"])
-    return {"ids": forge["token_ids"], "digests": forge["digests"], "text": choice["text"],
-            "finish": choice["finish_reason"], "logprobs": choice["logprobs"]}
+    answer = {"ids": forge["token_ids"], "digests": forge["digests"], "text": choice["text"],
+              "finish": choice["finish_reason"]}
+    return {**answer, "logprobs": choice["logprobs"]} if logprobs else answer
 
 
 def difference(want, have):

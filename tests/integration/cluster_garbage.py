@@ -97,7 +97,7 @@ PARAMETERS = [  # each must be a 400 that names the parameter
     ("max_tokens", 1 << 40), ("max_tokens", 1.5), ("seed", "x"), ("stop", 5),
     ("stop", ["x"] * 1000), ("stream", "yes"), ("n", 0), ("n", 65), ("n", 1 << 31),
     ("prompt", 5), ("prompt", {}), ("prompt", [-1]), ("prompt", [1 << 31]), ("prompt", [512]),
-    ("logprobs", 5), ("best_of", 3), ("logit_bias", {"5": 1}), ("presence_penalty", 1.0),
+    ("logprobs", 21), ("best_of", 3), ("logit_bias", {"x": 1}), ("presence_penalty", 3.0),
 ]
 
 

@@ -55,12 +55,12 @@ def alone(suite, model, requests):
         name = served_model(cluster)
         for request in requests:
             request["model"] = name
-        return [answer_of(cluster.port, request) for request in requests]
+        return [answer_of(cluster.port, request, logprobs=True) for request in requests]
 
 
 def in_shape(suite, model, requests, want, shape):
     with suite.cluster(model=model, **shape) as cluster:
-        have = run_all([lambda r=r: answer_of(cluster.port, r) for r in requests])
+        have = run_all([lambda r=r: answer_of(cluster.port, r, logprobs=True) for r in requests])
         assert_same(requests, want, have, "differ from those given alone")
         cluster.wait_at_rest()
 

@@ -30,6 +30,7 @@ static const char *token_text(void *ctx, uint32_t token, size_t *length_out)
 static bool is_end(void *ctx, uint32_t token)
 {
     const rig *r = ctx;
+    cr_assert_not_null(r->worker, "asked before there is a worker");
     return token == (r->ends_at > 0 ? r->ends_at : r->options.eos);
 }
 
