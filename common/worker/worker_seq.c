@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "common/base/mem.h"
 
 static uint64_t request_key(uint64_t request, uint32_t attempt)
 {
