@@ -395,6 +395,28 @@ static const struct scheduling {
     { COMP(",\"n\":7,\"return_timings\":true"), FG_PRIORITY_NORMAL, FG_CACHE_AUTO, 7, true },
 };
 
+/* All of them would be held until the last one has come. */
+Test(api, a_whole_answer_has_so_many_logprobs)
+{
+    static const struct {
+        const char *body;
+        fg_status status;
+    } cases[] = {
+        { COMP(",\"logprobs\":15,\"n\":64,\"max_tokens\":1024"), FG_OK }, /* 2^20 */
+        { COMP(",\"logprobs\":15,\"n\":64,\"max_tokens\":1025"), FG_BAD_INPUT },
+        { COMP(",\"logprobs\":15,\"n\":64,\"max_tokens\":1025,\"stream\":true"), FG_OK },
+        { COMP(",\"n\":64,\"max_tokens\":1025"), FG_OK },
+    };
+    world w;
+    open_world(&w);
+    w.server.context_max = 10000;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(parse(&w, FG_API_COMPLETION, cases[i].body), cases[i].status, "%zu", i);
+        cr_assert(cases[i].status == FG_OK || strcmp(w.error.param, "logprobs") == 0);
+    }
+    close_world(&w);
+}
+
 Test(api, priority_cache_and_choices_arrive)
 {
     world w;
