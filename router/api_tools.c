@@ -268,7 +268,7 @@ static fg_status put_grammar(fg_api_reading *r, const fg_tool_writing *writing, 
         if (named && i != tools->named) {
             continue;
         }
-        fg_buf_puts(out, out->data[out->size - 1] == '[' ? "{" : ",{");
+        fg_buf_puts(out, named || i == 0 ? "{" : ",{");
         put_member(out, "before", writing->name, tools->names[i].text, writing->arguments);
         put_member(out, "after", writing->end, "", "");
         fg_buf_puts(out, "\"schema\":");
@@ -297,7 +297,7 @@ fg_status fg_api_force_calls(fg_api_reading *r)
     fg_buf out;
     fg_tool_writing writing = fg_tool_writing_of(
         tools->dialect, is_text(r->server->tokenizer, fg_tool_marker(tools->dialect)));
-    fg_buf_init(&out, 2 * FG_LIMIT_GRAMMAR_BYTES);
+    fg_buf_init(&out, 2 * FG_LIMIT_HTTP_BODY_BYTES); /* what is too long is refused below */
     fg_status status = put_grammar(r, &writing, &out);
     char *text = status == FG_OK ? fg_arena_strndup(r->arena, out.data, out.size) : NULL;
     size_t length = out.size;

@@ -553,3 +553,15 @@ fg_gnode *fg_build_chars(fg_build *build, fg_chars *chars, fg_spelling spelling)
     }
     return fg_build_ok(build) ? fg_build_alt(build, &list) : NULL;
 }
+
+bool fg_repeat_number(const char *text, size_t length, size_t *at, uint32_t *number_out)
+{
+    size_t began = *at;
+    uint32_t number = 0;
+    while (*at < length && text[*at] >= '0' && text[*at] <= '9') {
+        number = number * 10 + (uint32_t)(text[(*at)++] - '0');
+        number = number > FG_GRAMMAR_REPEAT_MAX ? FG_GRAMMAR_REPEAT_MAX + 1 : number;
+    }
+    *number_out = number;
+    return *at > began;
+}

@@ -185,6 +185,8 @@ fg_status fg_build_link(fg_build *build, uint32_t root, fg_grammar **grammar_out
 
 /* --- front ends ------------------------------------------------------------------------------------ */
 
+/* Reads a number of repetitions at *at, more than FG_GRAMMAR_REPEAT_MAX as one more than that. False: there is none. */
+bool fg_repeat_number(const char *text, size_t length, size_t *at, uint32_t *number_out);
 /* `search`: the expression may match anywhere in the text. `where` precedes error texts. */
 fg_gnode *fg_regex_build(fg_build *build, const char *text, size_t length, fg_spelling spelling,
                          bool search, const char *where);

@@ -320,14 +320,7 @@ static fg_gnode *read_atom(reader *r)
 
 static bool take_number(reader *r, uint32_t *number_out)
 {
-    size_t began = r->at;
-    uint64_t number = 0;
-    while (r->at < r->length && r->text[r->at] >= '0' && r->text[r->at] <= '9') {
-        number = number * 10 + (uint64_t)(r->text[r->at++] - '0');
-        number = number > FG_GRAMMAR_REPEAT_MAX ? FG_GRAMMAR_REPEAT_MAX + 1 : number;
-    }
-    *number_out = (uint32_t)number;
-    return r->at > began;
+    return fg_repeat_number(r->text, r->length, &r->at, number_out);
 }
 
 /* {n} {n,} {n,m}; anything else that begins with a brace stands for itself. */

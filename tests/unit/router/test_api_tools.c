@@ -667,3 +667,16 @@ Test(api_tools, what_has_to_be_called_is_found_in_whatever_is_written)
         }
     }
 }
+
+static bool try_forced(void *ctx)
+{
+    return parse(ctx, forced_ways[0].body) == FG_OK;
+}
+
+Test(api_tools, a_call_that_has_to_be_made_survives_every_failed_allocation)
+{
+    world w;
+    open_world(&w, forms[0].chat_template);
+    cr_assert(fg_fault_each(try_forced, &w) >= 8);
+    close_world(&w);
+}
