@@ -191,6 +191,8 @@ static fg_dispatch_report report_of(const fg_job *job, uint64_t now)
         .prefilling_ns = spent[FG_LIFE_PREFILLING],
         .transferring_ns = spent[FG_LIFE_TRANSFERRING],
         .decoding_ns = spent[FG_LIFE_DECODING],
+        .reserved = job->life.entered_at_ns[FG_LIFE_RESERVED] != 0,
+        .transferred = job->life.entered_at_ns[FG_LIFE_TRANSFERRING] != 0,
         .worker_queue_ns = record->prefill_queue_ns,
         .worker_compute_ns = record->prefill_compute_ns,
         .first_token_ns = record->first_ns == 0 ? 0 : record->first_ns - record->created_ns,

@@ -35,6 +35,7 @@ typedef struct fg_dispatch_report {
     uint32_t chunks;   /* steps that the prompt took */
     uint32_t preemptions, attempts;
     uint64_t queued_ns, reserved_ns, prefilling_ns, transferring_ns, decoding_ns;
+    bool reserved, transferred; /* was in that state, if for no time: news of decode may overtake */
     uint64_t worker_queue_ns, worker_compute_ns; /* parts of prefilling, as the worker saw them */
     uint64_t first_token_ns, total_ns;           /* since its start; first 0: no token came */
     /* As its last placing predicted it: from there to the first token, and why it was placed so. */

@@ -246,10 +246,10 @@ void fg_meter_report(fg_meter *meter, const fg_dispatch_report *report)
     if (meter != NULL) {
         observe_ns(meter, QUEUE_TIME, report->queued_ns);
         /* One worker for both has neither of these two. */
-        if (report->reserved_ns > 0) {
+        if (report->reserved) {
             observe_ns(meter, RESERVE_TIME, report->reserved_ns);
         }
-        if (report->transferring_ns > 0) {
+        if (report->transferred) {
             observe_ns(meter, TRANSFER_TIME, report->transferring_ns);
         }
         observe_ns(meter, PREFILL_TIME, report->prefilling_ns);

@@ -355,6 +355,8 @@ static const fg_dispatch_report a_report = {
     .reserved_ns = 2000000,
     .prefilling_ns = 3000000,
     .transferring_ns = 4000000,
+    .reserved = true,
+    .transferred = true,
     .decoding_ns = 5000000,
     .worker_queue_ns = 250000,
     .worker_compute_ns = 2750000,
@@ -415,6 +417,23 @@ Test(choices, a_stop_string_found_here_still_has_times)
     crowd_close();
 }
 
+/* The page of metrics has each of `lines` after two choices with that report. */
+static void two_reports_show(const fg_dispatch_report *report, const char *const *lines,
+                             size_t count)
+{
+    fg_buf page = { 0 };
+    crowd_open();
+    the_crowd.report = *report;
+    crowd_must_request(0, FG_API_COMPLETION, COMP(",\"n\":2"), 1);
+    finish_all();
+    fg_metrics_render(the_crowd.metrics, &page);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert(strstr(page.data, lines[i]) != NULL, "%s in %s", lines[i], page.data);
+    }
+    fg_buf_deinit(&page);
+    crowd_close();
+}
+
 Test(choices, reports_are_counted)
 {
     static const char *const lines[] = {
@@ -426,17 +445,32 @@ Test(choices, reports_are_counted)
         "\nforge:request_transfer_time_seconds_sum 0.008\n",
         "\nforge:request_decode_time_seconds_sum 0.01\n",
     };
-    fg_buf page = { 0 };
-    crowd_open();
-    the_crowd.report = a_report;
-    crowd_must_request(0, FG_API_COMPLETION, COMP(",\"n\":2"), 1);
-    finish_all();
-    fg_metrics_render(the_crowd.metrics, &page);
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-        cr_assert(strstr(page.data, lines[i]) != NULL, "%s in %s", lines[i], page.data);
-    }
-    fg_buf_deinit(&page);
-    crowd_close();
+    two_reports_show(&a_report, lines, sizeof lines / sizeof lines[0]);
+}
+
+Test(choices, a_state_that_took_no_time_is_counted_too)
+{
+    static const char *const lines[] = {
+        "\nforge:request_reserve_time_seconds_count 2\n",
+        "\nforge:request_transfer_time_seconds_count 2\n",
+        "\nforge:request_transfer_time_seconds_sum 0\n",
+    };
+    fg_dispatch_report overtaken = a_report;
+    overtaken.transferring_ns = 0;
+    two_reports_show(&overtaken, lines, sizeof lines / sizeof lines[0]);
+}
+
+Test(choices, one_worker_for_both_reserves_and_transfers_nothing)
+{
+    static const char *const lines[] = {
+        "\nforge:request_prefill_time_seconds_count 2\n",
+        "\nforge:request_reserve_time_seconds_count 0\n",
+        "\nforge:request_transfer_time_seconds_count 0\n",
+    };
+    fg_dispatch_report whole = a_report;
+    whole.reserved = whole.transferred = false;
+    whole.reserved_ns = whole.transferring_ns = 0;
+    two_reports_show(&whole, lines, sizeof lines / sizeof lines[0]);
 }
 
 Test(choices, nothing_cached_where_force_was_asked_is_409)

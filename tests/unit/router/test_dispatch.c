@@ -97,6 +97,7 @@ Test(dispatch, takes_a_request_through_both_workers)
     bench_first(&b, id, 20);
     cr_assert(b.token_count == 3 && b.tokens[0] == 20 && b.tokens[2] == 22);
     cr_assert(b.end_count == 1 && b.finish == FG_FINISH_LENGTH);
+    cr_assert(b.report.reserved && b.report.transferred && b.report.transferring_ns == 0);
     bench_close(&b);
 }
 

@@ -546,6 +546,7 @@ Test(dispatch_line, the_owner_hears_how_it_went)
     cr_assert(r->preemptions == 3 && r->attempts == 1);
     cr_assert(r->worker_queue_ns == 11 && r->worker_compute_ns == 12);
     cr_assert(r->queued_ns == 0 && r->reserved_ns == 100000000 && r->prefilling_ns == 200000000);
+    cr_assert(r->reserved && r->transferred);
     cr_assert(r->transferring_ns == 300000000 && r->decoding_ns == 400000000);
     cr_assert(r->first_token_ns == 300000000 && r->total_ns == 1000000000);
     fg_buf out;
