@@ -22,14 +22,20 @@ if(FORGE_TESTS AND NOT FORGE_TEST_PLAIN)
     endif()
 endif()
 
-# fg_add_test(name SOURCES a.c [DEPENDS kv sched ...] [LIBS ...] [LABELS unit])
-#   One Criterion executable `test_<name>`; with FORGE_TEST_PLAIN the same sources run through the plain runner.
+# fg_add_test(name [BUSY] SOURCES a.c [DEPENDS kv sched ...] [LIBS ...] [LABELS unit])
+#   One Criterion executable `test_<name>`; with FORGE_TEST_PLAIN the same sources run through the plain runner. BUSY: much of
+#   its time is spent in its own code, which is optimised then.
 function(fg_add_test name)
     if(NOT FORGE_TESTS)
         return()
     endif()
-    cmake_parse_arguments(T "" "" "SOURCES;DEPENDS;LIBS;LABELS" ${ARGN})
+    cmake_parse_arguments(T "BUSY" "" "SOURCES;DEPENDS;LIBS;LABELS" ${ARGN})
     add_executable(test_${name} ${T_SOURCES})
+    if(NOT T_BUSY)
+        set(own ${T_SOURCES})
+        list(FILTER own INCLUDE REGEX "^[^/$]*[.]c$") # beside the list, not of another room
+        set_source_files_properties(${own} PROPERTIES COMPILE_OPTIONS "${FORGE_TEST_OPTIONS}")
+    endif()
     target_link_libraries(test_${name} PRIVATE fg_flags)
     foreach(dependency ${T_DEPENDS})
         target_link_libraries(test_${name} PRIVATE fg_${dependency})
