@@ -348,9 +348,9 @@ void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows
 }
 
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                 uint32_t rows, float *out)
+                 uint32_t rows, float scale, float *out)
 {
-    of_stream(stream)->embed(stream, table, tokens, rows, out);
+    of_stream(stream)->embed(stream, table, tokens, rows, scale, out);
 }
 
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
@@ -365,9 +365,9 @@ void fg_op_finite(fg_device_stream *stream, const float *values, uint32_t column
 }
 
 void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                      const double *frequencies, uint32_t pair_count, float *table)
+                      const fg_rope_turns *turns, float *table)
 {
-    of_stream(stream)->rope_table(stream, positions, rows, frequencies, pair_count, table);
+    of_stream(stream)->rope_table(stream, positions, rows, turns, table);
 }
 
 void fg_op_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 6 };
+enum { FG_BACKEND_ABI = 7 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
@@ -74,12 +74,12 @@ typedef struct fg_backend {
     /* NULL where `host_memory`. */
     void (*choose)(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
     void (*embed)(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                  uint32_t rows, float *out);
+                  uint32_t rows, float scale, float *out);
     void (*rmsnorm)(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
     void (*finite)(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                    uint32_t *finite);
     void (*rope_table)(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                       const double *frequencies, uint32_t pair_count, float *table);
+                       const fg_rope_turns *turns, float *table);
     void (*rope_store)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
                        uint32_t rows);
     void (*attend)(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,

@@ -159,14 +159,14 @@ typedef struct fg_choose {
 } fg_choose;
 void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
 
-/* out[row][columns] = row tokens[row] of the table, dequantised. Tokens are below table.outputs. On a device with memory of
+/* out[row][columns] = scale times row tokens[row] of the table, dequantised. Tokens are below table.outputs. On a device with memory of
  * its own a token may be FG_TOKEN_CHOSEN | r: the one that fg_op_highest or fg_op_choose, whichever was given to the
  * stream last before this, has chosen for its row r, one of the first FG_CHOSEN_ROWS, in a replay too. Where that is
  * FG_CHOICE_NONE, or nothing was wanted of the row, it is any token. */
 enum { FG_CHOSEN_ROWS = 256 };
 #define FG_TOKEN_CHOSEN 0x80000000u
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                 uint32_t rows, float *out);
+                 uint32_t rows, float scale, float *out);
 
 /* out.values[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] :
  * row]; and these forms of it, as fg_op_prepare makes them. */
@@ -184,14 +184,32 @@ void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t ro
 void fg_op_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                   uint32_t *finite);
 
-/* frequencies_out[i] = theta^(-2i / (2 * pair_count)) / divisors[i] in double, on the host, for
- * fg_op_rope_table; divisors may be NULL. */
-void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count,
-                         double *frequencies_out);
+/* How far each pair of a head's dimensions turns from one position to the next. */
+typedef struct fg_rope_shape {
+    float theta;
+    uint32_t pair_count;
+    const float *divisors; /* a divisor for each pair, or NULL */
+    float factor; /* the context is this many times `original_context`; 1 changes nothing */
+    /* YaRN: pairs that turn more than `beta_fast` times in the original context stay as they are, those of less than
+     * `beta_slow` turns are divided by the factor, and between them lies a ramp. false: all are divided. */
+    bool yarn;
+    float beta_fast, beta_slow;
+    uint32_t original_context;
+} fg_rope_shape;
 
-/* table[row][pair] = {cos, sin} of positions[row] * frequencies[pair], the angle in double. */
+/* In double, on the host: theta^(-2i / (2 * pair_count)) / divisors[i], and slower as the factor asks. */
+void fg_rope_frequencies(const fg_rope_shape *shape, double *frequencies_out);
+/* By how much longer vectors are made where YaRN's factor spreads them: 1 + 0.1 ln(factor). */
+float fg_rope_yarn_magnitude(float factor);
+
+/* table[row][pair] = magnitude * {cos, sin} of positions[row] * frequencies[pair], all in double. */
+typedef struct fg_rope_turns {
+    const double *frequencies;
+    uint32_t pair_count;
+    double magnitude;
+} fg_rope_turns;
 void fg_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                      const double *frequencies, uint32_t pair_count, float *table);
+                      const fg_rope_turns *turns, float *table);
 
 /* Slots whose keys lie together, dimension by dimension. A block smaller than that is one piece. */
 enum { FG_KV_PIECE = 16 };

@@ -375,6 +375,25 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
     return fg_device_stream_open(forward->device, &forward->stream, err);
 }
 
+static void set_turns(fg_forward *forward)
+{
+    const fg_hparams *h = &forward->hparams;
+    const fg_rope_scaling *scaling = &h->rope_scaling;
+    fg_rope_shape shape = { .theta = h->rope_theta,
+                            .pair_count = h->rope_dims / 2,
+                            .divisors = h->rope_freqs,
+                            .factor = scaling->factor,
+                            .yarn = scaling->yarn,
+                            .beta_fast = scaling->beta_fast,
+                            .beta_slow = scaling->beta_slow,
+                            .original_context = scaling->original_context };
+    fg_rope_frequencies(&shape, forward->frequencies);
+    float spread = scaling->yarn ? fg_rope_yarn_magnitude(scaling->factor) : 1.0f;
+    forward->turns = (fg_rope_turns){ .frequencies = forward->frequencies,
+                                      .pair_count = shape.pair_count,
+                                      .magnitude = (double)scaling->magnitude * (double)spread };
+}
+
 fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forward **forward_out,
                             fg_error *err)
 {
@@ -429,7 +448,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     if (status != FG_OK) {
         goto destroy;
     }
-    fg_rope_frequencies(h->rope_theta, h->rope_freqs, h->rope_dims / 2, forward->frequencies);
+    set_turns(forward);
     *forward_out = forward;
     return FG_OK;
 
@@ -454,6 +473,7 @@ void fg_forward_destroy(fg_forward *forward)
     fg_weight_store_close(forward->store);
     fg_head_close(&forward->places[0].head);
     fg_mem_free(forward->frequencies);
+    fg_mem_free(forward->scaled_norm);
     fg_mem_free(forward->layers);
     fg_device_stream_close(forward->stream);
     fg_device_close(forward->device);
@@ -557,7 +577,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     fg_attend attend = { .q = forward->q,
                          .kv_rows = forward->place->kv_rows + first,
                          .head_count = parts->heads.count,
-                         .scale = 1.0f / __builtin_sqrtf((float)h->head_dim),
+                         .scale = h->attention_scale,
                          .out = at_once       ? NULL
                                 : own != NULL ? own
                                               : forward->attended.values,
@@ -654,12 +674,12 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
 {
     const fg_hparams *h = &forward->hparams;
     fg_op_embed(forward->stream, &forward->embedding, forward->place->tokens, row_count,
-                forward->residual);
+                h->embedding_scale, forward->residual);
     if (fg_tp_has_comm(forward->tp)) {
         fg_forward_take_own_residual(forward, row_count);
     }
-    fg_op_rope_table(forward->stream, forward->place->positions, row_count, forward->frequencies,
-                     h->rope_dims / 2, forward->rope_table);
+    fg_op_rope_table(forward->stream, forward->place->positions, row_count, &forward->turns,
+                     forward->rope_table);
     uint32_t tile_rows = even_tile_rows(forward, row_count);
     for (uint32_t index = 0; index < h->layer_count; index++) {
         /* A tile reads the K and V of the tiles before it, which this layer has already stored. */

@@ -60,9 +60,10 @@ struct fg_forward {
     bool is_host; /* operations use the host's memory */
     fg_device_stream *stream;
     double *frequencies; /* [rope_dims / 2] */
-    fg_tp *tp;           /* NULL: the only rank */
-    bool has_pinned;     /* what the ranks share */
-    bool ranks_replay;   /* rank 0's: operations between two meetings of the host may be replayed */
+    fg_rope_turns turns;
+    fg_tp *tp;         /* NULL: the only rank */
+    bool has_pinned;   /* what the ranks share */
+    bool ranks_replay; /* rank 0's: operations between two meetings of the host may be replayed */
     rank_parts parts;
 
     fg_matrix embedding;
@@ -70,6 +71,7 @@ struct fg_forward {
     fg_weight_store *store;         /* every product's panels; NULL: the device has them */
     fg_weight_report device_report; /* what became of them there */
     const float *output_norm;
+    float *scaled_norm; /* on the host, where logits are scaled: it makes them so; else NULL */
     layer_weights *layers;
 
     void *scratch[SCRATCH_KINDS];

@@ -62,26 +62,9 @@ typedef struct matrix_row {
     uint32_t columns;
     fg_tp_part part;
     fg_panels *panels;
+    /* Where it lies in a tensor of more rows: the first one's index, and how many the tensor has; else 0. */
+    fg_tp_part among;
 } matrix_row;
-
-/* Puts a matrix of products on the list. */
-static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
-                             const matrix_row *row, fg_error *err)
-{
-    fg_matrix matrix;
-    fg_status status =
-        find_matrix(weights, layer_index, row->name, row->outputs, row->columns, &matrix, err);
-    if (status != FG_OK) {
-        return status;
-    }
-    const char *full_name = find_tensor(weights, layer_index, row->name, err)->name;
-    *row->panels =
-        (fg_panels){ .type = matrix.type, .outputs = row->part.count, .columns = row->columns };
-    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
-    list->parts[list->count] = row->part;
-    list->targets[list->count++] = row->panels;
-    return FG_OK;
-}
 
 static void cut_rows(fg_matrix *rows, fg_tp_part part)
 {
@@ -89,6 +72,27 @@ static void cut_rows(fg_matrix *rows, fg_tp_part part)
                        fg_dtype_block_bytes(rows->type);
     rows->data = (const uint8_t *)rows->data + part.first * row_bytes;
     rows->outputs = part.count;
+}
+
+/* Puts a matrix of products on the list. */
+static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
+                             const matrix_row *row, fg_error *err)
+{
+    fg_matrix matrix;
+    uint32_t rows = row->among.count > 0 ? row->among.count : row->outputs;
+    fg_status status =
+        find_matrix(weights, layer_index, row->name, rows, row->columns, &matrix, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    cut_rows(&matrix, (fg_tp_part){ .first = row->among.first, .count = row->outputs });
+    const char *full_name = find_tensor(weights, layer_index, row->name, err)->name;
+    *row->panels =
+        (fg_panels){ .type = matrix.type, .outputs = row->part.count, .columns = row->columns };
+    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
+    list->parts[list->count] = row->part;
+    list->targets[list->count++] = row->panels;
+    return FG_OK;
 }
 
 /* Has all on the list packed into the device's memory; their rows are not read again. */
@@ -231,6 +235,21 @@ static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weigh
     return status;
 }
 
+/* Tensors that hold several matrices, one behind the other. */
+static void fuse_rows(const fg_hparams *h, matrix_row *q, matrix_row *gate)
+{
+    uint32_t q_rows = q[0].outputs, kv_rows = q[1].outputs;
+    uint32_t qkv_firsts[] = { 0, q_rows, q_rows + kv_rows }, gated_firsts[] = { 0, h->ffn_length };
+    for (uint32_t i = 0; i < 3; i++) {
+        q[i].name = "attn_qkv.weight";
+        q[i].among = (fg_tp_part){ .first = qkv_firsts[i], .count = q_rows + 2 * kv_rows };
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        gate[i].name = "ffn_up.weight";
+        gate[i].among = (fg_tp_part){ .first = gated_firsts[i], .count = 2 * h->ffn_length };
+    }
+}
+
 static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
                             panel_list *list, fg_error *err)
 {
@@ -238,23 +257,56 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     layer_weights *layer = &forward->layers[index];
     uint32_t q_columns = h->head_count * h->head_dim;
     uint32_t kv_columns = h->kv_head_count * h->head_dim;
+    uint32_t embedding = h->embedding_length, ffn = h->ffn_length;
     const rank_parts *parts = &forward->parts;
-    const matrix_row rows[] = {
-        { "attn_q.weight", q_columns, h->embedding_length, parts->q, &layer->q },
-        { "attn_k.weight", kv_columns, h->embedding_length, parts->kv, &layer->k },
-        { "attn_v.weight", kv_columns, h->embedding_length, parts->kv, &layer->v },
-        { "attn_output.weight", h->embedding_length, q_columns, parts->embedding, &layer->output },
-        { "ffn_gate.weight", h->ffn_length, h->embedding_length, parts->ffn, &layer->gate },
-        { "ffn_up.weight", h->ffn_length, h->embedding_length, parts->ffn, &layer->up },
-        { "ffn_down.weight", h->embedding_length, h->ffn_length, parts->embedding, &layer->down },
+    enum { Q, K, V, OUTPUT, GATE, UP, DOWN };
+    matrix_row rows[LAYER_MATRICES] = {
+        [Q] = { "attn_q.weight", q_columns, embedding, parts->q, &layer->q, { 0 } },
+        [K] = { "attn_k.weight", kv_columns, embedding, parts->kv, &layer->k, { 0 } },
+        [V] = { "attn_v.weight", kv_columns, embedding, parts->kv, &layer->v, { 0 } },
+        [OUTPUT] = { .name = "attn_output.weight",
+                     .outputs = embedding,
+                     .columns = q_columns,
+                     .part = parts->embedding,
+                     .panels = &layer->output },
+        [GATE] = { "ffn_gate.weight", ffn, embedding, parts->ffn, &layer->gate, { 0 } },
+        [UP] = { "ffn_up.weight", ffn, embedding, parts->ffn, &layer->up, { 0 } },
+        [DOWN] = { "ffn_down.weight", embedding, ffn, parts->embedding, &layer->down, { 0 } },
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    if (h->fused) {
+        fuse_rows(h, &rows[Q], &rows[GATE]);
+    }
+    for (size_t i = 0; i < LAYER_MATRICES; i++) {
         fg_status status = want_panels(list, weights, index, &rows[i], err);
         if (status != FG_OK) {
             return status;
         }
     }
     return load_layer_vectors(forward, weights, index, err);
+}
+
+/* The norm before the head. Logits are divided where they come from: what is normalised is smaller by as much. */
+static fg_status load_output_norm(fg_forward *forward, const fg_weights *weights, fg_error *err)
+{
+    const fg_hparams *h = &forward->hparams;
+    const vector_row norm = { "output_norm.weight", h->embedding_length, &forward->output_norm };
+    fg_status status = load_vector(forward, weights, UINT32_MAX, &norm, err);
+    if (status != FG_OK || h->logit_scale == 1.0f) {
+        return status;
+    }
+    const float *weight = fg_weights_find(weights, norm.name)->data;
+    forward->scaled_norm = fg_mem_array(norm.count, sizeof(float));
+    if (forward->scaled_norm == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for a norm");
+    }
+    for (uint32_t i = 0; i < norm.count; i++) {
+        forward->scaled_norm[i] = weight[i] / h->logit_scale;
+    }
+    const void *data = NULL;
+    status = fg_device_load(forward->device, forward->scaled_norm, norm.count * sizeof(float),
+                            &data, err);
+    forward->output_norm = data;
+    return status;
 }
 
 static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, panel_list *list,
@@ -274,14 +326,16 @@ static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, pa
     if (status != FG_OK) {
         return status;
     }
-    const matrix_row head = { h->tied_output ? "token_embd.weight" : "output.weight", h->vocab_size,
-                              h->embedding_length, forward->parts.vocab, &forward->head_weight };
+    const matrix_row head = { .name = h->tied_output ? "token_embd.weight" : "output.weight",
+                              .outputs = h->vocab_size,
+                              .columns = h->embedding_length,
+                              .part = forward->parts.vocab,
+                              .panels = &forward->head_weight };
     status = want_panels(list, weights, UINT32_MAX, &head, err);
     if (status != FG_OK) {
         return status;
     }
-    const vector_row norm = { "output_norm.weight", h->embedding_length, &forward->output_norm };
-    status = load_vector(forward, weights, UINT32_MAX, &norm, err);
+    status = load_output_norm(forward, weights, err);
     for (uint32_t i = 0; i < h->layer_count && status == FG_OK; i++) {
         status = load_layer(forward, weights, i, list, err);
     }

@@ -18,6 +18,7 @@ enum {
     FFN_MAX = 1 << 20,
     VOCAB_MAX = 1 << 22,
 };
+#define FACTOR_MAX 1e6f
 
 /* What architectures differ in. */
 typedef struct architecture {
@@ -26,12 +27,17 @@ typedef struct architecture {
     bool rope_freqs;  /* may have rope_freqs.weight */
     bool qkv_bias;
     bool qk_norm;
+    bool fused;        /* q, k and v in one tensor, gate and up in another */
+    bool rope_factors; /* may have rope_factors_long.weight and _short */
+    bool scales;       /* of embedding, attention, what layers add, logits */
 } architecture;
 
 static const architecture architectures[] = {
     { .name = "llama", .interleaved = true, .rope_freqs = true },
     { .name = "qwen2", .qkv_bias = true },
     { .name = "qwen3", .qk_norm = true },
+    { .name = "phi3", .fused = true, .rope_factors = true },
+    { .name = "granite", .interleaved = true, .rope_freqs = true, .scales = true },
 };
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -156,32 +162,6 @@ static fg_status find_architecture(const fg_weights *weights, const architecture
     return refuse_architecture(text, length, err);
 }
 
-static fg_status refuse_scaled_rope(const fg_weights *weights, const architecture *arch,
-                                    fg_error *err)
-{
-    static const char *const factors[] = { "rope.scaling.factor", "rope.scale_linear" };
-    own_key key = key_of(arch, "rope.scaling.type");
-    const char *scaling;
-    size_t length;
-    bool is_named = fg_weights_get_string(weights, key.text, &scaling, &length);
-    if (is_named && !(length == 4 && memcmp(scaling, "none", 4) == 0)) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "metadata '%s' asks for a scaled rotation, which is not supported%s",
-                       key.text, arch->rope_freqs ? " (rope_freqs.weight is)" : "");
-    }
-    /* A factor alone asks for a linear one. */
-    for (size_t i = is_named ? 1 : 0; i < sizeof factors / sizeof factors[0]; i++) {
-        float scale = 1.0f;
-        key = key_of(arch, factors[i]);
-        fg_weights_get_f32(weights, key.text, &scale);
-        if (scale != 1.0f) {
-            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (only 1 is supported)", key.text,
-                           (double)scale);
-        }
-    }
-    return FG_OK;
-}
-
 /* Things that a file may ask for and this forward does not do; to ignore one would give wrong answers
  * quietly. */
 static fg_status refuse_variants(const fg_weights *weights, const architecture *arch, fg_error *err)
@@ -200,7 +180,15 @@ static fg_status refuse_variants(const fg_weights *weights, const architecture *
                        "metadata '%s' is false: attention to later tokens is not supported",
                        key.text);
     }
-    return refuse_scaled_rope(weights, arch, err);
+    key = key_of(arch, "rope.scaling.finetuned");
+    bool is_rotated = true;
+    fg_weights_get_bool(weights, key.text, &is_rotated);
+    if (arch->scales && !is_rotated) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "metadata '%s' is false: a model without positions is not supported",
+                       key.text);
+    }
+    return FG_OK;
 }
 
 static fg_status refuse_window(const fg_weights *weights, const architecture *arch,
@@ -275,6 +263,118 @@ static fg_status read_heads(const fg_weights *weights, const architecture *arch,
     return read_head_dim(weights, arch, hp, err);
 }
 
+/* As read_f32; absent leaves *out as it is, and so does 0 where `zero_is_absent`. */
+static fg_status read_f32_optional(const fg_weights *weights, const char *key, float value_max,
+                                   bool zero_is_absent, float *out, fg_error *err)
+{
+    float value = 1.0f;
+    const fg_meta *meta = fg_weights_meta(weights, key);
+    if (meta == NULL ||
+        (zero_is_absent && fg_weights_get_f32(weights, key, &value) && value == 0.0f)) {
+        return FG_OK;
+    }
+    return read_f32(weights, key, value_max, out, err);
+}
+
+typedef struct float_key {
+    const char *name;
+    bool zero_is_absent;
+    float *out;
+} float_key;
+
+static fg_status read_floats(const fg_weights *weights, const architecture *arch,
+                             const float_key *keys, size_t count, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (size_t i = 0; i < count && status == FG_OK; i++) {
+        status = read_f32_optional(weights, key_of(arch, keys[i].name).text, FACTOR_MAX,
+                                   keys[i].zero_is_absent, keys[i].out, err);
+    }
+    return status;
+}
+
+/* What files call their way of scaling; FG_BAD_INPUT for one that is not known. */
+static fg_status read_scaling_type(const fg_weights *weights, const architecture *arch,
+                                   fg_rope_scaling *scaling, bool *none_out, fg_error *err)
+{
+    own_key key = key_of(arch, "rope.scaling.type");
+    const char *type = "linear"; /* a factor alone asks for that */
+    size_t length = strlen(type);
+    fg_weights_get_string(weights, key.text, &type, &length);
+    bool is_longrope = length == 8 && memcmp(type, "longrope", 8) == 0;
+    *none_out = length == 4 && memcmp(type, "none", 4) == 0;
+    scaling->yarn = length == 4 && memcmp(type, "yarn", 4) == 0;
+    bool is_linear = length == 6 && memcmp(type, "linear", 6) == 0;
+    if (!*none_out && !scaling->yarn && !is_linear && !(is_longrope && arch->rope_factors)) {
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "metadata '%s' asks for '%.*s', which is not supported (none, linear, yarn%s)",
+            key.text, (int)(length < 32 ? length : 32), type,
+            arch->rope_factors ? ", longrope" : "");
+    }
+    return FG_OK;
+}
+
+/* Keys that would change YaRN's shape in ways that nobody's files do. */
+static fg_status refuse_other_yarn(const fg_weights *weights, const architecture *arch,
+                                   fg_error *err)
+{
+    static const char *const names[] = { "rope.scaling.yarn_ext_factor",
+                                         "rope.scaling.yarn_attn_factor" };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        own_key key = key_of(arch, names[i]);
+        float value = 1.0f;
+        fg_weights_get_f32(weights, key.text, &value);
+        if (value != 1.0f) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (only 1 is supported)", key.text,
+                           (double)value);
+        }
+    }
+    own_key key = key_of(arch, "rope.scaling.yarn_log_multiplier");
+    float multiplier = 0.0f;
+    fg_weights_get_f32(weights, key.text, &multiplier);
+    return multiplier == 0.0f
+               ? FG_OK
+               : fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (only 0 is supported)", key.text,
+                         (double)multiplier);
+}
+
+static fg_status read_rope_scaling(const fg_weights *weights, const architecture *arch,
+                                   fg_hparams *hp, fg_error *err)
+{
+    fg_rope_scaling *scaling = &hp->rope_scaling;
+    *scaling = (fg_rope_scaling){ .factor = 1.0f,
+                                  .beta_fast = 32.0f,
+                                  .beta_slow = 1.0f,
+                                  .original_context = hp->context_length,
+                                  .magnitude = 1.0f };
+    bool is_none;
+    fg_status status = read_scaling_type(weights, arch, scaling, &is_none, err);
+    if (status != FG_OK) {
+        return status;
+    }
+    bool is_named = fg_weights_meta(weights, key_of(arch, "rope.scaling.factor").text) != NULL;
+    const float_key keys[] = {
+        { is_named ? "rope.scaling.factor" : "rope.scale_linear", true, &scaling->factor },
+        { "rope.scaling.attn_factor", false, &scaling->magnitude },
+        { "rope.scaling.yarn_beta_fast", false, &scaling->beta_fast },
+        { "rope.scaling.yarn_beta_slow", false, &scaling->beta_slow },
+    };
+    status = read_floats(weights, arch, keys, sizeof keys / sizeof keys[0], err);
+    if (status == FG_OK) {
+        status =
+            read_u32_optional(weights, key_of(arch, "rope.scaling.original_context_length").text,
+                              FG_LIMIT_CONTEXT_TOKENS, &scaling->original_context, err);
+    }
+    scaling->factor = is_none ? 1.0f : scaling->factor;
+    if (status == FG_OK && scaling->factor < 1.0f) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (at least 1 is supported)",
+                       key_of(arch, keys[0].name).text, (double)scaling->factor);
+    }
+    scaling->yarn = scaling->yarn && scaling->factor > 1.0f;
+    return status == FG_OK && scaling->yarn ? refuse_other_yarn(weights, arch, err) : status;
+}
+
 static fg_status read_rope(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
                            fg_error *err)
 {
@@ -292,6 +392,28 @@ static fg_status read_rope(const fg_weights *weights, const architecture *arch, 
     if (fg_weights_meta(weights, key.text) != NULL) {
         status = read_f32(weights, key.text, 1e30f, &hp->rope_theta, err);
     }
+    return status == FG_OK ? read_rope_scaling(weights, arch, hp, err) : status;
+}
+
+/* After norm_epsilon and head_dim. */
+static fg_status read_scales(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
+                             fg_error *err)
+{
+    float residual = 1.0f;
+    hp->embedding_scale = hp->logit_scale = 1.0f;
+    hp->attention_scale = 1.0f / __builtin_sqrtf((float)hp->head_dim);
+    if (!arch->scales) {
+        return FG_OK;
+    }
+    const float_key keys[] = {
+        { "embedding_scale", true, &hp->embedding_scale },
+        { "residual_scale", true, &residual },
+        { "attention.scale", true, &hp->attention_scale },
+        { "logit_scale", true, &hp->logit_scale },
+    };
+    fg_status status = read_floats(weights, arch, keys, sizeof keys / sizeof keys[0], err);
+    hp->embedding_scale /= residual;
+    hp->norm_epsilon /= residual * residual;
     return status;
 }
 
@@ -327,8 +449,9 @@ static fg_status read_numbers(const fg_weights *weights, const architecture *arc
     if (status != FG_OK) {
         return status;
     }
-    return read_f32(weights, key_of(arch, "attention.layer_norm_rms_epsilon").text, 1.0f,
-                    &hp->norm_epsilon, err);
+    status = read_f32(weights, key_of(arch, "attention.layer_norm_rms_epsilon").text, 1.0f,
+                      &hp->norm_epsilon, err);
+    return status == FG_OK ? read_scales(weights, arch, hp, err) : status;
 }
 
 /* The vocabulary's size is the embedding's row count; everything else that names it must agree. */
@@ -371,7 +494,7 @@ typedef struct tensor_row {
     bool is_optional;
 } tensor_row;
 
-enum { LAYER_TENSORS = 14, MODEL_TENSORS = 4 };
+enum { LAYER_TENSORS = 15, MODEL_TENSORS = 6 };
 
 static void layer_rows(const architecture *arch, const fg_hparams *hp,
                        tensor_row rows_out[LAYER_TENSORS])
@@ -381,15 +504,17 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
     uint64_t kv = (uint64_t)hp->kv_head_count * hp->head_dim;
     uint64_t q_bias = arch->qkv_bias ? q : 0, kv_bias = arch->qkv_bias ? kv : 0;
     uint64_t norm = arch->qk_norm ? hp->head_dim : 0;
+    uint64_t apart = arch->fused ? 0 : embed, fused = arch->fused ? embed : 0;
     const tensor_row rows[LAYER_TENSORS] = {
         { "attn_norm.weight", embed, 1, true, false },
-        { "attn_q.weight", embed, q, false, false },
-        { "attn_k.weight", embed, kv, false, false },
-        { "attn_v.weight", embed, kv, false, false },
+        { "attn_q.weight", apart, q, false, false },
+        { "attn_k.weight", apart, kv, false, false },
+        { "attn_v.weight", apart, kv, false, false },
+        { "attn_qkv.weight", fused, q + 2 * kv, false, false },
         { "attn_output.weight", q, embed, false, false },
         { "ffn_norm.weight", embed, 1, true, false },
-        { "ffn_gate.weight", embed, ffn, false, false },
-        { "ffn_up.weight", embed, ffn, false, false },
+        { "ffn_gate.weight", apart, ffn, false, false },
+        { "ffn_up.weight", embed, arch->fused ? 2 * ffn : ffn, false, false },
         { "ffn_down.weight", ffn, embed, false, false },
         { "attn_q.bias", q_bias, 1, true, false },
         { "attn_k.bias", kv_bias, 1, true, false },
@@ -409,6 +534,8 @@ static void model_rows(const architecture *arch, const fg_hparams *hp,
         { "output_norm.weight", embed, 1, true, false },
         { "output.weight", embed, hp->vocab_size, false, true },
         { "rope_freqs.weight", arch->rope_freqs ? hp->rope_dims / 2 : 0, 1, true, true },
+        { "rope_factors_long.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
+        { "rope_factors_short.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
     };
     memcpy(rows_out, rows, sizeof rows);
 }
@@ -519,18 +646,25 @@ static fg_status check_tensors(const fg_weights *weights, const architecture *ar
                : refuse_stranger(weights, arch, hp, err);
 }
 
+/* A file has the divisors of the context that it is for: the long ones, where that is longer than the original one. All
+ * of a model's requests have the same ones, however short they are: answers must not depend on what comes later. */
 static fg_status read_rope_freqs(const fg_weights *weights, fg_hparams *hp, fg_error *err)
 {
-    const fg_tensor *tensor = fg_weights_find(weights, "rope_freqs.weight");
+    bool is_long = hp->context_length > hp->rope_scaling.original_context;
+    const char *const names[] = { "rope_freqs.weight", is_long ? "rope_factors_long.weight"
+                                                               : "rope_factors_short.weight" };
+    const fg_tensor *tensor = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && tensor == NULL; i++) {
+        tensor = fg_weights_find(weights, names[i]);
+    }
     if (tensor == NULL) {
         return FG_OK;
     }
     hp->rope_freqs = tensor->data;
     for (uint32_t i = 0; i < hp->rope_dims / 2; i++) {
         if (!(hp->rope_freqs[i] > 0.0f && hp->rope_freqs[i] < 1e30f)) {
-            return fg_fail(err, FG_BAD_INPUT,
-                           "tensor 'rope_freqs.weight' holds %g, which divides no angle",
-                           (double)hp->rope_freqs[i]);
+            return fg_fail(err, FG_BAD_INPUT, "tensor '%s' holds %g, which divides no angle",
+                           tensor->name, (double)hp->rope_freqs[i]);
         }
     }
     return FG_OK;
@@ -540,7 +674,8 @@ static fg_status read_rope_freqs(const fg_weights *weights, fg_hparams *hp, fg_e
  * (docs/PERFORMANCE.md), and is quicker. */
 static uint32_t suitable_kv_dtype(const fg_weights *weights)
 {
-    uint32_t type = fg_weights_find(weights, "blk.0.attn_k.weight")->type;
+    const fg_tensor *keys = fg_weights_find(weights, "blk.0.attn_k.weight");
+    uint32_t type = (keys != NULL ? keys : fg_weights_find(weights, "blk.0.attn_qkv.weight"))->type;
     return type == FG_F32 || type == FG_F16 ? FG_F16 : FG_BF16;
 }
 
@@ -553,7 +688,8 @@ fg_status fg_hparams_read(const fg_weights *weights, fg_hparams *hparams_out, fg
     }
     fg_hparams hp = { .rope_interleaved = arch->interleaved,
                       .qkv_bias = arch->qkv_bias,
-                      .qk_norm = arch->qk_norm };
+                      .qk_norm = arch->qk_norm,
+                      .fused = arch->fused };
     snprintf(hp.architecture, sizeof hp.architecture, "%s", arch->name);
     copy_name(weights, hp.name, sizeof hp.name);
     status = refuse_variants(weights, arch, err);

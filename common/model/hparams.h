@@ -10,6 +10,16 @@
 #include "common/base/status.h"
 #include "common/model/weights.h"
 
+/* A context that is longer than the one that a model was first trained for: what turns slower, and by how much longer
+ * rotated vectors become. */
+typedef struct fg_rope_scaling {
+    float factor; /* 1: none */
+    bool yarn;
+    float beta_fast, beta_slow; /* of YaRN */
+    uint32_t original_context;
+    float magnitude; /* YaRN's own comes on top of it */
+} fg_rope_scaling;
+
 typedef struct fg_hparams {
     char architecture[32];
     char name[96];
@@ -25,8 +35,13 @@ typedef struct fg_hparams {
     bool rope_interleaved;   /* pairs (2i, 2i+1), GGUF's `llama`; false: halves */
     bool qkv_bias;           /* `qwen2`: added to q, k and v */
     bool qk_norm;            /* `qwen3`: each head of q and k is normalised before it is rotated */
+    bool fused;              /* `phi3`: q, k and v are rows of one tensor, gate and up of another */
     float rope_theta;
+    fg_rope_scaling rope_scaling;
     float norm_epsilon;
+    /* `granite`; elsewhere 1, 1 / sqrt(head_dim), 1. Where what a layer adds is scaled, the stream that it is added to is kept
+     * divided by that scale: embedding_scale and norm_epsilon are that stream's. */
+    float embedding_scale, attention_scale, logit_scale;
     bool tied_output;        /* no output.weight: the embedding is the head */
     const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
     uint32_t kv_dtype;       /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */

@@ -146,17 +146,18 @@ void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activatio
 typedef struct embed_args {
     const fg_matrix *table;
     const uint32_t *tokens;
+    float scale;
     float *out;
 } embed_args;
 
-static void embed_row(const fg_matrix *table, uint32_t token, float *out)
+static void embed_row(const fg_matrix *table, uint32_t token, float scale, float *out)
 {
     size_t row_bytes = (size_t)(table->columns / fg_dtype_block_count(table->type)) *
                        fg_dtype_block_bytes(table->type);
     const uint8_t *row = (const uint8_t *)table->data + token * row_bytes;
     if (fg_cpu_op_linear_form(table->type) != FG_FORM_QUANTS) {
         for (uint32_t i = 0; i < table->columns; i++) {
-            out[i] = fg_cpu_float_at(table->type, row, i);
+            out[i] = fg_cpu_float_at(table->type, row, i) * scale;
         }
         return;
     }
@@ -167,7 +168,8 @@ static void embed_row(const fg_matrix *table, uint32_t token, float *out)
         for (uint32_t i = 0; i < FG_QUANT_GROUP; i++) {
             float d = group.d * (float)group.scale[i / 16];
             float value = d * (float)group.q[i];
-            out[g * FG_QUANT_GROUP + i] = factor != 0.0f ? value + factor * group.minimum : value;
+            value = factor != 0.0f ? value + factor * group.minimum : value;
+            out[g * FG_QUANT_GROUP + i] = value * scale;
         }
     }
 }
@@ -176,16 +178,16 @@ static void embed_rows(fg_device_stream *stream, const void *args, uint32_t firs
 {
     const embed_args *embed = args;
     for (uint32_t row = first; row < first + count; row++) {
-        embed_row(embed->table, embed->tokens[row],
+        embed_row(embed->table, embed->tokens[row], embed->scale,
                   embed->out + (size_t)row * embed->table->columns);
     }
 }
 
 void fg_cpu_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                     uint32_t rows, float *out)
+                     uint32_t rows, float scale, float *out)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    embed_args args = { .table = table, .tokens = tokens, .out = out };
+    embed_args args = { .table = table, .tokens = tokens, .scale = scale, .out = out };
     over_rows(stream, rows, table->columns, embed_rows, &args);
     fg_op_clock_end(FG_OP_KIND_EMBED, began_ns);
 }

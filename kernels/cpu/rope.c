@@ -46,27 +46,73 @@ static double exp_minus(double y)
     return sum * double_from_bits((uint64_t)(1023 - n) << 52);
 }
 
-void fg_rope_frequencies(float theta, const float *divisors, uint32_t pair_count,
-                         double *frequencies_out)
+#define LOG_TWO_PI 0x1.d67f1c864beb5p+0
+
+/* Of |x| below 2^52. */
+static double floor_of(double x)
 {
-    double log_theta = log_of(theta);
-    for (uint32_t i = 0; i < pair_count; i++) {
-        double frequency = exp_minus(log_theta * i / pair_count);
-        frequencies_out[i] = divisors == NULL ? frequency : frequency / (double)divisors[i];
+    double whole = (double)(int64_t)x;
+    return whole > x ? whole - 1.0 : whole;
+}
+
+/* The pair, not a whole one, that turns `turns` times in the original context. */
+static double pair_of_turns(const fg_rope_shape *shape, float turns)
+{
+    double log_turns = log_of((float)shape->original_context) - log_of(turns) - LOG_TWO_PI;
+    return shape->pair_count * log_turns / log_of(shape->theta);
+}
+
+/* The first and the last pair of YaRN's ramp. */
+static void find_ramp(const fg_rope_shape *shape, double *first_out, double *last_out)
+{
+    double first = floor_of(pair_of_turns(shape, shape->beta_fast));
+    double last = -floor_of(-pair_of_turns(shape, shape->beta_slow));
+    double last_dim = 2.0 * shape->pair_count - 1.0;
+    *first_out = first > 0.0 ? first : 0.0;
+    *last_out = last < last_dim ? last : last_dim;
+}
+
+void fg_rope_frequencies(const fg_rope_shape *shape, double *frequencies_out)
+{
+    double log_theta = log_of(shape->theta);
+    double first = 0.0, last = 0.0;
+    if (shape->yarn) {
+        find_ramp(shape, &first, &last);
+    }
+    for (uint32_t i = 0; i < shape->pair_count; i++) {
+        double frequency = exp_minus(log_theta * i / shape->pair_count);
+        if (shape->divisors != NULL) {
+            frequency /= (double)shape->divisors[i];
+        }
+        double kept = 0.0;
+        if (shape->yarn) {
+            double width = last - first > 0.001 ? last - first : 0.001;
+            double along = (i - first) / width;
+            kept = 1.0 - (along < 0.0 ? 0.0 : along > 1.0 ? 1.0 : along);
+        }
+        if (shape->factor != 1.0f) {
+            frequency = frequency / (double)shape->factor * (1.0 - kept) + frequency * kept;
+        }
+        frequencies_out[i] = frequency;
     }
 }
 
+float fg_rope_yarn_magnitude(float factor)
+{
+    return (float)(1.0 + 0.1 * log_of(factor));
+}
+
 void fg_cpu_op_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                          const double *frequencies, uint32_t pair_count, float *table)
+                          const fg_rope_turns *turns, float *table)
 {
     uint64_t began_ns = fg_op_clock_begin();
     for (uint32_t row = 0; row < rows; row++) {
-        for (uint32_t pair = 0; pair < pair_count; pair++) {
+        for (uint32_t pair = 0; pair < turns->pair_count; pair++) {
             double sine;
             double cosine;
-            fg_sincos((double)positions[row] * frequencies[pair], &sine, &cosine);
-            *table++ = (float)cosine;
-            *table++ = (float)sine;
+            fg_sincos((double)positions[row] * turns->frequencies[pair], &sine, &cosine);
+            *table++ = (float)(cosine * turns->magnitude);
+            *table++ = (float)(sine * turns->magnitude);
         }
     }
     stream->sequence++;

@@ -231,12 +231,12 @@ void fg_cuda_highest(fg_device_stream *stream, const fg_panels *weight, const fg
                      uint32_t rows, uint32_t *choices, float *tops);
 void fg_cuda_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
 void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                   uint32_t rows, float *out);
+                   uint32_t rows, float scale, float *out);
 void fg_cuda_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 void fg_cuda_finite(fg_device_stream *stream, const float *values, uint32_t columns, uint32_t rows,
                     uint32_t *finite);
 void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                        const double *frequencies, uint32_t pair_count, float *table);
+                        const fg_rope_turns *turns, float *table);
 void fg_cuda_rope_store(fg_device_stream *stream, const fg_paged_kv *kv, const fg_rope_store *args,
                         uint32_t rows);
 void fg_cuda_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_attend *args,

@@ -296,7 +296,7 @@ fg_status fg_cuda_pack(fg_device *device, const fg_matrix *rows, fg_panels *pane
 
 static __global__ void embed_rows(uint32_t type, const uint8_t *table, size_t row_bytes,
                                   uint32_t outputs, uint32_t columns, const uint32_t *tokens,
-                                  const uint32_t *chosen, float *out)
+                                  const uint32_t *chosen, float scale, float *out)
 {
     fg_gpu_let_next();
     fg_gpu_wait();
@@ -307,16 +307,16 @@ static __global__ void embed_rows(uint32_t type, const uint8_t *table, size_t ro
     }
     const uint8_t *row = table + token * row_bytes;
     for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {
-        out[(size_t)blockIdx.x * columns + i] = fg_gpu_unpack_at(type, row, i);
+        out[(size_t)blockIdx.x * columns + i] = fg_gpu_unpack_at(type, row, i) * scale;
     }
 }
 
 void fg_cuda_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                   uint32_t rows, float *out)
+                   uint32_t rows, float scale, float *out)
 {
     const uint32_t *staged = fg_gpu_staged_at(tokens, stream->rows.tokens, stream->at.tokens);
     stream->sequence++;
     FG_LAUNCH(embed_rows, dim3(rows), dim3(128), 0, stream->stream, true, table->type,
               (const uint8_t *)table->data, row_bytes_of(table->type, table->columns),
-              table->outputs, table->columns, staged, (const uint32_t *)stream->chosen, out);
+              table->outputs, table->columns, staged, (const uint32_t *)stream->chosen, scale, out);
 }

@@ -160,7 +160,7 @@ typedef struct frequency_list {
 } frequency_list;
 
 static __global__ void turn_table(const uint32_t *positions, frequency_list frequencies,
-                                  uint32_t pair_count, float *table)
+                                  uint32_t pair_count, double magnitude, float *table)
 {
     fg_gpu_let_next();
     fg_gpu_wait();
@@ -169,23 +169,23 @@ static __global__ void turn_table(const uint32_t *positions, frequency_list freq
         double sine, cosine;
         sincos(position * frequencies.each[pair], &sine, &cosine);
         float *at = table + ((size_t)blockIdx.x * pair_count + pair) * 2;
-        at[0] = (float)cosine;
-        at[1] = (float)sine;
+        at[0] = (float)(cosine * magnitude);
+        at[1] = (float)(sine * magnitude);
     }
 }
 
 void fg_cuda_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                        const double *frequencies, uint32_t pair_count, float *table)
+                        const fg_rope_turns *turns, float *table)
 {
     const uint32_t *staged =
         fg_gpu_staged_at(positions, stream->rows.positions, stream->at.positions);
     frequency_list list = {};
-    for (uint32_t i = 0; i < pair_count && i < PAIRS_MAX; i++) {
-        list.each[i] = frequencies[i];
+    for (uint32_t i = 0; i < turns->pair_count && i < PAIRS_MAX; i++) {
+        list.each[i] = turns->frequencies[i];
     }
     stream->sequence++;
-    FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list, pair_count,
-              table);
+    FG_LAUNCH(turn_table, dim3(rows), dim3(64), 0, stream->stream, true, staged, list,
+              turns->pair_count, turns->magnitude, table);
 }
 
 /* What a kernel needs of fg_rope_store and fg_paged_kv. */

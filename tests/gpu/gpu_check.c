@@ -107,7 +107,7 @@ float *unpacked(const fg_matrix *matrix)
     for (uint32_t i = 0; i < matrix->outputs; i++) {
         tokens[i] = i;
     }
-    fg_op_embed(cpu.stream, matrix, tokens, matrix->outputs, values);
+    fg_op_embed(cpu.stream, matrix, tokens, matrix->outputs, 1.0f, values);
     fg_mem_free(tokens);
     close_test_device(&cpu);
     return values;
@@ -170,12 +170,15 @@ static void check_embed(check *c, const uint32_t *tokens)
         fg_matrix matrix;
         void *data = random_matrix(&c->rng, types[i], 50, 768, &matrix);
         float *want = unpacked(&matrix), *got = fg_mem_array(ODD_ROWS * 768, sizeof *got);
+        for (uint32_t k = 0; k < 50 * 768; k++) {
+            want[k] *= 0.7f;
+        }
         size_t bytes =
             50 * (size_t)(768 / fg_dtype_block_count(types[i])) * fg_dtype_block_bytes(types[i]);
         fg_matrix there = matrix;
         FG_ASSERT(fg_device_load(c->device, data, bytes, &there.data, NULL) == FG_OK);
         float *out = put(c, NULL, ODD_ROWS * 768 * sizeof(float));
-        fg_op_embed(c->stream, &there, tokens, ODD_ROWS, out);
+        fg_op_embed(c->stream, &there, tokens, ODD_ROWS, 0.7f, out);
         get(c, got, out, ODD_ROWS * 768 * sizeof(float));
         bool same = true;
         for (uint32_t row = 0; row < ODD_ROWS; row++) {
@@ -251,17 +254,20 @@ static void check_norm(check *c, const uint32_t *row_ids, uint32_t columns)
 static void check_rope_table(check *c, const uint32_t *positions)
 {
     double frequencies[64];
-    fg_rope_frequencies(500000.0f, NULL, 64, frequencies);
+    fg_rope_frequencies(&(fg_rope_shape){ .theta = 500000.0f, .pair_count = 64, .factor = 1.0f },
+                        frequencies);
+    fg_rope_turns turns = { .frequencies = frequencies, .pair_count = 64, .magnitude = 1.25 };
     float *table = put(c, NULL, ODD_ROWS * 128 * sizeof(float)), got[ODD_ROWS * 128];
-    fg_op_rope_table(c->stream, positions, ODD_ROWS, frequencies, 64, table);
+    fg_op_rope_table(c->stream, positions, ODD_ROWS, &turns, table);
     get(c, got, table, sizeof got);
     double worst = 0.0;
     for (uint32_t i = 0; i < ODD_ROWS * 64; i++) {
         double angle = (double)positions[i / 64] * frequencies[i % 64];
-        double error = fmax(fabs(got[2 * i] - cos(angle)), fabs(got[2 * i + 1] - sin(angle)));
+        double error =
+            fmax(fabs(got[2 * i] - 1.25 * cos(angle)), fabs(got[2 * i + 1] - 1.25 * sin(angle)));
         worst = error > worst || isnan(error) ? error : worst;
     }
-    tell(c, worst < 1e-7, "rope table: worst error %.3g", worst);
+    tell(c, worst < 2e-7, "rope table: worst error %.3g", worst);
     drop(c, table);
 }
 
@@ -305,7 +311,7 @@ static void check_replay(check *c)
             tokens[i] = (i * 7 + turn) % OUTPUTS;
         }
         stage_plain(c, tokens, positions, positions, ROWS);
-        fg_op_embed(c->stream, &table, tokens, ROWS, in.a.values);
+        fg_op_embed(c->stream, &table, tokens, ROWS, 1.0f, in.a.values);
         fg_op_prepare(c->stream, &in.a, FG_FORM_PAIRS, ROWS);
         fg_op_linear(c->stream, &linear, 1, &in.a, ROWS);
         get(c, first, out, sizeof first);
@@ -313,7 +319,7 @@ static void check_replay(check *c)
         stage_plain(c, tokens, positions, positions, ROWS);
         bool replayed = fg_device_replay_begin(c->stream, 17);
         if (!replayed) {
-            fg_op_embed(c->stream, &table, tokens, ROWS, in.a.values);
+            fg_op_embed(c->stream, &table, tokens, ROWS, 1.0f, in.a.values);
             fg_op_prepare(c->stream, &in.a, FG_FORM_PAIRS, ROWS);
             fg_op_linear(c->stream, &linear, 1, &in.a, ROWS);
             fg_device_replay_end(c->stream);

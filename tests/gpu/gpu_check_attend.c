@@ -347,7 +347,9 @@ static void check_store(check *c, bool interleaved, bool biased)
     sequence s = make_sequence(c, &h, &next);
     kv_world w = make_kv(c, &h, next);
     double frequencies[PAIRS];
-    fg_rope_frequencies(10000.0f, NULL, PAIRS, frequencies);
+    fg_rope_frequencies(&(fg_rope_shape){ .theta = 10000.0f, .pair_count = PAIRS, .factor = 1.0f },
+                        frequencies);
+    fg_rope_turns turns = { .frequencies = frequencies, .pair_count = PAIRS, .magnitude = 1.0 };
     uint32_t positions[40];
     fg_kv_row kv_rows[40];
     for (uint32_t i = 0; i < h.slots; i++) {
@@ -357,7 +359,7 @@ static void check_store(check *c, bool interleaved, bool biased)
     float *table = fg_mem_array(h.slots * DIM, sizeof *table),
           *biases = random_floats(&c->rng, 6 * DIM, 1.0f);
     float *norms = random_floats(&c->rng, DIM, 1.0f);
-    fg_op_rope_table(cpu.stream, positions, h.slots, frequencies, PAIRS, table);
+    fg_op_rope_table(cpu.stream, positions, h.slots, &turns, table);
     size_t q_count = (size_t)h.slots * h.heads * DIM, k_count = (size_t)h.slots * h.kv_heads * DIM;
     float *there_bias = put(c, biases, 6 * DIM * 4), *there_norm = put(c, norms, DIM * 4);
     float *there_q = put(c, s.q, q_count * 4), *there_k = put(c, s.k, k_count * 4),

@@ -510,7 +510,7 @@ static void check_followed(check *c, const char *what, const uint32_t *choices, 
     fg_op_stage(c->stream,
                 &(fg_step_rows){
                     .tokens = tokens, .positions = positions, .kv_rows = kv_rows, .rows = rows });
-    fg_op_embed(c->stream, &there, tokens, rows, out);
+    fg_op_embed(c->stream, &there, tokens, rows, 1.0f, out);
     get(c, got, out, rows * sizeof got[0]);
     for (uint32_t row = 0; row < rows; row++) {
         uint32_t choice = choices[rows - 1 - row];

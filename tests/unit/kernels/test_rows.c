@@ -411,10 +411,16 @@ Test(rows, embed_is_the_reference_dequantiser_bit_for_bit)
         float *want = fg_mem_array((size_t)7 * 512, sizeof(float));
         float *out = fg_mem_array((size_t)4 * 512, sizeof(float));
         fg_dequant(types[t], data, want, (uint64_t)7 * 512);
-        fg_op_embed(device.stream, &table, tokens, 4, out);
+        fg_op_embed(device.stream, &table, tokens, 4, 1.0f, out);
         for (int row = 0; row < 4; row++) {
             cr_assert(memcmp(out + row * 512, want + tokens[row] * 512, 512 * sizeof(float)) == 0,
                       "%s row %d", fg_dtype_name(types[t]), row);
+        }
+        fg_op_embed(device.stream, &table, tokens, 4, 0.7f, out);
+        for (uint32_t i = 0; i < 4 * 512; i++) {
+            float scaled = want[tokens[i / 512] * 512 + i % 512] * 0.7f;
+            cr_assert(out[i] == scaled, "%s scaled, %u: %g, not %g", fg_dtype_name(types[t]), i,
+                      (double)out[i], (double)scaled);
         }
         fg_mem_free(want);
         fg_mem_free(out);
@@ -423,35 +429,89 @@ Test(rows, embed_is_the_reference_dequantiser_bit_for_bit)
     close_test_device(&device);
 }
 
+/* Which part of a pair's own speed is left, as YaRN's authors have it. */
+static double kept_of_speed(const fg_rope_shape *shape, uint32_t pair)
+{
+    if (!shape->yarn) {
+        return 1.0 / shape->factor;
+    }
+    double dims = 2.0 * shape->pair_count, two_pi = 6.283185307179586;
+    double first = floor(dims * log(shape->original_context / (shape->beta_fast * two_pi)) /
+                         (2 * log(shape->theta)));
+    double last = ceil(dims * log(shape->original_context / (shape->beta_slow * two_pi)) /
+                       (2 * log(shape->theta)));
+    first = fmax(first, 0);
+    last = fmin(last, dims - 1);
+    double ramp = fmin(fmax((pair - first) / fmax(last - first, 0.001), 0), 1);
+    return (1.0 - ramp) + ramp / shape->factor;
+}
+
 Test(rows, rope_frequencies_and_angles_agree_with_libm)
 {
+    enum { POSITIONS = 6 };
     static const struct {
-        float theta;
-        uint32_t pairs;
-    } cases[] = { { 10000.0f, 4 }, { 100000.0f, 32 }, { 500000.0f, 64 }, { 1e6f, 128 } };
+        fg_rope_shape shape;
+        double magnitude;
+    } cases[] = {
+        { { .theta = 10000.0f, .pair_count = 4, .factor = 1 }, 1.0 },
+        { { .theta = 100000.0f, .pair_count = 32, .factor = 1 }, 1.0 },
+        { { .theta = 500000.0f, .pair_count = 64, .factor = 1 }, 1.1902380714238083 },
+        { { .theta = 1e6f, .pair_count = 128, .factor = 2.5f }, 1.0 },
+        { { .theta = 10000.0f,
+            .pair_count = 64,
+            .factor = 4,
+            .yarn = true,
+            .beta_fast = 32,
+            .beta_slow = 1,
+            .original_context = 4096 },
+          1.0 },
+        { { .theta = 1e6f,
+            .pair_count = 64,
+            .factor = 8,
+            .yarn = true,
+            .beta_fast = 16,
+            .beta_slow = 2,
+            .original_context = 32768 },
+          0.5 },
+        /* No pair turns that often, and all turn that seldom: the ramp has no length. */
+        { { .theta = 10000.0f,
+            .pair_count = 16,
+            .factor = 4,
+            .yarn = true,
+            .beta_fast = 32,
+            .beta_slow = 1,
+            .original_context = 4 },
+          1.0 },
+    };
     test_device device;
     cr_assert(open_test_device("auto", 1, &device));
-    const uint32_t positions[] = { 0, 1, 17, 8191, 131071, 1048575 };
+    const uint32_t positions[POSITIONS] = { 0, 1, 17, 8191, 131071, 1048575 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         double frequencies[128];
-        float table[6 * 128 * 2];
+        float table[POSITIONS * 128 * 2];
         float divisors[128];
-        for (uint32_t i = 0; i < cases[c].pairs; i++) {
+        fg_rope_shape shape = cases[c].shape;
+        shape.divisors = divisors;
+        for (uint32_t i = 0; i < shape.pair_count; i++) {
             divisors[i] = i % 2 == 0 ? 1.0f : 8.0f;
         }
-        fg_rope_frequencies(cases[c].theta, divisors, cases[c].pairs, frequencies);
-        fg_op_rope_table(device.stream, positions, 6, frequencies, cases[c].pairs, table);
-        for (uint32_t i = 0; i < cases[c].pairs; i++) {
-            double want =
-                pow(cases[c].theta, -2.0 * i / (2.0 * cases[c].pairs)) / (double)divisors[i];
-            cr_assert(fabs(frequencies[i] - want) <= 1e-14 * want, "pair %u: %.17g, want %.17g", i,
-                      frequencies[i], want);
-            for (int p = 0; p < 6; p++) {
-                const float *turn = &table[((uint32_t)p * cases[c].pairs + i) * 2];
-                cr_assert(fabs(turn[0] - cos(positions[p] * want)) < 1e-7);
-                cr_assert(fabs(turn[1] - sin(positions[p] * want)) < 1e-7);
+        fg_rope_frequencies(&shape, frequencies);
+        fg_rope_turns turns = { .frequencies = frequencies,
+                                .pair_count = shape.pair_count,
+                                .magnitude = cases[c].magnitude };
+        fg_op_rope_table(device.stream, positions, POSITIONS, &turns, table);
+        for (uint32_t i = 0; i < shape.pair_count; i++) {
+            double want = pow(shape.theta, -2.0 * i / (2.0 * shape.pair_count)) /
+                          (double)divisors[i] * kept_of_speed(&shape, i);
+            cr_assert(fabs(frequencies[i] - want) <= 1e-14 * want,
+                      "%zu, pair %u: %.17g, want %.17g", c, i, frequencies[i], want);
+            for (uint32_t p = 0; p < POSITIONS; p++) {
+                const float *turn = &table[(p * shape.pair_count + i) * 2];
+                cr_assert(fabs(turn[0] - cases[c].magnitude * cos(positions[p] * want)) < 2e-7);
+                cr_assert(fabs(turn[1] - cases[c].magnitude * sin(positions[p] * want)) < 2e-7);
             }
         }
     }
+    cr_assert(fabsf(fg_rope_yarn_magnitude(4.0f) - (float)(1.0 + 0.1 * log(4.0))) < 1e-7f);
     close_test_device(&device);
 }

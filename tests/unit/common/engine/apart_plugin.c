@@ -57,7 +57,8 @@ typedef struct op {
     fg_choose choose;
     const uint32_t *numbers; /* tokens, positions */
     const float *values;
-    const double *frequencies;
+    fg_rope_turns turns;
+    float scale;
     uint32_t *choices;
     float *out;
     fg_copy_rows copy;
@@ -500,7 +501,7 @@ static void run_embed(fg_device_stream *stream, const op *o)
             token = token < o->table.outputs ? token : 0;
             apart_followed++;
         }
-        fg_cpu_backend.embed(stream->cpu, &o->table, &token, 1,
+        fg_cpu_backend.embed(stream->cpu, &o->table, &token, 1, o->scale,
                              o->out + (size_t)row * o->table.columns);
     }
 }
@@ -599,8 +600,8 @@ static void run_op(fg_device_stream *stream, op *o)
         fg_cpu_backend.finite(stream->cpu, o->values, o->count, o->rows, o->choices);
         break;
     case OP_ROPE_TABLE:
-        fg_cpu_backend.rope_table(stream->cpu, numbers_of(s, o->numbers), o->rows, o->frequencies,
-                                  o->count, o->out);
+        fg_cpu_backend.rope_table(stream->cpu, numbers_of(s, o->numbers), o->rows, &o->turns,
+                                  o->out);
         break;
     case OP_ROPE_STORE:
     case OP_ATTEND:
@@ -711,10 +712,14 @@ static void apart_choose(fg_device_stream *stream, const fg_choose *args, uint32
 }
 
 static void apart_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
-                        uint32_t rows, float *out)
+                        uint32_t rows, float scale, float *out)
 {
-    give(stream,
-         &(op){ .kind = OP_EMBED, .table = *table, .numbers = tokens, .rows = rows, .out = out });
+    give(stream, &(op){ .kind = OP_EMBED,
+                        .table = *table,
+                        .numbers = tokens,
+                        .rows = rows,
+                        .scale = scale,
+                        .out = out });
 }
 
 static void apart_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows)
@@ -733,13 +738,12 @@ static void apart_finite(fg_device_stream *stream, const float *values, uint32_t
 }
 
 static void apart_rope_table(fg_device_stream *stream, const uint32_t *positions, uint32_t rows,
-                             const double *frequencies, uint32_t pair_count, float *table)
+                             const fg_rope_turns *turns, float *table)
 {
     give(stream, &(op){ .kind = OP_ROPE_TABLE,
                         .numbers = positions,
                         .rows = rows,
-                        .frequencies = frequencies,
-                        .count = pair_count,
+                        .turns = *turns,
                         .out = table });
 }
 

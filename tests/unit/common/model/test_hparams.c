@@ -52,6 +52,14 @@ static const tensor_row qwen2_tensors[] = { { "blk.0.attn_q.bias", FG_F32, 32, 0
 static const tensor_row qwen3_tensors[] = { { "blk.0.attn_q_norm.weight", FG_F32, 8, 0 },
                                             { "blk.0.attn_k_norm.weight", FG_F32, 8, 0 } };
 
+/* All of it: some of the base's are rows of one tensor. */
+static const tensor_row phi3_tensors[] = {
+    { "token_embd.weight", FG_Q4_0, 32, 8 },        { "output_norm.weight", FG_F32, 32, 0 },
+    { "blk.0.attn_norm.weight", FG_F32, 32, 0 },    { "blk.0.attn_qkv.weight", FG_Q8_0, 32, 64 },
+    { "blk.0.attn_output.weight", FG_F32, 32, 32 }, { "blk.0.ffn_norm.weight", FG_F32, 32, 0 },
+    { "blk.0.ffn_up.weight", FG_BF16, 32, 128 },    { "blk.0.ffn_down.weight", FG_Q4_1, 64, 32 },
+};
+
 /* One change to the base: a row with a known name replaces it, another is added. */
 typedef struct change {
     const char *name;
@@ -121,12 +129,11 @@ static void add_base_tensors(fg_gguf_builder *builder, const change *c, const te
     }
 }
 
-static void *build(const change *c, const char *arch, size_t *size_bytes_out)
+static void add_all_tensors(fg_gguf_builder *builder, const change *c, const char *arch)
 {
-    fg_gguf_builder *builder = fg_gguf_builder_create();
-    add_base_meta(builder, c, arch);
-    for (int i = 0; i < 2; i++) {
-        add_meta(builder, &c->meta[i]);
+    if (strcmp(arch, "phi3") == 0) {
+        add_base_tensors(builder, c, phi3_tensors, sizeof phi3_tensors / sizeof phi3_tensors[0]);
+        return;
     }
     add_base_tensors(builder, c, base_tensors, sizeof base_tensors / sizeof base_tensors[0]);
     if (strcmp(arch, "qwen2") == 0) {
@@ -134,6 +141,16 @@ static void *build(const change *c, const char *arch, size_t *size_bytes_out)
     } else if (strcmp(arch, "qwen3") == 0) {
         add_base_tensors(builder, c, qwen3_tensors, 2);
     }
+}
+
+static void *build(const change *c, const char *arch, size_t *size_bytes_out)
+{
+    fg_gguf_builder *builder = fg_gguf_builder_create();
+    add_base_meta(builder, c, arch);
+    for (int i = 0; i < 2; i++) {
+        add_meta(builder, &c->meta[i]);
+    }
+    add_all_tensors(builder, c, arch);
     if (c->tensor.name != NULL) {
         add_tensor(builder, &c->tensor);
     }
@@ -166,7 +183,7 @@ static const change cases[] = {
     { "the base", NULL, { { 0 } }, { 0 } },
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
-      "'gemma3' is not supported (supported: llama, qwen2, qwen3)",
+      "'gemma3' is not supported (supported: llama, qwen2, qwen3, phi3, granite)",
       { { "general.architecture", TEXT, 0, "gemma3" } },
       { 0 } },
     { "llama4",
@@ -253,16 +270,39 @@ static const change cases[] = {
       "dimension_count' is 10",
       WHOLE_OF("llama.rope.dimension_count", 10),
       { 0 } },
-    { "linear scaling",
-      "scaled rotation",
-      { { "llama.rope.scaling.type", TEXT, 0, "linear" } },
+    { "linear scaling", NULL, { { "llama.rope.scaling.type", TEXT, 0, "linear" } }, { 0 } },
+    { "a scaling that nobody knows",
+      "'llama.rope.scaling.type' asks for 'dynamic', which is not supported (none, linear, yarn)",
+      { { "llama.rope.scaling.type", TEXT, 0, "dynamic" } },
+      { 0 } },
+    { "another architecture's scaling",
+      "'llama.rope.scaling.type' asks for 'longrope'",
+      { { "llama.rope.scaling.type", TEXT, 0, "longrope" } },
+      { 0 } },
+    { "a factor that shortens",
+      "'llama.rope.scaling.factor' is 0.5 (at least 1 is supported)",
+      REAL_OF("llama.rope.scaling.factor", 0.5),
+      { 0 } },
+    { "a negative factor",
+      "'llama.rope.scaling.factor' is -4",
+      REAL_OF("llama.rope.scaling.factor", -4),
+      { 0 } },
+    { "a factor as text",
+      "'llama.rope.scaling.factor' is not a float",
+      { { "llama.rope.scaling.factor", TEXT, 0, "4" } },
+      { 0 } },
+    { "YaRN of a negative beta",
+      "'llama.rope.scaling.yarn_beta_fast' is -1",
+      { { "llama.rope.scaling.type", TEXT, 0, "yarn" },
+        { "llama.rope.scaling.yarn_beta_fast", REAL, -1, NULL } },
+      { 0 } },
+    { "an original context of nothing",
+      "'llama.rope.scaling.original_context_length' is 0",
+      WHOLE_OF("llama.rope.scaling.original_context_length", 0),
       { 0 } },
     { "no scaling", NULL, { { "llama.rope.scaling.type", TEXT, 0, "none" } }, { 0 } },
-    { "old linear scaling", "scale_linear", REAL_OF("llama.rope.scale_linear", 2), { 0 } },
-    { "a factor alone",
-      "'llama.rope.scaling.factor' is 4",
-      REAL_OF("llama.rope.scaling.factor", 4),
-      { 0 } },
+    { "old linear scaling", NULL, REAL_OF("llama.rope.scale_linear", 2), { 0 } },
+    { "a factor alone", NULL, REAL_OF("llama.rope.scaling.factor", 4), { 0 } },
     { "a factor of one", NULL, REAL_OF("llama.rope.scaling.factor", 1), { 0 } },
     { "a factor of nothing",
       NULL,
@@ -374,8 +414,9 @@ static const change qwen2_cases[] = {
       TENSOR("rope_freqs.weight", FG_F32, 4, 0) },
     { "no layers key", "'qwen2.block_count' is missing", NONE_OF("qwen2.block_count"), { 0 } },
     { "YaRN",
-      "'qwen2.rope.scaling.type' asks for a scaled rotation, which is not supported",
-      { { "qwen2.rope.scaling.type", TEXT, 0, "yarn" } },
+      NULL,
+      { { "qwen2.rope.scaling.type", TEXT, 0, "yarn" },
+        { "qwen2.rope.scaling.factor", REAL, 4, NULL } },
       { 0 } },
     { "experts", "mixes 4 experts", WHOLE_OF("qwen2.expert_count", 4), { 0 } },
     { "a sliding window",
@@ -420,9 +461,67 @@ static const change qwen3_cases[] = {
       NONE_OF("qwen3.attention.layer_norm_rms_epsilon"),
       { 0 } },
     { "old linear scaling",
-      "'qwen3.rope.scale_linear' is 2",
-      REAL_OF("qwen3.rope.scale_linear", 2),
+      "'qwen3.rope.scale_linear' is 0.25",
+      REAL_OF("qwen3.rope.scale_linear", 0.25),
       { 0 } },
+    { "parts of one tensor",
+      "'blk.0.attn_qkv.weight' has no place in architecture qwen3",
+      { { 0 } },
+      TENSOR("blk.0.attn_qkv.weight", FG_F16, 32, 64) },
+};
+
+static const change phi3_cases[] = {
+    { "phi3", NULL, { { 0 } }, { 0 } },
+    { "a tensor of q alone",
+      "'blk.0.attn_q.weight' has no place in architecture phi3",
+      { { 0 } },
+      TENSOR("blk.0.attn_q.weight", FG_F16, 32, 32) },
+    { "no q, k and v",
+      "'blk.0.attn_qkv.weight' is missing",
+      { { 0 } },
+      TENSOR("blk.0.attn_qkv.weight", 0, 0, 0) },
+    { "too few rows for q, k and v",
+      "'blk.0.attn_qkv.weight' is 32 x 48 x 1 x 1, expected 32 x 64",
+      { { 0 } },
+      TENSOR("blk.0.attn_qkv.weight", FG_F16, 32, 48) },
+    { "no gate before up",
+      "'blk.0.ffn_up.weight' is 32 x 64 x 1 x 1, expected 32 x 128",
+      { { 0 } },
+      TENSOR("blk.0.ffn_up.weight", FG_F16, 32, 64) },
+    { "random divisors of a long context",
+      "'rope_factors_long.weight' holds",
+      { { "phi3.rope.scaling.original_context_length", WHOLE, 64, NULL } },
+      TENSOR("rope_factors_long.weight", FG_F32, 4, 0) },
+    { "too many divisors",
+      "'rope_factors_short.weight' is 8 x 1",
+      { { 0 } },
+      TENSOR("rope_factors_short.weight", FG_F32, 8, 0) },
+    { "named so", NULL, { { "phi3.rope.scaling.type", TEXT, 0, "longrope" } }, { 0 } },
+    { "a window of half the context",
+      "'phi3.attention.sliding_window' is 64",
+      WHOLE_OF("phi3.attention.sliding_window", 64),
+      { 0 } },
+};
+
+static const change granite_cases[] = {
+    { "granite", NULL, { { 0 } }, { 0 } },
+    { "a negative scale",
+      "'granite.residual_scale' is -1",
+      REAL_OF("granite.residual_scale", -1),
+      { 0 } },
+    { "a scale that is none",
+      "'granite.logit_scale' is inf",
+      REAL_OF("granite.logit_scale", INFINITY),
+      { 0 } },
+    { "a scale as text",
+      "'granite.embedding_scale' is not a float",
+      { { "granite.embedding_scale", TEXT, 0, "12" } },
+      { 0 } },
+    { "experts", "mixes 4 experts", WHOLE_OF("granite.expert_count", 4), { 0 } },
+    { "biases",
+      "biases are not supported for architecture granite",
+      { { 0 } },
+      TENSOR("blk.0.attn_q.bias", FG_F32, 32, 0) },
 };
 
 static void check_case(const char *arch, const change *c)
@@ -454,6 +553,133 @@ Test(hparams, accepts_what_fits_and_names_what_does_not)
     }
     for (size_t i = 0; i < sizeof qwen3_cases / sizeof qwen3_cases[0]; i++) {
         check_case("qwen3", &qwen3_cases[i]);
+    }
+    for (size_t i = 0; i < sizeof phi3_cases / sizeof phi3_cases[0]; i++) {
+        check_case("phi3", &phi3_cases[i]);
+    }
+    for (size_t i = 0; i < sizeof granite_cases / sizeof granite_cases[0]; i++) {
+        check_case("granite", &granite_cases[i]);
+    }
+}
+
+/* What a base with these keys reads as. */
+static fg_hparams read_with(const char *arch, const change *c)
+{
+    size_t size_bytes;
+    void *bytes = build(c, arch, &size_bytes);
+    fg_weights *weights;
+    fg_error err = { 0 };
+    fg_hparams hp;
+    cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+    cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s: %s", c->name, err.text);
+    fg_weights_close(weights);
+    free(bytes);
+    return hp;
+}
+
+Test(hparams, knows_how_positions_are_stretched)
+{
+    static const struct {
+        change c;
+        fg_rope_scaling want;
+    } stretched[] = {
+        { { .name = "not" }, { 1.0f, false, 32, 1, 128, 1 } },
+        { { "by a factor", NULL, REAL_OF("qwen2.rope.scaling.factor", 4), { 0 } },
+          { 4, false, 32, 1, 128, 1 } },
+        { { "by a factor of nothing",
+            NULL,
+            { { "qwen2.rope.scaling.type", TEXT, 0, "none" },
+              { "qwen2.rope.scaling.factor", REAL, 4, NULL } },
+            { 0 } },
+          { 1, false, 32, 1, 128, 1 } },
+        { { "the old way", NULL, REAL_OF("qwen2.rope.scale_linear", 2), { 0 } },
+          { 2, false, 32, 1, 128, 1 } },
+        { { "a factor of 0",
+            NULL,
+            { { "qwen2.rope.scaling.factor", REAL, 0, NULL },
+              { "qwen2.rope.scale_linear", REAL, 3, NULL } },
+            { 0 } },
+          { 1, false, 32, 1, 128, 1 } },
+        { { "YaRN",
+            NULL,
+            { { "qwen2.rope.scaling.type", TEXT, 0, "yarn" },
+              { "qwen2.rope.scaling.factor", REAL, 8, NULL } },
+            { 0 } },
+          { 8, true, 32, 1, 128, 1 } },
+        { { "YaRN by one",
+            NULL,
+            { { "qwen2.rope.scaling.type", TEXT, 0, "yarn" },
+              { "qwen2.rope.scaling.original_context_length", WHOLE, 64, NULL } },
+            { 0 } },
+          { 1, false, 32, 1, 64, 1 } },
+        { { "longer vectors alone", NULL, REAL_OF("qwen2.rope.scaling.attn_factor", 1.25), { 0 } },
+          { 1, false, 32, 1, 128, 1.25f } },
+    };
+    for (size_t i = 0; i < sizeof stretched / sizeof stretched[0]; i++) {
+        fg_rope_scaling got = read_with("qwen2", &stretched[i].c).rope_scaling;
+        const fg_rope_scaling *want = &stretched[i].want;
+        cr_assert(got.factor == want->factor && got.yarn == want->yarn &&
+                      got.beta_fast == want->beta_fast && got.beta_slow == want->beta_slow &&
+                      got.original_context == want->original_context &&
+                      got.magnitude == want->magnitude,
+                  "%s: factor %g, yarn %d, %g to %g of %u, %g", stretched[i].c.name,
+                  (double)got.factor, got.yarn, (double)got.beta_fast, (double)got.beta_slow,
+                  got.original_context, (double)got.magnitude);
+    }
+}
+
+Test(hparams, the_stream_is_divided_by_what_layers_are_scaled_by)
+{
+    change c = { .name = "scales",
+                 .meta = { { "granite.embedding_scale", REAL, 12, NULL },
+                           { "granite.residual_scale", REAL, 0.25, NULL } } };
+    fg_hparams hp = read_with("granite", &c);
+    cr_assert(hp.embedding_scale == 48.0f && hp.norm_epsilon == 1e-5f * 16.0f);
+    cr_assert(hp.attention_scale == 1.0f / sqrtf(8.0f) && hp.logit_scale == 1.0f);
+    c.meta[0] = (meta_row){ "granite.attention.scale", REAL, 0.5, NULL };
+    c.meta[1] = (meta_row){ "granite.logit_scale", REAL, 8, NULL };
+    hp = read_with("granite", &c);
+    cr_assert(hp.embedding_scale == 1.0f && hp.norm_epsilon == 1e-5f);
+    cr_assert(hp.attention_scale == 0.5f && hp.logit_scale == 8.0f && hp.rope_interleaved);
+    c.meta[0].key = "qwen2.attention.scale";
+    c.meta[1].key = "qwen2.logit_scale";
+    hp = read_with("qwen2", &c);
+    cr_assert(hp.attention_scale == 1.0f / sqrtf(8.0f) && hp.logit_scale == 1.0f);
+}
+
+/* Divisors are chosen by the model's context, never by a request's length. */
+Test(hparams, long_contexts_have_divisors_of_their_own)
+{
+    static const struct {
+        uint32_t original;
+        float first;
+    } contexts[] = { { 64, 7.0f }, { 128, 3.0f }, { 0, 3.0f } };
+    for (size_t i = 0; i < sizeof contexts / sizeof contexts[0]; i++) {
+        const float longer[4] = { 7, 7, 7, 7 }, shorter[4] = { 3, 3, 3, 3 };
+        change c = { .name = "phi3" };
+        fg_gguf_builder *builder = fg_gguf_builder_create();
+        add_base_meta(builder, &c, "phi3");
+        if (contexts[i].original > 0) {
+            fg_gguf_add_u32(builder, "phi3.rope.scaling.original_context_length",
+                            contexts[i].original);
+        }
+        add_all_tensors(builder, &c, "phi3");
+        fg_gguf_add_tensor(builder, "rope_factors_long.weight", FG_F32, 1, &(uint64_t){ 4 },
+                           longer);
+        fg_gguf_add_tensor(builder, "rope_factors_short.weight", FG_F32, 1, &(uint64_t){ 4 },
+                           shorter);
+        size_t size_bytes;
+        void *bytes = fg_gguf_finish(builder, &size_bytes);
+        fg_weights *weights;
+        fg_hparams hp;
+        fg_error err = { 0 };
+        cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, &err), FG_OK);
+        cr_assert_eq(fg_hparams_read(weights, &hp, &err), FG_OK, "%s", err.text);
+        cr_assert(hp.fused && !hp.rope_interleaved);
+        cr_assert_eq(hp.rope_freqs[0], contexts[i].first, "%u", contexts[i].original);
+        fg_weights_close(weights);
+        fg_gguf_builder_destroy(builder);
+        free(bytes);
     }
 }
 
