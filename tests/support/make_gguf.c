@@ -51,9 +51,10 @@ typedef struct shape {
 } shape;
 
 /* What an architecture does to positions and sums shows in two small layers as well. */
-#define TINY_SIZES(architecture)                                                                   \
-    .arch = (architecture), .layers = 2, .embedding = 256, .ffn = 512, .heads = 4, .kv_heads = 2,  \
-    .head_dim = 64, .vocab = 2000, .context = 256, .theta = 1e4f, .epsilon = 1e-5f
+#define TINY_SIZES(architecture, size)                                                             \
+    .arch = (architecture), .layers = 2, .embedding = 4 * (size), .ffn = 512, .heads = 4,          \
+    .kv_heads = 2, .head_dim = (size), .vocab = 2000, .context = 256, .theta = 1e4f,               \
+    .epsilon = 1e-5f
 
 static const shape shapes[] = {
     { "llama-3.2-1b", LLAMA, 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5f, 1e-5f,
@@ -71,24 +72,28 @@ static const shape shapes[] = {
     { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f,
       .rope_freqs = false },
     { .name = "tiny-linear",
-      TINY_SIZES(LLAMA),
+      TINY_SIZES(LLAMA, 64),
       .scaling = "linear",
       .factor = 2.5f,
       .attention_factor = 1.125f },
-    { .name = "tiny-yarn", TINY_SIZES(QWEN2), .scaling = "yarn", .original = 64, .factor = 4.0f },
-    { .name = "tiny-phi4", TINY_SIZES(PHI3) },
+    { .name = "tiny-yarn",
+      TINY_SIZES(QWEN2, 64),
+      .scaling = "yarn",
+      .original = 64,
+      .factor = 4.0f },
+    { .name = "tiny-phi4", TINY_SIZES(PHI3, 64) },
     { .name = "tiny-longrope",
-      TINY_SIZES(PHI3),
+      TINY_SIZES(PHI3, 64),
       .rotated = 48,
       .scaling = "longrope",
       .original = 64,
       .attention_factor = 1.1547f },
     { .name = "tiny-shortrope",
-      TINY_SIZES(PHI3),
+      TINY_SIZES(PHI3, 96),
       .scaling = "longrope",
       .original = 256,
       .attention_factor = 1.1547f },
-    { .name = "tiny-granite", TINY_SIZES(GRANITE) },
+    { .name = "tiny-granite", TINY_SIZES(GRANITE, 64) },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
