@@ -33,7 +33,8 @@ from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
                   dequantize, quantize)
 
 GROUP = 32
-# What else files may say of the same things; llama.cpp reads each of them so.
+# What else files may say of the same things; llama.cpp reads each of them so, but for turns of its own, which it knows in
+# other architectures only.
 OTHER_KEYS = (
     ("a linear factor under its old name", "tiny-linear",
      {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 3.0}),
@@ -43,7 +44,7 @@ OTHER_KEYS = (
     ("and more weight", "tiny-yarn", {"rope.scaling.attn_factor": 1.25}),
     ("no original context", "tiny-yarn", {"rope.scaling.original_context_length": None}),
     ("no factor", "tiny-yarn", {"rope.scaling.factor": None}),
-    ("a factor below 1", "tiny-yarn", {"rope.scaling.factor": 0.5}),
+    ("its own turns", "tiny-yarn", {"rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.25}),
     ("both corners inside", "tiny-yarn", {"rope.freq_base": 10.0, "rope.scaling.original_context_length": 4096}),
     ("both corners outside", "tiny-yarn", {"rope.freq_base": 100.0, "rope.scaling.original_context_length": 100000}),
     ("no corner", "tiny-yarn", {"rope.scaling.original_context_length": 4}),
@@ -83,7 +84,8 @@ class Rotation:
             self.frequencies /= weights.get(name, 1)
         if kind == "yarn":
             first, last = (self.rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-                           for turns in (32, 1))
+                           for turns in (field("rope.scaling.yarn_beta_fast", 32.0),
+                                         field("rope.scaling.yarn_beta_slow", 1.0)))
             first, last = max(math.floor(first), 0), min(math.ceil(last), self.rotated - 1)
             stretched = np.clip((pairs - first) / max(last - first, 0.001), 0, 1)
             self.frequencies *= 1 - stretched + stretched / factor
