@@ -44,7 +44,7 @@ OTHER_KEYS = (
     ("and more weight", "tiny-yarn", {"rope.scaling.attn_factor": 1.25}),
     ("no original context", "tiny-yarn", {"rope.scaling.original_context_length": None}),
     ("no factor", "tiny-yarn", {"rope.scaling.factor": None}),
-    ("its own turns", "tiny-yarn", {"rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.25}),
+    ("its own turns", "tiny-yarn", {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 0.5}),
     ("both corners inside", "tiny-yarn", {"rope.freq_base": 10.0, "rope.scaling.original_context_length": 4096}),
     ("both corners outside", "tiny-yarn", {"rope.freq_base": 100.0, "rope.scaling.original_context_length": 100000}),
     ("no corner", "tiny-yarn", {"rope.scaling.original_context_length": 4}),
