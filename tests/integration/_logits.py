@@ -8,6 +8,8 @@ import numpy as np
 from _forge import find_tool
 
 STEPS = 64
+# Of make-gguf: float models that show each way to stretch positions, fused matrices and granite's scales.
+TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite")
 
 
 def forge_logits(suite, model_path, prompts, steps=STEPS, kv="f16", device=None):

@@ -5,7 +5,7 @@ Forge writes greedy tokens after each prompt, with the logits of every step (log
 runs once over each prompt with its tokens. Two questions, two bounds:
 
 Is the arithmetic of the model right? The weights are float32 (the story model, SmolLM2 written
-out as a float32 file, random models of the architectures qwen2 and qwen3) and so is the KV cache, so only the order of float additions can differ: the
+out as a float32 file, random models of the other architectures and of each way to stretch positions) and so is the KV cache, so only the order of float additions can differ: the
 bound is 3e-5 of the spread of the logits.
 
 Is the quantised path as good as its roundings allow? With quantised weights Forge rounds activations
@@ -28,11 +28,31 @@ import time
 
 import numpy as np
 from _forge import Suite, find_tool
-from _logits import STEPS, Difference, forge_logits
+from _logits import STEPS, TINY_SHAPES, Difference, forge_logits
 from gguf import (GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter,
                   dequantize, quantize)
 
 GROUP = 32
+# What else files may say of the same things; llama.cpp reads each of them so, but for turns of its own, which it knows in
+# other architectures only.
+OTHER_KEYS = (
+    ("a linear factor under its old name", "tiny-linear",
+     {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scale_linear": 3.0}),
+    ("two linear factors", "tiny-linear", {"rope.scaling.type": None, "rope.scale_linear": 3.0}),
+    ("a factor for nothing", "tiny-linear", {"rope.scaling.type": "none"}),
+    ("factor 0", "tiny-linear", {"rope.scaling.factor": 0.0}),
+    ("and more weight", "tiny-yarn", {"rope.scaling.attn_factor": 1.25}),
+    ("no original context", "tiny-yarn", {"rope.scaling.original_context_length": None}),
+    ("no factor", "tiny-yarn", {"rope.scaling.factor": None}),
+    ("its own turns", "tiny-yarn", {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 0.5}),
+    ("both corners inside", "tiny-yarn", {"rope.freq_base": 10.0, "rope.scaling.original_context_length": 4096}),
+    ("both corners outside", "tiny-yarn", {"rope.freq_base": 100.0, "rope.scaling.original_context_length": 100000}),
+    ("no corner", "tiny-yarn", {"rope.scaling.original_context_length": 4}),
+    ("only the factors say so", "tiny-longrope", {"rope.scaling.type": None}),
+    ("no weight", "tiny-longrope", {"rope.scaling.attn_factor": None}),
+    ("no scales", "tiny-granite", {"embedding_scale": None, "residual_scale": None, "attention.scale": None}),
+    ("scales of 0", "tiny-granite", {"embedding_scale": 0.0, "residual_scale": 0.0, "attention.scale": 0.0}),
+)
 
 
 @functools.cache
@@ -44,8 +64,50 @@ def read_file(path):
                            for tensor in reader.tensors}
 
 
+class Rotation:
+    """RoPE with what GGUF knows to stretch it: how far each pair of values of a head turns from one position to the next,
+    and by how much the turned ones grow."""
+
+    def __init__(self, field, weights, head_dim, side_by_side):
+        """side_by_side: GGUF stores llama's Q and K so that pairs lie so; others' as halves."""
+        self.rotated = field("rope.dimension_count", head_dim)
+        self.side_by_side = side_by_side
+        base = field("rope.freq_base", 10000.0)
+        pairs = np.arange(self.rotated // 2)
+        kind = field("rope.scaling.type", "linear")
+        factor = field("rope.scaling.factor") or field("rope.scale_linear") or 1.0
+        original = field("rope.scaling.original_context_length", field("context_length"))
+        self.frequencies = base ** (-2.0 * pairs / self.rotated)
+        self.growth = field("rope.scaling.attn_factor", 1.0)
+        reach = "long" if field("context_length") > original else "short"
+        for name in (f"rope_factors_{reach}.weight", "rope_freqs.weight"):
+            self.frequencies /= weights.get(name, 1)
+        if kind == "yarn":
+            first, last = (self.rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+                           for turns in (field("rope.scaling.yarn_beta_fast", 32.0),
+                                         field("rope.scaling.yarn_beta_slow", 1.0)))
+            first, last = max(math.floor(first), 0), min(math.ceil(last), self.rotated - 1)
+            stretched = np.clip((pairs - first) / max(last - first, 0.001), 0, 1)
+            self.frequencies *= 1 - stretched + stretched / factor
+            self.growth *= 1 + 0.1 * math.log(max(factor, 1))
+        elif kind != "none":
+            self.frequencies /= factor
+
+    def __call__(self, x):
+        """x: [tokens][heads][dim] of one sequence from its start."""
+        half = self.rotated // 2
+        angles = np.arange(len(x))[:, None, None] * self.frequencies
+        first, second = ((slice(0, self.rotated, 2), slice(1, self.rotated, 2)) if self.side_by_side
+                         else (slice(0, half), slice(half, self.rotated)))
+        cosines, sines = self.growth * np.cos(angles), self.growth * np.sin(angles)
+        out = x.copy()
+        out[..., first] = x[..., first] * cosines - x[..., second] * sines
+        out[..., second] = x[..., first] * sines + x[..., second] * cosines
+        return out
+
+
 class Model:
-    """A GGUF file of architecture llama, qwen2 or qwen3, as read_file gives it: float32 weights and the numbers of its shape."""
+    """A GGUF file as read_file gives it: float32 weights and the numbers of its shape."""
 
     def __init__(self, read, kv="f16"):
         self.kv = kv
@@ -56,17 +118,24 @@ class Model:
             found = fields.get(f"{self.arch}.{name}")
             return default if found is None else found.contents()
 
+        def scale(name, default):
+            """Of granite's numbers; absent or 0: as in other architectures."""
+            return np.float32(self.arch == "granite" and field(name) or default)
+
         self.layers = field("block_count")
         self.heads = field("attention.head_count")
         self.kv_heads = field("attention.head_count_kv", self.heads)
         self.width = field("embedding_length")
         self.head_dim = field("attention.key_length", self.width // self.heads)
-        self.rotated = field("rope.dimension_count", self.head_dim)
-        self.theta = field("rope.freq_base", 10000.0)
+        self.embedding_scale = scale("embedding_scale", 1)
+        self.residual_scale = scale("residual_scale", 1)
+        self.attention_scale = scale("attention.scale", 1 / math.sqrt(self.head_dim))
+        self.logit_scale = scale("logit_scale", 1)
         self.epsilon = field("attention.layer_norm_rms_epsilon")
         self.weights = {name: floats for name, (floats, _) in tensors.items()}
         self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
+        self.rotation = Rotation(field, self.weights, self.head_dim, self.arch in ("llama", "granite"))
 
     def product(self, x, name, rounded):
         if rounded:
@@ -81,7 +150,13 @@ class Model:
     def heads_of(self, h, layer, part, rounded):
         """q, k or v: [tokens][heads][dim], with qwen2's bias and qwen3's norm of each head."""
         name = f"blk.{layer}.attn_{part}"
-        x = self.product(h, name + ".weight", rounded)
+        if self.arch == "phi3":
+            counts = [count * self.head_dim for count in (0, self.heads, self.kv_heads, self.kv_heads)]
+            index = "qkv".index(part)
+            x = self.product(h, f"blk.{layer}.attn_qkv.weight", rounded)
+            x = x[:, sum(counts[:index + 1]):sum(counts[:index + 2])]
+        else:
+            x = self.product(h, name + ".weight", rounded)
         if self.arch == "qwen2":
             x = x + self.weights[name + ".bias"]
         x = x.reshape(len(h), -1, self.head_dim)
@@ -89,26 +164,12 @@ class Model:
             x = self.norm(x, name + "_norm.weight")
         return x
 
-    def rotate(self, x):
-        """x: [tokens][heads][dim]; GGUF stores llama's Q and K so that pairs lie side by side, Qwen's as halves."""
-        half = self.rotated // 2
-        frequencies = self.theta ** (-2.0 * np.arange(half) / self.rotated)
-        if "rope_freqs.weight" in self.weights:
-            frequencies = frequencies / self.weights["rope_freqs.weight"]
-        angles = np.arange(len(x))[:, None, None] * frequencies
-        first, second = ((slice(0, self.rotated, 2), slice(1, self.rotated, 2)) if self.arch == "llama"
-                         else (slice(0, half), slice(half, self.rotated)))
-        out = x.copy()
-        out[..., first] = x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles)
-        out[..., second] = x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles)
-        return out
-
     def attend(self, q, k, v, rounded):
         """Causal attention of one sequence, grouped queries. [tokens][heads][dim] each."""
         if rounded:
             k, v = (KV_ROUNDINGS[self.kv](x) for x in (k, v))
         narrow = round_to_bf16 if rounded and self.kv == "bf16" else lambda x: x
-        q = narrow(q * np.float32(math.log2(math.e) / math.sqrt(self.head_dim)))
+        q = narrow(q * np.float32(math.log2(math.e) * self.attention_scale))
         group = self.heads // self.kv_heads
         tokens = len(q)
         mask = np.triu(np.full((tokens, tokens), -np.inf, dtype=np.float32), 1)
@@ -123,26 +184,29 @@ class Model:
     def forward(self, sequences, rounded):
         """The state before the last norm of every token; all sequences share the matrix products."""
         edges = np.cumsum([0] + [len(s) for s in sequences])
-        x = self.weights["token_embd.weight"][np.concatenate(sequences)]
+        x = self.weights["token_embd.weight"][np.concatenate(sequences)] * self.embedding_scale
         for layer in range(self.layers):
             name = f"blk.{layer}."
             h = self.norm(x, name + "attn_norm.weight")
             q, k, v = (self.heads_of(h, layer, part, rounded) for part in "qkv")
             parts = []
             for start, end in zip(edges, edges[1:]):
-                parts.append(self.attend(self.rotate(q[start:end]), self.rotate(k[start:end]),
+                parts.append(self.attend(self.rotation(q[start:end]), self.rotation(k[start:end]),
                                          v[start:end], rounded))
             h = np.concatenate(parts).reshape(len(x), -1)
-            x = x + self.product(h, name + "attn_output.weight", rounded)
+            x = x + self.residual_scale * self.product(h, name + "attn_output.weight", rounded)
             h = self.norm(x, name + "ffn_norm.weight")
-            gate = self.product(h, name + "ffn_gate.weight", rounded)
             up = self.product(h, name + "ffn_up.weight", rounded)
+            if self.arch == "phi3":
+                gate, up = np.split(up, 2, axis=-1)
+            else:
+                gate = self.product(h, name + "ffn_gate.weight", rounded)
             h = (gate / (1.0 + np.exp(-gate)) * up).astype(np.float32)
-            x = x + self.product(h, name + "ffn_down.weight", rounded)
+            x = x + self.residual_scale * self.product(h, name + "ffn_down.weight", rounded)
         return [x[start:end] for start, end in zip(edges, edges[1:])]
 
     def logits(self, x, rounded):
-        return self.product(self.norm(x, "output_norm.weight"), self.output, rounded)
+        return self.product(self.norm(x, "output_norm.weight"), self.output, rounded) / self.logit_scale
 
 
 def round_activations(x):
@@ -196,12 +260,20 @@ def smollm2_prompts():
     return [entry["ids"] for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def write_float_file(source, target, kind=GGMLQuantizationType.F32):
-    """The same model with every matrix of this type. With float32 no product rounds activations. What it holds then."""
+def write_float_file(source, target, kind=GGMLQuantizationType.F32, changes=None):
+    """The same model with every matrix of this type. With float32 no product rounds activations. What it holds then.
+    `changes`: of the architecture's keys, name to new value; None leaves a key out."""
     fields, tensors = read_file(source)
-    writer = GGUFWriter(target, "llama")
+    arch = fields["general.architecture"].contents()
+    changes = {f"{arch}.{name}": value for name, value in (changes or {}).items()}
+    writer = GGUFWriter(target, arch)
+    for name, value in changes.items():
+        if value is not None:
+            kinds = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32,
+                     str: GGUFValueType.STRING}
+            writer.add_key_value(name, value, kinds[type(value)])
     for field in fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+        if field.name.startswith("GGUF.") or field.name == "general.architecture" or field.name in changes:
             continue
         value = field.types[0]
         element = field.types[-1] if value == GGUFValueType.ARRAY else None
@@ -289,6 +361,30 @@ def float_model(suite, path, prompts, steps, read=None):
     return str(result)
 
 
+def make_tiny(suite, path, shape, dtype="f32"):
+    """A model that make-gguf knows, and prompts that with an answer of STEPS tokens fill its 256 positions."""
+    subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--type", dtype], check=True)
+    rng = np.random.default_rng(suite.options.seed)
+    return [rng.integers(0, 2000, count).tolist() for count in (1, 7, 90, 190)]
+
+
+def tiny_model(suite, shape, dtype, kv):
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/tiny.gguf"
+        prompts = make_tiny(suite, path, shape, dtype)
+        if kv == "f32":
+            return float_model(suite, path, prompts, STEPS)
+        return rounded_model(suite, path, prompts, STEPS, kv)
+
+
+def tiny_with_other_keys(suite, shape, changes):
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = folder + "/tiny.gguf", folder + "/changed.gguf"
+        prompts = make_tiny(suite, source, shape)
+        write_float_file(source, target, changes=changes)
+        return float_model(suite, target, prompts, 8)
+
+
 def smollm2_as_float(suite):
     source = suite.smollm2()
     with tempfile.TemporaryDirectory() as folder:
@@ -338,6 +434,12 @@ def main():
     suite.case("qwen2, quantised weights", random_model, suite, "qwen2", kinds.Q8_0, False, "bf16")
     suite.case("qwen3, quantised weights", random_model, suite, "qwen3", kinds.Q5_1, True, "bf16")
     suite.case("qwen2, bf16 weights", random_model, suite, "qwen2", kinds.BF16, True, "f16")
+    for shape in TINY_SHAPES:
+        suite.case(f"{shape}, float weights", tiny_model, suite, shape, "f32", "f32")
+    for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0")):
+        suite.case(f"{shape}, {dtype}", tiny_model, suite, shape, dtype, "bf16")
+    for what, shape, changes in OTHER_KEYS:
+        suite.case(f"{shape}, {what}", tiny_with_other_keys, suite, shape, changes)
     suite.case("SmolLM2 as a float file", smollm2_as_float, suite)
     suite.case("SmolLM2 as a bf16 file", smollm2_as_bf16, suite)
     suite.case("SmolLM2, quantised weights", smollm2_quantised, suite)

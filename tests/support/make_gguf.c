@@ -4,7 +4,8 @@
  * Writes a model with random weights that has the exact shapes, architecture, metadata and mix of types
  * of a real file: speed needs no real ones. The vocabulary is made up (byte-level BPE over the letters),
  * of the right size, with merges and Llama 3's special tokens, so that every engine loads the file.
- * Biases and norms of heads are large enough to be missed in an answer.
+ * Biases and norms of heads are large enough to be missed in an answer. The tiny-... shapes are no real
+ * ones: each shows one more thing that an architecture does, at positions up to 256.
  *
  * The types follow what llama.cpp's quantiser does with such a model: in Q4_K_M and Q5_K_M some
  * attn_v and ffn_down are Q6_K; the embedding of a model that has it as its head too is Q6_K, or
@@ -20,7 +21,7 @@
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
 
-typedef enum architecture { LLAMA, QWEN2, QWEN3 } architecture;
+typedef enum architecture { LLAMA, QWEN2, QWEN3, PHI3, GRANITE } architecture;
 
 static const struct {
     const char *name;
@@ -32,6 +33,8 @@ static const struct {
     [LLAMA] = { "llama", "llama-bpe", 9, true, true },
     [QWEN2] = { "qwen2", "qwen2", 11, false, false },
     [QWEN3] = { "qwen3", "qwen2", 11, true, false },
+    [PHI3] = { "phi3", "gpt-2", 11, false, true },
+    [GRANITE] = { "granite", "gpt-2", 11, false, true },
 };
 
 typedef struct shape {
@@ -40,16 +43,57 @@ typedef struct shape {
     uint32_t layers, embedding, ffn, heads, kv_heads, head_dim, vocab, context;
     float theta, epsilon;
     bool rope_freqs;
+    uint32_t rotated; /* of a head; 0: all of it */
+    /* How positions beyond the first `original` are made to fit, and by how much; NULL: not at all. */
+    const char *scaling;
+    uint32_t original;
+    float factor, attention_factor; /* 0: not written */
 } shape;
 
+/* What an architecture does to positions and sums shows in two small layers as well. */
+#define TINY_SIZES(architecture, size)                                                             \
+    .arch = (architecture), .layers = 2, .embedding = 4 * (size), .ffn = 512, .heads = 4,          \
+    .kv_heads = 2, .head_dim = (size), .vocab = 2000, .context = 256, .theta = 1e4f,               \
+    .epsilon = 1e-5f
+
 static const shape shapes[] = {
-    { "llama-3.2-1b", LLAMA, 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5f, 1e-5f, true },
-    { "llama-3.2-3b", LLAMA, 28, 3072, 8192, 24, 8, 128, 128256, 131072, 5e5f, 1e-5f, true },
-    { "llama-3.1-8b", LLAMA, 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5f, 1e-5f, true },
-    { "smollm2-135m", LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5f, 1e-5f, false },
-    { "qwen2.5-0.5b", QWEN2, 24, 896, 4864, 14, 2, 64, 151936, 32768, 1e6f, 1e-6f, false },
-    { "qwen2.5-1.5b", QWEN2, 28, 1536, 8960, 12, 2, 128, 151936, 32768, 1e6f, 1e-6f, false },
-    { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f, false },
+    { "llama-3.2-1b", LLAMA, 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5f, 1e-5f,
+      .rope_freqs = true },
+    { "llama-3.2-3b", LLAMA, 28, 3072, 8192, 24, 8, 128, 128256, 131072, 5e5f, 1e-5f,
+      .rope_freqs = true },
+    { "llama-3.1-8b", LLAMA, 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5f, 1e-5f,
+      .rope_freqs = true },
+    { "smollm2-135m", LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5f, 1e-5f,
+      .rope_freqs = false },
+    { "qwen2.5-0.5b", QWEN2, 24, 896, 4864, 14, 2, 64, 151936, 32768, 1e6f, 1e-6f,
+      .rope_freqs = false },
+    { "qwen2.5-1.5b", QWEN2, 28, 1536, 8960, 12, 2, 128, 151936, 32768, 1e6f, 1e-6f,
+      .rope_freqs = false },
+    { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f,
+      .rope_freqs = false },
+    { .name = "tiny-linear",
+      TINY_SIZES(LLAMA, 64),
+      .scaling = "linear",
+      .factor = 2.5f,
+      .attention_factor = 1.125f },
+    { .name = "tiny-yarn",
+      TINY_SIZES(QWEN2, 64),
+      .scaling = "yarn",
+      .original = 64,
+      .factor = 4.0f },
+    { .name = "tiny-phi4", TINY_SIZES(PHI3, 64) },
+    { .name = "tiny-longrope",
+      TINY_SIZES(PHI3, 64),
+      .rotated = 48,
+      .scaling = "longrope",
+      .original = 64,
+      .attention_factor = 1.1547f },
+    { .name = "tiny-shortrope",
+      TINY_SIZES(PHI3, 96),
+      .scaling = "longrope",
+      .original = 256,
+      .attention_factor = 1.1547f },
+    { .name = "tiny-granite", TINY_SIZES(GRANITE, 64) },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -129,19 +173,26 @@ static void want_matrices(making *m, uint32_t layer)
     uint32_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
     uint32_t most = m->mix->most;
     uint32_t more = has_more_bits(layer, s->layers) ? m->mix->more : most;
+    bool fused = s->arch == PHI3;
     const struct {
         const char *name;
-        uint32_t type, columns, rows;
+        uint32_t type, columns, rows; /* rows 0: not of this architecture */
     } list[] = {
-        { "ffn_down", more, s->ffn, s->embedding }, { "ffn_gate", most, s->embedding, s->ffn },
-        { "ffn_up", most, s->embedding, s->ffn },   { "attn_k", most, s->embedding, kv },
-        { "attn_output", most, q, s->embedding },   { "attn_q", most, s->embedding, q },
-        { "attn_v", more, s->embedding, kv },
+        { "ffn_down", more, s->ffn, s->embedding },
+        { "ffn_gate", most, s->embedding, fused ? 0 : s->ffn },
+        { "ffn_up", most, s->embedding, fused ? 2 * s->ffn : s->ffn },
+        { "attn_k", most, s->embedding, fused ? 0 : kv },
+        { "attn_output", most, q, s->embedding },
+        { "attn_q", most, s->embedding, fused ? 0 : q },
+        { "attn_v", more, s->embedding, fused ? 0 : kv },
+        { "attn_qkv", most, s->embedding, fused ? q + 2 * kv : 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "blk.%u.%s.weight", layer, list[i].name);
-        want(m, name, list[i].type, list[i].columns, list[i].rows);
+        if (list[i].rows > 0) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%u.%s.weight", layer, list[i].name);
+            want(m, name, list[i].type, list[i].columns, list[i].rows);
+        }
     }
 }
 
@@ -173,6 +224,16 @@ static void want_vectors(making *m, uint32_t layer)
     }
 }
 
+static uint32_t rotated_of(const shape *s)
+{
+    return s->rotated > 0 ? s->rotated : s->head_dim;
+}
+
+static bool is_longrope(const shape *s)
+{
+    return s->scaling != NULL && strcmp(s->scaling, "longrope") == 0;
+}
+
 static void want_all(making *m)
 {
     const shape *s = &m->shape;
@@ -180,6 +241,10 @@ static void want_all(making *m)
     want(m, "token_embd.weight", m->mix->head, s->embedding, s->vocab);
     if (s->rope_freqs) {
         want_vector(m, "rope_freqs.weight", s->head_dim / 2, 0.9f, 1.1f);
+    }
+    if (is_longrope(s)) {
+        want_vector(m, "rope_factors_short.weight", rotated_of(s) / 2, 1.0f, 1.5f);
+        want_vector(m, "rope_factors_long.weight", rotated_of(s) / 2, 1.0f, 8.0f);
     }
     for (uint32_t layer = 0; layer < s->layers; layer++) {
         want_matrices(m, layer);
@@ -199,11 +264,34 @@ static void add_number(making *m, const char *name, uint32_t value)
     }
 }
 
+/* 0 is not written. */
 static void add_real(making *m, const char *name, float value)
 {
     char key[64];
     snprintf(key, sizeof key, "%s.%s", architectures[m->shape.arch].name, name);
-    fg_gguf_add_f32(m->builder, key, value);
+    if (value > 0.0f) {
+        fg_gguf_add_f32(m->builder, key, value);
+    }
+}
+
+static void add_scaling(making *m)
+{
+    const shape *s = &m->shape;
+    char key[64];
+    snprintf(key, sizeof key, "%s.rope.scaling.type", architectures[s->arch].name);
+    if (s->scaling != NULL) {
+        fg_gguf_add_string(m->builder, key, s->scaling);
+    }
+    add_real(m, "rope.scaling.factor", s->factor);
+    add_real(m, "rope.scaling.attn_factor", s->attention_factor);
+    add_number(m, "rope.scaling.original_context_length", s->original);
+    if (s->arch == GRANITE) {
+        add_real(m, "embedding_scale", 12.0f);
+        add_real(m, "residual_scale", 0.22f);
+        add_real(m, "logit_scale", 8.0f);
+        /* Real ones are smaller than 1 / sqrt(head_dim); with random weights a larger one shows more. */
+        add_real(m, "attention.scale", 0.25f);
+    }
 }
 
 static void add_hparams(making *m)
@@ -228,8 +316,9 @@ static void add_hparams(making *m)
     add_number(m, "attention.value_length", says_head ? s->head_dim : 0);
     add_real(m, "attention.layer_norm_rms_epsilon", s->epsilon);
     add_real(m, "rope.freq_base", s->theta);
-    add_number(m, "rope.dimension_count", says_rotated ? s->head_dim : 0);
+    add_number(m, "rope.dimension_count", says_rotated ? rotated_of(s) : 0);
     add_number(m, "vocab_size", says_rotated ? s->vocab : 0);
+    add_scaling(m);
 }
 
 enum { TEXT_BYTES = 32 };
