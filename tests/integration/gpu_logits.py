@@ -35,7 +35,8 @@ BOUNDS = {"f32": (0.02, 0.08), "bf16": (0.0125, 0.05), "q8_0": (0.05, 0.1), "q4_
           "q4_1": (0.1, 0.3)}
 # shape, type, layers. The emulation has room for rows of quantised weights up to 2048 columns.
 MADE = [("smollm2-135m", "bf16", 4), ("smollm2-135m", "f32", 4), ("smollm2-135m", "q4_0", 4),
-        ("qwen2.5-0.5b", "bf16", 2), ("qwen3-0.6b", "q8_0", 2), ("smollm2-135m", "q4_k_m", 4)]
+        ("qwen2.5-0.5b", "bf16", 2), ("qwen3-0.6b", "q8_0", 2), ("smollm2-135m", "q4_k_m", 4),
+        ("tiny-longrope", "f32", 2), ("tiny-granite", "bf16", 2)]
 EMULATED = [("smollm2-135m", "bf16", 1), ("smollm2-135m", "q4_0", 1)]  # the second with --full
 
 

@@ -469,12 +469,18 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
 {
     uint32_t embed = o->embedding_length, ffn = o->ffn_length, type = o->weight_type;
     uint32_t q = o->head_count * o->head_dim, kv = o->kv_head_count * o->head_dim;
+    bool fused = o->arch == FG_TINY_PHI3;
     const struct {
         const char *name;
-        uint32_t columns, rows;
+        uint32_t columns, rows; /* rows 0: not in this architecture */
     } matrices[] = {
-        { "attn_q", embed, q },      { "attn_k", embed, kv },    { "attn_v", embed, kv },
-        { "attn_output", q, embed }, { "ffn_gate", embed, ffn }, { "ffn_up", embed, ffn },
+        { "attn_q", embed, fused ? 0 : q },
+        { "attn_k", embed, fused ? 0 : kv },
+        { "attn_v", embed, fused ? 0 : kv },
+        { "attn_qkv", embed, fused ? q + 2 * kv : 0 },
+        { "attn_output", q, embed },
+        { "ffn_gate", embed, fused ? 0 : ffn },
+        { "ffn_up", embed, fused ? 2 * ffn : ffn },
         { "ffn_down", ffn, embed },
     };
     const struct {
@@ -498,15 +504,17 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
         }
     }
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
-        add_matrix(builder, name, type, matrices[i].columns, matrices[i].rows);
+        if (matrices[i].rows > 0) {
+            snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
+            add_matrix(builder, name, type, matrices[i].columns, matrices[i].rows);
+        }
     }
 }
 
 /* The numbers, under the architecture's own keys. */
 static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
 {
-    static const char *const names[] = { "llama", "qwen2", "qwen3" };
+    static const char *const names[] = { "llama", "qwen2", "qwen3", "phi3", "granite" };
     const char *arch = names[o->arch];
     const struct {
         const char *name;
@@ -534,6 +542,15 @@ static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
     fg_gguf_add_f32(builder, text, 1e-5f);
     snprintf(text, sizeof text, "%s.rope.freq_base", arch);
     fg_gguf_add_f32(builder, text, 10000.0f);
+    if (o->arch == FG_TINY_GRANITE) {
+        fg_gguf_add_f32(builder, "granite.embedding_scale", 12.0f);
+        fg_gguf_add_f32(builder, "granite.residual_scale", 0.22f);
+        fg_gguf_add_f32(builder, "granite.attention.scale", 0.125f);
+        fg_gguf_add_f32(builder, "granite.logit_scale", 8.0f);
+    } else if (o->arch == FG_TINY_PHI3) {
+        fg_gguf_add_u32(builder, "phi3.rope.scaling.original_context_length", 64);
+        fg_gguf_add_f32(builder, "phi3.rope.scaling.attn_factor", 1.25f);
+    }
 }
 
 void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *options)
@@ -556,6 +573,10 @@ void fg_gguf_add_tiny_llama(fg_gguf_builder *builder, const fg_tiny_llama *optio
     }
     if (o.rope_freqs) {
         add_vector(builder, "rope_freqs.weight", o.head_dim / 2, 1.0f, 8.0f);
+    }
+    if (o.arch == FG_TINY_PHI3) {
+        add_vector(builder, "rope_factors_long.weight", o.head_dim / 2, 1.0f, 8.0f);
+        add_vector(builder, "rope_factors_short.weight", o.head_dim / 2, 1.0f, 1.5f);
     }
     for (uint32_t layer = 0; layer < o.layer_count; layer++) {
         add_layer(builder, &o, layer);

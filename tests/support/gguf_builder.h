@@ -63,8 +63,15 @@ typedef enum fg_tiny_vocab {
     FG_TINY_SPM,  /* <unk> <s> </s>, 256 byte tokens, letters, a few pairs with scores */
 } fg_tiny_vocab;
 
-/* What is random of a qwen2's biases and of a qwen3's head norms is large enough to be seen. */
-typedef enum fg_tiny_arch { FG_TINY_LLAMA, FG_TINY_QWEN2, FG_TINY_QWEN3 } fg_tiny_arch;
+/* What is random of a qwen2's biases and of a qwen3's head norms is large enough to be seen, and so are a granite's four scales,
+ * and a phi3's divisors for positions beyond the 64th. */
+typedef enum fg_tiny_arch {
+    FG_TINY_LLAMA,
+    FG_TINY_QWEN2,
+    FG_TINY_QWEN3,
+    FG_TINY_PHI3,
+    FG_TINY_GRANITE,
+} fg_tiny_arch;
 
 /* A model. Zero means: llama, 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for
  * K types, whose blocks are 256, 256 wide, heads of 64, ffn 256. */

@@ -82,6 +82,10 @@ static const struct {
     { "qwen3, bf16, heads of no whole register",
       { .seed = 10, .arch = FG_TINY_QWEN3, .weight_type = FG_BF16, .head_dim = 8 },
       FG_BF16 },
+    { "phi3, q4_0, heads of 96",
+      { .seed = 11, .arch = FG_TINY_PHI3, .weight_type = FG_Q4_0, .head_dim = 96 },
+      FG_BF16 },
+    { "granite, q8_0", { .seed = 12, .arch = FG_TINY_GRANITE, .weight_type = FG_Q8_0 }, FG_F16 },
 };
 enum { MODEL_COUNT = sizeof models / sizeof models[0], FIRST_QWEN2 = 6, FIRST_QWEN3 = 8 };
 

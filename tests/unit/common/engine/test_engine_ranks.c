@@ -231,6 +231,16 @@ static const struct {
       1,
       false,
       { .seed = 5, .weight_type = FG_Q4_0, .arch = FG_TINY_QWEN2 } },
+    { "phi3 q4_0 by 2: rows of one tensor",
+      2,
+      1,
+      false,
+      { .seed = 21, .weight_type = FG_Q4_0, .arch = FG_TINY_PHI3 } },
+    { "granite bf16 by 2: scales",
+      2,
+      1,
+      false,
+      { .seed = 22, .weight_type = FG_BF16, .arch = FG_TINY_GRANITE } },
     { "qwen3 q8_0 by 2: norms of heads",
       2,
       1,
@@ -500,7 +510,7 @@ static bool try_open(void *ctx)
 
 Test(engine_ranks, every_allocation_may_fail)
 {
-    const fg_tiny_llama model = { .seed = 11 };
+    const fg_tiny_llama model = { .seed = 11, .arch = FG_TINY_GRANITE };
     try t = { .where = ON_CPU };
     write_model(&model, t.path);
     int failures = fg_fault_each(try_open, &t);

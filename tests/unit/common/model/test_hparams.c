@@ -759,9 +759,11 @@ Test(hparams, knows_what_architectures_differ_in)
         bool interleaved, qkv_bias, qk_norm;
     } wanted[] = { { FG_TINY_LLAMA, "llama", true, false, false },
                    { FG_TINY_QWEN2, "qwen2", false, true, false },
-                   { FG_TINY_QWEN3, "qwen3", false, false, true } };
-    fg_digest128 prints[3];
-    for (size_t i = 0; i < 3; i++) {
+                   { FG_TINY_QWEN3, "qwen3", false, false, true },
+                   { FG_TINY_PHI3, "phi3", false, false, false },
+                   { FG_TINY_GRANITE, "granite", true, false, false } };
+    fg_digest128 prints[5];
+    for (size_t i = 0; i < 5; i++) {
         size_t size_bytes;
         fg_weights *weights;
         fg_hparams hp;
