@@ -16,6 +16,51 @@ typedef struct expression {
     const char *tail; /* what punctuation takes from behind it */
 } expression;
 
+/* [\p{P}$+<=>^~|`] */
+static bool is_falcon_sign(uint32_t code)
+{
+    fg_unicode_class kind = fg_unicode_classify_fully(code);
+    return kind == FG_UNICODE_PUNCTUATION || (kind == FG_UNICODE_SYMBOL && code < 0x80);
+}
+
+static int sign_kind(uint32_t code, bool in_cjk)
+{
+    if (fg_pre_is_cjk(code) != in_cjk) {
+        return FG_PRE_END;
+    }
+    switch (fg_unicode_classify_fully(code)) {
+    case FG_UNICODE_NUMBER:
+        return FG_PRE_END;
+    case FG_UNICODE_LETTER:
+    case FG_UNICODE_MARK:
+        return FG_UNICODE_LETTER;
+    case FG_UNICODE_PUNCTUATION:
+    case FG_UNICODE_SYMBOL:
+        return FG_UNICODE_PUNCTUATION;
+    case FG_UNICODE_WHITE:
+        return FG_UNICODE_WHITE;
+    case FG_UNICODE_OTHER:
+        break;
+    }
+    return FG_UNICODE_OTHER;
+}
+
+int fg_pre_kind(fg_pre_view view, uint32_t code)
+{
+    if (view == FG_PRE_SEES_SIGNS || view == FG_PRE_SEES_SIGNS_IN_CJK) {
+        return sign_kind(code, view == FG_PRE_SEES_SIGNS_IN_CJK);
+    }
+    fg_unicode_class kind = fg_unicode_classify(code);
+    if (kind != FG_UNICODE_OTHER) {
+        return (int)kind;
+    }
+    if (view == FG_PRE_SEES_NO_SIGNS) {
+        return is_falcon_sign(code) ? FG_PRE_END : FG_UNICODE_OTHER;
+    }
+    bool mark = fg_unicode_classify_fully(code) == FG_UNICODE_MARK; /* FG_PRE_SEES_MARKS */
+    return mark ? FG_UNICODE_LETTER : FG_UNICODE_OTHER;
+}
+
 static bool is_space(const fg_pre_scanner *s)
 {
     return s->text[0] == ' ';
@@ -95,7 +140,7 @@ static size_t next_falcon(const char *text, size_t length)
     while (end < length) {
         uint32_t code;
         size_t step = fg_pre_decode(text, length, end, &code);
-        if (!fg_pre_is_falcon_sign(code)) {
+        if (!is_falcon_sign(code)) {
             break;
         }
         end += step;

@@ -46,57 +46,14 @@ static inline size_t fg_pre_decode(const char *text, size_t length, size_t at, u
     return step;
 }
 
-/* [\p{P}$+<=>^~|`] */
-static inline bool fg_pre_is_falcon_sign(uint32_t code)
-{
-    fg_unicode_class kind = fg_unicode_classify_fully(code);
-    return kind == FG_UNICODE_PUNCTUATION || (kind == FG_UNICODE_SYMBOL && code < 0x80);
-}
-
 /* deepseek-v3's ideographs, hiragana and katakana. */
 static inline bool fg_pre_is_cjk(uint32_t code)
 {
     return (code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF);
 }
 
-static inline int fg_pre_sign_kind(uint32_t code, bool in_cjk)
-{
-    if (fg_pre_is_cjk(code) != in_cjk) {
-        return FG_PRE_END;
-    }
-    switch (fg_unicode_classify_fully(code)) {
-    case FG_UNICODE_NUMBER:
-        return FG_PRE_END;
-    case FG_UNICODE_LETTER:
-    case FG_UNICODE_MARK:
-        return FG_UNICODE_LETTER;
-    case FG_UNICODE_PUNCTUATION:
-    case FG_UNICODE_SYMBOL:
-        return FG_UNICODE_PUNCTUATION;
-    case FG_UNICODE_WHITE:
-        return FG_UNICODE_WHITE;
-    case FG_UNICODE_OTHER:
-        break;
-    }
-    return FG_UNICODE_OTHER;
-}
-
-static inline int fg_pre_kind(fg_pre_view view, uint32_t code)
-{
-    if (view == FG_PRE_SEES_SIGNS || view == FG_PRE_SEES_SIGNS_IN_CJK) {
-        return fg_pre_sign_kind(code, view == FG_PRE_SEES_SIGNS_IN_CJK);
-    }
-    fg_unicode_class kind = fg_unicode_classify(code);
-    bool cut =
-        (view == FG_PRE_SEES_NO_NUMBERS && kind == FG_UNICODE_NUMBER) ||
-        (view == FG_PRE_SEES_NO_SIGNS && kind == FG_UNICODE_OTHER && fg_pre_is_falcon_sign(code));
-    if (cut) {
-        return FG_PRE_END;
-    }
-    bool mark = view == FG_PRE_SEES_MARKS && kind == FG_UNICODE_OTHER && code >= 0x80 &&
-                fg_unicode_classify_fully(code) == FG_UNICODE_MARK;
-    return mark ? FG_UNICODE_LETTER : (int)kind;
-}
+/* The kind of a character in the views that look further than fg_unicode_classify. */
+int fg_pre_kind(fg_pre_view view, uint32_t code);
 
 /* The kind of the character at `at` and its length; FG_PRE_END and 0 past the text. */
 static inline int fg_pre_kind_at(const fg_pre_scanner *s, size_t at, size_t *step_out)
@@ -107,8 +64,19 @@ static inline int fg_pre_kind_at(const fg_pre_scanner *s, size_t at, size_t *ste
     }
     uint32_t code;
     size_t step = fg_pre_decode(s->text, s->length, at, &code);
-    int kind = fg_pre_kind(s->view, code);
-    *step_out = kind == FG_PRE_END ? 0 : step;
+    int kind;
+    if (s->view <= FG_PRE_SEES_NO_NUMBERS) {
+        kind = (int)fg_unicode_classify(code);
+        if (kind == FG_UNICODE_NUMBER && s->view == FG_PRE_SEES_NO_NUMBERS) {
+            return FG_PRE_END;
+        }
+    } else {
+        kind = fg_pre_kind(s->view, code);
+        if (kind == FG_PRE_END) {
+            return kind;
+        }
+    }
+    *step_out = step;
     return kind;
 }
 

@@ -45,6 +45,7 @@ CJK = [
 ]
 SIGNS = [
     "a/b //x path/to/file ///\n/ \n!/\r\n//", "foo();\n\n\nbar", "!?\n!? \n !\n", "... !!! ~~ ~a ~é ~~~b ~! ~ a~b !~ !~! ~\n", "<a>|b|^c`d`$e+f=g",
+    "!\n/a ?\n/b .\n//c )\n/\n/d -\r\n/e *\n/ +\r/ =\n/\r\n/", "//\n//\n//\n//x /* y */\n/* z */\n/\n///",
     ".hello .helloé !!hello  .x -École", "“quoted” ‘single’ „low“ …", " “x", "€5 £5 ¥5 ©®™ → ∑", "a_b __init__", "{}[]()", "。，、।۔،(x|y)!? a. b",
     "(a), (b). |c|", "# Title\n- item\n  * sub", "a=b&c=d;e", "§¶•", "\x01a \x01\x02 \x7fb \x00",
 ]
