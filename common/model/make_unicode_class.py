@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes unicode_class.c: the general categories that pre-tokenizers ask for, as sorted ranges.
+"""Writes unicode_class.c: the general categories that pre-tokenizers ask for, as sorted ranges. What every
+scanner asks (letters, numbers, white space) has a table of its own, so that it stays small.
 
 Run by hand when the Unicode version should change:
     python3 common/model/make_unicode_class.py > common/model/unicode_class.c
@@ -11,21 +12,18 @@ WHITE = set(
     list(range(0x9, 0xE)) + [0x20, 0x85, 0xA0, 0x1680] + list(range(0x2000, 0x200B))
     + [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 )
-KINDS = {"L": "L", "N": "N", "W": "W"}
 
 
-def kind(code):
-    if code in WHITE:
-        return "W"
-    major = unicodedata.category(chr(code))[0]
-    return KINDS.get(major, "")
+def kind(code, wanted):
+    major = "W" if code in WHITE else unicodedata.category(chr(code))[0]
+    return major if major in wanted else ""
 
 
-def ranges():
+def ranges(wanted):
     found = []
     start, current = 0, ""
     for code in range(0x80, 0x110001):
-        now = kind(code) if code < 0x110000 else ""
+        now = kind(code, wanted) if code < 0x110000 else ""
         if now != current:
             if current:
                 found.append((start, code - 1, current))
@@ -33,8 +31,19 @@ def ranges():
     return found
 
 
+def write_table(out, name, wanted):
+    out.write(f"static const range {name}[] = {{\n    /* clang-format off */\n")
+    line = "   "
+    for first, last, letter in ranges(wanted):
+        item = f" {{{first:#x},{last:#x},{letter}}},"
+        if len(line) + len(item) > 100:
+            out.write(line + "\n")
+            line = "   "
+        line += item
+    out.write(line + "\n    /* clang-format on */\n};\n\n")
+
+
 def main():
-    table = ranges()
     out = sys.stdout
     out.write(
         f"""/*
@@ -42,27 +51,44 @@ def main():
  */
 #include "common/model/unicode_class.h"
 
-enum {{ L = FG_UNICODE_LETTER, N = FG_UNICODE_NUMBER, W = FG_UNICODE_WHITE }};
+#include <stdbool.h>
 
-/* Ranges above ASCII, ascending; what lies between them is FG_UNICODE_OTHER. */
-static const struct {{
+enum {{
+    L = FG_UNICODE_LETTER,
+    N = FG_UNICODE_NUMBER,
+    W = FG_UNICODE_WHITE,
+    M = FG_UNICODE_MARK,
+    P = FG_UNICODE_PUNCTUATION,
+    S = FG_UNICODE_SYMBOL,
+}};
+
+typedef struct range {{
     uint32_t first, last;
     uint8_t kind;
-}} ranges[] = {{
-    /* clang-format off */
+}} range;
+
+/* Ranges above ASCII, ascending; what lies between them is FG_UNICODE_OTHER. */
 """
     )
-    line = "   "
-    for first, last, name in table:
-        item = f" {{{first:#x},{last:#x},{name}}},"
-        if len(line) + len(item) > 100:
-            out.write(line + "\n")
-            line = "   "
-        line += item
-    out.write(line + "\n")
+    write_table(out, "words", "LNW")
+    write_table(out, "signs", "MPS")
     out.write(
-        """    /* clang-format on */
-};
+        """static fg_unicode_class find(const range *ranges, uint32_t count, uint32_t code)
+{
+    uint32_t low = 0;
+    uint32_t high = count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (code > ranges[middle].last) {
+            low = middle + 1;
+        } else if (code < ranges[middle].first) {
+            high = middle;
+        } else {
+            return (fg_unicode_class)ranges[middle].kind;
+        }
+    }
+    return FG_UNICODE_OTHER;
+}
 
 static fg_unicode_class ascii_class(uint32_t code)
 {
@@ -77,22 +103,24 @@ static fg_unicode_class ascii_class(uint32_t code)
 
 fg_unicode_class fg_unicode_classify(uint32_t code)
 {
-    if (code < 0x80) {
-        return ascii_class(code);
+    return code < 0x80 ? ascii_class(code) : find(words, sizeof(words) / sizeof(words[0]), code);
+}
+
+fg_unicode_class fg_unicode_classify_fully(uint32_t code)
+{
+    fg_unicode_class kind = fg_unicode_classify(code);
+    if (kind != FG_UNICODE_OTHER) {
+        return kind;
     }
-    uint32_t low = 0;
-    uint32_t high = sizeof(ranges) / sizeof(ranges[0]);
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (code > ranges[middle].last) {
-            low = middle + 1;
-        } else if (code < ranges[middle].first) {
-            high = middle;
-        } else {
-            return (fg_unicode_class)ranges[middle].kind;
-        }
+    if (code >= 0x80) {
+        return find(signs, sizeof(signs) / sizeof(signs[0]), code);
     }
-    return FG_UNICODE_OTHER;
+    if (code < ' ' || code == 0x7F) {
+        return FG_UNICODE_OTHER;
+    }
+    bool symbol = code == '$' || code == '+' || (code >= '<' && code <= '>') || code == '^' ||
+                  code == '`' || code == '|' || code == '~';
+    return symbol ? FG_UNICODE_SYMBOL : FG_UNICODE_PUNCTUATION;
 }
 """
     )

@@ -55,6 +55,26 @@ bool fg_vocab_is_end_name(const char *text, size_t length)
     return false;
 }
 
+static fg_status load_pretokenizer(fg_vocab *vocab, const fg_weights *weights, fg_error *err)
+{
+    const char *name = "default";
+    size_t length = strlen(name);
+    (void)fg_weights_get_string(weights, "tokenizer.ggml.pre", &name, &length);
+    const fg_pretokenizer_name *known = fg_pretokenizer_find(name, length);
+    if (known == NULL) {
+        char list[192];
+        fg_pretokenizer_list(list, sizeof(list));
+        return fg_fail(err, FG_BAD_INPUT,
+                       "pre-tokenizer '%.*s' (tokenizer.ggml.pre) is not supported "
+                       "(%s, others of these families)",
+                       (int)(length < 64 ? length : 64), name, list);
+    }
+    vocab->pre = known->pre;
+    vocab->ignore_merges = known->ignore_merges;
+    vocab->add_bos = known->add_bos;
+    return FG_OK;
+}
+
 /* model and pre-tokenizer names, flags. */
 static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_error *err)
 {
@@ -69,19 +89,13 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
         return fg_fail(err, FG_BAD_INPUT, "tokenizer model '%.*s' is not supported (gpt2, llama)",
                        (int)(length < 64 ? length : 64), model);
     }
-    const char *pre = "default";
-    length = strlen(pre);
+    vocab->add_bos = vocab->spm;
     if (!vocab->spm) {
-        (void)fg_weights_get_string(weights, "tokenizer.ggml.pre", &pre, &length);
-        if (!fg_pretokenizer_parse(pre, length, &vocab->pre)) {
-            return fg_fail(err, FG_BAD_INPUT,
-                           "pre-tokenizer '%.*s' (tokenizer.ggml.pre) is not supported "
-                           "(gpt-2, smollm, llama-bpe, qwen2)",
-                           (int)(length < 64 ? length : 64), pre);
+        fg_status status = load_pretokenizer(vocab, weights, err);
+        if (status != FG_OK) {
+            return status;
         }
     }
-    vocab->ignore_merges = !vocab->spm && vocab->pre == FG_PRE_LLAMA3;
-    vocab->add_bos = vocab->spm || vocab->pre == FG_PRE_LLAMA3;
     vocab->add_space_prefix = vocab->spm;
     (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_bos_token", &vocab->add_bos);
     if (vocab->spm) {

@@ -46,8 +46,8 @@ LONG = [
 ]
 
 
-def random_texts(rng, count):
-    pool = SCRIPTS + EMOJI + DIGITS + WHITE + MARKS + SPECIAL
+def random_texts(rng, count, more=()):
+    pool = SCRIPTS + EMOJI + DIGITS + WHITE + MARKS + SPECIAL + list(more)
     ranges = [(0x20, 0x7E), (0x80, 0x24F), (0x250, 0x5FF), (0x600, 0x1FFF), (0x2000, 0x2FFF),
               (0x3000, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x1FFFF), (0x20000, 0x10FFFF)]
     for _ in range(count):
@@ -81,8 +81,8 @@ class LlamaCpp:
         params.warmup = False
         self.server = xllamacpp.Server(params)
 
-    def ids(self, text, special):
-        body = json.dumps({"content": text, "add_special": False, "parse_special": special})
+    def ids(self, text, special, bos=False):
+        body = json.dumps({"content": text, "add_special": bos, "parse_special": special})
         request = urllib.request.Request(self.server.listening_address + "/tokenize", body.encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -3,6 +3,7 @@
  *
  *   tokenize_tool MODEL encode    texts in, a line of ids out for each; special tokens not parsed
  *   tokenize_tool MODEL special   the same with special tokens parsed
+ *   tokenize_tool MODEL bos       the first with BOS in front where the model asks for it
  *   tokenize_tool MODEL decode    texts in, encoded and decoded again out
  *   tokenize_tool MODEL chat      conversations in, the rendered text and its ids out
  *
@@ -51,7 +52,7 @@ static void decode_ids(const fg_tokenizer *tokenizer, const uint32_t *ids, size_
     fg_buf_deinit(&out);
 }
 
-static void run_texts(const fg_tokenizer *tokenizer, bool special, bool decode)
+static void run_texts(const fg_tokenizer *tokenizer, const char *mode)
 {
     char *text;
     size_t length;
@@ -60,12 +61,13 @@ static void run_texts(const fg_tokenizer *tokenizer, bool special, bool decode)
         size_t capacity = 3 * length + 8;
         uint32_t *ids = fg_mem_array(capacity, sizeof(*ids));
         size_t count;
-        fg_encode_options options = { .parse_special = special };
+        fg_encode_options options = { .parse_special = strcmp(mode, "special") == 0,
+                                      .add_bos = strcmp(mode, "bos") == 0 };
         if (ids == NULL || fg_tokenizer_encode(tokenizer, text, length, options, ids, capacity,
                                                &count, &err) != FG_OK) {
             die(ids == NULL ? "out of memory" : err.text);
         }
-        if (decode) {
+        if (strcmp(mode, "decode") == 0) {
             decode_ids(tokenizer, ids, count);
         } else {
             print_ids(ids, count);
@@ -117,7 +119,7 @@ static void run_chat(const fg_tokenizer *tokenizer, const fg_chat *chat)
 int main(int argc, char **argv)
 {
     if (argc != 3) {
-        die("usage: tokenize_tool MODEL encode|special|decode|chat");
+        die("usage: tokenize_tool MODEL encode|special|bos|decode|chat");
     }
     const char *mode = argv[2];
     fg_weights *weights = NULL;
@@ -133,7 +135,7 @@ int main(int argc, char **argv)
     if (strcmp(mode, "chat") == 0) {
         run_chat(tokenizer, chat);
     } else {
-        run_texts(tokenizer, strcmp(mode, "special") == 0, strcmp(mode, "decode") == 0);
+        run_texts(tokenizer, mode);
     }
     fg_chat_close(chat);
     fg_tokenizer_close(tokenizer);

@@ -151,9 +151,12 @@ Test(tokenizer, llama3_takes_whole_words_and_one_bos)
           { SMALL_BPE_END_OF_TEXT, SMALL_BPE_HELLO, END } },
         { "BOS typed is no BOS", "<", true, true, { SMALL_BPE_END_OF_TEXT, '<', END } },
     };
-    fg_tokenizer *tokenizer = open_bpe("llama-bpe");
-    check_cases(tokenizer, cases, sizeof(cases) / sizeof(cases[0]));
-    fg_tokenizer_close(tokenizer);
+    static const char *const pres[] = { "llama-bpe", "tekken" };
+    for (size_t i = 0; i < sizeof(pres) / sizeof(pres[0]); i++) {
+        fg_tokenizer *tokenizer = open_bpe(pres[i]);
+        check_cases(tokenizer, cases, sizeof(cases) / sizeof(cases[0]));
+        fg_tokenizer_close(tokenizer);
+    }
 }
 
 Test(tokenizer, spm_merges_by_score_and_falls_back_to_bytes)
@@ -429,7 +432,7 @@ static void build_refused(fg_buf *out, fault_kind kind)
                            : spm                 ? "llama"
                                                  : "gpt2");
     }
-    fg_gguf_add_string(file, "tokenizer.ggml.pre", kind == UNKNOWN_PRE ? "tekken" : "gpt-2");
+    fg_gguf_add_string(file, "tokenizer.ggml.pre", kind == UNKNOWN_PRE ? "kimi-k2" : "gpt-2");
     if (kind == TOKEN_TOO_LONG) {
         fg_gguf_add_strings(file, "tokenizer.ggml.tokens", long_tokens, 2);
     } else if (kind != NO_TOKENS) {
@@ -456,7 +459,7 @@ Test(tokenizer, refuses_what_it_does_not_know_by_name)
     } cases[] = {
         { NO_MODEL, "tokenizer.ggml.model" },
         { UNKNOWN_MODEL, "'rwkv'" },
-        { UNKNOWN_PRE, "'tekken'" },
+        { UNKNOWN_PRE, "'kimi-k2'" },
         { NO_TOKENS, "tokenizer.ggml.tokens" },
         { EMPTY_TOKENS, "tokenizer.ggml.tokens" },
         { TYPES_SHORT, "tokenizer.ggml.token_type" },
@@ -616,7 +619,8 @@ Test(tokenizer, what_a_text_has_at_least_is_never_more_than_it_has)
     fg_tokenizer *sparse = open_sparse();
     check_least(sparse, "sparse", 3000);
     fg_tokenizer_close(sparse);
-    static const char *const pres[] = { "gpt-2", "smollm", "llama-bpe", "qwen2" };
+    static const char *const pres[] = { "gpt-2",  "smollm",       "llama-bpe",  "qwen2",
+                                        "tekken", "deepseek-llm", "deepseek-v3" };
     for (size_t i = 0; i < sizeof(pres) / sizeof(pres[0]); i++) {
         fg_tokenizer *tokenizer = open_bpe(pres[i]);
         check_least(tokenizer, pres[i], 3000);
