@@ -159,10 +159,10 @@ typedef struct fg_choose {
 } fg_choose;
 void fg_op_choose(fg_device_stream *stream, const fg_choose *args, uint32_t rows);
 
-/* out[row][columns] = scale times row tokens[row] of the table, dequantised. Tokens are below table.outputs. On a device with memory of
- * its own a token may be FG_TOKEN_CHOSEN | r: the one that fg_op_highest or fg_op_choose, whichever was given to the
- * stream last before this, has chosen for its row r, one of the first FG_CHOSEN_ROWS, in a replay too. Where that is
- * FG_CHOICE_NONE, or nothing was wanted of the row, it is any token. */
+/* out[row][columns] = scale times row tokens[row] of the table, dequantised. Tokens are below table.outputs. On a device
+ * with memory of its own a token may be FG_TOKEN_CHOSEN | r: the one that fg_op_highest or fg_op_choose, whichever was
+ * given to the stream last before this, has chosen for its row r, one of the first FG_CHOSEN_ROWS, in a replay too. Where
+ * that is FG_CHOICE_NONE, or nothing was wanted of the row, it is any token. */
 enum { FG_CHOSEN_ROWS = 256 };
 #define FG_TOKEN_CHOSEN 0x80000000u
 void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,
@@ -194,7 +194,7 @@ typedef struct fg_rope_shape {
      * `beta_slow` turns are divided by the factor, and between them lies a ramp. false: all are divided. */
     bool yarn;
     float beta_fast, beta_slow;
-    uint32_t original_context;
+    uint32_t original_context; /* theta is above 1 then */
 } fg_rope_shape;
 
 /* In double, on the host: theta^(-2i / (2 * pair_count)) / divisors[i], and slower as the factor asks. */

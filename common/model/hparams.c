@@ -1,5 +1,6 @@
 #include "common/model/hparams.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -125,23 +126,31 @@ static void copy_name(const fg_weights *weights, char *out, size_t capacity)
     out[used] = '\0';
 }
 
+/* A file's word, as far as it may stand in a line. */
+typedef struct shown_word {
+    char text[32];
+} shown_word;
+
+static shown_word show(const char *text, size_t length)
+{
+    shown_word shown = { { 0 } };
+    for (size_t i = 0; i < length && i + 1 < sizeof shown.text; i++) {
+        shown.text[i] = text[i] > 0x20 && text[i] < 0x7F ? text[i] : '?';
+    }
+    return shown;
+}
+
 static fg_status refuse_architecture(const char *text, size_t length, fg_error *err)
 {
-    char shown[32];
     char known[64];
     size_t used = 0;
-    for (; used < length && used + 1 < sizeof shown; used++) {
-        shown[used] = text[used] > 0x20 && text[used] < 0x7F ? text[used] : '?';
-    }
-    shown[used] = '\0';
-    used = 0;
     for (size_t i = 0; i < ARCHITECTURES; i++) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ",
                                  architectures[i].name);
         FG_ASSERT(used < sizeof known, "more names than fit");
     }
     return fg_fail(err, FG_BAD_INPUT, "model architecture '%s' is not supported (supported: %s)",
-                   shown, known);
+                   show(text, length).text, known);
 }
 
 static fg_status find_architecture(const fg_weights *weights, const architecture **arch_out,
@@ -306,11 +315,9 @@ static fg_status read_scaling_type(const fg_weights *weights, const architecture
     scaling->yarn = length == 4 && memcmp(type, "yarn", 4) == 0;
     bool is_linear = length == 6 && memcmp(type, "linear", 6) == 0;
     if (!*none_out && !scaling->yarn && !is_linear && !(is_longrope && arch->rope_factors)) {
-        return fg_fail(
-            err, FG_BAD_INPUT,
-            "metadata '%s' asks for '%.*s', which is not supported (none, linear, yarn%s)",
-            key.text, (int)(length < 32 ? length : 32), type,
-            arch->rope_factors ? ", longrope" : "");
+        return fg_fail(err, FG_BAD_INPUT,
+                       "metadata '%s' asks for '%s', which is not supported (none, linear, yarn%s)",
+                       key.text, show(type, length).text, arch->rope_factors ? ", longrope" : "");
     }
     return FG_OK;
 }
@@ -371,6 +378,10 @@ static fg_status read_rope_scaling(const fg_weights *weights, const architecture
         return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (at least 1 is supported)",
                        key_of(arch, keys[0].name).text, (double)scaling->factor);
     }
+    if (status == FG_OK && scaling->yarn && hp->rope_theta <= 1.0f) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g (YaRN needs more than 1)",
+                       key_of(arch, "rope.freq_base").text, (double)hp->rope_theta);
+    }
     scaling->yarn = scaling->yarn && scaling->factor > 1.0f;
     return status == FG_OK && scaling->yarn ? refuse_other_yarn(weights, arch, err) : status;
 }
@@ -414,6 +425,10 @@ static fg_status read_scales(const fg_weights *weights, const architecture *arch
     fg_status status = read_floats(weights, arch, keys, sizeof keys / sizeof keys[0], err);
     hp->embedding_scale /= residual;
     hp->norm_epsilon /= residual * residual;
+    if (status == FG_OK && !(hp->embedding_scale < FLT_MAX && hp->norm_epsilon < FLT_MAX)) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %g, too small for floats",
+                       key_of(arch, "residual_scale").text, (double)residual);
+    }
     return status;
 }
 
@@ -658,7 +673,11 @@ static fg_status read_rope_freqs(const fg_weights *weights, fg_hparams *hp, fg_e
         tensor = fg_weights_find(weights, names[i]);
     }
     if (tensor == NULL) {
-        return FG_OK;
+        const char *other = is_long ? "rope_factors_short.weight" : "rope_factors_long.weight";
+        return fg_weights_find(weights, other) == NULL
+                   ? FG_OK
+                   : fg_fail(err, FG_BAD_INPUT, "tensor '%s' is there, but '%s' is missing", other,
+                             names[1]);
     }
     hp->rope_freqs = tensor->data;
     for (uint32_t i = 0; i < hp->rope_dims / 2; i++) {
