@@ -83,8 +83,7 @@ class Suite:
         try:
             note = function(*arguments)
         except Skip as why:
-            self.skipped += 1
-            print(f"skip: {name}: {why}", flush=True)
+            self.skip(name, why)
         except BaseException as why:  # pylint: disable=broad-except
             if isinstance(why, KeyboardInterrupt):
                 raise
@@ -96,6 +95,10 @@ class Suite:
             self.passed += 1
             print(f"ok - {name} ({time.monotonic() - started:.1f} s)"
                   + (f" # {note}" if note else ""), flush=True)
+
+    def skip(self, name, why):
+        self.skipped += 1
+        print(f"skip: {name}: {why}", flush=True)
 
     def end(self):
         print(f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)

@@ -382,10 +382,6 @@ SHORT = ["1P+1D, device memory over shm", "1P+1D, a mirror and device memory", "
          "1P+1D, two processes to one over shm", "chunks of 7", "1P+1D over shm, guesses", "1P+1D over tcp, chunks of 7"]
 
 
-def skipped(why):
-    raise why
-
-
 def make(suite, folder, shape, dtype, layers):
     path = pathlib.Path(folder) / f"{shape}-{dtype}.gguf"
     subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--type", dtype, "--layers", str(layers),
@@ -468,7 +464,7 @@ def main():
         try:
             family(suite, "stories260K", suite.stories(), requests, SHORT if short else [], emulated)
         except Skip as why:
-            suite.case("stories260K", skipped, why)
+            suite.skip("stories260K", why)
         for what, model in list(zip(MADE, made))[:1 if short else None]:
             made_family(suite, what[0], model, emulated)
     suite.end()
