@@ -112,11 +112,18 @@ typedef struct fg_linear {
 void fg_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32_t linear_count,
                   const fg_activations *in, uint32_t rows);
 
-/* out[row][c] = silu(gate . in[row]) * (up . in[row]), both products as fg_op_linear's, and these forms of it
- * as fg_op_prepare makes them. out.values is written only where there are no forms. */
+/* How far a gate opens: g / (1 + e^-t). */
+typedef enum fg_gate_kind {
+    FG_GATE_SILU, /* t = g */
+    FG_GATE_GELU /* t = g * (2 sqrt(2 / pi) * (1 + 0.044715 g^2)): half of g times 1 + tanh(t / 2) */
+} fg_gate_kind;
+
+/* out[row][c] = opened(gate . in[row]) * (up . in[row]), both products as fg_op_linear's, and these forms of it
+ * as fg_op_prepare makes them. out.values is written only where there are no forms. CUDA: FG_GATE_SILU alone. */
 typedef struct fg_gated {
     fg_panels gate;
     fg_panels up; /* of the same size */
+    fg_gate_kind kind;
     uint32_t forms;
     fg_activations out;
 } fg_gated;
@@ -169,7 +176,8 @@ void fg_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_
                  uint32_t rows, float scale, float *out);
 
 /* out.values[row] = x * (1 / sqrt(mean(x^2) + epsilon)) * weight, x = in[row_ids ? row_ids[row] :
- * row]; and these forms of it, as fg_op_prepare makes them. */
+ * row]; and these forms of it, as fg_op_prepare makes them. Columns sum_first and on of it are added to those of
+ * `sum`, where there is one; CUDA has none. */
 typedef struct fg_rmsnorm {
     const float *in;
     const uint32_t *row_ids; /* NULL: rows in order */
@@ -177,6 +185,8 @@ typedef struct fg_rmsnorm {
     float epsilon;
     uint32_t forms;
     fg_activations out;
+    float *sum; /* NULL, or [rows][columns] */
+    uint32_t sum_first, sum_count;
 } fg_rmsnorm;
 void fg_op_rmsnorm(fg_device_stream *stream, const fg_rmsnorm *args, uint32_t rows);
 
@@ -294,7 +304,7 @@ enum { FG_ATTEND_CHUNK = 256 };
 
 /*
  * out[row][head] = softmax(q . K * scale) V over the slots position - window + 1 .. position (window 0:
- * from slot 0 on), K and V read as stored. head_count is a multiple of kv_head_count; head h reads KV
+ * from slot 0 on; CUDA knows no other), K and V read as stored. head_count is a multiple of kv_head_count; head h reads KV
  * head h / (head_count / kv_head_count). In each chunk that holds such slots, and only over these:
  *   score[s] = one fma chain over d of (q[d] * (scale * log2 e)) * k[s][d]
  *   weight[s] = 2^(score[s] - the chunk's maximum); sum = weights added in lane s % 8, then fold

@@ -98,6 +98,11 @@ static void avx2_swiglu(const float *gate, const float *up, size_t count, float 
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+static void avx2_geglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_geglu(gate, up, count, out);
+}
+
 void fg_cpu_avx2_rotate(float *x, const float *turns, uint32_t pair_count)
 {
     if (pair_count % 8 != 0) {
@@ -148,9 +153,9 @@ void fg_cpu_avx2_to_halves(const float *values, uint32_t count, uint16_t *halves
 /* What the tables have in common; products of bytes differ. */
 #define AVX2_ROWS                                                                                  \
     .quantize_row = avx2_quantize_row, .pair_row = avx2_pair_row, .product_pairs = avx2_pair_row,  \
-    .rmsnorm_row = avx2_rmsnorm_row, .swiglu = avx2_swiglu, .attend = fg_cpu_avx2_attend,          \
-    .rotate = fg_cpu_avx2_rotate, .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,              \
-    .to_halves = fg_cpu_avx2_to_halves
+    .rmsnorm_row = avx2_rmsnorm_row, .swiglu = avx2_swiglu, .geglu = avx2_geglu,                   \
+    .attend = fg_cpu_avx2_attend, .rotate = fg_cpu_avx2_rotate,                                    \
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves
 
 const fg_cpu_kernels fg_cpu_avx2 = {
     AVX2_ROWS,

@@ -414,12 +414,29 @@ static void avx512_swiglu(const float *gate, const float *up, size_t count, floa
     fg_cpu_swiglu(gate + i, up + i, count - i, out + i);
 }
 
+static void avx512_geglu(const float *gate, const float *up, size_t count, float *out)
+{
+    size_t i = 0;
+#if !defined(FG_AVX512_SMALL)
+    for (; i + 16 <= count; i += 16) {
+        __m512 x = _mm512_loadu_ps(gate + i);
+        __m512 cube = _mm512_mul_ps(_mm512_set1_ps(FG_CPU_GELU_3), _mm512_mul_ps(x, x));
+        __m512 t = _mm512_mul_ps(x, _mm512_add_ps(_mm512_set1_ps(FG_CPU_GELU_1), cube));
+        __m512 exp = exp_of(_mm512_xor_ps(t, _mm512_set1_ps(-0.0f)));
+        __m512 gelu = _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exp));
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(gelu, _mm512_loadu_ps(up + i)));
+    }
+#endif
+    fg_cpu_geglu(gate + i, up + i, count - i, out + i);
+}
+
 /* What the tables have in common; products and attention differ. */
 #define AVX512_ROWS                                                                                \
     .quantize_row = avx512_quantize_row, .quantize_rows = avx512_quantize_rows,                    \
     .pair_row = avx512_pair_row, .rmsnorm_row = avx512_rmsnorm_row,                                \
-    .rmsnorm_rows = avx512_rmsnorm_rows, .swiglu = avx512_swiglu, .rotate = fg_cpu_avx2_rotate,    \
-    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves
+    .rmsnorm_rows = avx512_rmsnorm_rows, .swiglu = avx512_swiglu, .geglu = avx512_geglu,           \
+    .rotate = fg_cpu_avx2_rotate, .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,              \
+    .to_halves = fg_cpu_avx2_to_halves
 
 const fg_cpu_kernels fg_cpu_avx512 = {
     AVX512_ROWS,

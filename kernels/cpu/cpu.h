@@ -63,7 +63,9 @@ typedef struct fg_cpu_kernels {
     /* Several rows, to rows `stride` floats apart. NULL: row by row. */
     void (*rmsnorm_rows)(const float *const in[FG_CPU_NORM_ROWS], const float *weight,
                          uint32_t columns, float epsilon, float *out, size_t stride);
+    /* What opens a gate of each fg_gate_kind. */
     void (*swiglu)(const float *gate, const float *up, size_t count, float *out);
+    void (*geglu)(const float *gate, const float *up, size_t count, float *out);
     void (*attend)(const fg_cpu_attend *args);
     /* Turns the pairs (i, i + pair_count) of one head by {cos, sin} of each. */
     void (*rotate)(float *x, const float *turns, uint32_t pair_count);

@@ -81,6 +81,11 @@ static void neon_swiglu(const float *gate, const float *up, size_t count, float 
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+static void neon_geglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_geglu(gate, up, count, out);
+}
+
 static void neon_rotate(float *x, const float *turns, uint32_t pair_count)
 {
     if (pair_count % 4 != 0) {
@@ -130,6 +135,7 @@ const fg_cpu_kernels fg_cpu_neon = {
     .linear = fg_cpu_neon_linear,
     .rmsnorm_row = neon_rmsnorm_row,
     .swiglu = neon_swiglu,
+    .geglu = neon_geglu,
     .attend = fg_cpu_neon_attend,
     .rotate = neon_rotate,
     .rotate_neighbours = neon_rotate_neighbours,

@@ -218,6 +218,14 @@ static void norm_together(const fg_cpu_kernels *kernels, const fg_rmsnorm *norm,
     }
 }
 
+static void add_normed(const fg_rmsnorm *norm, uint32_t row)
+{
+    size_t at = (size_t)row * norm->out.columns + norm->sum_first;
+    for (uint32_t i = 0; i < norm->sum_count; i++) {
+        norm->sum[at + i] += norm->out.values[at + i];
+    }
+}
+
 static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t first, uint32_t count)
 {
     const fg_rmsnorm *norm = args;
@@ -225,6 +233,9 @@ static void rmsnorm_rows(fg_device_stream *stream, const void *args, uint32_t fi
     for (uint32_t row = first, end = first + count, rows; row < end; row += rows) {
         rows = end - row < FG_CPU_NORM_ROWS ? end - row : FG_CPU_NORM_ROWS;
         norm_together(kernels, norm, row, rows);
+        for (uint32_t i = 0; norm->sum != NULL && i < rows; i++) {
+            add_normed(norm, row + i);
+        }
         prepare_rows_of(kernels, &norm->out, norm->forms, row, rows);
     }
 }

@@ -232,7 +232,12 @@ enum { ROWS_AT_ONCE = FG_TILE_ROWS };
 static void end_gated(const fg_cpu_kernels *kernels, const fg_gated *gated, const float *up,
                       float *gate, const fg_cpu_part *part)
 {
-    kernels->swiglu(gate, up, (size_t)part->rows * part->columns, gate);
+    size_t count = (size_t)part->rows * part->columns;
+    if (gated->kind == FG_GATE_GELU) {
+        kernels->geglu(gate, up, count, gate);
+    } else {
+        kernels->swiglu(gate, up, count, gate);
+    }
     fg_cpu_prepare(kernels, &gated->out, gated->forms, part);
     if (gated->forms != 0) {
         return;

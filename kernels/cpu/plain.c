@@ -62,6 +62,11 @@ static void plain_swiglu(const float *gate, const float *up, size_t count, float
     fg_cpu_swiglu(gate, up, count, out);
 }
 
+static void plain_geglu(const float *gate, const float *up, size_t count, float *out)
+{
+    fg_cpu_geglu(gate, up, count, out);
+}
+
 /* Rows of the product that share one unpacking of the weights; it bounds the accumulators. */
 enum { PLAIN_ROWS = 8 };
 
@@ -216,6 +221,7 @@ const fg_cpu_kernels fg_cpu_plain = {
     .linear = fg_cpu_plain_linear,
     .rmsnorm_row = fg_cpu_plain_rmsnorm_row,
     .swiglu = plain_swiglu,
+    .geglu = plain_geglu,
     .attend = fg_cpu_plain_attend,
     .rotate = fg_cpu_plain_rotate,
     .rotate_neighbours = fg_cpu_plain_rotate_neighbours,

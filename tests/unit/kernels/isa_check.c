@@ -126,13 +126,13 @@ static void check_product(check *c, fg_rng *rng, uint32_t type, uint32_t outputs
     fg_mem_free(data);
 }
 
-/* Quantisation, norm and SwiGLU of one row. */
+/* Quantisation, norm and gates of one row. */
 static void check_rows(check *c, fg_rng *rng, uint32_t columns)
 {
     const fg_cpu_kernels *tables[2] = { c->plain->device->kernels, c->other->device->kernels };
     float *in = random_floats(rng, columns, 9.0f);
     float *weight = random_floats(rng, columns, 2.0f);
-    float out[2][2][ROW_COLUMNS];
+    float out[2][3][ROW_COLUMNS];
     int8_t quants[2][ROW_COLUMNS];
     fg_quant_group groups[2][ROW_COLUMNS / FG_QUANT_GROUP];
     uint32_t pairs[2][ROW_COLUMNS / 2 + 16];
@@ -149,6 +149,7 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
         tables[i]->pair_row(in, columns, pairs[i]);
         tables[i]->rmsnorm_row(in, weight, columns, 1e-5f, out[i][0]);
         tables[i]->swiglu(in, weight, columns, out[i][1]);
+        tables[i]->geglu(in, weight, columns, out[i][2]);
     }
     compare(c, "quants", 1, quants[1], quants[0], sizeof quants[0]);
     compare(c, "groups", 1, groups[1], groups[0], sizeof groups[0]);
@@ -156,6 +157,7 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     compare(c, "product pairs", 1, brains[1], brains[0], columns * sizeof brains[0][0]);
     compare(c, "rmsnorm", 1, out[1][0], out[0][0], columns * sizeof(float));
     compare(c, "swiglu", 1, out[1][1], out[0][1], columns * sizeof(float));
+    compare(c, "geglu", 1, out[1][2], out[0][2], columns * sizeof(float));
     fg_mem_free(in);
     fg_mem_free(weight);
 }

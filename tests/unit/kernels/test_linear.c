@@ -456,7 +456,7 @@ Test(linear, many_rows_become_what_plain_makes_of_them)
     }
 }
 
-/* Products, SwiGLU and forms one after the other, with plain C. */
+/* Products, gates and forms one after the other, with plain C. */
 static void gate_apart(const fg_gated *gated, const fg_activations *in, uint32_t rows,
                        const fg_activations *out)
 {
@@ -469,7 +469,9 @@ static void gate_apart(const fg_gated *gated, const fg_activations *in, uint32_t
         { .weight = gated->up, .out = up, .out_stride = out->columns },
     };
     fg_op_linear(plain.stream, both, 2, in, rows);
-    plain.device->kernels->swiglu(out->values, up, count, out->values);
+    const fg_cpu_kernels *kernels = plain.device->kernels;
+    (gated->kind == FG_GATE_GELU ? kernels->geglu : kernels->swiglu)(out->values, up, count,
+                                                                     out->values);
     fg_op_prepare(plain.stream, out, gated->forms, rows);
     fg_mem_free(up);
     close_test_device(&plain);
@@ -519,6 +521,7 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
         }
         fg_gated gated = { .gate = pack_panels(&gate),
                            .up = pack_panels(&up),
+                           .kind = c % 3 == 1 ? FG_GATE_GELU : FG_GATE_SILU,
                            .forms = cases[c].forms };
         fg_activations want = make_activations(rows, outputs);
         for (size_t i = 0; i < TEST_ISAS * 3; i++) {

@@ -98,6 +98,41 @@ Test(rows, rmsnorm_takes_the_rows_it_is_told)
     close_test_device(&device);
 }
 
+/* Columns of a rank's alone, as the others add theirs. */
+Test(rows, rmsnorm_adds_to_the_columns_it_is_told)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 29 };
+    enum { COLUMNS = 96, FIRST = 16, COUNT = 48 };
+    float *in = random_floats(&rng, (size_t)ROWS * COLUMNS, 2.0f);
+    float *weight = random_floats(&rng, COLUMNS, 1.0f);
+    float *before = random_floats(&rng, (size_t)ROWS * COLUMNS, 3.0f);
+    for (size_t d = 0; d < device_count; d++) {
+        float *out = fg_mem_array((size_t)ROWS * COLUMNS, sizeof(float));
+        float *sum = fg_mem_dup(before, (size_t)ROWS * COLUMNS * sizeof(float));
+        fg_rmsnorm args = { .in = in,
+                            .weight = weight,
+                            .epsilon = 1e-5f,
+                            .out = { .values = out, .columns = COLUMNS },
+                            .sum = sum,
+                            .sum_first = FIRST,
+                            .sum_count = COUNT };
+        fg_op_rmsnorm(devices[d].stream, &args, ROWS);
+        for (uint32_t i = 0; i < ROWS * COLUMNS; i++) {
+            bool added = i % COLUMNS >= FIRST && i % COLUMNS < FIRST + COUNT;
+            cr_assert_eq(sum[i], added ? before[i] + out[i] : before[i], "isa %s, %u",
+                         fg_device_isa(devices[d].device), i);
+        }
+        fg_mem_free(out);
+        fg_mem_free(sum);
+    }
+    fg_mem_free(in);
+    fg_mem_free(weight);
+    fg_mem_free(before);
+    close_devices(devices, device_count);
+}
+
 Test(rows, quantize_is_exact_everywhere_and_within_half_a_step)
 {
     test_device devices[DEVICES_MAX];
@@ -339,8 +374,16 @@ Test(rows, pairs_are_the_nearest_bf16_everywhere_and_never_tiny)
     close_devices(devices, device_count);
 }
 
-Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
+/* How far gates open, in double: g / (1 + e^-t). */
+static double opened(fg_gate_kind kind, double g)
 {
+    double t = kind == FG_GATE_GELU ? g * 1.5957691216057308 * (1.0 + 0.044715 * g * g) : g;
+    return g / (1.0 + exp(-t));
+}
+
+Test(rows, gates_are_exact_everywhere_and_close_to_double)
+{
+    static const char *const names[] = { [FG_GATE_SILU] = "silu", [FG_GATE_GELU] = "gelu" };
     test_device devices[DEVICES_MAX];
     size_t device_count = open_devices(devices);
     fg_rng rng = { .state = 23 };
@@ -352,19 +395,26 @@ Test(rows, swiglu_is_exact_everywhere_and_close_to_double)
     gate[0] = 120.0f;
     gate[1] = -120.0f;
     gate[2] = 0.0f;
-    for (uint32_t i = 3; i < count;
-         i += 5) { /* where e^-gate is very large, very small or neither */
+    gate[3] = 1e30f; /* its square is infinite */
+    gate[4] = -1e30f;
+    for (uint32_t i = 5; i < count; i += 5) { /* where e^-t is very large, very small or neither */
         gate[i] = random_float(&rng, 130.0f);
     }
-    for (size_t d = 0; d < device_count; d++) {
-        devices[d].device->kernels->swiglu(gate, up, count, d == 0 ? first : out);
-        cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "isa %s",
-                  fg_device_isa(devices[d].device));
-    }
-    for (size_t i = 0; i < count; i++) {
-        double want = gate[i] / (1.0 + exp(-(double)gate[i])) * up[i];
-        cr_assert(fabs(first[i] - want) <= 1e-6 * fabs(want) + 1e-30, "silu(%g): %g, want %g",
-                  (double)gate[i], (double)first[i], want);
+    for (uint32_t kind = FG_GATE_SILU; kind <= FG_GATE_GELU; kind++) {
+        for (size_t d = 0; d < device_count; d++) {
+            const fg_cpu_kernels *kernels = devices[d].device->kernels;
+            (kind == FG_GATE_GELU ? kernels->geglu : kernels->swiglu)(gate, up, count,
+                                                                      d == 0 ? first : out);
+            cr_assert(d == 0 || memcmp(out, first, count * sizeof(float)) == 0, "%s, isa %s",
+                      names[kind], fg_device_isa(devices[d].device));
+        }
+        for (size_t i = 0; i < count; i++) {
+            /* An error of t is as many of e^-t: of GELU's t, larger ones. */
+            double want = opened(kind, gate[i]) * up[i];
+            double most = kind == FG_GATE_GELU ? 2e-5 : 1e-6;
+            cr_assert(fabs(first[i] - want) <= most * fabs(want) + 1e-30, "%s(%g): %g, want %g",
+                      names[kind], (double)gate[i], (double)first[i], want);
+        }
     }
     fg_mem_free(gate);
     fg_mem_free(up);
