@@ -111,6 +111,12 @@ static uint32_t even_tile_rows(const fg_forward *forward, uint32_t row_count)
     return rows < forward->tile_rows_max ? rows : forward->tile_rows_max;
 }
 
+/* Layers that have turns of their own, and whether there are such. */
+static bool has_window_turns(const fg_hparams *h)
+{
+    return h->window_theta > 0.0f;
+}
+
 /* What all ranks see is of their region. */
 static void take_common(fg_forward *forward)
 {
@@ -207,6 +213,12 @@ static float *common_hidden(const fg_forward *forward)
     return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
 }
 
+/* NULL: of one rank too, but of its own. */
+static float *common_added(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->added;
+}
+
 static void add_own_parts(fg_forward *forward, size_t step_rows, part_list *list)
 {
     const fg_hparams *h = &forward->hparams;
@@ -243,7 +255,18 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     if (forward->tp != NULL) {
         add_own_parts(forward, step_rows, list);
     }
-    add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
+    for (uint32_t kind = 0; kind < (has_window_turns(h) ? TURN_KINDS : 1); kind++) {
+        add_part(list, (void **)&forward->rope_tables[kind], step_rows, h->rope_dims,
+                 sizeof(float));
+    }
+    if (h->post_norms) {
+        forward->added.columns = h->embedding_length;
+        forward->added.values = common_added(forward);
+        if (forward->added.values == NULL) {
+            add_part(list, (void **)&forward->added.values, rows, h->embedding_length,
+                     sizeof(float));
+        }
+    }
     add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
     add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
     add_activations(list, &forward->hidden, rows, h->ffn_length, hidden);
@@ -372,15 +395,23 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
         return status;
     }
     forward->is_host = fg_device_is_host(forward->device);
+    const fg_hparams *h = options->hparams;
+    if (!forward->is_host &&
+        (h->gelu || h->post_norms || h->window > 0 || h->unturned_period > 0)) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "models of architecture %s%s run on CPUs only so far: --device cpu",
+                       h->architecture, h->window > 0 ? " with a window" : "");
+    }
     return fg_device_stream_open(forward->device, &forward->stream, err);
 }
 
 static void set_turns(fg_forward *forward)
 {
+    uint32_t pair_count = forward->hparams.rope_dims / 2;
     const fg_hparams *h = &forward->hparams;
     const fg_rope_scaling *scaling = &h->rope_scaling;
     fg_rope_shape shape = { .theta = h->rope_theta,
-                            .pair_count = h->rope_dims / 2,
+                            .pair_count = pair_count,
                             .divisors = h->rope_freqs,
                             .factor = scaling->factor,
                             .yarn = scaling->yarn,
@@ -389,9 +420,19 @@ static void set_turns(fg_forward *forward)
                             .original_context = scaling->original_context };
     fg_rope_frequencies(&shape, forward->frequencies);
     float spread = scaling->yarn ? fg_rope_yarn_magnitude(scaling->factor) : 1.0f;
-    forward->turns = (fg_rope_turns){ .frequencies = forward->frequencies,
-                                      .pair_count = shape.pair_count,
-                                      .magnitude = (double)scaling->magnitude * (double)spread };
+    forward->turns[TURNS_ALL] =
+        (fg_rope_turns){ .frequencies = forward->frequencies,
+                         .pair_count = pair_count,
+                         .magnitude = (double)scaling->magnitude * (double)spread };
+    if (has_window_turns(h)) {
+        shape =
+            (fg_rope_shape){ .theta = h->window_theta, .pair_count = pair_count, .factor = 1.0f };
+        fg_rope_frequencies(&shape, forward->frequencies + pair_count);
+        forward->turns[TURNS_WINDOW] =
+            (fg_rope_turns){ .frequencies = forward->frequencies + pair_count,
+                             .pair_count = pair_count,
+                             .magnitude = 1.0 };
+    }
 }
 
 fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forward **forward_out,
@@ -418,7 +459,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     }
     forward->goes_ahead = may_go_ahead(forward);
     forward->layers = fg_mem_array(h->layer_count, sizeof(layer_weights));
-    forward->frequencies = fg_mem_array(h->rope_dims / 2, sizeof(double));
+    forward->frequencies = fg_mem_array(h->rope_dims / 2, TURN_KINDS * sizeof(double));
     if (forward->layers == NULL || forward->frequencies == NULL) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the forward pass");
         goto destroy;
@@ -521,15 +562,39 @@ static void norm_linears(fg_forward *forward, const float *in, const uint32_t *r
     fg_op_linear(forward->stream, list, count, &forward->normed, rows);
 }
 
-/* A product that is added to the residual: this rank's columns of it. */
+/* A product that is added to the residual, or that end_half() adds to it: this rank's columns of it. */
 static fg_linear add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
 {
     fg_tp_part part = forward->parts.embedding;
+    if (forward->hparams.post_norms) {
+        return (fg_linear){ .weight = *weight,
+                            .out = forward->added.values + part.first,
+                            .out_stride = forward->hparams.embedding_length };
+    }
     float *own = fg_forward_own_residual(forward, residual);
     return (fg_linear){ .weight = *weight,
                         .out = own != NULL ? own : residual + part.first,
                         .out_stride = own != NULL ? part.count : forward->hparams.embedding_length,
                         .accumulate = true };
+}
+
+/* What this half of a layer makes is in the residual, or on its way there through a norm; then all ranks have all of it. */
+static void end_half(fg_forward *forward, const float *post_norm, float *residual, uint32_t rows)
+{
+    fg_tp_part part = forward->parts.embedding;
+    if (post_norm != NULL) {
+        fg_forward_gather(forward, &forward->added, common_added(forward), part, FG_TP_PANEL, NULL,
+                          rows);
+        fg_rmsnorm args = { .in = forward->added.values,
+                            .weight = post_norm,
+                            .epsilon = forward->hparams.norm_epsilon,
+                            .out = forward->normed,
+                            .sum = residual,
+                            .sum_first = part.first,
+                            .sum_count = part.count };
+        fg_op_rmsnorm(forward->stream, &args, rows);
+    }
+    fg_forward_gather_residual(forward, residual, rows);
 }
 
 static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -539,6 +604,9 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     const rank_parts *parts = &forward->parts;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
+    uint32_t window = fg_hparams_window(h, index);
+    bool own_turns = window > 0 && has_window_turns(h);
+    const float *table = forward->rope_tables[own_turns ? TURNS_WINDOW : TURNS_ALL];
     const fg_linear qkv[] = {
         { .weight = layer->q, .out = forward->q, .out_stride = layer->q.outputs },
         { .weight = layer->k, .out = forward->k, .out_stride = layer->k.outputs },
@@ -565,8 +633,8 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .k_norm = layer->k_norm,
                             .norm_epsilon = h->norm_epsilon,
                             .kv_rows = forward->place->kv_rows + first,
-                            .table = forward->rope_table + (size_t)first * h->rope_dims,
-                            .pair_count = h->rope_dims / 2,
+                            .table = table + (size_t)first * h->rope_dims,
+                            .pair_count = fg_hparams_is_turned(h, index) ? h->rope_dims / 2 : 0,
                             .head_count = parts->heads.count,
                             .interleaved = h->rope_interleaved };
     fg_op_rope_store(forward->stream, &kv, &store, rows);
@@ -577,6 +645,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     fg_attend attend = { .q = forward->q,
                          .kv_rows = forward->place->kv_rows + first,
                          .head_count = parts->heads.count,
+                         .window = window,
                          .scale = h->attention_scale,
                          .out = at_once       ? NULL
                                 : own != NULL ? own
@@ -589,7 +658,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
     }
     fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
-    fg_forward_gather_residual(forward, residual, rows);
+    end_half(forward, layer->attn_post_norm, residual, rows);
 }
 
 static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
@@ -605,6 +674,7 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     bool alone = forward->tp == NULL;
     fg_gated gated = { .gate = layer->gate,
                        .up = layer->up,
+                       .kind = h->gelu ? FG_GATE_GELU : FG_GATE_SILU,
                        .forms = alone ? down_forms : 0,
                        .out = alone ? forward->hidden : forward->own_hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
@@ -614,7 +684,7 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
         fg_op_prepare(forward->stream, &forward->hidden, down_forms, rows);
     }
     fg_op_linear(forward->stream, &down, 1, &forward->hidden, rows);
-    fg_forward_gather_residual(forward, residual, rows);
+    end_half(forward, layer->ffn_post_norm, residual, rows);
 }
 
 /* A token that the step in flight chooses: the device has it first. */
@@ -678,8 +748,10 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
     if (fg_tp_has_comm(forward->tp)) {
         fg_forward_take_own_residual(forward, row_count);
     }
-    fg_op_rope_table(forward->stream, forward->place->positions, row_count, &forward->turns,
-                     forward->rope_table);
+    for (uint32_t kind = 0; kind < (has_window_turns(h) ? TURN_KINDS : 1); kind++) {
+        fg_op_rope_table(forward->stream, forward->place->positions, row_count,
+                         &forward->turns[kind], forward->rope_tables[kind]);
+    }
     uint32_t tile_rows = even_tile_rows(forward, row_count);
     for (uint32_t index = 0; index < h->layer_count; index++) {
         /* A tile reads the K and V of the tiles before it, which this layer has already stored. */

@@ -15,11 +15,15 @@
 typedef struct layer_weights {
     const float *attn_norm;
     const float *ffn_norm;
-    const float *q_bias, *k_bias, *v_bias; /* NULL: the architecture has none */
-    const float *q_norm, *k_norm;          /* of each head, the same */
+    const float *attn_post_norm, *ffn_post_norm; /* NULL: what is added is not normalised */
+    const float *q_bias, *k_bias, *v_bias;       /* NULL: the architecture has none */
+    const float *q_norm, *k_norm;                /* of each head, the same */
     fg_panels q, k, v, output;
     fg_panels gate, up, down;
 } layer_weights;
+
+/* How far positions turn: in most layers, and in those with a window where these have turns of their own. */
+enum { TURNS_ALL, TURNS_WINDOW, TURN_KINDS };
 
 /* What a rank has of the outputs of matrices; of one rank, all. */
 typedef struct rank_parts {
@@ -59,8 +63,8 @@ struct fg_forward {
     fg_device *device;
     bool is_host; /* operations use the host's memory */
     fg_device_stream *stream;
-    double *frequencies; /* [rope_dims / 2] */
-    fg_rope_turns turns;
+    double *frequencies; /* [TURN_KINDS][rope_dims / 2] */
+    fg_rope_turns turns[TURN_KINDS];
     fg_tp *tp;         /* NULL: the only rank */
     bool has_pinned;   /* what the ranks share */
     bool ranks_replay; /* rank 0's: operations between two meetings of the host may be replayed */
@@ -87,13 +91,14 @@ struct fg_forward {
     fg_step_run run, next; /* in flight, and the one begun behind it */
     fg_forward_ahead ahead;
     /* Per row of a step. */
-    float *rope_table;
+    float *rope_tables[TURN_KINDS]; /* the second only where the model has such layers */
     float *residual;
     /* Per row of a tile. */
     fg_activations normed;   /* columns: embedding_length */
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length */
     float *q, *k, *v;
+    fg_activations added; /* only where it is normalised before it is added: values alone */
     /* This rank's columns of attended and hidden, values alone, and on devices of the residual; NULL of the only rank. Rows are
      * dense, with room for as many columns as the widest rank has. */
     fg_activations own_attended, own_hidden;

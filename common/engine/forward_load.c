@@ -212,6 +212,7 @@ static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weigh
     uint32_t q_bias = h->qkv_bias ? h->head_count * h->head_dim : 0;
     uint32_t kv_bias = h->qkv_bias ? h->kv_head_count * h->head_dim : 0;
     uint32_t norm = h->qk_norm ? h->head_dim : 0;
+    uint32_t post_norm = h->post_norms ? h->embedding_length : 0;
     const vector_row vectors[] = {
         { "attn_norm.weight", h->embedding_length, &layer->attn_norm },
         { "ffn_norm.weight", h->embedding_length, &layer->ffn_norm },
@@ -220,6 +221,8 @@ static fg_status load_layer_vectors(fg_forward *forward, const fg_weights *weigh
         { "attn_v.bias", kv_bias, &layer->v_bias },
         { "attn_q_norm.weight", norm, &layer->q_norm },
         { "attn_k_norm.weight", norm, &layer->k_norm },
+        { "post_attention_norm.weight", post_norm, &layer->attn_post_norm },
+        { "post_ffw_norm.weight", post_norm, &layer->ffn_post_norm },
     };
     fg_status status = FG_OK;
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0] && status == FG_OK; i++) {

@@ -66,6 +66,7 @@ size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *mem
         { (void **)&memory->residual, rows * orders->embedding_length },
         { (void **)&memory->attended, (size_t)orders->tile_rows * orders->q_columns },
         { (void **)&memory->hidden, (size_t)orders->tile_rows * orders->ffn_length },
+        { (void **)&memory->added, (size_t)orders->tile_rows * orders->embedding_length },
         { (void **)&memory->logits, (size_t)FG_TP_HEAD_ROWS * orders->vocab_size },
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

@@ -72,7 +72,7 @@ typedef struct fg_tp_memory {
     fg_step_copy *copies;
     fg_step_digest *digests;
     /* Per row of a tile. */
-    float *attended, *hidden;
+    float *attended, *hidden, *added;
     /* Per row of a part of the head. */
     float *logits;
     uint32_t *choices[FG_TP_RANKS_MAX]; /* each rank's highest, and how high it is */

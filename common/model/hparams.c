@@ -19,6 +19,8 @@ enum {
     FFN_MAX = 1 << 20,
     VOCAB_MAX = 1 << 22,
 };
+/* Gemma 3's largest model is known by its layers: files do not say how its scores are scaled. */
+enum { GEMMA_27B_LAYERS = 62 };
 #define FACTOR_MAX 1e6f
 
 /* What architectures differ in. */
@@ -31,14 +33,28 @@ typedef struct architecture {
     bool fused;        /* q, k and v in one tensor, gate and up in another */
     bool rope_factors; /* may have rope_factors_long.weight and _short */
     bool scales;       /* of embedding, attention, what layers add, logits */
+    bool is_gemma;     /* gates open as GELU, the embedding is scaled by the root of its length */
+    bool post_norms;
+    bool windows; /* layers may see a window alone, */
+    uint32_t
+        period; /* but for every so many-th one, and then with turns of their own; 0: all layers do */
+    uint32_t unturned_period;
 } architecture;
 
 static const architecture architectures[] = {
     { .name = "llama", .interleaved = true, .rope_freqs = true },
     { .name = "qwen2", .qkv_bias = true },
     { .name = "qwen3", .qk_norm = true },
-    { .name = "phi3", .fused = true, .rope_factors = true },
+    { .name = "phi3", .fused = true, .rope_factors = true, .windows = true },
     { .name = "granite", .interleaved = true, .rope_freqs = true, .scales = true },
+    { .name = "gemma", .is_gemma = true },
+    { .name = "gemma3",
+      .is_gemma = true,
+      .qk_norm = true,
+      .post_norms = true,
+      .windows = true,
+      .period = 6 },
+    { .name = "smollm3", .interleaved = true, .unturned_period = 4 },
 };
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -142,7 +158,7 @@ static shown_word show(const char *text, size_t length)
 
 static fg_status refuse_architecture(const char *text, size_t length, fg_error *err)
 {
-    char known[64];
+    char known[192];
     size_t used = 0;
     for (size_t i = 0; i < ARCHITECTURES; i++) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ",
@@ -197,11 +213,21 @@ static fg_status refuse_variants(const fg_weights *weights, const architecture *
                        "metadata '%s' is false: a model without positions is not supported",
                        key.text);
     }
+    static const char *const caps[] = { "attn_logit_softcapping", "final_logit_softcapping" };
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        float cap = 0.0f;
+        key = key_of(arch, caps[i]);
+        if (fg_weights_meta(weights, key.text) != NULL &&
+            !(fg_weights_get_f32(weights, key.text, &cap) && cap == 0.0f)) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s': capped logits are not supported",
+                           key.text);
+        }
+    }
     return FG_OK;
 }
 
-static fg_status refuse_window(const fg_weights *weights, const architecture *arch,
-                               const fg_hparams *hp, fg_error *err)
+static fg_status read_window(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
+                             fg_error *err)
 {
     own_key key = key_of(arch, "attention.sliding_window");
     uint32_t window = 0;
@@ -210,6 +236,14 @@ static fg_status refuse_window(const fg_weights *weights, const architecture *ar
     }
     if (!fg_weights_get_u32(weights, key.text, &window)) {
         return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is not a whole number", key.text);
+    }
+    if (arch->windows && (window < hp->context_length || arch->period > 0)) {
+        hp->window = window;
+        hp->window_period = arch->period;
+        key = key_of(arch, "attention.sliding_window_pattern");
+        return arch->period == 0
+                   ? FG_OK
+                   : read_u32_optional(weights, key.text, LAYERS_MAX, &hp->window_period, err);
     }
     if (window > 0 && window < hp->context_length) {
         return fg_fail(err, FG_BAD_INPUT,
@@ -403,6 +437,13 @@ static fg_status read_rope(const fg_weights *weights, const architecture *arch, 
     if (fg_weights_meta(weights, key.text) != NULL) {
         status = read_f32(weights, key.text, 1e30f, &hp->rope_theta, err);
     }
+    key = key_of(arch, "rope.freq_base_swa");
+    if (status == FG_OK && hp->window > 0 && arch->period > 0) {
+        hp->window_theta = 10000.0f;
+        if (fg_weights_meta(weights, key.text) != NULL) {
+            status = read_f32(weights, key.text, 1e30f, &hp->window_theta, err);
+        }
+    }
     return status == FG_OK ? read_rope_scaling(weights, arch, hp, err) : status;
 }
 
@@ -413,6 +454,13 @@ static fg_status read_scales(const fg_weights *weights, const architecture *arch
     float residual = 1.0f;
     hp->embedding_scale = hp->logit_scale = 1.0f;
     hp->attention_scale = 1.0f / __builtin_sqrtf((float)hp->head_dim);
+    if (arch->is_gemma) {
+        hp->embedding_scale = __builtin_sqrtf((float)hp->embedding_length);
+    }
+    if (arch->post_norms && hp->layer_count == GEMMA_27B_LAYERS) {
+        hp->attention_scale =
+            1.0f / __builtin_sqrtf((float)hp->embedding_length / (float)hp->head_count);
+    }
     if (!arch->scales) {
         return FG_OK;
     }
@@ -452,7 +500,7 @@ static fg_status read_numbers(const fg_weights *weights, const architecture *arc
             return status;
         }
     }
-    fg_status status = refuse_window(weights, arch, hp, err);
+    fg_status status = read_window(weights, arch, hp, err);
     if (status != FG_OK) {
         return status;
     }
@@ -509,7 +557,7 @@ typedef struct tensor_row {
     bool is_optional;
 } tensor_row;
 
-enum { LAYER_TENSORS = 15, MODEL_TENSORS = 6 };
+enum { LAYER_TENSORS = 17, MODEL_TENSORS = 6 };
 
 static void layer_rows(const architecture *arch, const fg_hparams *hp,
                        tensor_row rows_out[LAYER_TENSORS])
@@ -519,6 +567,7 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
     uint64_t kv = (uint64_t)hp->kv_head_count * hp->head_dim;
     uint64_t q_bias = arch->qkv_bias ? q : 0, kv_bias = arch->qkv_bias ? kv : 0;
     uint64_t norm = arch->qk_norm ? hp->head_dim : 0;
+    uint64_t post_norm = arch->post_norms ? embed : 0;
     uint64_t apart = arch->fused ? 0 : embed, fused = arch->fused ? embed : 0;
     const tensor_row rows[LAYER_TENSORS] = {
         { "attn_norm.weight", embed, 1, true, false },
@@ -536,6 +585,8 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
         { "attn_v.bias", kv_bias, 1, true, false },
         { "attn_q_norm.weight", norm, 1, true, false },
         { "attn_k_norm.weight", norm, 1, true, false },
+        { "post_attention_norm.weight", post_norm, 1, true, false },
+        { "post_ffw_norm.weight", post_norm, 1, true, false },
     };
     memcpy(rows_out, rows, sizeof rows);
 }
@@ -708,7 +759,10 @@ fg_status fg_hparams_read(const fg_weights *weights, fg_hparams *hparams_out, fg
     fg_hparams hp = { .rope_interleaved = arch->interleaved,
                       .qkv_bias = arch->qkv_bias,
                       .qk_norm = arch->qk_norm,
-                      .fused = arch->fused };
+                      .fused = arch->fused,
+                      .gelu = arch->is_gemma,
+                      .post_norms = arch->post_norms,
+                      .unturned_period = arch->unturned_period };
     snprintf(hp.architecture, sizeof hp.architecture, "%s", arch->name);
     copy_name(weights, hp.name, sizeof hp.name);
     status = refuse_variants(weights, arch, err);

@@ -36,16 +36,36 @@ typedef struct fg_hparams {
     bool qkv_bias;           /* `qwen2`: added to q, k and v */
     bool qk_norm;            /* `qwen3`: each head of q and k is normalised before it is rotated */
     bool fused;              /* `phi3`: q, k and v are rows of one tensor, gate and up of another */
+    bool gelu;               /* `gemma`: how gates open */
+    bool post_norms; /* `gemma3`: what a layer's halves make is normalised before it is added */
+    /* Slots that a layer's rows see, their own included; 0: all. Every `window_period`th layer sees all; 0: none does. */
+    uint32_t window, window_period;
+    uint32_t unturned_period; /* every so many layers one has no positions; 0: none */
     float rope_theta;
+    float
+        window_theta; /* of layers with a window, whose positions are not stretched; 0: as everywhere */
     fg_rope_scaling rope_scaling;
     float norm_epsilon;
-    /* `granite`; elsewhere 1, 1 / sqrt(head_dim), 1. Where what a layer adds is scaled, the stream that it is added to is kept
+    /* `granite` and `gemma`; elsewhere 1, 1 / sqrt(head_dim), 1. Where what a layer adds is scaled, the stream that it is added to is kept
      * divided by that scale: embedding_scale and norm_epsilon are that stream's. */
     float embedding_scale, attention_scale, logit_scale;
     bool tied_output;        /* no output.weight: the embedding is the head */
     const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
     uint32_t kv_dtype;       /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
+
+/* What a layer's rows see (fg_hparams.window). */
+static inline uint32_t fg_hparams_window(const fg_hparams *hparams, uint32_t layer)
+{
+    uint32_t period = hparams->window_period;
+    return period > 0 && (layer + 1) % period == 0 ? 0 : hparams->window;
+}
+
+static inline bool fg_hparams_is_turned(const fg_hparams *hparams, uint32_t layer)
+{
+    uint32_t period = hparams->unturned_period;
+    return period == 0 || (layer + 1) % period != 0;
+}
 
 /* Reads and checks the metadata and every tensor's presence, type and shape for the architecture.
  * FG_BAD_INPUT names the key or tensor that does not fit. */
