@@ -8,8 +8,10 @@ import numpy as np
 from _forge import find_tool
 
 STEPS = 64
-# Of make-gguf: float models that show each way to stretch positions, fused matrices and granite's scales.
-TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite")
+# Of make-gguf: float models that show each way to stretch positions, fused matrices, granite's scales, windows, GELU gates
+# and layers without positions.
+TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite", "tiny-gemma",
+               "tiny-gemma3", "tiny-smollm3")
 
 
 def forge_logits(suite, model_path, prompts, steps=STEPS, kv="f16", device=None):

@@ -51,6 +51,10 @@ OTHER_KEYS = (
     ("only the factors say so", "tiny-longrope", {"rope.scaling.type": None}),
     ("no weight", "tiny-longrope", {"rope.scaling.attn_factor": None}),
     ("no scales", "tiny-granite", {"embedding_scale": None, "residual_scale": None, "attention.scale": None}),
+    ("another pattern", "tiny-gemma3", {"attention.sliding_window_pattern": 3}),
+    ("turns of windows", "tiny-gemma3", {"rope.freq_base_swa": 100.0}),
+    ("no window", "tiny-gemma3", {"attention.sliding_window": None}),
+    ("a window of all", "tiny-gemma3", {"attention.sliding_window": 4096}),
     ("scales of 0", "tiny-granite", {"embedding_scale": 0.0, "residual_scale": 0.0, "attention.scale": 0.0}),
 )
 
@@ -68,12 +72,16 @@ class Rotation:
     """RoPE with what GGUF knows to stretch it: how far each pair of values of a head turns from one position to the next,
     and by how much the turned ones grow."""
 
-    def __init__(self, field, weights, head_dim, side_by_side):
-        """side_by_side: GGUF stores llama's Q and K so that pairs lie so; others' as halves."""
+    def __init__(self, field, weights, head_dim, side_by_side, of_window=False):
+        """side_by_side: GGUF stores llama's Q and K so that pairs lie so; others' as halves. of_window: of gemma3's layers
+        with one."""
         self.rotated = field("rope.dimension_count", head_dim)
         self.side_by_side = side_by_side
         base = field("rope.freq_base", 10000.0)
         pairs = np.arange(self.rotated // 2)
+        if of_window:
+            self.growth, self.frequencies = 1.0, field("rope.freq_base_swa", 10000.0) ** (-2.0 * pairs / self.rotated)
+            return
         kind = field("rope.scaling.type", "linear")
         factor = field("rope.scaling.factor") or field("rope.scale_linear") or 1.0
         original = field("rope.scaling.original_context_length", field("context_length"))
@@ -135,7 +143,17 @@ class Model:
         self.weights = {name: floats for name, (floats, _) in tensors.items()}
         self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
-        self.rotation = Rotation(field, self.weights, self.head_dim, self.arch in ("llama", "granite"))
+        self.gemma = self.arch.startswith("gemma")
+        if self.gemma:
+            self.embedding_scale = np.float32(math.sqrt(self.width))
+        self.window = field("attention.sliding_window", 0)
+        # Which layers see all, and which have no positions.
+        self.period = field("attention.sliding_window_pattern", 6) if self.arch == "gemma3" else 0
+        self.unturned = 4 if self.arch == "smollm3" else 0
+        side_by_side = self.arch in ("llama", "granite", "smollm3")
+        self.rotation = Rotation(field, self.weights, self.head_dim, side_by_side)
+        self.window_rotation = (Rotation(field, self.weights, self.head_dim, side_by_side, of_window=True)
+                                if self.arch == "gemma3" else self.rotation)
 
     def product(self, x, name, rounded):
         if rounded:
@@ -160,12 +178,13 @@ class Model:
         if self.arch == "qwen2":
             x = x + self.weights[name + ".bias"]
         x = x.reshape(len(h), -1, self.head_dim)
-        if self.arch == "qwen3" and part != "v":
+        if self.arch in ("qwen3", "gemma3") and part != "v":
             x = self.norm(x, name + "_norm.weight")
         return x
 
-    def attend(self, q, k, v, rounded):
-        """Causal attention of one sequence, grouped queries. [tokens][heads][dim] each."""
+    def attend(self, q, k, v, window, rounded):
+        """Causal attention of one sequence, grouped queries. [tokens][heads][dim] each. window: 0, or how many tokens a
+        row sees."""
         if rounded:
             k, v = (KV_ROUNDINGS[self.kv](x) for x in (k, v))
         narrow = round_to_bf16 if rounded and self.kv == "bf16" else lambda x: x
@@ -173,6 +192,8 @@ class Model:
         group = self.heads // self.kv_heads
         tokens = len(q)
         mask = np.triu(np.full((tokens, tokens), -np.inf, dtype=np.float32), 1)
+        if window > 0:
+            mask[np.arange(tokens)[:, None] - np.arange(tokens) >= window] = -np.inf
         out = np.empty_like(q)
         for head in range(self.heads):
             scores = q[:, head] @ k[:, head // group].T + mask
@@ -190,19 +211,31 @@ class Model:
             h = self.norm(x, name + "attn_norm.weight")
             q, k, v = (self.heads_of(h, layer, part, rounded) for part in "qkv")
             parts = []
+            window = 0 if self.period and (layer + 1) % self.period == 0 else self.window
+            turn = self.window_rotation if window else self.rotation
+            if self.unturned and (layer + 1) % self.unturned == 0:
+                turn = lambda heads: heads
             for start, end in zip(edges, edges[1:]):
-                parts.append(self.attend(self.rotation(q[start:end]), self.rotation(k[start:end]),
-                                         v[start:end], rounded))
+                parts.append(self.attend(turn(q[start:end]), turn(k[start:end]), v[start:end], window, rounded))
             h = np.concatenate(parts).reshape(len(x), -1)
-            x = x + self.residual_scale * self.product(h, name + "attn_output.weight", rounded)
+            h = self.product(h, name + "attn_output.weight", rounded)
+            if self.arch == "gemma3":
+                h = self.norm(h, name + "post_attention_norm.weight")
+            x = x + self.residual_scale * h
             h = self.norm(x, name + "ffn_norm.weight")
             up = self.product(h, name + "ffn_up.weight", rounded)
             if self.arch == "phi3":
                 gate, up = np.split(up, 2, axis=-1)
             else:
                 gate = self.product(h, name + "ffn_gate.weight", rounded)
-            h = (gate / (1.0 + np.exp(-gate)) * up).astype(np.float32)
-            x = x + self.residual_scale * self.product(h, name + "ffn_down.weight", rounded)
+            if self.gemma:
+                gate = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate ** 3)))
+            else:
+                gate = gate / (1.0 + np.exp(-gate))
+            h = self.product((gate * up).astype(np.float32), name + "ffn_down.weight", rounded)
+            if self.arch == "gemma3":
+                h = self.norm(h, name + "post_ffw_norm.weight")
+            x = x + self.residual_scale * h
         return [x[start:end] for start, end in zip(edges, edges[1:])]
 
     def logits(self, x, rounded):
@@ -434,9 +467,11 @@ def main():
     suite.case("qwen2, quantised weights", random_model, suite, "qwen2", kinds.Q8_0, False, "bf16")
     suite.case("qwen3, quantised weights", random_model, suite, "qwen3", kinds.Q5_1, True, "bf16")
     suite.case("qwen2, bf16 weights", random_model, suite, "qwen2", kinds.BF16, True, "f16")
-    for shape in TINY_SHAPES:
+    # llama.cpp does not do this window.
+    for shape in (*TINY_SHAPES, "tiny-phi3-window"):
         suite.case(f"{shape}, float weights", tiny_model, suite, shape, "f32", "f32")
-    for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0")):
+    for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0"),
+                         ("tiny-gemma3", "q4_k_m")):
         suite.case(f"{shape}, {dtype}", tiny_model, suite, shape, dtype, "bf16")
     for what, shape, changes in OTHER_KEYS:
         suite.case(f"{shape}, {what}", tiny_with_other_keys, suite, shape, changes)

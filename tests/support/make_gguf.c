@@ -21,7 +21,16 @@
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
 
-typedef enum architecture { LLAMA, QWEN2, QWEN3, PHI3, GRANITE } architecture;
+typedef enum architecture {
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    PHI3,
+    GRANITE,
+    GEMMA,
+    GEMMA3,
+    SMOLLM3
+} architecture;
 
 static const struct {
     const char *name;
@@ -35,6 +44,9 @@ static const struct {
     [QWEN3] = { "qwen3", "qwen2", 11, true, false },
     [PHI3] = { "phi3", "gpt-2", 11, false, true },
     [GRANITE] = { "granite", "gpt-2", 11, false, true },
+    [GEMMA] = { "gemma", "gpt-2", 11, true, false },
+    [GEMMA3] = { "gemma3", "gpt-2", 11, true, false },
+    [SMOLLM3] = { "smollm3", "llama-bpe", 9, false, true },
 };
 
 typedef struct shape {
@@ -48,13 +60,15 @@ typedef struct shape {
     const char *scaling;
     uint32_t original;
     float factor, attention_factor; /* 0: not written */
+    uint32_t window;                /* 0: not written */
 } shape;
 
 /* What an architecture does to positions and sums shows in two small layers as well. */
-#define TINY_SIZES(architecture, size)                                                             \
-    .arch = (architecture), .layers = 2, .embedding = 4 * (size), .ffn = 512, .heads = 4,          \
+#define TINY_LAYERS(architecture, size, count)                                                     \
+    .arch = (architecture), .layers = (count), .embedding = 4 * (size), .ffn = 512, .heads = 4,    \
     .kv_heads = 2, .head_dim = (size), .vocab = 2000, .context = 256, .theta = 1e4f,               \
     .epsilon = 1e-5f
+#define TINY_SIZES(architecture, size) TINY_LAYERS(architecture, size, 2)
 
 static const shape shapes[] = {
     { "llama-3.2-1b", LLAMA, 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5f, 1e-5f,
@@ -71,6 +85,8 @@ static const shape shapes[] = {
       .rope_freqs = false },
     { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f,
       .rope_freqs = false },
+    { "gemma3-270m", GEMMA3, 18, 640, 2048, 4, 1, 256, 262144, 32768, 1e6f, 1e-6f, .window = 512 },
+    { "gemma3-1b", GEMMA3, 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6f, 1e-6f, .window = 512 },
     { .name = "tiny-linear",
       TINY_SIZES(LLAMA, 64),
       .scaling = "linear",
@@ -94,6 +110,15 @@ static const shape shapes[] = {
       .original = 256,
       .attention_factor = 1.1547f },
     { .name = "tiny-granite", TINY_SIZES(GRANITE, 64) },
+    { .name = "tiny-gemma", TINY_SIZES(GEMMA, 128) },
+    /* Its sixth layer sees all. */
+    { .name = "tiny-gemma3",
+      TINY_LAYERS(GEMMA3, 64, 7),
+      .window = 24,
+      .scaling = "linear",
+      .factor = 8.0f },
+    { .name = "tiny-smollm3", TINY_LAYERS(SMOLLM3, 64, 5) },
+    { .name = "tiny-phi3-window", TINY_SIZES(PHI3, 96), .window = 37 },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -201,7 +226,8 @@ static void want_vectors(making *m, uint32_t layer)
     const shape *s = &m->shape;
     uint32_t q = s->arch == QWEN2 ? s->heads * s->head_dim : 0;
     uint32_t kv = s->arch == QWEN2 ? s->kv_heads * s->head_dim : 0;
-    uint32_t norm = s->arch == QWEN3 ? s->head_dim : 0;
+    uint32_t norm = s->arch == QWEN3 || s->arch == GEMMA3 ? s->head_dim : 0;
+    uint32_t post_norm = s->arch == GEMMA3 ? s->embedding : 0;
     const struct {
         const char *name;
         uint32_t count; /* 0: not of this architecture */
@@ -214,6 +240,8 @@ static void want_vectors(making *m, uint32_t layer)
         { "attn_v.bias", kv, -0.5f, 0.5f },
         { "attn_q_norm.weight", norm, 0.5f, 2.0f },
         { "attn_k_norm.weight", norm, 0.5f, 2.0f },
+        { "post_attention_norm.weight", post_norm, 0.2f, 1.0f },
+        { "post_ffw_norm.weight", post_norm, 0.2f, 1.0f },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (list[i].count > 0) {
@@ -318,6 +346,7 @@ static void add_hparams(making *m)
     add_real(m, "rope.freq_base", s->theta);
     add_number(m, "rope.dimension_count", says_rotated ? rotated_of(s) : 0);
     add_number(m, "vocab_size", says_rotated ? s->vocab : 0);
+    add_number(m, "attention.sliding_window", s->window);
     add_scaling(m);
 }
 
