@@ -34,10 +34,11 @@ SHAPES = [
 REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D zero-copy", "2P+2D tcp"]
 
 
-# Architectures beside llama, and stretched positions: random models of two layers. Plain kernels here and the best
+# Architectures beside llama, stretched positions, windows: random models of a few layers. Plain kernels here and the best
 # ones there show that biases, norms of heads, turns and scales have the same bits everywhere; ranks cut rows out of tensors that
 # hold several matrices.
-RANDOM = ["qwen2.5-0.5b", "qwen3-0.6b", "tiny-longrope", "tiny-phi4", "tiny-granite", "tiny-yarn"]
+RANDOM = ["qwen2.5-0.5b", "qwen3-0.6b", "tiny-longrope", "tiny-phi4", "tiny-granite", "tiny-yarn", "tiny-gemma3",
+          "tiny-smollm3"]
 RANDOM_SHAPES = [s for s in SHAPES if s[0] in ("batch", "chunk 7", "2 threads", "2P+2D tcp")] + [
     ("1P+1D shm, prefill with plain kernels",
      dict(prefill=1, decode=1, transport="shm", role_flags={"prefill": ["--cpu-isa", "plain"]})),
@@ -47,8 +48,8 @@ RANDOM_SHAPES = [s for s in SHAPES if s[0] in ("batch", "chunk 7", "2 threads", 
 def random_model(suite, folder, shape):
     path = pathlib.Path(folder) / f"{shape}.gguf"
     if not path.exists():
-        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, "--layers", "2", "--vocab",
-                        "2000"], check=True)
+        layers = [] if shape.startswith("tiny") else ["--layers", "2"]
+        subprocess.run([find_tool(suite, "make-gguf"), path, "--shape", shape, *layers, "--vocab", "2000"], check=True)
     return str(path)
 
 

@@ -61,13 +61,17 @@ class Llama:
                 for entry in choice["top_logprobs"]]
 
 
-def agreement(suite):
-    path = suite.smollm2()
+def smollm2_agreement(suite):
     prompts = json.loads((pathlib.Path(__file__).parent / "smollm2_prompts.json")
                          .read_text(encoding="utf-8"))
     prompts = prompts if suite.options.full else prompts[::3]
-    tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts])
-    llama = Llama(path)
+    return agreement(suite, suite.smollm2(), prompts)
+
+
+def agreement(suite, path, prompts, steps=STEPS, context=1024):
+    """Prompts: their ids, and a text that names each."""
+    tokens, _logits = forge_logits(suite, path, [p["ids"] for p in prompts], steps)
+    llama = Llama(path, context)
     same, ties, wrong = 0, [], []
     for prompt, answer in zip(prompts, tokens.tolist()):
         for step, token in enumerate(answer):
@@ -78,7 +82,7 @@ def agreement(suite):
             margin = likeliest[0][1] - dict(likeliest).get(token, -math.inf)
             place = f"{prompt['prompt'][:24]!r} step {step}: margin {margin:.3f} nat"
             (ties if margin <= NEAR_TIE_NATS else wrong).append((margin, place))
-    total = len(prompts) * STEPS
+    total = len(prompts) * steps
     for _margin, place in sorted(ties + wrong, reverse=True):
         print(f"  disagree: {place}")
     assert not wrong, f"{len(wrong)} of {total} choices differ and are no near tie: {wrong[:3]}"
@@ -117,7 +121,7 @@ def float_agreement(suite, shape, context=1024):
 
 def main():
     suite = Suite(__doc__)
-    suite.case("top-1 agreement on SmolLM2", agreement, suite)
+    suite.case("top-1 agreement on SmolLM2", smollm2_agreement, suite)
     for shape in ("smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b"):
         suite.case(f"log-probabilities of a random {shape}", float_agreement, suite, shape)
     # llama.cpp chooses between LongRoPE's two sets by the context that it runs with; Forge's is the file's.

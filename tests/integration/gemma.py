@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""A second real model, Gemma 3 270M (Q4_K_M, got by deploy/get-model): its token ids equal llama.cpp's, and so do its
+choices, on prompts that are shorter and longer than the window of 512 tokens that five of six layers see."""
+# runs-in: full
+# needs: numpy xllamacpp
+import pathlib
+import subprocess
+
+from _forge import Skip, Suite, find_tool
+from llamacpp_agreement import agreement
+from tokenizer_vs_llamacpp import (DIGITS, EMOJI, LONG, MARKS, SCRIPTS, SPECIAL, WHITE, LlamaCpp, compare, forge_ids,
+                                   random_texts)
+
+# Two and more U+2581 beside each other are spaces for the model's own tokenizer and for Forge, not for llama.cpp.
+NAMES = ["<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "<bos>", "<eos>", "<pad>x", "a<unused12>b",
+         "<start_of_image>", "\n\n\n\n", "\t\t\t", "<table><tr>", "a▁b"]
+BEGINNINGS = ["The capital of France is", "Once upon a time, there was a little girl", "def fibonacci(n):\n    ",
+              "Die drei wichtigsten Gründe sind", "Q: What is 17 + 25?\nA:"]
+# A text that is never the same for long, so that what left the windows is missed; in tokens beyond two windows.
+STORY = " ".join(f"On day {day} the {who} counted {day * 7 % 31} {what} and wrote it down."
+                 for day in range(1, 100)
+                 for who, what in [(("miller", "sacks"), ("sailor", "ships"), ("baker", "loaves"))[day % 3]])
+
+
+def gemma():
+    tool = pathlib.Path(__file__).resolve().parents[2] / "deploy/get-model"
+    done = subprocess.run([tool, "gemma3-270m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise Skip("Gemma could not be got: " + done.stderr.strip().rsplit("\n", 1)[-1])
+    return done.stdout.strip()
+
+
+def choices(suite, tool, model):
+    texts = BEGINNINGS + [STORY + " On day 100 the"]
+    ids = forge_ids(tool, model, "bos", texts)
+    assert len(ids[-1]) > 1500, f"{len(ids[-1])} tokens are no long prompt"
+    short = [{"prompt": text, "ids": list(some)} for text, some in zip(texts, ids)]
+    return agreement(suite, model, short, steps=32, context=3072)
+
+
+def main():
+    suite = Suite(__doc__)
+    held = []
+    suite.case("the model is got", lambda: held.append(gemma()))
+    if held:
+        model, tool = held[0], find_tool(suite, "tokenize_tool")
+        oracle = LlamaCpp(model)
+        texts = (SCRIPTS + EMOJI + DIGITS + WHITE + MARKS + SPECIAL + LONG + NAMES
+                 + list(random_texts(suite.random, 1000, NAMES)))
+        for special in (False, True):
+            suite.case(f"token ids, special tokens {'parsed' if special else 'as text'}", compare, tool, model, oracle,
+                       special, texts)
+        suite.case("top-1 agreement", choices, suite, tool, model)
+    suite.end()
+
+
+if __name__ == "__main__":
+    main()
