@@ -470,6 +470,7 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
     uint32_t embed = o->embedding_length, ffn = o->ffn_length, type = o->weight_type;
     uint32_t q = o->head_count * o->head_dim, kv = o->kv_head_count * o->head_dim;
     bool fused = o->arch == FG_TINY_PHI3;
+    bool has_head_norms = o->arch == FG_TINY_QWEN3 || o->arch == FG_TINY_GEMMA3;
     const struct {
         const char *name;
         uint32_t columns, rows; /* rows 0: not in this architecture */
@@ -493,8 +494,10 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
         { "attn_q.bias", o->arch == FG_TINY_QWEN2 ? q : 0, -1.0f, 1.0f },
         { "attn_k.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -4.0f, 4.0f },
         { "attn_v.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -0.5f, 0.5f },
-        { "attn_q_norm.weight", o->arch == FG_TINY_QWEN3 ? o->head_dim : 0, 0.5f, 2.0f },
-        { "attn_k_norm.weight", o->arch == FG_TINY_QWEN3 ? o->head_dim : 0, 0.5f, 2.0f },
+        { "attn_q_norm.weight", has_head_norms ? o->head_dim : 0, 0.5f, 2.0f },
+        { "attn_k_norm.weight", has_head_norms ? o->head_dim : 0, 0.5f, 2.0f },
+        { "post_attention_norm.weight", o->arch == FG_TINY_GEMMA3 ? embed : 0, 0.2f, 1.0f },
+        { "post_ffw_norm.weight", o->arch == FG_TINY_GEMMA3 ? embed : 0, 0.2f, 1.0f },
     };
     char name[64];
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
@@ -514,7 +517,7 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
 /* The numbers, under the architecture's own keys. */
 static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
 {
-    static const char *const names[] = { "llama", "qwen2", "qwen3", "phi3", "granite" };
+    static const char *const names[] = { "llama", "qwen2", "qwen3", "phi3", "granite", "gemma3" };
     const char *arch = names[o->arch];
     const struct {
         const char *name;
@@ -550,6 +553,10 @@ static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
     } else if (o->arch == FG_TINY_PHI3) {
         fg_gguf_add_u32(builder, "phi3.rope.scaling.original_context_length", 64);
         fg_gguf_add_f32(builder, "phi3.rope.scaling.attn_factor", 1.25f);
+    } else if (o->arch == FG_TINY_GEMMA3) {
+        fg_gguf_add_u32(builder, "gemma3.attention.sliding_window", 24);
+        fg_gguf_add_u32(builder, "gemma3.attention.sliding_window_pattern", 2);
+        fg_gguf_add_f32(builder, "gemma3.rope.freq_base_swa", 100.0f);
     }
 }
 

@@ -71,6 +71,7 @@ typedef enum fg_tiny_arch {
     FG_TINY_QWEN3,
     FG_TINY_PHI3,
     FG_TINY_GRANITE,
+    FG_TINY_GEMMA3, /* every other layer sees a window of 24 slots */
 } fg_tiny_arch;
 
 /* A model. Zero means: llama, 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for

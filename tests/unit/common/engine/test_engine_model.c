@@ -86,6 +86,12 @@ static const struct {
       { .seed = 11, .arch = FG_TINY_PHI3, .weight_type = FG_Q4_0, .head_dim = 96 },
       FG_BF16 },
     { "granite, q8_0", { .seed = 12, .arch = FG_TINY_GRANITE, .weight_type = FG_Q8_0 }, FG_F16 },
+    { "gemma3, q5_0",
+      { .seed = 13, .arch = FG_TINY_GEMMA3, .weight_type = FG_Q5_0, .kv_head_count = 1 },
+      FG_BF16 },
+    { "gemma3, f32, int8 kv",
+      { .seed = 14, .arch = FG_TINY_GEMMA3, .weight_type = FG_F32, .layer_count = 3 },
+      FG_I8 },
 };
 enum { MODEL_COUNT = sizeof models / sizeof models[0], FIRST_QWEN2 = 6, FIRST_QWEN3 = 8 };
 

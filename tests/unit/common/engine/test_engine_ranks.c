@@ -241,6 +241,11 @@ static const struct {
       1,
       false,
       { .seed = 22, .weight_type = FG_BF16, .arch = FG_TINY_GRANITE } },
+    { "gemma3 q8_0 by 2: norms behind the halves of layers",
+      2,
+      1,
+      false,
+      { .seed = 23, .weight_type = FG_Q8_0, .arch = FG_TINY_GEMMA3 } },
     { "qwen3 q8_0 by 2: norms of heads",
       2,
       1,
@@ -510,7 +515,7 @@ static bool try_open(void *ctx)
 
 Test(engine_ranks, every_allocation_may_fail)
 {
-    const fg_tiny_llama model = { .seed = 11, .arch = FG_TINY_GRANITE };
+    const fg_tiny_llama model = { .seed = 11, .arch = FG_TINY_GEMMA3 };
     try t = { .where = ON_CPU };
     write_model(&model, t.path);
     int failures = fg_fault_each(try_open, &t);

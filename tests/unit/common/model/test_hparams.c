@@ -52,6 +52,9 @@ static const tensor_row qwen2_tensors[] = { { "blk.0.attn_q.bias", FG_F32, 32, 0
 static const tensor_row qwen3_tensors[] = { { "blk.0.attn_q_norm.weight", FG_F32, 8, 0 },
                                             { "blk.0.attn_k_norm.weight", FG_F32, 8, 0 } };
 
+static const tensor_row gemma3_tensors[] = { { "blk.0.post_attention_norm.weight", FG_F32, 32, 0 },
+                                             { "blk.0.post_ffw_norm.weight", FG_F32, 32, 0 } };
+
 /* All of it: some of the base's are rows of one tensor. */
 static const tensor_row phi3_tensors[] = {
     { "token_embd.weight", FG_Q4_0, 32, 8 },        { "output_norm.weight", FG_F32, 32, 0 },
@@ -140,6 +143,9 @@ static void add_all_tensors(fg_gguf_builder *builder, const change *c, const cha
         add_base_tensors(builder, c, qwen2_tensors, 3);
     } else if (strcmp(arch, "qwen3") == 0) {
         add_base_tensors(builder, c, qwen3_tensors, 2);
+    } else if (strcmp(arch, "gemma3") == 0) {
+        add_base_tensors(builder, c, qwen3_tensors, 2);
+        add_base_tensors(builder, c, gemma3_tensors, 2);
     }
 }
 
@@ -183,8 +189,9 @@ static const change cases[] = {
     { "the base", NULL, { { 0 } }, { 0 } },
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
-      "'gemma3' is not supported (supported: llama, qwen2, qwen3, phi3, granite)",
-      { { "general.architecture", TEXT, 0, "gemma3" } },
+      "'gemma2' is not supported (supported: llama, qwen2, qwen3, phi3, granite, gemma, gemma3, "
+      "smollm3)",
+      { { "general.architecture", TEXT, 0, "gemma2" } },
       { 0 } },
     { "llama4",
       "'llama4' is not supported",
@@ -513,10 +520,52 @@ static const change phi3_cases[] = {
       { { 0 } },
       TENSOR("rope_factors_short.weight", FG_F32, 8, 0) },
     { "named so", NULL, { { "phi3.rope.scaling.type", TEXT, 0, "longrope" } }, { 0 } },
-    { "a window of half the context",
-      "'phi3.attention.sliding_window' is 64",
-      WHOLE_OF("phi3.attention.sliding_window", 64),
+    { "a window of half the context", NULL, WHOLE_OF("phi3.attention.sliding_window", 64), { 0 } },
+    { "a window as text",
+      "'phi3.attention.sliding_window' is not a whole number",
+      { { "phi3.attention.sliding_window", TEXT, 0, "64" } },
       { 0 } },
+};
+
+static const change gemma3_cases[] = {
+    { "gemma3", NULL, { { 0 } }, { 0 } },
+    { "a window", NULL, WHOLE_OF("gemma3.attention.sliding_window", 16), { 0 } },
+    { "capped logits",
+      "'gemma3.final_logit_softcapping': capped logits are not supported",
+      REAL_OF("gemma3.final_logit_softcapping", 30),
+      { 0 } },
+    { "capped scores",
+      "'gemma3.attn_logit_softcapping': capped logits are not supported",
+      REAL_OF("gemma3.attn_logit_softcapping", 50),
+      { 0 } },
+    { "a cap that is no number",
+      "'gemma3.attn_logit_softcapping': capped logits are not supported",
+      { { "gemma3.attn_logit_softcapping", TEXT, 0, "none" } },
+      { 0 } },
+    { "a cap of 0: none", NULL, REAL_OF("gemma3.final_logit_softcapping", 0), { 0 } },
+    { "a pattern for each layer",
+      "'gemma3.attention.sliding_window_pattern' differs per layer",
+      { { "gemma3.attention.sliding_window", WHOLE, 16, NULL },
+        { "gemma3.attention.sliding_window_pattern", ARRAY, 0, NULL } },
+      { 0 } },
+    { "a pattern of nothing",
+      "'gemma3.attention.sliding_window_pattern' is 0",
+      { { "gemma3.attention.sliding_window", WHOLE, 16, NULL },
+        { "gemma3.attention.sliding_window_pattern", WHOLE, 0, NULL } },
+      { 0 } },
+    { "turns of windows that go backwards",
+      "'gemma3.rope.freq_base_swa' is -1",
+      { { "gemma3.attention.sliding_window", WHOLE, 16, NULL },
+        { "gemma3.rope.freq_base_swa", REAL, -1, NULL } },
+      { 0 } },
+    { "no norm behind attention",
+      "'blk.0.post_attention_norm.weight' is missing",
+      { { 0 } },
+      TENSOR("blk.0.post_attention_norm.weight", 0, 0, 0) },
+    { "a narrow norm behind the layer",
+      "'blk.0.post_ffw_norm.weight' is 16 x 1 x 1 x 1, expected 32 x 1",
+      { { 0 } },
+      TENSOR("blk.0.post_ffw_norm.weight", FG_F32, 16, 0) },
 };
 
 static const change granite_cases[] = {
@@ -580,6 +629,11 @@ Test(hparams, accepts_what_fits_and_names_what_does_not)
     for (size_t i = 0; i < sizeof granite_cases / sizeof granite_cases[0]; i++) {
         check_case("granite", &granite_cases[i]);
     }
+    for (size_t i = 0; i < sizeof gemma3_cases / sizeof gemma3_cases[0]; i++) {
+        check_case("gemma3", &gemma3_cases[i]);
+    }
+    check_case("gemma", &(change){ .name = "gemma" });
+    check_case("smollm3", &(change){ .name = "smollm3" });
 }
 
 /* What a base with these keys reads as. */
@@ -646,6 +700,63 @@ Test(hparams, knows_how_positions_are_stretched)
                   (double)got.factor, got.yarn, (double)got.beta_fast, (double)got.beta_slow,
                   got.original_context, (double)got.magnitude);
     }
+}
+
+#define WINDOW(arch) arch ".attention.sliding_window"
+
+Test(hparams, knows_which_layers_see_a_window)
+{
+    static const struct {
+        const char *arch;
+        change c;
+        uint32_t window, seen_by_sixth; /* of 128 tokens in all */
+        float theta;                    /* 0: no turns of its own */
+    } rows[] = {
+        { "gemma3", { .name = "a window", .meta = WHOLE_OF(WINDOW("gemma3"), 16) }, 16, 0, 1e4f },
+        { "gemma3",
+          { .name = "another pattern",
+            .meta = { { WINDOW("gemma3"), WHOLE, 16, NULL },
+                      { WINDOW("gemma3") "_pattern", WHOLE, 4, NULL } } },
+          16,
+          16,
+          1e4f },
+        { "gemma3",
+          { .name = "other turns",
+            .meta = { { WINDOW("gemma3"), WHOLE, 16, NULL },
+                      { "gemma3.rope.freq_base_swa", REAL, 500, NULL } } },
+          16,
+          0,
+          500.0f },
+        { "gemma3",
+          { .name = "wider than all", .meta = WHOLE_OF(WINDOW("gemma3"), 999) },
+          999,
+          0,
+          1e4f },
+        { "gemma3", { .name = "none" }, 0, 0, 0.0f },
+        { "phi3", { .name = "everywhere", .meta = WHOLE_OF(WINDOW("phi3"), 64) }, 64, 64, 0.0f },
+        { "phi3", { .name = "everything", .meta = WHOLE_OF(WINDOW("phi3"), 128) }, 0, 0, 0.0f },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fg_hparams hp = read_with(rows[i].arch, &rows[i].c);
+        cr_assert(fg_hparams_window(&hp, 0) == rows[i].window &&
+                      fg_hparams_window(&hp, 5) == rows[i].seen_by_sixth &&
+                      hp.window_theta == rows[i].theta,
+                  "%s, %s: %u, %u, %g", rows[i].arch, rows[i].c.name, fg_hparams_window(&hp, 0),
+                  fg_hparams_window(&hp, 5), (double)hp.window_theta);
+    }
+}
+
+Test(hparams, gemma_scales_by_its_sizes_and_smollm3_leaves_layers_unturned)
+{
+    change c = { .name = "gemma" };
+    fg_hparams hp = read_with("gemma", &c);
+    cr_assert(hp.gelu && !hp.post_norms && hp.embedding_scale == sqrtf(32.0f));
+    hp = read_with("gemma3", &c);
+    cr_assert(hp.gelu && hp.post_norms && hp.qk_norm && hp.attention_scale == 1.0f / sqrtf(8.0f));
+    hp = read_with("smollm3", &c);
+    cr_assert(!hp.gelu && hp.embedding_scale == 1.0f && hp.rope_interleaved);
+    cr_assert(fg_hparams_is_turned(&hp, 2) && !fg_hparams_is_turned(&hp, 3) &&
+              fg_hparams_is_turned(&hp, 4) && !fg_hparams_is_turned(&hp, 7));
 }
 
 Test(hparams, the_stream_is_divided_by_what_layers_are_scaled_by)
@@ -781,9 +892,10 @@ Test(hparams, knows_what_architectures_differ_in)
                    { FG_TINY_QWEN2, "qwen2", false, true, false },
                    { FG_TINY_QWEN3, "qwen3", false, false, true },
                    { FG_TINY_PHI3, "phi3", false, false, false },
-                   { FG_TINY_GRANITE, "granite", true, false, false } };
-    fg_digest128 prints[5];
-    for (size_t i = 0; i < 5; i++) {
+                   { FG_TINY_GRANITE, "granite", true, false, false },
+                   { FG_TINY_GEMMA3, "gemma3", false, false, true } };
+    fg_digest128 prints[6];
+    for (size_t i = 0; i < 6; i++) {
         size_t size_bytes;
         fg_weights *weights;
         fg_hparams hp;
