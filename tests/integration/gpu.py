@@ -71,6 +71,8 @@ def none_listed(suite):
 
 
 # name, flags, environment, words of the one line
+CPU_ALONE = [("tiny-gemma", "gemma"), ("tiny-gemma3", "gemma3 with a window"), ("tiny-smollm3", "smollm3"),
+             ("tiny-phi3-window", "phi3 with a window")]
 REFUSED = [
     ("a device that is not there", ["--device", "cuda:99"], {}, ["cuda:99", "the last is cuda:"]),
     ("a device of no kind", ["--device", "gpu"], {}, ['"gpu"', "cuda:N"]),
@@ -444,6 +446,9 @@ def main():
         suite.case("why there is no device is listed", none_listed, suite)
         for name, flags, environment, words in REFUSED + (ON_EMULATED if emulated else []):
             suite.case(f"refused: {name}", refused, suite, made[0], flags, environment, words)
+        for shape, *words in CPU_ALONE:
+            suite.case(f"refused: {shape}", refused, suite, make(suite, folder, shape, "bf16", 2), [], {},
+                       [*words, "--device cpu"])
         if os.environ.get("FORGE_TEST_KV_MEMORY") != "on":
             suite.case("device memory that UCX does not reach", insists, suite, made[0], [], ["UCX", "does not reach GPU memory"])
         suite.case("device memory of the CPU", insists, suite, made[0], ["--device", "cpu"], ["--device cpu"])
