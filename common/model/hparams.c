@@ -31,14 +31,22 @@ typedef struct architecture {
     bool fused;        /* q, k and v in one tensor, gate and up in another */
     bool rope_factors; /* may have rope_factors_long.weight and _short */
     bool scales;       /* of embedding, attention, what layers add, logits */
+    bool may_mix;      /* may have experts */
+    bool mixes;        /* has them */
 } architecture;
 
 static const architecture architectures[] = {
-    { .name = "llama", .interleaved = true, .rope_freqs = true },
+    { .name = "llama", .interleaved = true, .rope_freqs = true, .may_mix = true },
     { .name = "qwen2", .qkv_bias = true },
     { .name = "qwen3", .qk_norm = true },
     { .name = "phi3", .fused = true, .rope_factors = true },
     { .name = "granite", .interleaved = true, .rope_freqs = true, .scales = true },
+    { .name = "qwen3moe", .qk_norm = true, .mixes = true },
+    { .name = "granitemoe",
+      .interleaved = true,
+      .rope_freqs = true,
+      .scales = true,
+      .mixes = true },
 };
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -142,7 +150,7 @@ static shown_word show(const char *text, size_t length)
 
 static fg_status refuse_architecture(const char *text, size_t length, fg_error *err)
 {
-    char known[64];
+    char known[128];
     size_t used = 0;
     for (size_t i = 0; i < ARCHITECTURES; i++) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ",
@@ -177,7 +185,7 @@ static fg_status refuse_variants(const fg_weights *weights, const architecture *
 {
     uint32_t expert_count = 0;
     fg_weights_get_u32(weights, key_of(arch, "expert_count").text, &expert_count);
-    if (expert_count > 0) {
+    if (expert_count > 0 && !arch->mixes && !arch->may_mix) {
         return fg_fail(err, FG_BAD_INPUT, "the model mixes %u experts, which is not supported",
                        expert_count);
     }
@@ -432,6 +440,77 @@ static fg_status read_scales(const fg_weights *weights, const architecture *arch
     return status;
 }
 
+/* Keys of mixtures that this forward does not do; each may be there when it asks for nothing. */
+static fg_status refuse_other_mixtures(const fg_weights *weights, const architecture *arch,
+                                       fg_error *err)
+{
+    static const struct {
+        const char *name;
+        uint32_t most;
+    } keys[] = { { "expert_shared_count", 0 },       { "expert_shared_feed_forward_length", 0 },
+                 { "leading_dense_block_count", 0 }, { "nextn_predict_layers", 0 },
+                 { "expert_group_count", 1 },        { "interleave_moe_layer_step", 1 },
+                 { "expert_gating_func", 1 } };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        own_key key = key_of(arch, keys[i].name);
+        uint32_t value = 0;
+        if (fg_weights_meta(weights, key.text) == NULL) {
+            continue;
+        }
+        if (!fg_weights_get_u32(weights, key.text, &value)) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is not a whole number", key.text);
+        }
+        if (value > keys[i].most) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %u (at most %u is supported)",
+                           key.text, value, keys[i].most);
+        }
+    }
+    return FG_OK;
+}
+
+static fg_status read_expert_weights(const fg_weights *weights, const architecture *arch,
+                                     fg_hparams *hp, fg_error *err)
+{
+    own_key key = key_of(arch, "expert_weights_norm");
+    hp->expert_weights_normalised = true;
+    hp->expert_weights_scale = 1.0f;
+    if (fg_weights_meta(weights, key.text) != NULL &&
+        !fg_weights_get_bool(weights, key.text, &hp->expert_weights_normalised)) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is neither true nor false", key.text);
+    }
+    const float_key scale = { "expert_weights_scale", true, &hp->expert_weights_scale };
+    return read_floats(weights, arch, &scale, 1, err);
+}
+
+/* After ffn_length, which becomes an expert's. */
+static fg_status read_experts(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
+                              fg_error *err)
+{
+    own_key key = key_of(arch, "expert_count"), used = key_of(arch, "expert_used_count");
+    uint32_t count = 0;
+    fg_weights_get_u32(weights, key.text, &count);
+    if (count == 0 && !arch->mixes) {
+        return FG_OK;
+    }
+    fg_status status = read_u32(weights, key.text, FG_HPARAMS_EXPERTS_MAX, &hp->expert_count, err);
+    if (status == FG_OK) {
+        status =
+            read_u32(weights, used.text, FG_HPARAMS_EXPERTS_USED_MAX, &hp->expert_used_count, err);
+    }
+    if (status == FG_OK && hp->expert_used_count > hp->expert_count) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %u, more than the %u experts",
+                       used.text, hp->expert_used_count, hp->expert_count);
+    }
+    if (status == FG_OK) {
+        status = read_u32_optional(weights, key_of(arch, "expert_feed_forward_length").text,
+                                   FFN_MAX, &hp->ffn_length, err);
+    }
+    if (status == FG_OK) {
+        status = refuse_other_mixtures(weights, arch, err);
+    }
+    return status == FG_OK ? read_expert_weights(weights, arch, hp, err) : status;
+}
+
 static fg_status read_numbers(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
                               fg_error *err)
 {
@@ -453,6 +532,9 @@ static fg_status read_numbers(const fg_weights *weights, const architecture *arc
         }
     }
     fg_status status = refuse_window(weights, arch, hp, err);
+    if (status == FG_OK) {
+        status = read_experts(weights, arch, hp, err);
+    }
     if (status != FG_OK) {
         return status;
     }
@@ -505,11 +587,12 @@ typedef struct tensor_row {
     const char *name;
     uint64_t columns;
     uint64_t rows;
-    bool is_vector;
+    bool is_float;
     bool is_optional;
+    uint32_t experts; /* that have such a matrix each, the tensor's third size; 0: it has one */
 } tensor_row;
 
-enum { LAYER_TENSORS = 15, MODEL_TENSORS = 6 };
+enum { LAYER_TENSORS = 19, MODEL_TENSORS = 6 };
 
 static void layer_rows(const architecture *arch, const fg_hparams *hp,
                        tensor_row rows_out[LAYER_TENSORS])
@@ -520,6 +603,8 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
     uint64_t q_bias = arch->qkv_bias ? q : 0, kv_bias = arch->qkv_bias ? kv : 0;
     uint64_t norm = arch->qk_norm ? hp->head_dim : 0;
     uint64_t apart = arch->fused ? 0 : embed, fused = arch->fused ? embed : 0;
+    uint32_t experts = hp->expert_count;
+    uint64_t one = experts > 0 ? 0 : 1, mixed = experts > 0 ? 1 : 0;
     const tensor_row rows[LAYER_TENSORS] = {
         { "attn_norm.weight", embed, 1, true, false },
         { "attn_q.weight", apart, q, false, false },
@@ -528,9 +613,13 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
         { "attn_qkv.weight", fused, q + 2 * kv, false, false },
         { "attn_output.weight", q, embed, false, false },
         { "ffn_norm.weight", embed, 1, true, false },
-        { "ffn_gate.weight", apart, ffn, false, false },
-        { "ffn_up.weight", embed, arch->fused ? 2 * ffn : ffn, false, false },
-        { "ffn_down.weight", ffn, embed, false, false },
+        { "ffn_gate.weight", one * apart, ffn, false, false },
+        { "ffn_up.weight", one * embed, arch->fused ? 2 * ffn : ffn, false, false },
+        { "ffn_down.weight", one * ffn, embed, false, false },
+        { "ffn_gate_inp.weight", mixed * embed, experts, true, false },
+        { "ffn_gate_exps.weight", mixed * embed, ffn, false, false, experts },
+        { "ffn_up_exps.weight", mixed * embed, ffn, false, false, experts },
+        { "ffn_down_exps.weight", mixed * ffn, embed, false, false, experts },
         { "attn_q.bias", q_bias, 1, true, false },
         { "attn_k.bias", kv_bias, 1, true, false },
         { "attn_v.bias", kv_bias, 1, true, false },
@@ -567,15 +656,16 @@ static fg_status check_tensor(const fg_weights *weights, const char *name, const
         return row->is_optional ? FG_OK
                                 : fg_fail(err, FG_BAD_INPUT, "tensor '%s' is missing", name);
     }
-    if (tensor->dims[0] != row->columns || tensor->dims[1] != row->rows || tensor->dims[2] != 1 ||
-        tensor->dims[3] != 1) {
+    uint32_t depth = row->experts > 0 ? row->experts : 1;
+    if (tensor->dims[0] != row->columns || tensor->dims[1] != row->rows ||
+        tensor->dims[2] != depth || tensor->dims[3] != 1) {
         return fg_fail(err, FG_BAD_INPUT,
                        "tensor '%s' is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
-                       ", expected %" PRIu64 " x %" PRIu64,
+                       ", expected %" PRIu64 " x %" PRIu64 "%s%.0u",
                        name, tensor->dims[0], tensor->dims[1], tensor->dims[2], tensor->dims[3],
-                       row->columns, row->rows);
+                       row->columns, row->rows, row->experts > 0 ? " x " : "", row->experts);
     }
-    if (row->is_vector && tensor->type != FG_F32) {
+    if (row->is_float && tensor->type != FG_F32) {
         return fg_fail(err, FG_BAD_INPUT, "tensor '%s' has type %s, expected f32", name,
                        fg_dtype_name(tensor->type));
     }
