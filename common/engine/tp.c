@@ -424,7 +424,8 @@ static fg_status write_orders(const fg_engine_options *options, fg_tp_orders *or
     orders->limits = options->limits;
     orders->embedding_length = h->embedding_length;
     orders->q_columns = h->head_count * h->head_dim;
-    orders->ffn_length = h->ffn_length;
+    /* The hidden rows of a row: one for each of its experts. */
+    orders->ffn_length = h->ffn_length * (h->expert_count > 0 ? h->expert_used_count : 1);
     orders->vocab_size = h->vocab_size;
     orders->tile_rows =
         fg_device_kind_is_host(options->device) ? FG_TP_TILE_ROWS : options->limits.step_tokens_max;

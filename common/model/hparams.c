@@ -656,7 +656,7 @@ static fg_status check_tensor(const fg_weights *weights, const char *name, const
         return row->is_optional ? FG_OK
                                 : fg_fail(err, FG_BAD_INPUT, "tensor '%s' is missing", name);
     }
-    uint32_t depth = row->experts > 0 ? row->experts : 1;
+    uint32_t depth = row->experts > 0 ? row->experts : 1; /* of 0 %.0u shows nothing */
     if (tensor->dims[0] != row->columns || tensor->dims[1] != row->rows ||
         tensor->dims[2] != depth || tensor->dims[3] != 1) {
         return fg_fail(err, FG_BAD_INPUT,

@@ -51,6 +51,10 @@ OTHER_KEYS = (
     ("only the factors say so", "tiny-longrope", {"rope.scaling.type": None}),
     ("no weight", "tiny-longrope", {"rope.scaling.attn_factor": None}),
     ("no scales", "tiny-granite", {"embedding_scale": None, "residual_scale": None, "attention.scale": None}),
+    ("weights that are not normalised", "tiny-moe", {"expert_weights_norm": False}),
+    ("weights that are scaled", "tiny-mixtral", {"expert_weights_scale": 1.5, "expert_gating_func": 1}),
+    ("one expert for a row", "tiny-moe", {"expert_used_count": 1}),
+    ("all experts for a row", "tiny-mixtral", {"expert_used_count": 4}),
     ("scales of 0", "tiny-granite", {"embedding_scale": 0.0, "residual_scale": 0.0, "attention.scale": 0.0}),
 )
 
@@ -120,7 +124,7 @@ class Model:
 
         def scale(name, default):
             """Of granite's numbers; absent or 0: as in other architectures."""
-            return np.float32(self.arch == "granite" and field(name) or default)
+            return np.float32(self.arch.startswith("granite") and field(name) or default)
 
         self.layers = field("block_count")
         self.heads = field("attention.head_count")
@@ -132,15 +136,18 @@ class Model:
         self.attention_scale = scale("attention.scale", 1 / math.sqrt(self.head_dim))
         self.logit_scale = scale("logit_scale", 1)
         self.epsilon = field("attention.layer_norm_rms_epsilon")
+        self.experts, self.experts_used = field("expert_count", 0), field("expert_used_count")
+        self.normalised = field("expert_weights_norm", True)
+        self.expert_scale = np.float32(field("expert_weights_scale", 1))
         self.weights = {name: floats for name, (floats, _) in tensors.items()}
         self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
-        self.rotation = Rotation(field, self.weights, self.head_dim, self.arch in ("llama", "granite"))
+        self.rotation = Rotation(field, self.weights, self.head_dim, self.arch in ("llama", "granite", "granitemoe"))
 
-    def product(self, x, name, rounded):
+    def product(self, x, name, rounded, expert=slice(None)):
         if rounded:
             x = self.rounding[name](x)
-        return x @ self.weights[name].T
+        return x @ self.weights[name][expert].T
 
     def norm(self, x, name):
         scale = 1.0 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
@@ -160,7 +167,7 @@ class Model:
         if self.arch == "qwen2":
             x = x + self.weights[name + ".bias"]
         x = x.reshape(len(h), -1, self.head_dim)
-        if self.arch == "qwen3" and part != "v":
+        if self.arch in ("qwen3", "qwen3moe") and part != "v":
             x = self.norm(x, name + "_norm.weight")
         return x
 
@@ -196,17 +203,39 @@ class Model:
             h = np.concatenate(parts).reshape(len(x), -1)
             x = x + self.residual_scale * self.product(h, name + "attn_output.weight", rounded)
             h = self.norm(x, name + "ffn_norm.weight")
-            up = self.product(h, name + "ffn_up.weight", rounded)
-            if self.arch == "phi3":
-                gate, up = np.split(up, 2, axis=-1)
-            else:
-                gate = self.product(h, name + "ffn_gate.weight", rounded)
-            h = (gate / (1.0 + np.exp(-gate)) * up).astype(np.float32)
-            x = x + self.residual_scale * self.product(h, name + "ffn_down.weight", rounded)
+            feed_forward = self.mix if self.experts > 0 else self.feed_forward
+            x = x + self.residual_scale * feed_forward(h, name, rounded)
         return [x[start:end] for start, end in zip(edges, edges[1:])]
+
+    def feed_forward(self, h, name, rounded):
+        up = self.product(h, name + "ffn_up.weight", rounded)
+        if self.arch == "phi3":
+            gate, up = np.split(up, 2, axis=-1)
+        else:
+            gate = self.product(h, name + "ffn_gate.weight", rounded)
+        return self.product(gated(gate, up), name + "ffn_down.weight", rounded)
+
+    def mix(self, h, name, rounded):
+        """Each row's experts, each with its weight before the last product, where Forge rounds."""
+        logits = h @ self.weights[name + "ffn_gate_inp.weight"].T
+        chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :self.experts_used]
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights = np.take_along_axis(powers, chosen, axis=-1)
+        weights *= self.expert_scale / (weights if self.normalised else powers).sum(axis=-1, keepdims=True)
+        out = np.zeros_like(h)
+        for expert in range(self.experts):
+            rows, places = np.nonzero(chosen == expert)
+            gate, up = (self.product(h[rows], f"{name}ffn_{part}_exps.weight", rounded, expert) for part in ("gate", "up"))
+            hidden = gated(gate, up) * weights[rows, places, None]
+            out[rows] += self.product(hidden, name + "ffn_down_exps.weight", rounded, expert)
+        return out
 
     def logits(self, x, rounded):
         return self.product(self.norm(x, "output_norm.weight"), self.output, rounded) / self.logit_scale
+
+
+def gated(gate, up):
+    return (gate / (1.0 + np.exp(-gate)) * up).astype(np.float32)
 
 
 def round_activations(x):
@@ -436,7 +465,8 @@ def main():
     suite.case("qwen2, bf16 weights", random_model, suite, "qwen2", kinds.BF16, True, "f16")
     for shape in TINY_SHAPES:
         suite.case(f"{shape}, float weights", tiny_model, suite, shape, "f32", "f32")
-    for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0")):
+    for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0"),
+                         ("tiny-moe", "q4_k_m"), ("tiny-mixtral", "q8_0"), ("tiny-granitemoe", "bf16")):
         suite.case(f"{shape}, {dtype}", tiny_model, suite, shape, dtype, "bf16")
     for what, shape, changes in OTHER_KEYS:
         suite.case(f"{shape}, {what}", tiny_with_other_keys, suite, shape, changes)

@@ -21,7 +21,7 @@
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
 
-typedef enum architecture { LLAMA, QWEN2, QWEN3, PHI3, GRANITE } architecture;
+typedef enum architecture { LLAMA, QWEN2, QWEN3, PHI3, GRANITE, QWEN3MOE, GRANITEMOE } architecture;
 
 static const struct {
     const char *name;
@@ -35,6 +35,8 @@ static const struct {
     [QWEN3] = { "qwen3", "qwen2", 11, true, false },
     [PHI3] = { "phi3", "gpt-2", 11, false, true },
     [GRANITE] = { "granite", "gpt-2", 11, false, true },
+    [QWEN3MOE] = { "qwen3moe", "qwen2", 11, true, false },
+    [GRANITEMOE] = { "granitemoe", "gpt-2", 11, false, true },
 };
 
 typedef struct shape {
@@ -48,6 +50,8 @@ typedef struct shape {
     const char *scaling;
     uint32_t original;
     float factor, attention_factor; /* 0: not written */
+    uint32_t experts, used;         /* 0: none */
+    uint32_t expert_ffn;            /* 0: ffn is an expert's */
 } shape;
 
 /* What an architecture does to positions and sums shows in two small layers as well. */
@@ -71,6 +75,8 @@ static const shape shapes[] = {
       .rope_freqs = false },
     { "qwen3-0.6b", QWEN3, 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6f, 1e-6f,
       .rope_freqs = false },
+    { "qwen3-30b-a3b", QWEN3MOE, 48, 2048, 6144, 32, 4, 128, 151936, 40960, 1e6f, 1e-6f,
+      .experts = 128, .used = 8, .expert_ffn = 768 },
     { .name = "tiny-linear",
       TINY_SIZES(LLAMA, 64),
       .scaling = "linear",
@@ -94,6 +100,9 @@ static const shape shapes[] = {
       .original = 256,
       .attention_factor = 1.1547f },
     { .name = "tiny-granite", TINY_SIZES(GRANITE, 64) },
+    { .name = "tiny-moe", TINY_SIZES(QWEN3MOE, 64), .experts = 16, .used = 4, .expert_ffn = 256 },
+    { .name = "tiny-mixtral", TINY_SIZES(LLAMA, 64), .experts = 4, .used = 2 },
+    { .name = "tiny-granitemoe", TINY_SIZES(GRANITEMOE, 64), .experts = 8, .used = 3 },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -118,6 +127,7 @@ typedef struct tensor {
     char name[64];
     uint32_t type;
     uint32_t columns, rows; /* rows 0: a vector */
+    uint32_t experts;       /* that have such a matrix each; 0: there is one */
     float low, high;        /* what a vector holds */
 } tensor;
 
@@ -147,7 +157,8 @@ static bool has_more_bits(uint32_t layer, uint32_t layers)
     return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+static tensor *want_many(making *m, const char *name, uint32_t type, uint32_t columns,
+                         uint32_t rows, uint32_t experts)
 {
     FG_ASSERT(m->tensor_count < TENSORS_MAX, "too many tensors");
     tensor *t = &m->tensors[m->tensor_count++];
@@ -155,9 +166,19 @@ static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns
     t->type = fitting(type, columns);
     t->columns = columns;
     t->rows = rows;
-    uint64_t dims[2] = { columns, rows };
-    fg_gguf_announce_tensor(m->builder, t->name, t->type, rows == 0 ? 1 : 2, dims);
+    t->experts = experts;
+    uint64_t dims[3] = { columns, rows, experts };
+    fg_gguf_announce_tensor(m->builder, t->name, t->type,
+                            experts > 0 ? 3
+                            : rows == 0 ? 1
+                                        : 2,
+                            dims);
     return t;
+}
+
+static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+{
+    return want_many(m, name, type, columns, rows, 0);
 }
 
 static void want_vector(making *m, const char *name, uint32_t count, float low, float high)
@@ -167,6 +188,12 @@ static void want_vector(making *m, const char *name, uint32_t count, float low, 
     t->high = high;
 }
 
+/* 0: there are no experts. */
+static uint32_t expert_ffn_of(const shape *s)
+{
+    return s->experts == 0 ? 0 : s->expert_ffn > 0 ? s->expert_ffn : s->ffn;
+}
+
 static void want_matrices(making *m, uint32_t layer)
 {
     const shape *s = &m->shape;
@@ -174,24 +201,30 @@ static void want_matrices(making *m, uint32_t layer)
     uint32_t most = m->mix->most;
     uint32_t more = has_more_bits(layer, s->layers) ? m->mix->more : most;
     bool fused = s->arch == PHI3;
+    uint32_t ffn = s->experts > 0 ? 0 : s->ffn, expert_ffn = expert_ffn_of(s);
     const struct {
         const char *name;
         uint32_t type, columns, rows; /* rows 0: not of this architecture */
+        uint32_t experts;
     } list[] = {
-        { "ffn_down", more, s->ffn, s->embedding },
-        { "ffn_gate", most, s->embedding, fused ? 0 : s->ffn },
-        { "ffn_up", most, s->embedding, fused ? 2 * s->ffn : s->ffn },
-        { "attn_k", most, s->embedding, fused ? 0 : kv },
-        { "attn_output", most, q, s->embedding },
-        { "attn_q", most, s->embedding, fused ? 0 : q },
-        { "attn_v", more, s->embedding, fused ? 0 : kv },
-        { "attn_qkv", most, s->embedding, fused ? q + 2 * kv : 0 },
+        { "ffn_down", more, ffn, ffn > 0 ? s->embedding : 0, 0 },
+        { "ffn_gate", most, s->embedding, fused ? 0 : ffn, 0 },
+        { "ffn_up", most, s->embedding, fused ? 2 * ffn : ffn, 0 },
+        { "attn_k", most, s->embedding, fused ? 0 : kv, 0 },
+        { "attn_output", most, q, s->embedding, 0 },
+        { "attn_q", most, s->embedding, fused ? 0 : q, 0 },
+        { "attn_v", more, s->embedding, fused ? 0 : kv, 0 },
+        { "attn_qkv", most, s->embedding, fused ? q + 2 * kv : 0, 0 },
+        { "ffn_gate_inp", FG_F32, s->embedding, s->experts, 0 },
+        { "ffn_down_exps", more, expert_ffn, expert_ffn > 0 ? s->embedding : 0, s->experts },
+        { "ffn_gate_exps", most, s->embedding, expert_ffn, s->experts },
+        { "ffn_up_exps", most, s->embedding, expert_ffn, s->experts },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (list[i].rows > 0) {
             char name[64];
             snprintf(name, sizeof name, "blk.%u.%s.weight", layer, list[i].name);
-            want(m, name, list[i].type, list[i].columns, list[i].rows);
+            want_many(m, name, list[i].type, list[i].columns, list[i].rows, list[i].experts);
         }
     }
 }
@@ -201,7 +234,7 @@ static void want_vectors(making *m, uint32_t layer)
     const shape *s = &m->shape;
     uint32_t q = s->arch == QWEN2 ? s->heads * s->head_dim : 0;
     uint32_t kv = s->arch == QWEN2 ? s->kv_heads * s->head_dim : 0;
-    uint32_t norm = s->arch == QWEN3 ? s->head_dim : 0;
+    uint32_t norm = s->arch == QWEN3 || s->arch == QWEN3MOE ? s->head_dim : 0;
     const struct {
         const char *name;
         uint32_t count; /* 0: not of this architecture */
@@ -285,7 +318,7 @@ static void add_scaling(making *m)
     add_real(m, "rope.scaling.factor", s->factor);
     add_real(m, "rope.scaling.attn_factor", s->attention_factor);
     add_number(m, "rope.scaling.original_context_length", s->original);
-    if (s->arch == GRANITE) {
+    if (s->arch == GRANITE || s->arch == GRANITEMOE) {
         add_real(m, "embedding_scale", 12.0f);
         add_real(m, "residual_scale", 0.22f);
         add_real(m, "logit_scale", 8.0f);
@@ -318,6 +351,9 @@ static void add_hparams(making *m)
     add_real(m, "rope.freq_base", s->theta);
     add_number(m, "rope.dimension_count", says_rotated ? rotated_of(s) : 0);
     add_number(m, "vocab_size", says_rotated ? s->vocab : 0);
+    add_number(m, "expert_count", s->experts);
+    add_number(m, "expert_used_count", s->used);
+    add_number(m, "expert_feed_forward_length", s->expert_ffn);
     add_scaling(m);
 }
 
@@ -438,6 +474,7 @@ static bool write_tensor(const tensor *t, uint64_t seed, void *buffer, FILE *out
     static const char zeros[32];
     fg_rng rng = { .state = fg_hash64(t->name, strlen(t->name), seed) };
     uint64_t left = (uint64_t)t->columns * (t->rows == 0 ? 1 : t->rows), written = 0;
+    left *= t->experts == 0 ? 1 : t->experts;
     while (left > 0) {
         uint64_t count = left < CHUNK ? left : CHUNK;
         if (t->rows == 0) {
