@@ -86,6 +86,12 @@ static const struct {
       { .seed = 11, .arch = FG_TINY_PHI3, .weight_type = FG_Q4_0, .head_dim = 96 },
       FG_BF16 },
     { "granite, q8_0", { .seed = 12, .arch = FG_TINY_GRANITE, .weight_type = FG_Q8_0 }, FG_F16 },
+    { "qwen3moe, q4_k", { .seed = 13, .arch = FG_TINY_QWEN3MOE, .weight_type = FG_Q4_K }, FG_BF16 },
+    { "mixtral, bf16", { .seed = 14, .arch = FG_TINY_MIXTRAL, .weight_type = FG_BF16 }, FG_BF16 },
+    { "mixtral, f16", { .seed = 15, .arch = FG_TINY_MIXTRAL, .weight_type = FG_F16 }, FG_F16 },
+    { "granitemoe, q5_1",
+      { .seed = 16, .arch = FG_TINY_GRANITEMOE, .weight_type = FG_Q5_1, .ffn_length = 96 },
+      FG_F16 },
 };
 enum { MODEL_COUNT = sizeof models / sizeof models[0], FIRST_QWEN2 = 6, FIRST_QWEN3 = 8 };
 

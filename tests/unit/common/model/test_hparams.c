@@ -183,7 +183,8 @@ static const change cases[] = {
     { "the base", NULL, { { 0 } }, { 0 } },
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
-      "'gemma3' is not supported (supported: llama, qwen2, qwen3, phi3, granite)",
+      "'gemma3' is not supported (supported: llama, qwen2, qwen3, phi3, granite, qwen3moe, "
+      "granitemoe)",
       { { "general.architecture", TEXT, 0, "gemma3" } },
       { 0 } },
     { "llama4",
@@ -327,7 +328,7 @@ static const change cases[] = {
       "not a whole number",
       { { "llama.attention.sliding_window", TEXT, 0, "9" } },
       { 0 } },
-    { "experts", "mixes 8 experts", WHOLE_OF("llama.expert_count", 8), { 0 } },
+    { "experts", "'llama.expert_used_count' is missing", WHOLE_OF("llama.expert_count", 8), { 0 } },
     { "vocabulary agrees", NULL, WHOLE_OF("llama.vocab_size", 8), { 0 } },
     { "vocabulary disagrees",
       "8 rows, but the vocabulary has 9",
@@ -781,9 +782,13 @@ Test(hparams, knows_what_architectures_differ_in)
                    { FG_TINY_QWEN2, "qwen2", false, true, false },
                    { FG_TINY_QWEN3, "qwen3", false, false, true },
                    { FG_TINY_PHI3, "phi3", false, false, false },
-                   { FG_TINY_GRANITE, "granite", true, false, false } };
-    fg_digest128 prints[5];
-    for (size_t i = 0; i < 5; i++) {
+                   { FG_TINY_GRANITE, "granite", true, false, false },
+                   { FG_TINY_QWEN3MOE, "qwen3moe", false, false, true },
+                   { FG_TINY_MIXTRAL, "llama", true, false, false },
+                   { FG_TINY_GRANITEMOE, "granitemoe", true, false, false } };
+    enum { WANTED = sizeof wanted / sizeof wanted[0] };
+    fg_digest128 prints[WANTED];
+    for (size_t i = 0; i < WANTED; i++) {
         size_t size_bytes;
         fg_weights *weights;
         fg_hparams hp;
