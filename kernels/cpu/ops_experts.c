@@ -407,5 +407,5 @@ void fg_cpu_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
     job.panels_per_piece = (together + step - 1) / step * step;
     fg_cpu_share(stream, macs, (panels + job.panels_per_piece - 1) / job.panels_per_piece,
                  add_piece, &job);
-    fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
+    fg_op_clock_end(FG_OP_KIND_ADD, began_ns);
 }
