@@ -141,14 +141,19 @@ typedef struct fg_expert_slots {
     float *slot_weights; /* [rows * used_count] */
 } fg_expert_slots;
 
-/* Chooses each row's experts: the `used_count` highest logits, the first of equal ones; NaN counts as -inf. With
- * p[e] = e^(logits[e] - the highest logit) the weight of a chosen one is
- *   normalised: p[e] / the chosen ones' p added in rising order of experts, from 0;
- *   else: p[e] / all p added in lane e % 8, from 0, then fold;
- * times `scale`. Where no logit is above -inf, or one is +inf, weights are NaN. */
+/* How much a chosen expert weighs. With p[e] = e^(logits[e] - the highest logit): */
+typedef enum fg_expert_weighing {
+    FG_EXPERTS_BY_CHOSEN, /* p[e] / the chosen ones' p added in rising order of experts, from 0 */
+    FG_EXPERTS_BY_ALL,    /* p[e] / all p added in lane e % 8, from 0, then fold */
+    FG_EXPERTS_ALONE,     /* 1 / (1 + e^-logits[e]) */
+} fg_expert_weighing;
+
+/* Chooses each row's experts: the `used_count` highest logits, the first of equal ones; NaN counts as -inf, but weighs NaN
+ * alone. Each one's weight is multiplied by `scale`. Beside others weights are NaN where no logit is above -inf, or one is
+ * +inf. */
 typedef struct fg_choose_experts {
     const float *logits; /* [rows][expert_count] */
-    bool normalised;
+    fg_expert_weighing weighing;
     float scale;
     fg_expert_slots slots;
 } fg_choose_experts;

@@ -215,7 +215,7 @@ static void add_own_parts(fg_forward *forward, size_t step_rows, part_list *list
     size_t rows = forward->tile_rows_max;
     add_part(list, (void **)&forward->own_attended.values, rows,
              fg_tp_widest(tp, h->head_count * h->head_dim, forward->parts.q_unit), sizeof(float));
-    add_part(list, (void **)&forward->own_hidden.values, rows * fg_forward_choices(h),
+    add_part(list, (void **)&forward->own_hidden.values, rows * fg_hparams_hidden_rows(h),
              fg_tp_widest(tp, h->ffn_length, FG_TP_PANEL), sizeof(float));
     forward->own_hidden.columns = forward->parts.ffn.count;
     if (!forward->is_host) {
@@ -247,7 +247,8 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     add_part(list, (void **)&forward->rope_table, step_rows, h->rope_dims, sizeof(float));
     add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
     add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
-    add_activations(list, &forward->hidden, rows * fg_forward_choices(h), h->ffn_length, hidden);
+    add_activations(list, &forward->hidden, rows * fg_hparams_hidden_rows(h), h->ffn_length,
+                    hidden);
     add_part(list, (void **)&forward->q, rows, parts->q.count, sizeof(float));
     add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
     add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));

@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "common/base/dtype.h"
 #include "common/engine/forward_internal.h"
 
@@ -17,7 +19,8 @@ fg_status fg_forward_experts_check(const fg_forward *forward, fg_error *err)
                        h->expert_count);
     }
     /* Each expert's outputs begin with a panel. */
-    if (h->ffn_length % FG_PANEL_OUTPUTS != 0 || h->embedding_length % FG_PANEL_OUTPUTS != 0) {
+    if (h->ffn_length % FG_PANEL_OUTPUTS != 0 || h->embedding_length % FG_PANEL_OUTPUTS != 0 ||
+        h->shared_ffn_length % FG_PANEL_OUTPUTS != 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "experts of %u and %u outputs are not supported (multiples of %d)",
                        h->ffn_length, h->embedding_length, FG_PANEL_OUTPUTS);
@@ -45,6 +48,12 @@ static uint32_t room_forms(const fg_forward *forward, bool *values_out)
         uint32_t up = fg_op_linear_form(forward->stream, forward->layers[i].up.type);
         forms |= gate | up;
         *values_out |= gate == 0 || up == 0;
+        if (forward->hparams.shared_ffn_length > 0) {
+            gate = fg_op_linear_form(forward->stream, forward->layers[i].shared_gate.type);
+            up = fg_op_linear_form(forward->stream, forward->layers[i].shared_up.type);
+            forms |= gate | up;
+            *values_out |= gate == 0 || up == 0;
+        }
     }
     return forms;
 }
@@ -143,59 +152,130 @@ static fg_expert_panels part_of(const fg_panels *all, uint32_t outputs, fg_tp_pa
     return own;
 }
 
-/* Normalised rows in `in`, and which experts they go to. */
-static void choose(fg_forward *forward, const layer_weights *layer, const float *residual,
-                   const fg_activations *in, uint32_t rows)
+/* Some experts that rows choose from, or the one for all rows. */
+typedef struct mixture {
+    const fg_panels *router; /* NULL: nobody has to be asked */
+    const fg_panels *gate, *up, *down;
+    uint32_t ffn_length;
+    fg_choose_experts choose;
+} mixture;
+
+static mixture experts_of(const fg_forward *forward, const layer_weights *layer)
 {
     const fg_hparams *h = &forward->hparams;
-    const fg_rmsnorm norm = { .in = residual,
+    return (mixture){ .router = &layer->router,
+                      .gate = &layer->gate,
+                      .up = &layer->up,
+                      .down = &layer->down,
+                      .ffn_length = h->ffn_length,
+                      .choose = { .logits = forward->experts.logits,
+                                  .weighing = h->expert_weights_normalised ? FG_EXPERTS_BY_CHOSEN
+                                                                           : FG_EXPERTS_BY_ALL,
+                                  .scale = h->expert_weights_scale,
+                                  .slots = forward->experts.slots } };
+}
+
+/* Chosen from one: without a gate it weighs 1, whatever its logit is. */
+static mixture shared_of(const fg_forward *forward, const layer_weights *layer)
+{
+    const fg_hparams *h = &forward->hparams;
+    mixture shared = { .router = h->shared_gate ? &layer->shared_router : NULL,
+                       .gate = &layer->shared_gate,
+                       .up = &layer->shared_up,
+                       .down = &layer->shared_down,
+                       .ffn_length = h->shared_ffn_length,
+                       .choose = { .logits = forward->experts.logits,
+                                   .weighing =
+                                       h->shared_gate ? FG_EXPERTS_ALONE : FG_EXPERTS_BY_CHOSEN,
+                                   .scale = 1.0f,
+                                   .slots = forward->experts.slots } };
+    shared.choose.slots.expert_count = shared.choose.slots.used_count = 1;
+    return shared;
+}
+
+static uint32_t forms_of_both(const fg_forward *forward, const fg_panels *a, const fg_panels *b)
+{
+    return fg_op_linear_form(forward->stream, a->type) |
+           fg_op_linear_form(forward->stream, b->type);
+}
+
+/* Normalised rows, in the forms that experts read. */
+static void norm(fg_forward *forward, const layer_weights *layer, const float *residual,
+                 const fg_activations *in, uint32_t rows)
+{
+    const fg_hparams *h = &forward->hparams;
+    uint32_t forms = forms_of_both(forward, &layer->gate, &layer->up);
+    if (h->shared_ffn_length > 0) {
+        forms |= forms_of_both(forward, &layer->shared_gate, &layer->shared_up);
+    }
+    const fg_rmsnorm args = { .in = residual,
                               .weight = layer->ffn_norm,
                               .epsilon = h->norm_epsilon,
-                              .forms = fg_op_linear_form(forward->stream, layer->gate.type) |
-                                       fg_op_linear_form(forward->stream, layer->up.type),
+                              .forms = forms,
                               .out = *in };
-    fg_op_rmsnorm(forward->stream, &norm, rows);
-    const fg_linear router = { .weight = layer->router,
-                               .out = forward->experts.logits,
-                               .out_stride = h->expert_count };
-    fg_op_linear(forward->stream, &router, 1, in, rows);
-    const fg_choose_experts choose = { .logits = forward->experts.logits,
-                                       .normalised = h->expert_weights_normalised,
-                                       .scale = h->expert_weights_scale,
-                                       .slots = forward->experts.slots };
-    fg_op_choose_experts(forward->stream, &choose, rows);
+    fg_op_rmsnorm(forward->stream, &args, rows);
+}
+
+static void choose(fg_forward *forward, const mixture *m, const fg_activations *in, uint32_t rows)
+{
+    uint32_t count = m->choose.slots.expert_count;
+    if (m->router == NULL) {
+        memset(forward->experts.logits, 0, (size_t)rows * count * sizeof(float));
+    } else {
+        const fg_linear router = { .weight = *m->router,
+                                   .out = forward->experts.logits,
+                                   .out_stride = count };
+        fg_op_linear(forward->stream, &router, 1, in, rows);
+    }
+    fg_op_choose_experts(forward->stream, &m->choose, rows);
+}
+
+/* Adds to the residual what a mixture makes of rows. */
+static void mix(fg_forward *forward, const mixture *m, const fg_activations *in, float *residual,
+                uint32_t rows)
+{
+    const fg_expert_slots *slots = &m->choose.slots;
+    fg_tp_part ffn = fg_tp_part_of(forward->tp, m->ffn_length, FG_TP_PANEL);
+    bool alone = forward->tp == NULL;
+    fg_activations hidden = forward->hidden, own = forward->own_hidden;
+    hidden.columns = m->ffn_length;
+    own.columns = ffn.count;
+    choose(forward, m, in, rows);
+    uint32_t forms = fg_op_linear_form(forward->stream, m->down->type);
+    const fg_gated_experts gated = { .slots = slots,
+                                     .gate = part_of(m->gate, m->ffn_length, ffn),
+                                     .up = part_of(m->up, m->ffn_length, ffn),
+                                     .forms = alone ? forms : 0,
+                                     .room = forward->experts.room,
+                                     .out = alone ? hidden : own };
+    fg_op_gated_experts(forward->stream, &gated, in, rows);
+    uint32_t slot_count = rows * slots->used_count;
+    fg_forward_gather(forward, &hidden, fg_forward_common_hidden(forward), ffn, FG_TP_PANEL,
+                      own.values, slot_count);
+    if (!alone && forms != 0) {
+        fg_op_prepare(forward->stream, &hidden, forms, slot_count);
+    }
+    const fg_linear down = fg_forward_add_to(forward, m->down, residual);
+    const fg_add_experts add = { .slots = slots,
+                                 .down = part_of(m->down, forward->hparams.embedding_length,
+                                                 forward->parts.embedding),
+                                 .out = down.out,
+                                 .out_stride = down.out_stride };
+    fg_op_add_experts(forward->stream, &add, &hidden, rows);
 }
 
 void fg_forward_mix(fg_forward *forward, uint32_t index, float *residual, uint32_t rows)
 {
-    const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
-    const fg_expert_slots *slots = &forward->experts.slots;
-    const rank_parts *parts = &forward->parts;
-    bool alone = forward->tp == NULL;
+    const mixture experts = experts_of(forward, layer);
     fg_activations in = forward->normed;
     in.quant_tiles = NULL;
-    choose(forward, layer, residual, &in, rows);
-    uint32_t forms = fg_op_linear_form(forward->stream, layer->down.type);
-    const fg_gated_experts gated = { .slots = slots,
-                                     .gate = part_of(&layer->gate, h->ffn_length, parts->ffn),
-                                     .up = part_of(&layer->up, h->ffn_length, parts->ffn),
-                                     .forms = alone ? forms : 0,
-                                     .room = forward->experts.room,
-                                     .out = alone ? forward->hidden : forward->own_hidden };
-    fg_op_gated_experts(forward->stream, &gated, &in, rows);
-    uint32_t slot_count = rows * slots->used_count;
-    fg_forward_gather(forward, &forward->hidden, fg_forward_common_hidden(forward), parts->ffn,
-                      FG_TP_PANEL, forward->own_hidden.values, slot_count);
-    if (!alone && forms != 0) {
-        fg_op_prepare(forward->stream, &forward->hidden, forms, slot_count);
+    norm(forward, layer, residual, &in, rows);
+    mix(forward, &experts, &in, residual, rows);
+    if (forward->hparams.shared_ffn_length > 0) {
+        const mixture shared = shared_of(forward, layer);
+        fg_tp_meet(forward->tp); /* others may still read the hidden rows that these replace */
+        mix(forward, &shared, &in, residual, rows);
     }
-    const fg_linear down = fg_forward_add_to(forward, &layer->down, residual);
-    const fg_add_experts add = { .slots = slots,
-                                 .down =
-                                     part_of(&layer->down, h->embedding_length, parts->embedding),
-                                 .out = down.out,
-                                 .out_stride = down.out_stride };
-    fg_op_add_experts(forward->stream, &add, &forward->hidden, rows);
     fg_forward_gather_residual(forward, residual, rows);
 }

@@ -20,6 +20,7 @@ typedef struct layer_weights {
     fg_panels q, k, v, output;
     fg_panels gate, up, down; /* of experts, of all of them */
     fg_panels router;
+    fg_panels shared_gate, shared_up, shared_down, shared_router; /* of the expert for all rows */
 } layer_weights;
 
 /* What mixtures of experts need beside: forward_experts.c. */
@@ -111,12 +112,6 @@ struct fg_forward {
     fg_activations own_attended, own_hidden;
     float *own_residual;
 };
-
-/* Rows of `hidden` for a row of a tile. */
-static inline uint32_t fg_forward_choices(const fg_hparams *h)
-{
-    return h->expert_count > 0 ? h->expert_used_count : 1;
-}
 
 /* FG_BAD_INPUT: the model mixes experts in a way, or the device is one, that this is not made for. */
 fg_status fg_forward_experts_check(const fg_forward *forward, fg_error *err);

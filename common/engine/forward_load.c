@@ -6,7 +6,7 @@
 #include "common/base/mem.h"
 #include "common/engine/forward_internal.h"
 
-enum { LAYER_MATRICES = 8 };
+enum { LAYER_MATRICES = 12 };
 /* For the rank that packs what all of them map: a large model on few cores. */
 enum { RANK_WAIT_MS = 30 * 60 * 1000 };
 
@@ -268,6 +268,22 @@ static void mix_rows(const fg_hparams *h, matrix_row *gate, matrix_row *router)
     router->name = "ffn_gate_inp.weight";
 }
 
+/* The expert for all rows, as if it were one of one. */
+static void share_rows(const fg_hparams *h, layer_weights *layer, matrix_row *shared)
+{
+    uint32_t embedding = h->embedding_length, length = h->shared_ffn_length;
+    const matrix_row rows[] = {
+        { "ffn_gate_shexp.weight", length, embedding, { 0 }, &layer->shared_gate, { 0 }, 0 },
+        { "ffn_up_shexp.weight", length, embedding, { 0 }, &layer->shared_up, { 0 }, 0 },
+        { "ffn_down_shexp.weight", embedding, length, { 0 }, &layer->shared_down, { 0 }, 0 },
+        { "ffn_gate_inp_shexp.weight", 1, embedding, { 0 }, &layer->shared_router, { 0 }, 0 },
+    };
+    for (uint32_t i = 0; i < (h->shared_gate ? 4 : 3); i++) {
+        shared[i] = rows[i];
+        shared[i].part.count = rows[i].outputs;
+    }
+}
+
 static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
                             panel_list *list, fg_error *err)
 {
@@ -277,7 +293,7 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     uint32_t kv_columns = h->kv_head_count * h->head_dim;
     uint32_t embedding = h->embedding_length, ffn = h->ffn_length;
     const rank_parts *parts = &forward->parts;
-    enum { Q, K, V, OUTPUT, GATE, UP, DOWN, ROUTER };
+    enum { Q, K, V, OUTPUT, GATE, UP, DOWN, ROUTER, SHARED };
     matrix_row rows[LAYER_MATRICES] = {
         [Q] = { "attn_q.weight", q_columns, embedding, parts->q, &layer->q, { 0 }, 0 },
         [K] = { "attn_k.weight", kv_columns, embedding, parts->kv, &layer->k, { 0 }, 0 },
@@ -301,8 +317,12 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     if (h->expert_count > 0) {
         mix_rows(h, &rows[GATE], &rows[ROUTER]);
     }
-    for (size_t i = 0; i < LAYER_MATRICES && rows[i].name != NULL; i++) {
-        fg_status status = want_panels(list, weights, index, &rows[i], err);
+    if (h->shared_ffn_length > 0) {
+        share_rows(h, layer, &rows[SHARED]);
+    }
+    for (size_t i = 0; i < LAYER_MATRICES; i++) {
+        fg_status status =
+            rows[i].name == NULL ? FG_OK : want_panels(list, weights, index, &rows[i], err);
         if (status != FG_OK) {
             return status;
         }

@@ -33,6 +33,9 @@ typedef struct architecture {
     bool scales;       /* of embedding, attention, what layers add, logits */
     bool may_mix;      /* may have experts */
     bool mixes;        /* has them */
+    bool unevenly;     /* their weights for a row need not add up to 1 */
+    bool may_share;    /* may have one more, for all rows */
+    bool shared_gate;  /* has one, which rows take as much of as they choose */
 } architecture;
 
 static const architecture architectures[] = {
@@ -46,7 +49,14 @@ static const architecture architectures[] = {
       .interleaved = true,
       .rope_freqs = true,
       .scales = true,
-      .mixes = true },
+      .mixes = true,
+      .may_share = true },
+    { .name = "qwen2moe",
+      .qkv_bias = true,
+      .mixes = true,
+      .unevenly = true,
+      .may_share = true,
+      .shared_gate = true },
 };
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -444,12 +454,15 @@ static fg_status read_scales(const fg_weights *weights, const architecture *arch
 static fg_status refuse_other_mixtures(const fg_weights *weights, const architecture *arch,
                                        fg_error *err)
 {
-    static const struct {
+    const struct {
         const char *name;
         uint32_t most;
-    } keys[] = { { "expert_shared_count", 0 },       { "expert_shared_feed_forward_length", 0 },
-                 { "leading_dense_block_count", 0 }, { "nextn_predict_layers", 0 },
-                 { "expert_group_count", 1 },        { "interleave_moe_layer_step", 1 },
+    } keys[] = { { "expert_shared_count", arch->may_share ? 1 : 0 },
+                 { "expert_shared_feed_forward_length", arch->may_share ? FFN_MAX : 0 },
+                 { "leading_dense_block_count", 0 },
+                 { "nextn_predict_layers", 0 },
+                 { "expert_group_count", 1 },
+                 { "interleave_moe_layer_step", 1 },
                  { "expert_gating_func", 1 } };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         own_key key = key_of(arch, keys[i].name);
@@ -472,7 +485,7 @@ static fg_status read_expert_weights(const fg_weights *weights, const architectu
                                      fg_hparams *hp, fg_error *err)
 {
     own_key key = key_of(arch, "expert_weights_norm");
-    hp->expert_weights_normalised = true;
+    hp->expert_weights_normalised = !arch->unevenly;
     hp->expert_weights_scale = 1.0f;
     if (fg_weights_meta(weights, key.text) != NULL &&
         !fg_weights_get_bool(weights, key.text, &hp->expert_weights_normalised)) {
@@ -480,6 +493,32 @@ static fg_status read_expert_weights(const fg_weights *weights, const architectu
     }
     const float_key scale = { "expert_weights_scale", true, &hp->expert_weights_scale };
     return read_floats(weights, arch, &scale, 1, err);
+}
+
+/* After ffn_length of all, and what is refused. */
+static fg_status read_shared_expert(const fg_weights *weights, const architecture *arch,
+                                    fg_hparams *hp, fg_error *err)
+{
+    own_key key = key_of(arch, "expert_shared_feed_forward_length");
+    uint32_t length = 0;
+    if (arch->shared_gate) {
+        hp->shared_gate = true;
+        hp->shared_ffn_length = hp->ffn_length; /* where nobody says it */
+        return read_u32_optional(weights, key.text, FFN_MAX, &hp->shared_ffn_length, err);
+    }
+    fg_weights_get_u32(weights, key.text, &length);
+    hp->shared_ffn_length = length;
+    return FG_OK;
+}
+
+uint32_t fg_hparams_hidden_rows(const fg_hparams *hparams)
+{
+    uint32_t rows = hparams->expert_count > 0 ? hparams->expert_used_count : 1;
+    /* One row more, for what the forms of long rows have at their ends. */
+    uint32_t shared = hparams->shared_ffn_length == 0
+                          ? 0
+                          : (hparams->shared_ffn_length - 1) / hparams->ffn_length + 2;
+    return rows > shared ? rows : shared;
 }
 
 /* After ffn_length, which becomes an expert's. */
@@ -502,11 +541,14 @@ static fg_status read_experts(const fg_weights *weights, const architecture *arc
                        used.text, hp->expert_used_count, hp->expert_count);
     }
     if (status == FG_OK) {
-        status = read_u32_optional(weights, key_of(arch, "expert_feed_forward_length").text,
-                                   FFN_MAX, &hp->ffn_length, err);
+        status = refuse_other_mixtures(weights, arch, err);
     }
     if (status == FG_OK) {
-        status = refuse_other_mixtures(weights, arch, err);
+        status = read_shared_expert(weights, arch, hp, err);
+    }
+    if (status == FG_OK) {
+        status = read_u32_optional(weights, key_of(arch, "expert_feed_forward_length").text,
+                                   FFN_MAX, &hp->ffn_length, err);
     }
     return status == FG_OK ? read_expert_weights(weights, arch, hp, err) : status;
 }
@@ -592,7 +634,7 @@ typedef struct tensor_row {
     uint32_t experts; /* that have such a matrix each, the tensor's third size; 0: it has one */
 } tensor_row;
 
-enum { LAYER_TENSORS = 19, MODEL_TENSORS = 6 };
+enum { LAYER_TENSORS = 23, MODEL_TENSORS = 6 };
 
 static void layer_rows(const architecture *arch, const fg_hparams *hp,
                        tensor_row rows_out[LAYER_TENSORS])
@@ -604,27 +646,32 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
     uint64_t norm = arch->qk_norm ? hp->head_dim : 0;
     uint64_t apart = arch->fused ? 0 : embed, fused = arch->fused ? embed : 0;
     uint32_t experts = hp->expert_count;
+    uint64_t shared = hp->shared_ffn_length, shared_embed = shared > 0 ? embed : 0;
     uint64_t one = experts > 0 ? 0 : 1, mixed = experts > 0 ? 1 : 0;
     const tensor_row rows[LAYER_TENSORS] = {
-        { "attn_norm.weight", embed, 1, true, false },
-        { "attn_q.weight", apart, q, false, false },
-        { "attn_k.weight", apart, kv, false, false },
-        { "attn_v.weight", apart, kv, false, false },
-        { "attn_qkv.weight", fused, q + 2 * kv, false, false },
-        { "attn_output.weight", q, embed, false, false },
-        { "ffn_norm.weight", embed, 1, true, false },
-        { "ffn_gate.weight", one * apart, ffn, false, false },
-        { "ffn_up.weight", one * embed, arch->fused ? 2 * ffn : ffn, false, false },
-        { "ffn_down.weight", one * ffn, embed, false, false },
-        { "ffn_gate_inp.weight", mixed * embed, experts, true, false },
+        { "attn_norm.weight", embed, 1, true, false, 0 },
+        { "attn_q.weight", apart, q, false, false, 0 },
+        { "attn_k.weight", apart, kv, false, false, 0 },
+        { "attn_v.weight", apart, kv, false, false, 0 },
+        { "attn_qkv.weight", fused, q + 2 * kv, false, false, 0 },
+        { "attn_output.weight", q, embed, false, false, 0 },
+        { "ffn_norm.weight", embed, 1, true, false, 0 },
+        { "ffn_gate.weight", one * apart, ffn, false, false, 0 },
+        { "ffn_up.weight", one * embed, arch->fused ? 2 * ffn : ffn, false, false, 0 },
+        { "ffn_down.weight", one * ffn, embed, false, false, 0 },
+        { "ffn_gate_inp.weight", mixed * embed, experts, true, false, 0 },
         { "ffn_gate_exps.weight", mixed * embed, ffn, false, false, experts },
         { "ffn_up_exps.weight", mixed * embed, ffn, false, false, experts },
         { "ffn_down_exps.weight", mixed * ffn, embed, false, false, experts },
-        { "attn_q.bias", q_bias, 1, true, false },
-        { "attn_k.bias", kv_bias, 1, true, false },
-        { "attn_v.bias", kv_bias, 1, true, false },
-        { "attn_q_norm.weight", norm, 1, true, false },
-        { "attn_k_norm.weight", norm, 1, true, false },
+        { "ffn_gate_inp_shexp.weight", hp->shared_gate ? embed : 0, 1, true, false, 0 },
+        { "ffn_gate_shexp.weight", shared_embed, shared, false, false, 0 },
+        { "ffn_up_shexp.weight", shared_embed, shared, false, false, 0 },
+        { "ffn_down_shexp.weight", shared, embed, false, false, 0 },
+        { "attn_q.bias", q_bias, 1, true, false, 0 },
+        { "attn_k.bias", kv_bias, 1, true, false, 0 },
+        { "attn_v.bias", kv_bias, 1, true, false, 0 },
+        { "attn_q_norm.weight", norm, 1, true, false, 0 },
+        { "attn_k_norm.weight", norm, 1, true, false, 0 },
     };
     memcpy(rows_out, rows, sizeof rows);
 }
@@ -634,12 +681,14 @@ static void model_rows(const architecture *arch, const fg_hparams *hp,
 {
     uint64_t embed = hp->embedding_length;
     const tensor_row rows[MODEL_TENSORS] = {
-        { "token_embd.weight", embed, hp->vocab_size, false, false },
-        { "output_norm.weight", embed, 1, true, false },
-        { "output.weight", embed, hp->vocab_size, false, true },
-        { "rope_freqs.weight", arch->rope_freqs ? hp->rope_dims / 2 : 0, 1, true, true },
-        { "rope_factors_long.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
-        { "rope_factors_short.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
+        { "token_embd.weight", embed, hp->vocab_size, false, false, 0 },
+        { "output_norm.weight", embed, 1, true, false, 0 },
+        { "output.weight", embed, hp->vocab_size, false, true, 0 },
+        { "rope_freqs.weight", arch->rope_freqs ? hp->rope_dims / 2 : 0, 1, true, true, 0 },
+        { "rope_factors_long.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true,
+          0 },
+        { "rope_factors_short.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true,
+          0 },
     };
     memcpy(rows_out, rows, sizeof rows);
 }

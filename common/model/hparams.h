@@ -50,10 +50,15 @@ typedef struct fg_hparams {
     bool
         expert_weights_normalised; /* those of a row's experts add up to 1, before they are scaled */
     float expert_weights_scale;
-    bool tied_output;        /* no output.weight: the embedding is the head */
-    const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
-    uint32_t kv_dtype;       /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
+    uint32_t shared_ffn_length; /* of an expert that all rows pass as well; 0: there is none */
+    bool shared_gate;           /* `qwen2moe`: how much of it a row takes is a sigmoid of its own */
+    bool tied_output;           /* no output.weight: the embedding is the head */
+    const float *rope_freqs;    /* rope_dims/2 divisors inside the mapping, or NULL */
+    uint32_t kv_dtype; /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
+
+/* So many rows of ffn_length hold what a row becomes within its feed-forward. */
+uint32_t fg_hparams_hidden_rows(const fg_hparams *hparams);
 
 /* Reads and checks the metadata and every tensor's presence, type and shape for the architecture.
  * FG_BAD_INPUT names the key or tensor that does not fit. */

@@ -61,6 +61,27 @@ static float sum_of_all(const float *logits, uint32_t count, float top)
     return fg_cpu_fold(lanes);
 }
 
+/* What the weights of a row are, before they are scaled; `top` is the highest logit. */
+static void weigh(const fg_choose_experts *args, const float *logits, float top,
+                  const uint32_t *experts, float *weights)
+{
+    const fg_expert_slots *slots = &args->slots;
+    bool all = args->weighing == FG_EXPERTS_BY_ALL;
+    float sum = all ? sum_of_all(logits, slots->expert_count, top) : 0.0f;
+    for (uint32_t i = 0; i < slots->used_count; i++) {
+        float logit = logits[experts[i]];
+        if (args->weighing == FG_EXPERTS_ALONE) {
+            weights[i] = 1.0f / (1.0f + fg_expf(-logit));
+            continue;
+        }
+        weights[i] = power_of(logit, top);
+        sum = all ? sum : sum + weights[i];
+    }
+    for (uint32_t i = 0; i < slots->used_count && args->weighing != FG_EXPERTS_ALONE; i++) {
+        weights[i] /= sum;
+    }
+}
+
 static void choose_row(const fg_choose_experts *args, uint32_t row)
 {
     const fg_expert_slots *slots = &args->slots;
@@ -70,13 +91,9 @@ static void choose_row(const fg_choose_experts *args, uint32_t row)
     float *weights = slots->weights + (size_t)row * used;
     float top = pick(logits, slots->expert_count, used, experts);
     sort_rising(experts, used);
-    float sum = args->normalised ? 0.0f : sum_of_all(logits, slots->expert_count, top);
+    weigh(args, logits, top, experts, weights);
     for (uint32_t i = 0; i < used; i++) {
-        weights[i] = power_of(logits[experts[i]], top);
-        sum = args->normalised ? sum + weights[i] : sum;
-    }
-    for (uint32_t i = 0; i < used; i++) {
-        weights[i] = weights[i] / sum * args->scale;
+        weights[i] *= args->scale;
     }
 }
 

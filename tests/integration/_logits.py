@@ -11,7 +11,7 @@ STEPS = 64
 # Of make-gguf: float models that show each way to stretch positions, fused matrices, granite's scales and
 # mixtures of experts.
 TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite",
-               "tiny-moe", "tiny-mixtral", "tiny-granitemoe")
+               "tiny-moe", "tiny-mixtral", "tiny-granitemoe", "tiny-qwen2moe")
 
 
 def forge_logits(suite, model_path, prompts, steps=STEPS, kv="f16", device=None):

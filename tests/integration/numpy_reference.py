@@ -52,6 +52,7 @@ OTHER_KEYS = (
     ("no weight", "tiny-longrope", {"rope.scaling.attn_factor": None}),
     ("no scales", "tiny-granite", {"embedding_scale": None, "residual_scale": None, "attention.scale": None}),
     ("weights that are not normalised", "tiny-moe", {"expert_weights_norm": False}),
+    ("weights that are normalised", "tiny-qwen2moe", {"expert_weights_norm": True}),
     ("weights that are scaled", "tiny-mixtral", {"expert_weights_scale": 1.5, "expert_gating_func": 1}),
     ("one expert for a row", "tiny-moe", {"expert_used_count": 1}),
     ("all experts for a row", "tiny-mixtral", {"expert_used_count": 4}),
@@ -137,7 +138,7 @@ class Model:
         self.logit_scale = scale("logit_scale", 1)
         self.epsilon = field("attention.layer_norm_rms_epsilon")
         self.experts, self.experts_used = field("expert_count", 0), field("expert_used_count")
-        self.normalised = field("expert_weights_norm", True)
+        self.normalised = field("expert_weights_norm", self.arch != "qwen2moe")
         self.expert_scale = np.float32(field("expert_weights_scale", 1))
         self.weights = {name: floats for name, (floats, _) in tensors.items()}
         self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
@@ -164,7 +165,7 @@ class Model:
             x = x[:, sum(counts[:index + 1]):sum(counts[:index + 2])]
         else:
             x = self.product(h, name + ".weight", rounded)
-        if self.arch == "qwen2":
+        if self.arch in ("qwen2", "qwen2moe"):
             x = x + self.weights[name + ".bias"]
         x = x.reshape(len(h), -1, self.head_dim)
         if self.arch in ("qwen3", "qwen3moe") and part != "v":
@@ -228,6 +229,11 @@ class Model:
             gate, up = (self.product(h[rows], f"{name}ffn_{part}_exps.weight", rounded, expert) for part in ("gate", "up"))
             hidden = gated(gate, up) * weights[rows, places, None]
             out[rows] += self.product(hidden, name + "ffn_down_exps.weight", rounded, expert)
+        if name + "ffn_up_shexp.weight" in self.weights:
+            gate, up = (self.product(h, f"{name}ffn_{part}_shexp.weight", rounded) for part in ("gate", "up"))
+            weights = self.weights.get(name + "ffn_gate_inp_shexp.weight")
+            share = 1 if weights is None else 1 / (1 + np.exp(-(h @ weights)[:, None]))
+            out += self.product(gated(gate, up) * share, name + "ffn_down_shexp.weight", rounded)
         return out
 
     def logits(self, x, rounded):
@@ -477,7 +483,7 @@ def main():
     for shape, dtype in (("tiny-longrope", "q4_k_m"), ("tiny-phi4", "q8_0"), ("tiny-granite", "q4_0")):
         suite.case(f"{shape}, {dtype}", tiny_model, suite, shape, dtype, "bf16")
     for shape, count, kind in (("tiny-moe", 16, kinds.Q4_0), ("tiny-mixtral", 4, kinds.Q8_0),
-                               ("tiny-granitemoe", 8, kinds.BF16)):
+                               ("tiny-granitemoe", 8, kinds.BF16), ("tiny-qwen2moe", 8, kinds.Q5_1)):
         suite.case(f"{shape}, {kind.name}, all experts", all_experts, suite, shape, count, kind)
     for what, shape, changes in OTHER_KEYS:
         suite.case(f"{shape}, {what}", tiny_with_other_keys, suite, shape, changes)

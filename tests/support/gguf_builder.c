@@ -465,6 +465,7 @@ static const struct {
     const char *name;
     bool biases, head_norms, fused, scales;
     uint32_t experts, used;
+    bool shared;
 } architectures[] = {
     [FG_TINY_LLAMA] = { .name = "llama" },
     [FG_TINY_QWEN2] = { .name = "qwen2", .biases = true },
@@ -474,6 +475,11 @@ static const struct {
     [FG_TINY_QWEN3MOE] = { .name = "qwen3moe", .head_norms = true, .experts = 8, .used = 3 },
     [FG_TINY_MIXTRAL] = { .name = "llama", .experts = 4, .used = 2 },
     [FG_TINY_GRANITEMOE] = { .name = "granitemoe", .scales = true, .experts = 8, .used = 3 },
+    [FG_TINY_QWEN2MOE] = { .name = "qwen2moe",
+                           .biases = true,
+                           .experts = 6,
+                           .used = 2,
+                           .shared = true },
 };
 
 static void fill_defaults(fg_tiny_llama *o)
@@ -488,12 +494,20 @@ static void fill_defaults(fg_tiny_llama *o)
     o->context_length = o->context_length != 0 ? o->context_length : 512;
 }
 
+/* Of the expert for all rows; 0: there is none. Whole blocks of K types. */
+static uint32_t shared_length(const fg_tiny_llama *o)
+{
+    uint32_t block = fg_dtype_block_count(o->weight_type);
+    uint32_t half = o->ffn_length / 2;
+    return architectures[o->arch].shared ? o->ffn_length + (half % block == 0 ? half : block) : 0;
+}
+
 static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t layer)
 {
     uint32_t embed = o->embedding_length, ffn = o->ffn_length, type = o->weight_type;
     uint32_t q = o->head_count * o->head_dim, kv = o->kv_head_count * o->head_dim;
     bool fused = architectures[o->arch].fused;
-    uint32_t experts = architectures[o->arch].experts;
+    uint32_t experts = architectures[o->arch].experts, shared = shared_length(o);
     uint32_t q_bias = architectures[o->arch].biases ? q : 0,
              kv_bias = architectures[o->arch].biases ? kv : 0,
              norm = architectures[o->arch].head_norms ? o->head_dim : 0;
@@ -517,16 +531,23 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
         { "ffn_gate_exps", embed, experts > 0 ? ffn : 0, experts },
         { "ffn_up_exps", embed, experts > 0 ? ffn : 0, experts },
         { "ffn_down_exps", ffn, experts > 0 ? embed : 0, experts },
+        { "ffn_gate_shexp", embed, shared, 0 },
+        { "ffn_up_shexp", embed, shared, 0 },
+        { "ffn_down_shexp", shared, shared > 0 ? embed : 0, 0 },
     };
     const struct {
         const char *name;
         uint32_t count; /* 0: not in this architecture */
         float low, high;
     } vectors[] = {
-        { "attn_norm.weight", embed, 0.9f, 1.1f },  { "ffn_norm.weight", embed, 0.9f, 1.1f },
-        { "attn_q.bias", q_bias, -1.0f, 1.0f },     { "attn_k.bias", kv_bias, -4.0f, 4.0f },
-        { "attn_v.bias", kv_bias, -0.5f, 0.5f },    { "attn_q_norm.weight", norm, 0.5f, 2.0f },
+        { "attn_norm.weight", embed, 0.9f, 1.1f },
+        { "ffn_norm.weight", embed, 0.9f, 1.1f },
+        { "attn_q.bias", q_bias, -1.0f, 1.0f },
+        { "attn_k.bias", kv_bias, -4.0f, 4.0f },
+        { "attn_v.bias", kv_bias, -0.5f, 0.5f },
+        { "attn_q_norm.weight", norm, 0.5f, 2.0f },
         { "attn_k_norm.weight", norm, 0.5f, 2.0f },
+        { "ffn_gate_inp_shexp.weight", shared > 0 ? embed : 0, -0.25f, 0.25f },
     };
     char name[64];
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
@@ -569,6 +590,7 @@ static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
         { "expert_count", experts },
         { "expert_used_count", architectures[o->arch].used },
         { "expert_feed_forward_length", experts > 0 ? o->ffn_length : 0 },
+        { "expert_shared_feed_forward_length", shared_length(o) },
     };
     char text[64];
     snprintf(text, sizeof text, "tiny random %s", arch);

@@ -21,7 +21,16 @@
 #include "common/base/mem.h"
 #include "tests/support/gguf_builder.h"
 
-typedef enum architecture { LLAMA, QWEN2, QWEN3, PHI3, GRANITE, QWEN3MOE, GRANITEMOE } architecture;
+typedef enum architecture {
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    PHI3,
+    GRANITE,
+    QWEN3MOE,
+    GRANITEMOE,
+    QWEN2MOE
+} architecture;
 
 static const struct {
     const char *name;
@@ -37,6 +46,7 @@ static const struct {
     [GRANITE] = { "granite", "gpt-2", 11, false, true },
     [QWEN3MOE] = { "qwen3moe", "qwen2", 11, true, false },
     [GRANITEMOE] = { "granitemoe", "gpt-2", 11, false, true },
+    [QWEN2MOE] = { "qwen2moe", "qwen2", 11, false, false },
 };
 
 typedef struct shape {
@@ -52,6 +62,7 @@ typedef struct shape {
     float factor, attention_factor; /* 0: not written */
     uint32_t experts, used;         /* 0: none */
     uint32_t expert_ffn;            /* 0: ffn is an expert's */
+    uint32_t shared_ffn;            /* of an expert for all rows; 0: there is none */
 } shape;
 
 /* What an architecture does to positions and sums shows in two small layers as well. */
@@ -102,7 +113,17 @@ static const shape shapes[] = {
     { .name = "tiny-granite", TINY_SIZES(GRANITE, 64) },
     { .name = "tiny-moe", TINY_SIZES(QWEN3MOE, 64), .experts = 16, .used = 4, .expert_ffn = 256 },
     { .name = "tiny-mixtral", TINY_SIZES(LLAMA, 64), .experts = 4, .used = 2 },
-    { .name = "tiny-granitemoe", TINY_SIZES(GRANITEMOE, 64), .experts = 8, .used = 3 },
+    { .name = "tiny-granitemoe",
+      TINY_SIZES(GRANITEMOE, 64),
+      .experts = 8,
+      .used = 3,
+      .shared_ffn = 768 },
+    { .name = "tiny-qwen2moe",
+      TINY_SIZES(QWEN2MOE, 64),
+      .experts = 8,
+      .used = 3,
+      .expert_ffn = 256,
+      .shared_ffn = 1024 },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -121,7 +142,7 @@ static const mix mixes[] = {
     { "f32", FG_F32, FG_F32, FG_F32, 0 },
 };
 
-enum { SPECIAL_COUNT = 256, TENSORS_MAX = 3 + 12 * 128, CHUNK = 1 << 20 };
+enum { SPECIAL_COUNT = 256, TENSORS_MAX = 3 + 19 * 128, CHUNK = 1 << 20 };
 
 typedef struct tensor {
     char name[64];
@@ -218,6 +239,9 @@ static void want_matrices(making *m, uint32_t layer)
         { "ffn_gate_inp", FG_F32, s->embedding, s->experts, 0 },
         { "ffn_down_exps", more, expert_ffn, expert_ffn > 0 ? s->embedding : 0, s->experts },
         { "ffn_gate_exps", most, s->embedding, expert_ffn, s->experts },
+        { "ffn_down_shexp", more, s->shared_ffn, s->shared_ffn > 0 ? s->embedding : 0, 0 },
+        { "ffn_gate_shexp", most, s->embedding, s->shared_ffn, 0 },
+        { "ffn_up_shexp", most, s->embedding, s->shared_ffn, 0 },
         { "ffn_up_exps", most, s->embedding, expert_ffn, s->experts },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -232,8 +256,8 @@ static void want_matrices(making *m, uint32_t layer)
 static void want_vectors(making *m, uint32_t layer)
 {
     const shape *s = &m->shape;
-    uint32_t q = s->arch == QWEN2 ? s->heads * s->head_dim : 0;
-    uint32_t kv = s->arch == QWEN2 ? s->kv_heads * s->head_dim : 0;
+    uint32_t q = s->arch == QWEN2 || s->arch == QWEN2MOE ? s->heads * s->head_dim : 0;
+    uint32_t kv = s->arch == QWEN2 || s->arch == QWEN2MOE ? s->kv_heads * s->head_dim : 0;
     uint32_t norm = s->arch == QWEN3 || s->arch == QWEN3MOE ? s->head_dim : 0;
     const struct {
         const char *name;
@@ -247,6 +271,7 @@ static void want_vectors(making *m, uint32_t layer)
         { "attn_v.bias", kv, -0.5f, 0.5f },
         { "attn_q_norm.weight", norm, 0.5f, 2.0f },
         { "attn_k_norm.weight", norm, 0.5f, 2.0f },
+        { "ffn_gate_inp_shexp.weight", s->arch == QWEN2MOE ? s->embedding : 0, -0.25f, 0.25f },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (list[i].count > 0) {
@@ -354,6 +379,7 @@ static void add_hparams(making *m)
     add_number(m, "expert_count", s->experts);
     add_number(m, "expert_used_count", s->used);
     add_number(m, "expert_feed_forward_length", s->expert_ffn);
+    add_number(m, "expert_shared_feed_forward_length", s->shared_ffn);
     add_scaling(m);
 }
 

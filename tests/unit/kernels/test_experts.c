@@ -24,7 +24,7 @@ static choice make_choice(uint32_t rows, uint32_t experts, uint32_t used)
     size_t slots = (size_t)rows * used;
     c.args = (fg_choose_experts){
         .logits = c.logits,
-        .normalised = true,
+        .weighing = FG_EXPERTS_BY_CHOSEN,
         .scale = 1.0f,
         .slots = { .expert_count = experts,
                    .used_count = used,
@@ -76,7 +76,11 @@ static void want_row(const fg_choose_experts *args, uint32_t row, uint32_t *expe
         sum += weights[i];
     }
     for (uint32_t i = 0; i < have; i++) {
-        weights[i] = weights[i] / (args->normalised ? sum : fg_cpu_fold(lanes)) * args->scale;
+        bool by_chosen = args->weighing == FG_EXPERTS_BY_CHOSEN;
+        weights[i] = weights[i] / (by_chosen ? sum : fg_cpu_fold(lanes)) * args->scale;
+        if (args->weighing == FG_EXPERTS_ALONE) {
+            weights[i] = 1.0f / (1.0f + fg_expf(-logits[experts[i]])) * args->scale;
+        }
     }
 }
 
@@ -173,8 +177,10 @@ Test(experts, the_highest_are_chosen_and_the_first_of_equal_ones)
                 c.logits[at] = cases[i].logit(&rng);
             }
             check_choice(&device, &c, cases[i].what);
-            c.args.normalised = false;
             c.args.scale = 2.5f;
+            c.args.weighing = FG_EXPERTS_BY_ALL;
+            check_choice(&device, &c, cases[i].what);
+            c.args.weighing = FG_EXPERTS_ALONE;
             check_choice(&device, &c, cases[i].what);
             free_choice(&c);
         }
@@ -200,6 +206,9 @@ Test(experts, weights_that_are_no_numbers_are_seen)
     fg_op_choose_experts(device.stream, &c.args, 1);
     cr_assert_eq(c.args.slots.experts[1], 5);
     cr_assert(c.args.slots.weights[0] == 0.0f && c.args.slots.weights[1] == 1.0f);
+    c.args.weighing = FG_EXPERTS_ALONE;
+    fg_op_choose_experts(device.stream, &c.args, 1);
+    cr_assert(isnan(c.args.slots.weights[0]) && c.args.slots.weights[1] == 0.0f);
     free_choice(&c);
     close_test_device(&device);
 }

@@ -88,6 +88,8 @@ static const struct {
     { "granite, q8_0", { .seed = 12, .arch = FG_TINY_GRANITE, .weight_type = FG_Q8_0 }, FG_F16 },
     { "qwen3moe, q4_k", { .seed = 13, .arch = FG_TINY_QWEN3MOE, .weight_type = FG_Q4_K }, FG_BF16 },
     { "mixtral, bf16", { .seed = 14, .arch = FG_TINY_MIXTRAL, .weight_type = FG_BF16 }, FG_BF16 },
+    { "qwen2moe, q6_k", { .seed = 17, .arch = FG_TINY_QWEN2MOE, .weight_type = FG_Q6_K }, FG_BF16 },
+    { "qwen2moe, f16", { .seed = 18, .arch = FG_TINY_QWEN2MOE, .weight_type = FG_F16 }, FG_F16 },
     { "mixtral, f16", { .seed = 15, .arch = FG_TINY_MIXTRAL, .weight_type = FG_F16 }, FG_F16 },
     { "granitemoe, q5_1",
       { .seed = 16, .arch = FG_TINY_GRANITEMOE, .weight_type = FG_Q5_1, .ffn_length = 96 },
@@ -757,7 +759,7 @@ Test(engine_model, survives_every_failure_while_opening)
     fg_runner_close(&runner);
     free(bytes);
     int failures[2];
-    static const fg_tiny_llama two[2] = { { .seed = 9 }, { .seed = 9, .arch = FG_TINY_MIXTRAL } };
+    static const fg_tiny_llama two[2] = { { .seed = 9 }, { .seed = 9, .arch = FG_TINY_QWEN2MOE } };
     for (int i = 0; i < 2; i++) {
         size_t size_bytes;
         bytes = fg_gguf_build_tiny_llama(&two[i], &size_bytes);

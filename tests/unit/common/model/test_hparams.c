@@ -184,7 +184,7 @@ static const change cases[] = {
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
       "'gemma3' is not supported (supported: llama, qwen2, qwen3, phi3, granite, qwen3moe, "
-      "granitemoe)",
+      "granitemoe, qwen2moe)",
       { { "general.architecture", TEXT, 0, "gemma3" } },
       { 0 } },
     { "llama4",
@@ -192,8 +192,8 @@ static const change cases[] = {
       { { "general.architecture", TEXT, 0, "llama4" } },
       { 0 } },
     { "experts of another architecture",
-      "'qwen2moe' is not supported",
-      { { "general.architecture", TEXT, 0, "qwen2moe" } },
+      "'deepseek2' is not supported",
+      { { "general.architecture", TEXT, 0, "deepseek2" } },
       { 0 } },
     { "the other's keys",
       "'qwen2.block_count' is missing",
@@ -785,7 +785,8 @@ Test(hparams, knows_what_architectures_differ_in)
                    { FG_TINY_GRANITE, "granite", true, false, false },
                    { FG_TINY_QWEN3MOE, "qwen3moe", false, false, true },
                    { FG_TINY_MIXTRAL, "llama", true, false, false },
-                   { FG_TINY_GRANITEMOE, "granitemoe", true, false, false } };
+                   { FG_TINY_GRANITEMOE, "granitemoe", true, false, false },
+                   { FG_TINY_QWEN2MOE, "qwen2moe", false, true, false } };
     enum { WANTED = sizeof wanted / sizeof wanted[0] };
     fg_digest128 prints[WANTED];
     for (size_t i = 0; i < WANTED; i++) {

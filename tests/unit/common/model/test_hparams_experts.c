@@ -52,6 +52,16 @@ static const tensor_row base_tensors[] = {
     { "blk.0.ffn_down_exps.weight", FG_Q4_1, { 64, 32, 4 } },
 };
 
+static const tensor_row qwen2_tensors[] = {
+    { "blk.0.attn_q.bias", FG_F32, { 32 } },
+    { "blk.0.attn_k.bias", FG_F32, { 16 } },
+    { "blk.0.attn_v.bias", FG_F32, { 16 } },
+    { "blk.0.ffn_gate_inp_shexp.weight", FG_F32, { 32 } },
+    { "blk.0.ffn_gate_shexp.weight", FG_F32, { 32, 64 } },
+    { "blk.0.ffn_up_shexp.weight", FG_F32, { 32, 64 } },
+    { "blk.0.ffn_down_shexp.weight", FG_F32, { 64, 32 } },
+};
+
 static const tensor_row qwen3_tensors[] = { { "blk.0.attn_q_norm.weight", FG_F32, { 8 } },
                                             { "blk.0.attn_k_norm.weight", FG_F32, { 8 } } };
 
@@ -131,6 +141,8 @@ static void *build(const change *c, size_t *size_bytes_out)
     add_tensors(builder, base_tensors, sizeof base_tensors / sizeof base_tensors[0], c);
     if (strcmp(arch, "qwen3moe") == 0) {
         add_tensors(builder, qwen3_tensors, 2, c);
+    } else if (strcmp(arch, "qwen2moe") == 0) {
+        add_tensors(builder, qwen2_tensors, sizeof qwen2_tensors / sizeof qwen2_tensors[0], c);
     }
     if (c->tensor.name != NULL) {
         add_tensor(builder, &c->tensor);
@@ -147,6 +159,42 @@ static const change cases[] = {
     { .what = "llama" },
     { .what = "qwen3moe", .arch = "qwen3moe" },
     { .what = "granitemoe", .arch = "granitemoe" },
+    { .what = "qwen2moe", .arch = "qwen2moe" },
+    { "one shared expert, said",
+      "qwen2moe",
+      NULL,
+      { { "expert_shared_count", WHOLE, 1 }, { "expert_shared_feed_forward_length", WHOLE, 64 } },
+      { 0 } },
+    { "two shared experts",
+      "qwen2moe",
+      "'qwen2moe.expert_shared_count' is 2",
+      { { "expert_shared_count", WHOLE, 2 } },
+      { 0 } },
+    { "another length of the shared expert",
+      "qwen2moe",
+      "'blk.0.ffn_gate_shexp.weight' is 32 x 64 x 1 x 1, expected 32 x 96",
+      { { "expert_shared_feed_forward_length", WHOLE, 96 } },
+      { 0 } },
+    { "a shared expert without a gate of its own",
+      "qwen2moe",
+      "'blk.0.ffn_gate_inp_shexp.weight' is missing",
+      { { 0 } },
+      { "blk.0.ffn_gate_inp_shexp.weight", 0, { 0 } } },
+    { "a shared expert's gate in f16",
+      "qwen2moe",
+      "'blk.0.ffn_gate_inp_shexp.weight' has type f16",
+      { { 0 } },
+      { "blk.0.ffn_gate_inp_shexp.weight", FG_F16, { 32 } } },
+    { "a shared expert that is not there",
+      "granitemoe",
+      "'blk.0.ffn_gate_shexp.weight' is missing",
+      { { "expert_shared_feed_forward_length", WHOLE, 64 } },
+      { 0 } },
+    { "a shared expert's length as text",
+      "granitemoe",
+      "'granitemoe.expert_shared_feed_forward_length' is not a whole number",
+      { { "expert_shared_feed_forward_length", TEXT, 0 } },
+      { 0 } },
     { "experts of another architecture",
       "granite",
       "mixes 4 experts, which is not supported",
@@ -231,8 +279,8 @@ static const change cases[] = {
       { 0 } },
     { "no shared experts", NULL, NULL, { { "expert_shared_count", WHOLE, 0 } }, { 0 } },
     { "a shared expert's length",
-      "granitemoe",
-      "'granitemoe.expert_shared_feed_forward_length' is 64",
+      "qwen3moe",
+      "'qwen3moe.expert_shared_feed_forward_length' is 64 (at most 0",
       { { "expert_shared_feed_forward_length", WHOLE, 64 } },
       { 0 } },
     { "groups",
@@ -367,6 +415,7 @@ Test(hparams_experts, reads_every_number)
           NULL,
           { { "expert_weights_norm", TRUTH, 0 }, { "expert_weights_scale", REAL, 2.5 } },
           { 0 } },
+        { .what = "shared", .arch = "qwen2moe" },
         { "a scale of 0", NULL, NULL, { { "expert_weights_scale", REAL, 0 } }, { 0 } },
     };
     for (size_t i = 0; i < sizeof cases_read / sizeof cases_read[0]; i++) {
@@ -375,7 +424,9 @@ Test(hparams_experts, reads_every_number)
         cr_assert_eq(read_case(&cases_read[i], &hp, &err), FG_OK, "%s", err.text);
         cr_assert(hp.expert_count == 4 && hp.expert_used_count == 2 && hp.ffn_length == 64, "%s",
                   cases_read[i].what);
-        cr_assert(hp.expert_weights_normalised == (i != 2), "%s", cases_read[i].what);
+        cr_assert(hp.expert_weights_normalised == (i != 2 && i != 3), "%s", cases_read[i].what);
+        cr_assert(hp.shared_ffn_length == (i == 3 ? 64 : 0) && hp.shared_gate == (i == 3));
+        cr_assert(fg_hparams_hidden_rows(&hp) == 2, "%s", cases_read[i].what);
         cr_assert(hp.expert_weights_scale == (i == 2 ? 2.5f : 1.0f), "%s", cases_read[i].what);
     }
 }
