@@ -8,10 +8,10 @@ import numpy as np
 from _forge import find_tool
 
 STEPS = 64
-# Of make-gguf: float models that show each way to stretch positions, fused matrices, granite's scales and
-# mixtures of experts.
-TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite",
-               "tiny-moe", "tiny-mixtral", "tiny-granitemoe", "tiny-qwen2moe")
+# Of make-gguf: float models that mix experts, and others that show each way to stretch positions, fused matrices and
+# granite's scales.
+MIXTURES = ("tiny-moe", "tiny-mixtral", "tiny-granitemoe", "tiny-qwen2moe")
+TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite") + MIXTURES
 
 
 def forge_logits(suite, model_path, prompts, steps=STEPS, kv="f16", device=None):

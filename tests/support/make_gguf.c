@@ -297,6 +297,9 @@ static void want_all(making *m)
     const shape *s = &m->shape;
     want_vector(m, "output_norm.weight", s->embedding, 0.9f, 1.1f);
     want(m, "token_embd.weight", m->mix->head, s->embedding, s->vocab);
+    if (s->arch == QWEN2MOE) { /* llama.cpp wants it */
+        want(m, "output.weight", m->mix->head, s->embedding, s->vocab);
+    }
     if (s->rope_freqs) {
         want_vector(m, "rope_freqs.weight", s->head_dim / 2, 0.9f, 1.1f);
     }
