@@ -499,7 +499,8 @@ static uint32_t shared_length(const fg_tiny_llama *o)
 {
     uint32_t block = fg_dtype_block_count(o->weight_type);
     uint32_t half = o->ffn_length / 2;
-    return architectures[o->arch].shared ? o->ffn_length + (half % block == 0 ? half : block) : 0;
+    return architectures[o->arch].shared ? 2 * o->ffn_length + (half % block == 0 ? half : block)
+                                         : 0;
 }
 
 static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t layer)

@@ -74,7 +74,7 @@ typedef enum fg_tiny_arch {
     FG_TINY_QWEN3MOE, /* 8 experts, 3 of them for a row */
     FG_TINY_MIXTRAL,  /* llama with 4 experts, 2 of them for a row */
     FG_TINY_GRANITEMOE,
-    FG_TINY_QWEN2MOE, /* and one more for all rows, half as long again */
+    FG_TINY_QWEN2MOE, /* and one more for all rows, longer than a row's others together */
 } fg_tiny_arch;
 
 /* A model. Zero means: llama, 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for

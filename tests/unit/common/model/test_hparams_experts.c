@@ -430,3 +430,20 @@ Test(hparams_experts, reads_every_number)
         cr_assert(hp.expert_weights_scale == (i == 2 ? 2.5f : 1.0f), "%s", cases_read[i].what);
     }
 }
+
+Test(hparams_experts, hidden_rows_have_room_for_each_expert_of_a_row)
+{
+    static const struct {
+        uint32_t experts, used, length, shared, want;
+    } sizes[] = {
+        { 0, 0, 128, 0, 1 },   { 8, 3, 128, 0, 3 },    { 8, 3, 128, 256, 3 },
+        { 8, 3, 128, 257, 4 }, { 8, 1, 64, 1024, 17 }, { 8, 8, 64, 64, 8 },
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const fg_hparams hp = { .expert_count = sizes[i].experts,
+                                .expert_used_count = sizes[i].used,
+                                .ffn_length = sizes[i].length,
+                                .shared_ffn_length = sizes[i].shared };
+        cr_assert_eq(fg_hparams_hidden_rows(&hp), sizes[i].want, "row %zu", i);
+    }
+}
