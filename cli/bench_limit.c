@@ -20,6 +20,11 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
         const fg_tensor *t = fg_weights_tensor(weights, i);
         double macs = (double)t->dims[0] * (double)t->dims[1];
         cost.params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
+        if (t->dim_count == 3 && hparams->expert_count > 0) {
+            *fg_bench_macs_of(&cost.layers, t->type) += macs * hparams->expert_used_count;
+            cost.expert_bytes += (double)t->size_bytes;
+            cost.expert_share = (double)hparams->expert_used_count / hparams->expert_count;
+        }
         if (t->dim_count != 2) {
             continue;
         }
@@ -87,6 +92,16 @@ static double seconds(double amount, double rate)
     return rate > 0.0 ? amount / rate : 0.0;
 }
 
+/* Of the experts' bytes, for so many rows. */
+static double share_read(double expert_share, double rows)
+{
+    double left = 1.0;
+    for (double row = 0.5; row < rows && left > 1e-6; row++) {
+        left *= 1.0 - expert_share;
+    }
+    return 1.0 - left;
+}
+
 double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
                       const fg_bench_rates *rates, const char **probe_out)
 {
@@ -95,7 +110,11 @@ double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
     double int8_s = seconds(rows * layers.int8 + head_rows * head.int8, rates->int8);
     double bf16_s = seconds(rows * layers.bf16 + head_rows * head.bf16, rates->bf16);
     double float_s = seconds(rows * layers.floats + head_rows * head.floats, rates->floats);
-    double read_s = seconds(work->weight_reads * cost->weight_bytes + work->kv_bytes, rates->read);
+    double bytes = cost->weight_bytes;
+    if (cost->expert_bytes > 0.0 && work->weight_reads > 0.0) {
+        bytes += cost->expert_bytes * share_read(cost->expert_share, rows / work->weight_reads);
+    }
+    double read_s = seconds(work->weight_reads * bytes + work->kv_bytes, rates->read);
     if (int8_s + bf16_s + float_s < read_s) {
         *probe_out = "read";
         return read_s;

@@ -1,7 +1,8 @@
 /*
  * bench_limit - the time that a step would take if only this machine's limits counted: each weight
  * multiplied once per row at the compute probe's speed, each byte of the weights read once at the
- * memory probe's, whichever takes longer. Used by one thread.
+ * memory probe's, whichever takes longer. Of mixtures of experts those that rows go to: of several rows as many as there
+ * are on average when each row chooses by itself. Used by one thread.
  */
 #ifndef FORGE_CLI_BENCH_LIMIT_H
 #define FORGE_CLI_BENCH_LIMIT_H
@@ -22,6 +23,8 @@ typedef struct fg_bench_cost {
     fg_bench_macs layers; /* per row */
     fg_bench_macs head;   /* per row that needs logits */
     double weight_bytes;  /* read once per step: layers and head */
+    double expert_bytes;  /* of all experts */
+    double expert_share;  /* of the experts that a row goes to */
     uint64_t params;
 } fg_bench_cost;
 

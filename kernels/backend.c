@@ -193,6 +193,11 @@ bool fg_device_is_host(const fg_device *device)
     return of_device(device)->host_memory;
 }
 
+bool fg_device_mixes_experts(const fg_device *device)
+{
+    return of_device(device)->gated_experts != NULL;
+}
+
 const char *fg_device_numerics(const fg_device *device)
 {
     return of_device(device)->numerics(device);
@@ -333,6 +338,23 @@ void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activ
                  uint32_t rows)
 {
     of_stream(stream)->gated(stream, gated, in, rows);
+}
+
+void fg_op_choose_experts(fg_device_stream *stream, const fg_choose_experts *args, uint32_t rows)
+{
+    of_stream(stream)->choose_experts(stream, args, rows);
+}
+
+void fg_op_gated_experts(fg_device_stream *stream, const fg_gated_experts *args,
+                         const fg_activations *in, uint32_t rows)
+{
+    of_stream(stream)->gated_experts(stream, args, in, rows);
+}
+
+void fg_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
+                       const fg_activations *in, uint32_t rows)
+{
+    of_stream(stream)->add_experts(stream, args, in, rows);
 }
 
 void fg_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,

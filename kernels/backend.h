@@ -69,6 +69,12 @@ typedef struct fg_backend {
                    const fg_activations *in, uint32_t rows);
     void (*gated)(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
                   uint32_t rows);
+    /* All three NULL where mixtures of experts are not computed. */
+    void (*choose_experts)(fg_device_stream *stream, const fg_choose_experts *args, uint32_t rows);
+    void (*gated_experts)(fg_device_stream *stream, const fg_gated_experts *args,
+                          const fg_activations *in, uint32_t rows);
+    void (*add_experts)(fg_device_stream *stream, const fg_add_experts *args,
+                        const fg_activations *in, uint32_t rows);
     void (*highest)(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                     uint32_t rows, uint32_t *choices, float *tops);
     /* NULL where `host_memory`. */

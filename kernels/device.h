@@ -68,6 +68,8 @@ void fg_device_close(fg_device *device);
 /* Whether operations use the host's memory. If not, they get what fg_device_alloc, _load and _pack gave; rows of a
  * step are handed over by fg_op_stage, and what operations tell the host goes to FG_MEMORY_SHARED. */
 bool fg_device_is_host(const fg_device *device);
+/* Whether it has the operations of mixtures of experts (ops.h). */
+bool fg_device_mixes_experts(const fg_device *device);
 /* Who gets at FG_MEMORY_DEVICE beside the device's own operations and copies. */
 typedef enum fg_device_reach {
     FG_REACH_HOST, /* the host, as at its own memory */

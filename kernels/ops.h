@@ -130,6 +130,71 @@ typedef struct fg_gated {
 void fg_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
                  uint32_t rows);
 
+/* ---- mixtures of experts ---- */
+
+/* At most so many experts, and so many of them for a row. */
+enum { FG_EXPERTS_MAX = 1024, FG_EXPERTS_USED_MAX = 32 };
+
+/* Which experts rows go to. Each row has a slot for each of its experts; slots lie expert by expert, and of one expert in the
+ * rows' order. All arrays are memory that operations use. */
+typedef struct fg_expert_slots {
+    uint32_t expert_count;
+    uint32_t used_count; /* experts of a row */
+    uint32_t *experts;   /* [rows][used_count], rising */
+    float *weights;      /* [rows][used_count], theirs */
+    uint32_t *
+        firsts; /* [expert_count + 1]: an expert's slots begin there and end where the next one's begin */
+    uint32_t *slot_rows; /* [rows * used_count] */
+    float *slot_weights; /* [rows * used_count] */
+} fg_expert_slots;
+
+/* How much a chosen expert weighs. With p[e] = e^(logits[e] - the highest logit): */
+typedef enum fg_expert_weighing {
+    FG_EXPERTS_BY_CHOSEN, /* p[e] / the chosen ones' p added in rising order of experts, from 0 */
+    FG_EXPERTS_BY_ALL,    /* p[e] / all p added in lane e % 8, from 0, then fold */
+    FG_EXPERTS_ALONE,     /* 1 / (1 + e^-logits[e]) */
+} fg_expert_weighing;
+
+/* Chooses each row's experts: the `used_count` highest logits, the first of equal ones; NaN counts as -inf, but weighs NaN
+ * alone. Each one's weight is multiplied by `scale`. Beside others weights are NaN where no logit is above -inf, or one is
+ * +inf. */
+typedef struct fg_choose_experts {
+    const float *logits; /* [rows][expert_count] */
+    fg_expert_weighing weighing;
+    float scale;
+    fg_expert_slots slots;
+} fg_choose_experts;
+void fg_op_choose_experts(fg_device_stream *stream, const fg_choose_experts *args, uint32_t rows);
+
+/* One matrix of each expert, all of one size. */
+typedef struct fg_expert_panels {
+    fg_panels first;     /* expert 0's */
+    size_t stride_bytes; /* from one expert's to the next one's */
+} fg_expert_panels;
+
+/* Of each slot, with the matrices of its expert: out[slot][c] = (silu(gate . in[row]) * (up . in[row])) * the slot's weight,
+ * products as fg_op_linear's, and these forms of it. `in` has no quant_tiles, nor has `out`. */
+typedef struct fg_gated_experts {
+    const fg_expert_slots *slots;
+    fg_expert_panels gate, up;
+    uint32_t forms;
+    fg_activations room; /* for a row for each slot, with what products read: a back end's own */
+    fg_activations out;
+} fg_gated_experts;
+void fg_op_gated_experts(fg_device_stream *stream, const fg_gated_experts *args,
+                         const fg_activations *in, uint32_t rows);
+
+/* out[row][o] += down . in[slot], one float addition for each of the row's slots in rising order of experts; products as
+ * fg_op_linear's. `in` has a row for each slot, and no quant_tiles. */
+typedef struct fg_add_experts {
+    const fg_expert_slots *slots;
+    fg_expert_panels down;
+    float *out;
+    uint32_t out_stride;
+} fg_add_experts;
+void fg_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
+                       const fg_activations *in, uint32_t rows);
+
 /* choices[row] = the output of weight . in[row], as fg_op_linear's, that is highest, the first of equal ones; NaN
  * counts as -inf, and where nothing is higher than that it is 0. tops[row] is how high it is. The product never is in
  * memory as a whole. */

@@ -85,7 +85,8 @@ static uint32_t tile_rows_of(const fg_forward *forward)
     }
     uint32_t step_rows = forward->limits.step_tokens_max;
     uint32_t type = forward->layers[0].gate.type;
-    bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type);
+    bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type) ||
+                 forward->hparams.expert_count > 0; /* each expert has few of the rows */
     uint32_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
     return step_rows < most ? step_rows : most;
 }
@@ -202,13 +203,13 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
     }
 }
 
-/* Where all ranks meet with what each has of attention's and the hidden rows; NULL: there is one rank. */
+/* Where all ranks meet with what each has of attention's rows; NULL: there is one rank. */
 static float *common_attended(const fg_forward *forward)
 {
     return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->attended;
 }
 
-static float *common_hidden(const fg_forward *forward)
+float *fg_forward_common_hidden(const fg_forward *forward)
 {
     return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
 }
@@ -226,7 +227,7 @@ static void add_own_parts(fg_forward *forward, size_t step_rows, part_list *list
     size_t rows = forward->tile_rows_max;
     add_part(list, (void **)&forward->own_attended.values, rows,
              fg_tp_widest(tp, h->head_count * h->head_dim, forward->parts.q_unit), sizeof(float));
-    add_part(list, (void **)&forward->own_hidden.values, rows,
+    add_part(list, (void **)&forward->own_hidden.values, rows * fg_hparams_hidden_rows(h),
              fg_tp_widest(tp, h->ffn_length, FG_TP_PANEL), sizeof(float));
     forward->own_hidden.columns = forward->parts.ffn.count;
     if (!forward->is_host) {
@@ -246,7 +247,7 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     const rank_parts *parts = &forward->parts;
     bool in_common = forward->tp != NULL && forward->is_host;
     float *attended = in_common ? common_attended(forward) : NULL;
-    float *hidden = in_common ? common_hidden(forward) : NULL;
+    float *hidden = in_common ? fg_forward_common_hidden(forward) : NULL;
     if (in_common) {
         forward->residual = fg_tp_memory_of(forward->tp)->residual;
     } else {
@@ -269,7 +270,8 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
     }
     add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
     add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
-    add_activations(list, &forward->hidden, rows, h->ffn_length, hidden);
+    add_activations(list, &forward->hidden, rows * fg_hparams_hidden_rows(h), h->ffn_length,
+                    hidden);
     add_part(list, (void **)&forward->q, rows, parts->q.count, sizeof(float));
     add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
     add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));
@@ -454,6 +456,9 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     forward->place = &forward->places[0];
     forward->parts = parts_of(h, tp);
     status = open_device(forward, options, err);
+    if (status == FG_OK) {
+        status = fg_forward_experts_check(forward, err);
+    }
     if (status != FG_OK) {
         goto destroy;
     }
@@ -474,6 +479,9 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
         goto destroy;
     }
     status = take_scratch(forward, err);
+    if (status == FG_OK) {
+        status = fg_forward_experts_open(forward, err);
+    }
     if (status != FG_OK) {
         goto destroy;
     }
@@ -510,6 +518,7 @@ void fg_forward_destroy(fg_forward *forward)
         fg_tp_close_comm(forward->tp);
     }
     fg_kv_memory_close(&forward->kv);
+    fg_forward_experts_close(forward);
     give_scratch(forward);
     fg_weight_store_close(forward->store);
     fg_head_close(&forward->places[0].head);
@@ -563,7 +572,7 @@ static void norm_linears(fg_forward *forward, const float *in, const uint32_t *r
 }
 
 /* A product that is added to the residual, or that end_half() adds to it: this rank's columns of it. */
-static fg_linear add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
+fg_linear fg_forward_add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
 {
     fg_tp_part part = forward->parts.embedding;
     if (forward->hparams.post_norms) {
@@ -638,7 +647,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .head_count = parts->heads.count,
                             .interleaved = h->rope_interleaved };
     fg_op_rope_store(forward->stream, &kv, &store, rows);
-    fg_linear output = add_to(forward, &layer->output, residual);
+    fg_linear output = fg_forward_add_to(forward, &layer->output, residual);
     uint32_t forms = forms_of(forward, &output, 1);
     bool at_once = forms == FG_FORM_PAIRS && !forward->is_host && forward->tp == NULL;
     float *own = forward->own_attended.values;
@@ -666,10 +675,14 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
     const fg_hparams *h = &forward->hparams;
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
+    if (h->expert_count > 0) {
+        fg_forward_mix(forward, index, residual, rows);
+        return;
+    }
     uint32_t forms = fg_op_linear_form(forward->stream, layer->gate.type) |
                      fg_op_linear_form(forward->stream, layer->up.type);
     norm_rows(forward, residual, NULL, layer->ffn_norm, forms, rows);
-    fg_linear down = add_to(forward, &layer->down, residual);
+    fg_linear down = fg_forward_add_to(forward, &layer->down, residual);
     uint32_t down_forms = forms_of(forward, &down, 1);
     bool alone = forward->tp == NULL;
     fg_gated gated = { .gate = layer->gate,
@@ -678,8 +691,8 @@ static void feed_forward(fg_forward *forward, uint32_t index, uint32_t first, ui
                        .forms = alone ? down_forms : 0,
                        .out = alone ? forward->hidden : forward->own_hidden };
     fg_op_gated(forward->stream, &gated, &forward->normed, rows);
-    fg_forward_gather(forward, &forward->hidden, common_hidden(forward), forward->parts.ffn,
-                      FG_TP_PANEL, forward->own_hidden.values, rows);
+    fg_forward_gather(forward, &forward->hidden, fg_forward_common_hidden(forward),
+                      forward->parts.ffn, FG_TP_PANEL, forward->own_hidden.values, rows);
     if (!alone && down_forms != 0) {
         fg_op_prepare(forward->stream, &forward->hidden, down_forms, rows);
     }

@@ -1,6 +1,6 @@
 /*
  * forward_internal - what the parts of a forward pass share: forward.c runs it, forward_load.c brings its
- * weights, forward_ranks.c is what several ranks tell each other.
+ * weights, forward_experts.c computes layers that mix experts, forward_ranks.c is what several ranks tell each other.
  */
 #ifndef FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
 #define FORGE_COMMON_ENGINE_FORWARD_INTERNAL_H
@@ -19,11 +19,22 @@ typedef struct layer_weights {
     const float *q_bias, *k_bias, *v_bias;       /* NULL: the architecture has none */
     const float *q_norm, *k_norm;                /* of each head, the same */
     fg_panels q, k, v, output;
-    fg_panels gate, up, down;
+    fg_panels gate, up, down; /* of experts, of all of them */
+    fg_panels router;
+    fg_panels shared_gate, shared_up, shared_down, shared_router; /* of the expert for all rows */
 } layer_weights;
 
 /* How far positions turn: in most layers, and in those with a window where these have turns of their own. */
 enum { TURNS_ALL, TURNS_WINDOW, TURN_KINDS };
+/* What mixtures of experts need beside: forward_experts.c. */
+typedef struct fg_forward_experts {
+    void *memory; /* NULL: the model has none */
+    size_t memory_bytes;
+    /* Per row of a tile. */
+    float *logits; /* [expert_count] */
+    fg_expert_slots slots;
+    fg_activations room; /* per slot */
+} fg_forward_experts;
 
 /* What a rank has of the outputs of matrices; of one rank, all. */
 typedef struct rank_parts {
@@ -96,7 +107,8 @@ struct fg_forward {
     /* Per row of a tile. */
     fg_activations normed;   /* columns: embedding_length */
     fg_activations attended; /* columns: head_count * head_dim */
-    fg_activations hidden;   /* columns: ffn_length */
+    fg_activations hidden;   /* columns: ffn_length; of experts, per slot */
+    fg_forward_experts experts;
     float *q, *k, *v;
     fg_activations added; /* only where it is normalised before it is added: values alone */
     /* This rank's columns of attended and hidden, values alone, and on devices of the residual; NULL of the only rank. Rows are
@@ -104,6 +116,19 @@ struct fg_forward {
     fg_activations own_attended, own_hidden;
     float *own_residual;
 };
+
+/* FG_BAD_INPUT: the model mixes experts in a way, or the device is one, that this is not made for. */
+fg_status fg_forward_experts_check(const fg_forward *forward, fg_error *err);
+/* Takes their scratch, once weights and all other scratch are there; nothing where the model has no experts. */
+fg_status fg_forward_experts_open(fg_forward *forward, fg_error *err);
+void fg_forward_experts_close(fg_forward *forward);
+/* In place of a layer's feed-forward. */
+void fg_forward_mix(fg_forward *forward, uint32_t index, float *residual, uint32_t rows);
+
+/* Where all ranks meet with what each has of the hidden rows; NULL: there is one rank. */
+float *fg_forward_common_hidden(const fg_forward *forward);
+/* A product that is added to the residual: this rank's columns of it. */
+fg_linear fg_forward_add_to(const fg_forward *forward, const fg_panels *weight, float *residual);
 
 /* What is between ranks: forward_ranks.c. */
 

@@ -6,7 +6,7 @@
 #include "common/base/mem.h"
 #include "common/engine/forward_internal.h"
 
-enum { LAYER_MATRICES = 7 };
+enum { LAYER_MATRICES = 12 };
 /* For the rank that packs what all of them map: a large model on few cores. */
 enum { RANK_WAIT_MS = 30 * 60 * 1000 };
 
@@ -35,22 +35,24 @@ static const fg_tensor *find_tensor(const fg_weights *weights, uint32_t layer_in
     return tensor;
 }
 
+/* `depth` matrices of this size in one tensor are one, of so many times the outputs. */
 static fg_status find_matrix(const fg_weights *weights, uint32_t layer_index, const char *name,
-                             uint32_t outputs, uint32_t columns, fg_matrix *matrix_out,
-                             fg_error *err)
+                             const uint32_t sizes[3], fg_matrix *matrix_out, fg_error *err)
 {
+    uint32_t columns = sizes[0], outputs = sizes[1], depth = sizes[2];
     const fg_tensor *tensor = find_tensor(weights, layer_index, name, err);
     if (tensor == NULL) {
         return FG_BAD_INPUT;
     }
     uint32_t block = fg_dtype_block_count(tensor->type);
     if (block == 0 || columns % block != 0 || tensor->dims[0] != columns ||
-        tensor->dims[1] != outputs || tensor->dims[2] != 1 || tensor->dims[3] != 1) {
-        return fg_fail(err, FG_BAD_INPUT, "tensor %s is not %u x %u of a type that Forge computes",
-                       tensor->name, columns, outputs);
+        tensor->dims[1] != outputs || tensor->dims[2] != depth || tensor->dims[3] != 1) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "tensor %s is not %u x %u x %u of a type that Forge computes", tensor->name,
+                       columns, outputs, depth);
     }
     *matrix_out = (fg_matrix){
-        .data = tensor->data, .type = tensor->type, .outputs = outputs, .columns = columns
+        .data = tensor->data, .type = tensor->type, .outputs = outputs * depth, .columns = columns
     };
     return FG_OK;
 }
@@ -64,6 +66,7 @@ typedef struct matrix_row {
     fg_panels *panels;
     /* Where it lies in a tensor of more rows: the first one's index, and how many the tensor has; else 0. */
     fg_tp_part among;
+    uint32_t experts; /* that have such a matrix each, one behind the other; 0: there is one */
 } matrix_row;
 
 static void cut_rows(fg_matrix *rows, fg_tp_part part)
@@ -80,12 +83,13 @@ static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32
 {
     fg_matrix matrix;
     uint32_t rows = row->among.count > 0 ? row->among.count : row->outputs;
-    fg_status status =
-        find_matrix(weights, layer_index, row->name, rows, row->columns, &matrix, err);
+    uint32_t depth = row->experts > 0 ? row->experts : 1;
+    fg_status status = find_matrix(weights, layer_index, row->name,
+                                   (const uint32_t[]){ row->columns, rows, depth }, &matrix, err);
     if (status != FG_OK) {
         return status;
     }
-    cut_rows(&matrix, (fg_tp_part){ .first = row->among.first, .count = row->outputs });
+    cut_rows(&matrix, (fg_tp_part){ .first = row->among.first, .count = row->outputs * depth });
     const char *full_name = find_tensor(weights, layer_index, row->name, err)->name;
     *row->panels =
         (fg_panels){ .type = matrix.type, .outputs = row->part.count, .columns = row->columns };
@@ -253,6 +257,36 @@ static void fuse_rows(const fg_hparams *h, matrix_row *q, matrix_row *gate)
     }
 }
 
+/* All ranks choose, so each has the whole router. Its columns of each expert it finds in what all of them have: parts of
+ * the experts lie apart. */
+static void mix_rows(const fg_hparams *h, matrix_row *gate, matrix_row *router)
+{
+    static const char *const names[] = { "ffn_gate_exps.weight", "ffn_up_exps.weight",
+                                         "ffn_down_exps.weight" };
+    for (uint32_t i = 0; i < 3; i++) {
+        gate[i].name = names[i];
+        gate[i].experts = h->expert_count;
+        gate[i].part = (fg_tp_part){ .count = gate[i].outputs * h->expert_count };
+    }
+    router->name = "ffn_gate_inp.weight";
+}
+
+/* The expert for all rows, as if it were one of one. */
+static void share_rows(const fg_hparams *h, layer_weights *layer, matrix_row *shared)
+{
+    uint32_t embedding = h->embedding_length, length = h->shared_ffn_length;
+    const matrix_row rows[] = {
+        { "ffn_gate_shexp.weight", length, embedding, { 0 }, &layer->shared_gate, { 0 }, 0 },
+        { "ffn_up_shexp.weight", length, embedding, { 0 }, &layer->shared_up, { 0 }, 0 },
+        { "ffn_down_shexp.weight", embedding, length, { 0 }, &layer->shared_down, { 0 }, 0 },
+        { "ffn_gate_inp_shexp.weight", 1, embedding, { 0 }, &layer->shared_router, { 0 }, 0 },
+    };
+    for (uint32_t i = 0; i < (h->shared_gate ? 4 : 3); i++) {
+        shared[i] = rows[i];
+        shared[i].part.count = rows[i].outputs;
+    }
+}
+
 static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint32_t index,
                             panel_list *list, fg_error *err)
 {
@@ -262,25 +296,36 @@ static fg_status load_layer(fg_forward *forward, const fg_weights *weights, uint
     uint32_t kv_columns = h->kv_head_count * h->head_dim;
     uint32_t embedding = h->embedding_length, ffn = h->ffn_length;
     const rank_parts *parts = &forward->parts;
-    enum { Q, K, V, OUTPUT, GATE, UP, DOWN };
+    enum { Q, K, V, OUTPUT, GATE, UP, DOWN, ROUTER, SHARED };
     matrix_row rows[LAYER_MATRICES] = {
-        [Q] = { "attn_q.weight", q_columns, embedding, parts->q, &layer->q, { 0 } },
-        [K] = { "attn_k.weight", kv_columns, embedding, parts->kv, &layer->k, { 0 } },
-        [V] = { "attn_v.weight", kv_columns, embedding, parts->kv, &layer->v, { 0 } },
+        [Q] = { "attn_q.weight", q_columns, embedding, parts->q, &layer->q, { 0 }, 0 },
+        [K] = { "attn_k.weight", kv_columns, embedding, parts->kv, &layer->k, { 0 }, 0 },
+        [V] = { "attn_v.weight", kv_columns, embedding, parts->kv, &layer->v, { 0 }, 0 },
         [OUTPUT] = { .name = "attn_output.weight",
                      .outputs = embedding,
                      .columns = q_columns,
                      .part = parts->embedding,
                      .panels = &layer->output },
-        [GATE] = { "ffn_gate.weight", ffn, embedding, parts->ffn, &layer->gate, { 0 } },
-        [UP] = { "ffn_up.weight", ffn, embedding, parts->ffn, &layer->up, { 0 } },
-        [DOWN] = { "ffn_down.weight", embedding, ffn, parts->embedding, &layer->down, { 0 } },
+        [GATE] = { "ffn_gate.weight", ffn, embedding, parts->ffn, &layer->gate, { 0 }, 0 },
+        [UP] = { "ffn_up.weight", ffn, embedding, parts->ffn, &layer->up, { 0 }, 0 },
+        [DOWN] = { "ffn_down.weight", embedding, ffn, parts->embedding, &layer->down, { 0 }, 0 },
+        [ROUTER] = { .outputs = h->expert_count,
+                     .columns = embedding,
+                     .part = { .count = h->expert_count },
+                     .panels = &layer->router },
     };
     if (h->fused) {
         fuse_rows(h, &rows[Q], &rows[GATE]);
     }
+    if (h->expert_count > 0) {
+        mix_rows(h, &rows[GATE], &rows[ROUTER]);
+    }
+    if (h->shared_ffn_length > 0) {
+        share_rows(h, layer, &rows[SHARED]);
+    }
     for (size_t i = 0; i < LAYER_MATRICES; i++) {
-        fg_status status = want_panels(list, weights, index, &rows[i], err);
+        fg_status status =
+            rows[i].name == NULL ? FG_OK : want_panels(list, weights, index, &rows[i], err);
         if (status != FG_OK) {
             return status;
         }
@@ -316,8 +361,9 @@ static fg_status load_tensors(fg_forward *forward, const fg_weights *weights, pa
                               fg_error *err)
 {
     const fg_hparams *h = &forward->hparams;
-    fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight", h->vocab_size,
-                                   h->embedding_length, &forward->embedding, err);
+    fg_status status = find_matrix(weights, UINT32_MAX, "token_embd.weight",
+                                   (const uint32_t[]){ h->embedding_length, h->vocab_size, 1 },
+                                   &forward->embedding, err);
     if (status != FG_OK) {
         return status;
     }

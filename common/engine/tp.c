@@ -65,7 +65,7 @@ size_t fg_tp_lay_out(const fg_tp_orders *orders, void *region, fg_tp_memory *mem
         { (void **)&memory->kinds, rows },
         { (void **)&memory->residual, rows * orders->embedding_length },
         { (void **)&memory->attended, (size_t)orders->tile_rows * orders->q_columns },
-        { (void **)&memory->hidden, (size_t)orders->tile_rows * orders->ffn_length },
+        { (void **)&memory->hidden, (size_t)orders->tile_rows * orders->hidden_columns },
         { (void **)&memory->added, (size_t)orders->tile_rows * orders->embedding_length },
         { (void **)&memory->logits, (size_t)FG_TP_HEAD_ROWS * orders->vocab_size },
     };
@@ -425,7 +425,7 @@ static fg_status write_orders(const fg_engine_options *options, fg_tp_orders *or
     orders->limits = options->limits;
     orders->embedding_length = h->embedding_length;
     orders->q_columns = h->head_count * h->head_dim;
-    orders->ffn_length = h->ffn_length;
+    orders->hidden_columns = h->ffn_length * fg_hparams_hidden_rows(h);
     orders->vocab_size = h->vocab_size;
     orders->tile_rows =
         fg_device_kind_is_host(options->device) ? FG_TP_TILE_ROWS : options->limits.step_tokens_max;
@@ -451,6 +451,8 @@ static fg_status check_size(const fg_engine_options *options, fg_error *err)
     const fg_hparams *h = options->hparams;
     uint32_t size = options->tp->size;
     uint32_t least = h->embedding_length < h->ffn_length ? h->embedding_length : h->ffn_length;
+    bool is_least = h->shared_ffn_length > 0 && h->shared_ffn_length < least;
+    least = is_least ? h->shared_ffn_length : least;
     least = least < h->vocab_size ? least : h->vocab_size;
     uint32_t most = least / FG_TP_PANEL < h->kv_head_count ? least / FG_TP_PANEL : h->kv_head_count;
     most = most < FG_TP_RANKS_MAX ? most : FG_TP_RANKS_MAX;

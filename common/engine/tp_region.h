@@ -44,7 +44,7 @@ typedef struct fg_tp_orders {
     fg_shared_name arena;
     fg_engine_limits limits;
     /* Of the model, for the sizes of what follows. */
-    uint32_t embedding_length, q_columns, ffn_length, vocab_size;
+    uint32_t embedding_length, q_columns, hidden_columns, vocab_size;
     uint32_t tile_rows;
     bool is_host; /* operations use the host's memory, in all ranks */
 } fg_tp_orders;

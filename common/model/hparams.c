@@ -36,13 +36,18 @@ typedef struct architecture {
     bool is_gemma;     /* gates open as GELU, the embedding is scaled by the root of its length */
     bool post_norms;
     bool windows; /* layers may see a window alone, */
-    uint32_t
-        period; /* but for every so many-th one, and then with turns of their own; 0: all layers do */
+    /* but for every so many-th one, and then with turns of their own; 0: all layers do */
+    uint32_t period;
     uint32_t unturned_period;
+    bool may_mix;     /* may have experts */
+    bool mixes;       /* has them */
+    bool unevenly;    /* their weights for a row need not add up to 1 */
+    bool may_share;   /* may have one more, for all rows */
+    bool shared_gate; /* has one, which rows take as much of as they choose */
 } architecture;
 
 static const architecture architectures[] = {
-    { .name = "llama", .interleaved = true, .rope_freqs = true },
+    { .name = "llama", .interleaved = true, .rope_freqs = true, .may_mix = true },
     { .name = "qwen2", .qkv_bias = true },
     { .name = "qwen3", .qk_norm = true },
     { .name = "phi3", .fused = true, .rope_factors = true, .windows = true },
@@ -55,6 +60,19 @@ static const architecture architectures[] = {
       .windows = true,
       .period = 6 },
     { .name = "smollm3", .interleaved = true, .unturned_period = 4 },
+    { .name = "qwen3moe", .qk_norm = true, .mixes = true },
+    { .name = "granitemoe",
+      .interleaved = true,
+      .rope_freqs = true,
+      .scales = true,
+      .mixes = true,
+      .may_share = true },
+    { .name = "qwen2moe",
+      .qkv_bias = true,
+      .mixes = true,
+      .unevenly = true,
+      .may_share = true,
+      .shared_gate = true },
 };
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -193,7 +211,7 @@ static fg_status refuse_variants(const fg_weights *weights, const architecture *
 {
     uint32_t expert_count = 0;
     fg_weights_get_u32(weights, key_of(arch, "expert_count").text, &expert_count);
-    if (expert_count > 0) {
+    if (expert_count > 0 && !arch->mixes && !arch->may_mix) {
         return fg_fail(err, FG_BAD_INPUT, "the model mixes %u experts, which is not supported",
                        expert_count);
     }
@@ -480,6 +498,109 @@ static fg_status read_scales(const fg_weights *weights, const architecture *arch
     return status;
 }
 
+/* Keys of mixtures that this forward does not do; each may be there when it asks for nothing. */
+static fg_status refuse_other_mixtures(const fg_weights *weights, const architecture *arch,
+                                       fg_error *err)
+{
+    const struct {
+        const char *name;
+        uint32_t most;
+    } keys[] = { { "expert_shared_count", arch->may_share ? 1 : 0 },
+                 { "expert_shared_feed_forward_length", arch->may_share ? FFN_MAX : 0 },
+                 { "leading_dense_block_count", 0 },
+                 { "nextn_predict_layers", 0 },
+                 { "expert_group_count", 1 },
+                 { "interleave_moe_layer_step", 1 },
+                 { "expert_gating_func", 1 } };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        own_key key = key_of(arch, keys[i].name);
+        uint32_t value = 0;
+        if (fg_weights_meta(weights, key.text) == NULL) {
+            continue;
+        }
+        if (!fg_weights_get_u32(weights, key.text, &value)) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is not a whole number", key.text);
+        }
+        if (value > keys[i].most) {
+            return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %u (at most %u is supported)",
+                           key.text, value, keys[i].most);
+        }
+    }
+    return FG_OK;
+}
+
+static fg_status read_expert_weights(const fg_weights *weights, const architecture *arch,
+                                     fg_hparams *hp, fg_error *err)
+{
+    own_key key = key_of(arch, "expert_weights_norm");
+    hp->expert_weights_normalised = !arch->unevenly;
+    hp->expert_weights_scale = 1.0f;
+    if (fg_weights_meta(weights, key.text) != NULL &&
+        !fg_weights_get_bool(weights, key.text, &hp->expert_weights_normalised)) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is neither true nor false", key.text);
+    }
+    const float_key scale = { "expert_weights_scale", true, &hp->expert_weights_scale };
+    return read_floats(weights, arch, &scale, 1, err);
+}
+
+/* After ffn_length of all, and what is refused. */
+static fg_status read_shared_expert(const fg_weights *weights, const architecture *arch,
+                                    fg_hparams *hp, fg_error *err)
+{
+    own_key key = key_of(arch, "expert_shared_feed_forward_length");
+    uint32_t length = 0;
+    if (arch->shared_gate) {
+        hp->shared_gate = true;
+        hp->shared_ffn_length = hp->ffn_length; /* where nobody says it */
+        return read_u32_optional(weights, key.text, FFN_MAX, &hp->shared_ffn_length, err);
+    }
+    fg_weights_get_u32(weights, key.text, &length);
+    hp->shared_ffn_length = length;
+    return FG_OK;
+}
+
+uint32_t fg_hparams_hidden_rows(const fg_hparams *hparams)
+{
+    uint32_t rows = hparams->expert_count > 0 ? hparams->expert_used_count : 1;
+    /* One row more, for what the forms of long rows have at their ends. */
+    uint32_t shared = hparams->shared_ffn_length == 0
+                          ? 0
+                          : (hparams->shared_ffn_length - 1) / hparams->ffn_length + 2;
+    return rows > shared ? rows : shared;
+}
+
+/* After ffn_length, which becomes an expert's. */
+static fg_status read_experts(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
+                              fg_error *err)
+{
+    own_key key = key_of(arch, "expert_count"), used = key_of(arch, "expert_used_count");
+    uint32_t count = 0;
+    fg_weights_get_u32(weights, key.text, &count);
+    if (count == 0 && !arch->mixes) {
+        return FG_OK;
+    }
+    fg_status status = read_u32(weights, key.text, FG_HPARAMS_EXPERTS_MAX, &hp->expert_count, err);
+    if (status == FG_OK) {
+        status =
+            read_u32(weights, used.text, FG_HPARAMS_EXPERTS_USED_MAX, &hp->expert_used_count, err);
+    }
+    if (status == FG_OK && hp->expert_used_count > hp->expert_count) {
+        return fg_fail(err, FG_BAD_INPUT, "metadata '%s' is %u, more than the %u experts",
+                       used.text, hp->expert_used_count, hp->expert_count);
+    }
+    if (status == FG_OK) {
+        status = refuse_other_mixtures(weights, arch, err);
+    }
+    if (status == FG_OK) {
+        status = read_shared_expert(weights, arch, hp, err);
+    }
+    if (status == FG_OK) {
+        status = read_u32_optional(weights, key_of(arch, "expert_feed_forward_length").text,
+                                   FFN_MAX, &hp->ffn_length, err);
+    }
+    return status == FG_OK ? read_expert_weights(weights, arch, hp, err) : status;
+}
+
 static fg_status read_numbers(const fg_weights *weights, const architecture *arch, fg_hparams *hp,
                               fg_error *err)
 {
@@ -501,6 +622,9 @@ static fg_status read_numbers(const fg_weights *weights, const architecture *arc
         }
     }
     fg_status status = read_window(weights, arch, hp, err);
+    if (status == FG_OK) {
+        status = read_experts(weights, arch, hp, err);
+    }
     if (status != FG_OK) {
         return status;
     }
@@ -553,11 +677,12 @@ typedef struct tensor_row {
     const char *name;
     uint64_t columns;
     uint64_t rows;
-    bool is_vector;
+    bool is_float;
     bool is_optional;
+    uint32_t experts; /* that have such a matrix each, the tensor's third size; 0: it has one */
 } tensor_row;
 
-enum { LAYER_TENSORS = 17, MODEL_TENSORS = 6 };
+enum { LAYER_TENSORS = 25, MODEL_TENSORS = 6 };
 
 static void layer_rows(const architecture *arch, const fg_hparams *hp,
                        tensor_row rows_out[LAYER_TENSORS])
@@ -569,24 +694,35 @@ static void layer_rows(const architecture *arch, const fg_hparams *hp,
     uint64_t norm = arch->qk_norm ? hp->head_dim : 0;
     uint64_t post_norm = arch->post_norms ? embed : 0;
     uint64_t apart = arch->fused ? 0 : embed, fused = arch->fused ? embed : 0;
+    uint32_t experts = hp->expert_count;
+    uint64_t shared = hp->shared_ffn_length, shared_embed = shared > 0 ? embed : 0;
+    uint64_t one = experts > 0 ? 0 : 1, mixed = experts > 0 ? 1 : 0;
     const tensor_row rows[LAYER_TENSORS] = {
-        { "attn_norm.weight", embed, 1, true, false },
-        { "attn_q.weight", apart, q, false, false },
-        { "attn_k.weight", apart, kv, false, false },
-        { "attn_v.weight", apart, kv, false, false },
-        { "attn_qkv.weight", fused, q + 2 * kv, false, false },
-        { "attn_output.weight", q, embed, false, false },
-        { "ffn_norm.weight", embed, 1, true, false },
-        { "ffn_gate.weight", apart, ffn, false, false },
-        { "ffn_up.weight", embed, arch->fused ? 2 * ffn : ffn, false, false },
-        { "ffn_down.weight", ffn, embed, false, false },
-        { "attn_q.bias", q_bias, 1, true, false },
-        { "attn_k.bias", kv_bias, 1, true, false },
-        { "attn_v.bias", kv_bias, 1, true, false },
-        { "attn_q_norm.weight", norm, 1, true, false },
-        { "attn_k_norm.weight", norm, 1, true, false },
-        { "post_attention_norm.weight", post_norm, 1, true, false },
-        { "post_ffw_norm.weight", post_norm, 1, true, false },
+        { "attn_norm.weight", embed, 1, true, false, 0 },
+        { "attn_q.weight", apart, q, false, false, 0 },
+        { "attn_k.weight", apart, kv, false, false, 0 },
+        { "attn_v.weight", apart, kv, false, false, 0 },
+        { "attn_qkv.weight", fused, q + 2 * kv, false, false, 0 },
+        { "attn_output.weight", q, embed, false, false, 0 },
+        { "ffn_norm.weight", embed, 1, true, false, 0 },
+        { "ffn_gate.weight", one * apart, ffn, false, false, 0 },
+        { "ffn_up.weight", one * embed, arch->fused ? 2 * ffn : ffn, false, false, 0 },
+        { "ffn_down.weight", one * ffn, embed, false, false, 0 },
+        { "ffn_gate_inp.weight", mixed * embed, experts, true, false, 0 },
+        { "ffn_gate_exps.weight", mixed * embed, ffn, false, false, experts },
+        { "ffn_up_exps.weight", mixed * embed, ffn, false, false, experts },
+        { "ffn_down_exps.weight", mixed * ffn, embed, false, false, experts },
+        { "ffn_gate_inp_shexp.weight", hp->shared_gate ? embed : 0, 1, true, false, 0 },
+        { "ffn_gate_shexp.weight", shared_embed, shared, false, false, 0 },
+        { "ffn_up_shexp.weight", shared_embed, shared, false, false, 0 },
+        { "ffn_down_shexp.weight", shared, embed, false, false, 0 },
+        { "attn_q.bias", q_bias, 1, true, false, 0 },
+        { "attn_k.bias", kv_bias, 1, true, false, 0 },
+        { "attn_v.bias", kv_bias, 1, true, false, 0 },
+        { "attn_q_norm.weight", norm, 1, true, false, 0 },
+        { "attn_k_norm.weight", norm, 1, true, false, 0 },
+        { "post_attention_norm.weight", post_norm, 1, true, false, 0 },
+        { "post_ffw_norm.weight", post_norm, 1, true, false, 0 },
     };
     memcpy(rows_out, rows, sizeof rows);
 }
@@ -596,12 +732,14 @@ static void model_rows(const architecture *arch, const fg_hparams *hp,
 {
     uint64_t embed = hp->embedding_length;
     const tensor_row rows[MODEL_TENSORS] = {
-        { "token_embd.weight", embed, hp->vocab_size, false, false },
-        { "output_norm.weight", embed, 1, true, false },
-        { "output.weight", embed, hp->vocab_size, false, true },
-        { "rope_freqs.weight", arch->rope_freqs ? hp->rope_dims / 2 : 0, 1, true, true },
-        { "rope_factors_long.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
-        { "rope_factors_short.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true },
+        { "token_embd.weight", embed, hp->vocab_size, false, false, 0 },
+        { "output_norm.weight", embed, 1, true, false, 0 },
+        { "output.weight", embed, hp->vocab_size, false, true, 0 },
+        { "rope_freqs.weight", arch->rope_freqs ? hp->rope_dims / 2 : 0, 1, true, true, 0 },
+        { "rope_factors_long.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true,
+          0 },
+        { "rope_factors_short.weight", arch->rope_factors ? hp->rope_dims / 2 : 0, 1, true, true,
+          0 },
     };
     memcpy(rows_out, rows, sizeof rows);
 }
@@ -618,15 +756,16 @@ static fg_status check_tensor(const fg_weights *weights, const char *name, const
         return row->is_optional ? FG_OK
                                 : fg_fail(err, FG_BAD_INPUT, "tensor '%s' is missing", name);
     }
-    if (tensor->dims[0] != row->columns || tensor->dims[1] != row->rows || tensor->dims[2] != 1 ||
-        tensor->dims[3] != 1) {
+    uint32_t depth = row->experts > 0 ? row->experts : 1; /* of 0 %.0u shows nothing */
+    if (tensor->dims[0] != row->columns || tensor->dims[1] != row->rows ||
+        tensor->dims[2] != depth || tensor->dims[3] != 1) {
         return fg_fail(err, FG_BAD_INPUT,
                        "tensor '%s' is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
-                       ", expected %" PRIu64 " x %" PRIu64,
+                       ", expected %" PRIu64 " x %" PRIu64 "%s%.0u",
                        name, tensor->dims[0], tensor->dims[1], tensor->dims[2], tensor->dims[3],
-                       row->columns, row->rows);
+                       row->columns, row->rows, row->experts > 0 ? " x " : "", row->experts);
     }
-    if (row->is_vector && tensor->type != FG_F32) {
+    if (row->is_float && tensor->type != FG_F32) {
         return fg_fail(err, FG_BAD_INPUT, "tensor '%s' has type %s, expected f32", name,
                        fg_dtype_name(tensor->type));
     }

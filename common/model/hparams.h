@@ -10,6 +10,9 @@
 #include "common/base/status.h"
 #include "common/model/weights.h"
 
+/* More than published models have; kernels/ops.h says the same. */
+enum { FG_HPARAMS_EXPERTS_MAX = 1024, FG_HPARAMS_EXPERTS_USED_MAX = 32 };
+
 /* A context that is longer than the one that a model was first trained for: what turns slower, and by how much longer
  * rotated vectors become. */
 typedef struct fg_rope_scaling {
@@ -28,7 +31,7 @@ typedef struct fg_hparams {
     uint32_t head_count;
     uint32_t kv_head_count;
     uint32_t head_dim;
-    uint32_t ffn_length;
+    uint32_t ffn_length; /* of an expert, where there are experts */
     uint32_t vocab_size;
     uint32_t context_length; /* tokens the model was trained for */
     uint32_t rope_dims;      /* leading dims of a head that are rotated */
@@ -49,9 +52,16 @@ typedef struct fg_hparams {
     /* `granite` and `gemma`; elsewhere 1, 1 / sqrt(head_dim), 1. Where what a layer adds is scaled, the stream that it is added to is kept
      * divided by that scale: embedding_scale and norm_epsilon are that stream's. */
     float embedding_scale, attention_scale, logit_scale;
-    bool tied_output;        /* no output.weight: the embedding is the head */
-    const float *rope_freqs; /* rope_dims/2 divisors inside the mapping, or NULL */
-    uint32_t kv_dtype;       /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
+    /* Mixtures of experts; 0: each row passes the one feed-forward. */
+    uint32_t expert_count, expert_used_count;
+    bool
+        expert_weights_normalised; /* those of a row's experts add up to 1, before they are scaled */
+    float expert_weights_scale;
+    uint32_t shared_ffn_length; /* of an expert that all rows pass as well; 0: there is none */
+    bool shared_gate;           /* `qwen2moe`: how much of it a row takes is a sigmoid of its own */
+    bool tied_output;           /* no output.weight: the embedding is the head */
+    const float *rope_freqs;    /* rope_dims/2 divisors inside the mapping, or NULL */
+    uint32_t kv_dtype; /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
 
 /* What a layer's rows see (fg_hparams.window). */
@@ -66,6 +76,8 @@ static inline bool fg_hparams_is_turned(const fg_hparams *hparams, uint32_t laye
     uint32_t period = hparams->unturned_period;
     return period == 0 || (layer + 1) % period != 0;
 }
+/* So many rows of ffn_length hold what a row becomes within its feed-forward. */
+uint32_t fg_hparams_hidden_rows(const fg_hparams *hparams);
 
 /* Reads and checks the metadata and every tensor's presence, type and shape for the architecture.
  * FG_BAD_INPUT names the key or tensor that does not fit. */

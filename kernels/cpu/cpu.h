@@ -174,6 +174,12 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
                       const fg_activations *in, uint32_t rows);
 void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *gated, const fg_activations *in,
                      uint32_t rows);
+void fg_cpu_op_choose_experts(fg_device_stream *stream, const fg_choose_experts *args,
+                              uint32_t rows);
+void fg_cpu_op_gated_experts(fg_device_stream *stream, const fg_gated_experts *args,
+                             const fg_activations *in, uint32_t rows);
+void fg_cpu_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
+                           const fg_activations *in, uint32_t rows);
 void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const fg_activations *in,
                        uint32_t rows, uint32_t *choices, float *tops);
 void fg_cpu_op_embed(fg_device_stream *stream, const fg_matrix *table, const uint32_t *tokens,

@@ -13,8 +13,9 @@ void fg_op_clock_set(fg_op_clock *clock)
 
 const char *fg_op_kind_name(fg_op_kind kind)
 {
-    static const char *const names[] = { "embed",     "norm",        "linear",  "rope and store",
-                                         "attention", "gate and up", "quantize" };
+    static const char *const names[] = { "embed",          "norm",           "linear",
+                                         "rope and store", "attention",      "gate and up",
+                                         "quantize",       "choose experts", "down of experts" };
     return names[kind];
 }
 

@@ -16,6 +16,8 @@ typedef enum fg_op_kind {
     FG_OP_KIND_ATTEND,
     FG_OP_KIND_GATED,
     FG_OP_KIND_QUANTIZE,
+    FG_OP_KIND_CHOOSE,
+    FG_OP_KIND_ADD,
     FG_OP_KIND_COUNT
 } fg_op_kind;
 

@@ -7,6 +7,7 @@
 #include "common/base/highest.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/op_clock.h"
+#include "kernels/cpu/ops_linear.h"
 
 uint32_t fg_cpu_op_linear_form(uint32_t type)
 {
@@ -39,8 +40,7 @@ static fg_activations read_forms(const fg_device *device, const fg_activations *
     return a;
 }
 
-/* Tiles begin with whole tiles: other rows are read without. */
-static fg_activations activations_from(const fg_activations *a, uint32_t row)
+fg_activations fg_cpu_activations_from(const fg_activations *a, uint32_t row)
 {
     size_t at = (size_t)row * a->columns;
     size_t pair = (size_t)row * fg_pair_stride(a->columns);
@@ -68,7 +68,7 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
     }
     fg_linear linear = job->linears[index];
     linear.out += (size_t)row * linear.out_stride;
-    fg_activations in = activations_from(&job->in, row);
+    fg_activations in = fg_cpu_activations_from(&job->in, row);
     uint32_t first = (piece - job->first_piece[index]) * job->panels_per_piece;
     uint32_t left = fg_panel_count(linear.weight.outputs) - first;
     job->kernels->linear(&linear, &in, rows, first,
@@ -94,13 +94,12 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
     }
 }
 
-enum { TILE = 8, TILES = 24, WHOLE_TILES = 48, PANELS_TOGETHER = 8 };
+enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
 
-/* As many rows as stay in a core's second-level cache while panel after panel passes them, in blocks that are
- * about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
+/* Blocks are about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
  * (fg_quant_tile). Pairs and tiles are walked in slices, which leave less room to others. BF16 weights are large: read
  * again for every block, they want tall ones. */
-static uint32_t rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
+uint32_t fg_cpu_rows_per_block(const fg_device *device, uint32_t form, uint32_t columns,
                                uint32_t rows, uint32_t most)
 {
     bool tiles = reads_tiles(device, form);
@@ -132,12 +131,11 @@ static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t 
 static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations *in, uint32_t rows,
                                  uint32_t panels, uint32_t together, uint32_t members)
 {
-    enum { PIECE_BYTES = 48 * 1024, PIECE_MACS = 6 * 1000 * 1000 };
     size_t panel_bytes = fg_panel_bytes(linears[0].weight.type, in->columns);
     uint64_t most = 4 * (uint64_t)members;
-    uint64_t pieces = panels * panel_bytes / PIECE_BYTES;
+    uint64_t pieces = panels * panel_bytes / FG_CPU_PIECE_BYTES;
     pieces = pieces > most ? most : pieces < members ? members : pieces;
-    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / PIECE_MACS;
+    uint64_t by_macs = (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows / FG_CPU_PIECE_MACS;
     if (by_macs > most && by_macs > panels / together) {
         by_macs = panels / together > most ? panels / together : most;
     }
@@ -148,8 +146,7 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
-/* Work of so many multiplications, in pieces: too little to call the team for is done here. */
-static void share(fg_device_stream *stream, uint64_t macs, uint32_t pieces, fg_team_piece_fn fn,
+void fg_cpu_share(fg_device_stream *stream, uint64_t macs, uint32_t pieces, fg_team_piece_fn fn,
                   void *job)
 {
     stream->sequence++;
@@ -180,7 +177,7 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
                        .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
     uint32_t cached = cached_columns(stream->device, form, in->columns);
-    job.rows_per_block = rows_per_block(stream->device, form, cached, rows, rows);
+    job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, cached, rows, rows);
     job.panels_per_piece =
         panels_per_piece(linears, in, job.rows_per_block, panels,
                          cached < in->columns ? PANELS_TOGETHER : 1, fg_team_size(team));
@@ -190,8 +187,8 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
         job.pieces_per_block += (count + job.panels_per_piece - 1) / job.panels_per_piece;
     }
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
-    share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, linear_piece,
-          &job);
+    fg_cpu_share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces,
+                 linear_piece, &job);
     fg_op_clock_end(FG_OP_KIND_LINEAR, began_ns);
 }
 
@@ -208,20 +205,24 @@ typedef struct gated_job {
     uint32_t panels_per_piece;
 } gated_job;
 
-/* Two panels are a group of what the next product reads; so many rows of both have room, in whole tiles. */
-enum { GATED_PANELS = FG_QUANT_GROUP / FG_PANEL_OUTPUTS };
-enum { GATED_ROWS_MOST = FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / WHOLE_TILES * WHOLE_TILES };
+fg_panels fg_cpu_panels_from(const fg_panels *weight, uint32_t first, uint32_t count)
+{
+    uint32_t panel = first / FG_PANEL_OUTPUTS;
+    fg_panels part = *weight;
+    part.data =
+        (const uint8_t *)weight->data + panel * fg_panel_bytes(weight->type, weight->columns);
+    part.outputs = count;
+    return part;
+}
 
-/* Outputs `first` and on of a product, to `out`. */
-static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight,
+void fg_cpu_multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight,
                           const fg_activations *in, uint32_t rows, uint32_t first, uint32_t count,
                           float *out)
 {
-    uint32_t panel = first / FG_PANEL_OUTPUTS;
-    fg_linear linear = { .weight = *weight, .out = out, .out_stride = count, .out_is_near = true };
-    linear.weight.data =
-        (const uint8_t *)weight->data + panel * fg_panel_bytes(weight->type, weight->columns);
-    linear.weight.outputs = count;
+    fg_linear linear = { .weight = fg_cpu_panels_from(weight, first, count),
+                         .out = out,
+                         .out_stride = count,
+                         .out_is_near = true };
     kernels->linear(&linear, in, rows, 0, fg_panel_count(count));
 }
 
@@ -229,14 +230,22 @@ static void multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight
 enum { ROWS_AT_ONCE = FG_TILE_ROWS };
 
 /* What follows both products of some rows, which `gate` holds. */
-static void end_gated(const fg_cpu_kernels *kernels, const fg_gated *gated, const float *up,
-                      float *gate, const fg_cpu_part *part)
+static void end_gated(const fg_cpu_gated_rows *rows_of, const float *up, float *gate,
+                      const fg_cpu_part *part)
 {
+    const fg_gated *gated = rows_of->gated;
+    const fg_cpu_kernels *kernels = rows_of->device->kernels;
     size_t count = (size_t)part->rows * part->columns;
     if (gated->kind == FG_GATE_GELU) {
         kernels->geglu(gate, up, count, gate);
     } else {
         kernels->swiglu(gate, up, count, gate);
+    }
+    for (uint32_t i = 0; i < part->rows && rows_of->weights != NULL; i++) {
+        float weight = rows_of->weights[part->row - rows_of->row + i];
+        for (uint32_t c = 0; c < part->columns; c++) {
+            gate[i * part->stride + c] *= weight;
+        }
     }
     fg_cpu_prepare(kernels, &gated->out, gated->forms, part);
     if (gated->forms != 0) {
@@ -248,25 +257,35 @@ static void end_gated(const fg_cpu_kernels *kernels, const fg_gated *gated, cons
     }
 }
 
-/* Columns `first` and on of some rows of the result, by way of the member's scratch. */
-static void gated_part(const gated_job *job, uint32_t row, uint32_t rows, uint32_t first,
-                       uint32_t count, float *scratch)
+/* Columns `first` and on, by way of the member's scratch. */
+static void gated_part(const fg_cpu_gated_rows *rows_of, uint32_t first, uint32_t count,
+                       float *scratch)
 {
-    const fg_gated *gated = job->gated;
-    const fg_cpu_kernels *kernels = job->device->kernels;
-    fg_activations in = activations_from(&job->in, row);
+    const fg_gated *gated = rows_of->gated;
+    const fg_cpu_kernels *kernels = rows_of->device->kernels;
+    uint32_t rows = rows_of->rows;
     float *gate = scratch;
     float *up = scratch + (size_t)rows * count;
-    multiply_part(kernels, &gated->gate, &in, rows, first, count, gate);
-    multiply_part(kernels, &gated->up, &in, rows, first, count, up);
+    fg_cpu_multiply_part(kernels, &gated->gate, &rows_of->in, rows, first, count, gate);
+    fg_cpu_multiply_part(kernels, &gated->up, &rows_of->in, rows, first, count, up);
     for (uint32_t done = 0; done < rows; done += ROWS_AT_ONCE) {
         fg_cpu_part part = { .values = gate + (size_t)done * count,
                              .stride = count,
-                             .row = row + done,
+                             .row = rows_of->row + done,
                              .rows = rows - done < ROWS_AT_ONCE ? rows - done : ROWS_AT_ONCE,
                              .column = first,
                              .columns = count };
-        end_gated(kernels, gated, up + (size_t)done * count, gate + (size_t)done * count, &part);
+        end_gated(rows_of, up + (size_t)done * count, gate + (size_t)done * count, &part);
+    }
+}
+
+void fg_cpu_gated_columns(const fg_cpu_gated_rows *rows_of, uint32_t first, uint32_t end,
+                          uint32_t member)
+{
+    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows_of->rows) / FG_QUANT_GROUP * FG_QUANT_GROUP;
+    float *scratch = rows_of->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
+    for (; first < end; first += most) {
+        gated_part(rows_of, first, end - first < most ? end - first : most, scratch);
     }
 }
 
@@ -278,12 +297,13 @@ static void gated_piece(void *ctx, uint32_t piece, uint32_t member)
     uint32_t columns = job->gated->out.columns;
     uint32_t per_piece = job->panels_per_piece * FG_PANEL_OUTPUTS;
     uint32_t first = piece % job->pieces_per_block * per_piece;
-    uint32_t end = columns - first < per_piece ? columns : first + per_piece;
-    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows) / FG_QUANT_GROUP * FG_QUANT_GROUP;
-    float *scratch = job->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
-    for (; first < end; first += most) {
-        gated_part(job, row, rows, first, end - first < most ? end - first : most, scratch);
-    }
+    fg_cpu_gated_rows rows_of = { .device = job->device,
+                                  .gated = job->gated,
+                                  .in = fg_cpu_activations_from(&job->in, row),
+                                  .row = row,
+                                  .rows = rows };
+    fg_cpu_gated_columns(&rows_of, first, columns - first < per_piece ? columns : first + per_piece,
+                         member);
 }
 
 void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_activations *in,
@@ -302,13 +322,16 @@ void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_ac
                       .in = read_forms(stream->device, in, rows),
                       .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(gated->gate.type);
-    job.rows_per_block = rows_per_block(stream->device, form, in->columns, rows, GATED_ROWS_MOST);
+    job.rows_per_block =
+        fg_cpu_rows_per_block(stream->device, form, in->columns, rows, FG_CPU_GATED_ROWS_MOST);
     uint32_t of_both =
         panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
-    job.panels_per_piece = (of_both / 2 + GATED_PANELS - 1) / GATED_PANELS * GATED_PANELS;
+    job.panels_per_piece =
+        (of_both / 2 + FG_CPU_GATED_PANELS - 1) / FG_CPU_GATED_PANELS * FG_CPU_GATED_PANELS;
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
-    share(stream, 2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, gated_piece, &job);
+    fg_cpu_share(stream, 2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, gated_piece,
+                 &job);
     fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
 }
 
@@ -356,8 +379,8 @@ static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
     uint32_t end = first + (left < per_piece ? left : per_piece);
     for (; first < end; first += most) {
         uint32_t count = end - first < most ? end - first : most;
-        multiply_part(job->device->kernels, job->weight, &job->in, job->rows, first, count,
-                      products);
+        fg_cpu_multiply_part(job->device->kernels, job->weight, &job->in, job->rows, first, count,
+                             products);
         for (uint32_t row = 0; row < job->rows; row++) {
             const float *outputs = products + (size_t)row * count;
             float value = fg_highest(outputs, count);
@@ -391,8 +414,8 @@ void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const 
         }
     }
     uint32_t pieces = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
-    share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, highest_piece,
-          &job);
+    fg_cpu_share(stream, (uint64_t)panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces,
+                 highest_piece, &job);
     highest_seen *all = seen_of(stream->device, 0);
     for (uint32_t row = 0; row < rows; row++) {
         for (uint32_t member = 1; member < members; member++) {

@@ -8,10 +8,11 @@ import numpy as np
 from _forge import find_tool
 
 STEPS = 64
-# Of make-gguf: float models that show each way to stretch positions, fused matrices, granite's scales, windows, GELU gates
-# and layers without positions.
+# Of make-gguf: float models that mix experts, and others that show each way to stretch positions, fused matrices,
+# granite's scales, windows, GELU gates and layers without positions.
+MIXTURES = ("tiny-moe", "tiny-mixtral", "tiny-granitemoe", "tiny-qwen2moe")
 TINY_SHAPES = ("tiny-linear", "tiny-yarn", "tiny-phi4", "tiny-longrope", "tiny-shortrope", "tiny-granite", "tiny-gemma",
-               "tiny-gemma3", "tiny-smollm3")
+               "tiny-gemma3", "tiny-smollm3") + MIXTURES
 
 
 def forge_logits(suite, model_path, prompts, steps=STEPS, kv="f16", device=None):

@@ -38,7 +38,7 @@ REAL_SHAPES = ["batch", "chunk 7", "2 threads", "1P+1D shm", "2P+2D zero-copy", 
 # ones there show that biases, norms of heads, turns and scales have the same bits everywhere; ranks cut rows out of tensors that
 # hold several matrices.
 RANDOM = ["qwen2.5-0.5b", "qwen3-0.6b", "tiny-longrope", "tiny-phi4", "tiny-granite", "tiny-yarn", "tiny-gemma3",
-          "tiny-smollm3"]
+          "tiny-smollm3", "tiny-moe", "tiny-mixtral", "tiny-granitemoe", "tiny-qwen2moe"]
 RANDOM_SHAPES = [s for s in SHAPES if s[0] in ("batch", "chunk 7", "2 threads", "2P+2D tcp")] + [
     ("1P+1D shm, prefill with plain kernels",
      dict(prefill=1, decode=1, transport="shm", role_flags={"prefill": ["--cpu-isa", "plain"]})),

@@ -424,10 +424,12 @@ static uint32_t add_spm_vocab(fg_gguf_builder *builder)
     return v.count;
 }
 
-static void add_matrix(fg_gguf_builder *builder, const char *name, uint32_t type, uint64_t columns,
-                       uint64_t rows)
+/* `experts` matrices in one tensor; 0: one. */
+static void add_matrices(fg_gguf_builder *builder, const char *name, uint32_t type,
+                         uint64_t columns, uint64_t rows, uint64_t experts)
 {
-    uint64_t count = columns * rows, dims[2] = { columns, rows };
+    uint64_t dims[3] = { columns, rows, experts };
+    uint64_t count = columns * rows * (experts > 0 ? experts : 1);
     size_t size_bytes = count / fg_dtype_block_count(type) * fg_dtype_block_bytes(type);
     void *data = fg_mem_alloc(size_bytes);
     FG_ASSERT(data != NULL, "out of memory");
@@ -437,8 +439,14 @@ static void add_matrix(fg_gguf_builder *builder, const char *name, uint32_t type
         scale = 1.7f / (float)(c + 1);
     }
     fg_gguf_fill_random(type, data, count, scale, &builder->rng);
-    fg_gguf_add_tensor(builder, name, type, 2, dims, data);
+    fg_gguf_add_tensor(builder, name, type, experts > 0 ? 3 : 2, dims, data);
     fg_mem_free(data);
+}
+
+static void add_matrix(fg_gguf_builder *builder, const char *name, uint32_t type, uint64_t columns,
+                       uint64_t rows)
+{
+    add_matrices(builder, name, type, columns, rows, 0);
 }
 
 static void add_vector(fg_gguf_builder *builder, const char *name, uint64_t count, float low,
@@ -453,6 +461,28 @@ static void add_vector(fg_gguf_builder *builder, const char *name, uint64_t coun
     fg_mem_free(data);
 }
 
+static const struct {
+    const char *name;
+    bool biases, head_norms, fused, scales;
+    uint32_t experts, used;
+    bool shared;
+} architectures[] = {
+    [FG_TINY_LLAMA] = { .name = "llama" },
+    [FG_TINY_QWEN2] = { .name = "qwen2", .biases = true },
+    [FG_TINY_QWEN3] = { .name = "qwen3", .head_norms = true },
+    [FG_TINY_PHI3] = { .name = "phi3", .fused = true },
+    [FG_TINY_GRANITE] = { .name = "granite", .scales = true },
+    [FG_TINY_GEMMA3] = { .name = "gemma3", .head_norms = true },
+    [FG_TINY_QWEN3MOE] = { .name = "qwen3moe", .head_norms = true, .experts = 8, .used = 3 },
+    [FG_TINY_MIXTRAL] = { .name = "llama", .experts = 4, .used = 2 },
+    [FG_TINY_GRANITEMOE] = { .name = "granitemoe", .scales = true, .experts = 8, .used = 3 },
+    [FG_TINY_QWEN2MOE] = { .name = "qwen2moe",
+                           .biases = true,
+                           .experts = 6,
+                           .used = 2,
+                           .shared = true },
+};
+
 static void fill_defaults(fg_tiny_llama *o)
 {
     bool is_k = fg_dtype_block_count(o->weight_type) == 256;
@@ -465,24 +495,48 @@ static void fill_defaults(fg_tiny_llama *o)
     o->context_length = o->context_length != 0 ? o->context_length : 512;
 }
 
+/* Of the expert for all rows; 0: there is none. Whole blocks of K types. */
+static uint32_t shared_length(const fg_tiny_llama *o)
+{
+    uint32_t block = fg_dtype_block_count(o->weight_type);
+    uint32_t half = o->ffn_length / 2;
+    return architectures[o->arch].shared ? 2 * o->ffn_length + (half % block == 0 ? half : block)
+                                         : 0;
+}
+
 static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t layer)
 {
     uint32_t embed = o->embedding_length, ffn = o->ffn_length, type = o->weight_type;
     uint32_t q = o->head_count * o->head_dim, kv = o->kv_head_count * o->head_dim;
-    bool fused = o->arch == FG_TINY_PHI3;
-    bool has_head_norms = o->arch == FG_TINY_QWEN3 || o->arch == FG_TINY_GEMMA3;
+    bool fused = architectures[o->arch].fused;
+    uint32_t experts = architectures[o->arch].experts, shared = shared_length(o);
+    uint32_t q_bias = architectures[o->arch].biases ? q : 0,
+             kv_bias = architectures[o->arch].biases ? kv : 0,
+             norm = architectures[o->arch].head_norms ? o->head_dim : 0,
+             post_norm = o->arch == FG_TINY_GEMMA3 ? embed : 0;
     const struct {
         const char *name;
         uint32_t columns, rows; /* rows 0: not in this architecture */
+        uint32_t experts;
     } matrices[] = {
-        { "attn_q", embed, fused ? 0 : q },
-        { "attn_k", embed, fused ? 0 : kv },
-        { "attn_v", embed, fused ? 0 : kv },
-        { "attn_qkv", embed, fused ? q + 2 * kv : 0 },
-        { "attn_output", q, embed },
-        { "ffn_gate", embed, fused ? 0 : ffn },
-        { "ffn_up", embed, fused ? 2 * ffn : ffn },
-        { "ffn_down", ffn, embed },
+        { "attn_q", embed, fused ? 0 : q, 0 },
+        { "attn_k", embed, fused ? 0 : kv, 0 },
+        { "attn_v", embed, fused ? 0 : kv, 0 },
+        { "attn_qkv", embed, fused ? q + 2 * kv : 0, 0 },
+        { "attn_output", q, embed, 0 },
+        { "ffn_gate", embed, fused || experts > 0 ? 0 : ffn, 0 },
+        { "ffn_up", embed,
+          experts > 0 ? 0
+          : fused     ? 2 * ffn
+                      : ffn,
+          0 },
+        { "ffn_down", ffn, experts > 0 ? 0 : embed, 0 },
+        { "ffn_gate_exps", embed, experts > 0 ? ffn : 0, experts },
+        { "ffn_up_exps", embed, experts > 0 ? ffn : 0, experts },
+        { "ffn_down_exps", ffn, experts > 0 ? embed : 0, experts },
+        { "ffn_gate_shexp", embed, shared, 0 },
+        { "ffn_up_shexp", embed, shared, 0 },
+        { "ffn_down_shexp", shared, shared > 0 ? embed : 0, 0 },
     };
     const struct {
         const char *name;
@@ -491,13 +545,14 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
     } vectors[] = {
         { "attn_norm.weight", embed, 0.9f, 1.1f },
         { "ffn_norm.weight", embed, 0.9f, 1.1f },
-        { "attn_q.bias", o->arch == FG_TINY_QWEN2 ? q : 0, -1.0f, 1.0f },
-        { "attn_k.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -4.0f, 4.0f },
-        { "attn_v.bias", o->arch == FG_TINY_QWEN2 ? kv : 0, -0.5f, 0.5f },
-        { "attn_q_norm.weight", has_head_norms ? o->head_dim : 0, 0.5f, 2.0f },
-        { "attn_k_norm.weight", has_head_norms ? o->head_dim : 0, 0.5f, 2.0f },
-        { "post_attention_norm.weight", o->arch == FG_TINY_GEMMA3 ? embed : 0, 0.2f, 1.0f },
-        { "post_ffw_norm.weight", o->arch == FG_TINY_GEMMA3 ? embed : 0, 0.2f, 1.0f },
+        { "attn_q.bias", q_bias, -1.0f, 1.0f },
+        { "attn_k.bias", kv_bias, -4.0f, 4.0f },
+        { "attn_v.bias", kv_bias, -0.5f, 0.5f },
+        { "attn_q_norm.weight", norm, 0.5f, 2.0f },
+        { "attn_k_norm.weight", norm, 0.5f, 2.0f },
+        { "post_attention_norm.weight", post_norm, 0.2f, 1.0f },
+        { "post_ffw_norm.weight", post_norm, 0.2f, 1.0f },
+        { "ffn_gate_inp_shexp.weight", shared > 0 ? embed : 0, -0.25f, 0.25f },
     };
     char name[64];
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
@@ -509,16 +564,21 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i].rows > 0) {
             snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
-            add_matrix(builder, name, type, matrices[i].columns, matrices[i].rows);
+            add_matrices(builder, name, type, matrices[i].columns, matrices[i].rows,
+                         matrices[i].experts);
         }
+    }
+    if (experts > 0) {
+        snprintf(name, sizeof name, "blk.%u.ffn_gate_inp.weight", layer);
+        add_matrix(builder, name, FG_F32, embed, experts);
     }
 }
 
 /* The numbers, under the architecture's own keys. */
 static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
 {
-    static const char *const names[] = { "llama", "qwen2", "qwen3", "phi3", "granite", "gemma3" };
-    const char *arch = names[o->arch];
+    const char *arch = architectures[o->arch].name;
+    uint32_t experts = architectures[o->arch].experts;
     const struct {
         const char *name;
         uint32_t value;
@@ -532,6 +592,10 @@ static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
         { "attention.key_length", o->head_dim },
         { "attention.value_length", o->head_dim },
         { "rope.dimension_count", o->head_dim },
+        { "expert_count", experts },
+        { "expert_used_count", architectures[o->arch].used },
+        { "expert_feed_forward_length", experts > 0 ? o->ffn_length : 0 },
+        { "expert_shared_feed_forward_length", shared_length(o) },
     };
     char text[64];
     snprintf(text, sizeof text, "tiny random %s", arch);
@@ -539,17 +603,26 @@ static void add_numbers(fg_gguf_builder *builder, const fg_tiny_llama *o)
     fg_gguf_add_string(builder, "general.name", text);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         snprintf(text, sizeof text, "%s.%s", arch, numbers[i].name);
-        fg_gguf_add_u32(builder, text, numbers[i].value);
+        if (numbers[i].value > 0) {
+            fg_gguf_add_u32(builder, text, numbers[i].value);
+        }
     }
     snprintf(text, sizeof text, "%s.attention.layer_norm_rms_epsilon", arch);
     fg_gguf_add_f32(builder, text, 1e-5f);
     snprintf(text, sizeof text, "%s.rope.freq_base", arch);
     fg_gguf_add_f32(builder, text, 10000.0f);
-    if (o->arch == FG_TINY_GRANITE) {
-        fg_gguf_add_f32(builder, "granite.embedding_scale", 12.0f);
-        fg_gguf_add_f32(builder, "granite.residual_scale", 0.22f);
-        fg_gguf_add_f32(builder, "granite.attention.scale", 0.125f);
-        fg_gguf_add_f32(builder, "granite.logit_scale", 8.0f);
+    if (architectures[o->arch].scales) {
+        static const struct {
+            const char *name;
+            float value;
+        } scales[] = { { "embedding_scale", 12.0f },
+                       { "residual_scale", 0.22f },
+                       { "attention.scale", 0.125f },
+                       { "logit_scale", 8.0f } };
+        for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+            snprintf(text, sizeof text, "%s.%s", arch, scales[i].name);
+            fg_gguf_add_f32(builder, text, scales[i].value);
+        }
     } else if (o->arch == FG_TINY_PHI3) {
         fg_gguf_add_u32(builder, "phi3.rope.scaling.original_context_length", 64);
         fg_gguf_add_f32(builder, "phi3.rope.scaling.attn_factor", 1.25f);

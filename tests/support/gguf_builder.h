@@ -71,7 +71,11 @@ typedef enum fg_tiny_arch {
     FG_TINY_QWEN3,
     FG_TINY_PHI3,
     FG_TINY_GRANITE,
-    FG_TINY_GEMMA3, /* every other layer sees a window of 24 slots */
+    FG_TINY_GEMMA3,   /* every other layer sees a window of 24 slots */
+    FG_TINY_QWEN3MOE, /* 8 experts, 3 of them for a row */
+    FG_TINY_MIXTRAL,  /* llama with 4 experts, 2 of them for a row */
+    FG_TINY_GRANITEMOE,
+    FG_TINY_QWEN2MOE, /* and one more for all rows, longer than a row's others together */
 } fg_tiny_arch;
 
 /* A model. Zero means: llama, 2 layers, 64 wide, 4 heads on 2 KV heads of 16, ffn 128, context 512; for
@@ -86,7 +90,7 @@ typedef struct fg_tiny_llama {
     uint32_t head_count;
     uint32_t kv_head_count;
     uint32_t head_dim;
-    uint32_t ffn_length;
+    uint32_t ffn_length; /* of experts, each one's */
     uint32_t context_length;
     bool separate_output; /* output.weight; else the embedding is the head */
     bool rope_freqs;

@@ -29,7 +29,10 @@ typedef enum architecture {
     GRANITE,
     GEMMA,
     GEMMA3,
-    SMOLLM3
+    SMOLLM3,
+    QWEN3MOE,
+    GRANITEMOE,
+    QWEN2MOE
 } architecture;
 
 static const struct {
@@ -47,6 +50,9 @@ static const struct {
     [GEMMA] = { "gemma", "gpt-2", 11, true, false },
     [GEMMA3] = { "gemma3", "gpt-2", 11, true, false },
     [SMOLLM3] = { "smollm3", "llama-bpe", 9, false, true },
+    [QWEN3MOE] = { "qwen3moe", "qwen2", 11, true, false },
+    [GRANITEMOE] = { "granitemoe", "gpt-2", 11, false, true },
+    [QWEN2MOE] = { "qwen2moe", "qwen2", 11, false, false },
 };
 
 typedef struct shape {
@@ -61,6 +67,9 @@ typedef struct shape {
     uint32_t original;
     float factor, attention_factor; /* 0: not written */
     uint32_t window;                /* 0: not written */
+    uint32_t experts, used;         /* 0: none */
+    uint32_t expert_ffn;            /* 0: ffn is an expert's */
+    uint32_t shared_ffn;            /* of an expert for all rows; 0: there is none */
 } shape;
 
 /* What an architecture does to positions and sums shows in two small layers as well. */
@@ -87,6 +96,8 @@ static const shape shapes[] = {
       .rope_freqs = false },
     { "gemma3-270m", GEMMA3, 18, 640, 2048, 4, 1, 256, 262144, 32768, 1e6f, 1e-6f, .window = 512 },
     { "gemma3-1b", GEMMA3, 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6f, 1e-6f, .window = 512 },
+    { "qwen3-30b-a3b", QWEN3MOE, 48, 2048, 6144, 32, 4, 128, 151936, 40960, 1e6f, 1e-6f,
+      .experts = 128, .used = 8, .expert_ffn = 768 },
     { .name = "tiny-linear",
       TINY_SIZES(LLAMA, 64),
       .scaling = "linear",
@@ -119,6 +130,19 @@ static const shape shapes[] = {
       .factor = 8.0f },
     { .name = "tiny-smollm3", TINY_LAYERS(SMOLLM3, 64, 5) },
     { .name = "tiny-phi3-window", TINY_SIZES(PHI3, 96), .window = 37 },
+    { .name = "tiny-moe", TINY_SIZES(QWEN3MOE, 64), .experts = 16, .used = 4, .expert_ffn = 256 },
+    { .name = "tiny-mixtral", TINY_SIZES(LLAMA, 64), .experts = 4, .used = 2 },
+    { .name = "tiny-granitemoe",
+      TINY_SIZES(GRANITEMOE, 64),
+      .experts = 8,
+      .used = 3,
+      .shared_ffn = 768 },
+    { .name = "tiny-qwen2moe",
+      TINY_SIZES(QWEN2MOE, 64),
+      .experts = 8,
+      .used = 3,
+      .expert_ffn = 256,
+      .shared_ffn = 1024 },
 };
 
 /* `most` of the matrices, `more` of those that a mix treats better, `head` of the embedding. */
@@ -137,12 +161,13 @@ static const mix mixes[] = {
     { "f32", FG_F32, FG_F32, FG_F32, 0 },
 };
 
-enum { SPECIAL_COUNT = 256, TENSORS_MAX = 3 + 12 * 128, CHUNK = 1 << 20 };
+enum { SPECIAL_COUNT = 256, TENSORS_MAX = 3 + 19 * 128, CHUNK = 1 << 20 };
 
 typedef struct tensor {
     char name[64];
     uint32_t type;
     uint32_t columns, rows; /* rows 0: a vector */
+    uint32_t experts;       /* that have such a matrix each; 0: there is one */
     float low, high;        /* what a vector holds */
 } tensor;
 
@@ -172,7 +197,8 @@ static bool has_more_bits(uint32_t layer, uint32_t layers)
     return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+static tensor *want_many(making *m, const char *name, uint32_t type, uint32_t columns,
+                         uint32_t rows, uint32_t experts)
 {
     FG_ASSERT(m->tensor_count < TENSORS_MAX, "too many tensors");
     tensor *t = &m->tensors[m->tensor_count++];
@@ -180,9 +206,19 @@ static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns
     t->type = fitting(type, columns);
     t->columns = columns;
     t->rows = rows;
-    uint64_t dims[2] = { columns, rows };
-    fg_gguf_announce_tensor(m->builder, t->name, t->type, rows == 0 ? 1 : 2, dims);
+    t->experts = experts;
+    uint64_t dims[3] = { columns, rows, experts };
+    fg_gguf_announce_tensor(m->builder, t->name, t->type,
+                            experts > 0 ? 3
+                            : rows == 0 ? 1
+                                        : 2,
+                            dims);
     return t;
+}
+
+static tensor *want(making *m, const char *name, uint32_t type, uint32_t columns, uint32_t rows)
+{
+    return want_many(m, name, type, columns, rows, 0);
 }
 
 static void want_vector(making *m, const char *name, uint32_t count, float low, float high)
@@ -192,6 +228,12 @@ static void want_vector(making *m, const char *name, uint32_t count, float low, 
     t->high = high;
 }
 
+/* 0: there are no experts. */
+static uint32_t expert_ffn_of(const shape *s)
+{
+    return s->experts == 0 ? 0 : s->expert_ffn > 0 ? s->expert_ffn : s->ffn;
+}
+
 static void want_matrices(making *m, uint32_t layer)
 {
     const shape *s = &m->shape;
@@ -199,24 +241,33 @@ static void want_matrices(making *m, uint32_t layer)
     uint32_t most = m->mix->most;
     uint32_t more = has_more_bits(layer, s->layers) ? m->mix->more : most;
     bool fused = s->arch == PHI3;
+    uint32_t ffn = s->experts > 0 ? 0 : s->ffn, expert_ffn = expert_ffn_of(s);
     const struct {
         const char *name;
         uint32_t type, columns, rows; /* rows 0: not of this architecture */
+        uint32_t experts;
     } list[] = {
-        { "ffn_down", more, s->ffn, s->embedding },
-        { "ffn_gate", most, s->embedding, fused ? 0 : s->ffn },
-        { "ffn_up", most, s->embedding, fused ? 2 * s->ffn : s->ffn },
-        { "attn_k", most, s->embedding, fused ? 0 : kv },
-        { "attn_output", most, q, s->embedding },
-        { "attn_q", most, s->embedding, fused ? 0 : q },
-        { "attn_v", more, s->embedding, fused ? 0 : kv },
-        { "attn_qkv", most, s->embedding, fused ? q + 2 * kv : 0 },
+        { "ffn_down", more, ffn, ffn > 0 ? s->embedding : 0, 0 },
+        { "ffn_gate", most, s->embedding, fused ? 0 : ffn, 0 },
+        { "ffn_up", most, s->embedding, fused ? 2 * ffn : ffn, 0 },
+        { "attn_k", most, s->embedding, fused ? 0 : kv, 0 },
+        { "attn_output", most, q, s->embedding, 0 },
+        { "attn_q", most, s->embedding, fused ? 0 : q, 0 },
+        { "attn_v", more, s->embedding, fused ? 0 : kv, 0 },
+        { "attn_qkv", most, s->embedding, fused ? q + 2 * kv : 0, 0 },
+        { "ffn_gate_inp", FG_F32, s->embedding, s->experts, 0 },
+        { "ffn_down_exps", more, expert_ffn, expert_ffn > 0 ? s->embedding : 0, s->experts },
+        { "ffn_gate_exps", most, s->embedding, expert_ffn, s->experts },
+        { "ffn_down_shexp", more, s->shared_ffn, s->shared_ffn > 0 ? s->embedding : 0, 0 },
+        { "ffn_gate_shexp", most, s->embedding, s->shared_ffn, 0 },
+        { "ffn_up_shexp", most, s->embedding, s->shared_ffn, 0 },
+        { "ffn_up_exps", most, s->embedding, expert_ffn, s->experts },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (list[i].rows > 0) {
             char name[64];
             snprintf(name, sizeof name, "blk.%u.%s.weight", layer, list[i].name);
-            want(m, name, list[i].type, list[i].columns, list[i].rows);
+            want_many(m, name, list[i].type, list[i].columns, list[i].rows, list[i].experts);
         }
     }
 }
@@ -224,9 +275,9 @@ static void want_matrices(making *m, uint32_t layer)
 static void want_vectors(making *m, uint32_t layer)
 {
     const shape *s = &m->shape;
-    uint32_t q = s->arch == QWEN2 ? s->heads * s->head_dim : 0;
-    uint32_t kv = s->arch == QWEN2 ? s->kv_heads * s->head_dim : 0;
-    uint32_t norm = s->arch == QWEN3 || s->arch == GEMMA3 ? s->head_dim : 0;
+    uint32_t q = s->arch == QWEN2 || s->arch == QWEN2MOE ? s->heads * s->head_dim : 0;
+    uint32_t kv = s->arch == QWEN2 || s->arch == QWEN2MOE ? s->kv_heads * s->head_dim : 0;
+    uint32_t norm = s->arch == QWEN3 || s->arch == QWEN3MOE || s->arch == GEMMA3 ? s->head_dim : 0;
     uint32_t post_norm = s->arch == GEMMA3 ? s->embedding : 0;
     const struct {
         const char *name;
@@ -242,6 +293,7 @@ static void want_vectors(making *m, uint32_t layer)
         { "attn_k_norm.weight", norm, 0.5f, 2.0f },
         { "post_attention_norm.weight", post_norm, 0.2f, 1.0f },
         { "post_ffw_norm.weight", post_norm, 0.2f, 1.0f },
+        { "ffn_gate_inp_shexp.weight", s->arch == QWEN2MOE ? s->embedding : 0, -0.25f, 0.25f },
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (list[i].count > 0) {
@@ -267,6 +319,9 @@ static void want_all(making *m)
     const shape *s = &m->shape;
     want_vector(m, "output_norm.weight", s->embedding, 0.9f, 1.1f);
     want(m, "token_embd.weight", m->mix->head, s->embedding, s->vocab);
+    if (s->arch == QWEN2MOE) { /* llama.cpp wants it */
+        want(m, "output.weight", m->mix->head, s->embedding, s->vocab);
+    }
     if (s->rope_freqs) {
         want_vector(m, "rope_freqs.weight", s->head_dim / 2, 0.9f, 1.1f);
     }
@@ -313,7 +368,7 @@ static void add_scaling(making *m)
     add_real(m, "rope.scaling.factor", s->factor);
     add_real(m, "rope.scaling.attn_factor", s->attention_factor);
     add_number(m, "rope.scaling.original_context_length", s->original);
-    if (s->arch == GRANITE) {
+    if (s->arch == GRANITE || s->arch == GRANITEMOE) {
         add_real(m, "embedding_scale", 12.0f);
         add_real(m, "residual_scale", 0.22f);
         add_real(m, "logit_scale", 8.0f);
@@ -347,6 +402,10 @@ static void add_hparams(making *m)
     add_number(m, "rope.dimension_count", says_rotated ? rotated_of(s) : 0);
     add_number(m, "vocab_size", says_rotated ? s->vocab : 0);
     add_number(m, "attention.sliding_window", s->window);
+    add_number(m, "expert_count", s->experts);
+    add_number(m, "expert_used_count", s->used);
+    add_number(m, "expert_feed_forward_length", s->expert_ffn);
+    add_number(m, "expert_shared_feed_forward_length", s->shared_ffn);
     add_scaling(m);
 }
 
@@ -467,6 +526,7 @@ static bool write_tensor(const tensor *t, uint64_t seed, void *buffer, FILE *out
     static const char zeros[32];
     fg_rng rng = { .state = fg_hash64(t->name, strlen(t->name), seed) };
     uint64_t left = (uint64_t)t->columns * (t->rows == 0 ? 1 : t->rows), written = 0;
+    left *= t->experts == 0 ? 1 : t->experts;
     while (left > 0) {
         uint64_t count = left < CHUNK ? left : CHUNK;
         if (t->rows == 0) {

@@ -62,11 +62,10 @@ Test(bench, statistics)
 }
 
 /* A model of 2 layers, 64 wide, 4 heads on 2 of 16, ffn 128. */
-static fg_bench_cost cost_of(uint32_t type, bool separate_output, double *vocab_out)
+static fg_bench_cost cost_of_model(const fg_tiny_llama *options, double *vocab_out)
 {
-    fg_tiny_llama options = { .weight_type = type, .separate_output = separate_output };
     size_t size_bytes;
-    void *bytes = fg_gguf_build_tiny_llama(&options, &size_bytes);
+    void *bytes = fg_gguf_build_tiny_llama(options, &size_bytes);
     fg_weights *weights;
     fg_hparams hparams;
     cr_assert_eq(fg_weights_open_memory(bytes, size_bytes, &weights, NULL), FG_OK);
@@ -76,6 +75,37 @@ static fg_bench_cost cost_of(uint32_t type, bool separate_output, double *vocab_
     fg_weights_close(weights);
     free(bytes);
     return cost;
+}
+
+static fg_bench_cost cost_of(uint32_t type, bool separate_output, double *vocab_out)
+{
+    fg_tiny_llama options = { .weight_type = type, .separate_output = separate_output };
+    return cost_of_model(&options, vocab_out);
+}
+
+/* 4 experts, 2 of them for a row. */
+Test(bench, of_experts_those_count_that_rows_go_to)
+{
+    const double experts = 2 * 4 * 3.0 * 64 * 128, routers = 2 * 64.0 * 4;
+    const double others = 2 * (2.0 * 64 * 64 + 2.0 * 64 * 32);
+    double vocab;
+    const fg_tiny_llama options = { .weight_type = FG_Q8_0, .arch = FG_TINY_MIXTRAL };
+    fg_bench_cost cost = cost_of_model(&options, &vocab);
+    cr_assert_eq(cost.layers.int8, others + experts / 2);
+    cr_assert_eq(cost.layers.floats, routers);
+    cr_assert_eq(cost.weight_bytes, (others + vocab * 64) / 32 * 34 + routers * 4);
+    cr_assert_eq(cost.expert_bytes, experts / 32 * 34);
+    const fg_bench_rates rates = { .int8 = 1e30, .floats = 1e30, .read = 1.0 };
+    static const struct {
+        double rows, steps, share;
+    } works[] = { { 1, 1, 0.5 }, { 2, 1, 0.75 }, { 30, 10, 0.875 }, { 4000, 1, 1 } };
+    for (size_t i = 0; i < sizeof works / sizeof works[0]; i++) {
+        const fg_bench_work work = { .rows = works[i].rows, .weight_reads = works[i].steps };
+        const char *probe;
+        double bytes = fg_bench_limit(&cost, &work, &rates, &probe) / works[i].steps;
+        double want = cost.weight_bytes + works[i].share * cost.expert_bytes;
+        cr_assert(fabs(bytes / want - 1) < 1e-6, "%g rows: %g, not %g", works[i].rows, bytes, want);
+    }
 }
 
 Test(bench, costs_count_each_weight_once)

@@ -138,6 +138,7 @@ Test(engine_alloc, steps_of_a_model_take_no_memory)
         { .seed = 9, .weight_type = FG_Q8_0 },
         { .seed = 9, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN2 },
         { .seed = 9, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN3 },
+        { .seed = 9, .weight_type = FG_Q8_0, .arch = FG_TINY_QWEN2MOE },
     };
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         size_t size_bytes;

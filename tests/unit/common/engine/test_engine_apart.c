@@ -508,7 +508,16 @@ Test(engine_apart, what_it_does_not_compute_is_refused)
         cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_BAD_INPUT, "%s", cases[i].name);
         cr_assert_not_null(strstr(err.text, cases[i].want), "%s: %s", cases[i].name, err.text);
     }
-    fg_runner_options options = options_of(bytes, size_bytes, "cuda");
+    const fg_tiny_llama mixture = { .seed = 31, .arch = FG_TINY_MIXTRAL };
+    size_t mixture_bytes;
+    void *of_experts = fg_gguf_build_tiny_llama(&mixture, &mixture_bytes);
+    fg_runner_options options = options_of(of_experts, mixture_bytes, "cuda");
+    cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_BAD_INPUT);
+    cr_assert_not_null(
+        strstr(err.text, "mixes 4 experts, which only the CPU computes: use --device cpu"), "%s",
+        err.text);
+    free(of_experts);
+    options = options_of(bytes, size_bytes, "cuda");
     options.kv_dtype = FG_DTYPE_AUTO;
     cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_OK, "%s", err.text);
     cr_assert_eq(runner.layout.dtype, FG_BF16);

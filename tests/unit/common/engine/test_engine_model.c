@@ -92,6 +92,14 @@ static const struct {
     { "gemma3, f32, int8 kv",
       { .seed = 14, .arch = FG_TINY_GEMMA3, .weight_type = FG_F32, .layer_count = 3 },
       FG_I8 },
+    { "qwen3moe, q4_k", { .seed = 13, .arch = FG_TINY_QWEN3MOE, .weight_type = FG_Q4_K }, FG_BF16 },
+    { "mixtral, bf16", { .seed = 14, .arch = FG_TINY_MIXTRAL, .weight_type = FG_BF16 }, FG_BF16 },
+    { "qwen2moe, q6_k", { .seed = 17, .arch = FG_TINY_QWEN2MOE, .weight_type = FG_Q6_K }, FG_BF16 },
+    { "qwen2moe, f16", { .seed = 18, .arch = FG_TINY_QWEN2MOE, .weight_type = FG_F16 }, FG_F16 },
+    { "mixtral, f16", { .seed = 15, .arch = FG_TINY_MIXTRAL, .weight_type = FG_F16 }, FG_F16 },
+    { "granitemoe, q5_1",
+      { .seed = 16, .arch = FG_TINY_GRANITEMOE, .weight_type = FG_Q5_1, .ffn_length = 96 },
+      FG_F16 },
 };
 enum { MODEL_COUNT = sizeof models / sizeof models[0], FIRST_QWEN2 = 6, FIRST_QWEN3 = 8 };
 
@@ -756,4 +764,40 @@ Test(engine_model, survives_every_failure_while_opening)
     cr_assert(fg_fault_each(open_and_close, &runner) >= 9);
     fg_runner_close(&runner);
     free(bytes);
+    int failures[2];
+    static const fg_tiny_llama two[2] = { { .seed = 9 }, { .seed = 9, .arch = FG_TINY_QWEN2MOE } };
+    for (int i = 0; i < 2; i++) {
+        size_t size_bytes;
+        bytes = fg_gguf_build_tiny_llama(&two[i], &size_bytes);
+        open_runner(&(fg_runner_options){ .bytes = bytes,
+                                          .size_bytes = size_bytes,
+                                          .context_max = CONTEXT,
+                                          .thread_count = 2 },
+                    &runner);
+        failures[i] = fg_fault_each(open_and_close, &runner);
+        fg_runner_close(&runner);
+        free(bytes);
+    }
+    cr_assert(failures[1] > failures[0], "experts have memory of their own");
+}
+
+Test(engine_model, refuses_experts_that_share_panels)
+{
+    static const fg_tiny_llama odd[] = {
+        { .arch = FG_TINY_MIXTRAL, .ffn_length = 72 },
+        { .arch = FG_TINY_QWEN3MOE, .embedding_length = 40 },
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        size_t size_bytes;
+        void *bytes = fg_gguf_build_tiny_llama(&odd[i], &size_bytes);
+        fg_runner runner;
+        fg_error err = { 0 };
+        fg_runner_options options = {
+            .bytes = bytes, .size_bytes = size_bytes, .context_max = CONTEXT, .thread_count = 1
+        };
+        cr_assert_eq(fg_runner_open(&options, &runner, &err), FG_BAD_INPUT);
+        cr_assert_not_null(strstr(err.text, "outputs are not supported (multiples of 16)"), "%s",
+                           err.text);
+        free(bytes);
+    }
 }

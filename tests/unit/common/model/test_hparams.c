@@ -190,7 +190,7 @@ static const change cases[] = {
     { "no architecture", "architecture' is missing", NONE_OF("general.architecture"), { 0 } },
     { "another architecture",
       "'gemma2' is not supported (supported: llama, qwen2, qwen3, phi3, granite, gemma, gemma3, "
-      "smollm3)",
+      "smollm3, qwen3moe, granitemoe, qwen2moe)",
       { { "general.architecture", TEXT, 0, "gemma2" } },
       { 0 } },
     { "llama4",
@@ -198,8 +198,8 @@ static const change cases[] = {
       { { "general.architecture", TEXT, 0, "llama4" } },
       { 0 } },
     { "experts of another architecture",
-      "'qwen2moe' is not supported",
-      { { "general.architecture", TEXT, 0, "qwen2moe" } },
+      "'deepseek2' is not supported",
+      { { "general.architecture", TEXT, 0, "deepseek2" } },
       { 0 } },
     { "the other's keys",
       "'qwen2.block_count' is missing",
@@ -334,7 +334,7 @@ static const change cases[] = {
       "not a whole number",
       { { "llama.attention.sliding_window", TEXT, 0, "9" } },
       { 0 } },
-    { "experts", "mixes 8 experts", WHOLE_OF("llama.expert_count", 8), { 0 } },
+    { "experts", "'llama.expert_used_count' is missing", WHOLE_OF("llama.expert_count", 8), { 0 } },
     { "vocabulary agrees", NULL, WHOLE_OF("llama.vocab_size", 8), { 0 } },
     { "vocabulary disagrees",
       "8 rows, but the vocabulary has 9",
@@ -893,9 +893,14 @@ Test(hparams, knows_what_architectures_differ_in)
                    { FG_TINY_QWEN3, "qwen3", false, false, true },
                    { FG_TINY_PHI3, "phi3", false, false, false },
                    { FG_TINY_GRANITE, "granite", true, false, false },
+                   { FG_TINY_QWEN3MOE, "qwen3moe", false, false, true },
+                   { FG_TINY_MIXTRAL, "llama", true, false, false },
+                   { FG_TINY_GRANITEMOE, "granitemoe", true, false, false },
+                   { FG_TINY_QWEN2MOE, "qwen2moe", false, true, false },
                    { FG_TINY_GEMMA3, "gemma3", false, false, true } };
-    fg_digest128 prints[6];
-    for (size_t i = 0; i < 6; i++) {
+    enum { WANTED = sizeof wanted / sizeof wanted[0] };
+    fg_digest128 prints[WANTED];
+    for (size_t i = 0; i < WANTED; i++) {
         size_t size_bytes;
         fg_weights *weights;
         fg_hparams hp;
