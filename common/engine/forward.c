@@ -7,177 +7,10 @@
 #include "common/engine/engine_internal.h"
 #include "common/engine/forward_internal.h"
 
-/* Rows that pass through a layer together, about: enough to use unpacked weights many times; products cut them into
- * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
- * memory again. */
-enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
-enum { SCRATCH_PARTS_MAX = 40 };
-/* Steps of one row for each sequence are replayed where a device can: they get rows that pad them to one of few sizes. */
-static const uint32_t replay_sizes[] = {
-    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, FG_CHOSEN_ROWS
-};
-enum { REPLAY_SIZES = sizeof replay_sizes / sizeof *replay_sizes };
-/* Rows that buffers of a device with memory of its own are rounded up to. */
-enum { DEVICE_ROWS = 64 };
-
-/* One named part of the scratch. */
-typedef struct scratch_part {
-    void **target;
-    uint32_t kind;
-    size_t size_bytes;
-} scratch_part;
-
-typedef struct part_list {
-    scratch_part parts[SCRATCH_PARTS_MAX];
-    uint32_t count;
-    uint32_t kind; /* of what is added next */
-    size_t total_bytes[SCRATCH_KINDS];
-    bool overflow;
-} part_list;
-
-static void add_part(part_list *list, void **target, size_t rows, size_t columns, size_t item_bytes)
-{
-    size_t size_bytes = 0;
-    size_t padded = 0;
-    size_t *total_bytes = &list->total_bytes[list->kind];
-    list->overflow |= __builtin_mul_overflow(rows, columns, &size_bytes) ||
-                      __builtin_mul_overflow(size_bytes, item_bytes, &size_bytes) ||
-                      __builtin_add_overflow(size_bytes, 63, &padded) ||
-                      __builtin_add_overflow(*total_bytes, padded & ~(size_t)63, total_bytes);
-    FG_ASSERT(list->count < SCRATCH_PARTS_MAX, "too many scratch parts");
-    list->parts[list->count++] = (scratch_part){ target, list->kind, padded & ~(size_t)63 };
-}
-
-/* `values` NULL: of the scratch too. */
-static void add_activations(part_list *list, fg_activations *activations, size_t rows,
-                            uint32_t columns, float *values)
-{
-    activations->columns = columns;
-    if (values != NULL) {
-        activations->values = values;
-    } else {
-        add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
-    }
-    add_part(list, (void **)&activations->quants, rows, columns, 1);
-    add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
-             sizeof(fg_quant_group));
-    add_part(list, (void **)&activations->pairs, rows, fg_pair_stride(columns), sizeof(uint32_t));
-    if (list->kind != SCRATCH_DEVICE) {
-        add_part(list, (void **)&activations->quant_tiles, fg_quant_tile_count(rows, columns), 1,
-                 sizeof(fg_quant_tile));
-    }
-}
-
-/* Rows that a step's buffers have: a device with memory of its own may be given rows that pad a step. */
-static uint32_t step_rows_of(const fg_engine_limits *limits)
-{
-    uint32_t most = UINT32_MAX / DEVICE_ROWS * DEVICE_ROWS;
-    return limits->step_tokens_max > most
-               ? most
-               : (limits->step_tokens_max + DEVICE_ROWS - 1) / DEVICE_ROWS * DEVICE_ROWS;
-}
-
-/* How many rows should pass a layer together: all of them on a device with memory of its own. */
-static uint32_t tile_rows_of(const fg_forward *forward)
-{
-    if (!forward->is_host) {
-        return step_rows_of(&forward->limits);
-    }
-    uint32_t step_rows = forward->limits.step_tokens_max;
-    uint32_t type = forward->layers[0].gate.type;
-    bool large = fg_dtype_block_bytes(type) >= fg_dtype_block_count(type) ||
-                 forward->hparams.expert_count > 0; /* each expert has few of the rows */
-    uint32_t most = large ? TALL_TILE_ROWS : TILE_ROWS;
-    return step_rows < most ? step_rows : most;
-}
-
-/* A few rows more than a tile's would read all weights again: they join it. */
-static uint32_t tallest_tile_of(const fg_forward *forward)
-{
-    if (!forward->is_host) {
-        return forward->tile_rows;
-    }
-    uint32_t step_rows = forward->limits.step_tokens_max;
-    uint32_t most = forward->tile_rows + forward->tile_rows / 2;
-    return step_rows < most ? step_rows : most;
-}
-
-/* So many rows pass in tiles about as tall as each other and as a tile should be, in whole strips of the back end. */
-static uint32_t even_tile_rows(const fg_forward *forward, uint32_t row_count)
-{
-    uint32_t tiles = row_count / forward->tile_rows +
-                     (row_count % forward->tile_rows >= (forward->tile_rows + 1) / 2);
-    uint32_t rows = tiles < 2 ? row_count : row_count / tiles + (row_count % tiles != 0);
-    rows += -rows % FG_TILE_ROWS;
-    return rows < forward->tile_rows_max ? rows : forward->tile_rows_max;
-}
-
-/* Layers that have turns of their own, and whether there are such. */
-static bool has_window_turns(const fg_hparams *h)
-{
-    return h->window_theta > 0.0f;
-}
-
-/* What all ranks see is of their region. */
-static void take_common(fg_forward *forward)
-{
-    const fg_tp_memory *common = fg_tp_memory_of(forward->tp);
-    FG_ASSERT(!forward->is_host || forward->tile_rows_max <= FG_TP_TILE_ROWS);
-    FG_ASSERT(forward->place->head.rows_max <= FG_TP_HEAD_ROWS);
-    forward->place->tokens = common->tokens;
-    forward->place->positions = common->positions;
-    forward->place->head.row_ids = common->row_ids;
-    forward->place->head.logits_host = common->logits;
-}
-
-static void add_common_parts(fg_forward *forward, size_t step_rows, part_list *list)
-{
-    fg_head *head = &forward->place->head;
-    add_part(list, (void **)&forward->place->tokens, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&forward->place->positions, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->row_ids, step_rows, 1, sizeof(uint32_t));
-}
-
-/* What the host reads or writes of a step in this place. */
-static void add_place_parts(fg_forward *forward, fg_step_place *place, size_t step_rows,
-                            part_list *list)
-{
-    fg_head *head = &place->head;
-    forward->place = place;
-    add_part(list, (void **)&place->kv_rows, step_rows, 1, sizeof(fg_kv_row));
-    add_part(list, (void **)&head->seqs, step_rows, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->wanted, head->rows_max, 1, sizeof(fg_choice_row));
-    add_part(list, (void **)&head->choices, head->rows_max, 1, sizeof(uint32_t));
-    add_part(list, (void **)&head->tops, head->rows_max, 1, sizeof(float));
-    add_part(list, (void **)&head->finite, head->rows_max, 1, sizeof(uint32_t));
-    if (forward->tp != NULL) {
-        take_common(forward);
-    } else {
-        add_common_parts(forward, step_rows, list);
-    }
-    forward->place = &forward->places[0];
-}
-
 /* Steps that come again and again are replayed. */
 static bool replays(const fg_forward *forward)
 {
     return !forward->is_host && (forward->tp == NULL || forward->ranks_replay);
-}
-
-/* The size of the largest steps that are replayed: that of all sequences together, or what buffers have room for. */
-static uint32_t replay_rows_of(const fg_forward *forward)
-{
-    uint32_t rows = 0, room = step_rows_of(&forward->limits);
-    uint32_t head_rows = forward->places[0].head.rows_max;
-    if (forward->tp == NULL && head_rows < room) {
-        room = head_rows; /* of ranks only the layers are replayed */
-    }
-    for (uint32_t i = 0; !forward->is_host && i < REPLAY_SIZES && replay_sizes[i] <= room &&
-                         rows < forward->limits.step_seqs_max;
-         i++) {
-        rows = replay_sizes[i];
-    }
-    return rows;
 }
 
 /* Whether a step may begin on the device while the one before it runs. */
@@ -185,159 +18,6 @@ static bool may_go_ahead(const fg_forward *forward)
 {
     const char *ahead = getenv("FORGE_CUDA_AHEAD");
     return replays(forward) && forward->tp == NULL && (ahead == NULL || strcmp(ahead, "off") != 0);
-}
-
-static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *list)
-{
-    fg_head *head = &forward->places[0].head;
-    add_place_parts(forward, &forward->places[0], step_rows, list);
-    if (forward->tp == NULL) {
-        add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size,
-                 sizeof(float));
-    }
-    if (forward->goes_ahead) {
-        fg_step_place *second = &forward->places[1];
-        second->head = *head;
-        second->head.rows_max = forward->replay_rows;
-        add_place_parts(forward, second, forward->replay_rows, list);
-    }
-}
-
-/* Where all ranks meet with what each has of attention's rows; NULL: there is one rank. */
-static float *common_attended(const fg_forward *forward)
-{
-    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->attended;
-}
-
-float *fg_forward_common_hidden(const fg_forward *forward)
-{
-    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
-}
-
-/* NULL: of one rank too, but of its own. */
-static float *common_added(const fg_forward *forward)
-{
-    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->added;
-}
-
-static void add_own_parts(fg_forward *forward, size_t step_rows, part_list *list)
-{
-    const fg_hparams *h = &forward->hparams;
-    const fg_tp *tp = forward->tp;
-    size_t rows = forward->tile_rows_max;
-    add_part(list, (void **)&forward->own_attended.values, rows,
-             fg_tp_widest(tp, h->head_count * h->head_dim, forward->parts.q_unit), sizeof(float));
-    add_part(list, (void **)&forward->own_hidden.values, rows * fg_hparams_hidden_rows(h),
-             fg_tp_widest(tp, h->ffn_length, FG_TP_PANEL), sizeof(float));
-    forward->own_hidden.columns = forward->parts.ffn.count;
-    if (!forward->is_host) {
-        add_part(list, (void **)&forward->own_residual, step_rows,
-                 fg_tp_widest(tp, h->embedding_length, FG_TP_PANEL), sizeof(float));
-    }
-}
-
-/* What only operations do. */
-static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *list)
-{
-    const fg_hparams *h = &forward->hparams;
-    size_t rows = forward->tile_rows_max;
-    /* The head's rows borrow `normed`. */
-    size_t normed_rows =
-        rows < forward->place->head.rows_max ? forward->place->head.rows_max : rows;
-    const rank_parts *parts = &forward->parts;
-    bool in_common = forward->tp != NULL && forward->is_host;
-    float *attended = in_common ? common_attended(forward) : NULL;
-    float *hidden = in_common ? fg_forward_common_hidden(forward) : NULL;
-    if (in_common) {
-        forward->residual = fg_tp_memory_of(forward->tp)->residual;
-    } else {
-        add_part(list, (void **)&forward->residual, step_rows, h->embedding_length, sizeof(float));
-    }
-    if (forward->tp != NULL) {
-        add_own_parts(forward, step_rows, list);
-    }
-    for (uint32_t kind = 0; kind < (has_window_turns(h) ? TURN_KINDS : 1); kind++) {
-        add_part(list, (void **)&forward->rope_tables[kind], step_rows, h->rope_dims,
-                 sizeof(float));
-    }
-    if (h->post_norms) {
-        forward->added.columns = h->embedding_length;
-        forward->added.values = common_added(forward);
-        if (forward->added.values == NULL) {
-            add_part(list, (void **)&forward->added.values, rows, h->embedding_length,
-                     sizeof(float));
-        }
-    }
-    add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
-    add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
-    add_activations(list, &forward->hidden, rows * fg_hparams_hidden_rows(h), h->ffn_length,
-                    hidden);
-    add_part(list, (void **)&forward->q, rows, parts->q.count, sizeof(float));
-    add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
-    add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));
-    if (!forward->is_host) {
-        const fg_head *head = &forward->place->head;
-        /* The second place's are behind the first one's. */
-        uint32_t both = forward->goes_ahead ? 2 * forward->replay_rows : 0;
-        add_part(list, (void **)&forward->place->head.logits,
-                 both > head->rows_max ? both : head->rows_max, h->vocab_size, sizeof(float));
-    }
-}
-
-static const fg_memory_kind scratch_kinds[SCRATCH_KINDS] = { FG_MEMORY_SHARED, FG_MEMORY_DEVICE };
-
-static fg_status take_scratch(fg_forward *forward, fg_error *err)
-{
-    uint32_t step_rows =
-        forward->is_host ? forward->limits.step_tokens_max : step_rows_of(&forward->limits);
-    forward->tile_rows = tile_rows_of(forward);
-    forward->tile_rows_max = tallest_tile_of(forward);
-    forward->replay_rows = replay_rows_of(forward);
-    part_list list = { .kind = SCRATCH_SHARED };
-    add_shared_parts(forward, step_rows, &list);
-    list.kind = forward->is_host ? SCRATCH_SHARED : SCRATCH_DEVICE;
-    add_device_parts(forward, step_rows, &list);
-    if (list.overflow) {
-        return fg_fail(err, FG_BAD_INPUT, "the step limits and the model's sizes overflow");
-    }
-    uint8_t *at[SCRATCH_KINDS] = { NULL };
-    for (uint32_t kind = 0; kind < SCRATCH_KINDS; kind++) {
-        size_t size_bytes = list.total_bytes[kind];
-        if (size_bytes > 0) {
-            forward->scratch[kind] =
-                fg_device_alloc(forward->device, scratch_kinds[kind], size_bytes);
-            if (forward->scratch[kind] == NULL) {
-                return fg_fail(err, FG_AGAIN, "out of memory for %zu bytes of step scratch",
-                               size_bytes);
-            }
-            forward->scratch_bytes[kind] = size_bytes;
-            at[kind] = forward->scratch[kind];
-        }
-    }
-    for (uint32_t i = 0; i < list.count; i++) {
-        const scratch_part *p = &list.parts[i];
-        *p->target = at[p->kind];
-        at[p->kind] += p->size_bytes;
-    }
-    fg_head *head = &forward->places[0].head, *second = &forward->places[1].head;
-    if (forward->is_host) {
-        head->logits = head->logits_host;
-    }
-    if (forward->goes_ahead) {
-        second->logits = head->logits + (size_t)forward->replay_rows * head->vocab_size;
-        second->logits_host = head->logits_host;
-    }
-    return FG_OK;
-}
-
-static void give_scratch(fg_forward *forward)
-{
-    for (uint32_t kind = 0; kind < SCRATCH_KINDS; kind++) {
-        if (forward->scratch[kind] != NULL) {
-            fg_device_free(forward->device, scratch_kinds[kind], forward->scratch[kind],
-                           forward->scratch_bytes[kind]);
-        }
-    }
 }
 
 static fg_status check_options(const fg_engine_options *options, fg_error *err)
@@ -385,7 +65,7 @@ static fg_status open_device(fg_forward *forward, const fg_engine_options *optio
                                  .thread_count = options->thread_count,
                                  .places = options->places,
                                  .share = options->share,
-                                 .step_rows_max = step_rows_of(&options->limits),
+                                 .step_rows_max = fg_forward_step_rows(&options->limits),
                                  .step_seqs_max = options->limits.step_seqs_max,
                                  .context_max = options->limits.context_max,
                                  .head_count = forward->parts.heads.count,
@@ -426,7 +106,7 @@ static void set_turns(fg_forward *forward)
         (fg_rope_turns){ .frequencies = forward->frequencies,
                          .pair_count = pair_count,
                          .magnitude = (double)scaling->magnitude * (double)spread };
-    if (has_window_turns(h)) {
+    if (fg_hparams_has_window_turns(h)) {
         shape =
             (fg_rope_shape){ .theta = h->window_theta, .pair_count = pair_count, .factor = 1.0f };
         fg_rope_frequencies(&shape, forward->frequencies + pair_count);
@@ -470,7 +150,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
         goto destroy;
     }
     status = fg_head_open(&forward->place->head, forward->device, forward->stream, tp,
-                          h->vocab_size, step_rows_of(&options->limits), err);
+                          h->vocab_size, fg_forward_step_rows(&options->limits), err);
     if (status != FG_OK) {
         goto destroy;
     }
@@ -478,7 +158,7 @@ fg_status fg_forward_create(const fg_engine_options *options, fg_tp *tp, fg_forw
     if (status != FG_OK) {
         goto destroy;
     }
-    status = take_scratch(forward, err);
+    status = fg_forward_take_scratch(forward, err);
     if (status == FG_OK) {
         status = fg_forward_experts_open(forward, err);
     }
@@ -519,7 +199,7 @@ void fg_forward_destroy(fg_forward *forward)
     }
     fg_kv_memory_close(&forward->kv);
     fg_forward_experts_close(forward);
-    give_scratch(forward);
+    fg_forward_give_scratch(forward);
     fg_weight_store_close(forward->store);
     fg_head_close(&forward->places[0].head);
     fg_mem_free(forward->frequencies);
@@ -592,8 +272,8 @@ static void end_half(fg_forward *forward, const float *post_norm, float *residua
 {
     fg_tp_part part = forward->parts.embedding;
     if (post_norm != NULL) {
-        fg_forward_gather(forward, &forward->added, common_added(forward), part, FG_TP_PANEL, NULL,
-                          rows);
+        fg_forward_gather(forward, &forward->added, fg_forward_common_added(forward), part,
+                          FG_TP_PANEL, NULL, rows);
         fg_rmsnorm args = { .in = forward->added.values,
                             .weight = post_norm,
                             .epsilon = forward->hparams.norm_epsilon,
@@ -614,7 +294,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
     const layer_weights *layer = &forward->layers[index];
     float *residual = forward->residual + (size_t)first * h->embedding_length;
     uint32_t window = fg_hparams_window(h, index);
-    bool own_turns = window > 0 && has_window_turns(h);
+    bool own_turns = window > 0 && fg_hparams_has_window_turns(h);
     const float *table = forward->rope_tables[own_turns ? TURNS_WINDOW : TURNS_ALL];
     const fg_linear qkv[] = {
         { .weight = layer->q, .out = forward->q, .out_stride = layer->q.outputs },
@@ -661,7 +341,7 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                                               : forward->attended.values,
                          .pairs = at_once ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
-    fg_forward_gather(forward, &forward->attended, common_attended(forward), parts->q,
+    fg_forward_gather(forward, &forward->attended, fg_forward_common_attended(forward), parts->q,
                       parts->q_unit, own, rows);
     if (forms != 0 && !at_once) {
         fg_op_prepare(forward->stream, &forward->attended, forms, rows);
@@ -752,6 +432,16 @@ static void wait_for_all(const fg_forward *forward)
     fg_tp_wait_device(forward->tp, forward->stream, fg_device_event_record(forward->stream));
 }
 
+/* So many rows pass in tiles about as tall as each other and as a tile should be, in whole strips of the back end. */
+static uint32_t even_tile_rows(const fg_forward *forward, uint32_t row_count)
+{
+    uint32_t tiles = row_count / forward->tile_rows +
+                     (row_count % forward->tile_rows >= (forward->tile_rows + 1) / 2);
+    uint32_t rows = tiles < 2 ? row_count : row_count / tiles + (row_count % tiles != 0);
+    rows += -rows % FG_TILE_ROWS;
+    return rows < forward->tile_rows_max ? rows : forward->tile_rows_max;
+}
+
 /* The operations of `rows` rows through all layers. */
 static void run_layers(fg_forward *forward, uint32_t row_count)
 {
@@ -761,7 +451,7 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
     if (fg_tp_has_comm(forward->tp)) {
         fg_forward_take_own_residual(forward, row_count);
     }
-    for (uint32_t kind = 0; kind < (has_window_turns(h) ? TURN_KINDS : 1); kind++) {
+    for (uint32_t kind = 0; kind < (fg_hparams_has_window_turns(h) ? TURN_KINDS : 1); kind++) {
         fg_op_rope_table(forward->stream, forward->place->positions, row_count,
                          &forward->turns[kind], forward->rope_tables[kind]);
     }
@@ -827,18 +517,15 @@ static fg_step_run run_of(fg_forward *forward, fg_step *step, uint32_t head_coun
 /* The step has as many rows as one of few shapes then; what comes of the others is not looked at. */
 static uint32_t pad_rows(fg_forward *forward, uint32_t rows)
 {
-    const uint32_t *size = replay_sizes;
-    while (*size < rows) {
-        size++;
-    }
+    uint32_t padded = fg_forward_replay_size(rows);
     fg_step_place *place = forward->place;
-    for (uint32_t row = rows; row < *size; row++) {
+    for (uint32_t row = rows; row < padded; row++) {
         place->tokens[row] = 0;
         place->positions[row] = 0;
         place->kv_rows[row] = (fg_kv_row){ .block_ids = NULL };
         place->head.row_ids[row] = row;
     }
-    return *size;
+    return padded;
 }
 
 /* Gives the device a step that is laid out in its place. */

@@ -125,13 +125,25 @@ void fg_forward_experts_close(fg_forward *forward);
 /* In place of a layer's feed-forward. */
 void fg_forward_mix(fg_forward *forward, uint32_t index, float *residual, uint32_t rows);
 
-/* Where all ranks meet with what each has of the hidden rows; NULL: there is one rank. */
-float *fg_forward_common_hidden(const fg_forward *forward);
+/* What is written between operations: forward_scratch.c. */
+
+/* Rows that a step's buffers have: a device with memory of its own may be given rows that pad a step. */
+uint32_t fg_forward_step_rows(const fg_engine_limits *limits);
+/* The smallest step that is replayed which has room for so many rows, at most replay_rows. */
+uint32_t fg_forward_replay_size(uint32_t rows);
+fg_status fg_forward_take_scratch(fg_forward *forward, fg_error *err);
+void fg_forward_give_scratch(fg_forward *forward);
+
 /* A product that is added to the residual: this rank's columns of it. */
 fg_linear fg_forward_add_to(const fg_forward *forward, const fg_panels *weight, float *residual);
 
 /* What is between ranks: forward_ranks.c. */
 
+/* Where all ranks meet with what each has of attention's rows, of the hidden ones and of what is added; NULL: there is one
+ * rank. */
+float *fg_forward_common_attended(const fg_forward *forward);
+float *fg_forward_common_hidden(const fg_forward *forward);
+float *fg_forward_common_added(const fg_forward *forward);
 /* This rank's columns of the residual where they lie apart, ready to be sent; NULL: they lie in it. */
 float *fg_forward_own_residual(const fg_forward *forward, const float *residual);
 /* Those that embedding has made. */

@@ -22,6 +22,21 @@ fg_status fg_forward_open_comm(fg_forward *forward, fg_tp_way way, fg_error *err
 
 /* --- rows --- */
 
+float *fg_forward_common_attended(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->attended;
+}
+
+float *fg_forward_common_added(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->added;
+}
+
+float *fg_forward_common_hidden(const fg_forward *forward)
+{
+    return forward->tp == NULL ? NULL : fg_tp_memory_of(forward->tp)->hidden;
+}
+
 /* This rank's columns of the residual where they lie apart, ready to be sent; NULL: they lie in it. */
 float *fg_forward_own_residual(const fg_forward *forward, const float *residual)
 {

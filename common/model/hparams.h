@@ -71,6 +71,12 @@ static inline uint32_t fg_hparams_window(const fg_hparams *hparams, uint32_t lay
     return period > 0 && (layer + 1) % period == 0 ? 0 : hparams->window;
 }
 
+/* Layers with a window have turns of their own. */
+static inline bool fg_hparams_has_window_turns(const fg_hparams *hparams)
+{
+    return hparams->window_theta > 0.0f;
+}
+
 static inline bool fg_hparams_is_turned(const fg_hparams *hparams, uint32_t layer)
 {
     uint32_t period = hparams->unturned_period;
