@@ -1,6 +1,5 @@
 #include <string.h>
 
-#include "common/base/dtype.h"
 #include "common/engine/forward_internal.h"
 
 _Static_assert((int)FG_HPARAMS_EXPERTS_MAX == (int)FG_EXPERTS_MAX &&
@@ -22,8 +21,9 @@ fg_status fg_forward_experts_check(const fg_forward *forward, fg_error *err)
     if (h->ffn_length % FG_PANEL_OUTPUTS != 0 || h->embedding_length % FG_PANEL_OUTPUTS != 0 ||
         h->shared_ffn_length % FG_PANEL_OUTPUTS != 0) {
         return fg_fail(err, FG_BAD_INPUT,
-                       "experts of %u and %u outputs are not supported (multiples of %d)",
-                       h->ffn_length, h->embedding_length, FG_PANEL_OUTPUTS);
+                       "experts of %u (for all rows: %u) and rows of %u values are not supported "
+                       "(multiples of %d)",
+                       h->ffn_length, h->shared_ffn_length, h->embedding_length, FG_PANEL_OUTPUTS);
     }
     return FG_OK;
 }
@@ -36,7 +36,7 @@ typedef struct room_part {
     size_t rows, row_bytes; /* 0: not wanted */
 } room_part;
 
-enum { ROOM_PARTS = 11 };
+enum { ROOM_PARTS = 10 };
 
 /* What products with gate and up read, of all layers together; values beside, where one reads floats. */
 static uint32_t room_forms(const fg_forward *forward, bool *values_out)
@@ -79,7 +79,6 @@ static void list_room(fg_forward *forward, room_part parts_out[ROOM_PARTS])
         { (void **)&e->room.quants, quants, columns },
         { (void **)&e->room.groups, quants, columns / FG_QUANT_GROUP * sizeof(fg_quant_group) },
         { (void **)&e->room.pairs, pairs, fg_pair_stride(h->embedding_length) * sizeof(uint32_t) },
-        { NULL, 0, 0 },
     };
     for (uint32_t i = 0; i < ROOM_PARTS; i++) {
         parts_out[i] = parts[i];
@@ -89,7 +88,7 @@ static void list_room(fg_forward *forward, room_part parts_out[ROOM_PARTS])
     e->room.columns = h->embedding_length;
 }
 
-/* Where a part begins when it begins at `at`: whole cache lines. SIZE_MAX: it does not end. */
+/* Where a part ends that begins at `at`: whole cache lines. SIZE_MAX: nowhere. */
 static size_t end_of(const room_part *part, size_t at)
 {
     size_t size_bytes, end;

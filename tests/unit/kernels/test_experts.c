@@ -436,8 +436,8 @@ Test(experts, a_part_of_each_matrix_gives_that_part_of_the_result)
     run(&device, &m, 0, ROWS_MAX);
     float *whole = fg_mem_dup(m.out, (size_t)ROWS_MAX * WIDTH * sizeof(float));
     const fg_expert_slots *slots = &m.choice.args.slots;
-    fg_activations hidden = m.hidden, in = m.in, room = m.room,
-                   own = make_activations(ROWS_MAX * 2, FFN_PART);
+    fg_activations hidden = m.hidden, in = m.in, room = m.room;
+    fg_activations part = make_activations(ROWS_MAX * 2, FFN_PART), own = part;
     in.quant_tiles = room.quant_tiles = hidden.quant_tiles = own.quant_tiles = NULL;
     fg_gated_experts gated = {
         .slots = slots, .gate = m.gate.experts, .up = m.up.experts, .room = room, .out = hidden
@@ -470,7 +470,7 @@ Test(experts, a_part_of_each_matrix_gives_that_part_of_the_result)
         cr_assert(m.out[i] == (mine ? whole[i] : m.start[i]), "row %zu, output %zu", i / WIDTH,
                   i % WIDTH);
     }
-    free_activations(&own);
+    free_activations(&part);
     fg_mem_free(whole);
     free_mixture(&m);
     close_test_device(&device);
