@@ -11,7 +11,8 @@ static bool is_step(const void *bytes, uint32_t size)
 {
     const fg_work_step *step = bytes;
     return size >= sizeof *step && size == sizeof *step + (uint64_t)step->item_count +
-                                               step->digest_count + step->copy_count;
+                                               step->digest_count + step->copy_count +
+                                               step->ask_count * (uint64_t)sizeof(fg_work_ask);
 }
 
 bool fg_replay_worker_is_sound(const fg_flight_record *record)
