@@ -9,7 +9,7 @@
 #include "common/spec/verdict.h"
 
 typedef struct place {
-    uint32_t *tokens;  /* of the draft model's context; NULL: never used */
+    uint32_t *tokens;  /* context_max of them */
     uint32_t computed; /* leading ones whose KV is in the blocks */
     uint32_t count;    /* known ones, and guesses of this round */
     fg_table table;
@@ -30,6 +30,7 @@ struct fg_drafter {
     active *active; /* place_count of them, as of the next */
     fg_step_seq *items;
     uint32_t *blocks; /* the places' tables, block_max each */
+    uint32_t *tokens; /* their texts, context_max each */
     uint32_t block_max;
     uint64_t round;
 };
@@ -52,9 +53,12 @@ fg_status fg_drafter_create(const fg_drafter_options *options, fg_drafter **draf
     drafter->items = fg_mem_array(options->place_count, sizeof *drafter->items);
     drafter->blocks = fg_mem_array((size_t)options->place_count * drafter->block_max,
                                    sizeof *drafter->blocks);
+    drafter->tokens = fg_mem_array((size_t)options->place_count * options->context_max,
+                                   sizeof *drafter->tokens);
     fg_status status = fg_pool_create(options->block_count, &drafter->pool, err);
     if (status == FG_OK && (drafter->places == NULL || drafter->active == NULL ||
-                            drafter->items == NULL || drafter->blocks == NULL)) {
+                            drafter->items == NULL || drafter->blocks == NULL ||
+                            drafter->tokens == NULL)) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the draft model's places");
     }
     if (status != FG_OK) {
@@ -62,7 +66,9 @@ fg_status fg_drafter_create(const fg_drafter_options *options, fg_drafter **draf
         return status;
     }
     for (uint32_t i = 0; i < options->place_count; i++) {
-        fg_table_init(&drafter->places[i].table, drafter->blocks + (size_t)i * drafter->block_max,
+        place *p = &drafter->places[i];
+        p->tokens = drafter->tokens + (size_t)i * options->context_max;
+        fg_table_init(&p->table, drafter->blocks + (size_t)i * drafter->block_max,
                       drafter->block_max, options->block_size);
     }
     *drafter_out = drafter;
@@ -74,14 +80,12 @@ void fg_drafter_destroy(fg_drafter *drafter)
     if (drafter == NULL) {
         return;
     }
-    for (uint32_t i = 0; drafter->places != NULL && i < drafter->options.place_count; i++) {
-        fg_mem_free(drafter->places[i].tokens);
-    }
     fg_pool_destroy(drafter->pool, true);
     fg_mem_free(drafter->places);
     fg_mem_free(drafter->active);
     fg_mem_free(drafter->items);
     fg_mem_free(drafter->blocks);
+    fg_mem_free(drafter->tokens);
     fg_mem_free(drafter);
 }
 
@@ -140,12 +144,6 @@ static bool take_text(fg_drafter *drafter, place *p, const fg_step_seq *item, ui
         fg_verdict_exact(item->tokens + said, drafts, choices, &none).accepted;
     uint64_t count = (uint64_t)item->first_position + said + accepted + 1;
     if (item->broken_out || count + wanted > drafter->options.context_max) {
-        return false;
-    }
-    if (p->tokens == NULL) {
-        p->tokens = fg_mem_array(drafter->options.context_max, sizeof *p->tokens);
-    }
-    if (p->tokens == NULL) {
         return false;
     }
     take_tokens(p, 0, item->history, item->first_position);

@@ -42,8 +42,8 @@ fg_status fg_drafter_create(const fg_drafter_options *options, fg_drafter **draf
                             fg_error *err);
 void fg_drafter_destroy(fg_drafter *drafter);
 
-/* Answers the asks of a step that has run, all *_out fields of its items being filled. Without memory, blocks or room in
- * the context a sequence gets no guesses. */
+/* Answers the asks of a step that has run, all *_out fields of its items being filled. Without blocks or room in the
+ * context a sequence gets no guesses. Takes no memory. */
 void fg_drafter_round(fg_drafter *drafter, fg_step *step);
 
 /* Counts what all places hold, and compares it with the pool; aborts on a difference (tests). */
