@@ -32,10 +32,10 @@ static bool take_place(fg_worker *worker, fg_seq *seq)
 /* What the text says, or an earlier worker has said, is likelier to be right, and costs nothing. */
 static bool has_better(const fg_worker *worker, const fg_seq *seq)
 {
-    if (seq->guess_run == FG_RUN_SAID) {
-        return seq->said_count > fg_seq_generated(seq);
+    if (seq->guess_count == 0 || seq->guess_run == FG_RUN_DRAFT) {
+        return false;
     }
-    return seq->guess_count > 0 && seq->guess_run != FG_RUN_DRAFT &&
+    return seq->guess_run == FG_RUN_SAID ||
            fg_odds_of(&seq->odds, seq->guess_run) >=
                fg_asking_odds(&worker->asking, seq->draft.record);
 }
