@@ -3,7 +3,10 @@
 texts: answers that copy from their prompt, a chat, a chat at temperature 0.8 (which repeats little: what is lost there is
 the price of guessing in vain). Prompts are cached after the first turn, so nearly all of the time is decoding. Each
 cell: tokens a second of all clients together, over those without guessing; median of the turns (least to most). Every
-answer is compared with the one without."""
+answer is compared with the one without.
+
+With --draft FILE there is a way "draft", a server with that --speculative-model. What one is worth that is right nearly always
+can be seen with real text where the model is a slower one that says the same: tests/support/layers_gguf.py makes both."""
 import pathlib
 import statistics
 import sys
@@ -14,8 +17,7 @@ from _forge import Suite, counters, post, run_all, served_model  # noqa: E402  p
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WAYS = {"off": ["--speculate", "off"], "pays": [], "adaptive": ["--draft-length", "adaptive"],
-        "fixed": ["--draft-length", "fixed"]}
-TOKENS = 200
+        "fixed": ["--draft-length", "fixed"], "ngram": ["--speculate", "ngram"]}
 
 
 def file_part(name, begin, end):
@@ -35,7 +37,7 @@ def texts():
             ("chat, sampled", 0.8, chats)]
 
 
-def run_text(cluster, model, temperature, prompts, clients):
+def run_text(cluster, model, temperature, prompts, clients, tokens):
     """All prompts, some at a time. Seconds, tokens, answers."""
     answers, todo = [None] * len(prompts), list(range(len(prompts)))
 
@@ -43,7 +45,7 @@ def run_text(cluster, model, temperature, prompts, clients):
         while todo:
             i = todo.pop(0)
             body = {"model": model, "messages": [{"role": "user", "content": prompts[i]}], "seed": i,
-                    "temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True}
+                    "temperature": temperature, "max_tokens": tokens, "ignore_eos": True}
             answers[i] = post(cluster.port, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
     began = time.monotonic()
@@ -63,23 +65,24 @@ def guessed(cluster):
 
 def measure(suite, clusters, row, clients):
     name, temperature, prompts = row
+    tokens = int(suite.options.tokens)
     prompts = prompts * -(-clients // len(prompts)) if clients > 1 else prompts
     rates, moved = {way: [] for way in clusters}, {}
     for turn in range(suite.options.rounds + 1):
         want = None
         for way, cluster in clusters.items():
             before = guessed(cluster)
-            took, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients)
+            took, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients, tokens)
             want = answers if want is None else want
             assert answers == want, f"{name}, {way}: another answer than without guessing"
             if turn > 0:
-                rates[way].append(len(prompts) * TOKENS / took)
+                rates[way].append(len(prompts) * tokens / took)
                 moved[way] = [b - a for a, b in zip(before, guessed(cluster))]
     cells = [f"{statistics.median(rates['off']):.0f}"]
     for way in list(clusters)[1:]:
         drafted, accepted = moved[way]
         share = f"{100 * accepted / drafted:.0f} %" if drafted else "none"
-        cells.append(f"{cell(rates[way], rates['off'])}, {100 * accepted / (len(prompts) * TOKENS):.0f} %, {share}")
+        cells.append(f"{cell(rates[way], rates['off'])}, {100 * accepted / (len(prompts) * tokens):.0f} %, {share}")
     print(f"| {name} | {clients} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -87,6 +90,7 @@ def bench(suite):
     ways = suite.options.ways.split(",")
     clusters = {}
     model = suite.options.bench_model or suite.smollm2()
+    WAYS["draft"] = ["--speculative-model", suite.options.draft]
     try:
         for way in ["off", *ways]:
             clusters[way] = suite.cluster(model=model, standalone=True, threads=2, flags=WAYS[way])
@@ -104,6 +108,7 @@ def bench(suite):
 
 def main():
     suite = Suite(__doc__, rounds=(3, "turns"), clients=("1,8", "at once"), ways=("pays,adaptive,fixed", "to guess"),
+                  tokens=("200", "of an answer"), draft=("", "a draft model's file"),
                   bench_model=("", "another model file than SmolLM2"))
     suite.case("speculation", bench, suite)
     suite.end()
