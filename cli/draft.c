@@ -25,11 +25,11 @@ fg_status fg_draft_check(const fg_serve_config *config, fg_error *err)
                        "or standalone");
     }
     if (config->speculate == FG_SPECULATE_OFF || config->speculate == FG_SPECULATE_NGRAM) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "--speculative-model %s guesses nothing with --speculate %s: leave that out, "
-                       "or say auto or model",
-                       config->speculative_model,
-                       config->speculate == FG_SPECULATE_OFF ? "off" : "ngram");
+        return fg_fail(
+            err, FG_BAD_INPUT,
+            "--speculative-model %s guesses nothing with --speculate %s: leave that out, "
+            "or say auto or model",
+            config->speculative_model, config->speculate == FG_SPECULATE_OFF ? "off" : "ngram");
     }
     return FG_OK;
 }

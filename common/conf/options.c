@@ -713,11 +713,14 @@ static const fg_option options[] = {
       .group = scheduling,
       .roles = engine_roles,
       AT(speculate),
-      .help =
-          "Tokens that may come next are computed along with the next one, and those that were right "
-          "come at once. The answers are the same. ngram: where an answer repeats what stands in its "
-          "prompt or in itself, the tokens that followed there; model: what --speculative-model says; "
-          "auto: what the text says, or that model where there is one and it is likelier to be right." },
+      .help = "Tokens that may come next are computed along with the next one, and those that were "
+              "right "
+              "come at once. The answers are the same. ngram: where an answer repeats what stands "
+              "in its "
+              "prompt or in itself, the tokens that followed there; model: what "
+              "--speculative-model says; "
+              "auto: what the text says, or that model where there is one and it is likelier to be "
+              "right." },
     { .name = "speculative-model",
       .type = FG_OPTION_STRING,
       .group = scheduling,
@@ -735,8 +738,9 @@ static const fg_option options[] = {
       .group = scheduling,
       .roles = "standalone and decode",
       AT(speculative_kv_blocks),
-      .help = "KV blocks of that model, of its own size; 0: as many as the model has. Sequences that "
-              "find no room there are not guessed for." },
+      .help =
+          "KV blocks of that model, of its own size; 0: as many as the model has. Sequences that "
+          "find no room there are not guessed for." },
     { .name = "draft-max",
       .type = FG_OPTION_U32,
       .default_text = "8",

@@ -114,8 +114,8 @@ typedef struct fg_serve_config {
     int overlap;         /* fg_switch */
     int speculate;       /* fg_speculation */
     uint32_t draft_max;
-    int draft_length;              /* fg_sched_draft */
-    const char *speculative_model; /* NULL: none */
+    int draft_length;               /* fg_sched_draft */
+    const char *speculative_model;  /* NULL: none */
     uint32_t speculative_kv_blocks; /* 0: as many as the model's */
     uint32_t local_prefill_tokens;
 

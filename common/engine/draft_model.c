@@ -60,9 +60,8 @@ fg_status fg_draft_model_open(const fg_engine_options *options, fg_draft_model *
                        draft->hparams->vocab_size, options->hparams->vocab_size);
     }
     fg_draft_model *model = fg_mem_alloc(sizeof *model);
-    if (model == NULL ||
-        __builtin_mul_overflow((size_t)draft->block_count, draft->layout.block_bytes,
-                               &model->arena_bytes)) {
+    if (model == NULL || __builtin_mul_overflow((size_t)draft->block_count,
+                                                draft->layout.block_bytes, &model->arena_bytes)) {
         fg_mem_free(model);
         return fg_fail(err, FG_AGAIN, "out of memory for the draft model");
     }
@@ -73,11 +72,12 @@ fg_status fg_draft_model_open(const fg_engine_options *options, fg_draft_model *
                                    .run = run,
                                    .ctx = model };
     model->arena = fg_mem_map(model->arena_bytes);
-    fg_status status = model->arena != NULL ? FG_OK
-                                            : fg_fail(err, FG_AGAIN,
-                                                      "no memory for %u KV blocks of the draft model "
-                                                      "(%zu MiB): lower --speculative-kv-blocks",
-                                                      draft->block_count, model->arena_bytes >> 20);
+    fg_status status = model->arena != NULL
+                           ? FG_OK
+                           : fg_fail(err, FG_AGAIN,
+                                     "no memory for %u KV blocks of the draft model "
+                                     "(%zu MiB): lower --speculative-kv-blocks",
+                                     draft->block_count, model->arena_bytes >> 20);
     status = status != FG_OK ? status : fg_drafter_create(&drafter, &model->drafter, err);
     status = status != FG_OK ? status : open_forward(model, options, err);
     if (status != FG_OK) {

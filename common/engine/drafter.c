@@ -51,14 +51,14 @@ fg_status fg_drafter_create(const fg_drafter_options *options, fg_drafter **draf
     drafter->places = fg_mem_array(options->place_count, sizeof *drafter->places);
     drafter->active = fg_mem_array(options->place_count, sizeof *drafter->active);
     drafter->items = fg_mem_array(options->place_count, sizeof *drafter->items);
-    drafter->blocks = fg_mem_array((size_t)options->place_count * drafter->block_max,
-                                   sizeof *drafter->blocks);
-    drafter->tokens = fg_mem_array((size_t)options->place_count * options->context_max,
-                                   sizeof *drafter->tokens);
+    drafter->blocks =
+        fg_mem_array((size_t)options->place_count * drafter->block_max, sizeof *drafter->blocks);
+    drafter->tokens =
+        fg_mem_array((size_t)options->place_count * options->context_max, sizeof *drafter->tokens);
     fg_status status = fg_pool_create(options->block_count, &drafter->pool, err);
-    if (status == FG_OK && (drafter->places == NULL || drafter->active == NULL ||
-                            drafter->items == NULL || drafter->blocks == NULL ||
-                            drafter->tokens == NULL)) {
+    if (status == FG_OK &&
+        (drafter->places == NULL || drafter->active == NULL || drafter->items == NULL ||
+         drafter->blocks == NULL || drafter->tokens == NULL)) {
         status = fg_fail(err, FG_AGAIN, "out of memory for the draft model's places");
     }
     if (status != FG_OK) {
@@ -140,8 +140,7 @@ static bool take_text(fg_drafter *drafter, place *p, const fg_step_seq *item, ui
     uint32_t drafts = item->sample_rows > 0 ? item->sample_rows - 1 : 0;
     uint32_t said = item->token_count - drafts;
     const uint32_t *choices = item->sample_rows > 0 ? item->tokens_out : &item->token_out;
-    uint32_t accepted =
-        fg_verdict_exact(item->tokens + said, drafts, choices, &none).accepted;
+    uint32_t accepted = fg_verdict_exact(item->tokens + said, drafts, choices, &none).accepted;
     uint64_t count = (uint64_t)item->first_position + said + accepted + 1;
     if (item->broken_out || count + wanted > drafter->options.context_max) {
         return false;

@@ -100,8 +100,9 @@ typedef struct fg_step_copy {
 
 /* A draft model is asked what may follow an item's choices, when the step has run (drafter.h). */
 typedef struct fg_step_ask {
-    uint32_t item;         /* which samples, and has its history */
-    uint32_t place;        /* where the draft model keeps this sequence; below step_seqs_max, in one ask of a step */
+    uint32_t item; /* which samples, and has its history */
+    uint32_t
+        place; /* where the draft model keeps this sequence; below step_seqs_max, in one ask of a step */
     uint32_t wanted;       /* tokens, 1 to FG_LOOKAHEAD_MAX */
     uint32_t *guesses_out; /* the caller's array of as many */
     uint32_t count_out;    /* how many there are; 0 while it has not caught up */
@@ -110,8 +111,8 @@ typedef struct fg_step_ask {
 
 /* What the draft model did in a step. */
 typedef struct fg_step_drafted {
-    uint64_t ns;         /* all of it, beside compute_ns_out */
-    uint64_t catch_ns;   /* the part that computed `caught` tokens, which it was behind */
+    uint64_t ns;       /* all of it, beside compute_ns_out */
+    uint64_t catch_ns; /* the part that computed `caught` tokens, which it was behind */
     uint32_t caught;
     uint32_t steps, rows; /* of the rest: steps of its own, and the sequences in them summed up */
 } fg_step_drafted;
@@ -125,8 +126,8 @@ typedef struct fg_step {
     uint32_t digest_count;
     fg_step_ask *asks; /* only where there is a draft model */
     uint32_t ask_count;
-    uint32_t catch_up_max;   /* tokens that the draft model may be behind and compute in this step */
-    uint64_t began_ns_out;   /* when it began to run, monotonic; 0: not known (simulated) */
+    uint32_t catch_up_max; /* tokens that the draft model may be behind and compute in this step */
+    uint64_t began_ns_out; /* when it began to run, monotonic; 0: not known (simulated) */
     uint64_t compute_ns_out; /* all of it but for asks */
     uint64_t copy_ns_out;    /* the part of the copies */
     fg_step_drafted drafted_out;
@@ -140,12 +141,12 @@ typedef struct fg_engine_limits {
 
 /* A smaller model that guesses what the other one will choose. */
 typedef struct fg_engine_draft {
-    const fg_weights *weights;          /* borrowed until close */
-    const fg_hparams *hparams;          /* copied */
-    fg_kv_layout layout;                /* with the other one's block size */
-    uint32_t block_count;               /* for all sequences */
-    uint32_t context_max;               /* of a sequence, its guesses too */
-    const fg_digest128 *fingerprint;    /* as in fg_engine_options */
+    const fg_weights *weights;       /* borrowed until close */
+    const fg_hparams *hparams;       /* copied */
+    fg_kv_layout layout;             /* with the other one's block size */
+    uint32_t block_count;            /* for all sequences */
+    uint32_t context_max;            /* of a sequence, its guesses too */
+    const fg_digest128 *fingerprint; /* as in fg_engine_options */
 } fg_engine_draft;
 
 typedef struct fg_engine_options {

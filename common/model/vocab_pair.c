@@ -48,9 +48,8 @@ static fg_status texts_match(const fg_weights *model, const fg_weights *draft, u
         if (a_length != b_length || memcmp(a, b, a_length) != 0) {
             show(a, a_length, shown_a);
             show(b, b_length, shown_b);
-            return fg_fail(err, FG_BAD_INPUT,
-                           "its token %llu is \"%s\", the model's \"%s\"", (unsigned long long)i,
-                           shown_b, shown_a);
+            return fg_fail(err, FG_BAD_INPUT, "its token %llu is \"%s\", the model's \"%s\"",
+                           (unsigned long long)i, shown_b, shown_a);
         }
         (void)fg_weights_array_i64(model, TYPES, i, &a_type);
         (void)fg_weights_array_i64(draft, TYPES, i, &b_type);

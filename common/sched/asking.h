@@ -35,9 +35,9 @@ typedef struct fg_asking {
 /* A sequence that decodes in the step that is planned. */
 typedef struct fg_asking_seq {
     fg_asking_record record;
-    uint32_t limit;  /* guesses that it could have */
-    uint32_t behind; /* tokens that the draft model has not computed */
-    uint32_t slots;  /* KV slots that a row of it attends to */
+    uint32_t limit;       /* guesses that it could have */
+    uint32_t behind;      /* tokens that the draft model has not computed */
+    uint32_t slots;       /* KV slots that a row of it attends to */
     uint32_t likely_left; /* tokens that are likely to come */
     uint32_t wanted;      /* filled in */
 } fg_asking_seq;

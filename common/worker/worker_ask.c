@@ -35,9 +35,8 @@ static bool has_better(const fg_worker *worker, const fg_seq *seq)
     if (seq->guess_count == 0 || seq->guess_run == FG_RUN_DRAFT) {
         return false;
     }
-    return seq->guess_run == FG_RUN_SAID ||
-           fg_odds_of(&seq->odds, seq->guess_run) >=
-               fg_asking_odds(&worker->asking, seq->draft.record);
+    return seq->guess_run == FG_RUN_SAID || fg_odds_of(&seq->odds, seq->guess_run) >=
+                                                fg_asking_odds(&worker->asking, seq->draft.record);
 }
 
 /* How many guesses may follow what its item chooses. */

@@ -47,10 +47,9 @@ static uint32_t look_up(const fg_worker *worker, fg_seq *seq, uint32_t drafted, 
                         uint32_t *guesses)
 {
     uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
-    uint32_t count = worker->options.draft_alone
-                         ? 0
-                         : fg_ngram_draft(guesses - back, back, runs, most, guesses,
-                                          &seq->guess_run);
+    uint32_t count = worker->options.draft_alone ? 0
+                                                 : fg_ngram_draft(guesses - back, back, runs, most,
+                                                                  guesses, &seq->guess_run);
     drafted = drafted < most ? drafted : most;
     if (drafted > 0 && (count == 0 || fg_odds_of(&seq->odds, seq->guess_run) <
                                           fg_asking_odds(&worker->asking, seq->draft.record))) {

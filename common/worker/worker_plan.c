@@ -524,9 +524,10 @@ static void begin_frame(fg_worker *worker)
     uint32_t at = (worker->first_frame + worker->in_flight) % FG_WORKER_FRAMES;
     fg_worker_frame *frame = &worker->frames[at];
     worker->building = frame;
-    frame->step =
-        (fg_step){ .copies = frame->copies, .seqs = frame->items, .digests = frame->digests,
-                   .asks = frame->asks };
+    frame->step = (fg_step){ .copies = frame->copies,
+                             .seqs = frame->items,
+                             .digests = frame->digests,
+                             .asks = frame->asks };
     frame->swaps = frame->released_count = frame->moving_count = 0;
     frame->cost = (fg_cost_step){ 0 };
     frame->trace = (fg_trace_step){ .planned_ns = fg_worker_now_ns(worker) };

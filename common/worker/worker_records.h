@@ -40,7 +40,7 @@ typedef enum fg_work_kind {
     /* What it was told. */
     FG_WORK_PROMPT = FG_FLIGHT_TOLD, /* fg_work_prompt; the keys of its full blocks follow */
     FG_WORK_KEYS,                    /* fg_digest128 each: of blocks that an answer has filled */
-    FG_WORK_STEP,      /* fg_work_step; fg_work_ask each, then a byte each for items, digests, copies */
+    FG_WORK_STEP, /* fg_work_step; fg_work_ask each, then a byte each for items, digests, copies */
     FG_WORK_TRANSPORT, /* its name, with the NUL */
     FG_WORK_GUESS,     /* fg_work_guess each: of those whose last token a step chose, or a hand-over
                           brought; left out where there were none */

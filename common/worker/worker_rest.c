@@ -357,8 +357,8 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
                           err) != FG_OK ||
         record->block_count == 0 || record->block_count > FG_LIMIT_BLOCKS ||
         record->tier_slots > FG_LIMIT_BLOCKS || record->context_max > FG_LIMIT_CONTEXT_TOKENS ||
-        record->draft_context > FG_LIMIT_CONTEXT_TOKENS ||
-        record->vocab_size == 0 || record->limits.seqs_max > FG_WORK_SEQS_MAX ||
+        record->draft_context > FG_LIMIT_CONTEXT_TOKENS || record->vocab_size == 0 ||
+        record->limits.seqs_max > FG_WORK_SEQS_MAX ||
         record->limits.step_tokens_max > FG_WORK_STEP_TOKENS_MAX ||
         (record->linked != 0 && record->hands_over == 0)) {
         return fg_fail(err, FG_BAD_INPUT, "it is damaged: its options are nonsense");

@@ -5,8 +5,12 @@ the price of guessing in vain). Prompts are cached after the first turn, so near
 cell: tokens a second of all clients together, over those without guessing; median of the turns (least to most). Every
 answer is compared with the one without.
 
+On a machine that has other work to do, `--threads 1 --clock cpu` counts the processor's seconds of each server instead of the
+clock's.
+
 With --draft FILE there is a way "draft", a server with that --speculative-model. What one is worth that is right nearly always
 can be seen with real text where the model is a slower one that says the same: tests/support/layers_gguf.py makes both."""
+import os
 import pathlib
 import statistics
 import sys
@@ -37,6 +41,11 @@ def texts():
             ("chat, sampled", 0.8, chats)]
 
 
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run_text(cluster, model, temperature, prompts, clients, tokens):
     """All prompts, some at a time. Seconds, tokens, answers."""
     answers, todo = [None] * len(prompts), list(range(len(prompts)))
@@ -48,9 +57,9 @@ def run_text(cluster, model, temperature, prompts, clients, tokens):
                     "temperature": temperature, "max_tokens": tokens, "ignore_eos": True}
             answers[i] = post(cluster.port, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
-    began = time.monotonic()
+    began, used = time.monotonic(), cpu_seconds(cluster.router.pid)
     run_all([client] * clients)
-    return time.monotonic() - began, answers
+    return time.monotonic() - began, cpu_seconds(cluster.router.pid) - used, answers
 
 
 def cell(rates, base):
@@ -72,11 +81,11 @@ def measure(suite, clusters, row, clients):
         want = None
         for way, cluster in clusters.items():
             before = guessed(cluster)
-            took, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients, tokens)
+            wall, cpu, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients, tokens)
             want = answers if want is None else want
             assert answers == want, f"{name}, {way}: another answer than without guessing"
             if turn > 0:
-                rates[way].append(len(prompts) * tokens / took)
+                rates[way].append(len(prompts) * tokens / (cpu if suite.options.clock == "cpu" else wall))
                 moved[way] = [b - a for a, b in zip(before, guessed(cluster))]
     cells = [f"{statistics.median(rates['off']):.0f}"]
     for way in list(clusters)[1:]:
@@ -93,13 +102,13 @@ def bench(suite):
     WAYS["draft"] = ["--speculative-model", suite.options.draft]
     try:
         for way in ["off", *ways]:
-            clusters[way] = suite.cluster(model=model, standalone=True, threads=2, flags=WAYS[way])
+            clusters[way] = suite.cluster(model=model, standalone=True, threads=int(suite.options.threads), flags=WAYS[way])
             clusters[way].wait_ready()
         print("\nIn each cell: times as fast, share of the answers' tokens that were guessed, share of the guesses that "
               "were right.\n\n| text | clients | off, tokens/s | " + " | ".join(ways) + " |\n| --- | ---: | ---: |"
               + " --- |" * len(ways))
         for clients in [int(word) for word in suite.options.clients.split(",")]:
-            for row in texts():
+            for row in (row for row in texts() if row[0].startswith(suite.options.texts)):
                 measure(suite, clusters, row, clients)
     finally:
         for cluster in clusters.values():
@@ -108,6 +117,7 @@ def bench(suite):
 
 def main():
     suite = Suite(__doc__, rounds=(3, "turns"), clients=("1,8", "at once"), ways=("pays,adaptive,fixed", "to guess"),
+                  threads=("2", "of each server"), clock=("wall", "or cpu"), texts=("", "only those whose names begin so"),
                   tokens=("200", "of an answer"), draft=("", "a draft model's file"),
                   bench_model=("", "another model file than SmolLM2"))
     suite.case("speculation", bench, suite)

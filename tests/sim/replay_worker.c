@@ -96,8 +96,8 @@ static fg_step *poll(fg_engine *engine)
     const fg_work_ask *ask = (const fg_work_ask *)(told + 1);
     const unsigned char *flag = (const unsigned char *)(ask + told->ask_count);
     fg_step *step = s->steps[0];
-    if (told->ask_count != step->ask_count || told->item_count != step->seq_count || told->digest_count != step->digest_count ||
-        told->copy_count != step->copy_count) {
+    if (told->ask_count != step->ask_count || told->item_count != step->seq_count ||
+        told->digest_count != step->digest_count || told->copy_count != step->copy_count) {
         return NULL; /* what was begun is not what was begun then; that was found already */
     }
     step->began_ns_out = 0;

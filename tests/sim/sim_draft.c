@@ -55,7 +55,8 @@ fg_sim_draft *fg_sim_draft_open(const fg_engine_sim_options *target, uint64_t se
                                      .vocab_size = target->vocab_size,
                                      .eos_token = target->eos_token,
                                      .quick = target->quick };
-    engine.limits.step_tokens_max = FG_DRAFTER_CHUNK + FG_DRAFTER_NEAR * engine.limits.step_seqs_max;
+    engine.limits.step_tokens_max =
+        FG_DRAFTER_CHUNK + FG_DRAFTER_NEAR * engine.limits.step_seqs_max;
     draft->options = (fg_drafter_options){ .place_count = target->limits.step_seqs_max,
                                            .context_max = context,
                                            .block_size = target->layout.block_size,

@@ -181,14 +181,12 @@ Test(sim_replay_worker, a_record_with_guesses_runs_the_same)
         uint32_t eos;
         bool ignore_eos;
         rig_drafts model;
-    } ways[] = { { FG_DRAFT_PAYS, 0, false, RIG_NO_DRAFT },
-                 { FG_DRAFT_FIXED, 0, false, RIG_NO_DRAFT },
-                 { FG_DRAFT_FIXED, 1, false, RIG_NO_DRAFT },
-                 { FG_DRAFT_ADAPTIVE, 1, true, RIG_NO_DRAFT },
-                 { FG_DRAFT_PAYS, 0, false, RIG_DRAFT_RIGHT },
-                 { FG_DRAFT_PAYS, 1, false, RIG_DRAFT_MIXED },
-                 { FG_DRAFT_PAYS, 0, false, RIG_DRAFT_WRONG },
-                 { FG_DRAFT_FIXED, 1, true, RIG_DRAFT_MIXED } };
+    } ways[] = {
+        { FG_DRAFT_PAYS, 0, false, RIG_NO_DRAFT },    { FG_DRAFT_FIXED, 0, false, RIG_NO_DRAFT },
+        { FG_DRAFT_FIXED, 1, false, RIG_NO_DRAFT },   { FG_DRAFT_ADAPTIVE, 1, true, RIG_NO_DRAFT },
+        { FG_DRAFT_PAYS, 0, false, RIG_DRAFT_RIGHT }, { FG_DRAFT_PAYS, 1, false, RIG_DRAFT_MIXED },
+        { FG_DRAFT_PAYS, 0, false, RIG_DRAFT_WRONG }, { FG_DRAFT_FIXED, 1, true, RIG_DRAFT_MIXED }
+    };
     for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         static rig r;
         rig_open(&r, &(rig_options){ .blocks = 60,

@@ -121,9 +121,8 @@ static void check_guesses(const text *t, const fg_step_ask *ask)
     static uint32_t tokens[CONTEXT];
     memcpy(tokens, t->tokens, t->count * sizeof *tokens);
     for (uint32_t i = 0; i < ask->count_out; i++) {
-        uint32_t want = fg_engine_sim_expected(tokens, t->count + i, VOCAB, UINT32_MAX,
-                                               &t->sampling, 0)
-                            .token;
+        uint32_t want =
+            fg_engine_sim_expected(tokens, t->count + i, VOCAB, UINT32_MAX, &t->sampling, 0).token;
         cr_assert_eq(ask->guesses_out[i], want, "guess %u behind %u tokens is %u instead of %u", i,
                      t->count, ask->guesses_out[i], want);
         tokens[t->count + i] = want;
@@ -134,11 +133,9 @@ static void ask_one(bench *b, text *t, uint32_t place, uint32_t wanted, uint32_t
                     fg_step *step, fg_step_ask *ask)
 {
     *ask = (fg_step_ask){ .place = place, .wanted = wanted, .guesses_out = t->guesses };
-    *step = (fg_step){ .seqs = &t->item,
-                       .seq_count = 1,
-                       .asks = ask,
-                       .ask_count = 1,
-                       .catch_up_max = catch_up };
+    *step = (fg_step){
+        .seqs = &t->item, .seq_count = 1, .asks = ask, .ask_count = 1, .catch_up_max = catch_up
+    };
     fg_drafter_round(b->drafter, step);
 }
 
@@ -329,11 +326,9 @@ Test(drafter, it_can_fail_at_each_allocation)
 
 Test(drafter, sizes_of_nothing_are_refused)
 {
-    const fg_drafter_options good = { .place_count = 1,
-                                      .context_max = 2,
-                                      .block_size = 1,
-                                      .block_count = 1,
-                                      .run = run };
+    const fg_drafter_options good = {
+        .place_count = 1, .context_max = 2, .block_size = 1, .block_count = 1, .run = run
+    };
     for (int i = 0; i < 4; i++) {
         fg_drafter_options bad = good;
         uint32_t *sizes[] = { &bad.place_count, &bad.context_max, &bad.block_size,
@@ -367,7 +362,10 @@ Test(drafter, an_engine_refuses_asks_that_it_cannot_answer)
     } cases[] = {
         { .name = "there is no draft model", .says = "there is none", .none = true, .wanted = 1 },
         { .name = "no such item", .says = "no item", .item = 1, .wanted = 1 },
-        { .name = "an item that chooses nothing", .says = "no item", .unsampled = true, .wanted = 1 },
+        { .name = "an item that chooses nothing",
+          .says = "no item",
+          .unsampled = true,
+          .wanted = 1 },
         { .name = "an item without a history", .says = "no item", .blind = true, .wanted = 1 },
         { .name = "no such place", .says = "place", .place = PLACES, .wanted = 1 },
         { .name = "no guess", .says = "wants 0", .wanted = 0 },

@@ -17,9 +17,9 @@ typedef struct vocabulary {
     uint32_t eos, eot; /* 99: none */
 } vocabulary;
 
-static const vocabulary plain = {
-    "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99
-};
+static const vocabulary plain = { "gpt2", { "a", "b", "c", "<end>", "<more>" },
+                                  TOKENS, { 1, 1, 1, 3, 3 },
+                                  3,      99 };
 
 typedef struct file {
     void *bytes;
@@ -64,30 +64,42 @@ Test(vocab_pair, what_differs_is_said)
         const char *name, *says; /* NULL: nothing differs */
         vocabulary draft;
     } cases[] = {
-        { "the same", NULL,
+        { "the same",
+          NULL,
           { "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "another kind", "of another kind: \"llama\", the model's \"gpt2\"",
+        { "another kind",
+          "of another kind: \"llama\", the model's \"gpt2\"",
           { "llama", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "no kind", "of another kind: \"\"",
+        { "no kind",
+          "of another kind: \"\"",
           { NULL, { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "fewer", "it has 4 tokens, the model 5",
+        { "fewer",
+          "it has 4 tokens, the model 5",
           { "gpt2", { "a", "b", "c", "<end>" }, 4, { 1, 1, 1, 3 }, 3, 99 } },
         { "none", "has no vocabulary", { "gpt2", { NULL }, 0, { 0 }, 3, 99 } },
-        { "another text", "its token 1 is \"B\", the model's \"b\"",
+        { "another text",
+          "its token 1 is \"B\", the model's \"b\"",
           { "gpt2", { "a", "B", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "a longer text", "its token 4 is \"<more>>\"",
+        { "a longer text",
+          "its token 4 is \"<more>>\"",
           { "gpt2", { "a", "b", "c", "<end>", "<more>>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "a text that would break the line", "its token 2 is \"..c\"",
+        { "a text that would break the line",
+          "its token 2 is \"..c\"",
           { "gpt2", { "a", "b", "\n\"c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "two in each other's place", "its token 0 is \"b\"",
+        { "two in each other's place",
+          "its token 0 is \"b\"",
           { "gpt2", { "b", "a", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
-        { "another type", "its token 4 is of type 1, the model's of 3",
+        { "another type",
+          "its token 4 is of type 1, the model's of 3",
           { "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 1 }, 3, 99 } },
-        { "another end", "its eos token is 4, the model's 3",
+        { "another end",
+          "its eos token is 4, the model's 3",
           { "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 4, 99 } },
-        { "no end", "its eos token is -1",
+        { "no end",
+          "its eos token is -1",
           { "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 99, 99 } },
-        { "one end more", "its eot token is 4, the model's -1",
+        { "one end more",
+          "its eot token is 4, the model's -1",
           { "gpt2", { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 4 } },
     };
     file model = make(&plain);

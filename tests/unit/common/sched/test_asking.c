@@ -192,10 +192,9 @@ Test(asking, catching_up_is_to_come_back)
         fg_asking asking;
         learn(&target, &asking, &(speeds){ 10e6, 1e5, 5e5, 1e4, 1e5 });
         asking.credit_ns = 0;
-        fg_asking_seq seq = { .limit = 8,
-                              .slots = 100,
-                              .behind = cases[i].behind,
-                              .likely_left = cases[i].likely_left };
+        fg_asking_seq seq = {
+            .limit = 8, .slots = 100, .behind = cases[i].behind, .likely_left = cases[i].likely_left
+        };
         show(&asking, &seq.record, 64, 50);
         fg_asking_plan plan = fg_asking_choose(&asking, &target, &seq, 1);
         cr_assert_eq(seq.wanted > 0, cases[i].caught_up, "%s", cases[i].name);

@@ -33,11 +33,8 @@ static const struct {
         .block_size = 4,
         .slots = 60,
         .overlap = true,
-        .policies = { .draft = FG_DRAFT_FIXED,
-                      .draft_max = 8,
-                      .preemption = FG_PREEMPT_SWAP } } },
-    { "the text is not looked up",
-      { .blocks = 200, .block_size = 4, .draft_alone = true, FIXED } },
+        .policies = { .draft = FG_DRAFT_FIXED, .draft_max = 8, .preemption = FG_PREEMPT_SWAP } } },
+    { "the text is not looked up", { .blocks = 200, .block_size = 4, .draft_alone = true, FIXED } },
 };
 
 /* Eight requests in four places or eight; texts that repeat, so that both sources guess. */
@@ -108,8 +105,7 @@ Test(worker_ask, answers_are_what_they_are_without)
 Test(worker_ask, a_good_draft_saves_four_steps_in_five)
 {
     static rig r;
-    rig_open(&r, &(rig_options){
-                     .blocks = 200, .block_size = 4, .draft = RIG_DRAFT_RIGHT, FIXED });
+    rig_open(&r, &(rig_options){ .blocks = 200, .block_size = 4, .draft = RIG_DRAFT_RIGHT, FIXED });
     rig_ask(&r, 1, 0, 6, 101);
     rig_run(&r);
     fg_worker_stats stats = rig_stats(&r);
@@ -124,8 +120,7 @@ Test(worker_ask, what_was_wrong_is_not_in_its_way)
 {
     static rig r;
     fg_pool_stats pool;
-    rig_open(&r, &(rig_options){
-                     .blocks = 200, .block_size = 4, .draft = RIG_DRAFT_MIXED, FIXED });
+    rig_open(&r, &(rig_options){ .blocks = 200, .block_size = 4, .draft = RIG_DRAFT_MIXED, FIXED });
     rig_ask(&r, 1, 0, 6, 200);
     run_checked(&r);
     fg_worker_stats stats = rig_stats(&r);
@@ -212,8 +207,9 @@ Test(worker_ask, a_request_that_is_cancelled_in_such_a_step_leaves_nothing)
 Test(worker_ask, a_model_that_breaks_down_at_a_guess_breaks_nobodys_answer)
 {
     static rig r;
-    rig_open(&r, &(rig_options){
-                     .blocks = 60, .block_size = 4, .breaks_at = 60, .draft = RIG_DRAFT_RIGHT, FIXED });
+    rig_open(&r,
+             &(rig_options){
+                 .blocks = 60, .block_size = 4, .breaks_at = 60, .draft = RIG_DRAFT_RIGHT, FIXED });
     rig_request *fits = rig_ask(&r, 1, 0, 6, 54), *not = rig_ask(&r, 2, 1, 6, 55);
     rig_run(&r);
     cr_assert(fits->finish == FG_FINISH_LENGTH && fits->count == 60, "%u tokens", fits->count);
