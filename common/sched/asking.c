@@ -18,13 +18,16 @@ enum {
 #define GAIN_MIN 1.03
 /* Of a step's time, what catching up may add to it. */
 #define CATCH_UP_SHARE 0.5
-/* Of all time, what goes into guesses that are not expected to pay; at once, and before anything is known. */
-#define TRIAL_SHARE  0.01
-#define TRIAL_MAX_NS 50e6
+/* Of all time, what goes into guesses that are not expected to pay; of the time since the last of them; what is saved for
+ * them (a long text is to be caught up with first), and what there is before anything is known. */
+#define TRIAL_SHARE    0.01
+#define TRIAL_PACE     0.05
+#define TRIAL_MAX_NS   1e9
+#define TRIAL_FIRST_NS 50e6
 
 void fg_asking_init(fg_asking *asking)
 {
-    *asking = (fg_asking){ .credit_ns = TRIAL_MAX_NS };
+    *asking = (fg_asking){ .credit_ns = TRIAL_FIRST_NS, .quiet_ns = TRIAL_MAX_NS };
     fg_cost_init(&asking->cost, 0);
 }
 
@@ -74,15 +77,6 @@ typedef struct weighed {
     uint64_t kv_tokens;
 } weighed;
 
-static double odds_behind(const fg_asking *asking, const fg_asking_seq *seq, uint32_t behind)
-{
-    double each = (double)fg_asking_odds(asking, seq->record) / FG_ODDS_ONE, all = each;
-    for (; behind > 0; behind--) {
-        all *= each;
-    }
-    return all;
-}
-
 /* False: nobody could have another one. */
 static bool add_likeliest(weighed *w)
 {
@@ -90,15 +84,15 @@ static bool add_likeliest(weighed *w)
     double best_odds = 0;
     for (uint32_t i = 0; i < w->count; i++) {
         fg_asking_seq *seq = &w->seqs[i];
-        double odds = seq->wanted < seq->limit ? odds_behind(w->asking, seq, seq->wanted) : 0;
-        if (odds > best_odds) {
+        if (seq->wanted < seq->limit && seq->next > best_odds) {
             best = seq;
-            best_odds = odds;
+            best_odds = seq->next;
         }
     }
     if (best == NULL) {
         return false;
     }
+    best->next *= best->each;
     w->depths[best->wanted++]++;
     w->tokens += best_odds;
     w->kv_tokens += best->slots;
@@ -118,6 +112,8 @@ static weighed begin(const fg_asking *asking, fg_asking_seq *seqs, uint32_t coun
 {
     for (uint32_t i = 0; i < count; i++) {
         seqs[i].wanted = 0;
+        seqs[i].each = (double)fg_asking_odds(asking, seqs[i].record) / FG_ODDS_ONE;
+        seqs[i].next = seqs[i].each;
     }
     return (weighed){ .asking = asking, .seqs = seqs, .count = count, .tokens = count };
 }
@@ -155,30 +151,34 @@ static bool is_worth_catching_up(const fg_asking *asking, const fg_asking_seq *s
            catch_up_ns(asking, seq->behind) < gain_ns * seq->likely_left;
 }
 
-/* A single guess of somebody who has none, where there is credit for it: returns the ns that it is expected to take. */
-static double try_one(fg_asking *asking, fg_asking_seq *seqs, uint32_t count)
+/* A single guess of somebody who has none, where there is credit for it: returns the ns that it is expected to take now.
+ * Whoever is far behind is caught up with `piece` tokens at a time. */
+static double try_one(fg_asking *asking, fg_asking_seq *seqs, uint32_t count, uint32_t piece)
 {
     for (uint32_t i = 0; i < count; i++) {
         fg_asking_seq *seq = &seqs[(asking->turn + i) % count];
         uint32_t far = seq->behind > FG_ASKING_NEAR ? seq->behind : 0;
-        double ns = catch_up_ns(asking, far) + step_ns(asking, 1);
-        if (seq->wanted == 0 && seq->limit > 0 && ns <= asking->credit_ns) {
+        double ns = catch_up_ns(asking, far < piece ? far : piece) + step_ns(asking, 1);
+        if (seq->wanted == 0 && seq->limit > 0 && ns <= asking->quiet_ns * TRIAL_PACE &&
+            catch_up_ns(asking, far) + step_ns(asking, 1) <= asking->credit_ns) {
             seq->wanted = 1;
             asking->turn += i + 1;
+            asking->quiet_ns = 0;
             return ns;
         }
     }
     return 0;
 }
 
-static uint32_t catch_up_max(const fg_asking *asking, const fg_cost *target,
-                             const fg_asking_seq *seqs, uint32_t count)
+/* Tokens that those who are far behind are caught up with in a step; 0: nobody is. */
+static uint32_t piece_of(const fg_asking *asking, const fg_cost *target, const fg_asking_seq *seqs,
+                         uint32_t count)
 {
     fg_cost_step plain = { .decode_rows = count };
     bool any = false;
     for (uint32_t i = 0; i < count; i++) {
         plain.kv_tokens += seqs[i].slots;
-        any = any || (seqs[i].wanted > 0 && seqs[i].behind > FG_ASKING_NEAR);
+        any = any || seqs[i].behind > FG_ASKING_NEAR;
     }
     if (!any) {
         return 0;
@@ -204,15 +204,16 @@ fg_asking_plan fg_asking_choose(fg_asking *asking, const fg_cost *target, fg_ask
         any = any || seq->wanted > 0;
     }
     /* Whose guesses were wrong gets no more of them while others' pay, and may get better. */
-    double tried_ns = try_one(asking, seqs, count);
+    plan.catch_up_max = piece_of(asking, target, seqs, count);
+    double tried_ns = try_one(asking, seqs, count, plan.catch_up_max);
     plan.is_trial = !any && tried_ns > 0;
     asking->credit_ns -= any ? tried_ns : 0;
-    plan.catch_up_max = catch_up_max(asking, target, seqs, count);
     return plan;
 }
 
 void fg_asking_learn(fg_asking *asking, const fg_asking_did *did)
 {
+    asking->quiet_ns += (double)did->step_ns;
     asking->credit_ns += (double)did->step_ns * TRIAL_SHARE;
     asking->credit_ns -= did->was_trial ? (double)did->ns : 0;
     asking->credit_ns = fmin(asking->credit_ns, TRIAL_MAX_NS);

@@ -29,6 +29,7 @@ typedef struct fg_asking {
     fg_cost cost; /* of the draft model's steps: rows, and prompt tokens that it catches up with */
     fg_asking_record record; /* of all sequences */
     double credit_ns;        /* that may go into guesses that are not expected to pay */
+    double quiet_ns;         /* since the last of these */
     uint32_t turn;           /* who is tried next */
 } fg_asking;
 
@@ -40,6 +41,7 @@ typedef struct fg_asking_seq {
     uint32_t slots;       /* KV slots that a row of it attends to */
     uint32_t likely_left; /* tokens that are likely to come */
     uint32_t wanted;      /* filled in */
+    double each, next;    /* scratch: the odds of one guess, and of all up to the next one */
 } fg_asking_seq;
 
 typedef struct fg_asking_plan {
