@@ -271,6 +271,8 @@ static void trace(fg_worker *worker, fg_worker_frame *frame)
     fg_pool_stats_get(worker->pool, &pool);
     step->ended_ns = fg_worker_now_ns(worker);
     uint64_t took = frame->step.compute_ns_out;
+    step->asked = frame->step.ask_count;
+    step->draft_us = (uint32_t)(frame->step.drafted_out.ns / 1000);
     step->began_ns = frame->step.began_ns_out;
     if (step->began_ns == 0) {
         step->began_ns = step->ended_ns > took ? step->ended_ns - took : 0;
