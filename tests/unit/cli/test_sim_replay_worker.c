@@ -294,6 +294,16 @@ static void nonsense_step(fg_buf *bytes)
     ((fg_work_step *)replay_find(bytes, FG_WORK_STEP))->item_count++;
 }
 
+static void nonsense_asks(fg_buf *bytes)
+{
+    ((fg_work_step *)replay_find(bytes, FG_WORK_STEP))->ask_count++;
+}
+
+static void nonsense_draft(fg_buf *bytes)
+{
+    options_in(bytes)->draft_context = UINT32_MAX;
+}
+
 static void nonsense_blocks(fg_buf *bytes)
 {
     options_in(bytes)->block_count = UINT32_MAX;
@@ -328,6 +338,8 @@ Test(sim_replay_worker, what_is_not_as_then_is_told)
         { "no second step in flight", no_overlap, 1 },
         { "then it crashed", replay_end_inside, 1 },
         { "a step of another size", nonsense_step, 2 },
+        { "asks that are not there", nonsense_asks, 2 },
+        { "a draft model with too long a context", nonsense_draft, 2 },
         { "more blocks than can be", nonsense_blocks, 2 },
         { "a block size that cannot be", nonsense_size, 2 },
         { "a frame that cannot be read", nonsense_frame, 2 },

@@ -7,6 +7,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/fault.h"
+#include "common/base/mem.h"
 #include "common/engine/engine_sim.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -173,7 +174,9 @@ static void play(uint32_t block_count, fg_rng *rng, uint64_t *given_out)
             }
         }
         step.seq_count = step.ask_count = count;
+        uint64_t taken = fg_mem_count();
         fg_drafter_round(b.drafter, &step);
+        cr_assert_eq(fg_mem_count(), taken, "a round takes no memory");
         cr_assert(step.drafted_out.caught <= step.catch_up_max);
         for (uint32_t i = 0; i < PLACES; i++) {
             book(&texts[i], right[i]);
