@@ -8,7 +8,7 @@ answer is compared with the one without.
 On a machine that has other work to do, `--threads 1 --clock cpu` counts the processor's seconds of each server instead of the
 clock's.
 
-With --draft FILE there is a way "draft", a server with that --speculative-model. What one is worth that is right nearly always
+With --draft FILE,FILE there are ways "draft" and "draft2", servers with that --speculative-model. What one is worth that is right nearly always
 can be seen with real text where the model is a slower one that says the same: tests/support/layers_gguf.py makes both."""
 import os
 import pathlib
@@ -99,7 +99,8 @@ def bench(suite):
     ways = suite.options.ways.split(",")
     clusters = {}
     model = suite.options.bench_model or suite.smollm2()
-    WAYS["draft"] = ["--speculative-model", suite.options.draft]
+    for i, draft in enumerate(suite.options.draft.split(",")):
+        WAYS[f"draft{i + 1 if i else ''}"] = ["--speculative-model", draft]
     try:
         for way in ["off", *ways]:
             clusters[way] = suite.cluster(model=model, standalone=True, threads=int(suite.options.threads), flags=WAYS[way])
@@ -118,7 +119,7 @@ def bench(suite):
 def main():
     suite = Suite(__doc__, rounds=(3, "turns"), clients=("1,8", "at once"), ways=("pays,adaptive,fixed", "to guess"),
                   threads=("2", "of each server"), clock=("wall", "or cpu"), texts=("", "only those whose names begin so"),
-                  tokens=("200", "of an answer"), draft=("", "a draft model's file"),
+                  tokens=("200", "of an answer"), draft=("", "draft models' files: ways draft, draft2, ..."),
                   bench_model=("", "another model file than SmolLM2"))
     suite.case("speculation", bench, suite)
     suite.end()
