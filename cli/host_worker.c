@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/device_arena.h"
+#include "cli/draft.h"
 #include "cli/kv_room.h"
 #include "cli/pulse.h"
 #include "cli/recorder.h"
@@ -52,6 +53,13 @@ static const counter counters[] = {
       1 },
     { "spec_decode_num_accepted_tokens_total", "Those of them that were right",
       STAT(accepted_tokens), 1 },
+    { "spec_decode_model_draft_tokens_total", "Of the guessed tokens, the draft model's",
+      STAT(model_drafted_tokens), 1 },
+    { "spec_decode_model_accepted_tokens_total", "Those of them that were right",
+      STAT(model_accepted_tokens), 1 },
+    { "spec_decode_model_steps_total", "Steps of the draft model that guessed a token",
+      STAT(draft_steps), 1 },
+    { "spec_decode_model_seconds_total", "Time that the draft model took", STAT(draft_ns), 1e-9 },
     { "engine_broken_total", "Requests that ended because the model's output was NaN or infinite",
       STAT(broken), 1 },
     { "prefill_chunks_total", "Pieces that prompts were computed in", STAT(chunks), 1 },
@@ -130,6 +138,7 @@ struct fg_host_worker {
     fg_shared shared; /* where several ranks compute */
     fg_tier *tier;    /* NULL: none was asked for */
     const fg_loaded_model *model;
+    fg_loaded_draft draft; /* what guesses for it; maybe nothing */
     char name[FG_LIMIT_NAME_BYTES + 1];
     char endpoint[FG_CONF_HOST_MAX + 32];
     uint32_t block_count;
@@ -659,6 +668,11 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                              fg_error *err)
 {
     thread_plan plan = { .count = 0 };
+    fg_status status = fg_loaded_draft_open(&host->draft, config, model, host->block_count,
+                                            context_of(config, model), err);
+    if (status != FG_OK) {
+        return status;
+    }
     plan_threads(config, &plan);
     cpu_set_t cpus;
     fg_core_share_options share = share_options(config, place, &plan, &cpus);
@@ -688,6 +702,7 @@ static fg_status open_engine(fg_host_worker *host, const fg_serve_config *config
                                   .places = plan.places,
                                   .share = host->share,
                                   .tp = &tp,
+                                  .draft = host->draft.weights != NULL ? &host->draft.engine : NULL,
                                   .cpu_isa = isa_name(config->cpu_isa),
                                   .fingerprint = &model->fingerprint,
                                   .weights_cache = config->weights_cache,
@@ -774,6 +789,8 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .block_count = host->block_count,
                                   .context_max = context_of(config, model),
                                   .vocab_size = model->hparams.vocab_size,
+                                  .draft_context = host->draft.engine.context_max,
+                                  .draft_alone = config->speculate == FG_SPECULATE_MODEL,
                                   .limits = limits_of(config, host->block_count),
                                   .zero_copy = config->kv_zero_copy == FG_ON &&
                                                fg_engine_started(host->engine).host_memory,
@@ -863,6 +880,7 @@ void fg_host_worker_close(fg_host_worker *host)
     if (host->engine != NULL) {
         fg_engine_close(host->engine); /* waits for the step in flight */
     }
+    fg_loaded_draft_close(&host->draft);
     fg_core_share_close(host->share);
     fg_wake_close(host->wake);
     if (host->link != NULL) {

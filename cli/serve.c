@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/draft.h"
 #include "cli/host_router.h"
 #include "cli/host_worker.h"
 #include "cli/model.h"
@@ -238,7 +239,8 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT,
                        "--preemption swap needs --kv-host-blocks N: where to swap to");
     }
-    fg_status status = check_devices(s, err);
+    fg_status status = fg_draft_check(config, err);
+    status = status != FG_OK ? status : check_devices(s, err);
     if (status != FG_OK) {
         return status;
     }

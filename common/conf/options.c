@@ -62,6 +62,8 @@ static const fg_conf_choice last_chunks[] = { { "auto", FG_LAST_CHUNK_AUTO },
                                               { NULL, 0 } };
 static const fg_conf_choice speculations[] = { { "off", FG_SPECULATE_OFF },
                                                { "ngram", FG_SPECULATE_NGRAM },
+                                               { "model", FG_SPECULATE_MODEL },
+                                               { "auto", FG_SPECULATE_AUTO },
                                                { NULL, 0 } };
 static const fg_conf_choice draft_lengths[] = { { "pays", FG_DRAFT_PAYS },
                                                 { "adaptive", FG_DRAFT_ADAPTIVE },
@@ -706,15 +708,39 @@ static const fg_option options[] = {
       .help = "Plans the next step while one computes. The answers are the same." },
     { .name = "speculate",
       .type = FG_OPTION_CHOICE,
-      .default_text = "ngram",
+      .default_text = "auto",
       .choices = speculations,
       .group = scheduling,
       .roles = engine_roles,
       AT(speculate),
+      .help = "Tokens that may come next are computed along with the next one, and those that were "
+              "right "
+              "come at once. The answers are the same. ngram: where an answer repeats what stands "
+              "in its "
+              "prompt or in itself, the tokens that followed there; model: what "
+              "--speculative-model says; "
+              "auto: what the text says, or that model where there is one and it is likelier to be "
+              "right." },
+    { .name = "speculative-model",
+      .type = FG_OPTION_STRING,
+      .group = scheduling,
+      .roles = "standalone and decode",
+      .value_name = "FILE",
+      AT(speculative_model),
       .help =
-          "ngram: where an answer repeats what stands in its prompt or in itself, the tokens that "
-          "followed there are computed along with the next one, and those that were right come at "
-          "once. The answers are the same." },
+          "A smaller model with the same vocabulary, a GGUF file, that guesses what comes next, as "
+          "long as that makes answers faster. They are the same, bit for bit, whatever it says." },
+    { .name = "speculative-kv-blocks",
+      .type = FG_OPTION_U32,
+      .default_text = "0",
+      .min = 0,
+      .max = FG_LIMIT_BLOCKS,
+      .group = scheduling,
+      .roles = "standalone and decode",
+      AT(speculative_kv_blocks),
+      .help =
+          "KV blocks of that model, of its own size; 0: as many as the model has. Sequences that "
+          "find no room there are not guessed for." },
     { .name = "draft-max",
       .type = FG_OPTION_U32,
       .default_text = "8",

@@ -47,7 +47,12 @@ typedef enum fg_use { FG_USE_PREFILL = 1, FG_USE_DECODE = 2 } fg_use;
 typedef enum fg_switch { FG_OFF = 0, FG_ON = 1 } fg_switch;
 
 /* Where guesses at the next tokens come from. */
-typedef enum fg_speculation { FG_SPECULATE_OFF = 0, FG_SPECULATE_NGRAM } fg_speculation;
+typedef enum fg_speculation {
+    FG_SPECULATE_OFF = 0,
+    FG_SPECULATE_NGRAM, /* the text itself */
+    FG_SPECULATE_MODEL, /* a draft model */
+    FG_SPECULATE_AUTO,  /* both, as far as they are there */
+} fg_speculation;
 
 typedef struct fg_serve_config {
     const char *model;             /* NULL: not given */
@@ -109,7 +114,9 @@ typedef struct fg_serve_config {
     int overlap;         /* fg_switch */
     int speculate;       /* fg_speculation */
     uint32_t draft_max;
-    int draft_length; /* fg_sched_draft */
+    int draft_length;               /* fg_sched_draft */
+    const char *speculative_model;  /* NULL: none */
+    uint32_t speculative_kv_blocks; /* 0: as many as the model's */
     uint32_t local_prefill_tokens;
 
     const char *weights_cache; /* "auto", "off" or a directory */

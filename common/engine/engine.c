@@ -2,6 +2,7 @@
 
 #include "common/base/dtype.h"
 #include "common/engine/engine_internal.h"
+#include "common/spec/lookahead.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
@@ -136,6 +137,29 @@ static fg_status check_copy(const fg_engine_bounds *bounds, const fg_step_copy *
     return FG_OK;
 }
 
+static fg_status check_ask(const fg_engine_bounds *bounds, const fg_step *step, uint32_t index,
+                           fg_error *err)
+{
+    const fg_step_ask *ask = &step->asks[index];
+    if (!bounds->can_draft) {
+        return fg_fail(err, FG_BAD_INPUT, "ask %u of a draft model, and there is none", index);
+    }
+    if (ask->item >= step->seq_count || !step->seqs[ask->item].sample ||
+        step->seqs[ask->item].history == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "ask %u is about no item that samples and has a history",
+                       index);
+    }
+    if (ask->place >= bounds->limits.step_seqs_max) {
+        return fg_fail(err, FG_BAD_INPUT, "ask %u has place %u of %u", index, ask->place,
+                       bounds->limits.step_seqs_max);
+    }
+    if (ask->wanted == 0 || ask->wanted > FG_LOOKAHEAD_MAX || ask->guesses_out == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "ask %u wants %u guesses, or has no array for them",
+                       index, ask->wanted);
+    }
+    return FG_OK;
+}
+
 fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_items *before,
                                const fg_step *step, fg_error *err)
 {
@@ -172,7 +196,11 @@ fg_status fg_engine_check_step(const fg_engine_bounds *bounds, const fg_engine_i
                            step->digests[i].block_id, bounds->block_count);
         }
     }
-    return FG_OK;
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; i < step->ask_count && status == FG_OK; i++) {
+        status = check_ask(bounds, step, i, err);
+    }
+    return status;
 }
 
 uint32_t fg_engine_kv_dtype(const char *device, uint32_t asked, const fg_hparams *hparams)

@@ -98,6 +98,25 @@ typedef struct fg_step_copy {
     uint64_t digest_out;
 } fg_step_copy;
 
+/* A draft model is asked what may follow an item's choices, when the step has run (drafter.h). */
+typedef struct fg_step_ask {
+    uint32_t item; /* which samples, and has its history */
+    uint32_t
+        place; /* where the draft model keeps this sequence; below step_seqs_max, in one ask of a step */
+    uint32_t wanted;       /* tokens, 1 to FG_LOOKAHEAD_MAX */
+    uint32_t *guesses_out; /* the caller's array of as many */
+    uint32_t count_out;    /* how many there are; 0 while it has not caught up */
+    uint32_t known_out;    /* leading tokens of the sequence that it has computed */
+} fg_step_ask;
+
+/* What the draft model did in a step. */
+typedef struct fg_step_drafted {
+    uint64_t ns;       /* all of it, beside compute_ns_out */
+    uint64_t catch_ns; /* the part that computed `caught` tokens, which it was behind */
+    uint32_t caught;
+    uint32_t steps, rows; /* of the rest: steps of its own, and the sequences in them summed up */
+} fg_step_drafted;
+
 typedef struct fg_step {
     fg_step_copy *copies;
     uint32_t copy_count;
@@ -105,9 +124,13 @@ typedef struct fg_step {
     uint32_t seq_count;
     fg_step_digest *digests;
     uint32_t digest_count;
-    uint64_t began_ns_out;   /* when it began to run, monotonic; 0: not known (simulated) */
-    uint64_t compute_ns_out; /* all of it */
+    fg_step_ask *asks; /* only where there is a draft model */
+    uint32_t ask_count;
+    uint32_t catch_up_max; /* tokens that the draft model may be behind and compute in this step */
+    uint64_t began_ns_out; /* when it began to run, monotonic; 0: not known (simulated) */
+    uint64_t compute_ns_out; /* all of it but for asks */
     uint64_t copy_ns_out;    /* the part of the copies */
+    fg_step_drafted drafted_out;
 } fg_step;
 
 typedef struct fg_engine_limits {
@@ -115,6 +138,16 @@ typedef struct fg_engine_limits {
     uint32_t step_seqs_max;
     uint32_t context_max; /* tokens of one sequence */
 } fg_engine_limits;
+
+/* A smaller model that guesses what the other one will choose. */
+typedef struct fg_engine_draft {
+    const fg_weights *weights;       /* borrowed until close */
+    const fg_hparams *hparams;       /* copied */
+    fg_kv_layout layout;             /* with the other one's block size */
+    uint32_t block_count;            /* for all sequences */
+    uint32_t context_max;            /* of a sequence, its guesses too */
+    const fg_digest128 *fingerprint; /* as in fg_engine_options */
+} fg_engine_draft;
 
 typedef struct fg_engine_options {
     const fg_weights *weights; /* borrowed until close */
@@ -138,6 +171,7 @@ typedef struct fg_engine_options {
     const fg_digest128 *fingerprint;    /* of the weights; NULL: computed where it is needed */
     const char *weights_cache;          /* fg_weight_store_options.cache; NULL: "off" */
     const struct fg_tp_options *tp;     /* NULL, or how many processes compute; for the call */
+    const fg_engine_draft *draft;       /* NULL: nobody guesses; for the call */
     void (*on_done)(void *ctx);         /* called from the engine thread */
     void *ctx;
 } fg_engine_options;
@@ -155,8 +189,9 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
 void fg_engine_close(fg_engine *engine);
 
 /* Starts a step, or queues it behind the one that runs; FG_AGAIN while FG_ENGINE_STEPS_MAX are in
- * flight, FG_BAD_INPUT when it breaks the limits, wants choices for which it has no tokens or no array, or
- * names a token id, block id or slot is out of range (checked here, before anything is computed). */
+ * flight, FG_BAD_INPUT when it breaks the limits, wants choices for which it has no tokens or no array,
+ * asks a draft model that is not there, or names a token id, block id or slot that is out of range (checked here, before
+ * anything is computed). */
 fg_status fg_engine_begin(fg_engine *engine, fg_step *step, fg_error *err);
 /* The oldest step in flight once it has ended, its *_out fields filled; NULL when none has. */
 fg_step *fg_engine_poll(fg_engine *engine);
@@ -179,6 +214,7 @@ typedef struct fg_engine_start {
     /* Operations use the host's memory, of this process alone, so that twin_arena may be given. */
     bool host_memory;
     const struct fg_weight_report *weights;
+    const struct fg_weight_report *draft_weights; /* NULL: no draft model */
 } fg_engine_start;
 fg_engine_start fg_engine_started(const fg_engine *engine);
 

@@ -14,6 +14,7 @@ typedef struct fg_engine_bounds {
     uint32_t block_count;
     uint32_t tier_block_count; /* 0: no tier */
     bool no_twins;             /* operations do not reach other workers' memory */
+    bool can_draft;            /* there is a draft model */
 } fg_engine_bounds;
 
 /* The items of the step begun last, which those of the next one may follow. A copy of what that step

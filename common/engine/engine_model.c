@@ -23,6 +23,7 @@
 #include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
+#include "common/engine/draft_model.h"
 #include "common/engine/engine_internal.h"
 #include "common/engine/forward.h"
 #include "common/engine/tp.h"
@@ -32,6 +33,7 @@ typedef struct model_engine {
     fg_engine_bounds bounds;
     fg_tp *tp; /* NULL: the only rank */
     fg_forward *forward;
+    fg_draft_model *draft; /* NULL: none */
     fg_core_share *share;
     void (*on_done)(void *ctx);
     void *ctx;
@@ -90,6 +92,10 @@ static void run_step(model_engine *engine, uint64_t at)
     begin_next(engine, at);
     fg_forward_end(engine->forward, step);
     step->compute_ns_out = fg_clock_now_ns(&clock) - step->began_ns_out;
+    step->drafted_out = (fg_step_drafted){ 0 };
+    if (step->ask_count > 0) {
+        fg_draft_model_round(engine->draft, step);
+    }
 }
 
 /* Runs whatever was begun, until there is nothing more or the engine is to stop and the device has nothing left. */
@@ -156,6 +162,7 @@ static void model_close(fg_engine *base)
     fg_signal_raise(&engine->wake);
     fg_thread_join(engine->thread);
     fg_tp_end(engine->tp);
+    fg_draft_model_close(engine->draft);
     fg_forward_destroy(engine->forward);
     fg_tp_close(engine->tp);
     fg_mem_free(engine);
@@ -214,7 +221,11 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     engine->share = options->share;
     engine->on_done = options->on_done;
     engine->ctx = options->ctx;
+    engine->bounds.can_draft = options->draft != NULL;
     fg_status status = open_ranks(engine, options, err);
+    if (status == FG_OK && options->draft != NULL) {
+        status = fg_draft_model_open(options, &engine->draft, err);
+    }
     if (status != FG_OK) {
         goto close;
     }
@@ -229,6 +240,9 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
                            .rank_count = fg_tp_size(engine->tp),
                            .host_memory = !engine->bounds.no_twins,
                            .weights = fg_forward_weights(engine->forward) };
+    if (engine->draft != NULL) {
+        engine->base.start.draft_weights = fg_draft_model_weights(engine->draft);
+    }
     if (!fg_thread_start(&engine->thread, engine_main, engine)) {
         status = fg_fail(err, FG_AGAIN, "the system gave no thread for the engine");
         goto close;
@@ -237,6 +251,7 @@ fg_status fg_engine_open_model(const fg_engine_options *options, fg_engine **eng
     return FG_OK;
 
 close:
+    fg_draft_model_close(engine->draft);
     fg_tp_end(engine->tp);
     fg_forward_destroy(engine->forward);
     fg_tp_close(engine->tp);

@@ -6,6 +6,7 @@
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
+#include "common/engine/drafter.h"
 #include "common/engine/engine_internal.h"
 
 /* What a sequence knows before its first token. */
@@ -271,6 +272,16 @@ static uint64_t step_ns(const sim_engine *engine, const fg_step *step)
     return ns;
 }
 
+/* What its asks add. */
+static uint64_t draft_ns(const sim_engine *engine, const fg_step *step)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < step->ask_count; i++) {
+        most = step->asks[i].wanted > most ? step->asks[i].wanted : most;
+    }
+    return most * engine->options.draft_ns;
+}
+
 /* Runs the oldest step that has not ended. */
 static void run_step(sim_engine *engine)
 {
@@ -288,6 +299,12 @@ static void run_step(sim_engine *engine)
     }
     step->compute_ns_out = step_ns(engine, step);
     step->copy_ns_out = step->copy_count * engine->options.step_ns.copied_block;
+    step->drafted_out = (fg_step_drafted){ 0 };
+    if (step->ask_count > 0) {
+        fg_drafter_round(engine->options.drafter, step);
+        step->drafted_out.ns = draft_ns(engine, step);
+        step->drafted_out.catch_ns = 0;
+    }
     engine->ended++;
     if (engine->options.on_done != NULL) {
         engine->options.on_done(engine->options.ctx);
@@ -358,7 +375,8 @@ fg_status fg_engine_open_sim(const fg_engine_sim_options *options, fg_engine **e
                             .block_size = layout->block_size,
                             .block_count = options->block_count,
                             .tier_block_count =
-                                options->tier_arena == NULL ? 0 : options->tier_block_count };
+                                options->tier_arena == NULL ? 0 : options->tier_block_count,
+                            .can_draft = options->drafter != NULL };
     snprintf(engine->base.numerics_class, sizeof engine->base.numerics_class, "sim/k1/kv-%s/tp1",
              fg_dtype_name(layout->dtype));
     *engine_out = &engine->base;
@@ -381,7 +399,8 @@ uint64_t fg_engine_sim_due_ns(const fg_engine *base)
     if (engine->ended == engine->begun) {
         return UINT64_MAX;
     }
-    return step_ns(engine, engine->steps[engine->ended % FG_ENGINE_STEPS_MAX]);
+    const fg_step *step = engine->steps[engine->ended % FG_ENGINE_STEPS_MAX];
+    return step_ns(engine, step) + draft_ns(engine, step);
 }
 
 uint64_t fg_engine_sim_bad_slots(const fg_engine *base)

@@ -39,6 +39,10 @@ typedef struct fg_engine_sim_options {
     bool quick;
     /* Whether the model breaks down in an item that samples (its broken_out); pure. NULL: never. */
     bool (*is_broken)(void *ctx, const fg_step_seq *seq);
+    /* NULL, or who answers a step's asks when it has run: borrowed until close. On the simulated clock a guess takes
+     * draft_ns, as many as the ask with the most of them wants. */
+    struct fg_drafter *drafter;
+    uint64_t draft_ns;
     fg_engine_sim_ns step_ns; /* for compute_ns_out and fg_engine_sim_due_ns */
     /* What a step takes, instead of step_ns; pure. NULL: step_ns says it. */
     uint64_t (*step_time_ns)(void *ctx, const fg_step *step);

@@ -89,6 +89,7 @@ fg_status fg_runner_open(const fg_runner_options *options, fg_runner *runner, fg
         .thread_count = or_default(options->thread_count, 1),
         .share = options->share,
         .tp = options->tp,
+        .draft = options->draft,
         .device = options->device,
         .cpu_isa = options->cpu_isa == NULL ? "auto" : options->cpu_isa,
         .on_done = on_done,

@@ -24,6 +24,7 @@ typedef struct fg_runner_options {
     /* As in fg_engine_options. */
     struct fg_core_share *share;
     const struct fg_tp_options *tp;
+    const fg_engine_draft *draft;
     bool reverse_blocks; /* sequence tables name the blocks from the last one down */
 } fg_runner_options;
 

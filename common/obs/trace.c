@@ -186,6 +186,8 @@ static void put_step(fg_buf *out, uint32_t process_id, const fg_trace_step *step
         { "copies", step->copies },
         { "drafted", step->drafted },
         { "accepted", step->accepted },
+        { "asked", step->asked },
+        { "draft_us", step->draft_us },
         { "running", step->running },
         { "waiting", step->waiting },
         { "admitted", step->admitted },

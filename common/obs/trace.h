@@ -19,6 +19,8 @@ typedef struct fg_trace_step {
     uint64_t planned_ns, began_ns, ended_ns; /* handed to the engine; computing; booked */
     uint32_t decode_rows, chunks, prefill_tokens, copies;
     uint32_t drafted, accepted; /* guesses at tokens computed along; those that were right */
+    uint32_t asked,
+        draft_us; /* sequences that a draft model was asked about, and how long it took */
     uint32_t running, waiting;
     uint32_t admitted, preempted, swapped, resumed, finished;
     uint32_t blocks_total, blocks_free, blocks_cached, blocks_held; /* held: pinned ones too */

@@ -25,7 +25,9 @@
 #include "common/engine/constraint.h"
 #include "common/kv/table.h"
 #include "common/model/shape.h"
+#include "common/sched/asking.h"
 #include "common/spec/lookahead.h"
+#include "common/spec/ngram.h"
 #include "common/spec/odds.h"
 #include "proto/wire.h"
 
@@ -42,8 +44,23 @@ typedef enum fg_seq_state {
 
 typedef struct fg_worker_grammar fg_worker_grammar;
 
+/* Where guesses come from that no run of a text says. */
+enum {
+    FG_RUN_SAID = FG_NGRAM_MAX + 1, /* an earlier worker: they are right, as answers are exact */
+    FG_RUN_DRAFT,                   /* the draft model */
+};
+
 /* Which end of a ticket this sequence is. */
 typedef enum fg_seq_side { FG_SIDE_NONE, FG_SIDE_SENDER, FG_SIDE_RECEIVER } fg_seq_side;
+
+/* What a draft model says of it (worker_ask.c). */
+typedef struct fg_seq_draft {
+    uint32_t place; /* where that keeps it, from 1; 0: nowhere */
+    uint32_t known; /* tokens that it had computed when it was asked last */
+    uint32_t guesses[FG_LOOKAHEAD_MAX],
+        count; /* behind the choices of the step that has just ended */
+    fg_asking_record record;
+} fg_seq_draft;
 
 typedef struct fg_seq {
     struct fg_seq *next, *previous; /* in one of the worker's lists */
@@ -69,8 +86,9 @@ typedef struct fg_seq {
     /* What may follow the known tokens lies behind them in `tokens`, and is computed with the last of them where that
      * pays (worker_draft.c). */
     uint32_t guess_count;
-    /* The tokens before them that stand somewhere else too; one more than is looked for: a lost worker said so. */
+    /* The tokens before them that stand somewhere else too; more than are looked for: FG_RUN_SAID, FG_RUN_DRAFT. */
     uint32_t guess_run;
+    fg_seq_draft draft;
     uint32_t drafted; /* of the guesses, in a step under way */
     bool plain;       /* the model broke down at a guess: no more of them */
     /* The answer's first tokens by a worker that was lost: what comes is guessed to be them. */

@@ -63,6 +63,9 @@ typedef struct fg_worker_options {
     uint32_t block_count;
     uint32_t context_max; /* tokens of one sequence */
     uint32_t vocab_size;
+    uint32_t
+        draft_context; /* of a sequence in the engine's draft model, its guesses too; 0: there is none */
+    bool draft_alone; /* and no text is looked up */
     fg_sched_limits limits;
     bool overlap;               /* plan the next step while one computes */
     bool prefix_cache;          /* share and keep blocks of equal prefixes */
@@ -134,6 +137,8 @@ typedef struct fg_worker_stats {
     uint64_t broken;           /* requests at which the model broke down */
     uint64_t drafts;           /* items of steps that looked at guessed tokens */
     uint64_t drafted_tokens, accepted_tokens; /* guessed ones computed, and those that were right */
+    uint64_t model_drafted_tokens, model_accepted_tokens; /* the draft model's of them */
+    uint64_t draft_ns, draft_steps, draft_caught_tokens;  /* what that model did */
     uint64_t discarded_tokens; /* computed for a sequence that had already ended (overlap) */
 } fg_worker_stats;
 void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out);

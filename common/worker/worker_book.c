@@ -111,7 +111,7 @@ static void book_choices(fg_worker *worker, fg_worker_frame *frame, fg_seq *seq,
     } else if (item->broken_out) {
         break_off(worker, seq);
     } else {
-        fg_worker_note_guess(seq, item->token_out);
+        fg_worker_note_guess(worker, seq, item->token_out);
         emit(worker, seq, item->token_out, item->digest_out, item->logprobs_out);
     }
 }
@@ -271,6 +271,8 @@ static void trace(fg_worker *worker, fg_worker_frame *frame)
     fg_pool_stats_get(worker->pool, &pool);
     step->ended_ns = fg_worker_now_ns(worker);
     uint64_t took = frame->step.compute_ns_out;
+    step->asked = frame->step.ask_count;
+    step->draft_us = (uint32_t)(frame->step.drafted_out.ns / 1000);
     step->began_ns = frame->step.began_ns_out;
     if (step->began_ns == 0) {
         step->began_ns = step->ended_ns > took ? step->ended_ns - took : 0;
@@ -296,7 +298,7 @@ static void trace(fg_worker *worker, fg_worker_frame *frame)
 void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
 {
     worker->stats.steps++;
-    worker->stats.busy_ns += frame->step.compute_ns_out;
+    worker->stats.busy_ns += frame->step.compute_ns_out + frame->step.drafted_out.ns;
     uint64_t computing = frame->step.compute_ns_out - frame->step.copy_ns_out;
     if (frame->step.seq_count > 0) {
         fg_cost_learn(&worker->cost, &frame->cost, computing);
@@ -307,6 +309,7 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
         fg_pool_unref(worker->pool, frame->released[i]);
     }
     frame->released_count = 0;
+    fg_worker_book_asks(worker, frame);
     book_items(worker, frame);
     book_moving(worker, frame);
     tell(worker);

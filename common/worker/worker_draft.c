@@ -1,19 +1,16 @@
 /* Speculation in a worker's steps: what may follow a sequence's last token is looked up in its own text, and computed with
  * it, so that one step can bring several tokens. A guess stays only where it is the token that the step chose, so no answer
- * shows any of this. What always holds between steps: `guess_count` tokens behind the known ones may follow them, and no
+ * shows any of this. Or a draft model was asked (worker_ask.c), whose guesses are taken where they are right more often. What always holds between steps: `guess_count` tokens behind the known ones may follow them, and no
  * guess is an end token. */
 #include "common/worker/worker_internal.h"
 
 #include <string.h>
 
-#include "common/spec/ngram.h"
 #include "common/spec/verdict.h"
 #include "common/worker/worker_records.h"
 
 /* Runs that are looked up. How much a short one says is judged by its odds. */
 static const fg_ngram_runs runs = { .min = 1, .max = FG_NGRAM_MAX };
-/* The run of guesses that an earlier worker has said, which no text has: they are right, as answers are exact. */
-enum { RUN_SAID = FG_NGRAM_MAX + 1 };
 /* Tokens that are looked through, the last ones, for every token chosen: 0.3 ns each, 4 where nearly all begin a run. */
 enum { LOOK_BACK_MAX = 1 << 15 };
 
@@ -45,16 +42,35 @@ static uint32_t said(fg_seq *seq, uint32_t most, uint32_t *guesses)
     return count;
 }
 
+/* What its text says, if that is to be asked and says more than the draft model does. */
+static uint32_t look_up(const fg_worker *worker, fg_seq *seq, uint32_t drafted, uint32_t most,
+                        uint32_t *guesses)
+{
+    uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
+    uint32_t count = worker->options.draft_alone ? 0
+                                                 : fg_ngram_draft(guesses - back, back, runs, most,
+                                                                  guesses, &seq->guess_run);
+    drafted = drafted < most ? drafted : most;
+    if (drafted > 0 && (count == 0 || fg_odds_of(&seq->odds, seq->guess_run) <
+                                          fg_asking_odds(&worker->asking, seq->draft.record))) {
+        memcpy(guesses, seq->draft.guesses, drafted * sizeof *guesses);
+        seq->guess_run = FG_RUN_DRAFT;
+        count = drafted;
+    }
+    return count;
+}
+
 static void guess(const fg_worker *worker, fg_seq *seq, const fg_work_guess *told)
 {
     uint32_t most = guesses_max(worker, seq);
     uint32_t *guesses = seq->tokens + seq->token_count;
-    seq->guess_count = seq->guess_run = 0;
+    uint32_t drafted = seq->draft.count;
+    seq->guess_count = seq->guess_run = seq->draft.count = 0;
     if (most == 0) {
         return;
     }
     if (told != NULL) {
-        bool sound = told->run > 0 && told->run <= RUN_SAID && told->count <= most;
+        bool sound = told->run > 0 && told->run <= FG_RUN_DRAFT && told->count <= most;
         seq->guess_count = sound ? told->count : 0;
         seq->guess_run = sound ? told->run : 0;
         memset(guesses, 0, seq->guess_count * sizeof *guesses);
@@ -62,10 +78,9 @@ static void guess(const fg_worker *worker, fg_seq *seq, const fg_work_guess *tol
     }
     uint32_t count = said(seq, most, guesses);
     if (count > 0) {
-        seq->guess_run = RUN_SAID;
+        seq->guess_run = FG_RUN_SAID;
     } else {
-        uint32_t back = seq->token_count < LOOK_BACK_MAX ? seq->token_count : LOOK_BACK_MAX;
-        count = fg_ngram_draft(guesses - back, back, runs, most, guesses, &seq->guess_run);
+        count = look_up(worker, seq, drafted, most, guesses);
     }
     while (seq->guess_count < count &&
            !worker->options.is_end(worker->options.ctx, guesses[seq->guess_count])) {
@@ -93,15 +108,23 @@ void fg_worker_guess(fg_worker *worker, fg_seq *const *seqs, uint32_t count)
 }
 
 /* Of the guess behind so many others. */
-static uint32_t odds_of(const fg_seq *seq, uint32_t behind)
+static uint32_t odds_of(const fg_worker *worker, const fg_seq *seq, uint32_t behind)
 {
-    return seq->guess_run == RUN_SAID ? FG_ODDS_ONE
-                                      : fg_odds_of(&seq->odds, seq->guess_run + behind);
+    switch (seq->guess_run) {
+    case FG_RUN_SAID:
+        return FG_ODDS_ONE;
+    case FG_RUN_DRAFT:
+        return fg_asking_odds(&worker->asking, seq->draft.record);
+    default:
+        return fg_odds_of(&seq->odds, seq->guess_run + behind);
+    }
 }
 
-static void note_odds(fg_seq *seq, uint32_t behind, bool right)
+static void note_odds(fg_worker *worker, fg_seq *seq, uint32_t behind, bool right)
 {
-    if (seq->guess_run != RUN_SAID) { /* that tells nothing of the text */
+    if (seq->guess_run == FG_RUN_DRAFT) {
+        fg_asking_note(&worker->asking, &seq->draft.record, right);
+    } else if (seq->guess_run != FG_RUN_SAID) { /* that tells nothing of the text */
         fg_odds_note(&seq->odds, seq->guess_run + behind, right);
     }
 }
@@ -119,9 +142,9 @@ void fg_worker_offer_drafts(const fg_worker *worker, const fg_seq *seq, fg_sched
     uint32_t most = fg_lookahead_next(&lookahead, seq->token_max - known);
     most = most < limits->draft_max ? most : limits->draft_max;
     out->drafts = guesses < most ? guesses : most;
-    uint32_t odds = seq->pending > 0 ? odds_of(seq, 0) : FG_ODDS_ONE;
+    uint32_t odds = seq->pending > 0 ? odds_of(worker, seq, 0) : FG_ODDS_ONE;
     for (uint32_t i = 0; i < out->drafts; i++) {
-        odds = odds * odds_of(seq, seq->pending + i) / FG_ODDS_ONE;
+        odds = odds * odds_of(worker, seq, seq->pending + i) / FG_ODDS_ONE;
         out->odds[i] = (uint16_t)odds;
     }
 }
@@ -150,14 +173,15 @@ void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uin
     worker->drafting++;
     worker->stats.drafts++;
     worker->stats.drafted_tokens += count;
+    worker->stats.model_drafted_tokens += seq->guess_run == FG_RUN_DRAFT ? count : 0;
 }
 
-void fg_worker_note_guess(fg_seq *seq, uint32_t token)
+void fg_worker_note_guess(fg_worker *worker, fg_seq *seq, uint32_t token)
 {
     if (seq->guess_count > 0) {
         bool right = token == seq->tokens[seq->token_count];
         fg_lookahead_note_seen(&seq->lookahead, right);
-        note_odds(seq, 0, right);
+        note_odds(worker, seq, 0, right);
     }
 }
 
@@ -172,14 +196,14 @@ uint32_t fg_worker_accepted(const fg_seq *seq)
     return verdict_of(seq).accepted;
 }
 
-static void note_verdict(fg_seq *seq, const fg_verdict *verdict)
+static void note_verdict(fg_worker *worker, fg_seq *seq, const fg_verdict *verdict)
 {
     fg_lookahead_note(&seq->lookahead, verdict);
     for (uint32_t i = 0; i < verdict->accepted; i++) {
-        note_odds(seq, i, true);
+        note_odds(worker, seq, i, true);
     }
     if (verdict->rejected) {
-        note_odds(seq, verdict->accepted, false);
+        note_odds(worker, seq, verdict->accepted, false);
     }
 }
 
@@ -208,8 +232,10 @@ uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_s
         wrong = item->token_count;
         verdict = (fg_verdict){ 0 };
     } else {
-        note_verdict(seq, &verdict);
+        note_verdict(worker, seq, &verdict);
         worker->stats.accepted_tokens += verdict.accepted;
+        worker->stats.model_accepted_tokens +=
+            seq->guess_run == FG_RUN_DRAFT ? verdict.accepted : 0;
     }
     seq->computed = seq->planned = seq->planned - wrong;
     seq->drafted = seq->guess_count = 0;

@@ -294,6 +294,10 @@ void fg_worker_note_began(fg_worker *worker, const fg_worker_frame *frame)
         fold(&began.hash, (uint64_t)step->copies[i].from << 32 | step->copies[i].to);
         fold(&began.hash, (uint64_t)step->copies[i].kind);
     }
+    for (uint32_t i = 0; i < step->ask_count; i++) {
+        fold(&began.hash, (uint64_t)step->asks[i].item << 32 | step->asks[i].place);
+        fold(&began.hash, (uint64_t)step->catch_up_max << 32 | step->asks[i].wanted);
+    }
     fg_flight_note(worker->options.flight, FG_WORK_BEGAN, &began, sizeof began);
 }
 
@@ -330,16 +334,24 @@ void fg_worker_note_step(fg_worker *worker, const fg_worker_frame *frame)
     const fg_step *step = &frame->step;
     fg_work_step head = { .compute_ns = step->compute_ns_out,
                           .copy_ns = step->copy_ns_out,
+                          .drafted = step->drafted_out,
+                          .ask_count = step->ask_count,
                           .item_count = step->seq_count,
                           .digest_count = step->digest_count,
                           .copy_count = step->copy_count };
-    size_t count = (size_t)head.item_count + head.digest_count + head.copy_count;
+    size_t count = (size_t)head.item_count + head.digest_count + head.copy_count +
+                   head.ask_count * sizeof(fg_work_ask);
     unsigned char *data = fg_flight_open(worker->options.flight, FG_WORK_STEP, sizeof head + count);
     if (data == NULL) {
         return;
     }
     memcpy(data, &head, sizeof head);
     data += sizeof head;
+    for (uint32_t i = 0; i < head.ask_count; i++) {
+        fg_work_ask ask = { .known = step->asks[i].known_out };
+        memcpy(data, &ask, sizeof ask);
+        data += sizeof ask;
+    }
     for (uint32_t i = 0; i < head.item_count; i++) {
         *data++ = item_byte(worker, frame->item_seqs[i], &frame->items[i]);
     }

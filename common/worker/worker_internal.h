@@ -6,6 +6,7 @@
  *   worker_cache.c the prefix cache and the tier: matching, publishing, expecting
  *   worker_plan.c  snapshot, plan, and its application: preempting, admitting, building a step
  *   worker_draft.c tokens guessed to follow, and what became of them
+ *   worker_ask.c   who asks a draft model for such
  *   worker_grammar.c  what answers are held to
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
@@ -73,6 +74,9 @@ typedef struct fg_worker_frame {
     fg_worker_moving *moving; /* sequences that its copies take out or bring back */
     uint32_t moving_count;
     fg_cost_step cost;
+    fg_step_ask *asks; /* NULL: there is no draft model */
+    fg_seq **ask_seqs;
+    bool is_trial; /* none of them is expected to pay */
     fg_trace_step trace;
 } fg_worker_frame;
 
@@ -146,7 +150,7 @@ struct fg_worker {
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
     fg_worker_frame frames[FG_WORKER_FRAMES];
     uint32_t first_frame, in_flight;
-    uint32_t drafting; /* sequences with guesses in a step under way */
+    uint32_t drafting; /* sequences with guesses, or asks, in a step under way */
     /* Those of a step that has ended whose last token is new, and what may follow it. */
     fg_seq **guessers;
     struct fg_work_guess *guesses;
@@ -154,6 +158,9 @@ struct fg_worker {
     uint32_t item_max, digest_max, copy_max, released_max;
     fg_staging *staging; /* block tables as the steps in flight see them */
     fg_cost cost;
+    fg_asking asking; /* of the draft model, if there is one */
+    bool *places;     /* of its, which are taken: seqs_max */
+    fg_asking_seq *asking_seqs;
     uint64_t step_number, plans;
     uint32_t copies_reserved; /* places in the step's list of copies that evictions leave alone */
 
@@ -251,12 +258,20 @@ uint32_t fg_worker_fit_drafts(fg_worker *worker, fg_seq *seq, uint32_t after, ui
 /* The item gets `count` of them. */
 void fg_worker_add_drafts(fg_worker *worker, fg_seq *seq, fg_step_seq *item, uint32_t count);
 /* A token was chosen without a guess in its step: whether the guess was right. */
-void fg_worker_note_guess(fg_seq *seq, uint32_t token);
+void fg_worker_note_guess(fg_worker *worker, fg_seq *seq, uint32_t token);
 /* How many of its item's guesses were right: the tokens chosen after those and after the token before them hold. */
 uint32_t fg_worker_accepted(const fg_seq *seq);
 /* A step with guesses has ended: what was computed too much is given back. Returns how many of `choices` hold: none where
  * the model broke down, maybe at a guess. */
 uint32_t fg_worker_settle_drafts(fg_worker *worker, fg_seq *seq, const fg_step_seq *item);
+
+/* worker_ask.c */
+/* The step being built has all its items: what the draft model is asked behind it. */
+void fg_worker_ask(fg_worker *worker);
+/* Such a step has ended; before its items are booked. */
+void fg_worker_book_asks(fg_worker *worker, const fg_worker_frame *frame);
+/* The sequence is asked about no more, for now or for ever. */
+void fg_worker_forget_draft(fg_worker *worker, fg_seq *seq);
 
 /* worker_grammar.c */
 /* Holds the sequence's answer to what `params` say, whose text is borrowed. */

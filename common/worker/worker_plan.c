@@ -23,6 +23,13 @@ static bool create_frame(const fg_worker *worker, fg_worker_frame *frame)
     frame->copy_owners = fg_mem_array(worker->copy_max, sizeof *frame->copy_owners);
     frame->released = fg_mem_array(worker->released_max, sizeof *frame->released);
     frame->moving = fg_mem_array(2 * (size_t)worker->item_max, sizeof *frame->moving);
+    if (worker->options.draft_context > 0) {
+        frame->asks = fg_mem_array(worker->item_max, sizeof *frame->asks);
+        frame->ask_seqs = fg_mem_array(worker->item_max, sizeof *frame->ask_seqs);
+        if (frame->asks == NULL || frame->ask_seqs == NULL) {
+            return false;
+        }
+    }
     return frame->items != NULL && frame->item_seqs != NULL && frame->digests != NULL &&
            frame->digest_owners != NULL && frame->copies != NULL && frame->copy_owners != NULL &&
            frame->released != NULL && frame->moving != NULL;
@@ -38,6 +45,8 @@ static void destroy_frame(fg_worker_frame *frame)
     fg_mem_free(frame->copy_owners);
     fg_mem_free(frame->released);
     fg_mem_free(frame->moving);
+    fg_mem_free(frame->asks);
+    fg_mem_free(frame->ask_seqs);
 }
 
 static void size_arrays(fg_worker *worker)
@@ -82,7 +91,13 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
                                       sizeof *worker->tokens_out);
     worker->guessers = fg_mem_array(worker->item_max, sizeof *worker->guessers);
     worker->guesses = fg_mem_array(worker->item_max, sizeof *worker->guesses);
+    if (options->draft_context > 0) {
+        worker->places = fg_mem_array(worker->item_max, sizeof *worker->places);
+        worker->asking_seqs = fg_mem_array(worker->item_max, sizeof *worker->asking_seqs);
+        ok = ok && worker->places != NULL && worker->asking_seqs != NULL;
+    }
     fg_cost_init(&worker->cost, options->layout.block_bytes);
+    fg_asking_init(&worker->asking);
     if (!ok || worker->staging == NULL || worker->snapshot == NULL ||
         worker->snapshot_seqs == NULL || worker->plan.items == NULL ||
         worker->plan.victims == NULL || worker->plan.admits == NULL || worker->admitted == NULL ||
@@ -110,6 +125,8 @@ void fg_worker_plan_destroy(fg_worker *worker)
     fg_mem_free(worker->tokens_out);
     fg_mem_free(worker->guessers);
     fg_mem_free(worker->guesses);
+    fg_mem_free(worker->places);
+    fg_mem_free(worker->asking_seqs);
 }
 
 /* ---- the snapshot ---- */
@@ -293,6 +310,7 @@ static void preempt(fg_worker *worker, const fg_plan_victim *victim)
     fg_table_clear(&seq->table, worker->pool, NULL);
     seq->computed = seq->planned = seq->published = 0;
     seq->item = NULL;
+    fg_worker_forget_draft(worker, seq);
     seq->preemptions++;
     worker->stats.preemptions++;
     worker->building->trace.preempted++;
@@ -506,8 +524,10 @@ static void begin_frame(fg_worker *worker)
     uint32_t at = (worker->first_frame + worker->in_flight) % FG_WORKER_FRAMES;
     fg_worker_frame *frame = &worker->frames[at];
     worker->building = frame;
-    frame->step =
-        (fg_step){ .copies = frame->copies, .seqs = frame->items, .digests = frame->digests };
+    frame->step = (fg_step){ .copies = frame->copies,
+                             .seqs = frame->items,
+                             .digests = frame->digests,
+                             .asks = frame->asks };
     frame->swaps = frame->released_count = frame->moving_count = 0;
     frame->cost = (fg_cost_step){ 0 };
     frame->trace = (fg_trace_step){ .planned_ns = fg_worker_now_ns(worker) };
@@ -546,6 +566,7 @@ static bool apply(fg_worker *worker, const fg_sched_plan *plan, uint32_t seq_cou
         }
     }
     add_checks(worker);
+    fg_worker_ask(worker);
     return plan->at_capacity != UINT32_MAX || plan->victim_count > 0;
 }
 

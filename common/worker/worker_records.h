@@ -40,7 +40,7 @@ typedef enum fg_work_kind {
     /* What it was told. */
     FG_WORK_PROMPT = FG_FLIGHT_TOLD, /* fg_work_prompt; the keys of its full blocks follow */
     FG_WORK_KEYS,                    /* fg_digest128 each: of blocks that an answer has filled */
-    FG_WORK_STEP,      /* fg_work_step; a byte each follows for items, digests, copies */
+    FG_WORK_STEP, /* fg_work_step; fg_work_ask each, then a byte each for items, digests, copies */
     FG_WORK_TRANSPORT, /* its name, with the NUL */
     FG_WORK_GUESS,     /* fg_work_guess each: of those whose last token a step chose, or a hand-over
                           brought; left out where there were none */
@@ -83,12 +83,18 @@ enum {
     FG_WORK_ACCEPTED_SHIFT = 4, /* and from this bit on, how many guesses in the step were right */
 };
 
-/* A step has ended. A byte of an item: as above; of a digest: 1 when it is not the announced one;
+/* A step has ended. What each ask says follows, then bytes. A byte of an item: as above; of a digest: 1 when it is not the announced one;
  * of a copy: 1 when what came from the tier is not what went there. */
 typedef struct fg_work_step {
     uint64_t compute_ns, copy_ns;
-    uint32_t item_count, digest_count, copy_count, pad;
+    fg_step_drafted drafted;
+    uint32_t item_count, digest_count, copy_count, ask_count;
 } fg_work_step;
+
+/* How far the draft model is with a sequence. */
+typedef struct fg_work_ask {
+    uint32_t known;
+} fg_work_ask;
 
 typedef struct fg_work_sent {
     uint64_t hash;
@@ -132,7 +138,8 @@ typedef struct fg_work_options {
     fg_sched_limits limits;
     uint32_t roles, block_count, context_max, vocab_size, local_prefill_max;
     uint32_t tier_slots; /* 0: no tier */
-    uint32_t overlap, prefix_cache, linked, hands_over, zero_copy, pad;
+    uint32_t overlap, prefix_cache, linked, hands_over, zero_copy;
+    uint32_t draft_context; /* 0: no draft model */
     char name[FG_LIMIT_NAME_BYTES + 8];
     char numerics_class[64];
 } fg_work_options;

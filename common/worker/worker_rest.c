@@ -17,6 +17,7 @@ typedef struct rest_record {
     uint32_t ended_next, roles, refusals;
     uint32_t joined, up, stalled, draining, load_dirty;
     fg_cost cost;
+    fg_asking asking;
     fg_worker_stats stats;
 } rest_record;
 
@@ -122,6 +123,7 @@ void fg_worker_note_rest(fg_worker *worker)
                          .draining = worker->draining,
                          .load_dirty = worker->load_dirty,
                          .cost = worker->cost,
+                         .asking = worker->asking,
                          .stats = worker->stats };
     memcpy(rest.ended, worker->ended, sizeof rest.ended);
     fg_flight_note(flight, FG_WORK_REST, &rest, sizeof rest);
@@ -161,6 +163,7 @@ static void restore_rest(fg_worker *worker, const rest_record *rest)
     worker->draining = rest->draining != 0;
     worker->load_dirty = rest->load_dirty != 0;
     worker->cost = rest->cost;
+    worker->asking = rest->asking;
     worker->stats = rest->stats;
 }
 
@@ -253,7 +256,7 @@ uint64_t fg_work_shape(void)
         sizeof(peer_record),    sizeof(pin_record),    sizeof(fg_work_options),
         sizeof(fg_work_frame),  sizeof(fg_work_news),  sizeof(fg_work_step),
         sizeof(fg_work_sent),   sizeof(fg_work_began), sizeof(fg_work_linked),
-        sizeof(fg_work_prompt), sizeof(fg_work_guess)
+        sizeof(fg_work_prompt), sizeof(fg_work_guess), sizeof(fg_work_ask)
     };
     return fg_hash64(sizes, sizeof sizes, 0);
 }
@@ -332,6 +335,7 @@ fg_work_options fg_work_put_options(const fg_worker_options *options)
     record.overlap = options->overlap;
     record.prefix_cache = options->prefix_cache;
     record.zero_copy = options->zero_copy;
+    record.draft_context = options->draft_context;
     record.linked = options->link != NULL;
     record.hands_over = options->prefill != NULL && options->decode != NULL;
     snprintf(record.name, sizeof record.name, "%s", options->name);
@@ -353,7 +357,8 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
                           err) != FG_OK ||
         record->block_count == 0 || record->block_count > FG_LIMIT_BLOCKS ||
         record->tier_slots > FG_LIMIT_BLOCKS || record->context_max > FG_LIMIT_CONTEXT_TOKENS ||
-        record->vocab_size == 0 || record->limits.seqs_max > FG_WORK_SEQS_MAX ||
+        record->draft_context > FG_LIMIT_CONTEXT_TOKENS || record->vocab_size == 0 ||
+        record->limits.seqs_max > FG_WORK_SEQS_MAX ||
         record->limits.step_tokens_max > FG_WORK_STEP_TOKENS_MAX ||
         (record->linked != 0 && record->hands_over == 0)) {
         return fg_fail(err, FG_BAD_INPUT, "it is damaged: its options are nonsense");
@@ -371,6 +376,7 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
                                         .overlap = record->overlap != 0,
                                         .prefix_cache = record->prefix_cache != 0,
                                         .zero_copy = record->zero_copy != 0,
+                                        .draft_context = record->draft_context,
                                         .local_prefill_max = record->local_prefill_max,
                                         .fingerprint = record->fingerprint,
                                         .pid = record->pid,

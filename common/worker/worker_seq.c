@@ -314,6 +314,7 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
     fg_map_remove(worker->by_request, key);
     note_ended(worker, key);
     fg_worker_unexpect(worker, seq);
+    fg_worker_forget_draft(worker, seq);
     fg_worker_set_state(worker, seq, FG_SEQ_CLOSING);
     if (seq->ticket_open && !seq->aborting) {
         seq->aborting = true;

@@ -3,7 +3,14 @@
 texts: answers that copy from their prompt, a chat, a chat at temperature 0.8 (which repeats little: what is lost there is
 the price of guessing in vain). Prompts are cached after the first turn, so nearly all of the time is decoding. Each
 cell: tokens a second of all clients together, over those without guessing; median of the turns (least to most). Every
-answer is compared with the one without."""
+answer is compared with the one without.
+
+On a machine that has other work to do, `--threads 1 --clock cpu` counts the processor's seconds of each server instead of the
+clock's.
+
+With --draft FILE,FILE there are ways "draft" and "draft2", servers with that --speculative-model. What one is worth that is right nearly always
+can be seen with real text where the model is a slower one that says the same: tests/support/layers_gguf.py makes both."""
+import os
 import pathlib
 import statistics
 import sys
@@ -14,8 +21,7 @@ from _forge import Suite, counters, post, run_all, served_model  # noqa: E402  p
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WAYS = {"off": ["--speculate", "off"], "pays": [], "adaptive": ["--draft-length", "adaptive"],
-        "fixed": ["--draft-length", "fixed"]}
-TOKENS = 200
+        "fixed": ["--draft-length", "fixed"], "ngram": ["--speculate", "ngram"]}
 
 
 def file_part(name, begin, end):
@@ -35,7 +41,12 @@ def texts():
             ("chat, sampled", 0.8, chats)]
 
 
-def run_text(cluster, model, temperature, prompts, clients):
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_text(cluster, model, temperature, prompts, clients, tokens):
     """All prompts, some at a time. Seconds, tokens, answers."""
     answers, todo = [None] * len(prompts), list(range(len(prompts)))
 
@@ -43,12 +54,12 @@ def run_text(cluster, model, temperature, prompts, clients):
         while todo:
             i = todo.pop(0)
             body = {"model": model, "messages": [{"role": "user", "content": prompts[i]}], "seed": i,
-                    "temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True}
+                    "temperature": temperature, "max_tokens": tokens, "ignore_eos": True}
             answers[i] = post(cluster.port, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
-    began = time.monotonic()
+    began, used = time.monotonic(), cpu_seconds(cluster.router.pid)
     run_all([client] * clients)
-    return time.monotonic() - began, answers
+    return time.monotonic() - began, cpu_seconds(cluster.router.pid) - used, answers
 
 
 def cell(rates, base):
@@ -63,23 +74,24 @@ def guessed(cluster):
 
 def measure(suite, clusters, row, clients):
     name, temperature, prompts = row
+    tokens = int(suite.options.tokens)
     prompts = prompts * -(-clients // len(prompts)) if clients > 1 else prompts
     rates, moved = {way: [] for way in clusters}, {}
     for turn in range(suite.options.rounds + 1):
         want = None
         for way, cluster in clusters.items():
             before = guessed(cluster)
-            took, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients)
+            wall, cpu, answers = run_text(cluster, served_model(cluster), temperature, prompts, clients, tokens)
             want = answers if want is None else want
             assert answers == want, f"{name}, {way}: another answer than without guessing"
             if turn > 0:
-                rates[way].append(len(prompts) * TOKENS / took)
+                rates[way].append(len(prompts) * tokens / (cpu if suite.options.clock == "cpu" else wall))
                 moved[way] = [b - a for a, b in zip(before, guessed(cluster))]
     cells = [f"{statistics.median(rates['off']):.0f}"]
     for way in list(clusters)[1:]:
         drafted, accepted = moved[way]
         share = f"{100 * accepted / drafted:.0f} %" if drafted else "none"
-        cells.append(f"{cell(rates[way], rates['off'])}, {100 * accepted / (len(prompts) * TOKENS):.0f} %, {share}")
+        cells.append(f"{cell(rates[way], rates['off'])}, {100 * accepted / (len(prompts) * tokens):.0f} %, {share}")
     print(f"| {name} | {clients} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -87,15 +99,17 @@ def bench(suite):
     ways = suite.options.ways.split(",")
     clusters = {}
     model = suite.options.bench_model or suite.smollm2()
+    for i, draft in enumerate(suite.options.draft.split(",")):
+        WAYS[f"draft{i + 1 if i else ''}"] = ["--speculative-model", draft]
     try:
         for way in ["off", *ways]:
-            clusters[way] = suite.cluster(model=model, standalone=True, threads=2, flags=WAYS[way])
+            clusters[way] = suite.cluster(model=model, standalone=True, threads=int(suite.options.threads), flags=WAYS[way])
             clusters[way].wait_ready()
         print("\nIn each cell: times as fast, share of the answers' tokens that were guessed, share of the guesses that "
               "were right.\n\n| text | clients | off, tokens/s | " + " | ".join(ways) + " |\n| --- | ---: | ---: |"
               + " --- |" * len(ways))
         for clients in [int(word) for word in suite.options.clients.split(",")]:
-            for row in texts():
+            for row in (row for row in texts() if row[0].startswith(suite.options.texts)):
                 measure(suite, clusters, row, clients)
     finally:
         for cluster in clusters.values():
@@ -104,6 +118,8 @@ def bench(suite):
 
 def main():
     suite = Suite(__doc__, rounds=(3, "turns"), clients=("1,8", "at once"), ways=("pays,adaptive,fixed", "to guess"),
+                  threads=("2", "of each server"), clock=("wall", "or cpu"), texts=("", "only those whose names begin so"),
+                  tokens=("200", "of an answer"), draft=("", "draft models' files: ways draft, draft2, ..."),
                   bench_model=("", "another model file than SmolLM2"))
     suite.case("speculation", bench, suite)
     suite.end()

@@ -164,7 +164,7 @@ def victims():
                       moved=["num_preemptions_total", *moved])
 
 
-def ways(folder):
+def ways(folder, model):
     small = [*SMALL, "--preemption"]
     preempted = ["num_preemptions_total"]
     swapped = [*preempted, "kv_swapped_blocks_total", "kv_restored_blocks_total"]
@@ -203,6 +203,12 @@ def ways(folder):
     yield way("eight guesses each, blocks of 1", *fixed, "--block-size", 1, moved=guessed)
     yield way("eight guesses each, 1P+1D, small pools", *fixed, *SMALL, *TIER,
               shape=dict(prefill=1, decode=1), moved=[*preempted, *guessed])
+    drafts = ["--speculative-model", model, *fixed]
+    said = ["spec_decode_model_accepted_tokens_total", *guessed]
+    yield way("a draft model", *drafts, moved=said)
+    yield way("a draft model alone, small pool, swap", *drafts, "--speculate", "model", *small, "swap", *TIER,
+              moved=[*swapped, *said])
+    yield way("a draft model with few blocks, as it pays", *drafts[:2], "--speculative-kv-blocks", 40)
     for chunk in (1, 7, 64, 512):
         yield way(f"chunk {chunk}", "--prefill-chunk-size", chunk)
     yield way("few tokens in a step", "--max-batch-tokens", 70, "--max-seqs", 64)
@@ -335,7 +341,7 @@ def main():
     if found:
         requests, want, talks = found
         with tempfile.TemporaryDirectory(prefix="forge-room-") as folder:
-            for row in ways(folder):
+            for row in ways(folder, suite.stories()):
                 if suite.options.full or row["name"] not in FULL_ONLY:
                     suite.case(row["name"], in_way, suite, requests, want, talks, row)
         for name, flags, shape in (("", [], dict(standalone=True)),

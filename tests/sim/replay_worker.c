@@ -93,15 +93,21 @@ static fg_step *poll(fg_engine *engine)
         return NULL;
     }
     const fg_work_step *told = fg_flight_bytes(record);
-    const unsigned char *flag = (const unsigned char *)(told + 1);
+    const fg_work_ask *ask = (const fg_work_ask *)(told + 1);
+    const unsigned char *flag = (const unsigned char *)(ask + told->ask_count);
     fg_step *step = s->steps[0];
-    if (told->item_count != step->seq_count || told->digest_count != step->digest_count ||
-        told->copy_count != step->copy_count) {
+    if (told->ask_count != step->ask_count || told->item_count != step->seq_count ||
+        told->digest_count != step->digest_count || told->copy_count != step->copy_count) {
         return NULL; /* what was begun is not what was begun then; that was found already */
     }
     step->began_ns_out = 0;
     step->compute_ns_out = told->compute_ns;
     step->copy_ns_out = told->copy_ns;
+    step->drafted_out = told->drafted;
+    for (uint32_t i = 0; i < step->ask_count; i++) {
+        step->asks[i].known_out = ask[i].known;
+        step->asks[i].count_out = 0; /* the record says what was guessed in the end */
+    }
     for (uint32_t i = 0; i < step->seq_count; i++) {
         choose(&step->seqs[i], *flag++);
         step->seqs[i].digest_out = 0;

@@ -11,7 +11,8 @@ static bool is_step(const void *bytes, uint32_t size)
 {
     const fg_work_step *step = bytes;
     return size >= sizeof *step && size == sizeof *step + (uint64_t)step->item_count +
-                                               step->digest_count + step->copy_count;
+                                               step->digest_count + step->copy_count +
+                                               step->ask_count * (uint64_t)sizeof(fg_work_ask);
 }
 
 bool fg_replay_worker_is_sound(const fg_flight_record *record)
@@ -96,7 +97,8 @@ static void describe_frame(const fg_work_frame *head, uint32_t size, char *text,
 
 static void describe_step(const fg_work_step *step, char *text, size_t capacity)
 {
-    const unsigned char *flag = (const unsigned char *)(step + 1);
+    const fg_work_ask *asks = (const fg_work_ask *)(step + 1);
+    const unsigned char *flag = (const unsigned char *)(asks + step->ask_count);
     uint32_t ends = 0, guessed = 0, bad = 0, changed = 0;
     for (uint32_t i = 0; i < step->item_count; i++, flag++) {
         ends += (*flag & (FG_WORK_ENDED | FG_WORK_BROKE)) != 0;
@@ -110,9 +112,10 @@ static void describe_step(const fg_work_step *step, char *text, size_t capacity)
     }
     snprintf(
         text, capacity,
-        "step ended us=%.1f items=%u ends=%u guessed=%u digests=%u bad=%u copies=%u changed=%u",
+        "step ended us=%.1f items=%u ends=%u guessed=%u digests=%u bad=%u copies=%u changed=%u "
+        "asks=%u draft_us=%.1f",
         (double)step->compute_ns / 1e3, step->item_count, ends, guessed, step->digest_count, bad,
-        step->copy_count, changed);
+        step->copy_count, changed, step->ask_count, (double)step->drafted.ns / 1e3);
 }
 
 static void describe_linked(const fg_work_linked *linked, char *text, size_t capacity)

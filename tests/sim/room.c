@@ -96,7 +96,12 @@ static void open_engine(room *r)
                      .prefill_token = 50000,
                      .decode_row = 80000,
                      .copied_block = 1000 },
+        .draft_ns = 20000,
     };
+    /* Beside what the seed draws otherwise, so that old seeds are the same rooms. */
+    uint64_t drawn = fg_hash_mix(r->options.seed ^ 0xD12AF7);
+    r->draft = drawn % 5 < 2 ? fg_sim_draft_open(&options, drawn) : NULL;
+    options.drafter = fg_sim_draft_drafter(r->draft);
     fg_status status = fg_engine_open_sim(&options, &r->engine, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     room_spy_init(&r->spy, r->engine, &r->limits, r->block_count, r->slot_count);
@@ -124,6 +129,8 @@ static void open_room(room *r, const room_options *options)
                                  .block_count = r->block_count,
                                  .context_max = r->context_max,
                                  .vocab_size = r->vocab_size,
+                                 .draft_context = fg_sim_draft_context(r->draft),
+                                 .draft_alone = options->seed % 4 == 0,
                                  .limits = r->limits,
                                  .overlap = r->overlap,
                                  .prefix_cache = r->cache,
@@ -158,6 +165,7 @@ static void close_room(room *r)
     room_news_close(r);
     room_spy_deinit(&r->spy);
     fg_engine_close(r->engine);
+    fg_sim_draft_close(r->draft);
     fg_tier_close(r->tier);
     fg_trace_destroy(r->trace);
     fg_arena_destroy(r->inbox);
@@ -514,6 +522,8 @@ static void take_stats(room *r)
     report->discarded = stats.discarded_tokens;
     report->drafted = stats.drafted_tokens;
     report->accepted = stats.accepted_tokens;
+    report->model_drafted = stats.model_drafted_tokens;
+    report->model_accepted = stats.model_accepted_tokens;
 }
 
 static void finish(room *r)

@@ -32,7 +32,8 @@ typedef struct room_report {
     uint64_t cancelled_waiting, cancelled_running;
     uint64_t hit_tokens, tier_hit_tokens, forks, copied, remapped, deferrals, evictions;
     uint64_t preemptions, swapped, restored, damaged, discarded;
-    uint64_t drafted, accepted; /* guessed tokens */
+    uint64_t drafted, accepted;             /* guessed tokens */
+    uint64_t model_drafted, model_accepted; /* the draft model's of them */
     uint64_t news_blocks, news_checked;
 } room_report;
 

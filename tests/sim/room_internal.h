@@ -14,6 +14,7 @@
 #include "common/base/rng.h"
 #include "tests/sim/room.h"
 #include "tests/sim/room_spy.h"
+#include "tests/sim/sim_draft.h"
 
 enum {
     ROOM_EOS = 3,
@@ -67,6 +68,7 @@ typedef struct room {
     void *arena;
     fg_tier *tier;
     fg_engine *engine;
+    fg_sim_draft *draft; /* NULL: none */
     room_spy spy;
     fg_worker *worker;
     fg_arena *inbox;

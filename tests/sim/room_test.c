@@ -65,6 +65,8 @@ static const struct {
     COUNT(discarded),
     COUNT(drafted),
     COUNT(accepted),
+    COUNT(model_drafted),
+    COUNT(model_accepted),
     COUNT(news_blocks),
     COUNT(news_checked),
 #undef COUNT

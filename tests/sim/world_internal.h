@@ -19,6 +19,7 @@
 #include "common/net/bus.h"
 #include "common/worker/worker.h"
 #include "router/dispatch.h"
+#include "tests/sim/sim_draft.h"
 #include "tests/sim/timeline.h"
 #include "tests/sim/world.h"
 
@@ -71,6 +72,7 @@ typedef struct sim_worker {
     fg_bus *bus;
     fg_link *link;
     fg_engine *engine;
+    fg_sim_draft *draft; /* NULL: none */
     fg_worker *worker;
     fg_flight *flight; /* NULL: nobody looks */
     fg_link_events link_events;

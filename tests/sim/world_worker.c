@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/base/hash.h"
 #include "common/base/fault.h"
 #include "common/engine/engine_sim.h"
 #include "decode-worker/decode.h"
@@ -209,7 +210,12 @@ static void open_engine(sim_worker *s, const fg_sched_limits *limits, uint32_t s
                                                  .context_max = CONTEXT_MAX },
                                      .vocab_size = s->world->vocab_size,
                                      .eos_token = SIM_EOS,
+                                     .draft_ns = 20000,
                                      .manual = true };
+    /* Beside what a life draws otherwise, so that old seeds are the same worlds. */
+    uint64_t drawn = fg_hash_mix(s->world->options.seed ^ s->index ^ s->epoch << 8);
+    s->draft = drawn % 5 < 2 ? fg_sim_draft_open(&engine, drawn) : NULL;
+    engine.drafter = fg_sim_draft_drafter(s->draft);
     fg_status status = fg_engine_open_sim(&engine, &s->engine, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
 }
@@ -240,6 +246,8 @@ void sim_start_worker(sim_world *w, sim_worker *s)
                                   .block_count = s->block_count,
                                   .context_max = CONTEXT_MAX,
                                   .vocab_size = s->world->vocab_size,
+                                  .draft_context = fg_sim_draft_context(s->draft),
+                                  .draft_alone = s->index % 2 == 0,
                                   .limits = limits,
                                   .overlap = sim_chance(&rng, 500),
                                   .prefix_cache = !sim_chance(&rng, 150),
@@ -283,6 +291,8 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
     w->report->remapped += stats.remapped_blocks;
     w->report->direct += stats.direct_blocks;
     fg_engine_close(s->engine);
+    fg_sim_draft_close(s->draft);
+    s->draft = NULL;
     fg_worker_destroy(s->worker);
     sim_close_flight(w, s->flight);
     s->flight = NULL;

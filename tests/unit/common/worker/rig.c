@@ -5,6 +5,8 @@
 
 #include "common/base/dtype.h"
 #include "common/base/log.h"
+#include "common/base/hash.h"
+#include "common/engine/drafter.h"
 #include "common/engine/engine_sim.h"
 #include "common/worker/worker_records.h"
 #include "tests/support/test.h"
@@ -155,6 +157,64 @@ static bool is_broken(void *ctx, const fg_step_seq *seq)
     return breaks_at > 0 && seq->first_position + seq->token_count >= breaks_at;
 }
 
+/* The draft model's step: its own answer, or another one. */
+static uint64_t run_draft(void *ctx, fg_step *step)
+{
+    rig *r = ctx;
+    fg_error err = { 0 };
+    cr_assert_eq(fg_engine_begin(r->draft_engine, step, &err), FG_OK, "%s", err.text);
+    cr_assert(fg_engine_poll(r->draft_engine) == step);
+    r->draft_steps++;
+    for (uint32_t i = 0; i < step->seq_count; i++) {
+        fg_step_seq *item = &step->seqs[i];
+        bool mixed = fg_hash_mix(item->first_position * 31u + item->token_out) % 3 == 0;
+        if (r->options.draft == RIG_DRAFT_WRONG || (r->options.draft == RIG_DRAFT_MIXED && mixed)) {
+            item->token_out = (item->token_out + 1) % r->options.vocab;
+        }
+        r->draft_rows += item->token_count;
+    }
+    return r->options.draft_ns;
+}
+
+static void open_drafter(rig *r)
+{
+    fg_error err = { 0 };
+    rig_options *options = &r->options;
+    uint32_t context = options->draft_context > 0 ? options->draft_context : RIG_TOKENS_MAX;
+    uint32_t blocks = options->draft_blocks > 0
+                          ? options->draft_blocks
+                          : options->seqs * fg_kv_blocks_for(context, options->block_size);
+    options->draft_context = context;
+    options->draft_blocks = blocks;
+    r->draft_arena = calloc(blocks, r->layout.block_bytes);
+    fg_engine_sim_options engine = { .layout = r->layout,
+                                     .arena = r->draft_arena,
+                                     .block_count = blocks,
+                                     .limits = { FG_DRAFTER_CHUNK, options->seqs, context },
+                                     .vocab_size = options->vocab,
+                                     .eos_token = options->eos };
+    cr_assert_eq(fg_engine_open_sim(&engine, &r->draft_engine, &err), FG_OK, "%s", err.text);
+    fg_drafter_options drafter = { .place_count = options->seqs,
+                                   .context_max = context,
+                                   .block_size = options->block_size,
+                                   .block_count = blocks,
+                                   .run = run_draft,
+                                   .ctx = r };
+    cr_assert_eq(fg_drafter_create(&drafter, &r->drafter, &err), FG_OK, "%s", err.text);
+}
+
+static void close_drafter(rig *r)
+{
+    fg_pool_stats stats;
+    if (r->drafter != NULL) {
+        fg_drafter_check(r->drafter, &stats);
+        cr_assert_eq(fg_engine_sim_bad_slots(r->draft_engine), 0u);
+        fg_drafter_destroy(r->drafter);
+        fg_engine_close(r->draft_engine);
+    }
+    free(r->draft_arena);
+}
+
 static void open_engine(rig *r)
 {
     fg_error err = { 0 };
@@ -167,7 +227,13 @@ static void open_engine(rig *r)
                                  .block_size = options->block_size };
         cr_assert_eq(fg_tier_open(&tier, &r->tier, &err), FG_OK, "%s", err.text);
     }
+    if (options->draft != RIG_NO_DRAFT) {
+        open_drafter(r);
+    }
     fg_engine_sim_options engine = { .layout = r->layout,
+                                     .drafter = r->drafter,
+                                     .draft_ns = options->draft_ns,
+                                     .step_ns = { .base = 1000000, .decode_row = 100000 },
                                      .arena = r->arena,
                                      .block_count = options->blocks,
                                      .tier_arena = r->tier != NULL ? fg_tier_arena(r->tier) : NULL,
@@ -216,6 +282,8 @@ void rig_open(rig *r, const rig_options *options)
                                  .block_count = options->blocks,
                                  .context_max = RIG_TOKENS_MAX,
                                  .vocab_size = r->options.vocab,
+                                 .draft_context = r->drafter != NULL ? r->options.draft_context : 0,
+                                 .draft_alone = options->draft_alone,
                                  .limits = options->policies,
                                  .overlap = options->overlap,
                                  .prefix_cache = !options->no_cache,
@@ -254,6 +322,7 @@ void rig_close(rig *r)
     fg_worker_destroy(r->worker);
     fg_flight_destroy(r->flight);
     fg_engine_close(r->engine);
+    close_drafter(r);
     fg_tier_close(r->tier);
     fg_arena_destroy(r->inbox);
     for (uint32_t id = 0; id < RIG_REQUESTS_MAX; id++) {

@@ -13,12 +13,24 @@ enum { RIG_VOCAB = 50, RIG_REQUESTS_MAX = 64, RIG_TOKENS_MAX = 512 };
 #define RIG_NO_EOS UINT32_MAX
 extern const char rig_letters[RIG_VOCAB + 1];
 
+/* A second simulated engine that guesses for the first. */
+typedef enum rig_drafts {
+    RIG_NO_DRAFT,
+    RIG_DRAFT_RIGHT, /* as long as its own KV is */
+    RIG_DRAFT_WRONG,
+    RIG_DRAFT_MIXED, /* now this, now that */
+} rig_drafts;
+
 typedef struct rig_options {
     uint32_t blocks, block_size, slots; /* 0 slots: no tier */
     uint32_t seqs, step_tokens, chunk;  /* 0: 4, 64, 64 */
     uint32_t vocab;                     /* 0: RIG_VOCAB. In few tokens texts repeat */
     uint32_t eos;                       /* 0: RIG_NO_EOS, so that answers have their full length */
     bool overlap, no_cache;
+    rig_drafts draft;
+    uint32_t draft_blocks, draft_context; /* 0: enough for everybody */
+    bool draft_alone;                     /* nothing is looked up in the text */
+    uint64_t draft_ns;                    /* of a guess; 0: it takes no time */
     uint32_t breaks_at;  /* the model breaks down after so many tokens of a sequence; 0: never */
     size_t flight_bytes; /* of a flight recorder; 0: none */
     fg_spans *spans;     /* of traced requests; may be NULL */
@@ -44,7 +56,10 @@ typedef struct rig {
     fg_kv_layout layout;
     void *arena;
     fg_tier *tier;
-    fg_engine *engine;
+    fg_engine *engine, *draft_engine;
+    void *draft_arena;
+    struct fg_drafter *drafter; /* NULL: none */
+    uint64_t draft_steps, draft_rows;
     fg_worker *worker;
     fg_flight *flight;
     fg_arena *inbox;
