@@ -293,6 +293,7 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
         resolve_max_tokens,
         fg_api_read_shape,
         fg_api_read_grammar,
+        fg_api_read_reasoning,
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
         status = steps[i](r);

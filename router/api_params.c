@@ -97,6 +97,8 @@ static const param params[] = {
     [FG_PARAM_TOOLS] = { "tools", FOR_CHAT, .rule = OWN },
     [FG_PARAM_TOOL_CHOICE] = { "tool_choice", FOR_CHAT, .rule = OWN },
     [FG_PARAM_PARALLEL_TOOL_CALLS] = { "parallel_tool_calls", FOR_CHAT, .rule = FLAG },
+    [FG_PARAM_REASONING_FORMAT] = { "reasoning_format", FOR_CHAT, .rule = TEXT },
+    [FG_PARAM_INCLUDE_REASONING] = { "include_reasoning", FOR_CHAT, .rule = FLAG },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "top_logprobs", FOR_COMPLETION, NEUTRAL, .neutral = IS_ZERO },
