@@ -177,17 +177,18 @@ bool fg_think_parse_knows(const char *name, size_t length)
 bool fg_think_parse_token(fg_think_parse *p, const char *name, size_t length)
 {
     bool inside = p->place == FG_THINK_INSIDE;
+    if (p->matched > 0) {
+        release(p); /* half a mark is none */
+    }
     if (inside && is_mark(CLOSE, name, length)) {
-        if (p->matched > 0) {
-            release(p); /* half a mark is none */
-        }
         enter(p, FG_THINK_BEHIND);
-    } else if (p->place == FG_THINK_BEFORE && p->matched == 0 && is_mark(OPEN, name, length)) {
+    } else if (p->place == FG_THINK_BEFORE && is_mark(OPEN, name, length)) {
         enter(p, FG_THINK_INSIDE);
     } else if (inside) {
         p->may_open = false;
     } else {
         release(p);
+        p->fresh = p->fresh && fg_think_parse_knows(name, length);
     }
     return inside || fg_think_parse_knows(name, length);
 }

@@ -135,6 +135,8 @@ static const struct {
     { "opened, the token again", true, TOKEN(T) T "a" TOKEN(E) "b", "(" T "a)b", FG_THINK_BEHIND },
     { "another token first", false, " " OTHER "a", " {<tool_call>}a", FG_THINK_NONE },
     { "another token inside", false, T "a" OTHER " " E "b", "(a)b", FG_THINK_BEHIND },
+    { "line ends behind another token", false, T "a" E "\n" OTHER "\nb", "(a){<tool_call>}\nb",
+      FG_THINK_BEHIND },
     { "another token behind", false, T "a" E "\n" OTHER "b", "(a){<tool_call>}b", FG_THINK_BEHIND },
 };
 
