@@ -89,7 +89,7 @@ fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind,
 typedef struct fg_api_piece {
     const char *text;
     size_t text_length;
-    const char *thought; /* comes before the text; of an event only one of them is there */
+    const char *thought; /* comes before the text */
     size_t thought_length;
     const uint32_t *ids;         /* `token_count` of each, or NULL when not asked for */
     const uint64_t *digests;     /* of each token's logits row */

@@ -296,7 +296,7 @@ void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_ch
             put_thought(out, piece);
         }
         if (piece->text_length > 0) {
-            fg_buf_puts(out, "\"content\":");
+            fg_buf_puts(out, piece->thought_length > 0 ? ",\"content\":" : "\"content\":");
             put_string(out, piece->text, piece->text_length);
         }
         fg_buf_putc(out, '}');
