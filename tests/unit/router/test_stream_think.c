@@ -321,7 +321,9 @@ Test(stream_think, tokens_of_the_thought_are_told_too)
 /* Thoughts that are longer than a write, at every offset of a character to its end. */
 Test(stream_think, long_thoughts_are_cut_between_characters)
 {
-    for (int offset = 0; offset < 3; offset++) {
+    for (int way = 0; way < 6; way++) {
+        int offset = way % 3;
+        bool closed = way < 3;
         stream_talk w;
         fg_buf told = { 0 };
         fg_buf want = { 0 };
@@ -335,12 +337,14 @@ Test(stream_think, long_thoughts_are_cut_between_characters)
             stream_talk_send(0, character);
             fg_buf_puts(&want, character);
         }
-        stream_talk_send(0, E "b");
-        fg_buf_puts(&want, ")b stop");
+        stream_talk_send(0, closed ? E "b" : "");
+        fg_buf_puts(&want, closed ? ")b stop" : ") stop");
         fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
         fg_streams_flush(w.streams);
-        cr_assert_gt(w.exchanges[0].write_count, 3);
+        cr_assert_geq(w.exchanges[0].write_count, 3);
         cr_assert_null(strstr(stream_talk_body(&w, 0), "\xEF\xBF\xBD"));
+        const char *finish = strstr(stream_talk_body(&w, 0), "\"stop\"");
+        cr_assert(finish != NULL && strstr(finish, "_content") == NULL, "told behind the finish");
         stream_talk_tell(stream_talk_body(&w, 0), &told);
         cr_assert_str_eq(told.data, want.data);
         fg_buf_deinit(&want);
