@@ -144,6 +144,9 @@ static size_t plain_length(const char *text, size_t length)
 void fg_think_parse_push(fg_think_parse *p, const char *text, size_t length)
 {
     size_t at = 0;
+    if (length == 0) {
+        return;
+    }
     while (at < length && (p->place == FG_THINK_BEFORE || p->place == FG_THINK_INSIDE)) {
         size_t plain = 0;
         if (p->place == FG_THINK_INSIDE && p->matched == 0) {
