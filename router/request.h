@@ -61,6 +61,9 @@ typedef struct fg_request {
     const char *const *stops; /* stop strings */
     const size_t *stop_lengths;
     size_t stop_count;
+    bool show_stop;           /* the one that was found is a part of the answer */
+    const uint32_t *stop_ids; /* tokens that end an answer */
+    size_t stop_id_count;
     bool stream;
     bool include_usage;
     bool return_token_ids;   /* choices[].token_ids */

@@ -20,8 +20,13 @@ static bool wants_tokens(const fg_request *request)
 /* Shows a token's characters, as far as no stop string can begin in them. */
 static void add_text(fg_choice *choice, size_t length)
 {
+    const fg_request *request = &choice->stream->request;
     bool stopped = length > 0 && fg_stop_push(choice->stop, choice->stream->owner->scratch, length,
                                               fg_choice_shown(choice));
+    if (stopped && request->show_stop) {
+        int found = fg_stop_matched(choice->stop);
+        fg_buf_append(fg_choice_shown(choice), request->stops[found], request->stop_lengths[found]);
+    }
     fg_choice_take(choice);
     if (stopped && choice->finish == FG_FINISH_NONE) {
         fg_choice_end(choice);
@@ -71,6 +76,30 @@ static bool keep_token(fg_choice *choice, uint32_t id, uint64_t digest, const fg
     return logprobs != NULL && fg_buf_append(&choice->logprobs, logprobs, sizeof *logprobs);
 }
 
+/* Whether the client wants an answer to end with this token; the first min_tokens end none. */
+static bool is_stop(const fg_choice *choice, uint32_t id)
+{
+    const fg_request *request = &choice->stream->request;
+    bool found = false;
+    for (size_t i = 0; i < request->stop_id_count && !found; i++) {
+        found = request->stop_ids[i] == id;
+    }
+    return found && choice->completion_tokens > request->params.min_tokens;
+}
+
+/* The answer ends here: what was held back is shown. */
+static void stop_here(fg_choice *choice)
+{
+    fg_streams *owner = choice->stream->owner;
+    add_text(choice, fg_detok_finish(&choice->detok, owner->scratch, owner->scratch_bytes));
+    if (choice->finish == FG_FINISH_NONE) {
+        fg_stop_finish(choice->stop, fg_choice_shown(choice));
+        fg_choice_take(choice);
+        fg_choice_end(choice);
+        choice->finish = FG_FINISH_STOP;
+    }
+}
+
 static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
                      const fg_logprobs *logprobs)
 {
@@ -84,12 +113,17 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     count_token(choice);
     bool kept = keep_token(choice, id, digest, logprobs);
     fg_think_place before = choice->think.parse.place;
-    if (fg_choice_wants(choice, id)) {
+    bool last = is_stop(choice, id);
+    bool quiet = last && !stream->request.show_stop; /* as an end token is */
+    if (!quiet && fg_choice_wants(choice, id)) {
         add_marker(choice, id);
-    } else if (stream->request.params.ignore_eos ||
-               !fg_tokenizer_is_end(owner->options.tokenizer, id)) {
+    } else if (!quiet && (stream->request.params.ignore_eos ||
+                          !fg_tokenizer_is_end(owner->options.tokenizer, id))) {
         add_text(choice, fg_detok_push(&choice->detok, owner->options.tokenizer, id, owner->scratch,
                                        owner->scratch_bytes));
+    }
+    if (last && choice->finish == FG_FINISH_NONE) {
+        stop_here(choice);
     }
     fg_choice_think_count(choice, before);
     if (!kept || fg_choice_think_failed(choice) || fg_choice_tools_failed(choice) ||
