@@ -145,6 +145,13 @@ def stopped(world):
     assert told(world.ask("thought", stop="rich").choices[0]) == ("Hm: Zü", None, [], "stop")
     assert told(world.ask("thought", stop="</think>").choices[0]) == (wanted("thought")[0] + "\n\n", None, [], "stop")
     assert told(world.ask("thought", stop="rains").choices[0]) == (wanted("thought")[0], " It ", [], "stop")
+    assert told(world.ask("thought", {"include_stop_str_in_output": True}, stop="rains").choices[0])[1] == " It rains"
+    all_ids = world.ask("thought", {"return_token_ids": True}).choices[0].token_ids
+    for at in (3, len(all_ids) // 2, len(all_ids) - 3):
+        choice = world.ask("thought", {"return_token_ids": True, "stop_token_ids": [all_ids[at]]}).choices[0]
+        before = told(world.ask("thought", max_tokens=at).choices[0])
+        assert choice.finish_reason == "stop" and choice.token_ids == all_ids[:at + 1], choice
+        assert told(choice)[:3] == before[:3], f"{at}: {choice}, not {before}"
 
 
 def several_choices(world):
