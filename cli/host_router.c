@@ -405,6 +405,7 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
                                  .max_tokens_default = config->max_tokens_default,
+                                 .reasoning = (fg_reasoning_format)config->reasoning_format,
                                  .service = &router->service,
                                  .rng = { .state = fg_rng_entropy() },
                                  .clock = fg_clock_real() };

@@ -11,6 +11,9 @@
 /* Below this temperature the answer is greedy: dividing logits by less only overflows. */
 #define TEMPERATURE_LEAST 1e-5f
 
+/* Each token of an answer is compared with all of them. */
+enum { STOP_IDS_MAX = 128 };
+
 fg_status fg_api_read_model(fg_api_reading *r)
 {
     const char *name = r->server->model_name;
@@ -64,6 +67,39 @@ static fg_status read_stop(fg_api_reading *r)
     r->request->stops = strings;
     r->request->stop_lengths = lengths;
     r->request->stop_count = count;
+    return FG_OK;
+}
+
+/* `stop_token_ids`. */
+static fg_status read_stop_ids(fg_api_reading *r)
+{
+    static const char name[] = "stop_token_ids";
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_STOP_TOKEN_IDS);
+    uint32_t vocab_size = fg_tokenizer_vocab_size(r->server->tokenizer);
+    if (node == NULL) {
+        return FG_OK;
+    }
+    if (!fg_json_is(node, FG_JSON_ARRAY)) {
+        return fg_api_wrong_type(r, name, "an array of token ids", node);
+    }
+    size_t count = fg_json_size(node);
+    if (count > STOP_IDS_MAX) {
+        return fg_api_wrong_value(r, name, "'%s' can have up to %d tokens", name, STOP_IDS_MAX);
+    }
+    uint32_t *ids = fg_arena_array(r->arena, count + 1, sizeof *ids);
+    if (ids == NULL) {
+        return fg_api_no_memory(r);
+    }
+    for (size_t i = 0; i < count; i++) {
+        int64_t id = -1;
+        if (!fg_api_read_integer(fg_json_at(node, i), &id) || id < 0 || id >= vocab_size) {
+            return fg_api_wrong_value(r, name, "%s[%zu] is not a token id below %" PRIu32, name, i,
+                                      vocab_size);
+        }
+        ids[i] = (uint32_t)id;
+    }
+    r->request->stop_ids = ids;
+    r->request->stop_id_count = count;
     return FG_OK;
 }
 
@@ -246,6 +282,7 @@ static void fill_sampling(fg_api_reading *r, uint64_t drawn_seed)
     request->params.ignore_eos = r->flag[FG_PARAM_IGNORE_EOS];
     request->params.want_digests = r->flag[FG_PARAM_LOGITS_DIGEST];
     request->logits_digest = r->flag[FG_PARAM_LOGITS_DIGEST];
+    request->show_stop = r->flag[FG_PARAM_INCLUDE_STOP];
     request->return_token_ids = r->flag[FG_PARAM_RETURN_TOKEN_IDS];
     request->return_timings = r->flag[FG_PARAM_RETURN_TIMINGS];
     request->stream = r->flag[FG_PARAM_STREAM];
@@ -283,16 +320,12 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
     name_family(r);
     r->caller = call->caller;
     fg_status (*const steps[])(fg_api_reading *) = {
-        fg_api_read_model,
-        read_stop,
-        read_stream_options,
-        read_priority,
-        read_cache,
-        read_service,
-        r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
-        resolve_max_tokens,
-        fg_api_read_shape,
-        fg_api_read_grammar,
+        fg_api_read_model,   read_stop,
+        read_stop_ids,       read_stream_options,
+        read_priority,       read_cache,
+        read_service,        r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
+        resolve_max_tokens,  fg_api_read_shape,
+        fg_api_read_grammar, fg_api_read_reasoning,
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
         status = steps[i](r);

@@ -25,6 +25,13 @@
 /* Room for everything that one request may keep: its texts, its rendered prompt and its token ids. */
 #define FG_API_ARENA_BYTES (64u * 1024u * 1024u)
 
+/* Where what a model thinks goes. */
+typedef enum fg_reasoning_format {
+    FG_REASONING_AUTO = 0, /* apart, where the chat template knows thoughts */
+    FG_REASONING_NONE,     /* it is text like the rest */
+    FG_REASONING_APART,    /* apart, whatever the template knows */
+} fg_reasoning_format;
+
 /* What every request of one server is measured against. */
 typedef struct fg_api_server {
     const fg_tokenizer *tokenizer;
@@ -33,7 +40,8 @@ typedef struct fg_api_server {
     const char *fingerprint; /* system_fingerprint, or NULL */
     uint32_t context_max;    /* largest prompt + output, in tokens */
     uint32_t max_tokens_default;
-    const fg_service *service; /* tenants and classes; NULL: none */
+    const fg_service *service;     /* tenants and classes; NULL: none */
+    fg_reasoning_format reasoning; /* of requests that do not say */
 } fg_api_server;
 
 /* What is drawn from outside for one request. */
@@ -77,10 +85,12 @@ fg_status fg_api_answer_text(const fg_api_server *server, fg_api_text_kind kind,
                              size_t body_bytes, int64_t now_s, fg_buf *out,
                              fg_api_error *error_out);
 
-/* A stretch of an answer: text, and the tokens that arrived with it (where the client asked). */
+/* A stretch of an answer: what was thought and answered, and the tokens that arrived with it (where the client asked). */
 typedef struct fg_api_piece {
     const char *text;
     size_t text_length;
+    const char *thought; /* comes before the text */
+    size_t thought_length;
     const uint32_t *ids;         /* `token_count` of each, or NULL when not asked for */
     const uint64_t *digests;     /* of each token's logits row */
     const fg_logprobs *logprobs; /* of each token, or NULL when not asked for */
@@ -118,6 +128,7 @@ typedef struct fg_api_choice {
 typedef struct fg_api_usage {
     uint32_t cached_tokens;
     uint64_t completion_tokens;
+    uint64_t reasoning_tokens; /* of these */
 } fg_api_usage;
 
 /* The rolling digest goes on from `rolling` (0 before the first token) over one row's digest. */

@@ -27,6 +27,8 @@ typedef enum fg_api_param {
     FG_PARAM_SEED,
     FG_PARAM_N,
     FG_PARAM_STOP,
+    FG_PARAM_STOP_TOKEN_IDS,
+    FG_PARAM_INCLUDE_STOP,
     FG_PARAM_IGNORE_EOS,
     FG_PARAM_STREAM,
     FG_PARAM_STREAM_OPTIONS,
@@ -61,6 +63,8 @@ typedef enum fg_api_param {
     FG_PARAM_TOOLS,
     FG_PARAM_TOOL_CHOICE,
     FG_PARAM_PARALLEL_TOOL_CALLS,
+    FG_PARAM_REASONING_FORMAT,
+    FG_PARAM_INCLUDE_REASONING,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -92,6 +96,7 @@ typedef struct fg_api_reading {
     bool flag[FG_PARAM_COUNT];
     fg_api_text text;
     int64_t now_s;                /* since 1970: some chat templates name the day */
+    bool thought_opened;          /* by the prompt */
     const fg_json_node *tools;    /* that the template shows; NULL: none */
     struct fg_api_parsed *parsed; /* JSON inside of texts, while the messages are encoded */
 } fg_api_reading;
@@ -124,6 +129,8 @@ fg_status fg_api_read_shape(fg_api_reading *r);
 
 /* What the answer is held to (api_grammar.c); after those. */
 fg_status fg_api_read_grammar(fg_api_reading *r);
+/* Whether what it thinks is told from it (api_think.c); after that. */
+fg_status fg_api_read_reasoning(fg_api_reading *r);
 /* Holds it to calls of the tools that it has to call (api_tools.c). */
 fg_status fg_api_force_calls(fg_api_reading *r);
 /* Holds it to a grammar, `text` living in the arena, if it is one; `name` is the parameter that asks for it. */

@@ -233,7 +233,8 @@ static fg_status encode_chat(fg_api_reading *r, const fg_chat_message *messages,
     extra += r->tools != NULL ? TEMPLATE_TOOL_BYTES : 0;
     fg_chat_options options = { .add_generation_prompt = r->text.add_generation_prompt,
                                 .now_s = r->now_s,
-                                .tools = r->tools };
+                                .tools = r->tools,
+                                .opened_out = &r->thought_opened };
     fg_status status = read_variables(r, &options.variables);
     if (status == FG_OK) {
         status = take_ids(r, "messages", length, extra, &ids, &capacity);

@@ -129,9 +129,14 @@ static void put_usage(fg_buf *out, const fg_request *request, const fg_api_usage
     fg_buf_printf(out,
                   ",\"usage\":{\"prompt_tokens\":%" PRIu32 ",\"completion_tokens\":%" PRIu64
                   ",\"total_tokens\":%" PRIu64
-                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32 "}}",
+                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32 "}",
                   request->token_count, usage->completion_tokens,
                   request->token_count + usage->completion_tokens, usage->cached_tokens);
+    if (request->thoughts.split) {
+        fg_buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
+                      usage->reasoning_tokens);
+    }
+    fg_buf_putc(out, '}');
 }
 
 /* Where the time went, in milliseconds. */
@@ -173,15 +178,26 @@ static void end_choice(fg_buf *out, const fg_request *request, const fg_api_choi
     fg_buf_putc(out, '}');
 }
 
+static void put_thought(fg_buf *out, const fg_api_piece *piece)
+{
+    fg_buf_puts(out, "\"reasoning_content\":");
+    put_string(out, piece->thought, piece->thought_length);
+}
+
 static void put_choice(fg_buf *out, const fg_request *request, const fg_api_choice *choice)
 {
     bool chat = request->kind == FG_API_CHAT;
     fg_buf_printf(out, "{\"index\":%" PRIu32 ",%s", choice->index,
                   chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    if (choice->calls.count > 0 && choice->piece.text_length == 0) {
+    bool not_text = choice->calls.count > 0 || request->thoughts.split;
+    if (not_text && choice->piece.text_length == 0) {
         fg_buf_puts(out, "null");
     } else {
         put_string(out, choice->piece.text, choice->piece.text_length);
+    }
+    if (choice->piece.thought_length > 0) {
+        fg_buf_putc(out, ',');
+        put_thought(out, &choice->piece);
     }
     if (choice->calls.count > 0) {
         fg_buf_putc(out, ',');
@@ -259,12 +275,13 @@ static void end_event(fg_buf *out, const fg_request *request)
 void fg_api_event_role(fg_buf *out, const fg_request *request, uint32_t index)
 {
     begin_event(out, request);
-    /* Where calls may come instead of a text there is none yet. */
+    /* Where thoughts or calls may come instead of a text there is none yet. */
+    bool not_text = request->tools.dialect != FG_TOOLS_NONE || request->thoughts.split;
     fg_buf_printf(out,
                   ",\"choices\":[{\"index\":%" PRIu32
                   ",\"delta\":{\"role\":\"assistant\",\"content\":%s},\"logprobs\":null,"
                   "\"finish_reason\":null}]",
-                  index, request->tools.dialect != FG_TOOLS_NONE ? "null" : "\"\"");
+                  index, not_text ? "null" : "\"\"");
     end_event(out, request);
 }
 
@@ -275,8 +292,11 @@ void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_ch
     fg_buf_printf(out, ",\"choices\":[{\"index\":%" PRIu32 ",", choice->index);
     if (request->kind == FG_API_CHAT) {
         fg_buf_puts(out, "\"delta\":{");
+        if (piece->thought_length > 0) {
+            put_thought(out, piece);
+        }
         if (piece->text_length > 0) {
-            fg_buf_puts(out, "\"content\":");
+            fg_buf_puts(out, piece->thought_length > 0 ? ",\"content\":" : "\"content\":");
             put_string(out, piece->text, piece->text_length);
         }
         fg_buf_putc(out, '}');

@@ -59,6 +59,7 @@ static fg_api_server api_server(const fg_front *front)
         .context_max = held != 0 && held < context_max ? held : context_max,
         .max_tokens_default = front->options.max_tokens_default,
         .service = front->options.service,
+        .reasoning = front->options.reasoning,
     };
 }
 

@@ -20,6 +20,7 @@
 #include "common/net/loop.h"
 #include "common/obs/metrics.h"
 #include "common/obs/trace.h"
+#include "router/api.h"
 #include "router/dispatch.h"
 #include "router/service.h"
 
@@ -43,6 +44,7 @@ typedef struct fg_front_options {
     uint32_t context_max;            /* of the model; workers may hold less */
     const fg_service *service;       /* tenants and classes; NULL: none; borrowed */
     uint32_t max_tokens_default;     /* for requests that give none; 0: 512 */
+    fg_reasoning_format reasoning;   /* of requests that do not say */
     fg_rng rng;                      /* ids and missing seeds are drawn from it */
     fg_clock clock;                  /* monotonic: waiting times */
     int64_t (*unix_time)(void *ctx); /* seconds since 1970; NULL: the machine's */

@@ -44,6 +44,13 @@ typedef struct fg_request_tools {
     bool unmarked; /* it has to be calls, and begins with no marker */
 } fg_request_tools;
 
+/* What the model thinks, told from what it answers. */
+typedef struct fg_request_thoughts {
+    bool split;  /* it is looked for */
+    bool opened; /* the prompt has opened it */
+    bool hidden; /* and it is left out */
+} fg_request_thoughts;
+
 typedef struct fg_request {
     fg_api_kind kind;
     fg_arena *arena; /* everything below lives here */
@@ -54,6 +61,9 @@ typedef struct fg_request {
     const char *const *stops; /* stop strings */
     const size_t *stop_lengths;
     size_t stop_count;
+    bool show_stop;           /* the one that was found is a part of the answer */
+    const uint32_t *stop_ids; /* tokens that end an answer */
+    size_t stop_id_count;
     bool stream;
     bool include_usage;
     bool return_token_ids;   /* choices[].token_ids */
@@ -68,6 +78,7 @@ typedef struct fg_request {
     uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
     fg_request_trace trace;
     fg_request_tools tools;
+    fg_request_thoughts thoughts;
 } fg_request;
 
 #endif

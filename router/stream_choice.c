@@ -20,24 +20,29 @@ static bool wants_tokens(const fg_request *request)
 /* Shows a token's characters, as far as no stop string can begin in them. */
 static void add_text(fg_choice *choice, size_t length)
 {
+    const fg_request *request = &choice->stream->request;
     bool stopped = length > 0 && fg_stop_push(choice->stop, choice->stream->owner->scratch, length,
                                               fg_choice_shown(choice));
-    fg_choice_tools_take(choice);
+    if (stopped && request->show_stop) {
+        int found = fg_stop_matched(choice->stop);
+        fg_buf_append(fg_choice_shown(choice), request->stops[found], request->stop_lengths[found]);
+    }
+    fg_choice_take(choice);
     if (stopped && choice->finish == FG_FINISH_NONE) {
-        fg_choice_tools_end(choice);
+        fg_choice_end(choice);
         choice->finish = FG_FINISH_STOP;
     }
 }
 
-/* A control token that marks calls: what was held back before it is shown, no stop string goes over it. */
+/* A control token that marks thoughts or calls: what was held back before it is shown, no stop string goes over it. */
 static void add_marker(fg_choice *choice, uint32_t id)
 {
     fg_streams *owner = choice->stream->owner;
     add_text(choice, fg_detok_finish(&choice->detok, owner->scratch, owner->scratch_bytes));
     if (choice->finish == FG_FINISH_NONE) {
         fg_stop_finish(choice->stop, fg_choice_shown(choice));
-        fg_choice_tools_take(choice);
-        fg_choice_tools_token(choice, id);
+        fg_choice_take(choice);
+        fg_choice_take_token(choice, id);
     }
 }
 
@@ -71,6 +76,30 @@ static bool keep_token(fg_choice *choice, uint32_t id, uint64_t digest, const fg
     return logprobs != NULL && fg_buf_append(&choice->logprobs, logprobs, sizeof *logprobs);
 }
 
+/* Whether the client wants an answer to end with this token; the first min_tokens end none. */
+static bool is_stop(const fg_choice *choice, uint32_t id)
+{
+    const fg_request *request = &choice->stream->request;
+    bool found = false;
+    for (size_t i = 0; i < request->stop_id_count && !found; i++) {
+        found = request->stop_ids[i] == id;
+    }
+    return found && choice->completion_tokens > request->params.min_tokens;
+}
+
+/* The answer ends here: what was held back is shown. */
+static void stop_here(fg_choice *choice)
+{
+    fg_streams *owner = choice->stream->owner;
+    add_text(choice, fg_detok_finish(&choice->detok, owner->scratch, owner->scratch_bytes));
+    if (choice->finish == FG_FINISH_NONE) {
+        fg_stop_finish(choice->stop, fg_choice_shown(choice));
+        fg_choice_take(choice);
+        fg_choice_end(choice);
+        choice->finish = FG_FINISH_STOP;
+    }
+}
+
 static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
                      const fg_logprobs *logprobs)
 {
@@ -83,15 +112,22 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     FG_ASSERT(index == choice->completion_tokens, "token out of order");
     count_token(choice);
     bool kept = keep_token(choice, id, digest, logprobs);
-    if (fg_choice_tools_want(choice, id)) {
+    fg_think_place before = choice->think.parse.place;
+    bool last = is_stop(choice, id);
+    bool quiet = last && !stream->request.show_stop; /* as an end token is */
+    if (!quiet && fg_choice_wants(choice, id)) {
         add_marker(choice, id);
-    } else if (stream->request.params.ignore_eos ||
-               !fg_tokenizer_is_end(owner->options.tokenizer, id)) {
+    } else if (!quiet && (stream->request.params.ignore_eos ||
+                          !fg_tokenizer_is_end(owner->options.tokenizer, id))) {
         add_text(choice, fg_detok_push(&choice->detok, owner->options.tokenizer, id, owner->scratch,
                                        owner->scratch_bytes));
     }
-    if (!kept || fg_choice_tools_failed(choice) || choice->text.failed || choice->ids.failed ||
-        choice->digests.failed) {
+    if (last && choice->finish == FG_FINISH_NONE) {
+        stop_here(choice);
+    }
+    fg_choice_think_count(choice, before);
+    if (!kept || fg_choice_think_failed(choice) || fg_choice_tools_failed(choice) ||
+        choice->text.failed || choice->ids.failed || choice->digests.failed) {
         choice->finish = FG_FINISH_ERROR;
         fg_stream_fail(stream, FG_CANCELLED,
                        stream->request.stream ? "the client reads too slowly"
@@ -118,8 +154,8 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
                                          stream->owner->scratch_bytes));
         if (choice->finish == FG_FINISH_NONE) {
             fg_stop_finish(choice->stop, fg_choice_shown(choice));
-            fg_choice_tools_take(choice);
-            fg_choice_tools_end(choice);
+            fg_choice_take(choice);
+            fg_choice_end(choice);
             choice->finish = choice->finish == FG_FINISH_NONE ? finish : choice->finish;
         }
         if (!good) {
@@ -158,6 +194,7 @@ fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, f
                      request->tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
     fg_detok_init(&choice->detok,
                   streams->strip_leading_space && (request->kind == FG_API_CHAT || after_bos));
+    fg_choice_think_init(choice, text_limit(streams, request));
     fg_status status = fg_choice_tools_init(choice, text_limit(streams, request), err);
     return status != FG_OK ? status
                            : fg_stop_create(request->stops, request->stop_lengths,
@@ -167,6 +204,7 @@ fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, f
 void fg_choice_deinit(fg_choice *choice)
 {
     fg_stop_destroy(choice->stop);
+    fg_choice_think_deinit(choice);
     fg_choice_tools_deinit(choice);
     fg_buf_deinit(&choice->text);
     fg_buf_deinit(&choice->ids);

@@ -8,6 +8,7 @@
 #include "common/base/buf.h"
 #include "common/base/limits.h"
 #include "common/model/stop.h"
+#include "common/model/think_parse.h"
 #include "common/model/tool_parse.h"
 #include "router/stream.h"
 
@@ -20,6 +21,14 @@ typedef struct fg_choice_tools {
     uint32_t begun, whole;
 } fg_choice_tools;
 
+/* What is thought in an answer (stream_think.c). */
+typedef struct fg_choice_think {
+    fg_think_parse parse; /* used where the request's thoughts are split; the rest too */
+    fg_buf shown;         /* text that no stop string begins in, on its way to the parser */
+    fg_buf text;          /* thought, not yet written */
+    uint32_t tokens;      /* up to the one that showed the end of the thought */
+} fg_choice_think;
+
 /* One of the n answers of a request. */
 typedef struct fg_choice {
     fg_stream *stream;
@@ -30,6 +39,7 @@ typedef struct fg_choice {
 
     fg_detok detok;
     fg_stop *stop;
+    fg_choice_think think;
     fg_choice_tools tools;
     fg_buf text;        /* shown, not yet written */
     fg_buf ids;         /* uint32_t each, where asked for; not yet written */
@@ -109,15 +119,31 @@ void fg_choice_let_go(fg_choice *choice, fg_finish reason);
 /* How it went; NULL where the client did not ask. */
 const fg_dispatch_report *fg_choice_report(const fg_choice *choice);
 
+/* stream_think.c: the way of a choice's text, through thoughts and calls. */
+void fg_choice_think_init(fg_choice *choice, size_t text_bytes);
+void fg_choice_think_deinit(fg_choice *choice);
+/* Where text is put that may be shown. */
+fg_buf *fg_choice_shown(fg_choice *choice);
+/* What is in fg_choice_shown becomes thoughts, text and calls. */
+void fg_choice_take(fg_choice *choice);
+/* So does what was held back: no more will come. */
+void fg_choice_end(fg_choice *choice);
+/* Whether a token's name means something there, although it has no text. */
+bool fg_choice_wants(const fg_choice *choice, uint32_t id);
+void fg_choice_take_token(fg_choice *choice, uint32_t id);
+/* A token has gone that way: was it a part of the thought? `before`: where the answer was. */
+void fg_choice_think_count(fg_choice *choice, fg_think_place before);
+bool fg_choice_think_failed(const fg_choice *choice);
+
 /* stream_tools.c. FG_AGAIN: out of memory. Each accepts a choice that looks for no calls. */
 fg_status fg_choice_tools_init(fg_choice *choice, size_t text_bytes, fg_error *err);
 void fg_choice_tools_deinit(fg_choice *choice);
-/* Where text is put that may be shown. */
-fg_buf *fg_choice_shown(fg_choice *choice);
-/* Whether a token's name means something there, although it has no text. */
-bool fg_choice_tools_want(const fg_choice *choice, uint32_t id);
-void fg_choice_tools_token(fg_choice *choice, uint32_t id);
-/* What is in fg_choice_shown becomes text and calls. */
+/* Where text is put that is no thought. */
+fg_buf *fg_choice_answer(fg_choice *choice);
+/* Whether a control token of this name means something in calls. */
+bool fg_choice_tools_want(const fg_choice *choice, const char *name, size_t length);
+void fg_choice_tools_token(fg_choice *choice, const char *name, size_t length);
+/* What is in fg_choice_answer becomes text and calls. */
 void fg_choice_tools_take(fg_choice *choice);
 /* So does what was held back: no more will come. */
 void fg_choice_tools_end(fg_choice *choice);

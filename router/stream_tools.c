@@ -1,4 +1,4 @@
-/* The calls of tools in one choice: what is shown of it goes through a parser, and comes out as text and as calls. */
+/* The calls of tools in one choice: what is shown of it and no thought goes through a parser, and comes out as text and as calls. */
 #include <string.h>
 
 #include "common/base/utf8.h"
@@ -88,32 +88,21 @@ void fg_choice_tools_deinit(fg_choice *choice)
     fg_buf_deinit(&tools->text);
 }
 
-fg_buf *fg_choice_shown(fg_choice *choice)
+fg_buf *fg_choice_answer(fg_choice *choice)
 {
     return choice->tools.parse == NULL ? &choice->text : &choice->tools.shown;
 }
 
-bool fg_choice_tools_want(const fg_choice *choice, uint32_t id)
+bool fg_choice_tools_want(const fg_choice *choice, const char *name, size_t length)
 {
-    size_t length = 0;
-    const fg_tokenizer *tokenizer = choice->stream->owner->options.tokenizer;
-    if (choice->tools.parse == NULL) {
-        return false;
-    }
-    (void)fg_tokenizer_piece(tokenizer, id, false, &length);
-    if (length > 0) {
-        return false;
-    }
-    const char *name = fg_tokenizer_piece(tokenizer, id, true, &length);
-    return fg_tool_parse_knows(choice->tools.parse, name, length);
+    return choice->tools.parse != NULL && fg_tool_parse_knows(choice->tools.parse, name, length);
 }
 
-void fg_choice_tools_token(fg_choice *choice, uint32_t id)
+void fg_choice_tools_token(fg_choice *choice, const char *name, size_t length)
 {
-    size_t length;
-    const char *name =
-        fg_tokenizer_piece(choice->stream->owner->options.tokenizer, id, true, &length);
-    fg_tool_parse_token(choice->tools.parse, name, length);
+    if (fg_choice_tools_want(choice, name, length)) {
+        fg_tool_parse_token(choice->tools.parse, name, length);
+    }
 }
 
 void fg_choice_tools_take(fg_choice *choice)

@@ -33,6 +33,7 @@ fg_api_usage fg_stream_usage(const fg_stream *stream)
     for (uint32_t i = 0; i < stream->request.choice_count; i++) {
         const fg_choice *choice = &stream->choices[i];
         usage.completion_tokens += choice->completion_tokens;
+        usage.reasoning_tokens += choice->think.tokens;
         if (choice->reported && (!known || choice->report.cached_tokens < usage.cached_tokens)) {
             usage.cached_tokens = choice->report.cached_tokens;
             known = true;
@@ -41,25 +42,37 @@ fg_api_usage fg_stream_usage(const fg_stream *stream)
     return usage;
 }
 
-/* The next stretch of a choice's pending text, cut between characters, with the tokens that came with
- * it. */
+/* So much of a text that one write carries it, cut between characters. */
+static size_t cut_length(const fg_buf *text)
+{
+    size_t length = text->size;
+    if (length > PIECE_BYTES) {
+        length = PIECE_BYTES;
+        while (length > PIECE_BYTES - 4 && (text->data[length] & 0xC0) == 0x80) {
+            length--;
+        }
+    }
+    return length;
+}
+
+/* The next stretch of what a choice thinks or answers, with the tokens that came with it. */
 static fg_api_piece next_piece(const fg_choice *choice)
 {
+    const fg_buf *thought = &choice->think.text;
+    size_t thought_length = thought->size;
     size_t length = choice->text.size;
     size_t token_count = choice->ids.size / sizeof(uint32_t);
     if (choice->stream->request.stream) {
-        if (length > PIECE_BYTES) {
-            length = PIECE_BYTES;
-            while (length > PIECE_BYTES - 4 && (choice->text.data[length] & 0xC0) == 0x80) {
-                length--;
-            }
-        }
+        thought_length = cut_length(thought);
+        length = thought->size > 0 ? 0 : cut_length(&choice->text);
         size_t most = choice->logprobs.size > 0 ? PIECE_LOGPROBS : PIECE_TOKENS;
         token_count = token_count > most ? most : token_count;
     }
     fg_api_piece piece = {
         .text = choice->text.size == 0 ? "" : choice->text.data,
         .text_length = length,
+        .thought = thought->size == 0 ? "" : thought->data,
+        .thought_length = thought_length,
         .ids = (const uint32_t *)(const void *)choice->ids.data,
         .digests = (const uint64_t *)(const void *)choice->digests.data,
         .logprobs = (const fg_logprobs *)(const void *)choice->logprobs.data,
@@ -83,8 +96,8 @@ static bool has_more(const fg_choice *choice)
 {
     bool role = choice->stream->request.kind == FG_API_CHAT && !choice->role_named &&
                 choice->completion_tokens > 0;
-    return role || choice->text.size > 0 || choice->ids.size > 0 || choice->tools.parts.size > 0 ||
-           (ended_well(choice) && !choice->finish_named);
+    return role || choice->think.text.size > 0 || choice->text.size > 0 || choice->ids.size > 0 ||
+           choice->tools.parts.size > 0 || (ended_well(choice) && !choice->finish_named);
 }
 
 /* The next choice with something to tell, each in its turn; NULL: none but `except`, or none. */
@@ -115,9 +128,11 @@ static void compose_choice(fg_stream *stream, write *next)
     const fg_request *request = &stream->request;
     fg_choice *choice = next->choice;
     next->piece = next_piece(choice);
-    bool text = next->piece.text_length > 0 || next->piece.token_count > 0;
+    bool text = next->piece.thought_length > 0 || next->piece.text_length > 0 ||
+                next->piece.token_count > 0;
     bool calls = choice->tools.parts.size > 0;
-    bool all = !calls && next->piece.text_length == choice->text.size &&
+    bool all = !calls && next->piece.thought_length == choice->think.text.size &&
+               next->piece.text_length == choice->text.size &&
                next->piece.token_count * sizeof(uint32_t) == choice->ids.size;
     next->finish = all && ended_well(choice);
     if (!choice->role_named && request->kind == FG_API_CHAT) {
@@ -180,6 +195,7 @@ static void book(fg_stream *stream, const write *next)
     if (next->call.name_length + next->call.arguments_length > 0) {
         fg_choice_tools_book(choice, &next->call);
     }
+    fg_buf_consume(&choice->think.text, next->piece.thought_length);
     fg_buf_consume(&choice->text, next->piece.text_length);
     if (choice->logprobs.size > 0) {
         for (size_t i = 0; i < next->piece.token_count; i++) {

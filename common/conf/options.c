@@ -83,6 +83,9 @@ static const fg_conf_choice routings[] = { { "cost", FG_ROUTE_COST },
                                            { "round-robin", FG_ROUTE_ROUND_ROBIN },
                                            { "two-choices", FG_ROUTE_TWO_CHOICES },
                                            { NULL, 0 } };
+static const fg_conf_choice reasonings[] = { { "auto", FG_CONF_REASONING_AUTO },
+                                             { "none", FG_CONF_REASONING_NONE },
+                                             { NULL, 0 } };
 static const fg_conf_choice splits[] = { { "auto", FG_SPLIT_AUTO },
                                          { "always", FG_SPLIT_ALWAYS },
                                          { "never", FG_SPLIT_NEVER },
@@ -248,6 +251,17 @@ static const fg_option options[] = {
       .roles = door_roles,
       AT(max_tokens_default),
       .help = "The longest answer, in tokens, of a request that names no limit of its own." },
+    { .name = "reasoning-format",
+      .type = FG_OPTION_CHOICE,
+      .default_text = "auto",
+      .choices = reasonings,
+      .group = door,
+      .roles = door_roles,
+      AT(reasoning_format),
+      .help =
+          "Where a chat's answer has what the model thinks, for requests that do not say: apart, "
+          "in reasoning_content, where the chat template knows <think> (auto), or in content "
+          "with its marks (none)." },
     { .name = "drain-seconds",
       .type = FG_OPTION_U32,
       .default_text = "10",

@@ -46,6 +46,12 @@ typedef enum fg_use { FG_USE_PREFILL = 1, FG_USE_DECODE = 2 } fg_use;
 
 typedef enum fg_switch { FG_OFF = 0, FG_ON = 1 } fg_switch;
 
+/* In the order of router/api.h. */
+typedef enum fg_conf_reasoning {
+    FG_CONF_REASONING_AUTO = 0,
+    FG_CONF_REASONING_NONE
+} fg_conf_reasoning;
+
 /* Where guesses at the next tokens come from. */
 typedef enum fg_speculation {
     FG_SPECULATE_OFF = 0,
@@ -69,6 +75,7 @@ typedef struct fg_serve_config {
     const char *tenant_weights;                        /* NULL: all alike */
     const char *slo;                                   /* NULL: no classes */
     uint32_t max_tokens_default;
+    int reasoning_format; /* fg_conf_reasoning */
     uint32_t drain_seconds;
 
     fg_conf_address control;

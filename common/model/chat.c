@@ -5,6 +5,7 @@
 
 #include "common/base/mem.h"
 #include "common/jinja/jinja.h"
+#include "common/model/think_parse.h"
 
 /* What a rendering may take: far more than templates do that were seen, and bounded by what a client sent. */
 enum { RUN_BYTES = 8 << 20, RUN_BYTES_PER_MESSAGE = 16 << 10, RUN_BYTES_PER_BYTE = 16 };
@@ -28,6 +29,7 @@ struct fg_chat {
     fg_jinja *template;      /* NULL: there is none that can be used */
     fg_jinja *tool_template; /* for what has tools; NULL: the other one */
     fg_tool_dialect tools;
+    bool thinks;
     size_t call_id_length;
     char refusal[FG_ERROR_TEXT_MAX];
     char *bos,
@@ -76,12 +78,13 @@ static bool read_token(const fg_weights *weights, const char *key, char **text_o
     return true;
 }
 
-/* What a template makes of tools. */
-static void read_tools(fg_chat *chat, const fg_jinja *template, const char *source, size_t length)
+/* What a template makes of tools and thoughts. */
+static void read_words(fg_chat *chat, const fg_jinja *template, const char *source, size_t length)
 {
     static const char short_ids[] = "length != 9"; /* Mistral's */
     chat->tools =
         fg_jinja_reads(template, "tools") ? fg_tool_dialect_of(source, length) : FG_TOOLS_NONE;
+    chat->thinks = chat->thinks || fg_think_known(source, length);
     chat->call_id_length = memmem(source, length, short_ids, sizeof short_ids - 1) != NULL ? 9 : 0;
 }
 
@@ -99,7 +102,7 @@ static fg_status read_tool_template(fg_chat *chat, const fg_weights *weights, fg
         return fg_fail(err, FG_AGAIN, "chat: out of memory");
     }
     if (status == FG_OK) {
-        read_tools(chat, chat->tool_template, source, length);
+        read_words(chat, chat->tool_template, source, length);
     }
     return FG_OK;
 }
@@ -129,7 +132,7 @@ static fg_status read_template(fg_chat *chat, const fg_weights *weights, fg_erro
                  found.text);
         return FG_OK;
     }
-    read_tools(chat, chat->template, source, length);
+    read_words(chat, chat->template, source, length);
     return read_tool_template(chat, weights, err);
 }
 
@@ -172,6 +175,11 @@ const char *fg_chat_refusal(const fg_chat *chat)
 fg_tool_dialect fg_chat_tools(const fg_chat *chat)
 {
     return chat->tools;
+}
+
+bool fg_chat_thinks(const fg_chat *chat)
+{
+    return chat->thinks;
 }
 
 size_t fg_chat_call_id_length(const fg_chat *chat)
@@ -398,6 +406,15 @@ static size_t lay_out(const fg_jinja_piece *pieces, size_t count, fg_buf *text, 
     return span_count;
 }
 
+/* Whether the prompt ends with the mark of a thought that no client wrote. */
+static bool opens_thought(const fg_buf *text, const fg_text_span *spans, size_t span_count)
+{
+    size_t mark_at = 0;
+    const fg_text_span *last = span_count == 0 ? NULL : &spans[span_count - 1];
+    return fg_think_opened(text->data, text->size, &mark_at) &&
+           (last == NULL || last->start + last->length <= mark_at);
+}
+
 fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
                          const fg_chat_message *messages, size_t count,
                          const fg_chat_options *options, uint32_t *ids_out, size_t capacity,
@@ -423,6 +440,9 @@ fg_status fg_chat_encode(const fg_chat *chat, const fg_tokenizer *tokenizer,
                                      .plain = spans,
                                      .plain_count = span_count,
                                      .refuse_at = refuse_at };
+        if (options->opened_out != NULL) {
+            *options->opened_out = opens_thought(&text, spans, span_count);
+        }
         status = fg_tokenizer_encode(tokenizer, text.size == 0 ? "" : text.data, text.size, encode,
                                      ids_out, capacity, count_out, err);
     }

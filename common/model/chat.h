@@ -46,6 +46,7 @@ typedef struct fg_chat_options {
     const fg_json_node
         *variables;            /* an object whose members the template sees, or NULL; not large */
     const fg_json_node *tools; /* a list, as a client sent it, or NULL; not large */
+    bool *opened_out; /* of fg_chat_encode: the template's last words open a thought; may be NULL */
 } fg_chat_options;
 
 /* Compiles the model's chat_template, and chat_template.tool_use where there is one: it renders what has tools; a model with none gets ChatML where its vocabulary has <|im_start|>. For any
@@ -57,6 +58,8 @@ void fg_chat_close(fg_chat *chat);
 const char *fg_chat_refusal(const fg_chat *chat);
 /* How the model writes calls of tools, by its template. FG_TOOLS_NONE: tools would not be seen. */
 fg_tool_dialect fg_chat_tools(const fg_chat *chat);
+/* Whether the model writes what it thinks between marks, by its template (think_parse). */
+bool fg_chat_thinks(const fg_chat *chat);
 /* The number of letters and digits that the template wants in the id of a call; 0: it takes any id. */
 size_t fg_chat_call_id_length(const fg_chat *chat);
 

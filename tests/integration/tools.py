@@ -8,6 +8,7 @@ import pathlib
 import tempfile
 
 from _forge import Suite, post
+from _sayings import make_model
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": name, "description": "d", "parameters": CITY, "strict": True}}
@@ -25,14 +26,13 @@ SAYINGS = {
     "one": (tagged("get_weather", ZURICH), None, [("get_weather", ZURICH)], "tool_calls"),
     "two": ("Let me see.\n" + tagged("get_weather", '{"city":"a"}') + "\n" + tagged("get_time", '{"city":"b"}') + "\n",
             "Let me see.\n", [("get_weather", '{"city":"a"}'), ("get_time", '{"city":"b"}')], "tool_calls"),
-    "marked": ("\n".join(["", '{"name": "get_time", "arguments": {"city": "c"}}', ""]), None,
+    "marked": (("<tool_call>", "\n".join(["", '{"name": "get_time", "arguments": {"city": "c"}}', ""])), None,
                [("get_time", '{"city": "c"}')], "tool_calls"),  # behind <tool_call> as a control token
     "empty": ('<tool_call>{"name":"get_time"}</tool_call>', None, [("get_time", "{}")], "tool_calls"),
     "strange": (tagged("nobody", "{}"), None, [("nobody", "{}")], "tool_calls"),
     "broken": ("<tool_call>{'name': 1}</tool_call>", "<tool_call>{'name': 1}</tool_call>", [], "stop"),
 }
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"] + [f"<|{name}|>" for name in SAYINGS]
-EMBEDDING, HEADS, HEAD, LAYERS, FEED = 768, 12, 64, 1, 64
 
 TEMPLATE = ("{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
             '<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
@@ -41,85 +41,6 @@ TEMPLATE = ("{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson
             "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
             + "".join(f"{{% if messages[-1].content == '{name}' %}}<|{name}|>{{% endif %}}" for name in SAYINGS)
             + "{% endif %}")
-
-
-def alphabet():
-    """GPT-2's characters for bytes."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(256)]
-
-
-def cut(data, known):
-    """Pieces of two bytes or more, none of which is known or twice there: so each can say what comes next."""
-    if not data:
-        return []
-    for size in range(2, len(data) + 1):
-        if data[:size] not in known:
-            rest = cut(data[size:], known | {data[:size]})
-            if rest is not None:
-                return [data[:size], *rest]
-    return None
-
-
-def make_model(path):
-    """Attention and the rest give nothing, so a token's own row decides: the next one of its saying."""
-    import gguf  # pylint: disable=import-outside-toplevel
-    import numpy  # pylint: disable=import-outside-toplevel
-    letters = alphabet()
-    tokens = list(letters) + SPECIALS
-    end = tokens.index("<|im_end|>")
-    follows = {end: end}
-    known = set()
-    for name, (text, *_) in SAYINGS.items():
-        last = tokens.index(f"<|{name}|>")
-        if name == "marked":
-            follows[last] = last = tokens.index("<tool_call>")
-        pieces = cut(text.encode(), known)
-        known.update(pieces)
-        for piece in pieces:
-            follows[last] = last = len(tokens)
-            tokens.append("".join(letters[byte] for byte in piece))
-        follows[last] = end
-    assert len(tokens) <= EMBEDDING, len(tokens)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(4096)
-    writer.add_embedding_length(EMBEDDING)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in tokens])
-    writer.add_token_merges(["q z"])  # of no use: an empty list has no type
-    writer.add_bos_token_id(tokens.index("<|endoftext|>"))
-    writer.add_eos_token_id(end)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    zeros = lambda rows, columns: numpy.zeros((rows, columns), numpy.float32)  # pylint: disable=unnecessary-lambda-assignment
-    ones = numpy.ones(EMBEDDING, numpy.float32)
-    embedding, output = zeros(len(tokens), EMBEDDING), zeros(len(tokens), EMBEDDING)
-    for token in range(len(tokens)):
-        embedding[token, token] = 1
-        output[follows.get(token, end), token] = 1
-    writer.add_tensor("token_embd.weight", embedding)
-    writer.add_tensor("output.weight", output)
-    writer.add_tensor("output_norm.weight", ones)
-    for kind in ("attn_q", "attn_k", "attn_v", "attn_output"):
-        writer.add_tensor(f"blk.0.{kind}.weight", zeros(EMBEDDING, EMBEDDING))
-    for kind, shape in (("ffn_gate", (FEED, EMBEDDING)), ("ffn_up", (FEED, EMBEDDING)), ("ffn_down", (EMBEDDING, FEED))):
-        writer.add_tensor(f"blk.0.{kind}.weight", zeros(*shape))
-    for kind in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{kind}.weight", ones)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 class World:
@@ -344,7 +265,7 @@ def main():
     suite = Suite(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         model = str(pathlib.Path(folder) / "sayings.gguf")
-        make_model(model)
+        make_model(model, {name: saying for name, (saying, *_) in SAYINGS.items()}, SPECIALS, TEMPLATE)
         for name, shape in (("standalone", dict(standalone=True)), ("1P+1D", dict(prefill=1, decode=1))):
             suite.case(f"{name} starts and ends", in_shape, suite, name, model, shape)
     suite.end()

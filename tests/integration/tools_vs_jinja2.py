@@ -105,15 +105,15 @@ def compare(suite):
             for about, body in BODIES.items()]
     equal, refused, other = {}, 0, 0
     for (name, source, body), (kind, have) in zip(jobs, answers(find_tool(suite, "chat_tool"), jobs)):
-        if kind != "ok" and have.startswith("tools "):
+        if kind == "refused" and have.startswith("tools "):
             other += 1
             continue
         want, why = jinja2_renders(made, source, variables_of(body))
         if want is None:
-            assert kind != "ok", f"{name}: rendered, but Jinja2 has {why}"
+            assert kind == "refused", f"{name}: rendered, but Jinja2 has {why}"
             refused += 1
             continue
-        assert kind == "ok", f"{name}: {have}; Jinja2 renders it"
+        assert kind != "refused", f"{name}: {have}; Jinja2 renders it"
         assert have == want, f"{name}: {first_difference(have, want)}"
         template = name.split(".jinja")[0]
         equal[template] = equal.get(template, 0) + 1
@@ -122,8 +122,34 @@ def compare(suite):
     return f"{sum(equal.values())} equal, {refused} refused by both, {other} without tools"
 
 
+# Whose templates know <think>; where an answer begins when nothing is said, and with enable_thinking true and false.
+BEGINS = {"HuggingFaceTB-SmolLM3-3B": ("before", "before", "before"), "Qwen-Qwen3-0.6B": ("before", "before", "before"),
+          "deepseek-ai-DeepSeek-V3.1": ("before", "inside", "before"),
+          "ibm-granite-granite-3.3-2B-Instruct": ("before", "before", "before"),
+          "37 deepseek-ai/DeepSeek-R1": ("before", "before", "before"), "41 Qwen/Qwen3-0.6B": ("before", "before", "before"),
+          "42 Qwen/Qwen3.5-4B": ("inside", "inside", "before"), "48 HuggingFaceTB/SmolLM3-3B": ("before", "before", "before"),
+          "50 moonshotai/Kimi-K2-Thinking": ("before", "before", "before"),
+          "51 LiquidAI/LFM2.5-VL-450M": ("before", "before", "before"), "52 zai-org/GLM-5.1": ("inside", "inside", "before")}
+
+
+def thoughts(suite):
+    """All other templates know none."""
+    jobs = [(name.split(".jinja")[0], source, {"messages": [USER], "chat_template_kwargs": variables})
+            for name, source in corpus_sources(suite).items()
+            for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False})]
+    begins, others = {}, set()
+    for (name, *_), (kind, _) in zip(jobs, answers(find_tool(suite, "chat_tool"), jobs)):
+        if kind.startswith("ok thinks"):
+            begins.setdefault(name, []).append("inside" if kind.endswith("inside") else "before")
+        else:
+            others.add(name)
+    assert {name: tuple(found) for name, found in begins.items()} == BEGINS, begins
+    return f"{len(begins)} templates of {len(begins) + len(others)}"
+
+
 def main():
     suite = Suite(__doc__)
+    suite.case("prompts that begin thoughts", thoughts, suite)
     suite.case("prompts with tools", compare, suite)
     suite.end()
 

@@ -1,8 +1,9 @@
 /*
  * chat_tool - what a model is shown of chat requests, for test programs in other languages.
  *
- * Standard input: a chat template and the body of a request, again and again. Standard output, for each: "ok" and the
- * prompt's text, control tokens by their names; or "refused" and the parameter, a space and the reason. A text is a
+ * Standard input: a chat template and the body of a request, again and again. Standard output, for each: "ok", with
+ * " thinks" where thoughts are looked for and " inside" where the prompt has begun one, and the prompt's text, control
+ * tokens by their names; or "refused" and the parameter, a space and the reason. A text is a
  * 32-bit little-endian length and its bytes, on both sides. The model has a byte-level vocabulary; BOS and EOS are
  * <|endoftext|>; it is 1 January 2026.
  */
@@ -36,7 +37,11 @@ static void answer(const tiny_model *model, const char *body, size_t length, fg_
                 fg_tokenizer_piece(model->tokenizer, request.tokens[i], true, &size);
             fg_buf_append(out, piece, size);
         }
-        fg_pipe_write("ok", 2);
+        const fg_request_thoughts *thoughts = &request.thoughts;
+        const char *kind = thoughts->opened  ? "ok thinks inside"
+                           : thoughts->split ? "ok thinks"
+                                             : "ok";
+        fg_pipe_write(kind, strlen(kind));
     } else {
         fg_buf_printf(out, "%s %s", error.param, error.text);
         fg_pipe_write("refused", 7);

@@ -83,15 +83,31 @@ static void check_tools(const fg_request *request, const char *body, size_t size
     fg_json_destroy(json);
 }
 
+/* What a model thinks is looked for in chats that are held to no format. */
+static void check_thoughts(const fg_request *request)
+{
+    const fg_request_thoughts *thoughts = &request->thoughts;
+    bool may = request->kind == FG_API_CHAT && request->params.grammar == NULL;
+    FG_ASSERT(may || !thoughts->split, "thoughts of a text");
+    FG_ASSERT(thoughts->split || (!thoughts->opened && !thoughts->hidden), "no thoughts");
+}
+
 static void check_rendering(const fg_request *request, const char *text, size_t length)
 {
     fg_buf out;
     fg_dispatch_report report = { 0 };
     fg_api_choice choices[FG_LIMIT_CHOICES];
-    fg_api_usage usage = { .completion_tokens = 1 };
+    fg_api_usage usage = { .completion_tokens = 1, .reasoning_tokens = 1 };
+    size_t thought = request->thoughts.split ? length / 2 : 0;
+    while (thought > 0 && ((unsigned char)text[thought] & 0xC0) == 0x80) {
+        thought--;
+    }
     for (uint32_t i = 0; i < request->choice_count; i++) {
         choices[i] = (fg_api_choice){ .index = i,
-                                      .piece = { .text = text, .text_length = length },
+                                      .piece = { .thought = text,
+                                                 .thought_length = thought,
+                                                 .text = text + thought,
+                                                 .text_length = length - thought },
                                       .finish = FG_FINISH_STOP,
                                       .report = request->return_timings ? &report : NULL };
     }
@@ -168,6 +184,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
         if (tools && kind == FG_API_CHAT) {
             check_tools(&request, body, size_bytes - 1);
         }
+        check_thoughts(&request);
         check_rendering(&request, body, size_bytes - 1);
     } else {
         fg_buf out;

@@ -50,6 +50,7 @@ static fg_status parse(world *w, fg_api_kind kind, const char *body)
 }
 
 #define CHAT(more) "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]" more "}"
+#define TEN        "1,2,3,4,5,6,7,8,9,10,"
 #define COMP(more) "{\"prompt\":\"hi\"" more "}"
 
 #define K64        "ssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssss"
@@ -203,6 +204,19 @@ static const struct refused {
       "invalid_type" },
     { "repetition 0", FG_API_CHAT, CHAT(",\"repetition_penalty\":0"), 400, "repetition_penalty",
       "invalid_value" },
+    { "stop tokens that are no list", FG_API_COMPLETION, COMP(",\"stop_token_ids\":5"), 400,
+      "stop_token_ids", "invalid_type" },
+    { "a stop token that is no number", FG_API_CHAT, CHAT(",\"stop_token_ids\":[\"5\"]"), 400,
+      "stop_token_ids", "invalid_value" },
+    { "a stop token below 0", FG_API_CHAT, CHAT(",\"stop_token_ids\":[-1]"), 400, "stop_token_ids",
+      "invalid_value" },
+    { "a stop token beyond the vocabulary", FG_API_CHAT, CHAT(",\"stop_token_ids\":[5,100000]"),
+      400, "stop_token_ids", "invalid_value" },
+    { "too many stop tokens", FG_API_COMPLETION,
+      COMP(",\"stop_token_ids\":[" TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN "1]"), 400,
+      "stop_token_ids", "invalid_value" },
+    { "include_stop_str_in_output", FG_API_CHAT, CHAT(",\"include_stop_str_in_output\":1"), 400,
+      "include_stop_str_in_output", "invalid_type" },
     { "echo", FG_API_COMPLETION, COMP(",\"echo\":true"), 400, "echo", "unsupported_parameter" },
     { "suffix", FG_API_COMPLETION, COMP(",\"suffix\":\"x\""), 400, "suffix",
       "unsupported_parameter" },

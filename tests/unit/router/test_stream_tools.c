@@ -5,137 +5,9 @@
 #include "common/base/fault.h"
 #include "common/base/limits.h"
 #include "tests/support/test.h"
-#include "tests/unit/router/fakes.h"
-#include "tests/unit/router/tiny_model.h"
-#include "router/stream.h"
+#include "tests/unit/router/stream_talk.h"
 
-enum { MARK = SMALL_BPE_COUNT, MARK_END };
 static const char *const controls[] = { "<|tool_call|>", "<|/tool_call|>" };
-
-typedef struct world {
-    tiny_model model;
-    fg_streams *streams;
-    uint64_t now_ns;
-    fg_http_exchange exchanges[2];
-} world;
-
-static void on_news(void *ctx)
-{
-    (void)ctx;
-}
-
-static void open_world(world *w, const char *chat_template)
-{
-    fg_error err = { 0 };
-    *w = (world){ .now_ns = 1 };
-    tiny_model_open_as(&w->model, chat_template, controls, 2);
-    fake_dispatch_reset();
-    fg_streams_options options = { .tokenizer = w->model.tokenizer,
-                                   .dispatch = fake_dispatch_handle(),
-                                   .clock = fg_clock_manual(&w->now_ns),
-                                   .on_news = on_news,
-                                   .ctx = w };
-    cr_assert_eq(fg_streams_create(&options, &w->streams, &err), FG_OK, "%s", err.text);
-    fake_exchange_init(&w->exchanges[0]);
-    fake_exchange_init(&w->exchanges[1]);
-}
-
-static void close_world(world *w)
-{
-    fg_streams_destroy(w->streams);
-    cr_assert_eq(fake_running_count(), 0);
-    fake_exchange_deinit(&w->exchanges[0]);
-    fake_exchange_deinit(&w->exchanges[1]);
-    tiny_model_close(&w->model);
-}
-
-static fg_status open_stream(world *w, int index, const char *body, fg_api_error *error)
-{
-    fg_api_server server = { .tokenizer = w->model.tokenizer,
-                             .chat = w->model.chat,
-                             .model_name = "tiny",
-                             .context_max = 200000,
-                             .max_tokens_default = 100000 };
-    fg_api_call call = { .id = "id", .seed = 1 };
-    fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
-    fg_request request;
-    if (arena == NULL) {
-        return FG_AGAIN;
-    }
-    fg_status status =
-        fg_api_parse(&server, FG_API_CHAT, body, strlen(body), &call, arena, &request, error);
-    if (status == FG_OK) {
-        status = fg_stream_open(w->streams, &w->exchanges[index], "/v1/chat/completions", &request,
-                                error);
-    }
-    if (status != FG_OK) {
-        fg_arena_destroy(arena);
-    }
-    return status;
-}
-
-static void must_open(world *w, int index, const char *body)
-{
-    fg_api_error error;
-    cr_assert_eq(open_stream(w, index, body, &error), FG_OK, "%s", error.text);
-}
-
-/* \1 and \2 are the two control tokens. */
-static void send(uint32_t job, const char *text)
-{
-    for (; *text != '\0'; text++) {
-        fake_token(job, *text == '\1' ? MARK : *text == '\2' ? MARK_END : (unsigned char)*text, 0);
-    }
-}
-
-static const char *body_of(const world *w, int index)
-{
-    return w->exchanges[index].body.data == NULL ? "" : w->exchanges[index].body.data;
-}
-
-/* Appends what stands in quotes at `at`, still escaped. */
-static void join(fg_buf *out, const char *at)
-{
-    const char *end = at;
-    while (*end != '"') {
-        end += *end == '\\' ? 2 : 1;
-    }
-    fg_buf_append(out, at, (size_t)(end - at));
-}
-
-/* What an answer or its events say, told alike: content, [id name arguments]..., finish. */
-static void tell(const char *body, fg_buf *out)
-{
-    static const struct {
-        const char *key;
-        char kind;
-    } keys[] = { { "\"content\":\"", 'c' },
-                 { "\"name\":\"", 'n' },
-                 { "\"arguments\":\"", 'a' },
-                 { "\"id\":\"call_", 'i' },
-                 { "\"finish_reason\":\"", 'f' } };
-    fg_buf content = { 0 };
-    fg_buf calls = { 0 };
-    fg_buf finish = { 0 };
-    for (const char *at = body; *at != '\0'; at++) {
-        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-            size_t length = strlen(keys[i].key);
-            if (strncmp(at, keys[i].key, length) == 0) {
-                char kind = keys[i].kind;
-                fg_buf_puts(&calls, kind == 'i' ? "[" : kind == 'n' ? " " : "");
-                join(kind == 'c' ? &content : kind == 'f' ? &finish : &calls, at + length);
-                fg_buf_puts(&calls, kind == 'n' ? " " : "");
-            }
-        }
-    }
-    fg_buf_clear(out);
-    fg_buf_append(out, content.data, content.size);
-    fg_buf_append(out, calls.data, calls.size);
-    fg_buf_printf(out, " %s", finish.data == NULL ? "" : finish.data);
-    fg_buf_deinit(&content);
-    fg_buf_deinit(&calls);
-    fg_buf_deinit(&finish);
-}
 
 #define HERMES                                                                                     \
     "{{ tools }}{% if false %}<tool_call>arguments{% endif %}{% for m in messages %}{{ m.content " \
@@ -193,27 +65,17 @@ static const struct {
     { "a control token before no call", GRANITE, "", "a\1b", FG_FINISH_STOP, "ab stop" },
 };
 
-/* Without the ids, whose form is checked. */
-static void forget_ids(fg_buf *told)
-{
-    static const char digits[] = "0123456789abcdef";
-    for (char *at = told->data; (at = strchr(at, '[')) != NULL; at++) {
-        cr_assert_eq(strspn(at + 1, digits), 24, "%s", told->data);
-        memmove(at + 1, at + 25, strlen(at + 25) + 1);
-    }
-}
-
 static void run(size_t index, bool stream, bool flush_each, fg_buf *told)
 {
-    world w;
-    open_world(&w, cases[index].chat_template);
+    stream_talk w;
+    stream_talk_open(&w, cases[index].chat_template, controls);
     char body[512];
     snprintf(body, sizeof body, ASK("%s%s"), cases[index].more, stream ? ",\"stream\":true" : "");
-    must_open(&w, 0, body);
+    stream_talk_must_ask(&w, 0, body);
     for (const char *at = cases[index].text; *at != '\0'; at++) {
         char one[2] = { *at, '\0' };
         if (fake_dispatch_state.jobs[0].running) {
-            send(0, one);
+            stream_talk_send(0, one);
         }
         if (flush_each) {
             fg_streams_flush(w.streams);
@@ -224,8 +86,8 @@ static void run(size_t index, bool stream, bool flush_each, fg_buf *told)
     }
     fg_streams_flush(w.streams);
     cr_assert(w.exchanges[0].ended, "%s", cases[index].name);
-    tell(body_of(&w, 0), told);
-    close_world(&w);
+    stream_talk_tell(stream_talk_body(&w, 0), told);
+    stream_talk_close(&w);
 }
 
 Test(stream_tools, whole_answers_and_streams_say_the_same)
@@ -234,7 +96,7 @@ Test(stream_tools, whole_answers_and_streams_say_the_same)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int way = 0; way < 3; way++) {
             run(i, way > 0, way > 1, &told);
-            forget_ids(&told);
+            stream_talk_forget_ids(&told);
             cr_assert_str_eq(told.data, cases[i].want, "%s, %d: %s", cases[i].name, way, told.data);
         }
     }
@@ -243,81 +105,82 @@ Test(stream_tools, whole_answers_and_streams_say_the_same)
 
 Test(stream_tools, text_before_a_call_is_told_before_it)
 {
-    world w;
-    open_world(&w, HERMES);
-    must_open(&w, 0, ASK(",\"stream\":true"));
-    send(0, "So: " T F("{}") E);
+    stream_talk w;
+    stream_talk_open(&w, HERMES, controls);
+    stream_talk_must_ask(&w, 0, ASK(",\"stream\":true"));
+    stream_talk_send(0, "So: " T F("{}") E);
     fg_streams_flush(w.streams);
-    const char *call = strstr(body_of(&w, 0), "tool_calls");
-    const char *text = strstr(body_of(&w, 0), "\"So: \"");
-    cr_assert(text != NULL && text < call, "%s", body_of(&w, 0));
+    const char *call = strstr(stream_talk_body(&w, 0), "tool_calls");
+    const char *text = strstr(stream_talk_body(&w, 0), "\"So: \"");
+    cr_assert(text != NULL && text < call, "%s", stream_talk_body(&w, 0));
     fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
     fg_streams_flush(w.streams);
-    close_world(&w);
+    stream_talk_close(&w);
 }
 
 Test(stream_tools, each_choice_has_its_own_calls_and_ids)
 {
-    world w;
+    stream_talk w;
     fg_buf told = { 0 };
-    open_world(&w, HERMES);
-    must_open(&w, 0, ASK(",\"n\":2"));
-    send(0, T F("{}") E T F("{}") E);
-    send(1, "no");
+    stream_talk_open(&w, HERMES, controls);
+    stream_talk_must_ask(&w, 0, ASK(",\"n\":2"));
+    stream_talk_send(0, T F("{}") E T F("{}") E);
+    stream_talk_send(1, "no");
     fake_end(1, FG_FINISH_STOP, FG_OK, NULL);
     fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
     fg_streams_flush(w.streams);
-    tell(body_of(&w, 0), &told);
+    stream_talk_tell(stream_talk_body(&w, 0), &told);
     cr_assert(strncmp(told.data, "no[", 3) == 0 && strstr(told.data, " tool_callsstop") != NULL,
               "%s", told.data);
-    const char *first = strstr(body_of(&w, 0), "call_");
+    const char *first = strstr(stream_talk_body(&w, 0), "call_");
     const char *second = strstr(first + 1, "call_");
     cr_assert(memcmp(first, second, 29) != 0, "two calls of one choice");
     char one[32] = { 0 };
     memcpy(one, first, 29);
-    must_open(&w, 1, ASK(",\"n\":2"));
-    send(2, "no");
-    send(3, T F("{}") E);
+    stream_talk_must_ask(&w, 1, ASK(",\"n\":2"));
+    stream_talk_send(2, "no");
+    stream_talk_send(3, T F("{}") E);
     fake_end(2, FG_FINISH_STOP, FG_OK, NULL);
     fake_end(3, FG_FINISH_STOP, FG_OK, NULL);
     fg_streams_flush(w.streams);
-    cr_assert(strstr(body_of(&w, 1), "call_") != NULL && strstr(body_of(&w, 1), one) == NULL,
+    cr_assert(strstr(stream_talk_body(&w, 1), "call_") != NULL &&
+                  strstr(stream_talk_body(&w, 1), one) == NULL,
               "another choice's first call");
     fg_buf_deinit(&told);
-    close_world(&w);
+    stream_talk_close(&w);
 }
 
 /* Arguments that are longer than a write, at every offset of a character to its end. */
 Test(stream_tools, long_arguments_are_cut_between_characters)
 {
     for (int offset = 0; offset < 3; offset++) {
-        world w;
+        stream_talk w;
         fg_buf told = { 0 };
         fg_buf want = { 0 };
-        open_world(&w, HERMES);
-        must_open(&w, 0, ASK(",\"stream\":true"));
-        send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
+        stream_talk_open(&w, HERMES, controls);
+        stream_talk_must_ask(&w, 0, ASK(",\"stream\":true"));
+        stream_talk_send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
         fg_buf_puts(&want, "[ f {\\\"a\\\":\\\"");
         for (int i = 0; i < offset; i++) {
-            send(0, "x");
+            stream_talk_send(0, "x");
             fg_buf_putc(&want, 'x');
         }
         for (int i = 0; i < 3000; i++) {
-            send(0, "\xE4\xB8\xAD");
+            stream_talk_send(0, "\xE4\xB8\xAD");
             fg_buf_puts(&want, "\xE4\xB8\xAD");
         }
-        send(0, "\"}}" E);
+        stream_talk_send(0, "\"}}" E);
         fg_buf_puts(&want, "\\\"} tool_calls");
         fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
         fg_streams_flush(w.streams);
         cr_assert_gt(w.exchanges[0].write_count, 3);
-        cr_assert_null(strstr(body_of(&w, 0), "\xEF\xBF\xBD"));
-        tell(body_of(&w, 0), &told);
-        forget_ids(&told);
+        cr_assert_null(strstr(stream_talk_body(&w, 0), "\xEF\xBF\xBD"));
+        stream_talk_tell(stream_talk_body(&w, 0), &told);
+        stream_talk_forget_ids(&told);
         cr_assert_str_eq(told.data, want.data);
         fg_buf_deinit(&want);
         fg_buf_deinit(&told);
-        close_world(&w);
+        stream_talk_close(&w);
     }
 }
 
@@ -326,14 +189,14 @@ Test(stream_tools, a_slow_reader_gets_all_of_it)
 {
     static const char text[] = "So. " T F("{\"a\":1}") E T F("{\"b\":2}") E;
     for (size_t slow_at = 0; slow_at < sizeof text - 1; slow_at++) {
-        world w;
+        stream_talk w;
         fg_buf told = { 0 };
-        open_world(&w, HERMES);
-        must_open(&w, 0, ASK(",\"stream\":true,\"return_token_ids\":true"));
+        stream_talk_open(&w, HERMES, controls);
+        stream_talk_must_ask(&w, 0, ASK(",\"stream\":true,\"return_token_ids\":true"));
         for (size_t i = 0; i < sizeof text - 1; i++) {
             char one[2] = { text[i], '\0' };
             w.exchanges[0].write_status = i >= slow_at && i < slow_at + 20 ? FG_AGAIN : FG_OK;
-            send(0, one);
+            stream_talk_send(0, one);
             fg_streams_flush(w.streams);
             fg_streams_retry(w.streams);
         }
@@ -341,40 +204,40 @@ Test(stream_tools, a_slow_reader_gets_all_of_it)
         fake_end(0, FG_FINISH_STOP, FG_OK, NULL);
         fg_streams_flush(w.streams);
         fg_streams_retry(w.streams);
-        tell(body_of(&w, 0), &told);
-        forget_ids(&told);
+        stream_talk_tell(stream_talk_body(&w, 0), &told);
+        stream_talk_forget_ids(&told);
         cr_assert_str_eq(told.data, "So. [ f {\\\"a\\\":1}[ f {\\\"b\\\":2} tool_calls", "%zu: %s",
                          slow_at, told.data);
         fg_buf_deinit(&told);
-        close_world(&w);
+        stream_talk_close(&w);
     }
 }
 
 Test(stream_tools, a_reader_that_never_reads_is_cut_off)
 {
-    world w;
-    open_world(&w, HERMES);
-    must_open(&w, 0, ASK(",\"stream\":true"));
+    stream_talk w;
+    stream_talk_open(&w, HERMES, controls);
+    stream_talk_must_ask(&w, 0, ASK(",\"stream\":true"));
     w.exchanges[0].write_status = FG_AGAIN;
-    send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
+    stream_talk_send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
     uint32_t given = 0;
     for (; fake_dispatch_state.jobs[0].running && given < 2 * FG_LIMIT_STREAM_BYTES; given++) {
-        send(0, "x");
+        stream_talk_send(0, "x");
         fg_streams_flush(w.streams);
     }
     cr_assert_leq(given, FG_LIMIT_STREAM_BYTES);
     cr_assert_eq(fake_dispatch_state.jobs[0].cancelled, FG_FINISH_CANCELLED);
     w.exchanges[0].write_status = FG_OK;
     fg_streams_retry(w.streams);
-    cr_assert(w.exchanges[0].ended && strstr(body_of(&w, 0), "reads too slowly") != NULL);
-    close_world(&w);
+    cr_assert(w.exchanges[0].ended && strstr(stream_talk_body(&w, 0), "reads too slowly") != NULL);
+    stream_talk_close(&w);
 }
 
 static bool try_open(void *ctx)
 {
-    world *w = ctx;
+    stream_talk *w = ctx;
     fg_api_error error;
-    if (open_stream(w, 0, ASK(",\"stream\":true"), &error) != FG_OK) {
+    if (stream_talk_ask(w, 0, ASK(",\"stream\":true"), &error) != FG_OK) {
         return false;
     }
     fg_stream_gone(w->streams, &w->exchanges[0]);
@@ -383,8 +246,8 @@ static bool try_open(void *ctx)
 
 Test(stream_tools, survives_every_failed_allocation)
 {
-    world w;
-    open_world(&w, HERMES);
+    stream_talk w;
+    stream_talk_open(&w, HERMES, controls);
     cr_assert(fg_fault_each(try_open, &w) >= 8);
-    close_world(&w);
+    stream_talk_close(&w);
 }

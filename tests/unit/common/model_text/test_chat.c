@@ -1,6 +1,7 @@
 #include "common/model/chat.h"
 
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/fault.h"
@@ -585,5 +586,47 @@ Test(chat, tools_and_arguments_have_a_limit)
     fg_buf_deinit(&out);
     fg_buf_deinit(&text);
     fg_json_destroy(json);
+    fg_chat_close(chat);
+}
+
+/* A thought begins with the template's own words, whatever a message says. */
+Test(chat, the_template_says_whether_a_thought_has_begun)
+{
+    static const struct {
+        const char *behind, *content;
+        bool thinks, opened;
+    } prompts[] = {
+        { "<think>\n", "x", true, true },
+        { "<think>", "<think>", true, true },
+        { "{{ '<th' }}{{ 'ink>' }}\n", "x", false, true },
+        { "<think>\n\n</think>\n\n", "x", true, false },
+        { "", "<think>", false, false },
+        { "k>", "<thin", false, false },
+        { " ", "<think>", false, false },
+        { "{# </think> #}", "x", true, false },
+        { "<|user|>", "x<think>", false, false },
+    };
+    for (size_t i = 0; i < sizeof prompts / sizeof prompts[0]; i++) {
+        char source[128];
+        fg_chat *chat = NULL;
+        fg_tokenizer *tokenizer = NULL;
+        fg_chat_message message = say("user", prompts[i].content);
+        uint32_t ids[IDS_MAX];
+        size_t count;
+        fg_error err = { 0 };
+        bool opened = !prompts[i].opened;
+        fg_chat_options options = { .opened_out = &opened };
+        snprintf(source, sizeof source, "{{ messages[0].content }}%s", prompts[i].behind);
+        open_chat(source, &chat, &tokenizer);
+        cr_assert_eq(fg_chat_thinks(chat), prompts[i].thinks, "%zu", i);
+        cr_assert_eq(
+            fg_chat_encode(chat, tokenizer, &message, 1, &options, ids, IDS_MAX, 0, &count, &err),
+            FG_OK, "%s", err.text);
+        cr_assert_eq(opened, prompts[i].opened, "%zu", i);
+        fg_tokenizer_close(tokenizer);
+        fg_chat_close(chat);
+    }
+    fg_chat *chat = open_with_tool_template("{{ messages }}", "{{ tools }}</think>");
+    cr_assert(fg_chat_thinks(chat), "the template for tools knows thoughts");
     fg_chat_close(chat);
 }
