@@ -34,16 +34,6 @@ fg_status fg_draft_check(const fg_serve_config *config, fg_error *err)
     return FG_OK;
 }
 
-static fg_status check(const fg_loaded_draft *draft, const fg_loaded_model *model, fg_error *err)
-{
-    fg_status status = fg_vocab_pair_check(model->weights, draft->weights, err);
-    if (status == FG_OK && draft->hparams.vocab_size != model->hparams.vocab_size) {
-        status = fg_fail(err, FG_BAD_INPUT, "its embedding has %u rows, the model's %u",
-                         draft->hparams.vocab_size, model->hparams.vocab_size);
-    }
-    return status;
-}
-
 /* As many slots as the model has, which no sequence can need more of. */
 static fg_status size(fg_loaded_draft *draft, const fg_serve_config *config,
                       const fg_loaded_model *model, uint32_t block_count, uint32_t context_max,
@@ -76,7 +66,7 @@ fg_status fg_loaded_draft_open(fg_loaded_draft *draft, const fg_serve_config *co
     }
     fg_status status = fg_weights_open(path, &draft->weights, err);
     status = status != FG_OK ? status : fg_hparams_read(draft->weights, &draft->hparams, err);
-    if (status == FG_OK && check(draft, model, &why) != FG_OK) {
+    if (status == FG_OK && fg_vocab_pair_check(model->weights, draft->weights, &why) != FG_OK) {
         status = fg_fail(err, why.status, "--speculative-model %s can't guess for %s: %s", path,
                          model->path, why.text);
     }

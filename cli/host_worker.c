@@ -742,6 +742,7 @@ static fg_status calibrate(fg_host_worker *host, fg_worker_options *worker, fg_e
                                      .limits = { .step_tokens_max = worker->limits.step_tokens_max,
                                                  .step_seqs_max = worker->limits.seqs_max,
                                                  .context_max = worker->context_max },
+                                     .vocab_size = worker->vocab_size,
                                      .budget_ns = CALIBRATE_NS,
                                      .is_alone = host->hub != NULL };
     fg_status status = fg_engine_calibrate(&options, &c, err);

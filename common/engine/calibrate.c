@@ -12,6 +12,7 @@ enum {
     FAR = 512, /* where a chunk attends to much */
     BLOCKS_MAX = FAR + CHUNK,
     COPIES = 8,
+    TOKENS = CHUNK + ROWS_MAX, /* a sequence's begin with another one */
 };
 
 /* A token of a prompt costs about so much of a step of one token, which waits for memory. */
@@ -47,16 +48,16 @@ static fg_status run_step(const fg_calibrate_options *o, fg_step *step, fg_error
 static fg_status run(const fg_calibrate_options *o, const shape *s, uint64_t *took_out,
                      fg_error *err)
 {
-    uint32_t tokens[CHUNK], blocks[BLOCKS_MAX + ROWS_MAX];
+    uint32_t tokens[TOKENS], blocks[BLOCKS_MAX + ROWS_MAX];
     fg_step_seq seqs[ROWS_MAX];
-    for (uint32_t i = 0; i < CHUNK; i++) {
-        tokens[i] = 1;
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        tokens[i] = (uint32_t)((uint64_t)o->vocab_size * i / TOKENS);
     }
     for (uint32_t i = 0; i < BLOCKS_MAX + ROWS_MAX; i++) {
         blocks[i] = i;
     }
     for (uint32_t i = 0; i < s->rows; i++) {
-        seqs[i] = (fg_step_seq){ .tokens = tokens,
+        seqs[i] = (fg_step_seq){ .tokens = tokens + i,
                                  .token_count = s->tokens,
                                  .first_position = s->position,
                                  .block_ids = blocks + i,

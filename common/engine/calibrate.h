@@ -13,6 +13,7 @@ typedef struct fg_calibrate_options {
     void *arena; /* NULL: the blocks are in the device's memory alone */
     uint32_t block_count;
     fg_engine_limits limits;
+    uint32_t vocab_size; /* steps are over tokens from all of it: experts are chosen by token */
     /* After the warm-up, no further step begins after so much; what is not known then is 0. */
     uint64_t budget_ns;
     /* Nobody chooses between workers by it: a large model runs the warm-up alone, and what a prompt's token

@@ -55,9 +55,9 @@ fg_status fg_draft_model_open(const fg_engine_options *options, fg_draft_model *
                               fg_error *err)
 {
     const fg_engine_draft *draft = options->draft;
-    if (draft->hparams->vocab_size != options->hparams->vocab_size) {
-        return fg_fail(err, FG_BAD_INPUT, "the draft model has %u tokens, the model %u",
-                       draft->hparams->vocab_size, options->hparams->vocab_size);
+    uint32_t vocab_size = options->hparams->vocab_size;
+    if (draft->hparams->vocab_size < vocab_size) {
+        vocab_size = draft->hparams->vocab_size;
     }
     fg_draft_model *model = fg_mem_alloc(sizeof *model);
     if (model == NULL || __builtin_mul_overflow((size_t)draft->block_count,
@@ -69,6 +69,7 @@ fg_status fg_draft_model_open(const fg_engine_options *options, fg_draft_model *
                                    .context_max = draft->context_max,
                                    .block_size = draft->layout.block_size,
                                    .block_count = draft->block_count,
+                                   .vocab_size = vocab_size,
                                    .run = run,
                                    .ctx = model };
     model->arena = fg_mem_map(model->arena_bytes);

@@ -39,7 +39,7 @@ fg_status fg_drafter_create(const fg_drafter_options *options, fg_drafter **draf
                             fg_error *err)
 {
     if (options->place_count == 0 || options->context_max < 2 || options->block_size == 0 ||
-        options->block_count == 0) {
+        options->block_count == 0 || options->vocab_size == 0) {
         return fg_fail(err, FG_BAD_INPUT, "a draft model needs places, a context and blocks");
     }
     fg_drafter *drafter = fg_mem_alloc(sizeof *drafter);
@@ -133,6 +133,34 @@ static void take_tokens(place *p, uint32_t at, const uint32_t *tokens, uint32_t 
     memcpy(p->tokens + at, tokens, count * sizeof *tokens);
 }
 
+/* Whether the draft model has every token of the text; those that it has computed it has. */
+static bool knows_tokens(const fg_drafter *drafter, const place *p)
+{
+    uint32_t vocab_size = drafter->options.vocab_size;
+    for (uint32_t i = p->computed; i < p->count; i++) {
+        if (p->tokens[i] >= vocab_size) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool knows_shape(const fg_drafter *drafter, const fg_shape *shape)
+{
+    uint32_t vocab_size = drafter->options.vocab_size;
+    for (uint32_t i = 0; shape != NULL && i < shape->bias_count; i++) {
+        if (shape->biases[i].id >= vocab_size) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; shape != NULL && i < shape->end_count; i++) {
+        if (shape->ends[i] >= vocab_size) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Whether the place knows the item's text now, its choices too, and has room for guesses behind it. */
 static bool take_text(fg_drafter *drafter, place *p, const fg_step_seq *item, uint32_t wanted)
 {
@@ -152,7 +180,7 @@ static bool take_text(fg_drafter *drafter, place *p, const fg_step_seq *item, ui
     p->count = (uint32_t)count;
     p->computed = p->computed < p->count ? p->computed : p->count - 1;
     fg_table_truncate(&p->table, drafter->pool, p->computed, NULL);
-    return true;
+    return knows_tokens(drafter, p) && knows_shape(drafter, item->shape);
 }
 
 /* ---- steps of the draft model ---- */
@@ -221,8 +249,8 @@ static uint32_t guess(fg_drafter *drafter, uint32_t active_count, fg_step_drafte
     for (uint32_t i = 0; i < count; i++) {
         active a = drafter->active[i];
         a.place->computed = a.place->count;
-        if (!drafter->items[i].broken_out) {
-            uint32_t token = drafter->items[i].token_out;
+        uint32_t token = drafter->items[i].token_out;
+        if (!drafter->items[i].broken_out && token < drafter->options.vocab_size) {
             a.place->tokens[a.place->count++] = token;
             a.ask->guesses_out[a.ask->count_out++] = token;
             drafter->active[left++] = a;

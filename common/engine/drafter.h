@@ -31,6 +31,8 @@ typedef struct fg_drafter_options {
     uint32_t place_count;
     uint32_t context_max; /* tokens of a sequence, guesses too */
     uint32_t block_size, block_count;
+    uint32_t
+        vocab_size; /* tokens that both models have: a text with others, or wishes for others, gets no guesses */
     /* Runs a step of the draft model; it has at most FG_DRAFTER_CHUNK tokens, or FG_DRAFTER_NEAR for each place. Returns the
      * ns that it took. */
     uint64_t (*run)(void *ctx, fg_step *step);

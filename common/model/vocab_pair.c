@@ -61,6 +61,19 @@ static fg_status texts_match(const fg_weights *model, const fg_weights *draft, u
     return FG_OK;
 }
 
+/* What one of them has more is there for its size alone. */
+static fg_status rest_pads(const fg_weights *longer, uint64_t first, uint64_t count)
+{
+    enum { UNUSED = 5 }; /* GGUF's number */
+    for (uint64_t i = first; i < count; i++) {
+        int64_t type = 0;
+        if (!fg_weights_array_i64(longer, TYPES, i, &type) || type != UNUSED) {
+            return FG_BAD_INPUT;
+        }
+    }
+    return FG_OK;
+}
+
 static fg_status ends_match(const fg_weights *model, const fg_weights *draft, fg_error *err)
 {
     static const char *const names[] = { "eos", "eot", "eom" };
@@ -88,10 +101,14 @@ fg_status fg_vocab_pair_check(const fg_weights *model, const fg_weights *draft, 
         return fg_fail(err, FG_BAD_INPUT, "it, or the model, has no vocabulary");
     }
     fg_status status = kinds_match(model, draft, err);
-    if (status == FG_OK && a_count != b_count) {
-        status = fg_fail(err, FG_BAD_INPUT, "it has %llu tokens, the model %llu",
+    bool is_longer = b_count > a_count;
+    uint64_t both = is_longer ? a_count : b_count;
+    if (status == FG_OK &&
+        rest_pads(is_longer ? draft : model, both, is_longer ? b_count : a_count) != FG_OK) {
+        status = fg_fail(err, FG_BAD_INPUT,
+                         "it has %llu tokens, the model %llu, and those beyond are in use",
                          (unsigned long long)b_count, (unsigned long long)a_count);
     }
-    status = status != FG_OK ? status : texts_match(model, draft, a_count, err);
+    status = status != FG_OK ? status : texts_match(model, draft, both, err);
     return status != FG_OK ? status : ends_match(model, draft, err);
 }

@@ -165,7 +165,9 @@ def main():
     suite = Suite(__doc__)
     requests = list(bodies())
     with tempfile.TemporaryDirectory(prefix="forge-draft-") as folder:
-        bad, partly, other = (os.path.join(folder, name) for name in ("bad.gguf", "partly.gguf", "other.gguf"))
+        bad, partly, padded, other = (os.path.join(folder, name)
+                                      for name in ("bad.gguf", "partly.gguf", "padded.gguf", "other.gguf"))
+        layers_gguf.pad(suite.smollm2(), padded, 128)
         layers_gguf.make(suite.smollm2(), bad, 3)
         layers_gguf.make(suite.smollm2(), partly, 27)
         subprocess.run([find_tool(suite, "make-gguf"), other], check=True)
@@ -180,6 +182,7 @@ def main():
                 (twin, fixed, ("its own draft", ("greedy, always right", is_right),
                                ("drawn, always right", is_right, {"temperature": 0.9, "seed": 5}))),
                 (twin, ["--draft-length", "adaptive", "--overlap", "off"], ("its own draft, by the formula",)),
+                (padded, fixed, ("its own draft with a padded vocabulary", ("greedy, always right", is_right))),
                 (twin, ["--draft-length", "fixed", "--speculative-kv-blocks", "12", "--draft-max", "3"],
                  ("few blocks for it",)),
                 (partly, ["--draft-length", "fixed"], ("right now and then",)),

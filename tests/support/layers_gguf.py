@@ -78,6 +78,25 @@ def with_layers(meta, tensors, layers):
     return meta, [t for _, t in found] + added
 
 
+def with_padding(meta, tensors, count):
+    """So many unused tokens more at the end, whose logits are 0."""
+    grown = []
+    for key, value in meta:
+        if key in (b"tokenizer.ggml.tokens", b"tokenizer.ggml.token_type"):
+            kind, inner, have = struct.unpack_from("<IIQ", value)
+            more = b"".join(struct.pack("<Q", 8) + b"[PAD%03d]" % i for i in range(count))
+            if inner != STRING:
+                more = struct.pack(f"<{count}i", *[5] * count)
+            value = struct.pack("<IIQ", kind, inner, have + count) + value[16:] + more
+        elif key.endswith(b".vocab_size"):
+            value = value[:4] + struct.pack("<I", struct.unpack("<I", value[4:])[0] + count)
+        grown.append((key, value))
+    padded = [(name, dims[:-1] + [dims[-1] + count], kind, data + bytes(len(data) // dims[-1] * count))
+              if name in (b"token_embd.weight", b"output.weight") else (name, dims, kind, data)
+              for name, dims, kind, data in tensors]
+    return grown, padded
+
+
 def write(path, version, meta, tensors, alignment):
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(meta))
     head += b"".join(struct.pack("<Q", len(key)) + key + value for key, value in meta)
@@ -95,6 +114,11 @@ def write(path, version, meta, tensors, alignment):
 def make(source, target, layers):
     version, meta, tensors, alignment = read(source)
     write(target, version, *with_layers(meta, tensors, layers), alignment)
+
+
+def pad(source, target, count):
+    version, meta, tensors, alignment = read(source)
+    write(target, version, *with_padding(meta, tensors, count), alignment)
 
 
 def main():

@@ -34,6 +34,7 @@ static fg_calibration measure_slow(uint32_t block_count, uint32_t context_max, u
                                        .arena = arena,
                                        .block_count = block_count,
                                        .limits = limits,
+                                       .vocab_size = 100,
                                        .budget_ns = budget_ns,
                                        .is_alone = is_alone };
     cr_assert_eq(fg_engine_calibrate(&calibrate, &c, NULL), FG_OK);

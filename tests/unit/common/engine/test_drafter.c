@@ -37,7 +37,8 @@ static uint64_t run(void *ctx, fg_step *step)
     return 1000 + tokens;
 }
 
-static void open_bench(bench *b, uint32_t block_count)
+/* `known`: tokens that the large model has too. */
+static void open_bench_of(bench *b, uint32_t block_count, uint32_t known)
 {
     fg_error err = { 0 };
     *b = (bench){ .block_count = block_count };
@@ -54,9 +55,15 @@ static void open_bench(bench *b, uint32_t block_count)
                                    .context_max = CONTEXT,
                                    .block_size = BLOCK,
                                    .block_count = block_count,
+                                   .vocab_size = known,
                                    .run = run,
                                    .ctx = b };
     cr_assert_eq(fg_drafter_create(&options, &b->drafter, &err), FG_OK, "%s", err.text);
+}
+
+static void open_bench(bench *b, uint32_t block_count)
+{
+    open_bench_of(b, block_count, VOCAB);
 }
 
 static void close_bench(bench *b)
@@ -307,6 +314,54 @@ Test(drafter, there_is_nothing_to_say_where_there_is_no_room)
     close_bench(&b);
 }
 
+/* Of two models one may have tokens that the other lacks. */
+Test(drafter, what_the_other_model_does_not_know_is_neither_told_nor_asked)
+{
+    enum { FEWER = VOCAB - 50 };
+    static const struct {
+        const char *name;
+        bool in_text, as_bias, as_end, is_told; /* where a token stands that only one of them has */
+    } cases[] = { { "nowhere", false, false, false, true },
+                  { "in the text", true, false, false, false },
+                  { "as a wish", false, true, false, false },
+                  { "as an end", false, false, true, false } };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        static bench b;
+        static text t;
+        fg_step step;
+        fg_step_ask ask;
+        fg_rng rng = { .state = 10 + c };
+        const fg_bias bias = { .id = FEWER, .bias = 1.0f };
+        const uint32_t end = FEWER;
+        const fg_shape shape = { .biases = &bias,
+                                 .bias_count = cases[c].as_bias,
+                                 .ends = &end,
+                                 .end_count = cases[c].as_end };
+        uint32_t told = 0, high = 0;
+        open_bench_of(&b, 300, FEWER);
+        for (uint32_t turn = 0; turn < 40; turn++) {
+            draw_text(&t, 9, &rng);
+            for (uint32_t i = 0; i < t.count; i++) {
+                t.tokens[i] %= FEWER;
+            }
+            t.tokens[4] = cases[c].in_text ? FEWER : t.tokens[4];
+            choose(&t, 0, &rng);
+            t.choices[0] %= FEWER;
+            t.item.token_out = t.choices[0];
+            t.item.shape = &shape;
+            ask_one(&b, &t, 0, 4, 1000, &step, &ask);
+            told += ask.count_out;
+            for (uint32_t i = 0; i < ask.count_out; i++) {
+                high += ask.guesses_out[i] >= FEWER;
+            }
+        }
+        cr_assert_eq(told > 0, cases[c].is_told, "%s: %u guesses", cases[c].name, told);
+        cr_assert(told < 160 && high == 0, "%s: %u guesses, %u of them unknown", cases[c].name,
+                  told, high);
+        close_bench(&b);
+    }
+}
+
 static bool create_once(void *ctx)
 {
     fg_drafter *drafter;
@@ -323,19 +378,23 @@ Test(drafter, it_can_fail_at_each_allocation)
                                    .context_max = CONTEXT,
                                    .block_size = BLOCK,
                                    .block_count = 20,
+                                   .vocab_size = VOCAB,
                                    .run = run };
     cr_assert(fg_fault_each(create_once, &options) >= 7);
 }
 
 Test(drafter, sizes_of_nothing_are_refused)
 {
-    const fg_drafter_options good = {
-        .place_count = 1, .context_max = 2, .block_size = 1, .block_count = 1, .run = run
-    };
-    for (int i = 0; i < 4; i++) {
+    const fg_drafter_options good = { .place_count = 1,
+                                      .context_max = 2,
+                                      .block_size = 1,
+                                      .block_count = 1,
+                                      .vocab_size = 1,
+                                      .run = run };
+    for (int i = 0; i < 5; i++) {
         fg_drafter_options bad = good;
-        uint32_t *sizes[] = { &bad.place_count, &bad.context_max, &bad.block_size,
-                              &bad.block_count };
+        uint32_t *sizes[] = { &bad.place_count, &bad.context_max, &bad.block_size, &bad.block_count,
+                              &bad.vocab_size };
         fg_drafter *drafter;
         *sizes[i] = i == 1;
         cr_assert_eq(fg_drafter_create(&bad, &drafter, NULL), FG_BAD_INPUT, "size %d", i);

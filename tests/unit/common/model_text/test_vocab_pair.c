@@ -7,13 +7,13 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
 
-enum { TOKENS = 5 };
+enum { TOKENS = 5, PADDED = 7 };
 
 typedef struct vocabulary {
     const char *kind;
-    const char *texts[TOKENS];
+    const char *texts[PADDED];
     uint32_t count;
-    int32_t types[TOKENS];
+    int32_t types[PADDED];
     uint32_t eos, eot; /* 99: none */
 } vocabulary;
 
@@ -74,8 +74,32 @@ Test(vocab_pair, what_differs_is_said)
           "of another kind: \"\"",
           { NULL, { "a", "b", "c", "<end>", "<more>" }, TOKENS, { 1, 1, 1, 3, 3 }, 3, 99 } },
         { "fewer",
-          "it has 4 tokens, the model 5",
+          "it has 4 tokens, the model 5, and those beyond are in use",
           { "gpt2", { "a", "b", "c", "<end>" }, 4, { 1, 1, 1, 3 }, 3, 99 } },
+        { "more, unused",
+          NULL,
+          { "gpt2",
+            { "a", "b", "c", "<end>", "<more>", "[PAD5]", "[PAD6]" },
+            PADDED,
+            { 1, 1, 1, 3, 3, 5, 5 },
+            3,
+            99 } },
+        { "more, one of them in use",
+          "it has 7 tokens, the model 5, and those beyond are in use",
+          { "gpt2",
+            { "a", "b", "c", "<end>", "<more>", "[PAD5]", "d" },
+            PADDED,
+            { 1, 1, 1, 3, 3, 5, 1 },
+            3,
+            99 } },
+        { "more, and another text before them",
+          "its token 1 is \"B\", the model's \"b\"",
+          { "gpt2",
+            { "a", "B", "c", "<end>", "<more>", "[PAD5]" },
+            6,
+            { 1, 1, 1, 3, 3, 5 },
+            3,
+            99 } },
         { "none", "has no vocabulary", { "gpt2", { NULL }, 0, { 0 }, 3, 99 } },
         { "another text",
           "its token 1 is \"B\", the model's \"b\"",
@@ -111,6 +135,9 @@ Test(vocab_pair, what_differs_is_said)
         cr_assert(cases[i].says == NULL || strstr(err.text, cases[i].says) != NULL, "%s: %s",
                   cases[i].name, err.text);
         cr_assert(strchr(err.text, '\n') == NULL, "%s", cases[i].name);
+        if (cases[i].says == NULL) { /* nor the other way round */
+            cr_assert_eq(fg_vocab_pair_check(draft.weights, model.weights, &err), FG_OK);
+        }
         unmake(&draft);
     }
     unmake(&model);
