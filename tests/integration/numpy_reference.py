@@ -492,7 +492,7 @@ def smollm2_as_float(suite):
         target = folder + "/float.gguf"
         read = write_float_file(source, target)
         prompts = smollm2_prompts()
-        return float_model(suite, target, prompts if suite.options.full else prompts[::4],
+        return float_model(suite, target, prompts[::2] if suite.options.full else prompts[::4],
                            16 if suite.options.full else 8, read)
 
 
@@ -502,7 +502,7 @@ def smollm2_as_bf16(suite):
         target = folder + "/bf16.gguf"
         read = write_float_file(source, target, GGMLQuantizationType.BF16)
         prompts = smollm2_prompts()
-        return rounded_model(suite, target, prompts if suite.options.full else prompts[::4],
+        return rounded_model(suite, target, prompts[::3] if suite.options.full else prompts[::4],
                              STEPS if suite.options.full else 16, "f16", read)
 
 
