@@ -61,6 +61,7 @@ fg_sim_draft *fg_sim_draft_open(const fg_engine_sim_options *target, uint64_t se
                                            .context_max = context,
                                            .block_size = target->layout.block_size,
                                            .block_count = blocks,
+                                           .vocab_size = target->vocab_size,
                                            .run = run,
                                            .ctx = draft };
     fg_status status = fg_engine_open_sim(&engine, &draft->engine, &err);

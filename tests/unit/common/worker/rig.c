@@ -198,6 +198,7 @@ static void open_drafter(rig *r)
                                    .context_max = context,
                                    .block_size = options->block_size,
                                    .block_count = blocks,
+                                   .vocab_size = options->vocab,
                                    .run = run_draft,
                                    .ctx = r };
     cr_assert_eq(fg_drafter_create(&drafter, &r->drafter, &err), FG_OK, "%s", err.text);
