@@ -142,8 +142,7 @@ typedef struct fg_expert_slots {
     uint32_t used_count; /* experts of a row */
     uint32_t *experts;   /* [rows][used_count], rising */
     float *weights;      /* [rows][used_count], theirs */
-    uint32_t *
-        firsts; /* [expert_count + 1]: an expert's slots begin there and end where the next one's begin */
+    uint32_t *firsts; /* [expert_count + 1]: where an expert's slots begin; the next one's follow */
     uint32_t *slot_rows; /* [rows * used_count] */
     float *slot_weights; /* [rows * used_count] */
 } fg_expert_slots;

@@ -101,8 +101,8 @@ typedef struct fg_step_copy {
 /* A draft model is asked what may follow an item's choices, when the step has run (drafter.h). */
 typedef struct fg_step_ask {
     uint32_t item; /* which samples, and has its history */
-    uint32_t
-        place; /* where the draft model keeps this sequence; below step_seqs_max, in one ask of a step */
+    /* Where the draft model keeps this sequence: below step_seqs_max, in one ask of a step. */
+    uint32_t place;
     uint32_t wanted;       /* tokens, 1 to FG_LOOKAHEAD_MAX */
     uint32_t *guesses_out; /* the caller's array of as many */
     uint32_t count_out;    /* how many there are; 0 while it has not caught up */

@@ -45,8 +45,7 @@ typedef struct fg_hparams {
     uint32_t window, window_period;
     uint32_t unturned_period; /* every so many layers one has no positions; 0: none */
     float rope_theta;
-    float
-        window_theta; /* of layers with a window, whose positions are not stretched; 0: as everywhere */
+    float window_theta; /* of layers with a window, which stretch nothing; 0: as everywhere */
     fg_rope_scaling rope_scaling;
     float norm_epsilon;
     /* `granite` and `gemma`; elsewhere 1, 1 / sqrt(head_dim), 1. Where what a layer adds is scaled, the stream that it is added to is kept
@@ -54,8 +53,8 @@ typedef struct fg_hparams {
     float embedding_scale, attention_scale, logit_scale;
     /* Mixtures of experts; 0: each row passes the one feed-forward. */
     uint32_t expert_count, expert_used_count;
-    bool
-        expert_weights_normalised; /* those of a row's experts add up to 1, before they are scaled */
+    /* Those of a row's experts add up to 1, before they are scaled. */
+    bool expert_weights_normalised;
     float expert_weights_scale;
     uint32_t shared_ffn_length; /* of an expert that all rows pass as well; 0: there is none */
     bool shared_gate;           /* `qwen2moe`: how much of it a row takes is a sigmoid of its own */
@@ -64,7 +63,7 @@ typedef struct fg_hparams {
     uint32_t kv_dtype; /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
 
-/* What a layer's rows see (fg_hparams.window). */
+/* What a layer's rows see, as `window` says. */
 static inline uint32_t fg_hparams_window(const fg_hparams *hparams, uint32_t layer)
 {
     uint32_t period = hparams->window_period;
@@ -77,11 +76,13 @@ static inline bool fg_hparams_has_window_turns(const fg_hparams *hparams)
     return hparams->window_theta > 0.0f;
 }
 
+/* Whether a layer's rows have positions. */
 static inline bool fg_hparams_is_turned(const fg_hparams *hparams, uint32_t layer)
 {
     uint32_t period = hparams->unturned_period;
     return period == 0 || (layer + 1) % period != 0;
 }
+
 /* So many rows of ffn_length hold what a row becomes within its feed-forward. */
 uint32_t fg_hparams_hidden_rows(const fg_hparams *hparams);
 

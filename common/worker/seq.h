@@ -57,8 +57,8 @@ typedef enum fg_seq_side { FG_SIDE_NONE, FG_SIDE_SENDER, FG_SIDE_RECEIVER } fg_s
 typedef struct fg_seq_draft {
     uint32_t place; /* where that keeps it, from 1; 0: nowhere */
     uint32_t known; /* tokens that it had computed when it was asked last */
-    uint32_t guesses[FG_LOOKAHEAD_MAX],
-        count; /* behind the choices of the step that has just ended */
+    /* Behind the choices of the step that has just ended. */
+    uint32_t guesses[FG_LOOKAHEAD_MAX], count;
     fg_asking_record record;
 } fg_seq_draft;
 

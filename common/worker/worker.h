@@ -63,8 +63,8 @@ typedef struct fg_worker_options {
     uint32_t block_count;
     uint32_t context_max; /* tokens of one sequence */
     uint32_t vocab_size;
-    uint32_t
-        draft_context; /* of a sequence in the engine's draft model, its guesses too; 0: there is none */
+    /* Of a sequence in the engine's draft model, its guesses too; 0: there is none. */
+    uint32_t draft_context;
     bool draft_alone; /* and no text is looked up */
     fg_sched_limits limits;
     bool overlap;               /* plan the next step while one computes */

@@ -21,6 +21,17 @@ def cut(data, known):
     return None
 
 
+class OpenAI:
+    """A cluster as the openai package sees it."""
+
+    def __init__(self, suite, cluster):
+        import openai  # pylint: disable=import-outside-toplevel
+        self.suite, self.cluster = suite, cluster
+        self.client = openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0, timeout=60)
+        self.model = self.client.models.list().data[0].id
+        self.bad_request = openai.BadRequestError
+
+
 def make_model(path, sayings, specials, template, begins=None):
     """Attention and the rest give nothing, so a token's own row decides: the next one of its saying. A saying is a text, or
     several, of which those that are special are control tokens; it follows <|NAME|>, or the byte that begins[NAME] is."""

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 
 from _forge import Suite, post
-from _sayings import make_model
+from _sayings import OpenAI, make_model
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "中"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {
@@ -44,14 +44,7 @@ def said(name):
     return parts if isinstance(parts, str) else "".join(part for part in parts if "think>" not in part)
 
 
-class World:
-    def __init__(self, suite, cluster):
-        import openai  # pylint: disable=import-outside-toplevel
-        self.suite, self.cluster = suite, cluster
-        self.client = openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0, timeout=60)
-        self.model = self.client.models.list().data[0].id
-        self.bad_request = openai.BadRequestError
-
+class World(OpenAI):
     def ask(self, saying, body=None, **more):
         tools = {"tools": TOOLS} if saying == "call" else {}
         arguments = {"model": self.model, "messages": [{"role": "user", "content": saying}], "temperature": 0, **tools, **more}

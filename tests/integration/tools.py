@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 
 from _forge import Suite, post
-from _sayings import make_model
+from _sayings import OpenAI, make_model
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": name, "description": "d", "parameters": CITY, "strict": True}}
@@ -43,14 +43,7 @@ TEMPLATE = ("{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson
             + "{% endif %}")
 
 
-class World:
-    def __init__(self, suite, cluster):
-        import openai  # pylint: disable=import-outside-toplevel
-        self.suite, self.cluster = suite, cluster
-        self.client = openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0, timeout=60)
-        self.model = self.client.models.list().data[0].id
-        self.bad_request = openai.BadRequestError
-
+class World(OpenAI):
     def ask(self, saying, **more):
         arguments = {"model": self.model, "messages": [{"role": "user", "content": saying}], "tools": TOOLS,
                      "temperature": 0, **more}

@@ -74,6 +74,23 @@ void stream_talk_send(uint32_t job, const char *text)
     }
 }
 
+void stream_talk_answer(stream_talk *w, const char *text, fg_finish finish, bool flush_each)
+{
+    for (; *text != '\0'; text++) {
+        const char one[2] = { *text, '\0' };
+        if (fake_dispatch_state.jobs[0].running) {
+            stream_talk_send(0, one);
+        }
+        if (flush_each) {
+            fg_streams_flush(w->streams);
+        }
+    }
+    if (finish != FG_FINISH_NONE) {
+        fake_end(0, finish, FG_OK, NULL);
+    }
+    fg_streams_flush(w->streams);
+}
+
 const char *stream_talk_body(const stream_talk *w, int index)
 {
     return w->exchanges[index].body.data == NULL ? "" : w->exchanges[index].body.data;

@@ -24,6 +24,8 @@ fg_status stream_talk_ask(stream_talk *w, int index, const char *body, fg_api_er
 void stream_talk_must_ask(stream_talk *w, int index, const char *body);
 /* Each byte as a token; \1 and \2 are the two control tokens. */
 void stream_talk_send(uint32_t job, const char *text);
+/* The whole answer of job 0, as far as that is not ended here; `finish` FG_FINISH_NONE: it ends no other way. */
+void stream_talk_answer(stream_talk *w, const char *text, fg_finish finish, bool flush_each);
 
 const char *stream_talk_body(const stream_talk *w, int index);
 /* What an answer or its events say, told alike: (thought) content, [id name arguments]..., finish. */

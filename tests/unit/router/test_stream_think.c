@@ -146,19 +146,7 @@ static void run(size_t index, bool stream, bool flush_each, fg_buf *told)
     snprintf(body, sizeof body, ASK, cases[index].more,
              stream ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "");
     stream_talk_must_ask(&w, 0, body);
-    for (const char *at = cases[index].text; *at != '\0'; at++) {
-        char one[2] = { *at, '\0' };
-        if (fake_dispatch_state.jobs[0].running) {
-            stream_talk_send(0, one);
-        }
-        if (flush_each) {
-            fg_streams_flush(w.streams);
-        }
-    }
-    if (cases[index].finish != FG_FINISH_NONE) {
-        fake_end(0, cases[index].finish, FG_OK, NULL);
-    }
-    fg_streams_flush(w.streams);
+    stream_talk_answer(&w, cases[index].text, cases[index].finish, flush_each);
     cr_assert(w.exchanges[0].ended, "%s", cases[index].name);
     check_usage(stream_talk_body(&w, 0), cases[index].name, cases[index].tokens);
     stream_talk_tell(stream_talk_body(&w, 0), told);
