@@ -214,8 +214,8 @@ def ways(folder, model):
     yield way("few tokens in a step", "--max-batch-tokens", 70, "--max-seqs", 64)
     yield way("chunk 7, small pool, swap", "--prefill-chunk-size", 7, *small, "swap", *TIER,
               moved=swapped)
-    for size in (1, 4, 64):
-        yield way(f"blocks of {size}", "--block-size", size)
+    yield way("blocks of 64", "--block-size", 64)
+    for size in (1, 4, 64):  # below 16 attention is plain C, and takes its time
         yield way(f"blocks of {size}, small pool", "--block-size", size, "--kv-blocks",
                   2 * CONTEXT // size if size < 64 else 12, "--preemption", "swap",
                   "--kv-host-blocks", 2048 // size, moved=swapped)
@@ -248,7 +248,7 @@ def ways(folder, model):
 FULL_ONLY = {"overlap and cache off", "chunk 64", "batch over HTTP", "2P+2D, local 0", "no evict",
              "small pool, last-admitted, auto", "small pool, cheapest, auto",
              "one guess each, overlap off", "eight guesses each, blocks of 1",
-             "chunk 7, small pool, swap", "blocks of 1", "blocks of 4", "blocks of 4, small pool",
+             "chunk 7, small pool, swap", "blocks of 4, small pool",
              "prefill first"}
 
 

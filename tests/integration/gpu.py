@@ -428,7 +428,7 @@ def made_family(suite, label, model, emulated):
         family(suite, label, model, requests, [], emulated)
         return
     # An emulated token takes 20 ms and more.
-    few = [{**requests[i], "max_tokens": 6} for i in (1, 5, 6)] + [{**requests[7], "max_tokens": 12}]
+    few = [{**requests[i], "max_tokens": 4} for i in (1, 6)] + [{**requests[7], "max_tokens": 10}]
     family(suite, label, model, few, ["1P+1D over shm, guesses"], emulated)
 
 

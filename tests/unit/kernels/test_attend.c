@@ -103,12 +103,20 @@ static double distance(const world *w, const attend_case *c, uint32_t dtype, con
     return largest;
 }
 
-/* All rows of a case at once, in steps of five, and one by one. */
+/* All rows of a case at once, in steps of five, and one by one. Sanitizers look for other things than bits, and are slow:
+ * there each device takes one of these. */
 static void check_steps(const test_device *device, const world *w, const attend_case *c,
-                        const float *want, float *out, size_t out_bytes)
+                        size_t turn, const float *want, float *out, size_t out_bytes)
 {
     const uint32_t steps[] = { c->row_count, 5, 1 };
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+    enum { WAYS = sizeof steps / sizeof steps[0] };
+#ifdef FORGE_SANITIZED
+    size_t first = turn % WAYS, step = WAYS;
+#else
+    size_t first = 0, step = 1;
+    (void)turn;
+#endif
+    for (size_t i = first; i < WAYS; i += step) {
         memset(out, 0, out_bytes);
         for (uint32_t row = c->slot_count - c->row_count; row < c->slot_count; row += steps[i]) {
             uint32_t left = c->slot_count - row;
@@ -143,7 +151,7 @@ Test(attend, agrees_with_double_and_is_exact_everywhere)
             if (!open_test_device(test_isas[variant / 2], threads, &device)) {
                 continue;
             }
-            check_steps(&device, &w, c, want, out, out_bytes);
+            check_steps(&device, &w, c, variant + i, want, out, out_bytes);
             close_test_device(&device);
         }
         close_test_device(&plain);

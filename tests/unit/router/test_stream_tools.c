@@ -208,10 +208,12 @@ Test(stream_tools, a_reader_that_never_reads_is_cut_off)
     stream_talk_must_ask(&w, 0, ASK(",\"stream\":true"));
     w.exchanges[0].write_status = FG_AGAIN;
     stream_talk_send(0, T "{\"name\":\"f\",\"arguments\":{\"a\":\"");
-    uint32_t given = 0;
-    for (; fake_dispatch_state.jobs[0].running && given < 2 * FG_LIMIT_STREAM_BYTES; given++) {
-        stream_talk_send(0, "x");
+    const char *more = "sixteen letters.";
+    size_t given = 0;
+    while (fake_dispatch_state.jobs[0].running && given < 2 * FG_LIMIT_STREAM_BYTES) {
+        stream_talk_send(0, more);
         fg_streams_flush(w.streams);
+        given += strlen(more);
     }
     cr_assert_leq(given, FG_LIMIT_STREAM_BYTES);
     cr_assert_eq(fake_dispatch_state.jobs[0].cancelled, FG_FINISH_CANCELLED);
