@@ -16,14 +16,25 @@ typedef struct spelling {
     bool begun; /* its first token with a text of the client's is in it */
 } spelling;
 
+/* Whether more bytes may make a character of these. */
+static bool may_become_one(const char *text, size_t length)
+{
+    const unsigned char *bytes = (const unsigned char *)text;
+    size_t need = bytes[0] >= 0xF0 ? 4 : bytes[0] >= 0xE0 ? 3 : 2;
+    bool may = bytes[0] >= 0xC2 && bytes[0] <= 0xF4 && length < need;
+    for (size_t i = 1; may && i < length; i++) {
+        may = (bytes[i] & 0xC0) == 0x80;
+    }
+    return may;
+}
+
 /* Counts what is whole. The beginning of a character waits for the rest, what is none counts a character a byte. */
 static void count_characters(spelling *s)
 {
-    enum { CHARACTER_MAX = 4 };
     while (s->counted < s->length) {
         size_t left = s->length - s->counted;
         size_t step = fg_utf8_length(s->text + s->counted, left);
-        if (step == 0 && left < CHARACTER_MAX) {
+        if (step == 0 && may_become_one(s->text + s->counted, left)) {
             return;
         }
         s->counted += step == 0 ? 1 : step;
