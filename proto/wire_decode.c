@@ -267,6 +267,7 @@ static const fg_logprobs **logprobs_in(decoder *d, const Forge__Wire__Logprobs *
 
 static void read_scores(decoder *d, const Forge__Wire__Scores *from, fg_msg *msg)
 {
+    static fg_likely none; /* a pointer that may be moved */
     size_t count = from->n_chosen;
     if (from->n_rank != count || from->likely_count > FG_LOGPROBS_MAX ||
         from->n_likely != count * from->likely_count) {
@@ -276,11 +277,12 @@ static void read_scores(decoder *d, const Forge__Wire__Scores *from, fg_msg *msg
         return;
     }
     msg->scores.first = from->first;
-    msg->scores.scores = (fg_scores){ .chosen = from->chosen,
-                                      .ranks = from->rank,
-                                      .likely = (fg_likely *)(void *)from->likely,
-                                      .count = count_in(count),
-                                      .likely_count = from->likely_count };
+    msg->scores.scores =
+        (fg_scores){ .chosen = from->chosen,
+                     .ranks = from->rank,
+                     .likely = from->n_likely > 0 ? (fg_likely *)(void *)from->likely : &none,
+                     .count = count_in(count),
+                     .likely_count = from->likely_count };
 }
 
 static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg)
