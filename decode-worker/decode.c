@@ -46,11 +46,13 @@ static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)
         return;
     }
     fg_seq_foretell(seq, msg->reserve.said, msg->reserve.said_count);
+    /* None of a prompt whose rows have to say something. */
     uint32_t cached = fg_worker_cached_blocks(worker, seq);
     if (!seq->params.pull && is_local(worker, seq, cached)) {
         take_over(worker, seq);
         return;
     }
+    seq->scored = seq->scores_planned = seq->prompt_count; /* the other worker tells it */
     fg_status status = fg_worker_hold_blocks(worker, seq);
     fg_seq_ticket ticket = { .side = FG_SIDE_RECEIVER,
                              .peer = peer,

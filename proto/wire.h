@@ -17,7 +17,7 @@
 #include "common/base/logits.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 5u
+#define FG_PROTOCOL_VERSION 6u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -42,6 +42,7 @@ typedef enum fg_msg_kind {
     FG_MSG_NEWS,      /* worker -> router: what changed in its prefix cache */
     FG_MSG_RESYNC,    /* router -> worker: news were missed, tell everything again */
     FG_MSG_ROLE,      /* router -> worker: what it is meant for from now on; for its next HELLO */
+    FG_MSG_SCORES, /* worker -> router: what the model said of a part of the prompt; before FIRST */
 } fg_msg_kind;
 
 typedef enum fg_finish {
@@ -82,6 +83,7 @@ typedef struct fg_wire_params {
     bool ignore_eos;
     bool want_digests;
     uint32_t want_logprobs;       /* 0: none; else how many of the likeliest tokens, and one more */
+    uint32_t want_scores;         /* likewise, of the prompt's tokens but the first */
     int32_t priority;             /* FG_PRIORITY_* */
     uint32_t cache_mode;          /* fg_cache_mode */
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
@@ -167,9 +169,12 @@ typedef struct fg_wire_token {
     const fg_logprobs *logprobs; /* NULL unless asked for */
 } fg_wire_token;
 
+/* Tokens of one SCORES. */
+enum { FG_WIRE_SCORES_MAX = 4096 };
+
 typedef struct fg_msg {
     fg_msg_kind kind;
-    uint64_t request; /* RESERVE TICKET PREFILL FIRST PUSHED DONE CANCEL */
+    uint64_t request; /* RESERVE TICKET PREFILL SCORES FIRST PUSHED DONE CANCEL */
     uint32_t attempt;
     union {
         fg_wire_hello hello;
@@ -229,6 +234,10 @@ typedef struct fg_msg {
             uint32_t chunks;               /* steps that the rest took */
             uint64_t share_ns;             /* of these steps, by its share of their prompt tokens */
         } first;
+        struct {
+            uint32_t first;   /* place in the prompt of the first of them, 1 at least */
+            fg_scores scores; /* 1 to FG_WIRE_SCORES_MAX; those who get it only read */
+        } scores;
         struct {
             uint32_t blocks;
             uint64_t bytes;

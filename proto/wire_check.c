@@ -170,6 +170,9 @@ static fg_status check_shape(const fg_wire_params *params, fg_error *err)
     if (status == FG_OK && params->want_logprobs > FG_LOGPROBS_MAX + 1) {
         status = too_large("sampling.want_logprobs", params->want_logprobs, err);
     }
+    if (status == FG_OK && params->want_scores > FG_LOGPROBS_MAX + 1) {
+        status = too_large("sampling.want_scores", params->want_scores, err);
+    }
     return status;
 }
 
@@ -284,6 +287,24 @@ static fg_status check_first(const fg_msg *msg, fg_error *err)
     return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
 }
 
+static fg_status check_scores(const fg_msg *msg, fg_error *err)
+{
+    const fg_scores *scores = &msg->scores.scores;
+    const bound bounds[] = {
+        { "scores.first", msg->scores.first, FG_LIMIT_CONTEXT_TOKENS - 1 },
+        { "scores (count)", scores->count, FG_WIRE_SCORES_MAX },
+        { "scores.likely_count", scores->likely_count, FG_LOGPROBS_MAX },
+    };
+    if (msg->scores.first == 0 || scores->count == 0) {
+        return too_large(msg->scores.first == 0 ? "scores.first" : "scores (count)", 0, err);
+    }
+    if (scores->chosen == NULL || scores->ranks == NULL ||
+        (scores->likely_count > 0 && scores->likely == NULL)) {
+        return fg_fail(err, FG_BAD_INPUT, "scores without columns");
+    }
+    return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+}
+
 static fg_status check_pushed(const fg_msg *msg, fg_error *err)
 {
     if (msg->pushed.blocks > FG_LIMIT_BLOCKS) {
@@ -366,6 +387,8 @@ fg_status fg_wire_check(const fg_msg *msg, fg_error *err)
                             err);
     case FG_MSG_PREFILL:
         return check_prefill(msg, err);
+    case FG_MSG_SCORES:
+        return check_scores(msg, err);
     case FG_MSG_FIRST:
         return check_first(msg, err);
     case FG_MSG_PUSHED:
@@ -404,6 +427,7 @@ const char *fg_msg_name(fg_msg_kind kind)
     static const char *const names[] = { "none",  "hello",     "welcome", "refuse", "load",
                                          "peer",  "peer_lost", "reserve", "ticket", "prefill",
                                          "first", "pushed",    "tokens",  "done",   "cancel",
-                                         "drain", "clear",     "news",    "resync", "role" };
+                                         "drain", "clear",     "news",    "resync", "role",
+                                         "scores" };
     return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
 }

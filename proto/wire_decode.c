@@ -136,6 +136,7 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .grammar = (const char *)params->grammar.data,
         .grammar_bytes = params->grammar.len,
         .want_logprobs = params->want_logprobs,
+        .want_scores = params->want_scores,
         .want_digests = params->want_digests,
         .priority = params->priority,
         .cache_mode = params->cache_mode,
@@ -264,6 +265,26 @@ static const fg_logprobs **logprobs_in(decoder *d, const Forge__Wire__Logprobs *
     return rows;
 }
 
+static void read_scores(decoder *d, const Forge__Wire__Scores *from, fg_msg *msg)
+{
+    static fg_likely none; /* a pointer that may be moved */
+    size_t count = from->n_chosen;
+    if (from->n_rank != count || from->likely_count > FG_LOGPROBS_MAX ||
+        from->n_likely != count * from->likely_count) {
+        if (d->status == FG_OK) {
+            d->status = fg_fail(d->err, FG_BAD_INPUT, "columns of scores do not fit each other");
+        }
+        return;
+    }
+    msg->scores.first = from->first;
+    msg->scores.scores =
+        (fg_scores){ .chosen = from->chosen,
+                     .ranks = from->rank,
+                     .likely = from->n_likely > 0 ? (fg_likely *)(void *)from->likely : &none,
+                     .count = count_in(count),
+                     .likely_count = from->likely_count };
+}
+
 static void read_tokens(decoder *d, const Forge__Wire__Tokens *from, fg_msg *msg)
 {
     size_t count = from->n_request;
@@ -346,6 +367,9 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->first.share_ns = frame->first->share_ns;
         logprobs = logprobs_in(d, frame->first->logprobs, 1);
         msg->first.logprobs = logprobs == NULL ? NULL : logprobs[0];
+        break;
+    case FG_MSG_SCORES:
+        read_scores(d, frame->scores, msg);
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = frame->pushed->blocks;
@@ -438,8 +462,8 @@ static fg_msg_kind kind_of(Forge__Wire__Frame__BodyCase body_case)
                ? (fg_msg_kind)0
                : (fg_msg_kind)((int)body_case - FORGE__WIRE__FRAME__BODY_HELLO + FG_MSG_HELLO);
 }
-_Static_assert(FORGE__WIRE__FRAME__BODY_ROLE - FORGE__WIRE__FRAME__BODY_HELLO ==
-                   FG_MSG_ROLE - FG_MSG_HELLO,
+_Static_assert(FORGE__WIRE__FRAME__BODY_SCORES - FORGE__WIRE__FRAME__BODY_HELLO ==
+                   FG_MSG_SCORES - FG_MSG_HELLO,
                "the frame's bodies and fg_msg_kind are in one order");
 
 fg_status fg_wire_decode(const void *bytes, size_t size_bytes, fg_arena *arena, fg_msg *msg_out,

@@ -26,6 +26,7 @@ typedef union body {
     Forge__Wire__News news;
     Forge__Wire__Resync resync;
     Forge__Wire__Role role;
+    Forge__Wire__Scores scores;
 } body;
 
 typedef struct builder {
@@ -95,6 +96,7 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->grammar_kind = params->grammar_kind;
     to->grammar = binary(params->grammar, params->grammar_bytes);
     to->want_logprobs = params->want_logprobs;
+    to->want_scores = params->want_scores;
     to->want_digests = params->want_digests;
     to->priority = params->priority;
     to->cache_mode = params->cache_mode;
@@ -293,10 +295,29 @@ static Forge__Wire__Logprobs *one_logprobs(builder *b, const fg_logprobs *from)
     return to;
 }
 
+static void fill_scores(builder *b, const fg_msg *msg)
+{
+    const fg_scores *from = &msg->scores.scores;
+    Forge__Wire__Scores *to = &b->body.scores;
+    forge__wire__scores__init(to);
+    to->first = msg->scores.first;
+    to->likely_count = from->likely_count;
+    to->chosen = from->chosen;
+    to->rank = from->ranks;
+    to->n_chosen = to->n_rank = from->count;
+    to->likely = (uint64_t *)(void *)from->likely;
+    to->n_likely = (size_t)from->count * from->likely_count;
+    b->frame.scores = to;
+    b->frame.body_case = FORGE__WIRE__FRAME__BODY_SCORES;
+}
+
 static void fill_progress(builder *b, const fg_msg *msg)
 {
     Forge__Wire__Frame *frame = &b->frame;
     switch (msg->kind) {
+    case FG_MSG_SCORES:
+        fill_scores(b, msg);
+        break;
     case FG_MSG_FIRST:
         frame->first = &b->body.first;
         forge__wire__first__init(frame->first);
@@ -465,6 +486,7 @@ static void fill_body(builder *b, const fg_msg *msg)
     case FG_MSG_PREFILL:
         fill_placing(b, msg);
         break;
+    case FG_MSG_SCORES:
     case FG_MSG_FIRST:
     case FG_MSG_PUSHED:
     case FG_MSG_DONE:

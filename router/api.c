@@ -248,7 +248,12 @@ static fg_status read_stream_options(fg_api_reading *r)
 static fg_status resolve_max_tokens(fg_api_reading *r)
 {
     fg_request *request = r->request;
-    uint32_t room = r->server->context_max - request->token_count;
+    uint32_t longest = 0; /* of the prompts */
+    for (uint32_t i = 0; i < fg_request_prompts(request); i++) {
+        uint32_t count = fg_request_prompt(request, i).token_count;
+        longest = count > longest ? count : longest;
+    }
+    uint32_t room = r->server->context_max - longest;
     fg_api_param id = r->given[FG_PARAM_MAX_COMPLETION_TOKENS] ? FG_PARAM_MAX_COMPLETION_TOKENS
                                                                : FG_PARAM_MAX_TOKENS;
     const char *name = fg_api_param_name(id);
@@ -261,10 +266,19 @@ static fg_status resolve_max_tokens(fg_api_reading *r)
         return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
                              "this server's context is %" PRIu32 " tokens; the prompt has %" PRIu32
                              " and '%s' asks for %" PRId64 " more: at most %" PRIu32 " are left",
-                             r->server->context_max, request->token_count, name, r->integer[id],
-                             room);
+                             r->server->context_max, longest, name, r->integer[id], room);
     }
-    request->params.max_tokens = (uint32_t)r->integer[id];
+    if (r->integer[id] == 0 && !request->echo) {
+        return fg_api_wrong_value(r, name,
+                                  r->kind == FG_API_CHAT
+                                      ? "'%s' must be between 1 and 2147483647"
+                                      : "'%s' must be between 1 and 2147483647; 0 needs 'echo': "
+                                        "true",
+                                  name);
+    }
+    /* Nobody works for no token: one is chosen, and not shown. */
+    request->no_answer = r->integer[id] == 0;
+    request->params.max_tokens = request->no_answer ? 1 : (uint32_t)r->integer[id];
     return FG_OK;
 }
 
@@ -286,6 +300,7 @@ static void fill_sampling(fg_api_reading *r, uint64_t drawn_seed)
     request->return_token_ids = r->flag[FG_PARAM_RETURN_TOKEN_IDS];
     request->return_timings = r->flag[FG_PARAM_RETURN_TIMINGS];
     request->stream = r->flag[FG_PARAM_STREAM];
+    request->echo = r->flag[FG_PARAM_ECHO];
     request->choice_count = (uint32_t)r->integer[FG_PARAM_N];
 }
 
@@ -326,6 +341,7 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
         read_service,        r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
         resolve_max_tokens,  fg_api_read_shape,
         fg_api_read_grammar, fg_api_read_reasoning,
+        fg_api_read_echo,
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
         status = steps[i](r);

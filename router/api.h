@@ -98,6 +98,13 @@ typedef struct fg_api_piece {
     uint64_t rolling_digest; /* after the last of these tokens */
     size_t text_offset;      /* characters of the tokens before them */
     const fg_tokenizer *tokenizer;
+    /* Of the prompt, what stands in front of all that: its text, and its tokens echo_first, ... where logprobs are asked
+     * for. */
+    const char *echo;
+    size_t echo_length;
+    uint32_t echo_first, echo_count;
+    fg_prompt prompt;
+    const fg_scores *scores; /* number i is about token i + 1 of the prompt; NULL: nobody asks */
 } fg_api_piece;
 
 /* A call that the model makes, or a stretch of one. */
@@ -136,6 +143,8 @@ uint64_t fg_api_roll_digest(uint64_t rolling, uint64_t row_digest);
 
 /* ,"logprobs":... of a choice; null when not asked for. */
 void fg_api_put_logprobs(fg_buf *out, const fg_request *request, const fg_api_piece *piece);
+/* ,"prompt_logprobs":[..], where asked for; and beside it or the echo ,"prompt_token_ids":[..], likewise. */
+void fg_api_put_prompt(fg_buf *out, const fg_request *request, const fg_api_piece *piece);
 /* Characters of a token's text; 0 for a piece of one. */
 size_t fg_api_characters_of(const fg_tokenizer *tokenizer, uint32_t id);
 

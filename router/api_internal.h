@@ -65,6 +65,8 @@ typedef enum fg_api_param {
     FG_PARAM_PARALLEL_TOOL_CALLS,
     FG_PARAM_REASONING_FORMAT,
     FG_PARAM_INCLUDE_REASONING,
+    FG_PARAM_ECHO,
+    FG_PARAM_PROMPT_LOGPROBS,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -96,6 +98,7 @@ typedef struct fg_api_reading {
     bool flag[FG_PARAM_COUNT];
     fg_api_text text;
     int64_t now_s;                /* since 1970: some chat templates name the day */
+    fg_prompt *prompts;           /* the request's, of a completion */
     bool thought_opened;          /* by the prompt */
     const fg_json_node *tools;    /* that the template shows; NULL: none */
     struct fg_api_parsed *parsed; /* JSON inside of texts, while the messages are encoded */
@@ -126,6 +129,9 @@ fg_status fg_api_encode_text(fg_api_reading *r, const char *name, const char *te
 
 /* What is changed in the logits, and told of them (api_shape.c); after max_tokens is known. */
 fg_status fg_api_read_shape(fg_api_reading *r);
+
+/* What the client wants back of its prompts (api_echo.c); after those. */
+fg_status fg_api_read_echo(fg_api_reading *r);
 
 /* What the answer is held to (api_grammar.c); after those. */
 fg_status fg_api_read_grammar(fg_api_reading *r);

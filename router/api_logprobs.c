@@ -116,38 +116,106 @@ static void put_likely(fg_buf *out, const fg_tokenizer *tokenizer, const fg_logp
     fg_buf_putc(out, '}');
 }
 
-static void put_for_completion(fg_buf *out, const fg_tokenizer *tokenizer,
-                               const fg_api_piece *piece, bool with_likely)
+/* What the model says of token `index` of the prompt, 1 at least, with at most so many likely ones. */
+static fg_logprobs score_of(const fg_api_piece *piece, uint32_t index, uint32_t likely_max)
+{
+    const fg_scores *scores = piece->scores;
+    const fg_likely *likely = scores->likely + (size_t)(index - 1) * scores->likely_count;
+    uint32_t count = scores->likely_count < likely_max ? scores->likely_count : likely_max;
+    fg_logprobs row = { .chosen = scores->chosen[index - 1] };
+    while (row.count < count && likely[row.count].id < fg_tokenizer_vocab_size(piece->tokenizer)) {
+        row.likely[row.count] = likely[row.count];
+        row.count++;
+    }
+    return row;
+}
+
+/* The prompt's first token follows nothing: of it nothing is said. */
+static void put_scores(fg_buf *out, const fg_api_piece *piece, uint32_t index, bool likely,
+                       uint32_t likely_max)
+{
+    if (index == 0) {
+        fg_buf_puts(out, "null");
+        return;
+    }
+    fg_logprobs row = score_of(piece, index, likely_max);
+    if (likely) {
+        put_likely(out, piece->tokenizer, &row);
+    } else {
+        put_number(out, row.chosen);
+    }
+}
+
+/* Between the entries of a list: the echoed tokens first, then those of the answer. */
+static void put_comma(fg_buf *out, size_t at)
+{
+    fg_buf_puts(out, at == 0 ? "" : ",");
+}
+
+static void put_offsets(fg_buf *out, const fg_api_piece *piece)
 {
     size_t offset = piece->text_offset;
-    fg_buf_puts(out, "{\"text_offset\":[");
-    for (size_t i = 0; i < piece->token_count; i++) {
-        fg_buf_printf(out, i == 0 ? "%zu" : ",%zu", offset);
-        offset += text_of(tokenizer, piece->ids[i]).characters;
+    for (uint32_t i = 0; i < piece->echo_count; i++) {
+        put_comma(out, i);
+        fg_buf_printf(out, "%" PRIu32, piece->prompt.offsets[piece->echo_first + i]);
     }
-    fg_buf_puts(out, "],\"token_logprobs\":[");
     for (size_t i = 0; i < piece->token_count; i++) {
-        fg_buf_puts(out, i == 0 ? "" : ",");
-        put_number(out, piece->logprobs[i].chosen);
+        put_comma(out, piece->echo_count + i);
+        fg_buf_printf(out, "%zu", offset);
+        offset += text_of(piece->tokenizer, piece->ids[i]).characters;
     }
-    fg_buf_puts(out, "],\"tokens\":[");
-    for (size_t i = 0; i < piece->token_count; i++) {
-        token_text text = text_of(tokenizer, piece->ids[i]);
-        fg_buf_puts(out, i == 0 ? "" : ",");
+}
+
+static void put_names(fg_buf *out, const fg_api_piece *piece)
+{
+    for (size_t i = 0; i < piece->echo_count + piece->token_count; i++) {
+        uint32_t id = i < piece->echo_count ? piece->prompt.tokens[piece->echo_first + i]
+                                            : piece->ids[i - piece->echo_count];
+        token_text text = text_of(piece->tokenizer, id);
+        put_comma(out, i);
         put_token(out, &text);
     }
-    fg_buf_puts(out, "],\"top_logprobs\":");
-    fg_buf_puts(out, with_likely ? "[" : "null");
-    for (size_t i = 0; i < piece->token_count && with_likely; i++) {
-        fg_buf_puts(out, i == 0 ? "" : ",");
-        put_likely(out, tokenizer, &piece->logprobs[i]);
+}
+
+/* Logprobs of the tokens, or of those that were likely there. */
+static void put_list(fg_buf *out, const fg_api_piece *piece, bool likely, uint32_t likely_max)
+{
+    for (uint32_t i = 0; i < piece->echo_count; i++) {
+        put_comma(out, i);
+        put_scores(out, piece, piece->echo_first + i, likely, likely_max);
     }
-    fg_buf_puts(out, with_likely ? "]}" : "}");
+    for (size_t i = 0; i < piece->token_count; i++) {
+        put_comma(out, piece->echo_count + i);
+        if (likely) {
+            put_likely(out, piece->tokenizer, &piece->logprobs[i]);
+        } else {
+            put_number(out, piece->logprobs[i].chosen);
+        }
+    }
+}
+
+static void put_for_completion(fg_buf *out, const fg_api_piece *piece, uint32_t likely_max)
+{
+    fg_buf_puts(out, "{\"text_offset\":[");
+    put_offsets(out, piece);
+    fg_buf_puts(out, "],\"token_logprobs\":[");
+    put_list(out, piece, false, likely_max);
+    fg_buf_puts(out, "],\"tokens\":[");
+    put_names(out, piece);
+    fg_buf_puts(out, "],\"top_logprobs\":");
+    if (likely_max == 0) {
+        fg_buf_puts(out, "null}");
+        return;
+    }
+    fg_buf_putc(out, '[');
+    put_list(out, piece, true, likely_max);
+    fg_buf_puts(out, "]}");
 }
 
 void fg_api_put_logprobs(fg_buf *out, const fg_request *request, const fg_api_piece *piece)
 {
-    if (request->params.want_logprobs == 0 || (request->stream && piece->token_count == 0)) {
+    if (request->params.want_logprobs == 0 ||
+        (request->stream && piece->token_count + piece->echo_count == 0)) {
         fg_buf_puts(out, ",\"logprobs\":null");
         return;
     }
@@ -155,11 +223,54 @@ void fg_api_put_logprobs(fg_buf *out, const fg_request *request, const fg_api_pi
     if (request->kind == FG_API_CHAT) {
         put_for_chat(out, piece->tokenizer, piece);
     } else {
-        put_for_completion(out, piece->tokenizer, piece, request->params.want_logprobs > 1);
+        put_for_completion(out, piece, request->params.want_logprobs - 1);
     }
 }
 
 size_t fg_api_characters_of(const fg_tokenizer *tokenizer, uint32_t id)
 {
     return text_of(tokenizer, id).characters;
+}
+
+/* vLLM's: an object of ids for each token, its own first, then the likely ones by rank. */
+static void put_ranked(fg_buf *out, const fg_api_piece *piece, uint32_t index, uint32_t likely_max)
+{
+    fg_logprobs row = score_of(piece, index, likely_max);
+    fg_likely own = { .id = piece->prompt.tokens[index], .logprob = row.chosen };
+    for (uint32_t k = 0; k <= row.count; k++) {
+        const fg_likely *entry = k == 0 ? &own : &row.likely[k - 1];
+        if (k > 0 && entry->id == own.id) {
+            continue;
+        }
+        token_text text = text_of(piece->tokenizer, entry->id);
+        fg_buf_printf(out,
+                      k == 0 ? "{\"%" PRIu32 "\":{\"logprob\":" : ",\"%" PRIu32 "\":{\"logprob\":",
+                      entry->id);
+        put_number(out, entry->logprob);
+        fg_buf_printf(out, ",\"rank\":%" PRIu32 ",\"decoded_token\":",
+                      k == 0 ? piece->scores->ranks[index - 1] : k);
+        put_token(out, &text);
+        fg_buf_putc(out, '}');
+    }
+    fg_buf_putc(out, '}');
+}
+
+void fg_api_put_prompt(fg_buf *out, const fg_request *request, const fg_api_piece *piece)
+{
+    if (request->prompt_logprobs > 0) {
+        fg_buf_puts(out, ",\"prompt_logprobs\":[null");
+        for (uint32_t i = 1; i < piece->prompt.token_count; i++) {
+            fg_buf_putc(out, ',');
+            put_ranked(out, piece, i, request->prompt_logprobs - 1);
+        }
+        fg_buf_putc(out, ']');
+    }
+    if (request->return_token_ids && (request->prompt_logprobs > 0 || request->echo) &&
+        piece->echo_first == 0 && (!request->stream || piece->echo_length > 0)) {
+        fg_buf_puts(out, ",\"prompt_token_ids\":[");
+        for (uint32_t i = 0; i < piece->prompt.token_count; i++) {
+            fg_buf_printf(out, i == 0 ? "%" PRIu32 : ",%" PRIu32, piece->prompt.tokens[i]);
+        }
+        fg_buf_putc(out, ']');
+    }
 }

@@ -300,7 +300,35 @@ static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
     return give_ids(r, "prompt", ids, count);
 }
 
-/* A string, a list of token ids, or a list of one of either. */
+/* One prompt: a string, or a list of token ids. */
+static fg_status read_one_prompt(fg_api_reading *r, const fg_json_node *node, fg_prompt *prompt)
+{
+    size_t length = 0;
+    const char *text = fg_json_string(node, &length);
+    fg_status status;
+    if (text != NULL) {
+        status = fg_api_encode_text(r, "prompt", text, length);
+    } else if (!fg_json_is(node, FG_JSON_ARRAY)) {
+        status = fg_api_wrong_type(r, "prompt", "a string or an array of token ids", node);
+    } else if (fg_json_size(node) == 0) {
+        status = fg_api_wrong_value(r, "prompt", "'prompt' is an empty array");
+    } else {
+        status = read_token_ids(r, node);
+    }
+    if (status != FG_OK) {
+        return status;
+    }
+    prompt->tokens = r->request->tokens;
+    prompt->token_count = r->request->token_count;
+    if (text != NULL && r->request->echo) {
+        prompt->text = fg_arena_strndup(r->arena, text, length);
+        prompt->text_length = length;
+        status = prompt->text == NULL ? fg_api_no_memory(r) : FG_OK;
+    }
+    return status;
+}
+
+/* A string, a list of token ids, or a list of either. */
 fg_status fg_api_read_prompt(fg_api_reading *r)
 {
     const fg_json_node *node = fg_api_value(r, FG_PARAM_PROMPT);
@@ -308,30 +336,29 @@ fg_status fg_api_read_prompt(fg_api_reading *r)
         return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "prompt", "missing_required_parameter",
                              "'prompt' is required");
     }
-    if (fg_json_is(node, FG_JSON_ARRAY)) {
-        const fg_json_node *first = fg_json_at(node, 0);
-        fg_json_type type = fg_json_type_of(first);
-        if (type == FG_JSON_INTEGER) {
-            return read_token_ids(r, node);
-        }
-        if (type == FG_JSON_ABSENT) {
-            return fg_api_wrong_value(r, "prompt", "'prompt' is an empty array");
-        }
-        if ((type == FG_JSON_STRING || type == FG_JSON_ARRAY) && fg_json_size(node) > 1) {
-            return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "prompt", "unsupported_parameter",
-                                 "several prompts in one request are not supported yet");
-        }
-        if (type == FG_JSON_ARRAY) {
-            return fg_json_size(first) == 0
-                       ? fg_api_wrong_value(r, "prompt", "'prompt' is an empty array")
-                       : read_token_ids(r, first);
-        }
-        node = first;
+    fg_json_type type = fg_json_type_of(fg_json_at(node, 0));
+    bool several =
+        fg_json_is(node, FG_JSON_ARRAY) && (type == FG_JSON_STRING || type == FG_JSON_ARRAY);
+    size_t count = several ? fg_json_size(node) : 1;
+    fg_request *request = r->request;
+    if (count * request->choice_count > FG_LIMIT_CHOICES) {
+        return fg_api_wrong_value(r, "prompt",
+                                  "'prompt' has %zu prompts with %" PRIu32
+                                  " answers each: at most %u answers are given to one request",
+                                  count, request->choice_count, FG_LIMIT_CHOICES);
     }
-    size_t length;
-    const char *text = fg_json_string(node, &length);
-    if (text == NULL) {
-        return fg_api_wrong_type(r, "prompt", "a string or an array of token ids", node);
+    r->prompts = fg_arena_array(r->arena, count, sizeof *r->prompts);
+    fg_status status = r->prompts == NULL ? fg_api_no_memory(r) : FG_OK;
+    for (size_t i = 0; i < count && status == FG_OK; i++) {
+        status = read_one_prompt(r, several ? fg_json_at(node, i) : node, &r->prompts[i]);
     }
-    return fg_api_encode_text(r, "prompt", text, length);
+    if (status != FG_OK) {
+        return status;
+    }
+    request->prompts = r->prompts;
+    request->prompt_count = (uint32_t)count;
+    request->choice_count *= request->prompt_count;
+    request->tokens = r->prompts[0].tokens;
+    request->token_count = r->prompts[0].token_count;
+    return FG_OK;
 }

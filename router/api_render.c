@@ -126,12 +126,13 @@ static void put_finish(fg_buf *out, const fg_api_choice *choice)
 
 static void put_usage(fg_buf *out, const fg_request *request, const fg_api_usage *usage)
 {
+    uint64_t prompt_tokens = fg_request_prompt_tokens(request);
     fg_buf_printf(out,
-                  ",\"usage\":{\"prompt_tokens\":%" PRIu32 ",\"completion_tokens\":%" PRIu64
+                  ",\"usage\":{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
                   ",\"total_tokens\":%" PRIu64
                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32 "}",
-                  request->token_count, usage->completion_tokens,
-                  request->token_count + usage->completion_tokens, usage->cached_tokens);
+                  prompt_tokens, usage->completion_tokens, prompt_tokens + usage->completion_tokens,
+                  usage->cached_tokens);
     if (request->thoughts.split) {
         fg_buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
                       usage->reasoning_tokens);
@@ -172,10 +173,22 @@ static void end_choice(fg_buf *out, const fg_request *request, const fg_api_choi
     fg_api_put_logprobs(out, request, &choice->piece);
     put_finish(out, choice);
     put_extras(out, request, &choice->piece);
+    if (request->kind == FG_API_COMPLETION) {
+        fg_api_put_prompt(out, request, &choice->piece);
+    }
     if (choice->report != NULL && request->choice_count > 1) {
         put_timings(out, choice->report);
     }
     fg_buf_putc(out, '}');
+}
+
+/* A text, behind what is echoed of the prompt. */
+static void put_text(fg_buf *out, const fg_api_piece *piece)
+{
+    fg_buf_putc(out, '"');
+    fg_buf_json_escape(out, piece->echo, piece->echo_length);
+    fg_buf_json_escape(out, piece->text, piece->text_length);
+    fg_buf_putc(out, '"');
 }
 
 static void put_thought(fg_buf *out, const fg_api_piece *piece)
@@ -193,7 +206,7 @@ static void put_choice(fg_buf *out, const fg_request *request, const fg_api_choi
     if (not_text && choice->piece.text_length == 0) {
         fg_buf_puts(out, "null");
     } else {
-        put_string(out, choice->piece.text, choice->piece.text_length);
+        put_text(out, &choice->piece);
     }
     if (choice->piece.thought_length > 0) {
         fg_buf_putc(out, ',');
@@ -222,6 +235,9 @@ void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_c
     }
     fg_buf_putc(out, ']');
     put_usage(out, request, usage);
+    if (request->kind == FG_API_CHAT) { /* where vLLM has it, whose chats have one prompt */
+        fg_api_put_prompt(out, request, &choices[0].piece);
+    }
     if (request->choice_count == 1 && choices[0].report != NULL) {
         put_timings(out, choices[0].report);
     }
@@ -302,7 +318,7 @@ void fg_api_event_choice(fg_buf *out, const fg_request *request, const fg_api_ch
         fg_buf_putc(out, '}');
     } else {
         fg_buf_puts(out, "\"text\":");
-        put_string(out, piece->text, piece->text_length);
+        put_text(out, piece);
     }
     end_choice(out, request, choice);
     fg_buf_putc(out, ']');

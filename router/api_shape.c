@@ -118,10 +118,10 @@ fg_status fg_api_read_shape(fg_api_reading *r)
     params->repetition_penalty = r->number[FG_PARAM_REPETITION];
     params->frequency_penalty = r->number[FG_PARAM_FREQUENCY];
     params->presence_penalty = r->number[FG_PARAM_PRESENCE];
-    if (r->integer[FG_PARAM_MIN_TOKENS] > params->max_tokens) {
+    uint32_t most = r->request->no_answer ? 0 : params->max_tokens;
+    if (r->integer[FG_PARAM_MIN_TOKENS] > most) {
         return fg_api_wrong_value(r, "min_tokens",
-                                  "'min_tokens' is more than the answer can have: %" PRIu32,
-                                  params->max_tokens);
+                                  "'min_tokens' is more than the answer can have: %" PRIu32, most);
     }
     params->min_tokens = (uint32_t)r->integer[FG_PARAM_MIN_TOKENS];
     fg_status (*const steps[])(fg_api_reading *) = { read_biases, read_logprobs, check_logprobs };

@@ -302,6 +302,18 @@ static void count_token(fg_job *job, uint32_t had)
     job->left_tokens = left;
 }
 
+fg_wire_params fg_dispatch_params(const fg_job *job)
+{
+    fg_wire_params params = job->input.params;
+    params.want_scores = fg_job_unscored(job) > 0 ? params.want_scores : 0;
+    return params;
+}
+
+void fg_dispatch_said_more(fg_dispatch *dispatch, fg_job *job)
+{
+    extend(dispatch, job);
+}
+
 void fg_dispatch_say_again(fg_dispatch *dispatch, fg_job *job, uint32_t index)
 {
     count_token(job, index + 1);

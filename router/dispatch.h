@@ -50,6 +50,9 @@ typedef struct fg_dispatch_sink {
     /* `logprobs` for the call; NULL unless asked for, or where there was no memory for them. */
     void (*on_token)(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
                      const fg_logprobs *logprobs);
+    /* What the model said of tokens of the prompt, from number `first` on, for the call; each of them once and in order, all
+     * before the first token. NULL in a sink that does not ask. It cancels nothing. */
+    void (*on_scores)(void *ctx, uint32_t first, const fg_scores *scores);
     /* finish is STOP, LENGTH, CANCELLED or ERROR; `text` says why for ERROR. */
     void (*on_end)(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report);

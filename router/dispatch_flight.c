@@ -67,6 +67,18 @@ static void note_first(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
     fg_flight_note(dispatch->options.flight, FG_RECORD_FIRST, &first, sizeof first);
 }
 
+static void note_scores(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
+{
+    fg_record_scores scores = { .call = fg_dispatch_call(dispatch),
+                                .request = msg->request,
+                                .attempt = msg->attempt,
+                                .peer = peer,
+                                .first = msg->scores.first,
+                                .count = msg->scores.scores.count,
+                                .likely_count = msg->scores.scores.likely_count };
+    fg_flight_note(dispatch->options.flight, FG_RECORD_SCORES, &scores, sizeof scores);
+}
+
 static void note_ticket(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
 {
     fg_record_ticket head = { .call = fg_dispatch_call(dispatch),
@@ -114,6 +126,9 @@ void fg_dispatch_note_frame(fg_dispatch *dispatch, const fg_dispatch_frame *fram
     case FG_MSG_TICKET:
         note_ticket(dispatch, frame->peer, msg);
         return;
+    case FG_MSG_SCORES:
+        note_scores(dispatch, frame->peer, msg);
+        return;
     case FG_MSG_HELLO:
     case FG_MSG_DONE:
     case FG_MSG_LOAD:
@@ -154,6 +169,7 @@ static fg_wire_params plain_params(const fg_wire_params *from)
     to.ignore_eos = from->ignore_eos;
     to.want_digests = from->want_digests;
     to.want_logprobs = from->want_logprobs;
+    to.want_scores = from->want_scores;
     to.repetition_penalty = from->repetition_penalty;
     to.frequency_penalty = from->frequency_penalty;
     to.presence_penalty = from->presence_penalty;

@@ -97,8 +97,10 @@ typedef struct fg_job {
     uint32_t left_tokens;     /* likewise: that are expected to come */
     uint32_t computed_tokens; /* of the prompt, in this attempt; known with the first token */
     uint64_t trace_parent;    /* of its own span, params.trace_span; 0: this router writes none */
-    uint32_t state_tokens;    /* tokens delivered when it entered its state */
-    bool done_known;          /* the last worker has ended it; tokens may still be missing */
+    uint32_t
+        scored; /* leading tokens of the prompt of which all that was asked is told; see fg_job_unscored */
+    uint32_t state_tokens; /* tokens delivered when it entered its state */
+    bool done_known;       /* the last worker has ended it; tokens may still be missing */
     fg_finish done_finish;
     uint32_t done_generated;
     uint64_t deadline_ns; /* of the present state */
@@ -229,6 +231,15 @@ void fg_dispatch_learn_step(fg_dispatch *dispatch, fg_reg_worker *worker, const 
 /* dispatch_doors.c: the time of the call that is under way. */
 uint64_t fg_dispatch_now(const fg_dispatch *dispatch);
 
+/* What its worker is to be told; what an earlier attempt has said of the prompt is not asked again. */
+fg_wire_params fg_dispatch_params(const fg_job *job);
+/* Tokens of the prompt of which the model has yet to say something. */
+static inline uint32_t fg_job_unscored(const fg_job *job)
+{
+    uint32_t known = job->scored > 0 ? job->scored : 1; /* nothing is said of the first one */
+    return job->input.params.want_scores > 0 ? job->input.token_count - known : 0;
+}
+
 /* What the doors lead to: dispatch.c, dispatch_workers.c */
 fg_status fg_dispatch_do_start(fg_dispatch *dispatch, const fg_dispatch_job *job, uint64_t *id_out,
                                fg_error *err);
@@ -282,6 +293,8 @@ void fg_dispatch_end(fg_dispatch *dispatch, fg_job *job, fg_finish finish, fg_st
 void fg_dispatch_retry(fg_dispatch *dispatch, fg_job *job, fg_status status, const char *text);
 /* Gives tokens that are in order to the owner; ends the job when all have come. */
 void fg_dispatch_deliver(fg_dispatch *dispatch, fg_job *job);
+/* Its worker goes on with its prompt. */
+void fg_dispatch_said_more(fg_dispatch *dispatch, fg_job *job);
 /* Its worker has come to a token that was delivered in an earlier attempt. */
 void fg_dispatch_say_again(fg_dispatch *dispatch, fg_job *job, uint32_t index);
 

@@ -54,8 +54,8 @@ void fg_dispatch_name_blocks(fg_dispatch *dispatch, fg_job *job)
 const fg_place_hit *fg_dispatch_hits(fg_dispatch *dispatch, fg_job *job, uint32_t worker_count)
 {
     fg_dispatch_name_blocks(dispatch, job);
-    if (job->key_count == 0) {
-        return NULL;
+    if (job->key_count == 0 || fg_job_unscored(job) > 0) {
+        return NULL; /* it is computed whole */
     }
     uint32_t found = fg_residency_match(dispatch->residency, job->keys, job->key_count,
                                         fg_dispatch_now(dispatch), dispatch->found);
@@ -208,7 +208,9 @@ void fg_dispatch_learn_first(fg_dispatch *dispatch, fg_job *job, const fg_msg *m
                              .seen_ns = fg_dispatch_now(dispatch) - job->record.placed_ns,
                              .predicted_ns = job->record.predicted_ttft_ns,
                              .correction = job->record.correction };
-    fg_speed_learn_first(&job->prefill->pace, &first);
+    if (job->input.params.want_scores == 0) { /* else its rows did more than those of others */
+        fg_speed_learn_first(&job->prefill->pace, &first);
+    }
     note_prompt(job->prefill, first.compute_ns < first.seen_ns ? first.compute_ns : first.seen_ns,
                 fg_dispatch_now(dispatch));
 }

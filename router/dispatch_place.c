@@ -302,7 +302,7 @@ static fg_status launch(fg_dispatch *dispatch, fg_job *job)
         msg.prefill.tokens = job->input.tokens;
         msg.prefill.token_count = job->input.token_count;
         msg.prefill.said = said(dispatch, job, &msg.prefill.said_count);
-        msg.prefill.sampling = job->input.params;
+        msg.prefill.sampling = fg_dispatch_params(job);
         return fg_dispatch_send(dispatch, job->prefill, &msg);
     }
     msg.kind = FG_MSG_RESERVE;
@@ -311,7 +311,7 @@ static fg_status launch(fg_dispatch *dispatch, fg_job *job)
     msg.reserve.tokens = job->input.tokens;
     msg.reserve.token_count = job->input.token_count;
     msg.reserve.said = said(dispatch, job, &msg.reserve.said_count);
-    msg.reserve.sampling = job->input.params;
+    msg.reserve.sampling = fg_dispatch_params(job);
     return fg_dispatch_send(dispatch, job->decode, &msg);
 }
 

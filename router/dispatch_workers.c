@@ -288,7 +288,7 @@ static void on_ticket(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
     fg_msg out = { .kind = FG_MSG_PREFILL, .request = job->id, .attempt = job->attempt };
     out.prefill.tokens = job->input.tokens;
     out.prefill.token_count = job->input.token_count;
-    out.prefill.sampling = job->input.params;
+    out.prefill.sampling = fg_dispatch_params(job);
     out.prefill.has_ticket = true;
     out.prefill.target = (fg_wire_peer){ .name = worker->name, .epoch = worker->epoch };
     out.prefill.ticket = msg->ticket.ticket;
@@ -324,14 +324,52 @@ static bool take_token(fg_dispatch *dispatch, fg_job *job, uint32_t index,
     return false;
 }
 
+/* Another attempt begins with those that are known; what it says of them is the same, as models are exact. */
+static void on_scores(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
+{
+    const fg_scores *said = &msg->scores.scores;
+    fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
+    if (job == NULL) {
+        return;
+    }
+    uint32_t next = job->scored > 0 ? job->scored : 1;
+    uint32_t first = msg->scores.first, end = first + said->count;
+    if (job->prefill != worker || job->life.state != FG_LIFE_PREFILLING || first > next ||
+        end > job->input.token_count || said->likely_count + 1 != job->input.params.want_scores) {
+        dispatch->stats.stale_dropped++;
+        return;
+    }
+    fg_dispatch_said_more(dispatch, job);
+    if (end <= next) {
+        return;
+    }
+    uint32_t known = next - first;
+    job->scored = end;
+    fg_scores fresh = { .chosen = said->chosen + known,
+                        .ranks = said->ranks + known,
+                        .likely = said->likely + (size_t)known * said->likely_count,
+                        .count = said->count - known,
+                        .likely_count = said->likely_count };
+    if (job->input.sink.on_scores != NULL) {
+        job->input.sink.on_scores(job->input.sink.ctx, next, &fresh);
+    }
+}
+
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
     fg_journal_token first = { .id = msg->first.id,
                                .digest = msg->first.digest,
                                .logprobs = msg->first.logprobs };
-    if (job == NULL || job->prefill != worker || job->life.state != FG_LIFE_PREFILLING ||
-        !take_token(dispatch, job, 0, &first)) {
+    if (job == NULL || job->prefill != worker || job->life.state != FG_LIFE_PREFILLING) {
+        return;
+    }
+    if (fg_job_unscored(job) > 0) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST,
+                          "a worker left out what its prompt's rows say");
+        return;
+    }
+    if (!take_token(dispatch, job, 0, &first)) {
         return;
     }
     job->record.prefill_queue_ns = msg->first.queue_ns;
@@ -489,6 +527,9 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
     case FG_MSG_TICKET:
         on_ticket(dispatch, worker, msg);
         break;
+    case FG_MSG_SCORES:
+        on_scores(dispatch, worker, msg);
+        break;
     case FG_MSG_FIRST:
         on_first(dispatch, worker, msg);
         break;
@@ -506,7 +547,8 @@ static void on_joined_message(fg_dispatch *dispatch, fg_reg_worker *worker, cons
         break;
     }
     /* A LOAD may have made room, a DONE did. What comes most often makes none, but where a token ends something. */
-    bool frequent = msg->kind == FG_MSG_TOKENS || msg->kind == FG_MSG_NEWS;
+    bool frequent =
+        msg->kind == FG_MSG_TOKENS || msg->kind == FG_MSG_NEWS || msg->kind == FG_MSG_SCORES;
     if (!frequent || dispatch->stats.live != live) {
         fg_dispatch_pump(dispatch);
     }

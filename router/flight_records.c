@@ -200,6 +200,7 @@ const char *fg_record_name(uint32_t kind)
         [FG_RECORD_TOKENS] = "tokens",
         [FG_RECORD_FIRST] = "first",
         [FG_RECORD_TICKET] = "ticket",
+        [FG_RECORD_SCORES] = "scores",
         [FG_RECORD_BAD_FRAME] = "bad_frame",
         [FG_RECORD_DOWN] = "down",
         [FG_RECORD_TICK] = "tick",

@@ -21,6 +21,7 @@ typedef enum fg_record_kind {
     FG_RECORD_TOKENS,    /* a frame, taken apart */
     FG_RECORD_FIRST,     /* likewise */
     FG_RECORD_TICKET,    /* likewise */
+    FG_RECORD_SCORES,    /* likewise */
     FG_RECORD_BAD_FRAME, /* could not be read, or is none that a worker sends */
     FG_RECORD_DOWN,
     FG_RECORD_TICK,
@@ -79,6 +80,12 @@ typedef struct fg_record_ticket { /* block ids follow, uint32_t each */
     uint64_t request;
     uint32_t attempt, peer, granted, local, first_block, block_count;
 } fg_record_ticket;
+
+typedef struct fg_record_scores {
+    fg_flight_call call;
+    uint64_t request;
+    uint32_t attempt, peer, first, count, likely_count, pad;
+} fg_record_scores;
 
 typedef struct fg_record_start {
     fg_flight_call call;

@@ -51,13 +51,28 @@ typedef struct fg_request_thoughts {
     bool hidden; /* and it is left out */
 } fg_request_thoughts;
 
-typedef struct fg_request {
-    fg_api_kind kind;
-    fg_arena *arena; /* everything below lives here */
+/* One of the prompts of a request. */
+typedef struct fg_prompt {
     const uint32_t *tokens;
     uint32_t token_count;
-    uint32_t choice_count; /* `n`: choice i is what the same request with seed + i answers alone */
-    fg_wire_params params; /* of choice 0: max_tokens resolved, seed drawn */
+    /* Where it is echoed: its text, and of each token (and the end) how many characters of it come before; NULL where nobody
+     * asks. */
+    const char *text;
+    size_t text_length;
+    const uint32_t *offsets;
+} fg_prompt;
+
+typedef struct fg_request {
+    fg_api_kind kind;
+    fg_arena *arena;        /* everything below lives here */
+    const uint32_t *tokens; /* of the first prompt */
+    uint32_t token_count;
+    const fg_prompt *prompts; /* NULL: that is the only one, and it is not echoed */
+    uint32_t prompt_count;
+    /* `n` of each prompt, one prompt after the other: choice i of a prompt is what the same request with seed + i answers
+     * alone. */
+    uint32_t choice_count;
+    fg_wire_params params;    /* of choice 0: max_tokens resolved, seed drawn */
     const char *const *stops; /* stop strings */
     const size_t *stop_lengths;
     size_t stop_count;
@@ -66,19 +81,44 @@ typedef struct fg_request {
     size_t stop_id_count;
     bool stream;
     bool include_usage;
-    bool return_token_ids;   /* choices[].token_ids */
-    bool logits_digest;      /* choices[].forge; params.want_digests is the same wish */
-    bool return_timings;     /* `timings` beside or in each choice */
-    const char *model;       /* as the client named it, or the served name */
-    const char *id;          /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
-    const char *fingerprint; /* system_fingerprint; NULL: null */
-    int64_t created_s;       /* seconds since 1970 */
-    uint64_t tenant;         /* whose share it is; 0: nobody in particular */
-    fg_admit_slo slo;        /* what its class promises */
-    uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
+    bool return_token_ids;    /* choices[].token_ids */
+    bool echo;                /* the prompt's text stands in front of each choice's */
+    bool no_answer;           /* `max_tokens` 0: the one token that comes is not shown */
+    uint32_t prompt_logprobs; /* 0: none; else how many likely tokens, and one more */
+    bool logits_digest;       /* choices[].forge; params.want_digests is the same wish */
+    bool return_timings;      /* `timings` beside or in each choice */
+    const char *model;        /* as the client named it, or the served name */
+    const char *id;           /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
+    const char *fingerprint;  /* system_fingerprint; NULL: null */
+    int64_t created_s;        /* seconds since 1970 */
+    uint64_t tenant;          /* whose share it is; 0: nobody in particular */
+    fg_admit_slo slo;         /* what its class promises */
+    uint64_t deadline_ns;     /* to its last token; 0: it has all the time */
     fg_request_trace trace;
     fg_request_tools tools;
     fg_request_thoughts thoughts;
 } fg_request;
+
+static inline uint32_t fg_request_prompts(const fg_request *request)
+{
+    return request->prompts != NULL ? request->prompt_count : 1;
+}
+
+static inline fg_prompt fg_request_prompt(const fg_request *request, uint32_t index)
+{
+    return request->prompts != NULL
+               ? request->prompts[index]
+               : (fg_prompt){ .tokens = request->tokens, .token_count = request->token_count };
+}
+
+/* Of all prompts. */
+static inline uint64_t fg_request_prompt_tokens(const fg_request *request)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < fg_request_prompts(request); i++) {
+        count += fg_request_prompt(request, i).token_count;
+    }
+    return count;
+}
 
 #endif

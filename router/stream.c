@@ -194,6 +194,7 @@ static void release(fg_stream *stream)
     for (uint32_t i = 0; i < stream->request.choice_count; i++) {
         fg_choice_deinit(&stream->choices[i]);
     }
+    fg_stream_scores_give(stream);
     fg_mem_free(stream);
 }
 
@@ -217,7 +218,7 @@ static void trace_end(const fg_stream *stream, const fg_api_usage *usage, uint64
                            .model = request->model,
                            .began_ns = stream->started_ns,
                            .ended_ns = now,
-                           .prompt_tokens = request->token_count,
+                           .prompt_tokens = (uint32_t)fg_request_prompt_tokens(request),
                            .cached_tokens = usage->cached_tokens,
                            .choices = request->choice_count,
                            .completion_tokens = usage->completion_tokens,
@@ -278,6 +279,11 @@ static fg_status make(fg_streams *streams, const fg_stream_sink *sink, const fg_
     stream->sink = *sink;
     stream->request = *request;
     stream->started_ns = fg_clock_now_ns(&streams->options.clock);
+    if (!fg_stream_scores_take(stream)) {
+        fg_stream_scores_give(stream);
+        fg_mem_free(stream);
+        return fg_api_refuse(error_out, FG_AGAIN, 503, NULL, NULL, "out of memory");
+    }
     for (uint32_t i = 0; i < request->choice_count; i++) {
         fg_status status = fg_choice_init(&stream->choices[i], stream, i, &err);
         if (status != FG_OK) {
@@ -303,11 +309,14 @@ static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_
     }
     fg_dispatch_job job = fg_choice_job(choice);
     uint64_t most = fg_dispatch_at_once(dispatch, &job);
-    return count <= most ? status
-                         : fg_api_refuse(error_out, FG_BAD_INPUT, 400, "n", "invalid_value",
-                                         "'n' is %u; of requests like this one, workers and line "
-                                         "(--queue-limit) have room for %u at a time",
-                                         count, (uint32_t)most);
+    if (count <= most) {
+        return status;
+    }
+    bool list = fg_request_prompts(&choice->stream->request) > 1;
+    return fg_api_refuse(error_out, FG_BAD_INPUT, 400, list ? "prompt" : "n", "invalid_value",
+                         "%s %u; of requests like this one, workers and line (--queue-limit) have "
+                         "room for %u at a time",
+                         list ? "prompts times 'n' are" : "'n' is", count, (uint32_t)most);
 }
 
 fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
@@ -336,7 +345,8 @@ fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
     }
     streams->all = stream;
     streams->count++;
-    fg_meter_begin(streams->options.meter, request->token_count, request->choice_count);
+    fg_meter_begin(streams->options.meter, (uint32_t)fg_request_prompt_tokens(request),
+                   request->choice_count);
     *stream_out = stream;
     return FG_OK;
 }

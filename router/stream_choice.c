@@ -110,6 +110,9 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
         return; /* ended in this very turn; the flush will tell dispatch */
     }
     FG_ASSERT(index == choice->completion_tokens, "token out of order");
+    if (stream->request.no_answer) {
+        return; /* the end follows */
+    }
     count_token(choice);
     bool kept = keep_token(choice, id, digest, logprobs);
     fg_think_place before = choice->think.parse.place;
@@ -158,6 +161,9 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
             fg_choice_end(choice);
             choice->finish = choice->finish == FG_FINISH_NONE ? finish : choice->finish;
         }
+        if (good && stream->request.no_answer) {
+            choice->finish = FG_FINISH_LENGTH;
+        }
         if (!good) {
             choice->finish = FG_FINISH_ERROR;
             fg_stream_fail(stream, status == FG_OK ? FG_BROKEN : status,
@@ -190,8 +196,10 @@ fg_status fg_choice_init(fg_choice *choice, fg_stream *stream, uint32_t index, f
     size_t logprobs_max = request->stream && token_max > UNREAD_TOKENS ? UNREAD_TOKENS : token_max;
     fg_buf_init(&choice->logprobs, logprobs_max * sizeof(fg_logprobs));
     /* An answer to nothing but BOS, or to a chat, is a text of its own, not a continuation. */
-    bool after_bos = request->token_count == 1 &&
-                     request->tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
+    fg_prompt prompt = fg_choice_prompt(choice);
+    bool after_bos =
+        prompt.token_count == 1 && prompt.tokens[0] == fg_tokenizer_bos(streams->options.tokenizer);
+    fg_choice_echo_init(choice);
     fg_detok_init(&choice->detok,
                   streams->strip_leading_space && (request->kind == FG_API_CHAT || after_bos));
     fg_choice_think_init(choice, text_limit(streams, request));
@@ -215,22 +223,29 @@ void fg_choice_deinit(fg_choice *choice)
 fg_dispatch_job fg_choice_job(const fg_choice *choice)
 {
     const fg_request *request = &choice->stream->request;
+    fg_prompt prompt = fg_choice_prompt(choice);
+    uint32_t number = fg_choice_number(choice);
     fg_dispatch_job job = {
-        .tokens = request->tokens,
-        .token_count = request->token_count,
+        .tokens = prompt.tokens,
+        .token_count = prompt.token_count,
         .params = request->params,
         .tenant = request->tenant,
         .slo = request->slo,
         .deadline_ns = request->deadline_ns,
     };
-    job.params.seed += choice->index;
+    job.params.seed += number;
+    job.params.family += job.params.family > 0 ? fg_choice_prompt_index(choice) : 0;
+    /* The same prompt is asked about once. */
+    job.params.want_scores = number == 0 ? job.params.want_scores : 0;
     return job;
 }
 
 fg_status fg_choice_start(fg_choice *choice, fg_error *err)
 {
     fg_dispatch_job job = fg_choice_job(choice);
-    job.sink = (fg_dispatch_sink){ .on_token = on_token, .on_end = on_end, .ctx = choice };
+    job.sink = (fg_dispatch_sink){
+        .on_token = on_token, .on_scores = fg_choice_take_scores, .on_end = on_end, .ctx = choice
+    };
     fg_status status =
         fg_dispatch_start(choice->stream->owner->options.dispatch, &job, &choice->dispatch_id, err);
     choice->dispatched = status == FG_OK;

@@ -49,6 +49,9 @@ typedef struct fg_choice {
     uint64_t rolling_digest;
     uint32_t completion_tokens;
 
+    size_t echoed_bytes; /* of the prompt's text, written */
+    uint32_t echoed;     /* of its tokens, likewise */
+
     bool role_named;   /* its first chunk has gone out */
     bool finish_named; /* its last one too */
     uint64_t first_token_ns, last_token_ns;
@@ -79,6 +82,7 @@ struct fg_stream {
     bool writing;  /* inside flush: closing waits until it returns */
     uint32_t turn; /* the choice that is written next */
     uint64_t started_ns;
+    fg_scores *scores; /* of each prompt's tokens but the first, as they come; NULL: nobody asks */
     fg_choice choices[]; /* request.choice_count of them */
 };
 
@@ -118,6 +122,26 @@ fg_status fg_choice_start(fg_choice *choice, fg_error *err);
 void fg_choice_let_go(fg_choice *choice, fg_finish reason);
 /* How it went; NULL where the client did not ask. */
 const fg_dispatch_report *fg_choice_report(const fg_choice *choice);
+
+/* stream_scores.c: what is told of prompts. False: out of memory; give back in any case. */
+bool fg_stream_scores_take(fg_stream *stream);
+void fg_stream_scores_give(fg_stream *stream);
+/* Which of the request's prompts a choice answers, and as the how-manieth. */
+fg_prompt fg_choice_prompt(const fg_choice *choice);
+uint32_t fg_choice_prompt_index(const fg_choice *choice);
+uint32_t fg_choice_number(const fg_choice *choice);
+/* fg_dispatch_sink.on_scores of the first choice of a prompt. */
+void fg_choice_take_scores(void *ctx, uint32_t first, const fg_scores *scores);
+/* The answer's own tokens stand behind the prompt's. */
+void fg_choice_echo_init(fg_choice *choice);
+/* False: what comes first of it is not known yet. */
+bool fg_choice_may_show(const fg_choice *choice);
+/* Whether something of its prompt is left to write, behind `piece` if that is not NULL. */
+bool fg_choice_has_echo(const fg_choice *choice, const fg_api_piece *piece);
+/* Adds what is next of it, in place of the answer where that has to wait. */
+void fg_choice_add_echo(const fg_choice *choice, fg_api_piece *piece);
+/* It was written. */
+void fg_choice_book_echo(fg_choice *choice, const fg_api_piece *piece);
 
 /* stream_think.c: the way of a choice's text, through thoughts and calls. */
 void fg_choice_think_init(fg_choice *choice, size_t text_bytes);

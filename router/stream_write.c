@@ -25,20 +25,27 @@ uint32_t fg_stream_render_error(fg_streams *streams, const fg_api_error *error)
     return error->wait_s > 0 ? error->wait_s : fg_dispatch_retry_after(streams->options.dispatch);
 }
 
-/* Of the prompt, which all choices share, as much was cached as the choice that found least says. */
+/* Of a prompt, which all its choices share, as much was cached as the choice that found least says. */
 fg_api_usage fg_stream_usage(const fg_stream *stream)
 {
     fg_api_usage usage = { 0 };
+    uint32_t least = 0; /* of the prompt so far */
     bool known = false;
     for (uint32_t i = 0; i < stream->request.choice_count; i++) {
         const fg_choice *choice = &stream->choices[i];
         usage.completion_tokens += choice->completion_tokens;
         usage.reasoning_tokens += choice->think.tokens;
-        if (choice->reported && (!known || choice->report.cached_tokens < usage.cached_tokens)) {
-            usage.cached_tokens = choice->report.cached_tokens;
+        if (fg_choice_number(choice) == 0) {
+            usage.cached_tokens += least;
+            least = 0;
+            known = false;
+        }
+        if (choice->reported && (!known || choice->report.cached_tokens < least)) {
+            least = choice->report.cached_tokens;
             known = true;
         }
     }
+    usage.cached_tokens += least;
     return usage;
 }
 
@@ -81,7 +88,8 @@ static fg_api_piece next_piece(const fg_choice *choice)
         .text_offset = choice->text_offset,
         .tokenizer = choice->stream->owner->options.tokenizer,
     };
-    for (size_t i = 0; i < token_count; i++) {
+    fg_choice_add_echo(choice, &piece);
+    for (size_t i = 0; i < piece.token_count; i++) {
         piece.rolling_digest = fg_api_roll_digest(piece.rolling_digest, piece.digests[i]);
     }
     return piece;
@@ -94,10 +102,15 @@ static bool ended_well(const fg_choice *choice)
 
 static bool has_more(const fg_choice *choice)
 {
+    if (!fg_choice_may_show(choice)) {
+        return false;
+    }
     bool role = choice->stream->request.kind == FG_API_CHAT && !choice->role_named &&
                 choice->completion_tokens > 0;
-    return role || choice->think.text.size > 0 || choice->text.size > 0 || choice->ids.size > 0 ||
-           choice->tools.parts.size > 0 || (ended_well(choice) && !choice->finish_named);
+    bool begun = choice->completion_tokens > 0 || ended_well(choice);
+    return role || (begun && fg_choice_has_echo(choice, NULL)) || choice->think.text.size > 0 ||
+           choice->text.size > 0 || choice->ids.size > 0 || choice->tools.parts.size > 0 ||
+           (ended_well(choice) && !choice->finish_named);
 }
 
 /* The next choice with something to tell, each in its turn; NULL: none but `except`, or none. */
@@ -129,11 +142,13 @@ static void compose_choice(fg_stream *stream, write *next)
     fg_choice *choice = next->choice;
     next->piece = next_piece(choice);
     bool text = next->piece.thought_length > 0 || next->piece.text_length > 0 ||
-                next->piece.token_count > 0;
+                next->piece.token_count > 0 || next->piece.echo_length > 0 ||
+                next->piece.echo_count > 0;
     bool calls = choice->tools.parts.size > 0;
     bool all = !calls && next->piece.thought_length == choice->think.text.size &&
                next->piece.text_length == choice->text.size &&
                next->piece.token_count * sizeof(uint32_t) == choice->ids.size;
+    all = all && !fg_choice_has_echo(choice, &next->piece);
     next->finish = all && ended_well(choice);
     if (!choice->role_named && request->kind == FG_API_CHAT) {
         fg_api_event_role(out, request, choice->index);
@@ -195,6 +210,7 @@ static void book(fg_stream *stream, const write *next)
     if (next->call.name_length + next->call.arguments_length > 0) {
         fg_choice_tools_book(choice, &next->call);
     }
+    fg_choice_book_echo(choice, &next->piece);
     fg_buf_consume(&choice->think.text, next->piece.thought_length);
     fg_buf_consume(&choice->text, next->piece.text_length);
     if (choice->logprobs.size > 0) {

@@ -28,4 +28,15 @@ typedef struct fg_logprobs {
     fg_likely likely[FG_LOGPROBS_MAX]; /* the likeliest first, ties to the lowest id */
 } fg_logprobs;
 
+/* What the model said of tokens that were given to it, a run of a prompt, in columns. */
+typedef struct fg_scores {
+    float *chosen;   /* of the token that is there */
+    uint32_t *ranks; /* how many were likelier, and one more; ties go to the lowest id */
+    fg_likely
+        *likely; /* likely_count of each token, as in fg_logprobs; FG_LIKELY_NONE: there is none */
+    uint32_t count; /* of tokens */
+    uint32_t likely_count;
+} fg_scores;
+#define FG_LIKELY_NONE UINT32_MAX
+
 #endif

@@ -56,6 +56,33 @@ static fg_status check_choices(const fg_step_seq *seq, uint32_t index, fg_error 
     return FG_OK;
 }
 
+/* Which of its rows speak of tokens that it was given. */
+static fg_status check_scores(const fg_engine_bounds *bounds, const fg_step_seq *seq,
+                              uint32_t index, fg_error *err)
+{
+    const fg_scores *scores = &seq->scores_out;
+    uint64_t end = (uint64_t)seq->scores_first + scores->count;
+    if (scores->count == 0) {
+        return FG_OK;
+    }
+    if (end + fg_step_seq_head_rows(seq) > seq->token_count) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u wants scores of %u rows from %u of %u",
+                       index, scores->count, seq->scores_first, seq->token_count);
+    }
+    if (seq->history == NULL || scores->chosen == NULL || scores->ranks == NULL ||
+        (scores->likely_count > 0 && scores->likely == NULL) ||
+        scores->likely_count > FG_LOGPROBS_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "step sequence %u has no room for its scores", index);
+    }
+    for (uint32_t i = 0; i < scores->count; i++) {
+        if (seq->history[seq->first_position + seq->scores_first + i + 1] >= bounds->vocab_size) {
+            return fg_fail(err, FG_BAD_INPUT, "step sequence %u wants the score of no token",
+                           index);
+        }
+    }
+    return FG_OK;
+}
+
 static uint32_t larger(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
@@ -106,6 +133,9 @@ static fg_status check_seq(const fg_engine_bounds *bounds, const fg_engine_items
                        bounds->block_count);
     }
     fg_status status = check_choices(seq, index, err);
+    if (status == FG_OK) {
+        status = check_scores(bounds, seq, index, err);
+    }
     return status == FG_OK ? check_tokens(bounds, before, seq, index, err) : status;
 }
 

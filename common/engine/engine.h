@@ -49,8 +49,8 @@ typedef struct fg_step_seq {
     uint32_t choice;
     fg_sampling sampling;
     uint32_t token_out; /* filled when sample */
-    /* Filled when sample: the model's state, or the highest logit, is NaN or infinite after one of the tokens that
-     * something is chosen after. Nothing that was chosen means anything then, and it would be so again. */
+    /* The model's state, or the highest logit, is NaN or infinite after one of the tokens that something is chosen after, or
+     * whose row says something. Nothing that was chosen means anything then, and it would be so again. */
     bool broken_out;
     uint64_t digest_out; /* filled when want_digest: fg_hash64 of the float row, seed 0 */
     /* NULL, or the caller's vocab_size floats: that row itself (tests, tools). With sample_rows, so many
@@ -72,6 +72,10 @@ typedef struct fg_step_seq {
     /* NULL, or what these rows say of each choice and of the likely_count likeliest tokens: one, or sample_rows. */
     fg_logprobs *logprobs_out;
     uint32_t likely_count;
+    /* The tokens behind scores_out.count of its rows, from row scores_first on, stand in `history`: what the model says of
+     * them there is written into these columns. None of those rows is one of the last, which something is chosen after. */
+    uint32_t scores_first;
+    fg_scores scores_out;
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. On a device with memory of its own the

@@ -54,4 +54,18 @@ static inline uint32_t fg_step_seq_head_rows(const fg_step_seq *seq)
     return seq->sample_rows > 0 ? seq->sample_rows : last;
 }
 
+/* Whether the row of the token at `position` says something of the one behind it. */
+static inline bool fg_step_seq_is_scored(const fg_step_seq *seq, uint32_t position)
+{
+    return position - seq->first_position - seq->scores_first < seq->scores_out.count;
+}
+
+/* What the row of the token at `position` says. */
+static inline void fg_step_seq_score(fg_step_seq *seq, uint32_t position, const float *logits,
+                                     uint32_t vocab_size)
+{
+    fg_score_of(logits, vocab_size, seq->history[position + 1],
+                position - seq->first_position - seq->scores_first, &seq->scores_out);
+}
+
 #endif

@@ -174,6 +174,16 @@ fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_s
     return logprobs;
 }
 
+void fg_engine_sim_score(fg_engine_sim_answer answer, uint32_t vocab_size, uint32_t token,
+                         uint32_t at, const fg_scores *scores)
+{
+    fg_logprobs said = fg_engine_sim_logprobs(answer, vocab_size, scores->likely_count);
+    scores->chosen[at] = said.chosen - (float)(token % 7);
+    scores->ranks[at] = 1 + token % 5;
+    memcpy(scores->likely + (size_t)at * scores->likely_count, said.likely,
+           scores->likely_count * sizeof *scores->likely);
+}
+
 uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vocab_size)
 {
     for (uint32_t i = 0; i < vocab_size; i++) {
@@ -185,10 +195,23 @@ uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vo
     return token;
 }
 
+/* The same answer whatever the request's seed is. */
+static void take_score(sim_engine *engine, fg_step_seq *seq, uint32_t position, uint64_t context)
+{
+    const fg_sampling greedy = { .temperature = 0 };
+    fg_engine_sim_answer answer =
+        answer_of(context, engine->options.vocab_size, engine->options.eos_token, &greedy, 0);
+    fg_engine_sim_score(answer, engine->options.vocab_size, seq->history[position + 1],
+                        position - seq->first_position - seq->scores_first, &seq->scores_out);
+}
+
 /* What the row of token `index` answers, when somebody asked. */
 static void take_answer(sim_engine *engine, fg_step_seq *seq, uint32_t index, uint64_t context)
 {
     uint32_t left = seq->token_count - index;
+    if (fg_step_seq_is_scored(seq, seq->first_position + index)) {
+        take_score(engine, seq, seq->first_position + index, context);
+    }
     if (left > fg_step_seq_head_rows(seq)) {
         return;
     }

@@ -73,6 +73,9 @@ fg_engine_sim_answer fg_engine_sim_expected(const uint32_t *tokens, uint32_t tok
                                             const fg_sampling *sampling, uint32_t choice);
 /* The token that it takes instead of `token` where not all are allowed: the next one, after the last comes the first. */
 uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vocab_size);
+/* What it says of a token that was given where it would have answered so (greedily), as number `at` of the scores. */
+void fg_engine_sim_score(fg_engine_sim_answer answer, uint32_t vocab_size, uint32_t token,
+                         uint32_t at, const fg_scores *scores);
 /* What it says of that answer and of the `count` likeliest tokens. */
 fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_size,
                                    uint32_t count);

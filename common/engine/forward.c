@@ -408,10 +408,13 @@ static uint32_t lay_out_rows(fg_forward *forward, fg_step *step, const fg_step *
                                                                          seq->first_position + i) };
             rows++;
         }
-        for (uint32_t left = fg_step_seq_head_rows(seq); left > 0; left--) {
-            place->head.seqs[head_count] = s;
-            place->head.row_ids[head_count] = rows - left;
-            head_count++;
+        for (uint32_t left = seq->token_count; left > 0; left--) {
+            if (left <= fg_step_seq_head_rows(seq) ||
+                fg_step_seq_is_scored(seq, seq->first_position + seq->token_count - left)) {
+                place->head.seqs[head_count] = s;
+                place->head.row_ids[head_count] = rows - left;
+                head_count++;
+            }
         }
     }
     *head_count_out = head_count;
@@ -498,7 +501,7 @@ static bool can_replay(const fg_forward *forward, const fg_step *step)
         if (step->seqs[s].token_count != 1) {
             return false;
         }
-        head_count += fg_step_seq_head_rows(&step->seqs[s]);
+        head_count += fg_step_seq_head_rows(&step->seqs[s]) + step->seqs[s].scores_out.count;
     }
     return head_count == step->seq_count || head_count == 0;
 }

@@ -100,6 +100,12 @@ static bool wants_highest(const fg_step_seq *seq)
     return wants_token(seq) && !(seq->sampling.temperature > 0.0f);
 }
 
+/* A row that speaks of a token that was given; nothing is chosen from it. */
+static bool is_scored(const fg_head_part *part, uint32_t row)
+{
+    return fg_step_seq_is_scored(seq_of(part, row), position_of(part, row));
+}
+
 /* Whether fg_op_choose is to choose from its rows. */
 static bool is_chosen_there(const fg_head *head, const fg_step_seq *seq)
 {
@@ -110,7 +116,8 @@ static bool is_chosen_there(const fg_head *head, const fg_step_seq *seq)
 static bool is_seen(const fg_head_part *part, uint32_t row)
 {
     return part->kind == FG_HEAD_LOGITS ||
-           (part->kind == FG_HEAD_CHOOSE && !is_chosen_there(part->head, seq_of(part, row)));
+           (part->kind == FG_HEAD_CHOOSE &&
+            (is_scored(part, row) || !is_chosen_there(part->head, seq_of(part, row))));
 }
 
 /* Whether the device has left the row to the host. Once its operations have ended. */
@@ -150,8 +157,9 @@ fg_head_part fg_head_part_from(fg_head *head, fg_step *step, const uint32_t *pos
     bool highest = true, chosen = false;
     for (uint32_t row = 0; row < part.rows; row++) {
         const fg_step_seq *seq = seq_of(&part, row);
-        highest = highest && wants_highest(seq);
-        chosen = chosen || is_chosen_there(head, seq);
+        bool scored = is_scored(&part, row);
+        highest = highest && !scored && wants_highest(seq);
+        chosen = chosen || (!scored && is_chosen_there(head, seq));
     }
     part.kind = highest ? FG_HEAD_HIGHEST : chosen ? FG_HEAD_CHOOSE : FG_HEAD_LOGITS;
     if (part.kind == FG_HEAD_CHOOSE) {
@@ -232,7 +240,7 @@ static void hold_rows(const fg_head_part *part)
     const fg_head *head = part->head;
     for (uint32_t row = 0; row < part->rows; row++) {
         const fg_step_seq *seq = seq_of(part, row);
-        head->is_held[row] = seq->sample && seq->constraint != NULL;
+        head->is_held[row] = seq->sample && seq->constraint != NULL && !is_scored(part, row);
         if (head->is_held[row]) {
             fg_constraint_mask(seq->constraint, seq, position_of(part, row),
                                head->allowed + row * head->allowed_words);
@@ -273,6 +281,11 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     uint32_t position = position_of(part, row);
     const float *logits = head->logits_host + (size_t)row * head->vocab_size;
     size_t row_bytes = head->vocab_size * sizeof(float);
+    if (is_scored(part, row)) {
+        head->tops[row] = fg_highest(logits, head->vocab_size);
+        fg_step_seq_score(seq, position, logits, head->vocab_size);
+        return;
+    }
     uint32_t left = tokens_from(seq, position);
     uint32_t index = fg_step_seq_head_rows(seq) - left;
     if (seq->sample) {
@@ -356,7 +369,9 @@ bool fg_head_take(fg_head_part *part, fg_device_event end)
     }
     for (uint32_t row = 0; row < part->rows; row++) {
         fg_step_seq *seq = seq_of(part, row);
-        if (seq->sample) {
+        if (is_scored(part, row)) {
+            seq->broken_out |= is_broken(head, row);
+        } else if (seq->sample) {
             take_token(seq, position_of(part, row), head->choices[row]);
             seq->broken_out |= is_broken(head, row);
         }

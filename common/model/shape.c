@@ -190,3 +190,30 @@ void fg_logprobs_of(const float *logits, uint32_t vocab_size, uint32_t chosen, u
         out->likely[i].logprob = (out->likely[i].logprob - top) - norm;
     }
 }
+
+/* Tokens that come before it in the order of likely ones, and itself. */
+static uint32_t rank_of(const float *logits, uint32_t vocab_size, uint32_t token)
+{
+    float own = logits[token];
+    uint32_t rank = 1;
+    for (uint32_t id = 0; id < token; id++) {
+        rank += logits[id] >= own;
+    }
+    for (uint32_t id = token + 1; id < vocab_size; id++) {
+        rank += logits[id] > own;
+    }
+    return rank;
+}
+
+void fg_score_of(const float *logits, uint32_t vocab_size, uint32_t token, uint32_t at,
+                 const fg_scores *scores)
+{
+    fg_logprobs row;
+    fg_logprobs_of(logits, vocab_size, token, scores->likely_count, &row);
+    scores->chosen[at] = row.chosen;
+    scores->ranks[at] = rank_of(logits, vocab_size, token);
+    fg_likely *likely = scores->likely + (size_t)at * scores->likely_count;
+    for (uint32_t i = 0; i < scores->likely_count; i++) {
+        likely[i] = i < row.count ? row.likely[i] : (fg_likely){ .id = FG_LIKELY_NONE };
+    }
+}

@@ -53,5 +53,8 @@ const float *fg_shaper_apply(fg_shaper *shaper, const float *logits, const fg_sh
  * likeliest tokens. Sums in a fixed order; no libm. */
 void fg_logprobs_of(const float *logits, uint32_t vocab_size, uint32_t chosen, uint32_t count,
                     fg_logprobs *out);
+/* The same of a token that was given, as number `at` of `scores`. */
+void fg_score_of(const float *logits, uint32_t vocab_size, uint32_t token, uint32_t at,
+                 const fg_scores *scores);
 
 #endif

@@ -103,6 +103,9 @@ typedef struct fg_seq {
     fg_shape *shape;
     fg_logprobs *logprobs;
     uint32_t logprobs_turn; /* 0 or 1 */
+    /* Leading tokens of the prompt whose rows have said what they say of the token behind them, to the router; and likewise
+     * once the steps in flight have run. All of them where nobody asks. */
+    uint32_t scored, scores_planned;
     /* What its answer is held to (worker_grammar.c); NULL: nothing. */
     fg_worker_grammar *grammar;
     fg_constraint constraint;
@@ -191,6 +194,13 @@ typedef struct fg_seq_ticket {
 /* Gives a sequence that will travel (or arrive) room for the ticket's arrays. False: out of memory. */
 bool fg_seq_open_ticket(fg_seq *seq, const fg_seq_ticket *ticket);
 const char *fg_seq_state_name(fg_seq_state state);
+
+/* The prompt's tokens whose rows say something that the router has yet to hear: none of the last one's. */
+static inline uint32_t fg_seq_unscored(const fg_seq *seq)
+{
+    uint32_t rows = seq->params.want_scores > 0 ? seq->prompt_count - 1 : 0;
+    return rows > seq->scored ? rows - seq->scored : 0;
+}
 
 static inline uint32_t fg_seq_generated(const fg_seq *seq)
 {

@@ -139,7 +139,12 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
             seq->share_ns += (uint64_t)(token_ns * item->token_count);
         }
         seq->computed += item->token_count;
-        if (item->sample) {
+        if (item->scores_out.count > 0 && !item->broken_out) {
+            fg_worker_book_scores(worker, seq, item);
+        }
+        if (item->broken_out && !item->sample) {
+            break_off(worker, seq);
+        } else if (item->sample) {
             book_choices(worker, frame, seq, item);
             worker->guessers[guessers++] = seq;
         }
@@ -300,7 +305,8 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame)
     worker->stats.steps++;
     worker->stats.busy_ns += frame->step.compute_ns_out + frame->step.drafted_out.ns;
     uint64_t computing = frame->step.compute_ns_out - frame->step.copy_ns_out;
-    if (frame->step.seq_count > 0) {
+    /* What a prompt's rows cost that say something is no prompt's usual cost. */
+    if (frame->step.seq_count > 0 && frame->scores.count == 0) {
         fg_cost_learn(&worker->cost, &frame->cost, computing);
     }
     book_copies(worker, frame);

@@ -102,10 +102,12 @@ void fg_worker_first_keys(fg_worker *worker, fg_seq *seq)
     fg_worker_note_prompt(worker, seq);
 }
 
-/* Blocks that may come from the cache: one token at least is left to compute, for its logits. */
+/* Blocks that may come from the cache: one token at least is left to compute, for its logits; so are those whose rows have
+ * to say something first. */
 static uint32_t match_limit(const fg_seq *seq)
 {
-    uint32_t full = (seq->token_count - 1) / seq->table.block_size;
+    uint32_t tokens = fg_seq_unscored(seq) > 0 ? seq->scored : seq->token_count - 1;
+    uint32_t full = tokens / seq->table.block_size;
     return full < seq->key_count ? full : seq->key_count;
 }
 
@@ -182,7 +184,7 @@ void fg_worker_match(fg_worker *worker, fg_seq *seq, fg_worker_hit *hit_out)
     }
     uint32_t whole = (seq->prompt_count - 1) / seq->table.block_size;
     if (seq->token_count == seq->prompt_count && hit_out->blocks == whole &&
-        whole * seq->table.block_size < seq->prompt_count - 1) {
+        fg_seq_unscored(seq) == 0 && whole * seq->table.block_size < seq->prompt_count - 1) {
         fg_seq *sibling = find_sibling(worker, seq);
         if (sibling != NULL && sibling->computed + 1 >= seq->prompt_count &&
             sibling->table.count > whole) {
@@ -209,7 +211,7 @@ static bool planned_earlier(const fg_worker *worker, const fg_seq *seq, uint32_t
 
 bool fg_worker_should_defer(fg_worker *worker, fg_seq *seq, const fg_worker_hit *hit)
 {
-    if (!uses_cache(worker, seq) || seq->slot_count > 0) {
+    if (!uses_cache(worker, seq) || seq->slot_count > 0 || fg_seq_unscored(seq) > 0) {
         return false;
     }
     uint32_t next = hit->blocks + hit->tier_blocks;

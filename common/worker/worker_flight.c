@@ -180,6 +180,10 @@ void fg_worker_note_sent(fg_worker *worker, const fg_msg *msg, fg_status status)
             fold(&sent.hash, token->request);
             fold(&sent.hash, (uint64_t)token->attempt << 32 | token->index);
         }
+    } else if (msg->kind == FG_MSG_SCORES) {
+        fold(&sent.hash, msg->request);
+        fold(&sent.hash, (uint64_t)msg->attempt << 32 | msg->scores.first);
+        fold(&sent.hash, msg->scores.scores.count);
     } else {
         const fg_buf *plain = without_secrets(worker, msg);
         plain = plain != NULL ? plain : &worker->out;
@@ -267,7 +271,8 @@ static void fold_item(uint64_t *hash, const fg_seq *seq, const fg_step_seq *item
     fold(hash, (uint64_t)item->first_position << 32 | item->block_count);
     fold(hash, (uint64_t)item->sample | (uint64_t)item->want_digest << 1 |
                    (uint64_t)(item->follows != NULL) << 2 |
-                   (uint64_t)(item->twin_arena != NULL) << 3 | (uint64_t)item->sample_rows << 4);
+                   (uint64_t)(item->twin_arena != NULL) << 3 | (uint64_t)item->sample_rows << 4 |
+                   (uint64_t)item->scores_out.count << 32);
     fold(hash, (uint64_t)bits[0] << 32 | bits[1]);
     fold(hash, (uint64_t)bits[2] << 32 | item->sampling.top_k);
     fold(hash, item->sampling.seed);
@@ -312,11 +317,11 @@ static bool came_back_changed(const fg_worker *worker, const fg_worker_frame *fr
 
 static unsigned char item_byte(const fg_worker *worker, const fg_seq *seq, const fg_step_seq *item)
 {
-    if (!item->sample) {
-        return 0;
-    }
     if (item->broken_out) {
         return FG_WORK_BROKE;
+    }
+    if (!item->sample) {
+        return 0;
     }
     uint32_t accepted = item->sample_rows > 0 ? fg_worker_accepted(seq) : 0;
     uint32_t last = item->sample_rows > 0 ? item->tokens_out[accepted] : item->token_out;

@@ -8,6 +8,7 @@
  *   worker_draft.c tokens guessed to follow, and what became of them
  *   worker_ask.c   who asks a draft model for such
  *   worker_grammar.c  what answers are held to
+ *   worker_scores.c  what the model says of a prompt's tokens
  *   worker_book.c  a step has ended: tokens, digests, copies, ends
  *   worker_link.c  the link's news
  *   worker_doors.c every way in: time, and what the flight recorder keeps of a call
@@ -68,6 +69,9 @@ typedef struct fg_worker_frame {
     fg_worker_digest *digest_owners;
     fg_step_copy *copies;
     fg_worker_copy *copy_owners;
+    /* What its items say of prompts; taken when somebody asks first. Room for all tokens of a step. */
+    fg_scores scores;   /* count: used */
+    size_t likely_used; /* of its likely ones */
     uint32_t swaps;     /* copies of blocks that are already back in the pool */
     uint32_t *released; /* references to drop when this step has ended */
     uint32_t released_count;
@@ -272,6 +276,15 @@ void fg_worker_ask(fg_worker *worker);
 void fg_worker_book_asks(fg_worker *worker, const fg_worker_frame *frame);
 /* The sequence is asked about no more, for now or for ever. */
 void fg_worker_forget_draft(fg_worker *worker, fg_seq *seq);
+
+/* worker_scores.c */
+/* Room for what steps say of prompts. False: out of memory. */
+bool fg_worker_scores_ready(fg_worker *worker);
+void fg_worker_scores_destroy(fg_worker *worker);
+/* What the item is to say of its prompt, as far as the router has not heard it. */
+void fg_worker_ask_scores(fg_worker *worker, fg_seq *seq, fg_step_seq *item);
+/* It has ended: tells the router. */
+void fg_worker_book_scores(fg_worker *worker, fg_seq *seq, const fg_step_seq *item);
 
 /* worker_grammar.c */
 /* Holds the sequence's answer to what `params` say, whose text is borrowed. */

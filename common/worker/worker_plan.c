@@ -110,6 +110,7 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
 
 void fg_worker_plan_destroy(fg_worker *worker)
 {
+    fg_worker_scores_destroy(worker);
     for (uint32_t i = 0; i < FG_WORKER_FRAMES; i++) {
         destroy_frame(&worker->frames[i]);
     }
@@ -309,6 +310,7 @@ static void preempt(fg_worker *worker, const fg_plan_victim *victim)
     fg_worker_unexpect(worker, seq);
     fg_table_clear(&seq->table, worker->pool, NULL);
     seq->computed = seq->planned = seq->published = 0;
+    FG_ASSERT(seq->scores_planned == seq->scored);
     seq->item = NULL;
     fg_worker_forget_draft(worker, seq);
     seq->preemptions++;
@@ -495,6 +497,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
         .likely_count = seq->params.want_logprobs > 0 ? seq->params.want_logprobs - 1 : 0,
     };
     fg_worker_add_drafts(worker, seq, item, drafts);
+    fg_worker_ask_scores(worker, seq, item);
     compute_there(worker, seq, item);
     add_cost(&frame->cost, item, decoding);
     frame->trace.decode_rows += decoding;
@@ -529,6 +532,8 @@ static void begin_frame(fg_worker *worker)
                              .digests = frame->digests,
                              .asks = frame->asks };
     frame->swaps = frame->released_count = frame->moving_count = 0;
+    frame->scores.count = 0;
+    frame->likely_used = 0;
     frame->cost = (fg_cost_step){ 0 };
     frame->trace = (fg_trace_step){ .planned_ns = fg_worker_now_ns(worker) };
 }

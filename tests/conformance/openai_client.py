@@ -346,8 +346,11 @@ def messages_are_checked(world):
 
 
 @check
-def several_prompts_are_refused(world):
-    world.raises(openai.BadRequestError, lambda: world.complete(prompt=["a", "b"]), param="prompt")
+def several_prompts_are_answered(world):
+    alone = [world.complete(prompt=prompt).choices[0].text for prompt in ("One, two,", "The sky is")]
+    both = world.complete(prompt=["One, two,", "The sky is"])
+    assert [choice.text for choice in both.choices] == alone, both
+    world.raises(openai.BadRequestError, lambda: world.complete(prompt=["a"] * 65), param="prompt")
     world.raises(openai.BadRequestError, lambda: world.complete(prompt=[1 << 31]), param="prompt")
 
 

@@ -114,6 +114,34 @@ static void give_first(subject *s, const fg_record_first *first)
     give(s, first->peer, &msg);
 }
 
+/* What was said is nobody's business here; a damaged record may say of how many tokens it likes. */
+static void give_scores(subject *s, const fg_record_scores *record)
+{
+    fg_scores scores = { .count = record->count, .likely_count = record->likely_count };
+    bool sound = record->count > 0 && record->count <= FG_WIRE_SCORES_MAX && record->first > 0 &&
+                 record->first < FG_LIMIT_CONTEXT_TOKENS && record->likely_count <= FG_LOGPROBS_MAX;
+    if (!sound) {
+        s->r->status = fg_fail(&s->r->err, FG_BAD_INPUT, "it is damaged: scores that none sends");
+        return;
+    }
+    scores.chosen = fg_mem_array(scores.count, sizeof *scores.chosen);
+    scores.ranks = fg_mem_array(scores.count, sizeof *scores.ranks);
+    scores.likely =
+        fg_mem_array((size_t)scores.count * (scores.likely_count + 1), sizeof *scores.likely);
+    fg_msg msg = { .kind = FG_MSG_SCORES,
+                   .request = record->request,
+                   .attempt = record->attempt,
+                   .scores = { .first = record->first, .scores = scores } };
+    if (scores.chosen != NULL && scores.ranks != NULL && scores.likely != NULL) {
+        give(s, record->peer, &msg);
+    } else {
+        s->r->status = fg_fail(&s->r->err, FG_AGAIN, "out of memory for a frame");
+    }
+    fg_mem_free(scores.chosen);
+    fg_mem_free(scores.ranks);
+    fg_mem_free(scores.likely);
+}
+
 static void give_ticket(subject *s, const fg_record_ticket *ticket)
 {
     fg_msg msg = { .kind = FG_MSG_TICKET,
@@ -154,6 +182,9 @@ static void give_frame(subject *s, const fg_flight_record *record)
         break;
     case FG_RECORD_TICKET:
         give_ticket(s, bytes);
+        break;
+    case FG_RECORD_SCORES:
+        give_scores(s, bytes);
         break;
     case FG_RECORD_FRAME:
         fg_dispatch_on_frame(s->dispatch, head->peer, head + 1, record->bytes - sizeof *head);

@@ -29,6 +29,8 @@ bool fg_replay_router_is_sound(const fg_flight_record *record)
                        (uint64_t)((const fg_record_tokens *)bytes)->count * sizeof(fg_record_token);
     case FG_RECORD_FIRST:
         return size == sizeof(fg_record_first);
+    case FG_RECORD_SCORES:
+        return size == sizeof(fg_record_scores);
     case FG_RECORD_TICKET:
         return size >= sizeof(fg_record_ticket) &&
                size ==
@@ -85,6 +87,7 @@ static void describe_call(uint32_t kind, const void *bytes, uint32_t size, char 
     const fg_record_tokens *tokens = bytes;
     const fg_record_first *first = bytes;
     const fg_record_ticket *ticket = bytes;
+    const fg_record_scores *scores = bytes;
     const fg_record_start *start = bytes;
     switch (kind) {
     case FG_RECORD_UP:
@@ -106,6 +109,10 @@ static void describe_call(uint32_t kind, const void *bytes, uint32_t size, char 
     case FG_RECORD_FIRST:
         snprintf(text, capacity, "frame first peer=%u req=%016" PRIx64 " attempt=%u cached=%u",
                  first->peer, first->request, first->attempt, first->cached_tokens);
+        break;
+    case FG_RECORD_SCORES:
+        snprintf(text, capacity, "frame scores peer=%u req=%016" PRIx64 " attempt=%u %u+%u",
+                 scores->peer, scores->request, scores->attempt, scores->first, scores->count);
         break;
     case FG_RECORD_TICKET:
         snprintf(text, capacity, "frame ticket peer=%u req=%016" PRIx64 " attempt=%u %s blocks=%u",

@@ -167,6 +167,9 @@ static void draw_params(room *r, room_request *q)
         q->params.pin_ms = room_chance(r, 500) ? (uint32_t)room_below(r, 2000) : 0;
         q->params.salt_low = room_chance(r, 1000) ? 1 + room_below(r, 2) : 0;
     }
+    if (room_chance(r, 1500) && q->params.cache_mode != FG_CACHE_FORCE) {
+        q->params.want_scores = 1 + (uint32_t)room_below(r, 4);
+    }
 }
 
 /* As the worker must see it: what can never run is refused at once. */

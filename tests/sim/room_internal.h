@@ -40,6 +40,7 @@ typedef struct room_request {
     room_state state;
     bool never_fits; /* refused at once */
     bool started;
+    uint32_t scored; /* tokens of its prompt that something was said of */
     uint64_t queued_ns, started_ns;
 } room_request;
 

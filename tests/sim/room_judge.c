@@ -82,10 +82,44 @@ static bool is_honest_hit(const room *r, const room_request *q, uint32_t cached)
     return false;
 }
 
+/* Of each token of the prompt but the first once, in order, and as if the prompt were computed token by token. */
+static void hear_scores(room *r, const fg_msg *msg)
+{
+    room_request *q = find(r, "SCORES", msg->request, msg->attempt);
+    const fg_scores *told = &msg->scores.scores;
+    float chosen;
+    uint32_t rank;
+    fg_likely likely[FG_LOGPROBS_MAX];
+    fg_scores want = {
+        .chosen = &chosen, .ranks = &rank, .likely = likely, .likely_count = told->likely_count
+    };
+    FG_ASSERT(!q->started && q->params.want_scores == told->likely_count + 1 &&
+                  msg->scores.first == q->scored + 1 &&
+                  msg->scores.first + told->count <= q->prompt_count,
+              "request %llu: scores from %u on", (unsigned long long)q->id, msg->scores.first);
+    for (uint32_t i = 0; i < told->count; i++) {
+        uint32_t at = msg->scores.first + i;
+        const fg_sampling greedy = { .temperature = 0 };
+        fg_engine_sim_answer answer =
+            fg_engine_sim_expected(q->tokens, at, r->vocab_size, ROOM_EOS, &greedy, 0);
+        fg_engine_sim_score(answer, r->vocab_size, q->tokens[at], 0, &want);
+        FG_ASSERT(told->chosen[i] == chosen && told->ranks[i] == rank &&
+                      memcmp(told->likely + (size_t)i * told->likely_count, likely,
+                             told->likely_count * sizeof *likely) == 0,
+                  "request %llu: token %u of its prompt", (unsigned long long)q->id, at);
+    }
+    q->scored += told->count;
+    r->quiet_steps = 0;
+}
+
 static void hear_first(room *r, const fg_msg *msg)
 {
     room_request *q = find(r, "FIRST", msg->request, msg->attempt);
     q->started = true;
+    FG_ASSERT(q->scored == (q->params.want_scores > 0 ? q->prompt_count - 1 : 0),
+              "request %llu: %u scores of %u tokens", (unsigned long long)q->id, q->scored,
+              q->prompt_count);
+    FG_ASSERT(q->scored == 0 || msg->first.cached_tokens == 0, "rows that were not computed spoke");
     q->started_ns = q->queued_ns + msg->first.queue_ns;
     uint32_t cached = msg->first.cached_tokens;
     bool may_hit = r->cache && q->params.cache_mode != FG_CACHE_DISABLE;
@@ -151,6 +185,9 @@ fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes)
     fg_status status = fg_wire_decode(bytes, size_bytes, r->inbox, &msg, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     switch (msg.kind) {
+    case FG_MSG_SCORES:
+        hear_scores(r, &msg);
+        break;
     case FG_MSG_FIRST:
         hear_first(r, &msg);
         break;

@@ -148,6 +148,8 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     sim_request *r = ctx;
     sim_world *w = r->world;
     FG_ASSERT(!r->ended && !r->cancelled, "a token after the end");
+    FG_ASSERT(r->scored == (r->job.params.want_scores > 0 ? r->prompt_count - 1 : 0),
+              "request %u: a token after %u scores", r->index, r->scored);
     FG_ASSERT(index == r->count - r->prompt_count, "token %u came as number %u", index,
               r->count - r->prompt_count);
     fg_sampling sampling = { .temperature = r->job.params.temperature,
@@ -173,6 +175,35 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     w->report->tokens++;
     w->progress_ns = sim_now(w);
     sim_note(w, "client", "token", "request=%u index=%u id=%u", r->index, index, id);
+}
+
+/* Each once and in order, whoever was lost meanwhile. */
+static void on_scores(void *ctx, uint32_t first, const fg_scores *scores)
+{
+    sim_request *r = ctx;
+    sim_world *w = r->world;
+    float chosen;
+    uint32_t rank;
+    fg_likely likely[FG_LOGPROBS_MAX];
+    fg_scores want = {
+        .chosen = &chosen, .ranks = &rank, .likely = likely, .likely_count = scores->likely_count
+    };
+    FG_ASSERT(!r->ended && !r->cancelled && first == r->scored + 1 && r->count == r->prompt_count &&
+                  scores->likely_count + 1 == r->job.params.want_scores,
+              "request %u: scores from %u on", r->index, first);
+    for (uint32_t i = 0; i < scores->count; i++) {
+        const fg_sampling greedy = { .temperature = 0 };
+        fg_engine_sim_answer answer =
+            fg_engine_sim_expected(r->tokens, first + i, w->vocab_size, SIM_EOS, &greedy, 0);
+        fg_engine_sim_score(answer, w->vocab_size, r->tokens[first + i], 0, &want);
+        FG_ASSERT(scores->chosen[i] == chosen && scores->ranks[i] == rank &&
+                      memcmp(scores->likely + (size_t)i * scores->likely_count, likely,
+                             scores->likely_count * sizeof *likely) == 0,
+                  "request %u: token %u of its prompt", r->index, first + i);
+    }
+    r->scored += scores->count;
+    w->progress_ns = sim_now(w);
+    sim_note(w, "client", "scores", "request=%u first=%u count=%u", r->index, first, scores->count);
 }
 
 static void check_end(const sim_request *r, fg_finish finish, fg_status status, const char *text)
@@ -267,6 +298,7 @@ void sim_stop_router(sim_world *w)
             w->report->again++;
             r->started = false;
             r->count = r->prompt_count;
+            r->scored = 0;
             come_again(r, &(sim_event){ .fire = fire_start,
                                         .arg = (void *)(uintptr_t)i,
                                         .index = SIM_ROUTER });
@@ -328,13 +360,16 @@ static void make_request(sim_world *w, uint32_t index)
                     .pin_ms = sim_chance(rng, 150) ? (uint32_t)sim_below(rng, 2000) : 0,
                     .salt_low = salted ? 1 + sim_below(rng, 2) : 0,
                     .family = in_family ? 1 + sim_below(rng, 3) : 0 },
-        .sink = { .on_token = on_token, .on_end = on_end, .ctx = r },
+        .sink = { .on_token = on_token, .on_scores = on_scores, .on_end = on_end, .ctx = r },
         .tenant = sim_below(rng, 4),
     };
     uint64_t at = sim_below(rng, 600 * SIM_MS);
     at = w->burst ? 300 * SIM_MS + at % (20 * SIM_MS) : at;
     bool cancels = sim_chance(rng, 200);
     uint64_t cancel_at = at + sim_below(rng, 500 * SIM_MS);
+    if (sim_chance(rng, 200) && r->job.params.cache_mode != FG_CACHE_FORCE) {
+        r->job.params.want_scores = 1 + (uint32_t)sim_below(rng, 4);
+    }
     r->left_out = (w->options.requests >> index & 1) == 0;
     if (r->left_out) {
         return;

@@ -84,6 +84,7 @@ typedef struct sim_request {
     fg_rng rng;
     uint32_t *tokens; /* prompt, then the answer */
     uint32_t prompt_count, count;
+    uint32_t scored; /* tokens of the prompt that something was said of */
     fg_dispatch_job job;
     uint64_t id;
     bool left_out;

@@ -22,6 +22,23 @@ static const char with_tools[] =
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
 
+/* Tokens of an echo stand one behind the other, the last of them at the end of its text. */
+static void check_prompts(const fg_request *request)
+{
+    for (uint32_t i = 0; i < fg_request_prompts(request); i++) {
+        fg_prompt prompt = fg_request_prompt(request, i);
+        FG_ASSERT(prompt.token_count >= 1 && prompt.token_count < CONTEXT_MAX, "a prompt's tokens");
+        FG_ASSERT(!request->echo || prompt.text != NULL, "an echo of nothing");
+        FG_ASSERT((prompt.offsets != NULL) == (request->echo && request->params.want_logprobs > 0),
+                  "offsets");
+        for (uint32_t k = 0; prompt.offsets != NULL && k < prompt.token_count; k++) {
+            FG_ASSERT(prompt.offsets[k] <= prompt.offsets[k + 1] &&
+                          prompt.offsets[k + 1] <= prompt.text_length,
+                      "an offset");
+        }
+    }
+}
+
 static void check_request(const fg_request *request, uint32_t vocab_size)
 {
     const fg_wire_params *params = &request->params;
@@ -35,7 +52,10 @@ static void check_request(const fg_request *request, uint32_t vocab_size)
     FG_ASSERT(params->top_p > 0 && params->top_p <= 1, "top_p");
     FG_ASSERT(params->min_p >= 0 && params->min_p <= 1, "min_p");
     FG_ASSERT(request->choice_count >= 1 && request->choice_count <= FG_LIMIT_CHOICES, "n");
-    FG_ASSERT((params->family != 0) == (request->choice_count > 1), "family");
+    uint32_t prompts = fg_request_prompts(request);
+    FG_ASSERT(prompts >= 1 && request->choice_count % prompts == 0, "prompts");
+    FG_ASSERT((params->family != 0) == (request->choice_count > prompts), "family");
+    check_prompts(request);
     FG_ASSERT(params->priority >= FG_PRIORITY_HIGH && params->priority <= FG_PRIORITY_LOW,
               "priority");
     FG_ASSERT(params->cache_mode <= FG_CACHE_DISABLE, "cache mode");
@@ -92,7 +112,8 @@ static void check_thoughts(const fg_request *request)
     FG_ASSERT(thoughts->split || (!thoughts->opened && !thoughts->hidden), "no thoughts");
 }
 
-static void check_rendering(const fg_request *request, const char *text, size_t length)
+static void check_rendering(const fg_request *request, const fg_tokenizer *tokenizer,
+                            const char *text, size_t length)
 {
     fg_buf out;
     fg_dispatch_report report = { 0 };
@@ -102,12 +123,29 @@ static void check_rendering(const fg_request *request, const char *text, size_t 
     while (thought > 0 && ((unsigned char)text[thought] & 0xC0) == 0x80) {
         thought--;
     }
+    static float chosen[CONTEXT_MAX];
+    static uint32_t ranks[CONTEXT_MAX];
+    static fg_likely likely[CONTEXT_MAX * FG_LOGPROBS_MAX];
+    uint32_t wanted = request->params.want_scores;
+    const fg_scores scores = { .chosen = chosen,
+                               .ranks = ranks,
+                               .likely = likely,
+                               .likely_count = wanted > 0 ? wanted - 1 : 0 };
     for (uint32_t i = 0; i < request->choice_count; i++) {
+        uint32_t each = request->choice_count / fg_request_prompts(request);
+        fg_prompt prompt = fg_request_prompt(request, i / each);
+        bool told = request->echo && request->params.want_logprobs > 0;
         choices[i] = (fg_api_choice){ .index = i,
                                       .piece = { .thought = text,
                                                  .thought_length = thought,
                                                  .text = text + thought,
-                                                 .text_length = length - thought },
+                                                 .text_length = length - thought,
+                                                 .tokenizer = tokenizer,
+                                                 .echo = request->echo ? prompt.text : "",
+                                                 .echo_length = prompt.text_length,
+                                                 .echo_count = told ? prompt.token_count : 0,
+                                                 .prompt = prompt,
+                                                 .scores = wanted > 0 ? &scores : NULL },
                                       .finish = FG_FINISH_STOP,
                                       .report = request->return_timings ? &report : NULL };
     }
@@ -185,7 +223,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
             check_tools(&request, body, size_bytes - 1);
         }
         check_thoughts(&request);
-        check_rendering(&request, body, size_bytes - 1);
+        check_rendering(&request, model->tokenizer, body, size_bytes - 1);
     } else {
         fg_buf out;
         FG_ASSERT(status == FG_BAD_INPUT && error.http_status >= 400 && error.http_status < 500 &&

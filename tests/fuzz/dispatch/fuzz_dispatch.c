@@ -22,7 +22,8 @@ typedef struct owner {
     bool live;
     uint64_t id;
     uint32_t next_token, max_tokens;
-    uint8_t cancels_at; /* at this token, from inside on_token; 0: never */
+    uint32_t next_score, scores; /* positions of its prompt: the next one, and behind the last */
+    uint8_t cancels_at;          /* at this token, from inside on_token; 0: never */
 } owner;
 
 typedef struct world {
@@ -98,11 +99,20 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
 {
     owner *o = ctx;
     FG_ASSERT(o->live && index == o->next_token && index < o->max_tokens);
+    FG_ASSERT(o->next_score == o->scores, "a token before the prompt's scores");
     o->next_token++;
     if (o->cancels_at != 0 && o->next_token == o->cancels_at) {
         o->live = false;
         FG_ASSERT(fg_dispatch_cancel(o->world->dispatch, o->id, FG_FINISH_STOP, NULL));
     }
+}
+
+static void on_scores(void *ctx, uint32_t first, const fg_scores *scores)
+{
+    owner *o = ctx;
+    FG_ASSERT(o->live && o->next_token == 0 && first == o->next_score && scores->count > 0 &&
+              first + scores->count <= o->scores);
+    o->next_score += scores->count;
 }
 
 static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
@@ -225,6 +235,9 @@ static void tell_tokens(world *w, uint32_t peer)
 static void answer(world *w, uint32_t peer, fg_msg_kind kind)
 {
     static const uint32_t blocks[16] = { 3, 3, FG_LIMIT_BLOCKS - 1 };
+    static float chosen[FG_WIRE_SCORES_MAX];
+    static uint32_t ranks[FG_WIRE_SCORES_MAX];
+    static fg_likely likely[FG_WIRE_SCORES_MAX * 2];
     fg_msg msg = { .kind = kind };
     name_request(w, &msg);
     uint8_t how = next(w);
@@ -243,6 +256,14 @@ static void answer(world *w, uint32_t peer, fg_msg_kind kind)
         msg.first.compute_ns = wild(w);
         msg.first.cached_tokens = upto(w, FG_LIMIT_CONTEXT_TOKENS);
         msg.first.chunks = upto(w, FG_LIMIT_CONTEXT_TOKENS);
+        break;
+    case FG_MSG_SCORES:
+        msg.scores.first = 1 + upto(w, FG_LIMIT_CONTEXT_TOKENS - 2);
+        msg.scores.scores = (fg_scores){ .chosen = chosen,
+                                         .ranks = ranks,
+                                         .likely = likely,
+                                         .count = 1 + upto(w, FG_WIRE_SCORES_MAX - 1),
+                                         .likely_count = how % 3 };
         break;
     case FG_MSG_PUSHED:
         msg.pushed.blocks = upto(w, FG_LIMIT_BLOCKS);
@@ -273,18 +294,26 @@ static void start(world *w)
     if (o == w->owners + OWNERS) {
         return;
     }
-    fg_dispatch_job job = { .tokens = tokens + (how & 3) * 8,
-                            .token_count = (uint32_t)(wild(w) % (PROMPT_MAX - 32)),
-                            .params = { .top_p = 1, .priority = how % 3 - 1 },
-                            .tenant = tenant % 4,
-                            .sink = { on_token, on_end, o } };
+    fg_dispatch_job job = {
+        .tokens = tokens + (how & 3) * 8,
+        .token_count = (uint32_t)(wild(w) % (PROMPT_MAX - 32)),
+        .params = { .top_p = 1, .priority = how % 3 - 1 },
+        .tenant = tenant % 4,
+        .sink = { .on_token = on_token, .on_scores = on_scores, .on_end = on_end, .ctx = o }
+    };
     job.params.max_tokens = upto(w, UINT32_MAX);
     job.params.cache_mode = how >> 2 & 1 ? FG_CACHE_DISABLE : FG_CACHE_AUTO;
     if (tenant & 0x80) {
         job.slo = (fg_admit_slo){ wild(w) * 1000000, wild(w) * 1000000 };
         job.deadline_ns = wild(w);
     }
-    *o = (owner){ w, false, 0, 0, job.params.max_tokens, tenant & 0x40 ? tenant & 7 : 0 };
+    job.params.want_scores = how >= 0xA0 ? 1 + tenant % 3 : 0;
+    bool asks = job.params.want_scores > 0 && job.token_count > 0;
+    *o = (owner){ .world = w,
+                  .max_tokens = job.params.max_tokens,
+                  .next_score = 1,
+                  .scores = asks ? job.token_count : 1,
+                  .cancels_at = tenant & 0x40 ? tenant & 7 : 0 };
     fg_error err;
     o->live = fg_dispatch_start(w->dispatch, &job, &o->id, &err) == FG_OK;
 }
@@ -347,7 +376,7 @@ static void step(world *w)
         answer(w, peer, FG_MSG_FIRST);
         break;
     case 10:
-        answer(w, peer, FG_MSG_PUSHED);
+        answer(w, peer, next(w) & 1 ? FG_MSG_SCORES : FG_MSG_PUSHED);
         break;
     case 11:
         answer(w, peer, FG_MSG_DONE);

@@ -200,6 +200,7 @@ static void ask(world *w, side *s, const side *other, bool reserve)
     fg_wire_params params = { .top_p = 1,
                               .max_tokens = how % 20,
                               .seed = which / 32,
+                              .want_scores = length >= 0xA0 ? 1 + which % 3 : 0,
                               .family = how & 64,
                               .ignore_eos = how & 1,
                               .cache_mode = how >= 0xC0 ? how % 3 : FG_CACHE_AUTO,
@@ -239,6 +240,7 @@ static void hand_over(world *w, side *from, side *to)
     uint8_t which = next(w), length = next(w);
     fg_msg msg = { .kind = FG_MSG_RESERVE, .request = which % 8, .attempt = which / 8 % 4 };
     fg_wire_params params = { .top_p = 1, .max_tokens = 2 + length % 7, .ignore_eos = true };
+    params.want_scores = length >= 0xA0 ? 2 : 0;
     uint64_t before = to->ticket.ticket;
     msg.reserve.writer = (fg_wire_peer){ .name = from->name, .epoch = from->epoch };
     msg.reserve.tokens = tokens;

@@ -93,7 +93,8 @@ enum {
     CLEAR,
     NEWS,
     RESYNC,
-    ROLE
+    ROLE,
+    SCORES
 };
 
 Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
@@ -102,7 +103,7 @@ Test(wire_hostile, no_beginning_of_a_frame_is_over_read)
     fg_arena *samples = fg_arena_create(1 << 20);
     fg_buf frame;
     fg_buf_init(&frame, 0);
-    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_ROLE; kind++) {
+    for (int kind = FG_MSG_HELLO; kind <= FG_MSG_SCORES; kind++) {
         fg_msg msg = wire_sample((fg_msg_kind)kind, &rng, samples, 60);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -130,7 +131,7 @@ Test(wire_hostile, damaged_frames_do_no_harm)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     for (int i = 0; i < 30000; i++) {
-        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_ROLE));
+        fg_msg_kind kind = (fg_msg_kind)(1 + fg_rng_below(&rng, FG_MSG_SCORES));
         fg_msg msg = wire_sample(kind, &rng, samples, 20);
         fg_buf_clear(&frame);
         cr_assert(fg_wire_encode(&msg, &frame));
@@ -390,6 +391,10 @@ static void span_without_trace(fg_buf *b)
 {
     params_traced(b, 16);
 }
+static void scores_wanted_of_too_likely(fg_buf *b)
+{
+    params_with(b, 27, FG_LOGPROBS_MAX + 2);
+}
 static void pinned_too_long(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
@@ -589,6 +594,50 @@ static void index_huge(fg_buf *b)
         put_inner(b, field, &packed);
     }
 }
+/* `counts`: of chosen, ranks and likely tokens. */
+static void scores_with(fg_buf *b, uint32_t first, uint32_t likely, const uint32_t counts[3])
+{
+    char *zeros = calloc(8, counts[0] + counts[1] + counts[2] + 1);
+    put_number(b, 1, first);
+    put_number(b, 2, likely);
+    put_bytes(b, 3, zeros, 4 * (size_t)counts[0]);
+    put_bytes(b, 4, zeros, counts[1]);
+    put_bytes(b, 5, zeros, 8 * (size_t)counts[2]);
+    free(zeros);
+}
+static void scores_of_the_first(fg_buf *b)
+{
+    scores_with(b, 0, 1, (const uint32_t[]){ 2, 2, 2 });
+}
+static void scores_behind_all(fg_buf *b)
+{
+    scores_with(b, FG_LIMIT_CONTEXT_TOKENS, 1, (const uint32_t[]){ 2, 2, 2 });
+}
+static void scores_of_none(fg_buf *b)
+{
+    scores_with(b, 1, 1, (const uint32_t[]){ 0, 0, 0 });
+}
+static void scores_of_many(fg_buf *b)
+{
+    const uint32_t many = FG_WIRE_SCORES_MAX + 1;
+    scores_with(b, 1, 0, (const uint32_t[]){ many, many, 0 });
+}
+static void scores_short_of_ranks(fg_buf *b)
+{
+    scores_with(b, 1, 1, (const uint32_t[]){ 2, 1, 2 });
+}
+static void scores_short_of_likely(fg_buf *b)
+{
+    scores_with(b, 1, 2, (const uint32_t[]){ 2, 2, 3 });
+}
+static void scores_of_likely_that_overflow(fg_buf *b)
+{
+    scores_with(b, 1, UINT32_MAX, (const uint32_t[]){ 2, 2, 2 });
+}
+static void scores_of_too_likely(fg_buf *b)
+{
+    scores_with(b, 1, FG_LOGPROBS_MAX + 1, (const uint32_t[]){ 1, 1, FG_LOGPROBS_MAX + 1 });
+}
 static void news_with(fg_buf *b, uint64_t sequence, uint8_t kind, uint8_t tier, uint8_t keys)
 {
     put_number(b, 1, sequence);
@@ -733,6 +782,15 @@ static const change changes[] = {
     { "columns", FG_MSG_TOKENS, columns_differ },
     { "columns", FG_MSG_TOKENS, digests_differ },
     { "index", FG_MSG_TOKENS, index_huge },
+    { "first", FG_MSG_SCORES, scores_of_the_first },
+    { "first", FG_MSG_SCORES, scores_behind_all },
+    { "count", FG_MSG_SCORES, scores_of_none },
+    { "count", FG_MSG_SCORES, scores_of_many },
+    { "columns", FG_MSG_SCORES, scores_short_of_ranks },
+    { "columns", FG_MSG_SCORES, scores_short_of_likely },
+    { "columns", FG_MSG_SCORES, scores_of_likely_that_overflow },
+    { "columns", FG_MSG_SCORES, scores_of_too_likely },
+    { "want_scores", FG_MSG_RESERVE, scores_wanted_of_too_likely },
     { "roles", FG_MSG_HELLO, roles_none },
     { "roles", FG_MSG_HELLO, roles_unknown },
     { "able", FG_MSG_HELLO, roles_beyond_able },
@@ -778,8 +836,8 @@ Test(wire_hostile, dense_frames_stay_within_the_memory_bound)
     static const struct {
         uint32_t body, first, last;
     } cases[] = {
-        { TOKENS, 1, 5 }, { TOKENS, 1, 1 },  { TOKENS, 2, 2 },
-        { TICKET, 4, 4 }, { PREFILL, 1, 1 }, { PREFILL, 7, 7 },
+        { TOKENS, 1, 5 },  { TOKENS, 1, 1 },  { TOKENS, 2, 2 }, { TICKET, 4, 4 },
+        { PREFILL, 1, 1 }, { PREFILL, 7, 7 }, { SCORES, 4, 4 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fg_buf frame = begin();

@@ -109,6 +109,7 @@ static fg_wire_params any_sampling(fg_rng *rng, fg_arena *arena)
                              .grammar = any_bytes(rng, arena, grammar),
                              .grammar_bytes = grammar,
                              .want_logprobs = up_to(rng, FG_LOGPROBS_MAX + 1),
+                             .want_scores = up_to(rng, FG_LOGPROBS_MAX + 1),
                              .max_tokens = most,
                              .ignore_eos = up_to(rng, 1) == 1,
                              .want_digests = up_to(rng, 1) == 1,
@@ -196,6 +197,24 @@ static void sample_tokens(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t co
     }
     msg->tokens.tokens = tokens;
     msg->tokens.count = count;
+}
+
+static void sample_scores(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t count)
+{
+    fg_scores *scores = &msg->scores.scores;
+    *scores = (fg_scores){ .count = count, .likely_count = up_to(rng, FG_LOGPROBS_MAX) };
+    scores->chosen = fg_arena_array(arena, count, sizeof *scores->chosen);
+    scores->ranks = fg_arena_array(arena, count, sizeof *scores->ranks);
+    size_t likely = (size_t)count * scores->likely_count;
+    scores->likely = fg_arena_array(arena, likely, sizeof *scores->likely);
+    for (uint32_t i = 0; i < count; i++) {
+        scores->chosen[i] = -any_number(rng);
+        scores->ranks[i] = any32(rng);
+    }
+    for (size_t i = 0; i < likely; i++) {
+        scores->likely[i] = (fg_likely){ .id = any32(rng), .logprob = any_number(rng) };
+    }
+    msg->scores.first = 1 + up_to(rng, FG_LIMIT_CONTEXT_TOKENS - 2);
 }
 
 static void sample_news(fg_msg *msg, fg_rng *rng, fg_arena *arena, uint32_t size_max)
@@ -330,6 +349,11 @@ fg_msg wire_sample(fg_msg_kind kind, fg_rng *rng, fg_arena *arena, uint32_t size
     case FG_MSG_TOKENS:
         sample_tokens(&msg, rng, arena, up_to(rng, size_max));
         break;
+    case FG_MSG_SCORES:
+        sample_scores(
+            &msg, rng, arena,
+            1 + up_to(rng, size_max < FG_WIRE_SCORES_MAX ? size_max - 1 : FG_WIRE_SCORES_MAX - 1));
+        break;
     case FG_MSG_NEWS:
         sample_news(&msg, rng, arena, size_max < 500 ? size_max : 500);
         break;
@@ -373,6 +397,7 @@ static const char *sampling_difference(const fg_wire_params *a, const fg_wire_pa
     SAME(grammar_bytes)
     SAME_ARRAY(grammar, a->grammar_bytes)
     SAME(want_logprobs)
+    SAME(want_scores)
     SAME(max_tokens)
     SAME(ignore_eos)
     SAME(want_digests)
@@ -479,6 +504,19 @@ static const char *placing_difference(const fg_msg *a, const fg_msg *b)
     }
 }
 
+static const char *scores_difference(const fg_msg *a, const fg_msg *b)
+{
+    const fg_scores *scores = &a->scores.scores;
+    SAME(scores.first)
+    SAME(scores.scores.count)
+    SAME(scores.scores.likely_count)
+    SAME_ARRAY(scores.scores.chosen, scores->count * sizeof(float))
+    SAME_ARRAY(scores.scores.ranks, scores->count * sizeof(uint32_t))
+    SAME_ARRAY(scores.scores.likely,
+               (size_t)scores->count * scores->likely_count * sizeof(fg_likely))
+    return NULL;
+}
+
 static const char *progress_difference(const fg_msg *a, const fg_msg *b)
 {
     switch (a->kind) {
@@ -569,6 +607,8 @@ const char *wire_difference(const fg_msg *a, const fg_msg *b)
     case FG_MSG_TICKET:
     case FG_MSG_PREFILL:
         return placing_difference(a, b);
+    case FG_MSG_SCORES:
+        return scores_difference(a, b);
     case FG_MSG_FIRST:
     case FG_MSG_PUSHED:
     case FG_MSG_DONE:

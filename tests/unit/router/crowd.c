@@ -115,9 +115,36 @@ void crowd_token(uint32_t job, uint32_t id)
 {
     crowd_job *it = &the_crowd.jobs[job];
     FG_ASSERT(it->running, "a token for a dead request");
+    fg_logprobs said = { .chosen = -0.5f };
+    for (; said.count + 1 < it->job.params.want_logprobs; said.count++) {
+        said.likely[said.count] = (fg_likely){ 'x' + said.count, -1.0f };
+    }
     the_crowd.inside = true;
-    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, id, NULL);
+    it->job.sink.on_token(it->job.sink.ctx, it->sent++, id, id,
+                          it->job.params.want_logprobs > 0 ? &said : NULL);
     the_crowd.inside = false;
+}
+
+void crowd_scores(uint32_t job, uint32_t from, uint32_t until)
+{
+    crowd_job *it = &the_crowd.jobs[job];
+    FG_ASSERT(it->running && it->job.params.want_scores > 0 && it->sent == 0, "nobody asked");
+    for (uint32_t i = from; i < until; i++) {
+        float chosen = -(float)i;
+        uint32_t rank = i;
+        fg_likely likely[FG_LOGPROBS_MAX];
+        for (uint32_t k = 0; k < FG_LOGPROBS_MAX; k++) {
+            likely[k] = (fg_likely){ 'x' + k, -1.0f };
+        }
+        fg_scores one = { .chosen = &chosen,
+                          .ranks = &rank,
+                          .likely = likely,
+                          .count = 1,
+                          .likely_count = it->job.params.want_scores - 1 };
+        the_crowd.inside = true;
+        it->job.sink.on_scores(it->job.sink.ctx, i, &one);
+        the_crowd.inside = false;
+    }
 }
 
 void crowd_end(uint32_t job, fg_finish finish, fg_status status, const char *text)

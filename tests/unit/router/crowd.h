@@ -72,6 +72,9 @@ void crowd_must_request(int exchange, fg_api_kind kind, const char *body, uint64
 const char *crowd_body(int exchange);
 
 void crowd_token(uint32_t job, uint32_t id);
+/* What is said of the tokens `from` to before `until` of a job's prompt: chosen is minus their number, likely ones are 'x' and
+ * what follows. */
+void crowd_scores(uint32_t job, uint32_t from, uint32_t until);
 void crowd_end(uint32_t job, fg_finish finish, fg_status status, const char *text);
 /* Sends what is missing of the job's answer of CROWD_TOKENS tokens, and its end. */
 void crowd_finish(uint32_t job);

@@ -104,10 +104,39 @@ static void hear_token(rig *r, uint64_t id, uint32_t index, uint32_t token)
     request->tokens[request->count++] = token;
 }
 
+/* Each once and in order, and as if the prompt were computed token by token. */
+static void hear_scores(rig *r, const fg_msg *msg)
+{
+    rig_request *request = live(r, msg->request);
+    const fg_scores *told = &msg->scores.scores;
+    float chosen;
+    uint32_t rank;
+    fg_likely likely[FG_LOGPROBS_MAX];
+    fg_scores want = {
+        .chosen = &chosen, .ranks = &rank, .likely = likely, .likely_count = told->likely_count
+    };
+    cr_assert(!request->started && request->params.want_scores == told->likely_count + 1);
+    cr_assert_eq(msg->scores.first, request->scored + 1);
+    for (uint32_t i = 0; i < told->count; i++) {
+        uint32_t at = msg->scores.first + i;
+        cr_assert(at < request->prompt_count);
+        fg_sampling greedy = { 0 };
+        fg_engine_sim_answer answer = fg_engine_sim_expected(request->tokens, at, r->options.vocab,
+                                                             r->options.eos, &greedy, 0);
+        fg_engine_sim_score(answer, r->options.vocab, request->tokens[at], 0, &want);
+        cr_assert(told->chosen[i] == chosen && told->ranks[i] == rank &&
+                      memcmp(told->likely + (size_t)i * told->likely_count, likely,
+                             told->likely_count * sizeof *likely) == 0,
+                  "request %llu: token %u of its prompt", (unsigned long long)msg->request, at);
+    }
+    request->scored += told->count;
+}
+
 static void hear_first(rig *r, const fg_msg *msg)
 {
     rig_request *request = live(r, msg->request);
     cr_assert(!request->started);
+    cr_assert_eq(request->scored, request->params.want_scores > 0 ? request->prompt_count - 1 : 0);
     request->started = true;
     request->cached_tokens = msg->first.cached_tokens;
     request->chunks = msg->first.chunks;
@@ -134,7 +163,9 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
     fg_arena_reset(r->inbox);
     cr_assert_eq(fg_wire_decode(bytes, size_bytes, r->inbox, &msg, &err), FG_OK, "%s", err.text);
     r->heard++;
-    if (msg.kind == FG_MSG_FIRST) {
+    if (msg.kind == FG_MSG_SCORES) {
+        hear_scores(r, &msg);
+    } else if (msg.kind == FG_MSG_FIRST) {
         hear_first(r, &msg);
     } else if (msg.kind == FG_MSG_DONE) {
         hear_done(r, &msg);

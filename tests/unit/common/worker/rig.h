@@ -1,8 +1,8 @@
 /*
  * rig - a worker of both roles and no link over a simulated engine that is turned by hand, for tests of
  * its cache and its preemption. The rig keeps the router's books: every token that comes is compared with
- * what the request alone would have given, in order, and a second end is refused; so a test only says
- * what is special about it. After each call the worker's books are recounted.
+ * what the request alone would have given, in order, what is said of its prompt before, once, and a second
+ * end is refused; so a test only says what is special about it. After each call the worker's books are recounted.
  */
 #ifndef FORGE_TESTS_UNIT_COMMON_WORKER_RIG_H
 #define FORGE_TESTS_UNIT_COMMON_WORKER_RIG_H
@@ -46,6 +46,7 @@ typedef struct rig_request {
     fg_wire_params params;
     bool sent, started, done, refused, broken, cancelled;
     uint32_t cached_tokens, chunks, preemptions;
+    uint32_t scored; /* tokens of the prompt that something was said of */
     uint64_t queue_ns;
     fg_finish finish;
 } rig_request;
