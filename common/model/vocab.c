@@ -98,6 +98,7 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     }
     vocab->add_space_prefix = vocab->spm;
     (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_bos_token", &vocab->add_bos);
+    (void)fg_weights_get_bool(weights, FG_VOCAB_WHOLE_KEY, &vocab->ignore_merges);
     if (vocab->spm) {
         (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_space_prefix",
                                   &vocab->add_space_prefix);
@@ -319,6 +320,12 @@ static void load_roles(fg_vocab *vocab, const fg_weights *weights)
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         if (ends[i] != FG_TOKEN_NONE) {
             vocab->ends[ends[i]] = true;
+        }
+    }
+    int64_t id;
+    for (uint64_t i = 0; fg_weights_array_i64(weights, FG_VOCAB_ENDS_KEY, i, &id); i++) {
+        if (id >= 0 && id < vocab->size) {
+            vocab->ends[id] = true;
         }
     }
 }

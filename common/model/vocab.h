@@ -68,6 +68,11 @@ typedef struct fg_vocab {
     fg_special_set defined;  /* user-defined */
 } fg_vocab;
 
+/* Two keys that llama.cpp's files lack, for what tokenizers of other formats say: whether a word that is a token is taken as
+ * it is, without merges (else the pre-tokenizer's name decides), and the ids of all tokens that end an answer. */
+#define FG_VOCAB_WHOLE_KEY "tokenizer.forge.ignore_merges"
+#define FG_VOCAB_ENDS_KEY  "tokenizer.forge.end_token_ids"
+
 /* The first of what fg_vocab_load checks: the family, from a few strings. */
 fg_status fg_vocab_check(const fg_weights *weights, fg_error *err);
 fg_status fg_vocab_load(fg_vocab *vocab, const fg_weights *weights, fg_error *err);
