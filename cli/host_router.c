@@ -371,7 +371,7 @@ static void name_model(fg_host_router *router, const fg_serve_config *config)
     while (length > 1 && config->model[length - 1] == '/') {
         length--; /* of a folder */
     }
-    const char *slash = memrchr(config->model, '/', length - (length > 1));
+    const char *slash = memrchr(config->model, '/', length);
     const char *base = slash != NULL ? slash + 1 : config->model;
     length -= (size_t)(base - config->model);
     if (length > 5 && strcmp(base + length - 5, ".gguf") == 0) {
