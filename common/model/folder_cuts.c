@@ -126,7 +126,7 @@ static bool turns_spaces(const fg_json_node *step)
 
 /* What spaces become and whether one is put before a text: in the normalizer, or in the pre-tokenizer as Metaspace. The only
  * other step there may be cuts at spaces, of which there are none by then. */
-static bool read_spm(const steps *normal, const steps *cuts, bool *prefix_out)
+static bool read_spm(const steps *normal, const steps *cuts, fg_folder_cuts *out)
 {
     bool turned = false, prefix = false;
     for (uint32_t i = 0; i < normal->count; i++) {
@@ -155,8 +155,9 @@ static bool read_spm(const steps *normal, const steps *cuts, bool *prefix_out)
         }
         turned = true;
         prefix = !never;
+        out->first_only = prefix;
     }
-    *prefix_out = prefix;
+    out->space_prefix = prefix;
     return turned;
 }
 
@@ -188,7 +189,7 @@ fg_status fg_folder_read_cuts(const fg_json_node *tokenizer, fg_folder_cuts *cut
     *cuts_out =
         (fg_folder_cuts){ .spm = is_true(fg_json_get(tokenizer, "model"), "byte_fallback", false) };
     if (cuts_out->spm) {
-        return read_spm(&normal, &cuts, &cuts_out->space_prefix)
+        return read_spm(&normal, &cuts, cuts_out)
                    ? FG_OK
                    : refuse(cuts.count > 0 ? &cuts : &normal, "way to treat spaces", err);
     }

@@ -79,7 +79,8 @@ fg_status fg_folder_read_tokenizer(const fg_folder_texts *texts, fg_meta_writer 
 typedef struct fg_folder_token {
     const char *text; /* NULL: no such id yet */
     uint32_t length;
-    uint8_t kind; /* fg_token_kind */
+    uint8_t kind;   /* fg_token_kind */
+    uint8_t strips; /* FG_STRIP_* */
 } fg_folder_token;
 
 typedef struct fg_folder_vocab {
@@ -97,6 +98,7 @@ fg_status fg_folder_write_merges(const fg_folder_vocab *vocab, const fg_json_nod
 typedef struct fg_folder_cuts {
     bool spm;
     bool space_prefix; /* of SPM */
+    bool first_only;   /* and only at a text's beginning */
     const char *pre;   /* GGUF's name, else */
 } fg_folder_cuts;
 

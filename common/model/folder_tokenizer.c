@@ -123,6 +123,8 @@ static fg_status read_added(reading *r)
         if (status != FG_OK) {
             return status;
         }
+        r->vocab.tokens[id].strips = (uint8_t)((is_true(item, "lstrip") ? FG_STRIP_LEFT : 0) |
+                                               (is_true(item, "rstrip") ? FG_STRIP_RIGHT : 0));
     }
     return FG_OK;
 }
@@ -212,6 +214,24 @@ static void write_tokens(const reading *r)
         const int32_t kind =
             vocab->tokens[id].text == NULL ? FG_TOKEN_UNUSED : vocab->tokens[id].kind;
         fg_buf_append(&r->out->out, &kind, sizeof kind);
+    }
+}
+
+/* Tokens that take white space with them. */
+static void write_strips(const reading *r, const char *key, uint8_t side)
+{
+    uint32_t count = 0;
+    for (uint32_t id = 0; id < r->vocab.size; id++) {
+        count += (r->vocab.tokens[id].strips & side) != 0;
+    }
+    if (count == 0) {
+        return;
+    }
+    fg_meta_array(r->out, key, FG_META_U32, count);
+    for (uint32_t id = 0; id < r->vocab.size; id++) {
+        if ((r->vocab.tokens[id].strips & side) != 0) {
+            fg_buf_append(&r->out->out, &id, sizeof id);
+        }
     }
 }
 
@@ -399,6 +419,7 @@ static fg_status write_model(const reading *r)
         const char *text = fg_json_string(get(r->model, "unk_token"), &length);
         uint32_t unknown = find_id(r, text, length);
         fg_meta_bool(r->out, "tokenizer.ggml.add_space_prefix", r->cuts.space_prefix);
+        fg_meta_bool(r->out, FG_VOCAB_FIRST_KEY, r->cuts.first_only);
         if (unknown != NO_ID) {
             fg_meta_u32(r->out, "tokenizer.ggml.unknown_token_id", unknown);
         }
@@ -407,6 +428,8 @@ static fg_status write_model(const reading *r)
         fg_meta_bool(r->out, FG_VOCAB_WHOLE_KEY, is_true(r->model, "ignore_merges"));
     }
     write_tokens(r);
+    write_strips(r, FG_VOCAB_STRIP_LEFT_KEY, FG_STRIP_LEFT);
+    write_strips(r, FG_VOCAB_STRIP_RIGHT_KEY, FG_STRIP_RIGHT);
     return fg_folder_write_merges(&r->vocab, get(r->model, "merges"), r->out, r->err);
 }
 

@@ -1,5 +1,6 @@
 #include "common/model/folder.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/dtype.h"
@@ -189,6 +190,56 @@ Test(folder, merges_of_sentencepiece_become_scores)
     fg_weights *weights = open_folder(&folder);
     check_ids(weights, "ab ab!", (const uint32_t[]){ 264, 264, '!' + 3 },
               3); /* no BOS is asked for */
+    fg_weights_close(weights);
+    small_folder_free(&folder);
+}
+
+/* With Metaspace, only what begins a text, and does not begin with a space, gets one. */
+Test(folder, a_space_before_a_text_is_put_once_or_never)
+{
+    static const struct {
+        const char *scheme, *text;
+        uint32_t ids[4];
+        size_t count;
+    } rows[] = {
+        { "first", "ab</s>ab", { 264, 2, 262 }, 3 },
+        { "first", " ab", { 264 }, 1 },
+        { "first", "</s>ab", { 2, 262 }, 2 },
+        { "never", "ab ab", { 262, 264 }, 2 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        small_folder folder;
+        char cuts[160];
+        small_folder_make(&folder, "LlamaForCausalLM");
+        small_folder_make_spm(&folder);
+        small_folder_replace(&folder, &folder.tokenizer, "\"normalizer\"", "\"x\"");
+        snprintf(cuts, sizeof cuts,
+                 "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\","
+                 "\"prepend_scheme\":\"%s\",\"split\":false}",
+                 rows[i].scheme);
+        small_folder_replace(&folder, &folder.tokenizer, "\"pre_tokenizer\":null", cuts);
+        fg_weights *weights = open_folder(&folder);
+        check_ids(weights, rows[i].text, rows[i].ids, rows[i].count);
+        fg_weights_close(weights);
+        small_folder_free(&folder);
+    }
+}
+
+Test(folder, added_tokens_may_take_white_space_with_them)
+{
+    small_folder folder;
+    small_folder_make(&folder, "LlamaForCausalLM");
+    small_folder_replace(&folder, &folder.tokenizer, "{\"id\":261", "{\"rstrip\":true,\"id\":261");
+    small_folder_replace(&folder, &folder.tokenizer, "{\"id\":262", "{\"lstrip\":true,\"id\":262");
+    fg_weights *weights = open_folder(&folder);
+    const uint32_t want[] = {
+        SMALL_FOLDER_BEGIN, SMALL_FOLDER_TURN, 'a', ' ', 'b', SMALL_FOLDER_TOOL, ' ',
+        SMALL_FOLDER_TURN,  SMALL_FOLDER_TOOL
+    };
+    check_ids(weights,
+              "<turn> \n\xC2\xA0"
+              "a b \n <tool> <turn> <tool>",
+              want, 9);
     fg_weights_close(weights);
     small_folder_free(&folder);
 }
