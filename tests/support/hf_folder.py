@@ -145,13 +145,39 @@ def config_of(source, tied, extra):
     return kind, config
 
 
-def tokenizer_of(source, pairs):
+def merges_of_scores(tokens, kinds, scores):
+    """All ways to make a token of two, best tokens first: how SentencePiece's vocabularies become lists of merges."""
+    ids = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind in (NORMAL, DEFINED)}
+    ways = []
+    for token, i in ids.items():
+        local = [(token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in ids and token[at:] in ids]
+        score = 0.0 if kinds[i] == DEFINED else scores[i]  # files say something else of what is taken from the text whole
+        ways += [(-score, i, ids[a], ids[b], a, b) for a, b in local]
+    return [f"{a} {b}" for *_, a, b in sorted(ways)]
+
+
+def spm_steps(source, metaspace):
+    """Normalizer and pre-tokenizer of SentencePiece's kind, as files of several ages have them."""
+    prefix = source.get("tokenizer.ggml.add_space_prefix", True)
+    if metaspace:
+        return None, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first" if prefix else "never",
+                      "split": False}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    if not prefix:
+        return replace, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    return {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]}, None
+
+
+def tokenizer_of(source, pairs, metaspace=False):
     """tokenizer.json, tokenizer_config.json and generation_config.json; `pairs`: merges as lists of two."""
     tokens, kinds = source.get("tokenizer.ggml.tokens"), source.get("tokenizer.ggml.token_type")
+    spm = source.get("tokenizer.ggml.model") == "llama"
+    if spm:  # files have spaces in tokens that are taken from the text as they are
+        tokens = [token.replace(" ", "\u2581") for token in tokens]
     pre = source.get("tokenizer.ggml.pre", "default")
     added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-              "special": kind == CONTROL} for i, (token, kind) in enumerate(zip(tokens, kinds))
-             if kind in (CONTROL, DEFINED)]
+              "special": kind != DEFINED} for i, (token, kind) in enumerate(zip(tokens, kinds))
+             if kind in (CONTROL, DEFINED) or (spm and kind == UNKNOWN)]
     by_regex = {"llama-bpe": LLAMA3, "qwen2": LLAMA3.replace("{1,3}", "")}.get(pre)
     steps = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": by_regex is None}]
     if by_regex:
@@ -160,20 +186,24 @@ def tokenizer_of(source, pairs):
         steps.insert(0, {"type": "Digits", "individual_digits": True})
     else:
         assert pre in ("gpt-2", "default"), pre
-    merges = source.get("tokenizer.ggml.merges")
+    cuts, normalizer = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0], None
+    if spm:
+        normalizer, cuts = spm_steps(source, metaspace)
+    merges = (merges_of_scores(tokens, kinds, source.get("tokenizer.ggml.scores")) if spm
+              else source.get("tokenizer.ggml.merges"))
     bos, eos = (source.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    adds = bool(source.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")) and bos is not None
+    adds = bool(source.get("tokenizer.ggml.add_bos_token", spm or pre == "llama-bpe")) and bos is not None
     first = [{"SpecialToken": {"id": tokens[bos], "type_id": 0}}] if adds else []
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0],
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
+        "pre_tokenizer": cuts,
         "post_processor": {"type": "TemplateProcessing", "single": first + [{"Sequence": {"id": "A", "type_id": 0}}],
                            "pair": first + [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
                            "special_tokens": {tokens[bos]: {"id": tokens[bos], "ids": [bos], "tokens": [tokens[bos]]}}
                            if adds else {}},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>" if spm else None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": spm, "byte_fallback": spm,
                   "ignore_merges": pre == "llama-bpe",
                   "vocab": {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind != UNUSED},
                   "merges": [merge.split(" ") for merge in merges] if pairs else list(merges)}}
@@ -210,6 +240,23 @@ def convert(source, kind, config, dtype):
         for i, one in enumerate(kept if "{}" in base else [kept]):
             ours.append((base.format(i), dtype, one.shape, encode(one, dtype)))
     return ours, theirs
+
+
+def make_vocabulary(path, folder, **options):
+    """A folder that has nothing but a file's vocabulary: a model without layers to speak of, all of it zeros."""
+    folder, source, embedding = pathlib.Path(folder), Source(path), 32
+    folder.mkdir(parents=True)
+    vocab = len(source.get("tokenizer.ggml.tokens"))
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": embedding, "intermediate_size": embedding,
+              "num_hidden_layers": 0, "num_attention_heads": 1, "max_position_embeddings": 2048, "vocab_size": vocab,
+              "tie_word_embeddings": True}
+    write_json(folder, "config.json", config)
+    for name, value in zip(("tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+                           tokenizer_of(source, False, **options)):
+        write_json(folder, name, value)
+    write_safetensors(folder / "model.safetensors", [
+        ("model.embed_tokens.weight", "BF16", (vocab, embedding), bytes(2 * vocab * embedding)),
+        ("model.norm.weight", "BF16", (embedding,), bytes(2 * embedding))])
 
 
 def write_json(folder, name, value):
