@@ -269,6 +269,7 @@ def main():
             suite.case(f"logits of {shape}", same_logits, world, shape)
         for dtype in ("F16", "F32"):
             suite.case(f"logits of {dtype} weights", lambda kind=dtype: same_logits(world, "tiny-granite", dtype=kind))
+        suite.case("logits of weights at odd addresses", lambda: same_logits(world, "tiny-smollm3", odd=True))
         suite.case("logits with Llama 3.1's turns", lambda: same_logits(
             world, "tiny-mixtral", extra={"rope_scaling": LLAMA3},
             added=[("rope_freqs.weight", llama3_divisors(LLAMA3, 32))]))

@@ -63,14 +63,14 @@ def halves(values, heads):
     return rows.swapaxes(1, 2).reshape(values.shape)
 
 
-def write_safetensors(path, tensors, metadata=True):
-    """[(name, dtype, shape, bytes)], as the format's page describes it."""
-    head, at = {"__metadata__": {"format": "pt"}} if metadata else {}, 0
+def write_safetensors(path, tensors, odd=False):
+    """[(name, dtype, shape, bytes)], as the format's page describes it; `odd`: values begin at odd addresses."""
+    head, at = {"__metadata__": {"format": "pt"}}, 0
     for name, dtype, shape, data in tensors:
         head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
         at += len(data)
     text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8 + odd)
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for *_, data in tensors:
@@ -263,7 +263,7 @@ def write_json(folder, name, value):
     (pathlib.Path(folder) / name).write_text(json.dumps(value), encoding="utf-8")
 
 
-def make(path, folder, gguf_path=None, dtype="BF16", shards=1, pairs=False, extra=None, added=()):
+def make(path, folder, gguf_path=None, dtype="BF16", shards=1, pairs=False, odd=False, extra=None, added=()):
     """`extra`: more of config.json; `added`: more tensors of the GGUF file, [(name, values)]."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ def make(path, folder, gguf_path=None, dtype="BF16", shards=1, pairs=False, extr
                            tokenizer_of(source, pairs)):
         write_json(folder, name, value)
     if shards == 1:
-        write_safetensors(folder / "model.safetensors", ours)
+        write_safetensors(folder / "model.safetensors", ours, odd)
     else:
         files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
         for i, name in enumerate(files):
