@@ -261,7 +261,7 @@ def main():
         suite.case("answers of a cluster",
                    lambda: same_answers(world, want, prefill=1, decode=1, transport="shm"))
         suite.case("answers of two ranks",
-                   lambda: same_answers(world, want, standalone=True, flags=["--tensor-parallel-size", 2]))
+                   lambda: same_answers(world, want, standalone=True, flags=["--tensor-parallel-size", 2, "--weights-cache", "off"]))
         if suite.options.full:
             suite.case("as a draft model", as_draft, world)
         suite.case("the sidecar is kept, and made again after a change", sidecar, world)
