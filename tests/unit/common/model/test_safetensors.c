@@ -21,7 +21,7 @@ static void make_file(fg_buf *out, const char *header, size_t data_bytes)
 
 #define ONE(name, dtype, shape, from, to)                                                          \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]" \
-                                                                                               "}"
+    "}"
 
 Test(safetensors, reads_a_table_in_the_order_of_its_data)
 {
