@@ -45,11 +45,11 @@ static const fg_option options[] = {
     { .name = "model",
       .type = FG_OPTION_STRING,
       .group = "Who answers",
-      .value_name = "FILE",
+      .value_name = "PATH",
       AT(model),
       .help =
-          "Starts `forge serve` with this GGUF file on a free port of this machine, for as long "
-          "as the batch runs. Flags behind -- are for it." },
+          "Starts `forge serve` with this model, a GGUF file or a Hugging Face folder, on a free "
+          "port of this machine, for as long as the batch runs. Flags behind -- are for it." },
     { .name = "url",
       .type = FG_OPTION_STRING,
       .group = "Who answers",

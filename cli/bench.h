@@ -33,8 +33,8 @@ fg_status fg_bench_list_parse(const char *flag, const char *text, uint32_t max,
 /* Rows of a form's option table that several forms have. */
 #define FG_BENCH_OPTION_MODEL(config, section)                                                     \
     {                                                                                              \
-        .name = "model", .type = FG_OPTION_STRING, .group = section, .value_name = "FILE",         \
-        .offset = offsetof(config, model), .help = "The model, a GGUF file. Also -m."              \
+        .name = "model", .type = FG_OPTION_STRING, .group = section, .value_name = "PATH",         \
+        .offset = offsetof(config, model), .help = "The model: a GGUF file or a folder. Also -m."  \
     }
 #define FG_BENCH_OPTION_THREADS(config, section)                                                   \
     {                                                                                              \

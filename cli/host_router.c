@@ -367,9 +367,13 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
 /* The name that clients ask for: as configured, else the file's name without its extension. */
 static void name_model(fg_host_router *router, const fg_serve_config *config)
 {
-    const char *slash = strrchr(config->model, '/');
+    size_t length = strlen(config->model);
+    while (length > 1 && config->model[length - 1] == '/') {
+        length--; /* of a folder */
+    }
+    const char *slash = memrchr(config->model, '/', length);
     const char *base = slash != NULL ? slash + 1 : config->model;
-    size_t length = strlen(base);
+    length -= (size_t)(base - config->model);
     if (length > 5 && strcmp(base + length - 5, ".gguf") == 0) {
         length -= 5;
     }

@@ -38,7 +38,8 @@ static const json_t *value_of(const fg_json_node *node)
 /* Nesting and values are counted before parsing: jansson's own limit of nesting (2048, recursive) is not
  * ours, and an empty object of two characters takes it two hundred bytes. Brackets are balanced by the
  * parser later; here only their depth and number matter. */
-static fg_status check_shape(const char *text, size_t length, size_t values_max, fg_error *err)
+static fg_status check_shape(const char *text, size_t length, const fg_json_limits *limits,
+                             fg_error *err)
 {
     size_t depth = 0, groups = 0, values = 0;
     bool in_string = false;
@@ -66,10 +67,10 @@ static fg_status check_shape(const char *text, size_t length, size_t values_max,
             depth--;
         }
     }
-    if (groups > FG_LIMIT_JSON_GROUPS || values > values_max) {
+    if (groups > limits->groups_max || values > limits->values_max) {
         return fg_fail(err, FG_BAD_INPUT,
-                       "JSON with more than %u arrays and objects, or %zu values",
-                       FG_LIMIT_JSON_GROUPS, values_max);
+                       "JSON with more than %zu arrays and objects, or %zu values",
+                       limits->groups_max, limits->values_max);
     }
     return FG_OK;
 }
@@ -146,12 +147,19 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
 fg_status fg_json_parse_up_to(const char *text, size_t length, size_t values_max,
                               fg_json **json_out, fg_error *err)
 {
+    const fg_json_limits limits = { .values_max = values_max, .groups_max = FG_LIMIT_JSON_GROUPS };
+    return fg_json_parse_within(text, length, &limits, json_out, err);
+}
+
+fg_status fg_json_parse_within(const char *text, size_t length, const fg_json_limits *limits,
+                               fg_json **json_out, fg_error *err)
+{
     pthread_once(&alloc_once, set_allocator);
     const char *nul = length > 0 ? memchr(text, '\0', length) : NULL;
     if (nul != NULL) {
         return fg_fail(err, FG_BAD_INPUT, "a NUL byte at position %zu", (size_t)(nul - text));
     }
-    fg_status status = check_shape(text, length, values_max, err);
+    fg_status status = check_shape(text, length, limits, err);
     if (status != FG_OK) {
         return status;
     }

@@ -35,6 +35,12 @@ fg_status fg_json_parse(const char *text, size_t length, fg_json **json_out, fg_
 /* Refuses more values than so many before they cost time; fg_json_parse takes FG_LIMIT_JSON_VALUES. */
 fg_status fg_json_parse_up_to(const char *text, size_t length, size_t values_max,
                               fg_json **json_out, fg_error *err);
+/* The same with limits of one's own, for files that the operator gave. */
+typedef struct fg_json_limits {
+    size_t values_max, groups_max; /* groups: arrays and objects */
+} fg_json_limits;
+fg_status fg_json_parse_within(const char *text, size_t length, const fg_json_limits *limits,
+                               fg_json **json_out, fg_error *err);
 /* Values of the array that is the outermost object's member `key`, counted in a text that has too many of them to be parsed; 0:
  * there is no such array. The text need not be JSON; of several such arrays, the first. */
 size_t fg_json_count_list(const char *text, size_t length, const char *key);

@@ -112,11 +112,11 @@ static const fg_option options[] = {
     { .name = "model",
       .type = FG_OPTION_STRING,
       .group = basics,
-      .value_name = "FILE",
+      .value_name = "PATH",
       AT(model),
-      .help =
-          "The model, a GGUF file. Every process of a cluster is given the same file: the router "
-          "reads its tokenizer, the workers its weights." },
+      .help = "The model: a GGUF file, or a folder as Hugging Face keeps it (config.json, "
+              "*.safetensors, tokenizer.json). Every process of a cluster is given the same one: "
+              "the router reads its tokenizer, the workers its weights." },
     { .name = "mode",
       .type = FG_OPTION_CHOICE,
       .default_text = "standalone",
@@ -132,7 +132,8 @@ static const fg_option options[] = {
       .roles = door_roles,
       .value_name = "NAME",
       AT(served_model_name),
-      .help = "The model's name in the API. Without it, the file's name without \".gguf\"." },
+      .help = "The model's name in the API. Without it, the file's name without \".gguf\", or the "
+              "folder's." },
     { .name = "name",
       .type = FG_OPTION_STRING,
       .group = basics,
@@ -739,11 +740,12 @@ static const fg_option options[] = {
       .type = FG_OPTION_STRING,
       .group = scheduling,
       .roles = "standalone and decode",
-      .value_name = "FILE",
+      .value_name = "PATH",
       AT(speculative_model),
       .help =
-          "A smaller model with the same vocabulary, a GGUF file, that guesses what comes next, as "
-          "long as that makes answers faster. They are the same, bit for bit, whatever it says." },
+          "A smaller model with the same vocabulary, a GGUF file or a folder, that guesses what "
+          "comes next, as long as that makes answers faster. They are the same, bit for bit, "
+          "whatever it says." },
     { .name = "speculative-kv-blocks",
       .type = FG_OPTION_U32,
       .default_text = "0",

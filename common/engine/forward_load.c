@@ -69,14 +69,6 @@ typedef struct matrix_row {
     uint32_t experts; /* that have such a matrix each, one behind the other; 0: there is one */
 } matrix_row;
 
-static void cut_rows(fg_matrix *rows, fg_tp_part part)
-{
-    size_t row_bytes = (size_t)(rows->columns / fg_dtype_block_count(rows->type)) *
-                       fg_dtype_block_bytes(rows->type);
-    rows->data = (const uint8_t *)rows->data + part.first * row_bytes;
-    rows->outputs = part.count;
-}
-
 /* Puts a matrix of products on the list. */
 static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32_t layer_index,
                              const matrix_row *row, fg_error *err)
@@ -89,14 +81,38 @@ static fg_status want_panels(panel_list *list, const fg_weights *weights, uint32
     if (status != FG_OK) {
         return status;
     }
-    cut_rows(&matrix, (fg_tp_part){ .first = row->among.first, .count = row->outputs * depth });
-    const char *full_name = find_tensor(weights, layer_index, row->name, err)->name;
+    const fg_tensor *tensor = find_tensor(weights, layer_index, row->name, err);
     *row->panels =
         (fg_panels){ .type = matrix.type, .outputs = row->part.count, .columns = row->columns };
-    list->sources[list->count] = (fg_panel_source){ .name = full_name, .rows = matrix };
+    fg_panel_source *source = &list->sources[list->count];
+    *source = (fg_panel_source){ .name = tensor->name,
+                                 .rows = matrix,
+                                 .scattered = tensor->rows != NULL ? tensor : NULL };
+    fg_panel_source_cut(source, row->among.first, row->outputs * depth);
     list->parts[list->count] = row->part;
     list->targets[list->count++] = row->panels;
     return FG_OK;
+}
+
+/* Rows in another order are put in order in memory first. */
+static fg_status pack_on_device(fg_forward *forward, const fg_panel_source *source,
+                                fg_panels *panels, fg_error *err)
+{
+    fg_matrix rows = source->rows;
+    if (source->scattered == NULL) {
+        return fg_device_pack(forward->device, &rows, panels, err);
+    }
+    size_t size_bytes = (size_t)rows.outputs * (rows.columns / fg_dtype_block_count(rows.type)) *
+                        fg_dtype_block_bytes(rows.type);
+    void *copy = fg_mem_map(size_bytes);
+    if (copy == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory for the rows of %s", source->name);
+    }
+    fg_tensor_copy_rows(source->scattered, source->first, rows.outputs, copy);
+    rows.data = copy;
+    fg_status status = fg_device_pack(forward->device, &rows, panels, err);
+    fg_mem_unmap(copy, size_bytes);
+    return status;
 }
 
 /* Has all on the list packed into the device's memory; their rows are not read again. */
@@ -109,8 +125,8 @@ static fg_status pack_panels(fg_forward *forward, const fg_engine_options *optio
     fg_status status = FG_OK;
     for (uint32_t i = 0; i < list->count && status == FG_OK; i++) {
         fg_matrix *rows = &list->sources[i].rows;
-        cut_rows(rows, list->parts[i]);
-        status = fg_device_pack(forward->device, rows, list->targets[i], err);
+        fg_panel_source_cut(&list->sources[i], list->parts[i].first, list->parts[i].count);
+        status = pack_on_device(forward, &list->sources[i], list->targets[i], err);
         /* A device may keep them as another type. */
         uint32_t type = status == FG_OK ? list->targets[i]->type : rows->type;
         report.bytes += (uint64_t)rows->outputs * (rows->columns / fg_dtype_block_count(type)) *
@@ -161,7 +177,7 @@ static fg_status load_panels(fg_forward *forward, const fg_engine_options *optio
     if (status == FG_CANCELLED) {
         whole = false;
         for (uint32_t i = 0; i < list->count; i++) {
-            cut_rows(&list->sources[i].rows, list->parts[i]);
+            fg_panel_source_cut(&list->sources[i], list->parts[i].first, list->parts[i].count);
         }
         store.cache = "off";
         store.only_file = false;

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "common/base/dtype.h"
 #include "common/base/mem.h"
 #include "kernels/panel.h"
 
@@ -43,6 +44,22 @@ static uint64_t round_up(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
+static size_t row_bytes(const fg_matrix *rows)
+{
+    return (size_t)(rows->columns / fg_dtype_block_count(rows->type)) *
+           fg_dtype_block_bytes(rows->type);
+}
+
+void fg_panel_source_cut(fg_panel_source *source, uint32_t first, uint32_t count)
+{
+    if (source->scattered != NULL) {
+        source->first += first;
+    } else {
+        source->rows.data = (const uint8_t *)source->rows.data + first * row_bytes(&source->rows);
+    }
+    source->rows.outputs = count;
+}
+
 static uint64_t source_bytes(const fg_panel_source *source)
 {
     return (uint64_t)fg_panel_count(source->rows.outputs) *
@@ -60,7 +77,11 @@ fg_status fg_panel_plan_init(fg_panel_plan *plan, const fg_panel_source *sources
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
         size_t panel_bytes = fg_panel_bytes(sources[i].rows.type, sources[i].rows.columns);
-        plan->scratch_bytes = panel_bytes > plan->scratch_bytes ? panel_bytes : plan->scratch_bytes;
+        size_t rows_bytes =
+            sources[i].scattered == NULL ? 0 : FG_PANEL_OUTPUTS * row_bytes(&sources[i].rows);
+        plan->scratch_bytes = panel_bytes + rows_bytes > plan->scratch_bytes
+                                  ? panel_bytes + rows_bytes
+                                  : plan->scratch_bytes;
         at = round_up(at, SOURCE_ALIGN);
         offsets[i] = at;
         /* Packed panels are hardly larger than the rows, which are in a file: no overflow. */
@@ -87,6 +108,25 @@ size_t fg_panel_piece_bytes(const fg_panel_plan *plan, uint32_t piece)
     return left < FG_PIECE_BYTES ? (size_t)left : FG_PIECE_BYTES;
 }
 
+/* Packs panels of the source; `scratch` has room for the rows of one. */
+static void pack(const fg_panel_source *source, uint32_t panel, uint32_t count, uint8_t *scratch,
+                 uint8_t *out)
+{
+    if (source->scattered == NULL) {
+        fg_panel_pack(&source->rows, panel, count, out);
+        return;
+    }
+    size_t panel_bytes = fg_panel_bytes(source->rows.type, source->rows.columns);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t first = (panel + i) * FG_PANEL_OUTPUTS, left = source->rows.outputs - first;
+        fg_matrix rows = source->rows;
+        rows.data = scratch;
+        rows.outputs = left < FG_PANEL_OUTPUTS ? left : FG_PANEL_OUTPUTS;
+        fg_tensor_copy_rows(source->scattered, source->first + first, rows.outputs, scratch);
+        fg_panel_pack(&rows, 0, 1, out + i * panel_bytes);
+    }
+}
+
 /* The part of one source that lies between `begin` and `end` of the data, put at `out`, where `begin`
  * goes. Panels that reach over an edge are packed aside, by both pieces. */
 static void fill_source(const fg_panel_source *source, uint64_t offset, uint64_t begin,
@@ -100,11 +140,11 @@ static void fill_source(const fg_panel_source *source, uint64_t offset, uint64_t
         if (at >= begin && at + panel_bytes <= end) {
             uint64_t whole = (end - at) / panel_bytes;
             uint32_t run = whole < panel_count - panel ? (uint32_t)whole : panel_count - panel;
-            fg_panel_pack(&source->rows, panel, run, out + (at - begin));
+            pack(source, panel, run, scratch + panel_bytes, out + (at - begin));
             panel += run;
             continue;
         }
-        fg_panel_pack(&source->rows, panel, 1, scratch);
+        pack(source, panel, 1, scratch + panel_bytes, scratch);
         uint64_t from = at < begin ? begin : at;
         uint64_t to = at + panel_bytes < end ? at + panel_bytes : end;
         memcpy(out + (from - begin), scratch + (from - at), to - from);

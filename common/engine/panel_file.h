@@ -22,15 +22,22 @@
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/model/weights.h"
 #include "kernels/panel.h"
 
 enum { FG_PIECE_BYTES = 2 * 1024 * 1024 };
 
-/* A matrix to pack: rows as they are in the model file. */
+/* A matrix to pack: rows as they are in the model file. Where that has them in another order (fg_tensor.rows), rows.data is
+ * NULL, and the matrix begins with row `first` of `scattered`. */
 typedef struct fg_panel_source {
     const char *name;
     fg_matrix rows;
+    const fg_tensor *scattered; /* borrowed; else NULL */
+    uint64_t first;
 } fg_panel_source;
+
+/* Leaves `count` rows of the source, from its row `first` on. */
+void fg_panel_source_cut(fg_panel_source *source, uint32_t first, uint32_t count);
 
 /* The state of a model file that packed bytes belong to. */
 typedef struct fg_panel_model {
@@ -45,7 +52,7 @@ typedef struct fg_panel_plan {
     uint64_t *offsets; /* in the data, [source_count] */
     uint64_t data_bytes;
     uint32_t piece_count;
-    size_t scratch_bytes; /* what fill needs: the largest panel */
+    size_t scratch_bytes; /* what fill needs: the largest panel, and the rows of one */
     size_t header_bytes;
     uint64_t data_offset; /* of the data in a file, a multiple of FG_PIECE_BYTES */
 } fg_panel_plan;

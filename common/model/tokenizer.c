@@ -5,6 +5,7 @@
 #include "common/base/mem.h"
 #include "common/model/least.h"
 #include "common/model/merge.h"
+#include "common/model/pretokenize_internal.h"
 #include "common/model/vocab.h"
 
 struct fg_tokenizer {
@@ -155,6 +156,12 @@ static fg_status encode_spm_words(encoder *e, const char *text, size_t length, f
     return status;
 }
 
+/* U+2581. */
+static bool starts_blank(const char *text, size_t length)
+{
+    return length >= 3 && memcmp(text, "\xE2\x96\x81", 3) == 0;
+}
+
 static fg_status encode_spm(encoder *e, const char *text, size_t length, fg_error *err)
 {
     char *copy = fg_mem_alloc(length + 1);
@@ -162,12 +169,17 @@ static fg_status encode_spm(encoder *e, const char *text, size_t length, fg_erro
         return fg_fail(err, FG_AGAIN, "tokenizer: out of memory for %zu bytes of text", length);
     }
     size_t size = 0;
-    if (e->vocab->add_space_prefix && e->after_special) {
+    bool is_prefixed = e->vocab->add_space_prefix && e->after_special;
+    if (e->vocab->space_first_only) {
+        is_prefixed =
+            is_prefixed && text == e->text && text[0] != ' ' && !starts_blank(text, length);
+    }
+    if (is_prefixed) {
         copy[size++] = ' ';
     }
     /* The vocabulary writes a space as U+2581; in a text both are the same. */
     for (size_t at = 0; at < length;) {
-        if (length - at >= 3 && memcmp(text + at, "\xE2\x96\x81", 3) == 0) {
+        if (starts_blank(text + at, length - at)) {
             copy[size++] = ' ';
             at += 3;
         } else {
@@ -224,6 +236,39 @@ static uint32_t special_at(encoder *e, size_t at, size_t *length_out)
     return best;
 }
 
+static bool strips(const encoder *e, uint32_t id, uint8_t side)
+{
+    return e->vocab->strips != NULL && (e->vocab->strips[id] & side) != 0;
+}
+
+static bool is_white(const encoder *e, size_t at, size_t *step_out)
+{
+    uint32_t code;
+    *step_out = fg_pre_decode(e->text, e->length, at, &code);
+    return fg_unicode_classify(code) == FG_UNICODE_WHITE;
+}
+
+/* End of the white space at `at`. */
+static size_t white_end(const encoder *e, size_t at)
+{
+    size_t step;
+    while (at < e->length && is_white(e, at, &step)) {
+        at += step;
+    }
+    return at;
+}
+
+/* Where the white space begins that ends at `end`, not before `start`. */
+static size_t white_start(const encoder *e, size_t start, size_t end)
+{
+    size_t first = end, step;
+    for (size_t at = start; at < end; at += step) {
+        bool white = is_white(e, at, &step);
+        first = !white ? end : first == end ? at : first;
+    }
+    return first;
+}
+
 static fg_status encode_all(encoder *e, fg_error *err)
 {
     fg_status status = FG_OK;
@@ -235,12 +280,14 @@ static fg_status encode_all(encoder *e, fg_error *err)
             at++;
             continue;
         }
-        status = encode_ordinary(e, e->text + start, at - start, err);
+        size_t end = strips(e, id, FG_STRIP_LEFT) ? white_start(e, start, at) : at;
+        status = encode_ordinary(e, e->text + start, end - start, err);
         if (status == FG_OK) {
             status = emit(e, id, err);
         }
         e->after_special = true;
         at += length;
+        at = strips(e, id, FG_STRIP_RIGHT) ? white_end(e, at) : at;
         start = at;
     }
     return status == FG_OK ? encode_ordinary(e, e->text + start, e->length - start, err) : status;

@@ -98,9 +98,11 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     }
     vocab->add_space_prefix = vocab->spm;
     (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_bos_token", &vocab->add_bos);
+    (void)fg_weights_get_bool(weights, FG_VOCAB_WHOLE_KEY, &vocab->ignore_merges);
     if (vocab->spm) {
         (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_space_prefix",
                                   &vocab->add_space_prefix);
+        (void)fg_weights_get_bool(weights, FG_VOCAB_FIRST_KEY, &vocab->space_first_only);
     }
     return FG_OK;
 }
@@ -321,6 +323,36 @@ static void load_roles(fg_vocab *vocab, const fg_weights *weights)
             vocab->ends[ends[i]] = true;
         }
     }
+    int64_t id;
+    for (uint64_t i = 0; fg_weights_array_i64(weights, FG_VOCAB_ENDS_KEY, i, &id); i++) {
+        if (id >= 0 && id < vocab->size) {
+            vocab->ends[id] = true;
+        }
+    }
+}
+
+static fg_status load_strips(fg_vocab *vocab, const fg_weights *weights, fg_error *err)
+{
+    static const struct {
+        const char *key;
+        uint8_t bit;
+    } rows[] = { { FG_VOCAB_STRIP_LEFT_KEY, FG_STRIP_LEFT },
+                 { FG_VOCAB_STRIP_RIGHT_KEY, FG_STRIP_RIGHT } };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        int64_t id;
+        for (uint64_t k = 0; fg_weights_array_i64(weights, rows[i].key, k, &id); k++) {
+            if (vocab->strips == NULL) {
+                vocab->strips = fg_mem_alloc(vocab->size);
+            }
+            if (vocab->strips == NULL) {
+                return fg_fail(err, FG_AGAIN, "tokenizer: out of memory");
+            }
+            if (id >= 0 && id < vocab->size) {
+                vocab->strips[id] |= rows[i].bit;
+            }
+        }
+    }
+    return FG_OK;
 }
 
 static void find_bytes(fg_vocab *vocab)
@@ -347,6 +379,10 @@ fg_status fg_vocab_load(fg_vocab *vocab, const fg_weights *weights, fg_error *er
     }
     load_texts(vocab, weights);
     load_roles(vocab, weights);
+    status = load_strips(vocab, weights, err);
+    if (status != FG_OK) {
+        goto deinit;
+    }
     status = fg_vocab_build_text_table(vocab, err);
     if (status != FG_OK) {
         goto deinit;
@@ -380,6 +416,7 @@ void fg_vocab_deinit(fg_vocab *vocab)
     fg_mem_free(vocab->text_slots);
     fg_mem_free(vocab->scores);
     fg_mem_free(vocab->ends);
+    fg_mem_free(vocab->strips);
     fg_mem_free(vocab->kinds);
     fg_mem_free(vocab->offsets);
     fg_mem_free(vocab->bytes);

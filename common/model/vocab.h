@@ -45,6 +45,7 @@ typedef struct fg_vocab {
     fg_pretokenizer pre;
     bool add_bos;
     bool add_space_prefix;
+    bool space_first_only; /* not behind special tokens, nor before a space */
     bool ignore_merges;    /* a word that is a token is taken as it is */
     bool splits_at_spaces; /* SPM: no token continues over the start of a run of spaces */
     uint32_t size;
@@ -58,7 +59,9 @@ typedef struct fg_vocab {
     uint32_t *offsets; /* size + 1: token i is bytes[offsets[i] .. offsets[i + 1]) */
     uint8_t *kinds;    /* fg_token_kind */
     bool *ends;        /* ends generation */
-    float *scores;     /* SPM only */
+    uint8_t
+        *strips;   /* FG_STRIP_*, white space that a special token takes with it; NULL: none does */
+    float *scores; /* SPM only */
 
     uint32_t *text_slots; /* open addressing, FG_TOKEN_NONE: empty */
     uint32_t text_mask;
@@ -67,6 +70,17 @@ typedef struct fg_vocab {
     fg_special_set controls; /* control, unknown */
     fg_special_set defined;  /* user-defined */
 } fg_vocab;
+
+/* Keys that llama.cpp's files lack, for what tokenizers of other formats say: whether a word that is a token is taken as it is,
+ * without merges (else the pre-tokenizer's name decides); the ids of all tokens that end an answer; space_first_only; and the
+ * ids of tokens that take white space before or behind them with them. */
+#define FG_VOCAB_WHOLE_KEY       "tokenizer.forge.ignore_merges"
+#define FG_VOCAB_ENDS_KEY        "tokenizer.forge.end_token_ids"
+#define FG_VOCAB_FIRST_KEY       "tokenizer.forge.space_first_only"
+#define FG_VOCAB_STRIP_LEFT_KEY  "tokenizer.forge.strip_left_ids"
+#define FG_VOCAB_STRIP_RIGHT_KEY "tokenizer.forge.strip_right_ids"
+
+enum { FG_STRIP_LEFT = 1, FG_STRIP_RIGHT = 2 };
 
 /* The first of what fg_vocab_load checks: the family, from a few strings. */
 fg_status fg_vocab_check(const fg_weights *weights, fg_error *err);

@@ -120,11 +120,14 @@ static fg_status open_bytes(const void *bytes, size_t size_bytes, bool mapped,
 
 fg_status fg_weights_open(const char *path, fg_weights **weights_out, fg_error *err)
 {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        return fg_folder_open(path, weights_out, err);
+    }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return fg_fail(err, FG_BAD_INPUT, "cannot open model file '%s': %s", path, strerror(errno));
     }
-    struct stat info;
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
         return fg_fail(err, FG_BAD_INPUT, "model file '%s' is not a regular file", path);
@@ -184,6 +187,7 @@ void fg_weights_close(fg_weights *weights)
     if (weights->mapped) {
         munmap((void *)(uintptr_t)weights->bytes, weights->size_bytes);
     }
+    fg_folder_close(weights->folder);
     fg_mem_free(weights);
 }
 
@@ -206,17 +210,55 @@ const fg_tensor *fg_weights_tensor(const fg_weights *weights, uint64_t index)
 
 uint64_t fg_weights_size_bytes(const fg_weights *weights)
 {
-    return weights->size_bytes;
+    return weights->folder != NULL ? fg_folder_size_bytes(weights->folder) : weights->size_bytes;
+}
+
+static void advise_range(const void *data, uint64_t size_bytes, int advice)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)data + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)data + size_bytes) & ~(page - 1);
+    if (first < end) {
+        madvise((void *)first, end - first, advice);
+    }
 }
 
 /* Advice about the whole pages inside a tensor; it may be ignored, so no answer is looked at. */
 static void advise(const fg_weights *weights, const fg_tensor *tensor, int advice)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
-    uintptr_t end = ((uintptr_t)tensor->data + tensor->size_bytes) & ~(page - 1);
-    if (weights->mapped && first < end) {
-        madvise((void *)first, end - first, advice);
+    if (weights->folder != NULL && !fg_folder_is_mapped(weights->folder, tensor)) {
+        return; /* what is in memory of its own would be lost */
+    }
+    if (tensor->rows != NULL) {
+        for (uint64_t i = 0; i < tensor->dims[2]; i++) {
+            advise_range(tensor->rows->matrices[i], tensor->size_bytes / tensor->dims[2], advice);
+        }
+    } else if (weights->mapped || weights->folder != NULL) {
+        advise_range(tensor->data, tensor->size_bytes, advice);
+    }
+}
+
+static const char *row_at(const fg_tensor *tensor, uint64_t index, uint64_t row_bytes)
+{
+    const fg_tensor_rows *rows = tensor->rows;
+    if (rows == NULL) {
+        return (const char *)tensor->data + index * row_bytes;
+    }
+    uint64_t row = index % tensor->dims[1];
+    if (rows->head_rows > 0) {
+        uint64_t turn = row % rows->head_rows;
+        row += turn % 2 * (rows->head_rows / 2) + turn / 2 - turn;
+    }
+    return (const char *)rows->matrices[index / tensor->dims[1]] + row * row_bytes;
+}
+
+void fg_tensor_copy_rows(const fg_tensor *tensor, uint64_t first, uint64_t count, void *out)
+{
+    uint64_t row_count = tensor->dims[1] * tensor->dims[2];
+    uint64_t row_bytes = tensor->size_bytes / row_count;
+    FG_ASSERT(first + count <= row_count);
+    for (uint64_t i = 0; i < count; i++) {
+        memcpy((char *)out + i * row_bytes, row_at(tensor, first + i, row_bytes), row_bytes);
     }
 }
 
@@ -409,6 +451,40 @@ static void chain(fg_digest128 *digest, const void *bytes, size_t size_bytes)
     digest->high ^= fg_hash_mix(next.high + size_bytes);
 }
 
+/* A tensor's bytes as they are in the file, from the `at`th on; as far as one matrix goes. */
+static void chain_bytes(fg_digest128 *digest, const fg_tensor *tensor, uint64_t at,
+                        uint64_t size_bytes)
+{
+    if (tensor->rows == NULL) {
+        chain(digest, (const unsigned char *)tensor->data + at, size_bytes);
+        return;
+    }
+    uint64_t each = tensor->size_bytes / tensor->dims[2], within = at % each;
+    uint64_t left = each - within < size_bytes ? each - within : size_bytes;
+    chain(digest, (const unsigned char *)tensor->rows->matrices[at / each] + within, left);
+}
+
+static void chain_values(fg_digest128 *digest, const fg_tensor *tensor)
+{
+    if (tensor->rows != NULL && tensor->rows->head_rows > 0) {
+        chain(digest, &tensor->rows->head_rows, sizeof tensor->rows->head_rows);
+    }
+    if (tensor->size_bytes <= FINGERPRINT_WHOLE_BYTES) {
+        uint64_t each =
+            tensor->rows == NULL ? tensor->size_bytes : tensor->size_bytes / tensor->dims[2];
+        for (uint64_t at = 0; at < tensor->size_bytes; at += each) {
+            chain_bytes(digest, tensor, at, each);
+        }
+        return;
+    }
+    uint64_t last = tensor->size_bytes - FINGERPRINT_PAGE_BYTES;
+    for (uint64_t page = 0; page < FINGERPRINT_PAGES; page++) {
+        uint64_t at = last / (FINGERPRINT_PAGES - 1) * page;
+        at = page == FINGERPRINT_PAGES - 1 ? last : at;
+        chain_bytes(digest, tensor, at, FINGERPRINT_PAGE_BYTES);
+    }
+}
+
 fg_digest128 fg_weights_fingerprint(const fg_weights *weights)
 {
     fg_digest128 digest = { 0, 0 };
@@ -427,16 +503,7 @@ fg_digest128 fg_weights_fingerprint(const fg_weights *weights)
                               tensor->dims[2], tensor->dims[3], tensor->size_bytes };
         chain(&digest, tensor->name, strlen(tensor->name));
         chain(&digest, shape, sizeof shape);
-        if (tensor->size_bytes <= FINGERPRINT_WHOLE_BYTES) {
-            chain(&digest, tensor->data, tensor->size_bytes);
-            continue;
-        }
-        uint64_t last = tensor->size_bytes - FINGERPRINT_PAGE_BYTES;
-        for (uint64_t page = 0; page < FINGERPRINT_PAGES; page++) {
-            uint64_t at = last / (FINGERPRINT_PAGES - 1) * page;
-            at = page == FINGERPRINT_PAGES - 1 ? last : at;
-            chain(&digest, (const unsigned char *)tensor->data + at, FINGERPRINT_PAGE_BYTES);
-        }
+        chain_values(&digest, tensor);
     }
     return digest;
 }

@@ -25,8 +25,12 @@ typedef struct fg_name_table {
     uint32_t mask;
 } fg_name_table;
 
+/* What a folder needs beside its tables (folder_internal.h). */
+struct fg_folder;
+
 struct fg_weights {
-    const unsigned char *bytes;
+    struct fg_folder *folder;   /* NULL: of one file */
+    const unsigned char *bytes; /* of a folder, metadata alone */
     size_t size_bytes;
     bool mapped;          /* by us: unmapped at close */
     fg_weights_file file; /* path NULL: bytes in memory */
@@ -38,6 +42,13 @@ struct fg_weights {
     fg_name_table tensor_table;
     char *tensor_names; /* NUL-terminated, one after the other */
 };
+
+/* Opens the folder at `path`, a directory. */
+fg_status fg_folder_open(const char *path, fg_weights **weights_out, fg_error *err);
+void fg_folder_close(struct fg_folder *folder);
+uint64_t fg_folder_size_bytes(const struct fg_folder *folder); /* of all files */
+/* Whether a tensor's values are in files that were mapped. */
+bool fg_folder_is_mapped(const struct fg_folder *folder, const fg_tensor *tensor);
 
 /* Fills metas and tensors from `bytes`. What was filled before a failure is the caller's to free. */
 fg_status fg_weights_parse_gguf(fg_weights *weights, fg_error *err);

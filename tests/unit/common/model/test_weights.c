@@ -516,6 +516,8 @@ Test(weights, opens_a_file_and_names_one_that_it_refuses)
     cr_assert_eq(fg_weights_open(path, &weights, &err), FG_BAD_INPUT);
     cr_assert_not_null(strstr(err.text, "cannot open"));
     cr_assert_eq(fg_weights_open("/", &weights, &err), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(err.text, "config.json")); /* a folder, but of no model */
+    cr_assert_eq(fg_weights_open("/dev/null", &weights, &err), FG_BAD_INPUT);
     cr_assert_not_null(strstr(err.text, "regular file"));
     free(bytes);
 }
