@@ -27,7 +27,7 @@ typedef struct subject {
 
 /* ---- around the worker ---- */
 
-static fg_status on_send(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status on_send(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     subject *s = ctx;
     const fg_flight_record *record = fg_replay_next(s->r);
@@ -38,7 +38,7 @@ static fg_status on_send(void *ctx, const void *bytes, size_t size_bytes)
     return (fg_status)((const fg_work_sent *)fg_flight_bytes(record))->status;
 }
 
-static void on_reconnect(void *ctx, uint64_t epoch)
+static void on_reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
 }
 
@@ -167,7 +167,7 @@ static void give_frame(subject *s, const fg_flight_record *record)
         no_memory(s);
         return;
     }
-    fg_worker_on_frame(s->worker, s->frame.data, s->frame.size);
+    fg_worker_on_frame(s->worker, head->call.sunken, s->frame.data, s->frame.size);
 }
 
 static void give_commit(subject *s, const fg_work_news *news)
@@ -189,18 +189,19 @@ static void call(fg_replay *r, const fg_flight_record *record)
 {
     subject *s = r->subject;
     const fg_work_news *news = fg_flight_bytes(record);
+    const fg_flight_call *called = fg_flight_bytes(record);
     switch (record->kind) {
     case FG_WORK_UP:
-        fg_worker_on_up(s->worker);
+        fg_worker_on_up(s->worker, called->sunken);
         break;
     case FG_WORK_FRAME:
         give_frame(s, record);
         break;
     case FG_WORK_BAD_FRAME:
-        fg_worker_on_frame(s->worker, "\xFF", 1);
+        fg_worker_on_frame(s->worker, called->sunken, "\xFF", 1);
         break;
     case FG_WORK_DOWN:
-        fg_worker_on_down(s->worker);
+        fg_worker_on_down(s->worker, called->sunken);
         break;
     case FG_WORK_ENGINE:
         fg_worker_on_engine(s->worker);

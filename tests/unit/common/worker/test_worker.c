@@ -24,7 +24,7 @@ typedef struct bench {
     fg_status send_answer;
 } bench;
 
-static fg_status keep(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status keep(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     bench *b = ctx;
     fg_error err = { 0 };
@@ -34,7 +34,7 @@ static fg_status keep(void *ctx, const void *bytes, size_t size_bytes)
     return b->send_answer;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     ((bench *)ctx)->reconnected_as = epoch;
 }
@@ -97,14 +97,14 @@ static void give(bench *b, const fg_msg *msg)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     cr_assert(fg_wire_encode(msg, &frame));
-    fg_worker_on_frame(b->worker, frame.data, frame.size);
+    fg_worker_on_frame(b->worker, 0, frame.data, frame.size);
     fg_worker_check(b->worker);
     fg_buf_deinit(&frame);
 }
 
 static void join(bench *b)
 {
-    fg_worker_on_up(b->worker);
+    fg_worker_on_up(b->worker, 0);
     cr_assert_eq(b->sent[0].kind, FG_MSG_HELLO);
     give(b, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(fg_worker_joined(b->worker));
@@ -286,11 +286,11 @@ Test(worker, losing_the_router_ends_everything_and_comes_back_as_a_stranger)
     join(&b);
     ask(&b, 1, 5, 4);
     step(&b);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     step(&b);
     cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
     b.now_ns += 2000000000u;
-    fg_worker_on_up(b.worker); /* the old connection: ignored */
+    fg_worker_on_up(b.worker, 0); /* the old connection: ignored */
     cr_assert(!fg_worker_joined(b.worker));
     fg_worker_tick(b.worker);
     cr_assert_eq(b.reconnected_as, 6u);
@@ -317,7 +317,7 @@ Test(worker, a_router_that_does_not_answer_hello_is_left)
 {
     bench b;
     open_bench(&b);
-    fg_worker_on_up(b.worker);
+    fg_worker_on_up(b.worker, 0);
     b.now_ns += 2500000000u;
     fg_worker_tick(b.worker);
     cr_assert_eq(b.reconnected_as, 0u);
@@ -377,7 +377,7 @@ Test(worker, a_welcome_after_it_has_left_makes_no_member)
     bench b;
     open_bench(&b);
     join(&b);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     give(&b,
          &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(!fg_worker_joined(b.worker));
@@ -390,11 +390,11 @@ Test(worker, one_that_drains_says_so_again_when_it_joins_again)
     open_bench(&b);
     join(&b);
     fg_worker_drain(b.worker);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     b.sent_count = 0;
     b.now_ns += 600000000u;
     fg_worker_tick(b.worker);
-    fg_worker_on_up(b.worker);
+    fg_worker_on_up(b.worker, 0);
     give(&b,
          &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     bool said = false;
@@ -410,8 +410,8 @@ Test(worker, garbage_frames_are_counted_and_dropped)
     bench b;
     open_bench(&b);
     join(&b);
-    fg_worker_on_frame(b.worker, "garbage", 7);
-    fg_worker_on_frame(b.worker, "", 0);
+    fg_worker_on_frame(b.worker, 0, "garbage", 7);
+    fg_worker_on_frame(b.worker, 0, "", 0);
     give(&b, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* valid, but not for a worker */
     fg_worker_stats stats;
     fg_worker_stats_get(b.worker, &stats);
