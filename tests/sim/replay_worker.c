@@ -21,6 +21,7 @@ typedef struct subject {
     uint32_t step_count;
     fg_arena *arena;
     fg_buf frame;
+    uint32_t router_count;
     uint64_t restored; /* a bit for each kind of record */
     bool wants_tier;
 } subject;
@@ -190,6 +191,10 @@ static void call(fg_replay *r, const fg_flight_record *record)
     subject *s = r->subject;
     const fg_work_news *news = fg_flight_bytes(record);
     const fg_flight_call *called = fg_flight_bytes(record);
+    if (called->sunken >= s->router_count) {
+        s->r->status = fg_fail(&s->r->err, FG_BAD_INPUT, "it is damaged: a router is unknown");
+        return;
+    }
     switch (record->kind) {
     case FG_WORK_UP:
         fg_worker_on_up(s->worker, called->sunken);
@@ -315,6 +320,7 @@ static fg_status open_worker(fg_replay *r, const fg_flight_file *file, fg_error 
         return status;
     }
     memcpy(s->engine.numerics_class, record->numerics_class, sizeof s->engine.numerics_class);
+    s->router_count = record->router_count;
     options.clock = fg_clock_manual(&r->now_ns);
     options.engine = &s->engine;
     options.tier = s->tier;
