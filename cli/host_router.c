@@ -314,6 +314,31 @@ void fg_host_router_write_flight(fg_host_router *router)
     fg_recorder_write(router->flight, "router");
 }
 
+enum { CACHE_KEY_BYTES_MIN = 16, CACHE_KEY_BYTES_MAX = 4096 };
+
+/* The same for all routers of a cluster, or one of its own. */
+static fg_status read_cache_key(const char *path, fg_digest128 *key_out, fg_error *err)
+{
+    unsigned char bytes[CACHE_KEY_BYTES_MAX + 1];
+    *key_out = (fg_digest128){ .low = fg_rng_entropy(), .high = fg_rng_entropy() };
+    if (path == NULL) {
+        return FG_OK;
+    }
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        return fg_fail(err, FG_BAD_INPUT, "--cache-key-file %s: %s", path, strerror(errno));
+    }
+    size_t size = fread(bytes, 1, sizeof bytes, file);
+    bool broken = ferror(file) != 0;
+    fclose(file);
+    if (broken || size < CACHE_KEY_BYTES_MIN || size > CACHE_KEY_BYTES_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "--cache-key-file %s: it must have %d to %d bytes", path,
+                       CACHE_KEY_BYTES_MIN, CACHE_KEY_BYTES_MAX);
+    }
+    *key_out = fg_hash128(bytes, size, 0);
+    return FG_OK;
+}
+
 static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *config,
                                const fg_loaded_model *model, fg_error *err)
 {
@@ -327,8 +352,11 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
     place.policy = (fg_place_policy)config->routing;
     place.split = (fg_place_split)config->split;
     place.pull = config->kv_pull == FG_ON ? PULL_MARGIN : 0;
-    fg_status status = fg_service_init(&router->service, config->slo, config->tenant_weights,
-                                       fg_rng_entropy(), err);
+    fg_digest128 cache_key;
+    fg_status status = read_cache_key(config->cache_key_file, &cache_key, err);
+    status = status != FG_OK ? status
+                             : fg_service_init(&router->service, config->slo,
+                                               config->tenant_weights, fg_rng_entropy(), err);
     if (status != FG_OK) {
         return status;
     }
@@ -336,7 +364,7 @@ static fg_status open_dispatch(fg_host_router *router, const fg_serve_config *co
         .clock = fg_clock_real(),
         .fingerprint = model->fingerprint,
         .router_epoch = fg_rng_entropy(),
-        .cache_key = { .low = fg_rng_entropy(), .high = fg_rng_entropy() },
+        .cache_key = cache_key,
         .trace = router->trace,
         .spans = router->spans,
         .lease_ms = config->lease_ms,

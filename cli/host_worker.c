@@ -119,9 +119,20 @@ enum {
     WORKER_GAUGES = sizeof gauges / sizeof gauges[0],
 };
 
+/* One router: a connection of its own. */
+typedef struct router_door {
+    fg_host_worker *host;
+    uint32_t index;
+    fg_bus *bus;
+    char endpoint[FG_CONF_HOST_MAX + 32];
+    fg_metric *joined;
+    uint64_t notice_at_ns; /* when to say (again) that it is awaited */
+} router_door;
+
 struct fg_host_worker {
     fg_loop *loop;
-    fg_bus *bus;
+    router_door routers[FG_WORKER_ROUTERS_MAX];
+    uint32_t router_count;
     fg_bus_hub *hub;
     const fg_keys *keys;
     fg_link *link;
@@ -140,7 +151,6 @@ struct fg_host_worker {
     const fg_loaded_model *model;
     fg_loaded_draft draft; /* what guesses for it; maybe nothing */
     char name[FG_LIMIT_NAME_BYTES + 1];
-    char endpoint[FG_CONF_HOST_MAX + 32];
     uint32_t block_count;
     fg_metric *counters[WORKER_COUNTERS], *gauges[WORKER_GAUGES], *blocks[5];
     fg_metric *step_tokens, *step_rows;
@@ -149,8 +159,7 @@ struct fg_host_worker {
     fg_worker_stats counted;
     fg_clock clock;
     fg_spans *spans;
-    fg_flight *flight;     /* NULL: nothing is kept */
-    uint64_t notice_at_ns; /* when to say (again) that the router is awaited */
+    fg_flight *flight; /* NULL: nothing is kept */
 };
 
 /* ---- the worker's surroundings ---- */
@@ -166,10 +175,10 @@ static const char *token_text(void *ctx, uint32_t token, size_t *length_out)
     return fg_tokenizer_piece(tokenizer, token, false, length_out);
 }
 
-static fg_status send_frame(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status send_frame(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
-    fg_host_worker *host = ctx;
-    return host->bus == NULL ? FG_PEER_LOST : fg_bus_send(host->bus, 0, bytes, size_bytes);
+    fg_bus *bus = ((fg_host_worker *)ctx)->routers[router].bus;
+    return bus == NULL ? FG_PEER_LOST : fg_bus_send(bus, 0, bytes, size_bytes);
 }
 
 /* Sequences that end still wait for their fences: closing counts too. */
@@ -182,13 +191,15 @@ static bool busy(void *ctx)
 
 static void on_up(void *ctx, uint32_t peer, const char *identity)
 {
-    fg_worker_on_up(((fg_host_worker *)ctx)->worker);
+    const router_door *door = ctx;
+    fg_worker_on_up(door->host->worker, door->index);
 }
 
 static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_host_worker *host = ctx;
-    fg_worker_on_frame(host->worker, bytes, size_bytes);
+    const router_door *door = ctx;
+    fg_host_worker *host = door->host;
+    fg_worker_on_frame(host->worker, door->index, bytes, size_bytes);
     if (busy(host)) {
         fg_pulse_quicken(&host->pulse);
     }
@@ -196,30 +207,32 @@ static void on_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_by
 
 static void on_down(void *ctx, uint32_t peer)
 {
-    fg_worker_on_down(((fg_host_worker *)ctx)->worker);
+    const router_door *door = ctx;
+    fg_worker_on_down(door->host->worker, door->index);
 }
 
-static fg_status connect_bus(fg_host_worker *host, uint64_t epoch, fg_error *err)
+static fg_status connect_bus(router_door *door, uint64_t epoch, fg_error *err)
 {
+    fg_host_worker *host = door->host;
     char identity[FG_LIMIT_NAME_BYTES + 32];
     snprintf(identity, sizeof identity, "%s#%llu", host->name, (unsigned long long)epoch);
     fg_bus_events events = {
-        .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = host
+        .on_up = on_up, .on_frame = on_frame, .on_down = on_down, .ctx = door
     };
-    fg_bus_zmq_options options = { .endpoint = host->endpoint,
+    fg_bus_zmq_options options = { .endpoint = door->endpoint,
                                    .identity = identity,
                                    .keys = host->keys };
-    return host->hub != NULL ? fg_bus_connect_mem(host->hub, identity, &events, &host->bus, err)
-                             : fg_bus_open_zmq(host->loop, &options, &events, &host->bus, err);
+    return host->hub != NULL ? fg_bus_connect_mem(host->hub, identity, &events, &door->bus, err)
+                             : fg_bus_open_zmq(host->loop, &options, &events, &door->bus, err);
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
-    fg_host_worker *host = ctx;
+    router_door *door = &((fg_host_worker *)ctx)->routers[router];
     fg_error err;
-    fg_bus_close(host->bus);
-    host->bus = NULL;
-    if (connect_bus(host, epoch, &err) != FG_OK) {
+    fg_bus_close(door->bus);
+    door->bus = NULL;
+    if (connect_bus(door, epoch, &err) != FG_OK) {
         fg_err("worker", "event=reconnect_failed why=\"%s\"", err.text);
         FG_ASSERT(false, "a worker that cannot reach its router is of no use");
     }
@@ -355,19 +368,31 @@ static void count_threads(fg_host_worker *host)
     host->counted_shared_steps = shared_steps;
 }
 
+static void look_for_routers(fg_host_worker *host)
+{
+    uint64_t now_ns = fg_clock_now_ns(&host->clock);
+    for (uint32_t i = 0; i < host->router_count; i++) {
+        router_door *door = &host->routers[i];
+        bool joined = fg_worker_joined_at(host->worker, i);
+        if (door->joined != NULL) {
+            fg_metric_set(door->joined, joined);
+        }
+        if (joined) {
+            door->notice_at_ns = now_ns + NOTICE_FIRST_NS;
+        } else if (now_ns >= door->notice_at_ns) {
+            door->notice_at_ns = now_ns + NOTICE_AGAIN_NS;
+            fg_info("worker", "event=waiting_for_router address=%s", door->endpoint);
+        }
+    }
+}
+
 static void on_tick(void *ctx)
 {
     fg_host_worker *host = ctx;
     fg_worker_tick(host->worker);
     fg_engine_look(host->engine);
     fg_spans_flush(host->spans);
-    uint64_t now_ns = fg_clock_now_ns(&host->clock);
-    if (fg_worker_joined(host->worker)) {
-        host->notice_at_ns = now_ns + NOTICE_FIRST_NS;
-    } else if (now_ns >= host->notice_at_ns) {
-        host->notice_at_ns = now_ns + NOTICE_AGAIN_NS;
-        fg_info("worker", "event=waiting_for_router address=%s", host->endpoint);
-    }
+    look_for_routers(host);
     fg_worker_stats now;
     fg_worker_stats_get(host->worker, &now);
     for (int i = 0; i < WORKER_COUNTERS; i++) {
@@ -781,6 +806,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
 {
     fg_worker_options options = { .name = host->name,
                                   .epoch = epoch,
+                                  .router_count = host->router_count,
                                   .roles = place->roles,
                                   .clock = fg_clock_real(),
                                   .engine = host->engine,
@@ -820,6 +846,36 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
     return status;
 }
 
+static void name_routers(fg_host_worker *host, const fg_serve_config *config, fg_metrics *metrics)
+{
+    host->router_count = host->hub != NULL ? 1 : config->router.count;
+    for (uint32_t i = 0; i < host->router_count; i++) {
+        router_door *door = &host->routers[i];
+        door->host = host;
+        door->index = i;
+        door->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
+        const fg_conf_address *address = &config->router.items[i];
+        snprintf(door->endpoint, sizeof door->endpoint, "tcp://%s:%u", address->host,
+                 address->port);
+        if (host->hub == NULL) {
+            door->joined = fg_metrics_gauge(
+                metrics,
+                &(fg_metric_spec){ .name = "worker_router_joined",
+                                   .help = "1 while this worker is a member of that router",
+                                   .labels = { { "router", door->endpoint } } });
+        }
+    }
+}
+
+static fg_status connect_buses(fg_host_worker *host, uint64_t epoch, fg_error *err)
+{
+    fg_status status = FG_OK;
+    for (uint32_t i = 0; status == FG_OK && i < host->router_count; i++) {
+        status = connect_bus(&host->routers[i], epoch + i, err);
+    }
+    return status;
+}
+
 fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
                               const fg_loaded_model *model, const fg_host_worker_place *place,
                               fg_host_worker **worker_out, fg_error *err)
@@ -834,9 +890,8 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     host->keys = place->keys;
     host->model = model;
     snprintf(host->name, sizeof host->name, "%s", config->name);
-    snprintf(host->endpoint, sizeof host->endpoint, "tcp://%s:%u", config->router.host,
-             config->router.port);
     host->clock = fg_clock_real();
+    name_routers(host, config, place->metrics);
     register_metrics(host, place->metrics);
     register_thread_metrics(host, place->metrics);
     register_memory_metric(host, place->metrics);
@@ -853,7 +908,7 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
     fg_start_lap(place->start, FG_START_WEIGHTS);
     status = status != FG_OK ? status : open_worker(host, config, model, place, epoch, err);
     fg_start_lap(place->start, FG_START_CALIBRATE);
-    status = status != FG_OK ? status : connect_bus(host, epoch, err);
+    status = status != FG_OK ? status : connect_buses(host, epoch, err);
     status = status != FG_OK ? status
                              : fg_pulse_start(&host->pulse, loop, TICK_BUSY_MS, TICK_IDLE_MS,
                                               on_tick, busy, host);
@@ -864,7 +919,6 @@ fg_status fg_host_worker_open(fg_loop *loop, const fg_serve_config *config,
         fg_host_worker_close(host);
         return status;
     }
-    host->notice_at_ns = fg_clock_now_ns(&host->clock) + NOTICE_FIRST_NS;
     *worker_out = host;
     return FG_OK;
 }
@@ -875,8 +929,10 @@ void fg_host_worker_close(fg_host_worker *host)
         return;
     }
     fg_pulse_stop(&host->pulse);
-    if (host->bus != NULL) {
-        fg_bus_close(host->bus);
+    for (uint32_t i = 0; i < host->router_count; i++) {
+        if (host->routers[i].bus != NULL) {
+            fg_bus_close(host->routers[i].bus);
+        }
     }
     if (host->engine != NULL) {
         fg_engine_close(host->engine); /* waits for the step in flight */

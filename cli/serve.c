@@ -92,6 +92,17 @@ static bool has_api_keys(const fg_serve_config *config)
     return config->api_key != NULL || config->api_key_file != NULL;
 }
 
+/* The first router that is not on this host, else the first. */
+static const char *far_router(const fg_serve_config *config)
+{
+    for (uint32_t i = 0; i < config->router.count; i++) {
+        if (!is_loopback(config->router.items[i].host)) {
+            return config->router.items[i].host;
+        }
+    }
+    return config->router.items[0].host;
+}
+
 /* Beyond loopback HTTP and the bus need keys. The link's addresses travel only over the bus; what passes over the
  * link itself nobody protects but the network. */
 static fg_status check_network(const fg_serve_config *config, fg_error *err)
@@ -107,7 +118,7 @@ static fg_status check_network(const fg_serve_config *config, fg_error *err)
         bool used, keys_do;
     } places[] = { { "--host", config->host, !worker || config->status_port >= 0, false },
                    { "--control", config->control.host, config->mode == FG_MODE_ROUTER, true },
-                   { "--router", config->router.host, worker, true },
+                   { "--router", far_router(config), worker, true },
                    { "--link-host", config->link_host, worker, true } };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         bool keyed = places[i].keys_do ? config->keys != NULL : has_api_keys(config);
@@ -132,7 +143,7 @@ static fg_status check_network(const fg_serve_config *config, fg_error *err)
 static void warn_of_network(const fg_serve_config *config)
 {
     bool worker = is_worker(config);
-    bool beyond = worker ? !is_loopback(config->router.host) || !is_loopback(config->link_host)
+    bool beyond = worker ? !is_loopback(far_router(config)) || !is_loopback(config->link_host)
                          : config->mode == FG_MODE_ROUTER && !is_loopback(config->control.host);
     if (beyond && config->keys == NULL) {
         fg_warn("serve", "event=insecure_network why=\"whoever reaches the bus can join it, read "
@@ -208,7 +219,7 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT,
                        "--model FILE is missing: `deploy/get-model` fetches one");
     }
-    if (worker && config->router.host[0] == '\0') {
+    if (worker && config->router.count == 0) {
         return fg_fail(err, FG_BAD_INPUT,
                        "--router ADDR is missing: the router's control address, "
                        "as it prints it at start");
@@ -217,11 +228,13 @@ static fg_status check_config(serve *s, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT, "--name takes 1 to %u letters, digits, '.', '_' or '-'",
                        FG_LIMIT_NAME_BYTES);
     }
-    if (worker && config->router.port == 0) {
-        return fg_fail(err, FG_BAD_INPUT,
-                       "--router %s:0 is no address: give the port that the "
-                       "router prints as control=",
-                       config->router.host);
+    for (uint32_t i = 0; worker && i < config->router.count; i++) {
+        if (config->router.items[i].port == 0) {
+            return fg_fail(err, FG_BAD_INPUT,
+                           "--router %s:0 is no address: give the port that the "
+                           "router prints as control=",
+                           config->router.items[i].host);
+        }
     }
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return fg_fail(err, FG_BAD_INPUT, "--block-size %u must be a power of two",

@@ -17,7 +17,7 @@ static void take_over(fg_worker *worker, fg_seq *seq)
     fg_msg answer = { .kind = FG_MSG_TICKET, .request = seq->request, .attempt = seq->attempt };
     answer.ticket.granted = true;
     answer.ticket.local = true;
-    fg_worker_send(worker, &answer);
+    fg_worker_send(worker, seq->router, &answer);
     fg_worker_set_state(worker, seq, FG_SEQ_WAITING);
 }
 
@@ -29,7 +29,7 @@ static void answer_ticket(fg_worker *worker, const fg_seq *seq)
     answer.ticket.first_block = seq->ticket_first;
     answer.ticket.blocks = seq->table.blocks + seq->ticket_first;
     answer.ticket.block_count = seq->ticket_blocks;
-    fg_worker_send(worker, &answer);
+    fg_worker_send(worker, seq->router, &answer);
 }
 
 static void decode_on_reserve(fg_worker *worker, const fg_msg *msg)

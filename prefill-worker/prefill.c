@@ -113,7 +113,7 @@ static void prefill_on_answer(fg_worker *worker, fg_seq *seq, const uint32_t *ba
         if (seq->retries == 0 && !seq->params.pull) {
             fg_worker_learn_push(worker, seq->last_blocks, msg.pushed.exposed_ns);
         }
-        fg_worker_send(worker, &msg);
+        fg_worker_send(worker, seq->router, &msg);
         fg_worker_release_ticket(worker, seq);
         fg_worker_end(worker, seq, FG_FINISH_HANDED_OVER, "");
         return;

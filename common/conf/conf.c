@@ -160,7 +160,8 @@ static fg_status set_defaults(const fg_conf_spec *spec, void *config, fg_error *
         }
         const char *text = option->default_text;
         if (text == NULL) {
-            FG_ASSERT(option->type == FG_OPTION_NAMES || option->type == FG_OPTION_ADDRESS,
+            FG_ASSERT(option->type == FG_OPTION_NAMES || option->type == FG_OPTION_ADDRESS ||
+                          option->type == FG_OPTION_ADDRESSES,
                       "--%s needs a default", option->name);
             text = "";
         }

@@ -20,16 +20,17 @@
 #include "common/base/status.h"
 
 typedef enum fg_option_type {
-    FG_OPTION_BOOL,    /* bool; `--x` alone means true */
-    FG_OPTION_U32,     /* uint32_t */
-    FG_OPTION_U64,     /* uint64_t */
-    FG_OPTION_SIZE,    /* uint64_t bytes; K, M, G are 1024, 1024^2, 1024^3 */
-    FG_OPTION_FLOAT,   /* double; min and max are whole numbers */
-    FG_OPTION_STRING,  /* const char *, borrowed from where it was given; NULL: not given */
-    FG_OPTION_CHOICE,  /* int: the chosen word's value */
-    FG_OPTION_NAMES,   /* fg_conf_names: words separated by commas */
-    FG_OPTION_ADDRESS, /* fg_conf_address: host:port, tcp://host:port or [v6]:port */
-    FG_OPTION_PORT,    /* int32_t: 0..65535, or -1 for `none` where min is -1 */
+    FG_OPTION_BOOL,      /* bool; `--x` alone means true */
+    FG_OPTION_U32,       /* uint32_t */
+    FG_OPTION_U64,       /* uint64_t */
+    FG_OPTION_SIZE,      /* uint64_t bytes; K, M, G are 1024, 1024^2, 1024^3 */
+    FG_OPTION_FLOAT,     /* double; min and max are whole numbers */
+    FG_OPTION_STRING,    /* const char *, borrowed from where it was given; NULL: not given */
+    FG_OPTION_CHOICE,    /* int: the chosen word's value */
+    FG_OPTION_NAMES,     /* fg_conf_names: words separated by commas */
+    FG_OPTION_ADDRESS,   /* fg_conf_address: host:port, tcp://host:port or [v6]:port */
+    FG_OPTION_ADDRESSES, /* fg_conf_addresses: such, separated by commas */
+    FG_OPTION_PORT,      /* int32_t: 0..65535, or -1 for `none` where min is -1 */
 } fg_option_type;
 
 enum { FG_CONF_HOST_MAX = 255 };
@@ -43,6 +44,12 @@ typedef struct fg_conf_address {
     char host[FG_CONF_HOST_MAX + 1]; /* without brackets; empty: not given */
     uint16_t port;
 } fg_conf_address;
+
+enum { FG_CONF_ADDRESSES_MAX = 8 };
+typedef struct fg_conf_addresses {
+    uint32_t count;
+    fg_conf_address items[FG_CONF_ADDRESSES_MAX];
+} fg_conf_addresses;
 
 typedef struct fg_conf_choice {
     const char *word;

@@ -7,8 +7,8 @@ enum { HELP_WIDTH = 96, HELP_INDENT = 8 };
 
 const char *fg_conf_value_name(const fg_option *option)
 {
-    static const char *const names[] = { "",     "N",    "N",     "SIZE", "X",
-                                         "TEXT", "WORD", "NAMES", "ADDR", "PORT" };
+    static const char *const names[] = { "",     "N",     "N",    "SIZE",  "X",   "TEXT",
+                                         "WORD", "NAMES", "ADDR", "ADDRS", "PORT" };
     return option->value_name != NULL ? option->value_name : names[option->type];
 }
 

@@ -205,6 +205,45 @@ static fg_status set_address(const fg_option *option, const char *source, const 
     return FG_OK;
 }
 
+static fg_status set_addresses(const fg_option *option, const char *source, const char *text,
+                               fg_conf_addresses *out, fg_error *err)
+{
+    fg_conf_addresses found = { .count = 0 };
+    const char *at = text;
+    while (*text != '\0') {
+        char one[FG_CONF_HOST_MAX + 32];
+        size_t length = strcspn(at, ",");
+        if (found.count == FG_CONF_ADDRESSES_MAX) {
+            return fg_fail(err, FG_BAD_INPUT, "%s: more than %d addresses", source,
+                           FG_CONF_ADDRESSES_MAX);
+        }
+        if (length == 0 || length >= sizeof one) {
+            return refuse(option, source, text, "addresses separated by commas", err);
+        }
+        memcpy(one, at, length);
+        one[length] = '\0';
+        fg_conf_address *address = &found.items[found.count];
+        fg_status status = set_address(option, source, one, address, err);
+        if (status != FG_OK) {
+            return status;
+        }
+        for (uint32_t i = 0; i < found.count; i++) {
+            if (found.items[i].port == address->port &&
+                strcmp(found.items[i].host, address->host) == 0) {
+                return fg_fail(err, FG_BAD_INPUT, "%s: %s is named twice", source, one);
+            }
+        }
+        found.count++;
+        at += length;
+        if (*at == '\0') {
+            break;
+        }
+        at++;
+    }
+    *out = found;
+    return FG_OK;
+}
+
 static fg_status set_port(const fg_option *option, const char *source, const char *text,
                           int32_t *out, fg_error *err)
 {
@@ -250,6 +289,8 @@ fg_status fg_conf_set(const fg_option *option, const char *source, const char *t
         return set_names(option, source, text, member, err);
     case FG_OPTION_ADDRESS:
         return set_address(option, source, text, member, err);
+    case FG_OPTION_ADDRESSES:
+        return set_addresses(option, source, text, member, err);
     case FG_OPTION_PORT:
         return set_port(option, source, text, member, err);
     }

@@ -284,12 +284,23 @@ static const fg_option options[] = {
               "loopback it needs --keys." },
     { .name = "router",
       .alias = "scheduler",
-      .type = FG_OPTION_ADDRESS,
+      .type = FG_OPTION_ADDRESSES,
       .default_text = "tcp://127.0.0.1:8090",
       .group = cluster,
       .roles = worker_roles,
       AT(router),
-      .help = "The router's --control address. Beyond loopback it needs --keys." },
+      .help = "The router's --control address; of several routers, which serve the same workers "
+              "side by side, up to 8, separated by commas. Beyond loopback they need --keys." },
+    { .name = "cache-key-file",
+      .type = FG_OPTION_STRING,
+      .group = cluster,
+      .roles = "router",
+      .value_name = "FILE",
+      AT(cache_key_file),
+      .help = "A file of at least 16 random bytes that the names of cached blocks are made with; "
+              "the same for all routers of a cluster, which need it where there are several. One "
+              "that starts again then finds what its workers have cached. Without it the key is "
+              "drawn at start." },
     { .name = "prefill",
       .type = FG_OPTION_NAMES,
       .group = cluster,

@@ -79,7 +79,8 @@ typedef struct fg_serve_config {
     uint32_t drain_seconds;
 
     fg_conf_address control;
-    fg_conf_address router;
+    fg_conf_addresses router;
+    const char *cache_key_file; /* NULL: a key of its own, drawn at start */
     fg_conf_names prefill;
     fg_conf_names decode;
     uint32_t lease_ms, stuck_ms;

@@ -69,6 +69,7 @@ typedef struct fg_seq {
 
     uint64_t request;
     uint32_t attempt;
+    uint32_t router; /* that it came from, and that hears of it */
     fg_seq_state state;
     uint32_t steps;   /* steps in flight that work on it: its blocks stay */
     fg_finish finish; /* set when the last token was chosen; the sequence ends with the step */

@@ -33,6 +33,10 @@ static fg_status check_options(const fg_worker_options *options, fg_error *err)
         return fg_fail(err, FG_BAD_INPUT, "worker name must have 1 to %u bytes",
                        FG_LIMIT_NAME_BYTES);
     }
+    if (options->router_count > FG_WORKER_ROUTERS_MAX) {
+        return fg_fail(err, FG_BAD_INPUT, "a worker joins at most %d routers",
+                       FG_WORKER_ROUTERS_MAX);
+    }
     return FG_OK;
 }
 
@@ -49,9 +53,12 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
     worker->options = *options;
     snprintf(worker->name, sizeof worker->name, "%s", options->name);
     worker->options.name = worker->name;
-    worker->epoch = options->epoch;
-    worker->roles = options->roles;
-    worker->load_period_ns = LOAD_PERIOD_NS;
+    worker->router_count = options->router_count > 0 ? options->router_count : 1;
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        worker->routers[i].epoch = options->epoch + i;
+        worker->routers[i].roles = options->roles;
+        worker->routers[i].load_period_ns = LOAD_PERIOD_NS;
+    }
     if (!fg_flight_checks(
             options->flight)) { /* there tickets are counted from 1, as they are kept */
         worker->first_ticket = fg_hash64(worker->name, strlen(worker->name), options->epoch);
@@ -138,7 +145,17 @@ const fg_worker_options *fg_worker_config(const fg_worker *worker)
 
 bool fg_worker_joined(const fg_worker *worker)
 {
-    return worker->joined;
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        if (worker->routers[i].joined) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool fg_worker_joined_at(const fg_worker *worker, uint32_t router)
+{
+    return router < worker->router_count && worker->routers[router].joined;
 }
 
 bool fg_worker_idle(const fg_worker *worker)
@@ -206,50 +223,53 @@ void fg_worker_stats_get(const fg_worker *worker, fg_worker_stats *stats_out)
         at_rest && worker->pin_count == 0 ? pool->held + pool->pinned + pool->quarantined : 0;
 }
 
-/* ---- towards the router ---- */
+/* ---- towards the routers ---- */
 
-void fg_worker_send(fg_worker *worker, const fg_msg *msg)
+void fg_worker_send(fg_worker *worker, uint32_t index, const fg_msg *msg)
 {
+    fg_worker_router *router = &worker->routers[index];
     /* A frame was lost already: what comes after it would be taken for the whole story (DONE, of which
      * tokens are missing). The next tick breaks the connection. */
-    if (!worker->up || worker->stalled) {
+    if (!router->up || router->stalled) {
         return;
     }
     fg_buf_clear(&worker->out);
     fg_status status = FG_AGAIN; /* no memory to encode it in, or thousands of frames unread */
     if (fg_wire_encode(msg, &worker->out)) {
-        status = worker->options.send(worker->options.ctx, worker->out.data, worker->out.size);
+        status =
+            worker->options.send(worker->options.ctx, index, worker->out.data, worker->out.size);
         fg_worker_note_sent(worker, msg, status);
     }
     if (status == FG_AGAIN) {
-        worker->stalled = true;
-        fg_warn("worker", "event=router_stalled lost=%s", fg_msg_name(msg->kind));
+        router->stalled = true;
+        fg_warn("worker", "event=router_stalled router=%u lost=%s", index, fg_msg_name(msg->kind));
     }
 }
 
 void fg_worker_send_busy(fg_worker *worker, uint64_t request, uint32_t attempt)
 {
     fg_msg msg = { .kind = FG_MSG_TICKET, .request = request, .attempt = attempt };
-    fg_worker_send(worker, &msg);
+    fg_worker_send(worker, worker->hearing, &msg);
 }
 
-static void send_hello(fg_worker *worker)
+static void send_hello(fg_worker *worker, uint32_t index)
 {
+    fg_worker_router *router = &worker->routers[index];
     const fg_worker_options *options = &worker->options;
     fg_buf record;
     fg_buf_init(&record, 64 * 1024);
     if (fg_worker_has_link(worker) && !fg_worker_link_describe(worker, &record)) {
         /* Out of memory. A member that nobody can push to would wait for introductions for ever. */
         fg_err("worker", "event=no_link_record");
-        worker->stalled = true;
+        router->stalled = true;
         fg_buf_deinit(&record);
         return;
     }
     fg_msg msg = { .kind = FG_MSG_HELLO };
     msg.hello = (fg_wire_hello){
         .protocol = FG_PROTOCOL_VERSION,
-        .self = { .name = worker->name, .epoch = worker->epoch },
-        .roles = worker->roles,
+        .self = { .name = worker->name, .epoch = router->epoch },
+        .roles = router->roles,
         .able = fg_worker_has_link(worker) ? FG_ROLE_PREFILL | FG_ROLE_DECODE : options->roles,
         .speed = options->speed,
         .pid = options->pid,
@@ -269,12 +289,13 @@ static void send_hello(fg_worker *worker)
         .link_record = record.data,
         .link_record_bytes = record.size,
     };
-    fg_worker_send(worker, &msg);
+    fg_worker_send(worker, index, &msg);
     fg_buf_deinit(&record);
 }
 
-static void send_load(fg_worker *worker)
+static void send_load(fg_worker *worker, uint32_t index)
 {
+    fg_worker_router *router = &worker->routers[index];
     fg_worker_stats stats;
     fg_worker_stats_get(worker, &stats);
     fg_msg msg = { .kind = FG_MSG_LOAD };
@@ -289,7 +310,7 @@ static void send_load(fg_worker *worker)
         .waiting = stats.waiting,
         .steps = stats.steps,
         .busy_ns = stats.busy_ns,
-        .sequence = ++worker->load_sequence,
+        .sequence = ++router->load_sequence,
         .cache_query_tokens = stats.cache_query_tokens,
         .cache_hit_tokens = stats.cache_hit_tokens,
         .evicted_blocks = stats.pool.evictions,
@@ -297,11 +318,13 @@ static void send_load(fg_worker *worker)
         .swapped_blocks = stats.swapped_blocks,
         .restored_blocks = stats.restored_blocks,
         .tier_blocks = stats.tier.swapped + stats.tier.stored,
-        .news_sequence = fg_worker_news_sequence(worker),
+        .news_sequence = fg_worker_news_sequence(worker, index),
     };
-    worker->load_dirty = false;
-    worker->load_sent_ns = fg_worker_now_ns(worker);
-    fg_worker_send(worker, &msg);
+    router->load_dirty = false;
+    /* Where there are several each of them is told at the next tick. */
+    worker->load_dirty = worker->load_dirty && worker->router_count > 1;
+    router->load_sent_ns = fg_worker_now_ns(worker);
+    fg_worker_send(worker, index, &msg);
 }
 
 /* ---- messages ---- */
@@ -378,6 +401,7 @@ static void on_peer(fg_worker *worker, const fg_msg *msg)
     snprintf(peer->name, sizeof peer->name, "%s", msg->peer.peer.name);
     peer->epoch = msg->peer.peer.epoch;
     peer->index = index;
+    peer->router = worker->hearing;
     peer->broken_ns = 0;
 }
 
@@ -418,7 +442,7 @@ static void leave_if_cut_off(fg_worker *worker, uint64_t now)
         if (peer->broken_ns != 0 && now > peer->broken_ns && now - peer->broken_ns >= CUT_OFF_NS) {
             fg_warn("worker", "event=joining_again why=\"the link to %s stays broken\"",
                     peer->name);
-            worker->stalled = true;
+            worker->routers[peer->router].stalled = true;
         }
     }
 }
@@ -445,33 +469,61 @@ static void on_peer_lost(fg_worker *worker, const fg_msg *msg)
 static void on_refuse(fg_worker *worker, const fg_msg *msg)
 {
     fg_warn("worker", "event=refused reason=\"%s\"", msg->refuse.reason);
+    fg_worker_router *router = &worker->routers[worker->hearing];
     /* Every frame of a connection that the router has given up is answered so; it is one refusal. */
-    if (worker->up && !worker->stalled) {
-        worker->refusals++;
-        worker->stalled = true; /* leave, and try again as a stranger */
+    if (router->up && !router->stalled) {
+        router->refusals++;
+        router->stalled = true; /* leave, and try again as a stranger */
     }
+}
+
+/* Blocks have one name at all routers. Whose names are others would find nothing, and take from the others what they
+ * find: that router is left alone until it has the cluster's key. */
+static bool shares_secret(fg_worker *worker, fg_digest128 secret)
+{
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        if (i != worker->hearing && worker->routers[i].joined &&
+            (secret.low != worker->secret.low || secret.high != worker->secret.high)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static void on_welcome(fg_worker *worker, const fg_msg *msg)
 {
-    bool doubled = worker->joined;
-    worker->joined = true;
-    worker->refusals = 0;
+    uint32_t index = worker->hearing;
+    fg_worker_router *router = &worker->routers[index];
+    bool doubled = router->joined;
     fg_digest128 secret = { .low = msg->welcome.cache_key_low,
                             .high = msg->welcome.cache_key_high };
+    if (!shares_secret(worker, secret)) {
+        fg_warn("worker",
+                "event=other_cache_key router=%u do=\"give all routers the same "
+                "--cache-key-file\"",
+                index);
+        router->refusals++;
+        router->stalled = true;
+        return;
+    }
+    router->joined = true;
+    router->refusals = 0;
+    worker->secret = secret;
     fg_prefix_set_secret(worker->prefix, secret);
     fg_worker_note_secret(worker, secret);
     if (msg->welcome.lease_ms > 0) {
-        worker->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
+        router->load_period_ns = (uint64_t)msg->welcome.lease_ms * 1000000 / 8;
     }
-    fg_info("worker", "event=joined epoch=%llu", (unsigned long long)worker->epoch);
+    fg_info("worker", "event=joined router=%u epoch=%llu", index,
+            (unsigned long long)router->epoch);
     if (!doubled) {
-        fg_worker_news_begin(worker);
+        fg_worker_news_begin(worker, index);
     }
     if (worker->draining) {
-        fg_worker_send(worker, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* a stranger is asked anew */
+        fg_worker_send(worker, index,
+                       &(fg_msg){ .kind = FG_MSG_DRAIN }); /* a stranger is asked anew */
     }
-    send_load(worker);
+    send_load(worker, index);
 }
 
 static void on_message(fg_worker *worker, const fg_msg *msg)
@@ -513,11 +565,12 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
         fg_worker_do_clear(worker);
         break;
     case FG_MSG_RESYNC:
-        fg_worker_news_again(worker);
+        fg_worker_news_again(worker, worker->hearing);
         break;
     case FG_MSG_ROLE:
-        worker->roles = msg->role.roles;
-        fg_info("worker", "event=role roles=%u", worker->roles);
+        /* What it is used for is each router's own matter: none undoes what another decided. */
+        worker->routers[worker->hearing].roles = msg->role.roles;
+        fg_info("worker", "event=role router=%u roles=%u", worker->hearing, msg->role.roles);
         break;
     default:
         worker->stats.frames_refused++;
@@ -525,8 +578,10 @@ static void on_message(fg_worker *worker, const fg_msg *msg)
     }
 }
 
-void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
+void fg_worker_do_frame(fg_worker *worker, uint32_t index, const void *bytes, size_t size_bytes)
 {
+    const fg_worker_router *router = &worker->routers[index];
+    worker->hearing = index;
     fg_error err;
     fg_msg msg;
     fg_arena_reset(worker->inbox);
@@ -539,8 +594,8 @@ void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
     }
     /* Not up: this side has left, and what still comes over the old connection is for somebody who is gone;
      * a late WELCOME would make a member of the next connection out of it. */
-    if (!worker->up ||
-        (!worker->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE)) {
+    if (!router->up ||
+        (!router->joined && msg.kind != FG_MSG_WELCOME && msg.kind != FG_MSG_REFUSE)) {
         worker->stats.stale_dropped++;
         return;
     }
@@ -550,40 +605,57 @@ void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
 
 /* ---- connection and time ---- */
 
-void fg_worker_do_up(fg_worker *worker)
+void fg_worker_do_up(fg_worker *worker, uint32_t index)
 {
-    if (worker->reconnect_at_ns != 0) {
+    fg_worker_router *router = &worker->routers[index];
+    if (router->reconnect_at_ns != 0) {
         return; /* the old connection came back, but this worker joins again under a new name */
     }
-    worker->up = true;
-    worker->up_ns = fg_worker_now_ns(worker);
-    worker->stalled = false;
-    send_hello(worker);
+    router->up = true;
+    router->up_ns = fg_worker_now_ns(worker);
+    router->stalled = false;
+    send_hello(worker, index);
 }
 
-void fg_worker_do_down(fg_worker *worker)
+static bool is_connected(const fg_worker *worker)
 {
-    if (!worker->up) {
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        if (worker->routers[i].up) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void fg_worker_do_down(fg_worker *worker, uint32_t index)
+{
+    fg_worker_router *router = &worker->routers[index];
+    if (!router->up) {
         return;
     }
-    if (worker->joined) {
-        fg_warn("worker", "event=router_lost live=%u",
+    if (router->joined) {
+        fg_warn("worker", "event=router_lost router=%u live=%u", index,
                 worker->preempted.count + worker->waiting.count + worker->running.count +
                     worker->others.count);
     }
-    worker->up = false;
-    worker->joined = false;
-    fg_worker_drop_pins(worker);
-    fg_worker_end_all(worker, FG_FINISH_CANCELLED, "");
+    router->up = false;
+    router->joined = false;
+    if (!is_connected(worker)) {
+        fg_worker_drop_pins(worker);
+    }
+    fg_worker_cancel_of(worker, index);
     /* The others are told that this epoch is lost and turn away from it; so does this side. The
      * router introduces everybody anew after the next WELCOME. */
-    while (worker->peer_count > 0) {
-        fg_worker_peer *peer = &worker->peers[--worker->peer_count];
-        fg_worker_link_lose_peer(worker, peer->index);
+    for (uint32_t i = worker->peer_count; i-- > 0;) {
+        uint32_t link = worker->peers[i].index;
+        if (worker->peers[i].router == index) {
+            worker->peers[i] = worker->peers[--worker->peer_count];
+            fg_worker_link_lose_peer(worker, link);
+        }
     }
     /* Refused again and again: half a second, a second, ... sixteen. */
-    uint32_t doublings = worker->refusals > 1 ? worker->refusals - 1 : 0;
-    worker->reconnect_at_ns =
+    uint32_t doublings = router->refusals > 1 ? router->refusals - 1 : 0;
+    router->reconnect_at_ns =
         fg_worker_now_ns(worker) + ((uint64_t)RECONNECT_NS << (doublings < 5 ? doublings : 5));
 }
 
@@ -619,7 +691,7 @@ static void note_silent(fg_worker *worker, const fg_seq *seq, uint64_t now)
         if (worker->peers[i].index == seq->peer && now - seq->fence_begun_ns >= CUT_OFF_NS) {
             fg_warn("worker", "event=joining_again why=\"%s answers no fence\"",
                     worker->peers[i].name);
-            worker->stalled = true;
+            worker->routers[worker->peers[i].router].stalled = true;
         }
     }
 }
@@ -637,21 +709,44 @@ static void ask_fences_again(fg_worker *worker, uint64_t now)
     }
 }
 
+/* Joins, leaves and joins again, as it is time. */
+static void attend(fg_worker *worker, uint32_t index, uint64_t now)
+{
+    fg_worker_router *router = &worker->routers[index];
+    if (router->up && !router->joined && now - router->up_ns > JOIN_LIMIT_NS) {
+        fg_warn("worker", "event=no_answer_to_hello router=%u", index);
+        router->stalled = true;
+    }
+    if (router->stalled) {
+        router->stalled = false;
+        fg_worker_do_down(worker, index);
+    }
+    if (router->reconnect_at_ns != 0 && now >= router->reconnect_at_ns) {
+        router->reconnect_at_ns = 0;
+        router->epoch += worker->router_count;
+        fg_worker_reconnect(worker, index);
+    }
+}
+
+static void report(fg_worker *worker, uint64_t now)
+{
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        fg_worker_router *router = &worker->routers[i];
+        router->load_dirty = router->load_dirty || worker->load_dirty;
+        uint64_t since = now - router->load_sent_ns;
+        if (router->joined && (since >= router->load_period_ns ||
+                               (router->load_dirty && since >= LOAD_COALESCE_NS))) {
+            send_load(worker, i);
+        }
+    }
+    worker->load_dirty = false;
+}
+
 void fg_worker_do_tick(fg_worker *worker)
 {
     uint64_t now = fg_worker_now_ns(worker);
-    if (worker->up && !worker->joined && now - worker->up_ns > JOIN_LIMIT_NS) {
-        fg_warn("worker", "event=no_answer_to_hello");
-        worker->stalled = true;
-    }
-    if (worker->stalled) {
-        worker->stalled = false;
-        fg_worker_do_down(worker);
-    }
-    if (worker->reconnect_at_ns != 0 && now >= worker->reconnect_at_ns) {
-        worker->reconnect_at_ns = 0;
-        worker->epoch++;
-        fg_worker_reconnect(worker);
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        attend(worker, i, now);
     }
     pump_list(worker, &worker->running);
     pump_list(worker, &worker->others);
@@ -661,18 +756,14 @@ void fg_worker_do_tick(fg_worker *worker)
     leave_if_cut_off(worker, now);
     fg_worker_run(worker);
     fg_worker_news_flush(worker);
-    uint64_t since = now - worker->load_sent_ns;
-    if (worker->joined &&
-        (since >= worker->load_period_ns || (worker->load_dirty && since >= LOAD_COALESCE_NS))) {
-        send_load(worker);
-    }
+    report(worker, now);
 }
 
 void fg_worker_do_drain(fg_worker *worker)
 {
-    if (!worker->draining) {
-        worker->draining = true;
-        fg_msg msg = { .kind = FG_MSG_DRAIN };
-        fg_worker_send(worker, &msg);
+    fg_msg msg = { .kind = FG_MSG_DRAIN };
+    for (uint32_t i = 0; !worker->draining && i < worker->router_count; i++) {
+        fg_worker_send(worker, i, &msg);
     }
+    worker->draining = true;
 }

@@ -9,8 +9,9 @@
  * means to use: a worker with a link can do everything at any time.
  *
  * What always holds: a sequence ends exactly once; its blocks are given back when no step, no writer
- * and no reader uses them any more; after the connection to the router was lost, nothing of the old
- * connection lives on (the epoch grows and the worker joins as a stranger).
+ * and no reader uses them any more; a sequence is its router's, whom alone it is told about; after the
+ * connection to a router was lost, nothing of the old connection lives on (its epoch grows and the worker
+ * joins as a stranger), and what other routers have here goes on.
  */
 #ifndef FORGE_COMMON_WORKER_WORKER_H
 #define FORGE_COMMON_WORKER_WORKER_H
@@ -35,6 +36,9 @@
 
 typedef struct fg_worker fg_worker;
 
+/* Routers that one worker joins, each for itself: a connection, epoch and lease of its own. */
+enum { FG_WORKER_ROUTERS_MAX = 8 };
+
 /* The two hand-over policies plug in here. */
 typedef struct fg_handover {
     /* RESERVE has come in: hold blocks and answer with TICKET. */
@@ -52,9 +56,12 @@ typedef struct fg_handover {
 
 typedef struct fg_worker_options {
     const char *name;
-    uint64_t epoch;      /* of the first connection; grows with each later one */
-    uint32_t roles;      /* FG_ROLE_*: what it is meant for at first; the router may change it */
-    fg_wire_speed speed; /* as measured at start; 0: it was not */
+    /* Of the first router's first connection: the others' are the numbers after it, and a later connection's is as much
+     * greater as there are routers, so no two are ever the same. */
+    uint64_t epoch;
+    uint32_t router_count; /* 1 to FG_WORKER_ROUTERS_MAX; 0: 1. Known by number from here on */
+    uint32_t roles;        /* FG_ROLE_*: what it is meant for at first; the router may change it */
+    fg_wire_speed speed;   /* as measured at start; 0: it was not */
     fg_clock clock;
     fg_engine *engine; /* borrowed */
     fg_link *link;     /* borrowed; NULL: sequences with tickets are refused */
@@ -88,11 +95,11 @@ typedef struct fg_worker_options {
     const char *(*token_text)(void *ctx, uint32_t token, size_t *length_out);
     /* A step has ended; for metrics. NULL: nobody counts. */
     void (*on_step)(void *ctx, const fg_trace_step *step);
-    /* One frame to the router. FG_AGAIN: its queue is full. */
-    fg_status (*send)(void *ctx, const void *bytes, size_t size_bytes);
-    /* Connect again, as identity name#epoch; called outside of any other call of this header's
+    /* One frame to a router. FG_AGAIN: its queue is full. */
+    fg_status (*send)(void *ctx, uint32_t router, const void *bytes, size_t size_bytes);
+    /* Connect to that router again, as identity name#epoch; called outside of any other call of this header's
      * except fg_worker_tick. */
-    void (*reconnect)(void *ctx, uint64_t epoch);
+    void (*reconnect)(void *ctx, uint32_t router, uint64_t epoch);
     void *ctx;
 } fg_worker_options;
 
@@ -101,18 +108,20 @@ fg_status fg_worker_create(const fg_worker_options *options, fg_worker **worker_
 void fg_worker_destroy(fg_worker *worker);
 
 /* Who calls what: the bus, the engine's wake-up, a timer (every 10..50 ms), the link. */
-void fg_worker_on_up(fg_worker *worker);
-void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes);
-void fg_worker_on_down(fg_worker *worker);
+void fg_worker_on_up(fg_worker *worker, uint32_t router);
+void fg_worker_on_frame(fg_worker *worker, uint32_t router, const void *bytes, size_t size_bytes);
+void fg_worker_on_down(fg_worker *worker, uint32_t router);
 void fg_worker_on_engine(fg_worker *worker);
 void fg_worker_tick(fg_worker *worker);
 /* The link's callbacks, ctx being the worker; give these to the link's options. */
 fg_link_events fg_worker_link_events(fg_worker *worker);
 
-/* Tells the router to place nothing new here; fg_worker_idle is true when all has ended. */
+/* Tells every router to place nothing new here; fg_worker_idle is true when all has ended. */
 void fg_worker_drain(fg_worker *worker);
 bool fg_worker_idle(const fg_worker *worker);
+/* At one router at least. */
 bool fg_worker_joined(const fg_worker *worker);
+bool fg_worker_joined_at(const fg_worker *worker, uint32_t router);
 /* Every sequence that is not CLOSING ends with an error to the router (shutdown past its deadline). */
 void fg_worker_abort_all(fg_worker *worker, const char *why);
 
@@ -155,7 +164,7 @@ void fg_worker_clear_cache(fg_worker *worker);
 fg_pool *fg_worker_pool(fg_worker *worker);
 const fg_worker_options *fg_worker_config(const fg_worker *worker);
 uint64_t fg_worker_now_ns(const fg_worker *worker);
-void fg_worker_send(fg_worker *worker, const fg_msg *msg);
+void fg_worker_send(fg_worker *worker, uint32_t router, const fg_msg *msg);
 /* The link's operations on a sequence's ticket (link.h), by way of the flight recorder. */
 fg_status fg_worker_link_expect(fg_worker *worker, const fg_seq *seq, fg_error *err);
 /* With seq->bad. */
@@ -201,7 +210,7 @@ void fg_worker_learn_push(fg_worker *worker, uint32_t blocks, uint64_t exposed_n
 /* Whether another sequence may arrive: a slot is free, and no block that a remote writer would get is
  * still being copied away. */
 bool fg_worker_can_receive(const fg_worker *worker);
-/* The answer to a RESERVE that cannot be met now. */
+/* The answer to the RESERVE that is being read, which cannot be met now. */
 void fg_worker_send_busy(fg_worker *worker, uint64_t request, uint32_t attempt);
 
 #endif

@@ -24,6 +24,9 @@ static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest
         seq->finish = FG_FINISH_LENGTH;
     }
     if (index > 0) {
+        if (worker->tokens_router != NULL) {
+            worker->tokens_router[worker->tokens_out_count] = seq->router;
+        }
         worker->tokens_out[worker->tokens_out_count++] = (fg_wire_token){ .request = seq->request,
                                                                           .attempt = seq->attempt,
                                                                           .index = index,
@@ -44,7 +47,7 @@ static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest
     msg.first.cached_tokens = seq->cached_tokens;
     msg.first.chunks = seq->chunks;
     msg.first.share_ns = seq->share_ns;
-    fg_worker_send(worker, &msg);
+    fg_worker_send(worker, seq->router, &msg);
 }
 
 /* The model's output is NaN or infinite here, whatever worker computes it: the request ends. A damaged file may do that to
@@ -154,15 +157,33 @@ static void book_items(fg_worker *worker, fg_worker_frame *frame)
 }
 
 /* The blocks that are kept before the tokens: whoever has seen an answer's end and asks on finds them. */
+static void tell_one(fg_worker *worker, uint32_t router, const fg_wire_token *tokens,
+                     uint32_t count)
+{
+    fg_worker_news_tell(worker, router);
+    for (uint32_t at = 0; at < count; at += FRAME_TOKENS) {
+        uint32_t left = count - at;
+        fg_msg msg = { .kind = FG_MSG_TOKENS };
+        msg.tokens.tokens = tokens + at;
+        msg.tokens.count = left < FRAME_TOKENS ? left : FRAME_TOKENS;
+        fg_worker_send(worker, router, &msg);
+    }
+}
+
 static void tell(fg_worker *worker)
 {
-    fg_worker_news_tell(worker);
-    for (uint32_t at = 0; at < worker->tokens_out_count; at += FRAME_TOKENS) {
-        uint32_t left = worker->tokens_out_count - at;
-        fg_msg msg = { .kind = FG_MSG_TOKENS };
-        msg.tokens.tokens = worker->tokens_out + at;
-        msg.tokens.count = left < FRAME_TOKENS ? left : FRAME_TOKENS;
-        fg_worker_send(worker, &msg);
+    if (worker->router_count == 1) {
+        tell_one(worker, 0, worker->tokens_out, worker->tokens_out_count);
+        return;
+    }
+    for (uint32_t i = 0; i < worker->router_count; i++) {
+        uint32_t count = 0;
+        for (uint32_t j = 0; j < worker->tokens_out_count; j++) {
+            if (worker->tokens_router[j] == i) {
+                worker->tokens_share[count++] = worker->tokens_out[j];
+            }
+        }
+        tell_one(worker, i, worker->tokens_share, count);
     }
 }
 

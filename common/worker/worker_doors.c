@@ -25,41 +25,41 @@ uint64_t fg_worker_now_ns(const fg_worker *worker)
     return worker->depth > 0 ? worker->entered_ns : fg_clock_now_ns(&worker->options.clock);
 }
 
-static void note_call(fg_worker *worker, fg_work_kind kind)
+static void note_call(fg_worker *worker, fg_work_kind kind, uint32_t router)
 {
-    fg_flight_call call = fg_worker_call(worker);
+    fg_flight_call call = fg_worker_call(worker, router);
     fg_flight_note(worker->options.flight, kind, &call, sizeof call);
 }
 
 /* ---- bus, engine, time ---- */
 
-void fg_worker_on_up(fg_worker *worker)
+void fg_worker_on_up(fg_worker *worker, uint32_t router)
 {
     enter(worker);
-    note_call(worker, FG_WORK_UP);
-    fg_worker_do_up(worker);
+    note_call(worker, FG_WORK_UP, router);
+    fg_worker_do_up(worker, router);
     leave(worker);
 }
 
-void fg_worker_on_frame(fg_worker *worker, const void *bytes, size_t size_bytes)
+void fg_worker_on_frame(fg_worker *worker, uint32_t router, const void *bytes, size_t size_bytes)
 {
     enter(worker);
-    fg_worker_do_frame(worker, bytes, size_bytes); /* notes what it could read */
+    fg_worker_do_frame(worker, router, bytes, size_bytes); /* notes what it could read */
     leave(worker);
 }
 
-void fg_worker_on_down(fg_worker *worker)
+void fg_worker_on_down(fg_worker *worker, uint32_t router)
 {
     enter(worker);
-    note_call(worker, FG_WORK_DOWN);
-    fg_worker_do_down(worker);
+    note_call(worker, FG_WORK_DOWN, router);
+    fg_worker_do_down(worker, router);
     leave(worker);
 }
 
 void fg_worker_on_engine(fg_worker *worker)
 {
     enter(worker);
-    note_call(worker, FG_WORK_ENGINE);
+    note_call(worker, FG_WORK_ENGINE, 0);
     fg_worker_do_engine(worker);
     leave(worker);
 }
@@ -70,7 +70,7 @@ void fg_worker_tick(fg_worker *worker)
     if (worker->depth == 1 && fg_flight_wants_rest(worker->options.flight)) {
         fg_worker_note_rest(worker);
     }
-    note_call(worker, FG_WORK_TICK);
+    note_call(worker, FG_WORK_TICK, 0);
     fg_worker_do_tick(worker);
     leave(worker);
 }
@@ -78,7 +78,7 @@ void fg_worker_tick(fg_worker *worker)
 void fg_worker_drain(fg_worker *worker)
 {
     enter(worker);
-    note_call(worker, FG_WORK_DRAIN);
+    note_call(worker, FG_WORK_DRAIN, 0);
     fg_worker_do_drain(worker);
     leave(worker);
 }
@@ -86,7 +86,7 @@ void fg_worker_drain(fg_worker *worker)
 void fg_worker_abort_all(fg_worker *worker, const char *why)
 {
     enter(worker);
-    fg_flight_call call = fg_worker_call(worker);
+    fg_flight_call call = fg_worker_call(worker, 0);
     fg_flight_note_with(worker->options.flight, FG_WORK_ABORT, &call, sizeof call, why,
                         strlen(why) + 1);
     fg_worker_end_all(worker, FG_FINISH_ERROR, why);
@@ -96,7 +96,7 @@ void fg_worker_abort_all(fg_worker *worker, const char *why)
 void fg_worker_clear_cache(fg_worker *worker)
 {
     enter(worker);
-    note_call(worker, FG_WORK_CLEAR);
+    note_call(worker, FG_WORK_CLEAR, 0);
     fg_worker_do_clear(worker);
     leave(worker);
 }
@@ -105,7 +105,7 @@ void fg_worker_clear_cache(fg_worker *worker)
 
 static fg_work_news a_news(const fg_worker *worker, uint64_t ticket, uint32_t count)
 {
-    return (fg_work_news){ .call = fg_worker_call(worker), .ticket = ticket, .count = count };
+    return (fg_work_news){ .call = fg_worker_call(worker, 0), .ticket = ticket, .count = count };
 }
 
 static void on_commit(void *ctx, const fg_link_commit *commit)

@@ -8,9 +8,11 @@
 
 static const uint32_t nothing[1] = { 0 };
 
-fg_flight_call fg_worker_call(const fg_worker *worker)
+fg_flight_call fg_worker_call(const fg_worker *worker, uint32_t router)
 {
-    return (fg_flight_call){ .now_ns = worker->entered_ns, .depth = worker->depth - 1 };
+    return (fg_flight_call){ .now_ns = worker->entered_ns,
+                             .depth = worker->depth - 1,
+                             .sunken = router };
 }
 
 /* Quick, for it is done for each item of each step: what differs by accident differs here. */
@@ -94,7 +96,7 @@ void fg_worker_note_frame(fg_worker *worker, const fg_msg *msg)
     if (flight == NULL) {
         return;
     }
-    fg_work_frame head = { .call = fg_worker_call(worker) };
+    fg_work_frame head = { .call = fg_worker_call(worker, worker->hearing) };
     if (msg == NULL) {
         fg_flight_note(flight, FG_WORK_BAD_FRAME, &head.call, sizeof head.call);
         return;
@@ -192,10 +194,11 @@ void fg_worker_note_sent(fg_worker *worker, const fg_msg *msg, fg_status status)
     fg_flight_note(worker->options.flight, FG_WORK_SENT, &sent, sizeof sent);
 }
 
-void fg_worker_reconnect(fg_worker *worker)
+void fg_worker_reconnect(fg_worker *worker, uint32_t router)
 {
-    fg_flight_note(worker->options.flight, FG_WORK_RECONNECT, &worker->epoch, sizeof worker->epoch);
-    worker->options.reconnect(worker->options.ctx, worker->epoch);
+    uint64_t epoch = worker->routers[router].epoch;
+    fg_flight_note(worker->options.flight, FG_WORK_RECONNECT, &epoch, sizeof epoch);
+    worker->options.reconnect(worker->options.ctx, router, epoch);
 }
 
 /* ---- keys ---- */

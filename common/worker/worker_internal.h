@@ -26,7 +26,9 @@
 #include "common/engine/staging.h"
 #include "common/worker/worker.h"
 
+/* Of one router's introduction: another's is another entry, of another epoch, with a link of its own. */
 typedef struct fg_worker_peer {
+    uint32_t router;
     char name[FG_LIMIT_NAME_BYTES + 1];
     uint64_t epoch;
     uint32_t index;     /* the link's */
@@ -116,6 +118,19 @@ typedef struct fg_worker_pin_record {
 struct fg_worker_news;
 typedef struct fg_worker_grammars fg_worker_grammars;
 
+/* One router, and the connection to it. */
+typedef struct fg_worker_router {
+    bool joined, up, stalled;
+    uint64_t epoch;
+    uint32_t roles;           /* what the router made of it; first the option */
+    uint64_t up_ns;           /* since when the connection stands */
+    uint32_t refusals;        /* in a row */
+    uint64_t reconnect_at_ns; /* 0: no reconnection pending */
+    uint64_t load_sequence, load_sent_ns, load_period_ns;
+    bool load_dirty;
+    struct fg_worker_news *news;
+} fg_worker_router;
+
 struct fg_worker {
     fg_worker_options options;
     char name[FG_LIMIT_NAME_BYTES + 1];
@@ -141,14 +156,12 @@ struct fg_worker {
     uint64_t disguise, ticket_disguise;
     fg_digest128 secret_name; /* what it calls the secret */
 
-    bool joined, up, stalled, draining;
-    uint64_t epoch;
-    uint32_t roles;           /* what the router made of it; first the option */
-    uint64_t up_ns;           /* since when the connection stands */
-    uint32_t refusals;        /* in a row */
-    uint64_t reconnect_at_ns; /* 0: no reconnection pending */
-    uint64_t load_sequence, load_sent_ns, load_period_ns;
-    bool load_dirty;
+    fg_worker_router routers[FG_WORKER_ROUTERS_MAX];
+    uint32_t router_count;
+    uint32_t hearing; /* whose frame is being read */
+    bool draining;
+    fg_digest128 secret;     /* of the routers that it has joined */
+    bool load_dirty;         /* something changed since the last tick; then it is each router's */
     uint64_t broken_said_ns; /* when the log was last told that the model breaks down; 0: never */
 
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */
@@ -182,8 +195,10 @@ struct fg_worker {
     uint32_t *recount; /* references per block, for fg_worker_check */
     fg_wire_token *tokens_out;
     uint32_t tokens_out_count;
+    /* Whose those are, and room to sort them, where there are several routers; else NULL. */
+    uint32_t *tokens_router;
+    fg_wire_token *tokens_share;
 
-    struct fg_worker_news *news;
     fg_worker_pin_record pins[FG_WORKER_PINS_MAX];
     uint32_t pin_count, pinned_blocks;
     fg_buf out;
@@ -193,9 +208,9 @@ struct fg_worker {
 };
 
 /* worker_doors.c calls these. */
-void fg_worker_do_up(fg_worker *worker);
-void fg_worker_do_frame(fg_worker *worker, const void *bytes, size_t size_bytes);
-void fg_worker_do_down(fg_worker *worker);
+void fg_worker_do_up(fg_worker *worker, uint32_t router);
+void fg_worker_do_frame(fg_worker *worker, uint32_t router, const void *bytes, size_t size_bytes);
+void fg_worker_do_down(fg_worker *worker, uint32_t router);
 void fg_worker_do_engine(fg_worker *worker);
 void fg_worker_do_tick(fg_worker *worker);
 void fg_worker_do_drain(fg_worker *worker);
@@ -207,7 +222,8 @@ void fg_worker_do_answer(fg_worker *worker, uint64_t ticket, const uint32_t *bad
 void fg_worker_do_drained(fg_worker *worker, uint64_t ticket);
 
 /* worker_flight.c */
-fg_flight_call fg_worker_call(const fg_worker *worker);
+/* `router`: whose news it is, where it is one's. */
+fg_flight_call fg_worker_call(const fg_worker *worker, uint32_t router);
 /* A ticket as it stands in a record: of this worker, and of one that it writes to. */
 uint64_t fg_worker_own_ticket(const fg_worker *worker, uint64_t ticket);
 uint64_t fg_worker_peer_ticket(const fg_worker *worker, uint64_t ticket);
@@ -217,7 +233,7 @@ void fg_worker_note_secret(fg_worker *worker, fg_digest128 secret);
 void fg_worker_note_frame(fg_worker *worker, const fg_msg *msg);
 /* worker->out is the frame. */
 void fg_worker_note_sent(fg_worker *worker, const fg_msg *msg, fg_status status);
-void fg_worker_reconnect(fg_worker *worker);
+void fg_worker_reconnect(fg_worker *worker, uint32_t router);
 /* The root, keys and name that the record has for a prompt; only keys. False: nobody compares, or they are others. */
 bool fg_worker_told_prompt(fg_worker *worker, fg_seq *seq, uint32_t block_count);
 bool fg_worker_told_keys(fg_worker *worker, fg_digest128 *keys, uint32_t count);
@@ -301,9 +317,12 @@ void fg_worker_book(fg_worker *worker, fg_worker_frame *frame);
 /* worker_seq.c */
 void fg_worker_send_done(fg_worker *worker, const fg_msg *about, fg_finish finish,
                          const char *text);
+/* Of the router that is being heard. */
 fg_seq *fg_worker_find_request(fg_worker *worker, uint64_t request, uint32_t attempt);
 /* Every sequence that is not CLOSING. */
 void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why);
+/* Those of one router, silently. */
+void fg_worker_cancel_of(fg_worker *worker, uint32_t router);
 /* Frees a CLOSING sequence when nothing uses it any more. */
 void fg_worker_settle(fg_worker *worker, fg_seq *seq);
 /* How blocks are copied and let go while steps are in flight. */
@@ -349,24 +368,25 @@ void fg_worker_drop_pins(fg_worker *worker);
 void fg_worker_recount_pins(const fg_worker *worker, uint32_t *recount);
 
 /* worker_news.c */
+/* Of each router. */
 fg_status fg_worker_news_create(fg_worker *worker, fg_error *err);
 void fg_worker_news_destroy(fg_worker *worker);
 /* A new connection: everything is told, in frames numbered from 1. */
-void fg_worker_news_begin(fg_worker *worker);
+void fg_worker_news_begin(fg_worker *worker, uint32_t router);
 /* Everything is told again. */
-void fg_worker_news_again(fg_worker *worker);
+void fg_worker_news_again(fg_worker *worker, uint32_t router);
 void fg_worker_news_cleared(fg_worker *worker);
 /* fg_block_watch of the pool's prefix and of the tier; ctx is the worker. */
 void fg_worker_news_on_pool(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
 void fg_worker_news_on_tier(void *ctx, bool here, fg_digest128 parent, fg_digest128 key);
 /* Sends what has come together. */
-void fg_worker_news_tell(fg_worker *worker);
+void fg_worker_news_tell(fg_worker *worker, uint32_t router);
 /* That, and the next page of a retelling. */
 void fg_worker_news_flush(fg_worker *worker);
-uint64_t fg_worker_news_sequence(const fg_worker *worker);
+uint64_t fg_worker_news_sequence(const fg_worker *worker, uint32_t router);
 /* Nothing waits to be told. */
-bool fg_worker_news_at_rest(const fg_worker *worker);
+bool fg_worker_news_at_rest(const fg_worker *worker, uint32_t router);
 /* All was told, up to that frame. */
-void fg_worker_news_go_on(fg_worker *worker, uint64_t sequence);
+void fg_worker_news_go_on(fg_worker *worker, uint32_t router, uint64_t sequence);
 
 #endif

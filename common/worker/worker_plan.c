@@ -89,6 +89,11 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
     worker->recount = fg_mem_array(options->block_count, sizeof *worker->recount);
     worker->tokens_out = fg_mem_array((size_t)worker->item_max * (1 + options->limits.draft_max),
                                       sizeof *worker->tokens_out);
+    if (worker->router_count > 1) {
+        size_t tokens_max = (size_t)worker->item_max * (1 + options->limits.draft_max);
+        worker->tokens_router = fg_mem_array(tokens_max, sizeof *worker->tokens_router);
+        worker->tokens_share = fg_mem_array(tokens_max, sizeof *worker->tokens_share);
+    }
     worker->guessers = fg_mem_array(worker->item_max, sizeof *worker->guessers);
     worker->guesses = fg_mem_array(worker->item_max, sizeof *worker->guesses);
     if (options->draft_context > 0) {
@@ -102,6 +107,8 @@ fg_status fg_worker_plan_create(fg_worker *worker, fg_error *err)
         worker->snapshot_seqs == NULL || worker->plan.items == NULL ||
         worker->plan.victims == NULL || worker->plan.admits == NULL || worker->admitted == NULL ||
         worker->scratch == NULL || worker->recount == NULL || worker->tokens_out == NULL ||
+        (worker->router_count > 1 &&
+         (worker->tokens_router == NULL || worker->tokens_share == NULL)) ||
         worker->guessers == NULL || worker->guesses == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for the step's arrays");
     }
@@ -124,6 +131,8 @@ void fg_worker_plan_destroy(fg_worker *worker)
     fg_mem_free(worker->scratch);
     fg_mem_free(worker->recount);
     fg_mem_free(worker->tokens_out);
+    fg_mem_free(worker->tokens_router);
+    fg_mem_free(worker->tokens_share);
     fg_mem_free(worker->guessers);
     fg_mem_free(worker->guesses);
     fg_mem_free(worker->places);

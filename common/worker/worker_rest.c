@@ -34,12 +34,14 @@ typedef struct pin_record { /* block ids follow, uint32_t each */
 
 /* ---- out ---- */
 
+/* Where there are several routers a record has no beginning but the process's. */
 static bool at_rest(const fg_worker *worker)
 {
-    return worker->preempted.count + worker->waiting.count + worker->running.count +
+    return worker->router_count == 1 &&
+           worker->preempted.count + worker->waiting.count + worker->running.count +
                    worker->others.count + worker->closing.count + worker->in_flight ==
                0 &&
-           fg_worker_news_at_rest(worker);
+           fg_worker_news_at_rest(worker, 0);
 }
 
 /* What is known of so many blocks would leave no room for what happens: such a record has no beginning but the process's. */
@@ -103,25 +105,25 @@ void fg_worker_note_rest(fg_worker *worker)
     fg_flight *flight = worker->options.flight;
     fg_flight_rest(flight);
     rest_record rest = { .secret = worker->secret_name,
-                         .epoch = worker->epoch,
-                         .up_ns = worker->up_ns,
-                         .reconnect_at_ns = worker->reconnect_at_ns,
-                         .load_sequence = worker->load_sequence,
-                         .load_sent_ns = worker->load_sent_ns,
-                         .load_period_ns = worker->load_period_ns,
-                         .news_sequence = fg_worker_news_sequence(worker),
+                         .epoch = worker->routers[0].epoch,
+                         .up_ns = worker->routers[0].up_ns,
+                         .reconnect_at_ns = worker->routers[0].reconnect_at_ns,
+                         .load_sequence = worker->routers[0].load_sequence,
+                         .load_sent_ns = worker->routers[0].load_sent_ns,
+                         .load_period_ns = worker->routers[0].load_period_ns,
+                         .news_sequence = fg_worker_news_sequence(worker, 0),
                          .next_ticket = worker->next_ticket - worker->first_ticket,
                          .next_arrival = worker->next_arrival,
                          .step_number = worker->step_number,
                          .plans = worker->plans,
                          .ended_next = worker->ended_next,
-                         .roles = worker->roles,
-                         .refusals = worker->refusals,
-                         .joined = worker->joined,
-                         .up = worker->up,
-                         .stalled = worker->stalled,
+                         .roles = worker->routers[0].roles,
+                         .refusals = worker->routers[0].refusals,
+                         .joined = worker->routers[0].joined,
+                         .up = worker->routers[0].up,
+                         .stalled = worker->routers[0].stalled,
                          .draining = worker->draining,
-                         .load_dirty = worker->load_dirty,
+                         .load_dirty = worker->load_dirty || worker->routers[0].load_dirty,
                          .cost = worker->cost,
                          .asking = worker->asking,
                          .stats = worker->stats };
@@ -142,24 +144,24 @@ static fg_status damaged(fg_error *err)
 static void restore_rest(fg_worker *worker, const rest_record *rest)
 {
     fg_prefix_set_secret(worker->prefix, rest->secret);
-    worker->epoch = rest->epoch;
-    worker->up_ns = rest->up_ns;
-    worker->reconnect_at_ns = rest->reconnect_at_ns;
-    worker->load_sequence = rest->load_sequence;
-    worker->load_sent_ns = rest->load_sent_ns;
-    worker->load_period_ns = rest->load_period_ns;
-    fg_worker_news_go_on(worker, rest->news_sequence);
+    worker->routers[0].epoch = rest->epoch;
+    worker->routers[0].up_ns = rest->up_ns;
+    worker->routers[0].reconnect_at_ns = rest->reconnect_at_ns;
+    worker->routers[0].load_sequence = rest->load_sequence;
+    worker->routers[0].load_sent_ns = rest->load_sent_ns;
+    worker->routers[0].load_period_ns = rest->load_period_ns;
+    fg_worker_news_go_on(worker, 0, rest->news_sequence);
     worker->next_ticket = rest->next_ticket;
     worker->next_arrival = rest->next_arrival;
     worker->step_number = rest->step_number;
     worker->plans = rest->plans;
     memcpy(worker->ended, rest->ended, sizeof rest->ended);
     worker->ended_next = rest->ended_next;
-    worker->roles = rest->roles;
-    worker->refusals = rest->refusals;
-    worker->joined = rest->joined != 0;
-    worker->up = rest->up != 0;
-    worker->stalled = rest->stalled != 0;
+    worker->routers[0].roles = rest->roles;
+    worker->routers[0].refusals = rest->refusals;
+    worker->routers[0].joined = rest->joined != 0;
+    worker->routers[0].up = rest->up != 0;
+    worker->routers[0].stalled = rest->stalled != 0;
     worker->draining = rest->draining != 0;
     worker->load_dirty = rest->load_dirty != 0;
     worker->cost = rest->cost;
@@ -336,6 +338,7 @@ fg_work_options fg_work_put_options(const fg_worker_options *options)
     record.prefix_cache = options->prefix_cache;
     record.zero_copy = options->zero_copy;
     record.draft_context = options->draft_context;
+    record.router_count = options->router_count > 1 ? options->router_count : 1;
     record.linked = options->link != NULL;
     record.hands_over = options->prefill != NULL && options->decode != NULL;
     snprintf(record.name, sizeof record.name, "%s", options->name);
@@ -358,6 +361,7 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
         record->block_count == 0 || record->block_count > FG_LIMIT_BLOCKS ||
         record->tier_slots > FG_LIMIT_BLOCKS || record->context_max > FG_LIMIT_CONTEXT_TOKENS ||
         record->draft_context > FG_LIMIT_CONTEXT_TOKENS || record->vocab_size == 0 ||
+        record->router_count == 0 || record->router_count > FG_WORKER_ROUTERS_MAX ||
         record->limits.seqs_max > FG_WORK_SEQS_MAX ||
         record->limits.step_tokens_max > FG_WORK_STEP_TOKENS_MAX ||
         (record->linked != 0 && record->hands_over == 0)) {
@@ -366,6 +370,7 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
     *record_out = record;
     *options_out = (fg_worker_options){ .name = record->name,
                                         .epoch = record->epoch,
+                                        .router_count = record->router_count,
                                         .roles = record->roles,
                                         .speed = record->speed,
                                         .layout = layout,

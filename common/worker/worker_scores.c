@@ -73,7 +73,7 @@ void fg_worker_book_scores(fg_worker *worker, fg_seq *seq, const fg_step_seq *it
                          .likely = all->likely + (size_t)at * all->likely_count,
                          .count = left < FG_WIRE_SCORES_MAX ? left : FG_WIRE_SCORES_MAX,
                          .likely_count = all->likely_count };
-        fg_worker_send(worker, &msg);
+        fg_worker_send(worker, seq->router, &msg);
     }
     seq->scored += all->count;
 }

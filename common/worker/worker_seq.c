@@ -7,14 +7,15 @@
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 
-static uint64_t request_key(uint64_t request, uint32_t attempt)
+/* Routers number their requests on their own. */
+static uint64_t request_key(uint32_t router, uint64_t request, uint32_t attempt)
 {
-    return fg_hash_mix(fg_hash_mix(request) ^ attempt);
+    return fg_hash_mix(fg_hash_mix(request) ^ attempt ^ (uint64_t)router << 32);
 }
 
 fg_seq *fg_worker_find_request(fg_worker *worker, uint64_t request, uint32_t attempt)
 {
-    return fg_map_get(worker->by_request, request_key(request, attempt));
+    return fg_map_get(worker->by_request, request_key(worker->hearing, request, attempt));
 }
 
 static bool has_ended(const fg_worker *worker, uint64_t key)
@@ -37,7 +38,7 @@ void fg_worker_send_done(fg_worker *worker, const fg_msg *about, fg_finish finis
     fg_msg msg = { .kind = FG_MSG_DONE, .request = about->request, .attempt = about->attempt };
     msg.done.finish = finish;
     msg.done.text = text;
-    fg_worker_send(worker, &msg);
+    fg_worker_send(worker, worker->hearing, &msg);
 }
 
 /* Why a sequence can never run here; NULL when it can. One that cannot reach its last token, because
@@ -101,7 +102,8 @@ static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *to
         status = fg_worker_take_grammar(worker, seq, params, err);
     }
     if (status == FG_OK) {
-        status = fg_map_put(worker->by_request, request_key(msg->request, msg->attempt), seq);
+        status = fg_map_put(worker->by_request,
+                            request_key(worker->hearing, msg->request, msg->attempt), seq);
     }
     if (status != FG_OK && seq != NULL) {
         fg_worker_give_grammar(worker, seq);
@@ -113,7 +115,7 @@ static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *to
 fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *tokens,
                           uint32_t token_count, const fg_wire_params *params)
 {
-    uint64_t key = request_key(msg->request, msg->attempt);
+    uint64_t key = request_key(worker->hearing, msg->request, msg->attempt);
     fg_seq *seq = NULL;
     if (fg_map_get(worker->by_request, key) != NULL || has_ended(worker, key)) {
         worker->stats.stale_dropped++; /* a doubled message: the first one stands */
@@ -130,6 +132,7 @@ fg_seq *fg_worker_add_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *
         fg_worker_send_done(worker, msg, FG_FINISH_ERROR, why);
         return NULL;
     }
+    seq->router = worker->hearing;
     seq->arrival = ++worker->next_arrival;
     seq->queued_ns = fg_worker_now_ns(worker);
     seq->started_ns = 0;
@@ -309,9 +312,9 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
         msg.done.refused = finish == FG_FINISH_ERROR && seq->params.cache_mode == FG_CACHE_FORCE &&
                            strncmp(text, "prefix cache", 12) == 0;
         msg.done.broken = finish == FG_FINISH_ERROR && seq->broken;
-        fg_worker_send(worker, &msg);
+        fg_worker_send(worker, seq->router, &msg);
     }
-    uint64_t key = request_key(seq->request, seq->attempt);
+    uint64_t key = request_key(seq->router, seq->request, seq->attempt);
     fg_map_remove(worker->by_request, key);
     note_ended(worker, key);
     fg_worker_unexpect(worker, seq);
@@ -342,6 +345,21 @@ void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         while (lists[i]->first != NULL) {
             fg_worker_end(worker, lists[i]->first, finish, why);
+        }
+    }
+}
+
+void fg_worker_cancel_of(fg_worker *worker, uint32_t router)
+{
+    fg_seq_list *lists[] = { &worker->preempted, &worker->waiting, &worker->running,
+                             &worker->others };
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        fg_seq *next;
+        for (fg_seq *seq = lists[i]->first; seq != NULL; seq = next) {
+            next = seq->next;
+            if (seq->router == router) {
+                fg_worker_end(worker, seq, FG_FINISH_CANCELLED, "");
+            }
         }
     }
 }

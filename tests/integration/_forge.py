@@ -216,7 +216,7 @@ class Cluster:
 
     def __init__(self, forge, model, prefill=1, decode=1, standalone=False, flags=(), threads=1,
                  transport=None, logs=None, split="always", role_flags=None, way_flags=(),
-                 supervised=True):
+                 supervised=True, routers=1):
         if not os.access(forge, os.X_OK):
             raise AssertionError(f"{forge} is not there: cmake --build --preset release")
         self.forge, self.model, self.threads = forge, model, threads
@@ -235,6 +235,7 @@ class Cluster:
         os.makedirs(self.folder, exist_ok=True)
         self.workers, self.killed, self.control = {}, set(), None
         self.lost = []  # what the router said of workers that it gave up
+        self.second = None  # another router beside the first, of the same workers
         common = [forge, "serve", "--model", model, "--host", "127.0.0.1", "--port", "0"]
         try:
             if standalone:
@@ -247,9 +248,15 @@ class Cluster:
                 self.router_command = common + [
                     "--mode", "router", "--control", "tcp://127.0.0.1:0",
                     "--prefill", ",".join(names["prefill"]), "--decode", ",".join(names["decode"])]
+                if routers > 1:
+                    key = os.path.join(self.folder, "cache.key")
+                    with open(key, "wb") as file:
+                        file.write(os.urandom(32))
+                    self.router_command += ["--cache-key-file", key]
                 self.router = Process("router", self.router_command + self.flags, self.folder,
                                       self._on_router_line)
                 self._listening()
+                self._start_second(routers)
                 for role, members in names.items():
                     for name in members:
                         self.start_worker(role, name)
@@ -272,6 +279,16 @@ class Cluster:
         self.url, self.control = match[1], match[2]
         self.port = int(self.url.rsplit(":", 1)[1])
 
+    def _start_second(self, routers):
+        if routers > 1:
+            first, url, port = self.router, self.url, self.port
+            self.first_control = self.control
+            self.router = Process("router-2", self.router_command + self.flags, self.folder)
+            self._listening()
+            self.second, self.second_port = self.router, self.port
+            self.router, self.url, self.port = first, url, port
+            self.control = f"{self.first_control},{self.control}"
+
     def _on_router_line(self, line):
         """The supervisor's part: end for good what the router declared dead."""
         if "module=registry" in line and "event=lost" in line:
@@ -287,9 +304,11 @@ class Cluster:
         self.router.signal(signal.SIGKILL)
         self.router.wait()
         self.router = Process("router-again", self.router_command + self.flags
-                              + ["--control", self.control, "--port", str(self.port)],
+                              + ["--control", self.control.split(",")[0], "--port", str(self.port)],
                               self.folder, self._on_router_line)
+        controls = self.control
         self._listening()
+        self.control = controls
 
     def start_worker(self, role, name, flags=()):
         """`flags` come after the cluster's and its role's: the last one of a kind counts."""
@@ -308,7 +327,7 @@ class Cluster:
         return time.monotonic()
 
     def processes(self):
-        return [self.router, *self.workers.values()]
+        return [self.router, *([self.second] if self.second else []), *self.workers.values()]
 
     def wait_ready(self, timeout_s=60):
         def ready():
@@ -344,7 +363,7 @@ class Cluster:
                                  f"{json.dumps(self.state())[:1500]}") from None
 
     def kill_all(self):
-        processes = [p for p in (getattr(self, "router", None), *self.workers.values()) if p]
+        processes = [p for p in (getattr(self, "router", None), self.second, *self.workers.values()) if p]
         for process in processes:
             self.killed.add(process)
             process.signal(signal.SIGKILL)

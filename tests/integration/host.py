@@ -226,7 +226,7 @@ def ended_early(suite):
 def stillborn(suite):
     """A router that dies before it wrote a word, and before anybody listens for it, leaves nothing behind."""
     with tempfile.NamedTemporaryFile("w") as first:
-        first.write("""trap 'if [[ $BASH_COMMAND == watch_router* ]]; then kill -KILL "$router_pid"; fi' DEBUG\n""")
+        first.write("""set -T\ntrap 'if [[ $BASH_COMMAND == watch_router* ]]; then kill -KILL "${routers[0]}"; fi' DEBUG\n""")
         first.flush()
         with Script(suite, BASH_ENV=first.name) as script:
             assert script.end(WAIT_S) == 1, f"exit status {script.child.returncode}: {script.log[-5:]}"

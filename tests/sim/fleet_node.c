@@ -219,20 +219,20 @@ static void link_drained(void *ctx, uint64_t ticket, fg_status why)
 
 static void bus_up(void *ctx, uint32_t peer, const char *identity)
 {
-    fg_worker_on_up(((fg_fleet_node *)ctx)->worker);
+    fg_worker_on_up(((fg_fleet_node *)ctx)->worker, 0);
 }
 
 static void bus_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    fg_worker_on_frame(((fg_fleet_node *)ctx)->worker, bytes, size_bytes);
+    fg_worker_on_frame(((fg_fleet_node *)ctx)->worker, 0, bytes, size_bytes);
 }
 
 static void bus_down(void *ctx, uint32_t peer)
 {
-    fg_worker_on_down(((fg_fleet_node *)ctx)->worker);
+    fg_worker_on_down(((fg_fleet_node *)ctx)->worker, 0);
 }
 
-static fg_status worker_send(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status worker_send(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     return fg_bus_send(((fg_fleet_node *)ctx)->bus, 0, bytes, size_bytes);
 }
@@ -247,7 +247,7 @@ static fg_status connect_bus(fg_fleet_node *n, uint64_t epoch, fg_error *err)
     return fg_bus_connect_mem(n->fleet->bus_hub, identity, &events, &n->bus, err);
 }
 
-static void worker_reconnect(void *ctx, uint64_t epoch)
+static void worker_reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     fg_fleet_node *n = ctx;
     fg_bus_close(n->bus);

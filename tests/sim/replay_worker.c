@@ -21,13 +21,14 @@ typedef struct subject {
     uint32_t step_count;
     fg_arena *arena;
     fg_buf frame;
+    uint32_t router_count;
     uint64_t restored; /* a bit for each kind of record */
     bool wants_tier;
 } subject;
 
 /* ---- around the worker ---- */
 
-static fg_status on_send(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status on_send(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     subject *s = ctx;
     const fg_flight_record *record = fg_replay_next(s->r);
@@ -38,7 +39,7 @@ static fg_status on_send(void *ctx, const void *bytes, size_t size_bytes)
     return (fg_status)((const fg_work_sent *)fg_flight_bytes(record))->status;
 }
 
-static void on_reconnect(void *ctx, uint64_t epoch)
+static void on_reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
 }
 
@@ -167,7 +168,7 @@ static void give_frame(subject *s, const fg_flight_record *record)
         no_memory(s);
         return;
     }
-    fg_worker_on_frame(s->worker, s->frame.data, s->frame.size);
+    fg_worker_on_frame(s->worker, head->call.sunken, s->frame.data, s->frame.size);
 }
 
 static void give_commit(subject *s, const fg_work_news *news)
@@ -189,18 +190,23 @@ static void call(fg_replay *r, const fg_flight_record *record)
 {
     subject *s = r->subject;
     const fg_work_news *news = fg_flight_bytes(record);
+    const fg_flight_call *called = fg_flight_bytes(record);
+    if (called->sunken >= s->router_count) {
+        s->r->status = fg_fail(&s->r->err, FG_BAD_INPUT, "it is damaged: a router is unknown");
+        return;
+    }
     switch (record->kind) {
     case FG_WORK_UP:
-        fg_worker_on_up(s->worker);
+        fg_worker_on_up(s->worker, called->sunken);
         break;
     case FG_WORK_FRAME:
         give_frame(s, record);
         break;
     case FG_WORK_BAD_FRAME:
-        fg_worker_on_frame(s->worker, "\xFF", 1);
+        fg_worker_on_frame(s->worker, called->sunken, "\xFF", 1);
         break;
     case FG_WORK_DOWN:
-        fg_worker_on_down(s->worker);
+        fg_worker_on_down(s->worker, called->sunken);
         break;
     case FG_WORK_ENGINE:
         fg_worker_on_engine(s->worker);
@@ -314,6 +320,7 @@ static fg_status open_worker(fg_replay *r, const fg_flight_file *file, fg_error 
         return status;
     }
     memcpy(s->engine.numerics_class, record->numerics_class, sizeof s->engine.numerics_class);
+    s->router_count = record->router_count;
     options.clock = fg_clock_manual(&r->now_ns);
     options.engine = &s->engine;
     options.tier = s->tier;

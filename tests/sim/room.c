@@ -61,7 +61,7 @@ static bool is_end(void *ctx, uint32_t token)
     return token == ROOM_EOS;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     room *r = ctx;
     FG_ASSERT(epoch > r->epoch, "the epoch must grow");
@@ -224,7 +224,7 @@ static void give(room *r, const fg_msg *msg)
     fg_buf_init(&frame, 0);
     bool encoded = fg_wire_encode(msg, &frame);
     FG_ASSERT(encoded);
-    fg_worker_on_frame(r->worker, frame.data, frame.size);
+    fg_worker_on_frame(r->worker, 0, frame.data, frame.size);
     fg_buf_deinit(&frame);
 }
 
@@ -306,7 +306,7 @@ static void join(room *r)
 {
     r->wants_up = false;
     say(r, "joins", r->epoch);
-    fg_worker_on_up(r->worker);
+    fg_worker_on_up(r->worker, 0);
     r->secret += room_chance(r, 2000);
     fg_msg msg = { .kind = FG_MSG_WELCOME };
     msg.welcome.router_epoch = 1;
@@ -325,7 +325,7 @@ static void lose_router(room *r)
         r->report.lost++;
         room_retire(r, &r->requests[r->order[0]], ROOM_LOST);
     }
-    fg_worker_on_down(r->worker);
+    fg_worker_on_down(r->worker, 0);
     after(r);
 }
 

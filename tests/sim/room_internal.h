@@ -106,7 +106,7 @@ void room_draw_worker(room *r);
 uint32_t room_draw_requests(room *r);
 
 /* room_judge.c */
-fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes);
+fg_status room_hear(void *ctx, uint32_t router, const void *bytes, size_t size_bytes);
 /* A request is not live any more. */
 void room_retire(room *r, room_request *request, room_state state);
 /* Nobody was admitted before somebody who stood before him in the line. */

@@ -176,7 +176,7 @@ static void hear_done(room *r, const fg_msg *msg)
     room_retire(r, q, ROOM_DONE);
 }
 
-fg_status room_hear(void *ctx, const void *bytes, size_t size_bytes)
+fg_status room_hear(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     room *r = ctx;
     fg_msg msg;

@@ -82,7 +82,7 @@ static void bus_up(void *ctx, uint32_t peer, const char *identity)
     sim_worker *s = ctx;
     sim_note(s->world, s->process.name, "up", "epoch=%llu", (unsigned long long)s->epoch);
     enter(s);
-    fg_worker_on_up(s->worker);
+    fg_worker_on_up(s->worker, 0);
     leave(s);
 }
 
@@ -91,7 +91,7 @@ static void bus_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_b
     sim_worker *s = ctx;
     sim_note_frame(s->world, s->process.name, "got", "router", bytes, size_bytes);
     enter(s);
-    fg_worker_on_frame(s->worker, bytes, size_bytes);
+    fg_worker_on_frame(s->worker, 0, bytes, size_bytes);
     leave(s);
 }
 
@@ -100,11 +100,11 @@ static void bus_down(void *ctx, uint32_t peer)
     sim_worker *s = ctx;
     sim_note(s->world, s->process.name, "down", "epoch=%llu", (unsigned long long)s->epoch);
     enter(s);
-    fg_worker_on_down(s->worker);
+    fg_worker_on_down(s->worker, 0);
     leave(s);
 }
 
-static fg_status worker_send(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status worker_send(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     sim_worker *s = ctx;
     sim_note_frame(s->world, s->process.name, "sends", "router", bytes, size_bytes);
@@ -124,7 +124,7 @@ static void connect_bus(sim_worker *s)
     FG_ASSERT(status == FG_OK, "%s", err.text);
 }
 
-static void worker_reconnect(void *ctx, uint64_t epoch)
+static void worker_reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     sim_worker *s = ctx;
     uint64_t left = fg_fault_hold(); /* the network's memory is not the worker's */

@@ -109,14 +109,14 @@ static const fg_engine_ops pass_ops = { .begin = pass_begin,
 
 /* ---- the router's side ---- */
 
-static fg_status drop(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status drop(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     (void)bytes;
     ((bench *)ctx)->sent_bytes += size_bytes;
     return FG_OK;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     (void)ctx;
     (void)epoch;
@@ -140,7 +140,7 @@ static void give(bench *b, const fg_msg *msg)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     must(fg_wire_encode(msg, &frame), "encoding");
-    fg_worker_on_frame(b->worker, frame.data, frame.size);
+    fg_worker_on_frame(b->worker, 0, frame.data, frame.size);
     fg_buf_deinit(&frame);
 }
 
@@ -321,7 +321,7 @@ static uint64_t batch_ns(bench *b)
 
 static void settle(bench *b)
 {
-    fg_worker_on_up(b->worker);
+    fg_worker_on_up(b->worker, 0);
     give(b,
          &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 2000 } });
     for (uint32_t i = 0; i < b->running; i++) {

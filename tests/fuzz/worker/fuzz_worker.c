@@ -60,7 +60,7 @@ static uint8_t next(world *w)
 
 /* ---- the workers' surroundings ---- */
 
-static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status hear(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     side *s = ctx;
     fg_msg msg;
@@ -80,7 +80,7 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
     return FG_OK;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
 }
 
@@ -164,13 +164,13 @@ static void give(side *s, const fg_msg *msg)
     fg_buf frame;
     fg_buf_init(&frame, 0);
     FG_ASSERT(fg_wire_encode(msg, &frame));
-    fg_worker_on_frame(s->worker, frame.data, frame.size);
+    fg_worker_on_frame(s->worker, 0, frame.data, frame.size);
     fg_buf_deinit(&frame);
 }
 
 static void join(side *s)
 {
-    fg_worker_on_up(s->worker);
+    fg_worker_on_up(s->worker, 0);
     give(s, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
 }
 
@@ -293,7 +293,7 @@ static void step(world *w)
     fg_msg msg = { .kind = plain[what >> 5 & 3], .role = { .roles = 1 + (what >> 5) % 3 } };
     switch (what % 16) {
     case 0:
-        fg_worker_on_down(s->worker);
+        fg_worker_on_down(s->worker, 0);
         break;
     case 1:
         join(s);
@@ -353,7 +353,7 @@ static void settle(world *w, uint32_t rounds)
 static void close_world(world *w)
 {
     for (uint32_t i = 0; i < WORKERS; i++) {
-        fg_worker_on_down(w->sides[i].worker);
+        fg_worker_on_down(w->sides[i].worker, 0);
     }
     settle(w, 40); /* it may have been refused often, and waits for longer each time */
     for (uint32_t i = 0; i < WORKERS; i++) {

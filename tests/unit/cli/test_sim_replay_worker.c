@@ -62,7 +62,7 @@ static void live(rig *r)
     damage_what_is_swapped(r);
     prompt[3] = RIG_VOCAB + 5;
     rig_send(r, 9, prompt, 22, &params);
-    fg_worker_on_frame(r->worker, "nonsense", 8);
+    fg_worker_on_frame(r->worker, 0, "nonsense", 8);
     rig_give(r, &(fg_msg){ .kind = FG_MSG_TOKENS });
     rig_give(r, &(fg_msg){ .kind = FG_MSG_RESYNC });
     r->now_ns += 100000000u;
@@ -79,7 +79,7 @@ static void live(rig *r)
 
 static void leave(rig *r)
 {
-    fg_worker_on_down(r->worker);
+    fg_worker_on_down(r->worker, 0);
     r->now_ns += 2000000000u;
     fg_worker_tick(r->worker);
     rig_close(r);

@@ -24,7 +24,7 @@ Test(options, defaults_are_the_documented_ones)
     cr_assert_eq(conf.port, 8080);
     cr_assert_eq(conf.status_port, -1);
     cr_assert_eq(conf.control.port, 8090);
-    cr_assert_str_eq(conf.router.host, "127.0.0.1");
+    cr_assert_str_eq(conf.router.items[0].host, "127.0.0.1");
     cr_assert_eq(conf.threads, 0);
     cr_assert_eq(conf.max_seqs, 64);
     cr_assert_eq(conf.kv_blocks, 0);
@@ -47,8 +47,36 @@ Test(options, the_old_names_still_work)
     fg_serve_config conf;
     cr_assert_eq(parse(4, argv, &conf, NULL), FG_OK);
     cr_assert_eq(conf.mode, FG_MODE_ROUTER);
-    cr_assert_str_eq(conf.router.host, "10.1.2.3");
-    cr_assert_eq(conf.router.port, 99);
+    cr_assert_str_eq(conf.router.items[0].host, "10.1.2.3");
+    cr_assert_eq(conf.router.items[0].port, 99);
+}
+
+Test(options, a_worker_names_up_to_eight_routers)
+{
+    static const struct {
+        const char *text;
+        uint32_t count; /* 0: refused */
+    } rows[] = {
+        { "tcp://a:1", 1 },
+        { "tcp://a:1,b:2", 2 },
+        { "a:1,[::1]:1", 2 },
+        { "a:1,a:2,a:3,a:4,a:5,a:6,a:7,a:8", 8 },
+        { "a:1,a:2,a:3,a:4,a:5,a:6,a:7,a:8,a:9", 0 },
+        { "a:1,b:2,a:1", 0 },
+        { "a:1,", 0 },
+        { ",a:1", 0 },
+        { "a:1,b", 0 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *const argv[] = { "--router", rows[i].text };
+        fg_serve_config conf;
+        fg_error err;
+        fg_status status = parse(2, argv, &conf, &err);
+        cr_assert_eq(status, rows[i].count > 0 ? FG_OK : FG_BAD_INPUT, "%s", rows[i].text);
+        if (status == FG_OK) {
+            cr_assert_eq(conf.router.count, rows[i].count, "%s", rows[i].text);
+        }
+    }
 }
 
 Test(options, every_row_is_whole_and_named_once)

@@ -155,7 +155,7 @@ static void hear_done(rig *r, const fg_msg *msg)
     request->preemptions = msg->done.preemptions;
 }
 
-static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status hear(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     rig *r = ctx;
     fg_msg msg;
@@ -177,7 +177,7 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
     return FG_OK;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
 }
 
@@ -335,7 +335,7 @@ void rig_open(rig *r, const rig_options *options)
         open_flight(r, &worker);
     }
     cr_assert_eq(fg_worker_create(&worker, &r->worker, &err), FG_OK, "%s", err.text);
-    fg_worker_on_up(r->worker);
+    fg_worker_on_up(r->worker, 0);
     rig_give(
         r, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(fg_worker_joined(r->worker));
@@ -383,7 +383,7 @@ void rig_give(rig *r, const fg_msg *msg)
     fg_buf_init(&frame, 0);
     cr_assert(fg_wire_encode(msg, &frame));
     r->now_ns += 1000;
-    fg_worker_on_frame(r->worker, frame.data, frame.size);
+    fg_worker_on_frame(r->worker, 0, frame.data, frame.size);
     fg_buf_deinit(&frame);
     check(r);
 }

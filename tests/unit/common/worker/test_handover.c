@@ -67,7 +67,7 @@ static void hear_ticket(bench *b, const fg_msg *msg)
            (count < BLOCKS_MAX ? count : BLOCKS_MAX) * sizeof *b->ticket_blocks);
 }
 
-static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status hear(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     bench *b = ctx;
     fg_msg msg;
@@ -92,7 +92,7 @@ static fg_status hear(void *ctx, const void *bytes, size_t size_bytes)
     return FG_OK;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
 }
 
@@ -174,7 +174,7 @@ static void give(bench *b, const fg_msg *msg)
     fg_buf_init(&frame, 0);
     cr_assert(fg_wire_encode(msg, &frame));
     b->now_ns += 1000;
-    fg_worker_on_frame(b->worker, frame.data, frame.size);
+    fg_worker_on_frame(b->worker, 0, frame.data, frame.size);
     fg_buf_deinit(&frame);
     fg_worker_check(b->worker);
 }
@@ -311,7 +311,7 @@ static void open_worker(bench *b, bool overlap)
                                   .reconnect = reconnect,
                                   .ctx = b };
     cr_assert_eq(fg_worker_create(&options, &b->worker, &err), FG_OK, "%s", err.text);
-    fg_worker_on_up(b->worker);
+    fg_worker_on_up(b->worker, 0);
     give(b, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(fg_worker_joined(b->worker));
 }

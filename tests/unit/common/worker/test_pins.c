@@ -135,7 +135,7 @@ Test(worker_pins, a_lost_router_ends_them)
     rig r;
     rig_open(&r, &plain);
     ask_pinned(&r, 1, 0, 4 * BS, 60000);
-    fg_worker_on_down(r.worker);
+    fg_worker_on_down(r.worker, 0);
     cr_assert_eq(rig_stats(&r).pinned_blocks, 0u);
     rig_close(&r);
 }

@@ -353,7 +353,7 @@ Test(worker_preempt, losing_the_router_in_every_state_frees_everything)
                                      .overlap = true,
                                      .policies = { .preemption = FG_PREEMPT_SWAP } });
         states[i].lead(&r);
-        fg_worker_on_down(r.worker);
+        fg_worker_on_down(r.worker, 0);
         fg_worker_check(r.worker);
         rig_run(&r);
         rig_close(&r);

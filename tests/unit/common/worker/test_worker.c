@@ -21,22 +21,26 @@ typedef struct bench {
     fg_msg sent[SENT_MAX];
     uint32_t sent_count;
     uint64_t reconnected_as;
+    uint32_t heard_by[SENT_MAX], reconnected_at;
+    uint32_t routers; /* 0: one */
     fg_status send_answer;
 } bench;
 
-static fg_status keep(void *ctx, const void *bytes, size_t size_bytes)
+static fg_status keep(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     bench *b = ctx;
     fg_error err = { 0 };
     cr_assert(b->sent_count < SENT_MAX);
+    b->heard_by[b->sent_count] = router;
     cr_assert_eq(fg_wire_decode(bytes, size_bytes, b->inbox, &b->sent[b->sent_count++], &err),
                  FG_OK, "%s", err.text);
     return b->send_answer;
 }
 
-static void reconnect(void *ctx, uint64_t epoch)
+static void reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
     ((bench *)ctx)->reconnected_as = epoch;
+    ((bench *)ctx)->reconnected_at = router;
 }
 
 static bool is_end(void *ctx, uint32_t token)
@@ -48,6 +52,7 @@ static fg_worker_options options_of(bench *b)
 {
     return (fg_worker_options){ .name = "w",
                                 .epoch = 5,
+                                .router_count = b->routers,
                                 .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
                                 .clock = fg_clock_manual(&b->now_ns),
                                 .engine = b->engine,
@@ -65,9 +70,9 @@ static fg_worker_options options_of(bench *b)
                                 .ctx = b };
 }
 
-static void open_bench(bench *b)
+static void open_bench_of(bench *b, uint32_t routers)
 {
-    *b = (bench){ .now_ns = 1000000000u };
+    *b = (bench){ .now_ns = 1000000000u, .routers = routers };
     fg_error err;
     cr_assert_eq(fg_kv_layout_init(&b->layout, 1, 1, 8, BLOCK_SIZE, FG_F16, &err), FG_OK);
     b->arena = calloc(BLOCKS, b->layout.block_bytes);
@@ -84,6 +89,11 @@ static void open_bench(bench *b)
     cr_assert_eq(fg_worker_create(&options, &b->worker, &err), FG_OK);
 }
 
+static void open_bench(bench *b)
+{
+    open_bench_of(b, 0);
+}
+
 static void close_bench(bench *b)
 {
     fg_worker_destroy(b->worker);
@@ -92,26 +102,32 @@ static void close_bench(bench *b)
     free(b->arena);
 }
 
-static void give(bench *b, const fg_msg *msg)
+static void give_from(bench *b, uint32_t router, const fg_msg *msg)
 {
     fg_buf frame;
     fg_buf_init(&frame, 0);
     cr_assert(fg_wire_encode(msg, &frame));
-    fg_worker_on_frame(b->worker, frame.data, frame.size);
+    fg_worker_on_frame(b->worker, router, frame.data, frame.size);
     fg_worker_check(b->worker);
     fg_buf_deinit(&frame);
 }
 
+static void give(bench *b, const fg_msg *msg)
+{
+    give_from(b, 0, msg);
+}
+
 static void join(bench *b)
 {
-    fg_worker_on_up(b->worker);
+    fg_worker_on_up(b->worker, 0);
     cr_assert_eq(b->sent[0].kind, FG_MSG_HELLO);
     give(b, &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(fg_worker_joined(b->worker));
     b->sent_count = 0;
 }
 
-static void ask(bench *b, uint64_t request, uint32_t prompt_count, uint32_t max_tokens)
+static void ask_from(bench *b, uint32_t router, uint64_t request, uint32_t prompt_count,
+                     uint32_t max_tokens)
 {
     static const uint32_t prompt[64] = { 7, 8, 9, 10, 11 };
     fg_msg msg = { .kind = FG_MSG_PREFILL, .request = request, .attempt = 1 };
@@ -119,7 +135,12 @@ static void ask(bench *b, uint64_t request, uint32_t prompt_count, uint32_t max_
     msg.prefill.token_count = prompt_count;
     msg.prefill.sampling =
         (fg_wire_params){ .top_p = 1.0f, .max_tokens = max_tokens, .ignore_eos = true };
-    give(b, &msg);
+    give_from(b, router, &msg);
+}
+
+static void ask(bench *b, uint64_t request, uint32_t prompt_count, uint32_t max_tokens)
+{
+    ask_from(b, 0, request, prompt_count, max_tokens);
 }
 
 static bool step(bench *b)
@@ -286,11 +307,11 @@ Test(worker, losing_the_router_ends_everything_and_comes_back_as_a_stranger)
     join(&b);
     ask(&b, 1, 5, 4);
     step(&b);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     step(&b);
     cr_assert_eq(free_blocks(&b), (uint32_t)BLOCKS);
     b.now_ns += 2000000000u;
-    fg_worker_on_up(b.worker); /* the old connection: ignored */
+    fg_worker_on_up(b.worker, 0); /* the old connection: ignored */
     cr_assert(!fg_worker_joined(b.worker));
     fg_worker_tick(b.worker);
     cr_assert_eq(b.reconnected_as, 6u);
@@ -317,7 +338,7 @@ Test(worker, a_router_that_does_not_answer_hello_is_left)
 {
     bench b;
     open_bench(&b);
-    fg_worker_on_up(b.worker);
+    fg_worker_on_up(b.worker, 0);
     b.now_ns += 2500000000u;
     fg_worker_tick(b.worker);
     cr_assert_eq(b.reconnected_as, 0u);
@@ -377,7 +398,7 @@ Test(worker, a_welcome_after_it_has_left_makes_no_member)
     bench b;
     open_bench(&b);
     join(&b);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     give(&b,
          &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     cr_assert(!fg_worker_joined(b.worker));
@@ -390,11 +411,11 @@ Test(worker, one_that_drains_says_so_again_when_it_joins_again)
     open_bench(&b);
     join(&b);
     fg_worker_drain(b.worker);
-    fg_worker_on_down(b.worker);
+    fg_worker_on_down(b.worker, 0);
     b.sent_count = 0;
     b.now_ns += 600000000u;
     fg_worker_tick(b.worker);
-    fg_worker_on_up(b.worker);
+    fg_worker_on_up(b.worker, 0);
     give(&b,
          &(fg_msg){ .kind = FG_MSG_WELCOME, .welcome = { .router_epoch = 1, .lease_ms = 800 } });
     bool said = false;
@@ -410,8 +431,8 @@ Test(worker, garbage_frames_are_counted_and_dropped)
     bench b;
     open_bench(&b);
     join(&b);
-    fg_worker_on_frame(b.worker, "garbage", 7);
-    fg_worker_on_frame(b.worker, "", 0);
+    fg_worker_on_frame(b.worker, 0, "garbage", 7);
+    fg_worker_on_frame(b.worker, 0, "", 0);
     give(&b, &(fg_msg){ .kind = FG_MSG_DRAIN }); /* valid, but not for a worker */
     fg_worker_stats stats;
     fg_worker_stats_get(b.worker, &stats);
@@ -510,5 +531,143 @@ Test(worker, does_what_the_page_on_scheduling_shows)
                   "step %zu: rows %u prompt %u held %u cached %u preempted %u admitted %u", i + 1,
                   s->decode_rows, s->prefill_tokens, s->held, s->cached, s->preempted, s->admitted);
     }
+    close_bench(&b);
+}
+
+/* ---- several routers ---- */
+
+static void join_at(bench *b, uint32_t router, uint64_t key)
+{
+    fg_worker_on_up(b->worker, router);
+    give_from(b, router,
+              &(fg_msg){ .kind = FG_MSG_WELCOME,
+                         .welcome = { .router_epoch = 1, .lease_ms = 800, .cache_key_low = key } });
+}
+
+static uint32_t count_sent(const bench *b, uint32_t router, fg_msg_kind kind)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < b->sent_count; i++) {
+        count += b->heard_by[i] == router && b->sent[i].kind == kind;
+    }
+    return count;
+}
+
+Test(routers, each_hears_of_its_own_requests_alone_though_they_have_one_number)
+{
+    bench b;
+    open_bench_of(&b, 2);
+    join_at(&b, 0, 7);
+    join_at(&b, 1, 7);
+    cr_assert_eq(b.sent[0].hello.self.epoch, 5u);
+    cr_assert(count_sent(&b, 0, FG_MSG_HELLO) == 1 && count_sent(&b, 1, FG_MSG_HELLO) == 1);
+    b.sent_count = 0;
+    ask_from(&b, 0, 9, 3, 3);
+    ask_from(&b, 1, 9, 3, 2);
+    while (step(&b)) {
+    }
+    for (uint32_t router = 0; router < 2; router++) {
+        cr_assert_eq(count_sent(&b, router, FG_MSG_FIRST), 1, "router %u", router);
+        cr_assert_eq(count_sent(&b, router, FG_MSG_DONE), 1, "router %u", router);
+        cr_assert_eq(count_sent(&b, router, FG_MSG_TOKENS), router == 0 ? 2 : 1, "router %u",
+                     router);
+    }
+    for (uint32_t i = 0; i < b.sent_count; i++) {
+        if (b.sent[i].kind == FG_MSG_DONE) {
+            cr_assert_eq(b.sent[i].done.generated, b.heard_by[i] == 0 ? 3 : 2);
+        }
+    }
+    close_bench(&b);
+}
+
+Test(routers, a_lost_one_takes_only_its_own_sequences_along)
+{
+    bench b;
+    open_bench_of(&b, 2);
+    join_at(&b, 0, 7);
+    join_at(&b, 1, 7);
+    b.sent_count = 0;
+    ask_from(&b, 0, 1, 3, 3);
+    ask_from(&b, 1, 1, 3, 3);
+    step(&b);
+    fg_worker_on_down(b.worker, 1);
+    cr_assert(fg_worker_joined_at(b.worker, 0) && !fg_worker_joined_at(b.worker, 1));
+    cr_assert(fg_worker_joined(b.worker));
+    b.sent_count = 0;
+    while (step(&b)) {
+    }
+    cr_assert_eq(count_sent(&b, 0, FG_MSG_DONE), 1);
+    for (uint32_t i = 0; i < b.sent_count; i++) {
+        cr_assert_eq(b.heard_by[i], 0, "%s went to who is gone", fg_msg_name(b.sent[i].kind));
+    }
+    /* It comes back under a number that nobody has had. */
+    b.now_ns += 500000000u;
+    fg_worker_tick(b.worker);
+    cr_assert(b.reconnected_at == 1 && b.reconnected_as == 8u, "%llu",
+              (unsigned long long)b.reconnected_as);
+    fg_worker_stats stats;
+    fg_worker_stats_get(b.worker, &stats);
+    cr_assert_eq(stats.leaked_blocks, 0u);
+    cr_assert_eq(stats.running + stats.waiting + stats.closing, 0u);
+    close_bench(&b);
+}
+
+Test(routers, all_hear_of_load_and_drain_and_none_undoes_anothers_role)
+{
+    bench b;
+    open_bench_of(&b, 2);
+    join_at(&b, 0, 7);
+    join_at(&b, 1, 7);
+    give_from(&b, 1, &(fg_msg){ .kind = FG_MSG_ROLE, .role = { .roles = FG_ROLE_DECODE } });
+    b.sent_count = 0;
+    ask_from(&b, 0, 1, 3, 3);
+    b.now_ns += 200000000u;
+    fg_worker_tick(b.worker);
+    fg_worker_drain(b.worker);
+    for (uint32_t router = 0; router < 2; router++) {
+        cr_assert_eq(count_sent(&b, router, FG_MSG_LOAD), 1, "router %u", router);
+        cr_assert_eq(count_sent(&b, router, FG_MSG_DRAIN), 1, "router %u", router);
+    }
+    for (uint32_t i = 0; i < b.sent_count; i++) {
+        cr_assert(b.sent[i].kind != FG_MSG_LOAD || b.sent[i].load.running == 1,
+                  "router %u is not told what others have here", b.heard_by[i]);
+    }
+    for (uint32_t router = 0; router < 2; router++) {
+        fg_worker_on_down(b.worker, router);
+        b.now_ns += 500000000u;
+        fg_worker_tick(b.worker);
+        b.sent_count = 0;
+        fg_worker_on_up(b.worker, router);
+        cr_assert_eq(b.sent[0].hello.roles,
+                     router == 1 ? FG_ROLE_DECODE : FG_ROLE_PREFILL | FG_ROLE_DECODE);
+    }
+    close_bench(&b);
+}
+
+Test(routers, one_with_another_cache_key_is_left_alone_while_others_are_there)
+{
+    bench b;
+    open_bench_of(&b, 2);
+    join_at(&b, 0, 7);
+    join_at(&b, 1, 8);
+    cr_assert(fg_worker_joined_at(b.worker, 0) && !fg_worker_joined_at(b.worker, 1));
+    fg_worker_tick(b.worker);
+    fg_worker_on_down(b.worker, 0);
+    b.now_ns += 600000000u;
+    fg_worker_tick(b.worker);
+    join_at(&b, 1, 8); /* nobody else has it now */
+    cr_assert(fg_worker_joined_at(b.worker, 1));
+    close_bench(&b);
+}
+
+Test(routers, there_are_not_more_than_eight)
+{
+    bench b;
+    open_bench_of(&b, FG_WORKER_ROUTERS_MAX);
+    fg_worker_options options = options_of(&b);
+    options.router_count = FG_WORKER_ROUTERS_MAX + 1;
+    fg_worker *worker;
+    fg_error err;
+    cr_assert_eq(fg_worker_create(&options, &worker, &err), FG_BAD_INPUT);
     close_bench(&b);
 }
