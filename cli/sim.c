@@ -17,7 +17,7 @@ typedef struct sim_config {
     uint32_t seeds; /* 0: one, with its history */
     uint64_t seed;
     const char *requests, *fault, *no_fault;
-    uint32_t workers, prompt_max, answer_max, faults_until_ms;
+    uint32_t workers, routers, prompt_max, answer_max, faults_until_ms;
     uint64_t until;
     uint32_t shrink_seconds, failures_max;
 } sim_config;
@@ -95,6 +95,14 @@ static const fg_option options[] = {
       .group = "Left out of a world",
       .offset = offsetof(sim_config, workers),
       .help = "At most so many of the workers that the seed draws." },
+    { .name = "routers",
+      .type = FG_OPTION_U32,
+      .default_text = "2",
+      .min = 1,
+      .max = FG_SIM_ROUTERS_MAX,
+      .group = "Left out of a world",
+      .offset = offsetof(sim_config, routers),
+      .help = "At most so many of the routers that the seed draws." },
     { .name = "prompt-max",
       .type = FG_OPTION_U32,
       .default_text = "4294967295",
@@ -176,6 +184,7 @@ static fg_status make_options(const sim_config *config, fg_sim_options *world_ou
         world.faults &= ~without;
     }
     world.workers_max = config->workers;
+    world.routers_max = config->routers;
     world.prompt_max = config->prompt_max;
     world.answer_max = config->answer_max;
     world.faults_until_ms = config->faults_until_ms;
@@ -268,9 +277,9 @@ static void shrink(hunt_state *h)
 static void print_summary(const fg_sim_report *sum, uint64_t failed, double real_s)
 {
     double simulated_s = (double)sum->simulated_ns / 1e9;
-    printf("worlds=%" PRIu64 " events=%" PRIu64 " tokens=%" PRIu64
+    printf("worlds=%" PRIu64 " two_routers=%" PRIu64 " events=%" PRIu64 " tokens=%" PRIu64
            " simulated_s=%.1f real_s=%.1f ratio=%.0f:1\n",
-           sum->worlds, sum->events, sum->tokens, simulated_s, real_s,
+           sum->worlds, sum->two_routers, sum->events, sum->tokens, simulated_s, real_s,
            real_s > 0 ? simulated_s / real_s : 0);
     printf("requests=%" PRIu64 " finished=%" PRIu64 " failed=%" PRIu64 " cancelled=%" PRIu64
            " refused=%" PRIu64 " placed_again=%" PRIu64 " came_again=%" PRIu64 "\n",

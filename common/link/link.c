@@ -58,7 +58,7 @@ static void take_leave(fg_link *link)
                 writing = t->side == FG_TICKET_OUT && t->state != FG_TICKET_CLOSED;
             }
             if (!writing) {
-                fg_link_send_short(link, peer, FG_LINK_GONE, 0);
+                fg_link_send_gone(link, peer);
                 peer->mute = true;
             }
         }
@@ -126,8 +126,9 @@ bool fg_link_usable(const fg_link *link, uint32_t peer)
     return peer_up(link, peer) != NULL;
 }
 
-fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, const void *record,
-                           size_t record_bytes, uint32_t *peer_out, fg_error *err)
+fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, uint64_t own_epoch,
+                           const void *record, size_t record_bytes, uint32_t *peer_out,
+                           fg_error *err)
 {
     fg_link_record parsed;
     fg_status status = fg_link_record_parse(record, record_bytes, &parsed, err);
@@ -148,7 +149,8 @@ fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, cons
         if (old == NULL) {
             slot = slot == FG_LINK_PEER_NONE ? i : slot;
         } else if (old->state == FG_LINK_PEER_UP && old->link_id == parsed.link_id &&
-                   old->epoch == epoch && strcmp(old->name, name) == 0) {
+                   old->epoch == epoch && old->own_epoch == own_epoch &&
+                   strcmp(old->name, name) == 0) {
             *peer_out = i;
             return FG_OK;
         }
@@ -164,6 +166,7 @@ fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, cons
     }
     peer->index = slot;
     peer->epoch = epoch;
+    peer->own_epoch = own_epoch;
     peer->link_id = parsed.link_id;
     peer->block_count = parsed.block_count;
     snprintf(peer->name, sizeof peer->name, "%s", name);

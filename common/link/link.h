@@ -58,9 +58,12 @@ void *fg_link_arena(const fg_link *link);
 /* Appends this link's handshake record (address, memory key, host and process identity). */
 bool fg_link_describe(const fg_link *link, fg_buf *out);
 /* Learns a peer from its record; the index stays valid until fg_link_forget. The same name with
- * another epoch is another peer. FG_BAD_INPUT: record malformed or of another layout version. */
-fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, const void *record,
-                           size_t record_bytes, uint32_t *peer_out, fg_error *err);
+ * another epoch is another peer. `own_epoch`: that the peer learns with this link's record. So an introduction is known on
+ * both sides by two epochs, each of which is that of one connection and never another's.
+ * FG_BAD_INPUT: record malformed or of another layout version. */
+fg_status fg_link_add_peer(fg_link *link, const char *name, uint64_t epoch, uint64_t own_epoch,
+                           const void *record, size_t record_bytes, uint32_t *peer_out,
+                           fg_error *err);
 /* The router declared this peer dead. Its tickets end: on_drained for those sent to it; on_fenced for
  * those expected from it, at once where the transport itself fences (TCP: endpoint closed and
  * drained), else when it has answered or its process is seen to have exited. Then the index is free

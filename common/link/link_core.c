@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/net/loop.h"
@@ -211,17 +212,15 @@ void fg_link_peer_closed(fg_link *link, fg_link_peer *peer)
     link->reap = true;
 }
 
-/* True when another slot still speaks for the same link: then GONE would be a lie. */
-static bool has_twin(const fg_link *link, const fg_link_peer *peer)
+/* What both sides call an introduction, by the epochs that its writer and its receiver had. */
+static uint64_t introduction(uint64_t writer, uint64_t receiver)
 {
-    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
-        const fg_link_peer *other = link->peers[i];
-        if (other != NULL && other != peer && other->link_id == peer->link_id &&
-            !other->close_started) {
-            return true;
-        }
-    }
-    return false;
+    return fg_hash_mix(fg_hash_mix(writer) + receiver);
+}
+
+void fg_link_send_gone(fg_link *link, fg_link_peer *peer)
+{
+    fg_link_send_short(link, peer, FG_LINK_GONE, introduction(peer->own_epoch, peer->epoch));
 }
 
 /* Closes and frees the peers that are over. Where closing fences (TCP) it comes first; where it does
@@ -240,8 +239,8 @@ static void reap_peers(fg_link *link)
         /* Memory that is written to by a hold stays where it is. */
         if (!peer->close_started && peer->holds == 0 &&
             (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
-            if (peer->tickets == NULL && !has_twin(link, peer)) {
-                fg_link_send_short(link, peer, FG_LINK_GONE, 0);
+            if (peer->tickets == NULL) {
+                fg_link_send_gone(link, peer);
             }
             peer->close_started = true;
             link->port->close_peer(link, peer);
@@ -327,11 +326,14 @@ static void got_fence(fg_link *link, const fg_link_wire *wire)
     }
 }
 
-static void got_gone(fg_link *link, uint64_t link_id)
+/* It may have been on its way for long, and speaks of one introduction: the same two links may have been introduced again
+ * since, or by another router, and write. */
+static void got_gone(fg_link *link, const fg_link_wire *wire)
 {
     for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
         fg_link_peer *peer = link->peers[i];
-        if (peer != NULL && peer->link_id == link_id) {
+        if (peer != NULL && peer->link_id == wire->from &&
+            introduction(peer->epoch, peer->own_epoch) == wire->ticket) {
             fg_link_peer_exited(link, peer);
         }
     }
@@ -364,7 +366,7 @@ void fg_link_got_message(fg_link *link, const void *bytes, size_t size_bytes)
             }
             break;
         case FG_LINK_GONE:
-            got_gone(link, wire.from);
+            got_gone(link, &wire);
             break;
         default:
             wanted = false;

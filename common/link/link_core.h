@@ -42,13 +42,14 @@ typedef struct fg_link_peer {
     uint32_t index;
     fg_link_peer_state state;
     char name[FG_LIMIT_NAME_BYTES + 1];
-    uint64_t epoch;
+    uint64_t epoch, own_epoch;
     uint64_t link_id;
     uint32_t block_count;
     bool
         writes_here; /* it can write our arena without our doing anything: closing fences nothing */
-    bool exited;     /* its process has ended, or it said GONE: it writes no more */
-    bool mute;       /* nothing can be sent to it any more */
+    bool
+        exited; /* its process has ended, or it said GONE: no ticket of this introduction is written any more */
+    bool mute; /* nothing can be sent to it any more */
     bool close_started;
     bool closed;
     uint32_t flight_blocks; /* on their way to it */
@@ -120,6 +121,7 @@ void fg_link_stir(fg_link *link);
 
 bool fg_link_can_send(const fg_link_peer *peer);
 void fg_link_send_short(fg_link *link, fg_link_peer *peer, fg_link_kind kind, uint64_t ticket);
+void fg_link_send_gone(fg_link *link, fg_link_peer *peer);
 /* Progress, callbacks, peers that are over. True: call again before sleeping. The link may be gone
  * afterwards. */
 bool fg_link_turn(fg_link *link);

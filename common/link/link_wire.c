@@ -75,9 +75,8 @@ static bool fields_fit(const fg_link_wire *wire)
         return wire->count <= FG_TICKET_BLOCKS_MAX && wire->first == 0 && wire->first_block == 0;
     case FG_LINK_FENCE:
     case FG_LINK_FENCED:
-        return wire->count == 0 && wire->first == 0 && wire->first_block == 0;
     case FG_LINK_GONE:
-        return wire->ticket == 0 && wire->count == 0 && wire->first == 0 && wire->first_block == 0;
+        return wire->count == 0 && wire->first == 0 && wire->first_block == 0;
     default:
         return false;
     }

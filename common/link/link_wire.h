@@ -27,7 +27,7 @@ typedef enum fg_link_kind {
     FG_LINK_ANSWER,   /* receiver: verdict */
     FG_LINK_FENCE,    /* receiver: stop writing this ticket and say so */
     FG_LINK_FENCED,   /* sender: writes this ticket no more */
-    FG_LINK_GONE,     /* sender: writes no ticket of yours any more, and forgets you */
+    FG_LINK_GONE, /* sender: writes no ticket of this introduction any more (`ticket` names it) */
 } fg_link_kind;
 
 /* A message taken apart. `payload` points into the bytes given to the parser. */

@@ -17,6 +17,7 @@ enum {
 };
 #define CUT_OFF_NS   (5ull * 1000 * 1000 * 1000)
 #define FORGOTTEN_NS (1500ull * 1000 * 1000 * 1000)
+#define STANDING_NS  (2ull * 1000 * 1000 * 1000)
 
 /* ---- creation ---- */
 
@@ -709,6 +710,38 @@ static void ask_fences_again(fg_worker *worker, uint64_t now)
     }
 }
 
+static bool has_reservation(const fg_worker *worker)
+{
+    const fg_seq *seq = worker->others.first;
+    while (seq != NULL && seq->state != FG_SEQ_EXPECTING) {
+        seq = seq->next;
+    }
+    return seq != NULL;
+}
+
+/* Routers make no circle of waits, but they do not know of each other's pairs: prompts may stand here for room that
+ * reservations hold, whose prompts stand elsewhere in the same way. The one that came last goes back to its router, which
+ * lets go of its reservation and places it anew. */
+static void give_way(fg_worker *worker, uint64_t now)
+{
+    if (worker->router_count == 1) {
+        return;
+    }
+    fg_seq *last = worker->waiting.last;
+    while (last != NULL && !(last->side == FG_SIDE_SENDER && last->ticket_open)) {
+        last = last->previous;
+    }
+    if (last == NULL || worker->in_flight > 0 || worker->running.count > 0 ||
+        !has_reservation(worker)) {
+        worker->moved_ns = now;
+    } else if (now > worker->moved_ns && now - worker->moved_ns >= STANDING_NS) {
+        worker->moved_ns = now;
+        fg_warn("worker", "event=gave_way req=%016llx why=\"nothing moves, and prompts wait\"",
+                (unsigned long long)last->request);
+        fg_worker_end(worker, last, FG_FINISH_ERROR, "prompts waited for each other");
+    }
+}
+
 /* Joins, leaves and joins again, as it is time. */
 static void attend(fg_worker *worker, uint32_t index, uint64_t now)
 {
@@ -754,6 +787,7 @@ void fg_worker_do_tick(fg_worker *worker)
     ask_fences_again(worker, now);
     end_forgotten(worker, now);
     leave_if_cut_off(worker, now);
+    give_way(worker, now);
     fg_worker_run(worker);
     fg_worker_news_flush(worker);
     report(worker, now);

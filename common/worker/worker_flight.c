@@ -420,9 +420,9 @@ fg_status fg_worker_link_add_peer(fg_worker *worker, const fg_msg *msg, uint32_t
                               .answer = FG_AGAIN };
     if (link != NULL) {
         uint32_t index = FG_LINK_PEER_NONE;
-        record.answer = (uint32_t)fg_link_add_peer(link, msg->peer.peer.name, msg->peer.peer.epoch,
-                                                   msg->peer.link_record,
-                                                   msg->peer.link_record_bytes, &index, err);
+        record.answer = (uint32_t)fg_link_add_peer(
+            link, msg->peer.peer.name, msg->peer.peer.epoch, worker->routers[worker->hearing].epoch,
+            msg->peer.link_record, msg->peer.link_record_bytes, &index, err);
         record.value = index;
     } else {
         fg_fail(err, FG_AGAIN, "as it was then");

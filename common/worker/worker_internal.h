@@ -162,6 +162,7 @@ struct fg_worker {
     bool draining;
     fg_digest128 secret;     /* of the routers that it has joined */
     bool load_dirty;         /* something changed since the last tick; then it is each router's */
+    uint64_t moved_ns;       /* nothing stood still until then (give_way) */
     uint64_t broken_said_ns; /* when the log was last told that the model breaks down; 0: never */
 
     /* Steps: frames[(first + i) % FG_WORKER_FRAMES] for i < in_flight are with the engine. */

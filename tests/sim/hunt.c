@@ -334,6 +334,7 @@ static bool shrink_number(shrinker *s, uint32_t fg_sim_options_offset, const uin
 uint32_t fg_sim_shrink(fg_sim_failure *failure, uint32_t limit_ms)
 {
     static const uint32_t workers[] = { 1, 2, 3, 4 };
+    static const uint32_t routers[] = { 1 };
     static const uint32_t tokens[] = { 1, 4, 8, 16, 32, 64, 128 };
     static const uint32_t times[] = { 60, 100, 150, 200, 300, 400, 600, 800, 1000, 1200 };
     shrinker s = { .best = failure, .clock = fg_clock_real() };
@@ -343,6 +344,7 @@ uint32_t fg_sim_shrink(fg_sim_failure *failure, uint32_t limit_ms)
     while (any && fg_clock_now_ns(&s.clock) < s.end_ns) {
         any = shrink_faults(&s);
         any = shrink_requests(&s) || any;
+        any = shrink_number(&s, offsetof(fg_sim_options, routers_max), routers, 1) || any;
         any = shrink_number(&s, offsetof(fg_sim_options, workers_max), workers, 4) || any;
         any = shrink_number(&s, offsetof(fg_sim_options, faults_until_ms), times, 10) || any;
         any = shrink_number(&s, offsetof(fg_sim_options, prompt_max), tokens, 7) || any;
@@ -413,6 +415,9 @@ void fg_sim_command(const fg_sim_options *options, char out[FG_SIM_COMMAND_MAX])
     }
     if (options->workers_max != plain.workers_max) {
         put(&to, " --workers %u", options->workers_max);
+    }
+    if (options->routers_max != plain.routers_max) {
+        put(&to, " --routers %u", options->routers_max);
     }
     put_faults(&to, options);
     if (options->faults_until_ms != plain.faults_until_ms) {

@@ -23,6 +23,7 @@ fg_sim_options fg_sim_options_default(uint64_t seed)
                              .faults = FG_SIM_FAULTS_ALL,
                              .requests = UINT64_MAX,
                              .workers_max = FG_SIM_WORKERS_MAX,
+                             .routers_max = FG_SIM_ROUTERS_MAX,
                              .prompt_max = UINT32_MAX,
                              .answer_max = UINT32_MAX,
                              .faults_until_ms = 1500 };
@@ -49,7 +50,8 @@ void sim_push(sim_world *w, const sim_event *event)
 
 sim_process *sim_process_at(sim_world *w, uint64_t index)
 {
-    return index == SIM_ROUTER ? &w->router : &w->workers[index].process;
+    return index < SIM_ROUTER ? &w->workers[index].process
+                              : &w->routers[index - SIM_ROUTER].process;
 }
 
 void sim_enter(sim_world *w, sim_process *process)
@@ -57,8 +59,9 @@ void sim_enter(sim_world *w, sim_process *process)
     if (process->halted_until_ns <= sim_now(w)) {
         process->clock_ns = sim_now(w);
     }
-    bool router = process == &w->router;
-    w->touched |= 1u << (router ? SIM_ROUTER : ((sim_worker *)process)->index);
+    for (uint32_t i = 0; i < SIM_ROUTER + w->router_count; i++) {
+        w->touched |= sim_process_at(w, i) == process ? 1u << i : 0;
+    }
     fg_fault_arm(w->quiet ? 0 : process->fail_nth);
 }
 
@@ -90,10 +93,11 @@ static void fire_router_tick(void *ctx, const sim_event *e)
     if (sim_postponed(w, e)) {
         return;
     }
-    if (w->dispatch != NULL) {
-        sim_enter(w, &w->router);
-        fg_dispatch_tick(w->dispatch);
-        sim_leave(w, &w->router);
+    sim_router *router = &w->routers[e->index - SIM_ROUTER];
+    if (router->dispatch != NULL) {
+        sim_enter(w, &router->process);
+        fg_dispatch_tick(router->dispatch);
+        sim_leave(w, &router->process);
     }
     sim_event next = *e;
     next.at_ns = sim_now(w) + SIM_TICK_NS;
@@ -103,11 +107,12 @@ static void fire_router_tick(void *ctx, const sim_event *e)
 static void fire_clear(void *ctx, const sim_event *e)
 {
     sim_world *w = ctx;
-    if (w->dispatch != NULL && w->router.frozen_until_ns <= sim_now(w)) {
-        sim_note(w, "client", "clear", "%s", "");
-        sim_enter(w, &w->router);
-        fg_dispatch_clear_cache(w->dispatch);
-        sim_leave(w, &w->router);
+    sim_router *router = &w->routers[sim_now(w) % w->router_count];
+    if (sim_router_hears(router)) {
+        sim_note(w, "client", "clear", "%s", router->process.name);
+        sim_enter(w, &router->process);
+        fg_dispatch_clear_cache(router->dispatch);
+        sim_leave(w, &router->process);
     }
     if (!w->quiet) {
         sim_event next = *e;
@@ -123,17 +128,18 @@ static void fire_roles(void *ctx, const sim_event *e)
     sim_world *w = ctx;
     fg_rng rng = sim_rng(w, SIM_STREAM_SHAPE, 4, sim_now(w));
     uint32_t both = FG_ROLE_PREFILL | FG_ROLE_DECODE;
-    if (w->dispatch != NULL && w->router.frozen_until_ns <= sim_now(w)) {
-        for (uint32_t i = 0; i < w->worker_count; i++) {
+    for (uint32_t r = 0; r < w->router_count; r++) {
+        sim_router *router = &w->routers[r];
+        for (uint32_t i = 0; sim_router_hears(router) && i < w->worker_count; i++) {
             uint32_t roles = w->quiet ? both : 1 + (uint32_t)sim_below(&rng, 3);
-            sim_enter(w, &w->router);
-            fg_status status =
-                fg_dispatch_set_role(w->dispatch, w->workers[i].process.name, roles, NULL, NULL);
-            sim_leave(w, &w->router);
+            sim_enter(w, &router->process);
+            fg_status status = fg_dispatch_set_role(router->dispatch, w->workers[i].process.name,
+                                                    roles, NULL, NULL);
+            sim_leave(w, &router->process);
             w->report->role_changes += status == FG_OK;
         }
-        sim_note(w, "client", "roles", "%s", w->quiet ? "all" : "drawn");
     }
+    sim_note(w, "client", "roles", "%s", w->quiet ? "all" : "drawn");
     sim_event next = *e;
     next.at_ns = sim_now(w) + 100 * SIM_MS + sim_below(&rng, 500 * SIM_MS);
     sim_push(w, &next);
@@ -146,10 +152,13 @@ static void check_touched(sim_world *w)
     if (w->report->events % ALL_CHECKED_EVERY == 0) {
         w->touched = UINT32_MAX;
     }
-    if ((w->touched >> SIM_ROUTER & 1) && w->dispatch != NULL) {
-        fg_dispatch_check(w->dispatch);
-        if (w->report->events % RESIDENCY_CHECKED_EVERY == 0) {
-            fg_residency_check(fg_dispatch_residency(w->dispatch));
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        const sim_router *router = &w->routers[i];
+        if ((w->touched >> (SIM_ROUTER + i) & 1) && router->dispatch != NULL) {
+            fg_dispatch_check(router->dispatch);
+            if (w->report->events % RESIDENCY_CHECKED_EVERY == 0) {
+                fg_residency_check(fg_dispatch_residency(router->dispatch));
+            }
         }
     }
     for (uint32_t i = 0; i < w->worker_count; i++) {
@@ -182,25 +191,31 @@ static void check_stuck(const sim_world *w)
     }
 }
 
-/* What the router knows of a worker's cache is what is in it. */
-static bool is_known(const sim_world *w, const char *name, uint32_t entries)
+/* What a router knows of a worker's cache is what is in it. */
+static bool is_known(const sim_router *router, const char *name, uint32_t entries)
 {
+    const fg_dispatch *dispatch = router->dispatch;
     const fg_reg_worker *worker =
-        w->dispatch == NULL ? NULL : fg_registry_by_name(fg_dispatch_registry(w->dispatch), name);
-    return worker != NULL && fg_residency_slot_blocks(fg_dispatch_residency(w->dispatch),
-                                                      worker->peer, FG_TIER_DEVICE) == entries;
+        dispatch == NULL ? NULL : fg_registry_by_name(fg_dispatch_registry(dispatch), name);
+    return worker != NULL && fg_residency_slot_blocks(fg_dispatch_residency(dispatch), worker->peer,
+                                                      FG_TIER_DEVICE) == entries;
 }
 
 static bool worker_at_rest(const sim_world *w, const sim_worker *s)
 {
     fg_worker_stats stats;
-    if (!s->alive || !fg_worker_joined(s->worker)) {
+    if (!s->alive) {
         return false;
     }
     fg_worker_stats_get(s->worker, &stats);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        if (!fg_worker_joined_at(s->worker, i) ||
+            !is_known(&w->routers[i], s->process.name, stats.prefix.entries)) {
+            return false;
+        }
+    }
     return stats.pool.free + stats.pool.cached == stats.pool.total && stats.pool.promised == 0 &&
-           stats.closing == 0 && stats.running == 0 && stats.waiting == 0 &&
-           is_known(w, s->process.name, stats.prefix.entries);
+           stats.closing == 0 && stats.running == 0 && stats.waiting == 0;
 }
 
 /* Every request has ended, and every pool is as it was at first. */
@@ -219,17 +234,22 @@ static bool at_rest(const sim_world *w)
             if (sim_now(w) > since + RELEASE_NS) {
                 sim_describe(w, stderr);
                 FG_ASSERT(false,
-                          "%s holds blocks, is away, or has others than the router knows, %llu ms "
+                          "%s holds blocks, is away, or has others than a router knows, %llu ms "
                           "after the last request ended",
                           w->workers[i].process.name, (unsigned long long)(RELEASE_NS / SIM_MS));
             }
             return false;
         }
     }
-    return w->dispatch != NULL;
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        if (w->routers[i].dispatch == NULL) {
+            return false;
+        }
+    }
+    return true;
 }
 
-/* The clients' counts, which the router's have to be. */
+/* The clients' counts, which the routers' have to be. */
 static void count_up(sim_world *w)
 {
     fg_sim_report *report = w->report;
@@ -241,11 +261,13 @@ static void count_up(sim_world *w)
         report->failed += r->ended && r->finish == FG_FINISH_ERROR;
         report->finished += r->ended && r->finish != FG_FINISH_ERROR;
     }
-    sim_close_router(w);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        sim_close_router(&w->routers[i]);
+    }
     const fg_dispatch_stats *stats = &w->router_stats;
     FG_ASSERT(stats->finished == report->finished && stats->failed == report->failed &&
                   stats->cancelled == report->cancelled,
-              "the router counts other ends than its clients");
+              "the routers count other ends than their clients");
     report->push_retries = stats->push_retries;
     report->stale_dropped = stats->stale_dropped;
     report->retried = stats->retried;
@@ -268,14 +290,13 @@ static void open_world(sim_world *w, const fg_sim_options *options, fg_sim_repor
     FG_ASSERT(status == FG_OK, "%s", err.text);
     fg_rng vocab = sim_rng(w, SIM_STREAM_SHAPE, 5, 0);
     w->vocab_size = sim_chance(&vocab, 500) ? 6 : 997;
-    fg_bus_hub_options bus = { .defer = sim_defer_frame, .ctx = w };
     fg_link_hub_options link = { .defer = sim_defer_link, .ctx = w };
-    status = fg_bus_hub_create(&bus, &w->bus_hub, &err);
-    FG_ASSERT(status == FG_OK, "%s", err.text);
     w->link_hub = fg_link_hub_create(&link);
     FG_ASSERT(w->link_hub != NULL);
-    sim_start_router(w);
-    sim_push(w, &(sim_event){ .fire = fire_router_tick, .index = SIM_ROUTER });
+    sim_build_routers(w);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        sim_push(w, &(sim_event){ .fire = fire_router_tick, .index = SIM_ROUTER + i });
+    }
     sim_build_cluster(w);
     sim_make_requests(w);
     fg_rng rng = sim_rng(w, SIM_STREAM_SHAPE, 3, 0);
@@ -293,9 +314,13 @@ static void close_world(sim_world *w)
             sim_stop_worker(w, &w->workers[i]);
         }
     }
-    sim_close_router(w);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        sim_close_router(&w->routers[i]);
+    }
     fg_timeline_deinit(&w->time);
-    fg_bus_hub_destroy(w->bus_hub);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        fg_bus_hub_destroy(w->routers[i].hub);
+    }
     fg_link_hub_destroy(w->link_hub);
     for (uint32_t i = 0; i < w->request_count; i++) {
         free(w->requests[i].tokens);

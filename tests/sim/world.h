@@ -28,7 +28,7 @@ typedef enum fg_sim_fault {
     FG_SIM_FULL,    /* the queue of frames from or to a worker is full for a while */
     FG_SIM_SLOW,    /* a worker's connection and link take a hundred times longer for a while */
     FG_SIM_TIGHT,   /* a pool of few blocks, from the start of the process */
-    FG_SIM_ROUTER,  /* the router's process dies; clients and workers come again */
+    FG_SIM_ROUTER,  /* a router's process dies; clients and workers come again */
     FG_SIM_JUMP,    /* a clock stands still for a while, then jumps to what it should show */
     FG_SIM_ALLOC,   /* one allocation of a process fails */
     FG_SIM_DRAIN,   /* a worker is asked to go, ends what it has, and comes again */
@@ -39,6 +39,7 @@ typedef enum fg_sim_fault {
 
 enum {
     FG_SIM_WORKERS_MAX = 5,
+    FG_SIM_ROUTERS_MAX = 2,
     FG_SIM_REQUESTS_MAX = 48,
 };
 
@@ -53,11 +54,12 @@ typedef struct fg_sim_options {
     bool forced;
     uint64_t requests;        /* bit i: request i is made; the others are only drawn */
     uint32_t workers_max;     /* of those that the seed draws, the first */
+    uint32_t routers_max;     /* likewise */
     uint32_t prompt_max;      /* tokens of a prompt; the rest is cut off */
     uint32_t answer_max;      /* max_tokens */
     uint32_t faults_until_ms; /* simulated; later there are none */
     uint64_t until;           /* stops after so many events, wherever it is; 0: at the end */
-    size_t flight_bytes;      /* of the router's flight recorder, which is run again; 0: none */
+    size_t flight_bytes;      /* of each process's flight recorder, which is run again; 0: none */
     FILE *history;            /* one line per event; NULL: none */
 } fg_sim_options;
 
@@ -66,7 +68,7 @@ fg_sim_options fg_sim_options_default(uint64_t seed);
 
 /* Sums; every member is a uint64_t. */
 typedef struct fg_sim_report {
-    uint64_t worlds, events, simulated_ns, tokens;
+    uint64_t worlds, two_routers, events, simulated_ns, tokens;
     uint64_t requests, finished, failed, cancelled, refused;
     uint64_t again;   /* clients that came again after the router's death */
     uint64_t retried; /* placements, by the router */

@@ -1,5 +1,5 @@
 /*
- * The router's process, and its clients: each of them knows its answer beforehand and wants it token by
+ * The processes of routers, and their clients: each of them knows its answer beforehand and wants it token by
  * token, in order, once, and one end.
  */
 #include <stdio.h>
@@ -22,67 +22,88 @@ bool sim_request_open(const sim_request *r)
     return !r->left_out && !r->ended && !r->cancelled && !r->refused;
 }
 
-/* ---- the router ---- */
+/* ---- the routers ---- */
+
+static const char *peer_name(const sim_router *router, uint32_t peer)
+{
+    const fg_reg_worker *worker = fg_registry_by_peer(fg_dispatch_registry(router->dispatch), peer);
+    return worker != NULL ? worker->name : "?";
+}
 
 static fg_status router_send(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    sim_world *w = ctx;
-    const fg_reg_worker *to = fg_registry_by_peer(fg_dispatch_registry(w->dispatch), peer);
-    sim_note_frame(w, "router", "sends", to != NULL ? to->name : "?", bytes, size_bytes);
-    sim_worker *s = to != NULL ? sim_worker_named(w, to->name) : NULL;
+    const sim_router *router = ctx;
+    sim_world *w = router->world;
+    const char *to = peer_name(router, peer);
+    sim_note_frame(w, router->process.name, "sends", to, bytes, size_bytes);
+    sim_worker *s = sim_worker_named(w, to);
     if (s != NULL && sim_queue_full(w, s, SIM_TO_CLIENT)) {
         return FG_AGAIN;
     }
-    return fg_bus_send(w->router_bus, peer, bytes, size_bytes);
+    return fg_bus_send(router->bus, peer, bytes, size_bytes);
 }
 
 static void router_drop(void *ctx, uint32_t peer)
 {
-    sim_world *w = ctx;
+    const sim_router *router = ctx;
     uint64_t left = fg_fault_hold();
-    fg_bus_drop(w->router_bus, peer);
+    fg_bus_drop(router->bus, peer);
     fg_fault_resume(left);
 }
 
 static void router_up(void *ctx, uint32_t peer, const char *identity)
 {
-    sim_world *w = ctx;
-    sim_note(w, "router", "up", "peer=%s", identity);
-    sim_enter(w, &w->router);
-    fg_dispatch_on_up(w->dispatch, peer, identity);
-    sim_leave(w, &w->router);
+    sim_router *router = ctx;
+    sim_note(router->world, router->process.name, "up", "peer=%s", identity);
+    sim_enter(router->world, &router->process);
+    fg_dispatch_on_up(router->dispatch, peer, identity);
+    sim_leave(router->world, &router->process);
 }
 
 static void router_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    sim_world *w = ctx;
-    const fg_reg_worker *from = fg_registry_by_peer(fg_dispatch_registry(w->dispatch), peer);
-    sim_note_frame(w, "router", "got", from != NULL ? from->name : "?", bytes, size_bytes);
-    sim_enter(w, &w->router);
-    fg_dispatch_on_frame(w->dispatch, peer, bytes, size_bytes);
-    sim_leave(w, &w->router);
+    sim_router *router = ctx;
+    sim_note_frame(router->world, router->process.name, "got", peer_name(router, peer), bytes,
+                   size_bytes);
+    sim_enter(router->world, &router->process);
+    fg_dispatch_on_frame(router->dispatch, peer, bytes, size_bytes);
+    sim_leave(router->world, &router->process);
 }
 
 static void router_down(void *ctx, uint32_t peer)
 {
-    sim_world *w = ctx;
-    const fg_reg_worker *of = fg_registry_by_peer(fg_dispatch_registry(w->dispatch), peer);
-    sim_note(w, "router", "down", "peer=%s", of != NULL ? of->name : "?");
-    sim_enter(w, &w->router);
-    fg_dispatch_on_down(w->dispatch, peer);
-    sim_leave(w, &w->router);
+    sim_router *router = ctx;
+    sim_note(router->world, router->process.name, "down", "peer=%s", peer_name(router, peer));
+    sim_enter(router->world, &router->process);
+    fg_dispatch_on_down(router->dispatch, peer);
+    sim_leave(router->world, &router->process);
 }
 
-void sim_start_router(sim_world *w)
+bool sim_router_hears(const sim_router *router)
 {
+    return router->dispatch != NULL && router->process.frozen_until_ns <= sim_now(router->world);
+}
+
+/* Alone each process names blocks with a secret of its own; several have one, as with --cache-key-file. */
+static fg_digest128 draw_key(const sim_world *w, fg_rng *rng)
+{
+    uint64_t own = fg_rng_next(rng);
+    return (fg_digest128){ w->router_count > 1 ? fg_hash_mix(w->options.seed) : own, 77 };
+}
+
+void sim_start_router(sim_router *router)
+{
+    sim_world *w = router->world;
     fg_error err;
     fg_bus_events events = {
-        .on_up = router_up, .on_frame = router_frame, .on_down = router_down, .ctx = w
+        .on_up = router_up, .on_frame = router_frame, .on_down = router_down, .ctx = router
     };
-    fg_status status = fg_bus_listen_mem(w->bus_hub, &events, &w->router_bus, &err);
+    fg_status status = fg_bus_listen_mem(router->hub, &events, &router->bus, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
-    w->router = (sim_process){ .name = "router", .clock_ns = sim_now(w) };
-    fg_rng rng = sim_rng(w, SIM_STREAM_ROUTER, 0, w->router_life++);
+    router->process = (sim_process){ .clock_ns = sim_now(w) };
+    snprintf(router->process.name, sizeof router->process.name, "router%s",
+             router->index == 0 ? "" : "1");
+    fg_rng rng = sim_rng(w, SIM_STREAM_ROUTER, router->index, router->life++);
     fg_rng shape = sim_rng(w, SIM_STREAM_SHAPE, 5, 0);
     fg_place_options place = fg_place_defaults();
     place.policy = (fg_place_policy)sim_below(&shape, FG_PLACE_TWO_CHOICES + 1);
@@ -98,29 +119,48 @@ void sim_start_router(sim_world *w)
         .place = place,
         .queue_ahead = (uint32_t)sim_below(&shape, 5),
         .residency_bytes = FG_RESIDENCY_BYTES_MIN,
-        .clock = fg_clock_manual(&w->router.clock_ns),
+        .clock = fg_clock_manual(&router->process.clock_ns),
         .fingerprint = { 11, 22 },
         .router_epoch = fg_rng_next(&rng),
-        .cache_key = { fg_rng_next(&rng), 77 },
+        .cache_key = draw_key(w, &rng),
         .lease_ms = SIM_LEASE_MS,
         .limits = { .queued_max = 24, .queued_tokens_max = 100000, .live_max = 1000 },
         .send = router_send,
         .drop = router_drop,
-        .ctx = w,
+        .ctx = router,
     };
-    dispatch.flight = w->flight = sim_open_flight(w, &dispatch);
-    status = fg_dispatch_create(&dispatch, &w->dispatch, &err);
+    dispatch.flight = router->flight = sim_open_flight(w, &dispatch);
+    status = fg_dispatch_create(&dispatch, &router->dispatch, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
-    sim_note(w, "router", "starts", "life=%llu", (unsigned long long)w->router_life);
+    sim_note(w, router->process.name, "starts", "life=%llu", (unsigned long long)router->life);
 }
 
-void sim_close_router(sim_world *w)
+void sim_build_routers(sim_world *w)
 {
+    /* Beside what a seed draws otherwise, so that old seeds are the same worlds. */
+    bool two = fg_hash_mix(w->options.seed ^ 0x726F757465727331) % 3 == 0;
+    w->router_count = two && w->options.routers_max > 1 ? 2 : 1;
+    w->report->two_routers += w->router_count > 1;
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        sim_router *router = &w->routers[i];
+        fg_bus_hub_options bus = { .defer = sim_defer_frame, .ctx = router };
+        fg_error err;
+        router->world = w;
+        router->index = i;
+        fg_status status = fg_bus_hub_create(&bus, &router->hub, &err);
+        FG_ASSERT(status == FG_OK, "%s", err.text);
+        sim_start_router(router);
+    }
+}
+
+void sim_close_router(sim_router *router)
+{
+    sim_world *w = router->world;
     fg_dispatch_stats stats;
-    if (w->dispatch == NULL) {
+    if (router->dispatch == NULL) {
         return;
     }
-    fg_dispatch_stats_get(w->dispatch, &stats);
+    fg_dispatch_stats_get(router->dispatch, &stats);
     w->router_stats.finished += stats.finished;
     w->router_stats.failed += stats.failed;
     w->router_stats.cancelled += stats.cancelled;
@@ -133,11 +173,11 @@ void sim_close_router(sim_world *w)
     w->report->held += stats.held;
     w->router_stats.push_retries += stats.push_retries;
     w->router_stats.stale_dropped += stats.stale_dropped;
-    fg_dispatch_destroy(w->dispatch);
-    fg_bus_close(w->router_bus);
-    w->dispatch = NULL;
-    sim_close_flight(w, w->flight);
-    w->flight = NULL;
+    fg_dispatch_destroy(router->dispatch);
+    fg_bus_close(router->bus);
+    router->dispatch = NULL;
+    sim_close_flight(w, router->flight);
+    router->flight = NULL;
 }
 
 /* ---- clients ---- */
@@ -237,9 +277,12 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
     check_end(r, finish, status, text);
 }
 
+/* What is in front of the routers sends it to the next one. */
 static void come_again(sim_request *r, const sim_event *e)
 {
     sim_event later = *e;
+    r->router = (r->router + 1) % r->world->router_count;
+    later.index = SIM_ROUTER + r->router;
     later.at_ns = sim_now(r->world) + 100 * SIM_MS + sim_below(&r->rng, 200 * SIM_MS);
     sim_push(r->world, &later);
 }
@@ -252,13 +295,14 @@ static void fire_start(void *ctx, const sim_event *e)
     if (sim_postponed(w, e)) {
         return;
     }
-    if (w->dispatch == NULL) {
+    sim_router *router = &w->routers[r->router];
+    if (router->dispatch == NULL) {
         come_again(r, e);
         return;
     }
-    sim_enter(w, &w->router);
-    fg_status status = fg_dispatch_start(w->dispatch, &r->job, &r->id, &err);
-    sim_leave(w, &w->router);
+    sim_enter(w, &router->process);
+    fg_status status = fg_dispatch_start(router->dispatch, &r->job, &r->id, &err);
+    sim_leave(w, &router->process);
     r->started = status == FG_OK;
     r->shown_attempt = 0;
     sim_note(w, "client", "start", "request=%u req=%016llx prompt=%u max=%u status=%s", r->index,
@@ -277,31 +321,33 @@ static void fire_cancel(void *ctx, const sim_event *e)
 {
     sim_world *w = ctx;
     sim_request *r = &w->requests[(uintptr_t)e->arg];
-    if (!sim_request_live(r) || sim_postponed(w, e)) {
+    sim_router *router = &w->routers[r->router];
+    sim_event now = *e;
+    now.index = SIM_ROUTER + r->router;
+    if (!sim_request_live(r) || sim_postponed(w, &now)) {
         return;
     }
     sim_note(w, "client", "cancel", "request=%u", r->index);
     r->cancelled = true;
     w->settled_ns = sim_now(w);
-    sim_enter(w, &w->router);
-    bool known = fg_dispatch_cancel(w->dispatch, r->id, FG_FINISH_CANCELLED, NULL);
-    sim_leave(w, &w->router);
+    sim_enter(w, &router->process);
+    bool known = fg_dispatch_cancel(router->dispatch, r->id, FG_FINISH_CANCELLED, NULL);
+    sim_leave(w, &router->process);
     FG_ASSERT(known, "request %u was forgotten before its end", r->index);
 }
 
-void sim_stop_router(sim_world *w)
+void sim_stop_router(sim_router *router)
 {
-    sim_close_router(w);
+    sim_world *w = router->world;
+    sim_close_router(router);
     for (uint32_t i = 0; i < w->request_count; i++) {
         sim_request *r = &w->requests[i];
-        if (sim_request_live(r)) {
+        if (sim_request_live(r) && r->router == router->index) {
             w->report->again++;
             r->started = false;
             r->count = r->prompt_count;
             r->scored = 0;
-            come_again(r, &(sim_event){ .fire = fire_start,
-                                        .arg = (void *)(uintptr_t)i,
-                                        .index = SIM_ROUTER });
+            come_again(r, &(sim_event){ .fire = fire_start, .arg = (void *)(uintptr_t)i });
         }
     }
 }
@@ -374,9 +420,11 @@ static void make_request(sim_world *w, uint32_t index)
     if (r->left_out) {
         return;
     }
-    sim_event e = {
-        .at_ns = at, .fire = fire_start, .arg = (void *)(uintptr_t)index, .index = SIM_ROUTER
-    };
+    r->router = (uint32_t)(fg_hash_mix(w->options.seed ^ index) % w->router_count);
+    sim_event e = { .at_ns = at,
+                    .fire = fire_start,
+                    .arg = (void *)(uintptr_t)index,
+                    .index = SIM_ROUTER + r->router };
     sim_push(w, &e);
     if (cancels) {
         e.at_ns = cancel_at;

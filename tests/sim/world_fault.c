@@ -59,19 +59,19 @@ static void stop_for(sim_world *w, sim_worker *s, uint64_t gap_ns)
 
 static void fire_router_restart(void *ctx, const sim_event *e)
 {
-    sim_start_router(ctx);
+    sim_start_router(&((sim_world *)ctx)->routers[e->index - SIM_ROUTER]);
 }
 
-static void stop_router(sim_world *w, uint64_t gap_ns)
+static void stop_router(sim_world *w, sim_router *router, uint64_t gap_ns)
 {
-    if (w->dispatch == NULL) {
+    if (router->dispatch == NULL) {
         return;
     }
-    sim_count_fault(w, FG_SIM_ROUTER, "router", "");
-    sim_stop_router(w);
+    sim_count_fault(w, FG_SIM_ROUTER, router->process.name, "");
+    sim_stop_router(router);
     sim_push(w, &(sim_event){ .at_ns = sim_now(w) + gap_ns,
                               .fire = fire_router_restart,
-                              .index = SIM_ROUTER });
+                              .index = SIM_ROUTER + router->index });
 }
 
 /* Asked to go: stops when it has nothing left to do, or its time is up. */
@@ -108,13 +108,16 @@ static void drain(sim_world *w, sim_worker *s)
                               .index = s->index });
 }
 
-static void cut(sim_world *w, sim_worker *s)
+/* To one of the routers. */
+static void cut(sim_world *w, sim_worker *s, uint64_t draw)
 {
+    const sim_door *door = &s->doors[draw % w->router_count];
     char identity[40];
     sim_count_fault(w, FG_SIM_CUT, s->process.name, "");
     w->cuts++;
-    snprintf(identity, sizeof identity, "%s#%llu", s->process.name, (unsigned long long)s->epoch);
-    fg_bus_hub_cut(w->bus_hub, identity);
+    snprintf(identity, sizeof identity, "%s#%llu", s->process.name,
+             (unsigned long long)door->epoch);
+    fg_bus_hub_cut(w->routers[door->router].hub, identity);
 }
 
 /* In a block that somebody writes, or has written and that was not checked yet, damage must be found. Others are nobody's to
@@ -153,7 +156,7 @@ static void hit_worker(sim_world *w, fg_sim_fault kind, sim_worker *s, uint64_t 
         sim_start_worker(w, s);
         break;
     case FG_SIM_CUT:
-        cut(w, s);
+        cut(w, s, draw);
         break;
     case FG_SIM_FLIP:
         flip_a_bit(w, s, rng);
@@ -205,12 +208,14 @@ static void fire_fault(void *ctx, const sim_event *e)
     }
     uint64_t target = fg_rng_next(rng), draw = fg_rng_next(rng);
     uint64_t gap = sim_below(rng, 2 * w->fault_gaps_ns[kind]);
+    sim_router *router = &w->routers[(target >> 8) % w->router_count];
     if (kind == FG_SIM_ROUTER) {
-        stop_router(w, draw % (400 * SIM_MS));
+        stop_router(w, router, draw % (400 * SIM_MS));
     } else if (kind == FG_SIM_FREEZE || kind == FG_SIM_JUMP || kind == FG_SIM_ALLOC) {
-        /* The router in one of four. */
+        /* A router in one of four. */
         hit_process(w, kind,
-                    target >> 60 < 4 ? &w->router : &w->workers[target % w->worker_count].process,
+                    target >> 60 < 4 ? &router->process
+                                     : &w->workers[target % w->worker_count].process,
                     draw);
     } else {
         hit_worker(w, kind, &w->workers[target % w->worker_count], draw);

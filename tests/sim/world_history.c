@@ -45,19 +45,22 @@ void sim_note_frame(const sim_world *w, const char *who, const char *what, const
 
 void sim_note_states(sim_world *w)
 {
-    if (w->options.history == NULL || w->dispatch == NULL) {
+    if (w->options.history == NULL) {
         return;
     }
     for (uint32_t i = 0; i < w->request_count; i++) {
         sim_request *r = &w->requests[i];
-        const fg_job *job = sim_request_live(r) ? fg_map_get(w->dispatch->by_id, r->id) : NULL;
+        const sim_router *router = &w->routers[r->router];
+        const fg_job *job = router->dispatch != NULL && sim_request_live(r)
+                                ? fg_map_get(router->dispatch->by_id, r->id)
+                                : NULL;
         if (job == NULL ||
             (r->shown_attempt == job->attempt && r->shown_state == job->life.state)) {
             continue;
         }
         r->shown_attempt = job->attempt;
         r->shown_state = (uint8_t)job->life.state;
-        sim_note(w, "router", "state",
+        sim_note(w, router->process.name, "state",
                  "%s request=%u req=%016" PRIx64 " attempt=%u prefill=%s decode=%s",
                  fg_life_name(job->life.state), i, r->id, job->attempt,
                  job->prefill != NULL ? job->prefill->name : "-",
@@ -85,8 +88,12 @@ void sim_describe(const sim_world *w, FILE *out)
 {
     fg_buf state;
     fg_buf_init(&state, 0);
-    if (w->dispatch != NULL && fg_dispatch_render_state(w->dispatch, &state)) {
-        fprintf(out, "%s\n", state.data);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        fg_buf_clear(&state);
+        if (w->routers[i].dispatch != NULL &&
+            fg_dispatch_render_state(w->routers[i].dispatch, &state)) {
+            fprintf(out, "%s: %s\n", w->routers[i].process.name, state.data);
+        }
     }
     fg_buf_deinit(&state);
     for (uint32_t i = 0; i < w->worker_count; i++) {

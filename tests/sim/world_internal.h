@@ -4,7 +4,7 @@
  *   world.c          a run: what must hold after each event and in the end
  *   world_net.c      how long frames and copies take
  *   world_worker.c   the processes of the workers
- *   world_client.c   the router's process and its clients, who know every answer beforehand
+ *   world_client.c   the processes of the routers and their clients, who know every answer beforehand
  *   world_fault.c    what is thrown at them
  *   world_history.c  what is printed
  */
@@ -24,9 +24,8 @@
 #include "tests/sim/world.h"
 
 enum {
-    SIM_ROUTER = FG_SIM_WORKERS_MAX, /* its process's index */
-    SIM_PROCESSES,
-    SIM_LINES = 4, /* connections of one worker that are remembered, by epoch */
+    SIM_ROUTER = FG_SIM_WORKERS_MAX, /* the index of the first one's process */
+    SIM_LINES = 8,                   /* connections of one worker that are remembered, by epoch */
     SIM_EOS = 3,
     SIM_TICK_NS = 10 * 1000 * 1000,
     SIM_LEASE_MS = 300,
@@ -53,6 +52,25 @@ typedef struct sim_process {
     uint32_t fail_nth;        /* allocation of its next turns that fails; 0: none */
 } sim_process;
 
+typedef struct sim_router {
+    sim_process process;
+    sim_world *world;
+    uint32_t index;
+    uint64_t life;
+    fg_bus_hub *hub; /* its address: all of its processes' */
+    fg_bus *bus;
+    fg_dispatch *dispatch; /* NULL: it is dead */
+    fg_flight *flight;     /* NULL: nobody looks */
+} sim_router;
+
+/* A worker's connection to one router. */
+typedef struct sim_door {
+    struct sim_worker *worker;
+    uint32_t router;
+    uint64_t epoch;
+    fg_bus *bus;
+} sim_door;
+
 typedef struct sim_worker {
     sim_process process;
     sim_world *world;
@@ -61,7 +79,7 @@ typedef struct sim_worker {
     uint64_t life; /* grows with each process; 0: none was started yet */
     bool alive, draining, engine_due;
     uint64_t drain_until_ns;
-    uint64_t epoch;
+    sim_door doors[FG_SIM_ROUTERS_MAX];
     uint64_t step_ns; /* that a step takes at most, about */
     uint64_t slow_until_ns;
     uint64_t full_until_ns[SIM_WAYS];
@@ -69,7 +87,6 @@ typedef struct sim_worker {
     fg_rng ticks, frames[SIM_WAYS], copies;
     fg_tier *tier; /* NULL: none */
     void *arena;
-    fg_bus *bus;
     fg_link *link;
     fg_engine *engine;
     fg_sim_draft *draft; /* NULL: none */
@@ -85,6 +102,7 @@ typedef struct sim_request {
     uint32_t *tokens; /* prompt, then the answer */
     uint32_t prompt_count, count;
     uint32_t scored; /* tokens of the prompt that something was said of */
+    uint32_t router; /* that it goes to, or went to */
     fg_dispatch_job job;
     uint64_t id;
     bool left_out;
@@ -98,14 +116,10 @@ struct fg_sim_world {
     fg_sim_options options;
     fg_sim_report *report;
     fg_timeline time;
-    fg_bus_hub *bus_hub;
     fg_link_hub *link_hub;
-    sim_process router;
-    fg_bus *router_bus;
-    fg_dispatch *dispatch; /* NULL: the router is dead */
-    fg_flight *flight;     /* of this router; NULL: nobody looks */
-    uint64_t router_life;
-    fg_dispatch_stats router_stats; /* of the routers that died */
+    sim_router routers[FG_SIM_ROUTERS_MAX];
+    uint32_t router_count;
+    fg_dispatch_stats router_stats; /* of the routers that died, added up */
     fg_kv_layout layout;
     uint32_t
         vocab_size; /* small in every other world: texts repeat, and guesses at them are right now and then */
@@ -184,9 +198,12 @@ void sim_start_worker(sim_world *w, sim_worker *s);
 void sim_stop_worker(sim_world *w, sim_worker *s);
 
 /* world_client.c */
-void sim_start_router(sim_world *w);
-void sim_stop_router(sim_world *w); /* clients that wait come again */
-void sim_close_router(sim_world *w);
+void sim_build_routers(sim_world *w);
+void sim_start_router(sim_router *router);
+void sim_stop_router(sim_router *router); /* clients that wait come again, perhaps elsewhere */
+void sim_close_router(sim_router *router);
+/* It can be called now. */
+bool sim_router_hears(const sim_router *router);
 void sim_make_requests(sim_world *w);
 bool sim_request_live(const sim_request *r);
 /* Started or still to come. */

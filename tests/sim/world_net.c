@@ -102,7 +102,8 @@ static cargo *make_cargo(void (*run)(void *arg), void (*end)(void *arg), void *a
 void sim_defer_frame(void *ctx, const char *from, const char *to, void (*run)(void *arg),
                      void (*free_arg)(void *arg), void *arg)
 {
-    sim_world *w = ctx;
+    const sim_router *router = ctx;
+    sim_world *w = router->world;
     sim_worker *target = sim_worker_named(w, to);
     sim_worker *s = target != NULL ? target : sim_worker_named(w, from);
     sim_way way = target != NULL ? SIM_TO_CLIENT : SIM_TO_SERVER;
@@ -120,7 +121,7 @@ void sim_defer_frame(void *ctx, const char *from, const char *to, void (*run)(vo
     sim_event e = { .at_ns = arrival(w, s, way, target != NULL ? to : from, delay),
                     .fire = fire_cargo,
                     .drop = drop_cargo,
-                    .index = target != NULL ? target->index : SIM_ROUTER,
+                    .index = target != NULL ? target->index : SIM_ROUTER + router->index,
                     .arg = c };
     if (!w->quiet && doubled < w->double_rate) {
         /* Once in its place, and once more late and out of order. */

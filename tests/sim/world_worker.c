@@ -79,58 +79,67 @@ static void link_drained(void *ctx, uint64_t ticket, fg_status why)
 
 static void bus_up(void *ctx, uint32_t peer, const char *identity)
 {
-    sim_worker *s = ctx;
-    sim_note(s->world, s->process.name, "up", "epoch=%llu", (unsigned long long)s->epoch);
+    const sim_door *door = ctx;
+    sim_worker *s = door->worker;
+    sim_note(s->world, s->process.name, "up", "epoch=%llu", (unsigned long long)door->epoch);
     enter(s);
-    fg_worker_on_up(s->worker, 0);
+    fg_worker_on_up(s->worker, door->router);
     leave(s);
 }
 
 static void bus_frame(void *ctx, uint32_t peer, const void *bytes, size_t size_bytes)
 {
-    sim_worker *s = ctx;
-    sim_note_frame(s->world, s->process.name, "got", "router", bytes, size_bytes);
+    const sim_door *door = ctx;
+    sim_worker *s = door->worker;
+    sim_note_frame(s->world, s->process.name, "got", s->world->routers[door->router].process.name,
+                   bytes, size_bytes);
     enter(s);
-    fg_worker_on_frame(s->worker, 0, bytes, size_bytes);
+    fg_worker_on_frame(s->worker, door->router, bytes, size_bytes);
     leave(s);
 }
 
 static void bus_down(void *ctx, uint32_t peer)
 {
-    sim_worker *s = ctx;
-    sim_note(s->world, s->process.name, "down", "epoch=%llu", (unsigned long long)s->epoch);
+    const sim_door *door = ctx;
+    sim_worker *s = door->worker;
+    sim_note(s->world, s->process.name, "down", "epoch=%llu", (unsigned long long)door->epoch);
     enter(s);
-    fg_worker_on_down(s->worker, 0);
+    fg_worker_on_down(s->worker, door->router);
     leave(s);
 }
 
 static fg_status worker_send(void *ctx, uint32_t router, const void *bytes, size_t size_bytes)
 {
     sim_worker *s = ctx;
-    sim_note_frame(s->world, s->process.name, "sends", "router", bytes, size_bytes);
-    return sim_queue_full(s->world, s, SIM_TO_SERVER) ? FG_AGAIN
-                                                      : fg_bus_send(s->bus, 0, bytes, size_bytes);
+    sim_note_frame(s->world, s->process.name, "sends", s->world->routers[router].process.name,
+                   bytes, size_bytes);
+    return sim_queue_full(s->world, s, SIM_TO_SERVER)
+               ? FG_AGAIN
+               : fg_bus_send(s->doors[router].bus, 0, bytes, size_bytes);
 }
 
-static void connect_bus(sim_worker *s)
+static void connect_bus(sim_door *door)
 {
+    sim_worker *s = door->worker;
     char identity[40];
-    snprintf(identity, sizeof identity, "%s#%llu", s->process.name, (unsigned long long)s->epoch);
+    snprintf(identity, sizeof identity, "%s#%llu", s->process.name,
+             (unsigned long long)door->epoch);
     fg_bus_events events = {
-        .on_up = bus_up, .on_frame = bus_frame, .on_down = bus_down, .ctx = s
+        .on_up = bus_up, .on_frame = bus_frame, .on_down = bus_down, .ctx = door
     };
     fg_error err;
-    fg_status status = fg_bus_connect_mem(s->world->bus_hub, identity, &events, &s->bus, &err);
+    fg_status status = fg_bus_connect_mem(s->world->routers[door->router].hub, identity, &events,
+                                          &door->bus, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
 }
 
 static void worker_reconnect(void *ctx, uint32_t router, uint64_t epoch)
 {
-    sim_worker *s = ctx;
+    sim_door *door = &((sim_worker *)ctx)->doors[router];
     uint64_t left = fg_fault_hold(); /* the network's memory is not the worker's */
-    fg_bus_close(s->bus);
-    s->epoch = epoch;
-    connect_bus(s);
+    fg_bus_close(door->bus);
+    door->epoch = epoch;
+    connect_bus(door);
     fg_fault_resume(left);
 }
 
@@ -192,7 +201,7 @@ static void open_arena(sim_worker *s)
                                             .on_drained = link_drained,
                                             .ctx = s } };
     fg_status status =
-        fg_link_open_mem(w->link_hub, s->process.name, s->epoch, &options, &s->link, &err);
+        fg_link_open_mem(w->link_hub, s->process.name, s->life * 1000, &options, &s->link, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     s->arena = fg_link_arena(s->link);
 }
@@ -213,7 +222,7 @@ static void open_engine(sim_worker *s, const fg_sched_limits *limits, uint32_t s
                                      .draft_ns = 20000,
                                      .manual = true };
     /* Beside what a life draws otherwise, so that old seeds are the same worlds. */
-    uint64_t drawn = fg_hash_mix(s->world->options.seed ^ s->index ^ s->epoch << 8);
+    uint64_t drawn = fg_hash_mix(s->world->options.seed ^ s->index ^ (s->life * 1000) << 8);
     s->draft = drawn % 5 < 2 ? fg_sim_draft_open(&engine, drawn) : NULL;
     engine.drafter = fg_sim_draft_drafter(s->draft);
     fg_status status = fg_engine_open_sim(&engine, &s->engine, &err);
@@ -223,7 +232,6 @@ static void open_engine(sim_worker *s, const fg_sched_limits *limits, uint32_t s
 void sim_start_worker(sim_world *w, sim_worker *s)
 {
     s->life++;
-    s->epoch = s->life * 1000;
     s->alive = true;
     s->draining = false;
     s->engine_due = false;
@@ -237,7 +245,8 @@ void sim_start_worker(sim_world *w, sim_worker *s)
     uint32_t slots = open_tier(s, &rng);
     open_engine(s, &limits, slots);
     fg_worker_options options = { .name = s->process.name,
-                                  .epoch = s->epoch,
+                                  .epoch = s->life * 1000,
+                                  .router_count = w->router_count,
                                   .roles = s->roles,
                                   .clock = fg_clock_manual(&s->process.clock_ns),
                                   .engine = s->engine,
@@ -269,7 +278,10 @@ void sim_start_worker(sim_world *w, sim_worker *s)
     fg_status status = fg_worker_create(&options, &s->worker, &err);
     FG_ASSERT(status == FG_OK, "%s", err.text);
     s->link_events = fg_worker_link_events(s->worker);
-    connect_bus(s);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        s->doors[i] = (sim_door){ .worker = s, .router = i, .epoch = s->life * 1000 + i };
+        connect_bus(&s->doors[i]);
+    }
     sim_note(w, s->process.name, "starts",
              "roles=%u blocks=%u slots=%u seqs=%u overlap=%d cache=%d", s->roles, s->block_count,
              slots, limits.seqs_max, options.overlap, options.prefix_cache);
@@ -279,7 +291,10 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
 {
     s->alive = false;
     s->process.frozen_until_ns = 0;
-    fg_bus_close(s->bus);
+    for (uint32_t i = 0; i < w->router_count; i++) {
+        fg_bus_close(s->doors[i].bus);
+        s->doors[i].bus = NULL;
+    }
     fg_worker_stats stats;
     fg_worker_stats_get(s->worker, &stats);
     w->report->hit_tokens += stats.cache_hit_tokens;
@@ -305,7 +320,6 @@ void sim_stop_worker(sim_world *w, sim_worker *s)
     } else {
         free(s->arena);
     }
-    s->bus = NULL;
     s->engine = NULL;
     s->worker = NULL;
     sim_note(w, s->process.name, "gone", "life=%llu", (unsigned long long)s->life);

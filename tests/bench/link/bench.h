@@ -79,7 +79,7 @@ static inline uint32_t meet_peer(fg_link *link, int in, int out)
     read_all(in, &size, sizeof size);
     must(size <= sizeof theirs, "record");
     read_all(in, theirs, size);
-    must(fg_link_add_peer(link, "other", 1, theirs, size, &peer, &err) == FG_OK, err.text);
+    must(fg_link_add_peer(link, "other", 1, 1, theirs, size, &peer, &err) == FG_OK, err.text);
     return peer;
 }
 

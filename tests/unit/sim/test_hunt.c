@@ -58,7 +58,8 @@ Test(hunt, a_broken_rule_ends_its_world_only_and_is_made_smaller)
     cr_assert(__builtin_popcountll(first.options.requests) == 1, "%llx",
               (unsigned long long)first.options.requests);
     cr_assert(first.options.faults == 1u << FG_SIM_CUT, "%x", first.options.faults);
-    cr_assert(first.options.workers_max == 1 && first.report.events < events);
+    cr_assert(first.options.workers_max == 1 && first.options.routers_max == 1 &&
+              first.report.events < events);
     cr_assert(first.options.answer_max == 1 && first.options.prompt_max <= 8);
 }
 

@@ -167,11 +167,11 @@ static inline void introduce(end *x, const char *x_name, end *y, const char *y_n
     fg_error err;
     fg_buf_init(&record, 0);
     cr_assert(fg_link_describe(y->link, &record));
-    cr_assert_eq(fg_link_add_peer(x->link, y_name, 1, record.data, record.size, &x->peer, &err),
+    cr_assert_eq(fg_link_add_peer(x->link, y_name, 1, 1, record.data, record.size, &x->peer, &err),
                  FG_OK);
     fg_buf_clear(&record);
     cr_assert(fg_link_describe(x->link, &record));
-    cr_assert_eq(fg_link_add_peer(y->link, x_name, 1, record.data, record.size, &y->peer, &err),
+    cr_assert_eq(fg_link_add_peer(y->link, x_name, 1, 1, record.data, record.size, &y->peer, &err),
                  FG_OK);
     fg_buf_deinit(&record);
 }

@@ -429,6 +429,41 @@ Test(link, held_memory_outlives_its_owner)
     }
 }
 
+/* Another router has introduced the two as well, or the same one again: what the writer says when it turns away from one
+ * introduction may come late, and is no word about the other. */
+Test(link, a_writer_turns_away_from_one_introduction_alone)
+{
+    for (size_t k = 0; k < NEAR_COUNT; k++) {
+        rig r;
+        fg_error err;
+        void *arena;
+        uint32_t first, second;
+        const uint32_t others[] = { 7, 8 };
+        fg_buf record;
+        open_rig(&r, near[k], NULL, 4096);
+        fg_buf_init(&record, 0);
+        cr_assert(fg_link_describe(r.b.link, &record));
+        cr_assert_eq(fg_link_add_peer(r.a.link, "b", 3, 2, record.data, record.size, &first, &err),
+                     FG_OK);
+        fg_buf_clear(&record);
+        cr_assert(fg_link_describe(r.a.link, &record));
+        cr_assert_eq(fg_link_add_peer(r.b.link, "a", 2, 3, record.data, record.size, &second, &err),
+                     FG_OK);
+        fg_buf_deinit(&record);
+        cr_assert(first != r.a.peer && second != r.b.peer);
+        cr_assert_eq(fg_link_expect(r.b.link, second, 3, target_blocks, COUNT, &err), FG_OK);
+        cr_assert_eq(fg_link_expect(r.b.link, r.b.peer, 4, others, 2, &err), FG_OK);
+        cr_assert_eq(fg_link_hold(r.a.link, first, 3, target_blocks, COUNT, &arena), FG_OK);
+        fg_link_lose_peer(r.a.link, r.a.peer);
+        cr_assert(wait_for(&r.a, &r.b, &r.b.fenced, 1), "%s", r.kind);
+        cr_assert_eq(r.b.last_ticket, 4);
+        turn_both(&r.a, &r.b, 50);
+        cr_assert(r.b.fenced == 1 && fg_link_usable(r.b.link, second), "%s", r.kind);
+        fg_link_release(r.a.link, first, 3);
+        close_rig(&r);
+    }
+}
+
 Test(link, closing_ends_holds)
 {
     for (size_t k = 0; k < NEAR_COUNT; k++) {
@@ -641,23 +676,24 @@ Test(link, refuses_records_that_are_not_its_kind)
         fg_buf_init(&record, 0);
         cr_assert(fg_link_describe(r.b.link, &record));
         for (size_t size = 0; size < record.size; size++) {
-            cr_assert_eq(fg_link_add_peer(r.a.link, "x", 1, record.data, size, &peer, &err),
+            cr_assert_eq(fg_link_add_peer(r.a.link, "x", 1, 1, record.data, size, &peer, &err),
                          FG_BAD_INPUT, "cut to %zu", size);
         }
         for (size_t at = 0; at < record.size; at++) {
             record.data[at] ^= 0x41;
-            cr_assert_eq(fg_link_add_peer(r.a.link, "x", 1, record.data, record.size, &peer, &err),
-                         FG_BAD_INPUT, "byte %zu changed", at);
+            cr_assert_eq(
+                fg_link_add_peer(r.a.link, "x", 1, 1, record.data, record.size, &peer, &err),
+                FG_BAD_INPUT, "byte %zu changed", at);
             record.data[at] ^= 0x41;
         }
         char long_name[FG_LIMIT_NAME_BYTES + 2];
         memset(long_name, 'n', sizeof long_name - 1);
         long_name[sizeof long_name - 1] = '\0';
         cr_assert_eq(
-            fg_link_add_peer(r.a.link, long_name, 1, record.data, record.size, &peer, &err),
+            fg_link_add_peer(r.a.link, long_name, 1, 1, record.data, record.size, &peer, &err),
             FG_BAD_INPUT);
         /* The same again is the same peer. */
-        cr_assert_eq(fg_link_add_peer(r.a.link, "b", 1, record.data, record.size, &peer, &err),
+        cr_assert_eq(fg_link_add_peer(r.a.link, "b", 1, 1, record.data, record.size, &peer, &err),
                      FG_OK);
         cr_assert_eq(peer, r.a.peer);
         fg_buf_deinit(&record);
@@ -666,7 +702,7 @@ Test(link, refuses_records_that_are_not_its_kind)
         open_end(&r, &c, "c", NULL, 8192);
         fg_buf_init(&record, 0);
         cr_assert(fg_link_describe(c.link, &record));
-        cr_assert_eq(fg_link_add_peer(r.a.link, "c", 1, record.data, record.size, &peer, &err),
+        cr_assert_eq(fg_link_add_peer(r.a.link, "c", 1, 1, record.data, record.size, &peer, &err),
                      FG_BAD_INPUT, "another layout");
         fg_buf_deinit(&record);
         fg_link_close(c.link);
@@ -797,8 +833,9 @@ static bool try_ucx_on(fg_loop *loop, fg_link_memory kind)
     fg_buf record;
     uint32_t peer;
     fg_buf_init(&record, 0);
-    bool good = fg_link_describe(link, &record) &&
-                fg_link_add_peer(link, "self", 1, record.data, record.size, &peer, &err) == FG_OK;
+    bool good =
+        fg_link_describe(link, &record) &&
+        fg_link_add_peer(link, "self", 1, 1, record.data, record.size, &peer, &err) == FG_OK;
     fg_buf_deinit(&record);
     fg_link_close(link); /* takes its leave with a message, which may be what fails */
     return good && !fg_fault_fired();

@@ -81,7 +81,8 @@ static bool meet(pair *p, const char *transport, uint64_t *their_start_time)
         memcpy(theirs, record.data, size);
         fg_buf_deinit(&record);
     }
-    return good && fg_link_add_peer(p->e.link, "other", 1, theirs, size, &p->e.peer, &err) == FG_OK;
+    return good &&
+           fg_link_add_peer(p->e.link, "other", 1, 1, theirs, size, &p->e.peer, &err) == FG_OK;
 }
 
 static void block_list(uint32_t *blocks, uint32_t from)

@@ -19,7 +19,7 @@ static const fg_link_wire good[] = {
     { .kind = FG_LINK_ANSWER, .from = 1, .to = 2, .ticket = 3 },
     { .kind = FG_LINK_FENCE, .from = 1, .to = 2, .ticket = 3 },
     { .kind = FG_LINK_FENCED, .from = 1, .to = 2, .ticket = 3 },
-    { .kind = FG_LINK_GONE, .from = 1, .to = 2 },
+    { .kind = FG_LINK_GONE, .from = 1, .to = 2, .ticket = UINT64_MAX },
 };
 enum { GOOD_COUNT = sizeof good / sizeof good[0] };
 
@@ -79,7 +79,7 @@ Test(link_wire, impossible_fields_are_refused)
         { "answer of 4 Gi blocks", { .kind = FG_LINK_ANSWER, .count = UINT32_MAX } },
         { "answer with an index", { .kind = FG_LINK_ANSWER, .first = 1 } },
         { "fence with a count", { .kind = FG_LINK_FENCE, .count = 1 } },
-        { "gone of a ticket", { .kind = FG_LINK_GONE, .ticket = 1 } },
+        { "gone with an index", { .kind = FG_LINK_GONE, .first = 1 } },
     };
     static uint8_t bytes[FG_LINK_HEADER_BYTES + 8 * (FG_TICKET_BLOCKS_MAX + 2)];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -265,8 +265,8 @@ static uint32_t meet_back(bench *b)
     fg_buf record;
     fg_buf_init(&record, 0);
     cr_assert(fg_link_describe(b->link, &record));
-    cr_assert_eq(fg_link_add_peer(b->peer, "own", 1, record.data, record.size, &index, &err), FG_OK,
-                 "%s", err.text);
+    cr_assert_eq(fg_link_add_peer(b->peer, "own", 1, 1, record.data, record.size, &index, &err),
+                 FG_OK, "%s", err.text);
     fg_buf_deinit(&record);
     return index;
 }
