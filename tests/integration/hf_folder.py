@@ -77,7 +77,7 @@ class World:
 
 def texts_of(world):
     return (SCRIPTS + EMOJI + DIGITS + WHITE + MARKS + SPECIAL + LONG
-            + list(random_texts(world.suite.random, 3000 if world.suite.options.full else 300)))
+            + list(random_texts(world.suite.random, 1000 if world.suite.options.full else 300)))
 
 
 def compare(world, folder, texts):
