@@ -732,7 +732,7 @@ static void give_way(fg_worker *worker, uint64_t now)
         last = last->previous;
     }
     if (last == NULL || worker->in_flight > 0 || worker->running.count > 0 ||
-        !has_reservation(worker)) {
+        !has_reservation(worker) || worker->moved_ns == 0) {
         worker->moved_ns = now;
     } else if (now > worker->moved_ns && now - worker->moved_ns >= STANDING_NS) {
         worker->moved_ns = now;

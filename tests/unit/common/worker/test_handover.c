@@ -284,11 +284,14 @@ static bool is_broken(void *ctx, const fg_step_seq *seq)
     return ((bench *)ctx)->breaks;
 }
 
+static uint32_t routers = 1; /* of which the first one speaks */
+
 static void open_worker(bench *b, bool overlap)
 {
     fg_error err = { 0 };
     fg_worker_options options = { .name = "own",
                                   .epoch = 1,
+                                  .router_count = routers,
                                   .roles = FG_ROLE_PREFILL | FG_ROLE_DECODE,
                                   .clock = { passing, b },
                                   .engine = b->engine,
@@ -402,8 +405,8 @@ static void evict_into_the_tier(bench *b)
 
 /* ---- the tests ---- */
 
-/* RESERVE for 12 tokens, whose writer writes at once. */
-static void receive_at_once(bench *b, uint64_t id)
+/* RESERVE for 12 tokens. */
+static void reserve(bench *b, uint64_t id)
 {
     fg_msg msg = { .kind = FG_MSG_RESERVE, .request = id, .attempt = 1 };
     msg.reserve.writer = (fg_wire_peer){ "peer", 1 };
@@ -412,6 +415,12 @@ static void receive_at_once(bench *b, uint64_t id)
     msg.reserve.sampling = rig_greedy(4);
     give(b, &msg);
     cr_assert(b->ticket != 0);
+}
+
+/* Its writer writes at once. */
+static void receive_at_once(bench *b, uint64_t id)
+{
+    reserve(b, id);
     uint32_t sources[BLOCKS_MAX] = { 0 };
     memset(fg_link_arena(b->peer), 0x5a, b->layout.block_bytes);
     cr_assert_eq(fg_link_push(b->peer, meet_back(b), b->ticket, 0, sources, b->ticket_blocks,
@@ -548,6 +557,35 @@ Test(worker_handover, choices_that_wait_hold_up_nobody)
 }
 
 /* It once compared the moment noted with the beginning of the tick, which lies before it. */
+/* The writer of what was reserved may stand as well, for what other routers have reserved there. */
+Test(worker_handover, of_several_routers_a_prompt_that_stands_for_long_is_given_back)
+{
+    for (routers = 1; routers <= 2; routers++) {
+        static bench b;
+        open_bench(&b, 6, 2, false);
+        meet_back(&b);
+        reserve(&b, 1);
+        give_sender(&b, 2, FG_CACHE_AUTO); /* four blocks, where three are left */
+        for (int ticks = 0; ticks < 30; ticks++) {
+            cr_assert(!b.asked[2].done || ticks >= 20, "%u routers, tick %d: %s", routers, ticks,
+                      b.asked[2].text);
+            b.now_ns += 100000000;
+            fg_worker_tick(b.worker);
+        }
+        cr_assert_eq(b.asked[2].done, routers == 2, "%u routers", routers);
+        cr_assert(!b.asked[1].done);
+        cr_assert(routers == 1 || b.asked[2].finish == FG_FINISH_ERROR);
+        give_cancel(&b, 1);
+        give_cancel(&b, 2);
+        for (int i = 0; i < 30; i++) {
+            step(&b);
+            pump(&b);
+            fg_worker_tick(b.worker);
+        }
+        close_bench(&b);
+    }
+}
+
 Test(worker_handover, only_a_link_that_stays_broken_makes_its_worker_join_again)
 {
     bench b;
