@@ -223,6 +223,20 @@ void fg_link_send_gone(fg_link *link, fg_link_peer *peer)
     fg_link_send_short(link, peer, FG_LINK_GONE, introduction(peer->own_epoch, peer->epoch));
 }
 
+/* True when another slot stands for the same introduction, made twice: then GONE would be a lie. */
+static bool has_twin(const fg_link *link, const fg_link_peer *peer)
+{
+    for (uint32_t i = 0; i < FG_LIMIT_WORKERS; i++) {
+        const fg_link_peer *other = link->peers[i];
+        if (other != NULL && other != peer && other->link_id == peer->link_id &&
+            other->epoch == peer->epoch && other->own_epoch == peer->own_epoch &&
+            !other->close_started) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Closes and frees the peers that are over. Where closing fences (TCP) it comes first; where it does
  * not, the endpoint stays until the peer has answered for every ticket or has exited. */
 static void reap_peers(fg_link *link)
@@ -239,7 +253,7 @@ static void reap_peers(fg_link *link)
         /* Memory that is written to by a hold stays where it is. */
         if (!peer->close_started && peer->holds == 0 &&
             (peer->mute || !peer->writes_here || peer->tickets == NULL)) {
-            if (peer->tickets == NULL) {
+            if (peer->tickets == NULL && !has_twin(link, peer)) {
                 fg_link_send_gone(link, peer);
             }
             peer->close_started = true;
