@@ -62,29 +62,15 @@ typedef struct reading {
 
 /* ---- values ---- */
 
-/* `architecture`.`name`, written at once. */
-typedef struct own_key {
-    char text[96];
-} own_key;
-
-static own_key key_of(const reading *r, const char *name)
+static fg_folder_key key_of(const reading *r, const char *name)
 {
-    own_key key;
-    snprintf(key.text, sizeof key.text, "%s.%s", r->class->architecture, name);
-    return key;
-}
-
-/* JSON's null is as good as nothing. */
-static const fg_json_node *get(const fg_json_node *object, const char *name)
-{
-    const fg_json_node *node = fg_json_get(object, name);
-    return fg_json_is(node, FG_JSON_NULL) ? NULL : node;
+    return fg_folder_key_of(r->class->architecture, name);
 }
 
 static fg_status read_u32(const reading *r, const char *name, bool required, uint32_t *out)
 {
     int64_t value;
-    const fg_json_node *node = get(r->root, name);
+    const fg_json_node *node = fg_folder_get(r->root, name);
     if (node == NULL) {
         return required ? fg_fail(r->err, FG_BAD_INPUT, "config.json: '%s' is missing", name)
                         : FG_OK;
@@ -99,7 +85,7 @@ static fg_status read_u32(const reading *r, const char *name, bool required, uin
 static fg_status read_number(const reading *r, const fg_json_node *object, const char *name,
                              double *out)
 {
-    const fg_json_node *node = get(object, name);
+    const fg_json_node *node = fg_folder_get(object, name);
     if (node != NULL && !fg_json_number(node, out)) {
         return fg_fail(r->err, FG_BAD_INPUT, "config.json: '%s' is not a number", name);
     }
@@ -109,14 +95,8 @@ static fg_status read_number(const reading *r, const fg_json_node *object, const
 static bool is_true(const fg_json_node *object, const char *name, bool otherwise)
 {
     bool value = otherwise;
-    (void)fg_json_bool(get(object, name), &value);
+    (void)fg_json_bool(fg_folder_get(object, name), &value);
     return value;
-}
-
-static bool text_is(const fg_json_node *node, const char *wanted)
-{
-    const char *text = fg_json_string(node, NULL);
-    return text != NULL && strcmp(text, wanted) == 0;
 }
 
 /* ---- what is refused ---- */
@@ -146,7 +126,7 @@ static fg_status find_class(reading *r)
     const fg_json_node *list = fg_json_get(r->root, "architectures");
     const fg_json_node *name = fg_json_size(list) == 1 ? fg_json_at(list, 0) : NULL;
     for (size_t i = 0; i < CLASSES; i++) {
-        if (text_is(name, classes[i].class_name)) {
+        if (fg_folder_says(name, classes[i].class_name)) {
             r->class = &classes[i];
             return FG_OK;
         }
@@ -157,9 +137,9 @@ static fg_status find_class(reading *r)
 /* Things that a model may ask for and this forward does not do. */
 static fg_status refuse_variants(const reading *r)
 {
-    const fg_json_node *quantised = get(r->root, "quantization_config");
+    const fg_json_node *quantised = fg_folder_get(r->root, "quantization_config");
     if (quantised == NULL) {
-        quantised = get(r->root, "compression_config");
+        quantised = fg_folder_get(r->root, "compression_config");
     }
     if (quantised != NULL) {
         const char *method = fg_json_string(fg_json_get(quantised, "quant_method"), NULL);
@@ -170,10 +150,10 @@ static fg_status refuse_variants(const reading *r)
     }
     static const char *const names[] = { "hidden_act", "hidden_activation" };
     for (size_t i = 0; i < 2; i++) {
-        const fg_json_node *act = get(r->root, names[i]);
+        const fg_json_node *act = fg_folder_get(r->root, names[i]);
         /* Old Gemma files say "gelu" and mean the other; hidden_activation is what counts then. */
-        bool known = act == NULL || text_is(act, r->class->act) ||
-                     (i == 0 && r->class->act == GELU && text_is(act, "gelu"));
+        bool known = act == NULL || fg_folder_says(act, r->class->act) ||
+                     (i == 0 && r->class->act == GELU && fg_folder_says(act, "gelu"));
         if (!known) {
             return fg_fail(r->err, FG_BAD_INPUT, "config.json: '%s' is not %s, which %s needs here",
                            names[i], r->class->act, r->class->class_name);
@@ -317,7 +297,7 @@ static fg_status write_experts(reading *r)
         return fg_fail(r->err, FG_BAD_INPUT, "config.json: %s without experts is not supported",
                        r->class->class_name);
     }
-    if (step != 1 || fg_json_size(get(r->root, "mlp_only_layers")) > 0) {
+    if (step != 1 || fg_json_size(fg_folder_get(r->root, "mlp_only_layers")) > 0) {
         return fg_fail(
             r->err, FG_BAD_INPUT,
             "config.json: layers without experts among such with them are not supported");
@@ -349,8 +329,9 @@ static uint32_t period_of(const fg_json_node *list, uint32_t layers, const char 
     for (uint32_t i = 0; i < layers; i++) {
         int64_t number = -1;
         const fg_json_node *item = fg_json_at(list, i);
-        bool is_special = fg_json_integer(item, &number) ? number == 0 : text_is(item, special);
-        bool is_other = number >= 0 ? number == 1 : text_is(item, other);
+        bool is_special =
+            fg_json_integer(item, &number) ? number == 0 : fg_folder_says(item, special);
+        bool is_other = number >= 0 ? number == 1 : fg_folder_says(item, other);
         if (is_special && period == 0) {
             period = i + 1;
         }
@@ -372,11 +353,11 @@ static fg_status write_gemma_windows(const reading *r, uint32_t window)
 {
     uint32_t period = 6;
     const char *name =
-        get(r->root, "layer_types") != NULL ? "layer_types" : "sliding_window_pattern";
+        fg_folder_get(r->root, "layer_types") != NULL ? "layer_types" : "sliding_window_pattern";
     fg_status status = read_u32(r, "sliding_window_pattern", false, &period);
-    if (status == FG_OK && get(r->root, "layer_types") != NULL) {
-        period =
-            period_of(get(r->root, name), r->config->layers, "full_attention", "sliding_attention");
+    if (status == FG_OK && fg_folder_get(r->root, "layer_types") != NULL) {
+        period = period_of(fg_folder_get(r->root, name), r->config->layers, "full_attention",
+                           "sliding_attention");
         /* A model that ends before the first layer that sees all. */
         period = period == 0 && r->config->layers < 6 ? 6 : period;
     }
@@ -397,7 +378,7 @@ static fg_status write_windows(const reading *r)
     bool is_smollm3 = strcmp(r->class->architecture, "smollm3") == 0;
     fg_status status = read_u32(r, "sliding_window", is_gemma3, &window);
     if (status == FG_OK && is_smollm3) {
-        const fg_json_node *list = get(r->root, "no_rope_layers");
+        const fg_json_node *list = fg_folder_get(r->root, "no_rope_layers");
         status = read_u32(r, "no_rope_layer_interval", false, &interval);
         uint32_t period = list == NULL ? interval : period_of(list, r->config->layers, "", "");
         bool fits = period == 4 || (period == 0 && r->config->layers < 4);
@@ -406,12 +387,13 @@ static fg_status write_windows(const reading *r)
     if (status != FG_OK || is_gemma3) {
         return status != FG_OK ? status : write_gemma_windows(r, window);
     }
-    const fg_json_node *types = get(r->root, "layer_types");
+    const fg_json_node *types = fg_folder_get(r->root, "layer_types");
     bool windowed = (r->class->traits & FG_TRAIT_WINDOWS) != 0
                         ? window > 0
                         : window > 0 && is_true(r->root, "use_sliding_window", false);
     for (size_t i = 0; i < fg_json_size(types); i++) {
-        if (!text_is(fg_json_at(types, i), windowed ? "sliding_attention" : "full_attention")) {
+        if (!fg_folder_says(fg_json_at(types, i),
+                            windowed ? "sliding_attention" : "full_attention")) {
             return refuse_layers(r, "layer_types");
         }
     }

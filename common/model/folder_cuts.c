@@ -10,12 +10,6 @@ typedef struct steps {
     uint32_t count;
 } steps;
 
-static bool text_is(const fg_json_node *node, const char *wanted)
-{
-    const char *text = fg_json_string(node, NULL);
-    return text != NULL && strcmp(text, wanted) == 0;
-}
-
 static bool is_true(const fg_json_node *object, const char *name, bool otherwise)
 {
     bool value = otherwise;
@@ -29,7 +23,7 @@ static bool collect(const fg_json_node *node, const char *list_name, uint32_t de
     if (node == NULL || fg_json_is(node, FG_JSON_NULL)) {
         return true;
     }
-    if (!text_is(fg_json_get(node, "type"), "Sequence")) {
+    if (!fg_folder_says(fg_json_get(node, "type"), "Sequence")) {
         if (out->count == STEPS_MAX) {
             return false;
         }
@@ -81,11 +75,11 @@ static const char *pre_of_split(const fg_json_node *step)
     const fg_json_node *regex = fg_json_get(fg_json_get(step, "pattern"), "Regex");
     bool invert = is_true(step, "invert", false);
     const fg_json_node *behavior = fg_json_get(step, "behavior");
-    if (!text_is(behavior, "Isolated") && !(text_is(behavior, "Removed") && invert)) {
+    if (!fg_folder_says(behavior, "Isolated") && !(fg_folder_says(behavior, "Removed") && invert)) {
         return NULL;
     }
     for (size_t i = 0; i < sizeof expressions / sizeof expressions[0]; i++) {
-        if (text_is(regex, expressions[i].text)) {
+        if (fg_folder_says(regex, expressions[i].text)) {
             return expressions[i].pre;
         }
     }
@@ -96,7 +90,7 @@ static const char *pre_of_split(const fg_json_node *step)
 static const char *byte_level_pre(const steps *cuts)
 {
     const fg_json_node *last = cuts->count == 0 ? NULL : cuts->items[cuts->count - 1];
-    if (!text_is(fg_json_get(last, "type"), "ByteLevel") || cuts->count > 2 ||
+    if (!fg_folder_says(fg_json_get(last, "type"), "ByteLevel") || cuts->count > 2 ||
         is_true(last, "add_prefix_space", true)) {
         return NULL;
     }
@@ -107,10 +101,11 @@ static const char *byte_level_pre(const steps *cuts)
     const fg_json_node *first = cuts->items[0];
     const fg_json_node *type = fg_json_get(first, "type");
     if (by_gpt2) {
-        return text_is(type, "Digits") && is_true(first, "individual_digits", false) ? "smollm"
-                                                                                     : NULL;
+        return fg_folder_says(type, "Digits") && is_true(first, "individual_digits", false)
+                   ? "smollm"
+                   : NULL;
     }
-    return text_is(type, "Split") ? pre_of_split(first) : NULL;
+    return fg_folder_says(type, "Split") ? pre_of_split(first) : NULL;
 }
 
 /* ---- SentencePiece's ---- */
@@ -119,9 +114,9 @@ static const char BLANK[] = "\xE2\x96\x81"; /* U+2581, which stands for a space 
 
 static bool turns_spaces(const fg_json_node *step)
 {
-    return text_is(fg_json_get(step, "type"), "Replace") &&
-           text_is(fg_json_get(fg_json_get(step, "pattern"), "String"), " ") &&
-           text_is(fg_json_get(step, "content"), BLANK);
+    return fg_folder_says(fg_json_get(step, "type"), "Replace") &&
+           fg_folder_says(fg_json_get(fg_json_get(step, "pattern"), "String"), " ") &&
+           fg_folder_says(fg_json_get(step, "content"), BLANK);
 }
 
 /* What spaces become and whether one is put before a text: in the normalizer, or in the pre-tokenizer as Metaspace. The only
@@ -131,8 +126,8 @@ static bool read_spm(const steps *normal, const steps *cuts, fg_folder_cuts *out
     bool turned = false, prefix = false;
     for (uint32_t i = 0; i < normal->count; i++) {
         const fg_json_node *step = normal->items[i];
-        bool puts = text_is(fg_json_get(step, "type"), "Prepend") &&
-                    text_is(fg_json_get(step, "prepend"), BLANK);
+        bool puts = fg_folder_says(fg_json_get(step, "type"), "Prepend") &&
+                    fg_folder_says(fg_json_get(step, "prepend"), BLANK);
         if (puts == turns_spaces(step) || turned) {
             return false;
         }
@@ -143,14 +138,14 @@ static bool read_spm(const steps *normal, const steps *cuts, fg_folder_cuts *out
         const fg_json_node *step = cuts->items[i];
         const fg_json_node *type = fg_json_get(step, "type");
         const fg_json_node *pattern = fg_json_get(fg_json_get(step, "pattern"), "String");
-        if (turned && text_is(type, "Split") && text_is(pattern, " ")) {
+        if (turned && fg_folder_says(type, "Split") && fg_folder_says(pattern, " ")) {
             continue;
         }
         const fg_json_node *scheme = fg_json_get(step, "prepend_scheme");
-        bool never = text_is(scheme, "never");
-        if (turned || !text_is(type, "Metaspace") || is_true(step, "split", true) ||
-            !text_is(fg_json_get(step, "replacement"), BLANK) ||
-            !(never || text_is(scheme, "first"))) {
+        bool never = fg_folder_says(scheme, "never");
+        if (turned || !fg_folder_says(type, "Metaspace") || is_true(step, "split", true) ||
+            !fg_folder_says(fg_json_get(step, "replacement"), BLANK) ||
+            !(never || fg_folder_says(scheme, "first"))) {
             return false;
         }
         turned = true;
@@ -195,7 +190,7 @@ fg_status fg_folder_read_cuts(const fg_json_node *tokenizer, fg_folder_cuts *cut
     }
     /* NFC changes nothing in texts as people send them; GGUF files do not even say that a model has it. */
     for (uint32_t i = 0; i < normal.count; i++) {
-        if (!text_is(fg_json_get(normal.items[i], "type"), "NFC")) {
+        if (!fg_folder_says(fg_json_get(normal.items[i], "type"), "NFC")) {
             return refuse(&normal, "normalizer", err);
         }
     }

@@ -7,6 +7,9 @@
 #ifndef FORGE_COMMON_MODEL_FOLDER_INTERNAL_H
 #define FORGE_COMMON_MODEL_FOLDER_INTERNAL_H
 
+#include <stdio.h>
+#include <string.h>
+
 #include "common/base/json.h"
 #include "common/model/folder.h"
 #include "common/model/meta_writer.h"
@@ -15,6 +18,31 @@
 
 /* More than published models have. */
 enum { FG_FOLDER_WEIGHT_FILES_MAX = 1024 };
+
+/* JSON's null is as good as nothing. */
+static inline const fg_json_node *fg_folder_get(const fg_json_node *object, const char *name)
+{
+    const fg_json_node *node = fg_json_get(object, name);
+    return fg_json_is(node, FG_JSON_NULL) ? NULL : node;
+}
+
+static inline bool fg_folder_says(const fg_json_node *node, const char *wanted)
+{
+    const char *text = fg_json_string(node, NULL);
+    return text != NULL && strcmp(text, wanted) == 0;
+}
+
+/* `architecture`.`name`, written at once. */
+typedef struct fg_folder_key {
+    char text[96];
+} fg_folder_key;
+
+static inline fg_folder_key fg_folder_key_of(const char *architecture, const char *name)
+{
+    fg_folder_key key;
+    snprintf(key.text, sizeof key.text, "%s.%s", architecture, name);
+    return key;
+}
 
 /* What is known of architectures beyond their GGUF names; bits, since tensors belong to several. */
 typedef enum fg_folder_trait {

@@ -48,21 +48,9 @@ static double exp_minus(double y)
     return sum;
 }
 
-typedef struct own_key {
-    char text[96];
-} own_key;
-
-static own_key key_of(const reading *r, const char *name)
+static fg_folder_key key_of(const reading *r, const char *name)
 {
-    own_key key;
-    snprintf(key.text, sizeof key.text, "%s.%s", r->rope->architecture, name);
-    return key;
-}
-
-static const fg_json_node *get(const fg_json_node *object, const char *name)
-{
-    const fg_json_node *node = fg_json_get(object, name);
-    return fg_json_is(node, FG_JSON_NULL) ? NULL : node;
+    return fg_folder_key_of(r->rope->architecture, name);
 }
 
 /* In the scaling; FG_BAD_INPUT where it is no number of the range. */
@@ -70,7 +58,7 @@ static fg_status read_number(const reading *r, const fg_json_node *object, const
                              double least, double most, double *out)
 {
     double value = *out;
-    const fg_json_node *node = get(object, name);
+    const fg_json_node *node = fg_folder_get(object, name);
     if (node == NULL) {
         return FG_OK;
     }
@@ -113,8 +101,8 @@ static fg_status write_yarn(const reading *r)
                                           "truncate" };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         bool truncates = false;
-        (void)fg_json_bool(get(r->scaling, others[i]), &truncates);
-        if (get(r->scaling, others[i]) != NULL && !truncates) {
+        (void)fg_json_bool(fg_folder_get(r->scaling, others[i]), &truncates);
+        if (fg_folder_get(r->scaling, others[i]) != NULL && !truncates) {
             return fg_fail(r->err, FG_BAD_INPUT,
                            "config.json: '%s' of yarn's rope scaling is not supported", others[i]);
         }
@@ -172,7 +160,7 @@ static fg_status read_llama3(const reading *r)
 
 static fg_status read_factors(const reading *r, const char *name, uint32_t count, float **out)
 {
-    const fg_json_node *list = get(r->scaling, name);
+    const fg_json_node *list = fg_folder_get(r->scaling, name);
     if (fg_json_size(list) != count) {
         return fg_fail(r->err, FG_BAD_INPUT, "config.json: '%s' is not a list of %u numbers", name,
                        count);
@@ -222,8 +210,8 @@ static fg_status write_longrope(const reading *r, uint32_t rotated)
 
 static fg_status write_scaling(const reading *r, uint32_t rotated)
 {
-    const fg_json_node *node = get(r->scaling, "rope_type");
-    node = node == NULL ? get(r->scaling, "type") : node;
+    const fg_json_node *node = fg_folder_get(r->scaling, "rope_type");
+    node = node == NULL ? fg_folder_get(r->scaling, "type") : node;
     size_t length = 0;
     const char *type = fg_json_string(node, &length);
     if (node == NULL || (type != NULL && strcmp(type, "default") == 0)) {
@@ -250,13 +238,13 @@ static fg_status write_scaling(const reading *r, uint32_t rotated)
 /* Gemma 3's layers with a window have turns of their own; newer files keep both kinds in one table. */
 static fg_status read_thetas(reading *r, double *window_theta)
 {
-    const fg_json_node *root = r->rope->root, *table = get(root, "rope_parameters");
+    const fg_json_node *root = r->rope->root, *table = fg_folder_get(root, "rope_parameters");
     *window_theta = 10000.0;
     r->theta = r->rope->theta;
-    r->scaling = table != NULL ? table : get(root, "rope_scaling");
-    const fg_json_node *windows = get(table, "sliding_attention");
-    if (get(table, "full_attention") != NULL) {
-        r->scaling = get(table, "full_attention");
+    r->scaling = table != NULL ? table : fg_folder_get(root, "rope_scaling");
+    const fg_json_node *windows = fg_folder_get(table, "sliding_attention");
+    if (fg_folder_get(table, "full_attention") != NULL) {
+        r->scaling = fg_folder_get(table, "full_attention");
     }
     if (r->scaling != NULL && !fg_json_is(r->scaling, FG_JSON_OBJECT)) {
         return fg_fail(r->err, FG_BAD_INPUT, "config.json: its rope scaling is no object");

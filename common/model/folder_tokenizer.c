@@ -5,7 +5,9 @@
 #include "common/model/folder_internal.h"
 #include "common/model/vocab.h"
 
-enum { TOKENS_MAX = 1 << 22, TOKEN_BYTES_MAX = 1 << 12, ENDS_MAX = 64, NO_ID = UINT32_MAX };
+enum { TOKENS_MAX = 1 << 22, TOKEN_BYTES_MAX = 1 << 10, ENDS_MAX = 64, NO_ID = UINT32_MAX };
+/* Added tokens, and how many of them may be left out. */
+enum { ADDED_MAX = 1 << 16, LEFT_OUT_MAX = 1 << 10 };
 
 /* Reading under way. */
 typedef struct reading {
@@ -17,22 +19,10 @@ typedef struct reading {
     fg_error *err;
 } reading;
 
-static const fg_json_node *get(const fg_json_node *object, const char *name)
-{
-    const fg_json_node *node = fg_json_get(object, name);
-    return fg_json_is(node, FG_JSON_NULL) ? NULL : node;
-}
-
-static bool text_is(const fg_json_node *node, const char *wanted)
-{
-    const char *text = fg_json_string(node, NULL);
-    return text != NULL && strcmp(text, wanted) == 0;
-}
-
 static bool is_true(const fg_json_node *object, const char *name)
 {
     bool value = false;
-    (void)fg_json_bool(get(object, name), &value);
+    (void)fg_json_bool(fg_folder_get(object, name), &value);
     return value;
 }
 
@@ -41,8 +31,9 @@ static bool is_true(const fg_json_node *object, const char *name)
 static fg_status check_model(const reading *r)
 {
     static const char *const parts[] = { "continuing_subword_prefix", "end_of_word_suffix" };
-    const fg_json_node *type = get(r->model, "type");
-    if (!text_is(type, "BPE") && !(type == NULL && get(r->model, "merges") != NULL)) {
+    const fg_json_node *type = fg_folder_get(r->model, "type");
+    if (!fg_folder_says(type, "BPE") &&
+        !(type == NULL && fg_folder_get(r->model, "merges") != NULL)) {
         const char *name = fg_json_string(type, NULL);
         return fg_fail(r->err, FG_BAD_INPUT,
                        "tokenizer.json: model %.32s is not supported (BPE is): take a GGUF file of "
@@ -50,13 +41,13 @@ static fg_status check_model(const reading *r)
                        name != NULL ? name : "of no type");
     }
     for (size_t i = 0; i < 2; i++) {
-        const fg_json_node *node = get(r->model, parts[i]);
-        if (node != NULL && !text_is(node, "")) {
+        const fg_json_node *node = fg_folder_get(r->model, parts[i]);
+        if (node != NULL && !fg_folder_says(node, "")) {
             return fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: '%s' is not supported", parts[i]);
         }
     }
     double dropout = 0.0;
-    if (fg_json_number(get(r->model, "dropout"), &dropout) && dropout != 0.0) {
+    if (fg_json_number(fg_folder_get(r->model, "dropout"), &dropout) && dropout != 0.0) {
         return fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: 'dropout' is not supported");
     }
     return FG_OK;
@@ -95,14 +86,19 @@ static fg_status put(reading *r, int64_t id, const char *text, size_t length, ui
  * text never needs. */
 static fg_status read_added(reading *r)
 {
-    const fg_json_node *list = get(r->texts->tokenizer, "added_tokens");
-    const char *unknown = fg_json_string(get(r->model, "unk_token"), NULL);
+    const fg_json_node *list = fg_folder_get(r->texts->tokenizer, "added_tokens");
+    const char *unknown = fg_json_string(fg_folder_get(r->model, "unk_token"), NULL);
+    if (fg_json_size(list) > ADDED_MAX) {
+        return fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: it has more than %d added tokens",
+                       ADDED_MAX);
+    }
     for (size_t i = 0; i < fg_json_size(list); i++) {
         const fg_json_node *item = fg_json_at(list, i);
         size_t length = 0;
         int64_t id = -1;
-        const char *text = fg_json_string(get(item, "content"), &length);
-        if (text == NULL || length == 0 || !fg_json_integer(get(item, "id"), &id) || id < 0) {
+        const char *text = fg_json_string(fg_folder_get(item, "content"), &length);
+        if (text == NULL || length == 0 || !fg_json_integer(fg_folder_get(item, "id"), &id) ||
+            id < 0) {
             return fg_fail(r->err, FG_BAD_INPUT,
                            "tokenizer.json: added token %zu has no id or no text", i);
         }
@@ -132,10 +128,10 @@ static fg_status read_added(reading *r)
 /* Whether `id` is an added token's, one that was left out. */
 static bool is_left_out(const reading *r, int64_t id)
 {
-    const fg_json_node *list = get(r->texts->tokenizer, "added_tokens");
+    const fg_json_node *list = fg_folder_get(r->texts->tokenizer, "added_tokens");
     int64_t other = -1;
     for (size_t i = 0; i < fg_json_size(list); i++) {
-        if (fg_json_integer(get(fg_json_at(list, i), "id"), &other) && other == id) {
+        if (fg_json_integer(fg_folder_get(fg_json_at(list, i), "id"), &other) && other == id) {
             return true;
         }
     }
@@ -144,10 +140,11 @@ static bool is_left_out(const reading *r, int64_t id)
 
 static fg_status read_vocab(reading *r)
 {
-    const fg_json_node *vocab = get(r->model, "vocab");
-    const char *unknown = fg_json_string(get(r->model, "unk_token"), NULL);
+    const fg_json_node *vocab = fg_folder_get(r->model, "vocab");
+    const char *unknown = fg_json_string(fg_folder_get(r->model, "unk_token"), NULL);
     void *cursor = NULL;
     const char *text;
+    uint32_t left_out = 0;
     if (!fg_json_is(vocab, FG_JSON_OBJECT) || fg_json_size(vocab) == 0) {
         return fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: it has no vocabulary");
     }
@@ -157,7 +154,8 @@ static fg_status read_vocab(reading *r)
         if (!fg_json_integer(node, &id) || id < 0) {
             return fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: token '%.64s' has no id", text);
         }
-        if (id >= r->vocab.size && is_left_out(r, id)) {
+        if (id >= r->vocab.size && left_out < LEFT_OUT_MAX && is_left_out(r, id)) {
+            left_out++;
             continue;
         }
         if (id >= r->vocab.size) {
@@ -240,10 +238,10 @@ static void write_strips(const reading *r, const char *key, uint8_t side)
 /* Of a template, the token that it puts before a text: NO_ID for none. FG_BAD_INPUT where it does anything else. */
 static fg_status read_template(const reading *r, const fg_json_node *post, uint32_t *id_out)
 {
-    const fg_json_node *list = get(post, "single");
+    const fg_json_node *list = fg_folder_get(post, "single");
     size_t count = fg_json_size(list);
-    const fg_json_node *first = get(fg_json_at(list, 0), "SpecialToken");
-    const fg_json_node *text = get(fg_json_at(list, count - (count > 0)), "Sequence");
+    const fg_json_node *first = fg_folder_get(fg_json_at(list, 0), "SpecialToken");
+    const fg_json_node *text = fg_folder_get(fg_json_at(list, count - (count > 0)), "Sequence");
     *id_out = NO_ID;
     if (text == NULL || count > 2 || (count == 2 && first == NULL)) {
         return fg_fail(r->err, FG_BAD_INPUT,
@@ -252,7 +250,7 @@ static fg_status read_template(const reading *r, const fg_json_node *post, uint3
     }
     if (count == 2) {
         size_t length = 0;
-        const char *name = fg_json_string(get(first, "id"), &length);
+        const char *name = fg_json_string(fg_folder_get(first, "id"), &length);
         *id_out = find_id(r, name, length);
         if (*id_out == NO_ID) {
             return fg_fail(r->err, FG_BAD_INPUT,
@@ -264,15 +262,15 @@ static fg_status read_template(const reading *r, const fg_json_node *post, uint3
 
 static fg_status read_post(const reading *r, const fg_json_node *post, uint32_t *id_out)
 {
-    const fg_json_node *type = get(post, "type");
-    if (post == NULL || text_is(type, "ByteLevel")) {
+    const fg_json_node *type = fg_folder_get(post, "type");
+    if (post == NULL || fg_folder_says(type, "ByteLevel")) {
         return FG_OK;
     }
-    if (text_is(type, "TemplateProcessing")) {
+    if (fg_folder_says(type, "TemplateProcessing")) {
         return read_template(r, post, id_out);
     }
-    const fg_json_node *list = get(post, "processors");
-    if (!text_is(type, "Sequence") || fg_json_size(list) > 4) {
+    const fg_json_node *list = fg_folder_get(post, "processors");
+    if (!fg_folder_says(type, "Sequence") || fg_json_size(list) > 4) {
         const char *name = fg_json_string(type, NULL);
         return fg_fail(r->err, FG_BAD_INPUT,
                        "tokenizer.json: its post_processor (%.40s) is not one that is known",
@@ -281,7 +279,7 @@ static fg_status read_post(const reading *r, const fg_json_node *post, uint32_t 
     for (size_t i = 0; i < fg_json_size(list); i++) {
         const fg_json_node *item = fg_json_at(list, i);
         fg_status status =
-            text_is(get(item, "type"), "Sequence")
+            fg_folder_says(fg_folder_get(item, "type"), "Sequence")
                 ? fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: its post_processor is nested")
                 : read_post(r, item, id_out);
         if (status != FG_OK) {
@@ -295,9 +293,9 @@ static fg_status read_post(const reading *r, const fg_json_node *post, uint32_t 
 static uint32_t configured(const reading *r, const char *name)
 {
     size_t length = 0;
-    const fg_json_node *node = get(r->texts->tokenizer_config, name);
+    const fg_json_node *node = fg_folder_get(r->texts->tokenizer_config, name);
     if (fg_json_is(node, FG_JSON_OBJECT)) {
-        node = get(node, "content");
+        node = fg_folder_get(node, "content");
     }
     const char *text = fg_json_string(node, &length);
     return find_id(r, text, length);
@@ -306,19 +304,19 @@ static uint32_t configured(const reading *r, const char *name)
 static fg_status write_begin(const reading *r)
 {
     uint32_t id = NO_ID;
-    fg_status status = read_post(r, get(r->texts->tokenizer, "post_processor"), &id);
+    fg_status status = read_post(r, fg_folder_get(r->texts->tokenizer, "post_processor"), &id);
     if (status != FG_OK) {
         return status;
     }
     bool adds = id != NO_ID;
-    (void)fg_json_bool(get(r->texts->tokenizer_config, "add_bos_token"), &adds);
+    (void)fg_json_bool(fg_folder_get(r->texts->tokenizer_config, "add_bos_token"), &adds);
     if (is_true(r->texts->tokenizer_config, "add_eos_token")) {
         return fg_fail(r->err, FG_BAD_INPUT,
                        "tokenizer_config.json: 'add_eos_token' is true, which is not supported");
     }
     int64_t number = -1;
     id = id != NO_ID ? id : configured(r, "bos_token");
-    if (id == NO_ID && fg_json_integer(get(r->texts->config, "bos_token_id"), &number) &&
+    if (id == NO_ID && fg_json_integer(fg_folder_get(r->texts->config, "bos_token_id"), &number) &&
         number >= 0 && number < r->vocab.size) {
         id = (uint32_t)number;
     }
@@ -354,9 +352,9 @@ static fg_status read_ids(const reading *r, const fg_json_node *node, uint32_t i
 static fg_status write_ends(const reading *r)
 {
     uint32_t ids[ENDS_MAX], count;
-    const fg_json_node *node = get(r->texts->generation_config, "eos_token_id");
-    fg_status status =
-        read_ids(r, node != NULL ? node : get(r->texts->config, "eos_token_id"), ids, &count);
+    const fg_json_node *node = fg_folder_get(r->texts->generation_config, "eos_token_id");
+    fg_status status = read_ids(
+        r, node != NULL ? node : fg_folder_get(r->texts->config, "eos_token_id"), ids, &count);
     if (status != FG_OK) {
         return status;
     }
@@ -391,7 +389,7 @@ static void write_templates(const reading *r)
     static const char *const names[][2] = { { "default", "tokenizer.chat_template" },
                                             { "tool_use", "tokenizer.chat_template.tool_use" } };
     const fg_folder_file *file = r->texts->chat_template;
-    const fg_json_node *node = get(r->texts->tokenizer_config, "chat_template");
+    const fg_json_node *node = fg_folder_get(r->texts->tokenizer_config, "chat_template");
     if (file->bytes != NULL) {
         fg_meta_string(r->out, names[0][1], file->bytes, file->size_bytes);
         return;
@@ -400,8 +398,9 @@ static void write_templates(const reading *r)
     bool written[2] = { false };
     for (size_t i = 0; fg_json_is(node, FG_JSON_ARRAY) && i < fg_json_size(node); i++) {
         for (size_t k = 0; k < 2; k++) {
-            if (!written[k] && text_is(get(fg_json_at(node, i), "name"), names[k][0])) {
-                write_template(r, names[k][1], get(fg_json_at(node, i), "template"));
+            if (!written[k] &&
+                fg_folder_says(fg_folder_get(fg_json_at(node, i), "name"), names[k][0])) {
+                write_template(r, names[k][1], fg_folder_get(fg_json_at(node, i), "template"));
                 written[k] = true;
             }
         }
@@ -416,7 +415,7 @@ static fg_status write_model(const reading *r)
     fg_meta_string(r->out, "tokenizer.ggml.model", model, strlen(model));
     if (r->cuts.spm) {
         size_t length = 0;
-        const char *text = fg_json_string(get(r->model, "unk_token"), &length);
+        const char *text = fg_json_string(fg_folder_get(r->model, "unk_token"), &length);
         uint32_t unknown = find_id(r, text, length);
         fg_meta_bool(r->out, "tokenizer.ggml.add_space_prefix", r->cuts.space_prefix);
         fg_meta_bool(r->out, FG_VOCAB_FIRST_KEY, r->cuts.first_only);
@@ -430,12 +429,14 @@ static fg_status write_model(const reading *r)
     write_tokens(r);
     write_strips(r, FG_VOCAB_STRIP_LEFT_KEY, FG_STRIP_LEFT);
     write_strips(r, FG_VOCAB_STRIP_RIGHT_KEY, FG_STRIP_RIGHT);
-    return fg_folder_write_merges(&r->vocab, get(r->model, "merges"), r->out, r->err);
+    return fg_folder_write_merges(&r->vocab, fg_folder_get(r->model, "merges"), r->out, r->err);
 }
 
 fg_status fg_folder_read_tokenizer(const fg_folder_texts *texts, fg_meta_writer *out, fg_error *err)
 {
-    reading r = { .texts = texts, .model = get(texts->tokenizer, "model"), .out = out, .err = err };
+    reading r = {
+        .texts = texts, .model = fg_folder_get(texts->tokenizer, "model"), .out = out, .err = err
+    };
     fg_status status = check_model(&r);
     status = status != FG_OK ? status : fg_folder_read_cuts(texts->tokenizer, &r.cuts, err);
     if (status != FG_OK) {

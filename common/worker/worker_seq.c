@@ -7,6 +7,8 @@
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 
+#define ALL_ROUTERS UINT32_MAX
+
 /* Routers number their requests on their own. */
 static uint64_t request_key(uint32_t router, uint64_t request, uint32_t attempt)
 {
@@ -338,18 +340,8 @@ void fg_worker_end(fg_worker *worker, fg_seq *seq, fg_finish finish, const char 
     fg_worker_settle(worker, seq);
 }
 
-void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why)
-{
-    fg_seq_list *lists[] = { &worker->preempted, &worker->waiting, &worker->running,
-                             &worker->others };
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        while (lists[i]->first != NULL) {
-            fg_worker_end(worker, lists[i]->first, finish, why);
-        }
-    }
-}
-
-void fg_worker_cancel_of(fg_worker *worker, uint32_t router)
+/* Those of one router, or of all. */
+static void end_those(fg_worker *worker, uint32_t router, fg_finish finish, const char *why)
 {
     fg_seq_list *lists[] = { &worker->preempted, &worker->waiting, &worker->running,
                              &worker->others };
@@ -357,11 +349,21 @@ void fg_worker_cancel_of(fg_worker *worker, uint32_t router)
         fg_seq *next;
         for (fg_seq *seq = lists[i]->first; seq != NULL; seq = next) {
             next = seq->next;
-            if (seq->router == router) {
-                fg_worker_end(worker, seq, FG_FINISH_CANCELLED, "");
+            if (router == ALL_ROUTERS || seq->router == router) {
+                fg_worker_end(worker, seq, finish, why);
             }
         }
     }
+}
+
+void fg_worker_end_all(fg_worker *worker, fg_finish finish, const char *why)
+{
+    end_those(worker, ALL_ROUTERS, finish, why);
+}
+
+void fg_worker_cancel_of(fg_worker *worker, uint32_t router)
+{
+    end_those(worker, router, FG_FINISH_CANCELLED, "");
 }
 
 bool fg_worker_can_receive(const fg_worker *worker)

@@ -447,6 +447,41 @@ Test(folder, what_is_not_read_is_refused_in_a_line)
     }
 }
 
+/* What would be searched for each token is not without end. */
+Test(folder, added_tokens_and_their_lengths_have_limits)
+{
+    const struct {
+        const char *from, *open, *item, *close, *text;
+        uint32_t count;
+    } rows[] = {
+        { "\"added_tokens\":[", "\"added_tokens\":[", "{},", "", "more than 65536 added tokens",
+          65537 },
+        { "\"he\":256", "\"", "x", "\":256", "token 256 has more than 1024 bytes", 1025 },
+        { "\"he\":256", "\"", "x", "\":256", NULL, 1024 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        small_folder folder;
+        fg_weights *weights = NULL;
+        fg_error err = { .status = FG_OK };
+        fg_buf to;
+        fg_buf_init(&to, 0);
+        fg_buf_puts(&to, rows[i].open);
+        for (uint32_t k = 0; k < rows[i].count; k++) {
+            fg_buf_puts(&to, rows[i].item);
+        }
+        fg_buf_puts(&to, rows[i].close);
+        small_folder_make(&folder, LLAMA);
+        small_folder_replace(&folder, &folder.tokenizer, rows[i].from, to.data);
+        fg_status status = fg_folder_open_memory(&folder.files, &weights, &err);
+        cr_assert_eq(status, rows[i].text == NULL ? FG_OK : FG_BAD_INPUT, "row %zu: %s", i,
+                     err.text);
+        cr_assert(rows[i].text == NULL || strstr(err.text, rows[i].text) != NULL, "%s", err.text);
+        fg_weights_close(weights);
+        small_folder_free(&folder);
+        fg_buf_deinit(&to);
+    }
+}
+
 static bool open_once(void *ctx)
 {
     const small_folder *folder = ctx;
