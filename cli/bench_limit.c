@@ -1,5 +1,6 @@
 #include "cli/bench_limit.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/dtype.h"
@@ -13,6 +14,24 @@ double *fg_bench_macs_of(fg_bench_macs *macs, uint32_t type)
                                           : &macs->floats;
 }
 
+/* Of the last layer what only rows that go on to the head need: of this matrix's products. */
+static double spared_share(const char *name, const fg_hparams *hparams)
+{
+    uint32_t layer;
+    int suffix_at = 0;
+    if (sscanf(name, "blk.%5u.%n", &layer, &suffix_at) != 1 || suffix_at == 0 ||
+        layer + 1 != hparams->layer_count) {
+        return 0.0;
+    }
+    const char *suffix = name + suffix_at;
+    if (strcmp(suffix, "attn_k.weight") == 0 || strcmp(suffix, "attn_v.weight") == 0) {
+        return 0.0;
+    }
+    double heads = hparams->head_count;
+    return strcmp(suffix, "attn_qkv.weight") == 0 ? heads / (heads + 2 * hparams->kv_head_count)
+                                                  : 1.0;
+}
+
 fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hparams)
 {
     fg_bench_cost cost = { 0 };
@@ -22,6 +41,8 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
         cost.params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
         if (t->dim_count == 3 && hparams->expert_count > 0) {
             *fg_bench_macs_of(&cost.layers, t->type) += macs * hparams->expert_used_count;
+            *fg_bench_macs_of(&cost.spared, t->type) +=
+                spared_share(t->name, hparams) * macs * hparams->expert_used_count;
             cost.expert_bytes += (double)t->size_bytes;
             cost.expert_share = (double)hparams->expert_used_count / hparams->expert_count;
         }
@@ -35,6 +56,7 @@ fg_bench_cost fg_bench_cost_of(const fg_weights *weights, const fg_hparams *hpar
             continue; /* a look-up */
         }
         *fg_bench_macs_of(is_head ? &cost.head : &cost.layers, t->type) += macs;
+        *fg_bench_macs_of(&cost.spared, t->type) += spared_share(t->name, hparams) * macs;
         cost.weight_bytes += (double)t->size_bytes;
     }
     return cost;
@@ -105,11 +127,16 @@ static double share_read(double expert_share, double rows)
 double fg_bench_limit(const fg_bench_cost *cost, const fg_bench_work *work,
                       const fg_bench_rates *rates, const char **probe_out)
 {
-    fg_bench_macs layers = cost->layers, head = cost->head;
+    fg_bench_macs layers = cost->layers, head = cost->head, spared = cost->spared;
     double rows = work->rows, head_rows = work->head_rows;
-    double int8_s = seconds(rows * layers.int8 + head_rows * head.int8, rates->int8);
-    double bf16_s = seconds(rows * layers.bf16 + head_rows * head.bf16, rates->bf16);
-    double float_s = seconds(rows * layers.floats + head_rows * head.floats, rates->floats);
+    double early =
+        head_rows <= rows / 2 ? rows - head_rows : 0.0; /* rows that end in the last layer */
+    double int8_s =
+        seconds(rows * layers.int8 + head_rows * head.int8 - early * spared.int8, rates->int8);
+    double bf16_s =
+        seconds(rows * layers.bf16 + head_rows * head.bf16 - early * spared.bf16, rates->bf16);
+    double float_s = seconds(rows * layers.floats + head_rows * head.floats - early * spared.floats,
+                             rates->floats);
     double bytes = cost->weight_bytes;
     if (cost->expert_bytes > 0.0 && work->weight_reads > 0.0) {
         bytes += cost->expert_bytes * share_read(cost->expert_share, rows / work->weight_reads);

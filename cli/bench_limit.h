@@ -1,6 +1,6 @@
 /*
  * bench_limit - the time that a step would take if only this machine's limits counted: each weight
- * multiplied once per row at the compute probe's speed, each byte of the weights read once at the
+ * multiplied once per row (but for what the last layer spares a prompt's rows) at the compute probe's speed, each byte of the weights read once at the
  * memory probe's, whichever takes longer. Of mixtures of experts those that rows go to: of several rows as many as there
  * are on average when each row chooses by itself. Used by one thread.
  */
@@ -22,9 +22,11 @@ double *fg_bench_macs_of(fg_bench_macs *macs, uint32_t type);
 typedef struct fg_bench_cost {
     fg_bench_macs layers; /* per row */
     fg_bench_macs head;   /* per row that needs logits */
-    double weight_bytes;  /* read once per step: layers and head */
-    double expert_bytes;  /* of all experts */
-    double expert_share;  /* of the experts that a row goes to */
+    /* Per row of a prompt that needs none: all of the last layer but K and V. 0 where ranks share layers. */
+    fg_bench_macs spared;
+    double weight_bytes; /* read once per step: layers and head */
+    double expert_bytes; /* of all experts */
+    double expert_share; /* of the experts that a row goes to */
     uint64_t params;
 } fg_bench_cost;
 

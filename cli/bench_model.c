@@ -111,6 +111,9 @@ fg_status fg_bench_model_open(fg_bench_model *model, const fg_bench_model_option
         return status;
     }
     model->cost = fg_bench_cost_of(model->runner.weights, &model->runner.hparams);
+    if (options->ranks > 1) {
+        model->cost.spared = (fg_bench_macs){ 0 };
+    }
     model->ids = fg_mem_array(model->id_count, sizeof *model->ids);
     if (model->ids == NULL) {
         return fg_fail(err, FG_AGAIN, "out of memory for %u tokens", model->id_count);

@@ -345,8 +345,8 @@ void fg_op_stage(fg_device_stream *stream, const fg_step_rows *rows);
  *   q [row][head_count][head_dim], k and v [row][kv_head_count][head_dim]
  *   pairs: interleaved (2i, 2i+1), else (i, i + pair_count); dims beyond 2 * pair_count stay. */
 typedef struct fg_rope_store {
-    float *q;
-    float *k;
+    float *q; /* NULL, with a head_count of 0: K and V alone; the CPU's alone, as is the next */
+    float *k; /* NULL, as v is then: q alone, and nothing is stored */
     float *v;
     const float *q_bias; /* [head_count][head_dim]; NULL: none, as with all five */
     const float *k_bias; /* [kv_head_count][head_dim] */

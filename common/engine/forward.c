@@ -286,35 +286,33 @@ static void end_half(fg_forward *forward, const float *post_norm, float *residua
     fg_forward_gather_residual(forward, residual, rows);
 }
 
-static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
+static fg_paged_kv layer_kv(const fg_forward *forward, uint32_t index)
+{
+    const fg_kv_layout *layout = &forward->kv.own;
+    return (fg_paged_kv){ .arena = forward->kv.arena,
+                          .block_bytes = layout->block_bytes,
+                          .key_offset = fg_kv_layout_offset(layout, index, 0, forward->kv_first),
+                          .value_offset = fg_kv_layout_offset(layout, index, 1, forward->kv_first),
+                          .head_bytes = layout->head_bytes,
+                          .scale_offset = layout->scale_offset,
+                          .block_size = layout->block_size,
+                          .dtype = layout->dtype,
+                          .kv_head_count = forward->parts.kv_heads.count,
+                          .head_dim = forward->hparams.head_dim };
+}
+
+/* What rows' attention reads, from products of theirs on: q, or K and V, or all. */
+static void turn_and_store(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows,
+                           float *q, bool stores)
 {
     const fg_hparams *h = &forward->hparams;
-    const fg_kv_layout *layout = &forward->kv.own;
-    const rank_parts *parts = &forward->parts;
     const layer_weights *layer = &forward->layers[index];
-    float *residual = forward->residual + (size_t)first * h->embedding_length;
-    uint32_t window = fg_hparams_window(h, index);
-    bool own_turns = window > 0 && fg_hparams_has_window_turns(h);
+    fg_paged_kv kv = layer_kv(forward, index);
+    bool own_turns = fg_hparams_window(h, index) > 0 && fg_hparams_has_window_turns(h);
     const float *table = forward->rope_tables[own_turns ? TURNS_WINDOW : TURNS_ALL];
-    const fg_linear qkv[] = {
-        { .weight = layer->q, .out = forward->q, .out_stride = layer->q.outputs },
-        { .weight = layer->k, .out = forward->k, .out_stride = layer->k.outputs },
-        { .weight = layer->v, .out = forward->v, .out_stride = layer->v.outputs },
-    };
-    norm_linears(forward, residual, NULL, layer->attn_norm, qkv, 3, rows);
-    fg_paged_kv kv = { .arena = forward->kv.arena,
-                       .block_bytes = layout->block_bytes,
-                       .key_offset = fg_kv_layout_offset(layout, index, 0, forward->kv_first),
-                       .value_offset = fg_kv_layout_offset(layout, index, 1, forward->kv_first),
-                       .head_bytes = layout->head_bytes,
-                       .scale_offset = layout->scale_offset,
-                       .block_size = layout->block_size,
-                       .dtype = layout->dtype,
-                       .kv_head_count = parts->kv_heads.count,
-                       .head_dim = h->head_dim };
-    fg_rope_store store = { .q = forward->q,
-                            .k = forward->k,
-                            .v = forward->v,
+    fg_rope_store store = { .q = q,
+                            .k = stores ? forward->k : NULL,
+                            .v = stores ? forward->v : NULL,
                             .q_bias = layer->q_bias,
                             .k_bias = layer->k_bias,
                             .v_bias = layer->v_bias,
@@ -324,29 +322,81 @@ static void attention(fg_forward *forward, uint32_t index, uint32_t first, uint3
                             .kv_rows = forward->place->kv_rows + first,
                             .table = table + (size_t)first * h->rope_dims,
                             .pair_count = fg_hparams_is_turned(h, index) ? h->rope_dims / 2 : 0,
-                            .head_count = parts->heads.count,
+                            .head_count = q != NULL ? forward->parts.heads.count : 0,
                             .interleaved = h->rope_interleaved };
     fg_op_rope_store(forward->stream, &kv, &store, rows);
-    fg_linear output = fg_forward_add_to(forward, &layer->output, residual);
-    uint32_t forms = forms_of(forward, &output, 1);
-    bool at_once = forms == FG_FORM_PAIRS && !forward->is_host && forward->tp == NULL;
+}
+
+/* Which products of a layer's rows attention begins with. */
+typedef enum attention_parts {
+    PART_Q = 1,
+    PART_KV = 2,
+    PARTS_ALL = PART_Q | PART_KV,
+} attention_parts;
+
+/* The first half of a tile's attention; its q goes to row `at` of all. */
+static void begin_attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows,
+                            uint32_t at, attention_parts parts)
+{
+    const layer_weights *layer = &forward->layers[index];
+    float *q = forward->q + (size_t)at * layer->q.outputs;
+    const fg_linear qkv[] = {
+        { .weight = layer->q, .out = q, .out_stride = layer->q.outputs },
+        { .weight = layer->k, .out = forward->k, .out_stride = layer->k.outputs },
+        { .weight = layer->v, .out = forward->v, .out_stride = layer->v.outputs },
+    };
+    uint32_t from = (parts & PART_Q) != 0 ? 0 : 1;
+    uint32_t end = (parts & PART_KV) != 0 ? 3 : 1;
+    norm_linears(forward, forward->residual + (size_t)first * forward->hparams.embedding_length,
+                 NULL, layer->attn_norm, qkv + from, end - from, rows);
+    turn_and_store(forward, index, first, rows, from == 0 ? q : NULL, end == 3);
+}
+
+/* What multiplies what was attended, with all that products read, is made for as many rows as a tile has; an operation of
+ * the device makes it with the attention. */
+static bool attends_pairs(const fg_forward *forward, uint32_t index)
+{
+    const fg_linear output = { .weight = forward->layers[index].output };
+    return forms_of(forward, &output, 1) == FG_FORM_PAIRS && !forward->is_host &&
+           forward->tp == NULL;
+}
+
+/* Of rows whose q lies in all from row 0 on. */
+static void attend(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows)
+{
+    const fg_hparams *h = &forward->hparams;
+    fg_paged_kv kv = layer_kv(forward, index);
     float *own = forward->own_attended.values;
+    bool pairs = attends_pairs(forward, index);
     fg_attend attend = { .q = forward->q,
                          .kv_rows = forward->place->kv_rows + first,
-                         .head_count = parts->heads.count,
-                         .window = window,
+                         .head_count = forward->parts.heads.count,
+                         .window = fg_hparams_window(h, index),
                          .scale = h->attention_scale,
-                         .out = at_once       ? NULL
+                         .out = pairs         ? NULL
                                 : own != NULL ? own
                                               : forward->attended.values,
-                         .pairs = at_once ? forward->attended.pairs : NULL };
+                         .pairs = pairs ? forward->attended.pairs : NULL };
     fg_op_attend(forward->stream, &kv, &attend, rows);
-    fg_forward_gather(forward, &forward->attended, fg_forward_common_attended(forward), parts->q,
-                      parts->q_unit, own, rows);
-    if (forms != 0 && !at_once) {
-        fg_op_prepare(forward->stream, &forward->attended, forms, rows);
+}
+
+/* The second half, of a tile whose rows were attended from row `at` of all on. */
+static void end_attention(fg_forward *forward, uint32_t index, uint32_t first, uint32_t rows,
+                          uint32_t at)
+{
+    const layer_weights *layer = &forward->layers[index];
+    const rank_parts *parts = &forward->parts;
+    float *residual = forward->residual + (size_t)first * forward->hparams.embedding_length;
+    fg_linear output = fg_forward_add_to(forward, &layer->output, residual);
+    uint32_t forms = forms_of(forward, &output, 1);
+    fg_activations attended = forward->attended;
+    attended.values += (size_t)at * attended.columns;
+    fg_forward_gather(forward, &attended, fg_forward_common_attended(forward), parts->q,
+                      parts->q_unit, forward->own_attended.values, rows);
+    if (forms != 0 && !attends_pairs(forward, index)) {
+        fg_op_prepare(forward->stream, &attended, forms, rows);
     }
-    fg_op_linear(forward->stream, &output, 1, &forward->attended, rows);
+    fg_op_linear(forward->stream, &output, 1, &attended, rows);
     end_half(forward, layer->attn_post_norm, residual, rows);
 }
 
@@ -445,28 +495,87 @@ static uint32_t even_tile_rows(const fg_forward *forward, uint32_t row_count)
     return rows < forward->tile_rows_max ? rows : forward->tile_rows_max;
 }
 
-/* The operations of `rows` rows through all layers. */
-static void run_layers(fg_forward *forward, uint32_t row_count)
+/* Rows `first` .. `end` - 1 through a layer, in tiles; their attention in one go, so that few of its units are the last
+ * ones. A tile reads the K and V of the tiles before it, which this layer has already stored. */
+static void run_tiles(fg_forward *forward, uint32_t index, uint32_t first, uint32_t end,
+                      uint32_t tile_rows, attention_parts parts)
+{
+    for (uint32_t at = first; at < end; at += tile_rows) {
+        uint32_t rows = end - at < tile_rows ? end - at : tile_rows;
+        begin_attention(forward, index, at, rows, at - first, parts);
+    }
+    if ((parts & PART_Q) == 0) {
+        return;
+    }
+    attend(forward, index, first, end - first);
+    for (uint32_t at = first; at < end; at += tile_rows) {
+        uint32_t rows = end - at < tile_rows ? end - at : tile_rows;
+        end_attention(forward, index, at, rows, at - first);
+        feed_forward(forward, index, at, rows);
+    }
+}
+
+static void run_layer(fg_forward *forward, uint32_t index, uint32_t row_count,
+                      attention_parts parts)
+{
+    if (row_count == 0) {
+        return;
+    }
+    uint32_t tile_rows = even_tile_rows(forward, row_count);
+    uint32_t most = forward->attend_rows_max < tile_rows
+                        ? tile_rows
+                        : forward->attend_rows_max / tile_rows * tile_rows;
+    for (uint32_t first = 0; first < row_count; first += most) {
+        uint32_t left = row_count - first;
+        run_tiles(forward, index, first, first + (left < most ? left : most), tile_rows, parts);
+    }
+}
+
+static void make_rope_tables(fg_forward *forward, uint32_t row_count)
+{
+    uint32_t kinds = fg_hparams_has_window_turns(&forward->hparams) ? TURN_KINDS : 1;
+    for (uint32_t kind = 0; kind < kinds; kind++) {
+        fg_op_rope_table(forward->stream, forward->place->positions, row_count,
+                         &forward->turns[kind], forward->rope_tables[kind]);
+    }
+}
+
+/* The rows that the head wants become the first ones, and the only ones. */
+static void keep_head_rows(fg_forward *forward, uint32_t head_count)
+{
+    fg_step_place *place = forward->place;
+    uint32_t columns = forward->hparams.embedding_length;
+    for (uint32_t i = 0; i < head_count; i++) {
+        uint32_t row = place->head.row_ids[i]; /* they rise, so none is written before it is read */
+        memmove(forward->residual + (size_t)i * columns, forward->residual + (size_t)row * columns,
+                columns * sizeof(float));
+        place->positions[i] = place->positions[row];
+        place->kv_rows[i] = place->kv_rows[row];
+        place->head.row_ids[i] = i;
+    }
+    make_rope_tables(forward, head_count);
+}
+
+/* The operations of `row_count` rows through all layers. Of a prompt's rows the last layer has to give K and V alone,
+ * but for those that the head wants. Where other memory has copies of what says so, it stays as it is. */
+static void run_layers(fg_forward *forward, uint32_t row_count, uint32_t head_count)
 {
     const fg_hparams *h = &forward->hparams;
+    bool ends_early = forward->is_host && forward->tp == NULL && head_count <= row_count / 2;
+    uint32_t whole = ends_early ? h->layer_count - 1 : h->layer_count;
     fg_op_embed(forward->stream, &forward->embedding, forward->place->tokens, row_count,
                 h->embedding_scale, forward->residual);
     if (fg_tp_has_comm(forward->tp)) {
         fg_forward_take_own_residual(forward, row_count);
     }
-    for (uint32_t kind = 0; kind < (fg_hparams_has_window_turns(h) ? TURN_KINDS : 1); kind++) {
-        fg_op_rope_table(forward->stream, forward->place->positions, row_count,
-                         &forward->turns[kind], forward->rope_tables[kind]);
+    make_rope_tables(forward, row_count);
+    for (uint32_t index = 0; index < whole; index++) {
+        run_layer(forward, index, row_count, PARTS_ALL);
     }
-    uint32_t tile_rows = even_tile_rows(forward, row_count);
-    for (uint32_t index = 0; index < h->layer_count; index++) {
-        /* A tile reads the K and V of the tiles before it, which this layer has already stored. */
-        for (uint32_t first = 0; first < row_count; first += tile_rows) {
-            uint32_t left = row_count - first;
-            uint32_t rows = left < tile_rows ? left : tile_rows;
-            attention(forward, index, first, rows);
-            feed_forward(forward, index, first, rows);
-        }
+    if (ends_early) {
+        run_layer(forward, whole, row_count, PART_KV);
+        keep_head_rows(forward, head_count);
+        run_layer(forward, whole, head_count, PART_Q);
     }
 }
 
@@ -474,7 +583,7 @@ static void run_layers(fg_forward *forward, uint32_t row_count)
 static void replay_layers(fg_forward *forward, uint32_t rows)
 {
     if (!fg_device_replay_begin(forward->stream, rows)) {
-        run_layers(forward, rows);
+        run_layers(forward, rows, rows);
         fg_device_replay_end(forward->stream);
     }
 }
@@ -540,7 +649,7 @@ static void start_run(fg_forward *forward, fg_step_run *run)
     uint64_t key = (uint64_t)padded << 32 | place << 16 | padded_head << 2 | run->part.kind;
     stage(forward, padded, padded_head);
     if (!fg_device_replay_begin(forward->stream, key)) {
-        run_layers(forward, padded);
+        run_layers(forward, padded, padded);
         if (padded_head > 0) {
             run_head(forward, 0, padded_head, run->part.kind);
         }
@@ -564,7 +673,7 @@ static void run_staged(fg_forward *forward, uint32_t rows, uint32_t padded, uint
     if (padded != 0) {
         replay_layers(forward, padded);
     } else {
-        run_layers(forward, rows);
+        run_layers(forward, rows, head_count);
     }
 }
 

@@ -93,7 +93,8 @@ struct fg_forward {
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows; /* that should pass a layer together */
     uint32_t tile_rows_max;
-    uint32_t replay_rows; /* most of a step that is started again (can_replay) */
+    uint32_t attend_rows_max; /* of some tiles, whose attention is one operation */
+    uint32_t replay_rows;     /* most of a step that is started again (can_replay) */
     /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
      * flight, and the other way round: only where steps are started again (can_replay). */
     bool goes_ahead; /* steps may be begun behind one in flight: there are two places */
@@ -104,7 +105,7 @@ struct fg_forward {
     /* Per row of a step. */
     float *rope_tables[TURN_KINDS]; /* the second only where the model has such layers */
     float *residual;
-    /* Per row of a tile. */
+    /* Per row of a tile; of attended the values, and q, of as many tiles as attend together. */
     fg_activations normed;   /* columns: embedding_length */
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length; of experts, per slot */

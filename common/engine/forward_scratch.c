@@ -9,6 +9,8 @@
  * blocks that stay in the second-level cache. Weights of a byte and more want more rows: each tile reads them from
  * memory again. */
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
+/* Rows of tiles whose attention is one operation: the more, the less its members wait for the last one. */
+enum { ATTEND_ROWS = 512 };
 enum { SCRATCH_PARTS_MAX = 40 };
 /* Steps of one row for each sequence are replayed where a device can: they get rows that pad them to one of few sizes. */
 static const uint32_t replay_sizes[] = {
@@ -46,15 +48,15 @@ static void add_part(part_list *list, void **target, size_t rows, size_t columns
     list->parts[list->count++] = (scratch_part){ target, list->kind, padded & ~(size_t)63 };
 }
 
-/* `values` NULL: of the scratch too. */
+/* `values` NULL: of the scratch too, for so many rows. */
 static void add_activations(part_list *list, fg_activations *activations, size_t rows,
-                            uint32_t columns, float *values)
+                            size_t value_rows, uint32_t columns, float *values)
 {
     activations->columns = columns;
     if (values != NULL) {
         activations->values = values;
     } else {
-        add_part(list, (void **)&activations->values, rows, columns, sizeof(float));
+        add_part(list, (void **)&activations->values, value_rows, columns, sizeof(float));
     }
     add_part(list, (void **)&activations->quants, rows, columns, 1);
     add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
@@ -97,6 +99,15 @@ static uint32_t tallest_tile_of(const fg_forward *forward)
     uint32_t step_rows = forward->limits.step_tokens_max;
     uint32_t most = forward->tile_rows + forward->tile_rows / 2;
     return step_rows < most ? step_rows : most;
+}
+
+/* Ranks see a tile's rows of each other, and a device has all rows in one. */
+static uint32_t attend_rows_of(const fg_forward *forward)
+{
+    uint32_t step_rows = forward->limits.step_tokens_max;
+    uint32_t most = step_rows < ATTEND_ROWS ? step_rows : ATTEND_ROWS;
+    bool alone = forward->is_host && forward->tp == NULL;
+    return alone && most > forward->tile_rows_max ? most : forward->tile_rows_max;
 }
 
 /* What all ranks see is of their region. */
@@ -228,11 +239,13 @@ static void add_device_parts(fg_forward *forward, size_t step_rows, part_list *l
                      sizeof(float));
         }
     }
-    add_activations(list, &forward->normed, normed_rows, h->embedding_length, NULL);
-    add_activations(list, &forward->attended, rows, h->head_count * h->head_dim, attended);
-    add_activations(list, &forward->hidden, rows * fg_hparams_hidden_rows(h), h->ffn_length,
-                    hidden);
-    add_part(list, (void **)&forward->q, rows, parts->q.count, sizeof(float));
+    size_t attend_rows = forward->attend_rows_max;
+    size_t hidden_rows = rows * fg_hparams_hidden_rows(h);
+    add_activations(list, &forward->normed, normed_rows, normed_rows, h->embedding_length, NULL);
+    add_activations(list, &forward->attended, rows, attend_rows, h->head_count * h->head_dim,
+                    attended);
+    add_activations(list, &forward->hidden, hidden_rows, hidden_rows, h->ffn_length, hidden);
+    add_part(list, (void **)&forward->q, attend_rows, parts->q.count, sizeof(float));
     add_part(list, (void **)&forward->k, rows, parts->kv.count, sizeof(float));
     add_part(list, (void **)&forward->v, rows, parts->kv.count, sizeof(float));
     if (!forward->is_host) {
@@ -252,6 +265,7 @@ fg_status fg_forward_take_scratch(fg_forward *forward, fg_error *err)
         forward->is_host ? forward->limits.step_tokens_max : fg_forward_step_rows(&forward->limits);
     forward->tile_rows = tile_rows_of(forward);
     forward->tile_rows_max = tallest_tile_of(forward);
+    forward->attend_rows_max = attend_rows_of(forward);
     forward->replay_rows = replay_rows_of(forward);
     part_list list = { .kind = SCRATCH_SHARED };
     add_shared_parts(forward, step_rows, &list);

@@ -13,7 +13,9 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    FG_ATTEND_TILE = 512,      /* (row, head)s of a tile at most */
+    FG_ATTEND_TILE = 512,       /* (row, head)s of a tile at most */
+    FG_ATTEND_TALL_TILE = 1024, /* of small heads, where the second-level cache has room for it */
+    FG_ATTEND_TALL_DIMS = 64,
     FG_ATTEND_DIMS = 1024,     /* largest head, see common/kv/layout.c */
     FG_ATTEND_COPY_DIMS = 256, /* largest head that vector kernels copy */
     FG_ATTEND_COPY = FG_ATTEND_CHUNK * FG_ATTEND_COPY_DIMS * 4, /* bytes of a chunk's K or V */
@@ -34,7 +36,7 @@ enum {
 
 /* One thread's working memory. */
 typedef struct fg_cpu_attend_scratch {
-    _Alignas(64) float q[FG_ATTEND_TILE * FG_ATTEND_Q]; /* scaled; packed as the kernel likes */
+    _Alignas(64) float q[FG_ATTEND_TALL_TILE * FG_ATTEND_Q]; /* scaled; as the kernel likes it */
     _Alignas(64) float scores[FG_ATTEND_UNDER_WAY * FG_ATTEND_SCORES];
     _Alignas(64) float part[FG_ATTEND_UNDER_WAY * FG_ATTEND_RECORD];
     _Alignas(64) float records[FG_ATTEND_TILE * FG_ATTEND_RECORD];
@@ -43,6 +45,9 @@ typedef struct fg_cpu_attend_scratch {
 _Static_assert(FG_ATTEND_WIDE_TILE *(FG_ATTEND_DIMS + FG_ATTEND_HEAD) <=
                    FG_ATTEND_TILE * FG_ATTEND_RECORD,
                "records of wide heads");
+_Static_assert(FG_ATTEND_TALL_TILE *(FG_ATTEND_TALL_DIMS + FG_ATTEND_HEAD) <=
+                   FG_ATTEND_TILE * FG_ATTEND_RECORD,
+               "records of tall tiles");
 
 struct fg_cpu_attend {
     const fg_paged_kv *kv;
@@ -71,9 +76,11 @@ struct fg_cpu_attend {
 };
 
 /* (row, head)s of a tile at most. */
-static inline uint32_t fg_cpu_attend_tile(uint32_t head_dim)
+static inline uint32_t fg_cpu_attend_tile(const fg_cpu_kernels *kernels, uint32_t head_dim)
 {
-    return head_dim <= FG_ATTEND_COPY_DIMS ? FG_ATTEND_TILE : FG_ATTEND_WIDE_TILE;
+    return kernels->tall_tiles && head_dim <= FG_ATTEND_TALL_DIMS ? FG_ATTEND_TALL_TILE
+           : head_dim <= FG_ATTEND_COPY_DIMS                      ? FG_ATTEND_TILE
+                                                                  : FG_ATTEND_WIDE_TILE;
 }
 
 /* What a stream keeps for attention, so that no call takes memory; NULL when there is none. */

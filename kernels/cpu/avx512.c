@@ -452,6 +452,7 @@ const fg_cpu_kernels fg_cpu_avx512_bf16 = {
     .product_pairs = avx512_pair_row,
     .linear = fg_cpu_avx512_bf16_linear,
     .attend = fg_cpu_avx512_attend_bf16,
+    .tall_tiles = true,
 };
 
 const fg_cpu_kernels fg_cpu_amx = {

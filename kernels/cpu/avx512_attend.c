@@ -249,6 +249,54 @@ static void merge(const fg_strip_merge *m, uint32_t head_dim)
     }
 }
 
+/* Maxima and sums of eight records. */
+static inline void load_heads(float const *const *records, __m256 *maxima, __m256 *sums)
+{
+    __m128 two[4];
+    for (int i = 0; i < 4; i++) {
+        __m128 first = _mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)(const void *)records[2 * i]);
+        two[i] = _mm_loadh_pi(first, (const __m64 *)(const void *)records[2 * i + 1]);
+    }
+    __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(two[0]), two[2], 1);
+    __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(two[1]), two[3], 1);
+    *maxima = _mm256_shuffle_ps(low, high, 0x88);
+    *sums = _mm256_shuffle_ps(low, high, 0xDD);
+}
+
+/* find_factors, and of maxima and sums merge, for a whole strip. */
+static bool join(fg_strip_merge *m)
+{
+    _Static_assert((int)FG_ATTEND_SUM == 1 && (int)FG_AVX512_STRIP == 8, "eight pairs of floats");
+    __m256 before, now, sums_before, sums_now;
+    load_heads((float const *const *)m->states, &before, &sums_before);
+    load_heads(m->records, &now, &sums_now);
+    __m256 zero = _mm256_setzero_ps();
+    __mmask8 there = _mm256_cmp_ps_mask(sums_before, zero, _CMP_NEQ_UQ) &
+                     _mm256_cmp_ps_mask(sums_now, zero, _CMP_NEQ_UQ);
+    if (there != 0xFF) {
+        return false;
+    }
+    __m256 one = _mm256_set1_ps(1.0f);
+    __mmask8 rises = _mm256_cmp_ps_mask(now, before, _CMP_GT_OQ);
+    __m256 larger = _mm256_mask_blend_ps(rises, before, now);
+    __m256 smaller = _mm256_mask_blend_ps(rises, now, before);
+    __m512 lesser16 = exp2_of(_mm512_castps256_ps512(_mm256_sub_ps(smaller, larger)));
+    __m256 lesser = _mm512_castps512_ps256(lesser16);
+    __m256 with_before = _mm256_mask_blend_ps(rises, one, lesser);
+    __m256 with_now = _mm256_mask_blend_ps(rises, lesser, one);
+    __m256 sums = _mm256_fmadd_ps(sums_now, with_now, _mm256_mul_ps(sums_before, with_before));
+    float heads[2][FG_AVX512_STRIP];
+    _mm256_storeu_ps(heads[0], larger);
+    _mm256_storeu_ps(heads[1], sums);
+    _mm256_store_ps(m->before, with_before);
+    _mm256_store_ps(m->now, with_now);
+    for (int i = 0; i < FG_AVX512_STRIP; i++) {
+        m->states[i][0] = heads[0][i];
+        m->states[i][FG_ATTEND_SUM] = heads[1][i];
+    }
+    return true;
+}
+
 static void multiply(const float *x, float factor, uint32_t count, float *out)
 {
     for (uint32_t d = 0; d < count; d += FG_AVX512_LANES) {
@@ -331,7 +379,7 @@ enum { DIM_STEP = FG_AVX512_LANES };
 #define SHARED_KERNELS                                                                             \
     .strip_max = FG_AVX512_STRIP, .dim_step = DIM_STEP, .ahead = 8, .begins = true,                \
     .settle_scores = settle_scores, .settle_values = settle_values, .find_factors = find_factors,  \
-    .merge = merge, .multiply = multiply, .copy = copy
+    .merge = merge, .join = join, .multiply = multiply, .copy = copy
 
 static void attend(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
 {

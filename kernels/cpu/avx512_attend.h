@@ -431,6 +431,23 @@ FG_AVX512_INLINE void fg_avx512_put_columns(int M, int N, float *const *outs, ui
     }
 }
 
+/* What fg_avx512_merge does, of one tile's columns while they are in registers. */
+FG_AVX512_INLINE void fg_avx512_join_columns(int M, int N, const fg_strip_merge *m, int row,
+                                             uint32_t column, fg_avx512_sums sums)
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++) {
+        float *at = m->states[row + i] + FG_ATTEND_HEAD + column;
+        __m512 before = _mm512_set1_ps(m->before[row + i]);
+        __m512 now = _mm512_set1_ps(m->now[row + i]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            __m512 old = _mm512_mul_ps(_mm512_load_ps(at + n * FG_AVX512_LANES), before);
+            _mm512_store_ps(at + n * FG_AVX512_LANES, _mm512_fmadd_ps(sums[i][n], now, old));
+        }
+    }
+}
+
 /* Where the slots of a piece have their weights and values. */
 FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, bool fetches, const fg_strip *s,
                                                 const float *weights, uint32_t piece,
@@ -479,8 +496,9 @@ FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, 
     }
 }
 
-/* Adds weights times values to N * 16 columns of M outputs: of bf16 block by block, each two chains from 0. */
-FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, int N,
+/* Adds weights times values to N * 16 columns of M outputs, from the strip's `row` on: of bf16 block by block, each two
+ * chains from 0. */
+FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int row, int M, int N,
                                             const fg_strip *s, const float *weights,
                                             float *const *outs, fg_cpu_slots slots, uint32_t column)
 {
@@ -510,7 +528,11 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int M, 
         fg_avx512_run run = fg_avx512_run_of(kind, fetches, s, weights, piece, column);
         fg_avx512_run_values(kind, M, N, &run, slot - first, next - first, totals);
     }
-    fg_avx512_put_columns(M, N, outs, column, totals);
+    if (kind != FG_I8 && s->joins != NULL) {
+        fg_avx512_join_columns(M, N, s->joins, row, column, totals);
+    } else {
+        fg_avx512_put_columns(M, N, outs, column, totals);
+    }
 }
 
 FG_AVX512_INLINE void fg_avx512_add_all(uint32_t kind, bool fetches, int M, const fg_strip *s,
@@ -527,17 +549,17 @@ FG_AVX512_INLINE void fg_avx512_add_all(uint32_t kind, bool fetches, int M, cons
     }
     for (; column + (uint32_t)vectors * FG_AVX512_LANES <= head_dim;
          column += (uint32_t)vectors * FG_AVX512_LANES) {
-        fg_avx512_add_columns(kind, fetches, rows, vectors, s, weights, outs, slots, column);
+        fg_avx512_add_columns(kind, fetches, 0, rows, vectors, s, weights, outs, slots, column);
         if (rows < M) {
-            fg_avx512_add_columns(kind, false, M - rows, vectors, s, rest_weights, outs + rows,
-                                  slots, column);
+            fg_avx512_add_columns(kind, false, rows, M - rows, vectors, s, rest_weights,
+                                  outs + rows, slots, column);
         }
     }
     for (; column < head_dim; column += FG_AVX512_LANES) {
-        fg_avx512_add_columns(kind, fetches, rows, 1, s, weights, outs, slots, column);
+        fg_avx512_add_columns(kind, fetches, 0, rows, 1, s, weights, outs, slots, column);
         if (rows < M) {
-            fg_avx512_add_columns(kind, false, M - rows, 1, s, rest_weights, outs + rows, slots,
-                                  column);
+            fg_avx512_add_columns(kind, false, rows, M - rows, 1, s, rest_weights, outs + rows,
+                                  slots, column);
         }
     }
 }

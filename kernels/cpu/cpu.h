@@ -67,6 +67,7 @@ typedef struct fg_cpu_kernels {
     void (*swiglu)(const float *gate, const float *up, size_t count, float *out);
     void (*geglu)(const float *gate, const float *up, size_t count, float *out);
     void (*attend)(const fg_cpu_attend *args);
+    bool tall_tiles; /* of attention over small heads: FG_ATTEND_TALL_TILE */
     /* Turns the pairs (i, i + pair_count) of one head by {cos, sin} of each. */
     void (*rotate)(float *x, const float *turns, uint32_t pair_count);
     /* The same for the pairs (2i, 2i + 1). */

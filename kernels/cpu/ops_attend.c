@@ -24,6 +24,9 @@ enum {
     TILE_MORE =
         11, /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
     TILES_MAX = 256,           /* more rows go in several rounds */
+    SPLIT_MACS = 16u << 20u,   /* of a unit at least that is split, so that members end together */
+    SPLIT_AHEAD = 2,           /* units of each member that are left when one is split */
+    SPLIT_LEAST = 64,          /* (row, head)s of what it is split into */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
     /* Small units are claimed so many at once, of so many multiply-adds together: each one's beginning is
@@ -37,7 +40,9 @@ typedef struct tile {
     uint32_t row_count;
     uint32_t chunk_first;
     uint32_t chunk_end;
-    uint32_t parts;      /* of heads, that a unit has side by side; the last one may have fewer */
+    uint32_t part_first; /* parts of heads, all or some of them */
+    uint32_t part_count;
+    uint32_t parts;      /* that a unit has side by side; the last one may have fewer */
     uint32_t span;       /* chunks per unit */
     uint32_t unit_first; /* of all units */
     uint32_t unit_count; /* for the same parts */
@@ -101,7 +106,20 @@ void fg_cpu_attend_plan_destroy(fg_cpu_attend_plan *plan)
     fg_mem_free(plan);
 }
 
-/* The tile that begins at `first`: rows of one sequence at rising positions, as many as fit. */
+/* Rows of one sequence at rising positions, with all parts of heads. */
+static tile tile_at(const attend_job *job, uint32_t first, uint32_t row_count)
+{
+    uint32_t position = job->attend->kv_rows[first].position;
+    uint32_t window = job->attend->window;
+    uint32_t least = window == 0 || position < window ? 0 : position + 1 - window;
+    return (tile){ .row = first,
+                   .row_count = row_count,
+                   .chunk_first = least / FG_ATTEND_CHUNK,
+                   .chunk_end = (position + row_count - 1) / FG_ATTEND_CHUNK + 1,
+                   .part_count = job->part_count };
+}
+
+/* The tile that begins at `first`: as many rows as fit. */
 static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
 {
     const fg_kv_row *at = &job->attend->kv_rows[first];
@@ -110,18 +128,13 @@ static tile next_tile(const attend_job *job, uint32_t first, uint32_t rows)
            at[count].position == at->position + count) {
         count++;
     }
-    uint32_t window = job->attend->window;
-    uint32_t least = window == 0 || at->position < window ? 0 : at->position + 1 - window;
-    return (tile){ .row = first,
-                   .row_count = count,
-                   .chunk_first = least / FG_ATTEND_CHUNK,
-                   .chunk_end = (at->position + count - 1) / FG_ATTEND_CHUNK + 1 };
+    return tile_at(job, first, count);
 }
 
 /* Rows of a tile at most: as many as fit, or fewer where the members' shares are more even then. */
 static uint32_t tile_rows(const attend_job *job, uint32_t rows, uint32_t member_count)
 {
-    uint32_t most = fg_cpu_attend_tile(job->kv->head_dim) / job->part_heads;
+    uint32_t most = fg_cpu_attend_tile(job->kernels, job->kv->head_dim) / job->part_heads;
     uint32_t tiles = (rows + most - 1) / most;
     uint32_t size = (rows + tiles - 1) / tiles;
     uint32_t best = most;
@@ -174,9 +187,9 @@ static uint32_t even_span(uint32_t chunks, uint32_t most)
 }
 
 /* Units of a tile for the same chunks. */
-static uint32_t units_across(const attend_job *job, const tile *t)
+static uint32_t units_across(const tile *t)
 {
-    return (job->part_count + t->parts - 1) / t->parts;
+    return (t->part_count + t->parts - 1) / t->parts;
 }
 
 /* Parts that a unit of a small tile has side by side: KV heads whose K and V lie together in memory, which is read
@@ -194,6 +207,54 @@ static uint32_t parts_of(const attend_job *job, const tile *t, uint64_t chunks_o
     return (job->part_count + across - 1) / across;
 }
 
+/* Whether whole tiles are too few units. */
+static bool has_few_units(const attend_job *job, uint32_t member_count)
+{
+    return job->tile_count * job->part_count < member_count * WHOLE_PER_MEMBER;
+}
+
+/* The tile at `at` keeps so many parts; the others become two tiles of half its rows behind it. */
+static void split_tile(attend_job *job, uint32_t at, uint32_t whole)
+{
+    tile *tiles = job->plan->tiles;
+    tile *kept = &tiles[at];
+    uint32_t half = kept->row_count / 2;
+    tile first = tile_at(job, kept->row, half);
+    tile second = tile_at(job, kept->row + half, kept->row_count - half);
+    first.part_first = second.part_first = kept->part_first + whole;
+    first.part_count = second.part_count = kept->part_count - whole;
+    kept->part_count = whole;
+    uint32_t to = whole > 0 ? at + 1 : at; /* one without parts is not kept */
+    memmove(&tiles[to + 2], &tiles[at + 1], (job->tile_count - at - 1) * sizeof *tiles);
+    tiles[to] = first;
+    tiles[to + 1] = second;
+    job->tile_count += to + 1 - at;
+}
+
+/* Members are not equally quick, as others use their cores too: of the last units some are split, in halves and these
+ * again, so that nobody waits for a whole one. The first ones are not, as K and V are copied for each half. */
+static void split_last(attend_job *job, uint64_t cost, uint32_t member_count)
+{
+    const tile *tiles = job->plan->tiles;
+    uint64_t left = cost * job->part_count; /* of units from the tile on */
+    uint64_t kept = (uint64_t)SPLIT_AHEAD * member_count;
+    for (uint32_t i = 0; i < job->tile_count;) {
+        uint64_t unit = tile_cost(&tiles[i]);
+        uint64_t macs = unit * FG_ATTEND_CHUNK * job->part_heads * job->kv->head_dim * 2;
+        uint64_t whole = left / unit < kept ? 0 : left / unit - kept + 1;
+        if (whole < tiles[i].part_count && macs >= SPLIT_MACS &&
+            tiles[i].row_count / 2 * job->part_heads >= SPLIT_LEAST &&
+            job->tile_count + 2 <= TILES_MAX) {
+            split_tile(job, i, (uint32_t)whole);
+            if (whole == 0) {
+                continue;
+            }
+        }
+        uint64_t all = unit * tiles[i++].part_count;
+        left = left > all ? left - all : 0;
+    }
+}
+
 /* Cuts tiles into units of about equal cost where whole ones would be too few. */
 static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
 {
@@ -202,7 +263,7 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
     uint32_t shared = 0;
     uint32_t units = 0;
     uint64_t chunks_of_all = 0;
-    bool few = job->tile_count * job->part_count < member_count * WHOLE_PER_MEMBER;
+    bool few = has_few_units(job, member_count);
     for (uint32_t i = 0; i < job->tile_count; i++) {
         chunks_of_all += job->plan->tiles[i].chunk_end - job->plan->tiles[i].chunk_first;
     }
@@ -214,16 +275,16 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
         size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
         bool small = t->row_count * job->part_heads < TILE_LEAST;
         bool cut = member_count > 1 && (few || small) && span < chunks &&
-                   shared + units_across(job, t) <= SHARED_MAX &&
+                   shared + units_across(t) <= SHARED_MAX &&
                    (record + needed) * job->record_floats <= RECORD_FLOATS;
         t->span = cut ? even_span(chunks, span == 0 ? 1 : (uint32_t)span) : chunks;
         t->unit_first = units;
         t->unit_count = (chunks + t->span - 1) / t->span;
-        units += t->unit_count * units_across(job, t);
+        units += t->unit_count * units_across(t);
         if (t->unit_count > 1) {
             t->record = record;
             t->shared = shared;
-            for (uint32_t across = 0; across < units_across(job, t); across++) {
+            for (uint32_t across = 0; across < units_across(t); across++) {
                 atomic_init(&job->plan->left[shared++], t->unit_count);
             }
             record += needed;
@@ -260,8 +321,8 @@ static fg_cpu_attend args_of(const attend_job *job, uint32_t unit, uint32_t side
 {
     const fg_attend *attend = job->attend;
     const tile *t = tile_of(job, unit);
-    uint32_t part = across_of(t, unit) * t->parts + side;
-    uint32_t parts_left = job->part_count - part;
+    uint32_t part = t->part_first + across_of(t, unit) * t->parts + side;
+    uint32_t parts_left = t->part_first + t->part_count - part;
     uint32_t piece = (unit - t->unit_first) % t->unit_count;
     uint32_t scratch_first = side * t->row_count * job->part_heads;
     uint32_t kv_head = part / job->group_parts;
@@ -354,7 +415,7 @@ void fg_cpu_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
     FG_ASSERT(kv->head_dim <= FG_ATTEND_DIMS, "head size beyond the KV layout's");
     fg_team *team = stream->device->team;
     uint32_t group = args->head_count / kv->kv_head_count;
-    uint32_t tile_most = fg_cpu_attend_tile(kv->head_dim);
+    uint32_t tile_most = fg_cpu_attend_tile(stream->device->kernels, kv->head_dim);
     uint32_t group_parts = (group + tile_most - 1) / tile_most;
     attend_job job = { .kernels = stream->device->kernels,
                        .plan = stream->attend_plan,
@@ -372,6 +433,9 @@ void fg_cpu_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
         first = take_tiles(&job, first, rows, &cost);
         uint64_t macs = cost * FG_ATTEND_CHUNK * args->head_count * kv->head_dim * 2; /* at most */
         uint32_t members = macs < ALONE_MACS ? 1 : fg_team_size(team);
+        if (members > 1 && !has_few_units(&job, members)) {
+            split_last(&job, cost, members);
+        }
         cut_tiles(&job, cost, members);
         if (members > 1 && job.unit_count > 1) {
             job.claim_units = claim_units(&job, macs, members);

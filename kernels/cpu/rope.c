@@ -328,17 +328,21 @@ static void prepare_row(const store_job *job, uint32_t row)
     uint32_t head_dim = job->kv->head_dim;
     uint32_t kv_columns = job->kv->kv_head_count * head_dim;
     const float *turns = args->table + (size_t)row * args->pair_count * 2;
-    const head_row q = { .x = args->q + (size_t)row * args->head_count * head_dim,
+    const head_row q = { .x = args->q == NULL ? NULL
+                                              : args->q + (size_t)row * args->head_count * head_dim,
                          .head_count = args->head_count,
                          .head_dim = head_dim,
                          .bias = args->q_bias,
                          .norm = args->q_norm };
-    const head_row k = { .x = args->k + (size_t)row * kv_columns,
+    const head_row k = { .x = args->k == NULL ? NULL : args->k + (size_t)row * kv_columns,
                          .head_count = job->kv->kv_head_count,
                          .head_dim = head_dim,
                          .bias = args->k_bias,
                          .norm = args->k_norm };
     turn_heads(job->kernels, args, turns, &q);
+    if (args->k == NULL) {
+        return;
+    }
     turn_heads(job->kernels, args, turns, &k);
     if (args->v_bias != NULL) {
         add_bias(args->v_bias, kv_columns, args->v + (size_t)row * kv_columns);
@@ -354,8 +358,13 @@ static void store_piece(void *ctx, uint32_t piece, uint32_t member)
     uint32_t first = piece * job->rows_per_piece;
     uint32_t left = job->rows - first;
     uint32_t end = first + (left < job->rows_per_piece ? left : job->rows_per_piece);
-    fetch_row(kv, &args->kv_rows[first]);
-    for (uint32_t row = first; row < end; row++) {
+    if (args->k != NULL) {
+        fetch_row(kv, &args->kv_rows[first]);
+    }
+    for (uint32_t row = first; row < end && args->k == NULL; row++) {
+        prepare_row(job, row);
+    }
+    for (uint32_t row = first; row < end && args->k != NULL; row++) {
         if (row + 1 < end && !is_same_piece(&args->kv_rows[row], &args->kv_rows[row + 1])) {
             fetch_row(kv, &args->kv_rows[row + 1]);
         }

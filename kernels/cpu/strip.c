@@ -67,8 +67,11 @@ static void find_pieces(const walk *w, uint32_t chunk, uint32_t most, fg_strip_p
 {
     const fg_cpu_attend *args = w->args;
     const fg_paged_kv *kv = args->kv;
-    pieces->begin = fg_cpu_row_slots(args, chunk, 0).begin / PIECE;
-    pieces->end = (fg_cpu_row_slots(args, chunk, args->row_count - 1).end + PIECE - 1) / PIECE;
+    fg_cpu_slots first = fg_cpu_row_slots(args, chunk, 0);
+    fg_cpu_slots last = fg_cpu_row_slots(args, chunk, args->row_count - 1);
+    pieces->whole = last.begin == 0 && first.begin == 0 && first.end == FG_ATTEND_CHUNK;
+    pieces->begin = first.begin / PIECE;
+    pieces->end = (last.end + PIECE - 1) / PIECE;
     pieces->end = pieces->end - pieces->begin < most ? pieces->end : pieces->begin + most;
     for (uint32_t i = pieces->begin; i < pieces->end + 3; i++) {
         uint32_t in_chunk = i < pieces->end ? i : pieces->end - 1;
@@ -127,6 +130,14 @@ static void find_uneven_slots(fg_strip *s)
 static void find_slots(fg_strip *s)
 {
     const fg_cpu_attend *args = s->args;
+    if (s->pieces->whole) {
+        s->even = true;
+        s->any = s->all = (fg_cpu_slots){ .begin = 0, .end = FG_ATTEND_CHUNK };
+        for (uint32_t m = 0; m < s->count; m++) {
+            s->slots[m] = s->all;
+        }
+        return;
+    }
     uint32_t first_row = s->first / args->head_count;
     uint32_t last_row = (s->first + s->count - 1) / args->head_count;
     fg_cpu_slots first = fg_cpu_row_slots(args, s->chunk, first_row);
@@ -161,15 +172,16 @@ static void begin_strip(const walk *w, const fg_cpu_attend *args, const fg_strip
     s->scores = args->scratch->scores + (size_t)share * FG_ATTEND_SCORES;
     s->fresh = args->record_count > 1 || chunk == args->chunk_first;
     find_slots(s);
+    float *targets =
+        s->fresh ? fg_cpu_record(args, chunk, first) : args->scratch->part + share * record_floats;
     for (uint32_t m = 0; m < s->count; m++) {
-        s->targets[m] = s->fresh ? fg_cpu_record(args, chunk, first + m)
-                                 : args->scratch->part + (share + m) * record_floats;
+        s->targets[m] = targets + m * record_floats; /* side by side */
     }
     s->begins = w->kernels->begins && s->even && copies_kv(w);
     if (!s->begins) {
-        memset(s->targets[0], 0,
-               s->count * record_floats * sizeof *s->targets[0]); /* side by side */
+        memset(targets, 0, s->count * record_floats * sizeof *targets);
     }
+    s->joins = NULL;
 }
 
 /* Slots that a row does not see, in the pieces where `any` begins and ends, weigh nothing. */
@@ -509,14 +521,39 @@ static void score_copied_strip(const walk *w, const fg_strip *s, const fg_strip 
     }
 }
 
+/* Whether the strip's values can be merged with what came before as they are made; they are then. */
+static bool join_strip(const walk *w, const fg_strip *s, fg_strip_merge *m)
+{
+    const fg_strip_kernels *kernels = w->kernels;
+    if (kernels->join == NULL || !s->begins || s->fresh || s->count != kernels->strip_max ||
+        s->args->kv->dtype == FG_I8) {
+        return false;
+    }
+    size_t record_floats = fg_cpu_record_floats(s->args->kv->head_dim);
+    float *states = fg_cpu_record(s->args, s->chunk, s->first);
+    m->count = s->count;
+    for (uint32_t i = 0; i < s->count; i++) {
+        m->states[i] = states + i * record_floats;
+        m->records[i] = s->targets[i];
+    }
+    return kernels->join(m);
+}
+
 /* What is left of a strip that has weights. */
-static void end_copied_strip(const walk *w, const fg_strip *s)
+static void end_copied_strip(const walk *w, fg_strip *s)
 {
     const fg_strip_pieces *pieces = s->pieces;
     fg_strip_merge m;
-    find_strip_merge(w, s, &m);
+    bool joined = join_strip(w, s, &m);
+    if (joined) {
+        s->joins = &m;
+    } else {
+        find_strip_merge(w, s, &m);
+    }
     w->copy_products[s->count - 1].values(s, pieces->begin * PIECE, pieces->end * PIECE);
-    end_strip(w, s, &m);
+    if (!joined) {
+        end_strip(w, s, &m);
+    }
 }
 
 static void set_rows(const walk *w, uint32_t count, uint32_t *rows)
@@ -533,7 +570,7 @@ static void run_copied_chunk(const walk *w, uint32_t chunk, const moving *now, m
                              uint32_t *rows)
 {
     fg_strip strips[2];
-    const fg_strip *waits = NULL;
+    fg_strip *waits = NULL;
     for (uint32_t i = 0; i < w->strip_count; i++) {
         fg_strip *s = &strips[i % 2];
         uint32_t end = moves_ahead(w) ? next->count * (i + 1) / w->strip_count : 0;

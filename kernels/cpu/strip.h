@@ -36,7 +36,19 @@ typedef struct fg_strip_pieces {
     uint32_t begin;
     uint32_t end;
     uint32_t run; /* slots whose values follow each other: a piece, in a copy all */
+    bool whole;   /* every row of the tile sees every slot of the chunk */
 } fg_strip_pieces;
+
+/* Pairs of records that saw slots, each to become one, as ops.h says. */
+typedef struct fg_strip_merge {
+    uint32_t count;
+    float *states[FG_STRIP_MAX];
+    const float *records[FG_STRIP_MAX];
+    _Alignas(64) float before
+        [FG_STRIP_MAX]; /* the states' factors, the records', and the larger maxima */
+    _Alignas(64) float now[FG_STRIP_MAX];
+    _Alignas(64) float maxima[FG_STRIP_MAX];
+} fg_strip_merge;
 
 /* One strip on its way through one chunk. */
 typedef struct fg_strip {
@@ -55,6 +67,8 @@ typedef struct fg_strip {
     fg_cpu_slots all; /* slots that every row sees, of bf16 whole blocks; may be empty */
     bool even;        /* all rows see these and no others, whole pieces */
     bool begins; /* nothing has been written to the targets' outputs: all values come in one call */
+    /* Instead of being written, the outputs of `begins` are merged with these states; else NULL. */
+    const fg_strip_merge *joins;
 } fg_strip;
 
 /* The two products of strips of one number of (row, head)s. */
@@ -74,17 +88,6 @@ typedef struct fg_strip_rows {
     float *records[FG_STRIP_MAX];
     const float *const *value_scales; /* int8's, by piece */
 } fg_strip_rows;
-
-/* Pairs of records that saw slots, each to become one, as ops.h says. */
-typedef struct fg_strip_merge {
-    uint32_t count;
-    float *states[FG_STRIP_MAX];
-    const float *records[FG_STRIP_MAX];
-    _Alignas(64) float before
-        [FG_STRIP_MAX]; /* the states' factors, the records', and the larger maxima */
-    _Alignas(64) float now[FG_STRIP_MAX];
-    _Alignas(64) float maxima[FG_STRIP_MAX];
-} fg_strip_merge;
 
 /* For instruction sets that do it one by one. */
 static inline void fg_strip_find_factors(fg_strip_merge *m)
@@ -122,6 +125,9 @@ typedef struct fg_strip_kernels {
      * then. */
     void (*find_factors)(fg_strip_merge *m);
     void (*merge)(const fg_strip_merge *m, uint32_t head_dim);
+    /* Where values can be merged as they are made: the factors of strip_max pairs, whose maxima and sums are merged
+     * here; false, having done nothing, where one of them saw no slot. Not of int8. NULL: merged afterwards. */
+    bool (*join)(fg_strip_merge *m);
     void (*multiply)(const float *x, float factor, uint32_t count, float *out);
     /* A number of elements, a multiple of 64, to where many strips read them: f16 as floats, the others as
      * they are. */

@@ -39,6 +39,7 @@ static const shape shapes[] = {
     { "135M decode at 8k", 30, 9, 3, 64, 1, 1, 8192 },
     { "135M decode at 1k, 16 seqs", 10, 9, 3, 64, 16, 1, 1024 },
     { "1B prefill to 512", 16, 32, 8, 64, 1, 128, 512 },
+    { "1B prefill to 4k", 4, 32, 8, 64, 1, 128, 4096 },
     { "1B prefill to 8k", 2, 32, 8, 64, 1, 128, 8192 },
     { "1B decode at 1k", 16, 32, 8, 64, 1, 1, 1024 },
     { "1B decode at 8k", 16, 32, 8, 64, 1, 1, 8192 },

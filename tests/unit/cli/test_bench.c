@@ -93,6 +93,8 @@ Test(bench, of_experts_those_count_that_rows_go_to)
     fg_bench_cost cost = cost_of_model(&options, &vocab);
     cr_assert_eq(cost.layers.int8, others + experts / 2);
     cr_assert_eq(cost.layers.floats, routers);
+    cr_assert_eq(cost.spared.int8, 2 * 64.0 * 64 + experts / 4); /* the last layer's but K and V */
+    cr_assert_eq(cost.spared.floats, routers / 2);
     cr_assert_eq(cost.weight_bytes, (others + vocab * 64) / 32 * 34 + routers * 4);
     cr_assert_eq(cost.expert_bytes, experts / 32 * 34);
     const fg_bench_rates rates = { .int8 = 1e30, .floats = 1e30, .read = 1.0 };
@@ -116,6 +118,7 @@ Test(bench, costs_count_each_weight_once)
     cr_assert_eq(cost.layers.int8, layers);
     cr_assert_eq(cost.layers.bf16, 0.0);
     cr_assert_eq(cost.head.int8, vocab * 64);
+    cr_assert_eq(cost.spared.int8, 2.0 * 64 * 64 + 3.0 * 64 * 128);
     cr_assert_eq(cost.weight_bytes, (layers + vocab * 64) / 32 * 34);
     double tied_params = (double)cost.params;
     /* With a head of its own the embedding is a look-up, and no step reads all of it. */
@@ -131,6 +134,7 @@ Test(bench, the_slower_limit_counts)
 {
     const fg_bench_cost cost = { .layers.int8 = 1000,
                                  .head = { .int8 = 50, .bf16 = 50 },
+                                 .spared.int8 = 200,
                                  .weight_bytes = 500 };
     const fg_bench_rates rates = { .int8 = 1e3, .bf16 = 1e3, .read = 1e3 };
     static const struct {
@@ -140,7 +144,10 @@ Test(bench, the_slower_limit_counts)
         const char *probe;
     } cases[] = {
         { "one row reads", { 0.25, 0.25, 1, 0 }, 0.5, "read" },
-        { "many rows multiply", { 8, 1, 1, 0 }, 8.1, "int8" },
+        { "many rows multiply", { 8, 8, 1, 0 }, 8.8, "int8" },
+        { "most end in the last layer", { 8, 1, 1, 0 }, 8.1 - 7 * 0.2, "int8" },
+        { "so do half of them", { 8, 4, 1, 0 }, 8.4 - 4 * 0.2, "int8" },
+        { "fewer do not", { 8, 5, 1, 0 }, 8.5, "int8" },
         { "heads of a few rows multiply", { 0, 60, 1, 0 }, 6.0, "int8" },
         { "a long context reads", { 1, 1, 1, 2500 }, 3.0, "read" },
     };

@@ -545,6 +545,38 @@ Test(attend, a_ragged_batch_changes_no_row)
     free_world(&w);
 }
 
+/* A prompt's end is work enough for its last units to be split; the rows are those of tiles of one row. */
+Test(attend, units_that_are_split_change_no_row)
+{
+    enum { FIRST = 500, ROWS = 200, HEADS = 6, COLUMNS = HEADS * 64, SLOTS = FIRST + ROWS };
+    static const struct {
+        uint32_t dtype, window;
+    } kinds[] = { { FG_BF16, 0 }, { FG_BF16, 300 }, { FG_F16, 0 }, { FG_I8, 0 } };
+    static float together[SLOTS][COLUMNS], alone[SLOTS][COLUMNS]; /* by position */
+    for (uint32_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        const attend_case c = {
+            "split", HEADS, 2, 64, 16, kinds[k].dtype, SLOTS, 0, kinds[k].window
+        };
+        for (uint32_t i = 0; i <= TEST_ISAS * 2; i++) {
+            test_device device;
+            const char *isa = i == 0 ? "auto" : test_isas[(i - 1) % TEST_ISAS];
+            if (!open_test_device(isa, i == 0 ? 1 : 2 + (i - 1) / TEST_ISAS, &device)) {
+                continue;
+            }
+            world w = make_world(&c, 905);
+            store_world(&device, &w, &c);
+            for (uint32_t row = 0; row < ROWS && i == 0; row++) {
+                attend_rows(&device, &w, &c, FIRST + row, 1, &alone[0][0]);
+            }
+            attend_rows(&device, &w, &c, FIRST, ROWS, &together[0][0]);
+            cr_assert(memcmp(together, alone, sizeof alone) == 0, "%s, case %u, kind %u", isa, i,
+                      k);
+            close_test_device(&device);
+            free_world(&w);
+        }
+    }
+}
+
 /* More sequences than one round of tiles takes, and more chunks than can be shared out. */
 Test(attend, large_batches_and_contexts_go_in_rounds)
 {

@@ -67,11 +67,13 @@ static void turn(heads *h, const head_case *c)
     }
 }
 
-static void store(const test_device *device, const heads *h, const head_case *c)
+/* What the CPU does on its own of q, and of K and V. */
+static void store_parts(const test_device *device, const heads *h, const head_case *c, bool q,
+                        bool keys)
 {
-    fg_rope_store args = { .q = h->w.q,
-                           .k = h->w.k,
-                           .v = h->w.v,
+    fg_rope_store args = { .q = q ? h->w.q : NULL,
+                           .k = keys ? h->w.k : NULL,
+                           .v = keys ? h->w.v : NULL,
                            .q_bias = c->bias ? h->q_bias : NULL,
                            .k_bias = c->bias ? h->k_bias : NULL,
                            .v_bias = c->bias ? h->v_bias : NULL,
@@ -81,9 +83,14 @@ static void store(const test_device *device, const heads *h, const head_case *c)
                            .kv_rows = h->w.kv_rows,
                            .table = h->w.table,
                            .pair_count = c->pair_count,
-                           .head_count = c->head_count,
+                           .head_count = q ? c->head_count : 0,
                            .interleaved = c->interleaved };
     fg_op_rope_store(device->stream, &h->w.kv, &args, ROWS);
+}
+
+static void store(const test_device *device, const heads *h, const head_case *c)
+{
+    store_parts(device, h, c, true, true);
 }
 
 /* What an F32 cache holds of a slot: of keys [head][dim][slot], of values [head][slot][dim]. */
@@ -228,5 +235,38 @@ Test(rope_store, biases_and_norms_have_the_same_bits_everywhere)
             close_test_device(&device);
         }
         free_heads(&want);
+    }
+}
+
+/* Of a prompt's last layer: K and V of all rows, then q of few. */
+Test(rope_store, q_alone_and_keys_alone_are_as_together)
+{
+    for (uint32_t i = 0; i < HEAD_CASES * 4 * 2; i++) {
+        static const uint32_t dtypes[] = { FG_F16, FG_BF16, FG_F32, FG_I8 };
+        const head_case *c = &head_cases[i % HEAD_CASES];
+        uint32_t dtype = dtypes[i / HEAD_CASES % 4];
+        test_device device;
+        cr_assert(open_test_device("auto", 1 + i / HEAD_CASES / 4, &device));
+        heads want = make_heads(c, dtype), got = make_heads(c, dtype);
+        size_t q_bytes = (size_t)ROWS * c->head_count * c->head_dim * sizeof(float);
+        size_t kv_bytes = BLOCKS * got.w.kv.block_bytes;
+        float *q = fg_mem_dup(got.w.q, q_bytes);
+        turn(&want, c);
+        turn(&got, c);
+        store(&device, &want, c);
+        store_parts(&device, &got, c, false, true);
+        cr_assert(memcmp(got.w.q, q, q_bytes) == 0, "%s: keys alone changed q", c->name);
+        cr_assert(memcmp(got.w.kv.arena, want.w.kv.arena, kv_bytes) == 0, "%s: keys alone",
+                  c->name);
+        memset(got.w.kv.arena, 0xEE, kv_bytes);
+        store_parts(&device, &got, c, true, false);
+        cr_assert(memcmp(got.w.q, want.w.q, q_bytes) == 0, "%s: q alone", c->name);
+        for (size_t at = 0; at < kv_bytes; at++) {
+            cr_assert(((uint8_t *)got.w.kv.arena)[at] == 0xEE, "%s: q alone stored", c->name);
+        }
+        close_test_device(&device);
+        fg_mem_free(q);
+        free_heads(&want);
+        free_heads(&got);
     }
 }
