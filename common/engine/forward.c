@@ -352,8 +352,7 @@ static void begin_attention(fg_forward *forward, uint32_t index, uint32_t first,
     turn_and_store(forward, index, first, rows, from == 0 ? q : NULL, end == 3);
 }
 
-/* What multiplies what was attended, with all that products read, is made for as many rows as a tile has; an operation of
- * the device makes it with the attention. */
+/* Whether a device's attention makes the pairs that the output's product reads, so that nothing else prepares them. */
 static bool attends_pairs(const fg_forward *forward, uint32_t index)
 {
     const fg_linear output = { .weight = forward->layers[index].output };

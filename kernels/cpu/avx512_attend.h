@@ -431,7 +431,7 @@ FG_AVX512_INLINE void fg_avx512_put_columns(int M, int N, float *const *outs, ui
     }
 }
 
-/* What fg_avx512_merge does, of one tile's columns while they are in registers. */
+/* What fg_strip_kernels.merge does, of one tile's columns while they are in registers. */
 FG_AVX512_INLINE void fg_avx512_join_columns(int M, int N, const fg_strip_merge *m, int row,
                                              uint32_t column, fg_avx512_sums sums)
 {

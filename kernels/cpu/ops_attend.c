@@ -26,7 +26,6 @@ enum {
     TILES_MAX = 256,           /* more rows go in several rounds */
     SPLIT_MACS = 16u << 20u,   /* of a unit at least that is split, so that members end together */
     SPLIT_AHEAD = 2,           /* units of each member that are left when one is split */
-    SPLIT_LEAST = 64,          /* (row, head)s of what it is split into */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
     /* Small units are claimed so many at once, of so many multiply-adds together: each one's beginning is
@@ -243,7 +242,7 @@ static void split_last(attend_job *job, uint64_t cost, uint32_t member_count)
         uint64_t macs = unit * FG_ATTEND_CHUNK * job->part_heads * job->kv->head_dim * 2;
         uint64_t whole = left / unit < kept ? 0 : left / unit - kept + 1;
         if (whole < tiles[i].part_count && macs >= SPLIT_MACS &&
-            tiles[i].row_count / 2 * job->part_heads >= SPLIT_LEAST &&
+            tiles[i].row_count / 2 * job->part_heads >= TILE_LEAST &&
             job->tile_count + 2 <= TILES_MAX) {
             split_tile(job, i, (uint32_t)whole);
             if (whole == 0) {
