@@ -521,9 +521,8 @@ static void run_layer(fg_forward *forward, uint32_t index, uint32_t row_count,
         return;
     }
     uint32_t tile_rows = even_tile_rows(forward, row_count);
-    uint32_t most = forward->attend_rows_max < tile_rows
-                        ? tile_rows
-                        : forward->attend_rows_max / tile_rows * tile_rows;
+    uint32_t tiles = fg_forward_is_alone(forward) ? forward->attend_rows_max / tile_rows : 1;
+    uint32_t most = (tiles > 0 ? tiles : 1) * tile_rows;
     for (uint32_t first = 0; first < row_count; first += most) {
         uint32_t left = row_count - first;
         run_tiles(forward, index, first, first + (left < most ? left : most), tile_rows, parts);
@@ -556,11 +555,11 @@ static void keep_head_rows(fg_forward *forward, uint32_t head_count)
 }
 
 /* The operations of `row_count` rows through all layers. Of a prompt's rows the last layer has to give K and V alone,
- * but for those that the head wants. Where other memory has copies of what says so, it stays as it is. */
+ * but for those that the head wants. */
 static void run_layers(fg_forward *forward, uint32_t row_count, uint32_t head_count)
 {
     const fg_hparams *h = &forward->hparams;
-    bool ends_early = forward->is_host && forward->tp == NULL && head_count <= row_count / 2;
+    bool ends_early = fg_forward_is_alone(forward) && head_count <= row_count / 2;
     uint32_t whole = ends_early ? h->layer_count - 1 : h->layer_count;
     fg_op_embed(forward->stream, &forward->embedding, forward->place->tokens, row_count,
                 h->embedding_scale, forward->residual);

@@ -93,8 +93,9 @@ struct fg_forward {
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows; /* that should pass a layer together */
     uint32_t tile_rows_max;
-    uint32_t attend_rows_max; /* of some tiles, whose attention is one operation */
-    uint32_t replay_rows;     /* most of a step that is started again (can_replay) */
+    uint32_t
+        attend_rows_max; /* of some tiles, whose attention is one operation where fg_forward_is_alone */
+    uint32_t replay_rows; /* most of a step that is started again (can_replay) */
     /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
      * flight, and the other way round: only where steps are started again (can_replay). */
     bool goes_ahead; /* steps may be begun behind one in flight: there are two places */
@@ -105,7 +106,7 @@ struct fg_forward {
     /* Per row of a step. */
     float *rope_tables[TURN_KINDS]; /* the second only where the model has such layers */
     float *residual;
-    /* Per row of a tile; of attended the values, and q, of as many tiles as attend together. */
+    /* Per row of a tile; of attended the values, and q, for attend_rows_max. */
     fg_activations normed;   /* columns: embedding_length */
     fg_activations attended; /* columns: head_count * head_dim */
     fg_activations hidden;   /* columns: ffn_length; of experts, per slot */
@@ -130,6 +131,12 @@ void fg_forward_mix(fg_forward *forward, uint32_t index, float *residual, uint32
 
 /* Rows that a step's buffers have: a device with memory of its own may be given rows that pad a step. */
 uint32_t fg_forward_step_rows(const fg_engine_limits *limits);
+/* Nobody else sees rows: other ranks see those of one tile, and a device has them and what says where they lie in copies
+ * of its own. */
+static inline bool fg_forward_is_alone(const fg_forward *forward)
+{
+    return forward->is_host && forward->tp == NULL;
+}
 /* The smallest step that is replayed which has room for so many rows, at most replay_rows. */
 uint32_t fg_forward_replay_size(uint32_t rows);
 fg_status fg_forward_take_scratch(fg_forward *forward, fg_error *err);

@@ -101,13 +101,12 @@ static uint32_t tallest_tile_of(const fg_forward *forward)
     return step_rows < most ? step_rows : most;
 }
 
-/* Ranks see a tile's rows of each other, and a device has all rows in one. */
 static uint32_t attend_rows_of(const fg_forward *forward)
 {
     uint32_t step_rows = forward->limits.step_tokens_max;
     uint32_t most = step_rows < ATTEND_ROWS ? step_rows : ATTEND_ROWS;
-    bool alone = forward->is_host && forward->tp == NULL;
-    return alone && most > forward->tile_rows_max ? most : forward->tile_rows_max;
+    return fg_forward_is_alone(forward) && most > forward->tile_rows_max ? most
+                                                                         : forward->tile_rows_max;
 }
 
 /* What all ranks see is of their region. */

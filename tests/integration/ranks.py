@@ -79,6 +79,21 @@ def in_way(suite, model, requests, want, flags, ranks, transport, moved):
         return wait_moved(cluster, moved)
 
 
+TILES = [96, 127, 128, 129, 160, 176, 191, 192, 193, 256, 320, 383, 384, 385, 448]
+
+
+def tiles(suite, model, ranks):
+    """Prompts one after another, each a step by itself, about as long as one, two and three tiles of the weights' types."""
+    prompts = [[BOS] + ids(suite.random, length - 1) for length in TILES]
+    requests = [{"model": "any", "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+                for prompt in prompts]
+    want = alone(suite, model, requests)
+    with suite.cluster(model=model, standalone=True, flags=[*POOL, "--prefix-cache", "off", *by(ranks)]) as cluster:
+        have = [answer_of(cluster.port, request) for request in requests]
+        assert_same(requests, want, have, f"of {ranks} ranks differ from those of one")
+    return f"{len(requests)} lengths"
+
+
 # --- lives ---------------------------------------------------------------------------------------
 
 def ranks_of(process, count):
@@ -243,6 +258,7 @@ def main():
     long = {**requests[5], "max_tokens": 400, "temperature": 0}
     want = []
     family(suite, "stories260K", suite.stories, requests, ways)
+    suite.case("stories260K: tiles", tiles, suite, suite.stories(), 2)
     suite.case("a long answer of one rank", lambda: want.extend(alone(suite, suite.stories(), [long, requests[3]])))
     if want:
         suite.case("a rank dies", rank_dies, suite, [long] * 6, want[0])
@@ -262,6 +278,7 @@ def main():
                 ("three that make a sidecar", ["--weights-cache", cache], 3, None, []),
                 ("two that find one", ["--weights-cache", cache], 2, None, []),
                 ("two that can keep none", ["--weights-cache", "/proc/nowhere"], 2, None, [])])
+        suite.case("two layers of SmolLM2: tiles", lambda: tiles(suite, two_layers(suite, folder), 3))
         if cache.exists():
             suite.case("two layers of SmolLM2: one sidecar", one_sidecar, cache)
         for label, shape in (("qwen2", "qwen2.5-0.5b"), ("qwen3", "qwen3-0.6b")):
