@@ -93,8 +93,8 @@ struct fg_forward {
     size_t scratch_bytes[SCRATCH_KINDS];
     uint32_t tile_rows; /* that should pass a layer together */
     uint32_t tile_rows_max;
-    uint32_t
-        attend_rows_max;  /* of some tiles; fg_forward_is_alone: their attention is one operation */
+    /* Of some tiles, whose attention is one operation (fg_forward_is_alone). */
+    uint32_t attend_rows_max;
     uint32_t replay_rows; /* most of a step that is started again (can_replay) */
     /* Any step lies in the first place. The second one is for a step that begins while the one in the first is in
      * flight, and the other way round: only where steps are started again (can_replay). */
