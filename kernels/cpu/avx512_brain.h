@@ -40,8 +40,8 @@ static const fg_avx512_brain_constants fg_avx512_brains = {
     .smallest = (127 - 50) << 7,
 };
 
-/* fg_cpu_brain_exp2 of 32 scores less the maximum, in pairs, the first slot of each in the upper half. Of all this only the
- * comparison takes the place of a product. */
+/* fg_cpu_brain_exp2 of 32 scores less the maximum, in pairs, the first slot of each in the upper half. A comparison into a
+ * mask, or an instruction that saturates, would take the place of a product; signs do not. */
 FG_AVX512_INLINE __m512i fg_avx512_weigh(__m512 low, __m512 high, __m512 maximum,
                                          const fg_avx512_brain_constants *c)
 {
@@ -57,8 +57,8 @@ FG_AVX512_INLINE __m512i fg_avx512_weigh(__m512 low, __m512 high, __m512 maximum
     __m512i below = _mm512_maskz_permutex2var_epi8(0x5555555555555555, /* lower bytes */
                                                    _mm512_load_si512(c->below), steps,
                                                    _mm512_load_si512(c->below + 64));
-    __mmask32 there = _mm512_cmpge_epu16_mask(steps, _mm512_set1_epi16((int16_t)c->smallest));
-    return _mm512_maskz_mov_epi16(there, _mm512_sub_epi16(steps, below));
+    __m512i above = _mm512_sub_epi16(steps, _mm512_set1_epi16((int16_t)c->smallest));
+    return _mm512_andnot_si512(_mm512_srai_epi16(above, 15), _mm512_sub_epi16(steps, below));
 }
 
 /* Adds weights to their row's sum, the first slot of a pair first. */
