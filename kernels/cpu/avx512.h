@@ -17,6 +17,9 @@
 #define FG_AVX512_INLINE static inline __attribute__((always_inline))
 #endif
 
+/* Columns of a slice of bf16 (avx512_pairs.h); longer rows than two are not in the second-level cache as a block. */
+enum { FG_AVX512_PAIR_COLUMNS = 2048 };
+
 /* For head sizes that are no multiple of 16. */
 void fg_cpu_avx2_attend(const fg_cpu_attend *args);
 void fg_cpu_avx512_attend(const fg_cpu_attend *args);

@@ -8,7 +8,8 @@
  * Their sums are in memory that never leaves the first-level cache, and so are the first 16 columns' chains while
  * the next 16 pass. A block of rows passes two panels tile after tile, so that their weights come from memory once
  * and then from the second-level cache; of long rows a slice of the columns at a time, the sums being kept in
- * memory meanwhile, which is exact. While it runs, a tile asks for its share of what follows the slice: into the
+ * memory meanwhile, which is exact. Of rows so long that a block of them is not in that cache, some panels pass a slice
+ * before the next one. While it runs, a tile asks for its share of what follows the slice: into the
  * second level, as the first has no room for it.
  */
 #ifndef FORGE_KERNELS_CPU_AVX512_PAIRS_H
@@ -24,8 +25,9 @@
 enum { ALONE_ROWS = 8, TILE_ROWS = 6, TILE_PANELS = 4, FEW_ROWS = 4, TILE_SUMS = 16 };
 enum { CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
-    SLICE_PAIRS = 1024, /* two panels' are 128 KiB */
-    BLOCK_ROWS = 128,   /* whose sums are kept at a time */
+    SLICE_PAIRS = FG_AVX512_PAIR_COLUMNS / 2, /* two panels' are 128 KiB */
+    BLOCK_ROWS = 128,                         /* whose sums are kept at a time, */
+    TOGETHER = 8,                             /* of so many panels where rows are long */
     PAIR_BYTES = FG_PANEL_OUTPUTS * 4,
     BLOCK_BYTES = 2 * FG_CPU_CHAIN_PAIRS * PAIR_BYTES, /* of a panel */
     /* Bytes that a single tile asks ahead of its walk: what arrives meanwhile from memory. One row is what the
@@ -229,7 +231,7 @@ static uint32_t tile_panels(uint32_t rows, uint32_t left)
     return left >= want ? want : left >= 2 ? 2 : 1;
 }
 
-/* At most BLOCK_ROWS rows against some panels; their tiles are as equal as they can be. */
+/* At most BLOCK_ROWS rows against a set of panels that pass together; their tiles are as equal as they can be. */
 typedef struct block {
     const fg_linear *linear;
     const uint32_t *pairs; /* of the first row */
@@ -243,10 +245,25 @@ typedef struct block {
     float *sums; /* tile by tile */
 } block;
 
+/* A slice of the columns. */
+typedef struct slice {
+    size_t pair;
+    size_t count;
+    bool last;
+    const uint8_t *next; /* what is read after it */
+} slice;
+
 /* The first row of tile `index`. */
 static uint32_t tile_row(const block *b, uint32_t index)
 {
     return b->rows * index / b->tiles;
+}
+
+static const uint8_t *panel_at(const block *b, uint32_t panel, size_t pair)
+{
+    const fg_panels *w = &b->linear->weight;
+    return (const uint8_t *)w->data + panel * fg_panel_bytes(w->type, w->columns) +
+           pair * PAIR_BYTES;
 }
 
 static void put_tile(const block *b, uint32_t index)
@@ -261,39 +278,46 @@ static void put_tile(const block *b, uint32_t index)
     }
 }
 
-/* The slice that begins at `pair`. A tile asks for its share of what follows. */
-static void run_slice(const block *b, size_t pair, size_t slice)
+/* A tile asks for its share of what follows. */
+static void run_slice(const block *b, const slice *s)
 {
-    const fg_panels *w = &b->linear->weight;
-    size_t panel_bytes = fg_panel_bytes(w->type, w->columns);
-    const uint8_t *panel = (const uint8_t *)w->data + b->panel * panel_bytes;
-    size_t left = b->row_pairs - pair;
-    tile t = { .panel = panel + pair * PAIR_BYTES,
-               .panel_bytes = panel_bytes,
+    tile t = { .panel = panel_at(b, b->panel, s->pair),
+               .panel_bytes = fg_panel_bytes(b->linear->weight.type, b->linear->weight.columns),
                .stride = b->stride,
-               .count = left < slice ? left : slice,
-               .ask = left > slice ? panel + (pair + slice) * PAIR_BYTES
-                                   : panel + b->panels * panel_bytes,
+               .count = s->count,
+               .ask = s->next,
                .ask_step = (BLOCK_BYTES / b->tiles + 63) / 64 * 64 };
     for (uint32_t index = 0; index < b->tiles; index++) {
         uint32_t row = tile_row(b, index);
-        t.pairs = b->pairs + row * b->stride + pair;
+        t.pairs = b->pairs + row * b->stride + s->pair;
         t.sums = b->sums + (size_t)row * b->panels * FG_PANEL_OUTPUTS;
         tiles[b->tiles == 1][tile_row(b, index + 1) - row][b->panels](&t);
         t.ask += t.count / (2 * CHAIN) * t.ask_step;
-        if (left <= slice) {
-            put_tile(b,
-                     index); /* outputs come from memory as well: the next tile covers their way */
+        if (s->last) { /* outputs come from memory as well: the next tile covers their way */
+            put_tile(b, index);
         }
     }
 }
 
-static void run_block(const block *b)
+/* Panels first .. end - 1: all of them pass a slice before the next one. */
+static void run_block(block *b, uint32_t rows, uint32_t first, uint32_t end, float *sums)
 {
-    size_t slice = b->tiles == 1 ? b->row_pairs : SLICE_PAIRS;
-    memset(b->sums, 0, (size_t)b->panels * b->rows * FG_PANEL_OUTPUTS * sizeof *b->sums);
-    for (size_t pair = 0; pair < b->row_pairs; pair += slice) {
-        run_slice(b, pair, slice);
+    size_t pairs = b->tiles == 1 ? b->row_pairs : SLICE_PAIRS;
+    memset(sums, 0, (size_t)(end - first) * b->rows * FG_PANEL_OUTPUTS * sizeof *sums);
+    slice s = { .last = false };
+    for (; !s.last; s.pair += pairs) {
+        size_t left = b->row_pairs - s.pair;
+        s.last = left <= pairs;
+        s.count = s.last ? left : pairs;
+        for (b->panel = first; b->panel < end; b->panel += b->panels) {
+            uint32_t next = b->panel + tile_panels(rows, end - b->panel);
+            b->panels = next - b->panel;
+            b->sums = sums + (size_t)(b->panel - first) * b->rows * FG_PANEL_OUTPUTS;
+            s.next = next < end ? panel_at(b, next, s.pair)
+                     : s.last   ? panel_at(b, next, 0)
+                                : panel_at(b, first, s.pair + pairs);
+            run_slice(b, &s);
+        }
     }
 }
 
@@ -301,20 +325,21 @@ static void run_block(const block *b)
 static void multiply_pairs(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                            uint32_t first, uint32_t count)
 {
-    float sums[2 * BLOCK_ROWS * FG_PANEL_OUTPUTS] __attribute__((aligned(64)));
+    float sums[TOGETHER * BLOCK_ROWS * FG_PANEL_OUTPUTS] __attribute__((aligned(64)));
     uint32_t columns = linear->weight.columns;
     block b = { .linear = linear,
                 .stride = fg_pair_stride(columns),
-                .row_pairs = fg_panel_pairs(columns),
-                .sums = sums };
-    for (b.panel = first; b.panel < first + count; b.panel += b.panels) {
-        b.panels = tile_panels(rows, first + count - b.panel);
+                .row_pairs = fg_panel_pairs(columns) };
+    bool several = rows > ALONE_ROWS && b.row_pairs > 2 * SLICE_PAIRS;
+    for (uint32_t end, panel = first; panel < first + count; panel = end) {
+        uint32_t left = first + count - panel;
+        end = panel + (!several ? tile_panels(rows, left) : left < TOGETHER ? left : TOGETHER);
         for (b.first_row = 0; b.first_row < rows; b.first_row += b.rows) {
-            uint32_t left = rows - b.first_row;
+            uint32_t rows_left = rows - b.first_row;
             b.pairs = in->pairs + b.first_row * b.stride;
-            b.rows = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+            b.rows = rows_left < BLOCK_ROWS ? rows_left : BLOCK_ROWS;
             b.tiles = b.rows <= ALONE_ROWS ? 1 : (b.rows + TILE_ROWS - 1) / TILE_ROWS;
-            run_block(&b);
+            run_block(&b, rows, panel, end, sums);
         }
     }
 }

@@ -123,13 +123,14 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     }
 }
 
-/* 33 rows of 8192 columns are several blocks; two products, one added to what is there. */
-Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
+/* 33 rows of 8192 columns are several blocks, 10 panels more than pass a slice of them together; two products, one added
+ * to what is there. */
+static void later_blocks_are_alike(uint32_t thread_count)
 {
-    enum { OUTPUTS = 40, COLUMNS = 8192 };
+    enum { OUTPUTS = 150, COLUMNS = 8192 };
     static const uint32_t block_types[] = { FG_Q4_0, FG_Q6_K, FG_F16, FG_BF16 };
     test_device device;
-    cr_assert(open_test_device("auto", 2, &device));
+    cr_assert(open_test_device("auto", thread_count, &device));
     fg_rng rng = { .state = 14 };
     for (size_t t = 0; t < sizeof block_types / sizeof block_types[0]; t++) {
         problem p = make_problem(&rng, block_types[t], OUTPUTS, COLUMNS);
@@ -161,6 +162,12 @@ Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
         free_problem(&p);
     }
     close_test_device(&device);
+}
+
+Test(linear, a_row_of_a_later_block_becomes_what_it_becomes_alone)
+{
+    later_blocks_are_alike(1);
+    later_blocks_are_alike(2);
 }
 
 /* Whatever was prepared before is gone. */
