@@ -16,8 +16,8 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
 import numpy as np  # noqa: E402  pylint: disable=wrong-import-position
-from _forge import Suite, find_tool  # noqa: E402  pylint: disable=wrong-import-position
-from numpy_reference import Model  # noqa: E402  pylint: disable=wrong-import-position
+from _forge import Skip, Suite, find_tool  # noqa: E402  pylint: disable=wrong-import-position
+from _numpy_model import Model, read_file  # noqa: E402  pylint: disable=wrong-import-position
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -42,8 +42,7 @@ def score(lines):
     return math.exp(sum(float(n) for _, n in pairs) / sum(int(c) for c, _ in pairs))
 
 
-def numpy_score(path, windows, rounded):
-    model = Model(path)
+def numpy_score(model, windows, rounded):
     lines = ""
     for window in windows:
         logits = model.logits(model.forward([window], rounded)[0], rounded).astype(np.float64)
@@ -83,9 +82,10 @@ def bench(suite):
         ids_file = folder + "/ids"
         pathlib.Path(ids_file).write_text("".join(" ".join(map(str, w)) + "\n" for w in windows),
                                           encoding="ascii")
-        exact = numpy_score(suite.smollm2(), windows, False)
+        model = Model(read_file(suite.smollm2()))
+        exact = numpy_score(model, windows, False)
         rows = [("float32, NumPy", exact),
-                ("Forge's roundings with KV f16, NumPy", numpy_score(suite.smollm2(), windows, True))]
+                ("Forge's roundings with KV f16, NumPy", numpy_score(model, windows, True))]
         rows += [(f"Forge, KV {kv}", forge_score(suite, ids_file, kv))
                  for kv in suite.options.kv.split(",")]
         rows.append(("llama.cpp, KV f16", peer_score(suite, ids_file)))
@@ -99,7 +99,10 @@ def bench(suite):
 def main():
     suite = Suite(__doc__, text=("", "a text file"), window=(512, "tokens of a window"),
                   windows=(8, "at most so many"), kv=("bf16,f16,f32,int8", "KV types of Forge"))
-    bench(suite)
+    try:
+        bench(suite)
+    except Skip as missing:
+        sys.exit(f"{missing}; --text FILE takes another text")
 
 
 if __name__ == "__main__":
