@@ -1,8 +1,9 @@
 /*
  * bench_limit - the time that a step would take if only this machine's limits counted: each weight
  * multiplied once per row (but for what the last layer spares a prompt's rows) at the compute probe's
- * speed, each byte of the weights read once at the memory probe's, whichever takes longer. Of mixtures of experts those that rows go to: of several rows as many as there
- * are on average when each row chooses by itself. Used by one thread.
+ * speed, each byte of the weights read once at the memory probe's, whichever takes longer. Of mixtures of
+ * experts those that rows go to: of several rows as many as there are on average when each row chooses by
+ * itself. Used by one thread.
  */
 #ifndef FORGE_CLI_BENCH_LIMIT_H
 #define FORGE_CLI_BENCH_LIMIT_H

@@ -258,7 +258,7 @@ def main():
     long = {**requests[5], "max_tokens": 400, "temperature": 0}
     want = []
     family(suite, "stories260K", suite.stories, requests, ways)
-    suite.case("stories260K: tiles", tiles, suite, suite.stories(), 2)
+    suite.case("stories260K: tiles", lambda: tiles(suite, suite.stories(), 2))
     suite.case("a long answer of one rank", lambda: want.extend(alone(suite, suite.stories(), [long, requests[3]])))
     if want:
         suite.case("a rank dies", rank_dies, suite, [long] * 6, want[0])

@@ -14,6 +14,8 @@
 
 enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
 
+/* What was in there could be denormal, and slow. */
+#define CLEAR(at)                   "vpxord %%zmm" at ", %%zmm" at ", %%zmm" at "\n"
 #define PRODUCT(op, to)             op " %%zmm31, %%zmm30, %%zmm" #to "\n"
 #define THREE_PRODUCTS(op, a, b, c) PRODUCT(op, a) PRODUCT(op, b) PRODUCT(op, c)
 
@@ -53,55 +55,57 @@ enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
 #define HALVES(to)    "vextracti64x4 $0, %%zmm28, 64(%1)\nvextracti64x4 $1, %%zmm28, 96(%1)\n"
 
 /* X(function, what it is) of every other instruction. */
-#define EACH_OTHER(X, op)                                                                          \
-    X(op, NONE, "nothing")                                                                         \
-    X(op, FMA, "vfmadd231ps")                                                                      \
-    X(op, MULTIPLY, "vmulps")                                                                      \
-    X(op, ADD, "vaddps")                                                                           \
-    X(op, MAXIMUM, "vmaxps")                                                                       \
-    X(op, ADD_WORDS, "vpaddw")                                                                     \
-    X(op, ADD_SHORT, "vpaddusw (saturates)")                                                       \
-    X(op, AND, "vpandd")                                                                           \
-    X(op, ANY_OF_3, "vpternlogd")                                                                  \
-    X(op, SHIFT, "vpsrlw")                                                                         \
-    X(op, ROTATE, "vprold")                                                                        \
-    X(op, SHUFFLE, "vpshufb")                                                                      \
-    X(op, PERMUTE, "vpermb")                                                                       \
-    X(op, PERMUTE_2, "vpermt2b")                                                                   \
-    X(op, UNPACK, "vpunpcklbw")                                                                    \
-    X(op, COMPARE, "vpcmpuw, to a mask")                                                           \
-    X(op, COMPARE_F, "vcmpps, to a mask")                                                          \
-    X(op, MASKED, "vmovdqu16, with a mask")                                                        \
-    X(op, TO_INT, "vcvtps2dq")                                                                     \
-    X(op, TO_FLOAT, "vcvtdq2ps")                                                                   \
-    X(op, TO_BF16, "vcvtneps2bf16")                                                                \
-    X(op, LOAD, "vmovups, load")                                                                   \
-    X(op, SPREAD, "vpbroadcastd, load")                                                            \
-    X(op, STORE, "vmovups, store of what was long there")                                          \
-    X(op, HALVES, "the same as two vextracti64x4")
+#define EACH_OTHER(X)                                                                              \
+    X(NONE, "nothing")                                                                             \
+    X(FMA, "vfmadd231ps")                                                                          \
+    X(MULTIPLY, "vmulps")                                                                          \
+    X(ADD, "vaddps")                                                                               \
+    X(MAXIMUM, "vmaxps")                                                                           \
+    X(ADD_WORDS, "vpaddw")                                                                         \
+    X(ADD_SHORT, "vpaddusw (saturates)")                                                           \
+    X(AND, "vpandd")                                                                               \
+    X(ANY_OF_3, "vpternlogd")                                                                      \
+    X(SHIFT, "vpsrlw")                                                                             \
+    X(ROTATE, "vprold")                                                                            \
+    X(SHUFFLE, "vpshufb")                                                                          \
+    X(PERMUTE, "vpermb")                                                                           \
+    X(PERMUTE_2, "vpermt2b")                                                                       \
+    X(UNPACK, "vpunpcklbw")                                                                        \
+    X(COMPARE, "vpcmpuw, to a mask")                                                               \
+    X(COMPARE_F, "vcmpps, to a mask")                                                              \
+    X(MASKED, "vmovdqu16, with a mask")                                                            \
+    X(TO_INT, "vcvtps2dq")                                                                         \
+    X(TO_FLOAT, "vcvtdq2ps")                                                                       \
+    X(TO_BF16, "vcvtneps2bf16")                                                                    \
+    X(LOAD, "vmovups, load")                                                                       \
+    X(SPREAD, "vpbroadcastd, load")                                                                \
+    X(STORE, "vmovups, store of what was long there")                                              \
+    X(HALVES, "the same as two vextracti64x4")
 
 typedef void run_fn(uint64_t turns, void *memory);
 
 #define DEFINE(name, text, eight, other)                                                           \
     static void name(uint64_t turns, void *memory)                                                 \
     {                                                                                              \
-        __asm__ volatile("mov $0x55555555, %%eax\nkmovd %%eax, %%k2\n1:\n.rept 8\n" eight(         \
-                             text, other) ".endr\ndec %0\njnz 1b"                                  \
-                         : "+r"(turns)                                                             \
-                         : "r"(memory)                                                             \
-                         : "eax", "cc", "memory", "k1", "k2", "zmm0", "zmm1", "zmm2", "zmm3",      \
-                           "zmm4", "zmm5", "zmm6", "zmm7", "zmm16", "zmm17", "zmm18");             \
+        __asm__ volatile(                                                                          \
+            CLEAR("28") CLEAR("29") CLEAR("30")                                                    \
+                CLEAR("31") "mov $0x55555555, %%eax\nkmovd %%eax, %%k2\n1:\n.rept 8\n" eight(      \
+                    text, other) ".endr\ndec %0\njnz 1b"                                           \
+            : "+r"(turns)                                                                          \
+            : "r"(memory)                                                                          \
+            : "eax", "cc", "memory", "k1", "k2", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5",   \
+              "zmm6", "zmm7", "zmm16", "zmm17", "zmm18", "zmm28", "zmm29", "zmm30", "zmm31");      \
     }
-#define DEFINE_BF16(op, other, what)                                                               \
+#define DEFINE_BF16(other, what)                                                                   \
     DEFINE(bf16_1_##other, "vdpbf16ps", EIGHT_WITH_1, other)                                       \
     DEFINE(bf16_3_##other, "vdpbf16ps", EIGHT_WITH_3, other)
-#define DEFINE_INT8(op, other, what)                                                               \
+#define DEFINE_INT8(other, what)                                                                   \
     DEFINE(int8_1_##other, "vpdpbusd", EIGHT_WITH_1, other)                                        \
     DEFINE(int8_3_##other, "vpdpbusd", EIGHT_WITH_3, other)
 #pragma GCC push_options
 #pragma GCC target("avx512f")
-EACH_OTHER(DEFINE_BF16, )
-EACH_OTHER(DEFINE_INT8, )
+EACH_OTHER(DEFINE_BF16)
+EACH_OTHER(DEFINE_INT8)
 #pragma GCC pop_options
 
 typedef struct other {
@@ -109,9 +113,9 @@ typedef struct other {
     run_fn *runs[4]; /* beside bf16: one for eight products, three; beside int8 */
 } other;
 
-#define ENTRY(op, other, what)                                                                     \
+#define ENTRY(other, what)                                                                         \
     { what, { bf16_1_##other, bf16_3_##other, int8_1_##other, int8_3_##other } },
-static const other others[] = { EACH_OTHER(ENTRY, ) };
+static const other others[] = { EACH_OTHER(ENTRY) };
 enum { OTHERS = sizeof others / sizeof others[0], PRODUCTS = 2, RATES = 2 };
 
 static double best_ns(run_fn *run, void *memory)

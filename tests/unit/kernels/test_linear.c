@@ -123,8 +123,8 @@ Test(linear, bits_do_not_depend_on_rows_threads_or_instruction_set)
     }
 }
 
-/* 33 rows of 8192 columns are several blocks, 10 panels more than pass a slice of them together; two products, one added
- * to what is there. */
+/* 33 rows of 8192 columns are several blocks, and of 10 panels not all pass a slice of columns together; two products, one
+ * added to what is there. */
 static void later_blocks_are_alike(uint32_t thread_count)
 {
     enum { OUTPUTS = 150, COLUMNS = 8192 };
