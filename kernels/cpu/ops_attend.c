@@ -24,7 +24,7 @@ enum {
     TILE_MORE =
         11, /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
     TILES_MAX = 256,           /* more rows go in several rounds */
-    SPLIT_MACS = 16u << 20u,   /* of a unit at least that is split, so that members end together */
+    SPLIT_MACS = 8u << 20u,   /* of a unit at least that is split, so that members end together */
     SPLIT_AHEAD = 2,           /* units of each member that are left when one is split */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
@@ -39,6 +39,7 @@ typedef struct tile {
     uint32_t row_count;
     uint32_t chunk_first;
     uint32_t chunk_end;
+    uint64_t cost;       /* slots that its rows see, of one part */
     uint32_t part_first; /* parts of heads, all or some of them */
     uint32_t part_count;
     uint32_t parts;      /* that a unit has side by side; the last one may have fewer */
@@ -105,6 +106,17 @@ void fg_cpu_attend_plan_destroy(fg_cpu_attend_plan *plan)
     fg_mem_free(plan);
 }
 
+/* Slots that rows at rising positions see. */
+static uint64_t seen_slots(uint64_t position, uint64_t row_count, uint64_t window)
+{
+    uint64_t end = position + row_count;
+    if (window == 0 || window > end) {
+        window = end;
+    }
+    uint64_t rising = position >= window ? 0 : window - position; /* rows that see all before them */
+    return rising * position + rising * (rising + 1) / 2 + (row_count - rising) * window;
+}
+
 /* Rows of one sequence at rising positions, with all parts of heads. */
 static tile tile_at(const attend_job *job, uint32_t first, uint32_t row_count)
 {
@@ -115,6 +127,7 @@ static tile tile_at(const attend_job *job, uint32_t first, uint32_t row_count)
                    .row_count = row_count,
                    .chunk_first = least / FG_ATTEND_CHUNK,
                    .chunk_end = (position + row_count - 1) / FG_ATTEND_CHUNK + 1,
+                   .cost = seen_slots(position, row_count, window),
                    .part_count = job->part_count };
 }
 
@@ -153,11 +166,6 @@ static uint32_t tile_rows(const attend_job *job, uint32_t rows, uint32_t member_
     return best;
 }
 
-static uint64_t tile_cost(const tile *t)
-{
-    return (uint64_t)(t->chunk_end - t->chunk_first) * t->row_count;
-}
-
 /* Takes tiles from row `first` on, heavy ones before light ones; returns the first row that is left. */
 static uint32_t take_tiles(attend_job *job, uint32_t first, uint32_t rows, uint64_t *cost_out)
 {
@@ -168,8 +176,8 @@ static uint32_t take_tiles(attend_job *job, uint32_t first, uint32_t rows, uint6
         tile t = next_tile(job, first, rows);
         uint32_t at = job->tile_count++;
         first += t.row_count;
-        cost += tile_cost(&t);
-        for (; at > 0 && tile_cost(&tiles[at - 1]) < tile_cost(&t); at--) {
+        cost += t.cost;
+        for (; at > 0 && tiles[at - 1].cost < t.cost; at--) {
             tiles[at] = tiles[at - 1];
         }
         tiles[at] = t;
@@ -238,8 +246,8 @@ static void split_last(attend_job *job, uint64_t cost, uint32_t member_count)
     uint64_t left = cost * job->part_count; /* of units from the tile on */
     uint64_t kept = (uint64_t)SPLIT_AHEAD * member_count;
     for (uint32_t i = 0; i < job->tile_count;) {
-        uint64_t unit = tile_cost(&tiles[i]);
-        uint64_t macs = unit * FG_ATTEND_CHUNK * job->part_heads * job->kv->head_dim * 2;
+        uint64_t unit = tiles[i].cost;
+        uint64_t macs = unit * job->part_heads * job->kv->head_dim * 2;
         uint64_t whole = left / unit < kept ? 0 : left / unit - kept + 1;
         if (whole < tiles[i].part_count && macs >= SPLIT_MACS &&
             tiles[i].row_count / 2 * job->part_heads >= TILE_LEAST &&
@@ -270,7 +278,7 @@ static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
         tile *t = &job->plan->tiles[i];
         uint32_t chunks = t->chunk_end - t->chunk_first;
         t->parts = parts_of(job, t, chunks_of_all, member_count);
-        uint64_t span = unit_cost / (t->row_count * t->parts);
+        uint64_t span = unit_cost / ((uint64_t)t->row_count * t->parts * FG_ATTEND_CHUNK);
         size_t needed = (size_t)chunks * t->row_count * job->part_heads * job->part_count;
         bool small = t->row_count * job->part_heads < TILE_LEAST;
         bool cut = member_count > 1 && (few || small) && span < chunks &&
@@ -430,7 +438,7 @@ void fg_cpu_op_attend(fg_device_stream *stream, const fg_paged_kv *kv, const fg_
     for (uint32_t first = 0; first < rows;) {
         uint64_t cost;
         first = take_tiles(&job, first, rows, &cost);
-        uint64_t macs = cost * FG_ATTEND_CHUNK * args->head_count * kv->head_dim * 2; /* at most */
+        uint64_t macs = cost * args->head_count * kv->head_dim * 2;
         uint32_t members = macs < ALONE_MACS ? 1 : fg_team_size(team);
         if (members > 1 && !has_few_units(&job, members)) {
             split_last(&job, cost, members);
