@@ -24,7 +24,7 @@ enum {
     TILE_MORE =
         11, /* what a tile costs beside its own, in (row, head)s: K and V are copied for it */
     TILES_MAX = 256,           /* more rows go in several rounds */
-    SPLIT_MACS = 8u << 20u,   /* of a unit at least that is split, so that members end together */
+    SPLIT_MACS = 8u << 20u,    /* of a unit at least that is split, so that members end together */
     SPLIT_AHEAD = 2,           /* units of each member that are left when one is split */
     RECORD_FLOATS = 2u << 20u, /* of chunks that are shared out; beyond it tiles stay whole */
     SHARED_MAX = 1024,         /* (tile, part of heads) that are shared out */
@@ -113,7 +113,8 @@ static uint64_t seen_slots(uint64_t position, uint64_t row_count, uint64_t windo
     if (window == 0 || window > end) {
         window = end;
     }
-    uint64_t rising = position >= window ? 0 : window - position; /* rows that see all before them */
+    uint64_t rising =
+        position >= window ? 0 : window - position; /* rows that see all before them */
     return rising * position + rising * (rising + 1) / 2 + (row_count - rising) * window;
 }
 
