@@ -113,8 +113,8 @@ static uint64_t seen_slots(uint64_t position, uint64_t row_count, uint64_t windo
     if (window == 0 || window > end) {
         window = end;
     }
-    uint64_t rising =
-        position >= window ? 0 : window - position; /* rows that see all before them */
+    /* Rows that see all before them. */
+    uint64_t rising = position >= window ? 0 : window - position;
     return rising * position + rising * (rising + 1) / 2 + (row_count - rising) * window;
 }
 
@@ -266,7 +266,8 @@ static void split_last(attend_job *job, uint64_t cost, uint32_t member_count)
 /* Cuts tiles into units of about equal cost where whole ones would be too few. */
 static void cut_tiles(attend_job *job, uint64_t cost, uint32_t member_count)
 {
-    uint64_t unit_cost = cost * job->part_count / ((uint64_t)member_count * UNITS_PER_MEMBER) + 1;
+    uint64_t unit_cost =
+        cost * job->part_count / ((uint64_t)member_count * UNITS_PER_MEMBER) + FG_ATTEND_CHUNK;
     size_t record = 0;
     uint32_t shared = 0;
     uint32_t units = 0;
