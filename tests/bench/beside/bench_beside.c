@@ -32,6 +32,13 @@ enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
 #define FMA(to)       TO(to, "vfmadd231ps")
 #define MULTIPLY(to)  TO(to, "vmulps")
 #define ADD(to)       TO(to, "vaddps")
+#define SCALE(to)     TO(to, "vscalefps")
+#define MUL_INT(to)   TO(to, "vpmulld")
+#define MUL_SHORT(to) TO(to, "vpmullw")
+#define MUL_HIGH(to)  TO(to, "vpmulhrsw")
+#define MUL_PAIRS(to) TO(to, "vpmaddwd")
+#define DOT_PAIRS(to) TO(to, "vpdpwssd")
+#define FROM_HALF(to) "vcvtph2ps %%ymm28, %%zmm" to "\n"
 #define MAXIMUM(to)   TO(to, "vmaxps")
 #define ADD_WORDS(to) TO(to, "vpaddw")
 #define ADD_SHORT(to) TO(to, "vpaddusw")
@@ -59,6 +66,13 @@ enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
     X(NONE, "nothing")                                                                             \
     X(FMA, "vfmadd231ps")                                                                          \
     X(MULTIPLY, "vmulps")                                                                          \
+    X(SCALE, "vscalefps")                                                                          \
+    X(MUL_INT, "vpmulld")                                                                          \
+    X(MUL_SHORT, "vpmullw")                                                                        \
+    X(MUL_HIGH, "vpmulhrsw")                                                                       \
+    X(MUL_PAIRS, "vpmaddwd")                                                                       \
+    X(DOT_PAIRS, "vpdpwssd")                                                                       \
+    X(FROM_HALF, "vcvtph2ps")                                                                      \
     X(ADD, "vaddps")                                                                               \
     X(MAXIMUM, "vmaxps")                                                                           \
     X(ADD_WORDS, "vpaddw")                                                                         \
