@@ -8,6 +8,10 @@
 
 static bool takes_next_word(const fg_conf_spec *spec, const char *argument)
 {
+    const fg_option *brief = fg_conf_find_brief(spec, argument);
+    if (brief != NULL || argument[1] != '-') {
+        return brief != NULL && brief->type != FG_OPTION_BOOL;
+    }
     const char *name = argument + 2;
     for (size_t i = 0; i < spec->option_count; i++) {
         const fg_option *option = &spec->options[i];
@@ -103,7 +107,7 @@ fg_status fg_args_split(const fg_conf_spec *spec, const fg_conf_spec *other, int
             continue;
         }
         args.flags[args.flag_count++] = argv[i];
-        if (i + 1 < argc && argv[i][1] == '-' && takes_next_word(spec, argv[i])) {
+        if (i + 1 < argc && takes_next_word(spec, argv[i])) {
             args.flags[args.flag_count++] = argv[++i];
         }
     }

@@ -125,42 +125,19 @@ static const fg_bench_form peak_form = {
 
 /* --- the command --- */
 
-/* The short flags that llama-bench's users know. */
-static const struct {
-    const char *brief, *full;
-} short_flags[] = {
-    { "-m", "--model" }, { "-t", "--threads" }, { "-p", "--prompt" }, { "-n", "--generate" },
-    { "-b", "--batch" }, { "-d", "--depth" },   { "-r", "--repeat" },
-};
-
-static const char *full_flag(const char *word)
-{
-    for (size_t i = 0; i < sizeof short_flags / sizeof short_flags[0]; i++) {
-        if (strcmp(word, short_flags[i].brief) == 0) {
-            return short_flags[i].full;
-        }
-    }
-    return word;
-}
-
 static fg_status parse_and_run(const fg_bench_form *form, int argc, const char *const *argv,
                                const char *const *environment, int *code, fg_error *err)
 {
     fg_args args = { 0 };
     fg_conf_asked asked = { 0 };
-    const char **words = fg_mem_array((size_t)argc + 1, sizeof *words);
     void *config = fg_mem_alloc(form->config_bytes);
-    fg_status status = FG_AGAIN;
-    if (words == NULL || config == NULL) {
-        (void)fg_fail(err, FG_AGAIN, "out of memory");
-        goto free_words;
+    if (config == NULL) {
+        return fg_fail(err, FG_AGAIN, "out of memory");
     }
-    for (int i = 0; i < argc; i++) {
-        words[i] = full_flag(argv[i]);
-    }
-    status = fg_args_split(form->spec, &fg_serve_spec, argc, words, environment, &args, err);
+    fg_status status =
+        fg_args_split(form->spec, &fg_serve_spec, argc, argv, environment, &args, err);
     if (status != FG_OK) {
-        goto free_words;
+        goto free_config;
     }
     fg_conf_input input = { .argc = args.flag_count,
                             .argv = args.flags,
@@ -176,9 +153,8 @@ static fg_status parse_and_run(const fg_bench_form *form, int argc, const char *
     }
     fg_args_free(&args);
 
-free_words:
+free_config:
     fg_mem_free(config);
-    fg_mem_free(words);
     return status;
 }
 

@@ -33,14 +33,15 @@ fg_status fg_bench_list_parse(const char *flag, const char *text, uint32_t max,
 /* Rows of a form's option table that several forms have. */
 #define FG_BENCH_OPTION_MODEL(config, section)                                                     \
     {                                                                                              \
-        .name = "model", .type = FG_OPTION_STRING, .group = section, .value_name = "PATH",         \
-        .offset = offsetof(config, model), .help = "The model: a GGUF file or a folder. Also -m."  \
+        .name = "model", .brief = 'm', .type = FG_OPTION_STRING, .group = section,                 \
+        .value_name = "PATH", .offset = offsetof(config, model),                                   \
+        .help = "The model: a GGUF file or a folder."                                              \
     }
 #define FG_BENCH_OPTION_THREADS(config, section)                                                   \
     {                                                                                              \
-        .name = "threads", .type = FG_OPTION_U32, .default_text = "0", .max = 256,                 \
+        .name = "threads", .brief = 't', .type = FG_OPTION_U32, .default_text = "0", .max = 256,   \
         .group = section, .offset = offsetof(config, threads),                                     \
-        .help = "Compute threads; 0 uses all cores. Also -t."                                      \
+        .help = "Compute threads; 0 uses all cores."                                               \
     }
 #define FG_BENCH_OPTION_CPU_ISA(config, section)                                                   \
     {                                                                                              \

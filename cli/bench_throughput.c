@@ -28,6 +28,7 @@ static const fg_conf_choice ways[] = {
 static const fg_option options[] = {
     FG_BENCH_OPTION_MODEL(throughput_config, group_what),
     { .name = "prompt",
+      .brief = 'p',
       .type = FG_OPTION_STRING,
       .default_text = "512",
       .group = group_what,
@@ -35,8 +36,9 @@ static const fg_option options[] = {
       AT(prompt),
       .help =
           "Prefill: prompts of so many tokens, one sequence, the last row's logits; pp512 in the "
-          "table. 0: none. Also -p." },
+          "table. 0: none." },
     { .name = "generate",
+      .brief = 'n',
       .type = FG_OPTION_U32,
       .default_text = "128",
       .max = TOKENS_MAX,
@@ -45,15 +47,15 @@ static const fg_option options[] = {
       AT(generate),
       .help =
           "Decode: so many greedy tokens for each sequence, each step begun before the last one "
-          "was read, as a server does; tg128 in the table. 0: none. Also -n." },
+          "was read, as a server does; tg128 in the table. 0: none." },
     { .name = "batch",
+      .brief = 'b',
       .type = FG_OPTION_STRING,
       .default_text = "1,2,4,8,16",
       .group = group_what,
       .value_name = "LIST",
       AT(batch),
-      .help =
-          "Decode with so many sequences at once; tokens per second are those of all. Also -b." },
+      .help = "Decode with so many sequences at once; tokens per second are those of all." },
     { .name = "verify",
       .type = FG_OPTION_STRING,
       .default_text = "0",
@@ -64,13 +66,14 @@ static const fg_option options[] = {
               "tokens are "
               "verified; vf5 in the table. 0: none." },
     { .name = "depth",
+      .brief = 'd',
       .type = FG_OPTION_U32,
       .default_text = "0",
       .max = TOKENS_MAX,
       .group = group_what,
       .value_name = "N",
       AT(depth),
-      .help = "Tokens that each sequence of decode and verify has before, not timed. Also -d." },
+      .help = "Tokens that each sequence of decode and verify has before, not timed." },
     FG_BENCH_OPTION_DEVICE(throughput_config, group_how),
     FG_BENCH_OPTION_THREADS(throughput_config, group_how),
     { .name = "tensor-parallel-size",
@@ -101,6 +104,7 @@ static const fg_option options[] = {
       AT(chunk),
       .help = "Tokens of a prompt that one step runs." },
     { .name = "repeat",
+      .brief = 'r',
       .type = FG_OPTION_U32,
       .default_text = "3",
       .min = 1,
@@ -108,7 +112,7 @@ static const fg_option options[] = {
       .group = group_how,
       .value_name = "N",
       AT(repeat),
-      .help = "Runs of each test, after one step that is not counted. Also -r." },
+      .help = "Runs of each test, after one step that is not counted." },
     FG_BENCH_OPTION_JSON(
         throughput_config, group_how,
         "One JSON object per line: test, tokens, batch, tokens_per_s, share_of_probe and more."),

@@ -74,6 +74,19 @@ static const fg_option *find(const fg_conf_spec *spec, const char *name, size_t 
     return NULL;
 }
 
+const fg_option *fg_conf_find_brief(const fg_conf_spec *spec, const char *argument)
+{
+    if (argument[0] != '-' || argument[1] == '\0' || argument[2] != '\0') {
+        return NULL;
+    }
+    for (size_t i = 0; i < spec->option_count; i++) {
+        if (spec->options[i].brief == argument[1]) {
+            return &spec->options[i];
+        }
+    }
+    return NULL;
+}
+
 static fg_status unknown_flag(const fg_conf_spec *spec, const char *name, size_t length,
                               fg_error *err)
 {
@@ -176,15 +189,16 @@ static fg_status set_from_argument(const fg_conf_spec *spec, const fg_conf_input
                                    void *config, fg_error *err)
 {
     const char *argument = input->argv[*at];
-    if (strncmp(argument, "--", 2) != 0 || argument[2] == '\0') {
+    const fg_option *option = fg_conf_find_brief(spec, argument);
+    if (option == NULL && (strncmp(argument, "--", 2) != 0 || argument[2] == '\0')) {
         return fg_fail(err, FG_BAD_INPUT,
                        "unexpected argument '%.60s', flags begin with --: see "
                        "%s --help",
                        argument, spec->command);
     }
-    const char *name = argument + 2;
+    const char *name = option == NULL ? argument + 2 : option->name;
     size_t length = strcspn(name, "=");
-    const fg_option *option = find(spec, name, length);
+    option = option == NULL ? find(spec, name, length) : option;
     if (option == NULL) {
         return unknown_flag(spec, name, length, err);
     }

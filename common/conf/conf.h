@@ -59,6 +59,7 @@ typedef struct fg_conf_choice {
 typedef struct fg_option {
     const char *name;  /* "kv-blocks" */
     const char *alias; /* a second name with its own environment twin, or NULL */
+    char brief;        /* 'm' for -m, or 0 */
     fg_option_type type;
     const char *default_text;      /* parsed like a given value; NULL: empty */
     int64_t min, max;              /* numbers, inclusive; both 0: no bounds */
@@ -96,6 +97,9 @@ typedef struct fg_conf_asked {
  * the defaults are filled in. */
 fg_status fg_conf_parse(const fg_conf_spec *spec, const fg_conf_input *input, void *config,
                         fg_conf_asked *asked_out, fg_error *err);
+
+/* The option that "-m" means, or NULL. */
+const fg_option *fg_conf_find_brief(const fg_conf_spec *spec, const char *argument);
 
 /* Options whose name, alias, group or help contains `word` (any case), or all for NULL. Returns how
  * many were shown; the text says so when there were none. */

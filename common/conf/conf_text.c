@@ -95,6 +95,9 @@ static void append_facts(const fg_option *option, fg_buf *out)
 
 static void append_usage(const fg_option *option, fg_buf *out)
 {
+    if (option->brief != '\0') {
+        fg_buf_printf(out, "-%c, ", option->brief);
+    }
     fg_buf_printf(out, "--%s", option->name);
     if (option->type == FG_OPTION_CHOICE) {
         fg_buf_putc(out, ' ');

@@ -110,6 +110,7 @@ static const char engine_roles[] = "standalone, prefill and decode";
 
 static const fg_option options[] = {
     { .name = "model",
+      .brief = 'm',
       .type = FG_OPTION_STRING,
       .group = basics,
       .value_name = "PATH",
@@ -468,6 +469,7 @@ static const fg_option options[] = {
       AT(list_devices),
       .help = "Prints what --device can be on this machine, or why there is no GPU, and ends." },
     { .name = "threads",
+      .brief = 't',
       .type = FG_OPTION_U32,
       .default_text = "0",
       .min = 0,

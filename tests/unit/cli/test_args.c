@@ -12,9 +12,9 @@ typedef struct values {
 } values;
 
 static const fg_option options[] = {
-    { .name = "on", .type = FG_OPTION_BOOL, .default_text = "false", .group = "g" },
+    { .name = "on", .brief = 'o', .type = FG_OPTION_BOOL, .default_text = "false", .group = "g" },
     { .name = "big-count", .alias = "n", .type = FG_OPTION_U32, .default_text = "1", .group = "g" },
-    { .name = "file", .type = FG_OPTION_STRING, .group = "g" },
+    { .name = "file", .brief = 'f', .type = FG_OPTION_STRING, .group = "g" },
 };
 static const fg_option other_options[] = {
     { .name = "big-count", .type = FG_OPTION_U32, .default_text = "1", .group = "g" },
@@ -53,6 +53,10 @@ Test(args, words_flags_and_what_is_passed_on)
         { { "a", "--file" }, "--file", "a", "" },
         { { "--file", "--on", "a" }, "--file --on", "a", "" },
         { { "-h", "a" }, "-h", "a", "" },
+        { { "-f", "f", "a" }, "-f f", "a", "" },
+        { { "-o", "a" }, "-o", "a", "" },
+        { { "a", "-f" }, "-f", "a", "" },
+        { { "-fx", "a" }, "-fx", "a", "" },
         { { "--unknown", "a" }, "--unknown", "a", "" },
     };
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {

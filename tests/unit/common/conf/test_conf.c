@@ -25,8 +25,9 @@ typedef struct config {
 static const fg_conf_choice words[] = { { "red", 3 }, { "green", 4 }, { "rouge", 3 }, { NULL, 0 } };
 
 static const fg_option options[] = {
-    { .name = "flag", .type = FG_OPTION_BOOL, .default_text = "false", AT(flag) },
+    { .name = "flag", .brief = 'f', .type = FG_OPTION_BOOL, .default_text = "false", AT(flag) },
     { .name = "small-number",
+      .brief = 's',
       .type = FG_OPTION_U32,
       .default_text = "5",
       .min = 2,
@@ -119,6 +120,14 @@ Test(conf, both_ways_of_giving_a_value)
     cr_assert_str_eq(conf->text, "a=b");
     cr_assert(conf->flag);
     cr_assert_eq(conf->word, 3);
+}
+
+Test(conf, a_letter_is_a_flag_too)
+{
+    const config *conf = parsed(ARGS("-s", "7", "-f", "--text", "-s"), NULL);
+    cr_assert_eq(conf->small, 7);
+    cr_assert(conf->flag);
+    cr_assert_str_eq(conf->text, "-s");
 }
 
 Test(conf, the_last_of_repeated_flags_wins)
@@ -223,6 +232,10 @@ static const struct {
     { "unknown", "--entirely-different", NULL, "--help" },
     { "no flag", "value", NULL, "--help" },
     { "one dash", "-port", "3", "--help" },
+    { "unknown letter", "-x", "3", "--help" },
+    { "one dash alone", "-", NULL, "--help" },
+    { "a letter's value missing", "-s", NULL, "--small-number N" },
+    { "a letter's value", "-s", "11", "2 to 10" },
     { "only dashes", "--", NULL, "--help" },
     { "only dashes and a value", "--=3", NULL, "unknown flag" },
     { "value missing", "--port", NULL, "--port PORT" },
@@ -299,6 +312,7 @@ Test(conf, help_shows_the_flags_that_mention_a_word)
     cr_assert_eq(fg_conf_render_help(&spec, NULL, &out), spec.option_count);
     cr_assert_not_null(strstr(out.data, "usage: forge test"));
     cr_assert_not_null(strstr(out.data, "--word red|green, --colour"));
+    cr_assert_not_null(strstr(out.data, "-s, --small-number N"));
     cr_assert_not_null(strstr(out.data, "rouge means red"));
     cr_assert_not_null(strstr(out.data, "2 to 10"));
     fg_buf_clear(&out);

@@ -107,8 +107,11 @@ Test(options, documentation_names_every_flag_and_variable)
     fg_conf_render_markdown(specs, 1, &out);
     cr_assert(!out.failed);
     for (size_t i = 0; i < fg_serve_spec.option_count; i++) {
+        const fg_option *option = &fg_serve_spec.options[i];
         char wanted[128];
-        snprintf(wanted, sizeof wanted, "| `--%s", fg_serve_spec.options[i].name);
+        char brief[] = { '-', option->brief, ',', ' ', '\0' };
+        snprintf(wanted, sizeof wanted, "| `%s--%s", option->brief == '\0' ? "" : brief,
+                 option->name);
         cr_assert_not_null(strstr(out.data, wanted), "%s", wanted);
     }
     cr_assert_not_null(strstr(out.data, "`FORGE_PREFILL_CHUNK_SIZE` | `512`"));
