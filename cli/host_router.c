@@ -126,6 +126,21 @@ static void register_metrics(fg_host_router *router, fg_metrics *metrics)
                                     .help = "Times that damaged KV blocks were pushed again" });
 }
 
+static void register_refusals(fg_host_router *router, fg_metrics *metrics)
+{
+    static const char *const reasons[] = { [FG_ADMIT_QUEUE_FULL] = "queue_full",
+                                           [FG_ADMIT_TENANT_CAP] = "tenant_cap",
+                                           [FG_ADMIT_TTFT] = "ttft",
+                                           [FG_ADMIT_ITL] = "itl",
+                                           [FG_ADMIT_DEADLINE] = "deadline" };
+    for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
+        fg_metric_spec spec = { .name = "requests_refused_total",
+                                .help = "Requests answered 429 at the door, by reason",
+                                .labels = { { "reason", reasons[i] } } };
+        router->turned_down[i] = fg_metrics_counter(metrics, &spec);
+    }
+}
+
 static void register_routing(fg_host_router *router, fg_metrics *metrics)
 {
     const struct {
@@ -186,17 +201,7 @@ static void register_routing(fg_host_router *router, fg_metrics *metrics)
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
         *counters[i].metric = fg_metrics_counter(metrics, &counters[i].spec);
     }
-    static const char *const reasons[] = { [FG_ADMIT_QUEUE_FULL] = "queue_full",
-                                           [FG_ADMIT_TENANT_CAP] = "tenant_cap",
-                                           [FG_ADMIT_TTFT] = "ttft",
-                                           [FG_ADMIT_ITL] = "itl",
-                                           [FG_ADMIT_DEADLINE] = "deadline" };
-    for (int i = FG_ADMIT_OK + 1; i < FG_ADMIT_REASONS; i++) {
-        fg_metric_spec spec = { .name = "requests_refused_total",
-                                .help = "Requests answered 429 at the door, by reason",
-                                .labels = { { "reason", reasons[i] } } };
-        router->turned_down[i] = fg_metrics_counter(metrics, &spec);
-    }
+    register_refusals(router, metrics);
     router->known_blocks = fg_metrics_gauge(
         metrics,
         &(fg_metric_spec){ .name = "residency_blocks",
