@@ -38,6 +38,9 @@ enum {
     AHEAD_NEAR = 256
 };
 
+/* Lines that are asked for together must not be a multiple of PAGE apart: processors take their time with those. */
+enum { PAGE = 4096, PAGE_APART = 512 };
+
 /* Some rows against some panels. */
 typedef struct tile {
     const uint8_t *panel; /* the first */
@@ -53,6 +56,7 @@ typedef struct tile {
     /* What is asked for meanwhile, in each panel: so many lines for every group. */
     const uint8_t *ask;
     size_t ask_lines;  /* 0: what lies `ahead` */
+    size_t ask_apart;  /* from what is asked for in the first panel to that in the second */
     size_t ahead;      /* bytes */
     bool foresees;     /* the processor does, where it has the time */
     bool asks_between; /* vectors, instead of groups */
@@ -309,7 +313,7 @@ FG_AVX512_INLINE void walk_groups(uint32_t type, int R, int P, bool asks, const 
             }
             for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
                 _mm_prefetch((const char *)next, _MM_HINT_T1);
-                _mm_prefetch((const char *)next + (size_t)(P - 1) * t->panel_bytes, _MM_HINT_T1);
+                _mm_prefetch((const char *)next + t->ask_apart, _MM_HINT_T1);
             }
             add_group(type, R, P, asks, t, &p, totals);
             p.codes += shape.group_bytes;
@@ -344,11 +348,9 @@ static uint32_t few_rows(uint32_t type)
     case FG_Q5_0:
     case FG_Q5_1:
     case FG_Q5_K:
-        return 16;
-    case FG_Q8_0:
-        return 6;
+        return 2 * TILE_ROWS;
     default:
-        return 4;
+        return TILE_ROWS;
     }
 }
 
@@ -483,6 +485,13 @@ static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
     }
 }
 
+/* From what is asked for in a tile's first panel to that in its second: a line of the next slice each, and where
+ * panels are whole pages, one that comes a little later. */
+static size_t ask_apart(size_t panel_bytes)
+{
+    return panel_bytes % PAGE == 0 ? panel_bytes + PAGE_APART : panel_bytes;
+}
+
 /* What AMD's processors read quicker so: groups of many lines, unless they are foreseen. */
 static bool asks_between(uint32_t type, uint32_t rows)
 {
@@ -520,6 +529,7 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
         b.panels = tile_panels(w->type, rows, first + count - panel);
         t.panel = (const uint8_t *)w->data + panel * t.panel_bytes;
         t.output = panel * FG_PANEL_OUTPUTS;
+        t.ask_apart = b.panels == 1 ? 0 : ask_apart(t.panel_bytes);
         for (b.first = 0; b.first < rows; b.first += b.count) {
             b.count = rows - b.first < BATCH_ROWS ? rows - b.first : BATCH_ROWS;
             begin_batch(&b);
