@@ -485,8 +485,9 @@ static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
     }
 }
 
-/* From what is asked for in a tile's first panel to that in its second: a line of the next slice each, and where
- * panels are whole pages, one that comes a little later. */
+/* From what is asked for in a tile's first panel to that in its second: the same line of the next slice, and where
+ * panels are whole pages, one further on. A few lines are then asked for by nobody, and as many behind the slice in
+ * vain, which may lie behind the last panel: asking never faults. */
 static size_t ask_apart(size_t panel_bytes)
 {
     return panel_bytes % PAGE == 0 ? panel_bytes + PAGE_APART : panel_bytes;

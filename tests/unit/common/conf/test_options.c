@@ -128,6 +128,16 @@ Test(options, documentation_names_every_flag_and_variable)
     fg_buf_deinit(&out);
 }
 
+Test(options, letters_are_not_shared)
+{
+    bool taken[128] = { ['h'] = true };
+    for (size_t i = 0; i < fg_serve_spec.option_count; i++) {
+        unsigned char brief = (unsigned char)fg_serve_spec.options[i].brief;
+        cr_assert(brief < sizeof taken && (brief == '\0' || !taken[brief]), "-%c", brief);
+        taken[brief] = brief != '\0';
+    }
+}
+
 Test(options, help_keeps_within_a_terminal)
 {
     fg_buf out;
