@@ -667,6 +667,7 @@ static void lay_activations(fg_activations *a, size_t rows, uint32_t columns, ch
     a->values = part(base, used, elements * sizeof(float));
     a->quants = part(base, used, elements);
     a->groups = part(base, used, elements / FG_QUANT_GROUP * sizeof *a->groups);
+    a->supers = part(base, used, elements / FG_QUANT_SUPER * sizeof *a->supers);
     a->pairs = part(base, used, rows * fg_pair_stride(columns) * sizeof *a->pairs);
     a->quant_tiles = part(base, used, fg_quant_tile_count(rows, columns) * sizeof *a->quant_tiles);
     a->columns = columns;

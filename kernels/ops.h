@@ -26,8 +26,8 @@
 extern "C" {
 #endif
 
-/* Activations are quantised in groups of 32 columns. */
-enum { FG_QUANT_GROUP = 32 };
+/* Activations are quantised in groups of 32 columns, which in super-groups of 256 have one scale but for a power of two. */
+enum { FG_QUANT_GROUP = 32, FG_QUANT_SUPER = 256, FG_QUANT_SUPER_GROUPS = FG_QUANT_SUPER / FG_QUANT_GROUP };
 
 /* What a group's 32 bytes stand for: value = scale * q. */
 typedef struct fg_quant_group {
@@ -36,6 +36,16 @@ typedef struct fg_quant_group {
     int16_t sums[2]; /* of q in columns 0..15 and 16..31 */
     int32_t negated; /* minus the sum of q */
 } fg_quant_group;
+
+/* The same of a super-group: value = scale * 2^shift of its group * q. */
+enum { FG_QUANT_SHIFT_MAX = 3 };
+typedef struct fg_quant_super {
+    int32_t shifts[FG_QUANT_SUPER_GROUPS];
+    int16_t halves[FG_QUANT_SUPER_GROUPS][2]; /* 2^shift * the sums of q in columns 0..15 and 16..31 of each group */
+    int16_t sums[FG_QUANT_SUPER_GROUPS];      /* and in all of them */
+    float scale;
+    float unused[11]; /* to the end of the second cache line */
+} fg_quant_super;
 
 /* A group of sixteen rows: what processors with tiles multiply. Rows of one half, which a thread quantises while another has
  * the other half, share no cache line with those. */
@@ -55,13 +65,14 @@ static inline size_t fg_quant_tile_count(size_t rows, uint32_t columns)
 
 /*
  * Rows as a matrix product reads them: floats, and beside them what the weight types of the product
- * want. All are row-major: [rows][columns], groups [rows][columns / 32], pairs [rows][fg_pair_stride]. Which columns
- * are a pair is the back end's to say.
+ * want. All are row-major: [rows][columns], groups [rows][columns / 32], supers [rows][columns / 256], pairs
+ * [rows][fg_pair_stride]. Which columns are a pair is the back end's to say.
  */
 typedef struct fg_activations {
     float *values;
     int8_t *quants; /* |q| <= 127 */
     fg_quant_group *groups;
+    fg_quant_super *supers;
     uint32_t *pairs;            /* bf16 in upper and lower halves, 0 where there is no column */
     fg_quant_tile *quant_tiles; /* [rows / 16][columns / 32], upwards; NULL: none */
     uint32_t columns;
@@ -77,16 +88,20 @@ static inline uint32_t fg_pair_stride(uint32_t columns)
 /* What a product may read instead of `values`; a set of them is a sum of flags. */
 enum {
     FG_FORM_QUANTS = 1, /* quants and groups */
-    FG_FORM_PAIRS = 2
+    FG_FORM_PAIRS = 2,
+    FG_FORM_SUPERS = 4 /* quants and supers; with QUANTS groups too, of the same quants */
 };
 
-/* The form that products with this weight type read. CPU: QUANTS for quantised types, PAIRS for BF16, else 0. CUDA:
- * PAIRS for all. */
+/* The form that products with this weight type read. CPU: SUPERS for Q4_K, Q5_K and Q6_K, QUANTS for other quantised types,
+ * PAIRS for BF16, else 0. CUDA: PAIRS for all. */
 uint32_t fg_op_linear_form(const fg_device_stream *stream, uint32_t type);
 
 /* These forms from values.
  *   QUANTS, per group: scale = max|x| / 127, q = round(x * (127 / max|x|)), to even on ties; a group of
  *          zeros has scale 0, one with a NaN or an infinity has scale NaN and zeros.
+ *   SUPERS, per super-group: scale = max|x| / 1016; a group's shift is the least, 0 to 3, with which its own
+ *          max|x| * (1016 / max|x| of all) is at most 127 * 2^shift; q = round(x * (1016 / max|x| of all * 2^-shift)).
+ *          Zeros, NaN and infinities as above.
  *   PAIRS: x to the nearest bf16, to even on ties; what is then below 2^-50 becomes 0, NaN stays NaN.
  * How a back end writes them may depend on the number of rows: products have as many rows as were prepared. */
 void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
@@ -98,9 +113,11 @@ void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, 
  *   the others; the sum of both is added to the output. Activations as the pairs of `in`, weights below 2^-50
  *   taken as 0. So every product and every sum is 0 or at least 2^-114: instructions that take denormals for
  *   zeros agree with all others;
- *   quantised types, per group in rising order: an fma of the weight's minimum with offset, where the
- *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products. d of
- *   Q4_K and Q5_K has the group's integer scale in it; Q6_K's two are contained in the sum. */
+ *   quantised types but those, per group in rising order: an fma of the weight's minimum with offset, where the
+ *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products;
+ *   Q4_K, Q5_K and Q6_K, per super-group in rising order: with minima an fma of -(dmin * scale) with the exact integer sum
+ *   of the groups' minima times the sums of their quants, then an fma of (d * scale) with the exact integer sum of all
+ *   products, each times its weight's integer scale, where quants count 2^shift times. */
 typedef struct fg_linear {
     fg_panels weight;
     float *out;

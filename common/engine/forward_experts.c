@@ -36,7 +36,7 @@ typedef struct room_part {
     size_t rows, row_bytes; /* 0: not wanted */
 } room_part;
 
-enum { ROOM_PARTS = 10 };
+enum { ROOM_PARTS = 11 };
 
 /* What products with gate and up read, of all layers together; values beside, where one reads floats. */
 static uint32_t room_forms(const fg_forward *forward, bool *values_out)
@@ -66,7 +66,9 @@ static void list_room(fg_forward *forward, room_part parts_out[ROOM_PARTS])
     size_t columns = h->embedding_length;
     bool values;
     uint32_t forms = room_forms(forward, &values);
-    size_t quants = (forms & FG_FORM_QUANTS) != 0 ? slots : 0;
+    size_t groups = (forms & FG_FORM_QUANTS) != 0 ? slots : 0;
+    size_t supers = (forms & FG_FORM_SUPERS) != 0 ? slots : 0;
+    size_t quants = groups > supers ? groups : supers;
     size_t pairs = (forms & FG_FORM_PAIRS) != 0 ? slots : 0;
     const room_part parts[ROOM_PARTS] = {
         { (void **)&e->logits, rows, h->expert_count * sizeof(float) },
@@ -77,7 +79,8 @@ static void list_room(fg_forward *forward, room_part parts_out[ROOM_PARTS])
         { (void **)&e->slots.slot_weights, slots, sizeof(float) },
         { (void **)&e->room.values, values ? slots : 0, columns * sizeof(float) },
         { (void **)&e->room.quants, quants, columns },
-        { (void **)&e->room.groups, quants, columns / FG_QUANT_GROUP * sizeof(fg_quant_group) },
+        { (void **)&e->room.groups, groups, columns / FG_QUANT_GROUP * sizeof(fg_quant_group) },
+        { (void **)&e->room.supers, supers, columns / FG_QUANT_SUPER * sizeof(fg_quant_super) },
         { (void **)&e->room.pairs, pairs, fg_pair_stride(h->embedding_length) * sizeof(uint32_t) },
     };
     for (uint32_t i = 0; i < ROOM_PARTS; i++) {

@@ -61,6 +61,8 @@ static void add_activations(part_list *list, fg_activations *activations, size_t
     add_part(list, (void **)&activations->quants, rows, columns, 1);
     add_part(list, (void **)&activations->groups, rows, columns / FG_QUANT_GROUP,
              sizeof(fg_quant_group));
+    add_part(list, (void **)&activations->supers, rows, columns / FG_QUANT_SUPER,
+             sizeof(fg_quant_super));
     add_part(list, (void **)&activations->pairs, rows, fg_pair_stride(columns), sizeof(uint32_t));
     if (list->kind != SCRATCH_DEVICE) {
         add_part(list, (void **)&activations->quant_tiles, fg_quant_tile_count(rows, columns), 1,

@@ -5,12 +5,11 @@
  * A walk goes through the panels once. A turn scales the sums of a group that were stored two turns ago, and for groups
  * further on stores sums, multiplies and unpacks: all four are of different groups, so that none waits for another.
  * Storing a tile takes both pipes of 512 bits as long as 32 operations, however few its rows are, and a product one pipe
- * a cycle for each row; what remains are four operations for each row (five with minima, eight with Q6_K's two integer
- * scales), so about eight rows is where vpdpbusd, with twelve for each row, falls behind.
+ * a cycle for each row; what remains are four operations for each row (five with minima), so about eight rows is where
+ * vpdpbusd, with twelve for each row, falls behind.
  *
  * Sums become floats as in amx_linear.c. Nibbles of Q4_0 stay in the upper halves of their bytes, which spares their
- * offset's subtraction: sums sixteen times as large are added to a float whose last bit counts a sixteenth. Q6_K
- * multiplies the halves of a group apart, and their sums with the integer scales as floats, which is exact.
+ * offset's subtraction: sums sixteen times as large are added to a float whose last bit counts a sixteenth.
  */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512_unpack.h"
@@ -28,7 +27,6 @@ typedef struct few_group {
     _Alignas(VECTOR) uint8_t codes[VECTORS][VECTOR];
     float d[FG_PANEL_OUTPUTS];
     float minimum[FG_PANEL_OUTPUTS];
-    float halves[2][FG_PANEL_OUTPUTS]; /* Q6_K: its integer scales */
 } few_group;
 
 typedef struct few_walk {
@@ -43,20 +41,19 @@ typedef struct few_walk {
 
 /* ---- tiles ---- */
 
-/* Tiles 0 and 1 hold sums, 4 rows of activations, 6 codes. There are more than these names: each product gets its own. */
-static void configure(uint32_t type, uint32_t rows)
+/* Tile 0 holds sums, 4 rows of activations, 6 codes. There are more than these names: each product gets its own. */
+static void configure(uint32_t rows)
 {
     fg_amx_config config = { .palette = 1 };
-    uint32_t words = type == FG_Q6_K ? VECTORS / 2 : VECTORS;
     for (int tile = 0; tile < FG_AMX_TILES; tile++) {
-        config.row_bytes[tile] = (uint16_t)(tile == 4 ? 4 * words : VECTOR);
-        config.rows[tile] = (uint8_t)(tile == 6 ? words : rows);
+        config.row_bytes[tile] = (uint16_t)(tile == 4 ? FG_QUANT_GROUP : VECTOR);
+        config.rows[tile] = (uint8_t)(tile == 6 ? VECTORS : rows);
     }
     fg_amx_see_memory(&config);
     _tile_loadconfig(&config);
 }
 
-FG_AVX512_INLINE void multiply(uint32_t type, few_walk *w, const few_group *group)
+FG_AVX512_INLINE void multiply(few_walk *w, const few_group *group)
 {
     const fg_quant_tile *rows = w->rows + w->multiplied;
     w->multiplied = w->multiplied + 1 == w->group_count ? 0 : w->multiplied + 1;
@@ -64,20 +61,11 @@ FG_AVX512_INLINE void multiply(uint32_t type, few_walk *w, const few_group *grou
     _tile_loadd(4, rows->quants, FG_QUANT_GROUP);
     _tile_zero(0);
     _tile_dpbssd(0, 4, 6);
-    if (type == FG_Q6_K) {
-        _tile_loadd(6, group->codes[VECTORS / 2], VECTOR);
-        _tile_loadd(4, &rows->quants[0][FG_QUANT_GROUP / 2], FG_QUANT_GROUP);
-        _tile_zero(1);
-        _tile_dpbssd(1, 4, 6);
-    }
 }
 
-FG_AVX512_INLINE void store(uint32_t type, float sums[2][SUMS])
+FG_AVX512_INLINE void store(float sums[SUMS])
 {
-    _tile_stored(0, sums[0], VECTOR);
-    if (type == FG_Q6_K) {
-        _tile_stored(1, sums[1], VECTOR);
-    }
+    _tile_stored(0, sums, VECTOR);
 }
 
 /* ---- codes ---- */
@@ -95,7 +83,7 @@ FG_AVX512_INLINE __m512i signed_codes(uint32_t type, const uint8_t *at, int j)
         return _mm512_ternarylogic_epi32(raw, _mm512_set1_epi8((char)0x80),
                                          _mm512_set1_epi8((char)0xF0), FLIP_AND_MASK);
     }
-    char offset = type == FG_Q5_0 ? 16 : type == FG_Q6_K ? 32 : 0;
+    char offset = type == FG_Q5_0 ? 16 : 0;
     __m512i codes = unpack(type, at, j);
     return offset == 0 ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(offset));
 }
@@ -114,9 +102,6 @@ FG_AVX512_INLINE void unpack_group(uint32_t type, few_walk *w, few_group *out)
     _mm512_store_ps(out->d, f.d);
     if (fg_cpu_has_minimum(type)) {
         _mm512_store_ps(out->minimum, f.minimum);
-    } else if (type == FG_Q6_K) {
-        _mm512_store_ps(out->halves[0], _mm512_cvtepi32_ps(f.first));
-        _mm512_store_ps(out->halves[1], _mm512_cvtepi32_ps(f.second));
     }
     int lines = (int)shape.group_bytes / VECTOR;
 #pragma GCC unroll 8
@@ -152,22 +137,9 @@ FG_AVX512_INLINE __m512 float_of(uint32_t type, const float *sums)
     return _mm512_sub_ps(_mm512_castsi512_ps(sum), large);
 }
 
-/* A row's sums of a group. */
-FG_AVX512_INLINE __m512 sum_of(uint32_t type, const few_group *group, const float *first,
-                               const float *second)
-{
-    if (type != FG_Q6_K) {
-        return float_of(type, first);
-    }
-    /* Not multiplied alone: 0 stays without a sign, as an integer's is. */
-    __m512 sum = _mm512_fmadd_ps(float_of(type, first), _mm512_load_ps(group->halves[0]),
-                                 _mm512_setzero_ps());
-    return _mm512_fmadd_ps(float_of(type, second), _mm512_load_ps(group->halves[1]), sum);
-}
-
 /* A group's sums, scaled, to the totals of rows first .. end - 1. */
 FG_AVX512_INLINE void add_rows(uint32_t type, int first, int end, const fg_quant_tile *rows,
-                               const few_group *group, float sums[2][SUMS], __m512 *totals)
+                               const few_group *group, const float *sums, __m512 *totals)
 {
     __m512 d = _mm512_load_ps(group->d);
 #pragma GCC unroll 16
@@ -180,9 +152,8 @@ FG_AVX512_INLINE void add_rows(uint32_t type, int first, int end, const fg_quant
         }
         __m512 scale = _mm512_mul_ps(
             d, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].scales[r % FG_TILE_HALF]));
-        int at = r * FG_PANEL_OUTPUTS;
         totals[r] =
-            _mm512_fmadd_ps(scale, sum_of(type, group, sums[0] + at, sums[1] + at), totals[r]);
+            _mm512_fmadd_ps(scale, float_of(type, sums + r * FG_PANEL_OUTPUTS), totals[r]);
         FG_AVX512_HOLD(totals[r]);
     }
 }
@@ -200,7 +171,7 @@ typedef struct few_product {
 FG_AVX512_INLINE void run(uint32_t type, int R, const few_product *p, few_walk w)
 {
     few_group codes[CODES_RING];
-    _Alignas(VECTOR) float sums[SUMS_RING][2][SUMS];
+    _Alignas(VECTOR) float sums[SUMS_RING][SUMS];
     size_t count = p->panels * w.group_count;
     fg_amx_see_memory(codes);
     fg_amx_see_memory(sums);
@@ -208,9 +179,9 @@ FG_AVX512_INLINE void run(uint32_t type, int R, const few_product *p, few_walk w
         unpack_group(type, &w, &codes[i]);
     }
     for (size_t i = 0; i < MULTIPLIED && i < count; i++) {
-        multiply(type, &w, &codes[i]);
+        multiply(&w, &codes[i]);
         if (i < STORED) {
-            store(type, sums[i]);
+            store(sums[i]);
         }
     }
     size_t i = 0;
@@ -222,16 +193,16 @@ FG_AVX512_INLINE void run(uint32_t type, int R, const few_product *p, few_walk w
         }
         for (const fg_quant_tile *rows = w.rows; rows < w.rows + w.group_count; rows++, i++) {
             const few_group *group = &codes[i % CODES_RING];
-            float(*stored)[SUMS] = sums[i % SUMS_RING];
+            const float *stored = sums[i % SUMS_RING];
             if (i + UNPACKED < count) {
                 unpack_group(type, &w, &codes[(i + UNPACKED) % CODES_RING]);
             }
             add_rows(type, 0, R / 2, rows, group, stored, totals);
             if (i + STORED < count) {
-                store(type, sums[(i + STORED) % SUMS_RING]);
+                store(sums[(i + STORED) % SUMS_RING]);
             }
             if (i + MULTIPLIED < count) {
-                multiply(type, &w, &codes[(i + MULTIPLIED) % CODES_RING]);
+                multiply(&w, &codes[(i + MULTIPLIED) % CODES_RING]);
             }
             add_rows(type, R / 2, R, rows, group, stored, totals);
         }
@@ -256,7 +227,7 @@ FG_AVX512_INLINE void run(uint32_t type, int R, const few_product *p, few_walk w
         }                                                                                          \
     }
 
-FG_CPU_EACH_QUANTIZED(DEFINE_RUN)
+FG_CPU_EACH_GROUPED(DEFINE_RUN)
 
 #define RUN_CASE(name, type)                                                                       \
     case type:                                                                                     \
@@ -273,9 +244,9 @@ void fg_cpu_amx_few(const fg_linear *linear, const fg_activations *in, uint32_t 
                       .group_count = weight->columns / FG_QUANT_GROUP,
                       .left = weight->columns / FG_QUANT_GROUP,
                       .unit = (const uint8_t *)weight->data + first * panel_bytes };
-    configure(weight->type, rows);
+    configure(rows);
     switch (weight->type) {
-        FG_CPU_EACH_QUANTIZED(RUN_CASE)
+        FG_CPU_EACH_GROUPED(RUN_CASE)
     default:
         break;
     }

@@ -15,8 +15,7 @@
  * product is stored while the next one is multiplied, and scaled some products later, beside the first ones of the next
  * strip or panel.
  *
- * Q6_K has two integer scales in a group, which the sum contains: its codes are multiplied with them first and split
- * into 64 * upper + lower. The upper parts' sums are added to a float 64 times as large, whose last bit counts 64.
+ * Types with super-groups are elsewhere (amx_super.c).
  */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/avx512_unpack.h"
@@ -24,21 +23,14 @@
 
 enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS };
 /* What is unpacked at a time: it stays in the first-level cache while the rows pass. */
-enum {
-    SLICE_PANELS = 2,
-    SLICE_GROUPS = 20,
-    SPLIT_GROUPS = SLICE_GROUPS / 2,
-    SLICE_USUAL = 16,
-    SPLIT_USUAL = SLICE_USUAL / 2
-};
-/* A round has two products: groups, or (AMX_SPLIT) lower and upper parts of one. Their sums have a tile each. */
+enum { SLICE_PANELS = 2, SLICE_GROUPS = 20, SLICE_USUAL = 16 };
+/* A round has two products, of two groups. Their sums have a tile each. */
 enum { ROUND = 2, SUMS = STRIP_ROWS * FG_PANEL_OUTPUTS };
 
 /* What a product of a group consists of. */
 typedef enum amx_kind {
     AMX_PLAIN,
     AMX_MINIMUM, /* the scaled sum and a minimum */
-    AMX_SPLIT,   /* 64 times one sum, and another */
     AMX_KINDS
 } amx_kind;
 
@@ -50,7 +42,7 @@ typedef struct amx_group {
     float minimum[FG_PANEL_OUTPUTS];
 } amx_group;
 
-/* Of a panel; the second half: AMX_SPLIT's upper parts. */
+/* Of a panel. */
 typedef amx_group amx_slice[SLICE_GROUPS];
 
 typedef __m512 strip_totals[STRIP_ROWS];
@@ -98,18 +90,12 @@ static void configure(void)
     _tile_loadconfig(&config);
 }
 
-/* AMX_SPLIT multiplies the same rows again. */
 #define MULTIPLY(at, slot, rows_tile, codes_tile)                                                  \
     do {                                                                                           \
-        size_t parts = kind == AMX_SPLIT ? (slot)*SPLIT_GROUPS : (slot);                           \
-        _tile_loadd(codes_tile, (at).groups[parts].codes, VECTOR);                                 \
+        _tile_loadd(codes_tile, (at).groups[slot].codes, VECTOR);                                  \
         _tile_zero(slot);                                                                          \
-        if (kind == AMX_SPLIT && (slot) == 1) {                                                    \
-            _tile_dpbssd(slot, 4, codes_tile);                                                     \
-        } else {                                                                                   \
-            _tile_loadd(rows_tile, (at).rows[slot].quants, FG_QUANT_GROUP);                        \
-            _tile_dpbssd(slot, rows_tile, codes_tile);                                             \
-        }                                                                                          \
+        _tile_loadd(rows_tile, (at).rows[slot].quants, FG_QUANT_GROUP);                            \
+        _tile_dpbssd(slot, rows_tile, codes_tile);                                                 \
     } while (0)
 
 #define STORE(sums, slot) _tile_stored(slot, (sums) + slot * SUMS, VECTOR)
@@ -124,18 +110,10 @@ FG_AVX512_INLINE __m512 added_to(__m512 large, const float *sums)
 }
 
 /* A row's sums of a group, as floats. */
-FG_AVX512_INLINE __m512 sums_of(amx_kind kind, const float *sums)
+FG_AVX512_INLINE __m512 sums_of(const float *sums)
 {
     const __m512 ones = _mm512_set1_ps(0x1.8p23f);
-    const __m512 of_64 = _mm512_set1_ps(0x1.8p29f);
-    __m512 lower = added_to(ones, sums);
-    if (kind != AMX_SPLIT) {
-        return _mm512_sub_ps(lower, ones);
-    }
-    /* All of this is exact: 64 * upper - ones, then the sum of both, which is below 2^24. */
-    __m512 upper =
-        _mm512_sub_ps(added_to(of_64, sums + SUMS), _mm512_set1_ps(0x1.8p29f + 0x1.8p23f));
-    return _mm512_add_ps(upper, lower);
+    return _mm512_sub_ps(added_to(ones, sums), ones);
 }
 
 /* Sums of group g from a place on, scaled, to the totals of rows first .. end - 1. */
@@ -157,7 +135,7 @@ FG_AVX512_INLINE void add_sums(amx_kind kind, int first, int end, const amx_plac
         }
         __m512 scale = _mm512_mul_ps(
             d, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].scales[r % FG_TILE_HALF]));
-        __m512 sum = sums_of(kind, sums + r * FG_PANEL_OUTPUTS);
+        __m512 sum = sums_of(sums + r * FG_PANEL_OUTPUTS);
         totals[r] = _mm512_fmadd_ps(scale, sum, totals[r]);
         FG_AVX512_HOLD(totals[r]);
     }
@@ -198,20 +176,11 @@ FG_AVX512_INLINE void end_unit(int R, const amx_run *run, const amx_unit *unit,
     }
 }
 
-FG_AVX512_INLINE size_t round_groups(amx_kind kind)
-{
-    return kind == AMX_SPLIT ? 1 : ROUND;
-}
-
-/* Rows first .. end - 1 of a product that is stored, once it completes a group. */
+/* Rows first .. end - 1 of a product that is stored. */
 FG_AVX512_INLINE void add_rows(amx_kind kind, int first, int end, const amx_place *at, size_t slot,
                                const float *sums, strip_totals totals)
 {
-    if (kind != AMX_SPLIT) {
-        add_sums(kind, first, end, at, slot, sums + slot * SUMS, totals);
-    } else if (slot == 1) {
-        add_sums(kind, first, end, at, 0, sums, totals);
-    }
+    add_sums(kind, first, end, at, slot, sums + slot * SUMS, totals);
 }
 
 FG_AVX512_INLINE void add_product(amx_kind kind, int R, const amx_place *at, size_t slot,
@@ -258,7 +227,7 @@ FG_AVX512_INLINE void next_round(amx_kind kind, amx_walk *w, amx_place *place)
     for (size_t i = 0; i < w->run->row_lines; i++, w->ask_rows += VECTOR) {
         _mm_prefetch((const char *)w->ask_rows, _MM_HINT_T1);
     }
-    w->group += round_groups(kind);
+    w->group += ROUND;
     if (w->group == w->run->count) {
         w->multiplied++;
         w->group = 0;
@@ -267,14 +236,14 @@ FG_AVX512_INLINE void next_round(amx_kind kind, amx_walk *w, amx_place *place)
         *place = w->multiplied->place;
         return;
     }
-    place->rows += round_groups(kind);
-    place->groups += round_groups(kind);
+    place->rows += ROUND;
+    place->groups += ROUND;
 }
 
 /* The totals of the next unit, when one is complete. */
 FG_AVX512_INLINE void end_round(amx_kind kind, int R, amx_walk *w, strip_totals totals)
 {
-    w->added_group += round_groups(kind);
+    w->added_group += ROUND;
     if (w->added_group == w->run->count) {
         end_unit(R, w->run, w->added, totals);
         w->added++;
@@ -305,7 +274,7 @@ FG_AVX512_INLINE void run_rounds(amx_kind kind, int R, const amx_run *run, const
     MULTIPLY(now, 0, 4, 6);
     STORE(sums, 1);
     begin_unit(R, run, units, totals);
-    for (size_t left = unit_count * run->count / round_groups(kind) - 2; left > 0; left--) {
+    for (size_t left = unit_count * run->count / ROUND - 2; left > 0; left--) {
         add_rows(kind, 0, R / 4, &before, 0, sums, totals);
         MULTIPLY(now, 1, 5, 7);
         add_rows(kind, R / 4, R, &before, 0, sums, totals);
@@ -339,7 +308,7 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, const amx_run *run, const a
 {
     _Alignas(VECTOR) float ring[2][ROUND * SUMS];
     strip_totals totals;
-    bool second = kind == AMX_SPLIT || run->count > 1;
+    bool second = run->count > 1;
     for (size_t u = 0; u <= unit_count; u++) {
         if (u < unit_count) {
             float *sums = ring[u % 2];
@@ -366,7 +335,7 @@ FG_AVX512_INLINE void run_rest(amx_kind kind, int R, const amx_run *run, const a
 FG_AVX512_INLINE void run_units(amx_kind kind, int R, const amx_run *run, const amx_unit *units,
                                 size_t unit_count)
 {
-    if (run->count > round_groups(kind)) {
+    if (run->count > ROUND) {
         run_rounds(kind, R, run, units, unit_count);
     } else {
         run_rest(kind, R, run, units, unit_count);
@@ -398,13 +367,12 @@ typedef void (*units_fn)(const amx_run *run, const amx_unit *units, size_t unit_
 
 DEFINE_UNITS(plain, AMX_PLAIN)
 DEFINE_UNITS(minimum, AMX_MINIMUM)
-DEFINE_UNITS(split, AMX_SPLIT)
 
-static const units_fn kinds[AMX_KINDS] = { plain_units, minimum_units, split_units };
+static const units_fn kinds[AMX_KINDS] = { plain_units, minimum_units };
 
 static amx_kind kind_of(uint32_t type)
 {
-    return type == FG_Q6_K ? AMX_SPLIT : fg_cpu_has_minimum(type) ? AMX_MINIMUM : AMX_PLAIN;
+    return fg_cpu_has_minimum(type) ? AMX_MINIMUM : AMX_PLAIN;
 }
 
 /* ---- slices ---- */
@@ -415,28 +383,9 @@ FG_AVX512_INLINE __m512i signed_codes(uint32_t type, const uint8_t *at, int j)
     if (type == FG_Q8_0) {
         return load64(at + (size_t)j * VECTOR);
     }
-    char offset = type == FG_Q4_0 ? 8 : type == FG_Q5_0 ? 16 : type == FG_Q6_K ? 32 : 0;
+    char offset = type == FG_Q4_0 ? 8 : type == FG_Q5_0 ? 16 : 0;
     __m512i codes = unpack(type, at, j);
     return offset == 0 ? codes : _mm512_sub_epi8(codes, _mm512_set1_epi8(offset));
-}
-
-/* Q6_K: signed codes times the scales of their lanes, 64 * upper + lower, both within a byte. */
-FG_AVX512_INLINE void split_codes(__m512i codes, __m512i scales, int8_t *lower, int8_t *upper)
-{
-    __m512i twice = _mm512_or_si512(_mm512_slli_epi32(scales, 16),
-                                    _mm512_and_si512(scales, _mm512_set1_epi32(0xFFFF)));
-    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8);
-    __m512i odd = _mm512_srai_epi16(codes, 8);
-    even = _mm512_mullo_epi16(even, twice);
-    odd = _mm512_mullo_epi16(odd, twice);
-    const __m512i low = _mm512_set1_epi16(255);
-    __m512i upper_even = _mm512_srai_epi16(even, 6);
-    __m512i upper_odd = _mm512_srai_epi16(odd, 6);
-    even = _mm512_and_si512(even, _mm512_set1_epi16(63));
-    odd = _mm512_and_si512(odd, _mm512_set1_epi16(63));
-    _mm512_store_si512(lower, _mm512_or_si512(even, _mm512_slli_epi16(odd, 8)));
-    _mm512_store_si512(
-        upper, _mm512_or_si512(_mm512_and_si512(upper_even, low), _mm512_slli_epi16(upper_odd, 8)));
 }
 
 /* `count` groups of a panel, from the `first` on. */
@@ -455,13 +404,7 @@ FG_AVX512_INLINE void unpack_slice(uint32_t type, const uint8_t *panel, size_t f
         }
 #pragma GCC unroll 8
         for (int j = 0; j < VECTORS; j++) {
-            __m512i vector = signed_codes(type, codes, j);
-            if (type == FG_Q6_K) {
-                split_codes(vector, j < VECTORS / 2 ? f.first : f.second, groups[g].codes[j],
-                            groups[g + SPLIT_GROUPS].codes[j]);
-            } else {
-                _mm512_store_si512(groups[g].codes[j], vector);
-            }
+            _mm512_store_si512(groups[g].codes[j], signed_codes(type, codes, j));
         }
     }
 }
@@ -474,17 +417,17 @@ typedef void (*unpack_fn)(const uint8_t *panel, size_t first, size_t count, amx_
         unpack_slice(type, panel, first, count, groups);                                           \
     }
 
-FG_CPU_EACH_QUANTIZED(DEFINE_UNPACK)
+FG_CPU_EACH_GROUPED(DEFINE_UNPACK)
 
 #define UNPACK_CASE(name, type)                                                                    \
     case type:                                                                                     \
         return name##_unpack;
 
-/* NULL: not a quantised type. */
+/* NULL: not a type of groups. */
 static unpack_fn unpack_of(uint32_t type)
 {
     switch (type) {
-        FG_CPU_EACH_QUANTIZED(UNPACK_CASE)
+        FG_CPU_EACH_GROUPED(UNPACK_CASE)
     default:
         return NULL;
     }
@@ -496,7 +439,7 @@ static uint32_t rows_least(uint32_t type, uint32_t rows)
     if (rows <= STRIP_ROWS) {
         return type == FG_Q8_0 ? 13 : FG_AMX_TILE_ROWS_LEAST;
     }
-    return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : 20;
+    return type == FG_Q8_0 ? 28 : 20;
 }
 
 /* The most of all types. */
@@ -567,7 +510,7 @@ static size_t make_units(const fg_linear *linear, const fg_activations *in, cons
 static void run_slice(const fg_linear *linear, const fg_activations *in, const part *of, batch *b)
 {
     amx_kind kind = kind_of(linear->weight.type);
-    size_t rounds = of->count / round_groups(kind);
+    size_t rounds = of->count / ROUND;
     amx_run run = { .rows = STRIP_ROWS,
                     .count = of->count,
                     .begins = of->first == 0,
@@ -599,11 +542,9 @@ static void run_slice(const fg_linear *linear, const fg_activations *in, const p
 }
 
 /* All groups of a row, if they are not too many. */
-static size_t groups_of_slice(uint32_t type, size_t group_count)
+static size_t groups_of_slice(size_t group_count)
 {
-    size_t most = kind_of(type) == AMX_SPLIT ? SPLIT_GROUPS : SLICE_GROUPS;
-    size_t usual = kind_of(type) == AMX_SPLIT ? SPLIT_USUAL : SLICE_USUAL;
-    return group_count <= most ? most : usual;
+    return group_count <= SLICE_GROUPS ? SLICE_GROUPS : SLICE_USUAL;
 }
 
 static void run_batch(const fg_linear *linear, const fg_activations *in, batch *b)
@@ -612,13 +553,12 @@ static void run_batch(const fg_linear *linear, const fg_activations *in, batch *
     const fg_panel_shape shape = fg_panel_shape_of(w->type, w->columns);
     unpack_fn unpack_groups = unpack_of(w->type);
     size_t group_count = w->columns / FG_QUANT_GROUP;
-    size_t slice_groups = groups_of_slice(w->type, group_count);
-    size_t round = round_groups(kind_of(w->type));
+    size_t slice_groups = groups_of_slice(group_count);
     size_t slice_bytes = fg_panel_unit_offset(&shape, slice_groups);
     const uint8_t *panels = (const uint8_t *)w->data + b->panel * shape.panel_bytes;
     for (size_t group = 0, count; group < group_count; group += count) {
         size_t left = group_count - group;
-        size_t whole = left / round * round;
+        size_t whole = left / ROUND * ROUND;
         count = left > slice_groups ? slice_groups : whole > 0 ? whole : left;
         size_t ask = left > slice_groups ? fg_panel_unit_offset(&shape, group + slice_groups)
                                          : b->panels * shape.panel_bytes;

@@ -152,7 +152,7 @@ void fg_cpu_avx2_to_halves(const float *values, uint32_t count, uint16_t *halves
 
 /* What the tables have in common; products of bytes differ. */
 #define AVX2_ROWS                                                                                  \
-    .quantize_row = avx2_quantize_row, .pair_row = avx2_pair_row, .product_pairs = avx2_pair_row,  \
+    .quantize_supers = fg_cpu_plain_quantize_supers, .quantize_row = avx2_quantize_row, .pair_row = avx2_pair_row, .product_pairs = avx2_pair_row,  \
     .rmsnorm_row = avx2_rmsnorm_row, .swiglu = avx2_swiglu, .geglu = avx2_geglu,                   \
     .attend = fg_cpu_avx2_attend, .rotate = fg_cpu_avx2_rotate,                                    \
     .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves

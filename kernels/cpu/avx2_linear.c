@@ -11,6 +11,7 @@
  * How long 16-bit sums are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow
  * eight pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).
  */
+#include "kernels/cpu/plain.h"
 #include "kernels/cpu/avx2_unpack.h"
 
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
@@ -452,6 +453,10 @@ FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
+    if (fg_cpu_is_super(linear->weight.type)) {
+        fg_cpu_plain_linear(linear, in, rows, first, count);
+        return;
+    }
     if (linear->weight.type == FG_Q8_0 && rows >= SIGNED_ROWS_MANY) {
         fg_cpu_avx2_linear_q8(linear, in, rows, first, count);
         return;

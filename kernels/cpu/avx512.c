@@ -229,6 +229,79 @@ static void avx512_quantize_rows(const float *values, size_t stride, uint32_t ro
     }
 }
 
+/* ---- super-groups ---- */
+
+/* The sums of a half of the super-group's groups, 2^shift times. */
+FG_AVX512_INLINE void put_sums(__m128i low, __m128i high, __m128i shifts, fg_quant_super *super,
+                               int first_group)
+{
+    __m128 lows = _mm_castsi128_ps(low), highs = _mm_castsi128_ps(high);
+    __m128i first = _mm_castps_si128(_mm_shuffle_ps(lows, highs, 0x88));
+    __m128i second = _mm_castps_si128(_mm_shuffle_ps(lows, highs, 0xDD));
+    first = _mm_sllv_epi32(first, shifts);
+    second = _mm_sllv_epi32(second, shifts);
+    __m128i sum = _mm_add_epi32(first, second);
+    _mm_storeu_si128((__m128i *)(void *)super->halves[first_group],
+                     _mm_blend_epi16(first, _mm_slli_epi32(second, 16), 0xAA));
+    _mm_storel_epi64((__m128i *)(void *)(super->sums + first_group), _mm_packs_epi32(sum, sum));
+    _mm_storeu_si128((__m128i *)(void *)(super->shifts + first_group), shifts);
+}
+
+/* fg_cpu_super_shift of four groups. */
+FG_AVX512_INLINE __m128i shifts_of(__m128i peak_bits, float inverse)
+{
+    __m128 most = _mm_mul_ps(_mm_castsi128_ps(peak_bits), _mm_set1_ps(inverse));
+    __m128i shifts = _mm_setzero_si128();
+#pragma GCC unroll 3
+    for (int i = 0; i < FG_QUANT_SHIFT_MAX; i++) {
+        __m128 above = _mm_cmpgt_ps(most, _mm_set1_ps((float)(127 << i)));
+        shifts = _mm_sub_epi32(shifts, _mm_castps_si128(above));
+    }
+    return shifts;
+}
+
+/* Half of a super-group's groups. */
+FG_AVX512_INLINE void quantize_half(const __m512 x[GROUPS * GROUP_VECTORS], __m128i peak_bits,
+                                    float inverse, int first_group, int8_t *quants,
+                                    fg_quant_super *super)
+{
+    __m128i shifts = shifts_of(peak_bits, inverse);
+    __m128i powers = _mm_slli_epi32(_mm_sub_epi32(_mm_set1_epi32(127), shifts), 23);
+    __m512i bytes[2];
+    quantize_four(x, _mm_mul_ps(_mm_set1_ps(inverse), _mm_castsi128_ps(powers)), bytes);
+    put_sums(sum_of_parts(sums_of_fours(bytes[0])), sum_of_parts(sums_of_fours(bytes[1])), shifts,
+             super, first_group);
+    put_bytes(bytes, GROUPS, quants + (size_t)first_group * FG_QUANT_GROUP, FG_QUANT_GROUP);
+}
+
+static void quantize_super(const float *values, int8_t *quants, fg_quant_super *super)
+{
+    __m512 low[GROUPS * GROUP_VECTORS], high[GROUPS * GROUP_VECTORS];
+    load_groups(values, FG_QUANT_GROUP, GROUPS, low);
+    load_groups(values + (size_t)GROUPS * FG_QUANT_GROUP, FG_QUANT_GROUP, GROUPS, high);
+    __m128i low_peaks = peaks_of(low), high_peaks = peaks_of(high);
+    __m128i most = _mm_max_epi32(low_peaks, high_peaks);
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
+    uint32_t bits = (uint32_t)_mm_cvtsi128_si32(most);
+    if (fg_cpu_is_odd(bits)) {
+        *super = fg_cpu_no_super(quants);
+        return;
+    }
+    fg_cpu_super_scale with = fg_cpu_super_scale_of(fg_f32_from_bits(bits));
+    super->scale = with.scale;
+    quantize_half(low, low_peaks, with.inverse, 0, quants, super);
+    quantize_half(high, high_peaks, with.inverse, GROUPS, quants, super);
+}
+
+static void avx512_quantize_supers(const float *values, uint32_t columns, int8_t *quants,
+                                   fg_quant_super *supers)
+{
+    for (size_t s = 0; s < columns / FG_QUANT_SUPER; s++) {
+        quantize_super(values + s * FG_QUANT_SUPER, quants + s * FG_QUANT_SUPER, &supers[s]);
+    }
+}
+
 static void avx512_pair_row(const float *values, uint32_t columns, uint32_t *pairs)
 {
     const __m512i upper = _mm512_set1_epi64(0xFFFF0000);
@@ -432,7 +505,7 @@ static void avx512_geglu(const float *gate, const float *up, size_t count, float
 
 /* What the tables have in common; products and attention differ. */
 #define AVX512_ROWS                                                                                \
-    .quantize_row = avx512_quantize_row, .quantize_rows = avx512_quantize_rows,                    \
+    .quantize_supers = avx512_quantize_supers, .quantize_row = avx512_quantize_row, .quantize_rows = avx512_quantize_rows,                    \
     .pair_row = avx512_pair_row, .rmsnorm_row = avx512_rmsnorm_row,                                \
     .rmsnorm_rows = avx512_rmsnorm_rows, .swiglu = avx512_swiglu, .geglu = avx512_geglu,           \
     .rotate = fg_cpu_avx2_rotate, .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,              \

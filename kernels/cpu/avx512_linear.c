@@ -47,9 +47,10 @@ typedef struct tile {
     size_t panel_bytes;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
+    const fg_quant_super *supers; /* the same */
     size_t columns;
     size_t group_count;
-    /* From one row's groups to the next; of quants it is twice that, so that one register holds both. */
+    /* From one row's groups, or supers, to the next; of quants it is twice that, so that one register holds both. */
     size_t row_bytes;
     size_t group_first; /* the groups to add */
     size_t group_end;
@@ -66,6 +67,7 @@ typedef struct tile {
     uint32_t output;
 } tile;
 _Static_assert(2 * sizeof(fg_quant_group) == FG_QUANT_GROUP, "rows of groups and of quants");
+_Static_assert(2 * sizeof(fg_quant_super) == FG_QUANT_SUPER, "rows of supers and of quants");
 
 /* A group as the walk through the panels meets it. */
 typedef struct place {
@@ -98,13 +100,6 @@ FG_AVX512_INLINE __m512i begin_sum(uint32_t type, const fg_quant_group *group)
     return _mm512_slli_epi32(_mm512_set1_epi32(group->negated), offset_bits(type));
 }
 
-/* The same for columns 0..15 of Q6_K, or for 16..31. */
-FG_AVX512_INLINE __m512i begin_half(const fg_quant_group *group, bool second)
-{
-    return _mm512_madd_epi16(broadcast4(group->sums),
-                             _mm512_set1_epi32((int32_t)(second ? 0xFFE00000 : 0x0000FFE0)));
-}
-
 /* Row r's part of the group. */
 FG_AVX512_INLINE const fg_quant_group *group_of(const tile *t, const place *p, int r)
 {
@@ -126,6 +121,31 @@ FG_AVX512_INLINE void ask_between(uint32_t type, const tile *t, const place *p, 
     __asm__ volatile("" : : : "memory"); /* the compiler would gather them again */
 }
 
+/* Four bytes of the row so many rows further on, in one instruction: compilers would rather keep each sum of row and column
+ * in a register of its own, of which there are not enough. */
+#define BROADCAST(address)                                                                         \
+    __asm__("vpbroadcastd " address ", %0" : "=v"(word) : "r"(at), "r"(row_bytes), "i"(column))
+FG_AVX512_INLINE __m512i broadcast_row(const int8_t *at, size_t row_bytes, int rows, int column)
+{
+#if defined(__AVX512F__) && defined(__OPTIMIZE__)
+    __m512i word;
+    switch (rows) {
+    case 0:
+        BROADCAST("%c3(%1)");
+        break;
+    case 1:
+        BROADCAST("%c3(%1,%2,2)");
+        break;
+    default:
+        BROADCAST("%c3(%1,%2,4)");
+        break;
+    }
+    return word;
+#else
+    return broadcast4(at + (size_t)rows * 2 * row_bytes + column);
+#endif
+}
+
 /* Columns 4 * first .. 4 * end - 1 of the group. */
 FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, bool asks, const tile *t,
                                const place *p, int first, int end, int_sums sums)
@@ -142,8 +162,7 @@ FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, bool asks, const til
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i columns =
-                broadcast4(p->quants[r / 3] + (size_t)(r % 3) * 2 * t->row_bytes + 4 * j);
+            __m512i columns = broadcast_row(p->quants[r / 3], t->row_bytes, r % 3, 4 * j);
 #pragma GCC unroll 2
             for (int i = 0; i < P; i++) {
                 sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
@@ -162,34 +181,14 @@ FG_AVX512_INLINE __m512 add_scaled(uint32_t type, __m512 sum, const fg_quant_gro
     return _mm512_fmadd_ps(scale, sum, total);
 }
 
-/* Q6_K: the sums of columns 0..15 are scaled, those of 16..31 begin. */
-FG_AVX512_INLINE void turn_to_second_half(int R, int P, const tile *t, const place *p,
-                                          const factors f[TILE_PANELS], int_sums sums,
-                                          float_sums firsts)
-{
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        __m512i begin = begin_half(group_of(t, p, r), true);
-#pragma GCC unroll 2
-        for (int i = 0; i < P; i++) {
-            /* Not multiplied alone: 0 stays without a sign, as an integer's is. */
-            firsts[i][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][r]),
-                                           _mm512_cvtepi32_ps(f[i].first), _mm512_setzero_ps());
-            sums[i][r] = begin;
-        }
-    }
-}
-
 FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, bool asks, const tile *t,
                                 const place *p, float_sums totals)
 {
     factors f[TILE_PANELS];
     int_sums sums;
-    float_sums firsts;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        const fg_quant_group *group = group_of(t, p, r);
-        __m512i begin = type == FG_Q6_K ? begin_half(group, false) : begin_sum(type, group);
+        __m512i begin = begin_sum(type, group_of(t, p, r));
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
             sums[i][r] = begin;
@@ -199,24 +198,118 @@ FG_AVX512_INLINE void add_group(uint32_t type, int R, int P, bool asks, const ti
     for (int i = 0; i < P; i++) {
         f[i] = scales_of(type, p->scales + (size_t)i * t->panel_bytes, p->in_unit);
     }
-    multiply(type, R, P, asks, t, p, 0, VECTORS / 2, sums);
-    if (type == FG_Q6_K) {
-        turn_to_second_half(R, P, t, p, f, sums, firsts);
-    }
-    multiply(type, R, P, asks, t, p, VECTORS / 2, VECTORS, sums);
+    multiply(type, R, P, asks, t, p, 0, VECTORS, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         const fg_quant_group *group = group_of(t, p, r);
 #pragma GCC unroll 2
         for (int i = 0; i < P; i++) {
-            __m512 sum = _mm512_cvtepi32_ps(sums[i][r]);
-            sum = type == FG_Q6_K
-                      ? _mm512_fmadd_ps(sum, _mm512_cvtepi32_ps(f[i].second), firsts[i][r])
-                      : sum;
-            totals[i][r] = add_scaled(type, sum, group, &f[i], totals[i][r]);
+            totals[i][r] =
+                add_scaled(type, _mm512_cvtepi32_ps(sums[i][r]), group, &f[i], totals[i][r]);
         }
     }
 }
+
+/* ---- super-groups, of one panel ---- */
+
+typedef __m512i super_sums[TILE_ROWS];
+typedef int32_t super_shifts[TILE_ROWS][FG_QUANT_SUPER_GROUPS];
+
+/* Row r's part of the super-group. */
+FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, const place *p, int r)
+{
+    const char *first = (const char *)(t->supers + p->group / FG_QUANT_SUPER_GROUPS);
+    return (const fg_quant_super *)(const void *)(first + (size_t)r * t->row_bytes);
+}
+
+/* What the integer minima of a super-group come to, scaled. */
+FG_AVX512_INLINE void add_minima(int R, const tile *t, const place *p, __m512 *totals)
+{
+    __m512i minima[FG_QUANT_SUPER_GROUPS / 2];
+#pragma GCC unroll 4
+    for (size_t g = 0; g < FG_QUANT_SUPER_GROUPS; g += 2) {
+        minima[g / 2] = minima_of_two(p->scales, g);
+    }
+    __m512 d = super_minimum(p->scales);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const fg_quant_super *super = super_of(t, p, r);
+        __m512i sum = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int g = 0; g < FG_QUANT_SUPER_GROUPS; g += 2) {
+            sum = _mm512_dpwssd_epi32(sum, minima[g / 2], broadcast4(super->sums + g));
+        }
+        totals[r] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(super->scale)),
+                                    _mm512_cvtepi32_ps(sum), totals[r]);
+    }
+}
+
+/* Where the sums of a super-group begin: what the codes' offset, times their scales, adds too much. */
+FG_AVX512_INLINE void begin_super(uint32_t type, int R, const tile *t, const place *p,
+                                  super_sums sums)
+{
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        sums[r] = _mm512_setzero_si512();
+    }
+    if (type != FG_Q6_K) {
+        return;
+    }
+#pragma GCC unroll 8
+    for (size_t g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+        __m512i pairs = scales_of_halves(p->scales, g);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            sums[r] = _mm512_dpwssd_epi32(sums[r], pairs, broadcast4(super_of(t, p, r)->halves[g]));
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        sums[r] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sums[r], 5));
+    }
+}
+
+/* To where one register finds those of all rows. */
+FG_AVX512_INLINE void bring_shifts(int R, const tile *t, const place *p, super_shifts out)
+{
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m256i *at = (const __m256i *)(const void *)super_of(t, p, r)->shifts;
+        _mm256_storeu_si256((__m256i *)(void *)out[r], _mm256_loadu_si256(at));
+    }
+}
+
+/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scales. */
+FG_AVX512_INLINE void add_integers(uint32_t type, int R, bool asks, const tile *t, const place *p,
+                                   const super_shifts shifts, int first, int end,
+                                   super_sums totals)
+{
+    int_sums sums;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        sums[0][r] = _mm512_setzero_si512();
+    }
+    multiply(type, R, 1, asks, t, p, first, end, sums);
+    __m512i scale = integer_scale(type, p->scales, p->in_unit, first != 0);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        __m512i shifted = _mm512_sllv_epi32(scale, broadcast4(&shifts[r][p->in_unit]));
+        totals[r] = _mm512_add_epi32(totals[r], _mm512_mullo_epi32(sums[0][r], shifted));
+    }
+}
+
+FG_AVX512_INLINE void end_super(int R, const tile *t, const place *p, const super_sums sums,
+                                __m512 *totals)
+{
+    __m512 d = halves(p->scales);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(super_of(t, p, r)->scale));
+        totals[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), totals[r]);
+    }
+}
+
+/* ---- walks ---- */
 
 /* Whether the processor foresees by itself what R rows will read. Codes that take long to unpack leave it no room
  * to look ahead. */
@@ -246,15 +339,24 @@ FG_AVX512_INLINE void begin_rows(int R, const tile *t, place *p)
     }
 }
 
-/* The compiler may not make one pointer of them again. */
+/* The next group's quants. The compiler may not make one pointer of them again. */
 FG_AVX512_INLINE void go_on(int R, place *p)
+{
+#pragma GCC unroll 3
+    for (int i = 0; i < (R + 2) / 3; i++) {
+        p->quants[i] += FG_QUANT_GROUP;
+        __asm__("" : "+r"(p->quants[i]));
+    }
+}
+
+/* And what is known of them. */
+FG_AVX512_INLINE void go_on_with_groups(int R, place *p)
 {
     p->group++;
 #pragma GCC unroll 3
     for (int i = 0; i < (R + 2) / 3; i++) {
-        p->quants[i] += FG_QUANT_GROUP;
         p->groups[i]++;
-        __asm__("" : "+r"(p->quants[i]), "+r"(p->groups[i]));
+        __asm__("" : "+r"(p->groups[i]));
     }
 }
 
@@ -318,15 +420,57 @@ FG_AVX512_INLINE void walk_groups(uint32_t type, int R, int P, bool asks, const 
             add_group(type, R, P, asks, t, &p, totals);
             p.codes += shape.group_bytes;
             go_on(R, &p);
+            go_on_with_groups(R, &p);
         }
         p.scales += shape.unit_bytes;
     }
     end_totals(R, P, t, totals, totals_io);
 }
 
+/* The same in super-groups of one panel, whose integer sums take the registers: totals are in memory. */
+FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t, float_sums totals)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    place p = { .scales = t->panel };
+    begin_rows(R, t, &p);
+    begin_totals(R, 1, t, totals, totals);
+    for (; p.group < t->group_end; p.group += FG_QUANT_SUPER_GROUPS) {
+        super_sums sums;
+        super_shifts shifts;
+        ask_ahead(type, R, t, p.scales, shape.scale_bytes);
+        p.codes = p.scales + shape.scale_bytes;
+        if (fg_cpu_has_minimum(type)) {
+            add_minima(R, t, &p, totals[0]);
+        }
+        begin_super(type, R, t, &p, sums);
+        bring_shifts(R, t, &p, shifts);
+#pragma GCC unroll 1
+        for (p.in_unit = 0; p.in_unit < FG_QUANT_SUPER_GROUPS; p.in_unit++) {
+            if (!asks) {
+                ask_ahead(type, R, t, p.codes, shape.group_bytes);
+            }
+            if (type == FG_Q6_K) {
+                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS / 2, sums);
+                add_integers(type, R, asks, t, &p, shifts, VECTORS / 2, VECTORS, sums);
+            } else {
+                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS, sums);
+            }
+            p.codes += shape.group_bytes;
+            go_on(R, &p);
+        }
+        end_super(R, t, &p, sums, totals[0]);
+        p.scales += shape.unit_bytes;
+    }
+    end_totals(R, 1, t, totals, totals);
+}
+
 FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals)
 {
-    if (P == 1 && t->asks_between) {
+    if (fg_cpu_is_super(type) && t->asks_between) {
+        walk_supers(type, R, true, t, totals);
+    } else if (fg_cpu_is_super(type)) {
+        walk_supers(type, R, false, t, totals);
+    } else if (P == 1 && t->asks_between) {
         walk_groups(type, R, P, true, t, totals);
     } else {
         walk_groups(type, R, P, false, t, totals);
@@ -336,7 +480,7 @@ FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float
 /* Types whose codes and scales leave registers for two panels. */
 FG_AVX512_INLINE bool pairs_panels(uint32_t type)
 {
-    return type != FG_Q6_K;
+    return !fg_cpu_is_super(type);
 }
 
 /* Rows up to which a tile has one panel: few rows wait for memory, which gives more when it is read in one go, and
@@ -462,7 +606,12 @@ static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
     for (uint32_t index = 0; index < b->tile_count; index++) {
         uint32_t rows = rows_of_tile(b, row);
         t->quants = in->quants + (b->first + row) * t->columns;
-        t->groups = in->groups + (b->first + row) * t->group_count;
+        if (fg_cpu_is_super(t->linear->weight.type)) {
+            t->supers =
+                in->supers + (b->first + row) * (t->group_count / FG_QUANT_SUPER_GROUPS);
+        } else {
+            t->groups = in->groups + (b->first + row) * t->group_count;
+        }
         t->row = b->first + row;
         run(rows, b->panels, t, b->totals[index]);
         t->ask += t->ask_lines * b->slice_groups * VECTOR;

@@ -15,8 +15,6 @@ enum { VECTOR = 64, VECTORS = 8 };
 typedef struct factors {
     __m512 d;
     __m512 minimum;
-    __m512i first;  /* Q6_K: integer scale of columns 0..15 */
-    __m512i second; /* and of 16..31 */
 } factors;
 
 FG_AVX512_INLINE __m512i load64(const void *bytes)
@@ -60,9 +58,9 @@ FG_AVX512_INLINE __m512 halves(const uint8_t *at)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 }
 
-FG_AVX512_INLINE __m512 unsigned_bytes(const uint8_t *at)
+FG_AVX512_INLINE __m512i unsigned_bytes(const uint8_t *at)
 {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)));
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
 }
 
 FG_AVX512_INLINE __m512i signed_bytes(const uint8_t *at)
@@ -70,36 +68,57 @@ FG_AVX512_INLINE __m512i signed_bytes(const uint8_t *at)
     return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
 }
 
-/* Scales of group g of a unit. */
+/* Scales of group g of a unit, of types without super-groups. */
 FG_AVX512_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g)
 {
     factors f = { .d = _mm512_setzero_ps() };
-    switch (type) {
-    case FG_Q4_1:
-    case FG_Q5_1:
+    if (type == FG_Q4_1 || type == FG_Q5_1) {
         f.d = halves(scales);
         f.minimum = halves(scales + 32);
-        break;
-    case FG_Q4_K:
-    case FG_Q5_K: {
-        const uint8_t *bytes = scales + 64 + g * 32;
-        /* The products of halves and six bits are exact. */
-        f.d = _mm512_mul_ps(halves(scales), unsigned_bytes(bytes));
-        __m512 minimum = _mm512_mul_ps(halves(scales + 32), unsigned_bytes(bytes + 16));
-        f.minimum = _mm512_castsi512_ps(
-            _mm512_xor_si512(_mm512_castps_si512(minimum), _mm512_set1_epi32(INT32_MIN)));
-        break;
-    }
-    case FG_Q6_K:
-        f.d = halves(scales);
-        f.first = signed_bytes(scales + 32 + g * 32);
-        f.second = signed_bytes(scales + 48 + g * 32);
-        break;
-    default:
+    } else {
         f.d = halves(scales + g * 32);
-        break;
     }
     return f;
+}
+
+/* ---- super-groups ---- */
+
+/* The integer scale of group g; of Q6_K that of its columns 0..15, or of 16..31. */
+FG_AVX512_INLINE __m512i integer_scale(uint32_t type, const uint8_t *scales, size_t g, bool second)
+{
+    if (type == FG_Q6_K) {
+        return signed_bytes(scales + 32 + g * 32 + (second ? 16 : 0));
+    }
+    return unsigned_bytes(scales + 64 + g * 32);
+}
+
+/* Minus the float that the integer minima are multiplied with. */
+FG_AVX512_INLINE __m512 super_minimum(const uint8_t *scales)
+{
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(halves(scales + 32)),
+                                                _mm512_set1_epi32(INT32_MIN)));
+}
+
+/* Two bytes for each output, of sixteen and sixteen, in order. */
+FG_AVX512_INLINE __m256i in_pairs(const uint8_t *first, const uint8_t *second)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)(const void *)first);
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)second);
+    return _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+}
+
+/* The integer minima of groups g and g + 1. */
+FG_AVX512_INLINE __m512i minima_of_two(const uint8_t *scales, size_t g)
+{
+    const uint8_t *at = scales + 64 + g * 32 + 16;
+    return _mm512_cvtepi8_epi16(in_pairs(at, at + 32)); /* of six bits, so without a sign */
+}
+
+/* Q6_K: both scales of group g. */
+FG_AVX512_INLINE __m512i scales_of_halves(const uint8_t *scales, size_t g)
+{
+    const uint8_t *at = scales + 32 + g * 32;
+    return _mm512_cvtepi8_epi16(in_pairs(at, at + 16));
 }
 
 #endif

@@ -9,6 +9,7 @@
  *
  * Q6_K's integer scales are multiplied as floats: sums are below 2^24 (avx512_linear.c), so nothing is rounded.
  */
+#include "kernels/cpu/plain.h"
 #include "kernels/cpu/avx2_unpack.h"
 
 /* A function for every type and number of rows takes compilers long with sanitizers. */
@@ -245,6 +246,10 @@ FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
 void fg_cpu_avx_vnni_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                             uint32_t first, uint32_t count)
 {
+    if (fg_cpu_is_super(linear->weight.type)) {
+        fg_cpu_plain_linear(linear, in, rows, first, count);
+        return;
+    }
     switch (linear->weight.type) {
         FG_CPU_EACH_QUANTIZED(FG_AVX2_PANELS_CASE)
     default:

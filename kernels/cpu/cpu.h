@@ -17,16 +17,18 @@
 typedef struct fg_cpu_attend fg_cpu_attend;
 typedef struct fg_cpu_attend_plan fg_cpu_attend_plan;
 
-/* X(name, type) for each quantised type: vector kernels are compiled once per type. */
-#define FG_CPU_EACH_QUANTIZED(X)                                                                   \
+/* X(name, type) for each quantised type, of groups or of super-groups: vector kernels are compiled once per type. */
+#define FG_CPU_EACH_GROUPED(X)                                                                     \
     X(q4_0, FG_Q4_0)                                                                               \
     X(q4_1, FG_Q4_1)                                                                               \
     X(q5_0, FG_Q5_0)                                                                               \
     X(q5_1, FG_Q5_1)                                                                               \
-    X(q8_0, FG_Q8_0)                                                                               \
+    X(q8_0, FG_Q8_0)
+#define FG_CPU_EACH_SUPER(X)                                                                       \
     X(q4_k, FG_Q4_K)                                                                               \
     X(q5_k, FG_Q5_K)                                                                               \
     X(q6_k, FG_Q6_K)
+#define FG_CPU_EACH_QUANTIZED(X) FG_CPU_EACH_GROUPED(X) FG_CPU_EACH_SUPER(X)
 
 /* Pairs of a chain of products with BF16 weights (ops.h); a block of 32 columns has two chains. */
 enum { FG_CPU_CHAIN_PAIRS = 8, FG_CPU_CHAIN_COLUMNS = 2 * FG_CPU_CHAIN_PAIRS };
@@ -38,6 +40,9 @@ typedef struct fg_cpu_kernels {
     const char *name;
     void (*quantize_row)(const float *values, uint32_t columns, int8_t *quants,
                          fg_quant_group *groups);
+    /* Whole super-groups of a row. */
+    void (*quantize_supers)(const float *values, uint32_t columns, int8_t *quants,
+                            fg_quant_super *supers);
     /* Some columns of several rows, `stride` floats apart, to rows of `out_columns`. NULL: row by row. */
     void (*quantize_rows)(const float *values, size_t stride, uint32_t rows, uint32_t columns,
                           int8_t *quants, fg_quant_group *groups, size_t out_columns);
@@ -102,6 +107,12 @@ static inline fg_quant_group fg_cpu_no_group(int8_t *quants)
     return (fg_quant_group){ .scale = __builtin_nanf(""), .offset = __builtin_nanf("") };
 }
 
+static inline fg_quant_super fg_cpu_no_super(int8_t *quants)
+{
+    memset(quants, 0, FG_QUANT_SUPER);
+    return (fg_quant_super){ .scale = __builtin_nanf("") };
+}
+
 /* Whether the largest magnitude of a group, as bits, is no number. As integers magnitudes have the order that they have as
  * floats, and infinity and NaN come after all others: a maximum of floats may lose a NaN. */
 static inline bool fg_cpu_is_odd(uint32_t peak_bits)
@@ -125,7 +136,7 @@ static inline uint32_t fg_cpu_forms(const fg_cpu_kernels *kernels, const fg_acti
 {
     bool tiles =
         a->quant_tiles != NULL && kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
-    if (!tiles || (forms & FG_FORM_QUANTS) == 0) {
+    if (!tiles || (forms & FG_FORM_QUANTS) == 0 || (forms & FG_FORM_SUPERS) != 0) {
         return forms;
     }
     bool alone = fg_cpu_tiles_alone(kernels, a, rows);

@@ -13,9 +13,46 @@
 #include "common/base/dtype.h"
 #include "common/base/fmath.h"
 #include "kernels/cpu/unpack.h"
+#include "kernels/ops.h"
 
 /* A group whose largest magnitude is below this quantises to zeros: 127 / peak must stay finite. */
 #define FG_CPU_QUANT_TINY 1e-30f
+
+/* What the groups of a super-group become bytes with. */
+typedef struct fg_cpu_super_scale {
+    float scale;
+    float inverse; /* with shift 0 */
+} fg_cpu_super_scale;
+
+static inline fg_cpu_super_scale fg_cpu_super_scale_of(float peak)
+{
+    const float most = 127 << FG_QUANT_SHIFT_MAX;
+    bool zero = !(peak >= FG_CPU_QUANT_TINY);
+    return (fg_cpu_super_scale){ .scale = zero ? 0.0f : peak / most,
+                                 .inverse = zero ? 0.0f : most / peak };
+}
+
+/* Of a group with this peak. */
+static inline int32_t fg_cpu_super_shift(float peak, float inverse)
+{
+    float most = peak * inverse;
+    return (most > 127.0f) + (most > 254.0f) + (most > 508.0f);
+}
+
+static inline float fg_cpu_power(int32_t exponent)
+{
+    return fg_f32_from_bits((uint32_t)(127 + exponent) << 23);
+}
+
+/* What is known of group g with these sums of quants. */
+static inline void fg_cpu_put_super_group(fg_quant_super *super, int g, int32_t shift,
+                                          int32_t first, int32_t second)
+{
+    super->shifts[g] = shift;
+    super->halves[g][0] = (int16_t)(first * (1 << shift));
+    super->halves[g][1] = (int16_t)(second * (1 << shift));
+    super->sums[g] = (int16_t)((first + second) * (1 << shift));
+}
 
 /* Half to even, for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits. */
 static inline int32_t fg_cpu_round(float x)

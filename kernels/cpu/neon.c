@@ -130,6 +130,7 @@ static void neon_to_halves(const float *values, uint32_t count, uint16_t *halves
 const fg_cpu_kernels fg_cpu_neon = {
     .name = "neon",
     .quantize_row = neon_quantize_row,
+    .quantize_supers = fg_cpu_plain_quantize_supers,
     .pair_row = neon_pair_row,
     .product_pairs = neon_pair_row,
     .linear = fg_cpu_neon_linear,

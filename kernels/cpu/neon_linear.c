@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "kernels/cpu/plain.h"
 #include "kernels/cpu/neon.h"
 #include "kernels/cpu/panel_group.h"
 
@@ -259,6 +260,10 @@ static tile_fn tile_of(uint32_t type)
 void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
+    if (fg_cpu_is_super(linear->weight.type)) {
+        fg_cpu_plain_linear(linear, in, rows, first, count);
+        return;
+    }
     const fg_panels *w = &linear->weight;
     tile_fn run = tile_of(w->type);
     if (w->type == FG_BF16) {

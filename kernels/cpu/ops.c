@@ -7,6 +7,7 @@
 #include "common/base/dtype.h"
 #include "common/base/highest.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/math.h"
 #include "kernels/cpu/op_clock.h"
 #include "kernels/cpu/unpack.h"
 
@@ -91,13 +92,44 @@ static void prepare_quants(const fg_cpu_kernels *kernels, const fg_activations *
     }
 }
 
+/* As groups of their own would be described, for products that read those beside others that read super-groups. */
+static void groups_of_super(const fg_quant_super *super, fg_quant_group *groups)
+{
+    for (int g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+        int32_t shift = super->shifts[g];
+        groups[g] = fg_cpu_quant_group(super->scale * fg_cpu_power(shift),
+                                       super->halves[g][0] >> shift, super->halves[g][1] >> shift);
+    }
+}
+
+static void prepare_supers(const fg_cpu_kernels *kernels, const fg_activations *a, bool with_groups,
+                           const fg_cpu_part *part)
+{
+    FG_ASSERT(part->column % FG_QUANT_SUPER == 0 && part->columns % FG_QUANT_SUPER == 0 &&
+                  a->columns % FG_QUANT_SUPER == 0,
+              "columns %u and on, %u, of %u are no super-groups", part->column, part->columns,
+              a->columns);
+    for (uint32_t row = 0; row < part->rows; row++) {
+        size_t at = (size_t)(part->row + row) * a->columns + part->column;
+        fg_quant_super *supers = a->supers + at / FG_QUANT_SUPER;
+        kernels->quantize_supers(part->values + row * part->stride, part->columns, a->quants + at,
+                                 supers);
+        for (uint32_t s = 0; with_groups && s < part->columns / FG_QUANT_SUPER; s++) {
+            groups_of_super(&supers[s],
+                            a->groups + at / FG_QUANT_GROUP + (size_t)s * FG_QUANT_SUPER_GROUPS);
+        }
+    }
+}
+
 void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
                     const fg_cpu_part *part)
 {
     if ((forms & FG_CPU_FORM_TILES) != 0) {
         prepare_tiles(kernels, a, part);
     }
-    if ((forms & FG_FORM_QUANTS) != 0) {
+    if ((forms & FG_FORM_SUPERS) != 0) {
+        prepare_supers(kernels, a, (forms & FG_FORM_QUANTS) != 0, part);
+    } else if ((forms & FG_FORM_QUANTS) != 0) {
         prepare_quants(kernels, a, part);
     }
     if ((forms & FG_FORM_PAIRS) != 0) {
@@ -155,7 +187,7 @@ static void embed_row(const fg_matrix *table, uint32_t token, float scale, float
     size_t row_bytes = (size_t)(table->columns / fg_dtype_block_count(table->type)) *
                        fg_dtype_block_bytes(table->type);
     const uint8_t *row = (const uint8_t *)table->data + token * row_bytes;
-    if (fg_cpu_op_linear_form(table->type) != FG_FORM_QUANTS) {
+    if (fg_dtype_block_count(table->type) == 1) {
         for (uint32_t i = 0; i < table->columns; i++) {
             out[i] = fg_cpu_float_at(table->type, row, i) * scale;
         }

@@ -216,9 +216,16 @@ static void bring_slot(const gated_job *job, uint32_t slot)
     if (job->reads_values) {
         memcpy(room->values + slot * columns, in->values + row * columns, columns * sizeof(float));
     }
+    if ((job->read_forms & (FG_FORM_QUANTS | FG_FORM_SUPERS)) != 0) {
+        memcpy(room->quants + slot * columns, in->quants + row * columns, columns);
+    }
+    if ((job->read_forms & FG_FORM_SUPERS) != 0) {
+        size_t supers = columns / FG_QUANT_SUPER;
+        memcpy(room->supers + slot * supers, in->supers + row * supers,
+               supers * sizeof(fg_quant_super));
+    }
     if ((job->read_forms & FG_FORM_QUANTS) != 0) {
         size_t groups = columns / FG_QUANT_GROUP;
-        memcpy(room->quants + slot * columns, in->quants + row * columns, columns);
         memcpy(room->groups + slot * groups, in->groups + row * groups,
                groups * sizeof(fg_quant_group));
     }
@@ -313,16 +320,16 @@ void fg_cpu_op_gated_experts(fg_device_stream *stream, const fg_gated_experts *a
         fg_cpu_share(stream, (uint64_t)slots * in->columns,
                      (slots + SLOTS_PER_COPY - 1) / SLOTS_PER_COPY, bring_piece, &job);
     }
-    job.rows_per_block = fg_cpu_rows_per_block(stream->device, gate_form, in->columns,
-                                               most_rows(args->slots), FG_CPU_GATED_ROWS_MOST);
+    job.rows_per_block =
+        fg_cpu_rows_per_block(stream->device, gate_form, in->columns, most_rows(args->slots),
+                              fg_cpu_gated_rows_most(args->forms));
     uint32_t blocks = lay_out_blocks(&job);
     uint32_t panels = fg_panel_count(args->out.columns);
     uint64_t macs = 2ull * slots * panels * FG_PANEL_OUTPUTS * in->columns;
     uint64_t bytes = 2ull * blocks * panels * fg_panel_bytes(gate->type, in->columns);
     uint64_t per_block = (pieces_wanted(stream->device, bytes, macs) + blocks - 1) / blocks;
     uint32_t together = (uint32_t)((panels + per_block - 1) / per_block);
-    job.panels_per_piece =
-        (together + FG_CPU_GATED_PANELS - 1) / FG_CPU_GATED_PANELS * FG_CPU_GATED_PANELS;
+    job.panels_per_piece = fg_cpu_gated_panels(args->forms, together);
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     fg_cpu_share(stream, macs, blocks * job.pieces_per_block, gated_piece, &job);
     fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
@@ -411,7 +418,7 @@ void fg_cpu_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
     FG_ASSERT(in->quant_tiles == NULL && rows > 0);
     add_job job = { .device = stream->device, .args = args, .in = in };
     job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, in->columns,
-                                               most_rows(args->slots), FG_CPU_GATED_ROWS_MOST);
+                                               most_rows(args->slots), fg_cpu_gated_rows_most(0));
     uint32_t panels = fg_panel_count(down->outputs);
     uint64_t macs =
         (uint64_t)rows * args->slots->used_count * panels * FG_PANEL_OUTPUTS * in->columns;
@@ -419,7 +426,7 @@ void fg_cpu_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
         (uint64_t)active_experts(args->slots) * panels * fg_panel_bytes(down->type, in->columns);
     uint64_t wanted = pieces_wanted(stream->device, bytes, macs);
     /* Kernels take two panels at a time, or of floats and few rows four. */
-    uint32_t step = form == FG_FORM_QUANTS ? 2 : 4;
+    uint32_t step = fg_dtype_block_count(down->type) > 1 ? 2 : 4;
     uint32_t together = (uint32_t)((panels + wanted - 1) / wanted);
     job.panels_per_piece = (together + step - 1) / step * step;
     fg_cpu_share(stream, macs, (panels + job.panels_per_piece - 1) / job.panels_per_piece,

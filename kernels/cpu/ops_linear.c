@@ -11,7 +11,14 @@
 
 uint32_t fg_cpu_op_linear_form(uint32_t type)
 {
-    return fg_dtype_block_count(type) > 1 ? FG_FORM_QUANTS : type == FG_BF16 ? FG_FORM_PAIRS : 0;
+    switch (fg_dtype_block_count(type)) {
+    case 1:
+        return type == FG_BF16 ? FG_FORM_PAIRS : 0;
+    case FG_QUANT_SUPER:
+        return FG_FORM_SUPERS;
+    default:
+        return FG_FORM_QUANTS;
+    }
 }
 
 enum { LINEARS_MAX = 8 };
@@ -29,11 +36,15 @@ typedef struct linear_job {
     uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
 
-/* What a product of so many rows reads: no quants where tiles alone were made of them. */
-static fg_activations read_forms(const fg_device *device, const fg_activations *in, uint32_t rows)
+/* What a product of so many rows reads in these forms: no quants where tiles alone were made of them, and no tiles
+ * beside super-groups. */
+static fg_activations read_forms(const fg_device *device, const fg_activations *in, uint32_t forms,
+                                 uint32_t rows)
 {
     fg_activations a = *in;
-    if (fg_cpu_tiles_alone(device->kernels, in, rows)) {
+    if ((forms & FG_FORM_SUPERS) != 0) {
+        a.quant_tiles = NULL;
+    } else if (fg_cpu_tiles_alone(device->kernels, in, rows)) {
         a.quants = NULL;
         a.groups = NULL;
     }
@@ -51,6 +62,7 @@ fg_activations fg_cpu_activations_from(const fg_activations *a, uint32_t row)
     return (fg_activations){ .values = a->values == NULL ? NULL : a->values + at,
                              .quants = a->quants == NULL ? NULL : a->quants + at,
                              .groups = a->groups == NULL ? NULL : a->groups + at / FG_QUANT_GROUP,
+                             .supers = a->supers == NULL ? NULL : a->supers + at / FG_QUANT_SUPER,
                              .pairs = a->pairs == NULL ? NULL : a->pairs + pair,
                              .quant_tiles = has_tiles ? a->quant_tiles + tile : NULL,
                              .columns = a->columns };
@@ -87,6 +99,8 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
     case FG_FORM_QUANTS:
         return reads_tiles(device, form) ? groups * (sizeof(fg_quant_tile) / FG_TILE_ROWS)
                                          : columns + groups * sizeof(fg_quant_group);
+    case FG_FORM_SUPERS:
+        return columns + columns / FG_QUANT_SUPER * sizeof(fg_quant_super);
     case FG_FORM_PAIRS:
         return fg_pair_stride(columns) * sizeof(uint32_t);
     default:
@@ -142,7 +156,7 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     pieces = by_macs > pieces ? by_macs : pieces;
     uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
     uint32_t step =
-        fg_cpu_op_linear_form(linears[0].weight.type) == FG_FORM_QUANTS || rows >= 8 ? 2 : 4;
+        fg_dtype_block_count(linears[0].weight.type) > 1 || rows >= 8 ? 2 : 4;
     return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
@@ -167,13 +181,15 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
     FG_ASSERT(rows > 0, "a product of no rows");
     fg_team *team = stream->device->team;
     uint32_t panels = 0;
+    uint32_t forms = 0;
     for (uint32_t i = 0; i < linear_count; i++) {
         panels += fg_panel_count(linears[i].weight.outputs);
+        forms |= fg_cpu_op_linear_form(linears[i].weight.type);
     }
     linear_job job = { .kernels = stream->device->kernels,
                        .linears = linears,
                        .linear_count = linear_count,
-                       .in = read_forms(stream->device, in, rows),
+                       .in = read_forms(stream->device, in, forms, rows),
                        .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
     uint32_t cached = cached_columns(stream->device, form, in->columns);
@@ -282,7 +298,8 @@ static void gated_part(const fg_cpu_gated_rows *rows_of, uint32_t first, uint32_
 void fg_cpu_gated_columns(const fg_cpu_gated_rows *rows_of, uint32_t first, uint32_t end,
                           uint32_t member)
 {
-    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows_of->rows) / FG_QUANT_GROUP * FG_QUANT_GROUP;
+    uint32_t unit = fg_cpu_gated_unit(rows_of->gated->forms);
+    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows_of->rows) / unit * unit;
     float *scratch = rows_of->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
     for (; first < end; first += most) {
         gated_part(rows_of, first, end - first < most ? end - first : most, scratch);
@@ -317,17 +334,18 @@ void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_ac
     fg_team *team = stream->device->team;
     uint32_t panels = fg_panel_count(gated->gate.outputs);
     const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
+    uint32_t form = fg_cpu_op_linear_form(gated->gate.type);
+    uint32_t forms = form | fg_cpu_op_linear_form(gated->up.type);
     gated_job job = { .device = stream->device,
                       .gated = gated,
-                      .in = read_forms(stream->device, in, rows),
+                      .in = read_forms(stream->device, in, forms, rows),
                       .rows = rows };
-    uint32_t form = fg_cpu_op_linear_form(gated->gate.type);
     job.rows_per_block =
-        fg_cpu_rows_per_block(stream->device, form, in->columns, rows, FG_CPU_GATED_ROWS_MOST);
+        fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
+                              fg_cpu_gated_rows_most(gated->forms));
     uint32_t of_both =
         panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
-    job.panels_per_piece =
-        (of_both / 2 + FG_CPU_GATED_PANELS - 1) / FG_CPU_GATED_PANELS * FG_CPU_GATED_PANELS;
+    job.panels_per_piece = fg_cpu_gated_panels(gated->forms, of_both / 2);
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
     fg_cpu_share(stream, 2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, gated_piece,
@@ -402,7 +420,8 @@ void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const 
     const fg_linear product = { .weight = *weight };
     highest_job job = { .device = stream->device,
                         .weight = weight,
-                        .in = read_forms(stream->device, in, rows),
+                        .in = read_forms(stream->device, in, fg_cpu_op_linear_form(weight->type),
+                                         rows),
                         .rows = rows,
                         .panels_per_piece =
                             panels_per_piece(&product, in, rows, panels, 1, members) };

@@ -27,16 +27,28 @@ void fg_cpu_multiply_part(const fg_cpu_kernels *kernels, const fg_panels *weight
                           const fg_activations *in, uint32_t rows, uint32_t first, uint32_t count,
                           float *out);
 
-/* Two panels are a group of what the next product reads; so many rows of both have room in a member's scratch, in whole
- * tiles of any kernel. */
-enum {
-    FG_CPU_WHOLE_TILES = 48,
-    FG_CPU_GATED_PANELS = FG_QUANT_GROUP / FG_PANEL_OUTPUTS,
-    FG_CPU_GATED_ROWS_MOST =
-        FG_CPU_SCRATCH_FLOATS / (2 * FG_QUANT_GROUP) / FG_CPU_WHOLE_TILES * FG_CPU_WHOLE_TILES
-};
+/* Columns that the next product's forms are made of together. */
+static inline uint32_t fg_cpu_gated_unit(uint32_t forms)
+{
+    return (forms & FG_FORM_SUPERS) != 0 ? FG_QUANT_SUPER : FG_QUANT_GROUP;
+}
 
-/* Rows of a gated product, at most FG_CPU_GATED_ROWS_MOST. */
+/* So many rows of them, from both products, have room in a member's scratch, in whole tiles of any kernel. */
+enum { FG_CPU_WHOLE_TILES = 48 };
+static inline uint32_t fg_cpu_gated_rows_most(uint32_t forms)
+{
+    return FG_CPU_SCRATCH_FLOATS / (2 * fg_cpu_gated_unit(forms)) / FG_CPU_WHOLE_TILES *
+           FG_CPU_WHOLE_TILES;
+}
+
+/* So many panels and more that are whole units. */
+static inline uint32_t fg_cpu_gated_panels(uint32_t forms, uint32_t panels)
+{
+    uint32_t unit = fg_cpu_gated_unit(forms) / FG_PANEL_OUTPUTS;
+    return (panels + unit - 1) / unit * unit;
+}
+
+/* Rows of a gated product, at most fg_cpu_gated_rows_most. */
 typedef struct fg_cpu_gated_rows {
     const fg_device *device;
     const fg_gated *gated; /* its forms are fg_cpu_forms' */

@@ -10,7 +10,13 @@
 #include "kernels/cpu/unpack.h"
 #include "kernels/panel.h"
 
-/* True for types with a float minimum per group; others have a fixed integer offset or none. */
+/* Types whose groups have integer scales, under a float of a super-group. */
+static inline bool fg_cpu_is_super(uint32_t type)
+{
+    return type == FG_Q4_K || type == FG_Q5_K || type == FG_Q6_K;
+}
+
+/* True for types with a minimum per group; others have a fixed integer offset or none. */
 static inline bool fg_cpu_has_minimum(uint32_t type)
 {
     return type == FG_Q4_1 || type == FG_Q5_1 || type == FG_Q4_K || type == FG_Q5_K;
@@ -40,7 +46,8 @@ static inline int8_t fg_cpu_panel_code(uint32_t type, const uint8_t *codes, uint
     }
 }
 
-/* Group g of output `lane`. `minimum` is what the activations' offset is multiplied with. */
+/* Group g of output `lane`. `minimum` is what the activations' offset is multiplied with; of types with super-groups it is
+ * of one, as d is, and the group's part comes from below. */
 static inline void fg_cpu_panel_group(uint32_t type, const fg_panel_shape *shape,
                                       const uint8_t *panel, uint32_t g, uint32_t lane,
                                       fg_cpu_group *out)
@@ -48,7 +55,6 @@ static inline void fg_cpu_panel_group(uint32_t type, const fg_panel_shape *shape
     for (uint32_t k = 0; k < 32; k++) {
         out->q[k] = fg_cpu_panel_code(type, panel + fg_panel_codes_offset(shape, g), lane, k);
     }
-    bool super = fg_dtype_block_count(type) == 256;
     const uint8_t *scales = panel + fg_panel_unit_offset(shape, g);
     scales += shape->unit_groups == 2 ? g % 2 * 32 : 0;
     out->d = fg_cpu_half(scales + 2 * lane);
@@ -61,11 +67,17 @@ static inline void fg_cpu_panel_group(uint32_t type, const fg_panel_shape *shape
         const uint8_t *pair = scales + 32 + g % 8 * 32 + lane;
         out->scale[0] = (int8_t)pair[0];
         out->scale[1] = (int8_t)pair[16];
-    } else if (super) {
-        const uint8_t *pair = scales + 64 + g % 8 * 32 + lane;
-        out->d *= (float)pair[0];
-        out->minimum = -(fg_cpu_half(scales + 32 + 2 * lane) * (float)pair[16]);
+    } else if (fg_cpu_is_super(type)) {
+        out->scale[0] = out->scale[1] = scales[64 + g % 8 * 32 + lane];
+        out->minimum = -fg_cpu_half(scales + 32 + 2 * lane);
     }
+}
+
+/* The integer minimum of a group, of types that have some. */
+static inline int32_t fg_cpu_panel_minimum(const fg_panel_shape *shape, const uint8_t *panel,
+                                           uint32_t g, uint32_t lane)
+{
+    return panel[fg_panel_unit_offset(shape, g) + 64 + g % 8 * 32 + 16 + lane];
 }
 
 #endif

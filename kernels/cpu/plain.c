@@ -8,31 +8,69 @@
 
 enum { LANES = 8 };
 
+/* The largest magnitude, as bits (fg_cpu_is_odd). */
+static uint32_t peak_bits_of(const float *x, int count)
+{
+    uint32_t peak_bits = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t bits = fg_f32_bits(x[i]) & INT32_MAX;
+        peak_bits = bits > peak_bits ? bits : peak_bits;
+    }
+    return peak_bits;
+}
+
+/* A group as bytes; their sums in columns 0..15 and 16..31. */
+static void quantize_group(const float *x, float inverse, int8_t *quants, int32_t sums[2])
+{
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < FG_QUANT_GROUP; i++) {
+        int32_t q = fg_cpu_round(x[i] * inverse);
+        quants[i] = (int8_t)q;
+        sums[i / 16] += q;
+    }
+}
+
 static void plain_quantize_row(const float *values, uint32_t columns, int8_t *quants,
                                fg_quant_group *groups)
 {
     for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
         const float *x = values + (size_t)g * FG_QUANT_GROUP;
-        uint32_t peak_bits = 0;
-        for (int i = 0; i < FG_QUANT_GROUP; i++) {
-            uint32_t bits = fg_f32_bits(x[i]) & INT32_MAX;
-            peak_bits = bits > peak_bits ? bits : peak_bits;
-        }
+        int8_t *q = quants + (size_t)g * FG_QUANT_GROUP;
+        uint32_t peak_bits = peak_bits_of(x, FG_QUANT_GROUP);
         if (fg_cpu_is_odd(peak_bits)) {
-            groups[g] = fg_cpu_no_group(quants + (size_t)g * FG_QUANT_GROUP);
+            groups[g] = fg_cpu_no_group(q);
             continue;
         }
         float peak = fg_f32_from_bits(peak_bits);
         bool zero = !(peak >= FG_CPU_QUANT_TINY);
-        float scale = zero ? 0.0f : peak / 127.0f;
-        float inverse = zero ? 0.0f : 127.0f / peak;
-        int32_t sums[2] = { 0, 0 };
-        for (int i = 0; i < FG_QUANT_GROUP; i++) {
-            int32_t q = fg_cpu_round(x[i] * inverse);
-            quants[(size_t)g * FG_QUANT_GROUP + (size_t)i] = (int8_t)q;
-            sums[i / 16] += q;
+        int32_t sums[2];
+        quantize_group(x, zero ? 0.0f : 127.0f / peak, q, sums);
+        groups[g] = fg_cpu_quant_group(zero ? 0.0f : peak / 127.0f, sums[0], sums[1]);
+    }
+}
+
+void fg_cpu_plain_quantize_supers(const float *values, uint32_t columns, int8_t *quants,
+                                  fg_quant_super *supers)
+{
+    for (uint32_t s = 0; s < columns / FG_QUANT_SUPER; s++) {
+        const float *x = values + (size_t)s * FG_QUANT_SUPER;
+        int8_t *q = quants + (size_t)s * FG_QUANT_SUPER;
+        uint32_t peak_bits = peak_bits_of(x, FG_QUANT_SUPER);
+        if (fg_cpu_is_odd(peak_bits)) {
+            supers[s] = fg_cpu_no_super(q);
+            continue;
         }
-        groups[g] = fg_cpu_quant_group(scale, sums[0], sums[1]);
+        fg_cpu_super_scale with = fg_cpu_super_scale_of(fg_f32_from_bits(peak_bits));
+        supers[s] = (fg_quant_super){ .scale = with.scale };
+        for (int g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+            const float *group = x + (size_t)g * FG_QUANT_GROUP;
+            float peak = fg_f32_from_bits(peak_bits_of(group, FG_QUANT_GROUP));
+            int32_t shift = fg_cpu_super_shift(peak, with.inverse);
+            int32_t sums[2];
+            quantize_group(group, with.inverse * fg_cpu_power(-shift),
+                           q + (size_t)g * FG_QUANT_GROUP, sums);
+            fg_cpu_put_super_group(&supers[s], g, shift, sums[0], sums[1]);
+        }
     }
 }
 
@@ -116,6 +154,59 @@ static void quantized_output(const output_job *job, uint32_t first_row, uint32_t
     }
 }
 
+/* What a super-group of one row adds up to. */
+typedef struct super_sums {
+    int32_t products;
+    int32_t minima;
+} super_sums;
+
+static void add_super_group(const output_job *job, uint32_t g, uint32_t first_row,
+                            uint32_t row_count, fg_cpu_group *group, super_sums *sums)
+{
+    const fg_activations *in = job->in;
+    uint32_t type = job->linear->weight.type;
+    int32_t minimum = fg_cpu_has_minimum(type)
+                          ? fg_cpu_panel_minimum(&job->shape, job->panel, g, job->lane)
+                          : 0;
+    fg_cpu_panel_group(type, &job->shape, job->panel, g, job->lane, group);
+    for (uint32_t r = 0; r < row_count; r++) {
+        size_t row = first_row + r;
+        const int8_t *x = in->quants + row * in->columns + (size_t)g * FG_QUANT_GROUP;
+        const fg_quant_super *super = &in->supers[row * (in->columns / FG_QUANT_SUPER) +
+                                                  g / FG_QUANT_SUPER_GROUPS];
+        int32_t products = 0;
+        for (int i = 0; i < FG_QUANT_GROUP; i++) {
+            products += group->scale[i / 16] * group->q[i] * x[i];
+        }
+        sums[r].products += products * (1 << super->shifts[g % FG_QUANT_SUPER_GROUPS]);
+        sums[r].minima += minimum * super->sums[g % FG_QUANT_SUPER_GROUPS];
+    }
+}
+
+static void super_output(const output_job *job, uint32_t first_row, uint32_t row_count)
+{
+    const fg_panels *w = &job->linear->weight;
+    uint32_t super_count = w->columns / FG_QUANT_SUPER;
+    float totals[PLAIN_ROWS] = { 0 };
+    for (uint32_t s = 0; s < super_count; s++) {
+        super_sums sums[PLAIN_ROWS] = { 0 };
+        fg_cpu_group group;
+        for (uint32_t g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+            add_super_group(job, s * FG_QUANT_SUPER_GROUPS + g, first_row, row_count, &group, sums);
+        }
+        for (uint32_t r = 0; r < row_count; r++) {
+            float scale = job->in->supers[(size_t)(first_row + r) * super_count + s].scale;
+            if (fg_cpu_has_minimum(w->type)) {
+                totals[r] = fmaf(group.minimum * scale, (float)sums[r].minima, totals[r]);
+            }
+            totals[r] = fmaf(group.d * scale, (float)sums[r].products, totals[r]);
+        }
+    }
+    for (uint32_t r = 0; r < row_count; r++) {
+        finish(job, first_row + r, totals[r]);
+    }
+}
+
 static void float_output(const output_job *job, uint32_t row)
 {
     const fg_panels *w = &job->linear->weight;
@@ -169,15 +260,16 @@ void fg_cpu_plain_linear(const fg_linear *linear, const fg_activations *in, uint
         job.panel =
             (const uint8_t *)w->data + job.output / FG_PANEL_OUTPUTS * job.shape.panel_bytes;
         uint32_t form = fg_cpu_op_linear_form(w->type);
-        for (uint32_t row = 0; row < rows && form != FG_FORM_QUANTS; row++) {
-            (form == FG_FORM_PAIRS ? pair_output : float_output)(&job, row);
-        }
-        if (form != FG_FORM_QUANTS) {
+        if (form == 0 || form == FG_FORM_PAIRS) {
+            for (uint32_t row = 0; row < rows; row++) {
+                (form == FG_FORM_PAIRS ? pair_output : float_output)(&job, row);
+            }
             continue;
         }
         for (uint32_t row = 0; row < rows; row += PLAIN_ROWS) {
             uint32_t left = rows - row;
-            quantized_output(&job, row, left < PLAIN_ROWS ? left : PLAIN_ROWS);
+            (form == FG_FORM_SUPERS ? super_output : quantized_output)(
+                &job, row, left < PLAIN_ROWS ? left : PLAIN_ROWS);
         }
     }
 }
@@ -216,6 +308,7 @@ void fg_cpu_plain_to_halves(const float *values, uint32_t count, uint16_t *halve
 const fg_cpu_kernels fg_cpu_plain = {
     .name = "plain",
     .quantize_row = plain_quantize_row,
+    .quantize_supers = fg_cpu_plain_quantize_supers,
     .pair_row = plain_pair_row,
     .product_pairs = plain_pair_row,
     .linear = fg_cpu_plain_linear,

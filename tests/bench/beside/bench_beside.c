@@ -45,6 +45,8 @@ enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
 #define AND(to)       TO(to, "vpandd")
 #define ANY_OF_3(to)  TO(to, "vpternlogd $0xE4,")
 #define SHIFT(to)     "vpsrlw $4, %%zmm28, %%zmm" to "\n"
+#define SHIFT_BY(to)  TO(to, "vpsllvd")
+#define SHIFT_ALL(to) "vpslld %%xmm29, %%zmm28, %%zmm" to "\n"
 #define ROTATE(to)    "vprold $16, %%zmm28, %%zmm" to "\n"
 #define SHUFFLE(to)   TO(to, "vpshufb")
 #define PERMUTE(to)   TO(to, "vpermb")
@@ -80,6 +82,8 @@ enum { TURNS = 400, TURN_PRODUCTS = 64, RUNS = 200 };
     X(AND, "vpandd")                                                                               \
     X(ANY_OF_3, "vpternlogd")                                                                      \
     X(SHIFT, "vpsrlw")                                                                             \
+    X(SHIFT_BY, "vpsllvd")                                                                         \
+    X(SHIFT_ALL, "vpslld, by a register")                                                          \
     X(ROTATE, "vprold")                                                                            \
     X(SHUFFLE, "vpshufb")                                                                          \
     X(PERMUTE, "vpermb")                                                                           \

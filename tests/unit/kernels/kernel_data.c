@@ -165,6 +165,8 @@ fg_activations make_activations(uint32_t rows, uint32_t columns)
         .quants = fg_mem_array((size_t)rows * columns, 1),
         .groups =
             fg_mem_array((size_t)rows * (columns / FG_QUANT_GROUP) + 1, sizeof(fg_quant_group)),
+        .supers =
+            fg_mem_array((size_t)rows * (columns / FG_QUANT_SUPER) + 1, sizeof(fg_quant_super)),
         .pairs = fg_mem_array((size_t)rows * fg_pair_stride(columns), sizeof(uint32_t)),
         .quant_tiles = fg_mem_array(fg_quant_tile_count(rows, columns) + 1, sizeof(fg_quant_tile)),
         .columns = columns,
@@ -203,6 +205,7 @@ void free_activations(fg_activations *activations)
     fg_mem_free(activations->values);
     fg_mem_free(activations->quants);
     fg_mem_free(activations->groups);
+    fg_mem_free(activations->supers);
     fg_mem_free(activations->pairs);
     fg_mem_free(activations->quant_tiles);
 }

@@ -176,6 +176,8 @@ static void forget_forms(const problem *p)
     size_t groups = (size_t)ROWS_MAX * (p->in.columns / FG_QUANT_GROUP);
     memset(p->in.quants, 0x55, (size_t)ROWS_MAX * p->in.columns);
     memset(p->in.groups, 0x55, groups * sizeof *p->in.groups);
+    memset(p->in.supers, 0x55,
+           (size_t)ROWS_MAX * (p->in.columns / FG_QUANT_SUPER) * sizeof *p->in.supers);
     memset(p->in.pairs, 0x55, ROWS_MAX * fg_pair_stride(p->in.columns) * sizeof *p->in.pairs);
     memset(p->in.quant_tiles, 0x55,
            fg_quant_tile_count(ROWS_MAX, p->in.columns) * sizeof *p->in.quant_tiles);
@@ -217,6 +219,11 @@ static double seen_activation(const problem *p, uint32_t row, uint32_t k)
     }
     if (form == FG_FORM_PAIRS) {
         return fg_bf16_to_f32(fg_bf16_from_f32(p->in.values[at]));
+    }
+    if (form == FG_FORM_SUPERS) {
+        const fg_quant_super *super = &p->in.supers[at / FG_QUANT_SUPER];
+        int32_t shift = super->shifts[at % FG_QUANT_SUPER / FG_QUANT_GROUP];
+        return (double)p->in.quants[at] * super->scale * (1 << shift);
     }
     return (double)p->in.quants[at] * p->in.groups[at / FG_QUANT_GROUP].scale;
 }
@@ -301,7 +308,10 @@ Test(linear, the_rounding_of_activations_costs_what_it_may)
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         double distance = distance_from_double(&device, &rng, types[t]);
         uint32_t form = fg_op_linear_form(device.stream, types[t]);
-        double bound = form == FG_FORM_QUANTS ? 0.012 : form == FG_FORM_PAIRS ? 0.0023 : 2e-6;
+        double bound = form == FG_FORM_QUANTS   ? 0.012
+                       : form == FG_FORM_SUPERS ? 0.015
+                       : form == FG_FORM_PAIRS  ? 0.0023
+                                                : 2e-6;
         cr_log_info("%s: %.2e", fg_dtype_name(types[t]), distance);
         cr_assert(distance <= bound, "%s: relative rms %.3g, bound %g", fg_dtype_name(types[t]),
                   distance, bound);
@@ -515,6 +525,9 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
         { FG_F16, FG_F32, 600, 33, 9, 0 },
         { FG_Q5_1, FG_Q5_0, 100, 1056, 32, QUANTS },
         { FG_BF16, FG_BF16, 513, 97, 6, FG_FORM_PAIRS },
+        { FG_Q4_K, FG_Q4_K, 3, 512, 256, FG_FORM_SUPERS },
+        { FG_Q8_0, FG_Q6_K, 130, 768, 256, FG_FORM_SUPERS | FG_FORM_QUANTS },
+        { FG_Q5_K, FG_Q5_K, 1, 2304, 256, FG_FORM_SUPERS | FG_FORM_PAIRS },
     };
     fg_rng rng = { .state = 17 };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -545,11 +558,14 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
             }
             gated.out = make_activations(rows, outputs);
             fg_op_gated(device.stream, &gated, &in, rows);
-            if ((gated.forms & FG_FORM_QUANTS) != 0) {
+            if ((gated.forms & FG_FORM_SUPERS) == 0 &&
+                (gated.forms & FG_FORM_QUANTS) != 0) {
                 find_quants(&device, &gated.out, rows);
             }
             size_t count = (size_t)rows * outputs;
             bool same = memcmp(gated.out.quants, want.quants, count) == 0 &&
+                        memcmp(gated.out.supers, want.supers,
+                               rows * (outputs / FG_QUANT_SUPER) * sizeof *want.supers) == 0 &&
                         memcmp(gated.out.groups, want.groups,
                                rows * (outputs / FG_QUANT_GROUP) * sizeof *want.groups) == 0 &&
                         same_pairs(&gated, pairs_apart(&device), &want, rows) &&
@@ -788,7 +804,8 @@ Test(linear, extreme_quants_do_not_saturate)
             for (uint32_t rows = 1; rows <= ROWS; rows++) {
                 float out[ROWS] = { 0.0f };
                 fg_linear linear = { .weight = panels, .out = out, .out_stride = 1 };
-                fg_op_prepare(device.stream, &ins[m], FG_FORM_QUANTS, rows);
+                fg_op_prepare(device.stream, &ins[m],
+                              fg_op_linear_form(device.stream, panels.type), rows);
                 fg_op_linear(device.stream, &linear, 1, &ins[m], rows);
                 cr_assert_eq(out[rows - 1], want[m], "%s, isa %s, %u rows: %f",
                              fg_dtype_name(matrices[m].type), test_isas[i], rows,
