@@ -78,7 +78,7 @@ typedef enum fg_device_reach {
 fg_device_reach fg_device_memory_reach(const fg_device *device);
 /* Gives the calling thread the device's context, for libraries that it calls with such memory. */
 void fg_device_bind_thread(const fg_device *device);
-/* "cpu/k6": back end and revision; two devices with the same name give the same bits. Until close. */
+/* "cpu/k7": back end and revision; two devices with the same name give the same bits. Until close. */
 const char *fg_device_numerics(const fg_device *device);
 
 /* The name of the instruction set in use, never "auto". Every set gives the same bits. */

@@ -136,7 +136,7 @@ typedef enum fg_gate_kind {
 } fg_gate_kind;
 
 /* out[row][c] = opened(gate . in[row]) * (up . in[row]), both products as fg_op_linear's, and these forms of it
- * as fg_op_prepare makes them. out.values is written only where there are no forms. CUDA: FG_GATE_SILU alone. */
+ * as fg_op_prepare makes them. out.values is the result where there are no forms, else room. CUDA: FG_GATE_SILU alone. */
 typedef struct fg_gated {
     fg_panels gate;
     fg_panels up; /* of the same size */

@@ -203,7 +203,7 @@ fg_step *fg_engine_poll(fg_engine *engine);
 /* Now and then, also while no step runs: ends this process where another one that it computes with has ended. */
 void fg_engine_look(fg_engine *engine);
 
-/* "cpu/k6/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
+/* "cpu/k7/kv-f16/tp1": backend, kernel revision, KV type, tensor-parallel degree. A request's bits are
  * equal inside one class; the CPU's instruction sets all give the same ones and are not named, and so does any
  * number of ranks, which all are tp1. */
 const char *fg_engine_numerics_class(const fg_engine *engine);

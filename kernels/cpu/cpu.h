@@ -157,6 +157,10 @@ typedef struct fg_cpu_part {
 void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
                     const fg_cpu_part *part);
 
+/* These forms of whole rows, by all members. */
+void fg_cpu_prepare_all(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                        uint32_t rows);
+
 /* Below this many touched elements the caller works alone: a fork costs more than it saves. */
 enum { FG_CPU_ALONE_ELEMENTS = 8192 };
 

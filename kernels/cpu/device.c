@@ -96,10 +96,10 @@ static const char *device_isa(const fg_device *device)
     return device->kernels->name;
 }
 
-/* k6: the revision of what the operations compute. */
+/* k7: the revision of what the operations compute. */
 static const char *device_numerics(const fg_device *device)
 {
-    return "cpu/k6";
+    return "cpu/k7";
 }
 
 static uint32_t device_thread_count(const fg_device *device)

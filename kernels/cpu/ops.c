@@ -165,13 +165,19 @@ static void prepare_rows(fg_device_stream *stream, const void *args, uint32_t fi
     prepare_rows_of(stream->device->kernels, prepare->activations, prepare->forms, first, count);
 }
 
+void fg_cpu_prepare_all(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
+                        uint32_t rows)
+{
+    forms = fg_cpu_forms(stream->device->kernels, activations, forms, rows);
+    prepare_args args = { .activations = activations, .forms = forms };
+    over_rows(stream, rows, activations->columns, prepare_rows, &args);
+}
+
 void fg_cpu_op_prepare(fg_device_stream *stream, const fg_activations *activations, uint32_t forms,
                        uint32_t rows)
 {
     uint64_t began_ns = fg_op_clock_begin();
-    forms = fg_cpu_forms(stream->device->kernels, activations, forms, rows);
-    prepare_args args = { .activations = activations, .forms = forms };
-    over_rows(stream, rows, activations->columns, prepare_rows, &args);
+    fg_cpu_prepare_all(stream, activations, forms, rows);
     fg_op_clock_end(FG_OP_KIND_QUANTIZE, began_ns);
 }
 

@@ -263,8 +263,8 @@ static void end_gated(const fg_cpu_gated_rows *rows_of, const float *up, float *
             gate[i * part->stride + c] *= weight;
         }
     }
-    fg_cpu_prepare(kernels, &gated->out, gated->forms, part);
     if (gated->forms != 0) {
+        fg_cpu_prepare(kernels, &gated->out, gated->forms, part);
         return;
     }
     for (uint32_t row = part->row; row < part->row + part->rows; row++, gate += part->stride) {
@@ -323,14 +323,18 @@ static void gated_piece(void *ctx, uint32_t piece, uint32_t member)
                          member);
 }
 
-void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_activations *in,
-                     uint32_t rows)
+/* Whether few units would leave members without work. */
+static bool gated_apart(const fg_device_stream *stream, const fg_gated *gated, uint32_t rows)
 {
-    uint64_t began_ns = fg_op_clock_begin();
-    FG_ASSERT(rows > 0, "a product of no rows");
-    fg_gated with_tiles = *args;
-    with_tiles.forms = fg_cpu_forms(stream->device->kernels, &args->out, args->forms, rows);
-    const fg_gated *gated = &with_tiles;
+    uint32_t members = fg_team_size(stream->device->team);
+    uint32_t units = gated->out.columns / fg_cpu_gated_unit(gated->forms);
+    uint32_t blocks = 1 + (rows - 1) / fg_cpu_gated_rows_most(gated->forms);
+    return (gated->forms & FG_FORM_SUPERS) != 0 && members > 1 && units * blocks < 4 * members;
+}
+
+static void multiply_gated(fg_device_stream *stream, const fg_gated *gated,
+                           const fg_activations *in, uint32_t rows)
+{
     fg_team *team = stream->device->team;
     uint32_t panels = fg_panel_count(gated->gate.outputs);
     const fg_linear both[2] = { { .weight = gated->gate }, { .weight = gated->up } };
@@ -350,6 +354,22 @@ void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_ac
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;
     fg_cpu_share(stream, 2ull * panels * FG_PANEL_OUTPUTS * in->columns * rows, pieces, gated_piece,
                  &job);
+}
+
+void fg_cpu_op_gated(fg_device_stream *stream, const fg_gated *args, const fg_activations *in,
+                     uint32_t rows)
+{
+    uint64_t began_ns = fg_op_clock_begin();
+    FG_ASSERT(rows > 0, "a product of no rows");
+    fg_gated gated = *args;
+    if (gated_apart(stream, args, rows)) {
+        gated.forms = 0;
+        multiply_gated(stream, &gated, in, rows);
+        fg_cpu_prepare_all(stream, &args->out, args->forms, rows);
+    } else {
+        gated.forms = fg_cpu_forms(stream->device->kernels, &args->out, args->forms, rows);
+        multiply_gated(stream, &gated, in, rows);
+    }
     fg_op_clock_end(FG_OP_KIND_GATED, began_ns);
 }
 

@@ -671,7 +671,7 @@ Test(engine_model, logits_digests_and_block_digests_are_of_the_bytes_seen)
         cr_assert_eq(digests[i].digest_out, fg_hash64(block, runner.layout.block_bytes, 0));
     }
     cr_assert(step.compute_ns_out > 0);
-    cr_assert_str_eq(fg_engine_numerics_class(runner.engine), "cpu/k6/kv-f16/tp1");
+    cr_assert_str_eq(fg_engine_numerics_class(runner.engine), "cpu/k7/kv-f16/tp1");
     fg_mem_free(logits);
     fg_runner_close(&runner);
     free(bytes);
