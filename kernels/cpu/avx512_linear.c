@@ -279,22 +279,50 @@ FG_AVX512_INLINE void bring_shifts(int R, const tile *t, const place *p, super_s
     }
 }
 
-/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scales. */
-FG_AVX512_INLINE void add_integers(uint32_t type, int R, bool asks, const tile *t, const place *p,
-                                   const super_shifts shifts, int first, int end,
-                                   super_sums totals)
+/* Columns 4 * first .. 4 * end - 1 of a group. */
+FG_AVX512_INLINE void begin_and_multiply(uint32_t type, int R, bool asks, const tile *t,
+                                         const place *p, int first, int end, int_sums sums)
 {
-    int_sums sums;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         sums[0][r] = _mm512_setzero_si512();
     }
     multiply(type, R, 1, asks, t, p, first, end, sums);
-    __m512i scale = integer_scale(type, p->scales, p->in_unit, first != 0);
+}
+
+/* A group, times its integer scale, which the shifts of rows go into. */
+FG_AVX512_INLINE void add_integers(uint32_t type, int R, bool asks, const tile *t, const place *p,
+                                   const super_shifts shifts, super_sums totals)
+{
+    int_sums sums;
+    begin_and_multiply(type, R, asks, t, p, 0, VECTORS, sums);
+    __m512i scale = integer_scale(type, p->scales, p->in_unit, false);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         __m512i shifted = _mm512_sllv_epi32(scale, broadcast4(&shifts[r][p->in_unit]));
         totals[r] = _mm512_add_epi32(totals[r], _mm512_mullo_epi32(sums[0][r], shifted));
+    }
+}
+
+/* The same of Q6_K, whose group has two integer scales. */
+FG_AVX512_INLINE void add_both_halves(int R, bool asks, const tile *t, const place *p,
+                                      const super_shifts shifts, super_sums totals)
+{
+    int_sums sums;
+    super_sums firsts;
+    begin_and_multiply(FG_Q6_K, R, asks, t, p, 0, VECTORS / 2, sums);
+    __m512i scale = integer_scale(FG_Q6_K, p->scales, p->in_unit, false);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        firsts[r] = _mm512_mullo_epi32(sums[0][r], scale);
+    }
+    begin_and_multiply(FG_Q6_K, R, asks, t, p, VECTORS / 2, VECTORS, sums);
+    scale = integer_scale(FG_Q6_K, p->scales, p->in_unit, true);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        __m512i sum = _mm512_add_epi32(firsts[r], _mm512_mullo_epi32(sums[0][r], scale));
+        sum = _mm512_sllv_epi32(sum, broadcast4(&shifts[r][p->in_unit]));
+        totals[r] = _mm512_add_epi32(totals[r], sum);
     }
 }
 
@@ -450,10 +478,9 @@ FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
             if (type == FG_Q6_K) {
-                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS / 2, sums);
-                add_integers(type, R, asks, t, &p, shifts, VECTORS / 2, VECTORS, sums);
+                add_both_halves(R, asks, t, &p, shifts, sums);
             } else {
-                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS, sums);
+                add_integers(type, R, asks, t, &p, shifts, sums);
             }
             p.codes += shape.group_bytes;
             go_on(R, &p);
