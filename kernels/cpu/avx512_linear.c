@@ -8,9 +8,12 @@
  *
  * vpdpbusd multiplies unsigned with signed bytes and adds in 32 bits, exactly: codes go in without their
  * offset (8-bit ones with their top bit turned, which adds 128), and a row's sum begins at minus offset
- * times the sum of its quants. With Q6_K's integer scales the largest sum is 2 * 16 * 32 * 127 * 128, less
- * than 2^24: as a float it is still exact, and so these are multiplied as floats, for which Intel's processors
- * need one operation instead of two.
+ * times the sum of its quants.
+ *
+ * A super-group has integer sums alone: a group's sum is multiplied with its integer scale, which the row's shift has gone
+ * into, and added to the super-group's. What its offset adds too much, and minima, are products of scales with sums of
+ * quants, two at once. The largest sum is 8 * 128 * 32 * 127 * 256, less than 2^31. Rows' totals lie in memory meanwhile, and
+ * a tile has one panel.
  *
  * One product of 512 bits starts in a cycle, be it of bytes or of floats, and one load of 512 bits, be it a
  * broadcast. So what is left beside the eight vpdpbusd of a row's group decides: a row's columns are
