@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever this table, or a struct or a contract that it hands over, does. */
-enum { FG_BACKEND_ABI = 8 };
+enum { FG_BACKEND_ABI = 9 };
 #define FG_BACKEND_ENTRY "forge_backend"
 
 typedef struct fg_backend {
