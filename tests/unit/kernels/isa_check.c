@@ -52,7 +52,8 @@ static const attend_case attend_shapes[] = {
     { "heads of no whole register", 3, 1, 20, 16, 0, 40, 17, 0 },
     { "heads above the largest that strips take", 2, 1, 320, 16, 0, 40, 2, 0 },
 };
-/* Super-groups: what each group's random numbers are multiplied by, and what its second one is then, where that is not 0. */
+/* Super-groups: what each group's random numbers are multiplied by, and what its second one is then,
+ * where that is not 0. */
 static const struct {
     const char *name;
     float factors[FG_QUANT_SUPER_GROUPS];
