@@ -4,11 +4,11 @@
  * A register holds four columns of four outputs; sdot multiplies signed bytes and adds in 32 bits, exactly,
  * so codes are unpacked with their offset taken off. Sixteen columns of a row are one register, of which an
  * instruction takes four. The codes of a group pass up to TILE_ROWS rows, whose integer sums stay in
- * registers; the float sums wait in memory that never leaves the first-level cache.
+ * registers; the float sums, and of super-groups the integer ones, wait in memory that never leaves the
+ * first-level cache.
  */
 #include <string.h>
 
-#include "kernels/cpu/plain.h"
 #include "kernels/cpu/neon.h"
 #include "kernels/cpu/panel_group.h"
 
@@ -19,6 +19,7 @@ typedef struct tile {
     const uint8_t *panel;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
+    const fg_quant_super *supers; /* the same */
     size_t columns;
     size_t group_count;
     float32x4_t totals[TILE_ROWS][QUARTERS];
@@ -28,16 +29,18 @@ typedef struct tile {
 typedef struct factors {
     float32x4_t d;
     float32x4_t minimum;
-    int32x4_t first;  /* Q6_K: integer scale of columns 0..15 */
-    int32x4_t second; /* and of 16..31 */
 } factors;
+
+/* Integer sums of each row of a tile. */
+typedef int32x4_t int_sums[TILE_ROWS][QUARTERS];
 
 /* A group as the walk through a panel meets it. */
 typedef struct place {
     const uint8_t *scales; /* of its unit */
     const uint8_t *codes;
     size_t in_unit;
-    size_t group; /* in the row */
+    size_t group;                /* in the row */
+    const fg_quant_super *super; /* in the tile's first row */
 } place;
 
 /* The bits of `keep` out of bytes shifted left, or right when `left` is negative. */
@@ -72,19 +75,7 @@ FG_NEON_INLINE float32x4_t halves(const uint8_t *at)
     return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at)));
 }
 
-/* Four bytes of scales, signed or not, as 32 bits. */
-FG_NEON_INLINE int32x4_t four_bytes(const uint8_t *at, bool has_sign)
-{
-    uint32_t word;
-    memcpy(&word, at, sizeof word);
-    uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(word));
-    if (has_sign) {
-        return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes))));
-    }
-    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
-}
-
-/* Scales of group g of a unit for outputs 4 * quarter .. 4 * quarter + 3. */
+/* Of group g of a unit for outputs 4 * quarter .. 4 * quarter + 3. */
 FG_NEON_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g, size_t quarter)
 {
     size_t half_at = quarter * 8;
@@ -94,21 +85,6 @@ FG_NEON_INLINE factors scales_of(uint32_t type, const uint8_t *scales, size_t g,
     case FG_Q5_1:
         f.minimum = halves(scales + 32 + half_at);
         break;
-    case FG_Q4_K:
-    case FG_Q5_K: {
-        const uint8_t *bytes = scales + 64 + g * 32 + quarter * 4;
-        /* The products of halves and six bits are exact. */
-        f.d = vmulq_f32(f.d, vcvtq_f32_s32(four_bytes(bytes, false)));
-        f.minimum = vnegq_f32(
-            vmulq_f32(halves(scales + 32 + half_at), vcvtq_f32_s32(four_bytes(bytes + 16, false))));
-        break;
-    }
-    case FG_Q6_K: {
-        const uint8_t *bytes = scales + 32 + g * 32 + quarter * 4;
-        f.first = four_bytes(bytes, true);
-        f.second = four_bytes(bytes + 16, true);
-        break;
-    }
     default:
         f.d = halves(scales + g * 32 + half_at);
         break;
@@ -133,7 +109,7 @@ FG_NEON_INLINE int32x4_t dot4(int32x4_t sum, int8x16_t w, int8x16_t x, int lane)
 
 /* Products of columns 16 * half .. 16 * half + 15 of a group with R rows, added to their sums. */
 FG_NEON_INLINE void multiply(uint32_t type, int R, const tile *t, const place *p, int half,
-                             int32x4_t sums[TILE_ROWS][QUARTERS])
+                             int_sums sums)
 {
     const int8_t *x = t->quants + p->group * FG_QUANT_GROUP + (size_t)half * 16;
     int8x16_t rows[TILE_ROWS];
@@ -163,57 +139,185 @@ FG_NEON_INLINE float32x4_t add_scaled(uint32_t type, int32x4_t sum, const fg_qua
     return vfmaq_f32(total, vmulq_f32(f->d, vdupq_n_f32(group->scale)), vcvtq_f32_s32(sum));
 }
 
-FG_NEON_INLINE void add_group(uint32_t type, int R, tile *t, const place *p)
+FG_NEON_INLINE void clear(int R, int_sums sums)
 {
-    factors f[QUARTERS];
-    int32x4_t sums[TILE_ROWS][QUARTERS];
-#pragma GCC unroll 4
-    for (int i = 0; i < QUARTERS; i++) {
-        f[i] = scales_of(type, p->scales, p->in_unit, (size_t)i);
-    }
 #pragma GCC unroll 16
     for (int i = 0; i < R * QUARTERS; i++) {
         sums[i / QUARTERS][i % QUARTERS] = vdupq_n_s32(0);
     }
-    int32x4_t firsts[TILE_ROWS][QUARTERS];
-    multiply(type, R, t, p, 0, sums);
-    if (type == FG_Q6_K) {
-#pragma GCC unroll 16
-        for (int i = 0; i < R * QUARTERS; i++) {
-            int32x4_t *sum = &sums[i / QUARTERS][i % QUARTERS];
-            firsts[i / QUARTERS][i % QUARTERS] = vmulq_s32(*sum, f[i % QUARTERS].first);
-            *sum = vdupq_n_s32(0);
-        }
+}
+
+FG_NEON_INLINE void add_group(uint32_t type, int R, tile *t, const place *p)
+{
+    factors f[QUARTERS];
+    int_sums sums;
+#pragma GCC unroll 4
+    for (int i = 0; i < QUARTERS; i++) {
+        f[i] = scales_of(type, p->scales, p->in_unit, (size_t)i);
     }
+    clear(R, sums);
+    multiply(type, R, t, p, 0, sums);
     multiply(type, R, t, p, 1, sums);
 #pragma GCC unroll 16
     for (int i = 0; i < R * QUARTERS; i++) {
         int r = i / QUARTERS;
         int quarter = i % QUARTERS;
-        int32x4_t sum = sums[r][quarter];
-        if (type == FG_Q6_K) {
-            sum = vmlaq_s32(firsts[r][quarter], sum, f[quarter].second);
-        }
         t->totals[r][quarter] =
-            add_scaled(type, sum, &t->groups[p->group + (size_t)r * t->group_count], &f[quarter],
-                       t->totals[r][quarter]);
+            add_scaled(type, sums[r][quarter], &t->groups[p->group + (size_t)r * t->group_count],
+                       &f[quarter], t->totals[r][quarter]);
     }
 }
+
+/* ---- super-groups ---- */
+
+/* Row r's part of the super-group. */
+FG_NEON_INLINE const fg_quant_super *super_of(const tile *t, const place *p, int r)
+{
+    return p->super + (size_t)r * (t->group_count / FG_QUANT_SUPER_GROUPS);
+}
+
+/* Four bytes of scales, signed or not, as 32 bits. */
+FG_NEON_INLINE int32x4_t four_bytes(const uint8_t *at, bool has_sign)
+{
+    uint32_t word;
+    memcpy(&word, at, sizeof word);
+    uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(word));
+    if (has_sign) {
+        return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes))));
+    }
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
+
+/* Integer scale of a half of a group, for outputs 4 * quarter .. 4 * quarter + 3. */
+FG_NEON_INLINE int32x4_t integer_scale(uint32_t type, const place *p, int half, int quarter)
+{
+    if (type == FG_Q6_K) {
+        return four_bytes(p->scales + 32 + p->in_unit * 32 + half * 16 + quarter * 4, true);
+    }
+    return four_bytes(p->scales + 64 + p->in_unit * 32 + quarter * 4, false);
+}
+
+/* Totals grow by integer sums, times a factor of each output and a scale of each row. */
+FG_NEON_INLINE void add_super_sums(int R, tile *t, const place *p, const float32x4_t d[QUARTERS],
+                                   int_sums sums)
+{
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        float scale = super_of(t, p, r)->scale;
+#pragma GCC unroll 4
+        for (int i = 0; i < QUARTERS; i++) {
+            t->totals[r][i] =
+                vfmaq_f32(t->totals[r][i], vmulq_n_f32(d[i], scale), vcvtq_f32_s32(sums[r][i]));
+        }
+    }
+}
+
+/* What the minima of a super-group come to. */
+FG_NEON_INLINE void add_minima(int R, tile *t, const place *p)
+{
+    int_sums sums;
+    clear(R, sums);
+    for (size_t g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+        uint8x16_t bytes = vld1q_u8(p->scales + 64 + g * 32 + 16);
+        int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes)));
+        int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            int16_t sum = super_of(t, p, r)->sums[g];
+            sums[r][0] = vmlal_n_s16(sums[r][0], vget_low_s16(low), sum);
+            sums[r][1] = vmlal_high_n_s16(sums[r][1], low, sum);
+            sums[r][2] = vmlal_n_s16(sums[r][2], vget_low_s16(high), sum);
+            sums[r][3] = vmlal_high_n_s16(sums[r][3], high, sum);
+        }
+    }
+    float32x4_t d[QUARTERS];
+#pragma GCC unroll 4
+    for (int i = 0; i < QUARTERS; i++) {
+        d[i] = vnegq_f32(halves(p->scales + 32 + i * 8));
+    }
+    add_super_sums(R, t, p, d, sums);
+}
+
+/* Where the sums of a super-group begin. */
+FG_NEON_INLINE void begin_super(uint32_t type, int R, tile *t, const place *p, int_sums sums)
+{
+    if (fg_cpu_has_minimum(type)) {
+        add_minima(R, t, p);
+    }
+    clear(R, sums);
+}
+
+/* Products of a group, or of a half of one, times their integer scales and 2^shift. */
+FG_NEON_INLINE void add_integers(uint32_t type, int R, const tile *t, const place *p, int half,
+                                 int_sums products, int_sums sums)
+{
+    int32x4_t scales[QUARTERS];
+#pragma GCC unroll 4
+    for (int i = 0; i < QUARTERS; i++) {
+        scales[i] = integer_scale(type, p, half, i);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        int32x4_t shift = vdupq_n_s32(super_of(t, p, r)->shifts[p->in_unit]);
+#pragma GCC unroll 4
+        for (int i = 0; i < QUARTERS; i++) {
+            sums[r][i] = vmlaq_s32(sums[r][i], products[r][i], vshlq_s32(scales[i], shift));
+        }
+    }
+}
+
+FG_NEON_INLINE void add_super_group(uint32_t type, int R, const tile *t, const place *p,
+                                    int_sums sums)
+{
+    int_sums products;
+    clear(R, products);
+    multiply(type, R, t, p, 0, products);
+    if (type == FG_Q6_K) {
+        add_integers(type, R, t, p, 0, products, sums);
+        clear(R, products);
+    }
+    multiply(type, R, t, p, 1, products);
+    add_integers(type, R, t, p, 1, products, sums);
+}
+
+FG_NEON_INLINE void end_super(int R, tile *t, place *p, int_sums sums)
+{
+    float32x4_t d[QUARTERS];
+#pragma GCC unroll 4
+    for (int i = 0; i < QUARTERS; i++) {
+        d[i] = halves(p->scales + (size_t)i * 8);
+    }
+    add_super_sums(R, t, p, d, sums);
+    p->super++;
+}
+
+/* ---- walks ---- */
 
 /* R rows against a panel. */
 FG_NEON_INLINE void run_tile(uint32_t type, int R, tile *t)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
-    place p = { .scales = t->panel };
+    place p = { .scales = t->panel, .super = t->supers };
+    int_sums sums; /* of a super-group, which is a unit */
     memset(t->totals, 0, sizeof t->totals);
     while (p.group < t->group_count) {
         p.codes = p.scales + shape.scale_bytes;
+        if (fg_cpu_is_super(type)) {
+            begin_super(type, R, t, &p, sums);
+        }
         size_t left = t->group_count - p.group;
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
-            add_group(type, R, t, &p);
+            if (fg_cpu_is_super(type)) {
+                add_super_group(type, R, t, &p, sums);
+            } else {
+                add_group(type, R, t, &p);
+            }
             p.codes += shape.group_bytes;
             p.group++;
+        }
+        if (fg_cpu_is_super(type)) {
+            end_super(R, t, &p, sums);
         }
         p.scales += shape.unit_bytes;
     }
@@ -260,10 +364,6 @@ static tile_fn tile_of(uint32_t type)
 void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
-    if (fg_cpu_is_super(linear->weight.type)) {
-        fg_cpu_plain_linear(linear, in, rows, first, count);
-        return;
-    }
     const fg_panels *w = &linear->weight;
     tile_fn run = tile_of(w->type);
     if (w->type == FG_BF16) {
@@ -281,7 +381,11 @@ void fg_cpu_neon_linear(const fg_linear *linear, const fg_activations *in, uint3
         for (uint32_t row = 0; row < rows; row += TILE_ROWS) {
             uint32_t taken = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
             t.quants = in->quants + row * t.columns;
-            t.groups = in->groups + row * t.group_count;
+            if (fg_cpu_is_super(w->type)) {
+                t.supers = in->supers + row * (t.group_count / FG_QUANT_SUPER_GROUPS);
+            } else {
+                t.groups = in->groups + row * t.group_count;
+            }
             run(taken, &t);
             for (uint32_t i = 0; i < taken; i++) {
                 fg_neon_put_panel(linear, row + i, panel * FG_PANEL_OUTPUTS, t.totals[i]);

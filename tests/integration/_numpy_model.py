@@ -5,7 +5,7 @@ import math
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
-GROUP = 32
+GROUP, SUPER = 32, 256
 
 
 @functools.cache
@@ -95,6 +95,9 @@ class Model:
         self.expert_scale = np.float32(field("expert_weights_scale", 1))
         self.weights = {name: floats for name, (floats, _) in tensors.items()}
         self.rounding = {name: ROUNDINGS.get(kind, round_activations) for name, (_, kind) in tensors.items()}
+        for layer in range(self.layers):
+            for names in READ_TOGETHER:
+                self.share_supers([f"blk.{layer}.{name}.weight" for name in names])
         self.output = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
         self.gemma = self.arch.startswith("gemma")
         if self.gemma:
@@ -107,6 +110,14 @@ class Model:
         self.rotation = Rotation(field, self.weights, self.head_dim, side_by_side)
         self.window_rotation = (Rotation(field, self.weights, self.head_dim, side_by_side, of_window=True)
                                 if self.arch == "gemma3" else self.rotation)
+
+    def share_supers(self, names):
+        """Products of the same rows: if one reads super-groups, all quantised ones read their quants."""
+        names = [name for name in names if name in self.rounding]
+        if any(self.rounding[name] is round_in_supers for name in names):
+            for name in names:
+                if self.rounding[name] is round_activations:
+                    self.rounding[name] = round_in_supers
 
     def product(self, x, name, rounded, expert=slice(None)):
         if rounded:
@@ -232,6 +243,19 @@ def round_activations(x):
     return (np.rint(groups * inverse) * (peak / np.float32(127))).reshape(x.shape)
 
 
+def round_in_supers(x):
+    """8 bits, and a shift of 0 to 3 for each group of 32, below a scale for each 256 (kernels/ops.h)."""
+    groups = x.reshape(*x.shape[:-1], -1, SUPER // GROUP, GROUP)
+    peaks = np.abs(groups).max(axis=-1, keepdims=True)
+    peak = peaks.max(axis=-2, keepdims=True)
+    peak = np.where(peak < np.float32(1e-30), np.float32(0), peak)
+    inverse = np.divide(np.float32(1016), peak, out=np.zeros_like(peak), where=peak > 0)
+    most = peaks * inverse
+    shifts = sum((most > limit).astype(np.int32) for limit in (127, 254, 508))
+    powers = np.ldexp(np.float32(1), shifts)
+    return (np.rint(groups * (inverse / powers)) * (peak / np.float32(1016) * powers)).reshape(x.shape)
+
+
 def round_to_bf16(x):
     """The nearest bf16, to even on ties; the models here have nothing near 2^-50."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
@@ -239,8 +263,12 @@ def round_to_bf16(x):
     return bits.view(np.float32)
 
 
-# What becomes of activations that meet weights of these types; others are quantised.
+# What becomes of activations that meet weights of these types; others are quantised in groups.
 ROUNDINGS = {GGMLQuantizationType.F32: lambda x: x, GGMLQuantizationType.F16: lambda x: x,
-             GGMLQuantizationType.BF16: round_to_bf16}
+             GGMLQuantizationType.BF16: round_to_bf16, GGMLQuantizationType.Q4_K: round_in_supers,
+             GGMLQuantizationType.Q5_K: round_in_supers, GGMLQuantizationType.Q6_K: round_in_supers}
+# Matrices of a layer that are multiplied with the same rows, where they are quantised.
+READ_TOGETHER = (("attn_q", "attn_k", "attn_v"),
+                 ("ffn_gate", "ffn_up", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"))
 KV_ROUNDINGS = {"f32": lambda x: x, "f16": lambda x: x.astype(np.float16).astype(np.float32),
                 "bf16": round_to_bf16}

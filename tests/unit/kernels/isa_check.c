@@ -52,7 +52,29 @@ static const attend_case attend_shapes[] = {
     { "heads of no whole register", 3, 1, 20, 16, 0, 40, 17, 0 },
     { "heads above the largest that strips take", 2, 1, 320, 16, 0, 40, 2, 0 },
 };
+/* Super-groups: what each group's random numbers are multiplied by, and what its second one is then,
+ * where that is not 0. */
+static const struct {
+    const char *name;
+    float factors[FG_QUANT_SUPER_GROUPS];
+    float plants[FG_QUANT_SUPER_GROUPS];
+} super_cases[] = {
+    { "alike", { 1, 1, 1, 1, 1, 1, 1, 1 }, { 0 } },
+    { "of all shifts", { 1, 0.5f, 0.3f, 0.2f, 0.07f, 1e-3f, 1e-20f, 1e-38f }, { 0 } },
+    { "rising", { 1e-30f, 1e-10f, 1e-4f, 0.01f, 0.1f, 1, 10, 1e30f }, { 0 } },
+    { "at the edges of shifts",
+      { 1, 1, 1, 1, 1, 1, 1, 1 },
+      { 127, -254, 508, 1016, 127.00001f, 254.00002f, -508.00003f, 126.99999f } },
+    { "with zeros", { 0, 1, 0, 0, 0.1f, 1, 1, 0 }, { 0 } },
+    { "of zeros", { 0 }, { 0 } },
+    { "next to nothing", { 1e-31f, 1e-32f, 1e-33f, 1e-40f, 0, 0, 1e-38f, 1e-32f }, { 0 } },
+    { "hardly more than nothing", { 1e-30f, 1e-30f, 1e-31f, 1e-40f, 0, 0, 0, 0 }, { 0 } },
+    { "with a NaN", { 1, 1, 1, 1, 1, 1, 1, 1 }, { [5] = NAN } },
+    { "with an infinity", { 1, 1, 1, 1, 1, 1, 1, 0 }, { [7] = -INFINITY } },
+    { "of the largest numbers", { 1, 1, 1, 1, 1, 1, 1, 1 }, { 3.4e38f, 1e37f } },
+};
 enum {
+    SUPER_CASE_COUNT = sizeof super_cases / sizeof super_cases[0],
     KV_TYPE_COUNT = sizeof kv_types / sizeof kv_types[0],
     ATTEND_SHAPE_COUNT = sizeof attend_shapes / sizeof attend_shapes[0],
     ATTEND_STEP = 3, /* rows, for every case that has been computed at once too */
@@ -62,6 +84,7 @@ enum {
     ROWS_MANY = 24, /* and from this, of which some are many for every kernel, */
     ROWS_MAX = 50,  /* to this */
     ROW_COLUMNS = 300,
+    SUPER_ROW = 3 * FG_QUANT_SUPER,
 };
 
 typedef struct check {
@@ -111,8 +134,12 @@ static void check_product(check *c, fg_rng *rng, uint32_t type, uint32_t outputs
     size_t count = (size_t)ROWS_MAX * outputs;
     float *want = fg_mem_array(count, sizeof(float));
     float *got = fg_mem_array(count, sizeof(float));
+    float span = 3.0f;
     for (size_t i = 0; i < (size_t)ROWS_MAX * columns; i++) {
-        in.values[i] = random_float(rng, 3.0f);
+        if (i % FG_QUANT_GROUP == 0) {
+            span = 3.0f / (float)(1 << fg_rng_below(rng, 5)); /* for shifts of all kinds */
+        }
+        in.values[i] = random_float(rng, span);
     }
     for (uint32_t rows = 1; rows <= ROWS_MAX; rows = rows == ROWS_FEW ? ROWS_MANY : rows + 1) {
         product(c->plain, &weight, &in, rows, rows % 2 == 0, want);
@@ -160,6 +187,50 @@ static void check_rows(check *c, fg_rng *rng, uint32_t columns)
     compare(c, "geglu", 1, out[1][2], out[0][2], columns * sizeof(float));
     fg_mem_free(in);
     fg_mem_free(weight);
+}
+
+/* A row of three super-groups: the case's is between two that are random. */
+static void fill_super_row(fg_rng *rng, size_t at, float row[SUPER_ROW])
+{
+    for (size_t k = 0; k < SUPER_ROW; k++) {
+        row[k] = random_float(rng, 9.0f);
+    }
+    for (size_t k = 0; k < FG_QUANT_SUPER; k++) {
+        row[FG_QUANT_SUPER + k] *= super_cases[at].factors[k / FG_QUANT_GROUP];
+    }
+    for (size_t g = 0; g < FG_QUANT_SUPER_GROUPS; g++) {
+        float plant = super_cases[at].plants[g];
+        if (plant != 0.0f) {
+            row[FG_QUANT_SUPER + g * FG_QUANT_GROUP + 1] = plant;
+        }
+    }
+}
+
+static void check_supers(check *c)
+{
+    enum { SUPERS = SUPER_ROW / FG_QUANT_SUPER, ALL_SHIFTS = (2 << FG_QUANT_SHIFT_MAX) - 1 };
+    const fg_cpu_kernels *tables[2] = { c->plain->device->kernels, c->other->device->kernels };
+    fg_rng rng = { .state = 32 };
+    int shifts = 0, all_shifts = ALL_SHIFTS;
+    for (size_t at = 0; at < SUPER_CASE_COUNT; at++) {
+        float row[SUPER_ROW];
+        int8_t quants[2][SUPER_ROW];
+        fg_quant_super supers[2][SUPERS];
+        char what[100];
+        fill_super_row(&rng, at, row);
+        memset(supers, 0, sizeof supers); /* what is unused stays as it is */
+        for (int i = 0; i < 2; i++) {
+            tables[i]->quantize_supers(row, SUPER_ROW, quants[i], supers[i]);
+        }
+        for (size_t g = 0; g < SUPER_ROW / FG_QUANT_GROUP; g++) {
+            shifts |= 1 << supers[0][g / FG_QUANT_SUPER_GROUPS].shifts[g % FG_QUANT_SUPER_GROUPS];
+        }
+        snprintf(what, sizeof what, "super-groups' quants, %s,", super_cases[at].name);
+        compare(c, what, 1, quants[1], quants[0], sizeof quants[0]);
+        snprintf(what, sizeof what, "super-groups, %s,", super_cases[at].name);
+        compare(c, what, 1, supers[1], supers[0], sizeof supers[0]);
+    }
+    compare(c, "set of shifts", SUPER_CASE_COUNT, &shifts, &all_shifts, sizeof shifts);
 }
 
 /* The rows of a case at once or some at a time, over the KV that this device stored. */
@@ -257,6 +328,7 @@ static bool check_table(const char *name, const test_device *plain)
     for (uint32_t columns = 1; columns <= ROW_COLUMNS; columns += columns < 40 ? 1 : 13) {
         check_rows(&c, &rng, columns);
     }
+    check_supers(&c);
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         for (size_t s = 0; s < SHAPE_COUNT; s++) {
             check_product(&c, &rng, types[t], shapes[s].outputs, shapes[s].columns);
