@@ -243,14 +243,6 @@ static void norm_rows(fg_forward *forward, const float *in, const uint32_t *row_
     fg_op_rmsnorm(forward->stream, &args, rows);
 }
 
-/* Products of normalised rows. */
-static void norm_linears(fg_forward *forward, const float *in, const uint32_t *row_ids,
-                         const float *weight, const fg_linear *list, uint32_t count, uint32_t rows)
-{
-    norm_rows(forward, in, row_ids, weight, forms_of(forward, list, count), rows);
-    fg_op_linear(forward->stream, list, count, &forward->normed, rows);
-}
-
 /* A product that is added to the residual, or that end_half() adds to it: this rank's columns of it. */
 fg_linear fg_forward_add_to(const fg_forward *forward, const fg_panels *weight, float *residual)
 {
@@ -347,8 +339,16 @@ static void begin_attention(fg_forward *forward, uint32_t index, uint32_t first,
     };
     uint32_t from = (parts & PART_Q) != 0 ? 0 : 1;
     uint32_t end = (parts & PART_KV) != 0 ? 3 : 1;
-    norm_linears(forward, forward->residual + (size_t)first * forward->hparams.embedding_length,
-                 NULL, layer->attn_norm, qkv + from, end - from, rows);
+    const float *in = forward->residual + (size_t)first * forward->hparams.embedding_length;
+    /* Rows are read as all three products together read them, whichever of them follow: groups beside super-groups are
+     * other groups. Both together are in no tiles. */
+    uint32_t forms = forms_of(forward, qkv, 3);
+    fg_activations normed = forward->normed;
+    if ((forms & FG_FORM_SUPERS) != 0 && (forms & FG_FORM_QUANTS) != 0) {
+        normed.quant_tiles = NULL;
+    }
+    norm_rows(forward, in, NULL, layer->attn_norm, forms, rows);
+    fg_op_linear(forward->stream, qkv + from, end - from, &normed, rows);
     turn_and_store(forward, index, first, rows, from == 0 ? q : NULL, end == 3);
 }
 

@@ -504,9 +504,21 @@ static uint32_t shared_length(const fg_tiny_llama *o)
                                          : 0;
 }
 
+static uint32_t type_of(const fg_tiny_llama *o, const char *matrix)
+{
+    static const char *const mixed[] = { "attn_k", "attn_v", "ffn_up", "ffn_up_exps",
+                                         "ffn_gate_shexp" };
+    for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
+        if (o->mixed_type != 0 && strcmp(matrix, mixed[i]) == 0) {
+            return o->mixed_type;
+        }
+    }
+    return o->weight_type;
+}
+
 static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t layer)
 {
-    uint32_t embed = o->embedding_length, ffn = o->ffn_length, type = o->weight_type;
+    uint32_t embed = o->embedding_length, ffn = o->ffn_length;
     uint32_t q = o->head_count * o->head_dim, kv = o->kv_head_count * o->head_dim;
     bool fused = architectures[o->arch].fused;
     uint32_t experts = architectures[o->arch].experts, shared = shared_length(o);
@@ -564,8 +576,8 @@ static void add_layer(fg_gguf_builder *builder, const fg_tiny_llama *o, uint32_t
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i].rows > 0) {
             snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
-            add_matrices(builder, name, type, matrices[i].columns, matrices[i].rows,
-                         matrices[i].experts);
+            add_matrices(builder, name, type_of(o, matrices[i].name), matrices[i].columns,
+                         matrices[i].rows, matrices[i].experts);
         }
     }
     if (experts > 0) {

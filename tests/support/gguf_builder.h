@@ -85,6 +85,7 @@ typedef struct fg_tiny_llama {
     fg_tiny_vocab vocab;
     fg_tiny_arch arch;
     uint32_t weight_type; /* of the matrices, the embedding included; FG_F32 is 0 */
+    uint32_t mixed_type;  /* of k, v, up and the shared expert's gate; 0: the same */
     uint32_t layer_count;
     uint32_t embedding_length;
     uint32_t head_count;
