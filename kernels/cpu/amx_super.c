@@ -1,17 +1,17 @@
 /*
  * Matrix products with AMX, super-groups and more than sixteen rows: amx_super.h says how.
  *
- * A super-group of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen, as tiles and
- * supers they are made (fg_quant_tile, fg_quant_super). The sums of a super-group are in registers, a register a row; at
+ * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen: as tiles and supers they
+ * are made (fg_quant_tile, fg_quant_super). The sums of a super-group are in registers, a register a row; at
  * its end they go to the rows' totals, which wait in memory, and behind the last one those go to the outputs. A product is
  * stored while the next one is multiplied, and added some products later, beside the first ones of the next strip or panel.
  */
 #include "kernels/cpu/amx_super.h"
 
 enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS };
-/* What is unpacked at a time, of one super-group, stays in the first-level cache while the rows pass: 27 KiB, or with codes
- * of two parts 16. */
-enum { SLICE_PANELS = 4, SPLIT_PANELS = 2, BATCH_UNITS = SLICE_PANELS * BATCH_STRIPS };
+/* What is unpacked at a time, so many super-groups of one panel or of several, stays in the first-level cache while the rows
+ * pass: 27 KiB, or with codes of two parts 16. */
+enum { SLICE_SUPERS = 4, SPLIT_SUPERS = 2, BATCH_UNITS = SLICE_SUPERS * BATCH_STRIPS };
 /* A round has two products: groups, or lower and upper parts of one. Their sums have a tile each. */
 enum { ROUND = 2, SUMS = FG_AMX_SUMS };
 /* Rows of a tile are asked for half by half, and with each half one super of the sixteen. */
@@ -28,6 +28,8 @@ typedef struct amx_unit {
     __m512 *totals;
     float *out;
     __mmask16 outputs;  /* that are there */
+    bool begins;        /* the row's first super-group */
+    bool ends;          /* and its last */
     const uint8_t *ask; /* its share of the weights that come next */
     /* The rows that come next, and its share of their halves of tiles. */
     const fg_quant_tile *ask_rows;
@@ -41,8 +43,6 @@ typedef struct amx_run {
     size_t row_supers;   /* from one row's supers to the next one's */
     size_t ask_lines;    /* of weights, by a unit for every round */
     uint32_t ask_halves; /* of rows; none after the first panels have met them */
-    bool begins;         /* the slice is the row's first */
-    bool ends;           /* and its last */
     bool asks_outputs;
     bool accumulate;
     size_t out_stride;
@@ -141,7 +141,7 @@ FG_AVX512_INLINE bool is_missing(int R, const amx_run *run, int r)
  * before is added. */
 FG_AVX512_INLINE void ask_outputs(int R, const amx_run *run, const amx_unit *unit)
 {
-    if (!run->asks_outputs) {
+    if (!run->asks_outputs || !unit->ends) {
         return;
     }
     const float *out = unit->out;
@@ -157,7 +157,7 @@ FG_AVX512_INLINE void ask_outputs(int R, const amx_run *run, const amx_unit *uni
 /* Totals wait for the next super-group. Behind the last one they are outputs. */
 FG_AVX512_INLINE void put_total(const amx_run *run, const amx_unit *unit, int r, __m512 total)
 {
-    if (!run->ends) {
+    if (!unit->ends) {
         unit->totals[r] = total;
         return;
     }
@@ -176,7 +176,7 @@ FG_AVX512_INLINE void end_unit(uint32_t type, int R, const amx_walk *w, __m512i 
         if (is_missing(R, w->run, r)) {
             break;
         }
-        __m512 total = w->run->begins ? _mm512_setzero_ps() : unit->totals[r];
+        __m512 total = unit->begins ? _mm512_setzero_ps() : unit->totals[r];
         total = fg_amx_end_super(type, r, unit->weights, &w->strip, sums[r], total);
         put_total(w->run, unit, r, total);
     }
@@ -345,9 +345,9 @@ typedef struct batch {
     uint32_t panel; /* the first */
     uint32_t panels;
     uint32_t strip_count;
-    bool meets_rows; /* the first panels do */
-    fg_amx_super weights[SLICE_PANELS];
-    strip_totals totals[SLICE_PANELS][BATCH_STRIPS];
+    bool meets_rows;                    /* the first panels do */
+    fg_amx_super weights[SLICE_SUPERS]; /* panel by panel of each super-group */
+    strip_totals totals[SLICE_SUPERS][BATCH_STRIPS];
 } batch;
 
 static uint32_t rows_of_strip(const batch *b, uint32_t index)
@@ -356,109 +356,122 @@ static uint32_t rows_of_strip(const batch *b, uint32_t index)
     return left < STRIP_ROWS ? left : STRIP_ROWS;
 }
 
-/* A super-group of some panels, and what comes next: the first panel's next one, or what lies behind the last panel. */
-typedef struct part {
+/* Super-groups of some panels, and what comes next: the first panel's next ones, or what lies behind the last panel. */
+typedef struct slice {
     size_t super;
+    size_t count;
     const uint8_t *ask;
     size_t ask_stride; /* from panel to panel */
     size_t ask_bytes;  /* of a unit */
     uint32_t ask_halves;
-} part;
+} slice;
 
-/* Strips of rows against all panels, each with its share of what is asked for. Behind the last strip comes the first one's
- * next super-group. */
-static size_t make_units(batch *b, const part *of, amx_unit *units)
+/* A strip of rows against a super-group of all panels, each with its share of what is asked for. Behind the last strip come
+ * the first one's next super-groups. */
+static void make_units(batch *b, const slice *of, uint32_t index, size_t s, amx_unit *units)
 {
     const fg_linear *linear = b->linear;
     size_t super_count = b->in->columns / FG_QUANT_SUPER;
-    size_t count = 0;
-    for (uint32_t index = 0; index < b->strip_count; index++) {
-        bool is_last = index + 1 == b->strip_count;
-        size_t row = b->first + (size_t)index * STRIP_ROWS;
-        size_t next_row = is_last ? b->first : row + STRIP_ROWS;
-        size_t at = row * super_count + of->super;
-        size_t next = next_row * super_count + of->super + is_last;
-        size_t tile = row / STRIP_ROWS * super_count + of->super;
-        size_t next_tile = next_row / STRIP_ROWS * super_count + of->super + is_last;
-        for (uint32_t i = 0; i < b->panels; i++) {
-            uint32_t output = (b->panel + i) * FG_PANEL_OUTPUTS;
-            uint32_t left = linear->weight.outputs - output;
-            units[count++] =
-                (amx_unit){ .rows = b->in->quant_tiles + tile * FG_QUANT_SUPER_GROUPS,
-                            .supers = b->in->supers + at,
-                            .weights = &b->weights[i],
-                            .totals = b->totals[i][index],
-                            .out = linear->out + row * linear->out_stride + output,
-                            .outputs =
-                                (__mmask16)(left >= FG_PANEL_OUTPUTS ? 0xFFFF : (1u << left) - 1),
-                            .ask = of->ask + i * of->ask_stride + index * of->ask_bytes,
-                            .ask_rows = b->in->quant_tiles + next_tile * FG_QUANT_SUPER_GROUPS,
-                            .ask_supers = b->in->supers + next,
-                            .ask_half = i * of->ask_halves };
-        }
+    bool is_last = index + 1 == b->strip_count;
+    size_t strip = b->first / STRIP_ROWS + index;
+    size_t next_strip = is_last ? b->first / STRIP_ROWS : strip + 1;
+    size_t super = of->super + s;
+    size_t next_super = is_last ? super + of->count : super;
+    size_t row = strip * STRIP_ROWS;
+    for (uint32_t i = 0; i < b->panels; i++) {
+        uint32_t output = (b->panel + i) * FG_PANEL_OUTPUTS;
+        uint32_t left = linear->weight.outputs - output;
+        units[i] = (amx_unit){
+            .rows = b->in->quant_tiles + (strip * super_count + super) * FG_QUANT_SUPER_GROUPS,
+            .supers = b->in->supers + row * super_count + super,
+            .weights = &b->weights[s * b->panels + i],
+            .totals = b->totals[i][index],
+            .out = linear->out + row * linear->out_stride + output,
+            .outputs = (__mmask16)(left >= FG_PANEL_OUTPUTS ? 0xFFFF : (1u << left) - 1),
+            .begins = super == 0,
+            .ends = super + 1 == super_count,
+            .ask = of->ask + i * of->ask_stride + (index * of->count + s) * of->ask_bytes,
+            .ask_rows = b->in->quant_tiles +
+                        (next_strip * super_count + next_super) * FG_QUANT_SUPER_GROUPS,
+            .ask_supers = b->in->supers + next_strip * STRIP_ROWS * super_count + next_super,
+            .ask_half = i * of->ask_halves
+        };
     }
-    return count;
 }
 
 /* Strips of sixteen rows, then the one that has fewer. */
-static void run_slice(batch *b, size_t super, const uint8_t *ask, const fg_panel_shape *shape)
+static void run_units_of(batch *b, const slice *of, amx_run *run)
 {
-    size_t super_count = b->in->columns / FG_QUANT_SUPER;
+    amx_unit units[BATCH_UNITS];
+    size_t of_strip = of->count * b->panels;
+    for (uint32_t index = 0; index < b->strip_count; index++) {
+        for (size_t s = 0; s < of->count; s++) {
+            make_units(b, of, index, s, units + index * of_strip + s * b->panels);
+        }
+    }
+    uint32_t last_rows = rows_of_strip(b, b->strip_count - 1);
+    uint32_t whole = last_rows < STRIP_ROWS ? b->strip_count - 1 : b->strip_count;
+    run->rows = STRIP_ROWS;
+    if (whole > 0) {
+        b->kernels.run(run, units, whole * of_strip);
+    }
+    if (last_rows < STRIP_ROWS) {
+        run->rows = last_rows;
+        b->kernels.run(run, units + whole * of_strip, of_strip);
+    }
+}
+
+/* Super-groups `super` and on, `ask` the first panel's part of what comes next. */
+static void run_slice(batch *b, size_t super, size_t count, const uint8_t *ask,
+                      const fg_panel_shape *shape)
+{
     size_t rounds = FG_QUANT_SUPER_GROUPS / round_groups(b->linear->weight.type);
     size_t lines = shape->unit_bytes / VECTOR, asking = b->strip_count * rounds;
-    amx_run run = { .rows = STRIP_ROWS,
-                    .row_supers = super_count,
+    amx_run run = { .row_supers = b->in->columns / FG_QUANT_SUPER,
                     .ask_lines = (lines + asking - 1) / asking,
-                    .begins = super == 0,
-                    .ends = super + 1 == super_count,
+                    .asks_outputs = !b->linear->out_is_near,
                     .accumulate = b->linear->accumulate,
                     .out_stride = b->linear->out_stride };
-    run.asks_outputs = run.ends && !b->linear->out_is_near;
     if (b->meets_rows) {
         uint32_t sharing = b->panels * (uint32_t)rounds;
         run.ask_halves = (HALF_TILES + sharing - 1) / sharing;
     }
-    part now = { .super = super,
-                 .ask = ask,
-                 .ask_stride = shape->panel_bytes,
-                 .ask_bytes = rounds * run.ask_lines * VECTOR,
-                 .ask_halves = (uint32_t)rounds * run.ask_halves };
-    amx_unit units[BATCH_UNITS];
-    size_t unit_count = make_units(b, &now, units);
-    uint32_t last_rows = rows_of_strip(b, b->strip_count - 1);
-    size_t short_units = last_rows < STRIP_ROWS ? b->panels : 0;
-    size_t whole_units = unit_count - short_units;
-    if (whole_units > 0) {
-        b->kernels.run(&run, units, whole_units);
-    }
-    if (short_units > 0) {
-        run.rows = last_rows;
-        b->kernels.run(&run, units + whole_units, short_units);
-    }
+    slice now = { .super = super,
+                  .count = count,
+                  .ask = ask,
+                  .ask_stride = shape->panel_bytes,
+                  .ask_bytes = rounds * run.ask_lines * VECTOR,
+                  .ask_halves = (uint32_t)rounds * run.ask_halves };
+    run_units_of(b, &now, &run);
 }
 
-static void run_batch(batch *b)
+static void run_batch(batch *b, size_t slice_supers)
 {
     const fg_panels *w = &b->linear->weight;
     const fg_panel_shape shape = fg_panel_shape_of(w->type, w->columns);
     size_t super_count = w->columns / FG_QUANT_SUPER;
     const uint8_t *panels = (const uint8_t *)w->data + b->panel * shape.panel_bytes;
-    for (size_t super = 0; super < super_count; super++) {
-        size_t next = super + 1 < super_count ? (super + 1) * shape.unit_bytes
-                                              : b->panels * shape.panel_bytes;
+    for (size_t super = 0, count; super < super_count; super += count) {
+        size_t left = super_count - super;
+        count = left < slice_supers ? left : slice_supers;
+        const uint8_t *at = panels + super * shape.unit_bytes;
         for (uint32_t i = 0; i < b->panels; i++) {
-            b->kernels.unpack(panels + i * shape.panel_bytes + super * shape.unit_bytes,
-                              &b->weights[i]);
+            for (size_t s = 0; s < count; s++) {
+                b->kernels.unpack(at + i * shape.panel_bytes + s * shape.unit_bytes,
+                                  &b->weights[s * b->panels + i]);
+            }
         }
         fg_amx_see_memory(b->weights);
-        run_slice(b, super, panels + next, &shape);
+        const uint8_t *ask =
+            left > count ? at + count * shape.unit_bytes : panels + b->panels * shape.panel_bytes;
+        run_slice(b, super, count, ask, &shape);
     }
 }
 
 void fg_cpu_amx_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                       uint32_t first, uint32_t count)
 {
-    uint32_t most = fg_amx_is_split(linear->weight.type) ? SPLIT_PANELS : SLICE_PANELS;
+    uint32_t most = fg_amx_is_split(linear->weight.type) ? SPLIT_SUPERS : SLICE_SUPERS;
     configure();
     batch b; /* 170 KiB that need no zeros */
     b.linear = linear;
@@ -471,7 +484,7 @@ void fg_cpu_amx_super(const fg_linear *linear, const fg_activations *in, uint32_
             uint32_t left = first + count - b.panel;
             b.panels = left < most ? left : most;
             b.meets_rows = b.panel == first && !linear->out_is_near;
-            run_batch(&b);
+            run_batch(&b, most / b.panels);
         }
     }
     _tile_release();
