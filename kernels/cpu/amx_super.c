@@ -1,18 +1,20 @@
 /*
  * Matrix products with AMX, super-groups and more than sixteen rows: amx_super.h says how.
  *
- * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen: as tiles and supers they
- * are made (fg_quant_tile, fg_quant_super). The sums of a super-group are in registers, a register a row; at
- * its end they go to the rows' totals, which wait in memory, and behind the last one those go to the outputs. A product is
- * stored while the next one is multiplied, and added some products later, beside the first ones of the next strip or panel.
+ * A slice of some panels is unpacked once for all rows of a batch, which pass in strips of sixteen:
+ * as tiles and supers they are made (fg_quant_tile, fg_quant_super). The sums of a super-group are
+ * in registers, a register a row; at its end they go to the rows' totals, which wait in memory, and
+ * behind the last one those go to the outputs. A product is stored while the next one is
+ * multiplied, and added some products later, beside the first ones of the next strip or panel.
  */
 #include "kernels/cpu/amx_super.h"
 
 enum { STRIP_ROWS = FG_TILE_ROWS, BATCH_ROWS = 512, BATCH_STRIPS = BATCH_ROWS / STRIP_ROWS };
-/* What is unpacked at a time, so many super-groups of one panel or of several, stays in the first-level cache while the rows
- * pass: 27 KiB, or with codes of two parts 16. */
+/* What is unpacked at a time, so many super-groups of one panel or of several, stays in the
+ * first-level cache while the rows pass: 27 KiB, or with codes of two parts 16. */
 enum { SLICE_SUPERS = 4, SPLIT_SUPERS = 2, BATCH_UNITS = SLICE_SUPERS * BATCH_STRIPS };
-/* A round has two products: groups, or lower and upper parts of one. Their sums have a tile each. */
+/* A round has two products: groups, or lower and upper parts of one. Their sums have a
+ * tile each. */
 enum { ROUND = 2, SUMS = FG_AMX_SUMS };
 /* Rows of a tile are asked for half by half, and with each half one super of the sixteen. */
 enum { HALF_TILES = 2 * FG_QUANT_SUPER_GROUPS };
@@ -112,8 +114,8 @@ FG_AVX512_INLINE void ask_half(const amx_run *run, const amx_unit *unit, uint32_
 }
 _Static_assert(sizeof(fg_quant_super) == 2 * VECTOR, "lines of a super");
 
-/* The next round may be of the next unit. Weights are asked for all the time, not when they are unpacked: too many at
- * once would have to be waited for. */
+/* The next round may be of the next unit. Weights are asked for all the time, not when they are
+ * unpacked: too many at once would have to be waited for. */
 FG_AVX512_INLINE void next_round(uint32_t type, amx_walk *w)
 {
     for (size_t i = 0; i < w->run->ask_lines; i++, w->ask += VECTOR) {
@@ -137,8 +139,8 @@ FG_AVX512_INLINE bool is_missing(int R, const amx_run *run, int r)
     return r >= R - 3 && (uint32_t)r >= run->rows;
 }
 
-/* Outputs lie where another thread may have written or read last: they are asked for, to be written, while the unit
- * before is added. */
+/* Outputs lie where another thread may have written or read last: they are asked for, to be
+ * written, while the unit before is added. */
 FG_AVX512_INLINE void ask_outputs(int R, const amx_run *run, const amx_unit *unit)
 {
     if (!run->asks_outputs || !unit->ends) {
@@ -203,7 +205,8 @@ FG_AVX512_INLINE void end_round(uint32_t type, int R, amx_walk *w, __m512i *sums
     }
 }
 
-/* The first or the second half of a round that is stored, and of that a quarter ahead, or the rest. */
+/* The first or the second half of a round that is stored, and of that a quarter ahead, or the
+ * rest. */
 FG_AVX512_INLINE void add_half(uint32_t type, int R, int half, bool rest, const amx_walk *w,
                                const int32_t *stored, __m512i *sums)
 {
@@ -226,8 +229,8 @@ FG_AVX512_INLINE void add_round(uint32_t type, int R, const amx_walk *w, const i
     }
 }
 
-/* While the third product before it is added, a quarter of its rows ahead, a product is multiplied; then the one before it
- * is stored. A unit has at least four rounds. */
+/* While the third product before it is added, a quarter of its rows ahead, a product is multiplied;
+ * then the one before it is stored. A unit has at least four rounds. */
 FG_AVX512_INLINE void run_units(uint32_t type, int R, const amx_run *run, const amx_unit *units,
                                 size_t unit_count)
 {
@@ -272,7 +275,8 @@ FG_AVX512_INLINE void run_units(uint32_t type, int R, const amx_run *run, const 
     end_unit(type, R, &w, sums);
 }
 
-/* Multiplied are all sixteen rows of a strip, added are those that are there and up to three more. */
+/* Multiplied are all sixteen rows of a strip, added are those that are there and up to three
+ * more. */
 FG_AVX512_INLINE void choose_rows(uint32_t type, const amx_run *run, const amx_unit *units,
                                   size_t unit_count)
 {
@@ -356,7 +360,8 @@ static uint32_t rows_of_strip(const batch *b, uint32_t index)
     return left < STRIP_ROWS ? left : STRIP_ROWS;
 }
 
-/* Super-groups of some panels, and what comes next: the first panel's next ones, or what lies behind the last panel. */
+/* Super-groups of some panels, and what comes next: the first panel's next ones, or what lies
+ * behind the last panel. */
 typedef struct slice {
     size_t super;
     size_t count;
@@ -366,8 +371,8 @@ typedef struct slice {
     uint32_t ask_halves;
 } slice;
 
-/* A strip of rows against a super-group of all panels, each with its share of what is asked for. Behind the last strip come
- * the first one's next super-groups. */
+/* A strip of rows against a super-group of all panels, each with its share of what is asked for.
+ * Behind the last strip come the first one's next super-groups. */
 static void make_units(batch *b, const slice *of, uint32_t index, size_t s, amx_unit *units)
 {
     const fg_linear *linear = b->linear;

@@ -1,25 +1,30 @@
 /*
- * amx_super - what products with AMX and super-groups (Q4_K, Q5_K, Q6_K) share, be they of many rows (amx_super.c) or of
- * few (amx_super_few.c): a super-group of a panel as tiles read it, and how the tiles' sums become totals.
+ * amx_super - what products with AMX and super-groups (Q4_K, Q5_K, Q6_K) share, be they of many
+ * rows (amx_super.c) or of few (amx_super_few.c): a super-group of a panel as tiles read it, and how
+ * the tiles' sums become totals.
  *
- * One tile product is a group of 32 columns, as shifts differ from row to row and from group to group. Its sums are added
- * to a row's integer sum of the super-group, which is in a register:
- *   Q4_K   codes lose their middle, 8, so that a sum is at most 32 * 127 * 8: it fits the lower word of its lane, and
- *          vpdpwssd multiplies it with the scale and adds it at once. What the middle lacks comes at the super-group's
- *          end, with the minima and from the same sums of quants.
- *   Q5_K   the same would not fit: vpmulld, which is two operations, and an addition.
- *   Q6_K   halves of a group have scales of their own, which are folded into the codes, and these split into
- *          64 * upper + lower: two products, whose sums are joined, shifted and added.
- * The scales of the first two are laid out once for each shift: a row's shift chooses what is loaded, and nothing is shifted.
+ * A tile product is of one group of 32 columns, as shifts differ from row to row and from group to
+ * group. Its sums are added to a row's integer sum of the super-group, which is in a register:
+ *   Q4_K   Codes lose their middle, 8. So a sum is at most 32 * 127 * 8, which the lower word of its
+ *          lane holds, and vpdpwssd multiplies it with the scale and adds it at once. What the
+ *          middle lacks comes at the super-group's end, from the sums of quants that the minima
+ *          read as well.
+ *   Q5_K   The same would not fit: vpmulld, which is two operations, and an addition.
+ *   Q6_K   Halves of a group have scales of their own. These are folded into the codes, which split
+ *          into 64 * upper + lower: two products, whose sums are joined, shifted and added.
+ * The scales of the first two are laid out once for each shift. A row's shift chooses what is
+ * loaded, and nothing is shifted.
  *
- * Operations of 512 bits for a row's group, beside those that multiply and store tiles, and how many of them start on one
- * port only (multiplications and conversions of floats while tiles are about, vpmulld, vpdpwssd and shifts):
- *                               before          now
- *   Q4_K                        5, 3 of them    1 + 14/8, 2.75 of them
- *   Q5_K                        5, 3 of them    3 + 10/8, 3.25 of them
- *   Q6_K                        7, 2 of them    4 +  3/8, 2.375 of them
- *   Q6_K, sixteen rows at most  8, 4 of them    4 +  3/8, 2.375 of them
- * Eighths are what a super-group costs at its end. Storing a tile and multiplying it take three more for each product.
+ * Operations of 512 bits for a row's group, beside those that multiply and store tiles, and in
+ * brackets how many of them may have to share one port: shifts, vpmulld, vpdpwssd and, while tiles
+ * are about, whatever multiplies or converts floats.
+ *                               before   now
+ *   Q4_K                        5 (3)    1 + 14/8 (1 + 14/8)
+ *   Q5_K                        5 (3)    3 + 10/8 (2 + 10/8)
+ *   Q6_K                        7 (2)    4 + 3/8  (2 + 3/8)
+ *   Q6_K, sixteen rows at most  8 (4)    4 + 3/8  (2 + 3/8)
+ * "Before" groups had floats as scales; eighths are what a super-group costs at its end. Storing and
+ * multiplying a tile takes three more for each row and product, now as before.
  */
 #ifndef FORGE_KERNELS_CPU_AMX_SUPER_H
 #define FORGE_KERNELS_CPU_AMX_SUPER_H
@@ -131,8 +136,8 @@ FG_AVX512_INLINE void fg_amx_unpack_scales(uint32_t type, const uint8_t *scales,
 
 /* ---- rows ---- */
 
-/* R rows, of which `rows` are there; others count as the last one. `supers` are those of the first row, `stride` of them
- * before those of the next. */
+/* R rows, of which `rows` are there; others count as the last one. `supers` are those of the first
+ * row, `stride` of them before those of the next. */
 FG_AVX512_INLINE void fg_amx_bring_strip(uint32_t type, int R, const fg_quant_super *supers,
                                          size_t stride, uint32_t rows, fg_amx_strip *out)
 {

@@ -1,7 +1,8 @@
 /*
- * Matrix products with AMX, super-groups and up to sixteen rows, as amx_few.c has it: a walk goes once through the panels.
- * A turn adds the sums of a group that were stored two turns ago, and for groups further on stores sums, multiplies and
- * unpacks: all four are of different groups, so that none waits for another.
+ * Matrix products with AMX, super-groups and up to sixteen rows, as amx_few.c has it: a walk goes
+ * once through the panels. A turn adds the sums of a group that were stored two turns ago, and for
+ * groups further on stores sums, multiplies and unpacks: all four are of different groups, so that
+ * none waits for another.
  */
 #include "kernels/cpu/amx_super.h"
 
@@ -131,7 +132,8 @@ FG_AVX512_INLINE void turn(uint32_t type, int R, few_walk *w, const fg_amx_strip
     fg_amx_add_group(type, R / 2, R, super, strip, g, stored, sums);
 }
 
-/* A panel, whose first group is the `index`-th of the walk, of R rows, of which some may not be there. */
+/* A panel, whose first group is the `index`-th of the walk, of R rows, of which some may not be
+ * there. */
 FG_AVX512_INLINE void run_panel(uint32_t type, int R, uint32_t rows, few_walk *w, size_t index,
                                 size_t count, __m512 totals[FG_TILE_ROWS])
 {

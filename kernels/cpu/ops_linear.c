@@ -36,8 +36,8 @@ typedef struct linear_job {
     uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
 
-/* What a product of so many rows reads in these forms, of what fg_cpu_forms has made: no tiles where there are none, and no
- * quants where tiles alone were made of them. */
+/* What a product of so many rows reads in these forms, of what fg_cpu_forms has made: no tiles
+ * where there are none, and no quants where tiles alone were made of them. */
 static fg_activations read_forms(const fg_device *device, const fg_activations *in, uint32_t forms,
                                  uint32_t rows)
 {

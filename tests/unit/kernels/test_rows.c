@@ -332,7 +332,8 @@ Test(rows, tiles_hold_what_plain_quants_do)
     close_devices(devices, device_count);
 }
 
-/* Groups that are as large as others of their super-group, or smaller by a factor of up to 2^5, or zero. */
+/* Groups that are as large as others of their super-group, or smaller by a factor of up to 2^5, or
+ * zero. */
 static void fill_super_groups(fg_rng *rng, float *values, size_t count)
 {
     for (size_t i = 0; i < count; i += FG_QUANT_GROUP) {
@@ -432,7 +433,8 @@ Test(rows, super_groups_have_tiles_where_their_products_read_them)
     close_devices(devices, device_count);
 }
 
-/* All bits of a matrix but those of its floats, a byte 0 or 255: codes and scales as large as they get. */
+/* All bits of a matrix but those of its floats, a byte 0 or 255: codes and scales as large as they
+ * get. */
 static void fill_with_extremes(fg_rng *rng, const fg_matrix *matrix)
 {
     uint32_t block_bytes = fg_dtype_block_bytes(matrix->type);
