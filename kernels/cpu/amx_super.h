@@ -1,12 +1,12 @@
 /*
  * amx_super - what products with AMX and super-groups (Q4_K, Q5_K, Q6_K) share, be they of many
- * rows (amx_super.c) or of few (amx_super_few.c): a super-group of a panel as tiles read it, and how
- * the tiles' sums become totals.
+ * rows (amx_super.c) or of few (amx_super_few.c): a super-group of a panel as tiles read it, and
+ * how the tiles' sums become totals.
  *
  * A tile product is of one group of 32 columns, as shifts differ from row to row and from group to
  * group. Its sums are added to a row's integer sum of the super-group, which is in a register:
- *   Q4_K   Codes lose their middle, 8. So a sum is at most 32 * 127 * 8, which the lower word of its
- *          lane holds, and vpdpwssd multiplies it with the scale and adds it at once. What the
+ *   Q4_K   Codes lose their middle, 8. So a sum is at most 32 * 127 * 8, which the lower word of
+ *          its lane holds, and vpdpwssd multiplies it with the scale and adds it at once. What the
  *          middle lacks comes at the super-group's end, from the sums of quants that the minima
  *          read as well.
  *   Q5_K   The same would not fit: vpmulld, which is two operations, and an addition.
@@ -23,8 +23,8 @@
  *   Q5_K                        5 (3)    3 + 10/8 (2 + 10/8)
  *   Q6_K                        7 (2)    4 + 3/8  (2 + 3/8)
  *   Q6_K, sixteen rows at most  8 (4)    4 + 3/8  (2 + 3/8)
- * "Before" groups had floats as scales; eighths are what a super-group costs at its end. Storing and
- * multiplying a tile takes three more for each row and product, now as before.
+ * "Before" groups had floats as scales; eighths are what a super-group costs at its end. Storing
+ * and multiplying a tile takes three more for each row and product, now as before.
  */
 #ifndef FORGE_KERNELS_CPU_AMX_SUPER_H
 #define FORGE_KERNELS_CPU_AMX_SUPER_H
