@@ -7,6 +7,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/ops.h"
+
 enum { FG_AMX_TILES = 8, FG_AMX_ROWS = 16, FG_AMX_ROW_BYTES = 64 };
 
 /* BF16 products of longer rows take so many columns at a time. */
@@ -38,5 +40,12 @@ static inline uint32_t fg_amx_strip_begin(uint32_t index, uint32_t strip_rows, u
     uint32_t row = index * strip_rows;
     return row + strip_rows <= count ? row : count - strip_rows;
 }
+
+/* Q4_K, Q5_K and Q6_K from tiles and supers, of as many rows as fg_cpu_amx_linear gives. */
+void fg_cpu_amx_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                      uint32_t first, uint32_t count);
+/* The same of up to FG_TILE_ROWS rows. */
+void fg_cpu_amx_super_few(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                          uint32_t first, uint32_t count);
 
 #endif

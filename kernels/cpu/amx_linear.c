@@ -439,7 +439,7 @@ static uint32_t rows_least(uint32_t type, uint32_t rows)
     if (rows <= STRIP_ROWS) {
         return type == FG_Q8_0 ? 13 : FG_AMX_TILE_ROWS_LEAST;
     }
-    return type == FG_Q8_0 ? 28 : 20;
+    return type == FG_Q8_0 ? 28 : type == FG_Q6_K ? 24 : 20;
 }
 
 /* The most of all types. */
@@ -585,8 +585,14 @@ void fg_cpu_amx_linear(const fg_linear *linear, const fg_activations *in, uint32
         return;
     }
     bool few = rows < rows_least(w->type, rows) && in->quants != NULL;
-    if (unpack_of(w->type) == NULL || few || in->quant_tiles == NULL) {
+    bool super = fg_cpu_is_super(w->type);
+    if ((unpack_of(w->type) == NULL && !super) || few || in->quant_tiles == NULL) {
         fg_cpu_avx512_linear(linear, in, rows, first, count);
+        return;
+    }
+    if (super) {
+        (rows <= STRIP_ROWS ? fg_cpu_amx_super_few : fg_cpu_amx_super)(linear, in, rows, first,
+                                                                       count);
         return;
     }
     if (rows <= STRIP_ROWS) {

@@ -52,7 +52,8 @@ typedef struct fg_cpu_kernels {
     void (*product_pairs)(const float *values, uint32_t columns, uint32_t *pairs);
     /* Products of so many rows and more may read tiles. 0: none do. */
     uint32_t tile_rows_least;
-    /* Whether products of so many rows read nothing else, of any quantised type. */
+    /* Whether products of so many rows read nothing else, of any quantised type without
+     * super-groups. */
     bool (*tiles_alone)(uint32_t rows);
     /* Whole groups of some rows, `stride` floats apart, to rows `place` and on of as many tiles: as quantize_row would. */
     void (*quantize_tiles)(const float *values, size_t stride, uint32_t rows, uint32_t group_count,
@@ -123,23 +124,33 @@ static inline bool fg_cpu_is_odd(uint32_t peak_bits)
 /* A form beside those of ops.h: the quants' tiles. */
 enum { FG_CPU_FORM_TILES = 1u << 8 };
 
-/* Whether products of so many rows read their quants as tiles and not otherwise. */
+/* Whether products of so many rows read their quants, which are no super-groups', as tiles and not
+ * otherwise. */
 static inline bool fg_cpu_tiles_alone(const fg_cpu_kernels *kernels, const fg_activations *a,
                                       uint32_t rows)
 {
     return a->quant_tiles != NULL && kernels->tiles_alone != NULL && kernels->tiles_alone(rows);
 }
 
+/* Whether there are tiles of so many rows in these forms: of QUANTS, or of SUPERS, whose tiles hold
+ * the same bytes and nothing beside them. Products of both forms do without, since they would have
+ * to share them. */
+static inline bool fg_cpu_has_tiles(const fg_cpu_kernels *kernels, const fg_activations *a,
+                                    uint32_t forms, uint32_t rows)
+{
+    uint32_t quants = forms & (FG_FORM_QUANTS | FG_FORM_SUPERS);
+    return (quants == FG_FORM_QUANTS || quants == FG_FORM_SUPERS) && a->quant_tiles != NULL &&
+           kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
+}
+
 /* What products of so many rows may read. */
 static inline uint32_t fg_cpu_forms(const fg_cpu_kernels *kernels, const fg_activations *a,
                                     uint32_t forms, uint32_t rows)
 {
-    bool tiles =
-        a->quant_tiles != NULL && kernels->tile_rows_least > 0 && rows >= kernels->tile_rows_least;
-    if (!tiles || (forms & FG_FORM_QUANTS) == 0 || (forms & FG_FORM_SUPERS) != 0) {
+    if (!fg_cpu_has_tiles(kernels, a, forms, rows)) {
         return forms;
     }
-    bool alone = fg_cpu_tiles_alone(kernels, a, rows);
+    bool alone = (forms & FG_FORM_QUANTS) != 0 && fg_cpu_tiles_alone(kernels, a, rows);
     return (alone ? forms - FG_FORM_QUANTS : forms) | FG_CPU_FORM_TILES;
 }
 

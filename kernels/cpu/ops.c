@@ -102,9 +102,23 @@ static void groups_of_super(const fg_quant_super *super, fg_quant_group *groups)
     }
 }
 
-static void prepare_supers(const fg_cpu_kernels *kernels, const fg_activations *a, bool with_groups,
+/* Whole groups of a row, to tiles. */
+static void tile_quants(const fg_activations *a, const int8_t *quants, uint32_t row,
+                        uint32_t column, uint32_t columns)
+{
+    size_t of_row = a->columns / FG_QUANT_GROUP;
+    fg_quant_tile *tiles = a->quant_tiles + row / FG_TILE_ROWS * of_row + column / FG_QUANT_GROUP;
+    for (uint32_t g = 0; g < columns / FG_QUANT_GROUP; g++) {
+        memcpy(tiles[g].quants[row % FG_TILE_ROWS], quants + (size_t)g * FG_QUANT_GROUP,
+               FG_QUANT_GROUP);
+    }
+}
+
+/* Groups of them too, or tiles, or neither. */
+static void prepare_supers(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
                            const fg_cpu_part *part)
 {
+    bool with_groups = (forms & FG_FORM_QUANTS) != 0;
     FG_ASSERT(part->column % FG_QUANT_SUPER == 0 && part->columns % FG_QUANT_SUPER == 0 &&
                   a->columns % FG_QUANT_SUPER == 0,
               "columns %u and on, %u, of %u are no super-groups", part->column, part->columns,
@@ -118,19 +132,24 @@ static void prepare_supers(const fg_cpu_kernels *kernels, const fg_activations *
             groups_of_super(&supers[s],
                             a->groups + at / FG_QUANT_GROUP + (size_t)s * FG_QUANT_SUPER_GROUPS);
         }
+        if ((forms & FG_CPU_FORM_TILES) != 0) {
+            tile_quants(a, a->quants + at, part->row + row, part->column, part->columns);
+        }
     }
 }
 
 void fg_cpu_prepare(const fg_cpu_kernels *kernels, const fg_activations *a, uint32_t forms,
                     const fg_cpu_part *part)
 {
-    if ((forms & FG_CPU_FORM_TILES) != 0) {
-        prepare_tiles(kernels, a, part);
-    }
     if ((forms & FG_FORM_SUPERS) != 0) {
-        prepare_supers(kernels, a, (forms & FG_FORM_QUANTS) != 0, part);
-    } else if ((forms & FG_FORM_QUANTS) != 0) {
-        prepare_quants(kernels, a, part);
+        prepare_supers(kernels, a, forms, part);
+    } else {
+        if ((forms & FG_CPU_FORM_TILES) != 0) {
+            prepare_tiles(kernels, a, part);
+        }
+        if ((forms & FG_FORM_QUANTS) != 0) {
+            prepare_quants(kernels, a, part);
+        }
     }
     if ((forms & FG_FORM_PAIRS) != 0) {
         size_t stride = fg_pair_stride(a->columns);

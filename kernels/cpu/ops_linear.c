@@ -36,15 +36,15 @@ typedef struct linear_job {
     uint32_t first_piece[LINEARS_MAX]; /* of each product, in a block */
 } linear_job;
 
-/* What a product of so many rows reads in these forms: no quants where tiles alone were made of them, and no tiles
- * beside super-groups. */
+/* What a product of so many rows reads in these forms, of what fg_cpu_forms has made: no tiles
+ * where there are none, and no quants where tiles alone were made of them. */
 static fg_activations read_forms(const fg_device *device, const fg_activations *in, uint32_t forms,
                                  uint32_t rows)
 {
     fg_activations a = *in;
-    if ((forms & FG_FORM_SUPERS) != 0) {
+    if (!fg_cpu_has_tiles(device->kernels, in, forms, rows)) {
         a.quant_tiles = NULL;
-    } else if (fg_cpu_tiles_alone(device->kernels, in, rows)) {
+    } else if ((forms & FG_FORM_QUANTS) != 0 && fg_cpu_tiles_alone(device->kernels, in, rows)) {
         a.quants = NULL;
         a.groups = NULL;
     }
@@ -89,7 +89,8 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t member)
 
 static bool reads_tiles(const fg_device *device, uint32_t form)
 {
-    return form == FG_FORM_QUANTS && device->kernels->tile_rows_least > 0;
+    return (form == FG_FORM_QUANTS || form == FG_FORM_SUPERS) &&
+           device->kernels->tile_rows_least > 0;
 }
 
 static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns)
@@ -99,7 +100,7 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
     case FG_FORM_QUANTS:
         return reads_tiles(device, form) ? groups * (sizeof(fg_quant_tile) / FG_TILE_ROWS)
                                          : columns + groups * sizeof(fg_quant_group);
-    case FG_FORM_SUPERS:
+    case FG_FORM_SUPERS: /* tiles or rows, as many bytes are read */
         return columns + columns / FG_QUANT_SUPER * sizeof(fg_quant_super);
     case FG_FORM_PAIRS:
         return fg_pair_stride(columns) * sizeof(uint32_t);
@@ -155,8 +156,7 @@ static uint32_t panels_per_piece(const fg_linear *linears, const fg_activations 
     }
     pieces = by_macs > pieces ? by_macs : pieces;
     uint32_t per_piece = (uint32_t)((panels + pieces - 1) / pieces);
-    uint32_t step =
-        fg_dtype_block_count(linears[0].weight.type) > 1 || rows >= 8 ? 2 : 4;
+    uint32_t step = fg_dtype_block_count(linears[0].weight.type) > 1 || rows >= 8 ? 2 : 4;
     return members == 1 ? panels : (per_piece + step - 1) / step * step;
 }
 
@@ -344,9 +344,8 @@ static void multiply_gated(fg_device_stream *stream, const fg_gated *gated,
                       .gated = gated,
                       .in = read_forms(stream->device, in, forms, rows),
                       .rows = rows };
-    job.rows_per_block =
-        fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
-                              fg_cpu_gated_rows_most(gated->forms));
+    job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
+                                               fg_cpu_gated_rows_most(gated->forms));
     uint32_t of_both =
         panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
     job.panels_per_piece = fg_cpu_gated_panels(gated->forms, of_both / 2);
@@ -438,13 +437,13 @@ void fg_cpu_op_highest(fg_device_stream *stream, const fg_panels *weight, const 
     uint32_t members = fg_team_size(team);
     uint32_t panels = fg_panel_count(weight->outputs);
     const fg_linear product = { .weight = *weight };
-    highest_job job = { .device = stream->device,
-                        .weight = weight,
-                        .in = read_forms(stream->device, in, fg_cpu_op_linear_form(weight->type),
-                                         rows),
-                        .rows = rows,
-                        .panels_per_piece =
-                            panels_per_piece(&product, in, rows, panels, 1, members) };
+    highest_job job = {
+        .device = stream->device,
+        .weight = weight,
+        .in = read_forms(stream->device, in, fg_cpu_op_linear_form(weight->type), rows),
+        .rows = rows,
+        .panels_per_piece = panels_per_piece(&product, in, rows, panels, 1, members)
+    };
     for (uint32_t member = 0; member < members; member++) {
         highest_seen *seen = seen_of(stream->device, member);
         for (uint32_t row = 0; row < rows; row++) {

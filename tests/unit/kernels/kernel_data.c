@@ -173,14 +173,20 @@ fg_activations make_activations(uint32_t rows, uint32_t columns)
     };
 }
 
+const fg_quant_tile *tile_of_group(const fg_activations *a, uint32_t index)
+{
+    uint32_t group_count = a->columns / FG_QUANT_GROUP;
+    uint32_t row = index / group_count;
+    return &a->quant_tiles[row / FG_TILE_ROWS * group_count + index % group_count];
+}
+
 void quants_from_tiles(fg_activations *a, uint32_t rows)
 {
     uint32_t group_count = a->columns / FG_QUANT_GROUP;
     for (uint32_t i = 0; i < rows * group_count; i++) {
         uint32_t row = i / group_count;
         uint32_t place = row % FG_TILE_ROWS;
-        const fg_quant_tile *tile =
-            &a->quant_tiles[row / FG_TILE_ROWS * group_count + i % group_count];
+        const fg_quant_tile *tile = tile_of_group(a, i);
         int8_t *quants = a->quants + (size_t)i * FG_QUANT_GROUP;
         memcpy(quants, tile->quants[place], FG_QUANT_GROUP);
         int32_t sums[2] = { 0, 0 };

@@ -41,6 +41,8 @@ void free_panels(fg_panels *panels);
 /* Room for `rows` rows; the caller fills values. Freed by free_activations. */
 fg_activations make_activations(uint32_t rows, uint32_t columns);
 void free_activations(fg_activations *activations);
+/* The tile that has the `index`-th group of all rows'. */
+const fg_quant_tile *tile_of_group(const fg_activations *a, uint32_t index);
 /* Quants and groups out of tiles: a group's offset as it is there, its sums anew. */
 void quants_from_tiles(fg_activations *a, uint32_t rows);
 /* The same where a device has made nothing but tiles of so many rows. */

@@ -332,6 +332,177 @@ Test(rows, tiles_hold_what_plain_quants_do)
     close_devices(devices, device_count);
 }
 
+/* Groups that are as large as others of their super-group, or smaller by a factor of up to 2^5, or
+ * zero. */
+static void fill_super_groups(fg_rng *rng, float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i += FG_QUANT_GROUP) {
+        uint32_t dice = (uint32_t)fg_rng_below(rng, 7);
+        float span = dice == 6 ? 0.0f : ldexpf(3.0f, -(int)dice);
+        for (uint32_t k = 0; k < FG_QUANT_GROUP; k++) {
+            values[i + k] = random_float(rng, span);
+        }
+    }
+}
+
+enum { SUPER_COLUMNS = 3 * FG_QUANT_SUPER };
+
+static void check_super_part(const fg_cpu_kernels *kernels, const fg_activations *want,
+                             const fg_cpu_part *part)
+{
+    fg_activations got = make_activations(TILE_ROWS, SUPER_COLUMNS);
+    size_t tiles = fg_quant_tile_count(TILE_ROWS, SUPER_COLUMNS);
+    uint32_t row_groups = SUPER_COLUMNS / FG_QUANT_GROUP;
+    bool tiled = kernels->tile_rows_least > 0;
+    memset(got.quants, 0x55, (size_t)TILE_ROWS * SUPER_COLUMNS);
+    memset(got.quant_tiles, 0x55, tiles * sizeof *got.quant_tiles);
+    fg_cpu_prepare(kernels, &got, FG_FORM_SUPERS | (tiled ? (uint32_t)FG_CPU_FORM_TILES : 0), part);
+    for (uint32_t i = 0; i < TILE_ROWS * row_groups; i++) {
+        uint32_t row = i / row_groups, column = i % row_groups * FG_QUANT_GROUP;
+        bool in = row >= part->row && row - part->row < part->rows && column >= part->column &&
+                  column - part->column < part->columns;
+        size_t at = (size_t)i * FG_QUANT_GROUP;
+        const int8_t *of_tile = tile_of_group(&got, i)->quants[row % FG_TILE_ROWS];
+        for (uint32_t k = 0; k < FG_QUANT_GROUP; k++) {
+            int8_t byte = in ? want->quants[at + k] : 0x55;
+            cr_assert_eq(got.quants[at + k], byte, "row %u, column %u", row, column + k);
+            cr_assert_eq(of_tile[k], in && tiled ? byte : 0x55, "a tile's row %u, column %u", row,
+                         column + k);
+        }
+        size_t super = at / FG_QUANT_SUPER;
+        cr_assert(!in || memcmp(&got.supers[super], &want->supers[super],
+                                offsetof(fg_quant_super, unused)) == 0,
+                  "row %u, column %u", row, column);
+    }
+    free_activations(&got);
+}
+
+Test(rows, tiles_of_super_groups_hold_the_quants_of_their_rows)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 30 };
+    fg_activations want = make_activations(TILE_ROWS, SUPER_COLUMNS);
+    fill_super_groups(&rng, want.values, (size_t)TILE_ROWS * SUPER_COLUMNS);
+    fg_op_prepare(devices[0].stream, &want, FG_FORM_SUPERS, TILE_ROWS);
+    for (uint32_t i = 0; i < 200; i++) {
+        uint32_t row = (uint32_t)fg_rng_below(&rng, TILE_ROWS);
+        uint32_t super = (uint32_t)fg_rng_below(&rng, 3);
+        fg_cpu_part part = { .values = want.values + row * SUPER_COLUMNS + super * FG_QUANT_SUPER,
+                             .stride = SUPER_COLUMNS,
+                             .row = row,
+                             .rows = 1 + (uint32_t)fg_rng_below(&rng, TILE_ROWS - row),
+                             .column = super * FG_QUANT_SUPER,
+                             .columns =
+                                 (1 + (uint32_t)fg_rng_below(&rng, 3 - super)) * FG_QUANT_SUPER };
+        check_super_part(devices[i % device_count].device->kernels, &want, &part);
+    }
+    free_activations(&want);
+    close_devices(devices, device_count);
+}
+
+/* Few rows have no tiles, nor have products that read other groups too. */
+Test(rows, super_groups_have_tiles_where_their_products_read_them)
+{
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 31 };
+    fg_activations a = make_activations(TILE_ROWS, FG_QUANT_SUPER);
+    fill_super_groups(&rng, a.values, (size_t)TILE_ROWS * FG_QUANT_SUPER);
+    size_t tile_bytes = fg_quant_tile_count(TILE_ROWS, FG_QUANT_SUPER) * sizeof *a.quant_tiles;
+    for (size_t d = 0; d < device_count; d++) {
+        uint32_t least = devices[d].device->kernels->tile_rows_least;
+        for (uint32_t i = 0; i < 2 * TILE_ROWS; i++) {
+            uint32_t rows = i / 2 + 1;
+            uint32_t forms = i % 2 == 0 ? FG_FORM_SUPERS : FG_FORM_SUPERS | FG_FORM_QUANTS;
+            bool tiled = forms == FG_FORM_SUPERS && least > 0 && rows >= least;
+            memset(a.quant_tiles, 0x55, tile_bytes);
+            fg_op_prepare(devices[d].stream, &a, forms, rows);
+            for (uint32_t g = 0; g < rows * FG_QUANT_SUPER_GROUPS; g++) {
+                const int8_t *quants = a.quants + (size_t)g * FG_QUANT_GROUP;
+                uint32_t place = g / FG_QUANT_SUPER_GROUPS % FG_TILE_ROWS;
+                const int8_t *of_tile = tile_of_group(&a, g)->quants[place];
+                for (uint32_t k = 0; k < FG_QUANT_GROUP; k++) {
+                    cr_assert_eq(of_tile[k], tiled ? quants[k] : 0x55, "isa %s, %u rows, group %u",
+                                 fg_device_isa(devices[d].device), rows, g);
+                }
+            }
+        }
+    }
+    free_activations(&a);
+    close_devices(devices, device_count);
+}
+
+/* All bits of a matrix but those of its floats, a byte 0 or 255: codes and scales as large as they
+ * get. */
+static void fill_with_extremes(fg_rng *rng, const fg_matrix *matrix)
+{
+    uint32_t block_bytes = fg_dtype_block_bytes(matrix->type);
+    size_t blocks = (size_t)matrix->outputs * (matrix->columns / FG_QUANT_SUPER);
+    uint8_t *data = (uint8_t *)(uintptr_t)matrix->data;
+    bool is_q6 = matrix->type == FG_Q6_K;
+    for (size_t i = 0; i < blocks; i++) {
+        uint8_t *block = data + i * block_bytes;
+        uint8_t byte = fg_rng_below(rng, 2) == 0 ? 0 : 255;
+        /* Q6_K: codes, 192 bytes, 16 scales, d; else d, dmin, 12 bytes of scales, codes. */
+        memset(block + (is_q6 ? 0 : 16), byte, is_q6 ? 192 : block_bytes - 16);
+        memset(block + (is_q6 ? 192 : 4), is_q6 ? 0x80 : 255, is_q6 ? 16 : 12);
+    }
+}
+
+/* Quants of 127 or -127, the same throughout a row's super-group, with the largest shift. */
+static void fill_with_peaks(fg_rng *rng, float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i += FG_QUANT_SUPER) {
+        float peak = fg_rng_below(rng, 2) == 0 ? 2.5f : -2.5f;
+        for (uint32_t k = 0; k < FG_QUANT_SUPER; k++) {
+            values[i + k] = peak;
+        }
+    }
+}
+
+/* Sums of any sign, as large as they get or of groups with every shift. */
+Test(rows, products_of_super_groups_are_the_same_with_every_shift_and_at_the_extremes)
+{
+    static const uint32_t types[] = { FG_Q4_K, FG_Q5_K, FG_Q6_K };
+    static const uint32_t row_counts[] = { 1, 9, 12, 16, 20, 25, 32, TILE_ROWS };
+    enum { OUTPUTS = 100 };
+    test_device devices[DEVICES_MAX];
+    size_t device_count = open_devices(devices);
+    fg_rng rng = { .state = 32 };
+    fg_activations in = make_activations(TILE_ROWS, SUPER_COLUMNS);
+    for (uint32_t i = 0; i < 6; i++) {
+        fg_matrix matrix;
+        void *data = random_matrix(&rng, types[i % 3], OUTPUTS, SUPER_COLUMNS, &matrix);
+        if (i < 3) {
+            fill_super_groups(&rng, in.values, (size_t)TILE_ROWS * SUPER_COLUMNS);
+        } else {
+            fill_with_extremes(&rng, &matrix);
+            fill_with_peaks(&rng, in.values, (size_t)TILE_ROWS * SUPER_COLUMNS);
+        }
+        fg_panels panels = pack_panels(&matrix);
+        float want[TILE_ROWS * OUTPUTS], got[TILE_ROWS * OUTPUTS];
+        fg_linear linear = { .weight = panels, .out = want, .out_stride = OUTPUTS };
+        fg_op_prepare(devices[0].stream, &in, FG_FORM_SUPERS, TILE_ROWS);
+        fg_op_linear(devices[0].stream, &linear, 1, &in, TILE_ROWS);
+        linear.out = got;
+        for (size_t d = 0; d < device_count; d++) {
+            for (size_t r = 0; r < sizeof row_counts / sizeof row_counts[0]; r++) {
+                fg_op_prepare(devices[d].stream, &in, FG_FORM_SUPERS, row_counts[r]);
+                fg_op_linear(devices[d].stream, &linear, 1, &in, row_counts[r]);
+                cr_assert(memcmp(want, got, row_counts[r] * OUTPUTS * sizeof(float)) == 0,
+                          "%s, %s, %u rows, isa %s", fg_dtype_name(types[i % 3]),
+                          i < 3 ? "shifts" : "extremes", row_counts[r],
+                          fg_device_isa(devices[d].device));
+            }
+        }
+        free_panels(&panels);
+        fg_mem_free(data);
+    }
+    free_activations(&in);
+    close_devices(devices, device_count);
+}
+
 /* Every exponent, ties, and values that round up to 2^-50 or stay below it. */
 static void fill_for_rounding(fg_rng *rng, float *values, uint32_t count)
 {
