@@ -454,7 +454,7 @@ void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint3
                         uint32_t first, uint32_t count)
 {
     if (fg_cpu_is_super(linear->weight.type)) {
-        fg_cpu_plain_linear(linear, in, rows, first, count);
+        fg_cpu_avx2_linear_super(linear, in, rows, first, count);
         return;
     }
     if (linear->weight.type == FG_Q8_0 && rows >= SIGNED_ROWS_MANY) {
