@@ -20,9 +20,9 @@ enum { ROWS_MOST = 8, READY_TILE_ROWS = 6, WIDE_ROWS = 4 };
 /* Rows whose totals wait, at most. */
 enum { BATCH_ROWS = 48 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, VECTORS = 8, HALVES = 2 };
-/* Bytes ahead of one row's walk through a panel, groups ahead of that of more rows: what arrives from memory
- * meanwhile. */
-enum { BYTES_AHEAD = 2304, GROUPS_AHEAD = 12 };
+/* Bytes ahead of a walk through a panel: what arrives from memory meanwhile, in the second-level cache, which waits for
+ * more lines at once than the first. */
+enum { AHEAD = 8192 };
 
 /* A super-group's weights as many rows read them. Two vectors belong to outputs 0..7 and 8..15. */
 typedef struct ready_super {
@@ -158,6 +158,13 @@ FG_AVX2_INLINE void bring_shifts(uint32_t type, int R, bool ready, const tile *t
     }
 }
 
+FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
+{
+    for (size_t i = 0; i < size_bytes; i += VECTOR) {
+        _mm_prefetch((const char *)at + AHEAD + i, _MM_HINT_T1);
+    }
+}
+
 /* Makes a super-group ready. */
 FG_AVX2_INLINE void make_ready(uint32_t type, const uint8_t *scales, ready_super *out)
 {
@@ -165,8 +172,10 @@ FG_AVX2_INLINE void make_ready(uint32_t type, const uint8_t *scales, ready_super
     const uint8_t *codes = scales + shape.scale_bytes;
     const int scale_vectors = type == FG_Q6_K ? 4 : 2;
     uint8_t *at = (uint8_t *)out->scales;
+    ask_ahead(scales, shape.scale_bytes);
 #pragma GCC unroll 1
     for (size_t g = 0; g < GROUPS; g++) {
+        ask_ahead(codes, shape.group_bytes);
 #pragma GCC unroll 16
         for (int i = 0; i < VECTORS * HALVES; i++) {
             _mm256_storeu_si256((__m256i *)(void *)out->codes[g][i / 2][i % 2],
@@ -482,16 +491,13 @@ FG_AVX2_INLINE void run_rows(uint32_t type, int R, tile *t)
     group_place p = { .scales = t->scales, .quants = t->quants };
     for (size_t index = 0; index < t->super_count; index++) {
         row_shifts shifts;
-        if (R == 1) {
-            ask_for(p.scales + BYTES_AHEAD, shape.scale_bytes);
-        }
+        ask_ahead(p.scales, shape.scale_bytes);
         p.codes = p.scales + shape.scale_bytes;
         begin_super(R, t);
         bring_shifts(type, R, false, t, index, shifts);
 #pragma GCC unroll 1
         for (p.in_unit = 0; p.in_unit < GROUPS; p.in_unit++) {
-            ask_for(p.codes + (R == 1 ? BYTES_AHEAD : GROUPS_AHEAD * shape.group_bytes),
-                    shape.group_bytes);
+            ask_ahead(p.codes, shape.group_bytes);
             if (R <= whole_rows(type)) {
                 add_group(type, R, HALVES, t, &p, 0, shifts);
             } else {
