@@ -13,13 +13,13 @@
  * of halves. No sum of 32 bits overflows: 256 * 127 * 2^3 times a code of 5 bits and a scale of 6, or of 6 bits
  * and 8, is less than 2^31.
  */
-#include "kernels/cpu/avx2_unpack.h"
+#include "kernels/cpu/avx2_super.h"
 
 /* Rows of a tile, at most. */
-enum { ROWS_MOST = 8, READY_TILE_ROWS = 6, WIDE_ROWS = 4 };
+enum { ROWS_MOST = SUPER_ROWS_MOST, READY_TILE_ROWS = 6, WIDE_ROWS = 4 };
 /* Rows whose totals wait, at most. */
 enum { BATCH_ROWS = 48 };
-enum { GROUPS = FG_QUANT_SUPER_GROUPS, VECTORS = 8, HALVES = 2 };
+enum { VECTORS = 8 };
 /* Bytes ahead of a walk through a panel: what arrives from memory meanwhile, in the second-level cache, which waits for
  * more lines at once than the first. */
 enum { AHEAD = 8192 };
@@ -88,12 +88,6 @@ FG_AVX2_INLINE __m256i codes_of(uint32_t type, bool ready, const uint8_t *codes,
     return ready ? load32(codes + (size_t)j * VECTOR) : unpack(type, codes, j / 4, j % 4);
 }
 
-/* Compilers add up in the order in which it is written. Free to make trees of it, they run out of registers. */
-FG_AVX2_INLINE void finish_first(__m256i *sum)
-{
-    __asm__("" : "+x"(*sum));
-}
-
 /* Row r's part of a super-group. */
 FG_AVX2_INLINE const fg_quant_super *super_of(const tile *t, size_t index, int r)
 {
@@ -121,22 +115,6 @@ FG_AVX2_INLINE __m256i high_scales(uint32_t type, const uint8_t *scales, size_t 
     const uint8_t *at = scales + (type == FG_Q6_K ? 32 + 16 * second : 64) + g * 32;
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), places);
-}
-
-/* Two bytes of each of eight outputs side by side: of Q6_K the scales of group i, else the minima of groups 2i and
- * 2i + 1. */
-FG_AVX2_INLINE __m256i pair_of(uint32_t type, const uint8_t *scales, size_t i, int h)
-{
-    const uint8_t *at = scales + (type == FG_Q6_K ? 32 + i * 32 : 64 + i * 64 + 16);
-    __m128i first = load8(at + 8 * h);
-    __m128i second = load8(at + 8 * h + (type == FG_Q6_K ? 16 : 32));
-    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
-}
-
-FG_AVX2_INLINE __m256i ready_or_pair(uint32_t type, bool ready, const tile *t,
-                                     const uint8_t *scales, size_t i, int h)
-{
-    return ready ? load32(t->ready->pairs[i][h]) : pair_of(type, scales, i, h);
 }
 
 /* How many bits each row's sums of a group are shifted by, or where its scales are in ready_super, to where one register
@@ -386,59 +364,6 @@ FG_AVX2_INLINE void add_group_by_rows(uint32_t type, int R, tile *t, const group
     }
 }
 
-/* ---- a super-group ---- */
-
-/* Of R rows with half h: what the integer minima come to, or Q6_K's scales without their codes. */
-FG_AVX2_INLINE void sum_pairs(uint32_t type, int R, bool ready, const tile *t,
-                              const uint8_t *scales, size_t index, int h, __m256i *out)
-{
-    const int count = type == FG_Q6_K ? GROUPS : GROUPS / 2;
-    __m256i pairs[GROUPS];
-#pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-        pairs[i] = ready ? load32(t->ready->pairs[i][h]) : pair_of(type, scales, (size_t)i, h);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        const fg_quant_super *super = super_of(t, index, r);
-        const int16_t *x = type == FG_Q6_K ? super->halves[0] : super->sums;
-        __m256i sum = _mm256_madd_epi16(pairs[0], broadcast4(x));
-#pragma GCC unroll 7
-        for (int i = 1; i < count; i++) {
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs[i], broadcast4(x + 2 * i)));
-            finish_first(&sum);
-        }
-        out[r] = sum;
-    }
-}
-
-/* Totals grow by the super-group. */
-FG_AVX2_INLINE void end_super(uint32_t type, int R, bool ready, const tile *t,
-                              const uint8_t *scales, size_t index)
-{
-#pragma GCC unroll 2
-    for (int h = 0; h < HALVES; h++) {
-        __m256i pairs[ROWS_MOST];
-        sum_pairs(type, R, ready, t, scales, index, h, pairs);
-        __m256 d = halves(scales + h * 16);
-        __m256 minimum = _mm256_xor_ps(halves(scales + 32 + h * 16), _mm256_set1_ps(-0.0f));
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            __m256 scale = _mm256_set1_ps(super_of(t, index, r)->scale);
-            __m256 total = t->totals[r][h];
-            __m256i sum = t->sums[r][h];
-            if (type == FG_Q6_K) {
-                sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(pairs[r], 5));
-            } else {
-                total = _mm256_fmadd_ps(_mm256_mul_ps(minimum, scale), _mm256_cvtepi32_ps(pairs[r]),
-                                        total);
-            }
-            t->totals[r][h] =
-                _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(sum), total);
-        }
-    }
-}
-
 /* ---- walks ---- */
 
 /* Sums begin at nothing. */
@@ -481,7 +406,9 @@ FG_AVX2_INLINE void run_ready(uint32_t type, int R, tile *t)
         t->sums[r][0] = wide[r][0];
         t->sums[r][1] = wide[r][1];
     }
-    end_super(type, R, true, t, t->scales, t->first);
+    const super_rows rows = { super_of(t, t->first, 0), t->super_count, t->sums, t->totals,
+                              t->ready->pairs };
+    end_super(type, R, true, &rows, t->scales);
 }
 
 /* R rows against the panel. */
@@ -506,7 +433,8 @@ FG_AVX2_INLINE void run_rows(uint32_t type, int R, tile *t)
             p.codes += shape.group_bytes;
             p.quants += FG_QUANT_GROUP;
         }
-        end_super(type, R, false, t, p.scales, index);
+        const super_rows rows = { super_of(t, index, 0), t->super_count, t->sums, t->totals, NULL };
+        end_super(type, R, false, &rows, p.scales);
         p.scales += shape.unit_bytes;
     }
 }
