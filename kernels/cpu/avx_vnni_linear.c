@@ -38,6 +38,7 @@ typedef struct tile {
     size_t group_count;
     float_sums sums;
     int_sums products; /* of a super-group */
+    int_sums firsts;   /* of columns 0..15 of a group */
 } tile;
 
 /* By how much each row's groups of a super-group are shifted. */
@@ -133,7 +134,8 @@ FG_AVX2_INLINE void begin_super(int R, tile *t, const fg_quant_super *supers, ro
     }
 }
 
-/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scales. */
+/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scales. With its last ones the group is shifted and
+ * added to the super-group. */
 FOR_EACH_SIZE void add_integers(uint32_t type, int R, tile *t, const place *p,
                                 const row_shifts shifts, int first, int end)
 {
@@ -143,15 +145,20 @@ FOR_EACH_SIZE void add_integers(uint32_t type, int R, tile *t, const place *p,
         sums[r][0] = sums[r][1] = _mm256_setzero_si256();
     }
     multiply(type, R, t, p, first, end, sums);
-    __asm__("" : "+m"(t->products)); /* or compilers would keep copies elsewhere */
+    __asm__("" : "+m"(t->products), "+m"(t->firsts)); /* or compilers would keep copies elsewhere */
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
         __m256i scale = integers_of(type, p->scales, p->in_unit, h, first != 0);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            __m256i shifted = _mm256_sllv_epi32(scale, broadcast4(&shifts[r][p->in_unit]));
-            t->products[r][h] =
-                _mm256_add_epi32(t->products[r][h], _mm256_mullo_epi32(sums[r][h], shifted));
+            __m256i sum = _mm256_mullo_epi32(sums[r][h], scale);
+            if (end < VECTORS) {
+                t->firsts[r][h] = sum;
+                continue;
+            }
+            sum = first == 0 ? sum : _mm256_add_epi32(sum, t->firsts[r][h]);
+            sum = _mm256_sllv_epi32(sum, broadcast4(&shifts[r][p->in_unit]));
+            t->products[r][h] = _mm256_add_epi32(t->products[r][h], sum);
         }
     }
 }
