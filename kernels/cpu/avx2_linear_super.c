@@ -3,8 +3,10 @@
  *
  * A lane is an output, so no sum is ever folded, and one row runs through the same instructions as many. A tile is R
  * rows: each vector of codes meets four columns of every row, broadcast once for all outputs. Sums of pairs stay in
- * registers, in 16 bits as long as they are exact; the instruction that widens them multiplies with the integer scale,
- * 2^shift times. Float totals are touched once for a super-group.
+ * registers, in 16 bits as long as they are exact, and the instruction that widens them multiplies with the integer
+ * scale. Where the rows are too many for that, half a group's codes stay in registers while row after row passes. A
+ * group's sum is shifted and added to the super-group's, which lies in memory that never leaves the first-level cache,
+ * as do the float totals, which are touched once for a super-group.
  *
  * Many rows first have a super-group made ready: its codes as bytes, its scales with every shift. That stays in the
  * first-level cache while all of them pass.
@@ -15,7 +17,7 @@
  */
 #include "kernels/cpu/avx2_super.h"
 
-/* Rows of a tile, at most. */
+/* Rows of a tile, at most; of super-groups made ready; and of those of Q6_K, whose 32-bit sums take registers too. */
 enum { ROWS_MOST = SUPER_ROWS_MOST, READY_TILE_ROWS = 6, WIDE_ROWS = 4 };
 /* Rows whose totals wait, at most. */
 enum { BATCH_ROWS = 48 };
@@ -50,7 +52,7 @@ typedef struct tile {
 
 /* Of each row with outputs 0..7 and 8..15. */
 typedef __m256i row_sums[ROWS_MOST][HALVES];
-/* By how much each row's scales are shifted, or where they are in ready_super. */
+/* By how much each row's groups are shifted, or where their scales are in ready_super. */
 typedef int32_t row_shifts[ROWS_MOST][GROUPS];
 
 /* A group as the walk meets it. */
@@ -73,7 +75,7 @@ FG_AVX2_INLINE uint32_t ready_rows(uint32_t type)
     return type == FG_Q4_K ? 24 : type == FG_Q5_K ? 10 : 15;
 }
 
-/* Rows of a tile, at most. Q6_K's 32-bit sums take registers too. */
+/* Rows of a tile, at most. */
 FG_AVX2_INLINE uint32_t tile_rows(uint32_t type, bool ready)
 {
     if (ready) {
@@ -117,8 +119,7 @@ FG_AVX2_INLINE __m256i high_scales(uint32_t type, const uint8_t *scales, size_t 
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), places);
 }
 
-/* How many bits each row's sums of a group are shifted by, or where its scales are in ready_super, to where one register
- * finds those of all rows. */
+/* To where one register finds those of all rows. */
 FG_AVX2_INLINE void bring_shifts(uint32_t type, int R, bool ready, const tile *t, size_t index,
                                  row_shifts out)
 {
@@ -143,7 +144,6 @@ FG_AVX2_INLINE void ask_ahead(const uint8_t *at, size_t size_bytes)
     }
 }
 
-/* Makes a super-group ready. */
 FG_AVX2_INLINE void make_ready(uint32_t type, const uint8_t *scales, ready_super *out)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
@@ -228,7 +228,7 @@ FG_AVX2_INLINE void add_ready_wide(int R, const tile *t, const group_place *p,
                                    const row_shifts shifts, row_sums sums)
 {
     const size_t row = t->columns;
-    const uint8_t *scales[WIDE_ROWS];
+    const uint8_t *scales[ROWS_MOST];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         scales[r] = (const uint8_t *)t->ready->scales + shifts[r][p->in_unit];
@@ -253,10 +253,8 @@ FG_AVX2_INLINE void add_ready_wide(int R, const tile *t, const group_place *p,
                 finish_first(&sums[r][h]);
             }
         }
-        __asm__ volatile(""
-                         :
-                         :
-                         : "memory"); /* scales had better be read again than take registers */
+        /* Scales had better be read again than take registers. */
+        __asm__ volatile("" : : : "memory");
     }
 }
 
