@@ -17,6 +17,9 @@ void fg_cpu_avx2_linear_bf16(const fg_linear *linear, const fg_activations *in, 
 /* Q8_0, many rows. */
 void fg_cpu_avx2_linear_q8(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                            uint32_t first, uint32_t count);
+/* Q4_K, Q5_K and Q6_K. */
+void fg_cpu_avx2_linear_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                              uint32_t first, uint32_t count);
 /* With AVX-VNNI: quantised types; others as fg_cpu_avx2_linear. */
 void fg_cpu_avx_vnni_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                             uint32_t first, uint32_t count);

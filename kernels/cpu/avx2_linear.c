@@ -2,16 +2,15 @@
  * Matrix products with AVX2, FMA and F16C, over panels of sixteen outputs (kernels/panel.h).
  *
  * A lane is an output, so no sum is ever folded, and one row runs through the same instructions as many.
- * Codes of 4 to 6 bits: those of half a group, 16 outputs x 16 columns, are unpacked into eight registers
+ * Codes of 4 and 5 bits: those of half a group, 16 outputs x 16 columns, are unpacked into eight registers
  * and stay there while up to TILE_ROWS rows pass; four columns of a row are broadcast once for all
  * outputs. The sums of the first half wait in memory for the second. Codes of 8 bits need their sign as
  * well as their magnitude: there the sums of up to eight rows stay in registers while the codes pass, and
- * many rows go elsewhere (avx2_linear_q8.c).
+ * many rows go elsewhere (avx2_linear_q8.c), as do types with super-groups (avx2_linear_super.c).
  *
  * How long 16-bit sums are exact: a product pair is at most 2 * 127 * u for codes up to u; 4 bits allow
  * eight pairs (30480), 5 bits four (31496), 6 bits two (32004), 8 bits one (32512).
  */
-#include "kernels/cpu/plain.h"
 #include "kernels/cpu/avx2_unpack.h"
 
 /* Rows that share one unpacking of codes. Their activations are a row apart, and with rows of a power of
@@ -41,13 +40,6 @@ typedef struct codes {
     __m256i b0, b1, b2, b3;
 } codes;
 
-/* What the pair sums of a group are multiplied with, for eight outputs. */
-typedef struct pair_scales {
-    __m256i first;  /* 1; of Q6_K columns 0..15's scale */
-    __m256i second; /* the same of columns 16..31 */
-    __m256i both;   /* Q6_K: the two of an output side by side, times the codes' offset */
-} pair_scales;
-
 /* Eight 32-bit or sixteen 16-bit sums of each half of the panel. */
 typedef struct products {
     __m256i a, b;
@@ -59,28 +51,6 @@ FG_AVX2_INLINE codes unpack_half(uint32_t type, const uint8_t *at, int half)
                     unpack(type, at, half, 2),        unpack(type, at, half, 3),
                     unpack(type, at + HALF, half, 0), unpack(type, at + HALF, half, 1),
                     unpack(type, at + HALF, half, 2), unpack(type, at + HALF, half, 3) };
-}
-
-/* Each 32-bit value's low half in both halves. */
-FG_AVX2_INLINE __m256i twice(__m256i value)
-{
-    return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xAA);
-}
-
-/* Of group g of a unit, for outputs 8 * half .. 8 * half + 7. */
-FG_AVX2_INLINE pair_scales pair_scales_of(uint32_t type, const uint8_t *scales, size_t g,
-                                          size_t half)
-{
-    pair_scales s = { .first = _mm256_set1_epi16(1), .second = _mm256_set1_epi16(1) };
-    if (type == FG_Q6_K) {
-        __m256i first = integers_of(scales, g, half, 0);
-        __m256i second = integers_of(scales, g, half, 1);
-        s.first = twice(first);
-        s.second = twice(second);
-        s.both = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xAA);
-        s.both = _mm256_slli_epi16(s.both, 5);
-    }
-    return s;
 }
 
 /* Compilers take what comes before it first. Free to interleave a row's 16 columns, they run out of
@@ -101,49 +71,42 @@ FG_AVX2_INLINE products pairs8(__m256i a0, __m256i b0, __m256i a1, __m256i b1, c
     return p;
 }
 
+/* Sixteen pair sums as eight. */
+FG_AVX2_INLINE __m256i widen(__m256i pairs)
+{
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
 /* Sums of 16 columns of one row: 16-bit pair sums of 4-bit codes, else 32 bits. */
-FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x, __m256i a_scales,
-                                      __m256i b_scales)
+FG_AVX2_INLINE products half_products(uint32_t type, codes w, const int8_t *x)
 {
     products low = pairs8(w.a0, w.b0, w.a1, w.b1, x);
     finish_first(&low);
     products high = pairs8(w.a2, w.b2, w.a3, w.b3, x + 8);
-    if (type == FG_Q6_K) {
-        return (products){ _mm256_add_epi32(_mm256_madd_epi16(low.a, a_scales),
-                                            _mm256_madd_epi16(high.a, a_scales)),
-                           _mm256_add_epi32(_mm256_madd_epi16(low.b, b_scales),
-                                            _mm256_madd_epi16(high.b, b_scales)) };
-    }
     products sum = { _mm256_add_epi16(low.a, high.a), _mm256_add_epi16(low.b, high.b) };
-    if (type == FG_Q4_0 || type == FG_Q4_1 || type == FG_Q4_K) {
+    if (type == FG_Q4_0 || type == FG_Q4_1) {
         return sum;
     }
-    return (products){ _mm256_madd_epi16(sum.a, a_scales), _mm256_madd_epi16(sum.b, b_scales) };
+    return (products){ widen(sum.a), widen(sum.b) };
 }
 
 /* The exact sum of one row's group for eight outputs, from those of its halves. */
 FG_AVX2_INLINE __m256i whole_sum(uint32_t type, __m256i first, __m256i second,
-                                 const fg_quant_group *group, const pair_scales *s)
+                                 const fg_quant_group *group)
 {
     switch (type) {
     case FG_Q4_0: {
         __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(group->negated), 3);
-        first = _mm256_madd_epi16(_mm256_add_epi16(first, second), s->first);
-        return _mm256_add_epi32(first, offset);
+        return _mm256_add_epi32(widen(_mm256_add_epi16(first, second)), offset);
     }
     case FG_Q5_0: {
         __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(group->negated), 4);
         return _mm256_add_epi32(_mm256_add_epi32(first, second), offset);
     }
-    case FG_Q6_K: {
-        __m256i offset = _mm256_madd_epi16(broadcast4(group->sums), s->both);
-        return _mm256_sub_epi32(_mm256_add_epi32(first, second), offset);
-    }
     case FG_Q5_1:
-    case FG_Q5_K:
         return _mm256_add_epi32(first, second);
     default:
-        return _mm256_madd_epi16(_mm256_add_epi16(first, second), s->first);
+        return widen(_mm256_add_epi16(first, second));
     }
 }
 
@@ -158,22 +121,19 @@ FG_AVX2_INLINE void add_group(uint32_t type, tile *t, const place *p)
     const int8_t *x = t->quants + p->group * FG_QUANT_GROUP;
     factors a = factors_of(type, p->scales, p->in_unit, 0);
     factors b = factors_of(type, p->scales, p->in_unit, 1);
-    pair_scales a_pairs = pair_scales_of(type, p->scales, p->in_unit, 0);
-    pair_scales b_pairs = pair_scales_of(type, p->scales, p->in_unit, 1);
     codes w = unpack_half(type, p->codes, 0);
     for (uint32_t row = 0; row < t->rows; row++) {
-        products half = half_products(type, w, x + row * t->columns, a_pairs.first, b_pairs.first);
+        products half = half_products(type, w, x + row * t->columns);
         t->halves[row][0] = half.a;
         t->halves[row][1] = half.b;
     }
     w = unpack_half(type, p->codes, 1);
     const fg_quant_group *group = t->groups + p->group;
     for (uint32_t row = 0; row < t->rows; row++) {
-        products half =
-            half_products(type, w, x + row * t->columns + 16, a_pairs.second, b_pairs.second);
+        products half = half_products(type, w, x + row * t->columns + 16);
         finish_first(&half);
-        __m256i first = whole_sum(type, t->halves[row][0], half.a, group, &a_pairs);
-        __m256i second = whole_sum(type, t->halves[row][1], half.b, group, &b_pairs);
+        __m256i first = whole_sum(type, t->halves[row][0], half.a, group);
+        __m256i second = whole_sum(type, t->halves[row][1], half.b, group);
         t->sums[row][0] = add_sum(type, first, group, &a, t->sums[row][0]);
         t->sums[row][1] = add_sum(type, second, group, &b, t->sums[row][1]);
         group += t->group_count;
@@ -187,14 +147,10 @@ FG_AVX2_INLINE void add_group_to_row(uint32_t type, const tile *t, const place *
     const fg_quant_group *group = t->groups + p->group;
     factors a = factors_of(type, p->scales, p->in_unit, 0);
     factors b = factors_of(type, p->scales, p->in_unit, 1);
-    pair_scales a_pairs = pair_scales_of(type, p->scales, p->in_unit, 0);
-    pair_scales b_pairs = pair_scales_of(type, p->scales, p->in_unit, 1);
-    products low =
-        half_products(type, unpack_half(type, p->codes, 0), x, a_pairs.first, b_pairs.first);
-    products high =
-        half_products(type, unpack_half(type, p->codes, 1), x + 16, a_pairs.second, b_pairs.second);
-    __m256i first = whole_sum(type, low.a, high.a, group, &a_pairs);
-    __m256i second = whole_sum(type, low.b, high.b, group, &b_pairs);
+    products low = half_products(type, unpack_half(type, p->codes, 0), x);
+    products high = half_products(type, unpack_half(type, p->codes, 1), x + 16);
+    __m256i first = whole_sum(type, low.a, high.a, group);
+    __m256i second = whole_sum(type, low.b, high.b, group);
     sums[0] = add_sum(type, first, group, &a, sums[0]);
     sums[1] = add_sum(type, second, group, &b, sums[1]);
 }
@@ -448,21 +404,22 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
     }
 }
 
-FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
+FG_CPU_EACH_GROUPED(FG_AVX2_DEFINE_PANELS)
 
 void fg_cpu_avx2_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                         uint32_t first, uint32_t count)
 {
-    if (fg_cpu_is_super(linear->weight.type)) {
-        fg_cpu_plain_linear(linear, in, rows, first, count);
-        return;
-    }
     if (linear->weight.type == FG_Q8_0 && rows >= SIGNED_ROWS_MANY) {
         fg_cpu_avx2_linear_q8(linear, in, rows, first, count);
         return;
     }
     switch (linear->weight.type) {
-        FG_CPU_EACH_QUANTIZED(FG_AVX2_PANELS_CASE)
+        FG_CPU_EACH_GROUPED(FG_AVX2_PANELS_CASE)
+    case FG_Q4_K:
+    case FG_Q5_K:
+    case FG_Q6_K:
+        fg_cpu_avx2_linear_super(linear, in, rows, first, count);
+        break;
     case FG_BF16:
         fg_cpu_avx2_linear_bf16(linear, in, rows, first, count);
         break;

@@ -67,7 +67,7 @@ FG_AVX2_INLINE __m128i load8(const uint8_t *at)
     return _mm_loadl_epi64((const __m128i *)at);
 }
 
-/* Scales of group g of a unit for outputs 8 * half .. 8 * half + 7. */
+/* Of types without super-groups: scales of group g of a unit for outputs 8 * half .. 8 * half + 7. */
 FG_AVX2_INLINE factors factors_of(uint32_t type, const uint8_t *scales, size_t g, size_t half)
 {
     factors f = { .d = _mm256_setzero_ps() };
@@ -78,31 +78,11 @@ FG_AVX2_INLINE factors factors_of(uint32_t type, const uint8_t *scales, size_t g
         f.d = halves(scales);
         f.minimum = halves(scales + 32);
         break;
-    case FG_Q4_K:
-    case FG_Q5_K: {
-        const uint8_t *bytes = scales + 64 + g * 32 + half * 8;
-        /* The products of halves and six bits are exact. */
-        __m256 integers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes)));
-        f.d = _mm256_mul_ps(halves(scales + half * 16), integers);
-        __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(bytes + 16)));
-        f.minimum = _mm256_xor_ps(_mm256_mul_ps(halves(scales + 32 + half * 16), minima),
-                                  _mm256_set1_ps(-0.0f));
-        break;
-    }
-    case FG_Q6_K:
-        f.d = halves(scales + half * 16);
-        break;
     default:
         f.d = halves(scales + g * 32 + half * 16);
         break;
     }
     return f;
-}
-
-/* Q6_K's integer scales of columns 16 * second .. 16 * second + 15 of the group. */
-FG_AVX2_INLINE __m256i integers_of(const uint8_t *scales, size_t g, size_t half, size_t second)
-{
-    return _mm256_cvtepi8_epi32(load8(scales + 32 + g * 32 + second * 16 + half * 8));
 }
 
 FG_AVX2_INLINE __m256 add_scaled(uint32_t type, __m256 sum, const fg_quant_group *group,

@@ -7,10 +7,10 @@
  * the tile. Sixteen registers hold the integer sums of TILE_ROWS rows and the two vectors of codes that they
  * meet; the rows' float sums lie in memory that never leaves the first-level cache.
  *
- * Q6_K's integer scales are multiplied as floats: sums are below 2^24 (avx512_linear.c), so nothing is rounded.
+ * Q4_K, Q5_K and Q6_K: a group's sums, or those of its halves, are multiplied with their integer scales, 2^shift times,
+ * and added up in memory as well.
  */
-#include "kernels/cpu/plain.h"
-#include "kernels/cpu/avx2_unpack.h"
+#include "kernels/cpu/avx2_super.h"
 
 /* A function for every type and number of rows takes compilers long with sanitizers. */
 #if defined(FORGE_SANITIZED)
@@ -19,7 +19,7 @@
 #define FOR_EACH_SIZE FG_AVX2_INLINE
 #endif
 
-enum { TILE_ROWS = 6, HALVES = 2, VECTORS = 8 };
+enum { TILE_ROWS = 6, VECTORS = 8 };
 /* Bytes ahead of a walk through a panel: what arrives from memory meanwhile, in the second-level cache, which waits for
  * more lines at once than the first, and comes on into that one when it is near. */
 enum { AHEAD = 3072, AHEAD_NEAR = 512, AHEAD_MANY = 2304 };
@@ -33,10 +33,16 @@ typedef struct tile {
     const uint8_t *panel;
     const int8_t *quants;         /* of the tile's first row */
     const fg_quant_group *groups; /* of the tile's first row */
+    const fg_quant_super *supers; /* the same */
     size_t columns;
     size_t group_count;
     float_sums sums;
+    int_sums products; /* of a super-group */
+    int_sums firsts;   /* of columns 0..15 of a group */
 } tile;
+
+/* By how much each row's groups of a super-group are shifted. */
+typedef int32_t row_shifts[TILE_ROWS][GROUPS];
 
 /* What the codes of a type are too large by, as a power of two; 0: nothing. */
 FG_AVX2_INLINE int offset_bits(uint32_t type)
@@ -50,13 +56,7 @@ FG_AVX2_INLINE const fg_quant_group *group_of(const tile *t, const place *p, int
     return t->groups + p->group + (size_t)r * t->group_count;
 }
 
-/* Of columns 16 * second .. 16 * second + 15: what the codes' offset adds too much, taken off. */
-FG_AVX2_INLINE __m256i begin_half(const fg_quant_group *group, int second)
-{
-    return _mm256_set1_epi32(-32 * group->sums[second]);
-}
-
-/* The same of the whole group. */
+/* Where a row's sum begins: what the codes' offset adds too much. */
 FG_AVX2_INLINE __m256i begin_whole(uint32_t type, const fg_quant_group *group)
 {
     if (offset_bits(type) == 0) {
@@ -111,42 +111,54 @@ FOR_EACH_SIZE void add_group(uint32_t type, int R, const tile *t, const place *p
     }
 }
 
-/* Columns 16 * second .. 16 * second + 15 of a group of Q6_K, times their integer scales. */
-FOR_EACH_SIZE void scale_half(int R, const tile *t, const place *p, int second, float_sums scaled)
+/* ---- super-groups ---- */
+
+/* A group's integer scales; of Q6_K those of columns 0..15, or of 16..31. */
+FG_AVX2_INLINE __m256i integers_of(uint32_t type, const uint8_t *scales, size_t g, int h,
+                                   bool second)
+{
+    if (type == FG_Q6_K) {
+        return _mm256_cvtepi8_epi32(load8(scales + 32 + g * 32 + (second ? 16 : 0) + h * 8));
+    }
+    return _mm256_cvtepu8_epi32(load8(scales + 64 + g * 32 + h * 8));
+}
+
+/* To where one register finds those of all rows; and sums begin at nothing. */
+FG_AVX2_INLINE void begin_super(int R, tile *t, const fg_quant_super *supers, row_shifts shifts)
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+        __m256i of_row = load32(supers[(size_t)r * (t->group_count / GROUPS)].shifts);
+        _mm256_storeu_si256((__m256i *)(void *)shifts[r], of_row);
+        t->products[r][0] = t->products[r][1] = _mm256_setzero_si256();
+    }
+}
+
+/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scales. With its last ones the group is shifted and
+ * added to the super-group. */
+FOR_EACH_SIZE void add_integers(uint32_t type, int R, tile *t, const place *p,
+                                const row_shifts shifts, int first, int end)
 {
     int_sums sums;
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
-        sums[r][0] = sums[r][1] = begin_half(group_of(t, p, r), second);
+        sums[r][0] = sums[r][1] = _mm256_setzero_si256();
     }
-    multiply(FG_Q6_K, R, t, p, second * VECTORS / 2, (second + 1) * VECTORS / 2, sums);
+    multiply(type, R, t, p, first, end, sums);
+    __asm__("" : "+m"(t->products), "+m"(t->firsts)); /* or compilers would keep copies elsewhere */
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
-        __m256 scale =
-            _mm256_cvtepi32_ps(integers_of(p->scales, p->in_unit, (size_t)h, (size_t)second));
+        __m256i scale = integers_of(type, p->scales, p->in_unit, h, first != 0);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            scaled[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][h]), scale, scaled[r][h]);
-        }
-    }
-}
-
-/* The same as add_group of Q6_K, whose group has two integer scales. */
-FOR_EACH_SIZE void add_halves(int R, const tile *t, const place *p, float_sums totals)
-{
-    float_sums scaled;
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-        scaled[r][0] = scaled[r][1] = _mm256_setzero_ps();
-    }
-    scale_half(R, t, p, 0, scaled);
-    scale_half(R, t, p, 1, scaled);
-#pragma GCC unroll 2
-    for (int h = 0; h < HALVES; h++) {
-        factors f = factors_of(FG_Q6_K, p->scales, p->in_unit, (size_t)h);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            totals[r][h] = add_scaled(FG_Q6_K, scaled[r][h], group_of(t, p, r), &f, totals[r][h]);
+            __m256i sum = _mm256_mullo_epi32(sums[r][h], scale);
+            if (end < VECTORS) {
+                t->firsts[r][h] = sum;
+                continue;
+            }
+            sum = first == 0 ? sum : _mm256_add_epi32(sum, t->firsts[r][h]);
+            sum = _mm256_sllv_epi32(sum, broadcast4(&shifts[r][p->in_unit]));
+            t->products[r][h] = _mm256_add_epi32(t->products[r][h], sum);
         }
     }
 }
@@ -165,7 +177,7 @@ FG_AVX2_INLINE void ask_ahead(int R, const uint8_t *at, size_t size_bytes)
 }
 
 /* R rows against the panel: totals grow. */
-FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
+FOR_EACH_SIZE void walk_groups(uint32_t type, int R, const tile *t, float_sums totals)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     place p = { .scales = t->panel };
@@ -176,11 +188,7 @@ FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
         size_t count = left < shape.unit_groups ? left : shape.unit_groups;
         for (p.in_unit = 0; p.in_unit < count; p.in_unit++) {
             ask_ahead(R, p.codes, shape.group_bytes);
-            if (type == FG_Q6_K) {
-                add_halves(R, t, &p, totals);
-            } else {
-                add_group(type, R, t, &p, totals);
-            }
+            add_group(type, R, t, &p, totals);
             p.codes += shape.group_bytes;
             p.group++;
         }
@@ -188,17 +196,62 @@ FOR_EACH_SIZE void walk(uint32_t type, int R, const tile *t, float_sums totals)
     }
 }
 
+/* The same in super-groups. */
+FOR_EACH_SIZE void walk_supers(uint32_t type, int R, tile *t)
+{
+    const fg_panel_shape shape = fg_panel_shape_of(type, 256);
+    place p = { .scales = t->panel };
+    super_rows rows = { .supers = t->supers,
+                        .stride = t->group_count / GROUPS,
+                        .sums = t->products,
+                        .totals = t->sums };
+    while (p.group < t->group_count) {
+        row_shifts shifts;
+        p.codes = p.scales + shape.scale_bytes;
+        ask_ahead(R, p.scales, shape.scale_bytes);
+        begin_super(R, t, rows.supers, shifts);
+#pragma GCC unroll 1
+        for (p.in_unit = 0; p.in_unit < GROUPS; p.in_unit++) {
+            ask_ahead(R, p.codes, shape.group_bytes);
+            if (type == FG_Q6_K) {
+                add_integers(type, R, t, &p, shifts, 0, VECTORS / 2);
+                add_integers(type, R, t, &p, shifts, VECTORS / 2, VECTORS);
+            } else {
+                add_integers(type, R, t, &p, shifts, 0, VECTORS);
+            }
+            p.codes += shape.group_bytes;
+            p.group++;
+        }
+        end_super(type, R, false, &rows, p.scales);
+        rows.supers++;
+        p.scales += shape.unit_bytes;
+    }
+}
+
+FOR_EACH_SIZE void walk(uint32_t type, int R, tile *t)
+{
+    if (fg_cpu_is_super(type)) {
+        walk_supers(type, R, t);
+    } else {
+        walk_groups(type, R, t, t->sums);
+    }
+}
+
 /* The sums of one row never leave the registers. */
 FG_AVX2_INLINE void run_row(uint32_t type, tile *t)
 {
+    if (fg_cpu_is_super(type)) {
+        walk_supers(type, 1, t);
+        return;
+    }
     float_sums totals = { { _mm256_setzero_ps(), _mm256_setzero_ps() } };
-    walk(type, 1, t, totals);
+    walk_groups(type, 1, t, totals);
     memcpy(t->sums[0], totals[0], sizeof t->sums[0]);
 }
 
 #define RUN(R)                                                                                     \
     case R:                                                                                        \
-        walk(type, R, t, t->sums);                                                                 \
+        walk(type, R, t);                                                                          \
         break;
 
 FG_AVX2_INLINE void run_tile(uint32_t type, uint32_t rows, tile *t)
@@ -231,7 +284,11 @@ FG_AVX2_INLINE void run_panels(uint32_t type, const fg_linear *linear, const fg_
         for (uint32_t row = 0; row < rows; row += tile_rows) {
             uint32_t here = rows - row < tile_rows ? rows - row : tile_rows;
             t.quants = in->quants + row * t.columns;
-            t.groups = in->groups + row * t.group_count;
+            if (fg_cpu_is_super(type)) {
+                t.supers = in->supers + row * (t.group_count / GROUPS);
+            } else {
+                t.groups = in->groups + row * t.group_count;
+            }
             memset(t.sums, 0, sizeof t.sums);
             run_tile(type, here, &t);
             for (uint32_t i = 0; i < here; i++) {
@@ -246,10 +303,6 @@ FG_CPU_EACH_QUANTIZED(FG_AVX2_DEFINE_PANELS)
 void fg_cpu_avx_vnni_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                             uint32_t first, uint32_t count)
 {
-    if (fg_cpu_is_super(linear->weight.type)) {
-        fg_cpu_plain_linear(linear, in, rows, first, count);
-        return;
-    }
     switch (linear->weight.type) {
         FG_CPU_EACH_QUANTIZED(FG_AVX2_PANELS_CASE)
     default:
