@@ -89,7 +89,9 @@ static inline uint32_t fg_pair_stride(uint32_t columns)
 enum {
     FG_FORM_QUANTS = 1, /* quants and groups */
     FG_FORM_PAIRS = 2,
-    FG_FORM_SUPERS = 4 /* quants and supers; with QUANTS groups too, of the same quants */
+    /* quants and supers. With QUANTS: groups too, of the same quants, and no tiles: who reads only one of the two then
+     * takes a copy without `quant_tiles`. */
+    FG_FORM_SUPERS = 4
 };
 
 /* The form that products with this weight type read. CPU: SUPERS for Q4_K, Q5_K and Q6_K, QUANTS for other quantised types,
