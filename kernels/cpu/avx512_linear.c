@@ -678,20 +678,6 @@ static bool asks_between(uint32_t type, uint32_t rows)
     return type == FG_Q6_K || (type == FG_Q8_0 && rows > 1);
 }
 
-/* Another core has made some of few rows: all lines at once, not one after the other while the first panel passes. */
-static void ask_rows(const tile *t, const fg_activations *in, uint32_t rows)
-{
-    const char *quants = (const char *)in->quants;
-    const char *known = fg_cpu_is_super(t->linear->weight.type) ? (const char *)in->supers
-                                                                : (const char *)in->groups;
-    for (size_t i = 0; i < rows * t->columns; i += VECTOR) {
-        _mm_prefetch(quants + i, _MM_HINT_T1);
-        if (i % (2 * VECTOR) == 0) {
-            _mm_prefetch(known + i / 2, _MM_HINT_T1);
-        }
-    }
-}
-
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count)
 {
@@ -716,9 +702,6 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
                .group_count = w->columns / FG_QUANT_GROUP,
                .row_bytes = w->columns / FG_QUANT_GROUP * sizeof(fg_quant_group),
                .linear = linear };
-    if (rows <= TILE_ROWS && rows > 1) {
-        ask_rows(&t, in, rows);
-    }
     batch b; /* 16 KiB that need no zeros */
     b.shape = fg_panel_shape_of(w->type, w->columns);
     b.group_count = t.group_count;
