@@ -326,13 +326,12 @@ static void bench_gated(bench *b, uint32_t type, shape s)
         return; /* the next product reads whole groups */
     }
     fg_panels half = { .type = type, .outputs = s.outputs / 2, .columns = s.columns };
-    bool supers = fg_op_linear_form(b->stream, type) == FG_FORM_SUPERS &&
-                  half.outputs % FG_QUANT_SUPER == 0;
-    gated_halves g = { .gated = { .gate = half,
-                                  .up = half,
-                                  .forms = supers ? FG_FORM_SUPERS : FG_FORM_QUANTS },
-                       .half_bytes =
-                           fg_panel_count(half.outputs) * fg_panel_bytes(type, s.columns) };
+    bool supers =
+        fg_op_linear_form(b->stream, type) == FG_FORM_SUPERS && half.outputs % FG_QUANT_SUPER == 0;
+    gated_halves g = {
+        .gated = { .gate = half, .up = half, .forms = supers ? FG_FORM_SUPERS : FG_FORM_QUANTS },
+        .half_bytes = fg_panel_count(half.outputs) * fg_panel_bytes(type, s.columns)
+    };
     g.copies = b->config->warm ? 1 : (uint32_t)(b->memory_bytes / (2 * g.half_bytes));
     g.gated.out = b->out;
     g.gated.out.columns = half.outputs;

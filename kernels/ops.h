@@ -26,8 +26,12 @@
 extern "C" {
 #endif
 
-/* Activations are quantised in groups of 32 columns, which in super-groups of 256 have one scale but for a power of two. */
-enum { FG_QUANT_GROUP = 32, FG_QUANT_SUPER = 256, FG_QUANT_SUPER_GROUPS = FG_QUANT_SUPER / FG_QUANT_GROUP };
+/* Activations are quantised in groups of 32 columns; in super-groups of 256 these share a scale, but for a power of two. */
+enum {
+    FG_QUANT_GROUP = 32,
+    FG_QUANT_SUPER = 256,
+    FG_QUANT_SUPER_GROUPS = FG_QUANT_SUPER / FG_QUANT_GROUP
+};
 
 /* What a group's 32 bytes stand for: value = scale * q. */
 typedef struct fg_quant_group {
@@ -41,8 +45,9 @@ typedef struct fg_quant_group {
 enum { FG_QUANT_SHIFT_MAX = 3 };
 typedef struct fg_quant_super {
     int32_t shifts[FG_QUANT_SUPER_GROUPS];
-    int16_t halves[FG_QUANT_SUPER_GROUPS][2]; /* 2^shift * the sums of q in columns 0..15 and 16..31 of each group */
-    int16_t sums[FG_QUANT_SUPER_GROUPS];      /* and in all of them */
+    /* 2^shift times the sums of q in columns 0..15 and 16..31 of each group, and in all of them. */
+    int16_t halves[FG_QUANT_SUPER_GROUPS][2];
+    int16_t sums[FG_QUANT_SUPER_GROUPS];
     float scale;
     float unused[11]; /* to the end of the second cache line */
 } fg_quant_super;

@@ -152,8 +152,7 @@ FG_AVX512_INLINE void add_rows(uint32_t type, int first, int end, const fg_quant
         }
         __m512 scale = _mm512_mul_ps(
             d, _mm512_set1_ps(rows->halves[r / FG_TILE_HALF].scales[r % FG_TILE_HALF]));
-        totals[r] =
-            _mm512_fmadd_ps(scale, float_of(type, sums + r * FG_PANEL_OUTPUTS), totals[r]);
+        totals[r] = _mm512_fmadd_ps(scale, float_of(type, sums + r * FG_PANEL_OUTPUTS), totals[r]);
         FG_AVX512_HOLD(totals[r]);
     }
 }

@@ -505,11 +505,11 @@ static void avx512_geglu(const float *gate, const float *up, size_t count, float
 
 /* What the tables have in common; products and attention differ. */
 #define AVX512_ROWS                                                                                \
-    .quantize_supers = avx512_quantize_supers, .quantize_row = avx512_quantize_row, .quantize_rows = avx512_quantize_rows,                    \
-    .pair_row = avx512_pair_row, .rmsnorm_row = avx512_rmsnorm_row,                                \
-    .rmsnorm_rows = avx512_rmsnorm_rows, .swiglu = avx512_swiglu, .geglu = avx512_geglu,           \
-    .rotate = fg_cpu_avx2_rotate, .rotate_neighbours = fg_cpu_avx2_rotate_neighbours,              \
-    .to_halves = fg_cpu_avx2_to_halves
+    .quantize_supers = avx512_quantize_supers, .quantize_row = avx512_quantize_row,                \
+    .quantize_rows = avx512_quantize_rows, .pair_row = avx512_pair_row,                            \
+    .rmsnorm_row = avx512_rmsnorm_row, .rmsnorm_rows = avx512_rmsnorm_rows,                        \
+    .swiglu = avx512_swiglu, .geglu = avx512_geglu, .rotate = fg_cpu_avx2_rotate,                  \
+    .rotate_neighbours = fg_cpu_avx2_rotate_neighbours, .to_halves = fg_cpu_avx2_to_halves
 
 const fg_cpu_kernels fg_cpu_avx512 = {
     AVX512_ROWS,

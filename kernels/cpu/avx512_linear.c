@@ -637,8 +637,7 @@ static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
         uint32_t rows = rows_of_tile(b, row);
         t->quants = in->quants + (b->first + row) * t->columns;
         if (fg_cpu_is_super(t->linear->weight.type)) {
-            t->supers =
-                in->supers + (b->first + row) * (t->group_count / FG_QUANT_SUPER_GROUPS);
+            t->supers = in->supers + (b->first + row) * (t->group_count / FG_QUANT_SUPER_GROUPS);
         } else {
             t->groups = in->groups + (b->first + row) * t->group_count;
         }

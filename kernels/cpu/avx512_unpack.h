@@ -95,8 +95,8 @@ FG_AVX512_INLINE __m512i integer_scale(uint32_t type, const uint8_t *scales, siz
 /* Minus the float that the integer minima are multiplied with. */
 FG_AVX512_INLINE __m512 super_minimum(const uint8_t *scales)
 {
-    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(halves(scales + 32)),
-                                                _mm512_set1_epi32(INT32_MIN)));
+    return _mm512_castsi512_ps(
+        _mm512_xor_si512(_mm512_castps_si512(halves(scales + 32)), _mm512_set1_epi32(INT32_MIN)));
 }
 
 /* Two bytes for each output, of sixteen and sixteen, in order. */

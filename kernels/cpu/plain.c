@@ -165,15 +165,14 @@ static void add_super_group(const output_job *job, uint32_t g, uint32_t first_ro
 {
     const fg_activations *in = job->in;
     uint32_t type = job->linear->weight.type;
-    int32_t minimum = fg_cpu_has_minimum(type)
-                          ? fg_cpu_panel_minimum(&job->shape, job->panel, g, job->lane)
-                          : 0;
+    int32_t minimum =
+        fg_cpu_has_minimum(type) ? fg_cpu_panel_minimum(&job->shape, job->panel, g, job->lane) : 0;
     fg_cpu_panel_group(type, &job->shape, job->panel, g, job->lane, group);
     for (uint32_t r = 0; r < row_count; r++) {
         size_t row = first_row + r;
         const int8_t *x = in->quants + row * in->columns + (size_t)g * FG_QUANT_GROUP;
-        const fg_quant_super *super = &in->supers[row * (in->columns / FG_QUANT_SUPER) +
-                                                  g / FG_QUANT_SUPER_GROUPS];
+        const fg_quant_super *super =
+            &in->supers[row * (in->columns / FG_QUANT_SUPER) + g / FG_QUANT_SUPER_GROUPS];
         int32_t products = 0;
         for (int i = 0; i < FG_QUANT_GROUP; i++) {
             products += group->scale[i / 16] * group->q[i] * x[i];

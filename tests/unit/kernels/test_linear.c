@@ -509,6 +509,18 @@ static bool same_pairs(const fg_gated *got, bool apart, const fg_activations *wa
     return true;
 }
 
+static bool same_gated(const fg_gated *got, bool apart, const fg_activations *want, uint32_t rows)
+{
+    size_t count = (size_t)rows * want->columns;
+    return memcmp(got->out.quants, want->quants, count) == 0 &&
+           memcmp(got->out.supers, want->supers,
+                  rows * (want->columns / FG_QUANT_SUPER) * sizeof *want->supers) == 0 &&
+           memcmp(got->out.groups, want->groups,
+                  rows * (want->columns / FG_QUANT_GROUP) * sizeof *want->groups) == 0 &&
+           same_pairs(got, apart, want, rows) &&
+           (got->forms != 0 || memcmp(got->out.values, want->values, count * sizeof(float)) == 0);
+}
+
 Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
 {
     enum { QUANTS = FG_FORM_QUANTS, BOTH = FG_FORM_QUANTS | FG_FORM_PAIRS };
@@ -558,19 +570,10 @@ Test(linear, gate_and_up_become_what_their_parts_make_one_after_the_other)
             }
             gated.out = make_activations(rows, outputs);
             fg_op_gated(device.stream, &gated, &in, rows);
-            if ((gated.forms & FG_FORM_SUPERS) == 0 &&
-                (gated.forms & FG_FORM_QUANTS) != 0) {
+            if ((gated.forms & FG_FORM_SUPERS) == 0 && (gated.forms & FG_FORM_QUANTS) != 0) {
                 find_quants(&device, &gated.out, rows);
             }
-            size_t count = (size_t)rows * outputs;
-            bool same = memcmp(gated.out.quants, want.quants, count) == 0 &&
-                        memcmp(gated.out.supers, want.supers,
-                               rows * (outputs / FG_QUANT_SUPER) * sizeof *want.supers) == 0 &&
-                        memcmp(gated.out.groups, want.groups,
-                               rows * (outputs / FG_QUANT_GROUP) * sizeof *want.groups) == 0 &&
-                        same_pairs(&gated, pairs_apart(&device), &want, rows) &&
-                        (gated.forms != 0 ||
-                         memcmp(gated.out.values, want.values, count * sizeof(float)) == 0);
+            bool same = same_gated(&gated, pairs_apart(&device), &want, rows);
             cr_assert(same, "case %zu, isa %s, %zu threads", c, test_isas[i / 3], 1 + i % 3);
             free_activations(&gated.out);
             close_test_device(&device);
@@ -804,8 +807,8 @@ Test(linear, extreme_quants_do_not_saturate)
             for (uint32_t rows = 1; rows <= ROWS; rows++) {
                 float out[ROWS] = { 0.0f };
                 fg_linear linear = { .weight = panels, .out = out, .out_stride = 1 };
-                fg_op_prepare(device.stream, &ins[m],
-                              fg_op_linear_form(device.stream, panels.type), rows);
+                fg_op_prepare(device.stream, &ins[m], fg_op_linear_form(device.stream, panels.type),
+                              rows);
                 fg_op_linear(device.stream, &linear, 1, &ins[m], rows);
                 cr_assert_eq(out[rows - 1], want[m], "%s, isa %s, %u rows: %f",
                              fg_dtype_name(matrices[m].type), test_isas[i], rows,

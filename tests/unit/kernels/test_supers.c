@@ -55,12 +55,12 @@ static void check_group(const fg_activations *a, size_t super, int g)
     cr_assert(shift >= 0 && shift <= FG_QUANT_SHIFT_MAX);
     for (int i = 0; i < FG_QUANT_GROUP; i++) {
         float error = fabsf(a->values[at + (size_t)i] - (float)quants[i] * step);
-        cr_assert(quants[i] >= -127 && error <= 0.5001f * step + 1e-30f, "super-group %zu, group %d",
-                  super, g);
+        cr_assert(quants[i] >= -127 && error <= 0.5001f * step + 1e-30f,
+                  "super-group %zu, group %d", super, g);
         peak = abs(quants[i]) > peak ? abs(quants[i]) : peak;
     }
-    cr_assert(shift == 0 || peak >= 63, "super-group %zu, group %d: shift %d, quants to %d", super, g,
-              shift, peak);
+    cr_assert(shift == 0 || peak >= 63, "super-group %zu, group %d: shift %d, quants to %d", super,
+              g, shift, peak);
     cr_assert_eq(s->halves[g][0], sum_of(quants, 0, 16) * (1 << shift));
     cr_assert_eq(s->halves[g][1], sum_of(quants, 16, 16) * (1 << shift));
     cr_assert_eq(s->sums[g], sum_of(quants, 0, 32) * (1 << shift));
