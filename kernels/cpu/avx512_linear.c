@@ -124,29 +124,28 @@ FG_AVX512_INLINE void ask_between(uint32_t type, const tile *t, const place *p, 
     __asm__ volatile("" : : : "memory"); /* the compiler would gather them again */
 }
 
-/* Four bytes of the row so many rows further on, in one instruction: compilers would rather keep each sum of row and column
- * in a register of its own, of which there are not enough. */
+/* Four bytes of the row so many rows further on, in one instruction: gcc would rather keep each sum of row and column in a
+ * register of its own, of which there are not enough. (Q6_K's codes leave vectors too few then.) */
+#if defined(__AVX512F__) && defined(__OPTIMIZE__) && defined(__GNUC__) && !defined(__clang__)
 #define BROADCAST(address)                                                                         \
     __asm__("vpbroadcastd " address ", %0" : "=v"(word) : "r"(at), "r"(row_bytes), "i"(column))
-FG_AVX512_INLINE __m512i broadcast_row(const int8_t *at, size_t row_bytes, int rows, int column)
+#else
+#define BROADCAST(address) word = broadcast4(at + (size_t)rows * 2 * row_bytes + column)
+#endif
+FG_AVX512_INLINE __m512i broadcast_row(uint32_t type, const int8_t *at, size_t row_bytes, int rows,
+                                       int column)
 {
-#if defined(__AVX512F__) && defined(__OPTIMIZE__)
     __m512i word;
-    switch (rows) {
-    case 0:
+    if (type == FG_Q6_K) {
+        word = broadcast4(at + (size_t)rows * 2 * row_bytes + column);
+    } else if (rows == 0) {
         BROADCAST("%c3(%1)");
-        break;
-    case 1:
+    } else if (rows == 1) {
         BROADCAST("%c3(%1,%2,2)");
-        break;
-    default:
+    } else {
         BROADCAST("%c3(%1,%2,4)");
-        break;
     }
     return word;
-#else
-    return broadcast4(at + (size_t)rows * 2 * row_bytes + column);
-#endif
 }
 
 /* Columns 4 * first .. 4 * end - 1 of the group. */
@@ -165,7 +164,7 @@ FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, bool asks, const til
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i columns = broadcast_row(p->quants[r / 3], t->row_bytes, r % 3, 4 * j);
+            __m512i columns = broadcast_row(type, p->quants[r / 3], t->row_bytes, r % 3, 4 * j);
 #pragma GCC unroll 2
             for (int i = 0; i < P; i++) {
                 sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
@@ -282,50 +281,21 @@ FG_AVX512_INLINE void bring_shifts(int R, const tile *t, const place *p, super_s
     }
 }
 
-/* Columns 4 * first .. 4 * end - 1 of a group. */
-FG_AVX512_INLINE void begin_and_multiply(uint32_t type, int R, bool asks, const tile *t,
-                                         const place *p, int first, int end, int_sums sums)
+/* Columns 4 * first .. 4 * end - 1 of a group, times their integer scale, which the shifts of rows go into. */
+FG_AVX512_INLINE void add_integers(uint32_t type, int R, bool asks, const tile *t, const place *p,
+                                   const super_shifts shifts, int first, int end, super_sums totals)
 {
+    int_sums sums;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         sums[0][r] = _mm512_setzero_si512();
     }
     multiply(type, R, 1, asks, t, p, first, end, sums);
-}
-
-/* A group, times its integer scale, which the shifts of rows go into. */
-FG_AVX512_INLINE void add_integers(uint32_t type, int R, bool asks, const tile *t, const place *p,
-                                   const super_shifts shifts, super_sums totals)
-{
-    int_sums sums;
-    begin_and_multiply(type, R, asks, t, p, 0, VECTORS, sums);
-    __m512i scale = integer_scale(type, p->scales, p->in_unit, false);
+    __m512i scale = integer_scale(type, p->scales, p->in_unit, first != 0);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         __m512i shifted = _mm512_sllv_epi32(scale, broadcast4(&shifts[r][p->in_unit]));
         totals[r] = _mm512_add_epi32(totals[r], _mm512_mullo_epi32(sums[0][r], shifted));
-    }
-}
-
-/* The same of Q6_K, whose group has two integer scales. */
-FG_AVX512_INLINE void add_both_halves(int R, bool asks, const tile *t, const place *p,
-                                      const super_shifts shifts, super_sums totals)
-{
-    int_sums sums;
-    super_sums firsts;
-    begin_and_multiply(FG_Q6_K, R, asks, t, p, 0, VECTORS / 2, sums);
-    __m512i scale = integer_scale(FG_Q6_K, p->scales, p->in_unit, false);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        firsts[r] = _mm512_mullo_epi32(sums[0][r], scale);
-    }
-    begin_and_multiply(FG_Q6_K, R, asks, t, p, VECTORS / 2, VECTORS, sums);
-    scale = integer_scale(FG_Q6_K, p->scales, p->in_unit, true);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        __m512i sum = _mm512_add_epi32(firsts[r], _mm512_mullo_epi32(sums[0][r], scale));
-        sum = _mm512_sllv_epi32(sum, broadcast4(&shifts[r][p->in_unit]));
-        totals[r] = _mm512_add_epi32(totals[r], sum);
     }
 }
 
@@ -481,9 +451,10 @@ FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
             if (type == FG_Q6_K) {
-                add_both_halves(R, asks, t, &p, shifts, sums);
+                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS / 2, sums);
+                add_integers(type, R, asks, t, &p, shifts, VECTORS / 2, VECTORS, sums);
             } else {
-                add_integers(type, R, asks, t, &p, shifts, sums);
+                add_integers(type, R, asks, t, &p, shifts, 0, VECTORS, sums);
             }
             p.codes += shape.group_bytes;
             go_on(R, &p);

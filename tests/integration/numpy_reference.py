@@ -9,7 +9,7 @@ out as a float32 file, random models of the other architectures and of each way 
 bound is 3e-5 of the spread of the logits.
 
 Is the quantised path as good as its roundings allow? With quantised weights Forge rounds activations
-to 8 bits in groups of 32, with BF16 weights to bf16, and it keeps keys and values in 16 bits: in f16, or in bf16 (the usual type
+to 8 bits in groups of 32 (of K types with a scale for 256 but for powers of two), with BF16 weights to bf16, and it keeps keys and values in 16 bits: in f16, or in bf16 (the usual type
 of such models), where it rounds queries and attention's weights to bf16 as well. NumPy does the same roundings ("rounded") and measures what they cost against float32 throughout ("exact"). Forge may be as far
 from exact as rounded is, with a margin of a quarter. Rounded is no bit-exact twin: a last-bit
 difference tips some value over a rounding edge in every layer, and after a few layers the two are
