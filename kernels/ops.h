@@ -120,7 +120,7 @@ void fg_op_prepare(fg_device_stream *stream, const fg_activations *activations, 
  *   the others; the sum of both is added to the output. Activations as the pairs of `in`, weights below 2^-50
  *   taken as 0. So every product and every sum is 0 or at least 2^-114: instructions that take denormals for
  *   zeros agree with all others;
- *   quantised types but those, per group in rising order: an fma of the weight's minimum with offset, where the
+ *   quantised types but for what follows, per group in rising order: an fma of the weight's minimum with offset, where the
  *   type has minima, then an fma of (d * scale) with the exact integer sum of the group's products;
  *   Q4_K, Q5_K and Q6_K, per super-group in rising order: with minima an fma of -(dmin * scale) with the exact integer sum
  *   of the groups' minima times the sums of their quants, then an fma of (d * scale) with the exact integer sum of all
