@@ -441,6 +441,8 @@ static fg_status open_front(fg_host_router *router, fg_loop *loop, const fg_serv
                                  .served_model_name = router->model_name,
                                  .system_fingerprint = router->fingerprint,
                                  .context_max = context,
+                                 .embedding_length = model->hparams.embedding_length,
+                                 .pooling = model->hparams.pooling,
                                  .max_tokens_default = config->max_tokens_default,
                                  .reasoning = (fg_reasoning_format)config->reasoning_format,
                                  .service = &router->service,

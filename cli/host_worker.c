@@ -816,6 +816,7 @@ static fg_status open_worker(fg_host_worker *host, const fg_serve_config *config
                                   .block_count = host->block_count,
                                   .context_max = context_of(config, model),
                                   .vocab_size = model->hparams.vocab_size,
+                                  .embedding_length = model->hparams.embedding_length,
                                   .draft_context = host->draft.engine.context_max,
                                   .draft_alone = config->speculate == FG_SPECULATE_MODEL,
                                   .limits = limits_of(config, host->block_count),

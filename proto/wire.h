@@ -17,7 +17,7 @@
 #include "common/base/logits.h"
 #include "common/base/status.h"
 
-#define FG_PROTOCOL_VERSION 6u
+#define FG_PROTOCOL_VERSION 7u
 
 /* Roles are a bit set. */
 enum { FG_ROLE_PREFILL = 1, FG_ROLE_DECODE = 2 };
@@ -84,6 +84,7 @@ typedef struct fg_wire_params {
     bool want_digests;
     uint32_t want_logprobs;       /* 0: none; else how many of the likeliest tokens, and one more */
     uint32_t want_scores;         /* likewise, of the prompt's tokens but the first */
+    bool want_embedding;          /* FIRST brings the prompt's embedding; max_tokens is 1 then */
     int32_t priority;             /* FG_PRIORITY_* */
     uint32_t cache_mode;          /* fg_cache_mode */
     uint64_t salt_low, salt_high; /* of `cache_salt`: only equal salts share blocks; 0, 0: none */
@@ -169,6 +170,8 @@ typedef struct fg_wire_token {
     const fg_logprobs *logprobs; /* NULL unless asked for */
 } fg_wire_token;
 
+/* Numbers of one embedding. */
+enum { FG_WIRE_EMBEDDING_MAX = 65536 };
 /* Tokens of one SCORES. */
 enum { FG_WIRE_SCORES_MAX = 4096 };
 
@@ -233,6 +236,9 @@ typedef struct fg_msg {
             uint32_t cached_tokens;        /* of the prompt, found in the cache */
             uint32_t chunks;               /* steps that the rest took */
             uint64_t share_ns;             /* of these steps, by its share of their prompt tokens */
+            /* Of the prompt, where it was asked for: at most FG_WIRE_EMBEDDING_MAX floats, none of them NaN or infinite. */
+            const float *embedding;
+            uint32_t embedding_count;
         } first;
         struct {
             uint32_t first;   /* place in the prompt of the first of them, 1 at least */

@@ -173,6 +173,10 @@ static fg_status check_shape(const fg_wire_params *params, fg_error *err)
     if (status == FG_OK && params->want_scores > FG_LOGPROBS_MAX + 1) {
         status = too_large("sampling.want_scores", params->want_scores, err);
     }
+    if (status == FG_OK && params->want_embedding && params->max_tokens != 1) {
+        status = fg_fail(err, FG_BAD_INPUT, "an embedding is not asked for beside %u tokens",
+                         params->max_tokens);
+    }
     return status;
 }
 
@@ -283,8 +287,18 @@ static fg_status check_first(const fg_msg *msg, fg_error *err)
         { "first.choice", msg->first.choice, CHOICES_MAX },
         { "first.cached_tokens", msg->first.cached_tokens, FG_LIMIT_CONTEXT_TOKENS },
         { "first.chunks", msg->first.chunks, FG_LIMIT_CONTEXT_TOKENS },
+        { "first.embedding (count)", msg->first.embedding_count, FG_WIRE_EMBEDDING_MAX },
     };
-    return check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+    fg_status status = check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+    if (status == FG_OK && msg->first.embedding_count > 0 && msg->first.embedding == NULL) {
+        status = fg_fail(err, FG_BAD_INPUT, "an embedding without numbers");
+    }
+    for (uint32_t i = 0; status == FG_OK && i < msg->first.embedding_count; i++) {
+        if (!isfinite(msg->first.embedding[i])) {
+            status = fg_fail(err, FG_BAD_INPUT, "number %u of an embedding is not finite", i);
+        }
+    }
+    return status;
 }
 
 static fg_status check_scores(const fg_msg *msg, fg_error *err)

@@ -137,6 +137,7 @@ static fg_wire_params params_in(decoder *d, const Forge__Wire__Params *params)
         .grammar_bytes = params->grammar.len,
         .want_logprobs = params->want_logprobs,
         .want_scores = params->want_scores,
+        .want_embedding = params->want_embedding,
         .want_digests = params->want_digests,
         .priority = params->priority,
         .cache_mode = params->cache_mode,
@@ -365,6 +366,8 @@ static void read_progress(decoder *d, const Forge__Wire__Frame *frame, fg_msg *m
         msg->first.cached_tokens = frame->first->cached_tokens;
         msg->first.chunks = frame->first->chunks;
         msg->first.share_ns = frame->first->share_ns;
+        msg->first.embedding = frame->first->embedding;
+        msg->first.embedding_count = count_in(frame->first->n_embedding);
         logprobs = logprobs_in(d, frame->first->logprobs, 1);
         msg->first.logprobs = logprobs == NULL ? NULL : logprobs[0];
         break;

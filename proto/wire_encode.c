@@ -97,6 +97,7 @@ static Forge__Wire__Params *params_of(builder *b, const fg_wire_params *params)
     to->grammar = binary(params->grammar, params->grammar_bytes);
     to->want_logprobs = params->want_logprobs;
     to->want_scores = params->want_scores;
+    to->want_embedding = params->want_embedding;
     to->want_digests = params->want_digests;
     to->priority = params->priority;
     to->cache_mode = params->cache_mode;
@@ -329,6 +330,8 @@ static void fill_progress(builder *b, const fg_msg *msg)
         frame->first->cached_tokens = msg->first.cached_tokens;
         frame->first->chunks = msg->first.chunks;
         frame->first->share_ns = msg->first.share_ns;
+        frame->first->embedding = unconst(msg->first.embedding);
+        frame->first->n_embedding = msg->first.embedding_count;
         if (msg->first.logprobs != NULL) {
             frame->first->logprobs = one_logprobs(b, msg->first.logprobs);
         }

@@ -314,6 +314,31 @@ static void name_family(fg_api_reading *r)
     }
 }
 
+/* What is read after the single values, in turn. */
+static fg_status run_steps(fg_api_reading *r)
+{
+    typedef fg_status (*step)(fg_api_reading *);
+    const step first[] = { fg_api_read_model, read_priority, read_cache, read_service };
+    const step answer[] = {
+        read_stop,           read_stop_ids,
+        read_stream_options, r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
+        resolve_max_tokens,  fg_api_read_shape,
+        fg_api_read_grammar, fg_api_read_reasoning,
+        fg_api_read_echo,
+    };
+    fg_status status = FG_OK;
+    for (size_t i = 0; i < sizeof first / sizeof first[0] && status == FG_OK; i++) {
+        status = first[i](r);
+    }
+    if (r->kind == FG_API_EMBEDDING) {
+        return status == FG_OK ? fg_api_read_input(r) : status;
+    }
+    for (size_t i = 0; i < sizeof answer / sizeof answer[0] && status == FG_OK; i++) {
+        status = answer[i](r);
+    }
+    return status;
+}
+
 static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
 {
     fg_request *request = r->request;
@@ -334,19 +359,7 @@ static fg_status read_request(fg_api_reading *r, const fg_api_call *call)
     }
     name_family(r);
     r->caller = call->caller;
-    fg_status (*const steps[])(fg_api_reading *) = {
-        fg_api_read_model,   read_stop,
-        read_stop_ids,       read_stream_options,
-        read_priority,       read_cache,
-        read_service,        r->kind == FG_API_CHAT ? fg_api_read_messages : fg_api_read_prompt,
-        resolve_max_tokens,  fg_api_read_shape,
-        fg_api_read_grammar, fg_api_read_reasoning,
-        fg_api_read_echo,
-    };
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == FG_OK; i++) {
-        status = steps[i](r);
-    }
-    return status;
+    return run_steps(r);
 }
 
 fg_status fg_api_parse_json(const char *body, size_t body_bytes, size_t values_max,
@@ -394,13 +407,14 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
     fg_json *json;
     fg_status status = fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
     size_t ids = 0;
-    if (status == FG_BAD_INPUT && kind == FG_API_COMPLETION) {
-        ids = fg_json_count_list(body, body_bytes, "prompt");
+    const char *name = kind == FG_API_EMBEDDING ? "input" : "prompt";
+    if (status == FG_BAD_INPUT && kind != FG_API_CHAT) {
+        ids = fg_json_count_list(body, body_bytes, name);
     }
     if (ids > values_max) {
         /* That many values are not looked at, but this is what is wrong with them. */
         fg_api_reading reading = { .server = server, .error = error_out };
-        return fg_api_too_long(&reading, "prompt", "", ids);
+        return fg_api_too_long(&reading, name, "", ids);
     }
     if (status == FG_OK) {
         status = fg_api_read(server, kind, fg_json_root(json), call, arena, request_out, error_out);

@@ -42,6 +42,8 @@ typedef struct fg_api_server {
     uint32_t max_tokens_default;
     const fg_service *service;     /* tenants and classes; NULL: none */
     fg_reasoning_format reasoning; /* of requests that do not say */
+    uint32_t embedding_length;     /* numbers of an embedding */
+    uint32_t pooling;              /* fg_pooling of the model */
 } fg_api_server;
 
 /* What is drawn from outside for one request. */
@@ -158,6 +160,12 @@ const char *fg_api_choice_finish_name(const fg_api_choice *choice);
  * inside each. */
 void fg_api_render_answer(fg_buf *out, const fg_request *request, const fg_api_choice *choices,
                           const fg_api_usage *usage);
+/* Embeddings: of each text, in their order, what fg_api_put_embedding says of it, which is made as it comes. */
+void fg_api_put_embedding(fg_buf *out, const fg_request *request, const float *embedding);
+size_t fg_api_embedding_bytes(const fg_request *request); /* of that at most */
+void fg_api_begin_embeddings(fg_buf *out, const fg_request *request);
+void fg_api_add_embedding(fg_buf *out, uint32_t index, const char *text, size_t length);
+void fg_api_end_embeddings(fg_buf *out, const fg_request *request, const fg_api_usage *usage);
 void fg_api_render_error(fg_buf *out, const fg_api_error *error);
 void fg_api_render_model(fg_buf *out, const fg_api_server *server, int64_t created_s);
 void fg_api_render_models(fg_buf *out, const fg_api_server *server, int64_t created_s);

@@ -67,6 +67,9 @@ typedef enum fg_api_param {
     FG_PARAM_INCLUDE_REASONING,
     FG_PARAM_ECHO,
     FG_PARAM_PROMPT_LOGPROBS,
+    FG_PARAM_INPUT,
+    FG_PARAM_ENCODING_FORMAT,
+    FG_PARAM_DIMENSIONS,
     FG_PARAM_COUNT,
 } fg_api_param;
 
@@ -78,6 +81,7 @@ enum { FG_API_OTHER_VALUES = 1 << 18 };
 /* How a prompt's text becomes ids. */
 typedef struct fg_api_text {
     bool add_bos, parse_special; /* of a raw text */
+    bool add_eos;                /* behind it, where the model wants one */
     bool add_generation_prompt;  /* of messages */
     bool may_be_empty;
     uint32_t ids_end; /* so many are too many */
@@ -117,6 +121,8 @@ fg_api_text fg_api_text_defaults(uint32_t ids_end);
 /* `messages` or `prompt`, as token ids in the request. */
 fg_status fg_api_read_messages(fg_api_reading *r);
 fg_status fg_api_read_prompt(fg_api_reading *r);
+/* `input` and what an embedding is to look like (api_embed.c). */
+fg_status fg_api_read_input(fg_api_reading *r);
 /* `tools`, `tool_choice` and `parallel_tool_calls`, which belong to messages. */
 fg_status fg_api_read_tools(fg_api_reading *r);
 /* What a message says of calls and thoughts, beside its content. */

@@ -32,7 +32,7 @@ enum {
     IS_TEXT_ONLY = 128, /* ["text"] */
 };
 
-enum { FOR_CHAT = 1, FOR_COMPLETION = 2, FOR_BOTH = 3 };
+enum { FOR_CHAT = 1, FOR_COMPLETION = 2, FOR_BOTH = 3, FOR_EMBEDDING = 4, FOR_ALL = 7 };
 
 typedef struct param {
     const char *name;
@@ -45,7 +45,7 @@ typedef struct param {
 
 /* The one table of limits. The first rows are those with a value, in the order of param_id. */
 static const param params[] = {
-    [FG_PARAM_MODEL] = { "model", FOR_BOTH, .rule = TEXT },
+    [FG_PARAM_MODEL] = { "model", FOR_ALL, .rule = TEXT },
     [FG_PARAM_MESSAGES] = { "messages", FOR_CHAT, .rule = OWN },
     [FG_PARAM_PROMPT] = { "prompt", FOR_COMPLETION, .rule = OWN },
     [FG_PARAM_MAX_TOKENS] = { "max_tokens", FOR_BOTH, INTEGER, .least = 0, .most = INT32_MAX },
@@ -64,17 +64,17 @@ static const param params[] = {
     [FG_PARAM_IGNORE_EOS] = { "ignore_eos", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_STREAM] = { "stream", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_STREAM_OPTIONS] = { "stream_options", FOR_BOTH, .rule = OWN },
-    [FG_PARAM_USER] = { "user", FOR_BOTH, .rule = TEXT },
-    [FG_PARAM_PRIORITY] = { "priority", FOR_BOTH, .rule = OWN },
-    [FG_PARAM_PREFIX_CACHE] = { "prefix_cache", FOR_BOTH, .rule = TEXT },
-    [FG_PARAM_CACHE_SALT] = { "cache_salt", FOR_BOTH, .rule = TEXT },
+    [FG_PARAM_USER] = { "user", FOR_ALL, .rule = TEXT },
+    [FG_PARAM_PRIORITY] = { "priority", FOR_ALL, .rule = OWN },
+    [FG_PARAM_PREFIX_CACHE] = { "prefix_cache", FOR_ALL, .rule = TEXT },
+    [FG_PARAM_CACHE_SALT] = { "cache_salt", FOR_ALL, .rule = TEXT },
     [FG_PARAM_LOGITS_DIGEST] = { "logits_digest", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_RETURN_TOKEN_IDS] = { "return_token_ids", FOR_BOTH, .rule = FLAG },
     [FG_PARAM_RETURN_TIMINGS] = { "return_timings", FOR_BOTH, .rule = FLAG },
-    [FG_PARAM_SLO] = { "slo", FOR_BOTH, .rule = TEXT },
-    [FG_PARAM_DEADLINE] = { "deadline_ms", FOR_BOTH, INTEGER, .least = 1,
+    [FG_PARAM_SLO] = { "slo", FOR_ALL, .rule = TEXT },
+    [FG_PARAM_DEADLINE] = { "deadline_ms", FOR_ALL, INTEGER, .least = 1,
                             .most = FG_SERVICE_MS_MAX },
-    [FG_PARAM_CACHE_TTL] = { "cache_ttl_s", FOR_BOTH, INTEGER, .least = 0,
+    [FG_PARAM_CACHE_TTL] = { "cache_ttl_s", FOR_ALL, INTEGER, .least = 0,
                              .most = FG_LIMIT_PIN_MS / 1000 },
     [FG_PARAM_TEMPLATE_KWARGS] = { "chat_template_kwargs", FOR_CHAT, .rule = OWN },
     [FG_PARAM_REPETITION] = { "repetition_penalty", FOR_BOTH, NUMBER_ABOVE, .least = 0, .most = 10,
@@ -104,6 +104,9 @@ static const param params[] = {
     [FG_PARAM_ECHO] = { "echo", FOR_COMPLETION, .rule = FLAG },
     [FG_PARAM_PROMPT_LOGPROBS] = { "prompt_logprobs", FOR_BOTH, INTEGER, .least = 0,
                                    .most = FG_LOGPROBS_MAX },
+    [FG_PARAM_INPUT] = { "input", FOR_EMBEDDING, .rule = OWN },
+    [FG_PARAM_ENCODING_FORMAT] = { "encoding_format", FOR_EMBEDDING, .rule = TEXT },
+    [FG_PARAM_DIMENSIONS] = { "dimensions", FOR_EMBEDDING, INTEGER, .least = 1, .most = INT32_MAX },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "top_logprobs", FOR_COMPLETION, NEUTRAL, .neutral = IS_ZERO },
@@ -117,8 +120,8 @@ static const param params[] = {
     { "bad_words", FOR_BOTH, NEUTRAL, .neutral = IS_EMPTY },
     { "stop_regex", FOR_BOTH, NEUTRAL, .neutral = IS_EMPTY },
     { "skip_special_tokens", FOR_BOTH, NEUTRAL, .neutral = IS_TRUE },
-    { "add_special_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
-    { "truncate_prompt_tokens", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
+    { "add_special_tokens", FOR_ALL, NEUTRAL, .neutral = ONLY_NULL },
+    { "truncate_prompt_tokens", FOR_ALL, NEUTRAL, .neutral = ONLY_NULL },
     { "prompt_embeds", FOR_BOTH, NEUTRAL, .neutral = ONLY_NULL },
     { "functions", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
     { "function_call", FOR_CHAT, NEUTRAL, .neutral = IS_NONE | IS_AUTO },
@@ -132,6 +135,9 @@ static const param params[] = {
     { "continue_final_message", FOR_CHAT, NEUTRAL, .neutral = IS_FALSE },
     { "chat_template", FOR_CHAT, NEUTRAL, .neutral = ONLY_NULL },
     { "documents", FOR_CHAT, NEUTRAL, .neutral = IS_EMPTY },
+    { "messages", FOR_EMBEDDING, NEUTRAL, .neutral = ONLY_NULL },
+    { "normalize", FOR_EMBEDDING, NEUTRAL, .neutral = IS_TRUE },
+    { "use_activation", FOR_EMBEDDING, NEUTRAL, .neutral = IS_TRUE },
 };
 
 enum { ROW_COUNT = sizeof params / sizeof params[0] };
@@ -268,7 +274,10 @@ static fg_status read_value(fg_api_reading *r, size_t id, const fg_json_node *no
 /* Every row of the table against the body; null means absent. */
 fg_status fg_api_read_params(fg_api_reading *r)
 {
-    uint8_t format = r->kind == FG_API_CHAT ? FOR_CHAT : FOR_COMPLETION;
+    static const uint8_t formats[] = { [FG_API_CHAT] = FOR_CHAT,
+                                       [FG_API_COMPLETION] = FOR_COMPLETION,
+                                       [FG_API_EMBEDDING] = FOR_EMBEDDING };
+    uint8_t format = formats[r->kind];
     for (size_t i = 0; i < ROW_COUNT; i++) {
         const param *row = &params[i];
         const fg_json_node *node = fg_json_get(r->root, row->name);

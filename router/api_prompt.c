@@ -147,7 +147,10 @@ static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, si
 static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, size_t count)
 {
     fg_status status = FG_OK;
+    const fg_tokenizer *tokenizer = r->server->tokenizer;
+    bool ends = r->text.add_eos && fg_tokenizer_adds_eos(tokenizer);
     uint32_t *kept = NULL;
+    count += ends;
     if (count == 0 && !r->text.may_be_empty) {
         status =
             fg_api_wrong_value(r, name, "the prompt is empty, and this model has no BOS token");
@@ -156,7 +159,10 @@ static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, si
     } else if ((kept = fg_arena_array(r->arena, count, sizeof *kept)) == NULL) {
         status = fg_api_no_memory(r);
     } else {
-        memcpy(kept, ids, count * sizeof *kept);
+        memcpy(kept, ids, (count - ends) * sizeof *kept);
+        if (ends) {
+            kept[count - 1] = fg_tokenizer_eos(tokenizer);
+        }
         r->request->tokens = kept;
         r->request->token_count = (uint32_t)count;
     }
@@ -277,12 +283,19 @@ fg_status fg_api_read_messages(fg_api_reading *r)
     return status;
 }
 
+/* What a client calls them. */
+static const char *prompt_name(const fg_api_reading *r)
+{
+    return fg_api_param_name(r->kind == FG_API_EMBEDDING ? FG_PARAM_INPUT : FG_PARAM_PROMPT);
+}
+
 static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
 {
+    const char *name = prompt_name(r);
     size_t count = fg_json_size(node);
     uint32_t vocab_size = fg_tokenizer_vocab_size(r->server->tokenizer);
     if (count >= r->server->context_max) {
-        return fg_api_too_long(r, "prompt", "", count);
+        return fg_api_too_long(r, name, "", count);
     }
     uint32_t *ids = fg_mem_array(count, sizeof *ids);
     if (ids == NULL) {
@@ -292,26 +305,29 @@ static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
         int64_t id = -1;
         if (!fg_json_integer(fg_json_at(node, i), &id) || id < 0 || id >= vocab_size) {
             fg_mem_free(ids);
-            return fg_api_wrong_value(r, "prompt", "prompt[%zu] is not a token id below %" PRIu32,
-                                      i, vocab_size);
+            return fg_api_wrong_value(r, name, "%s[%zu] is not a token id below %" PRIu32, name, i,
+                                      vocab_size);
         }
         ids[i] = (uint32_t)id;
     }
-    return give_ids(r, "prompt", ids, count);
+    r->text.add_eos = false; /* who sends ids has ended them */
+    return give_ids(r, name, ids, count);
 }
 
 /* One prompt: a string, or a list of token ids. */
 static fg_status read_one_prompt(fg_api_reading *r, const fg_json_node *node, fg_prompt *prompt)
 {
+    const char *name = prompt_name(r);
     size_t length = 0;
     const char *text = fg_json_string(node, &length);
     fg_status status;
     if (text != NULL) {
-        status = fg_api_encode_text(r, "prompt", text, length);
+        r->text.add_eos = r->kind == FG_API_EMBEDDING;
+        status = fg_api_encode_text(r, name, text, length);
     } else if (!fg_json_is(node, FG_JSON_ARRAY)) {
-        status = fg_api_wrong_type(r, "prompt", "a string or an array of token ids", node);
+        status = fg_api_wrong_type(r, name, "a string or an array of token ids", node);
     } else if (fg_json_size(node) == 0) {
-        status = fg_api_wrong_value(r, "prompt", "'prompt' is an empty array");
+        status = fg_api_wrong_value(r, name, "'%s' is an empty array", name);
     } else {
         status = read_token_ids(r, node);
     }
@@ -331,17 +347,23 @@ static fg_status read_one_prompt(fg_api_reading *r, const fg_json_node *node, fg
 /* A string, a list of token ids, or a list of either. */
 fg_status fg_api_read_prompt(fg_api_reading *r)
 {
-    const fg_json_node *node = fg_api_value(r, FG_PARAM_PROMPT);
+    bool embeds = r->kind == FG_API_EMBEDDING;
+    const char *name = prompt_name(r);
+    const fg_json_node *node = fg_api_value(r, embeds ? FG_PARAM_INPUT : FG_PARAM_PROMPT);
     if (node == NULL) {
-        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "prompt", "missing_required_parameter",
-                             "'prompt' is required");
+        return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "missing_required_parameter",
+                             "'%s' is required", name);
     }
     fg_json_type type = fg_json_type_of(fg_json_at(node, 0));
     bool several =
         fg_json_is(node, FG_JSON_ARRAY) && (type == FG_JSON_STRING || type == FG_JSON_ARRAY);
     size_t count = several ? fg_json_size(node) : 1;
     fg_request *request = r->request;
-    if (count * request->choice_count > FG_LIMIT_CHOICES) {
+    if (embeds && count > FG_LIMIT_EMBEDDINGS) {
+        return fg_api_wrong_value(r, name, "'%s' has %zu texts: at most %u go into one request",
+                                  name, count, FG_LIMIT_EMBEDDINGS);
+    }
+    if (!embeds && count * request->choice_count > FG_LIMIT_CHOICES) {
         return fg_api_wrong_value(r, "prompt",
                                   "'prompt' has %zu prompts with %" PRIu32
                                   " answers each: at most %u answers are given to one request",

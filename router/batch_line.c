@@ -15,6 +15,7 @@ typedef struct target {
 static const target targets[] = {
     { "/v1/chat/completions", FG_API_CHAT },
     { "/v1/completions", FG_API_COMPLETION },
+    { "/v1/embeddings", FG_API_EMBEDDING },
 };
 
 static const target *find_target(const fg_json_node *url)
@@ -92,7 +93,8 @@ static fg_status check_line(fg_line *line, const fg_json_node *node, fg_api_erro
     const target *to = find_target(fg_json_get(node, "url"));
     if (to == NULL) {
         return fg_api_refuse(error_out, FG_BAD_INPUT, 404, "url", "invalid_value",
-                             "'url' must be \"%s\" or \"%s\"", targets[0].url, targets[1].url);
+                             "'url' must be \"%s\", \"%s\" or \"%s\"", targets[0].url,
+                             targets[1].url, targets[2].url);
     }
     line->kind = to->kind;
     line->body = fg_json_get(node, "body");

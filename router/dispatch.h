@@ -53,6 +53,8 @@ typedef struct fg_dispatch_sink {
     /* What the model said of tokens of the prompt, from number `first` on, for the call; each of them once and in order, all
      * before the first token. NULL in a sink that does not ask. It cancels nothing. */
     void (*on_scores)(void *ctx, uint32_t first, const fg_scores *scores);
+    /* The prompt's embedding, for the call; once, before the first token, from a job that asks for it. Likewise. */
+    void (*on_embedding)(void *ctx, const float *embedding, uint32_t count);
     /* finish is STOP, LENGTH, CANCELLED or ERROR; `text` says why for ERROR. */
     void (*on_end)(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report);

@@ -63,7 +63,8 @@ static void note_first(fg_dispatch *dispatch, uint32_t peer, const fg_msg *msg)
                               .attempt = msg->attempt,
                               .peer = peer,
                               .cached_tokens = msg->first.cached_tokens,
-                              .chunks = msg->first.chunks };
+                              .chunks = msg->first.chunks,
+                              .embedding_count = msg->first.embedding_count };
     fg_flight_note(dispatch->options.flight, FG_RECORD_FIRST, &first, sizeof first);
 }
 
@@ -170,6 +171,7 @@ static fg_wire_params plain_params(const fg_wire_params *from)
     to.want_digests = from->want_digests;
     to.want_logprobs = from->want_logprobs;
     to.want_scores = from->want_scores;
+    to.want_embedding = from->want_embedding;
     to.repetition_penalty = from->repetition_penalty;
     to.frequency_penalty = from->frequency_penalty;
     to.presence_penalty = from->presence_penalty;

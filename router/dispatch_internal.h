@@ -99,6 +99,7 @@ typedef struct fg_job {
     uint64_t trace_parent;    /* of its own span, params.trace_span; 0: this router writes none */
     uint32_t
         scored; /* leading tokens of the prompt of which all that was asked is told; see fg_job_unscored */
+    bool embedded;         /* its prompt's embedding is told, where that was asked for */
     uint32_t state_tokens; /* tokens delivered when it entered its state */
     bool done_known;       /* the last worker has ended it; tokens may still be missing */
     fg_finish done_finish;

@@ -355,6 +355,17 @@ static void on_scores(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
     }
 }
 
+/* Another attempt brings it again, and it is the same. */
+static void take_embedding(fg_job *job, const fg_msg *msg)
+{
+    if (job->input.params.want_embedding && !job->embedded &&
+        job->input.sink.on_embedding != NULL) {
+        job->input.sink.on_embedding(job->input.sink.ctx, msg->first.embedding,
+                                     msg->first.embedding_count);
+    }
+    job->embedded = true;
+}
+
 static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_job *job = find_job(dispatch, worker, msg->request, msg->attempt);
@@ -369,9 +380,14 @@ static void on_first(fg_dispatch *dispatch, const fg_reg_worker *worker, const f
                           "a worker left out what its prompt's rows say");
         return;
     }
+    if (job->input.params.want_embedding && msg->first.embedding_count == 0) {
+        fg_dispatch_retry(dispatch, job, FG_PEER_LOST, "a worker left out its prompt's embedding");
+        return;
+    }
     if (!take_token(dispatch, job, 0, &first)) {
         return;
     }
+    take_embedding(job, msg);
     job->record.prefill_queue_ns = msg->first.queue_ns;
     job->record.prefill_compute_ns = msg->first.compute_ns;
     uint32_t prompt = job->input.token_count;

@@ -73,6 +73,7 @@ typedef struct fg_record_first {
     fg_flight_call call;
     uint64_t request, queue_ns, compute_ns, share_ns;
     uint32_t attempt, peer, cached_tokens, chunks;
+    uint32_t embedding_count, pad;
 } fg_record_first;
 
 typedef struct fg_record_ticket { /* block ids follow, uint32_t each */

@@ -60,6 +60,8 @@ static fg_api_server api_server(const fg_front *front)
         .max_tokens_default = front->options.max_tokens_default,
         .service = front->options.service,
         .reasoning = front->options.reasoning,
+        .embedding_length = front->options.embedding_length,
+        .pooling = front->options.pooling,
     };
 }
 
@@ -100,8 +102,11 @@ static void draw_name(fg_front *front, const char *prefix, char *out, size_t cap
 /* What every request is measured against now, and what is drawn for this one. */
 static void on_call(void *ctx, fg_api_kind kind, fg_api_server *server_out, fg_api_call *call_out)
 {
+    static const char *const begins[] = {
+        [FG_API_CHAT] = "chatcmpl-", [FG_API_COMPLETION] = "cmpl-", [FG_API_EMBEDDING] = "embd-"
+    };
     fg_front *front = ctx;
-    draw_name(front, kind == FG_API_CHAT ? "chatcmpl-" : "cmpl-", front->id, sizeof front->id);
+    draw_name(front, begins[kind], front->id, sizeof front->id);
     *server_out = api_server(front);
     *call_out = (fg_api_call){
         .id = front->id,
@@ -238,6 +243,12 @@ static void completions(fg_front *front, fg_http_exchange *exchange, const fg_ht
                         const char *route)
 {
     complete(front, exchange, request, route, FG_API_COMPLETION);
+}
+
+static void embeddings(fg_front *front, fg_http_exchange *exchange, const fg_http_request *request,
+                       const char *route)
+{
+    complete(front, exchange, request, route, FG_API_EMBEDDING);
 }
 
 static void answer_text(fg_front *front, fg_http_exchange *exchange, const fg_http_request *http,
@@ -462,6 +473,7 @@ static const struct route {
 } routes[] = {
     { "/v1/chat/completions", false, true, FG_API_INFER, chat_completions },
     { "/v1/completions", false, true, FG_API_INFER, completions },
+    { "/v1/embeddings", false, true, FG_API_INFER, embeddings },
     { "/forge/v1/batch", false, true, FG_API_INFER, batch },
     { "/forge/v1/cache/stats", false, false, FG_API_METRICS, cache_stats },
     { "/forge/v1/cache/clear", false, true, FG_API_ADMIN, cache_clear },

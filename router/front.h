@@ -42,6 +42,8 @@ typedef struct fg_front_options {
     const char *served_model_name;   /* copied */
     const char *system_fingerprint;  /* copied; NULL: null in answers */
     uint32_t context_max;            /* of the model; workers may hold less */
+    uint32_t embedding_length;       /* of the model */
+    uint32_t pooling;                /* likewise, fg_pooling */
     const fg_service *service;       /* tenants and classes; NULL: none; borrowed */
     uint32_t max_tokens_default;     /* for requests that give none; 0: 512 */
     fg_reasoning_format reasoning;   /* of requests that do not say */

@@ -19,6 +19,7 @@ enum {
 static const fg_http_route routes[] = {
     { "/v1/chat/completions", COMPLETION_CODES },
     { "/v1/completions", COMPLETION_CODES },
+    { "/v1/embeddings", COMPLETION_CODES },
     { "/forge/v1/batch", BATCH_CODES },
     { "/forge/v1/cache/stats", PAGE_CODES },
     { "/forge/v1/cache/clear", PAGE_CODES },

@@ -15,7 +15,7 @@
 #include "proto/wire.h"
 #include "router/admit.h"
 
-typedef enum fg_api_kind { FG_API_CHAT, FG_API_COMPLETION } fg_api_kind;
+typedef enum fg_api_kind { FG_API_CHAT, FG_API_COMPLETION, FG_API_EMBEDDING } fg_api_kind;
 
 /* The trace that a request belongs to; all zero: none. */
 typedef struct fg_request_trace {
@@ -84,16 +84,19 @@ typedef struct fg_request {
     bool return_token_ids;    /* choices[].token_ids */
     bool echo;                /* the prompt's text stands in front of each choice's */
     bool no_answer;           /* `max_tokens` 0: the one token that comes is not shown */
+    uint32_t dimensions;      /* of embeddings */
+    bool as_base64;           /* likewise */
     uint32_t prompt_logprobs; /* 0: none; else how many likely tokens, and one more */
     bool logits_digest;       /* choices[].forge; params.want_digests is the same wish */
     bool return_timings;      /* `timings` beside or in each choice */
     const char *model;        /* as the client named it, or the served name */
-    const char *id;           /* "chatcmpl-..." or "cmpl-...": in the answer and in x-request-id */
-    const char *fingerprint;  /* system_fingerprint; NULL: null */
-    int64_t created_s;        /* seconds since 1970 */
-    uint64_t tenant;          /* whose share it is; 0: nobody in particular */
-    fg_admit_slo slo;         /* what its class promises */
-    uint64_t deadline_ns;     /* to its last token; 0: it has all the time */
+    const char
+        *id; /* "chatcmpl-...", "cmpl-..." or "embd-...": in the answer and in x-request-id */
+    const char *fingerprint; /* system_fingerprint; NULL: null */
+    int64_t created_s;       /* seconds since 1970 */
+    uint64_t tenant;         /* whose share it is; 0: nobody in particular */
+    fg_admit_slo slo;        /* what its class promises */
+    uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
     fg_request_trace trace;
     fg_request_tools tools;
     fg_request_thoughts thoughts;

@@ -304,7 +304,7 @@ static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_
     uint32_t count = choice->stream->request.choice_count;
     fg_stream_explain(status, text, error_out);
     error_out->wait_s = fg_dispatch_refused_s(dispatch);
-    if (status != FG_AGAIN || count == 1) {
+    if (status != FG_AGAIN || count == 1 || choice->stream->request.kind == FG_API_EMBEDDING) {
         return status;
     }
     fg_dispatch_job job = fg_choice_job(choice);
@@ -319,24 +319,57 @@ static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_
                          list ? "prompts times 'n' are" : "'n' is", count, (uint32_t)most);
 }
 
+/* Choices of one stream that dispatch has at a time; those of an answer in text all start at once. */
+enum { EMBEDDINGS_AT_ONCE = 64 };
+
+static uint32_t running(const fg_stream *stream)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < stream->started; i++) {
+        count += stream->choices[i].dispatched;
+    }
+    return count;
+}
+
+/* Starts as many of the choices as may run. Embeddings for which there is no room wait until others have ended. */
+static fg_status start_choices(fg_stream *stream, fg_api_error *error_out)
+{
+    bool embeds = stream->request.kind == FG_API_EMBEDDING;
+    uint32_t count = stream->request.choice_count, busy = running(stream);
+    fg_error err = { 0 };
+    fg_status status = FG_OK;
+    while (stream->started < count && (!embeds || busy < EMBEDDINGS_AT_ONCE)) {
+        fg_choice *choice = &stream->choices[stream->started];
+        status = fg_choice_start(choice, &err);
+        if (status != FG_OK) {
+            break;
+        }
+        stream->started++;
+        busy++;
+    }
+    if (status == FG_OK || (status == FG_AGAIN && embeds && busy > 0)) {
+        return FG_OK;
+    }
+    return explain_start(stream->owner, &stream->choices[stream->started], status, err.text,
+                         error_out);
+}
+
 fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
                             const fg_request *request, fg_stream **stream_out,
                             fg_api_error *error_out)
 {
-    FG_ASSERT(request->choice_count >= 1 && request->choice_count <= FG_LIMIT_CHOICES &&
+    uint32_t most = request->kind == FG_API_EMBEDDING ? FG_LIMIT_EMBEDDINGS : FG_LIMIT_CHOICES;
+    FG_ASSERT(request->choice_count >= 1 && request->choice_count <= most &&
               (!request->stream || sink->begin != NULL));
-    fg_error err = { 0 };
     fg_stream *stream = NULL;
     fg_status status = make(streams, sink, request, &stream, error_out);
-    for (uint32_t i = 0; i < request->choice_count && status == FG_OK; i++) {
-        status = fg_choice_start(&stream->choices[i], &err);
-        if (status != FG_OK) {
-            status = explain_start(streams, &stream->choices[i], status, err.text, error_out);
-            let_go_of_all(stream);
-            release(stream);
-        }
-    }
     if (status != FG_OK) {
+        return status;
+    }
+    status = start_choices(stream, error_out);
+    if (status != FG_OK) {
+        let_go_of_all(stream);
+        release(stream);
         return status;
     }
     stream->next = streams->all;
@@ -409,6 +442,9 @@ static bool settle(fg_stream *stream)
 static void flush(fg_stream *stream)
 {
     fg_stream_move(stream, FG_STREAM_AT_REST);
+    if (!stream->failed && start_choices(stream, &stream->failure) != FG_OK) {
+        stream->failed = true;
+    }
     bool begun = settle(stream);
     bool ended = fg_stream_ended(stream);
     bool as_events =

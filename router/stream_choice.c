@@ -139,6 +139,25 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     fg_stream_has_news(stream);
 }
 
+/* What the answer says of it is all that is kept. */
+static void on_embedding(void *ctx, const float *embedding, uint32_t count)
+{
+    fg_choice *choice = ctx;
+    const fg_request *request = &choice->stream->request;
+    if (count < request->dimensions) {
+        choice->finish = FG_FINISH_ERROR;
+        fg_stream_fail(choice->stream, FG_BROKEN, "a worker's embedding is not the model's");
+        fg_stream_has_news(choice->stream);
+        return;
+    }
+    fg_api_put_embedding(&choice->text, request, embedding);
+    if (choice->text.failed) {
+        choice->finish = FG_FINISH_ERROR;
+        fg_stream_fail(choice->stream, FG_CANCELLED, "out of memory for the answer");
+        fg_stream_has_news(choice->stream);
+    }
+}
+
 static void on_end(void *ctx, fg_finish finish, fg_status status, const char *text,
                    const fg_dispatch_report *report)
 {
@@ -176,6 +195,9 @@ static void on_end(void *ctx, fg_finish finish, fg_status status, const char *te
 /* A whole answer's text is bounded by what its tokens can spell; a stream's by its reader. */
 static size_t text_limit(const fg_streams *streams, const fg_request *request)
 {
+    if (request->kind == FG_API_EMBEDDING) {
+        return fg_api_embedding_bytes(request);
+    }
     size_t piece = fg_tokenizer_piece_max(streams->options.tokenizer) + 16;
     size_t all = ((size_t)request->params.max_tokens + 1) * piece;
     size_t share = FG_LIMIT_STREAM_BYTES / request->choice_count;
@@ -243,9 +265,11 @@ fg_dispatch_job fg_choice_job(const fg_choice *choice)
 fg_status fg_choice_start(fg_choice *choice, fg_error *err)
 {
     fg_dispatch_job job = fg_choice_job(choice);
-    job.sink = (fg_dispatch_sink){
-        .on_token = on_token, .on_scores = fg_choice_take_scores, .on_end = on_end, .ctx = choice
-    };
+    job.sink = (fg_dispatch_sink){ .on_token = on_token,
+                                   .on_scores = fg_choice_take_scores,
+                                   .on_embedding = on_embedding,
+                                   .on_end = on_end,
+                                   .ctx = choice };
     fg_status status =
         fg_dispatch_start(choice->stream->owner->options.dispatch, &job, &choice->dispatch_id, err);
     choice->dispatched = status == FG_OK;

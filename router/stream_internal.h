@@ -82,6 +82,7 @@ struct fg_stream {
     bool writing;  /* inside flush: closing waits until it returns */
     uint32_t turn; /* the choice that is written next */
     uint64_t started_ns;
+    uint32_t started;  /* choices that dispatch was given: of embeddings not all at once */
     fg_scores *scores; /* of each prompt's tokens but the first, as they come; NULL: nobody asks */
     fg_choice choices[]; /* request.choice_count of them */
 };

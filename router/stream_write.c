@@ -7,6 +7,8 @@
 /* One write carries at most this much text and this many tokens, so that it fits into the queue of an
  * exchange however its text is escaped. */
 enum { PIECE_BYTES = 4096, PIECE_TOKENS = 256, PIECE_LOGPROBS = 32 };
+/* Some whole answers are far larger than others: what they took is not kept. */
+enum { CHUNK_KEPT_BYTES = 1 << 20 };
 
 void fg_stream_count_http(const fg_stream *stream, int http_status)
 {
@@ -261,26 +263,46 @@ bool fg_stream_write_events(fg_stream *stream)
     }
 }
 
+static void render_texts(const fg_stream *stream, fg_buf *out)
+{
+    fg_api_choice choices[FG_LIMIT_CHOICES];
+    for (uint32_t i = 0; i < stream->request.choice_count; i++) {
+        const fg_choice *choice = &stream->choices[i];
+        choices[i] = (fg_api_choice){ .index = i,
+                                      .piece = next_piece(choice),
+                                      .finish = choice->finish,
+                                      .called = choice->tools.whole > 0,
+                                      .calls = fg_choice_tools_calls(choice),
+                                      .report = fg_choice_report(choice) };
+    }
+    fg_api_usage usage = fg_stream_usage(stream);
+    fg_api_render_answer(out, &stream->request, choices, &usage);
+}
+
+static void render_embeddings(const fg_stream *stream, fg_buf *out)
+{
+    fg_api_begin_embeddings(out, &stream->request);
+    for (uint32_t i = 0; i < stream->request.choice_count; i++) {
+        const fg_buf *text = &stream->choices[i].text;
+        fg_api_add_embedding(out, i, text->data, text->size);
+    }
+    fg_api_usage usage = fg_stream_usage(stream);
+    fg_api_end_embeddings(out, &stream->request, &usage);
+}
+
 void fg_stream_write_answer(fg_stream *stream)
 {
     fg_streams *owner = stream->owner;
     fg_buf *out = &owner->chunk;
-    fg_api_choice choices[FG_LIMIT_CHOICES];
     uint32_t wait_s = 0;
     stream->answered = true;
     if (!stream->failed) {
-        for (uint32_t i = 0; i < stream->request.choice_count; i++) {
-            const fg_choice *choice = &stream->choices[i];
-            choices[i] = (fg_api_choice){ .index = i,
-                                          .piece = next_piece(choice),
-                                          .finish = choice->finish,
-                                          .called = choice->tools.whole > 0,
-                                          .calls = fg_choice_tools_calls(choice),
-                                          .report = fg_choice_report(choice) };
-        }
-        fg_api_usage usage = fg_stream_usage(stream);
         fg_buf_clear(out);
-        fg_api_render_answer(out, &stream->request, choices, &usage);
+        if (stream->request.kind == FG_API_EMBEDDING) {
+            render_embeddings(stream, out);
+        } else {
+            render_texts(stream, out);
+        }
         if (out->failed) {
             fg_stream_fail(stream, FG_CANCELLED, "out of memory for the answer");
         }
@@ -292,4 +314,8 @@ void fg_stream_write_answer(fg_stream *stream)
     fg_stream_count_http(stream, http_status);
     stream->sink.reply(stream->sink.ctx, http_status, wait_s, out->data == NULL ? "" : out->data,
                        out->size);
+    if (out->capacity > CHUNK_KEPT_BYTES) {
+        fg_buf_deinit(out);
+        fg_buf_init(out, 0);
+    }
 }

@@ -37,6 +37,7 @@
 #define FG_LIMIT_MESSAGES          10000u
 #define FG_LIMIT_TOOLS             128u                  /* of a request */
 #define FG_LIMIT_CHOICES           64u                   /* `n` */
+#define FG_LIMIT_EMBEDDINGS        2048u                 /* texts of one request */
 #define FG_LIMIT_PIN_MS            (24u * 3600u * 1000u) /* of a pinned prefix */
 #define FG_LIMIT_CACHE_SALT_BYTES  1024u
 #define FG_LIMIT_BIASES            1024u      /* entries of `logit_bias` */

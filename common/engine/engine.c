@@ -38,6 +38,10 @@ static fg_status check_tokens(const fg_engine_bounds *bounds, const fg_engine_it
 /* Where its choices go. */
 static fg_status check_choices(const fg_step_seq *seq, uint32_t index, fg_error *err)
 {
+    if (seq->embedding_out != NULL && (!seq->sample || seq->sample_rows > 1)) {
+        return fg_fail(err, FG_BAD_INPUT,
+                       "step sequence %u wants an embedding and has not one choice", index);
+    }
     if (seq->sample_rows == 0) {
         return FG_OK;
     }

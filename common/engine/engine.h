@@ -76,6 +76,9 @@ typedef struct fg_step_seq {
      * them there is written into these columns. None of those rows is one of the last, which something is chosen after. */
     uint32_t scores_first;
     fg_scores scores_out;
+    /* NULL, or the caller's embedding_length floats, in an item that samples with sample_rows at most 1: the model's state
+     * after its last token, normed, as the head reads it. */
+    float *embedding_out;
 } fg_step_seq;
 
 /* A block whose digest is wanted, computed after the step's sequences have run. On a device with memory of its own the

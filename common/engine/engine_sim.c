@@ -184,6 +184,13 @@ void fg_engine_sim_score(fg_engine_sim_answer answer, uint32_t vocab_size, uint3
            scores->likely_count * sizeof *scores->likely);
 }
 
+void fg_engine_sim_embedding(fg_engine_sim_answer answer, float *embedding)
+{
+    for (uint32_t i = 0; i < FG_ENGINE_SIM_EMBEDDING; i++) {
+        embedding[i] = (float)(fg_hash_mix(answer.digest + i) % 1024) / 512.0f - 1.0f;
+    }
+}
+
 uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vocab_size)
 {
     for (uint32_t i = 0; i < vocab_size; i++) {
@@ -237,6 +244,9 @@ static void take_answer(sim_engine *engine, fg_step_seq *seq, uint32_t index, ui
     }
     if (left == 1 && seq->sample) {
         seq->token_out = answer.token;
+    }
+    if (left == 1 && seq->embedding_out != NULL) {
+        fg_engine_sim_embedding(answer, seq->embedding_out);
     }
     if (left == 1 && seq->want_digest) {
         seq->digest_out = answer.digest;

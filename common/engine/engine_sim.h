@@ -76,6 +76,10 @@ uint32_t fg_engine_sim_held(uint32_t token, const uint64_t *allowed, uint32_t vo
 /* What it says of a token that was given where it would have answered so (greedily), as number `at` of the scores. */
 void fg_engine_sim_score(fg_engine_sim_answer answer, uint32_t vocab_size, uint32_t token,
                          uint32_t at, const fg_scores *scores);
+/* Numbers of an embedding. */
+enum { FG_ENGINE_SIM_EMBEDDING = 6 };
+/* What the embedding is of tokens after which it answers so. */
+void fg_engine_sim_embedding(fg_engine_sim_answer answer, float *embedding);
 /* What it says of that answer and of the `count` likeliest tokens. */
 fg_logprobs fg_engine_sim_logprobs(fg_engine_sim_answer answer, uint32_t vocab_size,
                                    uint32_t count);

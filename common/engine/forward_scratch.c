@@ -11,7 +11,7 @@
 enum { TILE_ROWS = 128, TALL_TILE_ROWS = 256 };
 /* Rows of tiles whose attention is one operation: the more, the less its members wait for the last one. */
 enum { ATTEND_ROWS = 512 };
-enum { SCRATCH_PARTS_MAX = 40 };
+enum { SCRATCH_PARTS_MAX = 64 };
 /* Steps of one row for each sequence are replayed where a device can: they get rows that pad them to one of few sizes. */
 static const uint32_t replay_sizes[] = {
     1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, FG_CHOSEN_ROWS
@@ -184,6 +184,11 @@ static void add_shared_parts(fg_forward *forward, size_t step_rows, part_list *l
         add_part(list, (void **)&head->logits_host, head->rows_max, head->vocab_size,
                  sizeof(float));
     }
+    head->state_length = forward->hparams.embedding_length;
+    if (!forward->is_host) {
+        add_part(list, (void **)&head->states_host, head->rows_max, head->state_length,
+                 sizeof(float));
+    }
     if (forward->goes_ahead) {
         fg_step_place *second = &forward->places[1];
         second->head = *head;
@@ -298,9 +303,12 @@ fg_status fg_forward_take_scratch(fg_forward *forward, fg_error *err)
     if (forward->is_host) {
         head->logits = head->logits_host;
     }
+    head->states = forward->normed.values;
     if (forward->goes_ahead) {
         second->logits = head->logits + (size_t)forward->replay_rows * head->vocab_size;
         second->logits_host = head->logits_host;
+        second->states = head->states;
+        second->states_host = head->states_host;
     }
     return FG_OK;
 }

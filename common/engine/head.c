@@ -92,7 +92,7 @@ static bool wants_token(const fg_step_seq *seq)
 {
     return seq->sample && !seq->want_digest && seq->digests_out == NULL &&
            seq->logits_out == NULL && seq->shape == NULL && seq->constraint == NULL &&
-           seq->logprobs_out == NULL;
+           seq->logprobs_out == NULL && seq->embedding_out == NULL;
 }
 
 static bool wants_highest(const fg_step_seq *seq)
@@ -309,6 +309,26 @@ static void take_logits(void *ctx, uint32_t row, uint32_t member)
     }
 }
 
+/* Whether a row's state is an item's embedding. */
+static bool is_embedding(const fg_head_part *part, uint32_t row)
+{
+    const fg_step_seq *seq = seq_of(part, row);
+    return seq->embedding_out != NULL && tokens_from(seq, position_of(part, row)) == 1;
+}
+
+/* Has the states that somebody wants copied to the host, as bring_logits does. */
+static void bring_states(const fg_head_part *part)
+{
+    const fg_head *head = part->head;
+    for (uint32_t row = 0; row < part->rows && !head->is_host; row++) {
+        size_t at = (size_t)row * head->state_length;
+        if (is_embedding(part, row)) {
+            fg_device_copy(head->stream, head->states_host + at, head->states + at,
+                           head->state_length * sizeof(float));
+        }
+    }
+}
+
 /* Whether a row's choice means nothing. A NaN in the state may be lost on its way through a product of integers, and a
  * head may overflow from a state that is fine: so both ends are looked at. */
 static bool is_broken(const fg_head *head, uint32_t row)
@@ -352,6 +372,7 @@ bool fg_head_is_chosen_there(const fg_head_part *part)
 fg_device_event fg_head_bring(const fg_head_part *part)
 {
     (void)bring_logits(part, is_seen);
+    bring_states(part);
     return fg_device_event_record(part->head->stream);
 }
 
@@ -374,6 +395,11 @@ bool fg_head_take(fg_head_part *part, fg_device_event end)
         } else if (seq->sample) {
             take_token(seq, position_of(part, row), head->choices[row]);
             seq->broken_out |= is_broken(head, row);
+            if (is_embedding(part, row)) {
+                const float *states = head->is_host ? head->states : head->states_host;
+                memcpy(seq->embedding_out, states + (size_t)row * head->state_length,
+                       head->state_length * sizeof(float));
+            }
         }
     }
     return left;

@@ -38,6 +38,10 @@ typedef struct fg_head {
     /* Per row of a part. Shared with the device but for `logits`. */
     float *logits;
     float *logits_host; /* the same on a device with the host's memory */
+    /* The states that logits come from, and where the host sees them. */
+    const float *states;
+    float *states_host;
+    uint32_t state_length;
     fg_choice_row *wanted;
     uint32_t *choices;
     float *tops; /* logits of the choices: not finite where the highest is not */

@@ -28,6 +28,7 @@ typedef struct fg_hparams {
     char name[96];
     uint32_t layer_count;
     uint32_t embedding_length;
+    uint32_t pooling; /* fg_pooling: how a text's embedding comes from its tokens' states */
     uint32_t head_count;
     uint32_t kv_head_count;
     uint32_t head_dim;
@@ -62,6 +63,15 @@ typedef struct fg_hparams {
     const float *rope_freqs;    /* rope_dims/2 divisors inside the mapping, or NULL */
     uint32_t kv_dtype; /* as precise as the weights that keys come from: FG_F16 or FG_BF16 */
 } fg_hparams;
+
+/* As GGUF numbers them. */
+typedef enum fg_pooling {
+    FG_POOLING_NONE = 0, /* the file does not say */
+    FG_POOLING_MEAN,
+    FG_POOLING_CLS,
+    FG_POOLING_LAST,
+    FG_POOLING_RANK, /* no embeddings: a text's score */
+} fg_pooling;
 
 /* What a layer's rows see, as `window` says. */
 static inline uint32_t fg_hparams_window(const fg_hparams *hparams, uint32_t layer)

@@ -98,6 +98,7 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     }
     vocab->add_space_prefix = vocab->spm;
     (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_bos_token", &vocab->add_bos);
+    (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_eos_token", &vocab->add_eos);
     (void)fg_weights_get_bool(weights, FG_VOCAB_WHOLE_KEY, &vocab->ignore_merges);
     if (vocab->spm) {
         (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_space_prefix",

@@ -43,7 +43,7 @@ typedef struct fg_special_set {
 typedef struct fg_vocab {
     bool spm;
     fg_pretokenizer pre;
-    bool add_bos;
+    bool add_bos, add_eos;
     bool add_space_prefix;
     bool space_first_only; /* not behind special tokens, nor before a space */
     bool ignore_merges;    /* a word that is a token is taken as it is */

@@ -67,6 +67,7 @@ fg_seq *fg_seq_create(uint64_t request, uint32_t attempt, const uint32_t *prompt
     /* Per token 4 bytes; per block an id, a key, a slot and the ticket's three arrays, 40 bytes. */
     size_t token_max = (size_t)prompt_count + params->max_tokens;
     size_t wishes = params->bias_count * sizeof(fg_bias);
+    wishes += params->want_embedding ? FG_WIRE_EMBEDDING_MAX * sizeof(float) : 0;
     fg_arena *arena = fg_arena_create(65536 + token_max * 64 + wishes);
     if (arena == NULL) {
         return NULL;

@@ -104,6 +104,7 @@ typedef struct fg_seq {
     fg_shape *shape;
     fg_logprobs *logprobs;
     uint32_t logprobs_turn; /* 0 or 1 */
+    float *embedding;       /* where the prompt's goes; NULL: nobody asks */
     /* Leading tokens of the prompt whose rows have said what they say of the token behind them, to the router; and likewise
      * once the steps in flight have run. All of them where nobody asks. */
     uint32_t scored, scores_planned;

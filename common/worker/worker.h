@@ -70,6 +70,7 @@ typedef struct fg_worker_options {
     uint32_t block_count;
     uint32_t context_max; /* tokens of one sequence */
     uint32_t vocab_size;
+    uint32_t embedding_length; /* numbers of the model's state */
     /* Of a sequence in the engine's draft model, its guesses too; 0: there is none. */
     uint32_t draft_context;
     bool draft_alone; /* and no text is looked up */

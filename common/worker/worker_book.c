@@ -47,6 +47,8 @@ static void emit(fg_worker *worker, fg_seq *seq, uint32_t token, uint64_t digest
     msg.first.cached_tokens = seq->cached_tokens;
     msg.first.chunks = seq->chunks;
     msg.first.share_ns = seq->share_ns;
+    msg.first.embedding = seq->embedding;
+    msg.first.embedding_count = seq->embedding != NULL ? worker->options.embedding_length : 0;
     fg_worker_send(worker, seq->router, &msg);
 }
 

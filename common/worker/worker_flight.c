@@ -159,6 +159,8 @@ static const fg_buf *without_secrets(fg_worker *worker, const fg_msg *msg)
         plain.first.id = 0;
         plain.first.digest = 0;
         plain.first.logprobs = NULL;
+        plain.first.embedding = NULL;
+        plain.first.embedding_count = 0;
         break;
     case FG_MSG_TICKET:
         plain.ticket.ticket = fg_worker_own_ticket(worker, plain.ticket.ticket);

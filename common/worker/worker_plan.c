@@ -504,6 +504,7 @@ static void add_item(fg_worker *worker, fg_seq *seq, const fg_plan_item *planned
         .prompt_count = seq->prompt_count,
         .logprobs_out = sample ? fg_seq_next_logprobs(seq) : NULL,
         .likely_count = seq->params.want_logprobs > 0 ? seq->params.want_logprobs - 1 : 0,
+        .embedding_out = sample ? seq->embedding : NULL,
     };
     fg_worker_add_drafts(worker, seq, item, drafts);
     fg_worker_ask_scores(worker, seq, item);

@@ -141,7 +141,7 @@ typedef struct fg_work_options {
     uint32_t overlap, prefix_cache, linked, hands_over, zero_copy;
     uint32_t draft_context; /* 0: no draft model */
     uint32_t router_count;  /* a call's `sunken` says which of them it is about */
-    uint32_t pad;
+    uint32_t embedding_length;
     char name[FG_LIMIT_NAME_BYTES + 8];
     char numerics_class[64];
 } fg_work_options;

@@ -332,6 +332,7 @@ fg_work_options fg_work_put_options(const fg_worker_options *options)
     record.block_count = options->block_count;
     record.context_max = options->context_max;
     record.vocab_size = options->vocab_size;
+    record.embedding_length = options->embedding_length;
     record.local_prefill_max = options->local_prefill_max;
     record.tier_slots = tier.total;
     record.overlap = options->overlap;
@@ -361,7 +362,8 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
         record->block_count == 0 || record->block_count > FG_LIMIT_BLOCKS ||
         record->tier_slots > FG_LIMIT_BLOCKS || record->context_max > FG_LIMIT_CONTEXT_TOKENS ||
         record->draft_context > FG_LIMIT_CONTEXT_TOKENS || record->vocab_size == 0 ||
-        record->router_count == 0 || record->router_count > FG_WORKER_ROUTERS_MAX ||
+        record->embedding_length > FG_WIRE_EMBEDDING_MAX || record->router_count == 0 ||
+        record->router_count > FG_WORKER_ROUTERS_MAX ||
         record->limits.seqs_max > FG_WORK_SEQS_MAX ||
         record->limits.step_tokens_max > FG_WORK_STEP_TOKENS_MAX ||
         (record->linked != 0 && record->hands_over == 0)) {
@@ -377,6 +379,7 @@ fg_status fg_work_get_options(const void *preface, size_t size_bytes,
                                         .block_count = record->block_count,
                                         .context_max = record->context_max,
                                         .vocab_size = record->vocab_size,
+                                        .embedding_length = record->embedding_length,
                                         .limits = record->limits,
                                         .overlap = record->overlap != 0,
                                         .prefix_cache = record->prefix_cache != 0,

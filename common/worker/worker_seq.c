@@ -100,6 +100,11 @@ static fg_seq *make_seq(fg_worker *worker, const fg_msg *msg, const uint32_t *to
     fg_status status = fg_fail(err, FG_AGAIN, "worker is out of memory");
     bool known = (params->min_tokens == 0 || find_ends(worker)) &&
                  (params->want_scores == 0 || fg_worker_scores_ready(worker));
+    if (seq != NULL && params->want_embedding) {
+        seq->embedding =
+            fg_arena_array(seq->arena, worker->options.embedding_length, sizeof *seq->embedding);
+        known = known && seq->embedding != NULL;
+    }
     if (seq != NULL && known && fg_seq_shape(seq, worker->ends, worker->end_count)) {
         status = fg_worker_take_grammar(worker, seq, params, err);
     }

@@ -347,6 +347,7 @@ static fg_status open_worker(fg_fleet_node *n, fg_error *err)
                                   .block_count = f->setup.kv_blocks,
                                   .context_max = context_of(&f->setup),
                                   .vocab_size = FG_FLEET_VOCAB,
+                                  .embedding_length = FG_ENGINE_SIM_EMBEDDING,
                                   .limits = fg_fleet_limits(&f->setup),
                                   .overlap = f->setup.overlap,
                                   .prefix_cache = f->setup.prefix_cache,

@@ -103,6 +103,7 @@ static void give_tokens(subject *s, const fg_record_tokens *tokens)
 
 static void give_first(subject *s, const fg_record_first *first)
 {
+    static const float nothing[FG_WIRE_EMBEDDING_MAX]; /* what was said is nobody's business here */
     fg_msg msg = { .kind = FG_MSG_FIRST,
                    .request = first->request,
                    .attempt = first->attempt,
@@ -110,7 +111,13 @@ static void give_first(subject *s, const fg_record_first *first)
                               .share_ns = first->share_ns,
                               .compute_ns = first->compute_ns,
                               .cached_tokens = first->cached_tokens,
-                              .chunks = first->chunks } };
+                              .chunks = first->chunks,
+                              .embedding = nothing,
+                              .embedding_count = first->embedding_count } };
+    if (first->embedding_count > FG_WIRE_EMBEDDING_MAX) {
+        s->r->status = fg_fail(&s->r->err, FG_BAD_INPUT, "it is damaged: no embedding is so long");
+        return;
+    }
     give(s, first->peer, &msg);
 }
 

@@ -129,6 +129,7 @@ static void open_room(room *r, const room_options *options)
                                  .block_count = r->block_count,
                                  .context_max = r->context_max,
                                  .vocab_size = r->vocab_size,
+                                 .embedding_length = FG_ENGINE_SIM_EMBEDDING,
                                  .draft_context = fg_sim_draft_context(r->draft),
                                  .draft_alone = options->seed % 4 == 0,
                                  .limits = r->limits,

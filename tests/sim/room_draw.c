@@ -170,6 +170,10 @@ static void draw_params(room *r, room_request *q)
     if (room_chance(r, 1500) && q->params.cache_mode != FG_CACHE_FORCE) {
         q->params.want_scores = 1 + (uint32_t)room_below(r, 4);
     }
+    if (room_chance(r, 500)) {
+        q->params.want_embedding = true;
+        q->params.max_tokens = 1;
+    }
 }
 
 /* As the worker must see it: what can never run is refused at once. */
@@ -197,7 +201,7 @@ uint32_t room_draw_requests(room *r)
     room_request *first = fresh(r, r->sent);
     draw_prompt(r, first);
     draw_params(r, first);
-    if (!r->options.pressure && room_chance(r, 100)) {
+    if (!r->options.pressure && room_chance(r, 100) && !first->params.want_embedding) {
         first->params.max_tokens = r->context_max; /* with the prompt, one too many at least */
     }
     first->params.family = count > 1 ? first->id : 0;

@@ -112,6 +112,22 @@ static void hear_scores(room *r, const fg_msg *msg)
     r->quiet_steps = 0;
 }
 
+/* As if the prompt were computed token by token. */
+static void judge_embedding(const room *r, const room_request *q, const fg_msg *msg)
+{
+    float want[FG_ENGINE_SIM_EMBEDDING];
+    uint32_t count = q->params.want_embedding ? FG_ENGINE_SIM_EMBEDDING : 0;
+    fg_sampling sampling = { .temperature = q->params.temperature,
+                             .top_p = q->params.top_p,
+                             .seed = q->params.seed };
+    fg_engine_sim_embedding(
+        fg_engine_sim_expected(q->tokens, q->prompt_count, r->vocab_size, ROOM_EOS, &sampling, 0),
+        want);
+    FG_ASSERT(msg->first.embedding_count == count &&
+                  (count == 0 || memcmp(msg->first.embedding, want, sizeof want) == 0),
+              "request %llu: its embedding", (unsigned long long)q->id);
+}
+
 static void hear_first(room *r, const fg_msg *msg)
 {
     room_request *q = find(r, "FIRST", msg->request, msg->attempt);
@@ -120,6 +136,7 @@ static void hear_first(room *r, const fg_msg *msg)
               "request %llu: %u scores of %u tokens", (unsigned long long)q->id, q->scored,
               q->prompt_count);
     FG_ASSERT(q->scored == 0 || msg->first.cached_tokens == 0, "rows that were not computed spoke");
+    judge_embedding(r, q, msg);
     q->started_ns = q->queued_ns + msg->first.queue_ns;
     uint32_t cached = msg->first.cached_tokens;
     bool may_hit = r->cache && q->params.cache_mode != FG_CACHE_DISABLE;

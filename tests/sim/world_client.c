@@ -190,6 +190,8 @@ static void on_token(void *ctx, uint32_t index, uint32_t id, uint64_t digest,
     FG_ASSERT(!r->ended && !r->cancelled, "a token after the end");
     FG_ASSERT(r->scored == (r->job.params.want_scores > 0 ? r->prompt_count - 1 : 0),
               "request %u: a token after %u scores", r->index, r->scored);
+    FG_ASSERT(r->embedded == r->job.params.want_embedding, "request %u: a token, embedded %d",
+              r->index, r->embedded);
     FG_ASSERT(index == r->count - r->prompt_count, "token %u came as number %u", index,
               r->count - r->prompt_count);
     fg_sampling sampling = { .temperature = r->job.params.temperature,
@@ -244,6 +246,27 @@ static void on_scores(void *ctx, uint32_t first, const fg_scores *scores)
     r->scored += scores->count;
     w->progress_ns = sim_now(w);
     sim_note(w, "client", "scores", "request=%u first=%u count=%u", r->index, first, scores->count);
+}
+
+/* Once, whoever was lost meanwhile. */
+static void on_embedding(void *ctx, const float *embedding, uint32_t count)
+{
+    sim_request *r = ctx;
+    sim_world *w = r->world;
+    float want[FG_ENGINE_SIM_EMBEDDING];
+    fg_sampling sampling = { .temperature = r->job.params.temperature,
+                             .top_p = 1.0f,
+                             .seed = r->job.params.seed };
+    fg_engine_sim_embedding(
+        fg_engine_sim_expected(r->tokens, r->prompt_count, w->vocab_size, SIM_EOS, &sampling, 0),
+        want);
+    FG_ASSERT(!r->ended && !r->cancelled && !r->embedded && r->count == r->prompt_count &&
+                  r->job.params.want_embedding,
+              "request %u: an embedding", r->index);
+    FG_ASSERT(count == FG_ENGINE_SIM_EMBEDDING && memcmp(embedding, want, sizeof want) == 0,
+              "request %u: another embedding than alone", r->index);
+    r->embedded = true;
+    sim_note(w, "client", "embedding", "request=%u", r->index);
 }
 
 static void check_end(const sim_request *r, fg_finish finish, fg_status status, const char *text)
@@ -406,7 +429,11 @@ static void make_request(sim_world *w, uint32_t index)
                     .pin_ms = sim_chance(rng, 150) ? (uint32_t)sim_below(rng, 2000) : 0,
                     .salt_low = salted ? 1 + sim_below(rng, 2) : 0,
                     .family = in_family ? 1 + sim_below(rng, 3) : 0 },
-        .sink = { .on_token = on_token, .on_scores = on_scores, .on_end = on_end, .ctx = r },
+        .sink = { .on_token = on_token,
+                  .on_scores = on_scores,
+                  .on_embedding = on_embedding,
+                  .on_end = on_end,
+                  .ctx = r },
         .tenant = sim_below(rng, 4),
     };
     uint64_t at = sim_below(rng, 600 * SIM_MS);
@@ -415,6 +442,10 @@ static void make_request(sim_world *w, uint32_t index)
     uint64_t cancel_at = at + sim_below(rng, 500 * SIM_MS);
     if (sim_chance(rng, 200) && r->job.params.cache_mode != FG_CACHE_FORCE) {
         r->job.params.want_scores = 1 + (uint32_t)sim_below(rng, 4);
+    }
+    if (sim_chance(rng, 100)) {
+        r->job.params.want_embedding = true;
+        r->job.params.max_tokens = 1;
     }
     r->left_out = (w->options.requests >> index & 1) == 0;
     if (r->left_out) {

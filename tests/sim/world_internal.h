@@ -102,6 +102,7 @@ typedef struct sim_request {
     uint32_t *tokens; /* prompt, then the answer */
     uint32_t prompt_count, count;
     uint32_t scored; /* tokens of the prompt that something was said of */
+    bool embedded;
     uint32_t router; /* that it goes to, or went to */
     fg_dispatch_job job;
     uint64_t id;

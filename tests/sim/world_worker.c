@@ -255,6 +255,7 @@ void sim_start_worker(sim_world *w, sim_worker *s)
                                   .block_count = s->block_count,
                                   .context_max = CONTEXT_MAX,
                                   .vocab_size = s->world->vocab_size,
+                                  .embedding_length = FG_ENGINE_SIM_EMBEDDING,
                                   .draft_context = fg_sim_draft_context(s->draft),
                                   .draft_alone = s->index % 2 == 0,
                                   .limits = limits,

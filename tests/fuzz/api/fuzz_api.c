@@ -1,5 +1,5 @@
 /*
- * fuzz_api - any bytes as the body of a chat or a completion request, of /tokenize and /detokenize. Whatever
+ * fuzz_api - any bytes as the body of a chat, a completion or an embedding request, of /tokenize and /detokenize. Whatever
  * is accepted must keep the promises that dispatch and the workers rely on, and must render as JSON again.
  */
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "router/api.h"
 #include "tests/unit/router/tiny_model.h"
 
-enum { CONTEXT_MAX = 512 };
+enum { CONTEXT_MAX = 512, EMBEDDING = 5 };
 
 /* Shows all that a request may say of tools. */
 static const char with_tools[] =
@@ -51,7 +51,9 @@ static void check_request(const fg_request *request, uint32_t vocab_size)
     FG_ASSERT(params->temperature >= 0 && params->temperature <= 2, "temperature");
     FG_ASSERT(params->top_p > 0 && params->top_p <= 1, "top_p");
     FG_ASSERT(params->min_p >= 0 && params->min_p <= 1, "min_p");
-    FG_ASSERT(request->choice_count >= 1 && request->choice_count <= FG_LIMIT_CHOICES, "n");
+    uint32_t most =
+        request->kind == FG_API_EMBEDDING ? FG_LIMIT_EMBEDDINGS : (uint32_t)FG_LIMIT_CHOICES;
+    FG_ASSERT(request->choice_count >= 1 && request->choice_count <= most, "n");
     uint32_t prompts = fg_request_prompts(request);
     FG_ASSERT(prompts >= 1 && request->choice_count % prompts == 0, "prompts");
     FG_ASSERT((params->family != 0) == (request->choice_count > prompts), "family");
@@ -160,6 +162,28 @@ static void check_rendering(const fg_request *request, const fg_tokenizer *token
     fg_buf_deinit(&out);
 }
 
+static void check_embeddings(const fg_request *request)
+{
+    static const float state[EMBEDDING] = { 3, -4, 1e-20f, 1e20f, 0 };
+    fg_buf out, text;
+    fg_api_usage usage = { .cached_tokens = 1 };
+    FG_ASSERT(request->params.want_embedding && request->params.max_tokens == 1 &&
+                  request->dimensions >= 1 && request->dimensions <= EMBEDDING,
+              "an embedding");
+    fg_buf_init(&out, 0);
+    fg_buf_init(&text, fg_api_embedding_bytes(request));
+    fg_api_put_embedding(&text, request, state);
+    fg_api_begin_embeddings(&out, request);
+    for (uint32_t i = 0; i < request->choice_count; i++) {
+        fg_api_add_embedding(&out, i, text.data, text.size);
+    }
+    fg_api_end_embeddings(&out, request, &usage);
+    FG_ASSERT(!text.failed, "an embedding's room");
+    check_json(&out);
+    fg_buf_deinit(&out);
+    fg_buf_deinit(&text);
+}
+
 /* Ids may name the NUL byte: JSON has it, only no request may. */
 static void allow_nul(fg_buf *out)
 {
@@ -206,9 +230,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
         .model_name = "tiny",
         .context_max = CONTEXT_MAX,
         .max_tokens_default = 64,
+        .embedding_length = EMBEDDING,
     };
     fg_api_call call = { .id = "id", .seed = 1 };
-    fg_api_kind kind = bytes[0] & 1 ? FG_API_CHAT : FG_API_COMPLETION;
+    fg_api_kind kind = bytes[0] & 1   ? FG_API_CHAT
+                       : bytes[0] & 4 ? FG_API_EMBEDDING
+                                      : FG_API_COMPLETION;
     const char *body = (const char *)bytes + 1;
     check_text(&server, body, size_bytes - 1);
     fg_arena *arena = fg_arena_create(FG_API_ARENA_BYTES);
@@ -223,6 +250,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
             check_tools(&request, body, size_bytes - 1);
         }
         check_thoughts(&request);
+        if (kind == FG_API_EMBEDDING) {
+            check_embeddings(&request);
+            fg_arena_destroy(arena);
+            return 0;
+        }
         check_rendering(&request, model->tokenizer, body, size_bytes - 1);
     } else {
         fg_buf out;

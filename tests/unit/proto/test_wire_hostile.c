@@ -1,3 +1,5 @@
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/limits.h"
@@ -395,6 +397,15 @@ static void scores_wanted_of_too_likely(fg_buf *b)
 {
     params_with(b, 27, FG_LOGPROBS_MAX + 2);
 }
+static void embedding_beside_tokens(fg_buf *b)
+{
+    peer_named(b, 1, "p0", 2);
+    put_bytes(b, 2, "\x01\0\0\0", 4);
+    fg_buf params = begin();
+    put_number(&params, 6, 2);
+    put_number(&params, 28, 1);
+    put_inner(b, 3, &params);
+}
 static void pinned_too_long(fg_buf *b)
 {
     peer_named(b, 1, "p0", 2);
@@ -550,6 +561,25 @@ static void cached_huge(fg_buf *b)
 static void chunks_huge(fg_buf *b)
 {
     put_number(b, 7, UINT32_MAX);
+}
+static void embedding_of(fg_buf *b, size_t count, float last)
+{
+    float *numbers = calloc(count, sizeof *numbers);
+    numbers[count - 1] = last;
+    put_bytes(b, 10, numbers, count * sizeof *numbers);
+    free(numbers);
+}
+static void embedding_huge(fg_buf *b)
+{
+    embedding_of(b, FG_WIRE_EMBEDDING_MAX + 1, 1);
+}
+static void embedding_not_finite(fg_buf *b)
+{
+    embedding_of(b, 4, NAN);
+}
+static void embedding_infinite(fg_buf *b)
+{
+    embedding_of(b, 4, -INFINITY);
 }
 static void tier_huge(fg_buf *b)
 {
@@ -774,6 +804,10 @@ static const change changes[] = {
     { "choice", FG_MSG_FIRST, choice_huge },
     { "cached_tokens", FG_MSG_FIRST, cached_huge },
     { "chunks", FG_MSG_FIRST, chunks_huge },
+    { "embedding", FG_MSG_FIRST, embedding_huge },
+    { "embedding", FG_MSG_FIRST, embedding_not_finite },
+    { "embedding", FG_MSG_FIRST, embedding_infinite },
+    { "embedding", FG_MSG_RESERVE, embedding_beside_tokens },
     { "tier_blocks", FG_MSG_LOAD, tier_huge },
     { "local", FG_MSG_TICKET, local_not_granted },
     { "refused", FG_MSG_DONE, refused_without_error },

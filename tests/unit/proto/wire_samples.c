@@ -68,6 +68,15 @@ static float any_number(fg_rng *rng)
     return ((float)up_to(rng, 2000) - 1000.0f) / 250.0f;
 }
 
+static const float *any_floats(fg_rng *rng, fg_arena *arena, uint32_t count)
+{
+    float *floats = fg_arena_array(arena, count, sizeof *floats);
+    for (uint32_t i = 0; i < count; i++) {
+        floats[i] = any_number(rng);
+    }
+    return floats;
+}
+
 static const fg_bias *any_biases(fg_rng *rng, fg_arena *arena, uint32_t count)
 {
     fg_bias *biases = fg_arena_array(arena, count, sizeof *biases);
@@ -90,7 +99,8 @@ static const fg_logprobs *any_logprobs(fg_rng *rng, fg_arena *arena)
 
 static fg_wire_params any_sampling(fg_rng *rng, fg_arena *arena)
 {
-    uint32_t most = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
+    bool embeds = up_to(rng, 3) == 0;
+    uint32_t most = embeds ? 1 : up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
     uint32_t biases = up_to(rng, 3) == 0 ? up_to(rng, FG_LIMIT_BIASES) : 0;
     uint32_t grammar = up_to(rng, 3) == 0 ? up_to(rng, 300) : 0;
     bool traced = up_to(rng, 1) == 1;
@@ -110,6 +120,7 @@ static fg_wire_params any_sampling(fg_rng *rng, fg_arena *arena)
                              .grammar_bytes = grammar,
                              .want_logprobs = up_to(rng, FG_LOGPROBS_MAX + 1),
                              .want_scores = up_to(rng, FG_LOGPROBS_MAX + 1),
+                             .want_embedding = embeds,
                              .max_tokens = most,
                              .ignore_eos = up_to(rng, 1) == 1,
                              .want_digests = up_to(rng, 1) == 1,
@@ -278,6 +289,8 @@ static void sample_progress(fg_msg *msg, fg_rng *rng, fg_arena *arena)
         msg->first.cached_tokens = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
         msg->first.chunks = up_to(rng, FG_LIMIT_CONTEXT_TOKENS);
         msg->first.share_ns = any64(rng);
+        msg->first.embedding_count = up_to(rng, 2) == 0 ? up_to(rng, 5000) : 0;
+        msg->first.embedding = any_floats(rng, arena, msg->first.embedding_count);
         break;
     case FG_MSG_PUSHED:
         msg->pushed.blocks = up_to(rng, 1000);
@@ -398,6 +411,7 @@ static const char *sampling_difference(const fg_wire_params *a, const fg_wire_pa
     SAME_ARRAY(grammar, a->grammar_bytes)
     SAME(want_logprobs)
     SAME(want_scores)
+    SAME(want_embedding)
     SAME(max_tokens)
     SAME(ignore_eos)
     SAME(want_digests)
@@ -529,6 +543,8 @@ static const char *progress_difference(const fg_msg *a, const fg_msg *b)
         SAME(first.share_ns)
         SAME(first.cached_tokens)
         SAME(first.chunks)
+        SAME(first.embedding_count)
+        SAME_ARRAY(first.embedding, a->first.embedding_count * sizeof(float))
         return NULL;
     case FG_MSG_PUSHED:
         SAME(pushed.blocks)

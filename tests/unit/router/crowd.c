@@ -22,6 +22,7 @@ static fg_api_server server(void)
         .model_name = "tiny",
         .context_max = 100000,
         .max_tokens_default = 1000,
+        .embedding_length = CROWD_EMBEDDING,
     };
 }
 
@@ -160,9 +161,27 @@ void crowd_end(uint32_t job, fg_finish finish, fg_status status, const char *tex
     the_crowd.inside = false;
 }
 
+void crowd_embedding(const uint32_t *tokens, uint32_t count, float *out)
+{
+    uint64_t hash = fg_hash64(tokens, count * sizeof *tokens, 3);
+    for (uint32_t i = 0; i < CROWD_EMBEDDING; i++) {
+        out[i] = (float)(fg_hash_mix(hash + i) % 2001) / 100.0f - 10.0f;
+    }
+}
+
 void crowd_finish(uint32_t job)
 {
     const fg_dispatch_job *it = &the_crowd.jobs[job].job;
+    if (it->params.want_embedding) {
+        float embedding[CROWD_EMBEDDING];
+        crowd_embedding(it->tokens, it->token_count, embedding);
+        the_crowd.inside = true;
+        it->sink.on_embedding(it->sink.ctx, embedding, CROWD_EMBEDDING);
+        the_crowd.inside = false;
+        crowd_token(job, 'a');
+        crowd_end(job, FG_FINISH_LENGTH, FG_OK, NULL);
+        return;
+    }
     uint64_t prompt = fg_hash64(it->tokens, it->token_count * sizeof *it->tokens, it->params.seed);
     while (the_crowd.jobs[job].sent < CROWD_TOKENS) {
         uint32_t index = the_crowd.jobs[job].sent;

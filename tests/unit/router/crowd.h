@@ -17,7 +17,7 @@
 #include "router/stream.h"
 #include "tests/unit/router/tiny_model.h"
 
-enum { CROWD_JOBS_MAX = 25000, CROWD_TOKENS = 6, CROWD_EXCHANGES = 6 };
+enum { CROWD_JOBS_MAX = 25000, CROWD_TOKENS = 6, CROWD_EXCHANGES = 6, CROWD_EMBEDDING = 6 };
 
 typedef struct crowd_job {
     bool running; /* neither ended nor cancelled */
@@ -76,7 +76,10 @@ void crowd_token(uint32_t job, uint32_t id);
  * what follows. */
 void crowd_scores(uint32_t job, uint32_t from, uint32_t until);
 void crowd_end(uint32_t job, fg_finish finish, fg_status status, const char *text);
-/* Sends what is missing of the job's answer of CROWD_TOKENS tokens, and its end. */
+/* The CROWD_EMBEDDING numbers that a prompt has. */
+void crowd_embedding(const uint32_t *tokens, uint32_t count, float *out);
+/* Sends its embedding, where it asks for that, what is missing of the job's answer of CROWD_TOKENS
+ * tokens, and its end. */
 void crowd_finish(uint32_t job);
 /* Finishes the running jobs, oldest first, up to `count`; then flush and pump as the front does. */
 void crowd_turn(uint32_t count);

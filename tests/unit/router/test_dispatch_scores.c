@@ -171,3 +171,100 @@ Test(dispatch_scores, a_worker_that_leaves_some_out_has_failed)
     cr_assert(h.b.token_count == 0 && h.b.end_count == 0 && stats.retried == 1);
     bench_close(&h.b);
 }
+
+/* ---- embeddings ---- */
+
+typedef struct embedded {
+    bench b;
+    uint32_t calls;
+    float first;
+    uint64_t id;
+} embedded;
+
+static void on_embedding(void *ctx, const float *embedding, uint32_t count)
+{
+    embedded *e = ctx;
+    cr_assert(count == 4 && e->b.token_count == 0);
+    e->first = embedding[0];
+    e->calls++;
+}
+
+static void open_embedded(embedded *e)
+{
+    static const uint32_t tokens[PROMPT] = { 5, 6 };
+    *e = (embedded){ .calls = 0 };
+    bench_open(&e->b);
+    bench_join_pair(&e->b);
+    bench_join(&e->b, Q, "q", FG_ROLE_PREFILL);
+    e->b.sent_count = 0;
+    fg_dispatch_job job = { .tokens = tokens,
+                            .token_count = PROMPT,
+                            .params = { .top_p = 1, .max_tokens = 1, .want_embedding = true },
+                            .sink = bench_sink(&e->b) };
+    job.sink.ctx = e; /* the bench comes first in it */
+    job.sink.on_embedding = on_embedding;
+    cr_assert_eq(fg_dispatch_start(e->b.dispatch, &job, &e->id, NULL), FG_OK);
+    bench_ticket(&e->b, e->id, 1);
+}
+
+static void give_first(embedded *e, uint32_t peer, uint32_t attempt, uint32_t count)
+{
+    const float embedding[4] = { (float)peer, 1, 2, 3 };
+    fg_msg msg = { .kind = FG_MSG_FIRST, .request = e->id, .attempt = attempt };
+    msg.first.id = 7;
+    msg.first.embedding = embedding;
+    msg.first.embedding_count = count;
+    bench_give(&e->b, peer, &msg);
+}
+
+static uint32_t who_prefills(const embedded *e)
+{
+    return bench_sent(&e->b, P, FG_MSG_PREFILL) != NULL ? P : Q;
+}
+
+Test(dispatch_scores, an_embedding_comes_before_the_first_token)
+{
+    embedded e;
+    open_embedded(&e);
+    uint32_t worker = who_prefills(&e);
+    cr_assert(bench_sent(&e.b, worker, FG_MSG_PREFILL)->prefill.sampling.want_embedding);
+    give_first(&e, worker, 2, 4); /* another attempt */
+    cr_assert_eq(e.calls, 0u);
+    give_first(&e, worker, 1, 4);
+    give_first(&e, worker, 1, 4); /* a double */
+    cr_assert(e.calls == 1 && e.first == (float)worker && e.b.token_count == 1);
+    bench_close(&e.b);
+}
+
+/* Whoever computes the prompt again says the same, and is heard where nobody was before. */
+Test(dispatch_scores, an_embedding_is_told_once)
+{
+    for (int told = 0; told < 2; told++) {
+        embedded e;
+        open_embedded(&e);
+        uint32_t worker = who_prefills(&e), other = worker == P ? Q : P;
+        if (told) {
+            give_first(&e, worker, 1, 4);
+        }
+        e.b.sent_count = 0;
+        fg_dispatch_on_down(e.b.dispatch, worker);
+        fg_dispatch_tick(e.b.dispatch);
+        bench_ticket(&e.b, e.id, 2);
+        cr_assert_not_null(bench_sent(&e.b, other, FG_MSG_PREFILL));
+        give_first(&e, other, 2, 4);
+        cr_assert(e.calls == 1 && e.first == (float)(told ? worker : other) && e.b.token_count == 1,
+                  "told %d: %u calls", told, e.calls);
+        bench_close(&e.b);
+    }
+}
+
+Test(dispatch_scores, a_worker_that_leaves_the_embedding_out_has_failed)
+{
+    embedded e;
+    open_embedded(&e);
+    give_first(&e, who_prefills(&e), 1, 0);
+    fg_dispatch_stats stats;
+    fg_dispatch_stats_get(e.b.dispatch, &stats);
+    cr_assert(e.b.token_count == 0 && e.b.end_count == 0 && stats.retried == 1 && e.calls == 0);
+    bench_close(&e.b);
+}

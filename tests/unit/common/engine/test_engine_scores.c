@@ -13,12 +13,13 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/test.h"
 
-enum { CONTEXT = 96, PROMPT = 90, SEQS = 3, LIKELY = 5 };
+enum { CONTEXT = 96, PROMPT = 90, SEQS = 3, LIKELY = 5, EMBEDDING_MAX = 512 };
 
 typedef struct said {
     float chosen[PROMPT];
     uint32_t ranks[PROMPT];
     fg_likely likely[PROMPT * LIKELY];
+    float embedding[EMBEDDING_MAX]; /* the state after the last token */
 } said;
 
 typedef struct computer {
@@ -105,6 +106,12 @@ static void expect(fg_runner *runner, const uint32_t *tokens, said *out)
         }
         memcpy(out->likely + i * LIKELY, row.likely, sizeof *row.likely * LIKELY);
     }
+    cr_assert(runner->hparams.embedding_length <= EMBEDDING_MAX);
+    fg_step_seq last = fg_runner_seq(runner, 0, tokens + PROMPT - 1, PROMPT - 1, 1);
+    last.sample = true;
+    last.embedding_out = out->embedding;
+    fg_step step = { .seqs = &last, .seq_count = 1 };
+    cr_assert_eq(fg_runner_step(runner, &step, NULL), FG_OK);
     fg_mem_free(logits);
 }
 
@@ -128,6 +135,7 @@ static void score(fg_runner *runner, const uint32_t *tokens, uint32_t chunk, uin
         fg_step_seq seqs[2] = { neighbour(runner, tokens, index),
                                 fg_runner_seq(runner, 0, tokens + at, at, count) };
         seqs[1].sample = at + count == PROMPT;
+        seqs[1].embedding_out = seqs[1].sample ? out->embedding : NULL;
         seqs[1].history = tokens;
         seqs[1].scores_first = first - at;
         if (first < end) {
@@ -269,6 +277,20 @@ static void too_likely(fg_step_seq *seq)
 {
     seq->scores_out.likely_count = FG_LOGPROBS_MAX + 1;
 }
+static void an_embedding_of_no_choice(fg_step_seq *seq)
+{
+    static float embedding[EMBEDDING_MAX];
+    seq->sample = false;
+    seq->embedding_out = embedding;
+}
+static void an_embedding_of_two_choices(fg_step_seq *seq)
+{
+    static float embedding[EMBEDDING_MAX];
+    static uint32_t tokens[2];
+    seq->sample_rows = 2;
+    seq->tokens_out = tokens;
+    seq->embedding_out = embedding;
+}
 static void no_token(fg_step_seq *seq)
 {
     static uint32_t tokens[PROMPT] = { [9] = UINT32_MAX };
@@ -281,11 +303,17 @@ Test(engine_scores, a_step_that_cannot_say_them_is_refused)
         const char *why;
         void (*change)(fg_step_seq *seq);
     } cases[] = {
-        { "rows", too_many_rows },      { "rows", rows_behind_the_last },
-        { "rows", rows_that_overflow }, { "room", no_history },
-        { "room", no_chosen },          { "room", no_ranks },
-        { "room", no_likely },          { "room", too_likely },
+        { "rows", too_many_rows },
+        { "rows", rows_behind_the_last },
+        { "rows", rows_that_overflow },
+        { "room", no_history },
+        { "room", no_chosen },
+        { "room", no_ranks },
+        { "room", no_likely },
+        { "room", too_likely },
         { "no token", no_token },
+        { "embedding", an_embedding_of_no_choice },
+        { "embedding", an_embedding_of_two_choices },
     };
     static const fg_tiny_llama model = { .seed = 43, .weight_type = FG_F32 };
     fg_runner runner;

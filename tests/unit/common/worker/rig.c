@@ -314,6 +314,7 @@ void rig_open(rig *r, const rig_options *options)
                                  .block_count = options->blocks,
                                  .context_max = RIG_TOKENS_MAX,
                                  .vocab_size = r->options.vocab,
+                                 .embedding_length = FG_ENGINE_SIM_EMBEDDING,
                                  .draft_context = r->drafter != NULL ? r->options.draft_context : 0,
                                  .draft_alone = options->draft_alone,
                                  .limits = options->policies,

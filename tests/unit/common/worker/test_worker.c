@@ -60,6 +60,7 @@ static fg_worker_options options_of(bench *b)
                                 .block_count = BLOCKS,
                                 .context_max = 100,
                                 .vocab_size = VOCAB,
+                                .embedding_length = FG_ENGINE_SIM_EMBEDDING,
                                 .limits = { .step_tokens_max = 8,
                                             .chunk_tokens_max = 4,
                                             .seqs_max = 2,

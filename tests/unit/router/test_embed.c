@@ -1,0 +1,293 @@
+/* Embeddings: how they are asked for, in lists that are longer than what workers take at a time, and how they are written. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/fault.h"
+#include "common/base/hash.h"
+#include "common/base/json.h"
+#include "common/base/limits.h"
+#include "tests/support/test.h"
+#include "tests/unit/router/crowd.h"
+
+enum { NUMBERS = CROWD_EMBEDDING };
+
+static bool has(int exchange, const char *text)
+{
+    return strstr(crowd_body(exchange), text) != NULL;
+}
+
+/* A body with so many texts, each of ids that are its own. */
+static char *list_of(uint32_t count, const char *more)
+{
+    fg_buf body = { 0 };
+    fg_buf_puts(&body, "{\"input\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        fg_buf_printf(&body, "%s[%u,%u,7]", i == 0 ? "" : ",", i % 250, i / 250);
+    }
+    fg_buf_printf(&body, "]%s}", more);
+    return body.data;
+}
+
+/* What crowd_embedding gave, normed. */
+static void expect(const uint32_t *tokens, uint32_t count, uint32_t dimensions, float *out)
+{
+    double squares = 0;
+    crowd_embedding(tokens, count, out);
+    for (uint32_t i = 0; i < dimensions; i++) {
+        squares += (double)out[i] * out[i];
+    }
+    for (uint32_t i = 0; i < dimensions; i++) {
+        out[i] = (float)(out[i] / sqrt(squares));
+    }
+}
+
+/* The answer's data are those of list_of, in their order. */
+static void check_list(int exchange, uint32_t count, uint32_t dimensions)
+{
+    fg_json *json;
+    fg_error err = { 0 };
+    const char *body = crowd_body(exchange);
+    cr_assert_eq(fg_json_parse(body, strlen(body), &json, &err), FG_OK, "%s", err.text);
+    const fg_json_node *data = fg_json_get(fg_json_root(json), "data");
+    cr_assert_eq(fg_json_size(data), count);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t tokens[] = { i % 250, i / 250, 7 };
+        float want[NUMBERS];
+        int64_t index = -1;
+        const fg_json_node *one = fg_json_at(data, i);
+        const fg_json_node *numbers = fg_json_get(one, "embedding");
+        expect(tokens, 3, dimensions, want);
+        cr_assert(fg_json_integer(fg_json_get(one, "index"), &index) && index == i);
+        cr_assert_eq(fg_json_size(numbers), dimensions);
+        for (uint32_t k = 0; k < dimensions; k++) {
+            double number;
+            cr_assert(fg_json_number(fg_json_at(numbers, k), &number) && (float)number == want[k],
+                      "text %u, number %u", i, k);
+        }
+    }
+    fg_json_destroy(json);
+}
+
+Test(embed, one_text_is_asked_for_its_state_alone)
+{
+    crowd_open();
+    the_crowd.report.cached_tokens = 2;
+    crowd_must_request(0, FG_API_EMBEDDING,
+                       "{\"input\":\"hip\",\"cache_salt\":\"s\",\"priority\":1,\"model\":\"tiny\"}",
+                       1);
+    const fg_wire_params *params = &the_crowd.jobs[0].job.params;
+    cr_assert(params->want_embedding && params->max_tokens == 1 && params->temperature == 0 &&
+              params->salt_low != 0 && params->priority != 0 && params->family == 0);
+    crowd_finish(0);
+    fg_streams_flush(the_crowd.streams);
+    cr_assert_eq(the_crowd.exchanges[0].status, 200);
+    cr_assert(has(0, "{\"object\":\"list\",\"id\":\"id\",\"created\":5,\"model\":\"tiny\",\"data\":"
+                     "[{\"object\":\"embedding\",\"index\":0,\"embedding\":["),
+              "%s", crowd_body(0));
+    cr_assert(has(0, "]}],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":3,"
+                     "\"prompt_tokens_details\":{\"cached_tokens\":2}}}"));
+    crowd_close();
+}
+
+/* Whatever room there is, in whatever order they end. */
+Test(embed, a_long_list_goes_in_parts_and_is_answered_in_order)
+{
+    static const uint32_t rooms[] = { CROWD_JOBS_MAX, 3, 1 };
+    static const uint32_t counts[] = { 1, 2, 64, 65, 300, FG_LIMIT_EMBEDDINGS };
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            uint32_t most = 0, turns = 0;
+            fg_rng rng = { .state = i * 7 + c };
+            char *body = list_of(counts[c], ",\"dimensions\":5");
+            crowd_open();
+            the_crowd.room = rooms[i];
+            crowd_must_request(0, FG_API_EMBEDDING, body, 1);
+            while (the_crowd.exchanges[0].status == 0) {
+                most = the_crowd.running > most ? the_crowd.running : most;
+                for (uint32_t job = 0; job < the_crowd.job_count; job++) {
+                    if (the_crowd.jobs[job].running && fg_rng_below(&rng, 3) == 0) {
+                        crowd_finish(job);
+                    }
+                }
+                crowd_turn(turns++ % 4 == 0); /* the oldest one too, now and then */
+            }
+            uint32_t allowed = rooms[i] < 64 ? rooms[i] : 64;
+            cr_assert(most == (counts[c] < allowed ? counts[c] : allowed), "%u at once", most);
+            cr_assert_eq(the_crowd.job_count, counts[c]);
+            check_list(0, counts[c], 5);
+            crowd_close();
+            free(body);
+        }
+    }
+}
+
+Test(embed, without_room_at_all_it_is_refused_or_ends)
+{
+    fg_api_error error;
+    crowd_open();
+    the_crowd.room = 0;
+    char *body = list_of(70, "");
+    cr_assert_eq(crowd_request(0, FG_API_EMBEDDING, body, 1, &error), FG_AGAIN);
+    cr_assert_eq(error.http_status, 429);
+    the_crowd.room = 4;
+    crowd_must_request(0, FG_API_EMBEDDING, body, 1);
+    the_crowd.room = 0; /* somebody else has it */
+    for (uint32_t job = 0; job < 4; job++) {
+        cr_assert_eq(the_crowd.exchanges[0].status, 0);
+        crowd_finish(job);
+        fg_streams_flush(the_crowd.streams);
+    }
+    cr_assert_eq(the_crowd.exchanges[0].status, 429);
+    cr_assert(has(0, "overloaded"));
+    free(body);
+    crowd_close();
+}
+
+Test(embed, one_that_fails_takes_the_others_with_it)
+{
+    crowd_open();
+    char *body = list_of(70, "");
+    crowd_must_request(0, FG_API_EMBEDDING, body, 1);
+    crowd_finish(0);
+    crowd_end(5, FG_FINISH_ERROR, FG_PEER_LOST, "no worker is left");
+    fg_streams_flush(the_crowd.streams);
+    cr_assert(the_crowd.exchanges[0].status == 503 && the_crowd.running == 0 &&
+              the_crowd.job_count == 64);
+    /* A worker whose model is another one. */
+    crowd_must_request(1, FG_API_EMBEDDING, "{\"input\":\"hip\"}", 1);
+    static const float few[NUMBERS] = { 1 };
+    const fg_dispatch_sink *sink = &the_crowd.jobs[64].job.sink;
+    sink->on_embedding(sink->ctx, few, NUMBERS - 1);
+    fg_streams_flush(the_crowd.streams);
+    cr_assert(the_crowd.exchanges[1].status == 500 && the_crowd.running == 0);
+    /* Nobody waits any more. */
+    crowd_must_request(2, FG_API_EMBEDDING, body, 1);
+    crowd_finish(65);
+    fg_stream_gone(the_crowd.streams, &the_crowd.exchanges[2]);
+    cr_assert_eq(the_crowd.running, 0u);
+    free(body);
+    crowd_close();
+}
+
+static int letter_value(char letter)
+{
+    static const char letters[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *at = strchr(letters, letter);
+    return letter == '=' || at == NULL ? -1 : (int)(at - letters);
+}
+
+/* Reads what base64 is in quotes; the number of bytes. */
+static size_t decode(const char *text, unsigned char *bytes)
+{
+    size_t count = 0;
+    uint32_t bits = 0, held = 0;
+    for (const char *at = text + 1; letter_value(*at) >= 0; at++) {
+        bits = bits << 6 | (uint32_t)letter_value(*at);
+        held += 6;
+        if (held >= 8) {
+            held -= 8;
+            bytes[count++] = (unsigned char)(bits >> held);
+        }
+    }
+    return count;
+}
+
+Test(embed, numbers_and_base64_are_the_same_floats)
+{
+    enum { MOST = 3000 };
+    static float states[MOST];
+    static unsigned char bytes[MOST * 4 + 4];
+    static const uint32_t counts[] = { 1, 2, 3, 4, 5, 767, 768, 769, 1536, 1537, MOST };
+    fg_rng rng = { .state = 5 };
+    for (uint32_t i = 0; i < MOST; i++) {
+        states[i] = (float)((int32_t)fg_rng_below(&rng, 20001) - 10000) / 777.0f;
+    }
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        fg_request request = { .kind = FG_API_EMBEDDING, .dimensions = counts[c] };
+        fg_buf text, coded;
+        fg_buf_init(&text, fg_api_embedding_bytes(&request));
+        fg_buf_init(&coded, fg_api_embedding_bytes(&request));
+        fg_api_put_embedding(&text, &request, states);
+        request.as_base64 = true;
+        fg_api_put_embedding(&coded, &request, states);
+        cr_assert(!text.failed && !coded.failed && coded.size % 4 == 2); /* and two quotes */
+        cr_assert_eq(decode(coded.data, bytes), counts[c] * 4u, "%u numbers", counts[c]);
+        const char *at = text.data + 1;
+        double squares = 0;
+        for (uint32_t i = 0; i < counts[c]; i++) {
+            char *end;
+            float number = strtof(at, &end), other;
+            memcpy(&other, bytes + i * 4, sizeof other);
+            cr_assert(number == other, "number %u of %u", i, counts[c]);
+            squares += (double)number * number;
+            at = end + 1;
+        }
+        cr_assert(fabs(squares - 1) < 1e-6);
+        fg_buf_deinit(&text);
+        fg_buf_deinit(&coded);
+    }
+    /* Nothing to divide by. */
+    static const float zeros[3];
+    fg_request request = { .kind = FG_API_EMBEDDING, .dimensions = 3 };
+    fg_buf text;
+    fg_buf_init(&text, 0);
+    fg_api_put_embedding(&text, &request, zeros);
+    cr_assert_str_eq(text.data, "[0,0,0]");
+    fg_buf_deinit(&text);
+}
+
+Test(embed, a_batch_has_lines_of_them)
+{
+    crowd_open();
+    fg_api_error error;
+    fg_buf body = { 0 };
+    char *many = list_of(400, "");
+    fg_buf_printf(&body,
+                  "[{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/embeddings\",\"body\":"
+                  "%s},{\"custom_id\":\"b\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+                  "\"body\":{\"prompt\":\"x\"}}]",
+                  many);
+    cr_assert_eq(fg_batch_open(the_crowd.batches, &the_crowd.exchanges[0], "/forge/v1/batch", "n",
+                               body.data, body.size, &error),
+                 FG_OK, "%s", error.text);
+    for (int turn = 0; turn < 100 && the_crowd.exchanges[0].status == 0; turn++) {
+        crowd_turn(UINT32_MAX);
+    }
+    cr_assert(the_crowd.exchanges[0].status == 200 && the_crowd.job_count == 401, "%u jobs",
+              the_crowd.job_count);
+    cr_assert(has(0, "{\"object\":\"embedding\",\"index\":399,") &&
+              has(0, "\"custom_id\":\"b\",\"response\":{\"status_code\":200"));
+    free(many);
+    fg_buf_deinit(&body);
+    crowd_close();
+}
+
+static bool ask_under_faults(void *ctx)
+{
+    const char *body = ctx;
+    fg_api_error error;
+    the_crowd.exchanges[0] = (fg_http_exchange){ 0 };
+    fg_status status = crowd_request(0, FG_API_EMBEDDING, body, 1, &error);
+    for (int turn = 0; turn < 4 && status == FG_OK; turn++) {
+        if (the_crowd.exchanges[0].status == 0) {
+            crowd_turn(UINT32_MAX);
+        }
+    }
+    bool kept = !the_crowd.exchanges[0].body.failed; /* what is played here allocates too */
+    bool ok = status == FG_OK && the_crowd.exchanges[0].status == 200 && kept;
+    fg_buf_deinit(&the_crowd.exchanges[0].headers);
+    fg_buf_deinit(&the_crowd.exchanges[0].body);
+    return ok;
+}
+
+Test(embed, every_failed_allocation_ends_the_request_alone)
+{
+    char *body = list_of(66, ",\"encoding_format\":\"base64\"");
+    crowd_open();
+    cr_assert(fg_fault_each(ask_under_faults, body) > 0);
+    crowd_close();
+    free(body);
+}
