@@ -228,7 +228,9 @@ static fg_dispatch_report close_job(fg_dispatch *dispatch, fg_job *job, fg_finis
         dispatch->stats.cancelled++;
     } else {
         dispatch->stats.finished++;
-        note_answer(dispatch, fg_journal_count(job->journal));
+        if (!job->input.params.want_embedding) { /* whose one token says nothing of answers */
+            note_answer(dispatch, fg_journal_count(job->journal));
+        }
     }
     job->record.finish = finish;
     job->record.attempts = job->attempt;

@@ -140,11 +140,13 @@ static void render_router(const fg_dispatch *dispatch, fg_buf *out)
         oldest = fg_dispatch_waits(job) ? job->record.created_ns : 0;
     }
     fg_buf_printf(out,
-                  "\"router\":{\"uptime_ms\":%.0f,\"ready\":%s,\"live\":%u},"
+                  "\"router\":{\"uptime_ms\":%.0f,\"ready\":%s,\"live\":%u,"
+                  "\"mean_answer_tokens\":%.1f},"
                   "\"queue\":{\"requests\":%u,\"tokens\":%llu,\"oldest_ms\":%.0f},",
                   ms_between(dispatch->created_ns, now),
                   fg_dispatch_ready(dispatch) ? "true" : "false", dispatch->stats.live,
-                  load.requests, shown(load.tokens), oldest == 0 ? 0.0 : ms_between(oldest, now));
+                  dispatch->mean_answer, load.requests, shown(load.tokens),
+                  oldest == 0 ? 0.0 : ms_between(oldest, now));
 }
 
 bool fg_dispatch_render_state(const fg_dispatch *dispatch, fg_buf *out)

@@ -268,3 +268,30 @@ Test(dispatch_scores, a_worker_that_leaves_the_embedding_out_has_failed)
     cr_assert(e.b.token_count == 0 && e.b.end_count == 0 && stats.retried == 1 && e.calls == 0);
     bench_close(&e.b);
 }
+
+/* What requests are expected to answer does not follow from those that answer nothing. */
+Test(dispatch_scores, embeddings_teach_no_length_of_answers)
+{
+    embedded e;
+    uint64_t id;
+    fg_buf text;
+    open_embedded(&e);
+    uint32_t embeds = who_prefills(&e);
+    fg_buf_init(&text, 0);
+    give_first(&e, embeds, 1, 4);
+    bench_done(&e.b, embeds, e.id, FG_FINISH_LENGTH, 1);
+    e.b.sent_count = 0;
+    e.b.token_count = 0; /* the next one counts its own */
+    cr_assert_eq(bench_start(&e.b, 5, 2, &id), FG_OK);
+    bench_ticket(&e.b, id, 1);
+    uint32_t worker = bench_sent(&e.b, P, FG_MSG_PREFILL) != NULL ? P : Q;
+    fg_msg msg = { .kind = FG_MSG_FIRST, .request = id, .attempt = 1 };
+    bench_give(&e.b, worker, &msg);
+    bench_token(&e.b, id, 1, 8);
+    bench_done(&e.b, D, id, FG_FINISH_LENGTH, 2);
+    cr_assert_eq(e.b.end_count, 2u);
+    cr_assert(fg_dispatch_render_state(e.b.dispatch, &text));
+    cr_assert_not_null(strstr(text.data, "\"mean_answer_tokens\":2.0"), "%s", text.data);
+    fg_buf_deinit(&text);
+    bench_close(&e.b);
+}
