@@ -81,7 +81,7 @@ enum { FG_API_OTHER_VALUES = 1 << 18 };
 /* How a prompt's text becomes ids. */
 typedef struct fg_api_text {
     bool add_bos, parse_special; /* of a raw text */
-    bool add_eos;                /* behind it, where the model wants one */
+    bool is_whole;               /* a raw text that is not to be continued */
     bool add_generation_prompt;  /* of messages */
     bool may_be_empty;
     uint32_t ids_end; /* so many are too many */

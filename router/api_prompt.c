@@ -147,8 +147,8 @@ static fg_status take_ids(fg_api_reading *r, const char *name, size_t length, si
 static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, size_t count)
 {
     fg_status status = FG_OK;
-    const fg_tokenizer *tokenizer = r->server->tokenizer;
-    bool ends = r->text.add_eos && fg_tokenizer_adds_eos(tokenizer);
+    uint32_t behind = r->text.is_whole ? fg_tokenizer_behind(r->server->tokenizer) : FG_TOKEN_NONE;
+    bool ends = behind != FG_TOKEN_NONE;
     uint32_t *kept = NULL;
     count += ends;
     if (count == 0 && !r->text.may_be_empty) {
@@ -161,7 +161,7 @@ static fg_status give_ids(fg_api_reading *r, const char *name, uint32_t *ids, si
     } else {
         memcpy(kept, ids, (count - ends) * sizeof *kept);
         if (ends) {
-            kept[count - 1] = fg_tokenizer_eos(tokenizer);
+            kept[count - 1] = behind;
         }
         r->request->tokens = kept;
         r->request->token_count = (uint32_t)count;
@@ -310,7 +310,7 @@ static fg_status read_token_ids(fg_api_reading *r, const fg_json_node *node)
         }
         ids[i] = (uint32_t)id;
     }
-    r->text.add_eos = false; /* who sends ids has ended them */
+    r->text.is_whole = false; /* who sends ids has ended them */
     return give_ids(r, name, ids, count);
 }
 
@@ -322,7 +322,7 @@ static fg_status read_one_prompt(fg_api_reading *r, const fg_json_node *node, fg
     const char *text = fg_json_string(node, &length);
     fg_status status;
     if (text != NULL) {
-        r->text.add_eos = r->kind == FG_API_EMBEDDING;
+        r->text.is_whole = r->kind == FG_API_EMBEDDING;
         status = fg_api_encode_text(r, name, text, length);
     } else if (!fg_json_is(node, FG_JSON_ARRAY)) {
         status = fg_api_wrong_type(r, name, "a string or an array of token ids", node);

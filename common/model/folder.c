@@ -4,13 +4,14 @@
 
 #include "common/base/mem.h"
 #include "common/model/folder_internal.h"
+#include "common/model/hparams.h"
 
 enum { META_BYTES_MAX = 1 << 30, JSON_VALUES_MAX = 1 << 22, JSON_GROUPS_MAX = 1 << 20 };
 
 /* What a folder's texts become while they are read. */
 typedef struct opening {
     const fg_folder_files *files;
-    fg_json *config, *tokenizer, *tokenizer_config, *generation_config, *index;
+    fg_json *config, *tokenizer, *tokenizer_config, *generation_config, *pooling, *index;
     fg_folder_config numbers;
     fg_folder_sources sources;
     fg_meta_writer meta;
@@ -54,6 +55,7 @@ static fg_status parse_texts(opening *o)
                  { &files->tokenizer, &o->tokenizer, true },
                  { &files->tokenizer_config, &o->tokenizer_config, false },
                  { &files->generation_config, &o->generation_config, false },
+                 { &files->pooling, &o->pooling, false },
                  { &files->index, &o->index, false } };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         fg_status status = parse(o, rows[i].file, rows[i].json);
@@ -75,13 +77,22 @@ static int by_name(const void *a, const void *b)
     return strcmp(left->tensor->name, right->tensor->name);
 }
 
-fg_folder_source *fg_folder_find(const fg_folder_sources *sources, const char *name)
+static fg_folder_source *find_called(const fg_folder_sources *sources, const char *name)
 {
     const fg_safetensor wanted = { .name = name };
     const fg_folder_source key = { .tensor = &wanted };
     return sources->count == 0
                ? NULL
                : bsearch(&key, sources->items, sources->count, sizeof *sources->items, by_name);
+}
+
+/* Models for embeddings are kept without their head, and then without the name of what it belongs to. */
+fg_folder_source *fg_folder_find(const fg_folder_sources *sources, const char *name)
+{
+    static const char whole[] = "model.";
+    fg_folder_source *found = find_called(sources, name);
+    bool may = found == NULL && strncmp(name, whole, sizeof whole - 1) == 0;
+    return may ? find_called(sources, name + sizeof whole - 1) : found;
 }
 
 static fg_status parse_weights(opening *o)
@@ -162,6 +173,25 @@ static fg_status read_tokenizer(opening *o)
     return fg_folder_read_tokenizer(&texts, &o->meta, o->err);
 }
 
+static void write_pooling(opening *o)
+{
+    static const struct {
+        const char *name;
+        fg_pooling pooling;
+    } ways[] = { { "pooling_mode_mean_tokens", FG_POOLING_MEAN },
+                 { "pooling_mode_cls_token", FG_POOLING_CLS },
+                 { "pooling_mode_lasttoken", FG_POOLING_LAST } };
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        bool is_so = false;
+        (void)fg_json_bool(fg_folder_get(root_of(o->pooling), ways[i].name), &is_so);
+        if (is_so) {
+            fg_meta_u32(&o->meta, fg_folder_key_of(o->numbers.architecture, "pooling_type").text,
+                        ways[i].pooling);
+            return;
+        }
+    }
+}
+
 /* Metadata as GGUF has it, then the tensors in their places. */
 static fg_status fill(opening *o)
 {
@@ -170,6 +200,7 @@ static fg_status fill(opening *o)
     fg_meta_string(&o->meta, "general.name", o->files->name, strlen(o->files->name));
     fg_status status = fg_folder_read_config(root_of(o->config), &o->meta, &o->numbers, o->err);
     if (status == FG_OK) {
+        write_pooling(o);
         status = read_tokenizer(o);
     }
     if (status == FG_OK && !fg_meta_end(&o->meta)) {
@@ -212,8 +243,8 @@ fg_status fg_folder_open_memory(const fg_folder_files *files, fg_weights **weigh
     status = status != FG_OK ? status : parse_weights(&o);
     status = status != FG_OK ? status : check_index(&o);
     status = status != FG_OK ? status : fill(&o);
-    fg_json *const texts[] = { o.config, o.tokenizer, o.tokenizer_config, o.generation_config,
-                               o.index };
+    fg_json *const texts[] = { o.config,  o.tokenizer, o.tokenizer_config, o.generation_config,
+                               o.pooling, o.index };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         fg_json_destroy(texts[i]);
     }

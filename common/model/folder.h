@@ -7,6 +7,7 @@
  *   tokenizer_config.json    which tokens begin and end, the chat template  -> the same
  *   generation_config.json   which tokens end an answer
  *   chat_template.jinja      the chat template, where it has a file of its own
+ *   1_Pooling/config.json    how sentence-transformers make an embedding
  *
  * What comes out has GGUF's names and conventions (weights.h), so nobody else knows of folders. Matrices stay where they
  * are in the mapping, also where their rows lie in another order than GGUF's; vectors become floats in memory of their own.
@@ -25,7 +26,7 @@ typedef struct fg_folder_file {
 
 typedef struct fg_folder_files {
     const char *name; /* the model's, to be shown */
-    fg_folder_file config, tokenizer, tokenizer_config, generation_config, chat_template;
+    fg_folder_file config, tokenizer, tokenizer_config, generation_config, chat_template, pooling;
     fg_folder_file index; /* of several files of weights */
     const fg_folder_file *weights;
     uint32_t weight_count;

@@ -41,7 +41,7 @@ static fg_status open_file(visit *v, const char *name, uint64_t size_max, int *f
         return fg_fail(v->err, FG_BAD_INPUT, "the path of %s is too long", name);
     }
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to wait for a pipe's writer */
-    if (fd < 0 && errno == ENOENT) {
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) {
         return FG_OK;
     }
     if (fd < 0) {
@@ -220,6 +220,7 @@ static fg_status read_texts(visit *v)
                  { "tokenizer_config.json", 16u * MIB, &files->tokenizer_config },
                  { "generation_config.json", MIB, &files->generation_config },
                  { "chat_template.jinja", MIB, &files->chat_template },
+                 { "1_Pooling/config.json", MIB, &files->pooling },
                  { INDEX, 64u * MIB, &files->index } };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         fg_status status = read_text(v, rows[i].name, rows[i].size_max, rows[i].file);
@@ -305,9 +306,13 @@ fg_status fg_folder_open(const char *path, fg_weights **weights_out, fg_error *e
         fg_mem_free((void *)(uintptr_t)v.weights[i].name);
     }
     fg_mem_free(v.weights);
-    const fg_folder_file *texts[] = { &v.files.config,           &v.files.tokenizer,
-                                      &v.files.tokenizer_config, &v.files.generation_config,
-                                      &v.files.chat_template,    &v.files.index };
+    const fg_folder_file *texts[] = { &v.files.config,
+                                      &v.files.tokenizer,
+                                      &v.files.tokenizer_config,
+                                      &v.files.generation_config,
+                                      &v.files.chat_template,
+                                      &v.files.pooling,
+                                      &v.files.index };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         fg_mem_free((void *)(uintptr_t)texts[i]->bytes);
     }

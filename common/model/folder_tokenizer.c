@@ -233,41 +233,55 @@ static void write_strips(const reading *r, const char *key, uint8_t side)
     }
 }
 
-/* ---- what is put before a text ---- */
+/* ---- what is put before and behind a text ---- */
 
-/* Of a template, the token that it puts before a text: NO_ID for none. FG_BAD_INPUT where it does anything else. */
-static fg_status read_template(const reading *r, const fg_json_node *post, uint32_t *id_out)
+typedef struct frame {
+    uint32_t before, behind; /* NO_ID: nothing */
+} frame;
+
+static fg_status read_special(const reading *r, const fg_json_node *item, uint32_t *id_out)
 {
-    const fg_json_node *list = fg_folder_get(post, "single");
-    size_t count = fg_json_size(list);
-    const fg_json_node *first = fg_folder_get(fg_json_at(list, 0), "SpecialToken");
-    const fg_json_node *text = fg_folder_get(fg_json_at(list, count - (count > 0)), "Sequence");
-    *id_out = NO_ID;
-    if (text == NULL || count > 2 || (count == 2 && first == NULL)) {
-        return fg_fail(r->err, FG_BAD_INPUT,
-                       "tokenizer.json: its post_processor does more than to put one token before "
-                       "a text, which is not supported");
-    }
-    if (count == 2) {
-        size_t length = 0;
-        const char *name = fg_json_string(fg_folder_get(first, "id"), &length);
-        *id_out = find_id(r, name, length);
-        if (*id_out == NO_ID) {
-            return fg_fail(r->err, FG_BAD_INPUT,
-                           "tokenizer.json: its post_processor names a token that is none");
-        }
-    }
-    return FG_OK;
+    size_t length = 0;
+    const fg_json_node *special = fg_folder_get(item, "SpecialToken");
+    const char *name = fg_json_string(fg_folder_get(special, "id"), &length);
+    *id_out = find_id(r, name, length);
+    return *id_out != NO_ID
+               ? FG_OK
+               : fg_fail(r->err, FG_BAD_INPUT,
+                         "tokenizer.json: its post_processor names a token that is none");
 }
 
-static fg_status read_post(const reading *r, const fg_json_node *post, uint32_t *id_out)
+/* Of a template, the tokens that it puts around a text. FG_BAD_INPUT where it does anything else. */
+static fg_status read_template(const reading *r, const fg_json_node *post, frame *out)
+{
+    const fg_json_node *list = fg_folder_get(post, "single");
+    size_t count = fg_json_size(list), at = 0;
+    while (at < count && fg_folder_get(fg_json_at(list, at), "Sequence") == NULL) {
+        at++;
+    }
+    if (at == count || at > 1 || count - at > 2) {
+        return fg_fail(r->err, FG_BAD_INPUT,
+                       "tokenizer.json: its post_processor does more than to put one token before "
+                       "a text and one behind it, which is not supported");
+    }
+    fg_status status = FG_OK;
+    if (at == 1) {
+        status = read_special(r, fg_json_at(list, 0), &out->before);
+    }
+    if (status == FG_OK && count - at == 2) {
+        status = read_special(r, fg_json_at(list, at + 1), &out->behind);
+    }
+    return status;
+}
+
+static fg_status read_post(const reading *r, const fg_json_node *post, frame *out)
 {
     const fg_json_node *type = fg_folder_get(post, "type");
     if (post == NULL || fg_folder_says(type, "ByteLevel")) {
         return FG_OK;
     }
     if (fg_folder_says(type, "TemplateProcessing")) {
-        return read_template(r, post, id_out);
+        return read_template(r, post, out);
     }
     const fg_json_node *list = fg_folder_get(post, "processors");
     if (!fg_folder_says(type, "Sequence") || fg_json_size(list) > 4) {
@@ -281,7 +295,7 @@ static fg_status read_post(const reading *r, const fg_json_node *post, uint32_t 
         fg_status status =
             fg_folder_says(fg_folder_get(item, "type"), "Sequence")
                 ? fg_fail(r->err, FG_BAD_INPUT, "tokenizer.json: its post_processor is nested")
-                : read_post(r, item, id_out);
+                : read_post(r, item, out);
         if (status != FG_OK) {
             return status;
         }
@@ -301,21 +315,23 @@ static uint32_t configured(const reading *r, const char *name)
     return find_id(r, text, length);
 }
 
-static fg_status write_begin(const reading *r)
+static fg_status write_frame(const reading *r)
 {
-    uint32_t id = NO_ID;
-    fg_status status = read_post(r, fg_folder_get(r->texts->tokenizer, "post_processor"), &id);
+    frame around = { .before = NO_ID, .behind = NO_ID };
+    fg_status status = read_post(r, fg_folder_get(r->texts->tokenizer, "post_processor"), &around);
     if (status != FG_OK) {
         return status;
     }
-    bool adds = id != NO_ID;
+    bool adds = around.before != NO_ID;
     (void)fg_json_bool(fg_folder_get(r->texts->tokenizer_config, "add_bos_token"), &adds);
-    if (is_true(r->texts->tokenizer_config, "add_eos_token")) {
-        return fg_fail(r->err, FG_BAD_INPUT,
-                       "tokenizer_config.json: 'add_eos_token' is true, which is not supported");
+    if (around.behind == NO_ID && is_true(r->texts->tokenizer_config, "add_eos_token")) {
+        around.behind = configured(r, "eos_token");
+    }
+    if (around.behind != NO_ID) {
+        fg_meta_u32(r->out, FG_VOCAB_BEHIND_KEY, around.behind);
     }
     int64_t number = -1;
-    id = id != NO_ID ? id : configured(r, "bos_token");
+    uint32_t id = around.before != NO_ID ? around.before : configured(r, "bos_token");
     if (id == NO_ID && fg_json_integer(fg_folder_get(r->texts->config, "bos_token_id"), &number) &&
         number >= 0 && number < r->vocab.size) {
         id = (uint32_t)number;
@@ -455,7 +471,7 @@ fg_status fg_folder_read_tokenizer(const fg_folder_texts *texts, fg_meta_writer 
     status = read_added(&r);
     status = status != FG_OK ? status : read_vocab(&r);
     status = status != FG_OK ? status : write_model(&r);
-    status = status != FG_OK ? status : write_begin(&r);
+    status = status != FG_OK ? status : write_frame(&r);
     status = status != FG_OK ? status : write_ends(&r);
     if (status == FG_OK) {
         write_templates(&r);

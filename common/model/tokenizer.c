@@ -359,9 +359,9 @@ uint32_t fg_tokenizer_eos(const fg_tokenizer *tokenizer)
     return tokenizer->vocab.eos;
 }
 
-bool fg_tokenizer_adds_eos(const fg_tokenizer *tokenizer)
+uint32_t fg_tokenizer_behind(const fg_tokenizer *tokenizer)
 {
-    return tokenizer->vocab.add_eos && tokenizer->vocab.eos != FG_TOKEN_NONE;
+    return tokenizer->vocab.behind;
 }
 
 bool fg_tokenizer_is_end(const fg_tokenizer *tokenizer, uint32_t id)

@@ -57,8 +57,8 @@ uint32_t fg_tokenizer_vocab_size(const fg_tokenizer *tokenizer);
 #define FG_TOKEN_NONE UINT32_MAX
 uint32_t fg_tokenizer_bos(const fg_tokenizer *tokenizer);
 uint32_t fg_tokenizer_eos(const fg_tokenizer *tokenizer);
-/* Whether the model wants EOS behind a text that is not to be continued. */
-bool fg_tokenizer_adds_eos(const fg_tokenizer *tokenizer);
+/* What the model wants behind a text that is not to be continued, mostly EOS; FG_TOKEN_NONE: nothing. */
+uint32_t fg_tokenizer_behind(const fg_tokenizer *tokenizer);
 /* True for every token that ends generation (EOS, EOT, <|im_end|>, ...). */
 bool fg_tokenizer_is_end(const fg_tokenizer *tokenizer, uint32_t id);
 /* Finds a token by the exact bytes that it stands for (" hello", "<|im_end|>"); FG_TOKEN_NONE when

@@ -98,7 +98,6 @@ static fg_status load_family(fg_vocab *vocab, const fg_weights *weights, fg_erro
     }
     vocab->add_space_prefix = vocab->spm;
     (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_bos_token", &vocab->add_bos);
-    (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_eos_token", &vocab->add_eos);
     (void)fg_weights_get_bool(weights, FG_VOCAB_WHOLE_KEY, &vocab->ignore_merges);
     if (vocab->spm) {
         (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_space_prefix",
@@ -290,6 +289,10 @@ static void load_roles(fg_vocab *vocab, const fg_weights *weights)
         id_of_key(vocab, weights, "tokenizer.ggml.eos_token_id", vocab->spm ? 2 : FG_TOKEN_NONE);
     vocab->unknown = id_of_key(vocab, weights, "tokenizer.ggml.unknown_token_id",
                                vocab->spm ? 0 : FG_TOKEN_NONE);
+    bool adds_eos = false;
+    (void)fg_weights_get_bool(weights, "tokenizer.ggml.add_eos_token", &adds_eos);
+    vocab->behind =
+        id_of_key(vocab, weights, FG_VOCAB_BEHIND_KEY, adds_eos ? vocab->eos : FG_TOKEN_NONE);
     if (vocab->unknown != FG_TOKEN_NONE && vocab->kinds[vocab->unknown] != FG_TOKEN_UNKNOWN) {
         /* Some files name <|endoftext|> here; a strange byte in a prompt must not end it. */
         vocab->unknown = FG_TOKEN_NONE;

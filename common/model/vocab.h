@@ -43,13 +43,14 @@ typedef struct fg_special_set {
 typedef struct fg_vocab {
     bool spm;
     fg_pretokenizer pre;
-    bool add_bos, add_eos;
+    bool add_bos;
     bool add_space_prefix;
     bool space_first_only; /* not behind special tokens, nor before a space */
     bool ignore_merges;    /* a word that is a token is taken as it is */
     bool splits_at_spaces; /* SPM: no token continues over the start of a run of spaces */
     uint32_t size;
     uint32_t bos, eos, unknown;
+    uint32_t behind; /* put behind a text that is not to be continued; FG_TOKEN_NONE: nothing */
     uint32_t byte_ids[256];
     size_t piece_max; /* longest text, in bytes */
     uint32_t
@@ -73,9 +74,10 @@ typedef struct fg_vocab {
 
 /* Keys that llama.cpp's files lack, for what tokenizers of other formats say: whether a word that is a token is taken as it is,
  * without merges (else the pre-tokenizer's name decides); the ids of all tokens that end an answer; space_first_only; and the
- * ids of tokens that take white space before or behind them with them. */
+ * ids of tokens that take white space before or behind them with them; the id of the token that is put behind a text. */
 #define FG_VOCAB_WHOLE_KEY       "tokenizer.forge.ignore_merges"
 #define FG_VOCAB_ENDS_KEY        "tokenizer.forge.end_token_ids"
+#define FG_VOCAB_BEHIND_KEY      "tokenizer.forge.behind_token_id"
 #define FG_VOCAB_FIRST_KEY       "tokenizer.forge.space_first_only"
 #define FG_VOCAB_STRIP_LEFT_KEY  "tokenizer.forge.strip_left_ids"
 #define FG_VOCAB_STRIP_RIGHT_KEY "tokenizer.forge.strip_right_ids"

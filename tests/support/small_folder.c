@@ -265,6 +265,7 @@ void small_folder_make(small_folder *folder, const char *class_name)
     *folder = (small_folder){ .files = { .name = "small",
                                          .index.name = "model.safetensors.index.json",
                                          .chat_template.name = "chat_template.jinja",
+                                         .pooling.name = "1_Pooling/config.json",
                                          .weight_count = 1 } };
     fg_buf *const texts[] = { &folder->config, &folder->tokenizer, &folder->tokenizer_config,
                               &folder->generation_config, &folder->weights };

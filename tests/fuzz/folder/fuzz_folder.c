@@ -2,8 +2,8 @@
  * Any bytes as one file of a Hugging Face folder whose other files are good: refused, or a model all of which can be read.
  *
  * Byte 0 chooses the class of config.json, byte 1 the file that the rest becomes: config.json, tokenizer.json,
- * tokenizer_config.json, generation_config.json, the index, the chat template, the weights, or tokenizer.json beside
- * SentencePiece's configuration.
+ * tokenizer_config.json, generation_config.json, the index, the chat template, the weights, tokenizer.json beside
+ * SentencePiece's configuration, or what sentence-transformers keep.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "common/model/tokenizer.h"
 #include "tests/support/small_folder.h"
 
-enum { HEAD = 2, FILES = 8, TEXT_MAX = 1 << 16 };
+enum { HEAD = 2, FILES = 9, SPM = 7, TEXT_MAX = 1 << 16 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -66,13 +66,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     small_folder folder;
     uint8_t which = data[1] % FILES;
     small_folder_make(&folder, small_folder_classes[data[0] % classes]);
-    if (which == FILES - 1) {
+    if (which == SPM) {
         small_folder_make_spm(&folder);
     }
     fg_folder_files *files = &folder.files;
     fg_folder_file *const targets[FILES] = {
         &files->config, &files->tokenizer,     &files->tokenizer_config, &files->generation_config,
-        &files->index,  &files->chat_template, &folder.weight_file,      &files->tokenizer
+        &files->index,  &files->chat_template, &folder.weight_file,      &files->tokenizer,
+        &files->pooling
     };
     char *bytes = malloc(size - HEAD); /* its own block, so that an over-read is seen */
     FG_ASSERT(bytes != NULL);

@@ -182,6 +182,95 @@ Test(folder, the_tokenizer_is_the_folders)
     small_folder_free(&folder);
 }
 
+static void check_behind(const small_folder *folder, uint32_t want, const char *what)
+{
+    fg_weights *weights = open_folder(folder);
+    fg_tokenizer *tokenizer = NULL;
+    cr_assert_eq(fg_tokenizer_open(weights, &tokenizer, NULL), FG_OK);
+    cr_assert_eq(fg_tokenizer_behind(tokenizer), want, "%s", what);
+    /* Prompts are to be continued. */
+    const uint32_t ids[] = { SMALL_FOLDER_BEGIN, 'o' };
+    fg_tokenizer_close(tokenizer);
+    check_ids(weights, "o", ids, 2);
+    fg_weights_close(weights);
+}
+
+Test(folder, what_comes_behind_a_whole_text)
+{
+    static const char text[] = "{\"Sequence\":{\"id\":\"A\"}}";
+    static const char more[] =
+        "{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"<turn>\"}}";
+    small_folder folder;
+    small_folder_make(&folder, "LlamaForCausalLM");
+    check_behind(&folder, FG_TOKEN_NONE, "nothing");
+    small_folder_replace(&folder, &folder.tokenizer_config, "{\"bos",
+                         "{\"add_eos_token\":true,\"bos");
+    check_behind(&folder, SMALL_FOLDER_END, "EOS");
+    small_folder_replace(&folder, &folder.tokenizer, text, more);
+    check_behind(&folder, SMALL_FOLDER_TURN, "the template's");
+    small_folder_free(&folder);
+}
+
+/* What sentence-transformers keep beside a model. */
+Test(folder, how_an_embedding_is_made)
+{
+    static const struct {
+        const char *text;
+        uint32_t pooling;
+    } rows[] = {
+        { NULL, FG_POOLING_NONE },
+        { "{}", FG_POOLING_NONE },
+        { "{\"pooling_mode_lasttoken\":true,\"pooling_mode_mean_tokens\":false}", FG_POOLING_LAST },
+        { "{\"pooling_mode_mean_tokens\":true}", FG_POOLING_MEAN },
+        { "{\"pooling_mode_cls_token\":true}", FG_POOLING_CLS },
+        { "{\"pooling_mode_cls_token\":1}", FG_POOLING_NONE },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        small_folder folder;
+        fg_hparams hp;
+        small_folder_make(&folder, "Qwen3ForCausalLM");
+        folder.files.pooling = (fg_folder_file){ "1_Pooling/config.json", rows[i].text,
+                                                 rows[i].text != NULL ? strlen(rows[i].text) : 0 };
+        fg_weights *weights = open_folder(&folder);
+        cr_assert_eq(fg_hparams_read(weights, &hp, NULL), FG_OK);
+        cr_assert_eq(hp.pooling, rows[i].pooling, "row %zu", i);
+        fg_weights_close(weights);
+        small_folder_free(&folder);
+    }
+    small_folder folder;
+    fg_weights *weights = NULL;
+    fg_error err = { .status = FG_OK };
+    small_folder_make(&folder, "Qwen3ForCausalLM");
+    folder.files.pooling = (fg_folder_file){ "1_Pooling/config.json", "[", 1 };
+    cr_assert_eq(fg_folder_open_memory(&folder.files, &weights, &err), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(err.text, "1_Pooling/config.json"), "%s", err.text);
+    small_folder_free(&folder);
+}
+
+/* Of a model that was kept without its head. */
+Test(folder, names_may_lack_their_beginning)
+{
+    small_folder folder;
+    small_folder_make(&folder, "Qwen3ForCausalLM");
+    fg_weights *weights = open_folder(&folder);
+    uint64_t count = fg_weights_tensor_count(weights);
+    fg_weights_close(weights);
+    static const char *const names[] = { "\"model.embed", "\"model.norm", "\"model.layers" };
+    static const char *const others[] = { "\"embed", "\"norm", "\"layers" };
+    for (size_t i = 0; i < 3; i++) {
+        while (memmem(folder.weights.data, folder.weights.size, names[i], strlen(names[i])) !=
+               NULL) {
+            small_folder_replace(&folder, &folder.weights, names[i], others[i]);
+        }
+    }
+    weights = open_folder(&folder);
+    cr_assert_eq(fg_weights_tensor_count(weights), count);
+    check_row(fg_weights_find(weights, "blk.0.attn_q.weight"), 1,
+              "model.layers.0.self_attn.q_proj.weight", 1);
+    fg_weights_close(weights);
+    small_folder_free(&folder);
+}
+
 Test(folder, merges_of_sentencepiece_become_scores)
 {
     small_folder folder;
@@ -377,8 +466,19 @@ static const refusal refusals[] = {
     { LLAMA, TOKENIZER, "[\"l\",\"l\"]", "[\"l \",\"l\"]", "merge 1 has a space" },
     { LLAMA, TOKENIZER, "\"merges\":[", "\"x\":[", "no list of at most" },
     { LLAMA, TOKENIZER, "{\"Sequence\":{\"id\":\"A\"}}",
-      "{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"</s>\"}}",
+      "{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"</s>\"}},"
+      "{\"SpecialToken\":{\"id\":\"</s>\"}}",
       "post_processor does more" },
+    { LLAMA, TOKENIZER, "{\"Sequence\":{\"id\":\"A\"}}", "{\"SpecialToken\":{\"id\":\"</s>\"}}",
+      "post_processor does more" },
+    { LLAMA, TOKENIZER, "{\"Sequence\":{\"id\":\"A\"}}",
+      "{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}",
+      "post_processor does more" },
+    { LLAMA, TOKENIZER, "{\"Sequence\":{\"id\":\"A\"}}",
+      "{\"Sequence\":{\"id\":\"A\"}},{\"Sequence\":{\"id\":\"B\"}}", "names a token that is none" },
+    { LLAMA, TOKENIZER, "{\"Sequence\":{\"id\":\"A\"}}",
+      "{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"<none>\"}}",
+      "names a token that is none" },
     { LLAMA, TOKENIZER, "{\"SpecialToken\":{\"id\":\"<s>\"}}",
       "{\"SpecialToken\":{\"id\":\"<none>\"}}", "names a token that is none" },
     { LLAMA, TOKENIZER, "\"TemplateProcessing\"", "\"BertProcessing\"",
@@ -395,7 +495,6 @@ static const refusal refusals[] = {
     { "spm", TOKENIZER, "\"pre_tokenizer\":null",
       "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\" \"}}", NULL },
     /* what else there is */
-    { LLAMA, TOKENIZER_CONFIG, "{\"bos", "{\"add_eos_token\":true,\"bos", "'add_eos_token'" },
     { LLAMA, TOKENIZER_CONFIG, "{\"bos", "[\"bos", "tokenizer_config.json: " },
     { LLAMA, GENERATION, "[260,261]", "[260,1000]", "'eos_token_id' is not a token's id" },
     { LLAMA, GENERATION, "[260,261]", "\"</s>\"", "'eos_token_id' is not a token's id" },

@@ -98,6 +98,32 @@ Test(folder_files, a_folder_is_a_model)
     free_disk(&d);
 }
 
+/* What sentence-transformers keep lies in a folder of its own. */
+Test(folder_files, pooling_has_a_folder)
+{
+    static const char text[] = "{\"pooling_mode_mean_tokens\":true}";
+    disk d;
+    fg_hparams hp;
+    char folder[128];
+    make_disk(&d);
+    put(&d, "1_Pooling", text, sizeof text - 1); /* a file of that name is none of ours */
+    fg_weights *weights = open_disk(&d);
+    cr_assert_eq(fg_hparams_read(weights, &hp, NULL), FG_OK);
+    cr_assert_eq(hp.pooling, FG_POOLING_NONE);
+    fg_weights_close(weights);
+    drop(&d, "1_Pooling");
+    snprintf(folder, sizeof folder, "%s/1_Pooling", d.path);
+    cr_assert_eq(mkdir(folder, 0700), 0);
+    put(&d, "1_Pooling/config.json", text, sizeof text - 1);
+    weights = open_disk(&d);
+    cr_assert_eq(fg_hparams_read(weights, &hp, NULL), FG_OK);
+    cr_assert_eq(hp.pooling, FG_POOLING_MEAN);
+    fg_weights_close(weights);
+    drop(&d, "1_Pooling/config.json");
+    cr_assert_eq(rmdir(folder), 0);
+    free_disk(&d);
+}
+
 /* The first tensors of a file in one file, the others in another, say the same. */
 Test(folder_files, an_index_names_its_files)
 {
