@@ -403,18 +403,19 @@ fg_status fg_api_parse(const fg_api_server *server, fg_api_kind kind, const char
                        fg_request *request_out, fg_api_error *error_out)
 {
     /* A prompt's tokens, twice over so that who is near hears of the context, and what else a request has. */
-    size_t values_max = 2 * (size_t)server->context_max + FG_API_OTHER_VALUES;
+    size_t values_max = kind == FG_API_EMBEDDING
+                            ? FG_LIMIT_JSON_VALUES
+                            : 2 * (size_t)server->context_max + FG_API_OTHER_VALUES;
     fg_json *json;
     fg_status status = fg_api_parse_json(body, body_bytes, values_max, &json, error_out);
     size_t ids = 0;
-    const char *name = kind == FG_API_EMBEDDING ? "input" : "prompt";
-    if (status == FG_BAD_INPUT && kind != FG_API_CHAT) {
-        ids = fg_json_count_list(body, body_bytes, name);
+    if (status == FG_BAD_INPUT && kind == FG_API_COMPLETION) {
+        ids = fg_json_count_list(body, body_bytes, "prompt");
     }
     if (ids > values_max) {
         /* That many values are not looked at, but this is what is wrong with them. */
         fg_api_reading reading = { .server = server, .error = error_out };
-        return fg_api_too_long(&reading, name, "", ids);
+        return fg_api_too_long(&reading, "prompt", "", ids);
     }
     if (status == FG_OK) {
         status = fg_api_read(server, kind, fg_json_root(json), call, arena, request_out, error_out);

@@ -22,10 +22,11 @@ static fg_status check_model(fg_api_reading *r)
     if (pooling == FG_POOLING_NONE || pooling == FG_POOLING_LAST) {
         return FG_OK;
     }
+    const char *way = pooling <= FG_POOLING_RANK ? ways[pooling] : "something else";
     return fg_api_refuse(r->error, FG_BAD_INPUT, 400, "model", "unsupported_model",
                          "the model's file says that it gives %s (pooling_type %" PRIu32
                          "); this server gives the state of a text's last token",
-                         ways[pooling], pooling);
+                         way, pooling);
 }
 
 static fg_status read_encoding(fg_api_reading *r)
@@ -44,16 +45,17 @@ static fg_status read_dimensions(fg_api_reading *r)
 {
     fg_request *request = r->request;
     uint32_t most = r->server->embedding_length;
-    request->dimensions = most;
-    if (!r->given[FG_PARAM_DIMENSIONS]) {
-        return FG_OK;
+    const fg_json_node *node = fg_api_value(r, FG_PARAM_DIMENSIONS);
+    int64_t wanted = most;
+    if (node != NULL && !fg_api_read_integer(node, &wanted)) {
+        return fg_api_wrong_type(r, "dimensions", "an integer", node);
     }
-    if (r->integer[FG_PARAM_DIMENSIONS] > most) {
+    if (wanted < 1 || wanted > most) {
         return fg_api_wrong_value(
             r, "dimensions",
             "'dimensions' must be between 1 and %" PRIu32 ", which is what this model has", most);
     }
-    request->dimensions = (uint32_t)r->integer[FG_PARAM_DIMENSIONS];
+    request->dimensions = (uint32_t)wanted;
     return FG_OK;
 }
 

@@ -106,7 +106,7 @@ static const param params[] = {
                                    .most = FG_LOGPROBS_MAX },
     [FG_PARAM_INPUT] = { "input", FOR_EMBEDDING, .rule = OWN },
     [FG_PARAM_ENCODING_FORMAT] = { "encoding_format", FOR_EMBEDDING, .rule = TEXT },
-    [FG_PARAM_DIMENSIONS] = { "dimensions", FOR_EMBEDDING, INTEGER, .least = 1, .most = INT32_MAX },
+    [FG_PARAM_DIMENSIONS] = { "dimensions", FOR_EMBEDDING, .rule = OWN },
 
     { "best_of", FOR_BOTH, NEUTRAL, .neutral = IS_ONE },
     { "top_logprobs", FOR_COMPLETION, NEUTRAL, .neutral = IS_ZERO },

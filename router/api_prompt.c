@@ -120,9 +120,11 @@ fg_status fg_api_too_long(fg_api_reading *r, const char *name, const char *about
                              r->server->context_max, name, about, count, r->text.ids_end - 1);
     }
     return fg_api_refuse(r->error, FG_BAD_INPUT, 400, name, "context_length_exceeded",
-                         "this server's context is %" PRIu32 " tokens and the prompt has %s%zu; "
+                         "this server's context is %" PRIu32 " tokens and %s has %s%zu; "
                          "shorten it",
-                         r->server->context_max, about, count);
+                         r->server->context_max,
+                         r->kind == FG_API_EMBEDDING ? "a text of 'input'" : "the prompt", about,
+                         count);
 }
 
 /* Room for the ids of a client's `length` bytes and a template's `extra` ones: every token but BOS and
@@ -321,7 +323,9 @@ static fg_status read_one_prompt(fg_api_reading *r, const fg_json_node *node, fg
     size_t length = 0;
     const char *text = fg_json_string(node, &length);
     fg_status status;
-    if (text != NULL) {
+    if (text != NULL && length == 0 && r->kind == FG_API_EMBEDDING) {
+        status = fg_api_wrong_value(r, name, "'%s' has a text that is empty", name);
+    } else if (text != NULL) {
         r->text.is_whole = r->kind == FG_API_EMBEDDING;
         status = fg_api_encode_text(r, name, text, length);
     } else if (!fg_json_is(node, FG_JSON_ARRAY)) {

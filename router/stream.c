@@ -319,8 +319,19 @@ static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_
                          list ? "prompts times 'n' are" : "'n' is", count, (uint32_t)most);
 }
 
-/* Choices of one stream that dispatch has at a time; those of an answer in text all start at once. */
+/* Choices of one stream that dispatch has at a time. Those of an answer in text all start at once; a list of embeddings
+ * leaves half of what room there is to others. */
 enum { EMBEDDINGS_AT_ONCE = 64 };
+
+static uint32_t window_of(const fg_stream *stream)
+{
+    if (stream->request.kind != FG_API_EMBEDDING || stream->request.choice_count == 1) {
+        return stream->request.choice_count;
+    }
+    fg_dispatch_job job = fg_choice_job(&stream->choices[0]);
+    uint64_t half = fg_dispatch_at_once(stream->owner->options.dispatch, &job) / 2;
+    return half == 0 ? 1 : half < EMBEDDINGS_AT_ONCE ? (uint32_t)half : EMBEDDINGS_AT_ONCE;
+}
 
 static uint32_t running(const fg_stream *stream)
 {
@@ -338,7 +349,7 @@ static fg_status start_choices(fg_stream *stream, fg_api_error *error_out)
     uint32_t count = stream->request.choice_count, busy = running(stream);
     fg_error err = { 0 };
     fg_status status = FG_OK;
-    while (stream->started < count && (!embeds || busy < EMBEDDINGS_AT_ONCE)) {
+    while (stream->started < count && busy < stream->window) {
         fg_choice *choice = &stream->choices[stream->started];
         status = fg_choice_start(choice, &err);
         if (status != FG_OK) {
@@ -366,6 +377,7 @@ fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
     if (status != FG_OK) {
         return status;
     }
+    stream->window = window_of(stream);
     status = start_choices(stream, error_out);
     if (status != FG_OK) {
         let_go_of_all(stream);

@@ -255,6 +255,12 @@ fg_dispatch_job fg_choice_job(const fg_choice *choice)
         .slo = request->slo,
         .deadline_ns = request->deadline_ns,
     };
+    /* One that starts later has less of it. */
+    uint64_t now = fg_clock_now_ns(&choice->stream->owner->options.clock);
+    uint64_t gone = now - choice->stream->started_ns;
+    if (job.deadline_ns > 0) {
+        job.deadline_ns = gone < job.deadline_ns ? job.deadline_ns - gone : 1;
+    }
     job.params.seed += number;
     job.params.family += job.params.family > 0 ? fg_choice_prompt_index(choice) : 0;
     /* The same prompt is asked about once. */

@@ -82,7 +82,8 @@ struct fg_stream {
     bool writing;  /* inside flush: closing waits until it returns */
     uint32_t turn; /* the choice that is written next */
     uint64_t started_ns;
-    uint32_t started;  /* choices that dispatch was given: of embeddings not all at once */
+    uint32_t window; /* choices that dispatch has at a time, of the `started` first ones */
+    uint32_t started;
     fg_scores *scores; /* of each prompt's tokens but the first, as they come; NULL: nobody asks */
     fg_choice choices[]; /* request.choice_count of them */
 };

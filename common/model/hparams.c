@@ -621,11 +621,9 @@ static fg_status read_numbers(const fg_weights *weights, const architecture *arc
             return status;
         }
     }
-    fg_status status = read_u32_optional(weights, key_of(arch, "pooling_type").text,
-                                         FG_POOLING_RANK, &hp->pooling, err);
-    if (status == FG_OK) {
-        status = read_window(weights, arch, hp, err);
-    }
+    /* Whatever it is, only embeddings need it. */
+    (void)fg_weights_get_u32(weights, key_of(arch, "pooling_type").text, &hp->pooling);
+    fg_status status = read_window(weights, arch, hp, err);
     if (status == FG_OK) {
         status = read_experts(weights, arch, hp, err);
     }

@@ -116,6 +116,10 @@ static const struct refused {
       "missing_required_parameter" },
     { "input number", FG_API_EMBEDDING, "{\"input\":1}", 400, "input", "invalid_type" },
     { "input empty", FG_API_EMBEDDING, "{\"input\":[]}", 400, "input", "invalid_value" },
+    { "an empty text", FG_API_EMBEDDING, "{\"input\":[\"a\",\"\"]}", 400, "input",
+      "invalid_value" },
+    { "dimensions -1", FG_API_EMBEDDING, "{\"input\":\"x\",\"dimensions\":-1}", 400, "dimensions",
+      "invalid_value" },
     { "an input of no ids", FG_API_EMBEDDING, "{\"input\":[[1],[]]}", 400, "input",
       "invalid_value" },
     { "input id beyond", FG_API_EMBEDDING, "{\"input\":[1,270]}", 400, "input", "invalid_value" },
@@ -380,6 +384,25 @@ static const struct accepted {
     { "choices as a real", FG_API_CHAT, CHAT(",\"n\":2.0") },
     { "a salt of 1024 bytes", FG_API_CHAT, CHAT(",\"cache_salt\":\"" K1024 "\"") },
 };
+
+/* Only the last token's state is given, and only embeddings need to know. */
+Test(api, how_a_model_pools_is_respected)
+{
+    static const char *const words[] = { NULL, "mean", "first token", NULL, "score", "else" };
+    world w;
+    open_world(&w);
+    for (uint32_t i = 0; i < 6; i++) {
+        w.server.pooling = i < 5 ? i : 77;
+        fg_status status = parse(&w, FG_API_EMBEDDING, "{\"input\":\"x\"}");
+        cr_assert_eq(status, words[i] == NULL ? FG_OK : FG_BAD_INPUT, "%u", i);
+        if (words[i] != NULL) {
+            cr_assert_str_eq(w.error.code, "unsupported_model");
+            cr_assert_not_null(strstr(w.error.text, words[i]), "%s", w.error.text);
+        }
+        cr_assert_eq(parse(&w, FG_API_COMPLETION, "{\"prompt\":\"x\"}"), FG_OK);
+    }
+    close_world(&w);
+}
 
 Test(api, what_changes_nothing_is_accepted)
 {

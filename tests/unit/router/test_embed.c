@@ -1,4 +1,5 @@
 /* Embeddings: how they are asked for, in lists that are longer than what workers take at a time, and how they are written. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,6 +122,35 @@ Test(embed, a_long_list_goes_in_parts_and_is_answered_in_order)
             free(body);
         }
     }
+}
+
+/* Others have half of what room there is, and who comes later in the list has less time. */
+Test(embed, a_list_leaves_room_and_keeps_its_deadline)
+{
+    enum { MS = 1000000 };
+    static const struct {
+        uint32_t at_once, most;
+    } rooms[] = { { 0, 1 }, { 1, 1 }, { 2, 1 }, { 11, 5 }, { 128, 64 }, { 1000, 64 } };
+    char *body = list_of(200, ",\"deadline_ms\":5000");
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
+        crowd_open();
+        the_crowd.at_once = rooms[i].at_once;
+        crowd_must_request(0, FG_API_EMBEDDING, body, 1);
+        cr_assert_eq(the_crowd.running, rooms[i].most, "room for %u", rooms[i].at_once);
+        cr_assert_eq(the_crowd.jobs[0].job.deadline_ns, 5000ull * MS);
+        const uint64_t passes_ms[] = { 2000, 2999, 1, 1 }, left_ns[] = { 3000ull * MS, MS, 1, 1 };
+        for (size_t k = 0; k < 4; k++) {
+            the_crowd.now_ns += passes_ms[k] * MS;
+            uint32_t next = the_crowd.job_count;
+            crowd_turn(1);
+            cr_assert(the_crowd.job_count == next + 1 &&
+                          the_crowd.jobs[next].job.deadline_ns == left_ns[k],
+                      "%zu: %" PRIu64 " ns are left", k, the_crowd.jobs[next].job.deadline_ns);
+        }
+        fg_stream_gone(the_crowd.streams, &the_crowd.exchanges[0]);
+        crowd_close();
+    }
+    free(body);
 }
 
 Test(embed, without_room_at_all_it_is_refused_or_ends)
