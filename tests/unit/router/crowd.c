@@ -23,6 +23,7 @@ static fg_api_server server(void)
         .context_max = 100000,
         .max_tokens_default = 1000,
         .embedding_length = CROWD_EMBEDDING,
+        .pooling = the_crowd.pooling,
     };
 }
 

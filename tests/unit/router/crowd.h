@@ -42,6 +42,7 @@ typedef struct crowd {
     uint32_t room;    /* jobs at a time; one more is FG_AGAIN */
     uint32_t at_once; /* room that it says to have when nobody is there */
     fg_status start_status;
+    uint32_t pooling; /* of the model */
     fg_dispatch_report report;
     crowd_job *jobs;
     uint32_t job_count, running, refused;

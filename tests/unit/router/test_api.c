@@ -30,7 +30,6 @@ static void open_world(world *w)
         .fingerprint = "fp",
         .context_max = CONTEXT_MAX,
         .max_tokens_default = DEFAULT_TOKENS,
-        .embedding_length = 6,
     };
     w->arena = fg_arena_create(FG_API_ARENA_BYTES);
     cr_assert_not_null(w->arena);
@@ -111,38 +110,6 @@ static const struct refused {
       "{\"prompt\":[\"a\",\"a text that takes more than its share of the room\"],"
       "\"max_tokens\":60}",
       400, "max_tokens", "context_length_exceeded" },
-    { "no input", FG_API_EMBEDDING, "{}", 400, "input", "missing_required_parameter" },
-    { "a prompt instead of it", FG_API_EMBEDDING, "{\"prompt\":\"x\"}", 400, "input",
-      "missing_required_parameter" },
-    { "input number", FG_API_EMBEDDING, "{\"input\":1}", 400, "input", "invalid_type" },
-    { "input empty", FG_API_EMBEDDING, "{\"input\":[]}", 400, "input", "invalid_value" },
-    { "an empty text", FG_API_EMBEDDING, "{\"input\":[\"a\",\"\"]}", 400, "input",
-      "invalid_value" },
-    { "dimensions -1", FG_API_EMBEDDING, "{\"input\":\"x\",\"dimensions\":-1}", 400, "dimensions",
-      "invalid_value" },
-    { "an input of no ids", FG_API_EMBEDDING, "{\"input\":[[1],[]]}", 400, "input",
-      "invalid_value" },
-    { "input id beyond", FG_API_EMBEDDING, "{\"input\":[1,270]}", 400, "input", "invalid_value" },
-    { "a long input", FG_API_EMBEDDING,
-      "{\"input\":[\"a\",[" TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN "1]]}", 400, "input",
-      "context_length_exceeded" },
-    { "embeddings of another model", FG_API_EMBEDDING, "{\"input\":\"x\",\"model\":\"big\"}", 404,
-      "model", "model_not_found" },
-    { "encoding number", FG_API_EMBEDDING, "{\"input\":\"x\",\"encoding_format\":1}", 400,
-      "encoding_format", "invalid_type" },
-    { "encoding int8", FG_API_EMBEDDING, "{\"input\":\"x\",\"encoding_format\":\"int8\"}", 400,
-      "encoding_format", "invalid_value" },
-    { "dimensions 0", FG_API_EMBEDDING, "{\"input\":\"x\",\"dimensions\":0}", 400, "dimensions",
-      "invalid_value" },
-    { "dimensions beyond", FG_API_EMBEDDING, "{\"input\":\"x\",\"dimensions\":7}", 400,
-      "dimensions", "invalid_value" },
-    { "dimensions text", FG_API_EMBEDDING, "{\"input\":\"x\",\"dimensions\":\"6\"}", 400,
-      "dimensions", "invalid_type" },
-    { "not normed", FG_API_EMBEDDING, "{\"input\":\"x\",\"normalize\":false}", 400, "normalize",
-      "unsupported_parameter" },
-    { "embeddings of messages", FG_API_EMBEDDING,
-      "{\"input\":\"x\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 400, "messages",
-      "unsupported_parameter" },
     { "token id below 0", FG_API_COMPLETION, "{\"prompt\":[1,-1]}", 400, "prompt",
       "invalid_value" },
     { "token id beyond", FG_API_COMPLETION, "{\"prompt\":[1,270]}", 400, "prompt",
@@ -384,25 +351,6 @@ static const struct accepted {
     { "choices as a real", FG_API_CHAT, CHAT(",\"n\":2.0") },
     { "a salt of 1024 bytes", FG_API_CHAT, CHAT(",\"cache_salt\":\"" K1024 "\"") },
 };
-
-/* Only the last token's state is given, and only embeddings need to know. */
-Test(api, how_a_model_pools_is_respected)
-{
-    static const char *const words[] = { NULL, "mean", "first token", NULL, "score", "else" };
-    world w;
-    open_world(&w);
-    for (uint32_t i = 0; i < 6; i++) {
-        w.server.pooling = i < 5 ? i : 77;
-        fg_status status = parse(&w, FG_API_EMBEDDING, "{\"input\":\"x\"}");
-        cr_assert_eq(status, words[i] == NULL ? FG_OK : FG_BAD_INPUT, "%u", i);
-        if (words[i] != NULL) {
-            cr_assert_str_eq(w.error.code, "unsupported_model");
-            cr_assert_not_null(strstr(w.error.text, words[i]), "%s", w.error.text);
-        }
-        cr_assert_eq(parse(&w, FG_API_COMPLETION, "{\"prompt\":\"x\"}"), FG_OK);
-    }
-    close_world(&w);
-}
 
 Test(api, what_changes_nothing_is_accepted)
 {

@@ -201,6 +201,88 @@ Test(embed, one_that_fails_takes_the_others_with_it)
     crowd_close();
 }
 
+static const struct refused {
+    const char *name, *body;
+    int http_status;
+    const char *param, *code;
+} refused[] = {
+    { "no input", "{}", 400, "input", "missing_required_parameter" },
+    { "a prompt instead of it", "{\"prompt\":\"x\"}", 400, "input", "missing_required_parameter" },
+    { "input number", "{\"input\":1}", 400, "input", "invalid_type" },
+    { "input empty", "{\"input\":[]}", 400, "input", "invalid_value" },
+    { "an empty text", "{\"input\":[\"a\",\"\"]}", 400, "input", "invalid_value" },
+    { "dimensions -1", "{\"input\":\"x\",\"dimensions\":-1}", 400, "dimensions", "invalid_value" },
+    { "an input of no ids", "{\"input\":[[1],[]]}", 400, "input", "invalid_value" },
+    { "input id beyond", "{\"input\":[1,270]}", 400, "input", "invalid_value" },
+    { "embeddings of another model", "{\"input\":\"x\",\"model\":\"big\"}", 404, "model",
+      "model_not_found" },
+    { "encoding number", "{\"input\":\"x\",\"encoding_format\":1}", 400, "encoding_format",
+      "invalid_type" },
+    { "encoding int8", "{\"input\":\"x\",\"encoding_format\":\"int8\"}", 400, "encoding_format",
+      "invalid_value" },
+    { "dimensions 0", "{\"input\":\"x\",\"dimensions\":0}", 400, "dimensions", "invalid_value" },
+    { "dimensions beyond", "{\"input\":\"x\",\"dimensions\":7}", 400, "dimensions",
+      "invalid_value" },
+    { "dimensions text", "{\"input\":\"x\",\"dimensions\":\"6\"}", 400, "dimensions",
+      "invalid_type" },
+    { "not normed", "{\"input\":\"x\",\"normalize\":false}", 400, "normalize",
+      "unsupported_parameter" },
+    { "embeddings of messages",
+      "{\"input\":\"x\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 400, "messages",
+      "unsupported_parameter" },
+};
+
+Test(embed, what_cannot_be_is_refused)
+{
+    crowd_open();
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        const struct refused *row = &refused[i];
+        fg_api_error error;
+        cr_assert_eq(crowd_request(0, FG_API_EMBEDDING, row->body, 1, &error), FG_BAD_INPUT, "%s",
+                     row->name);
+        cr_assert_eq(error.http_status, row->http_status, "%s", row->name);
+        cr_assert_str_eq(error.param, row->param, "%s", row->name);
+        cr_assert_str_eq(error.code, row->code, "%s", row->name);
+    }
+    /* Numbers: of an answer, and of texts. */
+    char *many = list_of(FG_LIMIT_EMBEDDINGS + 1, "");
+    fg_api_error error;
+    cr_assert_eq(crowd_request(0, FG_API_EMBEDDING, many, 1, &error), FG_BAD_INPUT);
+    cr_assert_not_null(strstr(error.text, "2049 texts"), "%s", error.text);
+    free(many);
+    fg_buf ids = { 0 };
+    fg_buf_puts(&ids, "{\"input\":[[1],[1");
+    for (int i = 0; i < 100000; i++) {
+        fg_buf_puts(&ids, ",1");
+    }
+    fg_buf_puts(&ids, "]]}");
+    cr_assert_eq(crowd_request(0, FG_API_EMBEDDING, ids.data, 1, &error), FG_BAD_INPUT);
+    cr_assert_str_eq(error.code, "context_length_exceeded");
+    cr_assert_not_null(strstr(error.text, "a text of 'input' has 100001"), "%s", error.text);
+    fg_buf_deinit(&ids);
+    crowd_close();
+}
+
+/* Only the last token's state is given, and only embeddings need to know. */
+Test(embed, how_a_model_pools_is_respected)
+{
+    static const char *const words[] = { NULL, "mean", "first token", NULL, "score", "else" };
+    crowd_open();
+    for (uint32_t i = 0; i < 6; i++) {
+        fg_api_error error;
+        the_crowd.pooling = i < 5 ? i : 77;
+        fg_status status = crowd_request(i / 2, FG_API_EMBEDDING, "{\"input\":\"x\"}", 1, &error);
+        cr_assert_eq(status, words[i] == NULL ? FG_OK : FG_BAD_INPUT, "%u", i);
+        if (words[i] != NULL) {
+            cr_assert_str_eq(error.code, "unsupported_model");
+            cr_assert_not_null(strstr(error.text, words[i]), "%s", error.text);
+        }
+    }
+    crowd_must_request(3, FG_API_COMPLETION, "{\"prompt\":\"x\"}", 1);
+    crowd_turn(UINT32_MAX);
+    crowd_close();
+}
+
 static int letter_value(char letter)
 {
     static const char letters[] =
