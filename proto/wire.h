@@ -171,7 +171,7 @@ typedef struct fg_wire_token {
 } fg_wire_token;
 
 /* Numbers of one embedding. */
-enum { FG_WIRE_EMBEDDING_MAX = 65536 };
+enum { FG_WIRE_EMBEDDING_MAX = 1 << 17 };
 /* Tokens of one SCORES. */
 enum { FG_WIRE_SCORES_MAX = 4096 };
 

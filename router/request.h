@@ -90,13 +90,12 @@ typedef struct fg_request {
     bool logits_digest;       /* choices[].forge; params.want_digests is the same wish */
     bool return_timings;      /* `timings` beside or in each choice */
     const char *model;        /* as the client named it, or the served name */
-    const char
-        *id; /* "chatcmpl-...", "cmpl-..." or "embd-...": in the answer and in x-request-id */
-    const char *fingerprint; /* system_fingerprint; NULL: null */
-    int64_t created_s;       /* seconds since 1970 */
-    uint64_t tenant;         /* whose share it is; 0: nobody in particular */
-    fg_admit_slo slo;        /* what its class promises */
-    uint64_t deadline_ns;    /* to its last token; 0: it has all the time */
+    const char *id;           /* "chatcmpl-...", say: in the answer and in x-request-id */
+    const char *fingerprint;  /* system_fingerprint; NULL: null */
+    int64_t created_s;        /* seconds since 1970 */
+    uint64_t tenant;          /* whose share it is; 0: nobody in particular */
+    fg_admit_slo slo;         /* what its class promises */
+    uint64_t deadline_ns;     /* to its last token; 0: it has all the time */
     fg_request_trace trace;
     fg_request_tools tools;
     fg_request_thoughts thoughts;
