@@ -370,6 +370,7 @@ void sim_stop_router(sim_router *router)
             r->started = false;
             r->count = r->prompt_count;
             r->scored = 0;
+            r->embedded = false;
             come_again(r, &(sim_event){ .fire = fire_start, .arg = (void *)(uintptr_t)i });
         }
     }
