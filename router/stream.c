@@ -346,7 +346,11 @@ static uint32_t running(const fg_stream *stream)
 static fg_status start_choices(fg_stream *stream, fg_api_error *error_out)
 {
     bool embeds = stream->request.kind == FG_API_EMBEDDING;
-    uint32_t count = stream->request.choice_count, busy = running(stream);
+    uint32_t count = stream->request.choice_count;
+    if (stream->started == count) {
+        return FG_OK;
+    }
+    uint32_t busy = running(stream);
     fg_error err = { 0 };
     fg_status status = FG_OK;
     while (stream->started < count && busy < stream->window) {

@@ -144,6 +144,9 @@ static void on_embedding(void *ctx, const float *embedding, uint32_t count)
 {
     fg_choice *choice = ctx;
     const fg_request *request = &choice->stream->request;
+    if (choice->finish != FG_FINISH_NONE || choice->stream->failed) {
+        return; /* ended in this very turn */
+    }
     if (count < request->dimensions) {
         choice->finish = FG_FINISH_ERROR;
         fg_stream_fail(choice->stream, FG_BROKEN, "a worker's embedding is not the model's");
