@@ -321,7 +321,7 @@ static fg_status explain_start(fg_streams *streams, const fg_choice *choice, fg_
 
 /* Choices of one stream that dispatch has at a time. Those of an answer in text all start at once; a list of embeddings
  * leaves half of what room there is to others. */
-enum { EMBEDDINGS_AT_ONCE = 64 };
+enum { EMBEDDINGS_AT_ONCE = 64, EMBEDDING_TOKENS_AT_ONCE = 2048 };
 
 static uint32_t window_of(const fg_stream *stream)
 {
@@ -333,11 +333,14 @@ static uint32_t window_of(const fg_stream *stream)
     return half == 0 ? 1 : half < EMBEDDINGS_AT_ONCE ? (uint32_t)half : EMBEDDINGS_AT_ONCE;
 }
 
-static uint32_t running(const fg_stream *stream)
+static uint32_t running(const fg_stream *stream, uint64_t *tokens_out)
 {
     uint32_t count = 0;
+    *tokens_out = 0;
     for (uint32_t i = 0; i < stream->started; i++) {
-        count += stream->choices[i].dispatched;
+        const fg_choice *choice = &stream->choices[i];
+        count += choice->dispatched;
+        *tokens_out += choice->dispatched ? fg_choice_prompt(choice).token_count : 0;
     }
     return count;
 }
@@ -350,11 +353,14 @@ static fg_status start_choices(fg_stream *stream, fg_api_error *error_out)
     if (stream->started == count) {
         return FG_OK;
     }
-    uint32_t busy = running(stream);
+    uint64_t tokens = 0; /* of those that run: whoever comes next waits for them */
+    uint32_t busy = running(stream, &tokens);
     fg_error err = { 0 };
     fg_status status = FG_OK;
-    while (stream->started < count && busy < stream->window) {
+    while (stream->started < count && busy < stream->window &&
+           (!embeds || tokens < EMBEDDING_TOKENS_AT_ONCE)) {
         fg_choice *choice = &stream->choices[stream->started];
+        tokens += fg_choice_prompt(choice).token_count;
         status = fg_choice_start(choice, &err);
         if (status != FG_OK) {
             break;

@@ -153,6 +153,30 @@ Test(embed, a_list_leaves_room_and_keeps_its_deadline)
     free(body);
 }
 
+/* Whoever comes next waits for few tokens. */
+Test(embed, long_texts_run_few_at_a_time)
+{
+    fg_buf body = { 0 };
+    fg_buf_puts(&body, "{\"input\":[");
+    for (int text = 0; text < 20; text++) {
+        fg_buf_puts(&body, text == 0 ? "[7" : ",[7");
+        for (int i = 1; i < 500; i++) {
+            fg_buf_puts(&body, ",1");
+        }
+        fg_buf_putc(&body, ']');
+    }
+    fg_buf_puts(&body, "]}");
+    crowd_open();
+    crowd_must_request(0, FG_API_EMBEDDING, body.data, 1);
+    while (the_crowd.exchanges[0].status == 0) {
+        cr_assert(the_crowd.running == 5 || the_crowd.job_count == 20, "%u", the_crowd.running);
+        crowd_turn(1);
+    }
+    cr_assert_eq(the_crowd.exchanges[0].status, 200);
+    fg_buf_deinit(&body);
+    crowd_close();
+}
+
 Test(embed, without_room_at_all_it_is_refused_or_ends)
 {
     fg_api_error error;
