@@ -516,6 +516,7 @@ const fg_cpu_kernels fg_cpu_avx512 = {
     .name = "avx512",
     .product_pairs = avx512_pair_row,
     .pair_columns = FG_AVX512_PAIR_COLUMNS,
+    .super_columns = FG_AVX512_SUPER_COLUMNS,
     .linear = fg_cpu_avx512_linear,
     .attend = fg_cpu_avx512_attend,
 };
@@ -525,6 +526,7 @@ const fg_cpu_kernels fg_cpu_avx512_bf16 = {
     .name = "avx512_bf16",
     .product_pairs = avx512_pair_row,
     .pair_columns = FG_AVX512_PAIR_COLUMNS,
+    .super_columns = FG_AVX512_SUPER_COLUMNS,
     .linear = fg_cpu_avx512_bf16_linear,
     .attend = fg_cpu_avx512_attend_bf16,
     .tall_tiles = true,

@@ -19,6 +19,8 @@
 
 /* Columns of a slice of bf16 (avx512_pairs.h); longer rows than two are not in the second-level cache as a block. */
 enum { FG_AVX512_PAIR_COLUMNS = 2048 };
+/* As large is a batch of rows of super-groups (avx512_linear_super.c) that are not so many columns. */
+enum { FG_AVX512_SUPER_COLUMNS = 2048 };
 
 /* For head sizes that are no multiple of 16. */
 void fg_cpu_avx2_attend(const fg_cpu_attend *args);
@@ -36,6 +38,10 @@ void fg_cpu_avx512_linear_float(const fg_linear *linear, const fg_activations *i
                                 uint32_t first, uint32_t count);
 void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);
+/* Whether so many rows of the type have super-groups that are made ready for them: then the function below. */
+bool fg_cpu_avx512_makes_ready(uint32_t type, uint32_t rows);
+void fg_cpu_avx512_linear_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                                uint32_t first, uint32_t count);
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);

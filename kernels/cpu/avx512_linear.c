@@ -41,9 +41,6 @@ enum {
     AHEAD_NEAR = 256
 };
 
-/* Lines that are asked for together must not be a multiple of PAGE apart: processors take their time with those. */
-enum { PAGE = 4096, PAGE_APART = 512 };
-
 /* Some rows against some panels. */
 typedef struct tile {
     const uint8_t *panel; /* the first */
@@ -124,28 +121,12 @@ FG_AVX512_INLINE void ask_between(uint32_t type, const tile *t, const place *p, 
     __asm__ volatile("" : : : "memory"); /* the compiler would gather them again */
 }
 
-/* Four bytes of the row so many rows further on, in one instruction: gcc would rather keep each sum of row and column in a
- * register of its own, of which there are not enough. (Q6_K's codes leave vectors too few then.) */
-#if defined(__AVX512F__) && defined(__OPTIMIZE__) && defined(__GNUC__) && !defined(__clang__)
-#define BROADCAST(address)                                                                         \
-    __asm__("vpbroadcastd " address ", %0" : "=v"(word) : "r"(at), "r"(row_bytes), "i"(column))
-#else
-#define BROADCAST(address) word = broadcast4(at + (size_t)rows * 2 * row_bytes + column)
-#endif
-FG_AVX512_INLINE __m512i broadcast_row(uint32_t type, const int8_t *at, size_t row_bytes, int rows,
-                                       int column)
+/* (Q6_K's codes leave vectors too few for what broadcast_row is about.) */
+FG_AVX512_INLINE __m512i row_columns(uint32_t type, const int8_t *at, size_t row_bytes, int rows,
+                                     int column)
 {
-    __m512i word;
-    if (type == FG_Q6_K) {
-        word = broadcast4(at + (size_t)rows * 2 * row_bytes + column);
-    } else if (rows == 0) {
-        BROADCAST("%c3(%1)");
-    } else if (rows == 1) {
-        BROADCAST("%c3(%1,%2,2)");
-    } else {
-        BROADCAST("%c3(%1,%2,4)");
-    }
-    return word;
+    return type == FG_Q6_K ? broadcast4(at + (size_t)rows * 2 * row_bytes + column)
+                           : broadcast_row(at, row_bytes, rows, column);
 }
 
 /* Columns 4 * first .. 4 * end - 1 of the group. */
@@ -164,7 +145,7 @@ FG_AVX512_INLINE void multiply(uint32_t type, int R, int P, bool asks, const til
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i columns = broadcast_row(type, p->quants[r / 3], t->row_bytes, r % 3, 4 * j);
+            __m512i columns = row_columns(type, p->quants[r / 3], t->row_bytes, r % 3, 4 * j);
 #pragma GCC unroll 2
             for (int i = 0; i < P; i++) {
                 sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], w[i], columns);
@@ -634,14 +615,6 @@ static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
     }
 }
 
-/* From what is asked for in a tile's first panel to that in its second: the same line of the next slice, and where
- * panels are whole pages, one further on. A few lines are then asked for by nobody, and as many behind the slice in
- * vain, which may lie behind the last panel: asking never faults. */
-static size_t ask_apart(size_t panel_bytes)
-{
-    return panel_bytes % PAGE == 0 ? panel_bytes + PAGE_APART : panel_bytes;
-}
-
 /* What AMD's processors read quicker so: groups of many lines, unless they are foreseen. */
 static bool asks_between(uint32_t type, uint32_t rows)
 {
@@ -659,6 +632,10 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
     }
     if (run == NULL) {
         fg_cpu_avx512_linear_float(linear, in, rows, first, count);
+        return;
+    }
+    if (fg_cpu_avx512_makes_ready(w->type, rows)) {
+        fg_cpu_avx512_linear_super(linear, in, rows, first, count);
         return;
     }
     bool intel = __builtin_cpu_is("intel");

@@ -10,6 +10,16 @@
 /* Bytes of a vector of codes, and vectors of a group. */
 enum { VECTOR = 64, VECTORS = 8 };
 
+/* From what is asked for in a tile's first panel to that in its second: the same line of what follows, and where
+ * panels are whole pages, one further on, because processors take their time with lines that are asked for together
+ * and whole pages apart. A few lines are then asked for by nobody, and as many in vain, which may lie behind the last
+ * panel: asking never faults. */
+enum { PAGE = 4096, PAGE_APART = 512 };
+static inline size_t ask_apart(size_t panel_bytes)
+{
+    return panel_bytes % PAGE == 0 ? panel_bytes + PAGE_APART : panel_bytes;
+}
+
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 /* What the products of a group are scaled with. */
 typedef struct factors {
@@ -27,6 +37,27 @@ FG_AVX512_INLINE __m512i broadcast4(const void *bytes)
     int32_t word;
     memcpy(&word, bytes, sizeof word);
     return _mm512_set1_epi32(word);
+}
+
+/* Four bytes of the row 0 to 2 rows further on (quants of a row are twice row_bytes), in one instruction: gcc would rather
+ * keep each sum of row and column in a register of its own, of which there are not enough. */
+#if defined(__AVX512F__) && defined(__OPTIMIZE__) && defined(__GNUC__) && !defined(__clang__)
+#define BROADCAST(address)                                                                         \
+    __asm__("vpbroadcastd " address ", %0" : "=v"(word) : "r"(at), "r"(row_bytes), "i"(column))
+#else
+#define BROADCAST(address) word = broadcast4(at + (size_t)rows * 2 * row_bytes + column)
+#endif
+FG_AVX512_INLINE __m512i broadcast_row(const int8_t *at, size_t row_bytes, int rows, int column)
+{
+    __m512i word;
+    if (rows == 0) {
+        BROADCAST("%c3(%1)");
+    } else if (rows == 1) {
+        BROADCAST("%c3(%1,%2,2)");
+    } else {
+        BROADCAST("%c3(%1,%2,4)");
+    }
+    return word;
 }
 
 /* Columns 4 * j .. 4 * j + 3 of a group as unsigned bytes. */

@@ -60,6 +60,8 @@ typedef struct fg_cpu_kernels {
                            uint32_t place, fg_quant_tile *tiles);
     /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
     uint32_t pair_columns;
+    /* The same of many rows of super-groups. */
+    uint32_t super_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);

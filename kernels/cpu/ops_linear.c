@@ -109,7 +109,7 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
     }
 }
 
-enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
+enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8, SUPER_ROWS = 24 };
 
 /* Blocks are about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
  * (fg_quant_tile). Pairs and tiles are walked in slices, which leave less room to others. BF16 weights are large: read
@@ -133,9 +133,13 @@ uint32_t fg_cpu_rows_per_block(const fg_device *device, uint32_t form, uint32_t 
 
 /* Columns of a row that stay in the second-level cache while panels pass: all, or of very long rows those that several
  * panels pass before the next. */
-static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t columns)
+static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t columns,
+                               uint32_t rows)
 {
-    uint32_t part = form == FG_FORM_PAIRS ? device->kernels->pair_columns : 0;
+    const fg_cpu_kernels *kernels = device->kernels;
+    uint32_t part = form == FG_FORM_PAIRS                          ? kernels->pair_columns
+                    : form == FG_FORM_SUPERS && rows >= SUPER_ROWS ? kernels->super_columns
+                                                                   : 0;
     return part > 0 && columns > 2 * part ? part : columns;
 }
 
@@ -192,7 +196,7 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
                        .in = read_forms(stream->device, in, forms, rows),
                        .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
-    uint32_t cached = cached_columns(stream->device, form, in->columns);
+    uint32_t cached = cached_columns(stream->device, form, in->columns, rows);
     job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, cached, rows, rows);
     job.panels_per_piece =
         panels_per_piece(linears, in, job.rows_per_block, panels,
