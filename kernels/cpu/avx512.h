@@ -70,6 +70,18 @@ FG_AVX512_INLINE void fg_avx512_put_panel(const fg_linear *linear, uint32_t row,
     _mm512_mask_storeu_ps(out, mask, sums);
 }
 
+/* Asks for the lines that some rows' outputs of so many panels are put to, which come from memory. */
+static inline void fg_avx512_ask_outputs(const fg_linear *linear, uint32_t row, uint32_t rows,
+                                         uint32_t output, uint32_t panels)
+{
+    float *out = linear->out + (size_t)row * linear->out_stride + output;
+    for (uint32_t r = 0; r < rows; r++, out += linear->out_stride) {
+        for (uint32_t i = 0; i < panels; i++) {
+            __builtin_prefetch(out + (size_t)i * FG_PANEL_OUTPUTS, 1);
+        }
+    }
+}
+
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 /* Makes the compiler keep a value in a register here; without it, it moves sums about and spills some. */
 #if defined(FG_AVX512_SMALL)

@@ -22,6 +22,7 @@
  * while many rows pass; the rows' sums wait in memory.
  */
 #include "kernels/cpu/avx512_unpack.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/panel_group.h"
 
 enum { TILE_ROWS = 8, TILE_PANELS = 2, TILE_THIRDS = (TILE_ROWS + 2) / 3 };
@@ -293,8 +294,8 @@ FG_AVX512_INLINE void end_super(int R, const tile *t, const place *p, const supe
 
 /* ---- walks ---- */
 
-/* Whether the processor foresees by itself what R rows will read. Codes that take long to unpack leave it no room
- * to look ahead. */
+/* Whether processors that do foresee by themselves what R rows will read. Codes that take long to unpack leave no room
+ * to look ahead; nor do super-groups on a Zen 5, which reads them in bursts. */
 FG_AVX512_INLINE bool is_foreseen(uint32_t type, int R)
 {
     return R == 1 && type != FG_Q5_K && type != FG_Q6_K;
@@ -588,6 +589,9 @@ static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
     for (uint32_t index = 0; index < b->tile_count; index++) {
         uint32_t rows = rows_of_tile(b, row);
         t->quants = in->quants + (b->first + row) * t->columns;
+        if (b->panels > 1 && t->group_end == t->group_count) {
+            fg_avx512_ask_outputs(t->linear, b->first + row, rows, t->output, b->panels);
+        }
         if (fg_cpu_is_super(t->linear->weight.type)) {
             t->supers = in->supers + (b->first + row) * (t->group_count / FG_QUANT_SUPER_GROUPS);
         } else {
@@ -638,12 +642,13 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
         fg_cpu_avx512_linear_super(linear, in, rows, first, count);
         return;
     }
-    bool intel = __builtin_cpu_is("intel");
+    fg_cpu_maker maker = fg_cpu_maker_here();
+    bool intel = maker == FG_CPU_MAKER_INTEL;
     tile t = { .panel_bytes = fg_panel_bytes(w->type, w->columns),
                .ahead = !intel      ? AHEAD
                         : rows == 1 ? INTEL_AHEAD_ONE
                                     : INTEL_AHEAD,
-               .foresees = !intel,
+               .foresees = !intel && !(maker == FG_CPU_MAKER_ZEN_5 && fg_cpu_is_super(w->type)),
                .asks_between = intel || asks_between(w->type, rows),
                .columns = w->columns,
                .group_count = w->columns / FG_QUANT_GROUP,

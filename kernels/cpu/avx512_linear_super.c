@@ -337,6 +337,10 @@ static void run_slice(batch *b, const slice *s)
         size_t super = (size_t)(b->first_row + row) * b->supers + s->first;
         t.rows = b->in->supers + super;
         t.quants = b->in->quants + super * FG_QUANT_SUPER;
+        if (s->last) {
+            fg_avx512_ask_outputs(b->linear, b->first_row + row, end - row,
+                                  s->panel * FG_PANEL_OUTPUTS, s->panels);
+        }
         tiles[b->linear->weight.type == FG_Q6_K][end - row - 1](&t, totals + row);
         t.ask += t.ask_lines * s->supers * VECTOR;
         if (s->last) { /* outputs come from memory: the next tile covers their way */

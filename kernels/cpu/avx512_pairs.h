@@ -4,7 +4,8 @@
  * chains of ops.h: the first column of a pair, in the upper halves, comes first.
  *
  * A tile is R rows by P panels, whose chains are in registers: 12 where there are rows enough, because a vdpbf16ps
- * takes six cycles and one begins in each, or two; with 16 a Zen 4 loses a tenth where chains end, with more a sixth.
+ * takes six cycles and one begins in each; with 16 a Zen 4 loses a tenth where chains end, with more a sixth. Where two
+ * begin in each, 16 (12 leave a tenth of that unused).
  * Their sums are in memory that never leaves the first-level cache, and so are the first 16 columns' chains while
  * the next 16 pass. A block of rows passes two panels tile after tile, so that their weights come from memory once
  * and then from the second-level cache; of long rows a slice of the columns at a time, the sums being kept in
@@ -19,10 +20,18 @@
 #include <string.h>
 
 #include "kernels/cpu/avx512.h"
+#include "kernels/cpu/isa.h"
 
 /* Four panels are taken by tiles of so few rows that two would leave registers empty. All rows are one tile that is
- * alone, or they are several, of four to six. */
-enum { ALONE_ROWS = 8, TILE_ROWS = 6, TILE_PANELS = 4, FEW_ROWS = 4, TILE_SUMS = 16 };
+ * alone, or they are several, of four to six, or to eight where two products begin in a cycle. */
+enum {
+    ALONE_ROWS = 8,
+    TILE_ROWS = 6,
+    TILE_ROWS_MOST = 8,
+    TILE_PANELS = 4,
+    FEW_ROWS = 4,
+    TILE_SUMS = 16
+};
 enum { CHAIN = FG_CPU_CHAIN_PAIRS };
 enum {
     SLICE_PAIRS = FG_AVX512_PAIR_COLUMNS / 2, /* two panels' are 128 KiB */
@@ -187,7 +196,9 @@ FG_AVX512_INLINE void run_whole(int R, int P, bool alone, const tile *t)
 }
 
 /* X(name, alone, R, P) of every tile. */
-#define EACH_TILE_OF(P, X) X(tile, false, 4, P) X(tile, false, 5, P) X(tile, false, 6, P)
+#define EACH_TILE_OF(P, X)                                                                         \
+    X(tile, false, 4, P)                                                                           \
+    X(tile, false, 5, P) X(tile, false, 6, P) X(tile, false, 7, P) X(tile, false, 8, P)
 #define EACH_LOW_ALONE_OF(P, X)                                                                    \
     X(alone, true, 1, P) X(alone, true, 2, P) X(alone, true, 3, P) X(alone, true, 4, P)
 #define EACH_HIGH_ALONE_OF(P, X)                                                                   \
@@ -291,7 +302,12 @@ static void run_slice(const block *b, const slice *s)
         uint32_t row = tile_row(b, index);
         t.pairs = b->pairs + row * b->stride + s->pair;
         t.sums = b->sums + (size_t)row * b->panels * FG_PANEL_OUTPUTS;
-        tiles[b->tiles == 1][tile_row(b, index + 1) - row][b->panels](&t);
+        uint32_t end = tile_row(b, index + 1);
+        if (s->last) {
+            fg_avx512_ask_outputs(b->linear, b->first_row + row, end - row,
+                                  b->panel * FG_PANEL_OUTPUTS, b->panels);
+        }
+        tiles[b->tiles == 1][end - row][b->panels](&t);
         t.ask += t.count / (2 * CHAIN) * t.ask_step;
         if (s->last) { /* outputs come from memory as well: the next tile covers their way */
             put_tile(b, index);
@@ -321,6 +337,15 @@ static void run_block(block *b, uint32_t rows, uint32_t first, uint32_t end, flo
     }
 }
 
+static uint32_t rows_of_tiles(void)
+{
+#if defined(FG_AVX512_SMALL)
+    return TILE_ROWS_MOST; /* so that tests meet these on all processors */
+#else
+    return fg_cpu_maker_here() == FG_CPU_MAKER_ZEN_5 ? TILE_ROWS_MOST : TILE_ROWS;
+#endif
+}
+
 /* Panels first .. first + count - 1 of a product with BF16 weights, for all rows. */
 static void multiply_pairs(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                            uint32_t first, uint32_t count)
@@ -330,6 +355,7 @@ static void multiply_pairs(const fg_linear *linear, const fg_activations *in, ui
     block b = { .linear = linear,
                 .stride = fg_pair_stride(columns),
                 .row_pairs = fg_panel_pairs(columns) };
+    uint32_t tile_rows = rows_of_tiles();
     bool several = rows > ALONE_ROWS && b.row_pairs > 2 * SLICE_PAIRS;
     for (uint32_t end, panel = first; panel < first + count; panel = end) {
         uint32_t left = first + count - panel;
@@ -338,7 +364,7 @@ static void multiply_pairs(const fg_linear *linear, const fg_activations *in, ui
             uint32_t rows_left = rows - b.first_row;
             b.pairs = in->pairs + b.first_row * b.stride;
             b.rows = rows_left < BLOCK_ROWS ? rows_left : BLOCK_ROWS;
-            b.tiles = b.rows <= ALONE_ROWS ? 1 : (b.rows + TILE_ROWS - 1) / TILE_ROWS;
+            b.tiles = b.rows <= ALONE_ROWS ? 1 : (b.rows + tile_rows - 1) / tile_rows;
             run_block(&b, rows, panel, end, sums);
         }
     }

@@ -1,5 +1,6 @@
 #include "kernels/cpu/isa.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -170,6 +171,56 @@ fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                    "unknown cpu-isa \"%s\" (known: auto, plain, avx2, avx_vnni, avx512, "
                    "avx512_bf16, amx, neon)",
                    isa);
+}
+
+fg_cpu_maker fg_cpu_maker_of(const char vendor[12], uint32_t family)
+{
+    enum { ZEN_5_FAMILY = 26 };
+    if (memcmp(vendor, "GenuineIntel", 12) == 0) {
+        return FG_CPU_MAKER_INTEL;
+    }
+    if (memcmp(vendor, "AuthenticAMD", 12) == 0) {
+        return family >= ZEN_5_FAMILY ? FG_CPU_MAKER_ZEN_5 : FG_CPU_MAKER_AMD;
+    }
+    return FG_CPU_MAKER_OTHER;
+}
+
+#if defined(__x86_64__)
+static fg_cpu_maker read_maker(void)
+{
+    char vendor[12] = "";
+    uint32_t family = 0;
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0) {
+        memcpy(vendor, &ebx, 4);
+        memcpy(vendor + 4, &edx, 4);
+        memcpy(vendor + 8, &ecx, 4);
+    }
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+        family = (eax >> 8 & 15) + (eax >> 20 & 255); /* AMD's: the first part is 15 */
+    }
+    return fg_cpu_maker_of(vendor, family);
+}
+#else
+static fg_cpu_maker read_maker(void)
+{
+    return FG_CPU_MAKER_OTHER;
+}
+#endif
+
+/* Asking takes a virtual machine some 50 us. */
+fg_cpu_maker fg_cpu_maker_here(void)
+{
+    static atomic_int known;
+    int maker = atomic_load_explicit(&known, memory_order_relaxed);
+    if (maker == 0) {
+        maker = (int)read_maker();
+        atomic_store_explicit(&known, maker, memory_order_relaxed);
+    }
+    return (fg_cpu_maker)maker;
 }
 
 const char *fg_cpu_kernels_name(size_t index)

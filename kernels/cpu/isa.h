@@ -31,6 +31,17 @@ fg_cpu_facts fg_cpu_facts_read(void);
 fg_status fg_cpu_find_kernels(const char *isa, const fg_cpu_facts *facts,
                               const fg_cpu_kernels **kernels_out, fg_error *err);
 
+/* x86: how processors with the same instructions differ. Only what is asked for and how large tiles are may depend on it. */
+typedef enum fg_cpu_maker {
+    FG_CPU_MAKER_INTEL = 1,
+    FG_CPU_MAKER_AMD,   /* to Zen 4: a product of 512 bits begins in a cycle, */
+    FG_CPU_MAKER_ZEN_5, /* from family 26 on two do */
+    FG_CPU_MAKER_OTHER
+} fg_cpu_maker;
+
+fg_cpu_maker fg_cpu_maker_of(const char vendor[12], uint32_t family);
+fg_cpu_maker fg_cpu_maker_here(void);
+
 /* The tables of this build, the best first; NULL beyond the last. */
 const char *fg_cpu_kernels_name(size_t index);
 

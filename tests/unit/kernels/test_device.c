@@ -142,6 +142,25 @@ Test(device, the_instruction_set_follows_the_processor_and_the_system)
 }
 #endif
 
+Test(device, processors_are_told_apart_by_maker_and_family)
+{
+    static const struct {
+        const char *vendor;
+        uint32_t family;
+        fg_cpu_maker want;
+    } cases[] = {
+        { "GenuineIntel", 6, FG_CPU_MAKER_INTEL },  { "GenuineIntel", 26, FG_CPU_MAKER_INTEL },
+        { "AuthenticAMD", 23, FG_CPU_MAKER_AMD },   { "AuthenticAMD", 25, FG_CPU_MAKER_AMD },
+        { "AuthenticAMD", 26, FG_CPU_MAKER_ZEN_5 }, { "AuthenticAMD", 27, FG_CPU_MAKER_ZEN_5 },
+        { "HygonGenuine", 26, FG_CPU_MAKER_OTHER }, { "            ", 0, FG_CPU_MAKER_OTHER },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_assert_eq(fg_cpu_maker_of(cases[i].vendor, cases[i].family), cases[i].want, "%s %u",
+                     cases[i].vendor, cases[i].family);
+    }
+    cr_assert_eq(fg_cpu_maker_here(), fg_cpu_maker_here());
+}
+
 Test(device, plain_can_always_be_forced)
 {
     fg_device_options options = { .kind = "cpu", .isa = "plain", .thread_count = 2 };
