@@ -27,6 +27,11 @@ static const fg_strip_products *products_with_pairs(uint32_t dtype)
     return dtype == FG_BF16 ? fg_cpu_avx512_attend_pairs : products_of(dtype);
 }
 
+static const fg_strip_products *products_with_both(uint32_t dtype)
+{
+    return dtype == FG_BF16 ? fg_cpu_avx512_attend_both : products_of(dtype);
+}
+
 /* fg_cpu_exp2 of sixteen. What is below the least comes out as nonsense, and is masked. */
 FG_AVX512_INLINE __m512 exp2_of(__m512 x)
 {
@@ -399,13 +404,16 @@ void fg_cpu_avx512_attend(const fg_cpu_attend *args)
     attend(&fg_cpu_avx512_strip, args);
 }
 
+#define WITH_PAIRS                                                                                 \
+    .pack_q = pack_q_pairs, .weigh = weigh_pairs, .beside_dtype = FG_BF16, SHARED_KERNELS
+
 void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args)
 {
-    static const fg_strip_kernels kernels = { .products = products_with_pairs,
-                                              .pack_q = pack_q_pairs,
-                                              .weigh = weigh_pairs,
-                                              .beside_dtype = FG_BF16,
-                                              .scores_beside = fg_cpu_avx512_scores_beside,
-                                              SHARED_KERNELS };
-    attend(&kernels, args);
+    static const fg_strip_kernels one = { .products = products_with_pairs,
+                                          .scores_beside = fg_cpu_avx512_scores_beside,
+                                          WITH_PAIRS };
+    static const fg_strip_kernels both = { .products = products_with_both,
+                                           .scores_beside = fg_cpu_avx512_scores_beside_both,
+                                           WITH_PAIRS };
+    attend(fg_avx512_begins_two() ? &both : &one, args);
 }

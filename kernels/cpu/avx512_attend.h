@@ -29,6 +29,11 @@ enum {
     FG_AVX512_KEYS,
 };
 
+/* Whether both chains of a block of pairs are added to at a time: files say so that know what processor they are for. */
+#if !defined(FG_AVX512_BOTH_CHAINS)
+#define FG_AVX512_BOTH_CHAINS false
+#endif
+
 /* What fg_cpu_avx512_attend brings. */
 extern const fg_strip_kernels fg_cpu_avx512_strip;
 
@@ -138,6 +143,62 @@ FG_AVX512_INLINE void fg_avx512_step(uint32_t kind, bool odd, int M, int N, cons
     }
 }
 
+FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
+{
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            sums[m][n] = _mm512_setzero_ps();
+        }
+    }
+}
+
+/* Where the vectors of a register tile's two chains are, and from one step to the next. */
+typedef struct fg_avx512_chains_at {
+    const uint8_t *firsts[FG_AVX512_VECTORS];
+    const uint8_t *seconds[FG_AVX512_VECTORS];
+    size_t step_bytes;
+} fg_avx512_chains_at;
+
+/* Both chains of a block of pairs from 0, at once; of M rows, whose words are a_step apart. A word serves N products. */
+FG_AVX512_INLINE void fg_avx512_add_both(int M, int N, const float *a, size_t a_step,
+                                         const fg_avx512_chains_at *at, fg_avx512_sums firsts,
+                                         fg_avx512_sums seconds)
+{
+    size_t offset = 0;
+    fg_avx512_clear(M, N, firsts);
+    fg_avx512_clear(M, N, seconds);
+#pragma GCC unroll 8
+    for (int u = 0; u < FG_AVX512_TURN; u++) {
+        __m512 b[FG_AVX512_VECTORS];
+        __m512 c[FG_AVX512_VECTORS];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            b[n] = fg_avx512_load(FG_AVX512_PAIRS, false, at->firsts[n] + offset);
+            FG_AVX512_HOLD(b[n]);
+            c[n] = fg_avx512_load(FG_AVX512_PAIRS, false, at->seconds[n] + offset);
+            FG_AVX512_HOLD(c[n]);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            __m512 x = _mm512_set1_ps(a[(size_t)m * a_step + (size_t)u]);
+            FG_AVX512_HOLD(x);
+            __m512 y = _mm512_set1_ps(a[(size_t)m * a_step + FG_AVX512_TURN + (size_t)u]);
+            FG_AVX512_HOLD(y);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                firsts[m][n] = fg_avx512_multiply_add(FG_AVX512_PAIRS, x, b[n], firsts[m][n]);
+                FG_AVX512_HOLD(firsts[m][n]);
+                seconds[m][n] = fg_avx512_multiply_add(FG_AVX512_PAIRS, y, c[n], seconds[m][n]);
+                FG_AVX512_HOLD(seconds[m][n]);
+            }
+        }
+        offset += at->step_bytes;
+        __asm__("" : "+r"(offset)); /* else each step's place is a register of its own */
+    }
+}
+
 /* Strips that read the arena wait for memory: they fetch what comes later as they go, into the second-level cache, which
  * waits for more lines at once than the first. Whole strips mostly read copies, which are there already. */
 FG_AVX512_INLINE bool fg_avx512_fetches(int M, const fg_strip *s)
@@ -172,17 +233,6 @@ FG_AVX512_INLINE int fg_avx512_vectors(uint32_t kind, int M)
 FG_AVX512_INLINE int fg_avx512_rows(uint32_t kind, int M)
 {
     return fg_avx512_chains(kind) && M > FG_AVX512_CHAIN_ROWS ? (M + 1) / 2 : M;
-}
-
-FG_AVX512_INLINE void fg_avx512_clear(int M, int N, fg_avx512_sums sums)
-{
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) {
-            sums[m][n] = _mm512_setzero_ps();
-        }
-    }
 }
 
 /* totals += firsts + sums, a block's two chains. */
@@ -259,6 +309,27 @@ FG_AVX512_INLINE void fg_avx512_put_scores(int M, int N, float *scores, fg_avx51
     }
 }
 
+/* A block's two chains of scores. */
+FG_AVX512_INLINE void fg_avx512_score_both(int M, int N, const float *q, const fg_avx512_keys *keys,
+                                           uint32_t first, fg_avx512_sums firsts,
+                                           fg_avx512_sums sums)
+{
+    size_t line = fg_avx512_line(FG_AVX512_PAIRS);
+    fg_avx512_chains_at at = { .step_bytes = line };
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+        at.firsts[n] = keys->at[n] + first * line;
+        at.seconds[n] = at.firsts[n] + FG_AVX512_TURN * line;
+    }
+    fg_avx512_add_both(M, N, q + first, FG_STRIP_Q, &at, firsts, sums);
+}
+
+/* Whether rows that fill register tiles, and wait for no memory, are added to both chains at a time. */
+FG_AVX512_INLINE bool fg_avx512_adds_both(uint32_t kind, bool fetches, int M)
+{
+    return FG_AVX512_BOTH_CHAINS && kind == FG_AVX512_PAIRS && !fetches && M > 2;
+}
+
 /* Scores of N pieces, of bf16: block by block, each two chains from 0. */
 FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M, int N,
                                              const float *q, const fg_avx512_keys *keys,
@@ -270,6 +341,11 @@ FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M,
         uint32_t second = first + chain;
         fg_avx512_sums firsts;
         fg_avx512_sums sums;
+        if (fg_avx512_adds_both(kind, fetches, M) && second < steps) {
+            fg_avx512_score_both(M, N, q, keys, first, firsts, sums);
+            fg_avx512_add_block(M, N, firsts, sums, totals);
+            continue;
+        }
         fg_avx512_clear(M, N, firsts);
         fg_avx512_score_steps(kind, fetches, M, N, FG_AVX512_TURN, q, keys, first, chain, firsts);
         fg_avx512_clear(M, N, sums);
@@ -496,6 +572,23 @@ FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, 
     }
 }
 
+/* A block's two chains of values: of two pieces that all rows see. */
+FG_AVX512_INLINE void fg_avx512_value_both(int M, int N, const fg_strip *s, const float *weights,
+                                           uint32_t column, uint32_t slot, fg_avx512_sums firsts,
+                                           fg_avx512_sums sums)
+{
+    uint32_t piece = slot / FG_KV_PIECE;
+    fg_avx512_run one = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece, column);
+    fg_avx512_run two = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece + 1, column);
+    fg_avx512_chains_at at = { .step_bytes = one.step_bytes };
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) {
+        at.firsts[n] = one.values + (size_t)n * 64;
+        at.seconds[n] = two.values + (size_t)n * 64;
+    }
+    fg_avx512_add_both(M, N, one.weights, FG_ATTEND_SCORES, &at, firsts, sums);
+}
+
 /* Adds weights times values to N * 16 columns of M outputs, from the strip's `row` on: of bf16 block by block, each two
  * chains from 0. */
 FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int row, int M, int N,
@@ -515,6 +608,11 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int row
             fg_avx512_sums firsts;
             fg_avx512_sums sums;
             next = slot + BLOCK;
+            if (fg_avx512_adds_both(kind, fetches, M)) {
+                fg_avx512_value_both(M, N, s, weights, column, slot, firsts, sums);
+                fg_avx512_add_block(M, N, firsts, sums, totals);
+                continue;
+            }
             fg_avx512_value_chain(kind, fetches, M, N, s, weights, slots, column, slot, firsts);
             fg_avx512_value_chain(kind, fetches, M, N, s, weights, slots, column, slot + CHAIN,
                                   sums);

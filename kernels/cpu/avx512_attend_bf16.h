@@ -13,5 +13,9 @@ extern const fg_strip_products fg_cpu_avx512_attend_pairs[];
 void fg_cpu_avx512_weigh_words(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
 void fg_cpu_avx512_scores_beside(const fg_strip *s, uint32_t begin, uint32_t end,
                                  const fg_strip_rows *rows);
+/* The same where two products begin in a cycle. */
+extern const fg_strip_products fg_cpu_avx512_attend_both[];
+void fg_cpu_avx512_scores_beside_both(const fg_strip *s, uint32_t begin, uint32_t end,
+                                      const fg_strip_rows *rows);
 
 #endif

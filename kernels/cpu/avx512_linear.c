@@ -22,7 +22,6 @@
  * while many rows pass; the rows' sums wait in memory.
  */
 #include "kernels/cpu/avx512_unpack.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/panel_group.h"
 
 enum { TILE_ROWS = 8, TILE_PANELS = 2, TILE_THIRDS = (TILE_ROWS + 2) / 3 };

@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "kernels/cpu/avx512.h"
-#include "kernels/cpu/isa.h"
 
 /* Four panels are taken by tiles of so few rows that two would leave registers empty. All rows are one tile that is
  * alone, or they are several, of four to six, or to eight where two products begin in a cycle. */
@@ -337,15 +336,6 @@ static void run_block(block *b, uint32_t rows, uint32_t first, uint32_t end, flo
     }
 }
 
-static uint32_t rows_of_tiles(void)
-{
-#if defined(FG_AVX512_SMALL)
-    return TILE_ROWS_MOST; /* so that tests meet these on all processors */
-#else
-    return fg_cpu_maker_here() == FG_CPU_MAKER_ZEN_5 ? TILE_ROWS_MOST : TILE_ROWS;
-#endif
-}
-
 /* Panels first .. first + count - 1 of a product with BF16 weights, for all rows. */
 static void multiply_pairs(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                            uint32_t first, uint32_t count)
@@ -355,7 +345,7 @@ static void multiply_pairs(const fg_linear *linear, const fg_activations *in, ui
     block b = { .linear = linear,
                 .stride = fg_pair_stride(columns),
                 .row_pairs = fg_panel_pairs(columns) };
-    uint32_t tile_rows = rows_of_tiles();
+    uint32_t tile_rows = fg_avx512_begins_two() ? TILE_ROWS_MOST : TILE_ROWS;
     bool several = rows > ALONE_ROWS && b.row_pairs > 2 * SLICE_PAIRS;
     for (uint32_t end, panel = first; panel < first + count; panel = end) {
         uint32_t left = first + count - panel;
