@@ -466,12 +466,14 @@ FG_AVX512_INLINE bool pairs_panels(uint32_t type)
 }
 
 /* Rows up to which a tile has one panel: few rows wait for memory, which gives more when it is read in one go, and
- * what takes long to unpack, or leaves few registers, needs many rows for fewer broadcasts to pay. */
+ * what takes long to unpack, or leaves few registers, needs many rows for fewer broadcasts to pay. Where two products begin
+ * in a cycle, as many as loads do, broadcasts are what products wait for sooner. */
 static uint32_t few_rows(uint32_t type)
 {
     switch (type) {
-    case FG_Q4_1:
     case FG_Q5_0:
+        return fg_avx512_begins_two() ? TILE_ROWS : 2 * TILE_ROWS;
+    case FG_Q4_1:
     case FG_Q5_1:
     case FG_Q5_K:
         return 2 * TILE_ROWS;
