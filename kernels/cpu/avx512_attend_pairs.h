@@ -21,6 +21,7 @@
 
 #include "kernels/cpu/avx512_brain.h"
 
+#if defined(__AVX512F__) || defined(FG_AVX512_SMALL)
 FG_AVX512_DEFINE(FG_AVX512_PAIRS)
 
 /* The weights of one row of another strip, made two pieces at a time between products. */
@@ -128,4 +129,5 @@ FG_AVX512_INLINE void score_pairs_beside(const fg_strip *s, uint32_t begin, uint
     }
 }
 
+#endif
 #endif
