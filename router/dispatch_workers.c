@@ -431,6 +431,12 @@ static void on_pushed(fg_dispatch *dispatch, const fg_reg_worker *worker, const 
     }
 }
 
+/* Whether something is not told yet that comes before the first token: then FIRST alone may bring that one. */
+static bool waits_for_first(const fg_job *job)
+{
+    return fg_job_unscored(job) > 0 || (job->input.params.want_embedding && !job->embedded);
+}
+
 static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg *msg)
 {
     fg_dispatch_learn_step(dispatch, worker, msg);
@@ -440,7 +446,7 @@ static void on_tokens(fg_dispatch *dispatch, fg_reg_worker *worker, const fg_msg
         if (job == NULL || job->decode != worker) {
             continue;
         }
-        if (job->life.state == FG_LIFE_RESERVED) {
+        if (job->life.state == FG_LIFE_RESERVED || (token->index == 0 && waits_for_first(job))) {
             dispatch->stats.stale_dropped++;
             continue;
         }

@@ -172,6 +172,22 @@ Test(dispatch_scores, a_worker_that_leaves_some_out_has_failed)
     bench_close(&h.b);
 }
 
+/* A decode worker has no say in it. */
+Test(dispatch_scores, a_first_token_without_what_comes_before_it_is_dropped)
+{
+    heard h;
+    open_asked(&h);
+    uint32_t worker = worker_of(&h);
+    say(&h, worker, 1, 1, 3);
+    uint64_t before = stale(&h);
+    bench_token(&h.b, h.id, 0, 7);
+    cr_assert(h.b.token_count == 0 && stale(&h) == before + 1);
+    say(&h, worker, 1, 4, 5);
+    first_token(&h, worker, 1);
+    cr_assert(h.next == PROMPT && h.b.token_count == 1);
+    bench_close(&h.b);
+}
+
 /* ---- embeddings ---- */
 
 typedef struct embedded {
@@ -266,6 +282,17 @@ Test(dispatch_scores, a_worker_that_leaves_the_embedding_out_has_failed)
     fg_dispatch_stats stats;
     fg_dispatch_stats_get(e.b.dispatch, &stats);
     cr_assert(e.b.token_count == 0 && e.b.end_count == 0 && stats.retried == 1 && e.calls == 0);
+    bench_close(&e.b);
+}
+
+Test(dispatch_scores, a_first_token_before_the_embedding_is_dropped)
+{
+    embedded e;
+    open_embedded(&e);
+    bench_token(&e.b, e.id, 0, 7);
+    cr_assert(e.b.token_count == 0 && e.b.end_count == 0);
+    give_first(&e, who_prefills(&e), 1, 4);
+    cr_assert(e.calls == 1 && e.b.token_count == 1);
     bench_close(&e.b);
 }
 
