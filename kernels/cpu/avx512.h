@@ -31,7 +31,8 @@ static inline bool fg_avx512_begins_two(void)
 
 /* Columns of a slice of bf16 (avx512_pairs.h); longer rows than two are not in the second-level cache as a block. */
 enum { FG_AVX512_PAIR_COLUMNS = 2048 };
-/* As large is a batch of rows of super-groups (avx512_linear_super.c) that are not so many columns. */
+/* Columns of which 128 rows with super-groups leave room in the second-level cache; the same of these
+ * (avx512_linear_super.c). */
 enum { FG_AVX512_SUPER_COLUMNS = 2048 };
 
 /* For head sizes that are no multiple of 16. */

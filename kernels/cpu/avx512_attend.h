@@ -578,13 +578,14 @@ FG_AVX512_INLINE void fg_avx512_value_both(int M, int N, const fg_strip *s, cons
                                            fg_avx512_sums sums)
 {
     uint32_t piece = slot / FG_KV_PIECE;
+    size_t line = fg_avx512_line(FG_AVX512_PAIRS);
     fg_avx512_run one = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece, column);
     fg_avx512_run two = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece + 1, column);
     fg_avx512_chains_at at = { .step_bytes = one.step_bytes };
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
-        at.firsts[n] = one.values + (size_t)n * 64;
-        at.seconds[n] = two.values + (size_t)n * 64;
+        at.firsts[n] = one.values + (size_t)n * line;
+        at.seconds[n] = two.values + (size_t)n * line;
     }
     fg_avx512_add_both(M, N, one.weights, FG_ATTEND_SCORES, &at, firsts, sums);
 }

@@ -13,7 +13,7 @@
  * A super-group has integer sums alone: a group's sum is multiplied with its integer scale, which the row's shift has gone
  * into, and added to the super-group's. What its offset adds too much, and minima, are products of scales with sums of
  * quants, two at once. The largest sum is 8 * 128 * 32 * 127 * 256, less than 2^31. Rows' totals lie in memory meanwhile, and
- * a tile has one panel.
+ * a tile has one panel. Many rows are in avx512_linear_super.c.
  *
  * One product of 512 bits starts in a cycle, be it of bytes or of floats, and one load of 512 bits, be it a
  * broadcast. So what is left beside the eight vpdpbusd of a row's group decides: a row's columns are
@@ -475,7 +475,6 @@ static uint32_t few_rows(uint32_t type)
         return fg_avx512_begins_two() ? TILE_ROWS : 2 * TILE_ROWS;
     case FG_Q4_1:
     case FG_Q5_1:
-    case FG_Q5_K:
         return 2 * TILE_ROWS;
     default:
         return TILE_ROWS;

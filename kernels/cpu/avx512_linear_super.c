@@ -16,9 +16,10 @@ enum { BATCH_ROWS = 128, SLICE_SUPERS = 2 };
 /* A batch of so many columns in all is not in the second-level cache: a few pairs of panels pass a slice of it before the
  * next one. */
 enum { LARGE_BATCH = 512 << 10, TOGETHER = 4 };
-/* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. */
+/* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. (ops_linear.c has
+ * SUPER_ROWS, which is not less.) */
 enum { LEAST_ROWS = 24, LEAST_ROWS_SIX = 16 };
-enum { GROUPS = FG_QUANT_SUPER_GROUPS, HALVES = 2 };
+enum { GROUPS = FG_QUANT_SUPER_GROUPS, HALVES = 2, OFFSET_BITS = 5 };
 
 /* A super-group of two panels. Of Q4_K and Q5_K, scales and begins are of whole groups. */
 typedef struct ready {
@@ -108,7 +109,7 @@ FG_AVX512_INLINE void bring_rows(bool six, int R, const tile *t, uint32_t super,
             __m256i by = _mm256_permutevar8x32_epi32(shifts, places);
             __m256i sums = _mm256_cvtepi16_epi32(
                 _mm_loadu_si128((const __m128i *)(const void *)row->halves[4 * i]));
-            sums = _mm256_slli_epi32(_mm256_srav_epi32(sums, by), 5);
+            sums = _mm256_slli_epi32(_mm256_srav_epi32(sums, by), OFFSET_BITS);
             _mm256_storeu_si256((__m256i *)(void *)out->begins[r][4 * i],
                                 _mm256_sub_epi32(_mm256_setzero_si256(), sums));
         }

@@ -109,7 +109,9 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
     }
 }
 
-enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8, SUPER_ROWS = 24 };
+enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
+/* From so many rows on kernels with super_columns walk super-groups in slices, of whatever type. */
+enum { SUPER_ROWS = 24 };
 
 /* Blocks are about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
  * (fg_quant_tile). Pairs and tiles are walked in slices, which leave less room to others. BF16 weights are large: read
