@@ -29,6 +29,18 @@ static inline bool fg_avx512_begins_two(void)
     return two;
 }
 
+/* Whether whatever has 512 bits takes the place of a product: on Intel's processors all of it but loads and stores goes
+ * through the same two pipes, where two products begin in a cycle. And a vdpbf16ps takes more of their time than the two
+ * fmas that it stands for. Emulated kernels say the opposite here too. */
+static inline bool fg_avx512_shares_pipes(void)
+{
+    bool shares = fg_cpu_maker_here() == FG_CPU_MAKER_INTEL;
+#if defined(FG_AVX512_SMALL)
+    shares = !shares;
+#endif
+    return shares;
+}
+
 /* Columns of a slice of bf16 (avx512_pairs.h); longer rows than two are not in the second-level cache as a block. */
 enum { FG_AVX512_PAIR_COLUMNS = 2048 };
 /* Columns of which 128 rows with super-groups leave room in the second-level cache; the same of these
