@@ -67,6 +67,14 @@ void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in
 bool fg_cpu_avx512_makes_ready(uint32_t type, uint32_t rows);
 void fg_cpu_avx512_linear_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                 uint32_t first, uint32_t count);
+/* The same of types whose groups have float scales. */
+bool fg_cpu_avx512_makes_groups_ready(uint32_t type, uint32_t rows);
+void fg_cpu_avx512_linear_groups(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                                 uint32_t first, uint32_t count);
+/* The same of Q4_K where everything takes a product's place. */
+bool fg_cpu_avx512_makes_words_ready(uint32_t type, uint32_t rows);
+void fg_cpu_avx512_linear_words(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                                uint32_t first, uint32_t count);
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);

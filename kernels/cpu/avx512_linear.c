@@ -85,12 +85,6 @@ typedef struct place {
 typedef __m512i int_sums[TILE_PANELS][TILE_ROWS];
 typedef __m512 float_sums[TILE_PANELS][TILE_ROWS];
 
-/* What the codes of a type are too large by, as a power of two; 0: nothing. */
-FG_AVX512_INLINE unsigned offset_bits(uint32_t type)
-{
-    return type == FG_Q4_0 ? 3 : type == FG_Q5_0 ? 4 : type == FG_Q8_0 ? 7 : 0;
-}
-
 /* Where a row's sum begins: what the codes' offset adds too much. */
 FG_AVX512_INLINE __m512i begin_sum(uint32_t type, const fg_quant_group *group)
 {
@@ -638,8 +632,16 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
         fg_cpu_avx512_linear_float(linear, in, rows, first, count);
         return;
     }
+    if (fg_cpu_avx512_makes_words_ready(w->type, rows)) {
+        fg_cpu_avx512_linear_words(linear, in, rows, first, count);
+        return;
+    }
     if (fg_cpu_avx512_makes_ready(w->type, rows)) {
         fg_cpu_avx512_linear_super(linear, in, rows, first, count);
+        return;
+    }
+    if (fg_cpu_avx512_makes_groups_ready(w->type, rows)) {
+        fg_cpu_avx512_linear_groups(linear, in, rows, first, count);
         return;
     }
     fg_cpu_maker maker = fg_cpu_maker_here();

@@ -2,50 +2,29 @@
  * Matrix products with AVX-512 and VNNI of many rows with Q4_K, Q5_K or Q6_K weights, over panels of sixteen outputs
  * (kernels/panel.h). What ops.h says of super-groups, bit for bit as avx512_linear.c does it for few rows.
  *
- * Some super-groups of two panels are made ready first: codes become bytes, integer scales words. They stay in the
- * first-level cache while all rows pass in tiles of six, whose integer sums of both panels are in registers: a row's
- * columns are broadcast once for both, and beside the products there is nothing left that takes a product's place but
- * the multiplication with a group's scale. The rows' float totals wait in memory.
+ * Beside the products of weights made ready (avx512_ready.h) there is nothing left that takes a product's place but the
+ * multiplication with a group's scale.
  */
-#include "kernels/cpu/avx512_unpack.h"
-#include "kernels/cpu/panel_group.h"
+#include "kernels/cpu/avx512_ready.h"
 
-enum { TILE_ROWS = 6, TILE_PANELS = 2, TILE_THIRDS = TILE_ROWS / 3 };
-/* Rows whose totals wait, and super-groups that are ready at a time: of Q6_K 23 KB. */
-enum { BATCH_ROWS = 128, SLICE_SUPERS = 2 };
-/* A batch of so many columns in all is not in the second-level cache: a few pairs of panels pass a slice of it before the
- * next one. */
-enum { LARGE_BATCH = 512 << 10, TOGETHER = 4 };
 /* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. (ops_linear.c has
  * SUPER_ROWS, which is not less.) */
 enum { LEAST_ROWS = 24, LEAST_ROWS_SIX = 16 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, HALVES = 2, OFFSET_BITS = 5 };
+enum { TILE_THIRDS = TILE_ROWS / 3, SLICE_SUPERS = SLICE_GROUPS / GROUPS };
 
 /* A super-group of two panels. Of Q4_K and Q5_K, scales and begins are of whole groups. */
-typedef struct ready {
+typedef struct ready_super {
     __m512i codes[GROUPS][VECTORS][TILE_PANELS];
     __m512i scales[GROUPS][HALVES][TILE_PANELS];
     __m512i minima[GROUPS / 2][TILE_PANELS]; /* of two groups: 16 bits for each output */
     __m512 d[TILE_PANELS];
     __m512 minimum[TILE_PANELS]; /* what minima are multiplied with */
-} ready;
+} ready_super;
 
-/* Some rows against some super-groups. */
-typedef struct tile {
-    const ready *weights;
-    uint32_t supers;
-    /* Of the first row. From one row's supers to the next; of quants it is twice that. */
-    const int8_t *quants;
-    const fg_quant_super *rows;
-    size_t row_bytes;
-    const uint8_t *ask; /* lines of both panels for each super-group, which are read later */
-    size_t ask_lines;
-    size_t ask_apart;
-} tile;
-_Static_assert(2 * sizeof(fg_quant_super) == FG_QUANT_SUPER, "rows of supers and of quants");
-
-typedef __m512 float_sums[TILE_ROWS][TILE_PANELS];
-typedef __m512i int_sums[TILE_ROWS][TILE_PANELS];
+struct ready {
+    ready_super supers[SLICE_SUPERS];
+};
 
 /* What a tile's rows have of a super-group, next to each other: one register finds all of it. */
 typedef struct row_parts {
@@ -53,7 +32,7 @@ typedef struct row_parts {
     int32_t begins[TILE_ROWS][GROUPS][HALVES]; /* of Q6_K, whose codes are 32 too large */
 } row_parts;
 
-static void make_panel(uint32_t type, const uint8_t *scales, int i, ready *out)
+static void make_panel(uint32_t type, const uint8_t *scales, uint32_t i, ready_super *out)
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     const uint8_t *codes = scales + shape.scale_bytes;
@@ -78,25 +57,28 @@ static void make_panel(uint32_t type, const uint8_t *scales, int i, ready *out)
 
 #define MAKE_CASE(name, type)                                                                      \
     case type:                                                                                     \
-        make_panel(type, scales, i, out);                                                          \
+        make_panel(type, scales, i, &out->supers[super]);                                          \
         break;
 
-static void make_ready(uint32_t type, const uint8_t *scales, int i, ready *out)
+static void make_ready(uint32_t type, const uint8_t *scales, size_t groups, uint32_t i, ready *out)
 {
-    switch (type) {
-        FG_CPU_EACH_SUPER(MAKE_CASE)
-    default:
-        break;
+    size_t unit_bytes = fg_panel_shape_of(type, FG_QUANT_SUPER).unit_bytes;
+    for (size_t super = 0; super < groups / GROUPS; super++, scales += unit_bytes) {
+        switch (type) {
+            FG_CPU_EACH_SUPER(MAKE_CASE)
+        default:
+            break;
+        }
     }
 }
 
-FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, uint32_t super, int r)
+FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, size_t super, int r)
 {
-    const char *first = (const char *)(t->rows + super);
-    return (const fg_quant_super *)(const void *)(first + (size_t)r * t->row_bytes);
+    const char *row = t->known + (size_t)r * t->row_bytes;
+    return (const fg_quant_super *)(const void *)row + super;
 }
 
-FG_AVX512_INLINE void bring_rows(bool six, int R, const tile *t, uint32_t super, row_parts *out)
+FG_AVX512_INLINE void bring_rows(bool six, int R, const tile *t, size_t super, row_parts *out)
 {
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
@@ -117,9 +99,9 @@ FG_AVX512_INLINE void bring_rows(bool six, int R, const tile *t, uint32_t super,
 }
 
 /* Vectors first .. end - 1 of a group, times their integer scale, which the rows' shifts go into. */
-FG_AVX512_INLINE void add_columns(bool six, int R, const ready *w, const row_parts *rows, size_t g,
-                                  const int8_t *const thirds[TILE_THIRDS], size_t row_bytes,
-                                  int first, int end, int_sums totals)
+FG_AVX512_INLINE void add_columns(bool six, int R, const ready_super *w, const row_parts *rows,
+                                  size_t g, const int8_t *const thirds[TILE_THIRDS],
+                                  size_t row_bytes, int first, int end, int_sums totals)
 {
     int half = first != 0;
     int_sums sums;
@@ -156,7 +138,7 @@ FG_AVX512_INLINE void add_columns(bool six, int R, const ready *w, const row_par
 }
 
 /* What the integer minima of a row come to against both panels. */
-FG_AVX512_INLINE void add_minima(const fg_quant_super *row, const ready *w,
+FG_AVX512_INLINE void add_minima(const fg_quant_super *row, const ready_super *w,
                                  __m512i sums[TILE_PANELS])
 {
     sums[0] = _mm512_setzero_si512();
@@ -172,10 +154,10 @@ FG_AVX512_INLINE void add_minima(const fg_quant_super *row, const ready *w,
 }
 
 /* Integers become floats: first what minima come to, then the rest. */
-FG_AVX512_INLINE void end_super(bool six, int R, const tile *t, uint32_t super, int_sums sums,
+FG_AVX512_INLINE void end_super(bool six, int R, const tile *t, size_t super, int_sums sums,
                                 float_sums totals)
 {
-    const ready *w = t->weights + super;
+    const ready_super *w = &t->weights->supers[super];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
         const fg_quant_super *row = super_of(t, super, r);
@@ -206,13 +188,10 @@ FG_AVX512_INLINE void run_tile(bool six, int R, const tile *t, float_sums totals
     for (int i = 0; i < (R + 2) / 3; i++) {
         thirds[i] = t->quants + (size_t)i * 6 * t->row_bytes;
     }
-    for (uint32_t super = 0; super < t->supers; super++) {
+    for (size_t super = 0; super < t->groups / GROUPS; super++) {
         row_parts rows;
         int_sums sums;
-        for (size_t i = 0; i < t->ask_lines; i++, ask += VECTOR) {
-            _mm_prefetch((const char *)ask, _MM_HINT_T1);
-            _mm_prefetch((const char *)ask + t->ask_apart, _MM_HINT_T1);
-        }
+        ask = ask_lines(t, ask);
         bring_rows(six, R, t, super, &rows);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -221,7 +200,7 @@ FG_AVX512_INLINE void run_tile(bool six, int R, const tile *t, float_sums totals
         }
 #pragma GCC unroll 1
         for (size_t g = 0; g < GROUPS; g++) {
-            const ready *w = t->weights + super;
+            const ready_super *w = &t->weights->supers[super];
             if (six) {
                 add_columns(six, R, w, &rows, g, thirds, t->row_bytes, 0, VECTORS / 2, sums);
                 add_columns(six, R, w, &rows, g, thirds, t->row_bytes, VECTORS / 2, VECTORS, sums);
@@ -252,119 +231,9 @@ static void (*const tiles[2][TILE_ROWS])(const tile *t,
                                          float_sums totals) = { { EACH_TILE(TILE_ENTRY, 0) },
                                                                 { EACH_TILE(TILE_ENTRY, 1) } };
 
-typedef __m512 pair_totals[BATCH_ROWS][TILE_PANELS];
-
-/* Some rows against some panels: all of them pass a slice before the next one. */
-typedef struct batch {
-    const fg_linear *linear;
-    const fg_activations *in;
-    fg_panel_shape shape;
-    uint32_t supers; /* of a row */
-    uint32_t first_panel;
-    uint32_t end_panel;
-    uint32_t first_row;
-    uint32_t rows;
-    uint32_t tiles; /* as equal as they can be */
-    ready weights[SLICE_SUPERS];
-    pair_totals totals[TOGETHER];
-} batch;
-
-/* Super-groups of all rows against a pair of panels, or the last panel alone, which is then both. */
-typedef struct slice {
-    uint32_t panel;
-    uint32_t panels;
-    uint32_t first;
-    uint32_t supers;
-    bool last;
-} slice;
-
-static uint32_t tile_row(const batch *b, uint32_t index)
+static void run_rows(uint32_t type, uint32_t rows, const tile *t, float_sums totals)
 {
-    return b->rows * index / b->tiles;
-}
-
-static const uint8_t *unit_at(const batch *b, uint32_t panel, uint32_t super)
-{
-    return (const uint8_t *)b->linear->weight.data + panel * b->shape.panel_bytes +
-           super * b->shape.unit_bytes;
-}
-
-static void put_tile(const batch *b, const slice *s, uint32_t row, uint32_t end, float_sums totals)
-{
-    for (uint32_t i = 0; i < s->panels; i++) {
-        for (uint32_t r = 0; r < end - row; r++) {
-            fg_avx512_put_panel(b->linear, b->first_row + row + r,
-                                (s->panel + i) * FG_PANEL_OUTPUTS, totals[r][i]);
-        }
-    }
-}
-
-/* What is read after a slice. */
-static const uint8_t *after_slice(const batch *b, const slice *s)
-{
-    uint32_t next = s->panel + s->panels;
-    return next < b->end_panel ? unit_at(b, next, s->first)
-           : s->last           ? unit_at(b, next, 0)
-                               : unit_at(b, b->first_panel, s->first + s->supers);
-}
-
-static void make_slice(batch *b, const slice *s)
-{
-    for (uint32_t super = 0; super < s->supers; super++) {
-        for (uint32_t i = 0; i < TILE_PANELS; i++) {
-            make_ready(b->linear->weight.type,
-                       unit_at(b, s->panel + (i < s->panels ? i : 0), s->first + super), (int)i,
-                       &b->weights[super]);
-        }
-    }
-}
-
-/* Each tile asks for its share of what follows. */
-static void run_slice(batch *b, const slice *s)
-{
-    size_t lines = s->supers * b->shape.unit_bytes / VECTOR;
-    size_t turns = (size_t)b->tiles * s->supers;
-    tile t = { .weights = b->weights,
-               .supers = s->supers,
-               .row_bytes = b->supers * sizeof(fg_quant_super),
-               .ask = after_slice(b, s),
-               .ask_lines = (lines + turns - 1) / turns,
-               .ask_apart = ask_apart(b->shape.panel_bytes) };
-    __m512(*totals)[TILE_PANELS] = b->totals[(s->panel - b->first_panel) / TILE_PANELS];
-    make_slice(b, s);
-    for (uint32_t index = 0; index < b->tiles; index++) {
-        uint32_t row = tile_row(b, index);
-        uint32_t end = tile_row(b, index + 1);
-        size_t super = (size_t)(b->first_row + row) * b->supers + s->first;
-        t.rows = b->in->supers + super;
-        t.quants = b->in->quants + super * FG_QUANT_SUPER;
-        if (s->last) {
-            fg_avx512_ask_outputs(b->linear, b->first_row + row, end - row,
-                                  s->panel * FG_PANEL_OUTPUTS, s->panels);
-        }
-        tiles[b->linear->weight.type == FG_Q6_K][end - row - 1](&t, totals + row);
-        t.ask += t.ask_lines * s->supers * VECTOR;
-        if (s->last) { /* outputs come from memory: the next tile covers their way */
-            put_tile(b, s, row, end, totals + row);
-        }
-    }
-}
-
-static void run_batch(batch *b)
-{
-    uint32_t pairs = (b->end_panel - b->first_panel + 1) / TILE_PANELS;
-    for (uint32_t i = 0; i < pairs; i++) {
-        memset(b->totals[i], 0, b->rows * sizeof b->totals[i][0]);
-    }
-    for (slice s = { .first = 0 }; s.first < b->supers; s.first += s.supers) {
-        uint32_t left = b->supers - s.first;
-        s.supers = left < SLICE_SUPERS ? left : SLICE_SUPERS;
-        s.last = s.supers == left;
-        for (s.panel = b->first_panel; s.panel < b->end_panel; s.panel += s.panels) {
-            s.panels = b->end_panel - s.panel > 1 ? TILE_PANELS : 1;
-            run_slice(b, &s);
-        }
-    }
+    tiles[type == FG_Q6_K][rows - 1](t, totals);
 }
 
 bool fg_cpu_avx512_makes_ready(uint32_t type, uint32_t rows)
@@ -375,22 +244,6 @@ bool fg_cpu_avx512_makes_ready(uint32_t type, uint32_t rows)
 void fg_cpu_avx512_linear_super(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                 uint32_t first, uint32_t count)
 {
-    const fg_panels *w = &linear->weight;
-    size_t batch_rows = rows < BATCH_ROWS ? rows : BATCH_ROWS;
-    uint32_t most = TILE_PANELS * (batch_rows * w->columns > LARGE_BATCH ? TOGETHER : 1);
-    batch b; /* 90 KB that need no zeros */
-    b.linear = linear;
-    b.in = in;
-    b.shape = fg_panel_shape_of(w->type, w->columns);
-    b.supers = w->columns / FG_QUANT_SUPER;
-    for (b.first_panel = first; b.first_panel < first + count; b.first_panel = b.end_panel) {
-        uint32_t left = first + count - b.first_panel;
-        b.end_panel = b.first_panel + (left < most ? left : most);
-        for (b.first_row = 0; b.first_row < rows; b.first_row += b.rows) {
-            uint32_t rows_left = rows - b.first_row;
-            b.rows = rows_left < BATCH_ROWS ? rows_left : BATCH_ROWS;
-            b.tiles = (b.rows + TILE_ROWS - 1) / TILE_ROWS;
-            run_batch(&b);
-        }
-    }
+    ready weights;
+    multiply_ready(linear, in, rows, first, count, &weights);
 }

@@ -60,6 +60,12 @@ FG_AVX512_INLINE __m512i broadcast_row(const int8_t *at, size_t row_bytes, int r
     return word;
 }
 
+/* What the codes of a type are too large by, as a power of two; 0: nothing. */
+FG_AVX512_INLINE unsigned offset_bits(uint32_t type)
+{
+    return type == FG_Q4_0 ? 3 : type == FG_Q5_0 ? 4 : type == FG_Q8_0 ? 7 : 0;
+}
+
 /* Columns 4 * j .. 4 * j + 3 of a group as unsigned bytes. */
 FG_AVX512_INLINE __m512i unpack(uint32_t type, const uint8_t *at, int j)
 {
@@ -138,11 +144,17 @@ FG_AVX512_INLINE __m256i in_pairs(const uint8_t *first, const uint8_t *second)
     return _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
 }
 
-/* The integer minima of groups g and g + 1. */
+/* The integer scales of groups g and g + 1, of Q4_K and Q5_K, and their minima: of six bits, so without a sign. */
+FG_AVX512_INLINE __m512i scales_of_two(const uint8_t *scales, size_t g)
+{
+    const uint8_t *at = scales + 64 + g * 32;
+    return _mm512_cvtepi8_epi16(in_pairs(at, at + 32));
+}
+
 FG_AVX512_INLINE __m512i minima_of_two(const uint8_t *scales, size_t g)
 {
     const uint8_t *at = scales + 64 + g * 32 + 16;
-    return _mm512_cvtepi8_epi16(in_pairs(at, at + 32)); /* of six bits, so without a sign */
+    return _mm512_cvtepi8_epi16(in_pairs(at, at + 32));
 }
 
 /* Q6_K: both scales of group g. */
