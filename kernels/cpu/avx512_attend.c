@@ -1,6 +1,7 @@
 /*
  * Attention with AVX-512. F16 and bf16 are widened to floats as they are loaded, int8 is multiplied as it is;
- * where the processor multiplies bf16 (AVX512_BF16), so are pairs of a bf16 cache, in avx512_attend_bf16.c.
+ * where the processor multiplies bf16 (AVX512_BF16) and gains by it, so are pairs of a bf16 cache, in
+ * avx512_attend_bf16.c.
  */
 #include "kernels/cpu/avx512_attend.h"
 
@@ -197,6 +198,12 @@ static void weigh_pairs(uint32_t dtype, const fg_strip_rows *rows, uint32_t begi
     } else {
         weigh(dtype, rows, begin, end);
     }
+}
+
+static void weigh_words(uint32_t dtype, const fg_strip_rows *rows, uint32_t begin, uint32_t end)
+{
+    (void)dtype;
+    fg_cpu_avx512_weigh_words(rows, begin, end);
 }
 
 static void settle_scores(float *x, const float *const *scales, float factor, uint32_t begin,
@@ -399,9 +406,22 @@ const fg_strip_kernels fg_cpu_avx512_strip = {
     .products = products_of, .pack_q = pack_q, .weigh = weigh, SHARED_KERNELS
 };
 
+/* Floats over copies, by weights made as it is said. */
+#define WIDE(how)                                                                                  \
+    {                                                                                              \
+        .products = products_of, .widened = fg_cpu_avx512_attend_wide,                             \
+        .lay_out = fg_cpu_avx512_lay_out_wide, .pack_q = pack_q, .weigh = (how), SHARED_KERNELS    \
+    }
+
+static bool attends_wide(const fg_cpu_attend *args)
+{
+    return args->kv->dtype == FG_BF16 && fg_avx512_shares_pipes();
+}
+
 void fg_cpu_avx512_attend(const fg_cpu_attend *args)
 {
-    attend(&fg_cpu_avx512_strip, args);
+    static const fg_strip_kernels wide = WIDE(weigh);
+    attend(attends_wide(args) ? &wide : &fg_cpu_avx512_strip, args);
 }
 
 #define WITH_PAIRS                                                                                 \
@@ -415,5 +435,10 @@ void fg_cpu_avx512_attend_bf16(const fg_cpu_attend *args)
     static const fg_strip_kernels both = { .products = products_with_both,
                                            .scores_beside = fg_cpu_avx512_scores_beside_both,
                                            WITH_PAIRS };
+    static const fg_strip_kernels wide = WIDE(weigh_words);
+    if (attends_wide(args)) {
+        attend(&wide, args);
+        return;
+    }
     attend(fg_avx512_begins_two() ? &both : &one, args);
 }

@@ -24,12 +24,15 @@ enum {
     FG_AVX512_TURN = 8,
     FG_AVX512_TOGETHER =
         4, /* rows weighed at a time: one alone waits for its own maximum and sum */
-    /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs; int8 as K. */
+    /* Beside the types: bf16 that is multiplied in pairs, with q and weights packed in pairs; copies of bf16 as floats,
+     * whose values lie vector by vector, so that a register tile's follow each other; int8 as K. */
     FG_AVX512_PAIRS = 0x100,
+    FG_AVX512_WIDE,
     FG_AVX512_KEYS,
+    FG_AVX512_WIDE_VECTOR = FG_ATTEND_CHUNK * 64, /* bytes of a vector of a chunk's values */
 };
 
-/* Whether both chains of a block of pairs are added to at a time: files say so that know what processor they are for. */
+/* Whether both chains of a block are added to at a time: files say so that know what processor they are for. */
 #if !defined(FG_AVX512_BOTH_CHAINS)
 #define FG_AVX512_BOTH_CHAINS false
 #endif
@@ -161,36 +164,43 @@ typedef struct fg_avx512_chains_at {
     size_t step_bytes;
 } fg_avx512_chains_at;
 
-/* Both chains of a block of pairs from 0, at once; of M rows, whose words are a_step apart. A word serves N products. */
-FG_AVX512_INLINE void fg_avx512_add_both(int M, int N, const float *a, size_t a_step,
+/* Dimensions or slots that one step multiplies. */
+FG_AVX512_INLINE uint32_t fg_avx512_together(uint32_t kind)
+{
+    return kind == FG_AVX512_PAIRS ? 2 : kind == FG_I8 ? 4 : 1;
+}
+
+/* Both chains of a block from 0, at once; of M rows, whose words are a_step apart. A word serves N products. */
+FG_AVX512_INLINE void fg_avx512_add_both(uint32_t kind, int M, int N, const float *a, size_t a_step,
                                          const fg_avx512_chains_at *at, fg_avx512_sums firsts,
                                          fg_avx512_sums seconds)
 {
+    const int steps = FG_STRIP_CHAIN / (int)fg_avx512_together(kind);
     size_t offset = 0;
     fg_avx512_clear(M, N, firsts);
     fg_avx512_clear(M, N, seconds);
-#pragma GCC unroll 8
-    for (int u = 0; u < FG_AVX512_TURN; u++) {
+#pragma GCC unroll 16
+    for (int u = 0; u < steps; u++) {
         __m512 b[FG_AVX512_VECTORS];
         __m512 c[FG_AVX512_VECTORS];
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            b[n] = fg_avx512_load(FG_AVX512_PAIRS, false, at->firsts[n] + offset);
+            b[n] = fg_avx512_load(kind, false, at->firsts[n] + offset);
             FG_AVX512_HOLD(b[n]);
-            c[n] = fg_avx512_load(FG_AVX512_PAIRS, false, at->seconds[n] + offset);
+            c[n] = fg_avx512_load(kind, false, at->seconds[n] + offset);
             FG_AVX512_HOLD(c[n]);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             __m512 x = _mm512_set1_ps(a[(size_t)m * a_step + (size_t)u]);
             FG_AVX512_HOLD(x);
-            __m512 y = _mm512_set1_ps(a[(size_t)m * a_step + FG_AVX512_TURN + (size_t)u]);
+            __m512 y = _mm512_set1_ps(a[(size_t)m * a_step + (size_t)(steps + u)]);
             FG_AVX512_HOLD(y);
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                firsts[m][n] = fg_avx512_multiply_add(FG_AVX512_PAIRS, x, b[n], firsts[m][n]);
+                firsts[m][n] = fg_avx512_multiply_add(kind, x, b[n], firsts[m][n]);
                 FG_AVX512_HOLD(firsts[m][n]);
-                seconds[m][n] = fg_avx512_multiply_add(FG_AVX512_PAIRS, y, c[n], seconds[m][n]);
+                seconds[m][n] = fg_avx512_multiply_add(kind, y, c[n], seconds[m][n]);
                 FG_AVX512_HOLD(seconds[m][n]);
             }
         }
@@ -201,9 +211,9 @@ FG_AVX512_INLINE void fg_avx512_add_both(int M, int N, const float *a, size_t a_
 
 /* Strips that read the arena wait for memory: they fetch what comes later as they go, into the second-level cache, which
  * waits for more lines at once than the first. Whole strips mostly read copies, which are there already. */
-FG_AVX512_INLINE bool fg_avx512_fetches(int M, const fg_strip *s)
+FG_AVX512_INLINE bool fg_avx512_fetches(uint32_t kind, int M, const fg_strip *s)
 {
-    return M < FG_AVX512_STRIP || s->pieces->run == FG_KV_PIECE;
+    return kind != FG_AVX512_WIDE && (M < FG_AVX512_STRIP || s->pieces->run == FG_KV_PIECE);
 }
 
 FG_AVX512_INLINE void fg_avx512_fetch(const uint8_t *at)
@@ -211,16 +221,10 @@ FG_AVX512_INLINE void fg_avx512_fetch(const uint8_t *at)
     _mm_prefetch((const char *)at, _MM_HINT_T1);
 }
 
-/* Dimensions or slots that one step multiplies. */
-FG_AVX512_INLINE uint32_t fg_avx512_together(uint32_t kind)
-{
-    return kind == FG_AVX512_PAIRS ? 2 : kind == FG_I8 ? 4 : 1;
-}
-
 /* bf16 is added in chains of FG_STRIP_CHAIN dimensions or slots, two of which are a block. */
 FG_AVX512_INLINE bool fg_avx512_chains(uint32_t kind)
 {
-    return kind == FG_BF16 || kind == FG_AVX512_PAIRS;
+    return kind == FG_BF16 || kind == FG_AVX512_PAIRS || kind == FG_AVX512_WIDE;
 }
 
 /* Vectors of a register tile with M rows: enough chains to hide a multiply-add's latency. */
@@ -310,24 +314,25 @@ FG_AVX512_INLINE void fg_avx512_put_scores(int M, int N, float *scores, fg_avx51
 }
 
 /* A block's two chains of scores. */
-FG_AVX512_INLINE void fg_avx512_score_both(int M, int N, const float *q, const fg_avx512_keys *keys,
-                                           uint32_t first, fg_avx512_sums firsts,
-                                           fg_avx512_sums sums)
+FG_AVX512_INLINE void fg_avx512_score_both(uint32_t kind, int M, int N, const float *q,
+                                           const fg_avx512_keys *keys, uint32_t first,
+                                           fg_avx512_sums firsts, fg_avx512_sums sums)
 {
-    size_t line = fg_avx512_line(FG_AVX512_PAIRS);
+    size_t line = fg_avx512_line(kind);
+    size_t chain = (size_t)FG_STRIP_CHAIN / fg_avx512_together(kind);
     fg_avx512_chains_at at = { .step_bytes = line };
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
         at.firsts[n] = keys->at[n] + first * line;
-        at.seconds[n] = at.firsts[n] + FG_AVX512_TURN * line;
+        at.seconds[n] = at.firsts[n] + chain * line;
     }
-    fg_avx512_add_both(M, N, q + first, FG_STRIP_Q, &at, firsts, sums);
+    fg_avx512_add_both(kind, M, N, q + first, FG_STRIP_Q, &at, firsts, sums);
 }
 
 /* Whether rows that fill register tiles, and wait for no memory, are added to both chains at a time. */
 FG_AVX512_INLINE bool fg_avx512_adds_both(uint32_t kind, bool fetches, int M)
 {
-    return FG_AVX512_BOTH_CHAINS && kind == FG_AVX512_PAIRS && !fetches && M > 2;
+    return FG_AVX512_BOTH_CHAINS && kind != FG_BF16 && !fetches && M > 2;
 }
 
 /* Scores of N pieces, of bf16: block by block, each two chains from 0. */
@@ -342,7 +347,7 @@ FG_AVX512_INLINE void fg_avx512_score_blocks(uint32_t kind, bool fetches, int M,
         fg_avx512_sums firsts;
         fg_avx512_sums sums;
         if (fg_avx512_adds_both(kind, fetches, M) && second < steps) {
-            fg_avx512_score_both(M, N, q, keys, first, firsts, sums);
+            fg_avx512_score_both(kind, M, N, q, keys, first, firsts, sums);
             fg_avx512_add_block(M, N, firsts, sums, totals);
             continue;
         }
@@ -403,7 +408,7 @@ FG_AVX512_INLINE void fg_avx512_score_all(uint32_t kind, bool fetches, int M, co
 FG_AVX512_INLINE void fg_avx512_scores(uint32_t kind, int M, const fg_strip *s, uint32_t begin,
                                        uint32_t end)
 {
-    if (fg_avx512_fetches(M, s)) {
+    if (fg_avx512_fetches(kind, M, s)) {
         fg_avx512_score_all(kind, true, M, s, begin, end);
     } else {
         fg_avx512_score_all(kind, false, M, s, begin, end);
@@ -416,6 +421,7 @@ typedef struct fg_avx512_run {
     const uint8_t *values;
     ptrdiff_t after; /* from values to what is fetched */
     size_t step_bytes;
+    size_t vector_bytes; /* from one vector to the next */
     bool fetches;
 } fg_avx512_run;
 
@@ -426,7 +432,7 @@ FG_AVX512_INLINE void fg_avx512_value_step_at(uint32_t kind, int M, int N, const
     const uint8_t *bs[FG_AVX512_VECTORS];
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
-        bs[n] = value + (size_t)n * fg_avx512_line(kind);
+        bs[n] = value + (size_t)n * run->vector_bytes;
         if (run->fetches && (size_t)n * fg_avx512_line(kind) % 64 == 0) {
             fg_avx512_fetch(bs[n] + run->after);
         }
@@ -529,13 +535,20 @@ FG_AVX512_INLINE fg_avx512_run fg_avx512_run_of(uint32_t kind, bool fetches, con
                                                 const float *weights, uint32_t piece,
                                                 uint32_t column)
 {
-    size_t line = fg_avx512_line(kind);
+    size_t step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * fg_avx512_line(kind);
+    size_t vector_bytes = fg_avx512_line(kind);
     const uint8_t *values = fg_strip_values(s, piece);
+    if (kind == FG_AVX512_WIDE) {
+        values -= piece * FG_KV_PIECE * (step_bytes - vector_bytes);
+        step_bytes = vector_bytes;
+        vector_bytes = FG_AVX512_WIDE_VECTOR;
+    }
     return (fg_avx512_run){
         .weights = weights + piece * FG_KV_PIECE / fg_avx512_together(kind),
-        .values = values + column / FG_AVX512_LANES * line,
+        .values = values + column / FG_AVX512_LANES * vector_bytes,
         .after = fg_strip_after_values(s, piece) - values,
-        .step_bytes = s->args->kv->head_dim / FG_AVX512_LANES * line,
+        .step_bytes = step_bytes,
+        .vector_bytes = vector_bytes,
         .fetches = fetches,
     };
 }
@@ -573,21 +586,20 @@ FG_AVX512_INLINE void fg_avx512_value_chain(uint32_t kind, bool fetches, int M, 
 }
 
 /* A block's two chains of values: of two pieces that all rows see. */
-FG_AVX512_INLINE void fg_avx512_value_both(int M, int N, const fg_strip *s, const float *weights,
-                                           uint32_t column, uint32_t slot, fg_avx512_sums firsts,
-                                           fg_avx512_sums sums)
+FG_AVX512_INLINE void fg_avx512_value_both(uint32_t kind, int M, int N, const fg_strip *s,
+                                           const float *weights, uint32_t column, uint32_t slot,
+                                           fg_avx512_sums firsts, fg_avx512_sums sums)
 {
     uint32_t piece = slot / FG_KV_PIECE;
-    size_t line = fg_avx512_line(FG_AVX512_PAIRS);
-    fg_avx512_run one = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece, column);
-    fg_avx512_run two = fg_avx512_run_of(FG_AVX512_PAIRS, false, s, weights, piece + 1, column);
+    fg_avx512_run one = fg_avx512_run_of(kind, false, s, weights, piece, column);
+    fg_avx512_run two = fg_avx512_run_of(kind, false, s, weights, piece + 1, column);
     fg_avx512_chains_at at = { .step_bytes = one.step_bytes };
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) {
-        at.firsts[n] = one.values + (size_t)n * line;
-        at.seconds[n] = two.values + (size_t)n * line;
+        at.firsts[n] = one.values + (size_t)n * one.vector_bytes;
+        at.seconds[n] = two.values + (size_t)n * one.vector_bytes;
     }
-    fg_avx512_add_both(M, N, one.weights, FG_ATTEND_SCORES, &at, firsts, sums);
+    fg_avx512_add_both(kind, M, N, one.weights, FG_ATTEND_SCORES, &at, firsts, sums);
 }
 
 /* Adds weights times values to N * 16 columns of M outputs, from the strip's `row` on: of bf16 block by block, each two
@@ -610,7 +622,7 @@ FG_AVX512_INLINE void fg_avx512_add_columns(uint32_t kind, bool fetches, int row
             fg_avx512_sums sums;
             next = slot + BLOCK;
             if (fg_avx512_adds_both(kind, fetches, M)) {
-                fg_avx512_value_both(M, N, s, weights, column, slot, firsts, sums);
+                fg_avx512_value_both(kind, M, N, s, weights, column, slot, firsts, sums);
                 fg_avx512_add_block(M, N, firsts, sums, totals);
                 continue;
             }
@@ -667,7 +679,7 @@ FG_AVX512_INLINE void fg_avx512_add_values(uint32_t kind, int M, const fg_strip 
                                            const float *weights, float *const *outs,
                                            fg_cpu_slots slots)
 {
-    if (fg_avx512_fetches(M, s)) {
+    if (fg_avx512_fetches(kind, M, s)) {
         fg_avx512_add_all(kind, true, M, s, weights, outs, slots);
     } else {
         fg_avx512_add_all(kind, false, M, s, weights, outs, slots);

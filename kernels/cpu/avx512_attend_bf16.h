@@ -13,9 +13,13 @@ extern const fg_strip_products fg_cpu_avx512_attend_pairs[];
 void fg_cpu_avx512_weigh_words(const fg_strip_rows *rows, uint32_t begin, uint32_t end);
 void fg_cpu_avx512_scores_beside(const fg_strip *s, uint32_t begin, uint32_t end,
                                  const fg_strip_rows *rows);
-/* The same where two products begin in a cycle. */
+/* The pairs' products where two products begin in a cycle. */
 extern const fg_strip_products fg_cpu_avx512_attend_both[];
 void fg_cpu_avx512_scores_beside_both(const fg_strip *s, uint32_t begin, uint32_t end,
                                       const fg_strip_rows *rows);
+/* Products of floats over copies that are laid out for them, of a piece of K or V; q and weights are in words. */
+extern const fg_strip_products fg_cpu_avx512_attend_wide[];
+void fg_cpu_avx512_lay_out_wide(bool values, uint32_t piece, bool fresh, uint8_t *to,
+                                const uint8_t *from, uint32_t head_dim);
 
 #endif

@@ -80,7 +80,8 @@ FG_AVX512_INLINE void score_tile_beside(const fg_strip *s, uint32_t row, uint32_
         fg_avx512_sums firsts;
         fg_avx512_sums sums;
         if (FG_AVX512_BOTH_CHAINS && first + FG_AVX512_TURN < steps) {
-            fg_avx512_score_both(BESIDE_ROWS, BESIDE_PIECES, q, &keys, first, firsts, sums);
+            fg_avx512_score_both(FG_AVX512_PAIRS, BESIDE_ROWS, BESIDE_PIECES, q, &keys, first,
+                                 firsts, sums);
             weigh_next_until(b, end);
             weigh_next_until(b, end);
             fg_avx512_add_block(BESIDE_ROWS, BESIDE_PIECES, firsts, sums, totals);

@@ -31,11 +31,17 @@ typedef struct walk {
     size_t copy_bytes;                      /* of a piece */
 } walk;
 
-/* Many strips would widen the same f16 again and again: a copy has floats. bf16 and int8 are multiplied as they
- * are, or are quick to widen. */
-static uint32_t copy_dtype(uint32_t dtype)
+/* Whether the instruction set widens bf16 where K and V are copied. */
+static bool widens(const fg_strip_kernels *kernels, uint32_t dtype)
 {
-    return dtype == FG_F16 ? FG_F32 : dtype;
+    return dtype == FG_BF16 && kernels->widened != NULL;
+}
+
+/* Many strips would widen the same f16 again and again: a copy has floats. bf16 and int8 are mostly multiplied as they
+ * are, or are quick to widen. */
+static uint32_t copy_dtype(const fg_strip_kernels *kernels, uint32_t dtype)
+{
+    return dtype == FG_F16 || widens(kernels, dtype) ? FG_F32 : dtype;
 }
 
 static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
@@ -43,7 +49,7 @@ static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
     uint32_t tile_count = args->row_count * args->head_count;
     uint32_t strip_count = (tile_count + kernels->strip_max - 1) / kernels->strip_max;
     const fg_paged_kv *kv = args->kv;
-    uint32_t copied = copy_dtype(kv->dtype);
+    uint32_t copied = copy_dtype(kernels, kv->dtype);
     size_t piece_count = (size_t)PIECE * kv->head_dim;
     return (walk){ .kernels = kernels,
                    .args = args,
@@ -52,7 +58,8 @@ static walk walk_of(const fg_strip_kernels *kernels, const fg_cpu_attend *args)
                    .strip_count = strip_count,
                    .strip_size = (tile_count + strip_count - 1) / strip_count,
                    .piece_bytes = piece_count * fg_dtype_kv_bytes(kv->dtype),
-                   .copy_products = kernels->products(copied),
+                   .copy_products =
+                       widens(kernels, kv->dtype) ? kernels->widened : kernels->products(copied),
                    .copy_bytes = piece_count * fg_dtype_kv_bytes(copied) };
 }
 

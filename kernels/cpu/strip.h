@@ -136,6 +136,8 @@ typedef struct fg_strip_kernels {
      * was not copied. NULL: as `copy` does. */
     void (*lay_out)(bool values, uint32_t piece, bool fresh, uint8_t *to, const uint8_t *from,
                     uint32_t head_dim);
+    /* Products over copies of bf16, [count - 1], that `lay_out` writes as floats; NULL: it leaves them as they are. */
+    const fg_strip_products *widened;
 } fg_strip_kernels;
 
 /* For strips of up to six: products_KIND, of functions that do scores(kind, M, s, begin, end) and values(...). */
