@@ -25,7 +25,8 @@ typedef enum fg_peak_kind {
     FG_PEAK_INT8_SHORT,
     /* int8 products summed in the tiles of AMX, nothing leaving them; 0 where there are none. */
     FG_PEAK_INT8_TILES,
-    FG_PEAK_BF16,       /* pairs of bf16 to float; 0 without AVX512_BF16 */
+    /* bf16 to float, in pairs or each widened, whichever is quicker here; 0 without AVX512_BF16. */
+    FG_PEAK_BF16,
     FG_PEAK_BF16_TILES, /* the same in the tiles of AMX, nothing leaving them; 0 where there are none */
     FG_PEAK_F32,        /* fused multiply-add */
     FG_PEAK_L1,         /* read, from here on; four streams with prefetch from memory */
@@ -66,6 +67,6 @@ bool fg_peak_is_compute(fg_peak_kind kind);
 void fg_peaks_print(fg_peaks *peaks, uint32_t thread_count, bool json);
 
 /* The instructions behind a compute probe on this machine, "" when there are none. */
-const char *fg_peak_how(fg_peak_kind kind);
+const char *fg_peak_how(const fg_peaks *peaks, fg_peak_kind kind);
 
 #endif

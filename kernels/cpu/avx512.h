@@ -75,6 +75,10 @@ void fg_cpu_avx512_linear_groups(const fg_linear *linear, const fg_activations *
 bool fg_cpu_avx512_makes_words_ready(uint32_t type, uint32_t rows);
 void fg_cpu_avx512_linear_words(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                 uint32_t first, uint32_t count);
+/* Whether so many rows and their BF16 weights become floats first: then the function below. */
+bool fg_cpu_avx512_is_wide(uint32_t rows);
+void fg_cpu_avx512_linear_wide(const fg_linear *linear, const fg_activations *in, uint32_t rows,
+                               uint32_t first, uint32_t count);
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);

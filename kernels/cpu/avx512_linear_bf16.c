@@ -23,5 +23,9 @@ FG_AVX512_INLINE __m512 add_pair(__m512 sum, __m512i weights, __m512i pair)
 void fg_cpu_avx512_linear_bf16(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count)
 {
-    multiply_pairs(linear, in, rows, first, count);
+    if (fg_cpu_avx512_is_wide(rows)) {
+        fg_cpu_avx512_linear_wide(linear, in, rows, first, count);
+    } else {
+        multiply_pairs(linear, in, rows, first, count);
+    }
 }

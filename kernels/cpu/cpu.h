@@ -60,7 +60,9 @@ typedef struct fg_cpu_kernels {
                            uint32_t place, fg_quant_tile *tiles);
     /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
     uint32_t pair_columns;
-    /* The same of many rows of super-groups. */
+    /* Whether pairs of so many rows become floats, once for all panels of a call. NULL: no. */
+    bool (*widens_pairs)(uint32_t rows);
+    /* So many columns of many rows of super-groups pass several panels before the next do. */
     uint32_t super_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,

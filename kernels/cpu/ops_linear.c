@@ -133,6 +133,19 @@ uint32_t fg_cpu_rows_per_block(const fg_device *device, uint32_t form, uint32_t 
     return blocks == 1 ? rows : (uint32_t)((even + tile - 1) / tile * tile);
 }
 
+/* Whether kernels make floats of the rows' pairs first, once for all panels of a piece. */
+static bool widens(const fg_device *device, uint32_t form, uint32_t rows)
+{
+    const fg_cpu_kernels *kernels = device->kernels;
+    return form == FG_FORM_PAIRS && kernels->widens_pairs != NULL && kernels->widens_pairs(rows);
+}
+
+/* Panels that a piece should have where there are pieces enough. */
+static uint32_t panels_together(const fg_device *device, uint32_t form, uint32_t rows, bool sliced)
+{
+    return sliced || widens(device, form, rows) ? PANELS_TOGETHER : 1;
+}
+
 /* Columns of a row that stay in the second-level cache while panels pass: all, or of very long rows those that several
  * panels pass before the next. */
 static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t columns,
@@ -200,9 +213,9 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
     uint32_t cached = cached_columns(stream->device, form, in->columns, rows);
     job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, cached, rows, rows);
-    job.panels_per_piece =
-        panels_per_piece(linears, in, job.rows_per_block, panels,
-                         cached < in->columns ? PANELS_TOGETHER : 1, fg_team_size(team));
+    job.panels_per_piece = panels_per_piece(
+        linears, in, job.rows_per_block, panels,
+        panels_together(stream->device, form, rows, cached < in->columns), fg_team_size(team));
     for (uint32_t i = 0; i < linear_count; i++) {
         job.first_piece[i] = job.pieces_per_block;
         uint32_t count = fg_panel_count(linears[i].weight.outputs);
@@ -352,8 +365,9 @@ static void multiply_gated(fg_device_stream *stream, const fg_gated *gated,
                       .rows = rows };
     job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
                                                fg_cpu_gated_rows_most(gated->forms));
-    uint32_t of_both =
-        panels_per_piece(both, in, job.rows_per_block, 2 * panels, 1, fg_team_size(team));
+    uint32_t of_both = panels_per_piece(
+        both, in, job.rows_per_block, 2 * panels,
+        2 * panels_together(stream->device, form, job.rows_per_block, false), fg_team_size(team));
     job.panels_per_piece = fg_cpu_gated_panels(gated->forms, of_both / 2);
     job.pieces_per_block = (panels + job.panels_per_piece - 1) / job.panels_per_piece;
     uint32_t pieces = (rows + job.rows_per_block - 1) / job.rows_per_block * job.pieces_per_block;

@@ -6,8 +6,17 @@
 #include "common/base/mem.h"
 #include "kernels/cpu/cpu.h"
 
-const char *const test_isas[TEST_ISAS] = { "plain",       "avx2", "avx_vnni", "avx512",
-                                           "avx512_bf16", "amx",  "neon" };
+#define EMULATED " emulated"
+
+const char *const test_isas[TEST_ISAS] = { "plain",
+                                           "avx2",
+                                           "avx_vnni",
+                                           "avx512",
+                                           "avx512_bf16",
+                                           "amx",
+                                           "neon",
+                                           "avx512" EMULATED,
+                                           "avx512_bf16" EMULATED };
 
 #if defined(FG_EMULATED_AVX512)
 void fg_emulated_avx_vnni_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
@@ -29,7 +38,7 @@ static const fg_cpu_kernels *emulated_avx_vnni(void)
 }
 #endif
 
-/* A device whose kernels this machine can only emulate, which needs AVX2. */
+/* A device whose kernels are emulated, which needs AVX2. */
 static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
 {
 #if defined(FG_EMULATED_AVX512)
@@ -37,7 +46,8 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
     const fg_cpu_kernels *const tables[] = { emulated_avx_vnni(), &fg_emulated_avx512,
                                              &fg_emulated_avx512_bf16, &fg_emulated_amx };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
-        if (strcmp(isa, tables[i]->name) == 0) {
+        if (strncmp(isa, tables[i]->name, strcspn(isa, " ")) == 0 &&
+            tables[i]->name[strcspn(isa, " ")] == '\0') {
             bool opened = fg_device_open(&options, &out->device, NULL) == FG_OK;
             if (opened) {
                 out->device->kernels = tables[i];
@@ -49,6 +59,8 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
     return false;
 }
 
+/* Kernels choose by the processor's maker, emulated ones the opposite: so both are met where a processor has the
+ * instructions, too. */
 bool open_test_device(const char *isa, uint32_t threads, test_device *out)
 {
     fg_device_options options = { .kind = "cpu", .isa = isa, .thread_count = threads };
