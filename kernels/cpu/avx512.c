@@ -515,9 +515,8 @@ const fg_cpu_kernels fg_cpu_avx512 = {
     AVX512_ROWS,
     .name = "avx512",
     .product_pairs = avx512_pair_row,
-    .pair_columns = FG_AVX512_PAIR_COLUMNS,
+    .sliced_columns = fg_cpu_avx512_sliced_columns,
     .widens_pairs = fg_cpu_avx512_is_wide,
-    .super_columns = FG_AVX512_SUPER_COLUMNS,
     .linear = fg_cpu_avx512_linear,
     .attend = fg_cpu_avx512_attend,
 };
@@ -526,13 +525,18 @@ const fg_cpu_kernels fg_cpu_avx512_bf16 = {
     AVX512_ROWS,
     .name = "avx512_bf16",
     .product_pairs = avx512_pair_row,
-    .pair_columns = FG_AVX512_PAIR_COLUMNS,
+    .sliced_columns = fg_cpu_avx512_sliced_columns,
     .widens_pairs = fg_cpu_avx512_is_wide,
-    .super_columns = FG_AVX512_SUPER_COLUMNS,
     .linear = fg_cpu_avx512_bf16_linear,
     .attend = fg_cpu_avx512_attend_bf16,
     .tall_tiles = true,
 };
+
+static uint32_t amx_sliced_columns(uint32_t type, uint32_t rows)
+{
+    (void)rows;
+    return type == FG_BF16 ? FG_AMX_PAIR_COLUMNS : 0;
+}
 
 const fg_cpu_kernels fg_cpu_amx = {
     AVX512_ROWS,
@@ -541,7 +545,7 @@ const fg_cpu_kernels fg_cpu_amx = {
     .tile_rows_least = FG_AMX_TILE_ROWS_LEAST,
     .tiles_alone = fg_cpu_amx_tiles_alone,
     .quantize_tiles = avx512_quantize_tiles,
-    .pair_columns = FG_AMX_PAIR_COLUMNS,
+    .sliced_columns = amx_sliced_columns,
     .linear = fg_cpu_amx_linear,
     .attend = fg_cpu_amx_attend,
 };

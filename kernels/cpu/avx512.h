@@ -79,6 +79,8 @@ void fg_cpu_avx512_linear_words(const fg_linear *linear, const fg_activations *i
 bool fg_cpu_avx512_is_wide(uint32_t rows);
 void fg_cpu_avx512_linear_wide(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);
+/* As fg_cpu_kernels has it. */
+uint32_t fg_cpu_avx512_sliced_columns(uint32_t type, uint32_t rows);
 /* With AVX512_BF16; other types as fg_cpu_avx512_linear. */
 void fg_cpu_avx512_bf16_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                                uint32_t first, uint32_t count);

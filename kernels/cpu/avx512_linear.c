@@ -619,6 +619,17 @@ static bool asks_between(uint32_t type, uint32_t rows)
     return type == FG_Q6_K || (type == FG_Q8_0 && rows > 1);
 }
 
+uint32_t fg_cpu_avx512_sliced_columns(uint32_t type, uint32_t rows)
+{
+    if (type == FG_BF16) {
+        return FG_AVX512_PAIR_COLUMNS;
+    }
+    bool ready = fg_cpu_avx512_makes_words_ready(type, rows) ||
+                 fg_cpu_avx512_makes_ready(type, rows) ||
+                 fg_cpu_avx512_makes_groups_ready(type, rows);
+    return ready ? FG_AVX512_SUPER_COLUMNS : 0;
+}
+
 void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uint32_t rows,
                           uint32_t first, uint32_t count)
 {

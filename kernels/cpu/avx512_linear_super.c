@@ -7,8 +7,7 @@
  */
 #include "kernels/cpu/avx512_ready.h"
 
-/* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. (ops_linear.c has
- * SUPER_ROWS, which is not less.) */
+/* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. */
 enum { LEAST_ROWS = 24, LEAST_ROWS_SIX = 16 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, HALVES = 2, OFFSET_BITS = 5 };
 enum { TILE_THIRDS = TILE_ROWS / 3, SLICE_SUPERS = SLICE_GROUPS / GROUPS };

@@ -11,7 +11,7 @@
  */
 #include "kernels/cpu/avx512_ready.h"
 
-/* Fewer rows are quicker with codes that each tile unpacks. (ops_linear.c has SUPER_ROWS, which is not less.) */
+/* Fewer rows are quicker with codes that each tile unpacks. */
 enum { LEAST_ROWS = 24 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, SHIFTS = FG_QUANT_SHIFT_MAX + 1 };
 enum { SLICE_SUPERS = SLICE_GROUPS / GROUPS };

@@ -58,12 +58,10 @@ typedef struct fg_cpu_kernels {
     /* Whole groups of some rows, `stride` floats apart, to rows `place` and on of as many tiles: as quantize_row would. */
     void (*quantize_tiles)(const float *values, size_t stride, uint32_t rows, uint32_t group_count,
                            uint32_t place, fg_quant_tile *tiles);
-    /* So many columns of long rows of pairs pass several panels before the next do; 0: all. */
-    uint32_t pair_columns;
+    /* So many columns of long rows pass several panels of the type before the next do; NULL or 0: all. */
+    uint32_t (*sliced_columns)(uint32_t type, uint32_t rows);
     /* Whether pairs of so many rows become floats, once for all panels of a call. NULL: no. */
     bool (*widens_pairs)(uint32_t rows);
-    /* So many columns of many rows of super-groups pass several panels before the next do. */
-    uint32_t super_columns;
     /* Panels first .. first + count - 1 of one product, for all rows. */
     void (*linear)(const fg_linear *linear, const fg_activations *in, uint32_t rows, uint32_t first,
                    uint32_t count);
@@ -179,14 +177,16 @@ void fg_cpu_prepare_all(fg_device_stream *stream, const fg_activations *activati
 /* Below this many touched elements the caller works alone: a fork costs more than it saves. */
 enum { FG_CPU_ALONE_ELEMENTS = 8192 };
 
-/* What a member has for what it makes and uses up within a piece: it stays in the second-level cache. */
-enum { FG_CPU_SCRATCH_FLOATS = 32 << 10 };
+/* What a member has for what it makes and uses up within a piece, where the second-level cache is less than 2 MiB and where
+ * it is not: it stays there. (Tiles, whose machines have as much, were timed with the former.) */
+enum { FG_CPU_SCRATCH_FLOATS = 32 << 10, FG_CPU_LARGE_SCRATCH_FLOATS = 80 << 10 };
 
 struct fg_device {
     const fg_backend *backend; /* first (backend.h) */
     const fg_cpu_kernels *kernels;
     fg_team *team;
-    float *scratch;     /* of each member */
+    float *scratch; /* of each member */
+    size_t scratch_floats;
     size_t block_bytes; /* of activations that one piece of a product reads again and again */
 };
 

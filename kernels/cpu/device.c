@@ -10,17 +10,23 @@
 #include "kernels/cpu/isa.h"
 
 /* The larger part of a core's second-level cache is left to weights and sums. */
-static size_t block_bytes(void)
+static size_t block_bytes(long cache)
 {
     enum { LEAST = 192 << 10, MOST = 768 << 10 };
-    long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
     size_t part = cache > 0 ? (size_t)cache / 8 * 3 : 0;
     return part < LEAST ? LEAST : part < MOST ? part : MOST;
 }
 
+static size_t scratch_floats(const fg_cpu_kernels *kernels, long cache)
+{
+    enum { LARGE = 2 << 20 };
+    bool large = cache >= LARGE && kernels->tile_rows_least == 0;
+    return large ? FG_CPU_LARGE_SCRATCH_FLOATS : FG_CPU_SCRATCH_FLOATS;
+}
+
 static size_t scratch_bytes_of(const fg_device *device)
 {
-    return fg_team_size(device->team) * FG_CPU_SCRATCH_FLOATS * sizeof(float);
+    return fg_team_size(device->team) * device->scratch_floats * sizeof(float);
 }
 
 static uint32_t device_count(fg_error *err)
@@ -64,6 +70,10 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
         fg_mem_free(device);
         return status;
     }
+    long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    device->kernels = kernels;
+    device->block_bytes = block_bytes(cache);
+    device->scratch_floats = scratch_floats(kernels, cache);
     size_t scratch_bytes = scratch_bytes_of(device);
     device->scratch = fg_mem_map(scratch_bytes);
     if (device->scratch == NULL) {
@@ -75,8 +85,6 @@ static fg_status device_open(const fg_device_options *options, fg_device **devic
         fg_team_follow(device->team, fg_core_share_width, options->share);
     }
     device->backend = &fg_cpu_backend;
-    device->kernels = kernels;
-    device->block_bytes = block_bytes();
     *device_out = device;
     return FG_OK;
 }

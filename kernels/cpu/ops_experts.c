@@ -322,7 +322,7 @@ void fg_cpu_op_gated_experts(fg_device_stream *stream, const fg_gated_experts *a
     }
     job.rows_per_block =
         fg_cpu_rows_per_block(stream->device, gate_form, in->columns, most_rows(args->slots),
-                              fg_cpu_gated_rows_most(args->forms));
+                              fg_cpu_gated_rows_most(stream->device, args->forms));
     uint32_t blocks = lay_out_blocks(&job);
     uint32_t panels = fg_panel_count(args->out.columns);
     uint64_t macs = 2ull * slots * panels * FG_PANEL_OUTPUTS * in->columns;
@@ -384,8 +384,9 @@ static void add_block(const add_job *job, const fg_panels *down, uint32_t slot, 
         add_row(job, down, slot, first, end - first);
         return;
     }
-    float *sums = job->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
-    uint32_t most = FG_CPU_SCRATCH_FLOATS / rows / FG_PANEL_OUTPUTS * FG_PANEL_OUTPUTS;
+    float *sums = fg_cpu_scratch(job->device, member);
+    uint32_t most =
+        (uint32_t)job->device->scratch_floats / rows / FG_PANEL_OUTPUTS * FG_PANEL_OUTPUTS;
     for (; first < end; first += most) {
         add_rows(job, down, slot, rows, first, end - first < most ? end - first : most, sums);
     }
@@ -417,8 +418,9 @@ void fg_cpu_op_add_experts(fg_device_stream *stream, const fg_add_experts *args,
     uint32_t form = fg_cpu_op_linear_form(down->type);
     FG_ASSERT(in->quant_tiles == NULL && rows > 0);
     add_job job = { .device = stream->device, .args = args, .in = in };
-    job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, in->columns,
-                                               most_rows(args->slots), fg_cpu_gated_rows_most(0));
+    job.rows_per_block =
+        fg_cpu_rows_per_block(stream->device, form, in->columns, most_rows(args->slots),
+                              fg_cpu_gated_rows_most(stream->device, 0));
     uint32_t panels = fg_panel_count(down->outputs);
     uint64_t macs =
         (uint64_t)rows * args->slots->used_count * panels * FG_PANEL_OUTPUTS * in->columns;

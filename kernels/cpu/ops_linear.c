@@ -110,8 +110,6 @@ static size_t row_bytes(const fg_device *device, uint32_t form, uint32_t columns
 }
 
 enum { TILE = 8, TILES = 24, PANELS_TOGETHER = 8 };
-/* From so many rows on kernels with super_columns walk super-groups in slices, of whatever type. */
-enum { SUPER_ROWS = 24 };
 
 /* Blocks are about as tall as each other; tall ones are whole tiles of every kernel, which have 4, 6 or 8 rows, or 16
  * (fg_quant_tile). Pairs and tiles are walked in slices, which leave less room to others. BF16 weights are large: read
@@ -148,13 +146,11 @@ static uint32_t panels_together(const fg_device *device, uint32_t form, uint32_t
 
 /* Columns of a row that stay in the second-level cache while panels pass: all, or of very long rows those that several
  * panels pass before the next. */
-static uint32_t cached_columns(const fg_device *device, uint32_t form, uint32_t columns,
+static uint32_t cached_columns(const fg_device *device, uint32_t type, uint32_t columns,
                                uint32_t rows)
 {
     const fg_cpu_kernels *kernels = device->kernels;
-    uint32_t part = form == FG_FORM_PAIRS                          ? kernels->pair_columns
-                    : form == FG_FORM_SUPERS && rows >= SUPER_ROWS ? kernels->super_columns
-                                                                   : 0;
+    uint32_t part = kernels->sliced_columns != NULL ? kernels->sliced_columns(type, rows) : 0;
     return part > 0 && columns > 2 * part ? part : columns;
 }
 
@@ -211,7 +207,7 @@ void fg_cpu_op_linear(fg_device_stream *stream, const fg_linear *linears, uint32
                        .in = read_forms(stream->device, in, forms, rows),
                        .rows = rows };
     uint32_t form = fg_cpu_op_linear_form(linears[0].weight.type);
-    uint32_t cached = cached_columns(stream->device, form, in->columns, rows);
+    uint32_t cached = cached_columns(stream->device, linears[0].weight.type, in->columns, rows);
     job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, cached, rows, rows);
     job.panels_per_piece = panels_per_piece(
         linears, in, job.rows_per_block, panels,
@@ -318,8 +314,8 @@ void fg_cpu_gated_columns(const fg_cpu_gated_rows *rows_of, uint32_t first, uint
                           uint32_t member)
 {
     uint32_t unit = fg_cpu_gated_unit(rows_of->gated->forms);
-    uint32_t most = FG_CPU_SCRATCH_FLOATS / (2 * rows_of->rows) / unit * unit;
-    float *scratch = rows_of->device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS;
+    uint32_t most = (uint32_t)rows_of->device->scratch_floats / (2 * rows_of->rows) / unit * unit;
+    float *scratch = fg_cpu_scratch(rows_of->device, member);
     for (; first < end; first += most) {
         gated_part(rows_of, first, end - first < most ? end - first : most, scratch);
     }
@@ -347,7 +343,7 @@ static bool gated_apart(const fg_device_stream *stream, const fg_gated *gated, u
 {
     uint32_t members = fg_team_size(stream->device->team);
     uint32_t units = gated->out.columns / fg_cpu_gated_unit(gated->forms);
-    uint32_t blocks = 1 + (rows - 1) / fg_cpu_gated_rows_most(gated->forms);
+    uint32_t blocks = 1 + (rows - 1) / fg_cpu_gated_rows_most(stream->device, gated->forms);
     return (gated->forms & FG_FORM_SUPERS) != 0 && members > 1 && units * blocks < 4 * members;
 }
 
@@ -363,8 +359,9 @@ static void multiply_gated(fg_device_stream *stream, const fg_gated *gated,
                       .gated = gated,
                       .in = read_forms(stream->device, in, forms, rows),
                       .rows = rows };
-    job.rows_per_block = fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
-                                               fg_cpu_gated_rows_most(gated->forms));
+    job.rows_per_block =
+        fg_cpu_rows_per_block(stream->device, form, in->columns, rows,
+                              fg_cpu_gated_rows_most(stream->device, gated->forms));
     uint32_t of_both = panels_per_piece(
         both, in, job.rows_per_block, 2 * panels,
         2 * panels_together(stream->device, form, job.rows_per_block, false), fg_team_size(team));
@@ -409,11 +406,9 @@ typedef struct highest_seen {
     uint32_t indexes[FG_HIGHEST_ROWS];
 } highest_seen;
 
-enum { HIGHEST_FLOATS = FG_CPU_SCRATCH_FLOATS - sizeof(highest_seen) / sizeof(float) };
-
 static highest_seen *seen_of(const fg_device *device, uint32_t member)
 {
-    return (highest_seen *)(void *)(device->scratch + (size_t)member * FG_CPU_SCRATCH_FLOATS);
+    return (highest_seen *)(void *)fg_cpu_scratch(device, member);
 }
 
 static void see(highest_seen *seen, uint32_t row, float value, uint32_t index)
@@ -430,7 +425,8 @@ static void highest_piece(void *ctx, uint32_t piece, uint32_t member)
     highest_seen *seen = seen_of(job->device, member);
     float *products = (float *)(void *)(seen + 1);
     uint32_t per_piece = job->panels_per_piece * FG_PANEL_OUTPUTS;
-    uint32_t most = HIGHEST_FLOATS / job->rows / FG_PANEL_OUTPUTS * FG_PANEL_OUTPUTS;
+    size_t floats = job->device->scratch_floats - sizeof *seen / sizeof(float);
+    uint32_t most = (uint32_t)floats / job->rows / FG_PANEL_OUTPUTS * FG_PANEL_OUTPUTS;
     uint32_t first = piece * per_piece;
     uint32_t left = job->weight->outputs - first;
     uint32_t end = first + (left < per_piece ? left : per_piece);

@@ -35,10 +35,15 @@ static inline uint32_t fg_cpu_gated_unit(uint32_t forms)
 
 /* So many rows of them, from both products, have room in a member's scratch, in whole tiles of any kernel. */
 enum { FG_CPU_WHOLE_TILES = 48 };
-static inline uint32_t fg_cpu_gated_rows_most(uint32_t forms)
+static inline uint32_t fg_cpu_gated_rows_most(const fg_device *device, uint32_t forms)
 {
-    return FG_CPU_SCRATCH_FLOATS / (2 * fg_cpu_gated_unit(forms)) / FG_CPU_WHOLE_TILES *
-           FG_CPU_WHOLE_TILES;
+    uint32_t rows = (uint32_t)device->scratch_floats / (2 * fg_cpu_gated_unit(forms));
+    return rows / FG_CPU_WHOLE_TILES * FG_CPU_WHOLE_TILES;
+}
+
+static inline float *fg_cpu_scratch(const fg_device *device, uint32_t member)
+{
+    return device->scratch + member * device->scratch_floats;
 }
 
 /* So many panels and more that are whole units. */
