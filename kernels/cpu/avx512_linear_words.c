@@ -20,8 +20,7 @@ enum { CENTRE_BITS = 3 };
 /* A super-group of two panels. */
 typedef struct ready_super {
     __m512i codes[GROUPS][VECTORS][TILE_PANELS];
-    __m512i scales[GROUPS][SHIFTS]
-                  [TILE_PANELS]; /* each shifted so far, a word, or 16 bits below 0 */
+    __m512i scales[GROUPS][SHIFTS][TILE_PANELS]; /* shifted so far; the upper 16 bits are 0 */
     /* Of two groups, 16 bits for each output: scales times the centre, and minima. */
     __m512i centres[GROUPS / 2][TILE_PANELS];
     __m512i minima[GROUPS / 2][TILE_PANELS];

@@ -771,7 +771,7 @@ Test(linear, products_of_two_forms_share_their_blocks)
 Test(linear, extreme_quants_do_not_saturate)
 {
     enum { ROWS = 50 }; /* the last one is what one row becomes */
-    /* The largest magnitudes that Q8_0 and Q6_K can hold against activations at +-127. */
+    /* The largest magnitudes that Q8_0, Q6_K and Q4_K can hold against activations at +-127. */
     uint8_t bytes[34] = { 0x00, 0x3C }, lowest[34] = { 0x00, 0x3C };
     memset(lowest + 2, 0x80, 32);
     struct {
@@ -780,8 +780,15 @@ Test(linear, extreme_quants_do_not_saturate)
         uint16_t d;
     } sixes = { .d = 0x3C00 };
     memset(sixes.scales, -128, sizeof sixes.scales); /* and all codes are -32 */
-    fg_activations ins[3] = { make_activations(ROWS, 32), make_activations(ROWS, 256),
-                              make_activations(ROWS, 32) };
+    struct {
+        uint16_t d, minimum;
+        uint8_t scales[12], codes[128];
+    } fours = { .d = 0x3C00 };
+    memset(fours.scales, 0xFF, 4); /* 63 each; no minima */
+    memset(fours.scales + 8, 0x0F, 4);
+    memset(fours.codes, 0xF0, sizeof fours.codes); /* groups of 0 and of 15 in turns */
+    fg_activations ins[4] = { make_activations(ROWS, 32), make_activations(ROWS, 256),
+                              make_activations(ROWS, 32), make_activations(ROWS, 256) };
     for (int row = 0; row < ROWS; row++) {
         for (int i = 0; i < 32; i++) {
             bytes[2 + i] = i % 2 == 0 ? 0x80 : 0x7F;
@@ -790,16 +797,18 @@ Test(linear, extreme_quants_do_not_saturate)
         }
         for (int i = 0; i < 256; i++) {
             ins[1].values[row * 256 + i] = 127.0f;
+            ins[3].values[row * 256 + i] = 127.0f;
         }
     }
-    const fg_matrix matrices[3] = {
+    const fg_matrix matrices[4] = {
         { .data = bytes, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
         { .data = &sixes, .type = FG_Q6_K, .outputs = 1, .columns = 256 },
         { .data = lowest, .type = FG_Q8_0, .outputs = 1, .columns = 32 },
+        { .data = &fours, .type = FG_Q4_K, .outputs = 1, .columns = 256 },
     };
-    static const float want[3] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127,
-                                   -32.0f * 128 * 127 };
-    for (int m = 0; m < 3; m++) {
+    static const float want[4] = { 16.0f * (128 * 127 + 127 * 127), 256.0f * 32 * 128 * 127,
+                                   -32.0f * 128 * 127, 4 * 32 * 15.0f * 63 * 127 };
+    for (int m = 0; m < 4; m++) {
         fg_panels panels = pack_panels(&matrices[m]);
         for (size_t i = 0; i < TEST_ISAS; i++) {
             test_device device;
