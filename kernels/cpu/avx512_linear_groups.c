@@ -101,19 +101,7 @@ FG_AVX512_INLINE void add_group(bool minimum, int R, const ready_group *w, const
         sums[r][0] = minimum ? _mm512_setzero_si512() : broadcast4(&parts->of[r][g].negated);
         sums[r][1] = sums[r][0];
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < VECTORS; j++) {
-        __m512i codes[TILE_PANELS] = { w->codes[j][0], w->codes[j][1] };
-        FG_AVX512_HOLD(codes[0]);
-        FG_AVX512_HOLD(codes[1]);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-            for (int i = 0; i < TILE_PANELS; i++) {
-                add_product(&sums[r][i], codes[i], rows[r] + 4 * j);
-            }
-        }
-    }
+    add_products(R, w->codes, rows, sums);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 2

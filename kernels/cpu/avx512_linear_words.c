@@ -101,19 +101,7 @@ FG_AVX512_INLINE void add_group(int R, const ready_super *w, const row_parts *pa
         sums[r][0] = broadcast4(&parts->begins[r][g]);
         sums[r][1] = sums[r][0];
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < VECTORS; j++) {
-        __m512i codes[TILE_PANELS] = { w->codes[g][j][0], w->codes[g][j][1] };
-        FG_AVX512_HOLD(codes[0]);
-        FG_AVX512_HOLD(codes[1]);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-            for (int i = 0; i < TILE_PANELS; i++) {
-                add_product(&sums[r][i], codes[i], rows[r] + 4 * j);
-            }
-        }
-    }
+    add_products(R, w->codes[g], rows, sums);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
         const char *scales = (const char *)w->scales[g] + parts->scales_at[r][g];

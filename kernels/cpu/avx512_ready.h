@@ -215,6 +215,24 @@ FG_AVX512_INLINE void add_product(__m512i *sum, __m512i codes, const int8_t *at)
 #endif
 }
 
+/* A group's columns of R rows against both panels. */
+FG_AVX512_INLINE void add_products(int R, const __m512i codes[VECTORS][TILE_PANELS],
+                                   const int8_t *const rows[TILE_ROWS], int_sums sums)
+{
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++) {
+        __m512i near = codes[j][0];
+        __m512i far = codes[j][1];
+        FG_AVX512_HOLD(near);
+        FG_AVX512_HOLD(far);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            add_product(&sums[r][0], near, rows[r] + 4 * j);
+            add_product(&sums[r][1], far, rows[r] + 4 * j);
+        }
+    }
+}
+
 /* Asks for what a tile has to for the next ASK_GROUPS. */
 FG_AVX512_INLINE const uint8_t *ask_lines(const tile *t, const uint8_t *ask)
 {
