@@ -29,7 +29,7 @@ static inline bool fg_avx512_begins_two(void)
     return two;
 }
 
-/* Whether whatever has 512 bits takes the place of a product: on Intel's processors all of it but loads and stores goes
+/* Whether whatever has 512 bits takes the place of a product: on Intel's processors all of it but loads goes
  * through the same two pipes, where two products begin in a cycle. And a vdpbf16ps takes more of their time than the two
  * fmas that it stands for. Emulated kernels say the opposite here too. */
 static inline bool fg_avx512_shares_pipes(void)

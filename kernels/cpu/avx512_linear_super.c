@@ -71,12 +71,6 @@ static void make_ready(uint32_t type, const uint8_t *scales, size_t groups, uint
     }
 }
 
-FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, size_t super, int r)
-{
-    const char *row = t->known + (size_t)r * t->row_bytes;
-    return (const fg_quant_super *)(const void *)row + super;
-}
-
 FG_AVX512_INLINE void bring_rows(bool six, int R, const tile *t, size_t super, row_parts *out)
 {
 #pragma GCC unroll 6
@@ -136,22 +130,6 @@ FG_AVX512_INLINE void add_columns(bool six, int R, const ready_super *w, const r
     }
 }
 
-/* What the integer minima of a row come to against both panels. */
-FG_AVX512_INLINE void add_minima(const fg_quant_super *row, const ready_super *w,
-                                 __m512i sums[TILE_PANELS])
-{
-    sums[0] = _mm512_setzero_si512();
-    sums[1] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int g = 0; g < GROUPS; g += 2) {
-        __m512i pair = broadcast4(row->sums + g);
-#pragma GCC unroll 2
-        for (int i = 0; i < TILE_PANELS; i++) {
-            sums[i] = _mm512_dpwssd_epi32(sums[i], w->minima[g / 2][i], pair);
-        }
-    }
-}
-
 /* Integers become floats: first what minima come to, then the rest. */
 FG_AVX512_INLINE void end_super(bool six, int R, const tile *t, size_t super, int_sums sums,
                                 float_sums totals)
@@ -163,7 +141,7 @@ FG_AVX512_INLINE void end_super(bool six, int R, const tile *t, size_t super, in
         __m512 scale = _mm512_set1_ps(row->scale);
         __m512i minima[TILE_PANELS];
         if (!six) {
-            add_minima(row, w, minima);
+            multiply_sums(row, w->minima, minima);
         }
 #pragma GCC unroll 2
         for (int i = 0; i < TILE_PANELS; i++) {

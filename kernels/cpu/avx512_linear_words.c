@@ -69,12 +69,6 @@ static void make_ready(uint32_t type, const uint8_t *scales, size_t groups, uint
     }
 }
 
-FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, size_t super, int r)
-{
-    const char *row = t->known + (size_t)r * t->row_bytes;
-    return (const fg_quant_super *)(const void *)row + super;
-}
-
 FG_AVX512_INLINE void bring_rows(int R, const tile *t, size_t super, row_parts *out)
 {
     _Static_assert(TILE_PANELS * sizeof(__m512i) == 1 << 7, "from a shift's scales to the next");
@@ -110,22 +104,6 @@ FG_AVX512_INLINE void add_group(int R, const ready_super *w, const row_parts *pa
             totals[r][i] =
                 _mm512_dpwssd_epi32(totals[r][i], sums[r][i], load64(scales + (size_t)i * VECTOR));
             FG_AVX512_HOLD(totals[r][i]);
-        }
-    }
-}
-
-/* Sums of quants times 16 bits of two groups each, of both panels. */
-FG_AVX512_INLINE void multiply_sums(const fg_quant_super *row, const __m512i pairs[][TILE_PANELS],
-                                    __m512i sums[TILE_PANELS])
-{
-    sums[0] = _mm512_setzero_si512();
-    sums[1] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int g = 0; g < GROUPS; g += 2) {
-        __m512i two = broadcast4(row->sums + g);
-#pragma GCC unroll 2
-        for (int i = 0; i < TILE_PANELS; i++) {
-            sums[i] = _mm512_dpwssd_epi32(sums[i], pairs[g / 2][i], two);
         }
     }
 }

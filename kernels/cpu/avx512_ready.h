@@ -183,6 +183,7 @@ static void multiply_ready(const fg_linear *linear, const fg_activations *in, ui
                            uint32_t first, uint32_t count, ready *weights)
 {
     const fg_panels *w = &linear->weight;
+    uint32_t batches = (rows + BATCH_ROWS - 1) / BATCH_ROWS; /* as equal as they can be */
     size_t batch_rows = rows < BATCH_ROWS ? rows : BATCH_ROWS;
     uint32_t most = TILE_PANELS * (batch_rows * w->columns > LARGE_BATCH ? TOGETHER : 1);
     batch b; /* 64 KB that need no zeros */
@@ -194,9 +195,9 @@ static void multiply_ready(const fg_linear *linear, const fg_activations *in, ui
     for (b.first_panel = first; b.first_panel < first + count; b.first_panel = b.end_panel) {
         uint32_t left = first + count - b.first_panel;
         b.end_panel = b.first_panel + (left < most ? left : most);
-        for (b.first_row = 0; b.first_row < rows; b.first_row += b.rows) {
-            uint32_t rows_left = rows - b.first_row;
-            b.rows = rows_left < BATCH_ROWS ? rows_left : BATCH_ROWS;
+        for (uint32_t i = 0; i < batches; i++) {
+            b.first_row = rows * i / batches;
+            b.rows = rows * (i + 1) / batches - b.first_row;
             b.tiles = (b.rows + TILE_ROWS - 1) / TILE_ROWS;
             run_batch(&b);
         }
@@ -241,6 +242,30 @@ FG_AVX512_INLINE const uint8_t *ask_lines(const tile *t, const uint8_t *ask)
         _mm_prefetch((const char *)ask + t->ask_apart, _MM_HINT_T1);
     }
     return ask;
+}
+
+/* ---- super-groups ---- */
+
+FG_AVX512_INLINE const fg_quant_super *super_of(const tile *t, size_t super, int r)
+{
+    const char *row = t->known + (size_t)r * t->row_bytes;
+    return (const fg_quant_super *)(const void *)row + super;
+}
+
+/* Sums of quants times 16 bits of two groups each, of both panels. */
+FG_AVX512_INLINE void multiply_sums(const fg_quant_super *row, const __m512i pairs[][TILE_PANELS],
+                                    __m512i sums[TILE_PANELS])
+{
+    sums[0] = _mm512_setzero_si512();
+    sums[1] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int g = 0; g < FG_QUANT_SUPER_GROUPS; g += 2) {
+        __m512i two = broadcast4(row->sums + g);
+#pragma GCC unroll 2
+        for (int i = 0; i < TILE_PANELS; i++) {
+            sums[i] = _mm512_dpwssd_epi32(sums[i], pairs[g / 2][i], two);
+        }
+    }
 }
 
 #endif

@@ -60,12 +60,29 @@ static bool open_emulated(const char *isa, uint32_t threads, test_device *out)
 }
 
 /* Kernels choose by the processor's maker, emulated ones the opposite: so both are met where a processor has the
- * instructions, too. */
+ * instructions, too. Where it has not, their own name has brought them already. */
+static bool open_opposite(const char *isa, uint32_t threads, test_device *out)
+{
+    char name[16] = "";
+    strncpy(name, isa, strcspn(isa, " "));
+    fg_device_options options = { .kind = "cpu", .isa = name, .thread_count = 1 };
+    fg_device *native;
+    if (fg_device_open(&options, &native, NULL) != FG_OK) {
+        return false;
+    }
+    fg_device_close(native);
+    return open_emulated(isa, threads, out);
+}
+
 bool open_test_device(const char *isa, uint32_t threads, test_device *out)
 {
     fg_device_options options = { .kind = "cpu", .isa = isa, .thread_count = threads };
-    if (fg_device_open(&options, &out->device, NULL) != FG_OK &&
-        !open_emulated(isa, threads, out)) {
+    if (strchr(isa, ' ') != NULL) {
+        if (!open_opposite(isa, threads, out)) {
+            return false;
+        }
+    } else if (fg_device_open(&options, &out->device, NULL) != FG_OK &&
+               !open_emulated(isa, threads, out)) {
         return false;
     }
     FG_ASSERT(fg_device_stream_open(out->device, &out->stream, NULL) == FG_OK, "stream");
