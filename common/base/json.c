@@ -184,6 +184,12 @@ fg_status fg_json_parse_within(const char *text, size_t length, const fg_json_li
     if (strstr(error.text, "too big") != NULL) {
         snprintf(error.text, sizeof error.text, "a number is too large");
     }
+    /* The piece of the text that jansson quotes may hold line ends and other controls. */
+    for (char *c = error.text; *c != '\0'; c++) {
+        if ((unsigned char)*c < ' ' || *c == 0x7F) {
+            *c = '.';
+        }
+    }
     return fg_fail(err, FG_BAD_INPUT, "%s at line %d column %d (position %d)", error.text,
                    error.line, error.column, error.position);
 }
