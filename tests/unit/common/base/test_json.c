@@ -46,6 +46,7 @@ static const struct {
     { "comment", "[1/*x*/]", 0 },
     { "unknown escape", "[\"\\x\"]", 0 },
     { "open string", "[\"abc", 0 },
+    { "escaped line end", "[\"abc\\\n\"]", 0 },
     { "open escape", "[\"abc\\", 0 },
     { "open object", "{\"a\":", 0 },
     { "closed twice", "[]]", 0 },
@@ -65,6 +66,7 @@ Test(json, refuses_with_one_line_that_says_where)
                      refused[i].name);
         cr_assert_null(json, "%s", refused[i].name);
         cr_assert_not_null(strstr(err.text, "position"), "%s: %s", refused[i].name, err.text);
+        cr_assert_null(strchr(err.text, '\n'), "%s: %s", refused[i].name, err.text);
     }
 }
 
