@@ -367,6 +367,18 @@ FG_AVX512_INLINE void end_totals(int R, int P, const tile *t, float_sums totals,
     }
 }
 
+/* A tile's part in asking for what follows the slice; returns what is asked for next. */
+FG_AVX512_INLINE const uint8_t *ask_behind(int P, const tile *t, const uint8_t *next)
+{
+    for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+        if (P > 1) {
+            _mm_prefetch((const char *)next + t->ask_apart, _MM_HINT_T1);
+        }
+    }
+    return next;
+}
+
 /* R rows against the groups of P panels: totals grow. `asks`: between vectors. */
 FG_AVX512_INLINE void walk_groups(uint32_t type, int R, int P, bool asks, const tile *t,
                                   float_sums totals_io)
@@ -389,10 +401,7 @@ FG_AVX512_INLINE void walk_groups(uint32_t type, int R, int P, bool asks, const 
             if (t->ask_lines == 0 && !asks) {
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
-            for (size_t i = 0; i < t->ask_lines; i++, next += VECTOR) {
-                _mm_prefetch((const char *)next, _MM_HINT_T1);
-                _mm_prefetch((const char *)next + t->ask_apart, _MM_HINT_T1);
-            }
+            next = ask_behind(P, t, next);
             add_group(type, R, P, asks, t, &p, totals);
             p.codes += shape.group_bytes;
             go_on(R, &p);
@@ -408,12 +417,15 @@ FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t
 {
     const fg_panel_shape shape = fg_panel_shape_of(type, 256);
     place p = { .scales = t->panel };
+    const uint8_t *next = t->ask;
     begin_rows(R, t, &p);
     begin_totals(R, 1, t, totals, totals);
     for (; p.group < t->group_end; p.group += FG_QUANT_SUPER_GROUPS) {
         super_sums sums;
         super_shifts shifts;
-        ask_ahead(type, R, t, p.scales, shape.scale_bytes);
+        if (t->ask_lines == 0) {
+            ask_ahead(type, R, t, p.scales, shape.scale_bytes);
+        }
         p.codes = p.scales + shape.scale_bytes;
         if (fg_cpu_has_minimum(type)) {
             add_minima(R, t, &p, totals[0]);
@@ -422,9 +434,10 @@ FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t
         bring_shifts(R, t, &p, shifts);
 #pragma GCC unroll 1
         for (p.in_unit = 0; p.in_unit < FG_QUANT_SUPER_GROUPS; p.in_unit++) {
-            if (!asks) {
+            if (t->ask_lines == 0 && !asks) {
                 ask_ahead(type, R, t, p.codes, shape.group_bytes);
             }
+            next = ask_behind(1, t, next);
             if (type == FG_Q6_K) {
                 add_integers(type, R, asks, t, &p, shifts, 0, VECTORS / 2, sums);
                 add_integers(type, R, asks, t, &p, shifts, VECTORS / 2, VECTORS, sums);
@@ -442,11 +455,12 @@ FG_AVX512_INLINE void walk_supers(uint32_t type, int R, bool asks, const tile *t
 
 FG_AVX512_INLINE void run_tile(uint32_t type, int R, int P, const tile *t, float_sums totals)
 {
-    if (fg_cpu_is_super(type) && t->asks_between) {
+    bool asks = t->asks_between && t->ask_lines == 0;
+    if (fg_cpu_is_super(type) && asks) {
         walk_supers(type, R, true, t, totals);
     } else if (fg_cpu_is_super(type)) {
         walk_supers(type, R, false, t, totals);
-    } else if (P == 1 && t->asks_between) {
+    } else if (P == 1 && asks) {
         walk_groups(type, R, P, true, t, totals);
     } else {
         walk_groups(type, R, P, false, t, totals);
@@ -549,24 +563,47 @@ typedef struct batch {
     uint32_t count;
     uint32_t panels;
     uint32_t tile_count;
-    uint32_t tile_rows;  /* tiles are about as large as each other */
-    size_t slice_groups; /* 0: tiles take whole panels */
-    size_t ask_lines;    /* of a tile, for every group */
+    uint32_t tile_rows; /* tiles are about as large as each other */
+    size_t slice_groups;
     float_sums totals[BATCH_TILES];
 } batch;
 
-static void begin_batch(batch *b)
+static void begin_batch(uint32_t type, batch *b)
 {
     uint32_t most = most_rows(b->panels);
     b->tile_count = (b->count + most - 1) / most;
     b->tile_rows = (b->count + b->tile_count - 1) / b->tile_count;
     size_t groups = SLICE_BYTES / b->panels / b->shape.group_bytes / UNIT_GROUPS * UNIT_GROUPS;
     groups = groups == 0 ? UNIT_GROUPS : groups;
-    groups = groups < b->group_count ? groups : b->group_count;
-    size_t lines = fg_panel_unit_offset(&b->shape, groups) / VECTOR;
-    size_t turns = b->tile_count * groups;
-    b->slice_groups = b->panels == 1 ? 0 : groups;
-    b->ask_lines = b->panels == 1 ? 0 : (lines + turns - 1) / turns;
+    /* Rather a slice that is a quarter larger than a small one behind it. */
+    bool whole =
+        b->tile_count == 1 || fg_cpu_is_super(type) || b->group_count <= groups + groups / 4;
+    b->slice_groups = whole ? b->group_count : groups;
+}
+
+static size_t slice_end(const batch *b, size_t first)
+{
+    size_t left = b->group_count - first;
+    return left < b->slice_groups ? b->group_count : first + b->slice_groups;
+}
+
+/* One tile a panel asks for what lies ahead of it. Of several each has its part in asking for the next slice: behind
+ * the last one come the next panels. */
+static void begin_slice(const batch *b, tile *t, size_t first)
+{
+    t->group_first = first;
+    t->group_end = slice_end(b, first);
+    if (b->panels == 1 && b->tile_count == 1) {
+        t->ask_lines = 0;
+        return;
+    }
+    bool is_last = t->group_end == b->group_count;
+    size_t next = is_last ? 0 : t->group_end;
+    size_t begin = fg_panel_unit_offset(&b->shape, next);
+    size_t lines = (fg_panel_unit_offset(&b->shape, slice_end(b, next)) - begin) / VECTOR;
+    size_t turns = b->tile_count * (t->group_end - first);
+    t->ask = t->panel + (is_last ? b->panels * t->panel_bytes : 0) + begin;
+    t->ask_lines = (lines + turns - 1) / turns;
 }
 
 /* Of the tile that begins with `row`. */
@@ -593,22 +630,15 @@ static void run_slice(tile_fn run, tile *t, const fg_activations *in, batch *b)
         }
         t->row = b->first + row;
         run(rows, b->panels, t, b->totals[index]);
-        t->ask += t->ask_lines * b->slice_groups * VECTOR;
+        t->ask += t->ask_lines * (t->group_end - t->group_first) * VECTOR;
         row += rows;
     }
 }
 
 static void run_batch(tile_fn run, tile *t, const fg_activations *in, batch *b)
 {
-    size_t step = b->slice_groups == 0 ? t->group_count : b->slice_groups;
-    t->ask_lines = b->ask_lines;
-    for (size_t group = 0; group < t->group_count; group += step) {
-        t->group_first = group;
-        t->group_end = t->group_count - group < step ? t->group_count : group + step;
-        /* Behind the last slice come the next panels. */
-        t->ask = t->panel + (t->group_end < t->group_count
-                                 ? fg_panel_unit_offset(&b->shape, t->group_end)
-                                 : b->panels * t->panel_bytes);
+    for (size_t group = 0; group < b->group_count; group = slice_end(b, group)) {
+        begin_slice(b, t, group);
         run_slice(run, t, in, b);
     }
 }
@@ -677,7 +707,7 @@ void fg_cpu_avx512_linear(const fg_linear *linear, const fg_activations *in, uin
         t.ask_apart = b.panels == 1 ? 0 : ask_apart(t.panel_bytes);
         for (b.first = 0; b.first < rows; b.first += b.count) {
             b.count = rows - b.first < BATCH_ROWS ? rows - b.first : BATCH_ROWS;
-            begin_batch(&b);
+            begin_batch(w->type, &b);
             run_batch(run, &t, in, &b);
         }
     }

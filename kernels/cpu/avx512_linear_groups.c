@@ -74,9 +74,9 @@ FG_AVX512_INLINE void bring_rows(unsigned bits, int R, const tile *t, row_parts 
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
         const char *row = t->known + (size_t)r * t->row_bytes;
-        if (t->groups == SLICE_GROUPS) {
+        if (t->groups == SLICE_USUAL) {
 #pragma GCC unroll 4
-            for (size_t g = 0; g < SLICE_GROUPS; g += TOGETHER_GROUPS) {
+            for (size_t g = 0; g < SLICE_USUAL; g += TOGETHER_GROUPS) {
                 bring_groups(bits, load64(row + g * sizeof(fg_quant_group)), &out->of[r][g]);
             }
             continue;

@@ -10,7 +10,7 @@
 /* Fewer rows are quicker with codes that each tile unpacks, which is dearest where they have six bits. */
 enum { LEAST_ROWS = 24, LEAST_ROWS_SIX = 16 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, HALVES = 2, OFFSET_BITS = 5 };
-enum { TILE_THIRDS = TILE_ROWS / 3, SLICE_SUPERS = SLICE_GROUPS / GROUPS };
+enum { TILE_THIRDS = TILE_ROWS / 3, SLICE_SUPERS = SLICE_USUAL / GROUPS };
 
 /* A super-group of two panels. Of Q4_K and Q5_K, scales and begins are of whole groups. */
 typedef struct ready_super {

@@ -14,7 +14,7 @@
 /* Fewer rows are quicker with codes that each tile unpacks. */
 enum { LEAST_ROWS = 24 };
 enum { GROUPS = FG_QUANT_SUPER_GROUPS, SHIFTS = FG_QUANT_SHIFT_MAX + 1 };
-enum { SLICE_SUPERS = SLICE_GROUPS / GROUPS };
+enum { SLICE_SUPERS = SLICE_USUAL / GROUPS };
 enum { CENTRE_BITS = 3 };
 
 /* A super-group of two panels. */

@@ -15,8 +15,9 @@
 #if defined(__AVX512F__) || defined(FG_AVX512_SMALL) /* 512-bit results need it, unless emulated */
 
 enum { TILE_ROWS = 6, TILE_PANELS = 2 };
-/* Groups that are ready at a time, of Q6_K 23 KB; and for how many a tile asks at once, whole units of every type. */
-enum { SLICE_GROUPS = 16, ASK_GROUPS = 8 };
+/* Groups that are ready at a time, of Q6_K 23 KB, and how many where that leaves no small slice behind it; and for how
+ * many a tile asks at once: whole units of every type. */
+enum { SLICE_USUAL = 16, SLICE_GROUPS = 20, ASK_GROUPS = 8 };
 /* Rows whose totals wait. */
 enum { BATCH_ROWS = 128 };
 /* A batch of so many columns in all is not in the second-level cache: a few pairs of panels pass a slice of it before the
@@ -130,9 +131,8 @@ static void begin_tile(const batch *b, const slice *s, uint32_t row, tile *t)
 /* Each tile asks for its share of what follows. */
 static void run_slice(batch *b, const slice *s)
 {
-    size_t lines = (s->groups + ASK_GROUPS - 1) / ASK_GROUPS;
-    size_t turns = b->tiles * lines;
-    lines *= fg_panel_unit_offset(&b->shape, ASK_GROUPS) / VECTOR;
+    size_t lines = (s->groups * b->shape.panel_bytes / b->groups + VECTOR - 1) / VECTOR;
+    size_t turns = b->tiles * ((s->groups + ASK_GROUPS - 1) / ASK_GROUPS);
     tile t = { .weights = b->weights,
                .groups = s->groups,
                .row_bytes = b->groups * sizeof(fg_quant_group),
@@ -169,7 +169,7 @@ static void run_batch(batch *b)
     }
     for (slice s = { .first = 0 }; s.first < b->groups; s.first += s.groups) {
         size_t left = b->groups - s.first;
-        s.groups = left < SLICE_GROUPS ? left : SLICE_GROUPS;
+        s.groups = left <= SLICE_GROUPS ? left : SLICE_USUAL;
         s.last = s.groups == left;
         for (s.panel = b->first_panel; s.panel < b->end_panel; s.panel += s.panels) {
             s.panels = b->end_panel - s.panel > 1 ? TILE_PANELS : 1;
