@@ -575,16 +575,14 @@ static void begin_batch(uint32_t type, batch *b)
     b->tile_rows = (b->count + b->tile_count - 1) / b->tile_count;
     size_t groups = SLICE_BYTES / b->panels / b->shape.group_bytes / UNIT_GROUPS * UNIT_GROUPS;
     groups = groups == 0 ? UNIT_GROUPS : groups;
-    /* Rather a slice that is a quarter larger than a small one behind it. */
-    bool whole =
-        b->tile_count == 1 || fg_cpu_is_super(type) || b->group_count <= groups + groups / 4;
-    b->slice_groups = whole ? b->group_count : groups;
+    b->slice_groups = b->tile_count == 1 || fg_cpu_is_super(type) ? b->group_count : groups;
 }
 
+/* Rather a slice that is a quarter larger than a small one behind it. */
 static size_t slice_end(const batch *b, size_t first)
 {
     size_t left = b->group_count - first;
-    return left < b->slice_groups ? b->group_count : first + b->slice_groups;
+    return left <= b->slice_groups + b->slice_groups / 4 ? b->group_count : first + b->slice_groups;
 }
 
 /* One tile a panel asks for what lies ahead of it. Of several each has its part in asking for the next slice: behind

@@ -130,8 +130,8 @@ FG_AVX512_INLINE void run_tile(bool minimum, int R, unsigned bits, const tile *t
     for (int r = 0; r < R; r++) {
         rows[r] = t->quants + (size_t)r * 2 * t->row_bytes;
         FG_AVX512_HOLD_POINTER(rows[r]);
-        totals[r][0] = totals_io[r][0];
-        totals[r][1] = totals_io[r][1];
+        totals[r][0] = t->begins ? _mm512_setzero_ps() : totals_io[r][0];
+        totals[r][1] = t->begins ? _mm512_setzero_ps() : totals_io[r][1];
     }
     for (size_t g = 0; g < t->groups; g++) {
         if (g % ASK_GROUPS == 0) {

@@ -32,6 +32,7 @@ typedef struct ready ready;
 /* Some rows against a slice. */
 typedef struct tile {
     const ready *weights;
+    bool begins; /* totals, from zero */
     size_t groups;
     /* Of the first row: its quants, and its fg_quant_group or fg_quant_super. From one row's to the next; of quants it is
      * twice that. */
@@ -134,6 +135,7 @@ static void run_slice(batch *b, const slice *s)
     size_t lines = (s->groups * b->shape.panel_bytes / b->groups + VECTOR - 1) / VECTOR;
     size_t turns = b->tiles * ((s->groups + ASK_GROUPS - 1) / ASK_GROUPS);
     tile t = { .weights = b->weights,
+               .begins = s->first == 0,
                .groups = s->groups,
                .row_bytes = b->groups * sizeof(fg_quant_group),
                .ask = after_slice(b, s),
@@ -153,6 +155,9 @@ static void run_slice(batch *b, const slice *s)
             fg_avx512_ask_outputs(b->linear, b->first_row + row, end - row,
                                   s->panel * FG_PANEL_OUTPUTS, s->panels);
         }
+        if (t.begins && fg_cpu_is_super(type)) { /* whose totals stay in memory */
+            memset(totals + row, 0, (end - row) * sizeof *totals);
+        }
         run_rows(type, end - row, &t, totals + row);
         t.ask += turns / b->tiles * t.ask_lines * VECTOR;
         if (s->last) { /* outputs come from memory: the next tile covers their way */
@@ -163,10 +168,6 @@ static void run_slice(batch *b, const slice *s)
 
 static void run_batch(batch *b)
 {
-    uint32_t pairs = (b->end_panel - b->first_panel + 1) / TILE_PANELS;
-    for (uint32_t i = 0; i < pairs; i++) {
-        memset(b->totals[i], 0, b->rows * sizeof b->totals[i][0]);
-    }
     for (slice s = { .first = 0 }; s.first < b->groups; s.first += s.groups) {
         size_t left = b->groups - s.first;
         s.groups = left <= SLICE_GROUPS ? left : SLICE_USUAL;
