@@ -54,6 +54,12 @@ void fg_stream_fail(fg_stream *stream, fg_status status, const char *text)
     fg_stream_explain(status, text, &stream->failure);
 }
 
+void fg_stream_gather(fg_stream *stream, size_t bytes)
+{
+    stream->gathered_bytes += bytes;
+    stream->owner->gathered_bytes += bytes;
+}
+
 bool fg_stream_ended(const fg_stream *stream)
 {
     for (uint32_t i = 0; i < stream->request.choice_count && !stream->failed; i++) {
@@ -195,6 +201,7 @@ static void release(fg_stream *stream)
         fg_choice_deinit(&stream->choices[i]);
     }
     fg_stream_scores_give(stream);
+    stream->owner->gathered_bytes -= stream->gathered_bytes;
     fg_mem_free(stream);
 }
 
@@ -263,6 +270,29 @@ void fg_streams_destroy(fg_streams *streams)
     fg_buf_deinit(&streams->chunk);
     fg_mem_free(streams->scratch);
     fg_mem_free(streams);
+}
+
+/* What is known before of what a request's answer gathers. Alone it always has room. */
+static fg_status find_room(const fg_streams *streams, const fg_request *request, size_t *bytes_out,
+                           fg_api_error *error_out)
+{
+    size_t most = streams->options.gathered_bytes_max;
+    size_t held = streams->gathered_bytes;
+    most = most == 0 ? FG_LIMIT_GATHERED_BYTES : most;
+    *bytes_out = fg_stream_scores_bytes(request);
+    if (request->kind == FG_API_EMBEDDING) {
+        *bytes_out += request->choice_count * fg_api_embedding_bytes(request);
+    }
+    bool grows = request->params.want_logprobs > 0 && !request->stream;
+    if ((*bytes_out == 0 && !grows) || held == 0 || (held <= most && *bytes_out <= most - held)) {
+        return FG_OK;
+    }
+    fg_api_refuse(error_out, FG_AGAIN, 429, NULL, "overloaded",
+                  "answers that are being gathered take %zu MiB already: try again when some are "
+                  "done",
+                  held >> 20);
+    error_out->wait_s = 1;
+    return FG_AGAIN;
 }
 
 /* Makes a stream that nothing knows yet. */
@@ -383,10 +413,15 @@ fg_status fg_stream_open_to(fg_streams *streams, const fg_stream_sink *sink,
     FG_ASSERT(request->choice_count >= 1 && request->choice_count <= most &&
               (!request->stream || sink->begin != NULL));
     fg_stream *stream = NULL;
-    fg_status status = make(streams, sink, request, &stream, error_out);
+    size_t gathered_bytes = 0;
+    fg_status status = find_room(streams, request, &gathered_bytes, error_out);
+    if (status == FG_OK) {
+        status = make(streams, sink, request, &stream, error_out);
+    }
     if (status != FG_OK) {
         return status;
     }
+    fg_stream_gather(stream, gathered_bytes);
     stream->window = window_of(stream);
     status = start_choices(stream, error_out);
     if (status != FG_OK) {

@@ -17,6 +17,10 @@
  * choice where its reader keeps up: tokens that arrive together travel together, and neither dispatch
  * nor HTTP is ever called from inside dispatch's own callback. A client that does not read leaves its
  * text pending, up to FG_LIMIT_STREAM_BYTES; then its request is cancelled. No other stream notices.
+ *
+ * What is answered as a whole is gathered first: numbers of embeddings, logprobs of tokens and prompts. As long as that of
+ * all streams is more than FG_LIMIT_GATHERED_BYTES, or would be with a new one's, new ones of that kind are refused; text
+ * is too little to count.
  */
 #ifndef FORGE_ROUTER_STREAM_H
 #define FORGE_ROUTER_STREAM_H
@@ -42,6 +46,7 @@ typedef struct fg_streams_options {
     fg_meter *meter; /* may be NULL */
     fg_spans *spans; /* gets the spans of traced requests; may be NULL */
     fg_clock clock;
+    size_t gathered_bytes_max; /* 0: FG_LIMIT_GATHERED_BYTES */
     /* A stream has news, and none had before: call fg_streams_flush soon, but not from here. */
     void (*on_news)(void *ctx);
     void *ctx;

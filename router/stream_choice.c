@@ -73,6 +73,9 @@ static bool keep_token(fg_choice *choice, uint32_t id, uint64_t digest, const fg
     if (!wants_logprobs(request)) {
         return true;
     }
+    if (!request->stream) {
+        fg_stream_gather(choice->stream, sizeof *logprobs);
+    }
     return logprobs != NULL && fg_buf_append(&choice->logprobs, logprobs, sizeof *logprobs);
 }
 

@@ -84,6 +84,7 @@ struct fg_stream {
     uint64_t started_ns;
     uint32_t window; /* choices that dispatch has at a time, of the `started` first ones */
     uint32_t started;
+    size_t gathered_bytes; /* of owner->gathered_bytes */
     fg_scores *scores; /* of each prompt's tokens but the first, as they come; NULL: nobody asks */
     fg_choice choices[]; /* request.choice_count of them */
 };
@@ -96,6 +97,7 @@ struct fg_streams {
     fg_streams_options options;
     fg_stream *all;
     uint32_t count;
+    size_t gathered_bytes; /* of all streams */
     fg_stream_list news;
     fg_stream_list blocked;
     fg_buf chunk;  /* what is being written */
@@ -110,6 +112,8 @@ void fg_stream_move(fg_stream *stream, fg_stream_place to);
 void fg_stream_has_news(fg_stream *stream);
 /* Ends it with an error; what is pending is still written. */
 void fg_stream_fail(fg_stream *stream, fg_status status, const char *text);
+/* So much more is gathered for its whole answer. */
+void fg_stream_gather(fg_stream *stream, size_t bytes);
 /* True when no choice goes on. */
 bool fg_stream_ended(const fg_stream *stream);
 
@@ -127,6 +131,7 @@ const fg_dispatch_report *fg_choice_report(const fg_choice *choice);
 
 /* stream_scores.c: what is told of prompts. False: out of memory; give back in any case. */
 bool fg_stream_scores_take(fg_stream *stream);
+size_t fg_stream_scores_bytes(const fg_request *request); /* of them */
 void fg_stream_scores_give(fg_stream *stream);
 /* Which of the request's prompts a choice answers, and as the how-manieth. */
 fg_prompt fg_choice_prompt(const fg_choice *choice);

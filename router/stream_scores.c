@@ -27,6 +27,14 @@ fg_prompt fg_choice_prompt(const fg_choice *choice)
     return fg_request_prompt(&choice->stream->request, fg_choice_prompt_index(choice));
 }
 
+size_t fg_stream_scores_bytes(const fg_request *request)
+{
+    const fg_scores *one = NULL;
+    size_t want = request->params.want_scores;
+    size_t row_bytes = sizeof *one->chosen + sizeof *one->ranks + want * sizeof *one->likely;
+    return want == 0 ? 0 : fg_request_prompt_tokens(request) * row_bytes;
+}
+
 bool fg_stream_scores_take(fg_stream *stream)
 {
     const fg_request *request = &stream->request;

@@ -16,7 +16,9 @@
 #define FG_LIMIT_STREAM_BYTES      (256u * 1024u) /* unread output of one event stream */
 #define FG_LIMIT_STREAM_STALL_MS   30000u
 /* Unread output of all connections: as much as they have if all are event streams, and as much again. */
-#define FG_LIMIT_UNREAD_BYTES      (2u * FG_LIMIT_HTTP_CONNECTIONS * FG_LIMIT_STREAM_BYTES)
+#define FG_LIMIT_UNREAD_BYTES (2u * FG_LIMIT_HTTP_CONNECTIONS * FG_LIMIT_STREAM_BYTES)
+/* Whole answers in the making, of all requests: where there is more, who comes waits. */
+#define FG_LIMIT_GATHERED_BYTES    (1024u * 1024u * 1024u)
 #define FG_LIMIT_FRAME_BYTES       (8u * 1024u * 1024u) /* one bus frame */
 #define FG_LIMIT_FRAME_ARENA_BYTES (64u * 1024u * 1024u)
 #define FG_LIMIT_BUS_QUEUE         4096u /* frames towards one peer */

@@ -40,7 +40,8 @@ void crowd_open(void)
     the_crowd = (crowd){ .room = CROWD_JOBS_MAX,
                          .at_once = CROWD_JOBS_MAX,
                          .now_ns = 1,
-                         .answer_max = the_crowd.answer_max };
+                         .answer_max = the_crowd.answer_max,
+                         .gathered_max = the_crowd.gathered_max };
     tiny_model_open(&the_crowd.model);
     the_crowd.jobs = fg_mem_array(CROWD_JOBS_MAX, sizeof(crowd_job));
     the_crowd.metrics = fg_metrics_create(FG_METER_SERIES_MAX);
@@ -50,6 +51,7 @@ void crowd_open(void)
         .dispatch = (fg_dispatch *)(void *)&the_crowd,
         .meter = the_crowd.meter,
         .clock = fg_clock_manual(&the_crowd.now_ns),
+        .gathered_bytes_max = the_crowd.gathered_max,
         .on_news = on_news,
     };
     FG_ASSERT(fg_streams_create(&streams, &the_crowd.streams, &err) == FG_OK, "%s", err.text);

@@ -199,6 +199,47 @@ Test(embed, without_room_at_all_it_is_refused_or_ends)
     crowd_close();
 }
 
+/* Whole answers in the making have a bound together: by numbers, by what is told of prompts, by logprobs as they come. */
+Test(embed, answers_in_the_making_leave_room_for_each_other)
+{
+    static const struct {
+        fg_api_kind kind;
+        const char *body;
+        size_t room; /* for one of them, not for two */
+        bool grows;  /* it is not known before */
+    } rows[] = {
+        { FG_API_EMBEDDING, "{\"input\":[\"hip\",\"hop\"]}", 250, false },
+        { FG_API_EMBEDDING, "{\"input\":\"hip\",\"encoding_format\":\"base64\"}", 50, false },
+        { FG_API_COMPLETION, "{\"prompt\":\"hip\",\"prompt_logprobs\":5}", 250, false },
+        { FG_API_COMPLETION, "{\"prompt\":\"hip\",\"logprobs\":2}", sizeof(fg_logprobs), true },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fg_api_error error;
+        the_crowd.gathered_max = rows[i].room;
+        crowd_open();
+        crowd_must_request(0, rows[i].kind, rows[i].body, 1);
+        if (rows[i].grows) {
+            crowd_must_request(1, rows[i].kind, rows[i].body, 1);
+            crowd_token(0, 'a');
+            crowd_token(1, 'a');
+        }
+        cr_assert_eq(crowd_request(2, rows[i].kind, rows[i].body, 1, &error), FG_AGAIN, "row %zu",
+                     i);
+        cr_assert(error.http_status == 429 && error.wait_s == 1 &&
+                  strstr(error.text, "being gathered") != NULL);
+        crowd_must_request(3, FG_API_COMPLETION, "{\"prompt\":\"hip\",\"stream\":true}", 1);
+        fg_stream_gone(the_crowd.streams, &the_crowd.exchanges[0]);
+        fg_stream_gone(the_crowd.streams, &the_crowd.exchanges[1]);
+        crowd_must_request(4, rows[i].kind, rows[i].body, 1);
+        crowd_close();
+        the_crowd.gathered_max = 1; /* alone each has room */
+        crowd_open();
+        crowd_must_request(0, rows[i].kind, rows[i].body, 1);
+        crowd_close();
+    }
+    the_crowd.gathered_max = 0;
+}
+
 Test(embed, one_that_fails_takes_the_others_with_it)
 {
     crowd_open();
