@@ -54,8 +54,8 @@ typedef struct crowd {
     fg_streams *streams;
     fg_batches *batches;
     uint64_t now_ns;
-    uint32_t news;  /* calls of on_news */
-    uint32_t calls; /* drawn ids */
+    uint32_t news;                   /* calls of on_news */
+    uint32_t calls;                  /* drawn ids */
     size_t answer_max, gathered_max; /* kept by crowd_open */
     fg_http_exchange exchanges[CROWD_EXCHANGES];
 } crowd;
