@@ -109,13 +109,21 @@ static void put_tile(const batch *b, const slice *s, uint32_t row, uint32_t end,
     }
 }
 
-/* What is read after a slice. */
-static const uint8_t *after_slice(const batch *b, const slice *s)
+static size_t groups_from(const batch *b, size_t first)
+{
+    size_t left = b->groups - first;
+    return left <= SLICE_GROUPS ? left : SLICE_USUAL;
+}
+
+/* What is read after a slice, in lines of a panel. */
+static const uint8_t *after_slice(const batch *b, const slice *s, size_t *lines_out)
 {
     uint32_t next = s->panel + s->panels;
-    return next < b->end_panel ? unit_at(b, next, s->first)
-           : s->last           ? unit_at(b, next, 0)
-                               : unit_at(b, b->first_panel, s->first + s->groups);
+    bool same = next < b->end_panel;
+    size_t first = same ? s->first : s->last ? 0 : s->first + s->groups;
+    size_t size_bytes = groups_from(b, first) * b->shape.panel_bytes / b->groups;
+    *lines_out = (size_bytes + VECTOR - 1) / VECTOR;
+    return unit_at(b, same || s->last ? next : b->first_panel, first);
 }
 
 /* The rows' part of a slice, from `row` of the batch on. */
@@ -132,13 +140,14 @@ static void begin_tile(const batch *b, const slice *s, uint32_t row, tile *t)
 /* Each tile asks for its share of what follows. */
 static void run_slice(batch *b, const slice *s)
 {
-    size_t lines = (s->groups * b->shape.panel_bytes / b->groups + VECTOR - 1) / VECTOR;
+    size_t lines;
+    const uint8_t *ask = after_slice(b, s, &lines);
     size_t turns = b->tiles * ((s->groups + ASK_GROUPS - 1) / ASK_GROUPS);
     tile t = { .weights = b->weights,
                .begins = s->first == 0,
                .groups = s->groups,
                .row_bytes = b->groups * sizeof(fg_quant_group),
-               .ask = after_slice(b, s),
+               .ask = ask,
                .ask_lines = (lines + turns - 1) / turns,
                .ask_apart = ask_apart(b->shape.panel_bytes) };
     uint32_t type = b->linear->weight.type;
@@ -169,9 +178,8 @@ static void run_slice(batch *b, const slice *s)
 static void run_batch(batch *b)
 {
     for (slice s = { .first = 0 }; s.first < b->groups; s.first += s.groups) {
-        size_t left = b->groups - s.first;
-        s.groups = left <= SLICE_GROUPS ? left : SLICE_USUAL;
-        s.last = s.groups == left;
+        s.groups = groups_from(b, s.first);
+        s.last = s.first + s.groups == b->groups;
         for (s.panel = b->first_panel; s.panel < b->end_panel; s.panel += s.panels) {
             s.panels = b->end_panel - s.panel > 1 ? TILE_PANELS : 1;
             run_slice(b, &s);
