@@ -18,8 +18,8 @@
  * One product of 512 bits starts in a cycle, be it of bytes or of floats, and one load of 512 bits, be it a
  * broadcast. So what is left beside the eight vpdpbusd of a row's group decides: a row's columns are
  * broadcast once for two panels, sums begin with a shift, and what depends on the weights alone is
- * multiplied once for all rows. Pairs of panels are taken slice by slice, which stay in the first-level cache
- * while many rows pass; the rows' sums wait in memory.
+ * multiplied once for all rows. Pairs of panels, and single ones (not of super-groups) that several tiles pass, are taken
+ * slice by slice, which stay in the first-level cache while all rows pass; the rows' sums wait in memory.
  */
 #include "kernels/cpu/avx512_unpack.h"
 #include "kernels/cpu/panel_group.h"
@@ -592,6 +592,7 @@ static void begin_slice(const batch *b, tile *t, size_t first)
     t->group_first = first;
     t->group_end = slice_end(b, first);
     if (b->panels == 1 && b->tile_count == 1) {
+        t->ask = t->panel;
         t->ask_lines = 0;
         return;
     }
